@@ -1,0 +1,72 @@
+"""The catalogue of errors: each has a code, a message that names the culprit, and a hint that names the way out.
+
+The command line prints ``message`` and ``hint`` and exits with ``exit_code``; a traceback is always a bug.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class FuserError(Exception):
+    """Base of every error that a user can cause."""
+
+    exit_code: ClassVar[int] = 2
+    code: ClassVar[str] = "error"
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\n  hint: {self.hint}" if self.hint else self.message
+
+
+class UsageError(FuserError):
+    """A command or a call was given something that it cannot take."""
+
+    exit_code = 2
+    code = "usage"
+
+
+class ProgramError(FuserError):
+    """A tensor program that is not well formed: shapes, dtypes, names."""
+
+    exit_code = 2
+    code = "program"
+
+
+class ModelFileError(FuserError):
+    """A model or parameter file that cannot be read."""
+
+    exit_code = 3
+    code = "model-file"
+
+
+class NothingSupportedError(FuserError):
+    """A model in which there is nothing to optimize."""
+
+    exit_code = 4
+    code = "nothing-supported"
+
+
+class UnsupportedError(FuserError):
+    """An operator, dtype or shape that the requested stage cannot handle."""
+
+    exit_code = 4
+    code = "unsupported"
+
+
+class NoValidKernelError(FuserError):
+    """No candidate survived pruning, compilation or the numerical check."""
+
+    exit_code = 5
+    code = "no-valid-kernel"
+
+
+class EnvironmentError_(FuserError):
+    """Something that is not installed, not present, or of the wrong version on this machine."""
+
+    exit_code = 6
+    code = "environment"

@@ -1,0 +1,168 @@
+"""A small builder: a tensor program in a few lines of Python.
+
+>>> b = Builder("chain")
+>>> a, w, v = b.input("A", (512, 64)), b.input("B", (64, 256)), b.input("D", (256, 64))
+>>> program = b.build(E=(a @ w) @ v)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fuser.errors import ProgramError
+from fuser.ir.program import Node
+from fuser.ir.program import Tensor
+from fuser.ir.program import TensorProgram
+from fuser.ir.program import infer_shape
+from fuser.ir.scalar import Scalar
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A tensor under construction; supports ``+ - * / @`` and unary minus, with tensors and with numbers."""
+
+    builder: Builder
+    tensor: Tensor
+
+    @property
+    def name(self) -> str:
+        return self.tensor.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.tensor.shape
+
+    def __matmul__(self, other: Ref) -> Ref:
+        return self.builder.op("matmul", self, other)
+
+    def __add__(self, other: Ref | float) -> Ref:
+        return self.builder.op("add", self, other) if isinstance(other, Ref) else self.builder.op("shift", self, scalar=other)
+
+    def __sub__(self, other: Ref | float) -> Ref:
+        return self.builder.op("sub", self, other) if isinstance(other, Ref) else self.builder.op("shift", self, scalar=-other)
+
+    def __mul__(self, other: Ref | float | Scalar) -> Ref:
+        return self.builder.op("mul", self, other) if isinstance(other, Ref) else self.builder.op("scale", self, scalar=other)
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def __truediv__(self, other: Ref | float | Scalar) -> Ref:
+        if isinstance(other, Ref):
+            return self.builder.op("div", self, other)
+        return self.builder.op("scale", self, scalar=Scalar.of(other).inverse())
+
+    def __neg__(self) -> Ref:
+        return self.builder.op("neg", self)
+
+    @property
+    def T(self) -> Ref:  # noqa: N802 - numpy's name
+        """The last two dimensions exchanged."""
+        n = len(self.shape)
+        return self.builder.op("transpose", self, perm=(*range(n - 2), n - 1, n - 2))
+
+    def reshape(self, *shape: int) -> Ref:
+        return self.builder.op("reshape", self, shape=shape)
+
+    def transpose(self, *perm: int) -> Ref:
+        return self.builder.op("transpose", self, perm=perm)
+
+
+class Builder:
+    """Collects inputs and operators; :meth:`build` names the outputs and returns the validated program."""
+
+    def __init__(self, name: str, dtype: str = "float16") -> None:
+        self.name, self.dtype = name, dtype
+        self._tensors: dict[str, Tensor] = {}
+        self._inputs: list[str] = []
+        self._nodes: list[Node] = []
+
+    def input(self, name: str, shape: tuple[int, ...], dtype: str | None = None) -> Ref:
+        if name in self._tensors:
+            raise ProgramError(f"tensor {name!r} is defined twice")
+        tensor = Tensor(name, tuple(shape), dtype or self.dtype)
+        self._tensors[name] = tensor
+        self._inputs.append(name)
+        return Ref(self, tensor)
+
+    def op(self, op: str, *inputs: Ref, name: str | None = None, dtype: str | None = None, **attrs: Any) -> Ref:
+        """Apply an operator of the op table; numbers in ``scalar``, ``scale`` and ``eps`` become exact constants."""
+        for key in ("scalar", "scale", "eps"):
+            if key in attrs:
+                attrs[key] = Scalar.of(attrs[key])
+        for key, v in attrs.items():
+            if isinstance(v, list):
+                attrs[key] = tuple(v)
+        shape = infer_shape(op, [i.shape for i in inputs], attrs)
+        dtype = dtype or (attrs["dtype"] if op == "cast" else inputs[-1 if op == "where" else 0].tensor.dtype)
+        name = name or self._fresh(op)
+        if name in self._tensors:
+            raise ProgramError(f"tensor {name!r} is defined twice")
+        tensor = Tensor(name, shape, dtype)
+        self._tensors[name] = tensor
+        self._nodes.append(Node(op, tuple(i.name for i in inputs), name, tuple(sorted(attrs.items()))))
+        return Ref(self, tensor)
+
+    def _fresh(self, op: str) -> str:
+        i = len(self._nodes)
+        while f"{op}_{i}" in self._tensors:
+            i += 1
+        return f"{op}_{i}"
+
+    def build(self, *outputs: Ref, **named: Ref) -> TensorProgram:
+        """Finish; a keyword renames an output (an output that is an input, or named twice, keeps its name)."""
+        rename = {ref.name: name for name, ref in named.items() if ref.name not in self._inputs}
+        taken = set(self._tensors) - set(rename)
+        for name in rename.values():
+            if name in taken:
+                raise ProgramError(f"output name {name!r} is already a tensor of the program")
+
+        def new(n: str) -> str:
+            return rename.get(n, n)
+
+        refs = [*outputs, *named.values()]
+        if not refs:
+            raise ProgramError(f"program {self.name!r} has no output")
+        return TensorProgram(
+            self.name,
+            tuple(self._inputs),
+            tuple(Node(n.op, tuple(map(new, n.inputs)), new(n.output), n.attrs) for n in self._nodes),
+            tuple(new(r.name) for r in refs),
+            tuple(Tensor(new(t.name), t.shape, t.dtype) for t in self._tensors.values()),
+        ).validate()
+
+    # Shorthands for what the workloads use.
+
+    def exp(self, x: Ref) -> Ref:
+        return self.op("exp", x)
+
+    def relu(self, x: Ref) -> Ref:
+        return self.op("relu", x)
+
+    def silu(self, x: Ref) -> Ref:
+        return self.op("silu", x)
+
+    def gelu(self, x: Ref) -> Ref:
+        return self.op("gelu", x)
+
+    def sum(self, x: Ref, *axis: int, keepdims: bool = False) -> Ref:
+        return self.op("sum", x, axis=axis, keepdims=keepdims)
+
+    def softmax(self, x: Ref, axis: int = -1) -> Ref:
+        return self.op("softmax", x, axis=axis)
+
+    def rms_norm(self, x: Ref, gain: Ref | None = None, eps: float = 1e-5) -> Ref:
+        return self.op("rms_norm", x, *([gain] if gain else []), eps=eps)
+
+    def layer_norm(self, x: Ref, gain: Ref | None = None, bias: Ref | None = None, eps: float = 1e-5) -> Ref:
+        return self.op("layer_norm", x, *[r for r in (gain, bias) if r], eps=eps)
+
+    def attention(self, q: Ref, k: Ref, v: Ref, mask: Ref | None = None, causal: bool = False, scale: Any = None) -> Ref:
+        """softmax(Q Kᵀ · scale + mask) V; ``scale`` is 1/sqrt(head size) if it is not given."""
+        if scale is None:
+            from fractions import Fraction
+
+            from fuser.ir.scalar import Extent
+
+            scale = Scalar.power(Extent(q.name, len(q.shape) - 1), Fraction(-1, 2))
+        return self.op("attention", q, k, v, *([mask] if mask else []), scale=scale, causal=causal)

@@ -1,0 +1,215 @@
+"""The op table: one entry per operator says everything that the system knows of it.
+
+Kinds of operator:
+
+``map``        element-wise with broadcasting: output axes are the union of the operands' axes.
+``contract``   a product summed over axes: matmul.
+``reduce``     a fold over axes: sum, max.
+``view``       moves no data once accesses are axes: reshape, transpose.
+``data``       copies data: repeat, concat, slice.
+``composite``  expands into other operators (:mod:`fuser.ir.composites`); one operator in size limits.
+
+Adding an operator is adding one entry here (and, for a composite, its expansion).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from fuser.ir.scalar import Scalar
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Kind = Literal["map", "contract", "reduce", "view", "data", "composite"]
+Attrs = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class OpDef:
+    """One operator.
+
+    ``linear[i]`` says that the operator is linear in operand i with the others fixed. ``degree`` is the rule of the degree in
+    a random factor (stable exponentials, DESIGN.md): ``add`` for products, ``sub`` for quotients, ``equal`` where operands must
+    agree, ``zero`` where they must be 0, ``same`` for a scaling or a fold.
+    ``flops`` and ``sfu`` count arithmetic and special-function operations per element of the output (per element of the input of
+    a reduction, per multiply-add pair 2 for a contraction). ``triton`` is a format string over ``{0}``, ``{1}``, … in fp32.
+    """
+
+    name: str
+    kind: Kind
+    arity: int
+    numpy: Callable[..., Array]
+    linear: tuple[bool, ...] = ()
+    degree: Literal["add", "sub", "equal", "zero", "same", "exp"] = "zero"
+    triton: str = ""
+    flops: float = 1.0
+    sfu: float = 0.0
+    identity: float | None = None
+    attrs: tuple[str, ...] = ()
+    commutative: bool = False
+    relay: tuple[str, ...] = ()
+    torch: tuple[str, ...] = ()
+    domain: str = ""
+
+
+def _sigmoid(x: Array, **_: Any) -> Array:
+    # exp of a non-positive number only, so that no input overflows
+    e = np.exp(-np.abs(x))
+    return np.where(x >= 0, 1 / (1 + e), e / (1 + e))
+
+
+def _erf(x: Array, **_: Any) -> Array:
+    from math import erf
+
+    return np.vectorize(erf, otypes=[np.float64])(np.asarray(x, np.float64)).astype(np.asarray(x).dtype)
+
+
+def _gelu(x: Array, **_: Any) -> Array:
+    return 0.5 * x * (1 + _erf(x * np.asarray(2**-0.5, x.dtype)))
+
+
+def _scalar(attrs: Attrs) -> float:
+    return Scalar.of(attrs["scalar"]).value()
+
+
+def _div(a: Array, b: Array, **_: Any) -> Array:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return a / b
+
+
+def _quiet(f: Callable[..., Array]) -> Callable[..., Array]:
+    def call(*args: Array, **attrs: Any) -> Array:
+        with np.errstate(all="ignore"):
+            return f(*args)
+
+    return call
+
+
+def _map(name: str, arity: int, numpy: Callable[..., Array], triton: str, **more: Any) -> OpDef:
+    return OpDef(name, "map", arity, numpy, triton=triton, **more)
+
+
+def _matmul(a: Array, b: Array, **_: Any) -> Array:
+    return np.matmul(a, b)
+
+
+def _sum(x: Array, *, axis: Sequence[int], keepdims: bool = False, **_: Any) -> Array:
+    return np.sum(x, axis=tuple(axis), keepdims=keepdims)
+
+
+def _max(x: Array, *, axis: Sequence[int], keepdims: bool = False, **_: Any) -> Array:
+    return np.max(x, axis=tuple(axis), keepdims=keepdims)
+
+
+def _mean(x: Array, *, axis: Sequence[int], keepdims: bool = False, **_: Any) -> Array:
+    return np.mean(x, axis=tuple(axis), keepdims=keepdims)
+
+
+def _softmax(x: Array, *, axis: int = -1, **_: Any) -> Array:
+    """A row in which everything is masked (all -inf) is defined as zero."""
+    top = np.max(x, axis=axis, keepdims=True)
+    e = np.exp(x - np.where(np.isfinite(top), top, 0))
+    total = np.sum(e, axis=axis, keepdims=True)
+    return np.where(total > 0, e / np.where(total > 0, total, 1), 0)
+
+
+def _rms_norm(x: Array, *gain: Array, eps: Any = 1e-5, **_: Any) -> Array:
+    y = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + float(Scalar.of(eps).value()))
+    return y * gain[0] if gain else y
+
+
+def _layer_norm(x: Array, *affine: Array, eps: Any = 1e-5, **_: Any) -> Array:
+    mu = np.mean(x, axis=-1, keepdims=True)
+    y = (x - mu) / np.sqrt(np.mean((x - mu) ** 2, axis=-1, keepdims=True) + float(Scalar.of(eps).value()))
+    if affine:
+        y = y * affine[0]
+    return y + affine[1] if len(affine) > 1 else y
+
+
+def _attention(q: Array, k: Array, v: Array, *mask: Array, scale: Any = 1, causal: bool = False, **_: Any) -> Array:
+    s = np.matmul(q, np.swapaxes(k, -1, -2)) * Scalar.of(scale).value()
+    if mask:
+        s = s + mask[0]
+    if causal:
+        keep = np.arange(s.shape[-1])[None, :] <= np.arange(s.shape[-2])[:, None] + (s.shape[-1] - s.shape[-2])
+        s = np.where(keep, s, -np.inf)
+    return np.matmul(_softmax(s), v)
+
+
+def _where(c: Array, a: Array, b: Array, **_: Any) -> Array:
+    return np.where(c != 0, a, b)
+
+
+_ALL = (
+    # element-wise, two operands
+    _map("add", 2, lambda a, b, **_: a + b, "{0} + {1}", linear=(False, False), degree="equal", commutative=True,
+         relay=("add", "nn.bias_add"), torch=("add.Tensor",)),
+    _map("sub", 2, lambda a, b, **_: a - b, "{0} - {1}", linear=(False, False), degree="equal",
+         relay=("subtract",), torch=("sub.Tensor",)),
+    _map("mul", 2, lambda a, b, **_: a * b, "{0} * {1}", linear=(True, True), degree="add", commutative=True,
+         relay=("multiply",), torch=("mul.Tensor",)),
+    _map("div", 2, _div, "{0} / {1}", linear=(True, False), degree="sub", sfu=1.0, domain="denominator is not zero",
+         relay=("divide",), torch=("div.Tensor",)),
+    _map("maximum", 2, lambda a, b, **_: np.maximum(a, b), "tl.maximum({0}, {1})", commutative=True,
+         relay=("maximum",), torch=("maximum",)),
+    _map("where", 3, _where, "tl.where({0} != 0, {1}, {2})", relay=("where",), torch=("where.self",)),
+    # element-wise, one operand
+    _map("scale", 1, lambda x, **a: x * np.asarray(_scalar(a), x.dtype), "{0} * {scalar}", linear=(True,), degree="same",
+         attrs=("scalar",)),
+    _map("shift", 1, lambda x, **a: x + np.asarray(_scalar(a), x.dtype), "{0} + {scalar}", attrs=("scalar",)),
+    _map("neg", 1, lambda x, **_: -x, "-{0}", linear=(True,), degree="same", relay=("negative",), torch=("neg",)),
+    _map("exp", 1, _quiet(np.exp), "tl.exp2({0} * 1.4426950408889634)", sfu=1.0, degree="exp", relay=("exp",), torch=("exp",)),
+    _map("sqrt", 1, _quiet(np.sqrt), "tl.sqrt({0})", sfu=1.0, relay=("sqrt",), torch=("sqrt",), domain="operand is not negative"),
+    _map("rsqrt", 1, _quiet(lambda x: 1 / np.sqrt(x)), "1.0 / tl.sqrt({0})", sfu=2.0, relay=("rsqrt",), torch=("rsqrt",),
+         domain="operand is positive"),
+    _map("square", 1, lambda x, **_: x * x, "{0} * {0}", torch=("square",)),
+    _map("relu", 1, lambda x, **_: np.maximum(x, 0), "tl.maximum({0}, 0.0)", relay=("nn.relu",), torch=("relu",)),
+    _map("sigmoid", 1, _sigmoid, "tl.sigmoid({0})", sfu=2.0, flops=3, relay=("sigmoid",), torch=("sigmoid",)),
+    _map("silu", 1, lambda x, **_: x * _sigmoid(x), "{0} * tl.sigmoid({0})", sfu=2.0, flops=4, torch=("silu",)),
+    _map("tanh", 1, lambda x, **_: np.tanh(x), "2.0 * tl.sigmoid(2.0 * {0}) - 1.0", sfu=2.0, flops=5, relay=("tanh",),
+         torch=("tanh",)),
+    _map("erf", 1, _erf, "tl.erf({0})", sfu=2.0, flops=10, relay=("erf",), torch=("erf",)),
+    _map("gelu", 1, _gelu, "0.5 * {0} * (1.0 + tl.erf({0} * 0.7071067811865476))", sfu=2.0, flops=13, torch=("gelu",)),
+    _map("cast", 1, lambda x, **_: x, "{0}", linear=(True,), degree="same", attrs=("dtype",), relay=("cast",)),
+    # contraction and folds
+    OpDef("matmul", "contract", 2, _matmul, linear=(True, True), degree="add", flops=2,
+          relay=("nn.dense", "nn.batch_matmul", "nn.matmul"), torch=("matmul", "bmm", "mm")),
+    OpDef("sum", "reduce", 1, _sum, linear=(True,), degree="same", identity=0.0, attrs=("axis", "keepdims"), triton="tl.sum",
+          relay=("sum",), torch=("sum.dim_IntList",)),
+    OpDef("max", "reduce", 1, _max, degree="same", identity=float("-inf"), attrs=("axis", "keepdims"), triton="tl.max",
+          relay=("max",), torch=("amax",)),
+    # views and copies
+    OpDef("reshape", "view", 1, lambda x, *, shape, **_: np.reshape(x, shape), linear=(True,), degree="same", attrs=("shape",),
+          flops=0, relay=("reshape", "squeeze", "expand_dims", "nn.batch_flatten"), torch=("view.default", "reshape")),
+    OpDef("transpose", "view", 1, lambda x, *, perm, **_: np.transpose(x, perm), linear=(True,), degree="same", attrs=("perm",),
+          flops=0, relay=("transpose",), torch=("permute", "transpose.int")),
+    OpDef("broadcast", "view", 1, lambda x, *, shape, **_: np.broadcast_to(x, shape), linear=(True,), degree="same",
+          attrs=("shape",), flops=0, relay=("broadcast_to",), torch=("expand",)),
+    OpDef("repeat", "data", 1, lambda x, *, axis, times, **_: np.repeat(x, times, axis), linear=(True,), degree="same",
+          attrs=("axis", "times"), flops=0, relay=("repeat",)),
+    OpDef("concat", "data", -1, lambda *xs, axis, **_: np.concatenate(xs, axis), degree="equal", attrs=("axis",), flops=0,
+          relay=("concatenate",), torch=("cat",)),
+    OpDef("slice", "data", 1, lambda x, *, axis, start, stop, **_: np.take(x, range(start, stop), axis), linear=(True,),
+          degree="same", attrs=("axis", "start", "stop"), flops=0, relay=("strided_slice",)),
+    # composites
+    OpDef("mean", "composite", 1, _mean, linear=(True,), attrs=("axis", "keepdims"), relay=("mean",), torch=("mean.dim",)),
+    OpDef("softmax", "composite", 1, _softmax, attrs=("axis",), flops=5, sfu=1, relay=("nn.softmax", "nn.fast_softmax"),
+          torch=("_softmax", "softmax.int")),
+    OpDef("rms_norm", "composite", -1, _rms_norm, attrs=("eps",), flops=4, torch=("rms_norm",)),
+    OpDef("layer_norm", "composite", -1, _layer_norm, attrs=("eps",), flops=8, relay=("nn.layer_norm",), torch=("layer_norm",)),
+    OpDef("attention", "composite", -1, _attention, attrs=("scale", "causal"), flops=4, sfu=1,
+          torch=("scaled_dot_product_attention",)),
+)  # fmt: skip
+
+OPS: dict[str, OpDef] = {op.name: op for op in _ALL}
+
+
+def op(name: str) -> OpDef:
+    """The entry of an operator; KeyError names the operator and what exists."""
+    try:
+        return OPS[name]
+    except KeyError:
+        raise KeyError(f"unknown operator {name!r}; the table has {', '.join(sorted(OPS))}") from None

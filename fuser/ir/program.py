@@ -1,0 +1,263 @@
+"""TensorProgram: the plain mathematics of a model or of a region of it, as an immutable SSA list of operators on named tensors.
+
+A program says nothing of kernels. Shapes are static and positive; dtypes are those of the model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from dataclasses import field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from fuser.errors import ProgramError
+from fuser.ir.ops import OPS
+from fuser.ir.ops import Array
+from fuser.ir.ops import op as op_def
+from fuser.ir.scalar import Scalar
+
+DTYPE_BYTES: dict[str, int] = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "bool": 1, "int32": 4, "int64": 8}
+"""Bytes of one element of each supported dtype."""
+
+FLOAT_DTYPES = ("float16", "bfloat16", "float32", "float64")
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A named tensor: ``shape`` in elements, row-major."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str = "float16"
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPE_BYTES:
+            raise ProgramError(
+                f"tensor {self.name!r} has dtype {self.dtype!r}, which is not supported",
+                f"use one of {', '.join(DTYPE_BYTES)}",
+            )
+        for extent in self.shape:
+            if not isinstance(extent, int) or extent < 1:
+                raise ProgramError(
+                    f"tensor {self.name!r} has shape {self.shape}: every extent must be a known positive integer",
+                    "fix dynamic dimensions to the sizes that you deploy before optimizing",
+                )
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in device memory."""
+        return self.elements * DTYPE_BYTES[self.dtype]
+
+    def __str__(self) -> str:
+        return f"{self.name}[{', '.join(map(str, self.shape))}]:{self.dtype}"
+
+
+@dataclass(frozen=True)
+class Node:
+    """One operator application; ``attrs`` is sorted by key and hashable."""
+
+    op: str
+    inputs: tuple[str, ...]
+    output: str
+    attrs: tuple[tuple[str, Any], ...] = ()
+
+    @cached_property
+    def attr(self) -> dict[str, Any]:
+        return dict(self.attrs)
+
+    def __str__(self) -> str:
+        extra = "".join(f", {k}={v}" for k, v in self.attrs)
+        return f"{self.output} = {self.op}({', '.join(self.inputs)}{extra})"
+
+
+@dataclass(frozen=True)
+class TensorProgram:
+    """Inputs, operators in SSA order, outputs. ``tensors`` has every tensor, in order of definition."""
+
+    name: str
+    inputs: tuple[str, ...]
+    nodes: tuple[Node, ...]
+    outputs: tuple[str, ...]
+    tensors: tuple[Tensor, ...] = field(default=())
+
+    @cached_property
+    def table(self) -> dict[str, Tensor]:
+        return {t.name: t for t in self.tensors}
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.table[name]
+
+    @cached_property
+    def producers(self) -> dict[str, Node]:
+        return {n.output: n for n in self.nodes}
+
+    @cached_property
+    def consumers(self) -> dict[str, tuple[Node, ...]]:
+        found: dict[str, list[Node]] = {t.name: [] for t in self.tensors}
+        for node in self.nodes:
+            for name in dict.fromkeys(node.inputs):
+                found[name].append(node)
+        return {k: tuple(v) for k, v in found.items()}
+
+    def validate(self) -> TensorProgram:
+        """Check that the program is well formed; returns itself."""
+        known = set(self.inputs)
+        if len(self.table) != len(self.tensors):
+            raise ProgramError(f"program {self.name!r} defines a tensor twice")
+        for node in self.nodes:
+            if node.op not in OPS:
+                raise ProgramError(f"program {self.name!r} uses the unknown operator {node.op!r}")
+            for name in node.inputs:
+                if name not in known:
+                    raise ProgramError(f"{node.output} = {node.op}(…) reads {name!r} before it is defined")
+            if node.output in known:
+                raise ProgramError(f"tensor {node.output!r} is defined twice")
+            known.add(node.output)
+            shape = infer_shape(node.op, [self[n].shape for n in node.inputs], node.attr)
+            if shape != self[node.output].shape:
+                raise ProgramError(f"{node} has shape {shape}, not {self[node.output].shape}")
+        for name in self.outputs:
+            if name not in known:
+                raise ProgramError(f"output {name!r} of program {self.name!r} is never defined")
+        return self
+
+    def bound(self, node: Node) -> dict[str, Any]:
+        """Attributes of a node with the extents in its constants replaced by this program's sizes."""
+        return {k: v.bind(lambda e: self[e.tensor].shape[e.dim]) if isinstance(v, Scalar) else v for k, v in node.attrs}
+
+    def evaluate(self, inputs: Mapping[str, Array], dtype: Any = np.float64, keep: Iterable[str] = ()) -> dict[str, Array]:
+        """Numpy semantics in ``dtype``; returns the outputs (and the tensors named in ``keep``)."""
+        values = {n: np.asarray(inputs[n]).astype(dtype) for n in self.inputs}
+        last = {n: i for i, node in enumerate(self.nodes) for n in node.inputs}
+        keep = {*keep, *self.outputs}
+        for i, node in enumerate(self.nodes):
+            values[node.output] = np.asarray(op_def(node.op).numpy(*(values[n] for n in node.inputs), **self.bound(node)))
+            for name in set(node.inputs):
+                if last[name] == i and name not in keep:
+                    del values[name]
+        return {n: values[n] for n in keep}
+
+    def random_inputs(self, rng: np.random.Generator, scale: float = 1.0) -> dict[str, Array]:
+        """Standard normal inputs of each tensor's shape, rounded to its dtype (bfloat16 is kept in float32)."""
+        found: dict[str, Array] = {}
+        for name in self.inputs:
+            t = self[name]
+            x = rng.standard_normal(t.shape) * scale
+            found[name] = x.astype(np.float32 if t.dtype == "bfloat16" else t.dtype)
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        def value(v: Any) -> Any:
+            if isinstance(v, Scalar):
+                return {"scalar": v.to_json()}
+            return list(v) if isinstance(v, tuple) else v
+
+        return {
+            "name": self.name,
+            "inputs": list(self.inputs),
+            "outputs": list(self.outputs),
+            "tensors": [{"name": t.name, "shape": list(t.shape), "dtype": t.dtype} for t in self.tensors],
+            "nodes": [
+                {"op": n.op, "inputs": list(n.inputs), "output": n.output, "attrs": {k: value(v) for k, v in n.attrs}}
+                for n in self.nodes
+            ],
+        }
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> TensorProgram:
+        def value(v: Any) -> Any:
+            if isinstance(v, dict):
+                return Scalar.from_json(v["scalar"])
+            return tuple(v) if isinstance(v, list) else v
+
+        return TensorProgram(
+            data["name"],
+            tuple(data["inputs"]),
+            tuple(
+                Node(n["op"], tuple(n["inputs"]), n["output"], tuple(sorted((k, value(v)) for k, v in n["attrs"].items())))
+                for n in data["nodes"]
+            ),
+            tuple(data["outputs"]),
+            tuple(Tensor(t["name"], tuple(t["shape"]), t["dtype"]) for t in data["tensors"]),
+        ).validate()
+
+    def stable_hash(self) -> str:
+        """SHA-256 of the canonical JSON, without the program's name."""
+        data = self.to_json()
+        del data["name"]
+        return hashlib.sha256(json.dumps(data, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+    def __str__(self) -> str:
+        lines = [f"program {self.name}({', '.join(str(self[n]) for n in self.inputs)})"]
+        lines += [f"  {n}  # {list(self[n.output].shape)} {self[n.output].dtype}" for n in self.nodes]
+        return "\n".join([*lines, f"  return {', '.join(self.outputs)}"])
+
+
+def _broadcast(shapes: list[tuple[int, ...]], what: str) -> tuple[int, ...]:
+    try:
+        return tuple(np.broadcast_shapes(*shapes))
+    except ValueError:
+        raise ProgramError(f"{what}: the shapes {', '.join(map(str, shapes))} do not broadcast") from None
+
+
+def infer_shape(op: str, shapes: list[tuple[int, ...]], attrs: Mapping[str, Any]) -> tuple[int, ...]:
+    """Shape of the output of ``op``; raises :class:`ProgramError` naming the operator where the shapes do not fit."""
+    entry = op_def(op)
+    if entry.arity >= 0 and len(shapes) != entry.arity:
+        raise ProgramError(f"{op} takes {entry.arity} operands, got {len(shapes)}")
+    if entry.kind == "map":
+        return _broadcast(shapes, op)
+    x = shapes[0]
+    if op == "matmul":
+        a, b = shapes
+        if len(a) < 2 or len(b) < 2 or a[-1] != b[-2]:
+            raise ProgramError(f"matmul of {a} and {b}: the contracted extents {a[-1:]} and {b[-2:-1]} differ")
+        return (*_broadcast([a[:-2], b[:-2]], op), a[-2], b[-1])
+    if op in ("sum", "max", "mean"):
+        axes = {int(i) % len(x) for i in attrs["axis"]}
+        return tuple(1 if i in axes else e for i, e in enumerate(x) if attrs.get("keepdims") or i not in axes)
+    if op == "reshape":
+        shape = tuple(attrs["shape"])
+        if math.prod(shape) != math.prod(x):
+            raise ProgramError(f"reshape of {x} to {shape}: the numbers of elements differ")
+        return shape
+    if op == "transpose":
+        perm = tuple(attrs["perm"])
+        if sorted(perm) != list(range(len(x))):
+            raise ProgramError(f"transpose of {x} by {perm}: not a permutation")
+        return tuple(x[i] for i in perm)
+    if op == "broadcast":
+        if _broadcast([x, tuple(attrs["shape"])], op) != tuple(attrs["shape"]):
+            raise ProgramError(f"broadcast of {x} to {attrs['shape']}")
+        return tuple(attrs["shape"])
+    if op == "repeat":
+        axis = attrs["axis"] % len(x)
+        return (*x[:axis], x[axis] * attrs["times"], *x[axis + 1 :])
+    if op == "slice":
+        axis = attrs["axis"] % len(x)
+        if not 0 <= attrs["start"] < attrs["stop"] <= x[axis]:
+            raise ProgramError(f"slice [{attrs['start']}:{attrs['stop']}] of an axis of extent {x[axis]}")
+        return (*x[:axis], attrs["stop"] - attrs["start"], *x[axis + 1 :])
+    if op == "concat":
+        axis = attrs["axis"] % len(x)
+        if any(len(s) != len(x) or s[:axis] + s[axis + 1 :] != x[:axis] + x[axis + 1 :] for s in shapes):
+            raise ProgramError(f"concat of {shapes} along {axis}: the other extents differ")
+        return (*x[:axis], sum(s[axis] for s in shapes), *x[axis + 1 :])
+    if op == "attention":
+        q, k, v = shapes[:3]
+        if q[-1] != k[-1] or k[-2] != v[-2]:
+            raise ProgramError(f"attention of {q}, {k}, {v}: head sizes or key counts differ")
+        return (*_broadcast([q[:-2], k[:-2], v[:-2]], op), q[-2], v[-1])
+    if op in ("softmax", "rms_norm", "layer_norm"):
+        return x
+    raise ProgramError(f"operator {op!r} has no shape rule")

@@ -1,0 +1,111 @@
+"""Constants that keep their meaning.
+
+A :class:`Scalar` is ``coeff * prod(base ** exponent)``. A base is an integer or the extent of a tensor dimension, so 1/sqrt(80)
+or 1/N stays exact at any size, and in any field where each irrational power is one unknown.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+
+@dataclass(frozen=True, order=True)
+class Extent:
+    """The extent of dimension ``dim`` of the program tensor ``tensor``."""
+
+    tensor: str
+    dim: int
+
+
+Base = int | Extent
+
+
+def _key(item: tuple[Base, Fraction]) -> tuple[int, str]:
+    return (isinstance(item[0], Extent), str(item[0]))
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """An exact constant; ``powers`` is sorted and free of zero exponents and of integer powers of integers."""
+
+    coeff: Fraction = Fraction(1)
+    powers: tuple[tuple[Base, Fraction], ...] = ()
+
+    @staticmethod
+    def of(value: int | float | Fraction | Scalar) -> Scalar:
+        """Exact value of a number; a float is taken at its binary value."""
+        if isinstance(value, Scalar):
+            return value
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"a constant of the algebra must be finite, got {value}")
+        return Scalar(Fraction(value))
+
+    @staticmethod
+    def power(base: Base, exponent: int | Fraction) -> Scalar:
+        return Scalar(Fraction(1), ((base, Fraction(exponent)),)).normal()
+
+    def normal(self) -> Scalar:
+        coeff, powers = self.coeff, dict[Base, Fraction]()
+        for base, exponent in self.powers:
+            powers[base] = powers.get(base, Fraction(0)) + exponent
+        kept: list[tuple[Base, Fraction]] = []
+        for base, exponent in powers.items():
+            if isinstance(base, int):
+                whole = math.floor(exponent)
+                coeff *= Fraction(base) ** whole
+                exponent -= whole
+                root = math.isqrt(base)
+                if exponent == Fraction(1, 2) and root * root == base:
+                    coeff, exponent = coeff * root, Fraction(0)
+            if exponent:
+                kept.append((base, exponent))
+        return Scalar(coeff, tuple(sorted(kept, key=_key)))
+
+    def __mul__(self, other: Scalar) -> Scalar:
+        return Scalar(self.coeff * other.coeff, self.powers + other.powers).normal()
+
+    def inverse(self) -> Scalar:
+        return Scalar(1 / self.coeff, tuple((b, -e) for b, e in self.powers)).normal()
+
+    def bind(self, extent: Callable[[Extent], int]) -> Scalar:
+        """Replace every extent by its size."""
+        return Scalar(self.coeff, tuple((extent(b) if isinstance(b, Extent) else b, e) for b, e in self.powers)).normal()
+
+    def value(self, extent: Callable[[Extent], int] | None = None) -> float:
+        bound = self.bind(extent) if extent else self
+        result = float(bound.coeff)
+        for base, exponent in bound.powers:
+            if isinstance(base, Extent):
+                raise ValueError(f"the constant {self} depends on the extent of {base.tensor}[{base.dim}], which is not bound")
+            result *= float(base) ** float(exponent)
+        return result
+
+    def __str__(self) -> str:
+        def term(base: Base, exponent: Fraction) -> str:
+            text = f"|{base.tensor}.{base.dim}|" if isinstance(base, Extent) else str(base)
+            return text if exponent == 1 else f"{text}^({exponent})"
+
+        factors = [term(b, e) for b, e in self.powers]
+        if self.coeff != 1 or not factors:
+            exact = str(self.coeff) if self.coeff.denominator <= 10**6 else f"{float(self.coeff):.9g}"
+            factors.insert(0, exact)
+        return "*".join(factors)
+
+    def to_json(self) -> Any:
+        return {
+            "coeff": [self.coeff.numerator, self.coeff.denominator],
+            "powers": [
+                [[b.tensor, b.dim] if isinstance(b, Extent) else b, [e.numerator, e.denominator]] for b, e in self.powers
+            ],
+        }
+
+    @staticmethod
+    def from_json(data: Any) -> Scalar:
+        def base(b: Any) -> Base:
+            return Extent(str(b[0]), int(b[1])) if isinstance(b, list) else int(b)
+
+        return Scalar(Fraction(*data["coeff"]), tuple((base(b), Fraction(*e)) for b, e in data["powers"]))
