@@ -1,0 +1,307 @@
+"""µGraphs: what every kernel, every thread block and every thread does.
+
+One representation carries both papers. A :class:`KernelGraph` is a list of kernels whose edges live in device memory. A
+:class:`BlockGraph` says what one thread block does: statements in SSA order over *axes*, as in einsum. An axis is the product
+grid × loop × tile; which parts it has is chosen by a schedule (:mod:`fuser.ir.schedule`), and where the statements stand in the
+loops follows by dominance (:mod:`fuser.ir.tiling`). Mirage's imap, omap and fmap are views of that (:mod:`fuser.ir.maps`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable
+from collections.abc import Mapping
+from dataclasses import dataclass
+from dataclasses import field
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+from typing import Literal
+
+from fuser.errors import ProgramError
+from fuser.ir.ops import op as op_def
+from fuser.ir.program import Tensor
+
+FREE = 0
+"""Extent of an axis whose size a schedule chooses: the number of parts that a reduction is split into."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A named iteration range of ``extent`` elements (:data:`FREE` where a schedule chooses it)."""
+
+    name: str
+    extent: int
+
+
+@dataclass(frozen=True)
+class Access:
+    """How axes index a device tensor: each dimension is the row-major product of its axes; an empty product has extent 1.
+
+    A dimension of several axes is what a reshape leaves behind: ``(("b",), ("s",), ("head", "d"))`` reads [b, s, head·d].
+    """
+
+    tensor: str
+    dims: tuple[tuple[str, ...], ...]
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        return tuple(a for dim in self.dims for a in dim)
+
+    def shape(self, extents: Mapping[str, int]) -> tuple[int, ...]:
+        return tuple(math.prod(extents[a] for a in dim) for dim in self.dims)
+
+    def strides(self, extents: Mapping[str, int]) -> dict[str, int]:
+        """Elements between neighbours along each axis, for a row-major tensor."""
+        found, step = dict[str, int](), 1
+        for axis in reversed(self.axes):
+            found[axis] = step
+            step *= extents[axis]
+        return found
+
+    def __str__(self) -> str:
+        return f"{self.tensor}[{', '.join('·'.join(d) or '1' for d in self.dims)}]"
+
+
+@dataclass(frozen=True)
+class Rescale:
+    """On every update an accumulator is first multiplied by exp(``degree`` · (old − new)) of the running maximum ``maximum``."""
+
+    maximum: str
+    degree: int
+
+
+@dataclass(frozen=True)
+class Stmt:
+    """One statement of a block: load a value, compute it, or store it.
+
+    ``axes`` index the value. ``reduce`` are the axes that a contraction or fold sums over; where one of them has a loop part, the value is
+    an accumulator. ``running`` names operands that are read inside their own accumulation (the running maximum of online softmax).
+    """
+
+    kind: Literal["load", "compute", "store"]
+    value: str
+    axes: tuple[str, ...]
+    dtype: str
+    op: str = ""
+    args: tuple[str, ...] = ()
+    reduce: tuple[str, ...] = ()
+    attrs: tuple[tuple[str, Any], ...] = ()
+    access: Access | None = None
+    running: tuple[str, ...] = ()
+    rescale: tuple[Rescale, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """``L_A``, ``C_S`` or ``S_O``, as MCFuser writes statements."""
+        return f"{self.kind[0].upper()}_{self.value}"
+
+    @cached_property
+    def attr(self) -> dict[str, Any]:
+        return dict(self.attrs)
+
+    @property
+    def related(self) -> frozenset[str]:
+        """Axes whose loops the statement must stand in."""
+        return frozenset(self.axes) | frozenset(self.reduce)
+
+    @property
+    def folds(self) -> bool:
+        return self.kind == "compute" and op_def(self.op).kind in ("contract", "reduce")
+
+    def __str__(self) -> str:
+        shape = f"[{','.join(self.axes)}]"
+        if self.kind == "load":
+            return f"{self.value}{shape} = load {self.access}"
+        if self.kind == "store":
+            return f"store {self.access} = {self.value}"
+        args = [f"~{a}" if a in self.running else a for a in self.args] + [f"{k}={v}" for k, v in self.attrs]
+        over = f" over {','.join(self.reduce)}" if self.reduce else ""
+        scale = "".join(f" rescaled by exp({r.degree}·Δ{r.maximum})" for r in self.rescale)
+        return f"{self.value}{shape} = {self.op}({', '.join(args)}){over}{scale}"
+
+
+@dataclass(frozen=True)
+class BlockGraph:
+    """What one thread block does.
+
+    ``splits`` pairs a reduced axis with the grid axis that counts its parts: the block then reduces only its part and
+    the value gains that grid axis, so that a later kernel finishes the reduction.
+    """
+
+    name: str
+    axes: tuple[Axis, ...]
+    stmts: tuple[Stmt, ...]
+    splits: tuple[tuple[str, str], ...] = ()
+
+    @cached_property
+    def extents(self) -> dict[str, int]:
+        return {a.name: a.extent for a in self.axes}
+
+    @cached_property
+    def by_value(self) -> dict[str, Stmt]:
+        """The statement that defines each value."""
+        return {s.value: s for s in self.stmts if s.kind != "store"}
+
+    @property
+    def loads(self) -> tuple[Stmt, ...]:
+        return tuple(s for s in self.stmts if s.kind == "load")
+
+    @property
+    def computes(self) -> tuple[Stmt, ...]:
+        return tuple(s for s in self.stmts if s.kind == "compute")
+
+    @property
+    def stores(self) -> tuple[Stmt, ...]:
+        return tuple(s for s in self.stmts if s.kind == "store")
+
+    @cached_property
+    def spatial(self) -> tuple[str, ...]:
+        """Axes of every stored value: those that may be divided over the grid."""
+        common = frozenset.intersection(*(frozenset(s.axes) for s in self.stores))
+        return tuple(a.name for a in self.axes if a.name in common)
+
+    @cached_property
+    def reduced(self) -> tuple[str, ...]:
+        """Axes that some statement sums over."""
+        over = {a for s in self.stmts for a in s.reduce}
+        return tuple(a.name for a in self.axes if a.name in over)
+
+    @cached_property
+    def inputs(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(s.access.tensor for s in self.loads if s.access))
+
+    @cached_property
+    def outputs(self) -> tuple[str, ...]:
+        return tuple(s.access.tensor for s in self.stores if s.access)
+
+    def users(self, value: str) -> tuple[Stmt, ...]:
+        return tuple(s for s in self.stmts if value in s.args or (s.kind == "store" and s.value == value))
+
+    def with_extents(self, sizes: Mapping[str, int]) -> BlockGraph:
+        """The same structure at other sizes (reduced sizes for checking, split counts of a schedule)."""
+        return replace(self, axes=tuple(Axis(a.name, sizes.get(a.name, a.extent)) for a in self.axes))
+
+    def validate(self) -> BlockGraph:
+        known: dict[str, Stmt] = {}
+        names = set(self.extents)
+        for s in self.stmts:
+            if missing := (s.related | set(s.access.axes if s.access else ())) - names:
+                raise ProgramError(f"block {self.name!r}: {s} uses the unknown axes {sorted(missing)}")
+            for a in (*s.args, *((s.value,) if s.kind == "store" else ())):
+                if a not in known:
+                    raise ProgramError(f"block {self.name!r}: {s} reads {a!r} before it is defined")
+            if s.kind != "store":
+                if s.value in known:
+                    raise ProgramError(f"block {self.name!r}: {s.value!r} is defined twice")
+                known[s.value] = s
+            if s.kind == "compute":
+                gained = {grid for axis, grid in self.splits if axis in s.reduce}
+                expected = ({a for v in s.args for a in known[v].axes} - set(s.reduce)) | gained
+                if set(s.axes) != expected:
+                    raise ProgramError(f"block {self.name!r}: {s} has axes {s.axes}, its operands give {sorted(expected)}")
+        if not self.stores:
+            raise ProgramError(f"block {self.name!r} stores nothing")
+        return self
+
+    def __str__(self) -> str:
+        axes = ", ".join(f"{a.name}={a.extent or '?'}" for a in self.axes)
+        split = "".join(f", {a} split over {g}" for a, g in self.splits)
+        return "\n".join([f"kernel {self.name} [{axes}{split}]", *(f"  {s}" for s in self.stmts)])
+
+
+@dataclass(frozen=True)
+class LibraryKernel:
+    """A kernel of a library (cuBLAS-like): one operator of the op table on whole device tensors."""
+
+    name: str
+    op: str
+    args: tuple[str, ...]
+    output: str
+    attrs: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(self.args))
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return (self.output,)
+
+    def __str__(self) -> str:
+        extra = "".join(f", {k}={v}" for k, v in self.attrs)
+        return f"library {self.name}: {self.output} = {self.op}({', '.join(self.args)}{extra})"
+
+
+Kernel = BlockGraph | LibraryKernel
+
+
+@dataclass(frozen=True)
+class KernelGraph:
+    """Kernels in launch order. ``tensors`` gives inputs and outputs as the program has them; shapes of intermediates follow from
+    the accesses and the schedule."""
+
+    name: str
+    inputs: tuple[str, ...]
+    kernels: tuple[Kernel, ...]
+    outputs: tuple[str, ...]
+    tensors: tuple[Tensor, ...] = field(default=())
+
+    @cached_property
+    def table(self) -> dict[str, Tensor]:
+        return {t.name: t for t in self.tensors}
+
+    @cached_property
+    def blocks(self) -> tuple[BlockGraph, ...]:
+        return tuple(k for k in self.kernels if isinstance(k, BlockGraph))
+
+    @property
+    def intermediates(self) -> tuple[str, ...]:
+        """Device tensors that one kernel writes for a later one."""
+        return tuple(dict.fromkeys(t for k in self.kernels for t in k.outputs if t not in self.outputs))
+
+    @cached_property
+    def extents(self) -> dict[str, int]:
+        return {k: v for b in self.blocks for k, v in b.extents.items()}
+
+    def with_extents(self, sizes: Mapping[str, int]) -> KernelGraph:
+        """The same structure at other sizes; program tensors that blocks access change shape with their axes."""
+        blocks = tuple(k.with_extents(sizes) if isinstance(k, BlockGraph) else k for k in self.kernels)
+        shapes = {
+            s.access.tensor: s.access.shape(b.extents)
+            for b in blocks
+            if isinstance(b, BlockGraph)
+            for s in b.stmts
+            if s.access and not any(b.extents[a] == FREE for a in s.access.axes)
+        }
+        return replace(self, kernels=blocks, tensors=tuple(replace(t, shape=shapes.get(t.name, t.shape)) for t in self.tensors))
+
+    def validate(self) -> KernelGraph:
+        known = set(self.inputs)
+        for k in self.kernels:
+            if isinstance(k, BlockGraph):
+                k.validate()
+            if missing := set(k.inputs) - known:
+                raise ProgramError(f"kernel {k.name!r} reads {sorted(missing)}, which nothing has written")
+            known |= set(k.outputs)
+        if missing := set(self.outputs) - known:
+            raise ProgramError(f"outputs {sorted(missing)} of {self.name!r} are never written")
+        return self
+
+    def stable_hash(self) -> str:
+        """SHA-256 of the canonical JSON; equal structures with equal sizes have equal hashes."""
+        from fuser.ir.serialize import graph_to_json
+
+        return hashlib.sha256(json.dumps(graph_to_json(self), sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+    def __str__(self) -> str:
+        head = f"µGraph {self.name}({', '.join(str(self.table.get(n, n)) for n in self.inputs)}) -> {', '.join(self.outputs)}"
+        return "\n".join([head, *(str(k) for k in self.kernels)])
+
+
+def ordered(axes: Iterable[str], order: Iterable[Axis]) -> tuple[str, ...]:
+    """``axes`` without repetition in the order of a block's axes."""
+    wanted = set(axes)
+    return tuple(a.name for a in order if a.name in wanted)

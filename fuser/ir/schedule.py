@@ -1,0 +1,152 @@
+"""Schedules: everything that a structure leaves free. A µGraph and a schedule together determine one program for the GPU."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from fuser.errors import UsageError
+from fuser.ir.mugraph import FREE
+from fuser.ir.mugraph import BlockGraph
+from fuser.ir.tiling import TilingExpr
+
+
+@dataclass(frozen=True)
+class KernelSchedule:
+    """The free choices of one kernel.
+
+    ``tiles``: elements of each axis that a block handles at once (an axis not named has tile = extent).
+    ``order``: the sub-tiling expression inside a block; axes not in it are divided over the grid, in the order of the block's axes.
+    ``splits``: number of parts of each split axis. ``knobs``: further options of the lowering, sorted by name.
+    """
+
+    tiles: tuple[tuple[str, int], ...] = ()
+    order: TilingExpr = TilingExpr()
+    splits: tuple[tuple[str, int], ...] = ()
+    num_warps: int = 4
+    num_stages: int = 2
+    knobs: tuple[tuple[str, Any], ...] = ()
+
+    @cached_property
+    def tile(self) -> dict[str, int]:
+        return dict(self.tiles)
+
+    @cached_property
+    def knob(self) -> dict[str, Any]:
+        return dict(self.knobs)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "tiles": dict(self.tiles),
+            "order": str(self.order),
+            "splits": dict(self.splits),
+            "num_warps": self.num_warps,
+            "num_stages": self.num_stages,
+            "knobs": dict(self.knobs),
+        }
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> KernelSchedule:
+        return KernelSchedule(
+            tuple(sorted((k, int(v)) for k, v in data["tiles"].items())),
+            TilingExpr.parse(data["order"], tuple(data["tiles"])),
+            tuple(sorted((k, int(v)) for k, v in data["splits"].items())),
+            int(data["num_warps"]),
+            int(data["num_stages"]),
+            tuple(sorted(data["knobs"].items())),
+        )
+
+    def __str__(self) -> str:
+        tiles = " ".join(f"{k}={v}" for k, v in self.tiles)
+        splits = "".join(f" {k}={v}" for k, v in self.splits)
+        knobs = "".join(f" {k}={v}" for k, v in self.knobs)
+        return f"{self.order or '-'} [{tiles}{splits}] warps={self.num_warps} stages={self.num_stages}{knobs}"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """One :class:`KernelSchedule` for each block graph of a kernel graph, in launch order."""
+
+    kernels: tuple[KernelSchedule, ...]
+
+    def to_json(self) -> list[dict[str, Any]]:
+        return [k.to_json() for k in self.kernels]
+
+    @staticmethod
+    def from_json(data: Any) -> Schedule:
+        return Schedule(tuple(KernelSchedule.from_json(k) for k in data))
+
+    def stable_hash(self) -> str:
+        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+    def __str__(self) -> str:
+        return " ; ".join(map(str, self.kernels))
+
+
+@dataclass(frozen=True)
+class AxisPlan:
+    """How one axis is divided in a kernel: ``extent`` ≤ ``grid`` · ``trips`` · ``tile`` elements.
+
+    With ``split`` the grid part is that of another axis: block ``g`` of it handles elements [g·chunk, (g+1)·chunk), chunk = trips · tile.
+    """
+
+    axis: str
+    extent: int
+    tile: int
+    trips: int
+    grid: int
+    split: str = ""
+
+    @property
+    def chunk(self) -> int:
+        return self.trips * self.tile
+
+    @property
+    def ragged(self) -> bool:
+        """The last tile is partly outside of the tensor, so that accesses need a mask."""
+        return self.grid * self.chunk != self.extent
+
+
+def bind(block: BlockGraph, schedule: KernelSchedule) -> tuple[BlockGraph, dict[str, AxisPlan]]:
+    """The block with its split counts bound, and the plan of every axis.
+
+    Raises :class:`UsageError` where the schedule does not fit the block: a reduced axis divided over the grid without a split,
+    or an axis in the order that the block lacks.
+    """
+    counts = dict(schedule.splits)
+    free = {a.name for a in block.axes if a.extent == FREE}
+    if missing := free - set(counts):
+        raise UsageError(f"schedule of {block.name!r} does not say into how many parts {sorted(missing)} are split")
+    block = block.with_extents({a: counts[a] for a in free})
+    looped = schedule.order.axes
+    if unknown := set(looped) - set(block.extents):
+        raise UsageError(f"schedule of {block.name!r} loops over {sorted(unknown)}, which the block does not have")
+    split_of = dict(block.splits)
+    split_axes = set(split_of.values())
+    plans: dict[str, AxisPlan] = {}
+    for axis, extent in block.extents.items():
+        if axis in split_axes:
+            plans[axis] = AxisPlan(axis, extent, 1, 1, extent)
+            continue
+        tile = schedule.tile.get(axis, extent)
+        if tile < 1:
+            raise UsageError(f"tile size {tile} of axis {axis!r} of {block.name!r} is not positive")
+        parts = math.ceil(extent / tile)
+        if axis in split_of:
+            trips = math.ceil(parts / block.extents[split_of[axis]])
+            plans[axis] = AxisPlan(axis, extent, tile, trips, block.extents[split_of[axis]], split_of[axis])
+        elif axis in looped:
+            plans[axis] = AxisPlan(axis, extent, tile, parts, 1)
+        elif parts == 1 or axis in block.spatial:
+            plans[axis] = AxisPlan(axis, extent, tile, 1, parts)
+        else:
+            raise UsageError(
+                f"axis {axis!r} of {block.name!r} is reduced or not common to all outputs, has tile {tile} < {extent}, and no loop",
+                f"add {axis!r} to the order {schedule.order!s} or make its tile {extent}",
+            )
+    return block, plans
