@@ -1,0 +1,253 @@
+"""Devices as data: limits and rates of each GPU, every number with its unit and its source.
+
+A device is one TOML file under ``fuser/devices``. A number there is ``{ value, unit, source }``; the loader checks that none
+is missing, that units are right and that sources are given. The model never asks a GPU.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from fuser.errors import UnsupportedError
+from fuser.errors import UsageError
+
+SCHEMA = 1
+"""Version of the layout of the TOML files."""
+
+REQUIRED: dict[str, str] = {
+    "sm_count": "SM",
+    "clock": "Hz",
+    "memory_bytes": "B",
+    "memory_bandwidth": "B/s",
+    "copy_bandwidth": "B/s",
+    "l2_bytes": "B",
+    "l2_bandwidth": "B/s",
+    "smem_per_sm": "B",
+    "smem_per_block": "B",
+    "smem_reserved_per_block": "B",
+    "smem_bandwidth_per_sm": "B/clk",
+    "registers_per_sm": "register",
+    "registers_per_thread": "register",
+    "max_threads_per_sm": "thread",
+    "max_threads_per_block": "thread",
+    "max_warps_per_sm": "warp",
+    "max_blocks_per_sm": "block",
+    "tensor_fp16": "FLOP/s",
+    "fp32_flops": "FLOP/s",
+    "sfu_per_clock": "op/clk/SM",
+    "launch_latency": "s",
+}
+OPTIONAL: dict[str, str] = {"tensor_bf16": "FLOP/s", "tensor_tf32": "FLOP/s", "matmul_rate": "FLOP/s"}
+
+_WHOLE = ("SM", "B", "register", "thread", "warp", "block")
+_REGISTERS_PER_WARP_UNIT = 256  # allocation granularity of the register file on every supported architecture
+
+
+@dataclass(frozen=True)
+class Device:
+    """Limits and rates of one GPU. Bytes, Hz, seconds, FLOP/s (one multiply-add is 2) and operations per clock and SM.
+
+    ``memory_bandwidth`` and the ``tensor_*`` rates are the vendor's peaks (dense, fp32 accumulation); ``copy_bandwidth`` and ``matmul_rate``
+    are what a large copy and a large library matmul reach. ``smem_per_block`` is the opt-in maximum of one block.
+    ``launch_latency`` is the time that one more trivial kernel adds inside a CUDA graph. ``sources`` gives the origin of each number.
+    """
+
+    name: str
+    title: str
+    arch: int
+    sm_count: int
+    clock: float
+    memory_bytes: int
+    memory_bandwidth: float
+    copy_bandwidth: float
+    l2_bytes: int
+    l2_bandwidth: float
+    smem_per_sm: int
+    smem_per_block: int
+    smem_reserved_per_block: int
+    smem_bandwidth_per_sm: float
+    registers_per_sm: int
+    registers_per_thread: int
+    max_threads_per_sm: int
+    max_threads_per_block: int
+    max_warps_per_sm: int
+    max_blocks_per_sm: int
+    tensor_fp16: float
+    fp32_flops: float
+    sfu_per_clock: float
+    launch_latency: float
+    tensor_bf16: float | None = None
+    tensor_tf32: float | None = None
+    matmul_rate: float | None = None
+    no_triton: str = ""
+    aliases: tuple[str, ...] = ()
+    sources: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def sm(self) -> str:
+        """The architecture as compilers spell it, ``sm_80``."""
+        return f"sm_{self.arch}"
+
+    @property
+    def sfu_rate(self) -> float:
+        """Special-function operations (exp2, rcp, rsqrt, …) per second of the whole device."""
+        return self.sfu_per_clock * self.clock * self.sm_count
+
+    @property
+    def smem_bandwidth(self) -> float:
+        """Shared-memory bytes per second of the whole device."""
+        return self.smem_bandwidth_per_sm * self.clock * self.sm_count
+
+    def has_tensor_cores(self, dtype: str) -> bool:
+        """Whether matmuls of ``dtype`` operands have tensor-core instructions here (float32 means tf32)."""
+        return self._tensor(dtype) is not None
+
+    def _tensor(self, dtype: str) -> float | None:
+        return {"float16": self.tensor_fp16, "bfloat16": self.tensor_bf16, "float32": self.tensor_tf32}.get(dtype)
+
+    def matmul_flops(self, dtype: str, precision: str = "tf32") -> float:
+        """Peak FLOP/s of a matmul of ``dtype`` operands. ``precision`` matters for float32 alone: ieee, tf32 or tf32x3."""
+        if precision not in ("ieee", "tf32", "tf32x3"):
+            raise UsageError(f"unknown matmul precision {precision!r}", "use ieee, tf32 or tf32x3")
+        if dtype not in ("float16", "bfloat16", "float32"):
+            raise UnsupportedError(f"no matmul rate is known for dtype {dtype!r} on {self.name}", "use float16, bfloat16 or float32")
+        rate = self._tensor(dtype)
+        if rate is None or (dtype == "float32" and precision == "ieee"):
+            return self.fp32_flops
+        return rate / 3 if dtype == "float32" and precision == "tf32x3" else rate
+
+    def balance(self, dtype: str = "float16") -> float:
+        """FLOP per byte at which a kernel of ``dtype`` turns from memory- to compute-bound (P/W of MCFuser)."""
+        return self.matmul_flops(dtype) / self.memory_bandwidth
+
+    def blocks_per_sm(self, threads: int, registers_per_thread: int, smem_bytes: int) -> int:
+        """Resident blocks of one SM for a block of ``threads`` threads, or 0 where one block does not fit."""
+        warps = math.ceil(threads / 32)
+        if (
+            threads < 1
+            or threads > self.max_threads_per_block
+            or registers_per_thread > self.registers_per_thread
+            or smem_bytes > self.smem_per_block
+        ):
+            return 0
+        per_warp = math.ceil(max(registers_per_thread, 1) * 32 / _REGISTERS_PER_WARP_UNIT) * _REGISTERS_PER_WARP_UNIT
+        shared = smem_bytes + self.smem_reserved_per_block
+        return min(
+            self.max_blocks_per_sm,
+            self.max_warps_per_sm // warps,
+            self.max_threads_per_sm // (32 * warps),
+            self.registers_per_sm // (per_warp * warps),
+            self.smem_per_sm // shared if shared else self.max_blocks_per_sm,
+        )
+
+    def require_triton(self) -> None:
+        """Raises :class:`UnsupportedError` where Triton cannot compile for this device."""
+        if self.no_triton:
+            raise UnsupportedError(
+                f"no kernel can be compiled for {self.name} ({self.sm}): {self.no_triton}",
+                "estimates work (`explain`, `space`); to compile, choose one of " + ", ".join(compilable_devices()),
+            )
+
+
+def _quantity(where: str, key: str, entry: Any, unit: str) -> tuple[float, str]:
+    if not isinstance(entry, Mapping) or not {"value", "unit", "source"} <= set(entry):
+        raise UsageError(f"{where}: {key} must be a table of value, unit and source", f"{key} = {{ value = …, unit = '{unit}', source = '…' }}")
+    value, given, source = entry["value"], entry["unit"], entry["source"]
+    if given != unit:
+        raise UsageError(f"{where}: {key} is in {given!r}, expected {unit!r}", f"convert the value to {unit}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+        raise UsageError(f"{where}: {key} has the value {value!r}", "give a finite number that is not negative")
+    if not isinstance(source, str) or not source.strip():
+        raise UsageError(f"{where}: {key} has no source", "say where the number comes from: a data sheet, a white paper, a measurement")
+    if unit in _WHOLE and value != int(value):
+        raise UsageError(f"{where}: {key} has the value {value!r}", f"a number of {unit} is whole")
+    return (int(value) if unit in _WHOLE else float(value)), source
+
+
+def parse_device(text: str, where: str = "device file") -> Device:
+    """A device from the text of its TOML file; :class:`UsageError` names the file, the key and what is wrong with it."""
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as e:
+        raise UsageError(f"{where} is not TOML: {e}", "compare with the files of `mufuser devices --json`") from None
+    if data.get("schema") != SCHEMA:
+        raise UsageError(f"{where}: schema is {data.get('schema')!r}, expected {SCHEMA}", "see fuser/devices/a100.toml")
+    for key, kind in (("name", str), ("title", str), ("arch", int)):
+        if not isinstance(data.get(key), kind):
+            raise UsageError(f"{where}: {key} is missing or is not of type {kind.__name__}", "see fuser/devices/a100.toml")
+    numbers = data.get("numbers", {})
+    if missing := [k for k in REQUIRED if k not in numbers]:
+        raise UsageError(f"{where}: missing {', '.join(missing)}", "add them to [numbers], each with value, unit and source")
+    if unknown := [k for k in numbers if k not in REQUIRED and k not in OPTIONAL]:
+        raise UsageError(f"{where}: unknown {', '.join(unknown)}", f"known are {', '.join([*REQUIRED, *OPTIONAL])}")
+    found = {k: _quantity(where, k, v, (REQUIRED | OPTIONAL)[k]) for k, v in numbers.items()}
+    zero = [k for k, (v, _) in found.items() if v == 0 and k not in ("smem_reserved_per_block", "launch_latency")]
+    if zero:
+        raise UsageError(f"{where}: {', '.join(zero)} must be positive")
+    values: dict[str, Any] = {k: v for k, (v, _) in found.items()}
+    return Device(
+        name=data["name"],
+        title=data["title"],
+        arch=data["arch"],
+        no_triton=data.get("no_triton", ""),
+        aliases=tuple(data.get("aliases", ())),
+        sources=tuple((k, s) for k, (_, s) in found.items()),
+        **values,
+    )
+
+
+@lru_cache(maxsize=1)
+def _builtin() -> dict[str, Device]:
+    folder = resources.files("fuser") / "devices"
+    files = sorted((f for f in folder.iterdir() if f.name.endswith(".toml")), key=lambda f: f.name)
+    devices = [parse_device(f.read_text(encoding="utf-8"), f.name) for f in files]
+    return {d.name: d for d in devices}
+
+
+def list_devices() -> tuple[Device, ...]:
+    """The devices that come with the package, by architecture and name."""
+    return tuple(sorted(_builtin().values(), key=lambda d: (d.arch, d.name)))
+
+
+def compilable_devices() -> tuple[str, ...]:
+    """Names of the devices that Triton compiles for."""
+    return tuple(d.name for d in list_devices() if not d.no_triton)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def load_device(name: str) -> Device:
+    """The device of that name, alias or architecture, or of the TOML file at that path.
+
+    Accepted: ``h200``; a product name such as ``NVIDIA H200`` or TVM's tag ``nvidia/nvidia-a100``; an architecture, ``sm_80`` or
+    ``cuda -arch=sm_80``, if only one known device has it; a path ending in ``.toml``. Raises :class:`UsageError` naming the device and what
+    there is.
+    """
+    if name.endswith(".toml"):
+        try:
+            return parse_device(Path(name).read_text(encoding="utf-8"), name)
+        except OSError as e:
+            raise UsageError(f"cannot read the device file {name}: {e.strerror}", "give a path to a device file, or a name of `mufuser devices`") from None
+    devices = list_devices()
+    wanted = _plain(name.rsplit("/", 1)[-1])
+    for device in devices:
+        if wanted in {_plain(device.name), _plain(device.title), *map(_plain, device.aliases)}:
+            return device
+    known = ", ".join(d.name for d in devices)
+    if arch := re.search(r"\bsm_?(\d+)[af]?\b", name):
+        same = [d for d in devices if d.arch == int(arch[1])]
+        if len(same) == 1:
+            return same[0]
+        if same:
+            raise UsageError(f"target {name!r} fits {' and '.join(d.name for d in same)}", "their rates differ: name the device")
+    raise UsageError(f"there is no device specification for target {name!r}", f"known: {known}; or pass the path of a device file (.toml)")
