@@ -1,0 +1,54 @@
+"""mufuser: structures searched symbolically, schedules ranked by a model, kernels lowered through Triton to PTX.
+
+Public names are loaded when they are first used, so that ``import fuser`` is fast and needs numpy alone.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib import metadata
+from typing import TYPE_CHECKING
+from typing import Any
+
+if TYPE_CHECKING:
+    from fuser.device import Device as Device
+    from fuser.device import list_devices as list_devices
+    from fuser.device import load_device as load_device
+    from fuser.errors import FuserError as FuserError
+    from fuser.frontends.builder import Builder as Builder
+    from fuser.ir.program import Tensor as Tensor
+    from fuser.ir.program import TensorProgram as TensorProgram
+    from fuser.workloads import workload as workload
+    from fuser.workloads import workload_names as workload_names
+
+try:
+    __version__ = metadata.version("mufuser")
+except metadata.PackageNotFoundError:  # a source tree that is not installed
+    __version__ = "0.0.0"
+
+PUBLIC: dict[str, str] = {
+    "Builder": "fuser.frontends.builder:Builder",
+    "Device": "fuser.device:Device",
+    "FuserError": "fuser.errors:FuserError",
+    "Tensor": "fuser.ir.program:Tensor",
+    "TensorProgram": "fuser.ir.program:TensorProgram",
+    "list_devices": "fuser.device:list_devices",
+    "load_device": "fuser.device:load_device",
+    "optimize": "tvm_bridge.api:optimize",
+    "workload": "fuser.workloads:workload",
+    "workload_names": "fuser.workloads:workload_names",
+}
+"""Public name to ``module:attribute``; a name of a higher layer is only a string here."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in PUBLIC:
+        raise AttributeError(f"module 'fuser' has no attribute {name!r}")
+    module, _, attribute = PUBLIC[name].partition(":")
+    value = getattr(import_module(module), attribute)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *PUBLIC})

@@ -1,0 +1,130 @@
+"""The shell is data: a table from verb to the function that carries it out; a verb's module is imported only when it is called.
+
+A verb is a function with typer annotations: its docstring is the help, it raises :class:`~fuser.errors.FuserError` for
+what a user can cause, and returns None or an exit code. Documents go to stdout, progress and errors to stderr.
+"""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from fuser.errors import EnvironmentError_
+from fuser.errors import FuserError
+from fuser.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Verb:
+    """``target`` is ``module:function``; ``help`` is the line of the overview."""
+
+    target: str
+    help: str
+
+
+VERBS: dict[str, Verb] = {
+    "optimize": Verb("tvm_bridge.commands:optimize", "optimize a Relay model: find regions, tune, lower, put back"),
+    "tune": Verb("search.commands:tune", "choose schedules for named workloads and lower the winners"),
+    "space": Verb("search.commands:space", "show the pruning funnel of a schedule space"),
+    "explain": Verb("search.commands:explain", "cost terms of the winner beside those of its runner-up"),
+    "devices": Verb("fuser.commands:devices", "list the GPUs whose limits and rates are known"),
+}
+
+EXIT_CODES: tuple[tuple[int, str], ...] = (
+    (0, "ok"),
+    (2, "usage"),
+    (3, "a model file cannot be read"),
+    (4, "nothing in the model is supported"),
+    (5, "no valid kernel"),
+    (6, "something is missing on this machine"),
+    (130, "interrupted"),
+)
+
+EXTRAS: dict[str, str] = {
+    "tvm": "pip install 'mufuser[relay]' (TVM 0.19 with Relay) or 'mufuser[relax]' in an environment of its own",
+    "torch": "pip install 'mufuser[torch]'",
+    "onnx": "pip install 'mufuser[onnx]'",
+    "transformers": "pip install transformers",
+    "triton": "pip install mufuser on Linux: Triton has no other wheels",
+    "z3": "pip install z3-solver",
+    "pulp": "pip install pulp",
+    "dask": "pip install 'dask[distributed]'",
+}
+"""How to get a package that a verb may need."""
+
+
+def overview(verbs: Mapping[str, Verb] = VERBS) -> str:
+    """The text of ``mufuser --help``."""
+    width = max(map(len, verbs))
+    lines = ["usage: mufuser VERB [ARGUMENTS]", "       mufuser VERB --help | --version", "", "verbs:"]
+    lines += [f"  {name:<{width}}  {verb.help}" for name, verb in verbs.items()]
+    lines += ["", "With --json a verb prints one JSON document on stdout; progress goes to stderr.", "", "exit codes:"]
+    return "\n".join(lines + [f"  {code:>3}  {what}" for code, what in EXIT_CODES])
+
+
+def load(verb: Verb) -> Callable[..., Any]:
+    """The function of a verb; imports its module."""
+    module, _, name = verb.target.partition(":")
+    return getattr(import_module(module), name)
+
+
+def call(name: str, verb: Verb, args: Sequence[str]) -> int:
+    """Parse ``args`` by the annotations of the verb's function and call it; returns the exit code."""
+    import typer
+
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command(name)(load(verb))
+    try:
+        result = typer.main.get_command(app).main(args=list(args), prog_name=f"mufuser {name}", standalone_mode=False)
+    except typer.TyperException as e:
+        raise UsageError(e.format_message(), f"see mufuser {name} --help") from None
+    except typer.Abort:
+        return 130
+    return result if isinstance(result, int) else 0
+
+
+def run(args: Sequence[str], verbs: Mapping[str, Verb] = VERBS) -> int:
+    """Carry out one command line; raises what the verb raises."""
+    if not args or args[0] in ("--help", "-h", "help"):
+        print(overview(verbs))
+        return 0 if args else 2
+    if args[0] in ("--version", "-V"):
+        from fuser import __version__
+
+        print(f"mufuser {__version__}")
+        return 0
+    name, *rest = args
+    if name not in verbs:
+        close = difflib.get_close_matches(name, verbs, n=1)
+        raise UsageError(f"there is no verb {name!r}", f"did you mean {close[0]}?" if close else "mufuser --help lists the verbs")
+    try:
+        return call(name, verbs[name], rest)
+    except ModuleNotFoundError as e:
+        package = (e.name or "").partition(".")[0]
+        if package not in EXTRAS:
+            raise
+        raise EnvironmentError_(f"mufuser {name} needs the package {package}, which is not installed", EXTRAS[package]) from e
+
+
+def main(argv: Sequence[str] | None = None, verbs: Mapping[str, Verb] = VERBS) -> int:
+    """Entry point of ``mufuser``: errors to stderr (with ``--json`` also as a document on stdout), exit code returned."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return run(args, verbs)
+    except FuserError as e:
+        from fuser.console import print_json
+        from fuser.console import render_error
+
+        render_error(e)
+        if "--json" in args:
+            print_json({"error": {"code": e.code, "message": e.message, "hint": e.hint}})
+        return e.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130

@@ -1,0 +1,37 @@
+"""Sessions: ``lint``, ``relax`` (TVM 0.27), ``tests`` (TVM 0.19 with Relay). Both TVMs install ``tvm``, hence an environment each."""
+
+from __future__ import annotations
+
+import nox
+
+nox.options.sessions = ["lint", "relax", "tests"]
+nox.options.reuse_venv = "yes"
+nox.options.error_on_missing_interpreters = True
+
+ENVIRONMENT = {"TOPHUB_LOCATION": "NONE"}  # TVM would look for tuning logs on the network
+NO_TESTS = 5  # exit code of pytest when it selected none
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Style, types and the contract of the layers."""
+    session.install("-e", ".[lint,test]", "nox")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("lint-imports")
+    session.run("pyright")
+
+
+@nox.session
+def relax(session: nox.Session) -> None:
+    """Tests that need Relax."""
+    session.install("-e", ".[relax,test]")
+    session.run("pytest", "-q", "-m", "relax", *session.posargs, env=ENVIRONMENT, success_codes=[0, NO_TESTS])
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """All other tests, with Relay, torch and the model packages; the GPU's are skipped where there is none."""
+    session.install("-e", ".[relay,torch,onnx,models,test]")
+    args = session.posargs or ["-n", "2"]
+    session.run("pytest", "-m", "not relax", *args, env=ENVIRONMENT)

@@ -1,0 +1,73 @@
+"""Fixtures of all tests, and the markers that say what a test needs."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+os.environ.setdefault("TOPHUB_LOCATION", "NONE")  # keeps TVM off the network
+
+
+def _tvm_version() -> str:
+    for distribution in ("xtc-tvm-python-bindings", "apache-tvm", "tvm"):
+        try:
+            return importlib.metadata.version(distribution)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return ""
+
+
+def _missing(marker: str) -> str:
+    """Why tests with this marker cannot run here, or an empty string."""
+    version = _tvm_version()
+    if marker == "gpu" and shutil.which("nvidia-smi") is None:
+        return "no NVIDIA GPU on this machine"
+    if marker == "relay" and not version.startswith("0.19"):
+        return f"needs TVM 0.19 with Relay, found {version or 'none'}"
+    if marker == "relax" and not version.startswith("0.27"):
+        return f"needs TVM 0.27 with Relax, found {version or 'none'}"
+    return ""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="rewrite the golden files from what the code gives now")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    reasons = {marker: _missing(marker) for marker in ("gpu", "relay", "relax")}
+    for item in items:
+        for marker, reason in reasons.items():
+            if reason and item.get_closest_marker(marker):
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    """Randomness of a test: seed 0."""
+    return np.random.default_rng(0)
+
+
+class Golden:
+    """Compares text with a file under tests/golden; ``--update-golden`` rewrites it."""
+
+    def __init__(self, update: bool) -> None:
+        self.update = update
+        self.folder = Path(__file__).parent / "golden"
+
+    def check(self, name: str, text: str) -> None:
+        path = self.folder / name
+        if self.update:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        assert path.exists(), f"no golden file {path}; run pytest --update-golden"
+        assert text == path.read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Golden:
+    return Golden(bool(request.config.getoption("--update-golden")))
