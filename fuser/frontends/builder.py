@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 from fuser.errors import ProgramError
@@ -15,6 +16,7 @@ from fuser.ir.program import Node
 from fuser.ir.program import Tensor
 from fuser.ir.program import TensorProgram
 from fuser.ir.program import infer_shape
+from fuser.ir.scalar import Extent
 from fuser.ir.scalar import Scalar
 
 
@@ -77,6 +79,11 @@ class Builder:
         self._inputs: list[str] = []
         self._nodes: list[Node] = []
 
+    @property
+    def names(self) -> frozenset[str]:
+        """Names that are taken."""
+        return frozenset(self._tensors)
+
     def input(self, name: str, shape: tuple[int, ...], dtype: str | None = None) -> Ref:
         if name in self._tensors:
             raise ProgramError(f"tensor {name!r} is defined twice")
@@ -120,13 +127,19 @@ class Builder:
         def new(n: str) -> str:
             return rename.get(n, n)
 
+        def tied(v: Any) -> Any:
+            if not isinstance(v, Scalar):
+                return v
+            powers = tuple((Extent(new(b.tensor), b.dim) if isinstance(b, Extent) else b, e) for b, e in v.powers)
+            return Scalar(v.coeff, powers)
+
         refs = [*outputs, *named.values()]
         if not refs:
             raise ProgramError(f"program {self.name!r} has no output")
         return TensorProgram(
             self.name,
             tuple(self._inputs),
-            tuple(Node(n.op, tuple(map(new, n.inputs)), new(n.output), n.attrs) for n in self._nodes),
+            tuple(Node(n.op, tuple(map(new, n.inputs)), new(n.output), tuple((k, tied(v)) for k, v in n.attrs)) for n in self._nodes),
             tuple(new(r.name) for r in refs),
             tuple(Tensor(new(t.name), t.shape, t.dtype) for t in self._tensors.values()),
         ).validate()
@@ -160,9 +173,5 @@ class Builder:
     def attention(self, q: Ref, k: Ref, v: Ref, mask: Ref | None = None, causal: bool = False, scale: Any = None) -> Ref:
         """softmax(Q Kᵀ · scale + mask) V; ``scale`` is 1/sqrt(head size) if it is not given."""
         if scale is None:
-            from fractions import Fraction
-
-            from fuser.ir.scalar import Extent
-
             scale = Scalar.power(Extent(q.name, len(q.shape) - 1), Fraction(-1, 2))
         return self.op("attention", q, k, v, *([mask] if mask else []), scale=scale, causal=causal)

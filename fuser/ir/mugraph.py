@@ -23,9 +23,13 @@ from typing import Literal
 from fuser.errors import ProgramError
 from fuser.ir.ops import op as op_def
 from fuser.ir.program import Tensor
+from fuser.ir.scalar import Scalar
 
 FREE = 0
 """Extent of an axis whose size a schedule chooses: the number of parts that a reduction is split into."""
+
+AXIS = -1
+"""In a block, ``Extent(axis, AXIS)`` is the extent of an axis: constants follow the sizes of the block."""
 
 
 @dataclass(frozen=True)
@@ -176,6 +180,10 @@ class BlockGraph:
     @cached_property
     def outputs(self) -> tuple[str, ...]:
         return tuple(s.access.tensor for s in self.stores if s.access)
+
+    def scalar(self, value: Scalar) -> float:
+        """A constant at this block's sizes."""
+        return value.value(lambda e: self.extents[e.tensor])
 
     def users(self, value: str) -> tuple[Stmt, ...]:
         return tuple(s for s in self.stmts if value in s.args or (s.kind == "store" and s.value == value))

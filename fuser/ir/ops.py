@@ -53,6 +53,8 @@ class OpDef:
     relay: tuple[str, ...] = ()
     torch: tuple[str, ...] = ()
     domain: str = ""
+    indexed: bool = False
+    """The value depends on element indices: in a block, the attributes ``rows`` and ``cols`` name the axes."""
 
 
 def _sigmoid(x: Array, **_: Any) -> Array:
@@ -139,6 +141,13 @@ def _attention(q: Array, k: Array, v: Array, *mask: Array, scale: Any = 1, causa
     return np.matmul(_softmax(s), v)
 
 
+def _causal_mask(x: Array, *, offset: Any = 0, rows: Array | None = None, cols: Array | None = None, **_: Any) -> Array:
+    """-inf where column > row + offset. ``rows`` and ``cols`` are the element indices of a tile, shaped to broadcast against ``x``."""
+    rows = np.arange(x.shape[-2])[:, None] if rows is None else rows
+    cols = np.arange(x.shape[-1])[None, :] if cols is None else cols
+    return np.where(cols <= rows + offset, x, -np.inf)
+
+
 def _where(c: Array, a: Array, b: Array, **_: Any) -> Array:
     return np.where(c != 0, a, b)
 
@@ -174,6 +183,7 @@ _ALL = (
     _map("erf", 1, _erf, "tl.erf({0})", sfu=2.0, flops=10, relay=("erf",), torch=("erf",)),
     _map("gelu", 1, _gelu, "0.5 * {0} * (1.0 + tl.erf({0} * 0.7071067811865476))", sfu=2.0, flops=13, torch=("gelu",)),
     _map("cast", 1, lambda x, **_: x, "{0}", linear=(True,), degree="same", attrs=("dtype",), relay=("cast",)),
+    _map("causal_mask", 1, _causal_mask, "", degree="same", attrs=("offset",), indexed=True),
     # contraction and folds
     OpDef("matmul", "contract", 2, _matmul, linear=(True, True), degree="add", flops=2,
           relay=("nn.dense", "nn.batch_matmul", "nn.matmul"), torch=("matmul", "bmm", "mm")),

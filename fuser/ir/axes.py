@@ -1,0 +1,215 @@
+"""Axes of a program: which dimensions of which tensors are one iteration range.
+
+Operators tie the axes of their operands, as in einsum; equal extents alone tie nothing. A reshape splits and joins axes, so a dimension is
+a row-major product of prime axes. Axes belong to accesses: an input that is read twice in contradicting ways (X Xᵀ) has axes for each use.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from dataclasses import field
+
+from fuser.errors import UnsupportedError
+from fuser.ir.mugraph import Axis
+from fuser.ir.ops import op as op_def
+from fuser.ir.program import Node
+from fuser.ir.program import TensorProgram
+
+Dims = tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class AxisMap:
+    """``values[t]`` are the axes of each dimension of the tensor that a node defines; ``uses[i, j]`` those of operand j of node i.
+    ``axes`` is in canonical order: batch, rows, columns, contracted."""
+
+    axes: tuple[Axis, ...]
+    values: dict[str, Dims]
+    uses: dict[tuple[int, int], Dims]
+
+    @property
+    def extents(self) -> dict[str, int]:
+        return {a.name: a.extent for a in self.axes}
+
+
+class _ConflictError(Exception):
+    pass
+
+
+@dataclass(eq=False)
+class _Dim:
+    """A union-find node: an iteration range, or the product of smaller ones."""
+
+    extent: int
+    parent: _Dim | None = None
+    parts: list[_Dim] = field(default_factory=list)
+
+    def root(self) -> _Dim:
+        node = self
+        while node.parent is not None:
+            node = node.parent
+        return node
+
+    def leaves(self) -> list[_Dim]:
+        node = self.root()
+        if node.parts:
+            return [leaf for p in node.parts for leaf in p.leaves()]
+        return [node] if node.extent > 1 else []
+
+
+def _tie(left: list[_Dim], right: list[_Dim]) -> None:
+    """Make two row-major products one, splitting where their factors differ."""
+    a, b = [x for d in left for x in d.leaves()], [x for d in right for x in d.leaves()]
+    while a and b:
+        x, y = a.pop(0).root(), b.pop(0).root()
+        if x.parts or y.parts:
+            a, b = x.leaves() + a, y.leaves() + b
+        elif x is y:
+            continue
+        elif x.extent == y.extent:
+            y.parent = x
+        else:
+            big, small = (x, y) if x.extent > y.extent else (y, x)
+            if big.extent % small.extent:
+                raise _ConflictError(f"a reshape mixes extents {big.extent} and {small.extent}, which do not divide each other")
+            big.parts = [_Dim(small.extent), _Dim(big.extent // small.extent)]
+            a, b = x.leaves() + a, y.leaves() + b
+    if a or b:
+        raise _ConflictError("the extents of tied dimensions differ")
+
+
+class _Solver:
+    def __init__(self, program: TensorProgram, apart: frozenset[str]) -> None:
+        self.program = program
+        self.shared = {n: [_Dim(e) for e in program[n].shape] for n in program.inputs if n not in apart}
+        self.values: dict[str, list[_Dim]] = {}
+        self.uses: dict[tuple[int, int], list[_Dim]] = {}
+        self.contracted: dict[int, list[_Dim]] = {}
+        for i, node in enumerate(program.nodes):
+            self.visit(i, node)
+        self.check()
+
+    def operand(self, i: int, j: int, name: str) -> list[_Dim]:
+        dims = self.values.get(name) or self.shared.get(name) or [_Dim(e) for e in self.program[name].shape]
+        self.uses[i, j] = dims
+        return dims
+
+    def visit(self, i: int, node: Node) -> None:
+        args = [self.operand(i, j, n) for j, n in enumerate(node.inputs)]
+        shape = self.program[node.output].shape
+        kind = op_def(node.op).kind
+        if kind == "map":
+            out = [_Dim(e) for e in shape]
+            for arg in args:
+                for d, o in zip(reversed(arg), reversed(out), strict=False):
+                    if d.extent == o.extent:
+                        _tie([o], [d])
+        elif node.op == "matmul":
+            a, b = args
+            out = [_Dim(e) for e in shape]
+            for arg in (a, b):
+                for d, o in zip(reversed(arg[:-2]), reversed(out[:-2]), strict=False):
+                    if d.extent == o.extent:
+                        _tie([o], [d])
+            _tie([out[-2]], [a[-2]])
+            _tie([out[-1]], [b[-1]])
+            _tie([a[-1]], [b[-2]])
+            self.contracted[i] = [a[-1]]
+        elif kind == "reduce":
+            over = {x % len(args[0]) for x in node.attr["axis"]}
+            self.contracted[i] = [args[0][x] for x in sorted(over)]
+            keep = node.attr.get("keepdims")
+            out = [_Dim(1) if x in over else d for x, d in enumerate(args[0]) if keep or x not in over]
+        elif node.op == "transpose":
+            out = [args[0][x] for x in node.attr["perm"]]
+        elif node.op == "reshape":
+            out = [_Dim(e) for e in shape]
+            _tie(args[0], out)
+        elif node.op == "broadcast":
+            padded = [_Dim(1)] * (len(shape) - len(args[0])) + args[0]
+            out = [d if d.extent == e else _Dim(e) for d, e in zip(padded, shape, strict=True)]
+        else:
+            raise UnsupportedError(f"operator {node.op!r} ({node.output}) has no axis rule", "leave it outside of the region")
+        self.values[node.output] = out
+
+    def check(self) -> None:
+        """An axis stands once in a tensor, and a contracted one not in the result."""
+        sites = [*self.values.items(), *((n, d) for n, d in self.shared.items())]
+        sites += [(self.program.nodes[i].inputs[j], d) for (i, j), d in self.uses.items()]
+        for name, dims in sites:
+            leaves = [leaf for d in dims for leaf in d.leaves()]
+            if len({id(x) for x in leaves}) != len(leaves):
+                raise _ConflictError(f"{name!r} would have one axis in two dimensions")
+        for i, dims in self.contracted.items():
+            inside = {id(x) for d in dims for x in d.leaves()}
+            if any(id(x) in inside for d in self.values[self.program.nodes[i].output] for x in d.leaves()):
+                raise _ConflictError(f"{self.program.nodes[i].output!r} would keep an axis that it sums over")
+
+
+def axes_of(program: TensorProgram) -> AxisMap:
+    """Axes of a program of primitive operators (see :func:`fuser.ir.composites.expand`).
+
+    Raises :class:`UnsupportedError` where an intermediate is used with contradicting axes or a reshape does not factor.
+    """
+    reads = {n: sum(node.inputs.count(n) for node in program.nodes) for n in program.inputs}
+    several = [n for n, count in reads.items() if count > 1]
+    reason = ""
+    tries = itertools.chain.from_iterable(
+        (frozenset(c) for c in itertools.combinations(several, r)) for r in range(min(len(several), 2) + 1)
+    )
+    for apart in itertools.chain(tries, [frozenset(several)]):
+        try:
+            return _named(program, _Solver(program, apart))
+        except _ConflictError as error:
+            reason = reason or str(error)
+    raise UnsupportedError(
+        f"the axes of {program.name!r} contradict each other: {reason}", "split the region at that tensor"
+    )
+
+
+def _named(program: TensorProgram, solved: _Solver) -> AxisMap:
+    """Name the prime axes as the papers do: b batch, m rows, k contracted and n columns of the first matmul, then h, p, q, …"""
+    names: dict[int, str] = {}
+    rank: dict[str, tuple[int, int]] = {}
+    taken: set[str] = set()
+    extents: dict[str, int] = {}
+
+    def name(dims: list[_Dim], bases: str, group: int) -> None:
+        for leaf in (x for d in dims for x in d.leaves()):
+            if id(leaf) in names:
+                continue
+            fresh = next((c for c in bases if c not in taken), None)
+            if fresh is None:
+                fresh = next(f"{bases[-1]}{i}" for i in itertools.count(1) if f"{bases[-1]}{i}" not in taken)
+            taken.add(fresh)
+            names[id(leaf)] = fresh
+            rank[fresh] = (group, len(rank))
+            extents[fresh] = leaf.extent
+
+    for i, node in enumerate(program.nodes):
+        if node.op == "matmul":
+            out = solved.values[node.output]
+            name(out[:-2], "b", 0)
+            name([out[-2]], "m", 1)
+            name([out[-1]], "nhpqtuv", 2)
+            name(solved.contracted[i], "krs", 3)
+    for n in program.outputs:
+        dims = solved.values.get(n, [])
+        name(dims[:-1], "mij", 1)
+        name(dims[-1:], "nhij", 2)
+    for i, dims in solved.contracted.items():
+        name(solved.values[program.nodes[i].output], "ij", 1)
+        name(dims, "krs", 3)
+    for dims in [*solved.values.values(), *solved.uses.values()]:
+        name(dims, "ij", 2)
+
+    def named(dims: list[_Dim]) -> Dims:
+        return tuple(tuple(names[id(x)] for x in d.leaves()) for d in dims)
+
+    order = sorted(rank, key=lambda a: rank[a])
+    return AxisMap(
+        tuple(Axis(a, extents[a]) for a in order),
+        {n: named(d) for n, d in solved.values.items()},
+        {k: named(d) for k, d in solved.uses.items()},
+    )

@@ -1,0 +1,138 @@
+"""From a program to a µGraph of one kernel that does all of it: views become accesses, operators become statements."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from typing import Any
+
+from fuser.errors import UnsupportedError
+from fuser.ir.axes import Dims
+from fuser.ir.axes import axes_of
+from fuser.ir.composites import expand
+from fuser.ir.mugraph import AXIS
+from fuser.ir.mugraph import Access
+from fuser.ir.mugraph import BlockGraph
+from fuser.ir.mugraph import KernelGraph
+from fuser.ir.mugraph import Stmt
+from fuser.ir.mugraph import ordered
+from fuser.ir.ops import op as op_def
+from fuser.ir.program import TensorProgram
+from fuser.ir.scalar import Extent
+from fuser.ir.scalar import Scalar
+
+
+def fuse(program: TensorProgram) -> KernelGraph:
+    """One graph-defined kernel for the whole program, with the operators as they stand (no algebra, no stabilization).
+
+    Raises :class:`UnsupportedError` naming the operator or tensor that cannot be part of one block.
+    """
+    program = expand(program)
+    if unused := [n for n in program.outputs if n in program.inputs]:
+        raise UnsupportedError(f"output {unused[0]!r} of {program.name!r} is an input", "a kernel would only copy it")
+    block = _Fuser(program).run()
+    return KernelGraph(
+        program.name,
+        program.inputs,
+        (block,),
+        program.outputs,
+        tuple(program[n] for n in dict.fromkeys((*program.inputs, *program.outputs))),
+    ).validate()
+
+
+class _Fuser:
+    def __init__(self, program: TensorProgram) -> None:
+        self.program = program
+        self.map = axes_of(program)
+        self.stmts: list[Stmt] = []
+        self.value: dict[str, str] = {}  # program tensor -> value of the block
+        self.axes: dict[str, tuple[str, ...]] = {}  # value -> axes
+        self.pending: dict[str, Access] = {}  # view of an input, not loaded yet
+        self.loaded: dict[Access, str] = {}
+
+    def run(self) -> BlockGraph:
+        program = self.program
+        for i, node in enumerate(program.nodes):
+            kind = op_def(node.op).kind
+            if kind == "view":
+                self.view(i, node.inputs[0], node.output)
+                continue
+            if kind not in ("map", "contract", "reduce"):
+                raise UnsupportedError(f"operator {node.op!r} ({node.output}) cannot be part of a block")
+            args = tuple(self.operand(i, j, n) for j, n in enumerate(node.inputs))
+            reduce = self.reduced(i, kind)
+            union = {a for v in args for a in self.axes[v]}
+            if kind == "reduce" and not set(reduce) <= union:
+                raise UnsupportedError(f"{node.output!r} sums over an axis along which its operand is only broadcast")
+            axes = ordered(union - set(reduce), self.map.axes)
+            attrs = {k: self.on_axes(v) for k, v in node.attrs if k not in ("axis", "keepdims")}
+            if op_def(node.op).indexed:
+                rows, cols = (d[-1] if d else "" for d in self.map.values[node.output][-2:])
+                attrs |= {"rows": rows, "cols": cols}
+            dtype = program[node.output].dtype
+            self.stmts.append(
+                Stmt("compute", node.output, axes, dtype, node.op, args, reduce, tuple(sorted(attrs.items())))
+            )
+            self.value[node.output], self.axes[node.output] = node.output, axes
+        for name in program.outputs:
+            access = Access(name, self.map.values[name])
+            if name not in self.value:
+                raise UnsupportedError(f"output {name!r} is only a view of an input")
+            self.stmts.append(Stmt("store", self.value[name], access.axes, program[name].dtype, access=access))
+        return BlockGraph(identifier(program.name), self.map.axes, tuple(self.stmts)).validate()
+
+    def view(self, i: int, source: str, output: str) -> None:
+        if source in self.value:
+            self.value[output] = self.value[source]
+        else:
+            self.pending[output] = self.pending.get(source) or Access(source, self.map.uses[i, 0])
+
+    def operand(self, i: int, j: int, name: str) -> str:
+        if name in self.value:
+            return self.value[name]
+        access = self.pending.get(name) or Access(name, self.map.uses[i, j])
+        if access not in self.loaded:
+            taken = sum(a.tensor == access.tensor for a in self.loaded)
+            value = access.tensor if not taken else f"{access.tensor}'{taken + 1}"
+            dtype = self.program[access.tensor].dtype
+            axes = ordered(access.axes, self.map.axes)
+            self.stmts.append(Stmt("load", value, axes, dtype, access=access))
+            self.loaded[access], self.axes[value] = value, axes
+        return self.loaded[access]
+
+    def on_axes(self, value: Any) -> Any:
+        """A constant that is tied to the extent of a tensor's dimension, tied to the block's axes instead."""
+        if not isinstance(value, Scalar):
+            return value
+        powers: list[tuple[Extent | int, Fraction]] = []
+        for base, exponent in value.powers:
+            if isinstance(base, Extent):
+                powers += [(Extent(axis, AXIS), exponent) for axis in self.dims(base.tensor)[base.dim]]
+            else:
+                powers.append((base, exponent))
+        return Scalar(value.coeff, tuple(powers)).normal()
+
+    def dims(self, tensor: str) -> Dims:
+        if tensor in self.map.values:
+            return self.map.values[tensor]
+        for (i, j), dims in self.map.uses.items():
+            if self.program.nodes[i].inputs[j] == tensor:
+                return dims
+        raise UnsupportedError(f"a constant depends on the extent of {tensor!r}, which the program does not read")
+
+    def reduced(self, i: int, kind: str) -> tuple[str, ...]:
+        node = self.program.nodes[i]
+        if kind == "contract":
+            dims: Dims = self.map.uses[i, 0][-1:]
+        elif kind == "reduce":
+            used = self.map.uses[i, 0]
+            dims = tuple(used[x % len(used)] for x in node.attr["axis"])
+        else:
+            return ()
+        return ordered((a for d in dims for a in d), self.map.axes)
+
+
+def identifier(name: str) -> str:
+    """A name that is an identifier in generated source."""
+    text = re.sub(r"\W+", "_", name).strip("_") or "t"
+    return text if not text[0].isdigit() else f"t{text}"
