@@ -1,0 +1,148 @@
+"""The abstract expression of every operator (Mirage, table 1) and of every tensor of a program.
+
+Reshape, transpose, broadcast, repeat, slice and cast leave an expression alone. Operators are written with few atoms (silu is
+``x·sigmoid(x)``, rsqrt is ``1/sqrt``, a subtraction adds ``-1·y``), so that forms written differently meet. ``where`` is linear
+in both branches: ``mask(c)·a + mask'(c)·b``. Softmax and attention use the bare exponential; running maxima belong to lowering.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Hashable
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+from fuser.errors import UnsupportedError
+from fuser.ir.program import Node
+from fuser.ir.program import TensorProgram
+from fuser.ir.scalar import Scalar
+from fuser.superopt.expressions import NF
+from fuser.superopt.expressions import ONE
+from fuser.superopt.expressions import Extent
+from fuser.superopt.expressions import add
+from fuser.superopt.expressions import const
+from fuser.superopt.expressions import div
+from fuser.superopt.expressions import exp
+from fuser.superopt.expressions import fn
+from fuser.superopt.expressions import mul
+from fuser.superopt.expressions import reduce_max
+from fuser.superopt.expressions import reduce_sum
+from fuser.superopt.expressions import var
+
+Attrs = Mapping[str, Any]
+Extents = Sequence[Extent]
+Rule = Callable[[Sequence[NF], Extents, Attrs], NF]
+
+
+def _elementwise(rule: Callable[..., NF]) -> Rule:
+    return lambda x, _extents, _attrs: rule(*x)
+
+
+def _function(name: str) -> Rule:
+    return lambda x, _extents, _attrs: fn(name, *x)
+
+
+def _same(x: Sequence[NF], _extents: Extents, _attrs: Attrs) -> NF:
+    return x[0]
+
+
+def _negative(x: NF) -> NF:
+    return mul(const(-1), x)
+
+
+def _rsqrt(x: NF) -> NF:
+    return div(ONE, fn("sqrt", x))
+
+
+def _gelu(x: NF) -> NF:
+    inner = mul(const(Scalar.power(2, Fraction(-1, 2))), x)
+    return mul(mul(const(Fraction(1, 2)), x), add(ONE, fn("erf", inner)))
+
+
+def _maximum(a: NF, b: NF) -> NF:
+    return fn("maximum", *sorted((a, b), key=lambda e: e.number))
+
+
+def _where(c: NF, a: NF, b: NF) -> NF:
+    return add(mul(fn("mask", c), a), mul(fn("unmask", c), b))
+
+
+def _concat_matmul(x: Sequence[NF], extents: Extents, _attrs: Attrs) -> NF:
+    """(W ‖ X)(Y ‖ Z) of the operands W, X, Y, Z; ``extents`` are those of the two reductions, each a tuple of extents or one."""
+    w, left, y, right = x
+    k1, k2 = (tuple(k) if isinstance(k, tuple) else (k,) for k in extents)
+    return add(reduce_sum(k1, mul(w, y)), reduce_sum(k2, mul(left, right)))
+
+
+RULES: dict[str, Rule] = {
+    "add": _elementwise(add),
+    "sub": _elementwise(lambda a, b: add(a, _negative(b))),
+    "mul": _elementwise(mul),
+    "div": _elementwise(div),
+    "maximum": _elementwise(_maximum),
+    "where": _elementwise(_where),
+    "scale": lambda x, _extents, attrs: mul(const(attrs["scalar"]), x[0]),
+    "shift": lambda x, _extents, attrs: add(const(attrs["scalar"]), x[0]),
+    "neg": _elementwise(_negative),
+    "exp": _elementwise(exp),
+    "sqrt": _function("sqrt"),
+    "rsqrt": _elementwise(_rsqrt),
+    "square": _elementwise(lambda x: mul(x, x)),
+    "relu": _function("relu"),
+    "sigmoid": _function("sigmoid"),
+    "silu": _elementwise(lambda x: mul(x, fn("sigmoid", x))),
+    "tanh": _function("tanh"),
+    "erf": _function("erf"),
+    "gelu": _elementwise(_gelu),
+    "cast": _same,
+    "matmul": lambda x, extents, _attrs: reduce_sum(extents, mul(x[0], x[1])),
+    "concat_matmul": _concat_matmul,
+    "sum": lambda x, extents, _attrs: reduce_sum(extents, x[0]),
+    "max": lambda x, extents, _attrs: reduce_max(extents, x[0]),
+    "reshape": _same,
+    "transpose": _same,
+    "broadcast": _same,
+    "repeat": _same,
+    "slice": _same,
+    "concat": _function("concat"),
+}
+"""From operator to the expression of its output, given its operands' expressions, the extents it reduces, and its attributes."""
+
+
+def abstract(op: str, operands: Sequence[NF], extents: Extents = (), attrs: Attrs | None = None) -> NF:
+    """The abstract expression of ``op``; an accumulator over a loop or a grid part is ``sum`` with that part as its extent."""
+    try:
+        rule = RULES[op]
+    except KeyError:
+        raise UnsupportedError(
+            f"operator {op!r} has no abstract expression", "expand composites first, or add a rule to fuser.superopt.abstraction"
+        ) from None
+    return rule(operands, extents, attrs or {})
+
+
+def reduced_dims(program: TensorProgram, node: Node) -> tuple[tuple[str, int], ...]:
+    """(tensor, dimension) of every axis that the operator reduces; of a matmul the left operand's."""
+    rank = len(program[node.inputs[0]].shape)
+    if node.op == "matmul":
+        return ((node.inputs[0], rank - 1),)
+    if node.op in ("sum", "max"):
+        return tuple((node.inputs[0], d) for d in sorted({int(d) % rank for d in node.attr["axis"]}))
+    return ()
+
+
+def of_program(program: TensorProgram, extents: Callable[[str, int], Iterable[Extent]] | None = None) -> dict[str, NF]:
+    """The normal form of each tensor of a program without composites (:func:`fuser.ir.composites.expand`).
+
+    ``extents(tensor, dim)`` names the extents of a reduced axis, whose product it is; by default its size. Raises
+    :class:`UnsupportedError` for an operator without a rule.
+    """
+    forms = {name: var(name) for name in program.inputs}
+    for node in program.nodes:
+        reduced: list[Hashable] = []
+        for tensor, dim in reduced_dims(program, node):
+            reduced += extents(tensor, dim) if extents else (program[tensor].shape[dim],)
+        forms[node.output] = abstract(node.op, [forms[n] for n in node.inputs], reduced, node.attr)
+    return forms
