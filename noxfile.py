@@ -1,4 +1,6 @@
-"""Sessions: ``lint``, ``relax`` (TVM 0.27), ``tests`` (TVM 0.19 with Relay). Both TVMs install ``tvm``, hence an environment each."""
+"""Sessions: ``lint``, ``relax`` (TVM 0.27), ``tests`` (TVM 0.19 with Relay).
+
+Both TVMs install ``tvm``: one environment each."""
 
 from __future__ import annotations
 

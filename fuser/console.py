@@ -39,7 +39,7 @@ def stderr() -> Console:
 
 
 def plain(value: Any) -> Any:
-    """``value`` in the terms of JSON: data classes, tuples, sets, numpy numbers and paths converted, NaN and infinities as null."""
+    """``value`` in the terms of JSON: data classes, sets, numpy numbers and paths converted, NaN and infinities as null."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):

@@ -118,7 +118,9 @@ class Device:
         if precision not in ("ieee", "tf32", "tf32x3"):
             raise UsageError(f"unknown matmul precision {precision!r}", "use ieee, tf32 or tf32x3")
         if dtype not in ("float16", "bfloat16", "float32"):
-            raise UnsupportedError(f"no matmul rate is known for dtype {dtype!r} on {self.name}", "use float16, bfloat16 or float32")
+            raise UnsupportedError(
+                f"no matmul rate is known for dtype {dtype!r} on {self.name}", "use float16, bfloat16 or float32"
+            )
         rate = self._tensor(dtype)
         if rate is None or (dtype == "float32" and precision == "ieee"):
             return self.fp32_flops
@@ -159,14 +161,18 @@ class Device:
 
 def _quantity(where: str, key: str, entry: Any, unit: str) -> tuple[float, str]:
     if not isinstance(entry, Mapping) or not {"value", "unit", "source"} <= set(entry):
-        raise UsageError(f"{where}: {key} must be a table of value, unit and source", f"{key} = {{ value = …, unit = '{unit}', source = '…' }}")
+        raise UsageError(
+            f"{where}: {key} must be a table of value, unit and source", f"{key} = {{ value = …, unit = '{unit}', source = '…' }}"
+        )
     value, given, source = entry["value"], entry["unit"], entry["source"]
     if given != unit:
         raise UsageError(f"{where}: {key} is in {given!r}, expected {unit!r}", f"convert the value to {unit}")
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
         raise UsageError(f"{where}: {key} has the value {value!r}", "give a finite number that is not negative")
     if not isinstance(source, str) or not source.strip():
-        raise UsageError(f"{where}: {key} has no source", "say where the number comes from: a data sheet, a white paper, a measurement")
+        raise UsageError(
+            f"{where}: {key} has no source", "say where the number comes from: a data sheet, a white paper, a measurement"
+        )
     if unit in _WHOLE and value != int(value):
         raise UsageError(f"{where}: {key} has the value {value!r}", f"a number of {unit} is whole")
     return (int(value) if unit in _WHOLE else float(value)), source
@@ -237,7 +243,10 @@ def load_device(name: str) -> Device:
         try:
             return parse_device(Path(name).read_text(encoding="utf-8"), name)
         except OSError as e:
-            raise UsageError(f"cannot read the device file {name}: {e.strerror}", "give a path to a device file, or a name of `mufuser devices`") from None
+            raise UsageError(
+                f"cannot read the device file {name}: {e.strerror}",
+                "give a path to a device file, or a name of `mufuser devices`",
+            ) from None
     devices = list_devices()
     wanted = _plain(name.rsplit("/", 1)[-1])
     for device in devices:
@@ -250,4 +259,6 @@ def load_device(name: str) -> Device:
             return same[0]
         if same:
             raise UsageError(f"target {name!r} fits {' and '.join(d.name for d in same)}", "their rates differ: name the device")
-    raise UsageError(f"there is no device specification for target {name!r}", f"known: {known}; or pass the path of a device file (.toml)")
+    raise UsageError(
+        f"there is no device specification for target {name!r}", f"known: {known}; or pass the path of a device file (.toml)"
+    )

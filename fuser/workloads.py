@@ -215,7 +215,7 @@ def workload_names() -> tuple[str, ...]:
 
 def _unknown(name: str) -> UsageError:
     close = difflib.get_close_matches(name, workload_names(), n=4, cutoff=0.5)
-    hint = f"did you mean {' or '.join(close)}?" if close else "names are suite/case, such as mcfuser/G1; globs such as 'mirage/*:8' work"
+    hint = f"did you mean {' or '.join(close)}?" if close else "names are suite/case, such as mcfuser/G1, or globs: 'mirage/*:8'"
     return UsageError(f"there is no workload {name!r}", hint)
 
 
@@ -256,7 +256,8 @@ def match(patterns: Iterable[str]) -> list[str]:
         if any(c in pattern for c in "*?["):
             names = [n for n in workload_names() if fnmatch.fnmatchcase(n, pattern)]
             if not names:
-                raise UsageError(f"no workload fits {pattern!r}", f"suites are {', '.join(sorted({n.split('/')[0] for n in WORKLOADS}))}")
+                suites = sorted({n.split("/")[0] for n in WORKLOADS})
+                raise UsageError(f"no workload fits {pattern!r}", f"suites are {', '.join(suites)}")
             found |= dict.fromkeys(names)
         else:
             found[canonical_name(pattern)] = None

@@ -1,0 +1,138 @@
+"""The shell: verbs as data, errors as documents, exit codes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Annotated
+
+import pytest
+import typer
+
+from fuser import cli
+from fuser.cli import VERBS
+from fuser.cli import Verb
+from fuser.cli import main
+from fuser.errors import FuserError
+from fuser.errors import ModelFileError
+from fuser.errors import NothingSupportedError
+from fuser.errors import NoValidKernelError
+
+
+def greet(name: str, json: Annotated[bool, typer.Option("--json")] = False) -> None:
+    """Say a name."""
+    print(f"{name} {json}")
+
+
+def interrupted() -> None:
+    raise KeyboardInterrupt
+
+
+def aborted() -> None:
+    raise typer.Abort
+
+
+def with_code() -> int:
+    return 5
+
+
+def unreadable() -> None:
+    raise ModelFileError("model.json ends early", "copy it again")
+
+
+def unsupported() -> None:
+    raise NothingSupportedError("no region")
+
+
+def no_kernel(json: Annotated[bool, typer.Option("--json")] = False) -> None:
+    raise NoValidKernelError("all candidates failed")
+
+
+def needs_tvm() -> None:
+    raise ModuleNotFoundError("No module named 'tvm.relay'", name="tvm.relay")
+
+
+def a_bug() -> None:
+    raise ModuleNotFoundError("No module named 'frobnicate'", name="frobnicate")
+
+
+def verbs(*functions: object) -> dict[str, Verb]:
+    names = [f.__name__ for f in functions]  # type: ignore[attr-defined]
+    return {n: Verb(f"{__name__}:{n}", n) for n in names}
+
+
+def test_a_verb_gets_its_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["greet", "you", "--json"], verbs(greet)) == 0
+    assert capsys.readouterr().out == "you True\n"
+
+
+@pytest.mark.parametrize(
+    ("function", "code"), [(interrupted, 130), (aborted, 130), (with_code, 5), (unreadable, 3), (unsupported, 4), (needs_tvm, 6)]
+)
+def test_exit_codes(function: object, code: int) -> None:
+    table = verbs(function)
+    assert main(list(table), table) == code
+    assert code in dict(cli.EXIT_CODES)
+
+
+def test_every_error_of_the_catalogue_has_a_documented_exit_code() -> None:
+    def subclasses(kind: type[FuserError]) -> set[type[FuserError]]:
+        return {kind}.union(*(subclasses(k) for k in kind.__subclasses__()))
+
+    assert {k.exit_code for k in subclasses(FuserError)} <= set(dict(cli.EXIT_CODES))
+
+
+def test_error_and_hint_go_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["unreadable"], verbs(unreadable))
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err == "error: model.json ends early\nhint: copy it again\n"
+
+
+def test_json_errors_are_documents(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["no_kernel", "--json"], verbs(no_kernel)) == 5
+    document = json.loads(capsys.readouterr().out)
+    assert document == {"error": {"code": "no-valid-kernel", "message": "all candidates failed", "hint": ""}}
+
+
+def test_wrong_option_is_a_usage_error_in_json_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["greet", "you", "--json", "--bogus"], verbs(greet)) == 2
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["error"]["code"] == "usage"
+    assert "--bogus" in printed.err and "mufuser greet --help" in printed.err
+
+
+def test_missing_package_names_the_extra(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["needs_tvm"], verbs(needs_tvm))
+    assert "mufuser[relay]" in capsys.readouterr().err
+
+
+def test_a_bug_stays_a_traceback() -> None:
+    with pytest.raises(ModuleNotFoundError, match="frobnicate"):
+        main(["a_bug"], verbs(a_bug))
+
+
+def test_unknown_verb_has_a_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["optimise"]) == 2
+    assert "did you mean optimize?" in capsys.readouterr().err
+
+
+def test_overview_lists_every_verb_in_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(f"  {name} " in text for name in VERBS)
+    assert max(map(len, text.splitlines())) <= 80
+    assert main([]) == 2
+
+
+@pytest.mark.parametrize("name", sorted(VERBS))
+def test_every_verb_has_a_function_with_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.load(VERBS[name]).__doc__
+    assert main([name, "--help"]) == 0
+    assert name in capsys.readouterr().out
+
+
+def test_module_and_version() -> None:
+    done = subprocess.run([sys.executable, "-m", "fuser", "--version"], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.startswith("mufuser ")
