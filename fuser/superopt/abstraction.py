@@ -16,6 +16,7 @@ from fractions import Fraction
 from typing import Any
 
 from fuser.errors import UnsupportedError
+from fuser.ir.composites import expand
 from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram
 from fuser.ir.scalar import Scalar
@@ -87,6 +88,7 @@ RULES: dict[str, Rule] = {
     "scale": lambda x, _extents, attrs: mul(const(attrs["scalar"]), x[0]),
     "shift": lambda x, _extents, attrs: add(const(attrs["scalar"]), x[0]),
     "neg": _elementwise(_negative),
+    "causal_mask": lambda x, _extents, attrs: fn("causal_mask", x[0], params=(attrs.get("offset", 0),)),
     "exp": _elementwise(exp),
     "sqrt": _function("sqrt"),
     "rsqrt": _elementwise(_rsqrt),
@@ -134,11 +136,12 @@ def reduced_dims(program: TensorProgram, node: Node) -> tuple[tuple[str, int], .
 
 
 def of_program(program: TensorProgram, extents: Callable[[str, int], Iterable[Extent]] | None = None) -> dict[str, NF]:
-    """The normal form of each tensor of a program without composites (:func:`fuser.ir.composites.expand`).
+    """The normal form of each tensor of a program, whose composites are expanded first (inputs and outputs keep their names).
 
     ``extents(tensor, dim)`` names the extents of a reduced axis, whose product it is; by default its size. Raises
     :class:`UnsupportedError` for an operator without a rule.
     """
+    program = expand(program)
     forms = {name: var(name) for name in program.inputs}
     for node in program.nodes:
         reduced: list[Hashable] = []

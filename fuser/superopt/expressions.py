@@ -10,7 +10,7 @@ The axioms identify exactly the terms of equal normal form, but for the laws of 
 
 ``e`` is an abstract subexpression of ``t`` (some expression equal to ``t`` contains one equal to ``e``) if and only if
 
-- ``c·e`` is contained in ``t`` for a single term ``c``: adding to, multiplying, dividing and reducing ``e`` give ``c·e + rest``; or
+- ``c·e`` is contained in ``t`` for a single term ``c``: adding to, multiplying, dividing, reducing ``e`` gives ``c·e + rest``; or
 - ``e`` is a subexpression of an argument of a factor of ``t``, or of the denominator of a term of ``t``.
 
 ``c`` is unique for each pair of a term of ``e`` and a term of ``t``: the terms form a cancellative monoid, and the denominators a
@@ -98,7 +98,7 @@ _FACTOR_NUMBERS: dict[Factor, int] = {}
 _EXTENT_FACTORS: dict[tuple[Extent, ...], tuple[int, ...]] = {}
 _FORMS: dict[Any, NF] = {}
 _PRODUCTS: dict[tuple[NF, NF], NF] = {}
-_QUOTIENTS: dict[tuple[NF, NF], NF | None | bool] = {}
+_QUOTIENTS: dict[tuple[NF, NF], NF | bool | None] = {}
 _random = random.Random(0)
 
 TOP = NF({}, -1)
@@ -305,7 +305,7 @@ def axis(name: Hashable) -> tuple[Extent, Extent, Extent]:
 
 # Exact division
 
-_Quotient = NF | None | bool  # a form; None for 1; False: does not divide; True: undecided
+_Quotient = NF | bool | None  # a form; None for 1; False: does not divide; True: undecided
 
 
 def _minus(big: tuple[int, ...], small: tuple[int, ...]) -> tuple[int, ...] | None:

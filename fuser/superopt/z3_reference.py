@@ -102,7 +102,7 @@ def _fill(pattern: Pattern, env: Env) -> Any:
     if pattern == ():
         return ()
     if pattern[0] == "times":
-        return tuple(sorted(env[pattern[1]] + env[pattern[2]]))
+        return tuple(sorted(env[pattern[1]] + env[pattern[2]], key=str))
     return (pattern[0], *(_fill(p, env) for p in pattern[1:]))
 
 

@@ -48,7 +48,9 @@ def equal_pairs(draw: st.DrawFn) -> tuple[reference.Expr, reference.Expr]:
     return term, e
 
 
-quick = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], derandomize=True)
+quick = settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], derandomize=True
+)
 
 
 @quick
@@ -215,6 +217,22 @@ def test_program_forms_and_the_moved_division() -> None:
     assert not target.keeps(ex.mul(x, norm))
     with pytest.raises(UnsupportedError, match="softmax"):
         abstract("softmax", [x])
+
+
+def test_attention_keeps_the_division_behind_the_matmul() -> None:
+    b = Builder("attention")
+    q, k, v = b.input("Q", (8, 64)), b.input("K", (32, 64)), b.input("V", (32, 16))
+    forms = of_program(b.build(O=b.attention(q, k, v)))
+    target = ex.Target(forms["O"])
+    (p,) = (e for name, e in forms.items() if name.startswith("exp"))
+    partial = ex.reduce_sum([8], ex.mul(p, ex.var("V")))
+    total = ex.reduce_sum([32], p)
+    assert ex.div(ex.reduce_sum([4], partial), total) is forms["O"]
+    assert target.keeps(partial)
+    assert target.keeps(ex.reduce_sum([2], p))
+    assert not target.keeps(ex.mul(p, p))
+    assert not target.keeps(ex.mul(ex.var("Q"), ex.var("V")))
+    assert not target.keeps(ex.reduce_sum([64], p))
 
 
 def test_concatenated_matmul_is_the_sum_of_two() -> None:
