@@ -1,0 +1,196 @@
+"""Compile generated Triton to PTX and cubin for any architecture, with no GPU present."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import json
+import math
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from dataclasses import dataclass
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from fuser.errors import EnvironmentError_
+from fuser.errors import NoValidKernelError
+from fuser.lower.triton_source import KernelSource
+
+POINTER = {"float16": "*fp16", "bfloat16": "*bf16", "float32": "*fp32", "bool": "*i1", "int32": "*i32", "int64": "*i64"}
+
+
+@dataclass(frozen=True)
+class KernelArg:
+    """A pointer argument of a kernel: the device tensor it points to, row-major."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class KernelArtifact:
+    """A compiled kernel.
+
+    ``name`` is the PTX entry; ``args`` are its pointers in order (two scratch pointers that are always NULL follow). ``grid`` counts blocks,
+    ``num_warps`` warps a block; ``shared_bytes`` is dynamic shared memory a block; ``registers`` are 32-bit registers a thread and ``spills``
+    bytes of local memory a thread, -1 where the assembler did not say.
+    """
+
+    name: str
+    source: str
+    ptx: str
+    cubin: bytes
+    arch: int
+    args: tuple[KernelArg, ...]
+    outputs: tuple[str, ...]
+    grid: tuple[int, int, int]
+    num_warps: int
+    num_stages: int
+    shared_bytes: int
+    registers: int = -1
+    spills: int = -1
+    compiler: str = ""
+
+    def manifest(self) -> dict[str, Any]:
+        """Everything but the texts, for reports."""
+        data = asdict(self)
+        for key in ("source", "ptx", "cubin"):
+            del data[key]
+        return data
+
+
+def cache_dir() -> Path:
+    """Folder of generated sources (Triton reads a kernel's source from its file)."""
+    from platformdirs import user_cache_path
+
+    return Path(os.environ.get("MUFUSER_CACHE", "") or user_cache_path("mufuser")) / "kernels"
+
+
+def load_source(source: KernelSource, folder: Path | None = None) -> ModuleType:
+    """Write the source to a file named by its hash and import it."""
+    digest = hashlib.sha256(source.text.encode()).hexdigest()[:20]
+    path = (folder or cache_dir()) / f"{source.name}_{digest}.py"
+    if not path.exists() or path.read_text() != source.text:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(f".{os.getpid()}.tmp")
+        partial.write_text(source.text)
+        partial.replace(path)
+    name = f"mufuser_kernels.{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _triton() -> Any:
+    try:
+        import triton
+    except ImportError as error:
+        raise EnvironmentError_("Triton is not installed", "pip install 'triton>=3.6,<3.10'") from error
+    return triton
+
+
+@contextlib.contextmanager
+def _not_interpreted() -> Iterator[None]:
+    """Offline compilation needs the compiler's form of ``triton.jit`` also where the interpreter is switched on."""
+    knobs = getattr(_triton(), "knobs", None)
+    if knobs is None or not knobs.runtime.interpret:
+        yield
+        return
+    knobs.runtime.interpret = False
+    try:
+        yield
+    finally:
+        knobs.runtime.interpret = True
+
+
+def compile_kernel(source: KernelSource, arch: int, folder: Path | None = None) -> KernelArtifact:
+    """Compile for ``arch`` (80, 86, 90, 100: the compute capability without its point).
+
+    Raises :class:`NoValidKernelError` with the compiler's message where Triton refuses the kernel.
+    """
+    triton = _triton()
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    if arch < 80:
+        raise EnvironmentError_(f"Triton has no code generator for sm_{arch}", "choose a device of sm_80 or newer")
+    with _not_interpreted():
+        fn = getattr(load_source(source, folder), source.name)
+        signature = {name: POINTER[d] for name, d in zip(fn.arg_names, source.dtypes, strict=True)}
+        # without the divisibility hint loads are narrow and cp.async vanishes
+        attrs = {(i,): [["tt.divisibility", 16]] for i in range(len(signature))}
+        options = {"num_warps": source.num_warps, "num_stages": source.num_stages, "enable_fp_fusion": True}
+        try:
+            kernel = triton.compile(
+                ASTSource(fn, signature=signature, constexprs={}, attrs=attrs),
+                target=GPUTarget("cuda", arch, 32),
+                options=options,
+            )
+        except Exception as error:  # Triton raises many classes; all of them mean that this candidate is not valid
+            raise NoValidKernelError(
+                f"Triton cannot compile {source.name} for sm_{arch}: {type(error).__name__}: {str(error).strip()[:400]}"
+            ) from error
+    meta = kernel.metadata
+    if meta.num_ctas != 1 or meta.global_scratch_size or meta.profile_scratch_size:
+        raise NoValidKernelError(f"{source.name} needs scratch memory or clusters, which an embedded kernel cannot have")
+    return KernelArtifact(
+        kernel.metadata.name,
+        source.text,
+        kernel.asm["ptx"],
+        kernel.asm["cubin"],
+        arch,
+        tuple(KernelArg(n, d, s) for n, d, s in zip(source.args, source.dtypes, source.shapes, strict=True)),
+        source.outputs,
+        (source.grid, 1, 1),
+        meta.num_warps,
+        source.num_stages,
+        meta.shared,
+        compiler=f"triton {triton.__version__}",
+    )
+
+
+def save_artifact(artifact: KernelArtifact, folder: Path, stem: str) -> dict[str, Any]:
+    """Write ``stem.py``, ``.ptx``, ``.cubin`` and ``.json`` into a folder; returns the manifest with the file names."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{stem}.py").write_text(artifact.source)
+    (folder / f"{stem}.ptx").write_text(artifact.ptx)
+    (folder / f"{stem}.cubin").write_bytes(artifact.cubin)
+    manifest = artifact.manifest() | {"files": [f"{stem}.py", f"{stem}.ptx", f"{stem}.cubin"]}
+    (folder / f"{stem}.json").write_text(json.dumps(manifest, indent=1) + "\n")
+    return manifest
+
+
+def interpret_source(source: KernelSource, inputs: dict[str, Any]) -> dict[str, Any]:
+    """Run a kernel in Triton's interpreter on CPU torch tensors (``TRITON_INTERPRET=1`` must be set before Triton is imported).
+
+    ``inputs`` are numpy arrays; returns the outputs as float32 numpy arrays. Outputs are poisoned with NaN first.
+    """
+    import torch
+
+    triton = _triton()
+    if not triton.knobs.runtime.interpret:
+        raise EnvironmentError_("the Triton interpreter is not switched on", "set TRITON_INTERPRET=1 before starting Python")
+    module = load_source(source)
+    tensors = []
+    for name, dtype, shape in zip(source.args, source.dtypes, source.shapes, strict=True):
+        if name in source.outputs:
+            tensors.append(torch.full(shape, math.nan, dtype=getattr(torch, dtype)))
+        else:
+            tensors.append(torch.tensor(inputs[name]).to(getattr(torch, dtype)).reshape(shape).contiguous())
+    getattr(module, source.name)[(source.grid,)](*tensors)
+    return {n: t.float().numpy() for n, t in zip(source.args, tensors, strict=True) if n in source.outputs}
+
+
+def renamed(artifact: KernelArtifact, name: str) -> KernelArtifact:
+    """The same kernel under another entry name, unique in a library (PTX only: a cubin's symbols cannot be renamed)."""
+    return replace(artifact, name=name, ptx=artifact.ptx.replace(artifact.name, name), cubin=b"")
