@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from fractions import Fraction
 from typing import Any
 
 from fuser.errors import UnsupportedError
+from fuser.ir.axes import AxisMap
 from fuser.ir.axes import Dims
 from fuser.ir.axes import axes_of
 from fuser.ir.composites import expand
@@ -30,7 +32,7 @@ def fuse(program: TensorProgram) -> KernelGraph:
     program = expand(program)
     if unused := [n for n in program.outputs if n in program.inputs]:
         raise UnsupportedError(f"output {unused[0]!r} of {program.name!r} is an input", "a kernel would only copy it")
-    block = _Fuser(program).run()
+    block = fuse_nodes(program, axes_of(program))
     return KernelGraph(
         program.name,
         program.inputs,
@@ -40,19 +42,27 @@ def fuse(program: TensorProgram) -> KernelGraph:
     ).validate()
 
 
+def fuse_nodes(program: TensorProgram, axes: AxisMap, nodes: Collection[str] | None = None, name: str = "") -> BlockGraph:
+    """One block that computes the results ``nodes`` (all, if not given) of a program of primitive operators whose axes are known; it reads
+    the program's inputs and results of earlier kernels, and stores what is an output or is read outside."""
+    return _Fuser(program, axes, nodes).run(identifier(name or program.name))
+
+
 class _Fuser:
-    def __init__(self, program: TensorProgram) -> None:
-        self.program = program
-        self.map = axes_of(program)
+    def __init__(self, program: TensorProgram, axes: AxisMap, nodes: Collection[str] | None) -> None:
+        self.program, self.map = program, axes
+        self.chosen = {n.output for n in program.nodes} if nodes is None else set(nodes)
         self.stmts: list[Stmt] = []
         self.value: dict[str, str] = {}  # program tensor -> value of the block
         self.axes: dict[str, tuple[str, ...]] = {}  # value -> axes
         self.pending: dict[str, Access] = {}  # view of an input, not loaded yet
         self.loaded: dict[Access, str] = {}
 
-    def run(self) -> BlockGraph:
+    def run(self, name: str) -> BlockGraph:
         program = self.program
         for i, node in enumerate(program.nodes):
+            if node.output not in self.chosen:
+                continue
             kind = op_def(node.op).kind
             if kind == "view":
                 self.view(i, node.inputs[0], node.output)
@@ -74,23 +84,41 @@ class _Fuser:
                 Stmt("compute", node.output, axes, dtype, node.op, args, reduce, tuple(sorted(attrs.items())))
             )
             self.value[node.output], self.axes[node.output] = node.output, axes
-        for name in program.outputs:
-            access = Access(name, self.map.values[name])
-            if name not in self.value:
-                raise UnsupportedError(f"output {name!r} is only a view of an input")
-            self.stmts.append(Stmt("store", self.value[name], access.axes, program[name].dtype, access=access))
-        return BlockGraph(identifier(program.name), self.map.axes, tuple(self.stmts)).validate()
+        for tensor in self.leaves():
+            access = Access(tensor, self.map.values[tensor])
+            if tensor not in self.value:
+                raise UnsupportedError(f"output {tensor!r} is only a view of an input")
+            self.stmts.append(Stmt("store", self.value[tensor], access.axes, program[tensor].dtype, access=access))
+        used = {a for s in self.stmts for a in s.related}
+        return BlockGraph(name, tuple(a for a in self.map.axes if a.name in used), tuple(self.stmts)).validate()
+
+    def leaves(self) -> tuple[str, ...]:
+        """What must be stored: outputs of the program, and what a node outside of the block reads."""
+        return tuple(
+            n.output
+            for n in self.program.nodes
+            if n.output in self.chosen
+            and (
+                n.output in self.program.outputs
+                or any(u.output not in self.chosen for u in self.program.consumers[n.output])
+                and op_def(n.op).kind != "view"
+            )
+        )
 
     def view(self, i: int, source: str, output: str) -> None:
         if source in self.value:
             self.value[output] = self.value[source]
         else:
-            self.pending[output] = self.pending.get(source) or Access(source, self.map.uses[i, 0])
+            self.pending[output] = self.pending.get(source) or self.access(i, 0, source)
+
+    def access(self, i: int, j: int, tensor: str) -> Access:
+        """How node i reads a device tensor: an input as this use has it, the result of an earlier kernel as it was written."""
+        return Access(tensor, self.map.values[tensor] if tensor in self.map.values else self.map.uses[i, j])
 
     def operand(self, i: int, j: int, name: str) -> str:
         if name in self.value:
             return self.value[name]
-        access = self.pending.get(name) or Access(name, self.map.uses[i, j])
+        access = self.pending.get(name) or self.access(i, j, name)
         if access not in self.loaded:
             taken = sum(a.tensor == access.tensor for a in self.loaded)
             value = access.tensor if not taken else f"{access.tensor}'{taken + 1}"

@@ -8,6 +8,7 @@ Kinds of operator:
 ``view``       moves no data once accesses are axes: reshape, transpose.
 ``data``       copies data: repeat, concat, slice.
 ``composite``  expands into other operators (:mod:`fuser.ir.composites`); one operator in size limits.
+``opaque``     an operator of the imported model that the table lacks; it has a shape and a name, and nothing is known of its value.
 
 Adding an operator is adding one entry here (and, for a composite, its expansion).
 """
@@ -20,10 +21,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from fuser.errors import UnsupportedError
 from fuser.ir.scalar import Scalar
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Kind = Literal["map", "contract", "reduce", "view", "data", "composite"]
+Kind = Literal["map", "contract", "reduce", "view", "data", "composite", "opaque"]
 Attrs = Mapping[str, Any]
 
 
@@ -148,6 +150,10 @@ def _causal_mask(x: Array, *, offset: Any = 0, rows: Array | None = None, cols: 
     return np.where(cols <= rows + offset, x, -np.inf)
 
 
+def _opaque(*_: Array, name: str = "opaque", **__: Any) -> Array:
+    raise UnsupportedError(f"the imported operator {name} is opaque: it has no numpy semantics", "evaluate the model where it was imported")
+
+
 def _where(c: Array, a: Array, b: Array, **_: Any) -> Array:
     return np.where(c != 0, a, b)
 
@@ -212,6 +218,8 @@ _ALL = (
     OpDef("layer_norm", "composite", -1, _layer_norm, attrs=("eps",), flops=8, relay=("nn.layer_norm",), torch=("layer_norm",)),
     OpDef("attention", "composite", -1, _attention, attrs=("scale", "causal"), flops=4, sfu=1,
           torch=("scaled_dot_product_attention",)),
+    # what the importer keeps as it is: ``shape`` is the output's, ``name`` the model's operator, ``detail`` its attributes (JSON)
+    OpDef("opaque", "opaque", -1, _opaque, attrs=("name", "shape", "detail", "field"), flops=0),
 )  # fmt: skip
 
 OPS: dict[str, OpDef] = {op.name: op for op in _ALL}

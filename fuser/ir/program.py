@@ -22,7 +22,10 @@ from fuser.ir.ops import Array
 from fuser.ir.ops import op as op_def
 from fuser.ir.scalar import Scalar
 
-DTYPE_BYTES: dict[str, int] = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "bool": 1, "int32": 4, "int64": 8}
+DTYPE_BYTES: dict[str, int] = {
+    "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "bool": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8,
+    "uint8": 1, "uint16": 2, "uint32": 4, "uint64": 8,
+}  # fmt: skip
 """Bytes of one element of each supported dtype."""
 
 FLOAT_DTYPES = ("float16", "bfloat16", "float32", "float64")
@@ -217,6 +220,8 @@ def infer_shape(op: str, shapes: list[tuple[int, ...]], attrs: Mapping[str, Any]
         raise ProgramError(f"{op} takes {entry.arity} operands, got {len(shapes)}")
     if entry.kind == "map":
         return _broadcast(shapes, op)
+    if op == "opaque":
+        return tuple(attrs["shape"])
     x = shapes[0]
     if op == "matmul":
         a, b = shapes

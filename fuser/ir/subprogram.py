@@ -1,0 +1,95 @@
+"""Cutting programs: a set of nodes as a program of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fuser.errors import ProgramError
+from fuser.ir.program import TensorProgram
+from fuser.ir.scalar import Extent
+from fuser.ir.scalar import Scalar
+
+
+def subprogram(program: TensorProgram, outputs: Collection[str], name: str) -> TensorProgram:
+    """The nodes whose outputs are in ``outputs``, as a program: what they read from elsewhere are its inputs, what is read elsewhere (or is an
+    output of the whole) its outputs. Constants tied to tensors outside become numbers."""
+    chosen = set(outputs)
+    nodes = tuple(n for n in program.nodes if n.output in chosen)
+    if len(nodes) != len(chosen):
+        raise ProgramError(f"{sorted(chosen - {n.output for n in nodes})} are not results of nodes of {program.name!r}")
+    reads = dict.fromkeys(i for n in nodes for i in n.inputs)
+    inputs = tuple(i for i in reads if i not in chosen)
+    leaves = tuple(
+        n.output
+        for n in nodes
+        if n.output in program.outputs or any(user.output not in chosen for user in program.consumers[n.output])
+    )
+    inside = chosen | set(inputs)
+
+    def tie(value: object) -> object:
+        if not isinstance(value, Scalar):
+            return value
+        powers = tuple(
+            (b if not isinstance(b, Extent) or b.tensor in inside else program[b.tensor].shape[b.dim], e) for b, e in value.powers
+        )
+        return Scalar(value.coeff, powers).normal()
+
+
+    return TensorProgram(
+        name,
+        inputs,
+        tuple(replace(n, attrs=tuple((k, tie(v)) for k, v in n.attrs)) for n in nodes),
+        leaves,
+        tuple(t for t in program.tensors if t.name in inside),
+    ).validate()
+
+
+def convex(program: TensorProgram, outputs: Collection[str]) -> bool:
+    """No path leaves the set and enters it again, so that it can run as one step."""
+    chosen = set(outputs)
+    tainted: set[str] = set()
+    for node in program.nodes:
+        if node.output in chosen:
+            if any(i in tainted for i in node.inputs):
+                return False
+        elif any(i in chosen or i in tainted for i in node.inputs):
+            tainted.add(node.output)
+    return True
+
+
+def canonical(program: TensorProgram, name: str = "region") -> tuple[TensorProgram, dict[str, str]]:
+    """The same program with tensors renamed in order of appearance (inputs x0, x1, …; results y0, y1, …), and the renaming: equal regions of a
+    model become equal programs, and are tuned once."""
+    new: dict[str, str] = {n: f"x{i}" for i, n in enumerate(program.inputs)}
+    new |= {n.output: f"y{i}" for i, n in enumerate(program.nodes)}
+    return rename(program, new, name), new
+
+
+def rename(program: TensorProgram, new: dict[str, str], name: str) -> TensorProgram:
+    """Rename tensors; those not in ``new`` keep their names."""
+
+    def of(n: str) -> str:
+        return new.get(n, n)
+
+    def tie(value: object) -> object:
+        if not isinstance(value, Scalar):
+            return value
+        return replace(
+            value, powers=tuple((Extent(of(b.tensor), b.dim) if isinstance(b, Extent) else b, e) for b, e in value.powers)
+        )
+
+    def names(xs: Sequence[str]) -> tuple[str, ...]:
+        return tuple(of(x) for x in xs)
+
+    return TensorProgram(
+        name,
+        names(program.inputs),
+        tuple(
+            replace(n, inputs=names(n.inputs), output=of(n.output), attrs=tuple((k, tie(v)) for k, v in n.attrs))
+            for n in program.nodes
+        ),
+        names(program.outputs),
+        tuple(replace(t, name=of(t.name)) for t in program.tensors),
+    ).validate()
