@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 
 from fuser.errors import UnsupportedError
 from fuser.frontends.builder import Builder
+from fuser.ir.ops import OPS
 from fuser.ir.scalar import Scalar
 from fuser.superopt import expressions as ex
 from fuser.superopt import z3_reference as reference
+from fuser.superopt.abstraction import RULES
 from fuser.superopt.abstraction import abstract
 from fuser.superopt.abstraction import of_program
 
@@ -239,6 +241,10 @@ def test_concatenated_matmul_is_the_sum_of_two() -> None:
     x, w, xa, b = A, B, ex.reduce_sum([64], ex.mul(A, C)), D
     two = ex.add(abstract("matmul", [x, w], [64]), abstract("matmul", [xa, b], [16]))
     assert abstract("concat_matmul", [x, xa, w, b], [64, 16]) is two
+
+
+def test_every_operator_of_the_table_has_an_expression() -> None:
+    assert {n for n, o in OPS.items() if o.kind not in ("composite", "opaque")} <= set(RULES)
 
 
 def test_silu_and_rsqrt_have_few_atoms() -> None:

@@ -1,0 +1,399 @@
+"""Tensor programs over Z_p × Z_q, for random tests of equivalence (Mirage section 5, table 3).
+
+A value is a pair of residues, modulo p outside and modulo q inside an exponential. Two readings of ``exp``:
+
+- ``law=True``: exp(x) is ω^{x_q} mod p for a random q-th root of unity ω, so exp(a + b) = exp(a)·exp(b); the result has no
+  residue mod q, so one exponential on a path (Mirage's LAX programs), else :class:`UnsupportedError`.
+- ``law=False``: exp is a random function, any number of times on a path; values are residues mod p alone.
+
+Other functions (sqrt, relu, sigmoid, tanh, erf) are random functions keyed on the residues that exist, equal for both graphs of
+a round; silu, gelu and rsqrt are made of them. ``max`` and ``maximum`` fold by a random total order, so that they commute,
+associate and split over loops. Two programs that differ by another true law of such a function are told apart: refused, never
+wrongly accepted. Square roots of 2, 3, 5, 7, 11, 13 and their products are true roots in both fields; any other irrational constant
+is one unknown for each prime in it, so only what holds for all its values is accepted.
+
+What is proven and what is not: :func:`error_bound` bounds one round by the paper's theorem 2, or by degree/p where exp and all
+else is a random function. Both take the functions as truly random; a keyed 64-bit mixing function stands in for them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from fuser.errors import UnsupportedError
+from fuser.ir.composites import expand
+from fuser.ir.ops import Array
+from fuser.ir.ops import op as op_def
+from fuser.ir.program import TensorProgram
+from fuser.ir.scalar import Extent
+from fuser.ir.scalar import Scalar
+from fuser.superopt.modular import PRIMES
+from fuser.superopt.modular import mix
+from fuser.superopt.modular import modular_inverse
+from fuser.superopt.modular import modular_matmul
+from fuser.superopt.modular import modular_root
+from fuser.superopt.modular import power_tables
+from fuser.superopt.modular import prime_factors
+
+
+class ZeroDenominatorError(ArithmeticError):
+    """A denominator is zero in the field: the draw says nothing, draw again."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """Residues mod p and, where they exist, mod q (int64); ``minus_inf`` marks elements that a mask has removed."""
+
+    p: Array
+    q: Array | None = None
+    minus_inf: Array | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.p.shape
+
+    def map(self, f: Callable[[Array], Array]) -> Value:
+        """Apply a function that only moves elements."""
+        return Value(f(self.p), None if self.q is None else f(self.q), None if self.minus_inf is None else f(self.minus_inf))
+
+    def __getitem__(self, index: Any) -> Value:
+        return self.map(lambda x: x[index])
+
+
+def error_bound(p: int, q: int, degree: int, terms: int, rounds: int, law: bool = True) -> float:
+    """Probability that ``rounds`` independent rounds all accept two programs that differ.
+
+    ``law=True``: theorem 2, 8·d·k⁴/q + q^(−1/k²) a round, for outputs Σ fᵢ exp(gᵢ/hᵢ) / Σ f′ᵢ exp(g′ᵢ/h′ᵢ) with k terms of degree
+    at most d; for primes of 31 bits it says little beyond k = 2. ``law=False``: d/p a round (Schwartz and Zippel), d the degree
+    of the difference as a fraction of polynomials in the inputs and the values of the random functions. Never more than 1.
+
+    Theorem 2 holds for LAX programs; where ``law=True`` meets further functions, the figure is heuristic.
+    """
+    one = 8 * degree * terms**4 / q + q ** (-1 / terms**2) if law else degree / p
+    return min(1.0, one) ** rounds
+
+
+class Field:
+    """One round of a test: primes, ω, and the keys of the random functions, all drawn from ``rng``.
+
+    Evaluate both graphs with the same instance. ``law`` chooses the reading of ``exp`` (above).
+    """
+
+    def __init__(self, rng: np.random.Generator, law: bool = False, primes: tuple[int, int] = PRIMES[0]) -> None:
+        self.p, self.q = primes
+        if (self.p - 1) % self.q or max(primes) >= 1 << 31:
+            raise ValueError(f"the primes {primes} need q | p - 1 and p < 2^31")
+        self.law = law
+        self.masked = False
+        self._key = rng.bytes(16)
+        self._keys: dict[str, Array] = {}
+        self._scalars: dict[Scalar, tuple[int, int]] = {}
+        root = 1
+        while root == 1:
+            root = pow(int(rng.integers(2, self.p)), (self.p - 1) // self.q, self.p)
+        self.omega = root
+        self._tables: tuple[Array, Array] | None = None
+
+    # values
+
+    def random(self, shape: Sequence[int], rng: np.random.Generator) -> Value:
+        """Independent uniform residues."""
+        p = rng.integers(0, self.p, tuple(shape), np.int64)
+        return Value(p, rng.integers(0, self.q, tuple(shape), np.int64) if self.law else None)
+
+    def integers(self, x: Array) -> Value:
+        """Integers, or booleans, as residues."""
+        x = np.asarray(x).astype(np.int64)
+        return Value(x % self.p, x % self.q if self.law else None)
+
+    def scalar(self, value: Scalar) -> tuple[int, int]:
+        """Residues of an exact constant mod p and q; its extents must be bound."""
+        value = value.normal()
+        if value not in self._scalars:
+            self._scalars[value] = self._residue(value, self.p), self._residue(value, self.q)
+        return self._scalars[value]
+
+    def _residue(self, value: Scalar, m: int) -> int:
+        if value.coeff.denominator % m == 0:
+            raise ZeroDenominatorError(f"the constant {value} has no residue modulo {m}")
+        result = value.coeff.numerator * pow(value.coeff.denominator, -1, m) % m
+        for base, exponent in value.powers:
+            if isinstance(base, Extent):
+                raise UnsupportedError(f"the constant {value} depends on the unbound extent of {base.tensor}[{base.dim}]")
+            if base < 1:
+                raise UnsupportedError(f"the constant {value} is not a real number")
+            whole, part = divmod(exponent.numerator, exponent.denominator)
+            result = result * pow(base, whole, m) % m
+            for prime in prime_factors(base) if part else ():
+                result = result * pow(self._root(prime, exponent.denominator, m), part, m) % m
+        return result
+
+    def _root(self, prime: int, n: int, m: int) -> int:
+        """A number that stands for prime^(1/n): a true square root where there is one, else an unknown."""
+        root = modular_root(prime, m) if n == 2 else None
+        if root is None:
+            digest = hashlib.sha256(self._key + f"root {prime} {n} {m}".encode()).digest()
+            root = 1 + int.from_bytes(digest[:8], "little") % (m - 1)
+        return root
+
+    # operators
+
+    def apply(self, op: str, operands: Sequence[Value], attrs: Mapping[str, Any] | None = None) -> Value:
+        """One operator of the op table (no composite) on whole arrays, as its numpy semantics has them.
+
+        Raises :class:`ZeroDenominatorError`, or :class:`UnsupportedError` where the operator has no meaning here.
+        """
+        attrs = attrs or {}
+        if op in RULES:
+            return RULES[op](self, operands, attrs)
+        kind = op_def(op).kind
+        if kind in ("view", "data") and len(operands) == 1:
+            return operands[0].map(lambda x: op_def(op).numpy(x, **attrs))
+        raise UnsupportedError(f"operator {op!r} has no meaning over finite fields", "expand composites first")
+
+    def function(self, name: str, x: Value) -> Value:
+        """The random function of this name: uniform residues, equal for equal arguments."""
+        if x.minus_inf is not None:
+            raise UnsupportedError(f"{name} of a masked value", "apply exp or max to it first")
+        h = self._hash(name, x)
+        p = (h % np.uint64(self.p)).astype(np.int64)
+        return Value(p, (mix(h + np.uint64(1)) % np.uint64(self.q)).astype(np.int64) if self.law else None)
+
+    def _hash(self, name: str, x: Value) -> Array:
+        if name not in self._keys:
+            digest = hashlib.sha256(self._key + name.encode()).digest()
+            self._keys[name] = np.frombuffer(digest, np.uint64).copy()
+        k = self._keys[name]
+        h = mix(x.p.astype(np.uint64) ^ k[0]) + k[1]
+        return h if x.q is None else mix(h ^ (x.q.astype(np.uint64) << np.uint64(20)) ^ k[2])
+
+    def exp(self, x: Value) -> Value:
+        hidden = x.minus_inf
+        x = Value(x.p, x.q)
+        if not self.law:
+            result = self.function("exp", x).p
+        elif x.q is None:
+            raise UnsupportedError(
+                "an exponential of an exponential has no value over Z_p × Z_q",
+                "split the program, or take exp as a random function",
+            )
+        else:
+            if self._tables is None:
+                self._tables = power_tables(self.omega, self.p)
+            result = self._tables[1][x.q >> 15] * self._tables[0][x.q & 0x7FFF] % self.p
+        return Value(result if hidden is None else np.where(hidden, 0, result))
+
+    def ring(self, f: Callable[..., Array], *xs: Value) -> Value:
+        """Apply f(residues…, modulus) in each field where all operands have residues."""
+        qs = [x.q for x in xs if x.q is not None]
+        return Value(f(*(x.p for x in xs), self.p), f(*qs, self.q) if len(qs) == len(xs) else None)
+
+    def quotient(self, a: Value, b: Value) -> Value:
+        """a/b; 0/0 is 0 where a mask may have removed a whole row (the one defined output of such a row)."""
+
+        def divide(x: Array, y: Array, m: int) -> Array:
+            zero = y == 0
+            if zero.any():
+                if not self.masked or np.any(np.where(zero, x, 0)):
+                    raise ZeroDenominatorError("a denominator is zero")
+                y = np.where(zero, 1, y)
+            return x * modular_inverse(y, m) % m
+
+        return self.ring(divide, a, b)
+
+    def larger(self, a: Value, b: Value) -> Value:
+        """Maximum by a random total order, with the masked elements below all."""
+        if a.q is None or b.q is None:
+            a, b = Value(a.p, None, a.minus_inf), Value(b.p, None, b.minus_inf)
+        hidden_a, hidden_b = _hidden(a), _hidden(b)
+        order = self._hash("order", a) >= self._hash("order", b)
+        first = ~hidden_a & (hidden_b | order)
+        both = np.broadcast_to(hidden_a & hidden_b, first.shape)
+        q = None if a.q is None or b.q is None else np.where(first, a.q, b.q)
+        return Value(np.where(first, a.p, b.p), q, both if both.any() else None)
+
+    def equal(self, a: Value, b: Value) -> bool:
+        """Whether two values agree: in what is masked, and elsewhere mod p, and mod q where both have it."""
+        if a.shape != b.shape or not np.array_equal(_hidden(a), _hidden(b)):
+            return False
+        seen = ~_hidden(a)
+        if a.q is not None and b.q is not None and not np.array_equal(a.q[seen], b.q[seen]):
+            return False
+        return np.array_equal(a.p[seen], b.p[seen])
+
+
+def _hidden(x: Value) -> Array:
+    return np.zeros(x.shape, bool) if x.minus_inf is None else np.asarray(x.minus_inf)
+
+
+Rule = Callable[[Field, Sequence[Value], Mapping[str, Any]], Value]
+
+
+def _visible(op: str, xs: Sequence[Value]) -> None:
+    if any(x.minus_inf is not None for x in xs):
+        raise UnsupportedError(f"{op} of a masked value", "apply exp or max to it first")
+
+
+def _ring(name: str, f: Callable[..., Array]) -> Rule:
+    """Arithmetic of unmasked values."""
+
+    def rule(field: Field, xs: Sequence[Value], _attrs: Mapping[str, Any]) -> Value:
+        _visible(name, xs)
+        return field.ring(f, *xs)
+
+    return rule
+
+
+def _add(field: Field, xs: Sequence[Value], _attrs: Mapping[str, Any]) -> Value:
+    a, b = xs
+    result = field.ring(lambda x, y, m: (x + y) % m, a, b)
+    if a.minus_inf is None and b.minus_inf is None:
+        return result
+    return Value(result.p, result.q, _hidden(a) | _hidden(b))
+
+
+def _scale(field: Field, xs: Sequence[Value], attrs: Mapping[str, Any]) -> Value:
+    """A masked element stays masked, if the constant is positive."""
+    value, x = Scalar.of(attrs["scalar"]), xs[0]
+    if x.minus_inf is not None and value.coeff <= 0:
+        raise UnsupportedError(f"a masked value times {value}", "scale before masking")
+    cp, cq = field.scalar(value)
+    return Value(x.p * cp % field.p, None if x.q is None else x.q * cq % field.q, x.minus_inf)
+
+
+def _shift(field: Field, xs: Sequence[Value], attrs: Mapping[str, Any]) -> Value:
+    x = xs[0]
+    cp, cq = field.scalar(Scalar.of(attrs["scalar"]))
+    return Value((x.p + cp) % field.p, None if x.q is None else (x.q + cq) % field.q, x.minus_inf)
+
+
+def _sum(field: Field, xs: Sequence[Value], attrs: Mapping[str, Any]) -> Value:
+    _visible("sum", xs)
+    axis, keepdims = tuple(attrs["axis"]), bool(attrs.get("keepdims", False))
+    return field.ring(lambda x, m: np.sum(x, axis=axis, keepdims=keepdims) % m, xs[0])
+
+
+def _max(field: Field, xs: Sequence[Value], attrs: Mapping[str, Any]) -> Value:
+    x, rank = xs[0], len(xs[0].shape)
+    axes = sorted({int(a) % rank for a in attrs["axis"]})
+    for axis in axes:
+        while (n := x.shape[axis]) > 1:
+            lead = (slice(None),) * axis
+            half = n // 2
+            best = field.larger(x[(*lead, slice(0, half))], x[(*lead, slice(half, 2 * half))])
+            x = best if n % 2 == 0 else _join([best, x[(*lead, slice(2 * half, n))]], axis)
+    return x if attrs.get("keepdims") else x.map(lambda y: np.squeeze(y, tuple(axes)))
+
+
+def _join(xs: Sequence[Value], axis: int) -> Value:
+    qs = [x.q for x in xs if x.q is not None]
+    hidden = None
+    if any(x.minus_inf is not None for x in xs):
+        hidden = np.concatenate([np.zeros(x.shape, bool) if x.minus_inf is None else x.minus_inf for x in xs], axis)
+    return Value(np.concatenate([x.p for x in xs], axis), np.concatenate(qs, axis) if len(qs) == len(xs) else None, hidden)
+
+
+def _where(field: Field, xs: Sequence[Value], _attrs: Mapping[str, Any]) -> Value:
+    c, a, b = xs
+    _visible("where", xs)
+    return field.ring(lambda x, y, _m: np.where(c.p != 0, x, y), a, b)
+
+
+def _causal_mask(field: Field, xs: Sequence[Value], attrs: Mapping[str, Any]) -> Value:
+    x = xs[0]
+    hidden = np.isneginf(op_def("causal_mask").numpy(np.zeros(x.shape), **attrs))
+    field.masked = True
+    return Value(x.p, x.q, hidden if x.minus_inf is None else hidden | x.minus_inf)
+
+
+def _matmul(field: Field, xs: Sequence[Value], _attrs: Mapping[str, Any]) -> Value:
+    _visible("matmul", xs)
+    return field.ring(modular_matmul, *xs)
+
+
+def _quotient(field: Field, xs: Sequence[Value], _attrs: Mapping[str, Any]) -> Value:
+    _visible("div", xs)
+    return field.quotient(xs[0], xs[1])
+
+
+def _rsqrt(field: Field, xs: Sequence[Value], _attrs: Mapping[str, Any]) -> Value:
+    one = field.integers(np.ones((1,) * len(xs[0].shape)))
+    return field.quotient(one, field.function("sqrt", xs[0]))
+
+
+def _silu(field: Field, xs: Sequence[Value], _attrs: Mapping[str, Any]) -> Value:
+    return RULES["mul"](field, (xs[0], field.function("sigmoid", xs[0])), {})
+
+
+def _gelu(field: Field, xs: Sequence[Value], _attrs: Mapping[str, Any]) -> Value:
+    inner = _scale(field, xs, {"scalar": Scalar.power(2, Fraction(-1, 2))})
+    factor = _shift(field, [field.function("erf", inner)], {"scalar": 1})
+    return RULES["mul"](field, (_scale(field, xs, {"scalar": Fraction(1, 2)}), factor), {})
+
+
+def _function(name: str) -> Rule:
+    return lambda field, xs, _attrs: field.function(name, xs[0])
+
+
+RULES: dict[str, Rule] = {
+    "add": _add,
+    "sub": _ring("sub", lambda x, y, m: (x - y) % m),
+    "mul": _ring("mul", lambda x, y, m: x * y % m),
+    "div": _quotient,
+    "maximum": lambda field, xs, _attrs: field.larger(xs[0], xs[1]),
+    "where": _where,
+    "scale": _scale,
+    "shift": _shift,
+    "neg": _ring("neg", lambda x, m: -x % m),
+    "square": _ring("square", lambda x, m: x * x % m),
+    "causal_mask": _causal_mask,
+    "exp": lambda field, xs, _attrs: field.exp(xs[0]),
+    "rsqrt": _rsqrt,
+    "silu": _silu,
+    "gelu": _gelu,
+    "cast": lambda _field, xs, _attrs: xs[0],
+    "matmul": _matmul,
+    "sum": _sum,
+    "max": _max,
+    "concat": lambda _field, xs, attrs: _join(xs, attrs["axis"]),
+    **{name: _function(name) for name in ("sqrt", "relu", "sigmoid", "tanh", "erf")},
+}
+"""From operator to its evaluation; views and copies of one operand move residues by their numpy semantics."""
+
+
+def random_inputs(program: TensorProgram, rng: np.random.Generator, field: Field) -> dict[str, Value]:
+    """Uniform residues for every input; random bits for boolean ones (masks)."""
+    found: dict[str, Value] = {}
+    for name in program.inputs:
+        t = program[name]
+        bits = t.dtype == "bool"
+        found[name] = field.integers(rng.integers(0, 2, t.shape)) if bits else field.random(t.shape, rng)
+    return found
+
+
+def evaluate_program(
+    program: TensorProgram, inputs: Mapping[str, Value], field: Field, keep: Iterable[str] = ()
+) -> dict[str, Value]:
+    """The outputs over Z_p × Z_q (and the tensors named in ``keep``, if the expansion of composites leaves them).
+
+    Raises :class:`ZeroDenominatorError`: draw new inputs; :class:`UnsupportedError`: an operator without a meaning here.
+    """
+    program = expand(program)
+    values = {n: inputs[n] for n in program.inputs}
+    wanted = {*keep, *program.outputs}
+    last = {n: i for i, node in enumerate(program.nodes) for n in node.inputs}
+    for i, node in enumerate(program.nodes):
+        values[node.output] = field.apply(node.op, [values[n] for n in node.inputs], program.bound(node))
+        for name in set(node.inputs):
+            if last[name] == i and name not in wanted:
+                del values[name]
+    return {n: values[n] for n in dict.fromkeys((*program.outputs, *keep)) if n in values}
