@@ -24,283 +24,64 @@ Forms are interned: equality is identity. Tables live as long as the process; :f
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Hashable
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
-from typing import Literal
 
-from fuser.ir.scalar import Scalar
+from fuser.superopt import normal_form
+from fuser.superopt.normal_form import FACTORS
+from fuser.superopt.normal_form import MAX_TERMS
+from fuser.superopt.normal_form import NF
+from fuser.superopt.normal_form import ONE
+from fuser.superopt.normal_form import TOP
+from fuser.superopt.normal_form import WEIGHTS
+from fuser.superopt.normal_form import ZERO
+from fuser.superopt.normal_form import Extent
+from fuser.superopt.normal_form import Factor
+from fuser.superopt.normal_form import Term
+from fuser.superopt.normal_form import add
+from fuser.superopt.normal_form import axis
+from fuser.superopt.normal_form import const
+from fuser.superopt.normal_form import div
+from fuser.superopt.normal_form import exp
+from fuser.superopt.normal_form import fn
+from fuser.superopt.normal_form import intern
+from fuser.superopt.normal_form import mul
+from fuser.superopt.normal_form import reduce_max
+from fuser.superopt.normal_form import reduce_sum
+from fuser.superopt.normal_form import single_max
+from fuser.superopt.normal_form import times_term
+from fuser.superopt.normal_form import var
 
-MAX_TERMS = 256
-"""Forms of more distinct terms become :data:`TOP`, which every query keeps."""
-
-Extent = Hashable
-"""A reduction extent: a positive int (factorised, so that 4·8 is 32) or any hashable symbol, for example a part of an axis."""
-
-Term = tuple[tuple[int, ...], "NF | None"]
-"""Sorted factor numbers with repetition, and the denominator (None for 1)."""
+__all__ = [
+    "MAX_TERMS",
+    "NF",
+    "ONE",
+    "TOP",
+    "ZERO",
+    "Extent",
+    "Target",
+    "add",
+    "axis",
+    "clear",
+    "const",
+    "div",
+    "exp",
+    "fn",
+    "is_subexpression",
+    "mul",
+    "reduce_max",
+    "reduce_sum",
+    "var",
+]
 
 _DENOMINATOR_WEIGHT = 0.7390851332151607  # any generic number: keeps x·y/x apart from y in the order of terms
 
-
-@dataclass(frozen=True)
-class Factor:
-    """What a factor number stands for. ``args`` are normal forms; ``name`` an input, a constant, an extent or a function."""
-
-    kind: Literal["var", "const", "extent", "fn"]
-    name: Hashable
-    args: tuple[NF, ...] = ()
-    params: tuple[Hashable, ...] = ()
-
-    def __str__(self) -> str:
-        if self.kind != "fn":
-            return f"Σ{self.name}" if self.kind == "extent" else str(self.name)
-        params = f"[{','.join(map(str, self.params))}]" if self.params else ""
-        return f"{self.name}{params}({', '.join(map(str, self.args))})"
-
-
-class NF:
-    """A normal form: ``terms`` maps each term to its multiplicity. Made by the constructors below only; compare with ``is``."""
-
-    __slots__ = ("_log", "number", "terms")
-
-    def __init__(self, terms: dict[Term, int], number: int) -> None:
-        self.terms = terms
-        self.number = number
-        self._log: float | None = None
-
-    def __reduce__(self) -> Any:
-        if self is TOP:
-            return _top, ()
-        portable = [([_FACTORS[f] for f in factors], den, count) for (factors, den), count in self.terms.items()]
-        return _rebuild, (portable,)
-
-    def __str__(self) -> str:
-        if self is TOP:
-            return "⊤"
-
-        def text(term: Term, count: int) -> str:
-            factors, den = term
-            names = sorted(str(_FACTORS[f]) for f in factors)
-            body = "·".join([str(count), *names] if count > 1 or not names else names)
-            return body if den is None else f"{body}/({den})"
-
-        return " + ".join(sorted(text(t, c) for t, c in self.terms.items())) or "0"
-
-    __repr__ = __str__
-
-
-_FACTORS: list[Factor] = []
-_WEIGHTS: list[float] = []
-_FACTOR_NUMBERS: dict[Factor, int] = {}
-_EXTENT_FACTORS: dict[tuple[Extent, ...], tuple[int, ...]] = {}
-_FORMS: dict[Any, NF] = {}
-_PRODUCTS: dict[tuple[NF, NF], NF] = {}
 _QUOTIENTS: dict[tuple[NF, NF], NF | bool | None] = {}
-_random = random.Random(0)
-
-TOP = NF({}, -1)
-"""An expression that was too large to expand; everything made of it is TOP."""
-
-
-def _form(terms: dict[Term, int]) -> NF:
-    if len(terms) == 1:
-        ((key, count),) = terms.items()
-        if count != 1:
-            key = (key, count)
-    else:
-        if len(terms) > MAX_TERMS:
-            return TOP
-        key = frozenset(terms.items())
-    found = _FORMS.get(key)
-    if found is None:
-        found = _FORMS[key] = NF(terms, len(_FORMS))
-    return found
-
-
-ZERO = _form({})
-ONE = _form({((), None): 1})
 
 
 def clear() -> None:
     """Forget all interned forms. Forms made before must not meet forms made after."""
-    for table in (_FACTORS, _WEIGHTS, _FACTOR_NUMBERS, _EXTENT_FACTORS, _FORMS, _PRODUCTS, _QUOTIENTS):
-        table.clear()
-    _FORMS[frozenset()] = ZERO
-    _FORMS[((), None)] = ONE
-    _random.seed(0)
-
-
-def _factor(factor: Factor) -> int:
-    number = _FACTOR_NUMBERS.get(factor)
-    if number is None:
-        number = _FACTOR_NUMBERS[factor] = len(_FACTORS)
-        _FACTORS.append(factor)
-        _WEIGHTS.append(_random.uniform(0.5, 2.0))
-    return number
-
-
-def _atom(factor: Factor) -> NF:
-    return _form({((_factor(factor),), None): 1})
-
-
-def _top() -> NF:
-    return TOP
-
-
-def _rebuild(portable: list[tuple[list[Factor], NF | None, int]]) -> NF:
-    return _form({(tuple(sorted(map(_factor, factors))), den): count for factors, den, count in portable})
-
-
-def _primes(n: int) -> list[int]:
-    found, p = [], 2
-    while p * p <= n:
-        while n % p == 0:
-            found.append(p)
-            n //= p
-        p += 1
-    return [*found, n] if n > 1 else found
-
-
-def _parts(extents: Iterable[Extent]) -> list[Hashable]:
-    """Symbols and prime numbers that multiply to the extents."""
-    parts: list[Hashable] = []
-    for e in extents:
-        if isinstance(e, int):
-            if e < 1:
-                raise ValueError(f"a reduction needs a positive extent, got {e}")
-            parts += _primes(e)
-        else:
-            parts.append(e)
-    return parts
-
-
-# Constructors
-
-
-def var(name: Hashable) -> NF:
-    """An input tensor."""
-    return _atom(Factor("var", name))
-
-
-def const(value: Hashable) -> NF:
-    """A constant: an atom for each distinct value, which moves freely but is neither made nor lost; 0 and 1 obey their laws."""
-    if isinstance(value, Scalar | int | float):
-        value = Scalar.of(value).normal()
-        if value == Scalar():
-            return ONE
-        if not value.coeff:
-            return ZERO
-    return _atom(Factor("const", value))
-
-
-def add(a: NF, b: NF) -> NF:
-    if a is TOP or b is TOP:
-        return TOP
-    if len(a.terms) < len(b.terms):
-        a, b = b, a
-    terms = dict(a.terms)
-    for term, count in b.terms.items():
-        terms[term] = terms.get(term, 0) + count
-    return _form(terms)
-
-
-def _times(a: Term, b: Term) -> Term | None:
-    """Product of two terms; None where a denominator outgrows MAX_TERMS."""
-    (fa, da), (fb, db) = a, b
-    den = da if db is None else db if da is None else mul(da, db)
-    if den is TOP:
-        return None
-    return tuple(sorted(fa + fb)) if fa and fb else fa or fb, den
-
-
-def mul(a: NF, b: NF) -> NF:
-    if a is TOP or b is TOP:
-        return TOP
-    if a.number > b.number:
-        a, b = b, a
-    key = (a, b)
-    found = _PRODUCTS.get(key)
-    if found is None:
-        found = _PRODUCTS[key] = _mul(a, b)
-    return found
-
-
-def _mul(a: NF, b: NF) -> NF:
-    if len(a.terms) * len(b.terms) > MAX_TERMS**2:
-        return TOP
-    terms: dict[Term, int] = {}
-    for x, m in a.terms.items():
-        for y, n in b.terms.items():
-            term = _times(x, y)
-            if term is None:
-                return TOP
-            terms[term] = terms.get(term, 0) + m * n
-    return _form(terms)
-
-
-def div(a: NF, b: NF) -> NF:
-    if a is TOP or b is TOP:
-        return TOP
-    if b is ONE:
-        return a
-    if b is ZERO:
-        return TOP
-    terms: dict[Term, int] = {}
-    for (factors, den), count in a.terms.items():
-        den = b if den is None else mul(den, b)
-        if den is TOP:
-            return TOP
-        terms[factors, den] = terms.get((factors, den), 0) + count
-    return _form(terms)
-
-
-def reduce_sum(extents: Iterable[Extent], e: NF) -> NF:
-    """``sum(i·j·…, e)`` over every extent given; an extent of 1 does nothing."""
-    extents = tuple(extents)
-    factors = _EXTENT_FACTORS.get(extents)
-    if factors is None:
-        factors = tuple(_factor(Factor("extent", part)) for part in _parts(extents))
-        _EXTENT_FACTORS[extents] = factors
-    if e is TOP or not factors:
-        return e
-    return _form({(tuple(sorted(f + factors)), den): count for (f, den), count in e.terms.items()})
-
-
-def fn(name: str, *args: NF, params: tuple[Hashable, ...] = ()) -> NF:
-    """An uninterpreted function."""
-    return TOP if TOP in args else _atom(Factor("fn", name, args, params))
-
-
-def exp(e: NF) -> NF:
-    return fn("exp", e)
-
-
-def reduce_max(extents: Iterable[Extent], e: NF) -> NF:
-    """Fold by maximum; ``max(i, max(j, x)) = max(i·j, x)``."""
-    parts = _parts(extents)
-    inner = _single_max(e)
-    if inner is not None:
-        parts += inner.params
-        e = inner.args[0]
-    return fn("max", e, params=tuple(sorted(parts, key=lambda p: (str(type(p)), str(p))))) if parts else e
-
-
-def _single_max(e: NF) -> Factor | None:
-    if len(e.terms) == 1:
-        (((factors, den), count),) = e.terms.items()
-        if den is None and count == 1 and len(factors) == 1:
-            factor = _FACTORS[factors[0]]
-            if factor.kind == "fn" and factor.name == "max":
-                return factor
-    return None
-
-
-def axis(name: Hashable) -> tuple[Extent, Extent, Extent]:
-    """The extents of a whole axis that a structure may divide: its grid, loop and tile parts."""
-    return (name, "grid"), (name, "loop"), (name, "tile")
+    normal_form.clear()
+    _QUOTIENTS.clear()
 
 
 # Exact division
@@ -344,16 +125,16 @@ def _quotient(t: NF | None, e: NF | None) -> _Quotient:
 def _weight(term: Term) -> float:
     """Log of a generic positive value of the term: an order that multiplication respects."""
     factors, den = term
-    total = math.fsum(_WEIGHTS[f] for f in factors)
+    total = math.fsum(WEIGHTS[f] for f in factors)
     return total if den is None else total - _DENOMINATOR_WEIGHT * _log(den)
 
 
 def _log(e: NF) -> float:
-    if e._log is None:
+    if e.log is None:
         weights = [(_weight(t), c) for t, c in e.terms.items()]
         top = max(w for w, _ in weights)
-        e._log = top + math.log(math.fsum(c * math.exp(w - top) for w, c in weights))
-    return e._log
+        e.log = top + math.log(math.fsum(c * math.exp(w - top) for w, c in weights))
+    return e.log
 
 
 def _leading(terms: dict[Term, int]) -> Term | None:
@@ -382,7 +163,7 @@ def _long_division(t: NF, e: NF) -> _Quotient:
         if remainder:
             return False
         for term, count in e.terms.items():
-            product = _times(q, term)
+            product = times_term(q, term)
             left = rest.get(product, 0) - times * count if product else -1
             if product is None or left < 0:
                 return False
@@ -391,7 +172,7 @@ def _long_division(t: NF, e: NF) -> _Quotient:
             else:
                 del rest[product]
         quotient[q] = times
-    return None if (form := _form(quotient)) is ONE else form
+    return None if (result := intern(quotient)) is ONE else result
 
 
 # The pruning question
@@ -416,14 +197,14 @@ class Target:
                 inner = [] if term[1] is None else [term[1]]
                 for number in set(term[0]):
                     self._by_factor.setdefault(number, []).append((level, term))
-                    factor = _FACTORS[number]
+                    factor = FACTORS[number]
                     inner += factor.args
                     if factor.kind == "fn" and factor.name == "max" and factor not in self._maxima:
                         self._maxima.append(factor)
-                for form in inner:
-                    if form not in seen:
-                        seen.add(form)
-                        pending.append(form)
+                for inside in inner:
+                    if inside not in seen:
+                        seen.add(inside)
+                        pending.append(inside)
 
     def keeps(self, e: NF) -> bool:
         """False only if no expression that is equal to an output contains one that is equal to ``e``."""
@@ -460,7 +241,7 @@ class Target:
         return self._partial_max(e)
 
     def _partial_max(self, e: NF) -> bool:
-        inner = _single_max(e)
+        inner = single_max(e)
         if inner is None:
             return False
         return any(f.args == inner.args and _within(inner.params, f.params) for f in self._maxima)
@@ -472,7 +253,7 @@ def _within(small: tuple[Hashable, ...], big: tuple[Hashable, ...]) -> bool:
 
 def _contains(t: NF, e: NF, c: Term) -> bool:
     for term, count in e.terms.items():
-        product = _times(c, term)
+        product = times_term(c, term)
         if product is None or t.terms.get(product, 0) < count:
             return False
     return True
