@@ -1,0 +1,87 @@
+"""Predicted time of a program whose operators run apart: one library kernel for each contraction (element-wise operators that follow are its
+epilogue, as TVM and cuBLAS fuse them), one memory-bound kernel for each softmax, normalization, copy or group of element-wise operators."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from cost_model.refined import matmul_seconds
+from cost_model.refined import memory_kernel_seconds
+from fuser.device import Device
+from fuser.ir.ops import OPS
+from fuser.ir.program import DTYPE_BYTES
+from fuser.ir.program import Node
+from fuser.ir.program import TensorProgram
+
+
+@dataclass(frozen=True)
+class OperatorTime:
+    """One kernel of the program as it stands: the operators that it does and its time in seconds."""
+
+    nodes: tuple[str, ...]
+    op: str
+    seconds: float
+
+
+def operator_times(program: TensorProgram, device: Device, skip: frozenset[str] = frozenset()) -> tuple[OperatorTime, ...]:
+    """Kernels of every operator not in ``skip``, in program order; views that move no data have none."""
+    groups: dict[str, list[Node]] = {}
+    leader: dict[str, str] = {}
+    for node in program.nodes:
+        if node.output in skip:
+            continue
+        kind = OPS[node.op].kind
+        if kind == "view" and not _copies(program, node):
+            if node.inputs and node.inputs[0] in leader:
+                leader[node.output] = leader[node.inputs[0]]
+            continue
+        host = next((leader[i] for i in node.inputs if i in leader and len(program.consumers[i]) == 1), "")
+        if kind in ("map", "view") and host:
+            groups[host].append(node)
+            leader[node.output] = host
+        else:
+            groups[node.output] = [node]
+            leader[node.output] = node.output
+    return tuple(OperatorTime(tuple(n.output for n in g), g[0].op, _seconds(program, g, device)) for g in groups.values())
+
+
+def _copies(program: TensorProgram, node: Node) -> bool:
+    """A transpose that moves an extent larger than one needs a kernel; reshapes and broadcasts do not."""
+    if node.op != "transpose":
+        return False
+    kept = [i for i in node.attr["perm"] if program[node.inputs[0]].shape[i] > 1]
+    return kept != sorted(kept)
+
+
+def _seconds(program: TensorProgram, group: list[Node], device: Device) -> float:
+    inside = {n.output for n in group}
+    reads = {i for n in group for i in n.inputs} - inside
+    written = {n.output for n in group if n.output in program.outputs or any(u.output not in inside for u in program.consumers[n.output])}
+    nbytes = float(sum(program[t].nbytes for t in reads | written))
+    first = group[0]
+    dtype = program[first.output].dtype
+    if first.op == "matmul" and dtype in DTYPE_BYTES:
+        a, b = (program[i].shape for i in first.inputs)
+        batch = math.prod(program[first.output].shape[:-2])
+        m = a[-2]
+        if math.prod(b[:-2]) == 1:  # a shared right-hand side makes one tall matmul
+            batch, m = 1, batch * m
+        extra = sum(program[i].nbytes for n in group[1:] for i in n.inputs if i not in inside)
+        return matmul_seconds(batch, m, b[-1], a[-1], dtype, device) + extra / device.memory_bandwidth
+    if first.op == "attention":
+        q, k, v = (program[i].shape for i in first.inputs[:3])
+        batch = math.prod(q[:-2])
+        scores = batch * q[-2] * k[-2] * DTYPE_BYTES[dtype]
+        return (
+            matmul_seconds(batch, q[-2], k[-2], q[-1], dtype, device)
+            + memory_kernel_seconds(2 * scores, device)
+            + matmul_seconds(batch, q[-2], v[-1], k[-2], dtype, device)
+        )
+    # a normalization reads its input once for its statistics and once for its result; the second read comes from L2 where it fits
+    return memory_kernel_seconds(nbytes, device)
+
+
+def program_seconds(program: TensorProgram, device: Device, skip: frozenset[str] = frozenset()) -> float:
+    """Sum of all kernels: they run one after the other."""
+    return math.fsum(t.seconds for t in operator_times(program, device, skip))

@@ -1,0 +1,276 @@
+"""Regions of a model that are worth one fused kernel: memory-bound compute-intensive (MBCI) chains (MCFuser, section II-A).
+
+A chain is two or more contractions joined by element-wise operators, softmax or normalization. It is a candidate if every contraction is memory-bound
+at the tile sizes that the model would choose (φ < P/W), and it is taken only where the fused estimate beats the unfused one. Every
+contraction that is left alone is left for a stated reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fuser.device import Device
+from fuser.errors import FuserError
+from fuser.errors import UnsupportedError
+from fuser.ir.ops import OPS
+from fuser.ir.ops import op as op_def
+from fuser.ir.program import DTYPE_BYTES
+from fuser.ir.program import FLOAT_DTYPES
+from fuser.ir.program import Node
+from fuser.ir.program import TensorProgram
+from fuser.ir.subprogram import canonical
+from fuser.ir.subprogram import convex
+from fuser.ir.subprogram import subprogram
+
+JOINS = {"softmax", "mean", "rms_norm", "layer_norm"}
+"""Composites that may stand between two contractions of a chain."""
+
+ABSORBED = {"scale", "causal_mask"}
+"""Element-wise operators that a chain takes in front of its first contraction: they cost a kernel alone and nothing inside."""
+
+
+@dataclass(frozen=True)
+class Region:
+    """A chain of a model. ``nodes`` are the results of its operators; ``program`` is the region alone (tensors renamed in order, so that
+    equal regions are equal programs); ``names`` maps the model's tensors to the program's."""
+
+    nodes: tuple[str, ...]
+    program: TensorProgram
+    names: tuple[tuple[str, str], ...]
+    contractions: tuple[str, ...]
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        back = {v: k for k, v in self.names}
+        return tuple(back[n] for n in self.program.inputs)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        back = {v: k for k, v in self.names}
+        return tuple(back[n] for n in self.program.outputs)
+
+    @property
+    def kind(self) -> str:
+        """What a person would call it."""
+        if any(n.op in ("softmax", "attention") for n in self.program.nodes):
+            return "attention"
+        return "MLP" if any(n.op in ("relu", "gelu", "silu", "tanh", "sigmoid") for n in self.program.nodes) else "GEMM chain"
+
+
+@dataclass(frozen=True)
+class Left:
+    """A contraction that stays with the rest of the model, and why."""
+
+    node: str
+    reason: str
+
+
+def intensity(m: int, n: int, k: int, dtype: str, tile: int = 128) -> float:
+    """φ of a matmul in FLOP per byte: 2 T_M T_N K over the bytes of one output tile, its rows of A and its columns of B (section II-A)."""
+    tm, tn = min(tile, m), min(tile, n)
+    return 2 * tm * tn * k / (DTYPE_BYTES[dtype] * (tm * tn + tm * k + tn * k))
+
+
+LONGEST = 4
+"""Most contractions of one candidate."""
+
+
+def find_chains(program: TensorProgram, device: Device) -> tuple[list[Region], dict[str, str]]:
+    """Every candidate region in program order (they overlap: each contiguous part of a chain is one), and for every contraction the reason why it
+    starts no longer candidate."""
+    regions: list[Region] = []
+    reasons: dict[str, str] = {}
+    for node in program.nodes:
+        if _is_contraction(node):
+            found, reasons[node.output] = _Chain(program, device, node).grow()
+            regions += found
+    return regions, reasons
+
+
+def _is_contraction(node: Node) -> bool:
+    return node.op in ("matmul", "attention")
+
+
+class _Chain:
+    def __init__(self, program: TensorProgram, device: Device, first: Node) -> None:
+        self.program, self.device, self.first = program, device, first
+
+    def grow(self) -> tuple[list[Region], str]:
+        """The candidates that start with this contraction, shortest first, and why the longest is not longer."""
+        if why := self.not_bound(self.first):
+            return [], why
+        chain, contractions = [self.first.output], [self.first.output]
+        regions: list[Region] = []
+        if self.first.op == "attention":
+            made = self.region(chain, contractions)
+            if isinstance(made, str):
+                return [], made
+            regions.append(made)
+        while len(contractions) < LONGEST:
+            link = self.link(chain[-1])
+            if isinstance(link, str):
+                return regions, link
+            nodes, last = link
+            if why := self.not_bound(last):
+                return regions, f"the next contraction, {last.output}, is {why}"
+            chain += nodes
+            contractions.append(last.output)
+            made = self.region(chain, contractions)
+            if isinstance(made, str):
+                return regions, made
+            regions.append(made)
+        return regions, f"chains of more than {LONGEST} contractions are not tried"
+
+    def not_bound(self, node: Node) -> str:
+        """Why a contraction is no MBCI operator, if so."""
+        shapes = [self.program[i].shape for i in node.inputs]
+        dtype = self.program[node.inputs[0]].dtype
+        if any(self.program[i].dtype not in FLOAT_DTYPES[:3] for i in node.inputs):
+            return f"dtype {dtype} has no tensor-core kernel here"
+        if node.op == "attention":
+            return ""
+        (m, k), n = shapes[0][-2:], shapes[1][-1]
+        phi = intensity(m, n, k, dtype)
+        ridge = self.device.matmul_flops(dtype) / self.device.memory_bandwidth
+        if phi >= ridge:
+            return f"compute-bound: φ = {phi:.0f} FLOP/B ≥ P/W = {ridge:.0f} FLOP/B"
+        return ""
+
+    def link(self, name: str) -> tuple[list[str], Node] | str:
+        """Operators from one contraction up to the next: a path without branches, apart from what a composite needs."""
+        nodes: list[str] = []
+        while True:
+            if name in self.program.outputs:
+                return "no contraction follows on it"
+            users = self.program.consumers[name]
+            if len(users) != 1:
+                return f"{name} is read by {len(users)} operators, none of which could have it alone"
+            (user,) = users
+            if _is_contraction(user):
+                return ([*nodes, user.output], user) if user.inputs.count(name) == 1 else f"{user.output} reads {name} twice"
+            kind = OPS[user.op].kind
+            if kind not in ("map", "view", "reduce") and user.op not in JOINS:
+                what = dict(user.attrs).get("relay", user.op)
+                return f"{what} stands between it and the next contraction"
+            nodes.append(user.output)
+            name = user.output
+
+    def region(self, chain: list[str], contractions: list[str]) -> Region | str:
+        """The chain with the views around it and the element-wise epilogue behind it, as far as that can be one block."""
+        grown = [self.with_epilogue(self.with_views(set(chain))), self.with_views(set(chain)), set(chain)]
+        why = ""
+        for nodes in grown:
+            made = self.make(nodes, contractions)
+            if isinstance(made, Region):
+                return made
+            why = why or made
+        return why
+
+    def with_views(self, nodes: set[str]) -> set[str]:
+        """Views and scalings that only feed the chain become accesses and arithmetic of its kernel."""
+        todo = [i for n in nodes for i in self.program.producers[n].inputs]
+        while todo:
+            name = todo.pop()
+            producer = self.program.producers.get(name)
+            if producer is None or name in nodes or name in self.program.outputs:
+                continue
+            cheap = OPS[producer.op].kind == "view" or producer.op in ABSORBED
+            if cheap and all(u.output in nodes for u in self.program.consumers[name]):
+                nodes.add(name)
+                todo += producer.inputs
+        return nodes
+
+    def with_epilogue(self, nodes: set[str]) -> set[str]:
+        """Element-wise operators and views behind the last contraction, while nothing else reads what they read from the chain."""
+        name = next(n.output for n in reversed(self.program.nodes) if n.output in nodes)
+        found: list[str] = []
+        while name not in self.program.outputs and len(self.program.consumers[name]) == 1:
+            (user,) = self.program.consumers[name]
+            kind = op_def(user.op).kind
+            same = all(self.program[i].elements <= self.program[user.output].elements for i in user.inputs)
+            if kind not in ("map", "view") or not same or len(found) == 6:
+                break
+            found.append(user.output)
+            name = user.output
+        return nodes | set(found)
+
+    def make(self, nodes: set[str], contractions: list[str]) -> Region | str:
+        from search.structures import one_kernel
+
+        if not convex(self.program, nodes):
+            return "another operator reads the chain and feeds it again"
+        part = subprogram(self.program, nodes, "region")
+        if len(part.outputs) != 1:
+            return f"{len(part.outputs)} of its results are read elsewhere"
+        program, names = canonical(part)
+        if any(t.dtype not in FLOAT_DTYPES[:3] for t in program.tensors):
+            return "it has tensors that are not floating point"
+        try:
+            one_kernel(program)
+        except UnsupportedError as error:
+            return error.message
+        return Region(
+            tuple(n.output for n in self.program.nodes if n.output in nodes), program, tuple(names.items()), tuple(contractions)
+        )
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A candidate with its estimates in microseconds."""
+
+    region: Region
+    fused_us: float
+    unfused_us: float
+
+    @property
+    def saved_us(self) -> float:
+        return self.unfused_us - self.fused_us
+
+    @property
+    def reason(self) -> str:
+        if self.saved_us > 0:
+            return f"fused: {self.fused_us:.1f} µs against {self.unfused_us:.1f} µs apart"
+        if self.fused_us == float("inf"):
+            return f"no kernel of the {self.region.kind} fits the device"
+        return f"fusing the {self.region.kind} does not pay: {self.fused_us:.1f} µs against {self.unfused_us:.1f} µs apart"
+
+
+def choose(
+    program: TensorProgram,
+    device: Device,
+    fused: Callable[[TensorProgram], float],
+    unfused: Callable[[TensorProgram], float],
+) -> tuple[list[Choice], list[Left]]:
+    """Take the candidates that save most, none overlapping another; everything else is left with its reason.
+
+    ``fused`` and ``unfused`` estimate a program in microseconds; equal regions are asked for once.
+    """
+    candidates, reasons = find_chains(program, device)
+    known: dict[str, tuple[float, float]] = {}
+    choices: list[Choice] = []
+    for region in candidates:
+        key = region.program.stable_hash()
+        if key not in known:
+            try:
+                known[key] = (fused(region.program), unfused(region.program))
+            except FuserError:
+                known[key] = (float("inf"), unfused(region.program))
+        choices.append(Choice(region, *known[key]))
+    taken: list[Choice] = []
+    covered: set[str] = set()
+    for choice in sorted(choices, key=lambda c: -c.saved_us):
+        if choice.saved_us > 0 and not covered & set(choice.region.nodes):
+            taken.append(choice)
+            covered |= set(choice.region.nodes)
+    order = {n.output: i for i, n in enumerate(program.nodes)}
+    taken.sort(key=lambda c: order[c.region.nodes[0]])
+    left: list[Left] = []
+    for node in program.nodes:
+        if _is_contraction(node) and node.output not in covered:
+            tried = [c for c in choices if node.output in c.region.contractions and c.saved_us <= 0]
+            better = any(node.output in c.region.contractions and c.saved_us > 0 for c in choices)
+            best = max(tried, key=lambda c: c.saved_us, default=None)
+            why = best.reason if best else "its neighbours are in better regions" if better else reasons[node.output]
+            left.append(Left(node.output, why))
+    return taken, left
