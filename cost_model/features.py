@@ -1,0 +1,267 @@
+"""What a batch of candidates does, as arrays: the counts that every estimate starts from.
+
+Where the statements of a block stand depends only on its order and on which loops are live (more than one trip). So a batch
+of candidates that share an order is grouped by liveness, each group is placed once, and everything else is arithmetic on
+arrays with one entry for each candidate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fuser.errors import UsageError
+from fuser.ir.mugraph import FREE
+from fuser.ir.mugraph import BlockGraph
+from fuser.ir.mugraph import Stmt
+from fuser.ir.ops import op as op_def
+from fuser.ir.program import DTYPE_BYTES
+from fuser.ir.schedule import AxisPlan
+from fuser.ir.schedule import KernelSchedule
+from fuser.ir.tiling import Init
+from fuser.ir.tiling import LoopTree
+from fuser.ir.tiling import TilingExpr
+from fuser.ir.tiling import place
+
+Counts = NDArray[np.float64]
+Sizes = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class StmtFeatures:
+    """One placed statement (a value needed in two loops is placed twice). Arrays have one entry for each candidate.
+
+    ``loops``: live loops around it, outermost first. ``runs``: times that one block executes it. ``elements``: elements of its
+    value's tile, padding included. ``work``: elements of the tile of its iteration space (with the reduced axes). ``fill``:
+    average part of ``work`` that lies inside the tensors.
+    """
+
+    stmt: Stmt
+    loops: tuple[str, ...]
+    runs: Counts
+    elements: Counts
+    work: Counts
+    fill: Counts
+
+    @property
+    def bytes(self) -> Counts:
+        """Bytes of one execution of a load or store."""
+        return self.elements * DTYPE_BYTES[self.stmt.dtype]
+
+    @property
+    def flops(self) -> Counts:
+        """Arithmetic of one execution: 2 for each multiply-add of a contraction; maps and folds as the op table says."""
+        return self.work * (op_def(self.stmt.op).flops if self.stmt.kind == "compute" else 0.0)
+
+    @property
+    def sfu(self) -> Counts:
+        """Special-function operations of one execution."""
+        return self.work * (op_def(self.stmt.op).sfu if self.stmt.kind == "compute" else 0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class BufferFeatures:
+    """The tile of one value inside a block; ``tiles`` of them are alive at once (an accumulator that keeps one for each trip of
+    inner loops has several). ``kind``: load, fold (contraction or row fold) or map."""
+
+    value: str
+    kind: str
+    dtype: str
+    elements: Counts
+    tiles: Counts
+
+    @property
+    def bytes(self) -> Counts:
+        return self.elements * self.tiles * DTYPE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, eq=False)
+class Features:
+    """Candidates of one block with one order and the same live loops. ``index`` are their positions in the batch.
+
+    ``tile``, ``trips`` and ``grid`` say how each axis is divided; ``blocks`` is the number of thread blocks, every grid part
+    counted; the trip counts in ``tree`` are placeholders. ``warps`` and ``stages`` are those of the schedules.
+    """
+
+    block: BlockGraph
+    order: TilingExpr
+    index: Sizes
+    tree: LoopTree
+    extent: Mapping[str, Sizes]
+    tile: Mapping[str, Sizes]
+    trips: Mapping[str, Sizes]
+    grid: Mapping[str, Sizes]
+    blocks: Counts
+    warps: Sizes
+    stages: Sizes
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    @cached_property
+    def stmts(self) -> tuple[StmtFeatures, ...]:
+        """Every placed load, compute and store in program order."""
+        found = []
+        for item, around in self.tree.walk():
+            if isinstance(item, Init):
+                continue
+            loops = tuple(x.axis for x in around)
+            value = item.access.axes if item.access else item.axes
+            found.append(
+                StmtFeatures(
+                    item,
+                    loops,
+                    self.product(self.trips, loops),
+                    self.product(self.tile, dict.fromkeys(value)),
+                    self.product(self.tile, item.related),
+                    self.filled(item.related),
+                )
+            )
+        return tuple(found)
+
+    @cached_property
+    def buffers(self) -> tuple[BufferFeatures, ...]:
+        """The tile of every value that the block holds, once for each value."""
+        owner = dict(self.tree.owner)
+        found: dict[str, BufferFeatures] = {}
+        for s in self.stmts:
+            stmt = s.stmt
+            if stmt.kind == "store" or stmt.value in found:
+                continue
+            kind = "load" if stmt.kind == "load" else "fold" if stmt.folds else "map"
+            tiles = self.product(self.trips, families(stmt, s.loops, owner.get(stmt.value)))
+            found[stmt.value] = BufferFeatures(stmt.value, kind, stmt.dtype, s.elements, tiles)
+        return tuple(found.values())
+
+    def product(self, of: Mapping[str, Sizes], axes: Any) -> Counts:
+        out = np.ones(len(self.index))
+        for a in axes:
+            out = out * of[a]
+        return out
+
+    def filled(self, axes: Any) -> Counts:
+        out = np.ones(len(self.index))
+        for a in axes:
+            out = out * self.extent[a] / (self.grid[a] * self.trips[a] * self.tile[a])
+        return out
+
+
+def families(stmt: Stmt, loops: Sequence[str], owner: str | None) -> tuple[str, ...]:
+    """Loops for each trip of which an accumulator keeps a tile of its own: those inside its owner that index it."""
+    if owner is None or owner not in loops:
+        return ()
+    return tuple(a for a in loops[loops.index(owner) + 1 :] if a in stmt.axes)
+
+
+@lru_cache(maxsize=8192)
+def placed(block: BlockGraph, order: TilingExpr, live: tuple[str, ...]) -> LoopTree:
+    """The loop tree of a block in which exactly the ``live`` axes have loops (of two trips, as a placeholder)."""
+    plans = {a.name: AxisPlan(a.name, a.extent, 1, 2 if a.name in live else 1, 1) for a in block.axes}
+    return place(block, order, plans)
+
+
+def features(
+    block: BlockGraph,
+    order: TilingExpr,
+    tiles: Mapping[str, Any],
+    splits: Mapping[str, Any] | None = None,
+    warps: Any = 4,
+    stages: Any = 2,
+) -> tuple[Features, ...]:
+    """A batch of candidates of one order, grouped by live loops.
+
+    ``tiles``: tile sizes of axes as arrays or numbers, broadcast to the size of the batch (an axis not named is one tile);
+    ``splits``: the same for the counts of split axes. Raises :class:`UsageError` where :func:`fuser.ir.schedule.bind` would.
+    """
+    counts = {k: np.asarray(v, np.int64) for k, v in (splits or {}).items()}
+    given = {k: np.asarray(v, np.int64) for k, v in tiles.items()}
+    shape = np.broadcast_shapes(
+        (1,), *(a.shape for a in (*counts.values(), *given.values(), np.asarray(warps), np.asarray(stages)))
+    )
+    n = shape[0]
+
+    def full(x: Any) -> Sizes:
+        return np.broadcast_to(np.asarray(x, np.int64), (n,))
+
+    split_of, looped, spatial = dict(block.splits), set(order.axes), set(block.spatial) - set(block.reduced)
+    extent: dict[str, Sizes] = {}
+    for a in block.axes:
+        if a.extent == FREE and a.name not in counts:
+            raise UsageError(f"no number of parts is given for the split axis {a.name!r} of {block.name!r}")
+        extent[a.name] = full(counts[a.name] if a.extent == FREE else a.extent)
+    one = np.ones(n, np.int64)
+    tile, trips, grid = dict[str, Sizes](), dict[str, Sizes](), dict[str, Sizes]()
+    for axis, size in extent.items():
+        if axis in split_of.values():
+            tile[axis], trips[axis], grid[axis] = one, one, size
+            continue
+        tile[axis] = full(given[axis]) if axis in given else size
+        parts = -(-size // tile[axis])
+        if axis in split_of:
+            grid[axis] = extent[split_of[axis]]
+            trips[axis] = -(-parts // grid[axis])
+        elif axis in looped:
+            trips[axis], grid[axis] = parts, one
+        elif axis in spatial or parts.max() == 1:
+            trips[axis], grid[axis] = one, parts
+        else:
+            raise UsageError(f"axis {axis!r} of {block.name!r} has several tiles, no loop, and is not spatial")
+    blocks = np.ones(n)
+    for axis, g in grid.items():
+        if axis not in split_of:
+            blocks = blocks * g
+    names = [axis for axis, t in trips.items() if t.max() > 1]
+    code = np.zeros(n, np.int64)
+    for i, axis in enumerate(names):
+        code |= (trips[axis] > 1).astype(np.int64) << i
+    every_warps, every_stages = full(warps), full(stages)
+    groups = []
+    for c in np.unique(code).tolist():
+        index = np.flatnonzero(code == c)
+        live = tuple(axis for i, axis in enumerate(names) if c >> i & 1)
+        groups.append(
+            Features(
+                block,
+                order,
+                index,
+                placed(block, order, live),
+                {k: v[index] for k, v in extent.items()},
+                {k: v[index] for k, v in tile.items()},
+                {k: v[index] for k, v in trips.items()},
+                {k: v[index] for k, v in grid.items()},
+                blocks[index],
+                every_warps[index],
+                every_stages[index],
+            )
+        )
+    return tuple(groups)
+
+
+def schedule_features(block: BlockGraph, schedule: KernelSchedule) -> Features:
+    """The features of one schedule: a batch of one."""
+    (group,) = features(
+        block,
+        schedule.order,
+        schedule.tile,
+        dict(schedule.splits),
+        np.array([schedule.num_warps]),
+        np.array([schedule.num_stages]),
+    )
+    return group
+
+
+def evaluate(groups: Sequence[Features], of: Callable[[Features], NDArray[Any]]) -> NDArray[Any]:
+    """``of`` each group, put back in the order of the batch."""
+    parts = [(g.index, np.broadcast_to(np.asarray(of(g)), (len(g),))) for g in groups]
+    out = np.empty(sum(len(i) for i, _ in parts), dtype=np.result_type(*(p for _, p in parts)))
+    for index, part in parts:
+        out[index] = part
+    return out

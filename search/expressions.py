@@ -1,0 +1,200 @@
+"""All tiling expressions of a block (MCFuser, section III-A), and rules 1 and 2 on them (section III-C).
+
+Which loops an expression has
+    The *computation blocks* of a block are its contractions. Element-wise operators and row folds between them are fused
+    into the statements beside them, as the paper does for memory-intensive operators, and have no loops of their own; a fold
+    counts as a computation block only where it sums over an axis that no contraction has (a block without contractions is
+    the pure case). *Batch axes*, which every contraction keeps in both operands and in its value, are always bound to
+    blockIdx with tile 1, and so are the grid axes of splits.
+
+Deep and flat
+    A deep expression is a permutation of all axes. A flat expression is, recursively, an ordered nest of a set S of axes
+    such that without S the computation blocks fall into two or more components (connected by axes that they share) that
+    still have loops; the components follow in program order as branches, and each branch is any expression, deep or flat,
+    over its own axes. A chain of two GEMMs (m, n, k, h) has 4! = 24 deep and the 2 flat expressions ``mn(k,h)`` and
+    ``nm(k,h)``. A chain of three, C[m,n] over k, E[m,h] over n, G[m,p] over h, has 5! = 120 deep and 26 flat ones: S = {m,n}
+    leaves {k} and {h,p}, S = {m,h} leaves {k,n} and {p} (4 each); S = {m,n,h}, {m,n,p} and {m,h,k} leave two single loops (6
+    each).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import permutations
+from itertools import product
+
+from fuser.errors import UnsupportedError
+from fuser.ir.mugraph import FREE
+from fuser.ir.mugraph import BlockGraph
+from fuser.ir.mugraph import Stmt
+from fuser.ir.ops import op as op_def
+from fuser.ir.tiling import TilingExpr
+
+MAX_AXES = 7
+"""Most loops whose expressions are enumerated: 7 loops have 5,040 deep expressions, 8 eight times as many."""
+
+
+@dataclass(frozen=True)
+class Computation:
+    """A computation block of the paper: ``spatial`` axes index its value, ``reduce`` axes are summed over."""
+
+    value: str
+    spatial: frozenset[str]
+    reduce: frozenset[str]
+    intermediate: bool
+
+    @property
+    def axes(self) -> frozenset[str]:
+        return self.spatial | self.reduce
+
+
+def is_contraction(stmt: Stmt) -> bool:
+    return stmt.kind == "compute" and op_def(stmt.op).kind == "contract"
+
+
+def bindable(block: BlockGraph) -> tuple[str, ...]:
+    """Axes that may be divided over the grid: they index every stored value, and nothing is summed over them."""
+    return tuple(a for a in block.spatial if a not in block.reduced)
+
+
+@lru_cache(maxsize=1024)
+def batch_axes(block: BlockGraph) -> tuple[str, ...]:
+    """Axes that every contraction keeps in both operands and in its value; none in a block without contractions."""
+    contractions = [s for s in block.computes if is_contraction(s)]
+    if not contractions:
+        return ()
+    kept = set(bindable(block)) - {g for _, g in block.splits}
+    for s in contractions:
+        for value in (s.axes, *(block.by_value[a].axes for a in s.args)):
+            kept &= set(value)
+    return tuple(a.name for a in block.axes if a.name in kept)
+
+
+@lru_cache(maxsize=1024)
+def computations(block: BlockGraph) -> tuple[Computation, ...]:
+    """The computation blocks in program order; see the module's text for which statements count."""
+    free = {a.name for a in block.axes if a.extent == FREE} | {g for _, g in block.splits}
+    outside = free | set(batch_axes(block))
+    contracted = {a for s in block.computes if is_contraction(s) for a in s.related}
+    found = []
+    for s in block.computes:
+        if is_contraction(s) or (s.folds and not set(s.reduce) <= contracted | free):
+            spatial, reduce = frozenset(s.axes) - outside, frozenset(s.reduce) - outside
+            found.append(Computation(s.value, spatial, reduce, _feeds_contraction(block, s.value)))
+    return tuple(found)
+
+
+def _feeds_contraction(block: BlockGraph, value: str) -> bool:
+    todo, seen = [value], {value}
+    while todo:
+        for user in block.users(todo.pop()):
+            if user.kind == "compute" and is_contraction(user):
+                return True
+            if user.value not in seen:
+                seen.add(user.value)
+                todo.append(user.value)
+    return False
+
+
+def expression_axes(block: BlockGraph) -> tuple[str, ...]:
+    """The loops of a block's expressions, in the order of its axes."""
+    used = {a for c in computations(block) for a in c.axes}
+    return tuple(a.name for a in block.axes if a.name in used)
+
+
+def tiling_expressions(block: BlockGraph) -> tuple[TilingExpr, ...]:
+    """All deep expressions, then all flat ones. Raises :class:`UnsupportedError` beyond :data:`MAX_AXES` loops."""
+    axes = expression_axes(block)
+    if len(axes) > MAX_AXES:
+        raise UnsupportedError(
+            f"block {block.name!r} has {len(axes)} loops: the expressions of more than {MAX_AXES} are not enumerated",
+            "divide the chain into several kernels, or leave the sizes of some axes whole",
+        )
+    needs = tuple(c.axes for c in computations(block))
+    return (*(TilingExpr(p) for p in permutations(axes)), *_flat(axes, needs))
+
+
+def _flat(axes: tuple[str, ...], needs: Sequence[frozenset[str]]) -> Iterator[TilingExpr]:
+    for bits in range(2 ** len(axes)):
+        nest = tuple(a for i, a in enumerate(axes) if bits >> i & 1)
+        parts = components([n - set(nest) for n in needs])
+        if len(parts) < 2:
+            continue
+        choices = []
+        for part in parts:
+            own = frozenset[str]().union(*part)
+            inner = tuple(a for a in axes if a in own)
+            choices.append([*(TilingExpr(p) for p in permutations(inner)), *_flat(inner, part)])
+        for order in permutations(nest):
+            for branches in product(*choices):
+                yield TilingExpr(order, branches)
+
+
+def components(needs: Sequence[frozenset[str]]) -> list[list[frozenset[str]]]:
+    """Groups of sets that share elements directly or through others, in order of their first member; empty sets are left out."""
+    groups: list[list[frozenset[str]]] = []
+    for need in needs:
+        if not need:
+            continue
+        joined = [g for g in groups if any(need & n for n in g)]
+        if not joined:
+            groups.append([need])
+            continue
+        first = joined[0]
+        for other in joined[1:]:
+            first += other
+            groups.remove(other)
+        first.append(need)
+    return groups
+
+
+def enclosing(expr: TilingExpr, axes: frozenset[str]) -> tuple[str, ...]:
+    """Loops around a statement under the default placement: those down to its rightmost related loop."""
+    best = max(expr.paths(), key=lambda p: sum(a in axes for a in p))
+    last = max((i for i, a in enumerate(best) if a in axes), default=-1)
+    return best[: last + 1]
+
+
+def sub_expression(block: BlockGraph, expr: TilingExpr) -> TilingExpr:
+    """Rule 1's sub-tiling expression: what is left of ``expr`` in a thread block once loops are bound to blockIdx.
+
+    A spatial loop is bound when it already encloses every computation block under the default placement, so that binding
+    repeats no computation. Taken literally ("binding spatial loops") the rule would bind h in ``mnkh`` too and give 3
+    expressions where the paper counts 5; this reading gives the paper's 5 for two GEMMs: nk, kn, nkh, knh and n(k,h). It
+    keeps every program of the literal reading (``nk`` is in the set, with h bound) and those in which a block computes
+    several tiles along h from one tile of the intermediate.
+    """
+    bound = set(bindable(block))
+    for c in computations(block):
+        bound &= set(enclosing(expr, c.axes))
+    return expr.without(bound)
+
+
+def overwhelms(block: BlockGraph, expr: TilingExpr) -> str:
+    """Rule 2: the intermediate of which several partial tiles would have to be kept, because a loop that sums it up stands
+    outside of a loop that indexes it; empty if there is none.
+
+    Only values that a later contraction reads are intermediates: the last value of a chain must be kept while it is summed up in
+    any order (``nkh`` keeps one tile of the output for each trip of h, and the paper keeps ``nkh``). Nothing good is lost: where
+    the loop that indexes the intermediate has one trip, ``kn`` and ``nk`` are the same program.
+    """
+    for c in computations(block):
+        if not c.intermediate:
+            continue
+        for path in expr.paths():
+            over = [i for i, a in enumerate(path) if a in c.reduce]
+            if over and any(a in c.spatial for a in path[over[0] + 1 :]):
+                return c.value
+    return ""
+
+
+def rule1(block: BlockGraph, expressions: Sequence[TilingExpr]) -> tuple[TilingExpr, ...]:
+    """The distinct sub-tiling expressions, in order of first appearance."""
+    return tuple(dict.fromkeys(sub_expression(block, e) for e in expressions))
+
+
+def rule2(block: BlockGraph, expressions: Sequence[TilingExpr]) -> tuple[TilingExpr, ...]:
+    return tuple(e for e in expressions if not overwhelms(block, e))

@@ -1,0 +1,130 @@
+"""Tiling expressions, and what rules 1 and 2 leave of them."""
+
+from __future__ import annotations
+
+from math import factorial
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fuser.errors import UnsupportedError
+from fuser.frontends.builder import Builder
+from fuser.ir.fuse import fuse
+from fuser.ir.mugraph import BlockGraph
+from fuser.ir.tiling import TilingExpr
+from fuser.workloads import workload
+from search.expressions import batch_axes
+from search.expressions import components
+from search.expressions import expression_axes
+from search.expressions import overwhelms
+from search.expressions import rule1
+from search.expressions import rule2
+from search.expressions import sub_expression
+from search.expressions import tiling_expressions
+from search.prune import distinct
+
+
+def chain(gemms: int) -> BlockGraph:
+    """X W1 W2 … of different widths."""
+    b = Builder(f"chain{gemms}")
+    x = b.input("X", (512, 32))
+    for i in range(gemms):
+        x = x @ b.input(f"W{i}", (32 * (i + 1), 32 * (i + 2)))
+    return fuse(b.build(Y=x)).blocks[0]
+
+
+def block(name: str) -> BlockGraph:
+    return fuse(workload(name)).blocks[0]
+
+
+def texts(expressions: tuple[TilingExpr, ...]) -> set[str]:
+    return {str(e) for e in expressions}
+
+
+def test_two_gemms_have_the_26_expressions_of_the_paper() -> None:
+    every = tiling_expressions(block("mcfuser/G1"))
+    assert len(every) == len(set(every)) == 26
+    assert texts(tuple(e for e in every if e.flat)) == {"mn(k,h)", "nm(k,h)"}
+
+
+def test_rules_1_and_2_give_the_numbers_of_the_paper() -> None:
+    b = block("mcfuser/G1")
+    first = rule1(b, tiling_expressions(b))
+    assert texts(first) == {"nk", "kn", "nkh", "knh", "n(k,h)"}
+    left = rule2(b, first)
+    assert texts(left) == {"nk", "nkh", "n(k,h)"}
+    assert texts(distinct(b, left)) == {"nk", "nkh"}
+
+
+def test_the_example_of_rule_1() -> None:
+    b = block("mcfuser/G1")
+    assert str(sub_expression(b, TilingExpr.parse("mhnk"))) == "nk"
+    assert str(sub_expression(b, TilingExpr.parse("nmhk"))) == "nk"
+    assert str(sub_expression(b, TilingExpr.parse("mnkh"))) == "nkh"
+
+
+def test_rule_2_names_the_intermediate() -> None:
+    b = block("mcfuser/G1")
+    value = b.computes[0].value
+    assert overwhelms(b, TilingExpr.parse("kn")) == value
+    assert overwhelms(b, TilingExpr.parse("nkh")) == ""
+
+
+def test_softmax_between_two_gemms_changes_nothing_and_heads_are_a_batch() -> None:
+    b = block("mcfuser/S1")
+    assert batch_axes(b) == ("b",)
+    assert len(tiling_expressions(b)) == 26
+    assert texts(rule2(b, rule1(b, tiling_expressions(b)))) == {"nk", "nkh", "n(k,h)"}
+
+
+def test_three_gemms() -> None:
+    """The counts that the module's text derives by hand."""
+    b = chain(3)
+    every = tiling_expressions(b)
+    flat = [e for e in every if e.flat]
+    assert len(every) == len(set(every)) == 120 + 26 and len(flat) == 26
+    assert {len(e.nest) for e in flat} == {2, 3}
+
+
+@given(st.integers(1, 4))
+def test_deep_expressions_are_the_permutations_and_every_expression_has_every_axis(gemms: int) -> None:
+    b = chain(gemms)
+    axes = expression_axes(b)
+    assert len(axes) == gemms + 2
+    every = tiling_expressions(b)
+    assert sum(not e.flat for e in every) == factorial(len(axes))
+    assert all(sorted(e.axes) == sorted(axes) for e in every)
+    assert all(TilingExpr.parse(str(e), axes) == e for e in every)
+
+
+@given(st.integers(2, 3))
+def test_rule_1_binds_only_what_repeats_nothing(gemms: int) -> None:
+    """Loops that a sub-expression lacks are those of the output; m, which every GEMM has, is always bound."""
+    b = chain(gemms)
+    for e in tiling_expressions(b):
+        bound = set(e.axes) - set(sub_expression(b, e).axes)
+        assert "m" in bound and bound <= set(b.spatial)
+
+
+@given(st.lists(st.frozensets(st.sampled_from("abcde")), max_size=6))
+def test_components_partition_by_shared_elements(needs: list[frozenset[str]]) -> None:
+    parts = components(needs)
+    assert sorted(map(sorted, (n for p in parts for n in p))) == sorted(map(sorted, (n for n in needs if n)))
+    unions = [frozenset[str]().union(*p) for p in parts]
+    assert all(not a & b for i, a in enumerate(unions) for b in unions[:i])
+
+
+def test_a_single_gemm_and_row_reductions() -> None:
+    assert texts(rule1(block("graphene/gemm"), tiling_expressions(block("graphene/gemm")))) == {"k"}
+    norm = block("graphene/layernorm")
+    assert texts(rule1(norm, tiling_expressions(norm))) == {"n"}
+
+
+def test_two_independent_reductions_may_run_one_after_the_other() -> None:
+    assert "(k,r)" in texts(tuple(sub_expression(block("graphene/lstm"), e) for e in tiling_expressions(block("graphene/lstm"))))
+
+
+def test_long_chains_are_refused_with_a_reason() -> None:
+    with pytest.raises(UnsupportedError, match="8 loops"):
+        tiling_expressions(chain(6))

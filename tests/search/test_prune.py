@@ -1,0 +1,118 @@
+"""The funnel of figure 7 and the rules behind it."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cost_model.shared_memory import equation1_terms
+from fuser.cli import main
+from fuser.device import load_device
+from fuser.ir.fuse import fuse
+from fuser.ir.mugraph import BlockGraph
+from fuser.ir.schedule import KernelSchedule
+from fuser.ir.tiling import TilingExpr
+from fuser.workloads import workload
+from search.prune import funnel
+from search.prune import multiples
+from search.prune import padding
+from search.prune import rule3
+from search.prune import tile_grid
+from search.prune import tile_sets
+
+A100 = load_device("a100")
+
+
+def chain(m: int, n: int, k: int, h: int) -> BlockGraph:
+    return fuse(workload("mcfuser/G1", M=m, N=n, K=k, H=h)).blocks[0]
+
+
+def test_figure_7() -> None:
+    f = funnel(chain(1024, 1024, 512, 512), A100)
+    assert [s.expressions for s in f.stages] == [26, 5, 3, 3, 3]
+    assert [s.candidates for s in f.stages[:3]] == [109_051_904, 20_971_520, 12_582_912]
+    assert f.stages[3].candidates == 3 * 7 * 7 * 6 * 6 and f.stages[3].candidates < 0.01 * f.stages[2].candidates
+    assert 1000 < f.stages[4].candidates <= 10**4
+    assert (f.left, f.programs, f.notes) == (("nk", "nkh", "n(k,h)"), 2, ())
+
+
+def test_rule_4_counts_what_equation_1_allows() -> None:
+    b = chain(64, 48, 32, 64)
+    limit = A100.smem_per_block
+    f = funnel(b, A100)
+    legal = 0
+    for order in f.left:
+        for grid in tile_grid(tile_sets(b)):
+            for tiles in zip(*(v.tolist() for v in grid.values()), strict=True):
+                schedule = KernelSchedule(tuple(zip(grid, tiles, strict=True)), TilingExpr.parse(order))
+                legal += sum(equation1_terms(b, schedule).values()) <= 1.2 * limit
+    assert f.stages[-1].candidates == legal
+
+
+def test_equation_1_by_hand() -> None:
+    b = chain(512, 256, 64, 64)
+    names = [s.value for s in b.computes]
+    schedule = KernelSchedule((("m", 64), ("n", 32), ("k", 16), ("h", 64)), TilingExpr.parse("nk"))
+    expected = {"A": 64 * 16, "B": 16 * 32, names[0]: 64 * 32, "D": 32 * 64, names[1]: 64 * 64}
+    assert equation1_terms(b, schedule) == {k: 2 * v for k, v in expected.items()}
+
+
+def test_equation_1_counts_every_cached_tile() -> None:
+    """Figure 6: ``kn`` keeps one tile of the intermediate for each trip of n."""
+    b = chain(512, 256, 64, 64)
+    first = b.computes[0].value
+    tiles = (("m", 64), ("n", 32), ("k", 16), ("h", 64))
+    one = equation1_terms(b, KernelSchedule(tiles, TilingExpr.parse("nk")))[first]
+    assert equation1_terms(b, KernelSchedule(tiles, TilingExpr.parse("kn")))[first] == one * 256 // 32
+
+
+@given(st.integers(1, 3000))
+def test_rule_3_leaves_something_and_says_when_it_is_relaxed(extent: int) -> None:
+    every = multiples(extent)
+    assert len(every) == math.ceil(extent / 16)
+    kept, note = rule3(extent, every)
+    assert kept and set(kept) <= set(every)
+    worst = max(padding(extent, t) for t in kept)
+    assert bool(note) == (worst >= 0.05)
+    if extent & (extent - 1) == 0 and extent >= 16:
+        assert worst == 0
+    if note:
+        assert min(padding(extent, t) for t in every) == min(padding(extent, t) for t in kept)
+
+
+@pytest.mark.parametrize(("extent", "expected"), [(8, (16,)), (80, (16, 80)), (64, (16, 32, 64)), (197, (16, 32, 64, 128, 208))])
+def test_rule_3_on_sizes_of_real_models(extent: int, expected: tuple[int, ...]) -> None:
+    assert rule3(extent, multiples(extent))[0] == expected
+
+
+def test_batch_axes_have_tile_1() -> None:
+    sets = {t.axis: t.values for t in tile_sets(fuse(workload("mcfuser/S1")).blocks[0])}
+    assert sets["b"] == (1,) and sets["m"] == (16, 32, 64, 128, 256, 512)
+
+
+def test_rows_may_be_one_to_a_block() -> None:
+    sets = {t.axis: t.values for t in tile_sets(fuse(workload("mirage/ntrans")).blocks[0])}
+    assert sets["m"][0] == 1 and 4096 in sets["n"]
+
+
+def test_the_command_prints_the_funnel(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["space", "--gemm-chain", "1024", "1024", "512", "512", "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["spaces"]
+    assert found["start"] == {"expressions": 26, "candidates": 109_051_904}
+    assert [r["expressions"]["after"] for r in found["rules"]] == [5, 3, 3, 3]
+    assert found["end"]["candidates"] == found["rules"][-1]["candidates"]["after"] <= 10**4
+
+
+def test_the_table_fits_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["space", "--gemm-chain", "1024", "1024", "512", "512"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80 and any("109,051,904" in line for line in lines)
+
+
+def test_nothing_to_show_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["space"]) == 2
+    assert "--gemm-chain" in capsys.readouterr().err
