@@ -1,0 +1,200 @@
+"""Check lowered µGraphs without a GPU: the generated Triton runs in Triton's interpreter at a reduced size, against a float64 reference.
+
+Tile sizes, loop order, splits and whether a tile is ragged stay those of the schedule; extents shrink until every loop runs at least twice.
+Triton decides at import whether it interprets, so the kernels run in a process of their own: ``python -m fuser.lower.check`` reads jobs as JSON
+lines from its standard input and answers each with a line.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import asdict
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from fuser.errors import FuserError
+from fuser.errors import NoValidKernelError
+from fuser.ir.fuse import fuse
+from fuser.ir.mugraph import FREE
+from fuser.ir.mugraph import BlockGraph
+from fuser.ir.mugraph import KernelGraph
+from fuser.ir.ops import Array
+from fuser.ir.ops import op as op_def
+from fuser.ir.program import TensorProgram
+from fuser.ir.schedule import KernelSchedule
+from fuser.ir.schedule import Schedule
+from fuser.ir.serialize import graph_from_json
+from fuser.ir.serialize import graph_to_json
+from fuser.lower.reference import interpret
+
+TOLERANCE = 1e-2
+"""Largest Frobenius error, relative to the reference, that a kernel with 16-bit operands may have; float32 kernels have a tenth of it."""
+TIMEOUT = 600.0
+"""Seconds after which an interpreter that does not answer is given up."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """Outcome of a numerical check: relative errors against float64 (largest over largest, and Frobenius), the reduced extents, and what ran
+    the kernels (``triton`` for the generated source, ``numpy`` for the scheduled µGraph where torch is missing)."""
+
+    max_error: float
+    error: float
+    extents: tuple[tuple[str, int], ...]
+    method: str
+    message: str = ""
+
+    @property
+    def passed(self) -> bool:
+        return not self.message and self.error <= TOLERANCE
+
+
+def reduced_extents(graph: KernelGraph, schedule: Schedule) -> dict[str, int]:
+    """Smallest extents at which every loop and every divided axis has at least two tiles, ragged where the real ones are."""
+    steps: dict[str, int] = {}
+    full: dict[str, int] = {}
+    for block, ks in zip(graph.blocks, schedule.kernels, strict=True):
+        counts = dict(ks.splits)
+        split_of = dict(block.splits)
+        for axis, extent in block.extents.items():
+            if extent == FREE or axis in split_of.values():
+                continue
+            full[axis] = extent
+            tile = ks.tile.get(axis, extent)
+            step = tile * counts.get(split_of.get(axis, ""), 1)
+            if tile < extent:
+                steps[axis] = math.lcm(steps.get(axis, 1), step)
+    sizes = {}
+    for axis, extent in full.items():
+        step = steps.get(axis)
+        small = 2 * step + extent % step if step else extent
+        sizes[axis] = min(extent, small)
+    return sizes
+
+
+def random_inputs(graph: KernelGraph, rng: np.random.Generator) -> dict[str, Array]:
+    """Standard normal inputs of the graph's shapes, rounded to their dtypes (bfloat16 is kept in float32)."""
+    found = {}
+    for name in graph.inputs:
+        t = graph.table[name]
+        dtype = np.float32 if t.dtype == "bfloat16" else t.dtype
+        found[name] = rng.standard_normal(t.shape).astype(dtype)
+    return found
+
+
+def errors(out: Array, reference: Array) -> tuple[float, float]:
+    """Largest and Frobenius error relative to the reference; NaN or a missing element is infinite."""
+    out, reference = np.asarray(out, np.float64), np.asarray(reference, np.float64)
+    if out.shape != reference.shape or not np.isfinite(out).all():
+        return math.inf, math.inf
+    scale = max(float(np.abs(reference).max()), 1e-30)
+    norm = max(float(np.linalg.norm(reference)), 1e-30)
+    return float(np.abs(out - reference).max()) / scale, float(np.linalg.norm(out - reference)) / norm
+
+
+def plain(program: TensorProgram, sizes: Mapping[str, int]) -> tuple[KernelGraph, Schedule]:
+    """The program as written, in one block without tiles: the reference at other sizes."""
+    graph = fuse(program).with_extents(sizes)
+    return graph, Schedule(tuple(KernelSchedule() for _ in graph.blocks))
+
+
+def run_graph(graph: KernelGraph, schedule: Schedule, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Run every kernel's generated source in Triton's interpreter."""
+    from fuser.lower.compile import interpret_source
+    from fuser.lower.triton_source import generate
+
+    values: dict[str, Any] = dict(inputs)
+    schedules = iter(schedule.kernels)
+    for kernel in graph.kernels:
+        if isinstance(kernel, BlockGraph):
+            values |= interpret_source(generate(kernel, next(schedules)), values)
+        else:
+            args = [np.asarray(values[a], np.float32) for a in kernel.args]
+            values[kernel.output] = op_def(kernel.op).numpy(*args, **dict(kernel.attrs))
+    return {n: np.asarray(values[n]).reshape(graph.table[n].shape) for n in graph.outputs}
+
+
+def check_here(program: TensorProgram, graph: KernelGraph, schedule: Schedule, seed: int, method: str) -> Check:
+    """Check in this process; ``method`` is ``triton`` (the interpreter must be on) or ``numpy``."""
+    sizes = reduced_extents(graph, schedule)
+    small = graph.with_extents(sizes)
+    inputs = random_inputs(small, np.random.default_rng(seed))
+    reference_graph, trivial = plain(program, sizes)
+    reference = interpret(reference_graph, trivial, inputs)
+    out = run_graph(small, schedule, inputs) if method == "triton" else interpret(small, schedule, inputs, dtype=np.float32)
+    worst = [errors(out[n], reference[n].reshape(out[n].shape)) for n in graph.outputs]
+    return Check(max(w[0] for w in worst), max(w[1] for w in worst), tuple(sorted(sizes.items())), method)
+
+
+def check(jobs: Sequence[tuple[TensorProgram, KernelGraph, Schedule]], seed: int = 0) -> Iterator[Check]:
+    """Check lowered µGraphs one after the other, in an interpreter of their own; without torch, the scheduled µGraphs in numpy.
+
+    A kernel that cannot run or that differs gives a :class:`Check` that has not passed; it never raises for a kernel's sake.
+    """
+    if find_spec("torch") is None or find_spec("triton") is None:
+        for program, graph, schedule in jobs:
+            yield _guarded(program, graph, schedule, seed, "numpy")
+        return
+    env = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    lines = "".join(json.dumps(_to_json(*job, seed)) + "\n" for job in jobs)
+    with subprocess.Popen(
+        [sys.executable, "-m", "fuser.lower.check"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
+    ) as worker:
+        try:
+            out, err = worker.communicate(lines, timeout=TIMEOUT)
+        except subprocess.TimeoutExpired:
+            worker.kill()
+            out, err = worker.communicate()
+            err += f"\nno answer within {TIMEOUT:.0f} s"
+    answers = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+    for i, (_, graph, _) in enumerate(jobs):
+        if i < len(answers):
+            a = answers[i]
+            yield Check(a["max_error"], a["error"], tuple((k, v) for k, v in a["extents"]), a["method"], a["message"])
+        else:
+            reason = (err.strip().splitlines() or ["no output"])[-1]
+            yield Check(math.inf, math.inf, (), "triton", f"the interpreter ended before it checked {graph.name!r}: {reason}")
+
+
+def _to_json(program: TensorProgram, graph: KernelGraph, schedule: Schedule, seed: int) -> dict[str, Any]:
+    return {"program": program.to_json(), "graph": graph_to_json(graph), "schedule": schedule.to_json(), "seed": seed}
+
+
+def _guarded(program: TensorProgram, graph: KernelGraph, schedule: Schedule, seed: int, method: str) -> Check:
+    try:
+        return check_here(program, graph, schedule, seed, method)
+    except FuserError as error:
+        return Check(math.inf, math.inf, (), method, error.message)
+    except Exception as error:  # the interpreter raises whatever the kernel's mistake leads to
+        return Check(math.inf, math.inf, (), method, f"{type(error).__name__}: {str(error)[:300]}")
+
+
+def require(result: Check, name: str) -> Check:
+    """Raise :class:`NoValidKernelError` for a check that has not passed."""
+    if not result.passed:
+        detail = result.message or f"relative error {result.error:.2e} is above {TOLERANCE:.0e}"
+        raise NoValidKernelError(f"the kernel of {name!r} failed its numerical check: {detail}", "report this with the µGraph's JSON")
+    return result
+
+
+def main() -> None:
+    """Answer JSON jobs on standard input, one line each."""
+    for line in sys.stdin:
+        job = json.loads(line)
+        program = TensorProgram.from_json(job["program"])
+        result = _guarded(program, graph_from_json(job["graph"]), Schedule.from_json(job["schedule"]), job["seed"], "triton")
+        print(json.dumps(asdict(result)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
