@@ -10,10 +10,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tvm_bridge.relay_graph import TensorType
 from tvm_bridge.relay_ops import Array
 from tvm_bridge.relay_ops import Attrs
+from tvm_bridge.relay_ops import Numpy
 from tvm_bridge.relay_ops import Operands
-from tvm_bridge.relay_ops import TensorType
 from tvm_bridge.relay_ops import TypeRuleError
 from tvm_bridge.relay_ops import define
 from tvm_bridge.relay_ops import numpy_dtype
@@ -116,7 +117,7 @@ def _pooled(x: Array, at: Attrs, out: TensorType, fill: float) -> Array:
     return _windows(padded, window, stride, dilation)[:, :, :oh, :ow]
 
 
-def _pool(maximum: bool):  # noqa: ANN202 - the type is Numpy of relay_ops
+def _pool(maximum: bool) -> Numpy:
     def call(a: Sequence[Array], at: Attrs, out: Outs) -> Array:
         layout = _data_layout(at)
         x = a[0].transpose(layout_permutation(layout, "NCHW"))
@@ -132,7 +133,7 @@ def _pool(maximum: bool):  # noqa: ANN202 - the type is Numpy of relay_ops
 
 
 def _counted(x: Array, at: Attrs, out: TensorType) -> Array:
-    """Elements that an average divides by: those of the image, or with ``count_include_pad`` those of the declared padding too."""
+    """Elements that an average divides by: those of the image, with ``count_include_pad`` those of the declared padding too."""
     ones = np.ones((1, 1, *x.shape[2:]), x.dtype)
     if at.get("count_include_pad"):
         top, left, bottom, right = _padding(at.get("padding"))
@@ -148,7 +149,7 @@ def _global_type(o: Operands) -> TensorType:
     return TensorType(_permuted((n, c, *size), "NCHW", layout), o.dtype)
 
 
-def _adaptive(maximum: bool):  # noqa: ANN202 - the type is Numpy of relay_ops
+def _adaptive(maximum: bool) -> Numpy:
     def call(a: Sequence[Array], at: Attrs, out: Outs) -> Array:
         layout = _data_layout(at)
         x = a[0].transpose(layout_permutation(layout, "NCHW"))
@@ -171,5 +172,6 @@ _POOL = "pool_size:ref strides:ref padding:ref dilation:ref layout:text out_layo
 define("nn.conv2d", f"{_CONV} out_layout:text out_dtype:text", _conv_type, _conv)
 define("nn.max_pool2d", _POOL, _pool_type, _pool(True))
 define("nn.avg_pool2d", f"{_POOL} count_include_pad:bool", _pool_type, _pool(False))
-define("nn.global_avg_pool2d nn.adaptive_avg_pool2d", "output_size:ref layout:text out_layout:text", _global_type, _adaptive(False))
-define("nn.global_max_pool2d nn.adaptive_max_pool2d", "output_size:ref layout:text out_layout:text", _global_type, _adaptive(True))
+_GLOBAL = "output_size:ref layout:text out_layout:text"
+define("nn.global_avg_pool2d nn.adaptive_avg_pool2d", _GLOBAL, _global_type, _adaptive(False))
+define("nn.global_max_pool2d nn.adaptive_max_pool2d", _GLOBAL, _global_type, _adaptive(True))

@@ -1,7 +1,7 @@
-"""Relay models as ``tvm.ir.save_json`` writes them, read without TVM into a plain graph.
+"""Relay models as ``tvm.ir.save_json`` writes them, read without TVM.
 
-The file is a list of nodes that refer to each other by index. Functions (composites, closures, calls of global functions), Let,
-Tuple and TupleGetItem are resolved here, so that the graph has operator calls only. Nothing recurses in Python, so depth is no limit.
+The file is a list of nodes that refer to each other by index; this module gives checked access to them, in the spellings of
+TVM 0.6 to 0.19. :mod:`tvm_bridge.relay_reader` makes a graph of them.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _SAVE = "save the model with tvm.ir.save_json(mod)"
 # Spellings of older versions of TVM (0.6 to 0.18), by today's key.
 _RENAMED = {
     "relax.expr.Var": "relay.Var", "relax.expr.Constant": "relay.Constant", "relay.Op": "Op", "relay.GlobalVar": "GlobalVar",
-    "relay.Module": "IRModule", "StrMap": "Map", "relay.TupleType": "TupleType", "relay.FuncType": "FuncType", "String": "runtime.String",
-    "relay.expr.Call": "relay.Call", "relay.expr.Tuple": "relay.Tuple", "relay.expr.TupleGetItem": "relay.TupleGetItem",
-    "TensorType": "relay.TensorType", "relay.Any": "tir.Any", "Any": "tir.Any", "relay.Span": "Span", "relay.SourceName": "SourceName",
-    "relax.expr.If": "relay.If", "relax.expr.Tuple": "relay.Tuple", "relax.expr.TupleGetItem": "relay.TupleGetItem",
+    "relay.Module": "IRModule", "StrMap": "Map", "relay.TupleType": "TupleType", "relay.FuncType": "FuncType",
+    "String": "runtime.String",    "relay.expr.Call": "relay.Call", "relay.expr.Tuple": "relay.Tuple", "relay.expr.TupleGetItem": "relay.TupleGetItem",
+    "TensorType": "relay.TensorType", "relay.Any": "tir.Any", "Any": "tir.Any", "relay.Span": "Span",
+    "relay.SourceName": "SourceName", "relax.expr.If": "relay.If", "relax.expr.Tuple": "relay.Tuple", "relax.expr.TupleGetItem": "relay.TupleGetItem",
 }  # fmt: skip
 _INTS = ("IntImm", "runtime.BoxInt", "runtime.BoxBool", "UIntImm")
 _FLOATS = ("FloatImm", "runtime.BoxFloat")
@@ -147,7 +147,7 @@ class JsonNodes:
 
 
 def _parse(text: str, source: str) -> Mapping[str, Any]:
-    if text.lstrip().startswith('#[version') or text.lstrip().startswith("def @"):
+    if text.lstrip().startswith("#[version") or text.lstrip().startswith("def @"):
         raise ModelFileError(f"{source}: is Relay's text format", f"that format loses constants; {_SAVE}")
     try:
         data = json.loads(text)

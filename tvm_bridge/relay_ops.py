@@ -18,29 +18,10 @@ import numpy as np
 
 from fuser.errors import UnsupportedError
 from fuser.ir.ops import OPS
+from tvm_bridge.relay_graph import TensorType
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Attrs = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class TensorType:
-    """Shape (None where an extent is not known before the model runs) and dtype of one Relay tensor."""
-
-    shape: tuple[int | None, ...]
-    dtype: str
-
-    @property
-    def static(self) -> bool:
-        return None not in self.shape
-
-    @property
-    def dims(self) -> tuple[int, ...]:
-        """The shape of a static type."""
-        return tuple(e for e in self.shape if e is not None)
-
-    def __str__(self) -> str:
-        return f"{self.dtype}[{', '.join('?' if e is None else str(e) for e in self.shape)}]"
 
 
 class TypeRuleError(Exception):
@@ -178,10 +159,20 @@ def _define_elementwise() -> None:
     for name, g in _PREDICATES.items():
         define(name, "", lambda o: TensorType(o[0], "bool"), _of_one(g))
     define("clip", "a_min:float a_max:float", same, lambda a, at, out: np.clip(a[0], at["a_min"], at["a_max"]))
-    define("nn.leaky_relu", "alpha:float", same, lambda a, at, out: np.where(a[0] > 0, a[0], a[0] * np.asarray(at["alpha"], a[0].dtype)))
+    define(
+        "nn.leaky_relu",
+        "alpha:float",
+        same,
+        lambda a, at, out: np.where(a[0] > 0, a[0], a[0] * np.asarray(at["alpha"], a[0].dtype)),
+    )
     define("cast", "dtype:text", lambda o: TensorType(o[0], o.attrs["dtype"]), lambda a, at, out: cast(a[0], out[0].dtype))
     define("cast_like", "", lambda o: TensorType(o[0], o.types[1].dtype), lambda a, at, out: cast(a[0], out[0].dtype))
-    define("where", "", lambda o: TensorType(broadcast(o[0], o[1], o[2]), o.types[1].dtype), lambda a, at, out: np.where(a[0] != 0, a[1], a[2]))
+    define(
+        "where",
+        "",
+        lambda o: TensorType(broadcast(o[0], o[1], o[2]), o.types[1].dtype),
+        lambda a, at, out: np.where(a[0] != 0, a[1], a[2]),
+    )
     define("full_like", "", same, lambda a, at, out: np.full_like(a[0], a[1]))
 
 
@@ -328,7 +319,9 @@ def reduced_axes(attrs: Attrs, rank: int) -> tuple[int, ...]:
 
 def _reduce_type(o: Operands) -> TensorType:
     axes = reduced_axes(o.attrs, len(o[0]))
-    return TensorType(tuple(1 if i in axes else e for i, e in enumerate(o[0]) if o.attrs.get("keepdims") or i not in axes), o.dtype)
+    return TensorType(
+        tuple(1 if i in axes else e for i, e in enumerate(o[0]) if o.attrs.get("keepdims") or i not in axes), o.dtype
+    )
 
 
 def _reduce(f: Callable[..., Array]) -> Numpy:

@@ -87,7 +87,20 @@ def dtype_name(code: int, bits: int, lanes: int = 1) -> str | None:
     if code == 6 or (code == 1 and bits == 1):
         return "bool"
     name = f"{_CODES[code]}{bits}"
-    known = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64", "bfloat16")
+    known = (
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "uint8",
+        "uint16",
+        "uint32",
+        "uint64",
+        "float16",
+        "float32",
+        "float64",
+        "bfloat16",
+    )
     return name if name in known else None
 
 

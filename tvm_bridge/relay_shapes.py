@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from fuser.errors import UnsupportedError
+from tvm_bridge.relay_graph import TensorType
 from tvm_bridge.relay_ops import Array
 from tvm_bridge.relay_ops import Attrs
 from tvm_bridge.relay_ops import Operands
-from tvm_bridge.relay_ops import TensorType
 from tvm_bridge.relay_ops import TypeRuleError
 from tvm_bridge.relay_ops import Types
 from tvm_bridge.relay_ops import axis_of
@@ -179,7 +180,7 @@ def sections(attrs: Attrs, extent: int) -> list[tuple[int, int]]:
         marks = [extent // cut * i for i in range(cut + 1)]
     else:
         marks = [0, *cut, extent]
-    return list(zip(marks, marks[1:], strict=False))
+    return list(pairwise(marks))
 
 
 def _split_type(o: Operands) -> Types:
@@ -337,7 +338,12 @@ define("transpose", "axes:ref", lambda o: TensorType(tuple(o[0][i] for i in perm
        lambda a, at, out: a[0].transpose(permutation(at, a[0].ndim)))  # fmt: skip
 define("layout_transform", "src_layout:text dst_layout:text", _layout_type,
        lambda a, at, out: a[0].transpose(layout_permutation(at["src_layout"], at["dst_layout"])))  # fmt: skip
-define("broadcast_to dyn.broadcast_to", "shape:ref dtype:text", _broadcast_type, lambda a, at, out: np.broadcast_to(a[0], out[0].dims))
+define(
+    "broadcast_to dyn.broadcast_to",
+    "shape:ref dtype:text",
+    _broadcast_type,
+    lambda a, at, out: np.broadcast_to(a[0], out[0].dims),
+)
 define("broadcast_to_like", "", lambda o: TensorType(o[1], o.dtype), lambda a, at, out: np.broadcast_to(a[0], out[0].dims))
 define("full dyn.full", "shape:ref dtype:text", _full_type, _filled)
 define("zeros dyn.zeros", "shape:ref dtype:text", _blank_type, _blank(0))
@@ -346,7 +352,12 @@ define("arange", "dtype:text", _arange_type, _arange)
 define("concatenate", "axis:int", _concat_type, lambda a, at, out: np.concatenate(a, at.get("axis", 0)))
 define("stack", "axis:ref", _stack_type, lambda a, at, out: np.stack(a, at.get("axis", 0)))
 define("split", "axis:int indices_or_sections:ref", _split_type, _split)
-define("strided_slice", "begin:ref end:ref strides:ref slice_mode:text axes:ref", _slice_type, lambda a, at, out: a[0][slices(at, a[0].shape)])
+define(
+    "strided_slice",
+    "begin:ref end:ref strides:ref slice_mode:text axes:ref",
+    _slice_type,
+    lambda a, at, out: a[0][slices(at, a[0].shape)],
+)
 define("dyn.strided_slice", "slice_mode:text", _dynamic_slice_type, _dynamic_slice)
 define("take", "axis:ref batch_dims:ref mode:text", _take_type, _take)
 define("gather", "axis:ref", lambda o: TensorType(o[1], o.dtype),

@@ -150,8 +150,8 @@ def _causal_mask(x: Array, *, offset: Any = 0, rows: Array | None = None, cols: 
     return np.where(cols <= rows + offset, x, -np.inf)
 
 
-def _opaque(*_: Array, name: str = "opaque", **__: Any) -> Array:
-    raise UnsupportedError(f"the imported operator {name} is opaque: it has no numpy semantics", "evaluate the model where it was imported")
+def _opaque(*_: Array, callee: str = "", **__: Any) -> Array:
+    raise UnsupportedError(f"the imported operator {callee} is opaque: it has no numpy semantics", "evaluate the model where it was imported")
 
 
 def _where(c: Array, a: Array, b: Array, **_: Any) -> Array:
@@ -218,8 +218,8 @@ _ALL = (
     OpDef("layer_norm", "composite", -1, _layer_norm, attrs=("eps",), flops=8, relay=("nn.layer_norm",), torch=("layer_norm",)),
     OpDef("attention", "composite", -1, _attention, attrs=("scale", "causal"), flops=4, sfu=1,
           torch=("scaled_dot_product_attention",)),
-    # what the importer keeps as it is: ``shape`` is the output's, ``name`` the model's operator, ``detail`` its attributes (JSON)
-    OpDef("opaque", "opaque", -1, _opaque, attrs=("name", "shape", "detail", "field"), flops=0),
+    # what the importer keeps as it is: ``shape`` is the output's, ``callee`` the model's operator, ``detail`` its attributes (JSON)
+    OpDef("opaque", "opaque", -1, _opaque, attrs=("callee", "shape", "detail", "field"), flops=0),
 )  # fmt: skip
 
 OPS: dict[str, OpDef] = {op.name: op for op in _ALL}
