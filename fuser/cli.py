@@ -30,9 +30,9 @@ class Verb:
 
 VERBS: dict[str, Verb] = {
     "optimize": Verb("tvm_bridge.commands:optimize", "optimize a Relay model: find regions, tune, lower, put back"),
-    "tune": Verb("search.commands:tune", "choose schedules for named workloads and lower the winners"),
+    "tune": Verb("search.tune_commands:tune", "choose schedules for named workloads and lower the winners"),
     "space": Verb("search.commands:space", "show the pruning funnel of a schedule space"),
-    "explain": Verb("search.commands:explain", "cost terms of the winner beside those of its runner-up"),
+    "explain": Verb("search.tune_commands:explain", "cost terms of the winner beside those of its runner-up"),
     "devices": Verb("fuser.commands:devices", "list the GPUs whose limits and rates are known"),
 }
 

@@ -19,7 +19,11 @@ from typing import Any
 
 from fuser.errors import EnvironmentError_
 from fuser.errors import NoValidKernelError
+from fuser.ir.mugraph import KernelGraph
+from fuser.ir.schedule import Schedule
+from fuser.lower.cubin import resources
 from fuser.lower.triton_source import KernelSource
+from fuser.lower.triton_source import generate
 
 POINTER = {"float16": "*fp16", "bfloat16": "*bf16", "float32": "*fp32", "bool": "*i1", "int32": "*i32", "int64": "*i64"}
 
@@ -67,9 +71,11 @@ class KernelArtifact:
 
 def cache_dir() -> Path:
     """Folder of generated sources (Triton reads a kernel's source from its file)."""
+    if chosen := os.environ.get("MUFUSER_CACHE"):
+        return Path(chosen) / "kernels"
     from platformdirs import user_cache_path
 
-    return Path(os.environ.get("MUFUSER_CACHE", "") or user_cache_path("mufuser")) / "kernels"
+    return user_cache_path("mufuser") / "kernels"
 
 
 def load_source(source: KernelSource, folder: Path | None = None) -> ModuleType:
@@ -155,8 +161,27 @@ def compile_kernel(source: KernelSource, arch: int, folder: Path | None = None) 
         meta.num_warps,
         source.num_stages,
         meta.shared,
+        *resources(kernel.asm["cubin"]),
         compiler=f"triton {triton.__version__}",
     )
+
+
+def sources(graph: KernelGraph, schedule: Schedule) -> tuple[KernelSource, ...]:
+    """Generated source of every graph-defined kernel, with names that are unique to the structure and its schedule."""
+    digest = hashlib.sha256(f"{graph.stable_hash()}{schedule.stable_hash()}".encode()).hexdigest()[:8]
+    pairs = zip(graph.blocks, schedule.kernels, strict=True)
+    return tuple(generate(block, ks, f"{block.name}_{digest}") for block, ks in pairs)
+
+
+def compile_graph(graph: KernelGraph, schedule: Schedule, arch: int, folder: Path | None = None) -> tuple[KernelArtifact, ...]:
+    """Artifacts of the graph-defined kernels of a µGraph, in launch order."""
+    return tuple(compile_kernel(source, arch, folder) for source in sources(graph, schedule))
+
+
+def intermediates(graph: KernelGraph, artifacts: tuple[KernelArtifact, ...]) -> dict[str, KernelArg]:
+    """Device tensors that one kernel writes for a later one, with dtype and shape."""
+    names = set(graph.intermediates)
+    return {arg.name: arg for a in artifacts for arg in a.args if arg.name in names}
 
 
 def save_artifact(artifact: KernelArtifact, folder: Path, stem: str) -> dict[str, Any]:

@@ -63,14 +63,14 @@ class KernelSource:
     num_stages: int
 
 
-def generate(block: BlockGraph, schedule: KernelSchedule) -> KernelSource:
+def generate(block: BlockGraph, schedule: KernelSchedule, name: str = "") -> KernelSource:
     """Triton source of a block under a schedule.
 
     Raises :class:`UnsupportedError` for operators or dtypes that have no Triton form, :class:`NoValidKernelError` for schedules
     that would need an absurd number of register blocks.
     """
     block, plans = bind(block, schedule)
-    return _Generator(block, plans, place(block, schedule.order, plans), schedule).run()
+    return _Generator(block, plans, place(block, schedule.order, plans), schedule).run(name or f"{block.name}_kernel")
 
 
 @dataclass
@@ -203,7 +203,7 @@ class _Generator:
 
     # -- program ------------------------------------------------------------------------------------------------------------
 
-    def run(self) -> KernelSource:
+    def run(self, kernel: str) -> KernelSource:
         for stmt in self.block.stmts:
             if len(list(self.combos(stmt.axes))) > MAX_BLOCKS:
                 raise NoValidKernelError(
@@ -214,7 +214,7 @@ class _Generator:
         names = [self.argument(t) for t in tensors]
         for a in self.plans:
             self.ident("i_" + a)
-        name = self.ident(f"{self.block.name}_kernel")
+        name = identifier(kernel)
         self.grid()
         for axis in self.plans:
             if axis not in self.looped() and self.used(axis):

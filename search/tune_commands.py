@@ -1,0 +1,175 @@
+"""The commands ``tune`` and ``explain``."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Annotated
+from typing import Any
+
+import typer
+
+from cost_model.explain import COUNTS
+from cost_model.explain import explain as explain_terms
+from cost_model.refined import estimate
+from fuser.console import print_json
+from fuser.console import print_table
+from fuser.console import progress
+from fuser.device import load_device
+from fuser.errors import UsageError
+from fuser.ir.serialize import graph_to_json
+from fuser.lower.compile import save_artifact
+from fuser.workloads import match
+from fuser.workloads import workload
+from search.realise import Realised
+from search.realise import realise
+from search.tune import Candidate
+from search.tune import Tuned
+from search.tune import tune_fast
+
+Names = Annotated[list[str], typer.Argument(metavar="WORKLOAD...", help="Named workloads, or globs of them ('mcfuser/*').")]
+Target = Annotated[str, typer.Option("--target", help="The device; see mufuser devices.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+
+
+def tune(
+    names: Names,
+    target: Target = "h200",
+    effort: Annotated[str, typer.Option("--effort", help="instant: the model alone decides.")] = "instant",
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Folder for sources, PTX, cubins and report.json.")] = None,
+    jobs: Annotated[int, typer.Option("-j", "--jobs", help="Processes that compile.")] = 2,
+    check: Annotated[bool, typer.Option("--check/--no-check", help="Check winners against float64 in Triton's interpreter.")] = True,
+    json: Json = False,
+) -> None:
+    """Choose schedules for named workloads with the model, compile the winners to PTX and cubin, and check them."""
+    if effort != "instant":
+        raise UsageError(f"effort {effort!r} is not available", "use --effort instant")
+    device = load_device(target)
+    found = match(names)
+    tuned: list[Tuned] = []
+    seconds: list[float] = []
+    with progress("tuning", len(found), quiet=json) as step:
+        for name in found:
+            start = time.perf_counter()
+            tuned.append(tune_fast(workload(name), device))
+            seconds.append(time.perf_counter() - start)
+            step(name)
+    start = time.perf_counter()
+    if jobs > 1 and len(tuned) > 1:
+        with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+            done = realise(tuned, device, pool, check)
+    else:
+        done = realise(tuned, device, None, check)
+    compiled = time.perf_counter() - start
+    records = [document(r, s, output) for r, s in zip(done, seconds, strict=True)]
+    report = {"schema": 1, "target": device.name, "arch": device.sm, "effort": effort, "compile_seconds": compiled, "workloads": records}
+    if output:
+        from json import dumps
+
+        from fuser.console import plain
+
+        (output / "report.json").write_text(dumps(plain(report), indent=1) + "\n")
+    if json:
+        print_json(report)
+        return
+    rows = []
+    for r in records:
+        worst = r["check"].error if r["check"] else None
+        rows.append(
+            (
+                r["workload"],
+                r["structure"],
+                r["schedule"],
+                f"{r['estimate_us']:.2f}",
+                f"{r['tuning_seconds'] * 1e3:.0f}",
+                "-" if worst is None else f"{worst:.0e}",
+            )
+        )
+    notes = [f"{len(rows)} winners compiled for {device.sm} and checked in {compiled:.1f} s"] + ([f"written to {output}"] if output else [])
+    print_table(f"{device.title}, the model alone", ("workload", "kernels", "schedule", "est. µs >", "tuned ms >", "error >"), rows, notes)
+
+
+def document(done: Realised, seconds: float, output: Path | None) -> dict[str, Any]:
+    """One workload of the report."""
+    winner, tuned = done.candidate, done.tuned
+    stem = tuned.program.name.replace("/", "_").replace(":", "_b")
+    kernels = []
+    for i, a in enumerate(done.artifacts):
+        manifest = save_artifact(a, output, f"{stem}_{i}") if output else a.manifest()
+        kernels.append(manifest | {"ptx_bytes": len(a.ptx), "cubin_bytes": len(a.cubin)})
+    return {
+        "workload": tuned.program.name,
+        "structure": describe(winner),
+        "schedule": str(winner.schedule),
+        "schedules": winner.schedule.to_json(),
+        "mugraph": graph_to_json(winner.graph),
+        "estimate_us": winner.us,
+        "runner_up_us": tuned.runner_up.us if tuned.runner_up else None,
+        "structures": tuned.structures,
+        "candidates": tuned.candidates,
+        "rejected": done.rejected,
+        "tuning_seconds": seconds,
+        "kernels": kernels,
+        "check": done.check,
+    }
+
+
+def describe(candidate: Candidate) -> str:
+    """``fused``, or the number of kernels and what is split."""
+    kernels = candidate.graph.kernels
+    if len(kernels) == 1:
+        return "fused"
+    splits = sorted({a for b in candidate.graph.blocks for a, _ in b.splits})
+    return f"{len(kernels)} kernels" + (f", {','.join(splits)} split" if splits else "")
+
+
+def explain(names: Names, target: Target = "h200", json: Json = False) -> None:
+    """Cost terms of the winner beside those of the best other candidate."""
+    device = load_device(target)
+    documents: list[dict[str, Any]] = []
+    for name in match(names):
+        tuned = tune_fast(workload(name), device)
+        shown = [tuned.winner, *other(tuned)]
+        rows = explain_terms([(c.graph, c.schedule) for c in shown], device)
+        if json:
+            documents.append(
+                {
+                    "workload": name,
+                    "candidates": [
+                        {
+                            "structure": describe(c),
+                            "schedule": str(c.schedule),
+                            "estimate_us": c.us,
+                            "terms": [estimate(b, s, device) for b, s in zip(c.graph.blocks, c.schedule.kernels, strict=True)],
+                        }
+                        for c in shown
+                    ],
+                }
+            )
+            continue
+        table: list[tuple[str, ...]] = []
+        kernel = ""
+        for row in rows:
+            if row.kernel != kernel:
+                kernel = row.kernel
+                table.append((f"kernel {kernel}", *("" for _ in shown), ""))
+            table.append((f"  {row.meaning}", *(_cell(row.term, v) for v in row.values)))
+        heads = [f"{describe(c)} >" for c in shown]
+        notes = [f"{'winner' if i == 0 else 'runner-up'}: {c.schedule}, {c.us:.2f} µs" for i, c in enumerate(shown)]
+        print_table(f"{name} on {device.title} (times in µs)", ("term", *heads), [r[: len(shown) + 1] for r in table], notes)
+    if json:
+        print_json({"target": device.name, "workloads": documents})
+
+
+def other(tuned: Tuned) -> list[Candidate]:
+    """The best candidate of another structure if there is one, else the next schedule."""
+    apart = [c for c in tuned.runners if c.graph is not tuned.winner.graph]
+    return (apart or list(tuned.runners))[:1]
+
+
+def _cell(term: str, value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if term in COUNTS else f"{value:.3f}" if abs(value) < 100 else f"{value:,.0f}"
