@@ -1,7 +1,7 @@
 """What the interpreter of :mod:`fuser.lower.reference` computes with: numbers, or elements of finite fields.
 
-The interpreter knows where and when; an :class:`Algebra` knows what. A value is one array or several of the same shape (residues, flags):
-the interpreter only moves and slices values, through :meth:`Algebra.lift`.
+The interpreter knows where and when; an :class:`Algebra` knows what. A value is one array or several of the same shape (residues,
+flags): the interpreter only moves and slices values, through :meth:`Algebra.lift`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ V = TypeVar("V")
 
 @dataclass(frozen=True)
 class Tile:
-    """Where the result of an element-wise operator lies: its axes, for each of them the element indices, and whether the operator is
-    guarded (see :func:`guarded`)."""
+    """Where the result of an element-wise operator lies: its axes, for each of them the element indices, and whether the operator
+    is guarded (see :func:`guarded`)."""
 
     axes: tuple[str, ...]
     index: Mapping[str, Array]
@@ -49,7 +49,7 @@ class Algebra(Protocol[V]):
     """Arithmetic of the interpreter. Operands of :meth:`map` have the axes of the result, with extent 1 where they lack one."""
 
     def lift(self, f: Callable[..., Array], *xs: V) -> V:
-        """Apply a function that only moves elements (slice, reshape, transpose, write in place) to each array that makes up the values."""
+        """Apply a function that only moves elements (slice, transpose, write in place) to each array that makes up the values."""
         ...
 
     def empty(self, shape: tuple[int, ...]) -> V:
@@ -151,7 +151,7 @@ class FloatAlgebra:
 def guarded(graph: KernelGraph) -> frozenset[tuple[str, str]]:
     """The (kernel, value) pairs of differences and quotients that have a defined result where everything is masked:
 
-    * x − max, for a maximum that was folded over x's elements, is −inf where x is −inf, even if the maximum is −inf too: what is absent stays absent;
+    * x − max, for a folded maximum, is −inf where x is −inf, even if the maximum is −inf too: what is absent stays absent;
     * a / b, for a denominator that sums exponentials, is 0 where both are 0: a fully masked row gives 0.
 
     Everything else follows IEEE arithmetic. Both rules hold across kernels, for the partial results of a split reduction.

@@ -2,14 +2,14 @@
 
 Semantics:
 
-* A kernel runs its body once for every block of its grid; the grid is the product of the grid parts of its axes (:class:`AxisPlan`).
-* The body is the loop tree of :func:`fuser.ir.tiling.place`. A tile is exact: it ends where the tensor (or the axis) ends, and is empty where the
+* A kernel runs its body once for every block of its grid; the grid is the product of the grid parts of its axes.
+* The body is the loop tree of :func:`fuser.ir.tiling.place`. A tile is exact: it ends where the axis ends, and is empty where the
   parts of a split reach beyond it. Nothing outside of a tensor is ever read, so no padding can be seen.
-* A value lives from its statement to the end of that pass through the innermost enclosing loop. An accumulator lives in the scope of its
-  :class:`Init`, keeps one tile for each trip of the live loops among its axes that start later, and may be read, except as a ``running``
-  operand, only after the loop that owns it.
-* ``rescale`` multiplies an accumulator, before an update, by exp(degree · (old − new)) of the running maximum: ``old`` at the accumulator's last
-  update, ``new`` now. On the first update there is nothing to rescale.
+* A value lives from its statement to the end of that pass through the innermost enclosing loop. An accumulator lives in the scope
+  of its :class:`Init`, keeps one tile for each trip of the live loops among its axes that start later, and may be read, except as
+  a ``running`` operand, only after the loop that owns it.
+* ``rescale`` multiplies an accumulator, before an update, by exp(degree · (old − new)) of the running maximum: ``old`` at the
+  accumulator's last update, ``new`` now. On the first update there is nothing to rescale.
 * Fully masked rows are defined by :func:`fuser.lower.algebra.guarded`.
 * Every element of every output is written; one that is written again must get the same value.
 
@@ -151,7 +151,8 @@ class _Kernel(Generic[V]):
             shape = s.access.shape(self.block.extents)
             self.out[s.access.tensor] = self.algebra.empty(shape)
             self.written[s.access.tensor] = np.zeros(shape, dtype=bool)
-        for self.grid in self.blocks():
+        for grid in self.blocks():
+            self.grid = grid
             self.scopes = [{}]
             self.trip = {}
             self.body(self.tree.body)
@@ -234,7 +235,9 @@ class _Kernel(Generic[V]):
         if not (found.done or running):
             raise InterpretError(f"{where}: the accumulator {value!r} is read before its loop has ended")
         if outside := [a for a in found.free if a not in self.trip]:
-            raise InterpretError(f"{where}: {value!r} keeps a tile for each trip over {outside}, but is read outside of those loops")
+            raise InterpretError(
+                f"{where}: {value!r} keeps a tile for each trip over {outside}, but is read outside of those loops"
+            )
         key = tuple(self.trip[a] for a in found.free)
         if key not in found.tiles:
             raise InterpretError(f"{where}: tile {key} of {value!r} has not been computed")
@@ -265,7 +268,9 @@ class _Kernel(Generic[V]):
         acc = self.find(stmt.value)
         if acc is None or acc.done:
             if looped := [a for a in stmt.reduce if a in self.live]:
-                raise InterpretError(f"kernel {self.block.name!r}: {stmt.value!r} is summed over {looped} without Init: {self.tree}")
+                raise InterpretError(
+                    f"kernel {self.block.name!r}: {stmt.value!r} is summed over {looped} without Init: {self.tree}"
+                )
             self.define(stmt, x)
             return
         op = "sum" if stmt.op == "matmul" else stmt.op

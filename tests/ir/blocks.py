@@ -1,4 +1,4 @@
-"""Blocks and their mathematics in numpy, for the tests of the IR: chains of products, softmax online and in two passes, splits."""
+"""Blocks and their mathematics in numpy, for the tests of the IR: chains of products, softmax in one and two passes, splits."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ def store(value: str, axes: str, tensor: str = "") -> Stmt:
     return Stmt("store", value, tuple(axes), "float32", access=Access(tensor or value, tuple((a,) for a in axes)))
 
 
-def compute(value: str, axes: str, op: str, args: str, reduce: str = "", running: str = "", rescale: str = "", degree: int = 1) -> Stmt:
+def compute(
+    value: str, axes: str, op: str, args: str, reduce: str = "", running: str = "", rescale: str = "", degree: int = 1
+) -> Stmt:
     return Stmt(
         "compute", value, tuple(axes), "float32", op, tuple(args), tuple(reduce),
         running=tuple(running), rescale=tuple(Rescale(m, degree) for m in rescale),
@@ -121,7 +123,7 @@ def online(extents: Mapping[str, int]) -> Case:
 
 
 def two_pass(extents: Mapping[str, int], divide_first: bool = False) -> Case:
-    """softmax(Q Kᵀ) V with the finished maximum; with ``divide_first`` the probabilities are normalised before the second product."""
+    """softmax(Q Kᵀ) V with the finished maximum; ``divide_first`` normalises before the second product."""
     head = (
         *_SCORES,
         compute("M", "m", "max", "S", "n"),
@@ -205,8 +207,8 @@ def split_chain(extents: Mapping[str, int]) -> Case:
     return Case(graph.validate(), lambda i: np.maximum(i["A"] @ i["B"], 0) @ i["D"])
 
 
-def schedule(order: str, splits: Mapping[str, int] | None = None, **tiles: int) -> KernelSchedule:
-    return KernelSchedule(tuple(sorted(tiles.items())), TilingExpr.parse(order), tuple(sorted((splits or {}).items())))
+def schedule(order: str, *splits: tuple[str, int], **tiles: int) -> KernelSchedule:
+    return KernelSchedule(tuple(sorted(tiles.items())), TilingExpr.parse(order), tuple(sorted(splits)))
 
 
 def placed(block: BlockGraph, order: str, **tiles: int) -> LoopTree:
