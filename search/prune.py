@@ -120,8 +120,8 @@ def tile_sets(block: BlockGraph) -> tuple[TileSet, ...]:
 
     Axes of contractions take multiples of 16. Where several axes together are the rows (or columns) of a contraction's
     operand, the longest of them does, the others take powers of two. Batch axes have tile 1. Axes that only folds sum over
-    take powers of two from 16, and their extent; spatial axes of element-wise values take powers of two if they are among
-    the last two of the output, else 1.
+    take powers of two from 16, and their extent; so does the last axis of the output. The axis before it takes powers of two
+    from 1, further spatial axes have tile 1.
     """
     splits = {g for _, g in block.splits}
     batch, loops, chained = set(batch_axes(block)), expression_axes(block), _contracted(block)
@@ -138,7 +138,7 @@ def tile_sets(block: BlockGraph) -> tuple[TileSet, ...]:
         elif a.name in block.reduced:
             sizes = powers(a.extent, MMA)
         elif a.name in bindable(block) and (a.name in last or a.name in loops):
-            sizes = powers(a.extent) if a.name in last else (1,)
+            sizes = powers(a.extent, MMA if a.name == last[-1] else 1) if a.name in last else (1,)
         else:
             sizes = (1,) if a.name in bindable(block) else (a.extent,)
         if sizes == (1,) or (len(loops) > MAX_AXES and a.name not in bindable(block)):

@@ -1,0 +1,159 @@
+"""Search strategies: the exhaustive one is exact, the others come close, all are deterministic."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+import pytest
+
+from cost_model import paper
+from cost_model.features import Counts
+from cost_model.features import Features
+from fuser.device import load_device
+from fuser.errors import NoValidKernelError
+from fuser.errors import UsageError
+from fuser.ir.fuse import fuse
+from fuser.ir.schedule import Schedule
+from fuser.workloads import workload
+from search.evolve import EFFORTS
+from search.evolve import INSTANT
+from search.evolve import QUICK
+from search.evolve import STRATEGIES
+from search.evolve import rank
+from search.evolve import search
+from search.space import ScheduleSpace
+from search.structures import structures
+
+A100 = load_device("a100")
+
+
+def model(f: Features) -> Counts:
+    return paper.seconds(f, A100)
+
+
+@lru_cache
+def space(name: str = "mcfuser/G1") -> ScheduleSpace:
+    return ScheduleSpace(fuse(workload(name)), A100)
+
+
+def seconds(schedule: Schedule) -> float:
+    """The paper's model on one schedule, standing in for a device."""
+    return paper.estimate(space().kernels[0].block, schedule.kernels[0], A100).seconds
+
+
+def test_rank_is_the_minimum_over_the_enumeration() -> None:
+    small = ScheduleSpace(fuse(workload("mcfuser/G1", M=64, N=48, K=32, H=64)), A100)
+    block = small.kernels[0].block
+    every = sorted(paper.estimate(block, s.kernels[0], A100).seconds for s in small.enumerate())
+    found = rank(small, model, 5)
+    assert [r.estimate for r in found.top] == pytest.approx(every[:5], rel=1e-12)
+    assert found.estimated == len(every)
+
+
+def test_kernels_of_a_graph_are_ranked_together() -> None:
+    """The best sum over kernels and splits, against every pair of a cut and split chain."""
+    graph = next(
+        g for g in structures(workload("mcfuser/G1", M=32, N=64, K=16, H=16)) if len(g.blocks) == 2 and g.blocks[0].splits
+    )
+    s = ScheduleSpace(graph, A100)
+    best = {}
+    for schedule in s.enumerate():
+        for number, (k, part) in enumerate(zip(s.kernels, schedule.kernels, strict=True)):
+            key = (number, dict(part.splits)[s.splits[0].name])
+            t = paper.estimate(k.block, part, A100).seconds
+            best[key] = min(best.get(key, np.inf), t)
+    expected = min(best[0, v] + best[1, v] for v in s.splits[0].values)
+    assert rank(s, model, 3).best.estimate == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_strategies_are_deterministic(strategy: str) -> None:
+    def run() -> object:
+        return search(space(), model, np.random.default_rng(0), INSTANT, strategy=strategy)
+
+    assert run() == run()
+
+
+def test_evolution_finds_nearly_the_best_with_fewer_estimates() -> None:
+    exact = rank(space("mcfuser/G4"), model, 1)
+    found = search(space("mcfuser/G4"), model, np.random.default_rng(0), INSTANT, strategy="evolution")
+    assert found.best.estimate <= 1.1 * exact.best.estimate
+    assert found.estimated < exact.estimated
+    assert found.why == "converged"
+
+
+def test_algorithm_1_measures_the_top_n_of_each_generation_once() -> None:
+    asked: list[Schedule] = []
+
+    def measure(schedules: Sequence[Schedule]) -> list[float]:
+        asked.extend(schedules)
+        return [1.3 * seconds(s) for s in schedules]
+
+    found = search(space(), model, np.random.default_rng(0), QUICK, measure)
+    assert found.strategy == "evolution" and found.why == "converged"
+    assert len(asked) == len(set(asked)) == found.measured <= QUICK.top * len(found.history)
+    assert found.best.measured == min(1.3 * seconds(s) for s in asked)
+    assert all(a.best_so_far >= b.best_so_far for a, b in zip(found.history, found.history[1:], strict=False))
+
+
+def test_measurement_overrules_the_model() -> None:
+    """A device that runs anything with 8 warps ten times faster."""
+
+    def measure(schedules: Sequence[Schedule]) -> list[float]:
+        return [seconds(s) * (0.1 if s.kernels[0].num_warps == 8 else 1.0) for s in schedules]
+
+    for strategy in STRATEGIES:
+        patient = replace(QUICK, patience=6)
+        found = search(space(), model, np.random.default_rng(0), patient, measure, strategy)
+        assert found.best.schedule.kernels[0].num_warps == 8, strategy
+
+
+def test_failed_measurements_never_win() -> None:
+    def measure(schedules: Sequence[Schedule]) -> list[float]:
+        return [np.inf if s.kernels[0].num_stages == 2 else seconds(s) for s in schedules]
+
+    found = search(space(), model, np.random.default_rng(0), replace(QUICK, patience=6), measure)
+    assert found.best.schedule.kernels[0].num_stages != 2
+    with pytest.raises(NoValidKernelError, match="measured"):
+        search(space(), model, np.random.default_rng(0), QUICK, lambda schedules: [np.inf] * len(schedules))
+
+
+def test_interruption_returns_the_best_so_far() -> None:
+    calls = []
+
+    def measure(schedules: Sequence[Schedule]) -> list[float]:
+        if calls:
+            raise KeyboardInterrupt
+        calls.append(1)
+        return [seconds(s) for s in schedules]
+
+    found = search(space(), model, np.random.default_rng(0), replace(QUICK, patience=9), measure)
+    assert found.why == "interrupted" and found.best.measured is not None
+
+
+def test_what_the_model_refuses_is_never_chosen() -> None:
+    def refuse(f: Features) -> Counts:
+        return np.where(f.warps == 4, np.inf, model(f))
+
+    for strategy in STRATEGIES:
+        found = search(space(), refuse, np.random.default_rng(0), INSTANT, strategy=strategy)
+        assert all(r.schedule.kernels[0].num_warps != 4 for r in found.top)
+    with pytest.raises(NoValidKernelError):
+        rank(space(), lambda f: np.full(len(f), np.inf))
+
+
+def test_unknown_strategy() -> None:
+    with pytest.raises(UsageError, match="annealing"):
+        search(space(), model, np.random.default_rng(0), strategy="annealing")
+
+
+@pytest.mark.parametrize("name", ["mcfuser/G6", "mcfuser/S8", "mcfuser/S1", "graphene/gemm"])
+def test_instant_search_is_instant(name: str) -> None:
+    """Well below 1.5 s; the bound leaves room for a busy machine."""
+    start = time.process_time()
+    search(ScheduleSpace(fuse(workload(name)), A100), model, np.random.default_rng(0), EFFORTS["instant"])
+    assert time.process_time() - start < 1.5

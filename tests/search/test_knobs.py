@@ -1,0 +1,78 @@
+"""Knobs: codes and values are the same thing, mutation stays inside and moves."""
+
+from __future__ import annotations
+
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fuser.errors import UsageError
+from fuser.ir.tiling import TilingExpr
+from search.knobs import Choice
+from search.knobs import Knob
+from search.knobs import Order
+from search.knobs import Permutation
+from search.knobs import PowerOfTwo
+from search.knobs import Split
+from search.knobs import TileSize
+
+KNOBS: tuple[Knob[Any], ...] = (
+    Choice("warps", (4, 8, 2)),
+    Order("order", tuple(map(TilingExpr.parse, ("nk", "nkh")))),
+    TileSize("m", (16, 32, 64, 80)),
+    Split("n_part", (2, 4, 8)),
+    PowerOfTwo("stages", 1, 8),
+    PowerOfTwo("one", 4, 4),
+    Permutation("loops", ("m", "n", "k", "h")),
+)
+
+
+@pytest.mark.parametrize("knob", KNOBS, ids=lambda k: k.name)
+def test_codes_are_values(knob: Knob[Any]) -> None:
+    values = list(knob.enumerate())
+    assert len(values) == len(set(values)) == knob.count
+    assert [knob.encode(v) for v in values] == list(range(knob.count))
+
+
+@given(st.sampled_from(KNOBS), st.integers(0, 2**32 - 1))
+def test_mutation_stays_inside_and_moves(knob: Knob[Any], seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    value = knob.sample(rng)
+    other = knob.mutate(value, rng)
+    assert other in set(knob.enumerate())
+    assert (other == value) == (knob.count == 1)
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_tile_sizes_mutate_mostly_to_neighbours(seed: int) -> None:
+    knob, rng = TileSize("n", tuple(range(16, 513, 16))), np.random.default_rng(seed)
+    steps = [abs(knob.mutate_code(16, rng) - 16) for _ in range(100)]
+    assert sum(s == 1 for s in steps) > 40 and max(steps) > 1
+
+
+def test_sampling_reaches_every_value() -> None:
+    rng = np.random.default_rng(0)
+    for knob in KNOBS:
+        assert {knob.sample_code(rng) for _ in range(500)} == set(range(knob.count))
+
+
+def test_permutations_come_in_lexicographic_order_without_being_listed() -> None:
+    knob = Permutation("loops", tuple("abcd"))
+    assert list(knob.enumerate()) == list(permutations("abcd"))
+    many = Permutation("many", tuple("abcdefghijklmnopqrst"))
+    value = many.decode(10**18)
+    assert many.encode(value) == 10**18
+
+
+def test_a_value_that_a_knob_lacks_is_a_usage_error() -> None:
+    for knob, value in ((KNOBS[0], 5), (KNOBS[4], 3), (KNOBS[6], ("m", "n"))):
+        with pytest.raises(UsageError, match=knob.name):
+            knob.encode(value)
+    with pytest.raises(UsageError, match="no value"):
+        Choice("empty", ())
+    with pytest.raises(UsageError, match="no power of 2"):
+        PowerOfTwo("bad", 3, 8)
