@@ -1,0 +1,80 @@
+"""Which TVM is installed, and what it can do.
+
+The last TVM with Relay is 0.19; later ones have Relax only. Both install the package ``tvm``, so they exclude each other in one environment.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import importlib.util
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from typing import Literal
+
+from fuser.errors import EnvironmentError_
+
+RELAY_HINT = "install the Relay flavour, `pip install 'mufuser[relay]'`, in an environment of its own"
+
+
+@dataclass(frozen=True)
+class Flavour:
+    """``cuda_modules``: PTX can be loaded into a module; ``cuda_codegen``: the rest of a model can be compiled for CUDA."""
+
+    name: Literal["relay", "relax"]
+    version: str
+    cuda_modules: bool
+    cuda_codegen: bool
+
+    @property
+    def has_cuda(self) -> bool:
+        return self.cuda_modules and self.cuda_codegen
+
+
+def check_distributions(names: Sequence[str]) -> None:
+    """Raise :class:`EnvironmentError_` if more than one distribution provides the package ``tvm``."""
+    unique = sorted({re.sub(r"[-_.]+", "-", name).lower() for name in names})
+    if len(unique) > 1:
+        raise EnvironmentError_(
+            f"{' and '.join(unique)} both install the package 'tvm': their files overwrite each other",
+            f"uninstall both (`pip uninstall {' '.join(unique)}`), then install the one that you need; use two environments for the two",
+        )
+
+
+@functools.cache
+def detect() -> Flavour:
+    """The TVM of this environment; raises :class:`EnvironmentError_` if there is none, or more than one."""
+    check_distributions(importlib.metadata.packages_distributions().get("tvm", ()))
+    if importlib.util.find_spec("tvm") is None:
+        raise EnvironmentError_("no TVM is installed in this environment", RELAY_HINT)
+    # Relay otherwise tries to download schedules for the operators that stay, at every build.
+    os.environ.setdefault("TOPHUB_LOCATION", "NONE")
+    tvm = import_tvm()
+    is_relay = importlib.util.find_spec("tvm.relay") is not None
+    known = tvm.get_global_func
+    return Flavour(
+        "relay" if is_relay else "relax",
+        str(tvm.__version__),
+        known("runtime.module.loadfile_ptx" if is_relay else "ffi.Module.create.cuda", allow_missing=True) is not None,
+        known("target.build.cuda", allow_missing=True) is not None,
+    )
+
+
+def import_tvm() -> Any:
+    """``import tvm``, with an error that names the way out."""
+    try:
+        import tvm
+    except (ImportError, OSError, RuntimeError) as error:
+        raise EnvironmentError_(f"TVM is installed but cannot be imported: {error}", RELAY_HINT) from error
+    return tvm
+
+
+def require_relay() -> Flavour:
+    """The flavour, which must be Relay."""
+    found = detect()
+    if found.name != "relay":
+        raise EnvironmentError_(f"TVM {found.version} has no Relay (the last one with it is 0.19)", RELAY_HINT)
+    return found
