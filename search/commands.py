@@ -77,7 +77,9 @@ def _show(name: str, f: Funnel) -> None:
         (stage.rule, stage.title, stage.expressions, f"{stage.candidates:,}", _kept(before.candidates, stage.candidates))
         for before, stage in zip((f.stages[0], *f.stages), f.stages, strict=False)
     ]
-    left = f"expressions in a block: {', '.join(f.left)} ({f.programs} different programs)"
+    left = (
+        f"expressions in a block: {', '.join(e or '-' for e in f.left)} ({f.programs} different program{'s' * (f.programs > 1)})"
+    )
     tiles = [f"tiles of {t.axis}: {_values(t)}" for t in f.tiles if t.total > 1]
     notes = [f"note: {n}" for n in f.notes]
     print_table(

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from cost_model.shared_memory import equation1_terms
 from fuser.cli import main
 from fuser.device import load_device
+from fuser.frontends.builder import Builder
 from fuser.ir.fuse import fuse
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.schedule import KernelSchedule
@@ -116,3 +117,15 @@ def test_the_table_fits_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
 def test_nothing_to_show_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["space"]) == 2
     assert "--gemm-chain" in capsys.readouterr().err
+
+
+def test_a_chain_too_long_to_enumerate_is_tiled_over_the_grid_only() -> None:
+    """Eight loops: said in the notes, and what is left are schedules without loops."""
+    b = Builder("long")
+    x = b.input("X", (512, 16))
+    for i in range(6):
+        x = x @ b.input(f"W{i}", (16, 16))
+    block = fuse(b.build(Y=x)).blocks[0]
+    f = funnel(block, A100)
+    assert f.left == ("",) and any("8 loops" in n for n in f.notes)
+    assert f.stages[-1].candidates > 0
