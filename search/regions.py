@@ -8,6 +8,7 @@ contraction that is left alone is left for a stated reason.
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from fuser.device import Device
@@ -76,14 +77,16 @@ LONGEST = 4
 """Most contractions of one candidate."""
 
 
-def find_chains(program: TensorProgram, device: Device) -> tuple[list[Region], dict[str, str]]:
+def find_chains(
+    program: TensorProgram, device: Device, borders: Collection[str] | None = None
+) -> tuple[list[Region], dict[str, str]]:
     """Every candidate region in program order (they overlap: each contiguous part of a chain is one), and for every contraction the reason why it
-    starts no longer candidate."""
+    starts no longer candidate. ``borders`` are the tensors that may be inputs or outputs of a region (all, if not given)."""
     regions: list[Region] = []
     reasons: dict[str, str] = {}
     for node in program.nodes:
         if _is_contraction(node):
-            found, reasons[node.output] = _Chain(program, device, node).grow()
+            found, reasons[node.output] = _Chain(program, device, node, borders).grow()
             regions += found
     return regions, reasons
 
@@ -93,8 +96,8 @@ def _is_contraction(node: Node) -> bool:
 
 
 class _Chain:
-    def __init__(self, program: TensorProgram, device: Device, first: Node) -> None:
-        self.program, self.device, self.first = program, device, first
+    def __init__(self, program: TensorProgram, device: Device, first: Node, borders: Collection[str] | None) -> None:
+        self.program, self.device, self.first, self.borders = program, device, first, borders
 
     def grow(self) -> tuple[list[Region], str]:
         """The candidates that start with this contraction, shortest first, and why the longest is not longer."""
@@ -203,6 +206,10 @@ class _Chain:
         part = subprogram(self.program, nodes, "region")
         if len(part.outputs) != 1:
             return f"{len(part.outputs)} of its results are read elsewhere"
+        if self.borders is not None:
+            for name in (*part.inputs, *part.outputs):
+                if name not in self.borders:
+                    return f"{name} is a result of the clean-up and has no counterpart in the model"
         program, names = canonical(part)
         if any(t.dtype not in FLOAT_DTYPES[:3] for t in program.tensors):
             return "it has tensors that are not floating point"
@@ -241,12 +248,13 @@ def choose(
     device: Device,
     fused: Callable[[TensorProgram], float],
     unfused: Callable[[TensorProgram], float],
+    borders: Collection[str] | None = None,
 ) -> tuple[list[Choice], list[Left]]:
     """Take the candidates that save most, none overlapping another; everything else is left with its reason.
 
     ``fused`` and ``unfused`` estimate a program in microseconds; equal regions are asked for once.
     """
-    candidates, reasons = find_chains(program, device)
+    candidates, reasons = find_chains(program, device, borders)
     known: dict[str, tuple[float, float]] = {}
     choices: list[Choice] = []
     for region in candidates:

@@ -1,0 +1,247 @@
+"""The main job: a Relay model in, a model with fused kernels out, on a machine without a GPU.
+
+:func:`optimize` imports (files need no TVM), finds regions, tunes each distinct one with the model alone, lowers the winners through Triton to PTX,
+checks them, and, where a TVM with Relay is installed, carves the regions out, builds the model and compares it with the unpartitioned one.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from dataclasses import field
+from dataclasses import replace
+from importlib.util import find_spec
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TYPE_CHECKING
+from typing import Any
+
+import numpy as np
+
+from cost_model.program_time import operator_times
+from cost_model.program_time import program_seconds
+from cost_model.refined import check_device
+from fuser.device import Device
+from fuser.device import load_device
+from fuser.errors import FuserError
+from fuser.errors import UsageError
+from fuser.ir.program import TensorProgram
+from search.realise import Realised
+from search.realise import realise
+from search.regions import Choice
+from search.regions import Left
+from search.regions import Region
+from search.regions import choose
+from search.tune import Tuned
+from search.tune import tune_fast
+from tvm_bridge.relay_graph import Ref
+from tvm_bridge.relay_import import ImportedModel
+from tvm_bridge.relay_import import from_module
+from tvm_bridge.relay_import import read_model
+from tvm_bridge.relay_import import to_program
+
+if TYPE_CHECKING:
+    from tvm_bridge.relay import BuiltModel
+
+Step = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class FusedRegion:
+    """A region of the model with its kernels. ``symbol`` is its function in the carved module, where there is one."""
+
+    name: str
+    choice: Choice
+    realised: Realised
+    symbol: str = ""
+
+    @property
+    def region(self) -> Region:
+        return self.choice.region
+
+    @property
+    def predicted_us(self) -> float:
+        return self.realised.candidate.us
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The built model against the unpartitioned one on the same random inputs: largest absolute difference over all outputs, and relative to the
+    largest value of the unpartitioned outputs."""
+
+    largest: float
+    relative: float
+    ran: str
+
+
+@dataclass(frozen=True)
+class Optimized:
+    """What :func:`optimize` found. Times are the model's predictions in microseconds; ``seconds`` are those of the steps on this machine."""
+
+    imported: ImportedModel
+    device: Device
+    regions: tuple[FusedRegion, ...]
+    left: tuple[Left, ...]
+    before_us: float
+    after_us: float
+    built: BuiltModel | None = None
+    comparison: Comparison | None = None
+    notes: tuple[str, ...] = ()
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def program(self) -> TensorProgram:
+        return self.imported.program
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.last = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.seconds[name] = self.seconds.get(name, 0.0) + now - self.last
+        self.last = now
+
+
+def optimize(
+    model: str | Path | Any,
+    params: str | Path | Mapping[str, Any] | None = None,
+    *,
+    target: str | Device = "h200",
+    effort: str = "instant",
+    build: bool | None = None,
+    compare: bool = True,
+    check: bool = True,
+    jobs: int = 2,
+    step: Step = lambda text: None,
+    seed: int = 0,
+) -> Optimized:
+    """Partition a model, tune its regions, lower them, and build it.
+
+    ``model`` is the path of a ``save_json`` file, or a live ``IRModule``; ``params`` the path of a ``save_param_dict`` file, or arrays by name.
+    ``build`` asks for a compiled model (None: where a TVM with Relay is installed). ``compare`` runs it against the unpartitioned one.
+
+    Raises :class:`fuser.errors.ModelFileError` for files that cannot be read; a model without regions worth fusing is no error.
+    """
+    if effort != "instant":
+        raise UsageError(f"effort {effort!r} is not available", "use effort 'instant'")
+    device = load_device(target) if isinstance(target, str) else target
+    check_device(device)
+    clock = _Clock()
+    step("reading the model")
+    files = isinstance(model, str | Path)
+    if files:
+        if params is not None and not isinstance(params, str | Path):
+            raise UsageError("the parameters of a model file are a file too", "save them with tvm.runtime.save_param_dict")
+        relay_model = read_model(model, params)
+    else:
+        if isinstance(params, str | Path):
+            raise UsageError("the parameters of a live module are arrays by name", "read them with tvm_bridge.relay_params.read_params")
+        relay_model = from_module(model, params)
+    imported = to_program(relay_model)
+    clock.lap("import")
+    step("finding regions")
+    tuned: dict[str, Tuned] = {}
+    choices, left = find_regions(imported.program, device, tuned, frozenset(imported.origin))
+    clock.lap("regions and tuning")
+    step(f"compiling {len({c.region.program.stable_hash() for c in choices})} distinct kernels for {len(choices)} regions")
+    kernels = lower_regions(choices, tuned, device, jobs, check, seed)
+    regions = tuple(
+        FusedRegion(f"{c.region.kind.lower().replace(' ', '_')}_{i}", c, kernels[c.region.program.stable_hash()])
+        for i, c in enumerate(choices)
+    )
+    clock.lap("lowering and checking")
+    covered = frozenset(n for r in regions for n in r.region.nodes)
+    before = program_seconds(imported.program, device) * 1e6
+    after = program_seconds(imported.program, device, covered) * 1e6 + math.fsum(r.predicted_us for r in regions)
+    result = Optimized(imported, device, regions, tuple(left), before, after)
+    wanted = find_spec("tvm") is not None if build is None else build
+    if wanted:
+        result = _build(result, model, files, params, compare, step, clock, seed, strict=build is True)
+    elif build is None:
+        result = replace(result, notes=("TVM is not installed: no library was built (pip install 'mufuser[relay]')",))
+    return replace(result, seconds=dict(clock.seconds))
+
+
+def partition_and_optimize(mod: Any, params: Mapping[str, Any] | None = None, *, target: str = "h200", effort: str = "instant") -> Optimized:
+    """:func:`optimize` for a live Relay module; ``.built`` is the model that runs."""
+    return optimize(mod, params, target=target, effort=effort, build=True)
+
+
+def find_regions(
+    program: TensorProgram, device: Device, tuned: dict[str, Tuned], borders: frozenset[str] | None = None
+) -> tuple[list[Choice], list[Left]]:
+    """Regions worth fusing and contractions left alone; ``tuned`` gathers the tuning of every distinct region program by its hash."""
+
+    def fused(region: TensorProgram) -> float:
+        key = region.stable_hash()
+        if key not in tuned:
+            tuned[key] = tune_fast(region, device)
+        return tuned[key].winner.us
+
+    return choose(program, device, fused, lambda p: program_seconds(p, device) * 1e6, borders)
+
+
+def lower_regions(
+    choices: Sequence[Choice], tuned: Mapping[str, Tuned], device: Device, jobs: int, check: bool, seed: int
+) -> dict[str, Realised]:
+    """Compiled and checked kernels of each distinct region program, by its hash."""
+    distinct = {c.region.program.stable_hash(): tuned[c.region.program.stable_hash()] for c in choices}
+    if jobs > 1 and len(distinct) > 1:
+        with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+            done = realise(list(distinct.values()), device, pool, check, seed)
+    else:
+        done = realise(list(distinct.values()), device, None, check, seed)
+    return dict(zip(distinct, done, strict=True))
+
+
+def _build(
+    result: Optimized,
+    model: Any,
+    files: bool,
+    params: Any,
+    compare: bool,
+    step: Step,
+    clock: _Clock,
+    seed: int,
+    strict: bool,
+) -> Optimized:
+    from tvm_bridge import live
+
+    step("building the model")
+    try:
+        mod, arrays = live.load(model, params) if files else (model, dict(params or {}))
+        result = live.build(result, mod, arrays)
+    except FuserError as error:
+        if strict:
+            raise
+        return replace(result, notes=(*result.notes, f"no library was built: {error.message}"))
+    clock.lap("building")
+    if compare and result.built is not None:
+        step("comparing with the unpartitioned model")
+        result = replace(result, comparison=live.compare(result, mod, arrays, np.random.default_rng(seed)))
+        clock.lap("comparing")
+    return result
+
+
+def unfused_operators(result: Optimized) -> list[dict[str, Any]]:
+    """Predicted kernels of the rest of the model, grouped by operator: count and microseconds."""
+    covered = frozenset(n for r in result.regions for n in r.region.nodes)
+    groups: dict[str, list[float]] = {}
+    for t in operator_times(result.program, result.device, covered):
+        node = result.program.producers[t.nodes[0]]
+        name = node.attr.get("callee", node.op)
+        groups.setdefault(str(name), []).append(t.seconds * 1e6)
+    return [{"operator": k, "kernels": len(v), "us": math.fsum(v)} for k, v in sorted(groups.items(), key=lambda kv: -math.fsum(kv[1]))]
+
+
+def ref_kind(ref: Ref) -> str:
+    """How :class:`tvm_bridge.carve.ExprRef` calls what the importer calls input, const, node."""
+    return {"input": "var", "const": "constant", "node": "call"}[ref.kind]
