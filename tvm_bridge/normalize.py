@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from dataclasses import field
 
+from fuser.ir.ops import op as op_def
 from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram
 from fuser.ir.program import infer_shape
@@ -146,6 +147,32 @@ def _matmul_between_reshapes(rw: Rewriter, a: Application) -> str | None:
     return rw.emit("matmul", x.inputs[0], y.inputs[0], name=a.name, dtype=a.dtype)
 
 
+def _rows_after_epilogue(rw: Rewriter, a: Application) -> str | None:
+    """The same with an element-wise epilogue between product and reshape: bias vectors, activations, scales."""
+    chain: list[tuple[Node, int]] = []
+    name = a.inputs[0]
+    while (node := rw.node(name)) is not None and node.op != "matmul" and rw.sole(name) and op_def(node.op).kind == "map":
+        vectors = [i for i, x in enumerate(node.inputs) if rw.shape(x) == a.shape[-1:]]
+        if len(node.inputs) - len(vectors) != 1 or rw.dtype(node.inputs[0]) != rw.dtype(name):
+            return None
+        main = next(i for i in range(len(node.inputs)) if i not in vectors)
+        chain.append((node, main))
+        name = node.inputs[main]
+    product = rw.node(name, "matmul")
+    if product is None or not chain or not rw.sole(name) or rw.node(product.inputs[0], "reshape") is None:
+        return None
+    if len(rw.shape(product.inputs[1])) != 2 or len(a.shape) < 3 or a.shape[-1] != rw.shape(name)[-1]:
+        return None
+    value = rw.emit("reshape", name, name=f"{name}.rows", shape=a.shape)
+    for node, main in reversed(chain):
+        inputs = [value if i == main else x for i, x in enumerate(node.inputs)]
+        last = node is chain[0][0]
+        value = rw.emit(
+            node.op, *inputs, name=a.name if last else f"{node.output}.rows", dtype=rw.dtype(node.output), **node.attr
+        )
+    return value
+
+
 def _scaled_operand(rw: Rewriter, a: Application) -> str | None:
     """Scales of the operands go behind the product, but for float16, where the scale may be there against overflow."""
     if a.dtype == "float16":
@@ -223,7 +250,7 @@ def _settled(rw: Rewriter, a: Application) -> str | None:
 _COMBINE = (_implicit, _with_number)
 
 VIEW_RULES: dict[str, tuple[Rule, ...]] = {
-    "reshape": (_identity, _reshape_of_reshape, _reshape_of_broadcast, _matmul_between_reshapes),
+    "reshape": (_identity, _reshape_of_reshape, _reshape_of_broadcast, _matmul_between_reshapes, _rows_after_epilogue),
     "transpose": (_identity, _transpose_of_transpose, _transpose_of_merge),
     "broadcast": (_identity, _broadcast_of_view),
     "repeat": (_identity,),

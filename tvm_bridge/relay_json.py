@@ -20,9 +20,10 @@ _SAVE = "save the model with tvm.ir.save_json(mod)"
 _RENAMED = {
     "relax.expr.Var": "relay.Var", "relax.expr.Constant": "relay.Constant", "relay.Op": "Op", "relay.GlobalVar": "GlobalVar",
     "relay.Module": "IRModule", "StrMap": "Map", "relay.TupleType": "TupleType", "relay.FuncType": "FuncType",
-    "String": "runtime.String",    "relay.expr.Call": "relay.Call", "relay.expr.Tuple": "relay.Tuple", "relay.expr.TupleGetItem": "relay.TupleGetItem",
-    "TensorType": "relay.TensorType", "relay.Any": "tir.Any", "Any": "tir.Any", "relay.Span": "Span",
-    "relay.SourceName": "SourceName", "relax.expr.If": "relay.If", "relax.expr.Tuple": "relay.Tuple", "relax.expr.TupleGetItem": "relay.TupleGetItem",
+    "String": "runtime.String", "relay.expr.Call": "relay.Call", "relay.expr.Tuple": "relay.Tuple",
+    "relay.expr.TupleGetItem": "relay.TupleGetItem", "TensorType": "relay.TensorType", "relay.Any": "tir.Any",
+    "Any": "tir.Any", "relay.Span": "Span", "relay.SourceName": "SourceName", "relax.expr.If": "relay.If",
+    "relax.expr.Tuple": "relay.Tuple", "relax.expr.TupleGetItem": "relay.TupleGetItem",
 }  # fmt: skip
 _INTS = ("IntImm", "runtime.BoxInt", "runtime.BoxBool", "UIntImm")
 _FLOATS = ("FloatImm", "runtime.BoxFloat")
@@ -110,7 +111,7 @@ class JsonNodes:
         return None
 
     def number(self, i: int, of: type) -> Any:
-        value = self.fields(i).get("value")
+        value = self.fields(i).get("value", self.node(i).get("repr_str"))
         try:
             return of(value)
         except (TypeError, ValueError):

@@ -280,13 +280,13 @@ _VIEWS: dict[str, Lower] = {
     "nn.dropout": _dropout,
 }  # fmt: skip
 _ARITHMETIC: dict[str, Lower] = {
-    "add": _same("add"), "subtract": _same("sub"), "multiply": _same("mul"), "divide": _same("div"), "maximum": _same("maximum"),
-    "minimum": _minimum, "power": _power, "negative": _same("neg"), "exp": _same("exp"), "fast_exp": _same("exp"),
-    "sqrt": _same("sqrt"), "rsqrt": _same("rsqrt"), "erf": _same("erf"), "fast_erf": _same("erf"), "tanh": _same("tanh"), "fast_tanh": _same("tanh"),
-    "sigmoid": _same("sigmoid"), "nn.relu": _same("relu"), "nn.bias_add": _bias_add, "nn.dense": _matmul, "nn.matmul": _matmul,
-    "nn.batch_matmul": _matmul, "nn.softmax": _softmax, "nn.fast_softmax": _softmax, "nn.layer_norm": _layer_norm,
-    "sum": _reduce("sum"), "mean": _reduce("mean"), "max": _reduce("max"), "min": _reduce("min"), "variance": _variance,
-    "cast": _cast, "cast_like": _cast, "where": _where,
+    "add": _same("add"), "subtract": _same("sub"), "multiply": _same("mul"), "divide": _same("div"),
+    "maximum": _same("maximum"), "minimum": _minimum, "power": _power, "negative": _same("neg"), "exp": _same("exp"),
+    "fast_exp": _same("exp"), "sqrt": _same("sqrt"), "rsqrt": _same("rsqrt"), "erf": _same("erf"), "fast_erf": _same("erf"),
+    "tanh": _same("tanh"), "fast_tanh": _same("tanh"), "sigmoid": _same("sigmoid"), "nn.relu": _same("relu"),
+    "nn.bias_add": _bias_add, "nn.dense": _matmul, "nn.matmul": _matmul, "nn.batch_matmul": _matmul, "nn.softmax": _softmax,
+    "nn.fast_softmax": _softmax, "nn.layer_norm": _layer_norm, "sum": _reduce("sum"), "mean": _reduce("mean"),
+    "max": _reduce("max"), "min": _reduce("min"), "variance": _variance, "cast": _cast, "cast_like": _cast, "where": _where,
 }  # fmt: skip
 
 

@@ -248,6 +248,11 @@ def _take(a: Sequence[Array], at: Attrs, out: Outs) -> Array:
     return np.take(a[0], index, axis=axis)
 
 
+def _advanced_type(o: Operands) -> TensorType:
+    """Indexing of the leading dimensions by tensors that broadcast against each other, as numpy does it."""
+    return TensorType((*broadcast(*(t.dims for t in o.types[1:])), *o[0][len(o.types) - 1 :]), o.dtype)
+
+
 def _gather_nd_type(o: Operands) -> TensorType:
     if o.attrs.get("batch_dims"):
         raise TypeRuleError("gather_nd with batch dimensions has no type rule")
@@ -363,6 +368,7 @@ define("take", "axis:ref batch_dims:ref mode:text", _take_type, _take)
 define("gather", "axis:ref", lambda o: TensorType(o[1], o.dtype),
        lambda a, at, out: np.take_along_axis(a[0], _bounded(a[1], a[0], at["axis"]), at["axis"]))  # fmt: skip
 define("gather_nd", "batch_dims:ref index_rank:ref", _gather_nd_type, lambda a, at, out: a[0][tuple(a[1].astype(np.int64))])
+define("adv_index", "", _advanced_type, lambda a, at, out: a[0][tuple(i.astype(np.int64) for i in a[1:])])
 define("repeat", "repeats:ref axis:ref", _repeat_type, lambda a, at, out: np.repeat(a[0], at["repeats"], at.get("axis")))
 define("tile", "reps:ref", _tile_type, lambda a, at, out: np.tile(a[0], at["reps"]))
 define("reverse", "axis:ref", same, lambda a, at, out: np.flip(a[0], at["axis"]))
