@@ -1,7 +1,7 @@
 """Mirage's view of a scheduled block: grid and for-loop dimensions, and imap, omap and fmap (Mirage, section 2).
 
-In this IR they are not free choices but follow from the axes: a grid dimension maps to the data dimension of a tensor that has one of its
-axes, and to ``-`` (replicated) where none has. Grid dimensions are the divided axes in the order of the block's axes, as they are launched.
+In this IR they are not free choices but follow from the axes: a grid dimension maps to the data dimension of a tensor that has
+one of its axes, and to ``-`` (replicated) where none has. Grid dimensions are the divided axes in the order of the block's axes.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ GRID = ("x", "y", "z")
 class TensorMap:
     """Maps of one access. An entry is the data dimension (``"1"``; several as ``"0·2"``) or ``"-"``.
 
-    ``grid`` has an entry for each of x, y, z: the imap of an input, the omap of an output. ``loop`` has one for each for-loop: which
-    dimension of an input the loop walks, or along which an output is concatenated (``-``: accumulated, or the same in every trip).
+    ``grid`` has an entry for each of x, y, z: the imap of an input, the omap of an output. ``loop`` has one for each for-loop:
+    the dimension of an input that the loop walks, or along which an output is concatenated (``-``: accumulated, or the same).
     """
 
     tensor: str
@@ -40,7 +40,8 @@ class TensorMap:
 
 @dataclass(frozen=True)
 class BlockMaps:
-    """``grid`` are the axes of x, y and z with their numbers of blocks, ``loops`` the for-loops with their trips, outermost first."""
+    """``grid`` are the axes of x, y and z with their numbers of blocks, ``loops`` the for-loops with their trips, outermost
+    first."""
 
     name: str
     grid: tuple[tuple[tuple[str, ...], int], ...]

@@ -25,7 +25,7 @@ from fuser.ir.tiling import place
 
 
 def describe(graph: KernelGraph, schedule: Schedule | None = None) -> str:
-    """The graph as text; with a schedule: axes as grid × loop × tile, Mirage's maps, MCFuser's expression, and the loops themselves."""
+    """The graph as text; with a schedule: axes as grid × loop × tile, Mirage's maps, MCFuser's expression, the loops."""
     if schedule is None:
         return str(graph)
     plans = iter(schedule.kernels)

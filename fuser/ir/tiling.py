@@ -7,6 +7,7 @@ dominance.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -58,16 +59,18 @@ class TilingExpr:
         return bool(self.nest or self.branches)
 
     def __str__(self) -> str:
-        dot = "." if any(len(a) > 1 for a in self.axes) else ""
-        text = dot.join(self.nest)
-        if self.branches:
-            text += f"({','.join(map(str, self.branches))})"
-        return text
+        return self._text("." if any(len(a) > 1 for a in self.axes) else "")
+
+    def _text(self, dot: str) -> str:
+        return dot.join(self.nest) + (f"({','.join(b._text(dot) for b in self.branches)})" if self.branches else "")
 
     @staticmethod
     def parse(text: str, axes: Iterable[str] = ()) -> TilingExpr:
-        """Read ``mn(k,h)``; names of several letters are joined by dots: ``k0.k1(n,h)``."""
-        expr, rest = _parse(text.replace(" ", ""), "." in text or any(len(a) > 1 and a == text for a in axes))
+        """Read ``mn(k,h)``; where a name has several letters all are joined by dots: ``k0.k1(n.m,h)``. ``axes`` are names
+        that may occur, for a long name that stands alone."""
+        text = text.replace(" ", "")
+        words = re.split(r"[(),]", text)
+        expr, rest = _parse(text, "." in text or any(len(a) > 1 and a in words for a in axes))
         if rest:
             raise UsageError(f"cannot read the tiling expression {text!r}: {rest!r} is left over")
         if len(set(expr.axes)) != len(expr.axes):
