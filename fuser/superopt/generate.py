@@ -1,0 +1,120 @@
+"""The µGraph generator (Mirage, section 4): from a program to kernel graphs, streamed in one fixed order under a budget.
+
+Three steps. :mod:`.values` enumerates every useful value over the program's axes, pruned by abstract expressions; :mod:`.extract` lists the
+operator graphs that compute the outputs, cheapest first; :mod:`.kernels` cuts each of them into kernels and splits reductions over the
+grid. Axes stand for grids and loops: a contraction with a loop part is an accumulator, what follows it an epilogue, so that one µGraph
+stands for all of its grids, loop orders and tile sizes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from dataclasses import field
+
+from fuser.ir.mugraph import BlockGraph
+from fuser.ir.mugraph import KernelGraph
+from fuser.ir.program import TensorProgram
+from fuser.superopt.extract import OpGraph
+from fuser.superopt.extract import op_graphs
+from fuser.superopt.kernels import as_statements
+from fuser.superopt.kernels import build
+from fuser.superopt.kernels import largest
+from fuser.superopt.kernels import plans
+from fuser.superopt.program_axes import as_block
+from fuser.superopt.signature import signature
+from fuser.superopt.values import Counts
+from fuser.superopt.values import ValueSpace
+
+
+SLACK = 2
+"""Operators that a whole graph may have beyond the program's own, where its kernels together may have more than one kernel."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Sizes of the search. ``kernels`` and ``block_ops`` are Mirage's defaults (5 and 7; a composite counts as one operator).
+    ``breadth[k]`` is the number of cheapest operator graphs that are cut into k + 1 kernels; ``budget`` is in seconds."""
+
+    kernels: int = 5
+    block_ops: int = 7
+    budget: float = 60.0
+    breadth: tuple[int, ...] = (64, 32, 8, 2, 1)
+    graphs: int = 2000
+    expressions: bool = True
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A µGraph and where it comes from: the cost of its operator graph, its operators, and the axis that each kernel splits."""
+
+    graph: KernelGraph
+    cost: tuple[int, int, int]
+    splits: tuple[str, ...]
+
+
+@dataclass
+class Report:
+    """What a generator did; complete when the stream has ended. ``stopped`` says why: ``exhausted``, ``budget``, or which limit cut."""
+
+    counts: Counts = field(default_factory=Counts)
+    op_graphs: int = 0
+    kernel_graphs: int = 0
+    duplicates: int = 0
+    seconds: float = 0.0
+    stopped: str = ""
+
+
+def generate(program: TensorProgram, limits: Limits | None = None, report: Report | None = None) -> Iterator[Candidate]:
+    """µGraphs whose outputs have the program's fingerprints, each structure once, the program's own among them; exponentials are bare.
+
+    Raises :class:`~fuser.errors.UnsupportedError` where the program cannot be written over axes (see :mod:`.partition`).
+    """
+    limits, report = limits or Limits(), report or Report()
+    started = time.monotonic()
+    deadline = started + limits.budget
+    graph, block, internal = as_block(program)
+    own = sum(1 for s in block.computes if s.value not in internal)
+    space = ValueSpace(block, internal, max(limits.block_ops, own + SLACK), expressions=limits.expressions, seed=limits.seed)
+    report.counts = space.counts
+    for _ in space.grow(started + 0.6 * limits.budget):
+        pass
+    found = op_graphs(space, limits.graphs, started + 0.8 * limits.budget)
+    report.op_graphs = len(found)
+    stopped = "exhausted" if space.complete and time.monotonic() < deadline else "budget"
+    if stopped == "exhausted" and len(found) >= limits.graphs:
+        stopped = f"the {limits.graphs} cheapest operator graphs"
+    seen: set[str] = set()
+    for candidate in _structures(graph, space, found, internal, limits):
+        key = signature(candidate.graph).text
+        if key in seen:
+            report.duplicates += 1
+            continue
+        seen.add(key)
+        report.kernel_graphs += 1
+        report.seconds = time.monotonic() - started
+        report.stopped = "the caller"
+        yield candidate
+        if time.monotonic() > deadline:
+            stopped = "budget"
+            break
+    report.seconds = time.monotonic() - started
+    report.stopped = stopped
+
+
+def _structures(
+    graph: KernelGraph, space: ValueSpace, found: list[OpGraph], internal: frozenset[str], limits: Limits
+) -> Iterator[Candidate]:
+    known = frozenset(v.name for v in space.values if v.name)
+    bodies: dict[int, BlockGraph] = {}
+    for kernels in range(1, limits.kernels + 1):
+        breadth = limits.breadth[min(kernels, len(limits.breadth)) - 1]
+        for i, ops in enumerate(found[:breadth]):
+            if i not in bodies:
+                bodies[i] = as_statements(space, ops)
+            for plan in plans(bodies[i], kernels):
+                if largest(bodies[i], plan, internal) > limits.block_ops:
+                    continue
+                yield Candidate(build(graph, bodies[i], plan, known), ops.cost, plan.splits)

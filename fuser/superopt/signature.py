@@ -1,0 +1,144 @@
+"""Structure signatures: what a µGraph does, whatever its values are called, its operands' order, and its grid and tile sizes.
+
+A kernel's signature lists what it stores, each as an expression over what it loads; a fold names the axes that it sums over. Whether a fold is in
+a loop body or an epilogue, and the maps of the paper, follow from which axes are looped and divided (:func:`maps`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fuser.ir.mugraph import BlockGraph
+from fuser.ir.mugraph import KernelGraph
+from fuser.ir.mugraph import LibraryKernel
+from fuser.ir.mugraph import Stmt
+from fuser.ir.ops import op as op_def
+
+SYMMETRIC = {"add", "mul", "maximum", "matmul"}
+
+
+@dataclass(frozen=True)
+class KernelSignature:
+    """``stores`` are sorted texts ``tensor[axes] = expression``; ``splits`` the reduced axes divided over the grid."""
+
+    stores: tuple[str, ...]
+    splits: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        split = f" split {','.join(self.splits)}" if self.splits else ""
+        return f"kernel{split}: " + "; ".join(self.stores)
+
+
+@dataclass(frozen=True)
+class Signature:
+    kernels: tuple[KernelSignature, ...]
+
+    @property
+    def text(self) -> str:
+        return "\n".join(k.text for k in self.kernels)
+
+
+def signature(graph: KernelGraph) -> Signature:
+    """Equal for equal structures. Intermediate tensors are named by the order in which they are stored."""
+    names: dict[str, str] = {}
+    out: list[KernelSignature] = []
+    fixed = {*graph.inputs, *graph.outputs}
+    for kernel in graph.kernels:
+        if isinstance(kernel, LibraryKernel):
+            args = ", ".join(names.get(a, a) for a in kernel.args)
+            target = _named(kernel.output, names, fixed)
+            out.append(KernelSignature((f"{target} = library {kernel.op}({args})",)))
+            continue
+        texts = expressions(kernel, names)
+        rows: list[tuple[str, str, str]] = []
+        for s in kernel.stores:
+            assert s.access is not None
+            dims = ",".join("·".join(d) or "1" for d in s.access.dims)
+            rows.append((texts[s.value], dims, s.access.tensor))
+        stores = []
+        for text, dims, tensor in sorted(rows):
+            stores.append(f"{_named(tensor, names, fixed)}[{dims}] = {text}")
+        out.append(KernelSignature(tuple(stores), tuple(sorted(a for a, _ in kernel.splits))))
+    return Signature(tuple(out))
+
+
+def _named(tensor: str, names: dict[str, str], fixed: Collection[str]) -> str:
+    if tensor not in fixed and tensor not in names:
+        names[tensor] = f"%{len(names)}"
+    return names.get(tensor, tensor)
+
+
+def expressions(block: BlockGraph, names: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The text of every value of a block in terms of its loads, operands that commute in sorted order."""
+    names = names or {}
+    texts: dict[str, str] = {}
+    for s in block.stmts:
+        if s.kind == "load" and s.access:
+            dims = ",".join("·".join(d) or "1" for d in s.access.dims)
+            texts[s.value] = f"{names.get(s.access.tensor, s.access.tensor)}[{dims}]"
+        elif s.kind == "compute":
+            texts[s.value] = _text(s, texts)
+    return texts
+
+
+def _text(s: Stmt, texts: Mapping[str, str]) -> str:
+    args = [texts[a] for a in s.args]
+    if s.op in SYMMETRIC:
+        args.sort()
+    extra = [f"{k}={v}" for k, v in s.attrs]
+    over = f"/{','.join(s.reduce)}" if s.reduce else ""
+    rescaled = f"^{','.join(str(r.degree) for r in s.rescale)}" if s.rescale else ""
+    return f"{s.op}{over}{rescaled}({', '.join([*args, *extra])})"
+
+
+@dataclass(frozen=True)
+class Maps:
+    """The paper's maps of one kernel: for each tensor read, the dimension that each grid axis divides and each loop walks
+    (``None`` replicates); the same of each tensor written."""
+
+    grid: tuple[str, ...]
+    loops: tuple[str, ...]
+    imap: dict[str, tuple[int | None, ...]]
+    fmap: dict[str, tuple[int | None, ...]]
+    omap: dict[str, tuple[int | None, ...]]
+
+
+def maps(block: BlockGraph, loops: Collection[str] | None = None, grid: Collection[str] | None = None) -> Maps:
+    """Maps of a block where ``loops`` are looped (by default: all reduced axes) and ``grid`` is divided (by default: all spatial axes)."""
+    split = dict(block.splits)
+    looped = tuple(a for a in block.reduced if loops is None or a in loops)
+    divided = tuple(a for a in block.spatial if (grid is None or a in grid) and (loops is None or a not in looped))
+    owner = {g: a for a, g in split.items()}
+
+    def dims(s: Stmt, axes: tuple[str, ...], reading: bool) -> tuple[int | None, ...]:
+        assert s.access is not None
+        found: list[int | None] = []
+        for a in axes:
+            name = owner.get(a, a) if reading and a not in s.axes else a
+            found.append(next((i for i, d in enumerate(s.access.dims) if name in d), None))
+        return tuple(found)
+
+    def table(stmts: tuple[Stmt, ...], axes: tuple[str, ...], reading: bool) -> dict[str, tuple[int | None, ...]]:
+        return {s.access.tensor if reading and s.value == s.access.tensor else s.value if reading else s.access.tensor: dims(s, axes, reading)
+                for s in stmts if s.access}  # fmt: skip
+
+    return Maps(divided, looped, table(block.loads, divided, True), table(block.loads, looped, True), table(block.stores, divided, False))
+
+
+def loop_body(block: BlockGraph, loops: Collection[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Operators of the loop body and of the epilogue, sorted, where the axes ``loops`` are looped."""
+    after: set[str] = set()
+    body: list[str] = []
+    epilogue: list[str] = []
+    for s in block.computes:
+        done = any(a in after for a in s.args)
+        over = set(s.reduce) & set(loops)
+        inside = not done and (over or any(set(block.by_value[a].axes) & set(loops) for a in s.args))
+        name = "accumulate" if op_def(s.op).kind == "reduce" and s.op == "sum" else s.op
+        (body if inside or (done and over) else epilogue).append(name)
+        if over or (done and not over):
+            after.add(s.value)
+    return tuple(sorted(body)), tuple(sorted(epilogue))
