@@ -73,7 +73,7 @@ def intensity(m: int, n: int, k: int, dtype: str, tile: int = 128) -> float:
     return 2 * tm * tn * k / (DTYPE_BYTES[dtype] * (tm * tn + tm * k + tn * k))
 
 
-LONGEST = 4
+LONGEST = 3
 """Most contractions of one candidate."""
 
 

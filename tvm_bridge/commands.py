@@ -1,0 +1,113 @@
+"""The command ``optimize``."""
+
+from __future__ import annotations
+
+import json as json_text
+from collections import Counter
+from pathlib import Path
+from typing import Annotated
+from typing import Any
+
+import typer
+
+from fuser.console import note
+from fuser.console import print_json
+from fuser.console import print_table
+from fuser.console import warn
+from fuser.errors import EnvironmentError_
+from fuser.errors import FuserError
+from fuser.errors import NothingSupportedError
+from tvm_bridge.api import Optimized
+from tvm_bridge.api import optimize as optimize_model
+from tvm_bridge.report import document
+
+
+def optimize(
+    model: Annotated[Path, typer.Argument(metavar="MODEL.json", help="A Relay model, written by tvm.ir.save_json.")],
+    params: Annotated[Path | None, typer.Option("--params", help="Its parameters, written by save_param_dict.")] = None,
+    target: Annotated[str, typer.Option("--target", help="The device; see mufuser devices.")] = "h200",
+    effort: Annotated[str, typer.Option("--effort", help="instant: the model alone decides.")] = "instant",
+    output: Annotated[Path, typer.Option("-o", "--output", help="Folder for kernels, report.json and the library.")] = Path("mufuser-out"),
+    library: Annotated[bool, typer.Option("--library/--no-library", help="Build and export the model (needs TVM with Relay).")] = True,
+    compare: Annotated[bool, typer.Option("--compare/--no-compare", help="Compare with the unpartitioned model.")] = True,
+    jobs: Annotated[int, typer.Option("-j", "--jobs", help="Processes that compile.")] = 2,
+    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+) -> int:
+    """Find the regions of a Relay model that are worth fusing, tune and lower them, and put them back.
+
+    Writes Triton sources, PTX and cubins to OUTPUT/kernels, the report to OUTPUT/report.json, and the built model to OUTPUT/model.so.
+    """
+    output.mkdir(parents=True, exist_ok=True)
+    result = optimize_model(
+        model,
+        params,
+        target=target,
+        effort=effort,
+        build=None if library else False,
+        compare=compare,
+        jobs=jobs,
+        step=(lambda text: None) if json else (lambda text: note(f"… {text}")),
+    )
+    if result.built is not None:
+        try:
+            result.built.export(output / "model.so")
+        except EnvironmentError_ as error:
+            warn(f"the library was not exported: {error.message}")
+    report = document(result, output)
+    if not (output / "model.so").exists():
+        report["library"] = None
+    partial = output / "report.json.tmp"
+    partial.write_text(json_text.dumps(report, indent=1) + "\n")
+    partial.replace(output / "report.json")
+    if json:
+        print_json(report)
+    else:
+        show(result, report, output)
+    if not any(n.op in ("matmul", "attention") for n in result.program.nodes):
+        raise _nothing(result)
+    return 0
+
+
+def _nothing(result: Optimized) -> FuserError:
+    seen = Counter(str(n.attr.get("callee", n.op)) for n in result.program.nodes)
+    names = ", ".join(f"{k} ({v})" for k, v in seen.most_common(4))
+    return NothingSupportedError(
+        f"{result.imported.model.source} has no contraction that could be fused; it consists of {names or 'nothing'}",
+        "the model is left as it is",
+    )
+
+
+def show(result: Optimized, report: dict[str, Any], output: Path) -> None:
+    """The report for people, at 80 columns."""
+    rows = [
+        (r["name"], r["structure"], f"{r['fused_us']:.1f}", f"{r['unfused_us']:.1f}", _error(r["check"])) for r in report["regions"]
+    ]
+    print_table(
+        f"{len(rows)} fused regions on {result.device.title}",
+        ("region", "kernels", "fused µs >", "apart µs >", "error >"),
+        rows or [("none", "", "", "", "")],
+    )
+    reasons = Counter(item.reason for item in result.left)
+    if reasons:
+        print_table("contractions left alone", ("count >", "reason"), [(n, why) for why, n in reasons.most_common()])
+    rest = [(g["operator"], g["kernels"], f"{g['us']:.1f}") for g in report["predicted"]["rest"][:8]]
+    if rest:
+        print_table("the rest of the model, predicted", ("operator", "kernels >", "µs >"), rest)
+    p = report["predicted"]
+    lines = [f"predicted: {p['before_us']:.0f} µs before, {p['after_us']:.0f} µs after ({p['speedup']:.2f}×)"]
+    if result.comparison:
+        c = result.comparison
+        lines.append(
+            f"largest difference from the unpartitioned model: {c.largest:.2e} ({c.relative:.1e} of its largest value, run on {c.ran})"
+        )
+    lines += list(result.notes)
+    lines.append(f"written to {output}: {len(report['kernels'])} kernels, report.json" + (", model.so" if report["library"] else ""))
+    lines.append("time: " + ", ".join(f"{k} {v:.1f} s" for k, v in result.seconds.items()))
+    for line in lines:
+        print(line)
+
+
+def _error(check: dict[str, Any] | None) -> str:
+    return "-" if check is None else f"{check['error']:.0e}"
+
+
