@@ -1,179 +1,62 @@
-"""Carving regions out of a live Relay module: each becomes a call of a global function that the external compiler ``mufuser`` owns.
+"""Carving regions out of a live Relay module.
 
-The regions were found on our own graph of the same module; they name its parts by position, so that they survive type inference and files.
+Each region becomes a call of a global function that the external compiler ``mufuser`` owns. The regions were found on our own
+graph of the same module; they name its parts by position.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
-from typing import Literal
 
 import tvm
 from tvm import relay
 
 from fuser.errors import ProgramError
-from fuser.errors import UnsupportedError
+from tvm_bridge.numbering import ExprRef
+from tvm_bridge.numbering import Key
+from tvm_bridge.numbering import Numbering
+from tvm_bridge.numbering import children_of
+from tvm_bridge.numbering import key_of
+from tvm_bridge.numbering import number
+from tvm_bridge.numbering import op_name
+from tvm_bridge.numbering import post_order
 
 COMPILER = "mufuser"
 
-# Operators that move or create data and compute nothing: a region may take in, or leave to others a copy of, any of them unasked.
+# Operators that move or create data and compute nothing: a region may take in any of them unasked, and others may have a copy.
 FREE = frozenset(
-    "annotation.stop_fusion broadcast_to broadcast_to_like cast collapse_sum_like copy expand_dims full full_like nn.batch_flatten nn.dropout ones "
-    "ones_like reshape reshape_like split squeeze strided_slice transpose zeros zeros_like".split()
+    (
+        *(
+            "annotation.stop_fusion",
+            "broadcast_to",
+            "broadcast_to_like",
+            "cast",
+            "collapse_sum_like",
+            "copy",
+            "expand_dims",
+            "full",
+        ),
+        *("full_like", "nn.batch_flatten", "nn.dropout", "ones", "ones_like", "reshape", "reshape_like", "split", "squeeze"),
+        *("strided_slice", "transpose", "zeros", "zeros_like"),
+    )
 )
-
-
-@dataclass(frozen=True)
-class ExprRef:
-    """A value of ``main``: a call or a constant by its place in post-order (:func:`number`), or a parameter by its name.
-
-    ``field`` selects one field of a call that returns a tuple.
-    """
-
-    kind: Literal["call", "var", "constant"]
-    index: int | str
-    field: int | None = None
-
-    def __str__(self) -> str:
-        return f"{self.kind} {self.index}" + ("" if self.field is None else f".{self.field}")
 
 
 @dataclass(frozen=True)
 class RegionSpec:
     """A region to carve: the places of its calls in post-order, its inputs in the order of the kernels' arguments, its outputs.
 
-    What the slice from ``outputs`` back to ``inputs`` reaches beyond them, parameters and constants of more than one element, is appended to
-    the inputs. ``calls`` may leave out operators that only move data; every other call must be listed.
+    What the slice from ``outputs`` back to ``inputs`` reaches beyond them, parameters and constants of more than one element,
+    is appended to the inputs. ``calls`` may leave out operators that only move data; every other call must be listed.
     """
 
     name: str
     calls: frozenset[int]
     inputs: tuple[ExprRef, ...]
     outputs: tuple[ExprRef, ...]
-
-
-Key = tuple[int, int | None]
-"""Address of an expression's object, and the field of a tuple."""
-
-
-def _key(expr: Any, field: int | None = None) -> Key:
-    return expr.handle.value, field
-
-
-def _children(expr: Any) -> tuple[Any, ...]:
-    if isinstance(expr, relay.Call):
-        return expr.op, *expr.args
-    if isinstance(expr, relay.Tuple):
-        return tuple(expr.fields)
-    if isinstance(expr, relay.TupleGetItem):
-        return (expr.tuple_value,)
-    if isinstance(expr, relay.Let):
-        return expr.value, expr.body
-    if isinstance(expr, relay.Function):
-        return (expr.body,)
-    if isinstance(expr, relay.If):
-        return expr.cond, expr.true_branch, expr.false_branch
-    return ()
-
-
-def post_order(root: Any, children: Callable[[Any], Sequence[Any]] = _children) -> Iterator[Any]:
-    """Every expression below ``root`` once, operands from left to right before their user: the order of Relay's ``post_order_visit``."""
-    seen: set[Key] = set()
-    stack = [(root, False)]
-    while stack:
-        expr, expanded = stack.pop()
-        key = _key(expr)
-        if expanded:
-            yield expr
-        elif key not in seen:
-            seen.add(key)
-            stack.append((expr, True))
-            # An operand that an earlier sibling reaches too is visited there: push all, and skip what was seen meanwhile.
-            stack.extend((child, False) for child in reversed(children(expr)))
-
-
-@dataclass(frozen=True)
-class Numbering:
-    """The parts of a function's body in post-order: what an :class:`ExprRef` points to. ``bound`` maps let-bound variables to values."""
-
-    function: Any
-    calls: tuple[Any, ...]
-    constants: tuple[Any, ...]
-    bound: Mapping[Key, Any]
-
-    @cached_property
-    def call_index(self) -> dict[Key, int]:
-        return {_key(call): i for i, call in enumerate(self.calls)}
-
-    def resolve(self, expr: Any) -> Any:
-        """The expression itself, through lets and the variables that they bind."""
-        while True:
-            if isinstance(expr, relay.Let):
-                expr = expr.body
-            elif isinstance(expr, relay.Var) and _key(expr) in self.bound:
-                expr = self.bound[_key(expr)]
-            else:
-                return expr
-
-    def operands(self, expr: Any) -> tuple[Any, ...]:
-        """Operands as values: without operators, nested functions and lets."""
-        if isinstance(expr, relay.Call):
-            return tuple(self.resolve(arg) for arg in expr.args)
-        if isinstance(expr, relay.Tuple | relay.TupleGetItem):
-            return tuple(self.resolve(child) for child in _children(expr))
-        if isinstance(expr, relay.Var | relay.Constant | relay.Function | tvm.ir.Op | relay.GlobalVar):
-            return ()
-        raise UnsupportedError(
-            f"main contains a {type(expr).__name__}, around which no region can be carved",
-            "give a model without control flow, or optimize its parts one by one",
-        )
-
-    def place(self, expr: Any) -> Key:
-        """Identity of a value: a field of a tuple-valued call is the pair of call and field, whichever node selects it."""
-        if isinstance(expr, relay.TupleGetItem):
-            source = self.resolve(expr.tuple_value)
-            if isinstance(source, relay.Call):
-                return _key(source, int(expr.index))
-        return _key(expr)
-
-    def find(self, ref: ExprRef) -> Any:
-        """The expression that a reference means; raises :class:`ProgramError` if there is none."""
-        found: Any = None
-        if ref.kind == "var":
-            named = [p for p in self.function.params if p.name_hint == ref.index]
-            found = named[0] if len(named) == 1 else None
-        else:
-            pool = self.calls if ref.kind == "call" else self.constants
-            found = pool[ref.index] if isinstance(ref.index, int) and 0 <= ref.index < len(pool) else None
-        if found is None:
-            raise ProgramError(
-                f"the module has no {ref}",
-                "regions belong to the module that they were found in: carve it before any pass changes it",
-            )
-        return found if ref.field is None else relay.TupleGetItem(found, ref.field)
-
-
-def number(mod: Any, name: str = "main") -> Numbering:
-    """Number the calls and constants of a function; nested functions count, as in Relay's own visitors."""
-    function = mod[name]
-    nodes = list(post_order(function.body))
-    return Numbering(
-        function,
-        tuple(e for e in nodes if isinstance(e, relay.Call)),
-        tuple(e for e in nodes if isinstance(e, relay.Constant)),
-        {_key(e.var): e.value for e in nodes if isinstance(e, relay.Let)},
-    )
-
-
-def op_name(call: Any) -> str:
-    return str(call.op.name) if isinstance(call.op, tvm.ir.Op) else type(call.op).__name__
 
 
 def _is_free(expr: Any) -> bool:
@@ -217,17 +100,19 @@ def _resolve(spec: RegionSpec, numbering: Numbering) -> _Region:
             fixed.add(numbering.place(expr))
         if not isinstance(expr, relay.Call):
             continue
-        index = numbering.call_index[_key(expr)]
+        index = numbering.call_index[key_of(expr)]
         if index not in spec.calls and not _is_free(expr) and numbering.place(expr) not in fixed:
             raise ProgramError(
                 f"region {spec.name!r} needs {op_name(expr)} (call {index}), which is not among its calls",
                 "add the call to the region, or its result to the region's inputs",
             )
-    reached = {numbering.call_index[_key(e)] for e in body if isinstance(e, relay.Call)}
+    reached = {numbering.call_index[key_of(e)] for e in body if isinstance(e, relay.Call)}
     for index in sorted(spec.calls - reached):
         call = numbering.find(ExprRef("call", index))
         if not _is_free(call):
-            raise ProgramError(f"call {index} ({op_name(call)}) of region {spec.name!r} is not between its inputs and its outputs")
+            raise ProgramError(
+                f"call {index} ({op_name(call)}) of region {spec.name!r} is not between its inputs and its outputs"
+            )
     known = {numbering.place(e) for e in inputs}
     kept = tuple(e for e in body if e is not root and numbering.place(e) not in known)
     return _Region(spec, tuple(inputs), tuple(outputs), kept)
@@ -296,9 +181,9 @@ def _owners(regions: Sequence[_Region], numbering: Numbering) -> dict[Key, str]:
     for region in regions:
         for expr in region.body:
             if isinstance(expr, relay.Call) and not _is_free(expr):
-                other = owner.setdefault(_key(expr), region.spec.name)
+                other = owner.setdefault(key_of(expr), region.spec.name)
                 if other != region.spec.name:
-                    index = numbering.call_index[_key(expr)]
+                    index = numbering.call_index[key_of(expr)]
                     raise ProgramError(f"call {index} ({op_name(expr)}) is in the regions {other!r} and {region.spec.name!r}")
     return owner
 
@@ -321,7 +206,8 @@ def _stitch(regions: Sequence[_Region], symbols: Sequence[_Symbol], numbering: N
         if not expanded:
             if i < 0 and place in owner:
                 raise ProgramError(
-                    f"the result of {op_name(expr)} (call {numbering.call_index[place]}) is used outside its region {owner[place]!r}",
+                    f"the result of {op_name(expr)} (call {numbering.call_index[place]}) "
+                    f"is used outside its region {owner[place]!r}",
                     "make it an output of the region, or leave it out",
                 )
             if i in active and i not in calls:
@@ -347,9 +233,11 @@ def _stitch(regions: Sequence[_Region], symbols: Sequence[_Symbol], numbering: N
 def carve(mod: Any, regions: Sequence[RegionSpec], share: bool = True) -> Any:
     """A module in which every region is a call of a global function that the external compiler ``mufuser`` compiles.
 
-    The function's body is the region's own Relay expression, so that the module stays valid without the compiler. Weights are arguments, and
-    with ``share`` equal regions (all layers of a model) are calls of one function: :func:`region_symbols` tells which. Relay's own ``Inline``
-    pass takes one call of a function only, so compile shared ones through :func:`inline_regions`. Lets of ``main`` are inlined. Raises :class:`ProgramError` for regions that overlap, leak, are not convex or do not belong to the module.
+    The function's body is the region's own Relay expression, so that the module stays valid without the compiler. Weights are
+    arguments, and with ``share`` equal regions (all layers of a model) are calls of one function: :func:`region_symbols` tells
+    which. Relay's own ``Inline`` pass takes one call of a function only, so compile shared ones through :func:`inline_regions`.
+    Lets of ``main`` are inlined. Raises :class:`ProgramError` for regions that overlap, leak, are not convex or do not belong
+    to the module.
     """
     typed = relay.transform.InferType()(mod)
     numbering = number(typed)
@@ -379,32 +267,33 @@ def _values(expr: Any) -> tuple[Any, ...]:
     """Operands of a call, fields of a tuple: what is left below an expression after :func:`carve`, which removes lets."""
     if isinstance(expr, relay.Call):
         return tuple(expr.args)
-    return _children(expr) if isinstance(expr, relay.Tuple | relay.TupleGetItem) else ()
+    return children_of(expr) if isinstance(expr, relay.Tuple | relay.TupleGetItem) else ()
 
 
 def _fresh(function: Any) -> Any:
     """A copy with parameters of its own: a variable may be bound only once in a module."""
     params = [relay.Var(p.name_hint, p.type_annotation) for p in function.params]
-    made = {_key(old): new for old, new in zip(function.params, params, strict=True)}
+    made = {key_of(old): new for old, new in zip(function.params, params, strict=True)}
     for expr in post_order(function.body, _values):
-        if _key(expr) not in made:
-            made[_key(expr)] = _rebuild(expr, [made[_key(child)] for child in _values(expr)])
-    return relay.Function(params, made[_key(function.body)], function.ret_type, function.type_params, function.attrs)
+        if key_of(expr) not in made:
+            made[key_of(expr)] = _rebuild(expr, [made[key_of(child)] for child in _values(expr)])
+    return relay.Function(params, made[key_of(function.body)], function.ret_type, function.type_params, function.attrs)
 
 
 def inline_regions(mod: Any) -> Any:
     """Put each region's function in the place of its global variable, the form that Relay's compilers take.
 
-    That is what Relay's ``Inline`` pass does, for any number of calls of one function. The compilers' own caches make them one again.
+    That is what Relay's ``Inline`` pass does, for any number of calls of one function. The compilers' own caches make them one
+    again.
     """
     functions = region_functions(mod)
     made: dict[Key, Any] = {}
     main = mod["main"]
     for expr in post_order(main.body, _values):
-        children = [made[_key(child)] for child in _values(expr)]
+        children = [made[key_of(child)] for child in _values(expr)]
         carved = isinstance(expr, relay.Call) and isinstance(expr.op, relay.GlobalVar) and functions.get(str(expr.op.name_hint))
-        made[_key(expr)] = relay.Call(_fresh(carved), children) if carved else _rebuild(expr, children)
-    body = relay.Function(main.params, made[_key(main.body)], main.ret_type, main.type_params, main.attrs)
+        made[key_of(expr)] = relay.Call(_fresh(carved), children) if carved else _rebuild(expr, children)
+    body = relay.Function(main.params, made[key_of(main.body)], main.ret_type, main.type_params, main.attrs)
     kept = {variable: function for variable, function in mod.functions.items() if str(variable.name_hint) not in functions}
     kept[mod.get_global_var("main")] = body
     return relay.transform.InferType()(tvm.IRModule(kept, mod.type_definitions))

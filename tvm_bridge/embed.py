@@ -1,8 +1,8 @@
 """Compiled kernels as a TVM module: PTX beside its metadata, and a host function that launches it.
 
-TVM's CUDA module takes PTX text and a JSON that names each kernel's parameters and launch arguments. The host function, one per region,
-passes device pointers, Triton's two scratch pointers (null), the block and grid sizes, and the bytes of dynamic shared memory. Nothing here
-needs a GPU; loading the PTX needs a TVM that was built with CUDA.
+TVM's CUDA module takes PTX text and a JSON that names each kernel's parameters and launch arguments. The host function, one per
+region, passes device pointers, Triton's two scratch pointers (null), the block and grid sizes, and the bytes of dynamic shared
+memory. Nothing here needs a GPU; loading the PTX needs a TVM that was built with CUDA.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ WARP = 32
 
 MAX_GRID = (2**31 - 1, 65535, 65535)
 
-Signature = Sequence[tuple[tuple[int, ...], str]]
-"""Shape and dtype of each tensor, inputs first."""
+Signature = tuple[Sequence[tuple[tuple[int, ...], str]], Sequence[tuple[tuple[int, ...], str]]]
+"""Shape and dtype of each input and of each output of a region's function."""
 
 
 class KernelArg(Protocol):
@@ -67,8 +67,8 @@ class CompiledKernel(Protocol):
 class RegionKernels:
     """The kernels that compute a region, in launch order.
 
-    ``inputs`` and ``outputs`` name tensors in the order of the region's function; ``intermediates`` maps the name of each tensor that lives in
-    device memory between two kernels to its shape and dtype.
+    ``inputs`` and ``outputs`` name tensors in the order of the region's function; ``intermediates`` maps the name of each
+    tensor that lives in device memory between two kernels to its shape and dtype.
     """
 
     kernels: tuple[CompiledKernel, ...]
@@ -98,7 +98,8 @@ class RegionKernels:
             parameters = entry_parameters(kernel.ptx, kernel.name)
             if parameters != len(kernel.args) + SCRATCH_POINTERS:
                 raise UnsupportedError(
-                    f"the PTX of kernel {kernel.name!r} has {parameters} parameters, not {len(kernel.args)} and two scratch pointers",
+                    f"the PTX of kernel {kernel.name!r} has {parameters} parameters, "
+                    f"not {len(kernel.args)} and two scratch pointers",
                     "pass every size as a compile-time constant, and compile with a supported Triton",
                 )
         if missing := [name for name in self.outputs if name not in used]:
@@ -114,7 +115,9 @@ def entry_parameters(ptx: str, name: str) -> int:
     """How many parameters the entry ``name`` has; raises :class:`UnsupportedError` if there is no such entry."""
     found = re.search(rf"\.entry\s+{re.escape(name)}\s*\(([^)]*)\)", ptx)
     if found is None:
-        raise UnsupportedError(f"the PTX has no entry {name!r}", "compile the kernel again: name and PTX belong to different kernels")
+        raise UnsupportedError(
+            f"the PTX has no entry {name!r}", "compile the kernel again: name and PTX belong to different kernels"
+        )
     return len(re.findall(r"\.param\b", found[1]))
 
 
@@ -165,23 +168,28 @@ def write_ptx(directory: Path, symbol: str, kernels: RegionKernels, version: str
 def check_signature(symbol: str, kernels: RegionKernels, signature: Signature) -> dict[str, tuple[tuple[int, ...], str]]:
     """Name to shape and dtype of the region's tensors; raises :class:`ProgramError` where a kernel expects other sizes.
 
-    Buffers are contiguous, so that shapes may differ as long as the number of elements does not.
+    Buffers are contiguous, so that shapes may differ as long as the number of elements does not. The function may have more
+    inputs than the kernels: constants that the program simplified away (a mask of zeros) come last and are not used.
     """
-    names = [*kernels.inputs, *kernels.outputs]
-    if len(names) != len(signature):
+    inputs, outputs = signature
+    extra = [f"unused{i}" for i in range(len(inputs) - len(kernels.inputs))]
+    names = [*kernels.inputs, *extra, *kernels.outputs]
+    if len(names) != len(inputs) + len(outputs):
         raise ProgramError(
             f"the kernels of {symbol} have {len(kernels.inputs)} inputs and {len(kernels.outputs)} outputs; "
-            f"its function has {len(signature)} tensors in all"
+            f"its function has {len(inputs)} and {len(outputs)}"
         )
-    found = dict(zip(names, signature, strict=True))
+    found = dict(zip(names, [*inputs, *outputs], strict=True))
     for kernel in kernels.kernels:
         for arg in kernel.args:
-            if arg.name in found:
-                shape, dtype = found[arg.name]
-                if (math.prod(shape), dtype) != _size(arg):
-                    raise ProgramError(
-                        f"{arg.name!r} of {symbol} is {dtype}{list(shape)} in the model, but {arg.dtype}{list(arg.shape)} in kernel {kernel.name!r}"
-                    )
+            if arg.name not in found:
+                continue
+            shape, dtype = found[arg.name]
+            if (math.prod(shape), dtype) != _size(arg):
+                raise ProgramError(
+                    f"{arg.name!r} of {symbol} is {dtype}{list(shape)} in the model, "
+                    f"but {arg.dtype}{list(arg.shape)} in kernel {kernel.name!r}"
+                )
     return found
 
 
@@ -231,7 +239,9 @@ def cuda_module(symbol: str, kernels: RegionKernels, signature: Signature, targe
     import tvm
 
     if tvm.get_global_func("runtime.module.loadfile_ptx", allow_missing=True) is None:
-        raise EnvironmentError_("this TVM was built without CUDA and cannot load PTX", "build TVM with USE_CUDA=ON, or use target llvm")
+        raise EnvironmentError_(
+            "this TVM was built without CUDA and cannot load PTX", "build TVM with USE_CUDA=ON, or use target llvm"
+        )
     module = host_module(symbol, kernels, signature, target)
     with tempfile.TemporaryDirectory() as folder:
         for path in write_ptx(Path(folder), symbol, kernels, str(tvm.__version__)):

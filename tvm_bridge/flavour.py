@@ -1,6 +1,7 @@
 """Which TVM is installed, and what it can do.
 
-The last TVM with Relay is 0.19; later ones have Relax only. Both install the package ``tvm``, so they exclude each other in one environment.
+The last TVM with Relay is 0.19; later ones have Relax only. Both install the package ``tvm``, so they exclude each other in one
+environment.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def check_distributions(names: Sequence[str]) -> None:
     if len(unique) > 1:
         raise EnvironmentError_(
             f"{' and '.join(unique)} both install the package 'tvm': their files overwrite each other",
-            f"uninstall both (`pip uninstall {' '.join(unique)}`), then install the one that you need; use two environments for the two",
+            f"uninstall both (`pip uninstall {' '.join(unique)}`), then install the one that you need; two need two environments",
         )
 
 

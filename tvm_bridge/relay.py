@@ -1,7 +1,8 @@
 """Relay's side of the bridge: the external compiler ``mufuser``, and building, running, saving and loading carved models.
 
-Where TVM has CUDA and a region has kernels, its function becomes a host function that launches their PTX. Elsewhere the region's own Relay
-body is compiled for the CPU: such a model has the same calls and the same results, and a saved library needs nothing but TVM's runtime.
+Where TVM has CUDA and a region has kernels, its function becomes a host function that launches their PTX. Elsewhere the
+region's own Relay body is compiled for the CPU: such a model has the same calls and the same results, and a saved library needs
+nothing but TVM's runtime.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from fuser.errors import ProgramError
 from fuser.errors import UsageError
 from fuser.ir.program import TensorProgram
 from tvm_bridge.embed import RegionKernels
+from tvm_bridge.embed import check_signature
 from tvm_bridge.embed import cuda_module
 from tvm_bridge.flavour import require_relay
 
@@ -102,7 +104,10 @@ def signature(function: Any) -> tuple[list[tuple[tuple[int, ...], str]], list[tu
 
 
 def _cpu_module(symbol: str, function: Any, target: Any) -> Any:
-    """The region's own body, compiled: one function ``symbol(inputs…, outputs…)`` over the fused operators, by the ahead-of-time executor."""
+    """The region's own body, compiled.
+
+    One function ``symbol(inputs…, outputs…)`` over the fused operators, by the ahead-of-time executor.
+    """
     plain = relay.Function(function.params, function.body, function.ret_type)
     executor = relay.backend.Executor("aot", {"interface-api": "packed", "unpacked-api": False})
     with tvm.transform.PassContext(opt_level=3):
@@ -114,7 +119,9 @@ def _cpu_module(symbol: str, function: Any, target: Any) -> Any:
         for variable, body in lowered.functions.items():
             if variable.name_hint == "__tvm_main__":
                 main = tvm.tir.PrimFunc(body.params, body.body, body.ret_type, body.buffer_map)
-                functions[tvm.ir.GlobalVar(symbol)] = main.with_attr("global_symbol", symbol).with_attr("target", body.attrs["target"])
+                functions[tvm.ir.GlobalVar(symbol)] = main.with_attr("global_symbol", symbol).with_attr(
+                    "target", body.attrs["target"]
+                )
             else:
                 functions[variable] = body
         return tvm.build(tvm.IRModule(functions), target=target)
@@ -130,8 +137,7 @@ def compile_region(function: Any) -> Any:
         return _cpu_module(symbol, function, context.target)
     if kernels is None:
         raise ProgramError(f"the region {symbol} has no kernels", "leave it out of the regions to carve, so that TVM compiles it")
-    inputs, outputs = signature(function)
-    return cuda_module(symbol, kernels, [*inputs, *outputs], context.target)
+    return cuda_module(symbol, kernels, signature(function), context.target)
 
 
 def _tensors(inputs: Mapping[str, Array], device: Any) -> dict[str, Any]:
@@ -157,7 +163,10 @@ class LoadedModel:
         return graph_executor.GraphModule(self.module["default"](self.device))
 
     def run(self, inputs: Mapping[str, Array]) -> list[Array]:
-        """Outputs of the model in order, for ``inputs`` by name. Raises :class:`UsageError` for a name that the model does not have."""
+        """Outputs of the model in order, for ``inputs`` by name.
+
+        Raises :class:`UsageError` for a name that the model does not have.
+        """
         tensors = _tensors(inputs, self.device)
         runner = self._runner
         try:
@@ -168,7 +177,9 @@ class LoadedModel:
                 raise UsageError(f"the model has no input {unknown[0]!r}")
             runner.set_input(**tensors)
         except (tvm.TVMError, ValueError) as error:
-            raise UsageError(f"the inputs {sorted(inputs)} do not fit the model: {str(error).strip().splitlines()[-1]}") from error
+            raise UsageError(
+                f"the inputs {sorted(inputs)} do not fit the model: {str(error).strip().splitlines()[-1]}"
+            ) from error
         runner.run()
         return [runner.get_output(i).numpy() for i in range(runner.get_num_outputs())]
 
@@ -233,15 +244,12 @@ def build(
 
     Their arguments are checked against the model on every target. Raises :class:`ProgramError` for kernels of another region.
     """
-    from tvm_bridge.embed import check_signature
-
     functions = region_functions(mod)
     for symbol, found in (kernels or {}).items():
         if symbol not in functions:
             raise ProgramError(f"the module has no region {symbol!r}", f"its regions are {', '.join(functions) or 'none'}")
         if found is not None:
-            inputs, outputs = signature(functions[symbol])
-            check_signature(symbol, found.validate(), [*inputs, *outputs])
+            check_signature(symbol, found.validate(), signature(functions[symbol]))
     resolved = resolve_target(target)
     arrays = {name: value if isinstance(value, tvm.nd.NDArray) else tvm.nd.array(value) for name, value in (params or {}).items()}
     with _compiling(kernels or {}, resolved), tvm.transform.PassContext(opt_level=3):
@@ -276,17 +284,38 @@ def run_region(mod: Any, symbol: str, inputs: Sequence[Array], target: Any = "ll
     return [output.numpy() for output in outputs]
 
 
+def _extra_inputs(mod: Any, symbol: str, start: int, params: Mapping[str, Any]) -> list[Array]:
+    """Values of a region's inputs from ``start`` on, which are parameters and constants of the model."""
+    calls = number(mod).calls
+    call = next(c for c in calls if isinstance(c.op, relay.GlobalVar) and str(c.op.name_hint) == symbol)
+    found: list[Array] = []
+    for argument in call.args[start:]:
+        value = params.get(str(argument.name_hint)) if isinstance(argument, relay.Var) else getattr(argument, "data", None)
+        if value is None:
+            raise ProgramError(f"input {start + len(found)} of the region {symbol} has no value", "give the model's parameters")
+        found.append(value.numpy() if isinstance(value, tvm.nd.NDArray) else np.asarray(value))
+    return found
+
+
 def check_region(
-    mod: Any, symbol: str, program: TensorProgram, rng: np.random.Generator, tolerance: float = 1e-4, target: Any = "llvm"
+    mod: Any,
+    symbol: str,
+    program: TensorProgram,
+    rng: np.random.Generator,
+    params: Mapping[str, Any] | None = None,
+    tolerance: float = 1e-4,
+    target: Any = "llvm",
 ) -> float:
     """Largest difference, relative to the largest value, between a region's Relay body and the program that stands for it.
 
-    The program is evaluated in float64 on random inputs of unit variance. Raises :class:`NoValidKernelError` above ``tolerance``: then the
-    kernels made from the program would not compute what the model does.
+    The program is evaluated in float64 on random inputs of unit variance. ``params`` gives the inputs that only the Relay body
+    has. Raises :class:`NoValidKernelError` above ``tolerance``: then the kernels made from the program would not compute what
+    the model does.
     """
     inputs = program.random_inputs(rng)
     expected = program.evaluate(inputs)
-    found = run_region(mod, symbol, [inputs[name] for name in program.inputs], target)
+    arguments = [inputs[name] for name in program.inputs]
+    found = run_region(mod, symbol, [*arguments, *_extra_inputs(mod, symbol, len(arguments), params or {})], target)
     worst = 0.0
     for name, value in zip(program.outputs, found, strict=True):
         reference = expected[name].reshape(value.shape)

@@ -38,7 +38,9 @@ class Layer(nn.Module):
         return self.norm2(y + self.down(nn.functional.gelu(self.up(y))))
 
 
-def encoder(layers: int = 1, seed: int = 0, fused: bool = False) -> tuple[Any, dict[str, Any], dict[str, np.ndarray[Any, Any]], Any]:
+def encoder(
+    layers: int = 1, seed: int = 0, fused: bool = False
+) -> tuple[Any, dict[str, Any], dict[str, np.ndarray[Any, Any]], Any]:
     """Relay module, its parameters, an input, and torch's own result."""
     torch.manual_seed(seed)
     net = nn.Sequential(*(Layer(64, 2, 128, fused) for _ in range(layers))).eval()
