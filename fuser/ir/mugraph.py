@@ -81,8 +81,9 @@ class Rescale:
 class Stmt:
     """One statement of a block: load a value, compute it, or store it.
 
-    ``axes`` index the value. ``reduce`` are the axes that a contraction or fold sums over; where one of them has a loop part, the value is
-    an accumulator. ``running`` names operands that are read inside their own accumulation (the running maximum of online softmax).
+    ``axes`` index the value. ``reduce`` are the axes that a contraction or fold sums over; where one of them has a loop part, the
+    value is an accumulator. ``running`` names operands that are read inside their own accumulation (the running maximum of online
+    softmax).
     """
 
     kind: Literal["load", "compute", "store"]
@@ -198,10 +199,15 @@ class BlockGraph:
         for s in self.stmts:
             if missing := (s.related | set(s.access.axes if s.access else ())) - names:
                 raise ProgramError(f"block {self.name!r}: {s} uses the unknown axes {sorted(missing)}")
+            if s.access and set(s.access.axes) != set(s.axes):
+                raise ProgramError(f"block {self.name!r}: {s} has axes {s.axes}, its access those of {s.access}")
             for a in (*s.args, *((s.value,) if s.kind == "store" else ())):
                 if a not in known:
                     raise ProgramError(f"block {self.name!r}: {s} reads {a!r} before it is defined")
-            if s.kind != "store":
+            if s.kind == "store":
+                if extra := set(known[s.value].axes) - set(s.axes):
+                    raise ProgramError(f"block {self.name!r}: {s} drops the axes {sorted(extra)} of the value")
+            else:
                 if s.value in known:
                     raise ProgramError(f"block {self.name!r}: {s.value!r} is defined twice")
                 known[s.value] = s

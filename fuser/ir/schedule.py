@@ -21,7 +21,8 @@ class KernelSchedule:
     """The free choices of one kernel.
 
     ``tiles``: elements of each axis that a block handles at once (an axis not named has tile = extent).
-    ``order``: the sub-tiling expression inside a block; axes not in it are divided over the grid, in the order of the block's axes.
+    ``order``: the sub-tiling expression inside a block; axes not in it are divided over the grid, in the order of the block's
+    axes.
     ``splits``: number of parts of each split axis. ``knobs``: further options of the lowering, sorted by name.
     """
 
@@ -92,7 +93,8 @@ class Schedule:
 class AxisPlan:
     """How one axis is divided in a kernel: ``extent`` ≤ ``grid`` · ``trips`` · ``tile`` elements.
 
-    With ``split`` the grid part is that of another axis: block ``g`` of it handles elements [g·chunk, (g+1)·chunk), chunk = trips · tile.
+    With ``split`` the grid part is that of another axis: block ``g`` of it handles elements [g·chunk, (g+1)·chunk), where chunk
+    is trips · tile; parts beyond the extent are empty.
     """
 
     axis: str
@@ -122,6 +124,8 @@ def bind(block: BlockGraph, schedule: KernelSchedule) -> tuple[BlockGraph, dict[
     free = {a.name for a in block.axes if a.extent == FREE}
     if missing := free - set(counts):
         raise UsageError(f"schedule of {block.name!r} does not say into how many parts {sorted(missing)} are split")
+    if empty := [a for a in sorted(free) if counts[a] < 1]:
+        raise UsageError(f"schedule of {block.name!r} splits {empty[0]!r} into {counts[empty[0]]} parts", "use 1 or more")
     block = block.with_extents({a: counts[a] for a in free})
     looped = schedule.order.axes
     if unknown := set(looped) - set(block.extents):
@@ -146,7 +150,8 @@ def bind(block: BlockGraph, schedule: KernelSchedule) -> tuple[BlockGraph, dict[
             plans[axis] = AxisPlan(axis, extent, tile, 1, parts)
         else:
             raise UsageError(
-                f"axis {axis!r} of {block.name!r} is reduced or not common to all outputs, has tile {tile} < {extent}, and no loop",
+                f"axis {axis!r} of {block.name!r} is reduced or not common to all outputs, has tile {tile} < {extent}, "
+                "and no loop",
                 f"add {axis!r} to the order {schedule.order!s} or make its tile {extent}",
             )
     return block, plans
