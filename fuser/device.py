@@ -55,9 +55,10 @@ _REGISTERS_PER_WARP_UNIT = 256  # allocation granularity of the register file on
 class Device:
     """Limits and rates of one GPU. Bytes, Hz, seconds, FLOP/s (one multiply-add is 2) and operations per clock and SM.
 
-    ``memory_bandwidth`` and the ``tensor_*`` rates are the vendor's peaks (dense, fp32 accumulation); ``copy_bandwidth`` and ``matmul_rate``
-    are what a large copy and a large library matmul reach. ``smem_per_block`` is the opt-in maximum of one block.
-    ``launch_latency`` is the time that one more trivial kernel adds inside a CUDA graph. ``sources`` gives the origin of each number.
+    ``memory_bandwidth`` and the ``tensor_*`` rates are the vendor's peaks (dense, fp32 accumulation); ``copy_bandwidth`` and
+    ``matmul_rate`` are what a large copy and a large library matmul reach. ``smem_per_block`` is the opt-in maximum of one
+    block. ``launch_latency`` is the time that one more trivial kernel adds inside a CUDA graph. ``sources`` gives the origin
+    of each number.
     """
 
     name: str
@@ -235,9 +236,9 @@ def _plain(name: str) -> str:
 def load_device(name: str) -> Device:
     """The device of that name, alias or architecture, or of the TOML file at that path.
 
-    Accepted: ``h200``; a product name such as ``NVIDIA H200`` or TVM's tag ``nvidia/nvidia-a100``; an architecture, ``sm_80`` or
-    ``cuda -arch=sm_80``, if only one known device has it; a path ending in ``.toml``. Raises :class:`UsageError` naming the device and what
-    there is.
+    Accepted: ``h200``; a product name such as ``NVIDIA H200`` or TVM's tag ``nvidia/nvidia-a100``; an architecture, ``sm_80``
+    or ``cuda -arch=sm_80``, if only one known device has it; a path ending in ``.toml``. Raises :class:`UsageError` naming the
+    device and what there is.
     """
     if name.endswith(".toml"):
         try:

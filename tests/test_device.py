@@ -161,16 +161,16 @@ def test_occupancy_against_known_cases() -> None:
 
 
 @given(
-    st.sampled_from(NAMES),
-    st.integers(1, 1024),
-    st.integers(1, 255),
-    st.integers(0, 232448),
-    st.integers(0, 64),
-    st.integers(0, 4096),
+    name=st.sampled_from(NAMES),
+    threads=st.integers(1, 1024),
+    regs=st.integers(1, 255),
+    smem=st.integers(0, 232448),
+    data=st.data(),
 )
 def test_occupancy_fits_and_never_grows_with_resources(
-    name: str, threads: int, regs: int, smem: int, more_r: int, more_s: int
+    name: str, threads: int, regs: int, smem: int, data: st.DataObject
 ) -> None:
+    more_r, more_s = data.draw(st.integers(0, 64)), data.draw(st.integers(0, 4096))
     d = load_device(name)
     blocks, warps = d.blocks_per_sm(threads, regs, smem), math.ceil(threads / 32)
     assert blocks * warps <= d.max_warps_per_sm and blocks <= d.max_blocks_per_sm

@@ -76,7 +76,7 @@ SMALL: dict[str, tuple[dict[str, int], Callable[..., Array]]] = {
 @pytest.mark.parametrize("name", SMALL)
 def test_program_equals_formula(name: str, rng: np.random.Generator) -> None:
     sizes, formula = SMALL[name]
-    program = workload(name, **sizes)
+    program = workload(name, dtype="float16", **sizes)
     inputs = {n: rng.standard_normal(program[n].shape) for n in program.inputs}
     (found,) = program.evaluate(inputs).values()
     np.testing.assert_allclose(found, formula(**inputs), rtol=1e-11, atol=1e-11)
