@@ -1,0 +1,359 @@
+"""Sizes at which a µGraph and its program are compared, and the schedules of those tests.
+
+Program and µGraph have axes of their own. Their device tensors tie them: a dimension is a row-major product of axes on both sides, and where one side
+is finer, the finer axes are the atoms. A test draws an extent for each atom, pairwise different, and the checking schedule follows from the
+structure: every axis of the grid has at least two tiles, every loop at least three, split reductions two parts, and loops are ragged.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from fuser.errors import ProgramError
+from fuser.errors import UnsupportedError
+from fuser.ir.axes import AxisMap
+from fuser.ir.axes import Dims
+from fuser.ir.axes import axes_of
+from fuser.ir.composites import expand
+from fuser.ir.mugraph import FREE
+from fuser.ir.mugraph import BlockGraph
+from fuser.ir.mugraph import Kernel
+from fuser.ir.mugraph import KernelGraph
+from fuser.ir.mugraph import LibraryKernel
+from fuser.ir.ops import op as op_def
+from fuser.ir.program import Node
+from fuser.ir.program import Tensor
+from fuser.ir.program import TensorProgram
+from fuser.ir.program import infer_shape
+from fuser.ir.resize import mask_anchor
+from fuser.ir.resize import resize
+from fuser.ir.resize import shifted_offset
+from fuser.ir.schedule import KernelSchedule
+from fuser.ir.schedule import Schedule
+from fuser.ir.tiling import TilingExpr
+
+PROGRAM = ""
+Name = tuple[str, str]  # (kernel, axis); the program's axes have the kernel PROGRAM
+_LEAST = {"split": 11, "loop": 5, "grid": 3}
+_EVEN = frozenset({6, 9, 12})
+"""Extents that three tiles divide evenly."""
+
+
+class MismatchError(ProgramError):
+    """A µGraph whose tensors do not fit those of the program."""
+
+    code = "mismatch"
+
+
+@dataclass(eq=False)
+class _Atom:
+    extent: int
+    parent: _Atom | None = None
+    parts: tuple[_Atom, ...] = ()
+
+    def root(self) -> _Atom:
+        node = self
+        while node.parent is not None:
+            node = node.parent
+        return node
+
+    def leaves(self) -> list[_Atom]:
+        node = self.root()
+        return [x for p in node.parts for x in p.leaves()] if node.parts else [node]
+
+
+def _tie(left: list[_Atom], right: list[_Atom], where: str) -> None:
+    a, b = ([x for d in side for x in d.leaves() if x.extent != 1] for side in (left, right))
+    while a and b:
+        x, y = a.pop(0).root(), b.pop(0).root()
+        if x.parts or y.parts:
+            a, b = x.leaves() + a, y.leaves() + b
+        elif x is y:
+            continue
+        elif x.extent == y.extent:
+            y.parent = x
+        elif FREE in (x.extent, y.extent):
+            raise UnsupportedError(f"{where}: a split count is tied to an extent")
+        else:
+            big, small = (x, y) if x.extent > y.extent else (y, x)
+            if big.extent % small.extent:
+                raise UnsupportedError(f"{where}: extents {big.extent} and {small.extent} do not divide each other")
+            big.parts = (_Atom(small.extent), _Atom(big.extent // small.extent))
+            a, b = x.leaves() + a, y.leaves() + b
+    if a or b:
+        raise MismatchError(f"{where}: the numbers of elements differ")
+
+
+@dataclass(frozen=True)
+class Case:
+    """Program and µGraph at the same reduced sizes; ``sizes`` names the program's axes."""
+
+    program: TensorProgram
+    graph: KernelGraph
+    sizes: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
+class Structure:
+    """A µGraph and how the axes of its kernels hang together. ``atoms``: the leaves that make up each axis, as indices into ``real``,
+    their extents at the µGraph's size; ``library``: each library kernel as a program."""
+
+    graph: KernelGraph
+    atoms: dict[Name, tuple[int, ...]]
+    real: tuple[int, ...]
+    library: dict[str, tuple[TensorProgram, AxisMap]]
+
+    @cached_property
+    def roles(self) -> tuple[str, ...]:
+        """The most demanding role of each atom: ``split``, ``loop`` (reduced somewhere) or ``grid``."""
+        order = list(_LEAST)
+        found = ["grid"] * len(self.real)
+        for block in self.graph.blocks:
+            counts = {g for _, g in block.splits}
+            for axis in set(block.extents) - counts:
+                role = "split" if axis in dict(block.splits) else "loop" if axis in block.reduced else "grid"
+                for i in self.atoms[block.name, axis]:
+                    found[i] = min(found[i], role, key=order.index)
+        return tuple(found)
+
+    def sizes(self, rng: np.random.Generator) -> list[int]:
+        """A random extent for each atom: small, pairwise different (parts of splits apart), loops ragged."""
+        sizes = [0] * len(self.real)
+        used: set[int] = set()
+        for i in rng.permutation(len(self.real)):
+            if self.real[i] == FREE:
+                sizes[i] = 2
+                continue
+            e = _LEAST[self.roles[i]] + int(rng.integers(0, 2))
+            while e in used or (self.roles[i] != "grid" and e in _EVEN):
+                e += 1
+            used.add(e)
+            sizes[i] = e
+        return sizes
+
+    def extents(self, sizes: Sequence[int]) -> dict[Name, int]:
+        """Extent of every axis for extents of the atoms."""
+        return {name: math.prod(sizes[i] for i in leaves) for name, leaves in self.atoms.items()}
+
+    def at(self, sizes: Sequence[int], anchor: str = "start") -> KernelGraph:
+        """The µGraph with these extents of the atoms; causal masks stay tied to the corner ``anchor``."""
+        extents = self.extents(sizes)
+        shapes: dict[str, tuple[int, ...]] = {}
+        kernels: list[Kernel] = []
+        for k in self.graph.kernels:
+            if isinstance(k, LibraryKernel):
+                program, axes = self.library[k.name]
+                small = resize(program, {a: extents[k.name, a] for a in axes.extents}, axes)
+                kernels.append(replace(k, attrs=small.nodes[-1].attrs) if len(small.nodes) == 1 else k)
+                shapes |= {t.name: t.shape for t in small.tensors}
+                continue
+            block = _masks(k, k.with_extents({a: extents[k.name, a] for a in k.extents}), anchor)
+            kernels.append(block)
+            shapes |= {s.access.tensor: s.access.shape(block.extents) for s in block.stmts if s.access}
+        tensors = tuple(replace(t, shape=shapes.get(t.name, t.shape)) for t in self.graph.tensors)
+        return replace(self.graph, kernels=tuple(kernels), tensors=tensors)
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """A µGraph's structure tied to the axes of its (expanded) program."""
+
+    program: TensorProgram
+    axes: AxisMap
+    structure: Structure
+
+    def draw(self, rng: np.random.Generator) -> Case:
+        return self.at(self.structure.sizes(rng))
+
+    def at(self, sizes: Sequence[int]) -> Case:
+        """Program and µGraph with these extents of the atoms."""
+        extents = self.structure.extents(sizes)
+        own = {axis: e for (kernel, axis), e in extents.items() if kernel == PROGRAM}
+        return Case(resize(self.program, own, self.axes), self.structure.at(sizes, self.anchor), tuple(own.items()))
+
+    @cached_property
+    def anchor(self) -> str:
+        """The corner that the program's causal mask is tied to; the µGraph's masks are moved with the same corner."""
+        for n in self.program.nodes:
+            if op_def(n.op).indexed:
+                return mask_anchor(n.attr.get("offset", 0), *self.program[n.output].shape[-2:])
+        return "start"
+
+    def with_graph(self, graph: KernelGraph) -> Reduction:
+        """The same for another µGraph over the same axes."""
+        return replace(self, structure=replace(self.structure, graph=graph))
+
+
+def _masks(old: BlockGraph, new: BlockGraph, anchor: str) -> BlockGraph:
+    stmts = []
+    for s in new.stmts:
+        if s.kind == "compute" and op_def(s.op).indexed:
+            sides = [b.extents.get(s.attr[a], 1) for b in (old, new) for a in ("rows", "cols")]
+            offset = shifted_offset(s.attr.get("offset", 0), anchor, *sides)
+            s = replace(s, attrs=tuple(sorted({**s.attr, "offset": offset}.items())))
+        stmts.append(s)
+    return replace(new, stmts=tuple(stmts))
+
+
+class _Ties:
+    """Atoms of all axes, tied wherever two axes index one dimension of a device tensor."""
+
+    def __init__(self) -> None:
+        self.known: dict[Name, _Atom] = {}
+        self.tensors: dict[str, list[list[_Atom]]] = {}
+        self.library: dict[str, tuple[TensorProgram, AxisMap]] = {}
+
+    def add(self, kernel: str, extents: Mapping[str, int]) -> None:
+        self.known |= {(kernel, a): _Atom(e) for a, e in extents.items()}
+
+    def touch(self, tensor: str, kernel: str, dims: Dims, what: str) -> None:
+        own = [[self.known[kernel, a] for a in d] for d in dims]
+        before = self.tensors.setdefault(tensor, own)
+        if len(own) != len(before):
+            raise MismatchError(f"{what} has {len(own)} dimensions, {tensor!r} has {len(before)}")
+        for old, new in zip(before, own, strict=True):
+            _tie(old, new, what)
+
+    def program(self, program: TensorProgram, axes: AxisMap) -> None:
+        self.add(PROGRAM, axes.extents)
+        for (i, j), dims in axes.uses.items():
+            if (name := program.nodes[i].inputs[j]) in program.inputs:
+                self.touch(name, PROGRAM, dims, f"use of {name!r}")
+        for name in program.outputs:
+            if name in axes.values:
+                self.touch(name, PROGRAM, axes.values[name], f"output {name!r}")
+
+    def graph(self, graph: KernelGraph) -> Structure:
+        shapes: dict[str, tuple[int, ...]] = {t.name: t.shape for t in graph.tensors}
+        for k in graph.kernels:
+            if isinstance(k, LibraryKernel):
+                single = _single(k, shapes)
+                axes = axes_of(single)
+                self.library[k.name] = single, axes
+                self.add(k.name, axes.extents)
+                for (i, j), dims in axes.uses.items():
+                    if (name := single.nodes[i].inputs[j]) in single.inputs:
+                        self.touch(name, k.name, dims, f"operand {name!r} of {k.name!r}")
+                self.touch(k.output, k.name, axes.values[k.output], f"output of {k.name!r}")
+                shapes[k.output] = single[k.output].shape
+                continue
+            self.add(k.name, k.extents)
+            for s in k.stmts:
+                if s.access:
+                    self.touch(s.access.tensor, k.name, s.access.dims, f"{k.name!r}: {s}")
+                    shapes.setdefault(s.access.tensor, s.access.shape(k.extents))
+        number: dict[int, int] = {}
+        real: list[int] = []
+        atoms: dict[Name, tuple[int, ...]] = {}
+        for axis, atom in self.known.items():
+            leaves = [x for x in atom.leaves() if x.extent != 1]
+            for x in leaves:
+                if id(x) not in number:
+                    number[id(x)] = len(real)
+                    real.append(x.extent)
+            atoms[axis] = tuple(number[id(x)] for x in leaves)
+        return Structure(graph, atoms, tuple(real), self.library)
+
+
+def structure(graph: KernelGraph) -> Structure:
+    """How the axes of a µGraph's kernels hang together, without a program."""
+    return _Ties().graph(graph)
+
+
+def reduction(program: TensorProgram, graph: KernelGraph) -> Reduction:
+    """Tie the axes of a program and of a µGraph through their device tensors.
+
+    Raises :class:`MismatchError` where the tensors do not fit, :class:`UnsupportedError` where no smaller sizes can be found.
+    """
+    program = expand(program)
+    check_interface(program, graph)
+    axes = axes_of(program)
+    ties = _Ties()
+    ties.program(program, axes)
+    return Reduction(program, axes, ties.graph(graph))
+
+
+def check_interface(program: TensorProgram, graph: KernelGraph) -> None:
+    """The µGraph reads inputs of the program and writes each of its outputs, in their shapes; raises :class:`MismatchError`."""
+    if unknown := set(graph.inputs) - set(program.inputs):
+        raise MismatchError(f"{graph.name!r} reads {sorted(unknown)}, which are not inputs of {program.name!r}")
+    written = {t for k in graph.kernels for t in k.outputs}
+    if missing := set(program.outputs) - set(graph.outputs) | (set(program.outputs) - written):
+        raise MismatchError(f"{graph.name!r} does not write the outputs {sorted(missing)} of {program.name!r}")
+    for k in graph.blocks:
+        for s in k.stmts:
+            if s.access and s.access.tensor in program.table and s.access.tensor in (*program.inputs, *program.outputs):
+                shape = s.access.shape(k.extents)
+                if shape != program[s.access.tensor].shape:
+                    raise MismatchError(f"{k.name!r}: {s} has shape {shape}, not {program[s.access.tensor].shape}")
+
+
+def _single(kernel: LibraryKernel, shapes: Mapping[str, tuple[int, ...]]) -> TensorProgram:
+    """A library kernel as a program of its own."""
+    attrs: dict[str, Any] = dict(kernel.attrs)
+    operands = tuple(Tensor(n, shapes[n]) for n in kernel.inputs)
+    out = Tensor(kernel.output, infer_shape(kernel.op, [shapes[n] for n in kernel.args], attrs))
+    node = Node(kernel.op, kernel.args, kernel.output, kernel.attrs)
+    return expand(TensorProgram(kernel.name, kernel.inputs, (node,), (kernel.output,), (*operands, out)).validate())
+
+
+def checking_schedules(graph: KernelGraph, like: Schedule | None = None, real: KernelGraph | None = None) -> Iterator[Schedule]:
+    """Schedules to test a µGraph of reduced sizes with, the most demanding first.
+
+    With ``like``, a schedule of the structure at its ``real`` size, the same axes are looped over and divided, in the same order; without,
+    every reduced axis is a loop and every common spatial axis is divided over the grid, in up to six orders of the loops.
+    """
+    if like is not None and real is not None:
+        blocks = zip(graph.blocks, real.blocks, like.kernels, strict=True)
+        yield Schedule(tuple(_like(small, big, ks) for small, big, ks in blocks))
+        return
+    orders = [itertools.islice(itertools.permutations(_loops(b)), 6) for b in graph.blocks]
+    for chosen in itertools.zip_longest(*orders):
+        kernels = [_tiled(b, c if c is not None else tuple(_loops(b))) for b, c in zip(graph.blocks, chosen, strict=True)]
+        yield Schedule(tuple(kernels))
+
+
+def _loops(block: BlockGraph) -> list[str]:
+    """Loops of a block, outermost first: what is summed over last stands outside."""
+    found = dict.fromkeys(a for s in block.computes for a in s.reduce)
+    counts = {g for _, g in block.splits}
+    return [a for a in reversed(found) if block.extents[a] > 1 and a not in counts]
+
+
+def _splits(block: BlockGraph) -> tuple[tuple[str, int], ...]:
+    return tuple(sorted((g, block.extents[g]) for _, g in block.splits))
+
+
+def _tiled(block: BlockGraph, loops: tuple[str, ...]) -> KernelSchedule:
+    parts = dict(block.splits)
+    tiles: dict[str, int] = {}
+    for axis, extent in block.extents.items():
+        if axis in parts:
+            tiles[axis] = max(1, math.ceil(extent / (3 * block.extents[parts[axis]])))
+        elif axis in loops:
+            tiles[axis] = math.ceil(extent / 3)
+        elif axis in block.spatial and axis not in block.reduced:
+            tiles[axis] = math.ceil(extent / 2)
+    return KernelSchedule(tuple(sorted(tiles.items())), TilingExpr(loops), _splits(block))
+
+
+def _like(small: BlockGraph, big: BlockGraph, schedule: KernelSchedule) -> KernelSchedule:
+    parts = dict(small.splits)
+    tiles: dict[str, int] = {}
+    for axis, extent in small.extents.items():
+        full = big.extents[axis]
+        if axis in parts:
+            tiles[axis] = max(1, math.ceil(extent / (3 * small.extents[parts[axis]])))
+        elif schedule.tile.get(axis, full) < full:
+            tiles[axis] = math.ceil(extent / (3 if axis in schedule.order.axes else 2))
+    return KernelSchedule(tuple(sorted(tiles.items())), schedule.order, _splits(small), knobs=schedule.knobs)

@@ -1,0 +1,360 @@
+"""Is a µGraph equal to a program? Random tests over finite fields (Mirage, section 5), at reduced sizes, with loops and tiles interpreted.
+
+Each round draws sizes, a field with its random functions, and inputs, and compares exactly: first the values as whole arrays, then the scheduled µGraph
+block by block and tile by tile. ``exp`` is a random function, which trusts no law of it; only if that fails it is tested as a power of a random root
+of unity, where exp(a + b) = exp(a)·exp(b). A µGraph with a running maximum needs that law: its maximum is some element by a random order, so that
+passing means that the shift cancels, whatever it is; and the same µGraph without the shift is tested with the random function.
+
+What is proven: :attr:`Verified.bound`, for truly random functions. What is not stands in :attr:`Verified.heuristic`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from dataclasses import replace
+
+import numpy as np
+
+from fuser.errors import ProgramError
+from fuser.errors import UnsupportedError
+from fuser.errors import UsageError
+from fuser.ir.mugraph import BlockGraph
+from fuser.ir.mugraph import KernelGraph
+from fuser.ir.ops import Array
+from fuser.ir.program import TensorProgram
+from fuser.ir.schedule import Schedule
+from fuser.lower.algebra import FloatAlgebra
+from fuser.lower.reference import InterpretError
+from fuser.lower.reference import interpret
+from fuser.lower.reference import interpret_in
+from fuser.superopt.bounds import round_bound
+from fuser.superopt.field_algebra import FieldAlgebra
+from fuser.superopt.fields import Field
+from fuser.superopt.fields import Value
+from fuser.superopt.fields import ZeroDenominatorError
+from fuser.superopt.fields import evaluate_program
+from fuser.superopt.fields import random_inputs
+from fuser.superopt.flat import evaluate_flat
+from fuser.superopt.modular import PRIMES
+from fuser.superopt.reduced import Case
+from fuser.superopt.reduced import MismatchError
+from fuser.superopt.reduced import Reduction
+from fuser.superopt.reduced import checking_schedules
+from fuser.superopt.reduced import reduction
+
+ROUNDS = 3
+DRAWS = 8
+"""Draws of a round before zero denominators count as a property of the µGraph."""
+TOLERANCE = 1e-8
+"""Largest relative Frobenius error of the float64 comparison."""
+
+
+@dataclass(frozen=True)
+class Verified:
+    """Passed. ``bound``: proven probability that a wrong µGraph passes these rounds (1 says nothing); ``heuristic``: what is not proven.
+
+    ``law``: whether acceptance needed exp(a + b) = exp(a)·exp(b). ``sizes``: extents of the program's axes in each round.
+    """
+
+    rounds: int
+    primes: tuple[tuple[int, int], ...]
+    law: bool
+    bound: float
+    heuristic: tuple[str, ...]
+    sizes: tuple[tuple[tuple[str, int], ...], ...]
+    float_error: float
+
+    accepted = True
+
+    def __str__(self) -> str:
+        law = " with the law of exp" if self.law else ""
+        return f"verified in {self.rounds} rounds{law}: a wrong graph passes with probability ≤ {self.bound:.1e}; float64 error {self.float_error:.1e}"
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """Differs. ``witness_seed`` gives the round that shows it (:func:`replay`); -1 where no round was needed."""
+
+    why: str
+    witness_seed: int = -1
+    law: bool = False
+    sizes: tuple[tuple[str, int], ...] = ()
+
+    accepted = False
+
+    def __str__(self) -> str:
+        return f"rejected: {self.why}"
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """Neither: the test has no meaning for this µGraph, and ``why`` says which part of it."""
+
+    why: str
+
+    accepted = False
+
+    def __str__(self) -> str:
+        return f"not decided: {self.why}"
+
+
+Verdict = Verified | Rejected | Unknown
+
+
+def verify(
+    program: TensorProgram,
+    graph: KernelGraph,
+    schedule: Schedule | None = None,
+    *,
+    rng: np.random.Generator | None = None,
+    rounds: int = ROUNDS,
+    float_rounds: int = 1,
+) -> Verdict:
+    """Compare a µGraph with its program in ``rounds`` random tests, each at other sizes, with other primes and functions.
+
+    With ``schedule``, the loops and divisions are those of the schedule, at reduced tile sizes; without, the verifier makes them.
+    ``float_rounds`` comparisons in float64 come on top (0 for none). Errors of the µGraph are verdicts, not exceptions.
+    """
+    rng = rng or np.random.default_rng(0)
+    try:
+        return _verify(program, graph.validate(), schedule, rng, rounds, float_rounds)
+    except (MismatchError, InterpretError, ProgramError, UsageError) as error:
+        return Rejected(error.message)
+    except UnsupportedError as error:
+        return Unknown(error.message)
+
+
+def _verify(
+    program: TensorProgram, graph: KernelGraph, schedule: Schedule | None, rng: np.random.Generator, rounds: int, float_rounds: int
+) -> Verdict:
+    seeds = [int(s) for s in rng.integers(0, 2**62, rounds + float_rounds)]
+    tied = reduction(program, graph)
+    stable = stabilized(graph)
+    modes = [True] if stable else [False, True] if _has_exp(graph) else [False]
+    verdict: Verdict = Unknown("no round was run")
+    notes = ["tested at the reduced sizes that are named; other sizes are inferred from the structure"]
+    bare: _Pass | None = None
+    for law in modes:
+        found = _rounds(tied, schedule, seeds[:rounds], law)
+        if isinstance(found, _Pass):
+            bare = found
+            break
+        # the first mode's witness is the one to show, unless only the second one means anything
+        verdict = found if isinstance(verdict, Unknown) else verdict
+    if stable:
+        notes.append("the bound is that of the µGraph without its running maximum; the maximum is tested as an arbitrary shift, by the law of exp")
+        plain = unstabilize(graph)
+        second = _rounds(tied.with_graph(plain), schedule, seeds[:rounds], False)
+        if bare is None and isinstance(verdict, Unknown) and isinstance(second, _Pass):
+            bare = _licensed_only(plain, second, notes)
+        elif bare is not None and isinstance(second, _Pass):
+            bare = replace(second, law=True)
+    if bare is None:
+        return verdict
+    if not stable and bare.law:
+        notes.append("accepted only with the law of exp: theorem 2 bounds this for few terms, and says nothing for sums of many exponentials")
+    notes += bare.notes
+    error = 0.0
+    for seed in seeds[rounds:]:
+        error = max(error, float_check(tied, schedule, seed))
+        if not error <= TOLERANCE:
+            return Rejected(f"the float64 comparison differs by {error:.1e}", seed)
+    if not float_rounds:
+        error = math.nan
+    primes = tuple(PRIMES[i % len(PRIMES)] for i in range(rounds))
+    return Verified(rounds, primes, bare.law, bare.bound, tuple(dict.fromkeys(notes)), bare.sizes, error)
+
+
+@dataclass(frozen=True)
+class _Pass:
+    law: bool
+    bound: float
+    sizes: tuple[tuple[tuple[str, int], ...], ...]
+    notes: tuple[str, ...] = ()
+
+
+def _licensed_only(plain: KernelGraph, passed: _Pass, notes: list[str]) -> _Pass | None:
+    """A running maximum that the law of exp cannot test (an exponential of an exponential): accept by its degrees."""
+    from fuser.superopt.degrees import shift_invariant
+
+    if not all(shift_invariant(plain, k.name, s.value, np.random.default_rng(0)) for k in plain.blocks for s in k.computes if s.op == "exp"):
+        return None
+    notes.append("exponentials are nested: the running maximum is tested by degrees and in float64 alone")
+    return passed
+
+
+def _rounds(tied: Reduction, schedule: Schedule | None, seeds: list[int], law: bool) -> _Pass | Rejected | Unknown:
+    bound, sizes, notes = 1.0, [], list[str]()
+    for i, seed in enumerate(seeds):
+        result = _round(tied, schedule, seed, law, PRIMES[i % len(PRIMES)])
+        if not isinstance(result, _Outcome):
+            return result
+        bound *= result.bound
+        sizes.append(result.case.sizes)
+        notes += result.notes
+    return _Pass(law, bound, tuple(sizes), tuple(dict.fromkeys(notes)))
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    case: Case
+    bound: float
+    notes: tuple[str, ...]
+
+
+def _round(
+    tied: Reduction, schedule: Schedule | None, seed: int, law: bool, primes: tuple[int, int]
+) -> _Outcome | Rejected | Unknown:
+    """One round, with all its randomness from ``seed``."""
+    rng = np.random.default_rng(seed)
+    case = tied.draw(rng)
+    zero = "a denominator is zero at every draw"
+    for _ in range(DRAWS):
+        field = Field(rng, law, primes)
+        inputs = random_inputs(case.program, rng, field)
+        try:
+            wanted = evaluate_program(case.program, inputs, field)
+        except ZeroDenominatorError:
+            continue
+        except UnsupportedError as error:
+            return Unknown(error.message)
+        zero = "a denominator of the graph is zero at every draw, none of the program is"
+        try:
+            found = _compare(tied, schedule, case, field, inputs, wanted)
+        except ZeroDenominatorError:
+            continue
+        except UnsupportedError as error:
+            return Unknown(error.message)
+        except InterpretError as error:
+            return Rejected(error.message, seed, law, case.sizes)
+        if found:
+            return Rejected(found, seed, law, case.sizes)
+        bound, notes = round_bound(case.program, case.graph, field)
+        return _Outcome(case, bound, notes)
+    return Rejected(zero, seed, law, case.sizes)
+
+
+def _compare(
+    tied: Reduction, schedule: Schedule | None, case: Case, field: Field, inputs: dict[str, Value], wanted: dict[str, Value]
+) -> str:
+    """How the µGraph differs; empty if it does not."""
+    algebra = FieldAlgebra(field)
+    own = {n: inputs[n] for n in case.graph.inputs}
+    flat = evaluate_flat(algebra, case.graph, own).tensors
+    for name, value in wanted.items():
+        if flat[name].shape != value.shape or not field.equal(flat[name], value):
+            return f"output {name!r} differs"
+    error: UsageError | InterpretError | None = None
+    for chosen in checking_schedules(case.graph, schedule, tied.structure.graph if schedule else None):
+        try:
+            tiled = interpret_in(algebra, case.graph, chosen, own)
+        except (InterpretError, UsageError) as problem:
+            error = error or problem
+            continue
+        for name, value in wanted.items():
+            if not field.equal(tiled[name], value):
+                return f"output {name!r} differs when it is computed tile by tile, in the order {[str(k.order) for k in chosen.kernels]}"
+        return ""
+    raise InterpretError(f"no schedule that the verifier tries can be interpreted: {error.message if error else 'none'}")
+
+
+def replay(program: TensorProgram, graph: KernelGraph, verdict: Rejected, schedule: Schedule | None = None) -> bool:
+    """Run the witness of a refusal again; true if it shows a difference again, with any of the primes."""
+    tied = reduction(program, graph)
+    return any(isinstance(_round(tied, schedule, verdict.witness_seed, verdict.law, p), Rejected) for p in PRIMES)
+
+
+def _has_exp(graph: KernelGraph) -> bool:
+    return any(s.op == "exp" for k in graph.blocks for s in k.computes) or any(getattr(k, "op", "") in ("exp", "softmax") for k in graph.kernels)
+
+
+def stabilized(graph: KernelGraph) -> bool:
+    """Some value is shifted by a running maximum, or an accumulator is rescaled by one."""
+    return any(s.running or s.rescale or _shift(k, s.value) for k in graph.blocks for s in k.computes)
+
+
+def _shift(block: BlockGraph, value: str) -> bool:
+    """``value`` is x − max(x …) and is only read by exponentials: a shift, not a difference that the program asks for."""
+    s = block.by_value.get(value)
+    if s is None or s.op != "sub" or block.by_value[s.args[1]].op != "max":
+        return False
+    users = block.users(value)
+    return bool(users) and all(u.op == "exp" for u in users)
+
+
+def unstabilize(graph: KernelGraph) -> KernelGraph:
+    """The same µGraph with bare exponentials: no shift by a maximum, nothing rescaled; what only served that is gone.
+
+    Shifts across kernels (partial results that a later kernel rescales by exponentials of partial maxima) are operators, not marks, and stay.
+    """
+    kernels = tuple(_bare(k) if isinstance(k, BlockGraph) else k for k in graph.kernels)
+    return replace(graph, kernels=kernels).validate()
+
+
+def _bare(block: BlockGraph) -> BlockGraph:
+    alias: dict[str, str] = {}
+    stmts = []
+    for s in block.stmts:
+        if s.kind == "compute" and s.running and s.op == "sub" and _shift(block, s.value):
+            alias[s.value] = s.args[0]
+            continue
+        stmts.append(replace(s, args=tuple(alias.get(a, a) for a in s.args), rescale=()))
+    axes: dict[str, tuple[str, ...]] = {}
+    gained = {g for _, g in block.splits}
+    out = []
+    for s in stmts:
+        if s.kind == "compute":
+            # without the maximum of its part, a value no longer depends on the part until it is reduced
+            have = {a for v in s.args for a in axes[v]} - set(s.reduce) | {g for a, g in block.splits if a in s.reduce}
+            s = replace(s, axes=tuple(a for a in s.axes if a in have or a not in gained))
+        if s.kind != "store":
+            axes[s.value] = s.axes
+        out.append(s)
+    needed: set[str] = set()
+    kept = []
+    for s in reversed(out):
+        if s.kind == "store" or s.value in needed:
+            needed |= {*s.args, s.value}
+            kept.append(s)
+    return replace(block, stmts=tuple(reversed(kept)))
+
+
+def float_check(tied: Reduction, schedule: Schedule | None, seed: int) -> float:
+    """Largest relative Frobenius error of the outputs in float64, at reduced sizes; NaN where only one side has one."""
+    rng = np.random.default_rng(seed)
+    case = tied.draw(rng)
+    worst = math.inf
+    for inputs in _float_inputs(case.program, rng):
+        wanted = case.program.evaluate(inputs)
+        if not all(np.isfinite(x).all() for x in wanted.values()):
+            continue
+        own = {n: inputs[n] for n in case.graph.inputs}
+        for chosen in checking_schedules(case.graph, schedule, tied.structure.graph if schedule else None):
+            try:
+                got = interpret(case.graph, chosen, own)
+            except (InterpretError, UsageError):
+                continue
+            return max(relative_error(got[n], x) for n, x in wanted.items())
+        flat = evaluate_flat(FloatAlgebra(), case.graph, {n: np.asarray(x, np.float64) for n, x in own.items()})
+        return max(relative_error(flat.tensors[n], x) for n, x in wanted.items())
+    return worst
+
+
+def _float_inputs(program: TensorProgram, rng: np.random.Generator) -> Iterator[dict[str, Array]]:
+    """Normal inputs; then positive ones, for programs with roots and quotients of inputs."""
+    for positive in (False, True):
+        found: dict[str, Array] = {}
+        for name in program.inputs:
+            t = program[name]
+            x = rng.uniform(0.5, 1.5, t.shape) if positive else rng.standard_normal(t.shape)
+            found[name] = rng.integers(0, 2, t.shape).astype(np.float64) if t.dtype == "bool" else x
+        yield found
+
+
+def relative_error(got: Array, wanted: Array) -> float:
+    """Frobenius norm of the difference over that of what is wanted; infinite for another shape or a value that is not finite."""
+    if got.shape != wanted.shape or not np.isfinite(got).all():
+        return math.inf
+    return float(np.linalg.norm(got - wanted)) / max(float(np.linalg.norm(wanted)), 1e-300)
