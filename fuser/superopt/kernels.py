@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import replace
 
+from fuser.ir.mugraph import AXIS
 from fuser.ir.mugraph import FREE
 from fuser.ir.mugraph import Access
 from fuser.ir.mugraph import Axis
@@ -21,6 +22,8 @@ from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import Stmt
 from fuser.ir.ops import op as op_def
+from fuser.ir.scalar import Extent
+from fuser.ir.scalar import Scalar
 from fuser.superopt.extract import OpGraph
 from fuser.superopt.values import ValueSpace
 
@@ -256,7 +259,7 @@ class _Builder:
                 if s.value in crossing and s.value not in final:
                     access, dtype = place[s.value]
                     stmts.append(Stmt("store", s.value, s.axes, dtype, access=access))
-            used = {a for s in stmts for a in (*s.axes, *s.reduce)}
+            used = {a for s in stmts for a in (*s.axes, *s.reduce)} | _tied(own)
             axes = tuple(a for a in self.axes if a.name in used)
             splits = ((self.plan.splits[k], self.parts[k]),) if k in self.parts else ()
             name = self.block.name if count == 1 else f"{self.block.name}_{k + 1}"
@@ -271,6 +274,12 @@ class _Builder:
         tensor = _fresh(value, self.tensors)
         self.tensors.add(tensor)
         return Access(tensor, tuple((a,) for a in stmt.axes)), stmt.dtype if value in self.known else "float32"
+
+
+def _tied(stmts: Sequence[Stmt]) -> set[str]:
+    """Axes whose extents constants are made of."""
+    constants = [v for s in stmts for _, v in s.attrs if isinstance(v, Scalar)]
+    return {base.tensor for c in constants for base, _ in c.powers if isinstance(base, Extent) and base.dim == AXIS}
 
 
 def _sorted(own: Sequence[Stmt], mine: set[str]) -> list[Stmt]:
