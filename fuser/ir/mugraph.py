@@ -164,8 +164,8 @@ class BlockGraph:
 
     @cached_property
     def spatial(self) -> tuple[str, ...]:
-        """Axes of every stored value: those that may be divided over the grid."""
-        common = frozenset.intersection(*(frozenset(s.axes) for s in self.stores))
+        """Axes of every stored value that nothing sums over: those that may be divided over the grid."""
+        common = frozenset.intersection(*(frozenset(s.axes) for s in self.stores)) - frozenset(self.reduced)
         return tuple(a.name for a in self.axes if a.name in common)
 
     @cached_property

@@ -146,7 +146,7 @@ def bind(block: BlockGraph, schedule: KernelSchedule) -> tuple[BlockGraph, dict[
             plans[axis] = AxisPlan(axis, extent, tile, trips, block.extents[split_of[axis]], split_of[axis])
         elif axis in looped:
             plans[axis] = AxisPlan(axis, extent, tile, parts, 1)
-        elif parts == 1 or (axis in block.spatial and axis not in block.reduced):
+        elif parts == 1 or axis in block.spatial:
             plans[axis] = AxisPlan(axis, extent, tile, 1, parts)
         else:
             raise UsageError(

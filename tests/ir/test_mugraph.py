@@ -146,3 +146,12 @@ def test_a_split_needs_its_number_of_parts() -> None:
         bind(split_chain(EXTENTS).block, schedule("k", ("g", 0), k=16))
     with pytest.raises(UsageError, match="into how many parts"):
         bind(split_chain(EXTENTS).block, schedule("k", k=16))
+
+
+def test_an_output_axis_that_is_summed_over_stays_whole() -> None:
+    """A softmax or a norm stores the axis that it also folds: blocks cannot share a row."""
+    stmts = (load("X", "mn"), compute("s", "m", "sum", "X", "n"), compute("Y", "mn", "div", "Xs"), store("Y", "mn"))
+    block = BlockGraph("rows", (Axis("m", 8), Axis("n", 8)), stmts).validate()
+    assert block.spatial == ("m",)
+    with pytest.raises(UsageError, match="no loop"):
+        bind(block, schedule("", n=4))
