@@ -19,7 +19,9 @@ from fuser.ir.program import TensorProgram
 from fuser.superopt.extract import OpGraph
 from fuser.superopt.extract import op_graphs
 from fuser.superopt.kernels import as_statements
+from fuser.superopt.kernels import Plan
 from fuser.superopt.kernels import build
+from fuser.superopt.kernels import crossing
 from fuser.superopt.kernels import largest
 from fuser.superopt.kernels import plans
 from fuser.superopt.program_axes import as_block
@@ -87,7 +89,7 @@ def generate(program: TensorProgram, limits: Limits | None = None, report: Repor
     if stopped == "exhausted" and len(found) >= limits.graphs:
         stopped = f"the {limits.graphs} cheapest operator graphs"
     seen: set[str] = set()
-    for candidate in _structures(graph, space, found, internal, limits):
+    for candidate in _structures(graph, space, found, internal, limits, started + 0.9 * limits.budget):
         key = signature(candidate.graph).text
         if key in seen:
             report.duplicates += 1
@@ -105,16 +107,22 @@ def generate(program: TensorProgram, limits: Limits | None = None, report: Repor
 
 
 def _structures(
-    graph: KernelGraph, space: ValueSpace, found: list[OpGraph], internal: frozenset[str], limits: Limits
+    graph: KernelGraph, space: ValueSpace, found: list[OpGraph], internal: frozenset[str], limits: Limits, deadline: float
 ) -> Iterator[Candidate]:
+    """All plans of the cheapest operator graphs, by a score without sizes: passes over inputs, kernels and the tensors between them, operators."""
     known = frozenset(v.name for v in space.values if v.name)
-    bodies: dict[int, BlockGraph] = {}
-    for kernels in range(1, limits.kernels + 1):
-        breadth = limits.breadth[min(kernels, len(limits.breadth)) - 1]
-        for i, ops in enumerate(found[:breadth]):
-            if i not in bodies:
-                bodies[i] = as_statements(space, ops)
+    least = min((ops.ops for ops in found), default=0)
+    ranked: list[tuple[tuple[int, ...], int, Plan]] = []
+    bodies: list[BlockGraph] = []
+    for i, ops in enumerate(found[: max(limits.breadth)]):
+        bodies.append(as_statements(space, ops))
+        for kernels in range(1, limits.kernels + 1):
+            if i >= limits.breadth[min(kernels, len(limits.breadth)) - 1] or time.monotonic() > deadline:
+                break
             for plan in plans(bodies[i], kernels):
-                if largest(bodies[i], plan, internal) > limits.block_ops:
-                    continue
-                yield Candidate(build(graph, bodies[i], plan, known), ops.cost, plan.splits)
+                if largest(bodies[i], plan, internal) <= limits.block_ops:
+                    between = crossing(bodies[i], plan)
+                    score = ops.passes + 2 * (kernels - 1) + between + ops.ops - least
+                    ranked.append(((score, kernels, i, len(ranked)), i, plan))
+    for _, i, plan in sorted(ranked, key=lambda r: r[0]):
+        yield Candidate(build(graph, bodies[i], plan, known), found[i].cost, plan.splits)

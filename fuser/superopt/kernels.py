@@ -122,6 +122,12 @@ def plans(block: BlockGraph, kernels: int) -> Iterator[Plan]:
                 yield Plan(tuple((s.value, moved[s.value]) for s in block.computes), splits)
 
 
+def crossing(block: BlockGraph, plan: Plan) -> int:
+    """Tensors that one kernel leaves for another."""
+    stage = dict(plan.stage)
+    return sum(1 for s in block.computes if any(u.kind == "compute" and stage[u.value] > stage[s.value] for u in block.users(s.value)))
+
+
 def largest(block: BlockGraph, plan: Plan, internal: frozenset[str]) -> int:
     """Operators of the plan's largest kernel; what lies inside of a composite does not count."""
     count = [0] * plan.kernels

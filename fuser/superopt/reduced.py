@@ -233,6 +233,15 @@ class _Ties:
             if name in axes.values:
                 self.touch(name, PROGRAM, axes.values[name], f"output {name!r}")
 
+    def constants(self, graph: KernelGraph) -> None:
+        """An axis that only constants of a kernel are made of (1/N after a split sum over N) is the axis of that name of another kernel."""
+        touched = {(b.name, a) for b in graph.blocks for s in b.stmts if s.access for a in s.access.axes}
+        for block in graph.blocks:
+            for a, extent in block.extents.items():
+                others = [b for b in graph.blocks if (b.name, a) in touched and b.extents[a] == extent]
+                if (block.name, a) not in touched and others:
+                    _tie([self.known[others[0].name, a]], [self.known[block.name, a]], f"{block.name!r}: axis {a!r}")
+
     def graph(self, graph: KernelGraph) -> Structure:
         shapes: dict[str, tuple[int, ...]] = {t.name: t.shape for t in graph.tensors}
         for k in graph.kernels:
@@ -252,6 +261,7 @@ class _Ties:
                 if s.access:
                     self.touch(s.access.tensor, k.name, s.access.dims, f"{k.name!r}: {s}")
                     shapes.setdefault(s.access.tensor, s.access.shape(k.extents))
+        self.constants(graph)
         number: dict[int, int] = {}
         real: list[int] = []
         atoms: dict[Name, tuple[int, ...]] = {}
