@@ -167,7 +167,8 @@ class _Generator:
         terms: list[str] = []
         if plan.grid > 1:
             step = plan.chunk
-            terms.append(f"p_{self.ident('i_' + axis)} * {step}" if step > 1 else f"p_{self.ident('i_' + axis)}")
+            counter = self.split_counter(axis)
+            terms.append(f"{counter} * {step}" if step > 1 else counter)
         if axis in self.loops:
             terms.append(f"t_{self.ident('i_' + axis)} * {plan.tile}" if plan.tile > 1 else f"t_{self.ident('i_' + axis)}")
         for piece in self.active[axis]:
@@ -224,7 +225,7 @@ class _Generator:
         for t in tensors:
             if access[t].dtype not in TRITON_DTYPE:
                 raise UnsupportedError(f"tensor {t!r} has dtype {access[t].dtype!r}, which generated kernels cannot hold")
-        grid = math.prod(p.grid for p in self.plans.values())
+        grid = math.prod(p.grid for p in self.plans.values() if not p.split)  # a split axis shares its counter
         header = [f"# {line}" for line in f"{self.block}\nschedule {self.schedule}\nloops {self.tree}".splitlines()]
         text = "\n".join(
             [*header, "import triton", "import triton.language as tl", "", "", "@triton.jit", f"def {name}({', '.join(names)}):"]

@@ -1,0 +1,238 @@
+"""Load a compiled kernel and launch it with little host work.
+
+A :class:`KernelArtifact` has its cubin, so that the CUDA driver is all that a launch needs: no compiler, no per-signature stub.
+Arguments are device pointers only (shapes are constants of the source), followed by the scratch pointers that Triton's calling
+convention adds, which are NULL.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import re
+from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fuser.errors import EnvironmentError_
+from fuser.errors import FuserError
+from fuser.errors import NoValidKernelError
+from fuser.lower.compile import KernelArtifact
+from fuser.lower.compile import load_source
+from fuser.lower.triton_source import KernelSource
+
+ALIGNMENT = 16
+"""Bytes to which every pointer is aligned: kernels are compiled with that promise."""
+
+_MAX_DYNAMIC_SHARED = 8
+_NUM_REGS = 4
+_LOCAL_BYTES = 3
+_PROGRAMMATIC_STREAM_SERIALIZATION = 6
+STICKY = frozenset({700, 702, 704, 710, 714, 715, 716, 717, 718, 719, 999})
+"""Driver errors after which the process cannot use the GPU any more (illegal address, launch failure, …)."""
+
+
+class CudaError(FuserError):
+    """A call of the CUDA driver failed; ``number`` is the CUresult."""
+
+    exit_code = 6
+    code = "cuda"
+
+    def __init__(self, call: str, number: int, text: str) -> None:
+        super().__init__(f"{call} failed: {text} ({number})")
+        self.number = number
+
+    @property
+    def sticky(self) -> bool:
+        return self.number in STICKY
+
+
+@functools.cache
+def _driver() -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise EnvironmentError_("there is no CUDA driver on this machine", "run on a machine with an NVIDIA GPU") from error
+
+
+def _check(call: str, number: int) -> None:
+    if not number:
+        return
+    text = ctypes.c_char_p()
+    _driver().cuGetErrorName(number, ctypes.byref(text))
+    raise CudaError(call, number, (text.value or b"unknown error").decode())
+
+
+class _Attribute(ctypes.Structure):
+    _fields_ = [("id", ctypes.c_int), ("pad", ctypes.c_char * 4), ("value", ctypes.c_char * 64)]
+
+
+class _Config(ctypes.Structure):
+    _fields_ = [
+        *((n, ctypes.c_uint) for n in ("gx", "gy", "gz", "bx", "by", "bz", "shared")),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("count", ctypes.c_uint),
+    ]
+
+
+@functools.cache
+def _init() -> None:
+    """Torch's primary context current in this thread; the types of the driver calls."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise EnvironmentError_("torch sees no GPU", "run on a machine with an NVIDIA GPU and a CUDA build of torch")
+    torch.cuda.init()
+    torch.zeros(1, device="cuda")
+    lib = _driver()
+    lib.cuModuleLoadData.argtypes = [ctypes.POINTER(ctypes.c_void_p), ctypes.c_char_p]
+    lib.cuModuleGetFunction.argtypes = [ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p, ctypes.c_char_p]
+    lib.cuFuncSetAttribute.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int]
+    lib.cuFuncGetAttribute.argtypes = [ctypes.POINTER(ctypes.c_int), ctypes.c_int, ctypes.c_void_p]
+    lib.cuModuleUnload.argtypes = [ctypes.c_void_p]
+    lib.cuLaunchKernel.argtypes = [
+        ctypes.c_void_p,
+        *[ctypes.c_uint] * 7,
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+    ]
+    lib.cuLaunchKernelEx.argtypes = [ctypes.POINTER(_Config), ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+
+
+def current_stream() -> int:
+    """Handle of torch's current stream."""
+    import torch
+
+    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    return raw(torch.cuda.current_device()) if raw else torch.cuda.current_stream().cuda_stream
+
+
+def parameters_of(ptx: str, name: str) -> int:
+    """Number of parameters of an entry, the hidden ones too."""
+    found = re.search(rf"\.entry\s+{re.escape(name)}\s*\((.*?)\)", ptx, re.DOTALL)
+    if not found:
+        raise NoValidKernelError(f"the PTX has no entry {name}")
+    return found.group(1).count(".param")
+
+
+Bound = Callable[[], None]
+
+
+@dataclass(eq=False)
+class LoadedKernel:
+    """A kernel in the current CUDA context. ``registers`` a thread; ``spills`` is bytes of local memory a thread."""
+
+    artifact: KernelArtifact
+    module: int
+    function: int
+    hidden: int
+    registers: int
+    spills: int
+
+    def bind(self, pointers: Sequence[int], pdl: bool = False) -> Bound:
+        """A call with these device pointers, in the order of ``artifact.args``; it launches on torch's current stream.
+
+        ``pdl`` lets the kernel start while the one before it drains (programmatic dependent launch); its source must then wait.
+        """
+        if len(pointers) != len(self.artifact.args):
+            raise FuserError(f"{self.artifact.name} takes {len(self.artifact.args)} tensors, got {len(pointers)}")
+        for pointer, arg in zip(pointers, self.artifact.args, strict=True):
+            if pointer % ALIGNMENT:
+                raise FuserError(
+                    f"tensor {arg.name!r} starts at an address that is not a multiple of {ALIGNMENT} bytes", "pass a copy of it"
+                )
+        values = (ctypes.c_void_p * (len(pointers) + self.hidden))(*pointers, *([None] * self.hidden))
+        size = ctypes.sizeof(ctypes.c_void_p)
+        base = ctypes.addressof(values)
+        params = (ctypes.c_void_p * len(values))(*(base + i * size for i in range(len(values))))
+        gx, gy, gz = self.artifact.grid
+        threads = 32 * self.artifact.num_warps
+        shared, function = self.artifact.shared_bytes, ctypes.c_void_p(self.function)
+        lib = _driver()
+        if pdl:
+            return self._bind_pdl(lib, function, values, params)
+        launch = lib.cuLaunchKernel
+
+        def call(_keep: Any = values) -> None:
+            if error := launch(function, gx, gy, gz, threads, 1, 1, shared, current_stream(), params, None):
+                _check(f"launch of {self.artifact.name}", error)
+
+        return call
+
+    def _bind_pdl(self, lib: ctypes.CDLL, function: ctypes.c_void_p, values: Any, params: Any) -> Bound:
+        attribute = _Attribute(_PROGRAMMATIC_STREAM_SERIALIZATION, b"", (1).to_bytes(4, "little"))
+        gx, gy, gz = self.artifact.grid
+        config = _Config(
+            gx, gy, gz, 32 * self.artifact.num_warps, 1, 1, self.artifact.shared_bytes, None, ctypes.pointer(attribute), 1
+        )
+
+        def call(_keep: Any = (values, attribute)) -> None:
+            config.stream = current_stream()
+            if error := lib.cuLaunchKernelEx(ctypes.byref(config), function, params, None):
+                _check(f"launch of {self.artifact.name}", error)
+
+        return call
+
+    def unload(self) -> None:
+        """Free the code on the device; calls bound to it must not be used any more."""
+        _check("cuModuleUnload", _driver().cuModuleUnload(ctypes.c_void_p(self.module)))
+
+
+def load(artifact: KernelArtifact) -> LoadedKernel:
+    """Load a cubin into torch's context on the current device.
+
+    Raises :class:`NoValidKernelError` where the kernel needs more shared memory or registers than a block can have here.
+    """
+    import torch
+
+    _init()
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    limit = getattr(properties, "shared_memory_per_block_optin", 227 << 10)
+    if artifact.shared_bytes > limit:
+        raise NoValidKernelError(
+            f"{artifact.name} needs {artifact.shared_bytes} bytes of shared memory a block, the device has {limit}",
+            "use smaller tiles or fewer stages",
+        )
+    lib = _driver()
+    module, function, number = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int()
+    _check("cuModuleLoadData", lib.cuModuleLoadData(ctypes.byref(module), artifact.cubin))
+    _check("cuModuleGetFunction", lib.cuModuleGetFunction(ctypes.byref(function), module, artifact.name.encode()))
+    if artifact.shared_bytes > 48 * 1024:
+        _check("cuFuncSetAttribute", lib.cuFuncSetAttribute(function, _MAX_DYNAMIC_SHARED, artifact.shared_bytes))
+    _check("cuFuncGetAttribute", lib.cuFuncGetAttribute(ctypes.byref(number), _NUM_REGS, function))
+    registers = number.value
+    _check("cuFuncGetAttribute", lib.cuFuncGetAttribute(ctypes.byref(number), _LOCAL_BYTES, function))
+    hidden = parameters_of(artifact.ptx, artifact.name) - len(artifact.args)
+    return LoadedKernel(artifact, module.value or 0, function.value or 0, hidden, registers, number.value)
+
+
+@dataclass(eq=False)
+class InterpretedKernel:
+    """The same kernel in Triton's interpreter on CPU tensors, for tests on machines without a GPU."""
+
+    source: KernelSource
+
+    def bind(self, tensors: Sequence[Any]) -> Bound:
+        from triton.runtime.errors import InterpreterError
+
+        kernel = getattr(load_source(self.source), self.source.name)
+
+        def call() -> None:
+            try:
+                kernel[(self.source.grid,)](*tensors)
+            except InterpreterError as error:
+                raise NoValidKernelError(f"the interpreter cannot run {self.source.name}: {error}") from error
+
+        return call
+
+
+def interpreted(source: KernelSource) -> InterpretedKernel:
+    """Raises :class:`EnvironmentError_` where ``TRITON_INTERPRET=1`` was not set before Triton was imported."""
+    import triton
+
+    if not triton.knobs.runtime.interpret:
+        raise EnvironmentError_("the Triton interpreter is not switched on", "set TRITON_INTERPRET=1 before starting Python")
+    return InterpretedKernel(source)

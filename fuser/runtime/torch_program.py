@@ -1,0 +1,152 @@
+"""Torch semantics of the op table: the eager form of a program, its float64 reference on a GPU, and the library kernels of a
+graph."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from collections.abc import Mapping
+from typing import Any
+
+from fuser.errors import UnsupportedError
+from fuser.ir.program import TensorProgram
+from fuser.ir.scalar import Scalar
+
+Attention = Callable[..., Any]
+"""``(q, k, v, mask or None, scale, causal) -> out``, shapes as in the op ``attention``."""
+
+
+def explicit_attention(q: Any, k: Any, v: Any, mask: Any, scale: float, causal: bool) -> Any:
+    """Matmul, softmax, matmul; a fully masked row gives zero."""
+    import torch
+
+    scores = torch.matmul(q, k.transpose(-1, -2)) * scale
+    if mask is not None:
+        scores = scores + mask
+    if causal:
+        scores = _causal(scores, scores.shape[-1] - scores.shape[-2])
+    p = torch.softmax(scores, -1)
+    if mask is not None or causal:
+        p = torch.nan_to_num(p, nan=0.0)
+    return torch.matmul(p, v)
+
+
+def _causal(x: Any, offset: int) -> Any:
+    import torch
+
+    keep = torch.ones(x.shape[-2:], dtype=torch.bool, device=x.device).tril(offset)
+    return x.masked_fill(~keep, -math.inf)
+
+
+def _number(value: Any) -> float:
+    return value.value() if isinstance(value, Scalar) else float(value)
+
+
+def apply(op: str, xs: list[Any], attrs: Mapping[str, Any], attention: Attention = explicit_attention) -> Any:
+    """One operator of the op table on torch tensors; constants in ``attrs`` are bound to sizes."""
+    import torch
+    from torch.nn import functional
+
+    x = xs[0]
+    if op in _SIMPLE:
+        return _SIMPLE[op](*xs)
+    if op == "scale":
+        return x * _number(attrs["scalar"])
+    if op == "shift":
+        return x + _number(attrs["scalar"])
+    if op == "cast":
+        # a reference in float64 stays in float64
+        return x if x.dtype == torch.float64 else x.to(getattr(torch, attrs["dtype"]))
+    if op == "where":
+        return torch.where(x != 0, xs[1], xs[2])
+    if op == "causal_mask":
+        return _causal(x, int(attrs.get("offset", 0)))
+    if op in ("sum", "mean"):
+        return getattr(torch, op)(x, dim=tuple(attrs["axis"]), keepdim=bool(attrs.get("keepdims")))
+    if op == "max":
+        return torch.amax(x, dim=tuple(attrs["axis"]), keepdim=bool(attrs.get("keepdims")))
+    if op == "reshape":
+        return x.reshape(tuple(attrs["shape"]))
+    if op == "transpose":
+        return x.permute(tuple(attrs["perm"]))
+    if op == "broadcast":
+        return x.expand(tuple(attrs["shape"]))
+    if op == "repeat":
+        return torch.repeat_interleave(x, attrs["times"], dim=attrs["axis"])
+    if op == "concat":
+        return torch.cat(xs, dim=attrs["axis"])
+    if op == "slice":
+        return x.narrow(attrs["axis"], attrs["start"], attrs["stop"] - attrs["start"])
+    if op == "softmax":
+        return torch.softmax(x, attrs.get("axis", -1))
+    if op == "rms_norm":
+        return functional.rms_norm(x, (x.shape[-1],), xs[1] if len(xs) > 1 else None, _number(attrs.get("eps", 1e-5)))
+    if op == "layer_norm":
+        gain, bias = (*xs[1:], None, None)[:2]
+        return functional.layer_norm(x, (x.shape[-1],), gain, bias, _number(attrs.get("eps", 1e-5)))
+    if op == "attention":
+        mask = xs[3] if len(xs) > 3 else None
+        return attention(*xs[:3], mask, _number(attrs.get("scale", 1)), bool(attrs.get("causal", False)))
+    raise UnsupportedError(f"operator {op!r} has no torch form")
+
+
+def _simple() -> dict[str, Callable[..., Any]]:
+    def call(name: str) -> Callable[..., Any]:
+        def run(*xs: Any) -> Any:
+            import torch
+
+            return getattr(torch, name)(*xs)
+
+        return run
+
+    same = ("matmul", "add", "sub", "mul", "div", "maximum", "neg", "exp", "sqrt", "rsqrt", "square", "relu", "sigmoid", "tanh")
+    table = {n: call(n) for n in (*same, "erf")}
+
+    def neural(name: str) -> Callable[..., Any]:
+        def run(*xs: Any) -> Any:
+            from torch.nn import functional
+
+            return getattr(functional, name)(*xs)
+
+        return run
+
+    return table | {n: neural(n) for n in ("silu", "gelu")}
+
+
+_SIMPLE = _simple()
+
+
+Step = tuple[str, tuple[str, ...], str, dict[str, Any], tuple[str, ...]]
+"""Operator, operands, result, attributes as plain numbers, and tensors that nothing needs afterwards."""
+
+
+def steps(program: TensorProgram) -> tuple[Step, ...]:
+    """The program ready to be run, or traced: constants are bound, and each tensor is dropped as early as eager code would drop
+    it."""
+    last = {n: i for i, node in enumerate(program.nodes) for n in node.inputs}
+    found: list[Step] = []
+    for i, node in enumerate(program.nodes):
+        attrs = {k: v.value() if isinstance(v, Scalar) else v for k, v in program.bound(node).items()}
+        dead = tuple(n for n in dict.fromkeys(node.inputs) if last[n] == i and n not in program.outputs)
+        found.append((node.op, node.inputs, node.output, attrs, dead))
+    return tuple(found)
+
+
+def run_steps(todo: tuple[Step, ...], values: dict[str, Any], attention: Attention = explicit_attention) -> dict[str, Any]:
+    """Carry out steps on ``values`` (changed in place)."""
+    for op, inputs, output, attrs, dead in todo:
+        values[output] = apply(op, [values[n] for n in inputs], attrs, attention)
+        for name in dead:
+            del values[name]
+    return values
+
+
+def run_program(program: TensorProgram, inputs: Mapping[str, Any], attention: Attention = explicit_attention) -> dict[str, Any]:
+    """The program operator by operator on torch tensors, in the dtype of ``inputs``; returns the outputs by name."""
+    values = run_steps(steps(program), {n: inputs[n] for n in program.inputs}, attention)
+    return {n: values[n] for n in program.outputs}
+
+
+def reference(program: TensorProgram, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """The outputs in float64 from the values of ``inputs``."""
+    return run_program(program, {n: x.double() if x.is_floating_point() else x for n, x in inputs.items()})
