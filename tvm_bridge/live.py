@@ -24,10 +24,12 @@ from tvm_bridge.carve import Numbering
 from tvm_bridge.carve import RegionSpec
 from tvm_bridge.carve import carve
 from tvm_bridge.carve import number
+from tvm_bridge.densify import densify
 from tvm_bridge.embed import RegionKernels
 from tvm_bridge.flavour import import_tvm
 from tvm_bridge.flavour import require_relay
 from tvm_bridge.relay import build as build_module
+from tvm_bridge.relay import check_region
 from tvm_bridge.relay import region_symbols
 from tvm_bridge.relay import resolve_target
 from tvm_bridge.relay_graph import Ref
@@ -101,10 +103,16 @@ def build(result: Optimized, mod: Any, params: Mapping[str, Any]) -> Optimized:
     specs = [spec(result.imported, numbering, r) for r in result.regions]
     carved = carve(mod, specs)
     symbols = region_symbols(carved)
+    checked: set[str] = set()
+    for r in result.regions:
+        key = r.region.program.stable_hash()
+        if key not in checked:  # the kernels were made from the program, the model has the Relay body: they must agree
+            check_region(carved, symbols[r.name], r.region.program, np.random.default_rng(0))
+            checked.add(key)
     regions = tuple(replace(r, symbol=symbols[r.name]) for r in result.regions)
     kernels = {r.symbol: region_kernels(r) for r in regions}
     has_cuda = tvm.get_global_func("target.build.cuda", allow_missing=True) is not None and tvm.cuda(0).exist
-    built = build_module(carved, params, kernels, resolve_target("cuda" if has_cuda else "llvm"))
+    built = build_module(densify(carved), params, kernels, resolve_target("cuda" if has_cuda else "llvm"))
     note = "the regions run their PTX" if has_cuda else "this TVM has no CUDA: regions run their Relay bodies on the CPU, the PTX is in the output"
     return replace(result, regions=regions, built=built, notes=(*result.notes, note))
 
@@ -126,7 +134,7 @@ def compare(result: Optimized, mod: Any, params: Mapping[str, Any], rng: np.rand
     assert result.built is not None
     inputs = random_inputs(result.imported, rng)
     out = result.built.run(inputs)
-    plain = build_module(mod, params, {}, result.built.target).run(inputs)
+    plain = build_module(densify(mod), params, {}, result.built.target).run(inputs)
     largest = max(float(np.max(np.abs(a.astype(np.float64) - b.astype(np.float64)))) for a, b in zip(out, plain, strict=True))
     scale = max(float(np.max(np.abs(b.astype(np.float64)))) for b in plain)
     return Comparison(largest, largest / max(scale, 1e-30), str(result.built.target.kind.name))
