@@ -1,7 +1,7 @@
 """Structure signatures: what a µGraph does, whatever its values are called, its operands' order, and its grid and tile sizes.
 
 A kernel's signature lists what it stores, each as an expression over what it loads; a fold names the axes that it sums over. Whether a fold is in
-a loop body or an epilogue, and the maps of the paper, follow from which axes are looped and divided (:func:`maps`).
+a loop body or an epilogue follows from a schedule (:func:`arrangement`), and so do the paper's maps (:mod:`fuser.ir.maps`).
 """
 
 from __future__ import annotations
@@ -14,9 +14,14 @@ from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.mugraph import Stmt
-from fuser.ir.ops import op as op_def
+from fuser.ir.schedule import KernelSchedule
+from fuser.ir.schedule import bind
+from fuser.ir.tiling import Loop
+from fuser.ir.tiling import Node
+from fuser.ir.tiling import place
 
 SYMMETRIC = {"add", "mul", "maximum", "matmul"}
+"""Operators whose operands commute once axes are named: a contraction is one of them."""
 
 
 @dataclass(frozen=True)
@@ -95,50 +100,33 @@ def _text(s: Stmt, texts: Mapping[str, str]) -> str:
 
 
 @dataclass(frozen=True)
-class Maps:
-    """The paper's maps of one kernel: for each tensor read, the dimension that each grid axis divides and each loop walks
-    (``None`` replicates); the same of each tensor written."""
+class Arrangement:
+    """Operators of one kernel by where they stand under a schedule, each sorted: ``loops`` has a row for each loop in order
+    (axis, operators in its body and in loops inside of it), ``epilogue`` what stands in no loop after one, ``prologue`` before."""
 
-    grid: tuple[str, ...]
-    loops: tuple[str, ...]
-    imap: dict[str, tuple[int | None, ...]]
-    fmap: dict[str, tuple[int | None, ...]]
-    omap: dict[str, tuple[int | None, ...]]
+    loops: tuple[tuple[str, tuple[str, ...]], ...]
+    prologue: tuple[str, ...]
+    epilogue: tuple[str, ...]
 
 
-def maps(block: BlockGraph, loops: Collection[str] | None = None, grid: Collection[str] | None = None) -> Maps:
-    """Maps of a block where ``loops`` are looped (by default: all reduced axes) and ``grid`` is divided (by default: all spatial axes)."""
-    split = dict(block.splits)
-    looped = tuple(a for a in block.reduced if loops is None or a in loops)
-    divided = tuple(a for a in block.spatial if (grid is None or a in grid) and (loops is None or a not in looped))
-    owner = {g: a for a, g in split.items()}
+def arrangement(block: BlockGraph, schedule: KernelSchedule) -> Arrangement:
+    """Loop bodies and epilogue of a block under a schedule (extents of split axes included in it)."""
+    bound, plans = bind(block, schedule)
+    loops: list[tuple[str, tuple[str, ...]]] = []
+    outside: tuple[list[str], list[str]] = ([], [])
 
-    def dims(s: Stmt, axes: tuple[str, ...], reading: bool) -> tuple[int | None, ...]:
-        assert s.access is not None
-        found: list[int | None] = []
-        for a in axes:
-            name = owner.get(a, a) if reading and a not in s.axes else a
-            found.append(next((i for i, d in enumerate(s.access.dims) if name in d), None))
-        return tuple(found)
+    def inner(nodes: tuple[Node, ...]) -> list[str]:
+        found: list[str] = []
+        for n in nodes:
+            if isinstance(n, Loop):
+                found += inner(n.body)
+            elif isinstance(n, Stmt) and n.kind == "compute":
+                found.append(n.op)
+        return found
 
-    def table(stmts: tuple[Stmt, ...], axes: tuple[str, ...], reading: bool) -> dict[str, tuple[int | None, ...]]:
-        return {s.access.tensor if reading and s.value == s.access.tensor else s.value if reading else s.access.tensor: dims(s, axes, reading)
-                for s in stmts if s.access}  # fmt: skip
-
-    return Maps(divided, looped, table(block.loads, divided, True), table(block.loads, looped, True), table(block.stores, divided, False))
-
-
-def loop_body(block: BlockGraph, loops: Collection[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Operators of the loop body and of the epilogue, sorted, where the axes ``loops`` are looped."""
-    after: set[str] = set()
-    body: list[str] = []
-    epilogue: list[str] = []
-    for s in block.computes:
-        done = any(a in after for a in s.args)
-        over = set(s.reduce) & set(loops)
-        inside = not done and (over or any(set(block.by_value[a].axes) & set(loops) for a in s.args))
-        name = "accumulate" if op_def(s.op).kind == "reduce" and s.op == "sum" else s.op
-        (body if inside or (done and over) else epilogue).append(name)
-        if over or (done and not over):
-            after.add(s.value)
-    return tuple(sorted(body)), tuple(sorted(epilogue))
+    for n in place(bound, schedule.order, plans).body:
+        if isinstance(n, Loop):
+            loops.append((n.axis, tuple(sorted(inner(n.body)))))
+        elif isinstance(n, Stmt) and n.kind == "compute":
+            outside[bool(loops)].append(n.op)
+    return Arrangement(tuple(loops), tuple(sorted(outside[0])), tuple(sorted(outside[1])))

@@ -1,0 +1,151 @@
+"""The superoptimizer: generate, stabilize, verify, collect.
+
+Candidates come from :mod:`.generate` in one fixed order, exponentials are made stable where the algebra licenses it, and every µGraph is verified
+by random tests over finite fields (:mod:`.verify`) before anything else sees it. With two processes candidates are verified in
+parallel and collected in the same order, so that the result is the same.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from concurrent.futures import Future
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from dataclasses import field
+from dataclasses import replace
+
+import numpy as np
+
+from fuser.errors import UnsupportedError
+from fuser.ir.mugraph import KernelGraph
+from fuser.ir.program import TensorProgram
+from fuser.superopt.generate import Candidate
+from fuser.superopt.generate import Limits
+from fuser.superopt.generate import Report
+from fuser.superopt.generate import generate
+from fuser.superopt.partition import Piece
+from fuser.superopt.partition import partition
+from fuser.superopt.stabilize import stabilize_graph
+from fuser.superopt.stabilize import unstable
+from fuser.superopt.verify import Rejected
+from fuser.superopt.verify import Unknown
+from fuser.superopt.verify import Verdict
+from fuser.superopt.verify import Verified
+from fuser.superopt.verify import verify
+
+AHEAD = 8
+"""Candidates under verification at once, for each process."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A verified structure: its stable µGraph (tile sizes free), the cost of its operator graph (passes, operators, axes), which axes its
+    kernels split, the verifier's evidence, and exponentials that stayed bare (their inputs must be small)."""
+
+    graph: KernelGraph
+    cost: tuple[int, int, int]
+    splits: tuple[str, ...]
+    verdict: Verified
+    bare: tuple[str, ...] = ()
+
+
+@dataclass
+class Result:
+    """``structures`` in the generator's order. ``stopped`` says why the search ended; ``rejected`` and ``unknown`` why candidates fell."""
+
+    program: TensorProgram
+    structures: list[Found] = field(default_factory=list)
+    report: Report = field(default_factory=Report)
+    rejected: list[tuple[KernelGraph, str]] = field(default_factory=list)
+    unknown: list[tuple[KernelGraph, str]] = field(default_factory=list)
+    seconds: float = 0.0
+    stopped: str = ""
+
+
+def superoptimize(
+    program: TensorProgram,
+    limits: Limits | None = None,
+    *,
+    processes: int = 1,
+    most: int = 200,
+    rounds: int = 2,
+    until: Callable[[Found], bool] | None = None,
+) -> Result:
+    """Verified structures of a program that is one LAX subprogram, at most ``most``, or until ``until`` says that one is enough.
+
+    ``limits.budget`` seconds bound generation and verification together. Raises :class:`UnsupportedError` for a program that is not one
+    LAX subprogram: see :func:`superoptimize_pieces`.
+    """
+    limits = limits or Limits()
+    pieces = partition(program)
+    if len(pieces) > 1 or not pieces[0].lax:
+        why = next((p.why for p in pieces if p.why), f"{len(pieces)} pieces")
+        raise UnsupportedError(f"{program.name!r} is not one LAX subprogram: {why}", "superoptimize its pieces one by one")
+    started = time.monotonic()
+    result = Result(program, stopped="exhausted")
+    candidates = itertools.islice(generate(program, limits, result.report), most)
+    for candidate, (graph, verdict, bare) in _checked(program, candidates, processes, rounds, limits.seed):
+        if isinstance(verdict, Verified):
+            found = Found(graph, candidate.cost, candidate.splits, verdict, bare)
+            result.structures.append(found)
+            if until and until(found):
+                result.stopped = "found"
+                break
+        elif isinstance(verdict, Rejected):
+            result.rejected.append((graph, str(verdict)))
+        elif isinstance(verdict, Unknown):
+            result.unknown.append((graph, str(verdict)))
+        if time.monotonic() - started > limits.budget:
+            result.stopped = "budget"
+            break
+    if result.stopped == "exhausted":
+        full = result.report.kernel_graphs >= most
+        result.stopped = f"the first {most} structures" if full else result.report.stopped
+    result.seconds = time.monotonic() - started
+    return result
+
+
+def superoptimize_pieces(
+    program: TensorProgram, limits: Limits | None = None, *, processes: int = 1, most: int = 200
+) -> list[tuple[Piece, Result | None]]:
+    """The same for each LAX piece of any program, None for the rest; the budget is shared evenly."""
+    limits = limits or Limits()
+    pieces = partition(program)
+    share = replace(limits, budget=limits.budget / max(1, sum(p.lax for p in pieces)))
+    return [(p, superoptimize(p.program, share, processes=processes, most=most) if p.lax else None) for p in pieces]
+
+
+Outcome = tuple[KernelGraph, Verdict, tuple[str, ...]]
+
+
+def check(program: TensorProgram, graph: KernelGraph, seed: int, index: int, rounds: int) -> Outcome:
+    """Stabilize and verify one candidate; the random numbers depend on its index alone."""
+    stable = stabilize_graph(graph)
+    verdict = verify(program, stable, rng=np.random.default_rng((seed, index)), rounds=rounds)
+    return stable, verdict, unstable(stable)
+
+
+def _checked(
+    program: TensorProgram, candidates: Iterable[Candidate], processes: int, rounds: int, seed: int
+) -> Iterator[tuple[Candidate, Outcome]]:
+    if processes < 2:
+        for i, c in enumerate(candidates):
+            yield c, check(program, c.graph, seed, i, rounds)
+        return
+    with ProcessPoolExecutor(processes) as pool:
+        waiting: list[tuple[Candidate, Future[Outcome]]] = []
+        numbered = enumerate(candidates)
+        try:
+            while True:
+                for i, c in itertools.islice(numbered, AHEAD * processes - len(waiting)):
+                    waiting.append((c, pool.submit(check, program, c.graph, seed, i, rounds)))
+                if not waiting:
+                    return
+                candidate, future = waiting.pop(0)
+                yield candidate, future.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
