@@ -75,6 +75,12 @@ def evaluate_program(
 
 def evaluate_graph(graph: RelayGraph, inputs: Mapping[str, Array], compute: Any = np.float32) -> tuple[Array, ...]:
     """Outputs of a Relay graph, operator by operator, with no rewriting: the reference of the importer."""
+    values = graph_values(graph, inputs, compute)
+    return tuple(values[r] for r in graph.outputs)
+
+
+def graph_values(graph: RelayGraph, inputs: Mapping[str, Array], compute: Any = np.float32) -> dict[Ref, Array]:
+    """Every value of a Relay graph; :class:`UnsupportedError` names an operator without numpy semantics."""
     missing = [v.name for v in graph.inputs if v.name not in inputs]
     if missing:
         raise UsageError(f"no value for the input {missing[0]!r} of the model", "give every input that is not a parameter")
@@ -90,4 +96,4 @@ def evaluate_graph(graph: RelayGraph, inputs: Mapping[str, Array], compute: Any 
             attrs["dtype"] = held[0].dtype
         for k, value in enumerate(evaluate(node.op, [values[a] for a in node.args], attrs, held)):
             values[Ref("node", node.id, k)] = value.astype(held[k].dtype, copy=False)
-    return tuple(values[r] for r in graph.outputs)
+    return values

@@ -225,7 +225,7 @@ def to_program(model: RelayModel, clean: bool = True) -> ImportedModel:
 
     Operators that the op table lacks are ``opaque`` nodes. :class:`ModelFileError` where the graph is not well typed.
     """
-    program, literals, origin = lower_graph(model.graph, Path(model.source).stem or "model")
+    program, literals, origin = lower_graph(model.graph, Path(model.source).stem or "model", model.source)
     known = {**{n: v for n, v in model.params.items() if n in program.table}, **literals}
     if clean:
         result = normalize(program, known, frozenset(literals))

@@ -73,6 +73,14 @@ class JsonNodes:
         self.node(found)
         return found
 
+    def integer(self, i: int, key: str) -> int:
+        """A field that holds a number."""
+        value = self.fields(i).get(key)
+        try:
+            return int(str(value))
+        except ValueError:
+            raise self.fail(i, f"({self.kind(i)}) has {key}={value!r}, not a number") from None
+
     def items(self, i: int) -> list[int]:
         data = self.node(i).get("data", [])
         if not isinstance(data, list) or not all(isinstance(d, int) for d in data):

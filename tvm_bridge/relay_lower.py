@@ -6,13 +6,13 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from dataclasses import field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from fuser.errors import ModelFileError
 from fuser.errors import ProgramError
-from fuser.ir.program import DTYPE_BYTES
 from fuser.ir.program import FLOAT_DTYPES
 from fuser.ir.program import Node
 from fuser.ir.program import Tensor
@@ -37,12 +37,18 @@ class Lowering:
     """A program under construction; ``names`` maps a Relay value to its tensor, ``literals`` holds the constants of the model."""
 
     graph: RelayGraph
+    source: str
     tensors: dict[str, Tensor] = field(default_factory=dict)
     inputs: list[str] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
     literals: dict[str, Array] = field(default_factory=dict)
     names: dict[Ref, str] = field(default_factory=dict)
     origin: dict[str, Ref] = field(default_factory=dict)
+
+    @cached_property
+    def used(self) -> set[Ref]:
+        """The values that some call or output reads."""
+        return {*self.graph.outputs, *(r for n in self.graph.nodes for r in n.args)}
 
     def fresh(self, name: str) -> str:
         while name in self.tensors:
@@ -157,9 +163,8 @@ def _layer_norm(lo: Lowering, call: RelayNode, a: tuple[str, ...]) -> Result:
 
 
 def _dropout(lo: Lowering, call: RelayNode, a: tuple[str, ...]) -> Result:
-    used = {r for n in lo.graph.nodes for r in n.args} | set(lo.graph.outputs) if len(call.types) > 1 else set()
     # at inference the first field is the operand; the mask is hardly ever used
-    return a[0] if Ref("node", call.id, 1) not in used else None
+    return a[0] if Ref("node", call.id, 1) not in lo.used else None
 
 
 def _reduce(op: str) -> Lower:
@@ -290,12 +295,12 @@ _ARITHMETIC: dict[str, Lower] = {
 }  # fmt: skip
 
 
-def lower_graph(graph: RelayGraph, name: str) -> tuple[TensorProgram, dict[str, Array], dict[str, Ref]]:
+def lower_graph(graph: RelayGraph, name: str, source: str) -> tuple[TensorProgram, dict[str, Array], dict[str, Ref]]:
     """The program of a graph, its constants by tensor name, and the Relay value of each tensor.
 
     Model inputs keep their names. A tensor without an origin is an intermediate step of one Relay call.
     """
-    lo = Lowering(graph)
+    lo = Lowering(graph, source)
     try:
         for i, var in enumerate(graph.inputs):
             _bind(lo, Ref("input", i), lo.define(lo.fresh(var.name), var.type.dims, var.type.dtype))
@@ -307,7 +312,7 @@ def lower_graph(graph: RelayGraph, name: str) -> tuple[TensorProgram, dict[str, 
         outputs = tuple(lo.names[r] for r in graph.outputs)
         program = TensorProgram(name, tuple(lo.inputs), tuple(lo.nodes), outputs, tuple(lo.tensors.values())).validate()
     except ProgramError as error:
-        raise ModelFileError(f"{name}: {error.message}", error.hint or "the model is not well typed") from error
+        raise ModelFileError(f"{source}: {error.message}", error.hint or "the model is not well typed") from error
     return program, lo.literals, lo.origin
 
 
@@ -321,16 +326,22 @@ def _lower_call(lo: Lowering, call: RelayNode) -> None:
     lower = _VIEWS.get(call.op)
     if lower is None and all(t.dtype in FLOAT_DTYPES for t in call.types) and _real(lo, call, args):
         lower = _ARITHMETIC.get(call.op)
-    unknown = next((t.dtype for t in call.types if t.dtype not in DTYPE_BYTES), None)
-    if unknown:
+    where = f"{lo.source}: {call.op} (call {call.call[1]} of @{call.call[0]}{', ' if call.span else ''}{call.span})"
+    try:
+        found = lower(lo, call, args) if lower else None
+    except ProgramError as error:
+        raise ModelFileError(f"{where}: {error.message}", "the model is not well typed") from None
+    except (TypeRuleError, KeyError, IndexError, TypeError, ValueError) as error:
         raise ModelFileError(
-            f"{call.op} (call {call.call[1]} of @{call.call[0]}) gives the dtype {unknown!r}", "cast it to a supported dtype"
-        )
-    found = lower(lo, call, args) if lower else None
+            f"{where}: its attributes {call.attr} do not fit its operands ({error})", "the file is damaged"
+        ) from None
     if found is None:
         found = tuple(lo.opaque(call, args, k) for k in range(len(call.types)))
     names = (found,) if isinstance(found, str) else found
     for k, tensor in enumerate(names):
+        if k >= len(call.types) or lo.tensors[tensor].shape != call.types[k].dims:
+            wanted = call.types[k] if k < len(call.types) else "no such field"
+            raise ModelFileError(f"{where}: gives {lo.tensors[tensor]}, but the file says {wanted}", "the file is damaged")
         _bind(lo, Ref("node", call.id, k), tensor)
 
 

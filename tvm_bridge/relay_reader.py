@@ -240,7 +240,7 @@ class _GraphReader:
             return tuple(fields)
         if kind == "relay.TupleGetItem":
             value = yield f.ref(i, "tuple_value"), frame
-            index = int(str(f.fields(i).get("index", "0")))
+            index = f.integer(i, "index")
             if isinstance(value, (Ref, _Closure)) or not 0 <= index < len(value):
                 raise f.fail(i, f"takes field {index} of what has no such field")
             return value[index]
@@ -290,7 +290,7 @@ class _GraphReader:
         return (yield f.ref(callee.function, "body"), inner)
 
     def _constant(self, i: int) -> Ref:
-        index = int(str(self.file.fields(i).get("data", "-1")))
+        index = self.file.integer(i, "data")
         if not 0 <= index < len(self.file.blobs):
             raise self.file.fail(i, f"is a constant with data {index} of {len(self.file.blobs)}")
         value, dtype = decode_tensor(str(self.file.blobs[index]), self.file.source, f"constant {index}")
@@ -372,8 +372,8 @@ class _GraphReader:
             return
         try:
             results = evaluate(node.op, present, node.attr, node.types)
-        except UnsupportedError:
-            return
+        except (UnsupportedError, ValueError, IndexError, TypeError, KeyError):
+            return  # no value: if the call is ill typed, its conversion says so
         for k, value in enumerate(results):
             self.known[Ref("node", node.id, k)] = value
 

@@ -152,8 +152,8 @@ class Rewriter:
         )
         try:
             value = evaluate_node(view, node, [self.known[n] for n in node.inputs])
-        except UnsupportedError:
-            return False
+        except (UnsupportedError, ValueError, IndexError, TypeError, KeyError):
+            return False  # an opaque operator that is unknown, or whose attributes are
         self.known[node.output] = round_bfloat16(value) if out.dtype == "bfloat16" and op_def(node.op).kind != "view" else value
         if literal:
             self.literals.add(node.output)

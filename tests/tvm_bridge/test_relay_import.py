@@ -1,0 +1,171 @@
+"""From Relay models to programs: parameters, opaque operators, origins."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fuser.errors import ModelFileError
+from fuser.errors import UsageError
+from fuser.ir.program import TensorProgram
+from tests.tvm_bridge.relay_writer import RelayWriter
+from tvm_bridge.relay_eval import graph_values
+from tvm_bridge.relay_import import ImportedModel
+from tvm_bridge.relay_import import from_json_text
+from tvm_bridge.relay_import import read_model
+from tvm_bridge.relay_import import relay_node
+from tvm_bridge.relay_import import to_program
+from tvm_bridge.relay_params import read_params
+from tvm_bridge.relay_params import write_params
+
+DATA = Path(__file__).parents[1] / "data" / "relay"
+MODELS = ["encoder_torch", "encoder_onnx"]
+
+
+def _imported(name: str, clean: bool = True) -> ImportedModel:
+    return to_program(read_model(DATA / f"{name}.json", DATA / f"{name}.params"), clean)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("clean", [True, False])
+def test_the_program_computes_what_tvm_does(name: str, clean: bool) -> None:
+    imported, known = _imported(name, clean), np.load(DATA / f"{name}.npz")
+    assert imported.inputs == ("x",)
+    (y,) = imported.evaluate({"x": known["x"]}).values()
+    np.testing.assert_allclose(y, known["y"], rtol=0, atol=2e-6)
+    assert TensorProgram.from_json(imported.program.to_json()) == imported.program
+
+
+def test_both_importers_give_the_same_program() -> None:
+    """88 and 77 Relay calls of two importers become the same 29 operators of an encoder layer."""
+    shapes = []
+    for name in MODELS:
+        program = _imported(name).program
+        shapes.append(Counter((n.op, program[n.output].shape) for n in program.nodes))
+        assert len(program.nodes) == 29
+        scale = next(n for n in program.nodes if n.op == "scale")
+        assert str(scale.attr["scalar"]).endswith(".3|^(-1/2)")
+        assert program.bound(scale)["scalar"].value() == pytest.approx(8**-0.5)
+    assert shapes[0] == shapes[1]
+    assert shapes[0]["gelu", (1, 8, 32)] == 1
+    assert sum(count for (op, _), count in shapes[0].items() if op == "layer_norm") == 2
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("clean", [True, False])
+def test_an_origin_has_the_value_of_its_tensor(name: str, clean: bool) -> None:
+    imported, x = _imported(name, clean), np.load(DATA / f"{name}.npz")["x"]
+    model = imported.model
+    relay = graph_values(model.graph, {**model.params, "x": x}, np.float64)
+    program = imported.evaluate({"x": x}, np.float64, keep=[t.name for t in imported.program.tensors])
+    assert len(imported.origin) > len(imported.program.nodes)
+    for tensor, ref in imported.origin.items():
+        assert model.graph.type_of(ref).dims == imported.program[tensor].shape
+        np.testing.assert_allclose(program[tensor], relay[ref], rtol=1e-5, atol=1e-6)
+
+
+def test_a_region_of_the_program_is_found_in_the_relay_graph() -> None:
+    imported = _imported("encoder_torch")
+    program = imported.program
+    softmax = next(n for n in program.nodes if n.op == "softmax")
+    scores = program.producers[program.producers[softmax.inputs[0]].inputs[0]]
+    context = program.consumers[softmax.output][0]
+    inputs = (*scores.inputs, context.inputs[1])
+    found = imported.between(inputs, [context.output])
+    ops = Counter(imported.model.graph.nodes[i].op for i in found)
+    assert ops["nn.batch_matmul"] == 2
+    assert ops["nn.softmax"] == ops["divide"] == 1
+    assert not {"nn.bias_add", "nn.layer_norm"} & set(ops)
+    call = relay_node(imported, softmax.output)
+    assert call is not None
+    assert call.op == "nn.softmax"
+    with pytest.raises(UsageError, match="model input 'x'"):
+        imported.between(inputs[1:], [context.output])
+
+
+# Parameters of another model
+
+
+def _rejects(tmp_path: Path, params: dict[str, np.ndarray]) -> str:
+    write_params(tmp_path / "p", params)
+    with pytest.raises(ModelFileError) as caught:
+        read_model(DATA / "encoder_torch.json", tmp_path / "p")
+    assert str(tmp_path / "p") in caught.value.message
+    assert "belong to this model" in caught.value.hint
+    return caught.value.message
+
+
+def test_parameters_of_another_model_are_refused(tmp_path: Path) -> None:
+    params = read_params(DATA / "encoder_torch.params")
+    message = _rejects(tmp_path, read_params(DATA / "encoder_onnx.params"))
+    assert "not in the model" in message
+    name = "aten::linear_0.weight"
+    assert f"{name!r} is float32[16, 15]" in _rejects(tmp_path, {**params, name: params[name][:, 1:].copy()})
+    assert f"{name!r} is float16" in _rejects(tmp_path, {**params, name: params[name].astype(np.float16)})
+    bias = {k: v for k, v in params.items() if k != "aten::linear_3.bias"}
+    assert "'aten::linear_3.bias' is missing" in _rejects(tmp_path, bias)
+    assert "'extra' is not in the model" in _rejects(tmp_path, {**params, "extra": params[name]})
+
+
+def test_inputs_can_be_stated(tmp_path: Path) -> None:
+    params = {k: v for k, v in read_params(DATA / "encoder_torch.params").items() if k != "aten::linear_3.bias"}
+    write_params(tmp_path / "p", params)
+    model = read_model(DATA / "encoder_torch.json", tmp_path / "p", inputs=["x", "aten::linear_3.bias"])
+    assert [v.name for v in model.inputs] == ["x", "aten::linear_3.bias"]
+    with pytest.raises(ModelFileError, match="'x' is missing"):
+        read_model(DATA / "encoder_torch.json", DATA / "encoder_torch.params", inputs=[])
+
+
+def test_a_model_without_parameters_is_still_a_program() -> None:
+    imported = to_program(read_model(DATA / "encoder_torch.json"))
+    assert len(imported.inputs) == 17
+    assert Counter(n.op for n in imported.program.nodes)["softmax"] == 1
+
+
+# Operators one by one
+
+
+def test_embedding_and_masks_are_opaque_but_evaluated() -> None:
+    w = RelayWriter()
+    ids = w.input("ids", (2, 3), "int64")
+    table = w.const(np.arange(20).reshape(5, 4))
+    rows = w.call("take", table, w.call("cast", ids, dtype="int32"), axis=w.node("IntImm", value=0), mode=w.string("clip"))
+    hidden = w.call("greater", rows, w.const(9.0))
+    body = w.call("where", hidden, w.const(0.0), rows)
+    imported = to_program(from_json_text(w.module(body)))
+    assert [n.attr.get("callee", n.op) for n in imported.program.nodes] == ["cast", "take", "greater", "where"]
+    given = np.array([[0, 1, 2], [4, 3, 9]])
+    (y,) = imported.evaluate({"ids": given}).values()
+    want = np.arange(20).reshape(5, 4)[np.minimum(given, 4)]
+    np.testing.assert_array_equal(y, np.where(want > 9, 0, want))
+
+
+def test_split_stack_slices_and_minimum() -> None:
+    w = RelayWriter()
+    x = w.input("x", (2, 6))
+    parts = w.call("split", x, indices_or_sections=w.node("runtime.BoxInt", text="3"), axis=1)
+    low = w.call("minimum", w.item(parts, 0), w.item(parts, 2))
+    both = w.call("stack", w.tuple(low, w.item(parts, 1)), axis=w.node("IntImm", value=0))
+    cut = w.call(
+        "strided_slice", both, begin=w.ints(0, 1), end=w.ints(2, 2), strides=w.ints(1, 1), axes=0, slice_mode=w.string("end")
+    )
+    least = w.call("min", cut, axis=w.ints(-1), keepdims=0, exclude=0)
+    imported = to_program(from_json_text(w.module(least)))
+    assert "opaque" not in {n.op for n in imported.program.nodes}
+    given = np.random.default_rng(0).standard_normal((2, 6)).astype(np.float32)
+    (y,) = imported.evaluate({"x": given}).values()
+    a, b, c = np.split(given, 3, 1)
+    np.testing.assert_array_equal(y, np.stack([np.minimum(a, c), b])[:, 1:2].min(-1))
+
+
+def test_integer_arithmetic_stays_opaque() -> None:
+    w = RelayWriter()
+    n = w.input("n", (3,), "int64")
+    body = w.call("add", w.call("divide", n, w.const(2, "int64")), w.const(2**53 + 1, "int64"))
+    imported = to_program(from_json_text(w.module(body)))
+    assert {node.op for node in imported.program.nodes} == {"opaque"}
+    (y,) = imported.evaluate({"n": np.array([7, -7, 0])}).values()
+    np.testing.assert_array_equal(y, np.array([3, -3, 0]) + 2**53 + 1)
