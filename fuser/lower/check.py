@@ -111,13 +111,13 @@ def plain(program: TensorProgram, sizes: Mapping[str, int]) -> tuple[KernelGraph
 def run_graph(graph: KernelGraph, schedule: Schedule, inputs: Mapping[str, Array]) -> dict[str, Array]:
     """Run every kernel's generated source in Triton's interpreter."""
     from fuser.lower.compile import interpret_source
-    from fuser.lower.triton_source import generate
+    from fuser.lower.triton_source import generate_graph
 
     values: dict[str, Any] = dict(inputs)
-    schedules = iter(schedule.kernels)
+    sources = iter(generate_graph(graph, schedule))
     for kernel in graph.kernels:
         if isinstance(kernel, BlockGraph):
-            values |= interpret_source(generate(kernel, next(schedules)), values)
+            values |= interpret_source(next(sources), values)
         else:
             args = [np.asarray(values[a], np.float32) for a in kernel.args]
             values[kernel.output] = op_def(kernel.op).numpy(*args, **dict(kernel.attrs))

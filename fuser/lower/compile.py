@@ -23,7 +23,7 @@ from fuser.ir.mugraph import KernelGraph
 from fuser.ir.schedule import Schedule
 from fuser.lower.cubin import resources
 from fuser.lower.triton_source import KernelSource
-from fuser.lower.triton_source import generate
+from fuser.lower.triton_source import generate_graph
 
 POINTER = {"float16": "*fp16", "bfloat16": "*bf16", "float32": "*fp32", "bool": "*i1", "int32": "*i32", "int64": "*i64"}
 
@@ -166,16 +166,9 @@ def compile_kernel(source: KernelSource, arch: int, folder: Path | None = None) 
     )
 
 
-def sources(graph: KernelGraph, schedule: Schedule) -> tuple[KernelSource, ...]:
-    """Generated source of every graph-defined kernel, with names that are unique to the structure and its schedule."""
-    digest = hashlib.sha256(f"{graph.stable_hash()}{schedule.stable_hash()}".encode()).hexdigest()[:8]
-    pairs = zip(graph.blocks, schedule.kernels, strict=True)
-    return tuple(generate(block, ks, f"{block.name}_{digest}") for block, ks in pairs)
-
-
 def compile_graph(graph: KernelGraph, schedule: Schedule, arch: int, folder: Path | None = None) -> tuple[KernelArtifact, ...]:
     """Artifacts of the graph-defined kernels of a µGraph, in launch order."""
-    return tuple(compile_kernel(source, arch, folder) for source in sources(graph, schedule))
+    return tuple(compile_kernel(source, arch, folder) for source in generate_graph(graph, schedule))
 
 
 def intermediates(graph: KernelGraph, artifacts: tuple[KernelArtifact, ...]) -> dict[str, KernelArg]:

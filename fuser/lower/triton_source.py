@@ -7,6 +7,7 @@ outside of a tensor are loaded as zero and set to the identity of a fold before 
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
 from collections.abc import Iterator
@@ -18,17 +19,20 @@ from fuser.errors import NoValidKernelError
 from fuser.errors import UnsupportedError
 from fuser.ir.fuse import identifier
 from fuser.ir.mugraph import BlockGraph
+from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import Stmt
 from fuser.ir.ops import op as op_def
 from fuser.ir.scalar import Scalar
 from fuser.ir.schedule import AxisPlan
 from fuser.ir.schedule import KernelSchedule
+from fuser.ir.schedule import Schedule
 from fuser.ir.schedule import bind
 from fuser.ir.tiling import Init
 from fuser.ir.tiling import Loop
 from fuser.ir.tiling import LoopTree
 from fuser.ir.tiling import Node
 from fuser.ir.tiling import place
+from fuser.lower.algebra import guarded
 from fuser.lower.pieces import MMA
 from fuser.lower.pieces import Piece
 from fuser.lower.pieces import pieces_of
@@ -63,14 +67,25 @@ class KernelSource:
     num_stages: int
 
 
-def generate(block: BlockGraph, schedule: KernelSchedule, name: str = "") -> KernelSource:
-    """Triton source of a block under a schedule.
+def generate_graph(graph: KernelGraph, schedule: Schedule) -> tuple[KernelSource, ...]:
+    """Source of every graph-defined kernel of a µGraph, in launch order, with names that are unique to structure and schedule."""
+    digest = hashlib.sha256(f"{graph.stable_hash()}{schedule.stable_hash()}".encode()).hexdigest()[:8]
+    rules = guarded(graph)
+    return tuple(
+        generate(block, ks, f"{block.name}_{digest}", frozenset(v for k, v in rules if k == block.name))
+        for block, ks in zip(graph.blocks, schedule.kernels, strict=True)
+    )
+
+
+def generate(block: BlockGraph, schedule: KernelSchedule, name: str = "", guards: frozenset[str] | None = None) -> KernelSource:
+    """Triton source of a block under a schedule. ``guards`` are the values with a defined result where everything is masked
+    (:func:`fuser.lower.algebra.guarded`); without them, those that the block alone shows.
 
     Raises :class:`UnsupportedError` for operators or dtypes that have no Triton form, :class:`NoValidKernelError` for schedules
     that would need an absurd number of register blocks.
     """
     block, plans = bind(block, schedule)
-    return _Generator(block, plans, place(block, schedule.order, plans), schedule).run(name or f"{block.name}_kernel")
+    return _Generator(block, plans, place(block, schedule.order, plans), schedule, guards).run(name or f"{block.name}_kernel")
 
 
 @dataclass
@@ -84,8 +99,10 @@ class _Value:
 
 
 class _Generator:
-    def __init__(self, block: BlockGraph, plans: dict[str, AxisPlan], tree: LoopTree, schedule: KernelSchedule) -> None:
+    def __init__(self, block: BlockGraph, plans: dict[str, AxisPlan], tree: LoopTree, schedule: KernelSchedule, guards: frozenset[str] | None) -> None:
         self.block, self.plans, self.tree, self.schedule = block, plans, tree, schedule
+        alone = KernelGraph("", block.inputs, (block,), block.outputs)
+        self.guards = frozenset(v for _, v in guarded(alone)) if guards is None else guards
         self.owner = dict(tree.owner)
         self.around: list[str] = []  # axes of the loops around the current line
         self.loops: list[str] = []  # those of them that are loops of the source too
@@ -448,15 +465,13 @@ class _Generator:
                 raise UnsupportedError(f"operator {stmt.op!r} ({stmt.value}) has no Triton form")
             else:
                 text = entry.triton.format(*args, **constant)
-            if stmt.op == "div" and self.guarded(stmt.args[1]):
+            if stmt.op == "div" and stmt.value in self.guards:
                 text = f"tl.where({args[1]} == 0.0, 0.0, {text})"
+            if stmt.op == "sub" and stmt.value in self.guards and not stmt.running:
+                text = f'{args[0]} - tl.where({args[1]} == float("-inf"), 0.0, {args[1]})'
             self.emit(f"{name} = {text}")
             self.fp32.pop(name, None)
             value.names[key] = name
-
-    def guarded(self, denominator: str) -> bool:
-        """A sum of stable exponentials is zero only where everything is masked; the result is then defined as zero."""
-        return bool(self.block.by_value[denominator].rescale)
 
     def causal(self, stmt: Stmt, x: str, combo: Combo, layout: Sequence[str]) -> str:
         by_axis = dict(zip(stmt.axes, combo, strict=True))

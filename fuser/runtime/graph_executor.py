@@ -19,7 +19,7 @@ from fuser.ir.schedule import Schedule
 from fuser.lower.compile import KernelArtifact
 from fuser.lower.compile import compile_kernel
 from fuser.lower.triton_source import KernelSource
-from fuser.lower.triton_source import generate
+from fuser.lower.triton_source import generate_graph
 from fuser.runtime.launch import Bound
 from fuser.runtime.launch import InterpretedKernel
 from fuser.runtime.launch import LoadedKernel
@@ -59,20 +59,20 @@ class Plan:
 
 
 def plan(graph: KernelGraph, schedule: Schedule) -> Plan:
-    """Generate every kernel and place the intermediates. Raises what :func:`generate` raises, :class:`UsageError` where the
+    """Generate every kernel and place the intermediates. Raises what :func:`generate_graph` raises, :class:`UsageError` where the
     number of kernel schedules does not fit or two kernels disagree on the shape of a tensor."""
     if len(schedule.kernels) != len(graph.blocks):
         raise UsageError(f"{graph.name!r} has {len(graph.blocks)} generated kernels, the schedule is for {len(schedule.kernels)}")
     tensors = dict(graph.table)
     sources: list[KernelSource | None] = []
-    schedules = iter(schedule.kernels)
+    generated = iter(generate_graph(graph, schedule))
     for kernel in graph.kernels:
         if isinstance(kernel, LibraryKernel):
             shape = infer_shape(kernel.op, [tensors[a].shape for a in kernel.args], kernel_attrs(kernel))
             tensors.setdefault(kernel.output, Tensor(kernel.output, shape, tensors[kernel.args[0]].dtype))
             sources.append(None)
             continue
-        source = generate(kernel, next(schedules))
+        source = next(generated)
         for name, dtype, shape in zip(source.args, source.dtypes, source.shapes, strict=True):
             known = tensors.setdefault(name, Tensor(name, shape, dtype))
             # a kernel may see a tensor of the program under another shape, never under another size
