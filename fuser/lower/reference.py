@@ -229,19 +229,19 @@ class _Kernel(Generic[V]):
 
     def read(self, value: str, reader: Stmt, running: bool) -> V:
         found = self.find(value)
-        where = f"kernel {self.block.name!r}, {reader.key} in {self.tree}"
         if found is None:
-            raise InterpretError(f"{where}: {value!r} is not available there")
+            raise self.misread(reader, f"{value!r} is not available there")
         if not (found.done or running):
-            raise InterpretError(f"{where}: the accumulator {value!r} is read before its loop has ended")
+            raise self.misread(reader, f"the accumulator {value!r} is read before its loop has ended")
         if outside := [a for a in found.free if a not in self.trip]:
-            raise InterpretError(
-                f"{where}: {value!r} keeps a tile for each trip over {outside}, but is read outside of those loops"
-            )
+            raise self.misread(reader, f"{value!r} keeps a tile for each trip over {outside}, but is read outside of those loops")
         key = tuple(self.trip[a] for a in found.free)
         if key not in found.tiles:
-            raise InterpretError(f"{where}: tile {key} of {value!r} has not been computed")
+            raise self.misread(reader, f"tile {key} of {value!r} has not been computed")
         return found.tiles[key]
+
+    def misread(self, reader: Stmt, what: str) -> InterpretError:
+        return InterpretError(f"kernel {self.block.name!r}, {reader.key} in {self.tree}: {what}")
 
     # -- statements -------------------------------------------------------------------------------------------------------
 
