@@ -33,6 +33,9 @@ VERBS: dict[str, Verb] = {
     "tune": Verb("search.tune_commands:tune", "choose schedules for named workloads and lower the winners"),
     "space": Verb("search.commands:space", "show the pruning funnel of a schedule space"),
     "explain": Verb("search.tune_commands:explain", "cost terms of the winner beside those of its runner-up"),
+    "superoptimize": Verb("fuser.superopt.commands:superoptimize", "search for verified µGraphs of a program"),
+    "show": Verb("fuser.superopt.commands:show", "print or draw a µGraph"),
+    "verify": Verb("fuser.superopt.commands:verify", "verify a µGraph against a program"),
     "devices": Verb("fuser.commands:devices", "list the GPUs whose limits and rates are known"),
 }
 

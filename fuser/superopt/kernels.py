@@ -123,9 +123,14 @@ def plans(block: BlockGraph, kernels: int) -> Iterator[Plan]:
 
 
 def crossing(block: BlockGraph, plan: Plan) -> int:
-    """Tensors that one kernel leaves for another."""
+    """Tensors that one kernel leaves for another; the partial results of one split count once, as they go together."""
     stage = dict(plan.stage)
-    return sum(1 for s in block.computes if any(u.kind == "compute" and stage[u.value] > stage[s.value] for u in block.users(s.value)))
+    from_stage = [
+        stage[s.value]
+        for s in block.computes
+        if any(u.kind == "compute" and stage[u.value] > stage[s.value] for u in block.users(s.value))
+    ]
+    return sum(min(1, from_stage.count(k)) if axis else from_stage.count(k) for k, axis in enumerate(plan.splits))
 
 
 def largest(block: BlockGraph, plan: Plan, internal: frozenset[str]) -> int:

@@ -72,11 +72,12 @@ def superoptimize(
     *,
     processes: int = 1,
     most: int = 200,
-    rounds: int = 2,
+    rounds: int = 1,
     until: Callable[[Found], bool] | None = None,
 ) -> Result:
     """Verified structures of a program that is one LAX subprogram, at most ``most``, or until ``until`` says that one is enough.
 
+    ``rounds`` are those of the verifier here, on top of the generator's fingerprints; confirm a winner with more (:func:`.verify.verify`).
     ``limits.budget`` seconds bound generation and verification together. Raises :class:`UnsupportedError` for a program that is not one
     LAX subprogram: see :func:`superoptimize_pieces`.
     """

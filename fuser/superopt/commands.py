@@ -1,0 +1,188 @@
+"""The superoptimizer's commands: find structures, show a µGraph, verify one against a program."""
+
+from __future__ import annotations
+
+import json as json_module
+from pathlib import Path
+from typing import Annotated
+from typing import Any
+
+import typer
+
+from fuser.console import note
+from fuser.console import print_json
+from fuser.console import print_table
+from fuser.errors import ModelFileError
+from fuser.errors import NoValidKernelError
+from fuser.errors import UsageError
+from fuser.ir.mugraph import KernelGraph
+from fuser.ir.program import TensorProgram
+from fuser.ir.serialize import graph_from_json
+from fuser.ir.serialize import graph_to_json
+from fuser.ir.text import describe
+from fuser.ir.text import dot
+from fuser.ir.text import mermaid
+from fuser.ir.text import svg
+from fuser.superopt.generate import Limits
+from fuser.superopt.search import Found
+from fuser.superopt.search import Result
+from fuser.superopt.search import superoptimize_pieces
+from fuser.superopt.signature import signature
+from fuser.superopt.thread_fusion import thread_graphs
+from fuser.superopt.verify import Verified
+from fuser.superopt.verify import verify as verify_graph
+from fuser.workloads import match
+from fuser.workloads import workload
+
+
+def superoptimize(
+    names: Annotated[list[str], typer.Argument(metavar="WORKLOAD|FILE...", help="Named workloads, globs of them, or programs as JSON.")],
+    max_block_ops: Annotated[int, typer.Option("--max-block-ops", min=1, help="Most operators of one kernel; a composite is one.")] = 7,
+    max_kernels: Annotated[int, typer.Option("--max-kernels", min=1, help="Most kernels of a graph.")] = 5,
+    budget: Annotated[float, typer.Option("--budget", min=0.0, help="Seconds for each program.")] = 60.0,
+    most: Annotated[int, typer.Option("--most", min=1, help="Structures to verify and keep for each program.")] = 50,
+    processes: Annotated[int, typer.Option("--processes", min=1, help="Processes that verify.")] = 2,
+    save: Annotated[str | None, typer.Option("--save", help="Directory for the µGraphs as JSON files.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+) -> None:
+    """Search for µGraphs that compute the same as a program, verified; tile sizes are left to the schedule search."""
+    limits = Limits(kernels=max_kernels, block_ops=max_block_ops, budget=budget)
+    documents: list[dict[str, Any]] = []
+    found = 0
+    for program in [p for n in names for p in programs(n)]:
+        note(f"searching {program.name}")
+        for piece, result in superoptimize_pieces(program, limits, processes=processes, most=most):
+            if result is None:
+                documents.append({"program": piece.program.name, "left_alone": piece.why})
+                if not json:
+                    note(f"{piece.program.name} is left alone: {piece.why}")
+                continue
+            found += len(result.structures)
+            documents.append(document(result))
+            if save:
+                _save(Path(save), result)
+            if not json:
+                _print(result)
+    if json:
+        print_json({"searches": documents})
+    if not found:
+        raise NoValidKernelError("no structure was found", "raise --max-block-ops or --budget")
+
+
+def document(result: Result) -> dict[str, Any]:
+    """A search as a document: what was tried, and every structure with its evidence."""
+    return {
+        "program": result.program.name,
+        "stopped": result.stopped,
+        "seconds": round(result.seconds, 3),
+        "applications": {
+            "tried": result.report.counts.tried,
+            "pruned": result.report.counts.pruned,
+            "evaluated": result.report.counts.evaluated,
+            "values": result.report.counts.values,
+        },
+        "operator_graphs": result.report.op_graphs,
+        "kernel_graphs": result.report.kernel_graphs,
+        "rejected": [why for _, why in result.rejected],
+        "unknown": [why for _, why in result.unknown],
+        "structures": [_structure(f) for f in result.structures],
+    }
+
+
+def _structure(found: Found) -> dict[str, Any]:
+    return {
+        "signature": signature(found.graph).text.splitlines(),
+        "passes": found.cost[0],
+        "operators": found.cost[1],
+        "splits": [s for s in found.splits if s],
+        "verified": str(found.verdict),
+        "bare_exponentials": list(found.bare),
+        "graph": graph_to_json(found.graph),
+    }
+
+
+def _print(result: Result) -> None:
+    rows = []
+    for i, f in enumerate(result.structures):
+        splits = ",".join(s for s in f.splits if s) or "-"
+        rows.append((i, len(f.graph.kernels), splits, f.cost[0], f.cost[1], signature(f.graph).kernels[-1].stores[0]))
+    counts = result.report.counts
+    notes = [
+        f"stopped: {result.stopped}, after {result.seconds:.1f} s; {counts.text()}",
+        f"{result.report.op_graphs} operator graphs; {len(result.rejected)} rejected, {len(result.unknown)} undecided",
+    ]
+    columns = ("nr >", "kernels >", "split", "passes >", "ops >", "last store")
+    print_table(f"structures of {result.program.name}", columns, rows, notes)
+
+
+def _save(directory: Path, result: Result) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for i, f in enumerate(result.structures):
+            name = f"{result.program.name.replace('/', '_').replace(':', '_')}.{i}.json"
+            (directory / name).write_text(json_module.dumps(graph_to_json(f.graph), indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write to {directory}: {error.strerror}", "--save takes a directory that can be written") from error
+
+
+def show(
+    graph: Annotated[str, typer.Argument(help="A µGraph as JSON.")],
+    form: Annotated[str, typer.Option("--as", help="text, threads, mermaid, dot or svg.")] = "text",
+    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+) -> None:
+    """Print or draw a µGraph."""
+    found = read_graph(graph)
+    if json:
+        print_json({"graph": graph_to_json(found), "signature": signature(found).text.splitlines()})
+        return
+    forms = {"text": describe, "threads": _threads, "mermaid": mermaid, "dot": dot, "svg": svg}
+    if form not in forms:
+        raise UsageError(f"a µGraph cannot be shown as {form!r}", f"use one of {', '.join(forms)}")
+    print(forms[form](found))
+
+
+def _threads(graph: KernelGraph) -> str:
+    return "\n".join(f"kernel {b.name}\n" + "\n".join(f"  {t}" for t in thread_graphs(b)) for b in graph.blocks)
+
+
+def verify(
+    program: Annotated[str, typer.Argument(metavar="WORKLOAD|FILE", help="The program: a named workload, or JSON.")],
+    graph: Annotated[str, typer.Argument(help="The µGraph as JSON.")],
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Random tests.")] = 3,
+    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+) -> int:
+    """Verify a µGraph against a program by random tests over finite fields and in float64."""
+    chosen = programs(program)
+    if len(chosen) != 1:
+        raise UsageError(f"{program!r} names {len(chosen)} programs", "name one")
+    verdict = verify_graph(chosen[0], read_graph(graph), rounds=rounds)
+    if json:
+        print_json({"verdict": type(verdict).__name__.lower(), "says": str(verdict)})
+    else:
+        print(verdict)
+    return 0 if isinstance(verdict, Verified) else 5
+
+
+def programs(name: str) -> list[TensorProgram]:
+    """The programs that an argument names: workloads by name or glob, or one as a JSON file."""
+    if name.endswith(".json"):
+        data = _read(name)
+        try:
+            return [TensorProgram.from_json(data)]
+        except (KeyError, TypeError, ValueError) as error:
+            raise ModelFileError(f"{name} is not a tensor program: {error!r}", "write it with TensorProgram.to_json") from error
+    return [workload(n) for n in match((name,))]
+
+
+def read_graph(path: str) -> KernelGraph:
+    """A µGraph from a JSON file."""
+    return graph_from_json(_read(path))
+
+
+def _read(path: str) -> Any:
+    try:
+        return json_module.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelFileError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ModelFileError(f"{path} is not JSON: {error}") from error
