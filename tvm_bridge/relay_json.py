@@ -114,7 +114,7 @@ class JsonNodes:
             return self.number(i, float)
         if kind == "runtime.String":
             return self.text(i)
-        if kind in ("Array", "runtime.ADT", "ShapeTuple", "runtime.ShapeTuple") and depth < 8:
+        if kind in ("Array", "runtime.ADT", "ShapeTuple", "runtime.ShapeTuple") and depth < 3:
             return tuple(self.value(d, depth + 1) for d in self.items(i))
         return None
 

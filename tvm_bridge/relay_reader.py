@@ -36,6 +36,7 @@ from tvm_bridge.relay_params import decode_tensor
 _FIX = "fix it where the model is imported, e.g. shape={'x': (1, 512)}, so that no extent is relay.Any"
 _SMALL = 1024
 _MAX_NESTING = 512
+_MAX_TUPLES = 4
 
 
 Value = Any  # Ref, a tuple of Values, or a _Closure
@@ -50,6 +51,7 @@ class _Frame:
     depth: int = 0
     bound: dict[int, Value] = field(default_factory=dict)
     values: dict[int, Value] = field(default_factory=dict)
+    pending: set[int] = field(default_factory=set)
 
     def lookup(self, var: int) -> Value:
         frame: _Frame | None = self
@@ -150,7 +152,7 @@ class _GraphReader:
         vid = self.file.ref(var, "vid")
         return self.file.text_field(vid, "name_hint") if vid else self.file.text_field(var, "name_hint")
 
-    def _types(self, i: int) -> TensorType | tuple[Any, ...] | None:
+    def _types(self, i: int, depth: int = 0) -> TensorType | tuple[Any, ...] | None:
         """A type node: a tensor, a tuple, or None where there is none."""
         f, kind = self.file, self.file.kind(i)
         if kind == "relay.TensorType":
@@ -159,8 +161,8 @@ class _GraphReader:
                 value = f.value(d)
                 dims.append(value if isinstance(value, int) else None)
             return TensorType(tuple(dims), f.text_field(i, "dtype"))
-        if kind == "TupleType":
-            return tuple(self._types(t) for t in f.items(f.ref(i, "fields")))
+        if kind == "TupleType" and depth < _MAX_TUPLES:
+            return tuple(self._types(t, depth + 1) for t in f.items(f.ref(i, "fields")))
         return None
 
     def _post_order(self, function: int) -> dict[int, int]:
@@ -214,13 +216,20 @@ class _GraphReader:
                 continue
             if need in scope.values:
                 value = scope.values[need]
+            elif need in scope.pending:
+                raise self.file.fail(need, "is an operand of itself")
             else:
+                scope.pending.add(need)
                 stack.append((need, scope, self._step(need, scope)))
                 value = None
 
     def _step(self, i: int, frame: _Frame) -> Step:
         f, kind = self.file, self.file.kind(i)
+        lets: set[int] = set()
         while kind == "relay.Let":
+            if i in lets:
+                raise f.fail(i, "is a Let within itself")
+            lets.add(i)
             frame.bound[f.ref(i, "var")] = yield f.ref(i, "value"), frame
             i = f.ref(i, "body")
             kind = f.kind(i)

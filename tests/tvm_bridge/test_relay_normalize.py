@@ -216,7 +216,7 @@ def _programs(draw: st.DrawFn) -> tuple[Model, list[Ref]]:
             op = draw(st.sampled_from(["add", "sub", "mul", "maximum"])) if kind == "binary" else kind
             if rank and b.shape and math.prod(a.shape) * math.prod(b.shape) < 1 << 16:
                 with contextlib.suppress(ProgramError):  # shapes that do not fit
-                    pool.append(m.op(op, a, b, **({"axis": 0} if op == "concat" else {})))
+                    pool.append(m.op(op, a, b, axis=0) if op == "concat" else m.op(op, a, b))
         elif kind == "unary":
             pool.append(m.op(draw(st.sampled_from(["tanh", "sigmoid", "neg", "relu"])), a))
         elif kind == "scale":

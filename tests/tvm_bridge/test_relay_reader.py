@@ -178,6 +178,18 @@ def test_recursion_is_refused() -> None:
     assert "functions" in _error(w.module(w.call(var, w.input("x", (2,))))).message
 
 
+def test_cycles_are_refused() -> None:
+    w = RelayWriter()
+    x = w.input("x", (2,))
+    loop = w.call("add", x, len(w.nodes) + 2)
+    assert "operand of itself" in _error(w.module(loop)).message
+    w = RelayWriter()
+    x = w.input("x", (2,))
+    let = w.let(w.var("v"), x, 0)
+    w.nodes[let]["attrs"]["body"] = str(let)
+    assert "Let within itself" in _error(w.module(let)).message
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
