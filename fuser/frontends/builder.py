@@ -100,8 +100,10 @@ class Builder:
         for key, v in attrs.items():
             if isinstance(v, list):
                 attrs[key] = tuple(v)
+        if op == "cast" and dtype:
+            attrs["dtype"] = dtype
         shape = infer_shape(op, [i.shape for i in inputs], attrs)
-        dtype = dtype or (attrs["dtype"] if op == "cast" else inputs[-1 if op == "where" else 0].tensor.dtype)
+        dtype = dtype or inputs[-1 if op == "where" else 0].tensor.dtype
         name = name or self._fresh(op)
         if name in self._tensors:
             raise ProgramError(f"tensor {name!r} is defined twice")

@@ -64,7 +64,9 @@ def canonical(program: TensorProgram, name: str = "region") -> tuple[TensorProgr
     model become equal programs, and are tuned once."""
     new: dict[str, str] = {n: f"x{i}" for i, n in enumerate(program.inputs)}
     new |= {n.output: f"y{i}" for i, n in enumerate(program.nodes)}
-    return rename(program, new, name), new
+    renamed = rename(program, new, name)
+    order = {n: i for i, n in enumerate(new.values())}
+    return replace(renamed, tensors=tuple(sorted(renamed.tensors, key=lambda t: order[t.name]))), new
 
 
 def rename(program: TensorProgram, new: dict[str, str], name: str) -> TensorProgram:

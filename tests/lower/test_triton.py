@@ -1,0 +1,188 @@
+"""Generated Triton: what it computes (in Triton's interpreter, against float64), and what it looks like."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fuser.errors import NoValidKernelError
+from fuser.errors import UnsupportedError
+from fuser.errors import UsageError
+from fuser.frontends.builder import Builder
+from fuser.ir.fuse import fuse
+from fuser.ir.mugraph import KernelGraph
+from fuser.ir.ops import OPS
+from fuser.ir.program import TensorProgram
+from fuser.ir.schedule import KernelSchedule
+from fuser.ir.schedule import Schedule
+from fuser.ir.tiling import TilingExpr
+from fuser.lower.check import check
+from fuser.lower.check import errors
+from fuser.lower.check import reduced_extents
+from fuser.lower.triton_source import generate
+from search.structures import one_kernel
+from search.structures import structures
+
+TOLERANCE = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 1e-5}
+
+
+def schedule(
+    order: str = "", splits: dict[str, int] | None = None, knobs: dict[str, object] | None = None, **tiles: int
+) -> KernelSchedule:
+    return KernelSchedule(
+        tuple(sorted(tiles.items())),
+        TilingExpr.parse(order),
+        tuple(sorted((splits or {}).items())),
+        4,
+        2,
+        tuple((knobs or {}).items()),
+    )
+
+
+def attention(m=64, n=80, k=32, h=32, heads=2, causal=False, mask=(), dtype="float16") -> TensorProgram:
+    b = Builder("attention", dtype)
+    q, key, v = b.input("Q", (heads, m, k)), b.input("K", (heads, n, k)), b.input("V", (heads, n, h))
+    return b.build(O=b.attention(q, key, v, b.input("mask", mask) if mask else None, causal=causal))
+
+
+def chain(m=64, n=96, k=48, h=32, dtype="float16", activation="") -> TensorProgram:
+    b = Builder("chain", dtype)
+    a, w, v = b.input("A", (m, k)), b.input("B", (k, n)), b.input("D", (n, h))
+    c = a @ w
+    return b.build(E=(b.op(activation, c) if activation else c) @ v)
+
+
+def three(dtype="float16") -> TensorProgram:
+    b = Builder("three", dtype)
+    x = b.input("X", (48, 32))
+    for i, width in enumerate((64, 32, 48)):
+        x = x @ b.input(f"W{i}", (x.shape[1], width))
+    return b.build(Y=x)
+
+
+def normalized(op: str, rows: int, width: int, out: int = 32) -> TensorProgram:
+    b = Builder(op)
+    x, g = b.input("X", (rows, width)), b.input("G", (width,))
+    y = b.rms_norm(x, g) if op == "rms_norm" else b.layer_norm(x, g, b.input("beta", (width,)))
+    return b.build(Y=y @ b.input("W", (width, out)) if out else y)
+
+
+def map_program(name: str) -> TensorProgram:
+    """One element-wise operator on operands for which it is defined."""
+    b = Builder(name, "float32")
+    x, y, c = b.input("X", (48, 32)), b.input("Y", (32,)), b.input("C", (48, 1))
+    positive = b.op("shift", b.op("square", x), scalar=0.5)
+    args = {
+        "where": (c, x, y),
+        "div": (x, b.op("shift", b.op("square", y), scalar=0.5)),
+        "sqrt": (positive,),
+        "rsqrt": (positive,),
+    }
+    attrs = {"scale": {"scalar": 0.3}, "shift": {"scalar": 0.3}, "cast": {"dtype": "float32"}, "causal_mask": {"offset": 3}}
+    default = (x, y, c)[: OPS[name].arity]
+    ref = b.op(name, *args.get(name, default), **attrs.get(name, {}))
+    if name == "causal_mask":
+        ref = b.exp(ref)
+    return b.build(Z=ref)
+
+
+def map_names() -> list[str]:
+    return sorted(n for n, e in OPS.items() if e.kind == "map" and (e.triton or e.indexed))
+
+
+def cases() -> dict[str, tuple[TensorProgram, KernelGraph, Schedule]]:
+    """Name of each case to a program, a structure and an (often ugly) schedule."""
+    found: dict[str, tuple[TensorProgram, KernelGraph, Schedule]] = {}
+
+    def add(name: str, program: TensorProgram, *kernels: KernelSchedule, structure: int = 0) -> None:
+        graph = structures(program)[structure] if structure else one_kernel(program)
+        found[name] = (program, graph, Schedule(kernels))
+
+    for name in map_names():
+        add(f"op {name}", map_program(name), schedule(**dict.fromkeys(fuse(map_program(name)).blocks[0].spatial[:1], 16)))
+    for order in ("nk", "kn", "n(k,h)", "knh"):
+        add(f"chain {order}", chain(), schedule(order, m=32, n=32, k=16, h=16))
+        add(f"relu chain {order}", chain(activation="relu"), schedule(order, m=32, n=32, k=16, h=16))
+    add("ragged chain", chain(m=50, n=70, k=40, h=24), schedule("nk", m=32, n=32, k=16, h=16))
+    add("tile 48 in two pieces", chain(n=96), schedule("n", m=32, n=48, h=32))
+    add("tile 48 padded", chain(n=96), schedule("n", knobs={"pad": True}, m=32, n=48, h=32))
+    add("float32", chain(dtype="float32"), schedule("nk", m=32, n=32, k=16, h=32))
+    add("bfloat16", chain(dtype="bfloat16"), schedule("nk", m=32, n=32, k=16, h=32))
+    add("three products", three(), schedule("hnk", m=16, n=32, h=16, k=16, p=48))
+    add("attention", attention(), schedule("n", b=1, m=32, n=32))
+    add("attention with a split head", attention(k=80, h=80), schedule("n", b=1, m=32, n=16))
+    add("attention nk", attention(k=64), schedule("nk", b=1, m=32, n=32, k=16))
+    add("causal", attention(m=96, n=96, causal=True), schedule("n", b=1, m=32, n=16))
+    add("causal, more keys", attention(m=32, n=96, causal=True), schedule("n", b=1, m=16, n=32))
+    add("additive mask", attention(mask=(1, 1, 80)), schedule("n", b=1, m=32, n=32))
+    add("197 tokens", attention(m=197, n=197), schedule("n", b=1, m=64, n=64))
+    add("one query", attention(m=1), schedule("n", b=1, n=16))
+    add("eight queries in a tile of 16", attention(m=8), schedule("n", b=1, m=16, n=16))
+    add("whole softmax", attention(), schedule("", b=1, m=16))
+    add("rms_norm, one loop", normalized("rms_norm", 16, 256), schedule("k", m=16, n=16, k=64))
+    add("layer_norm rows", normalized("layer_norm", 24, 200, 0), schedule("", m=8))
+    add("layer_norm in two passes", normalized("layer_norm", 24, 200, 0), schedule("n", m=8, n=64))
+    split = next(i for i, g in enumerate(structures(chain())) if any(b.splits for b in g.blocks) and len(g.blocks) == 2)
+    add(
+        "split reduction",
+        chain(),
+        schedule("n", {"n_part": 3}, m=32, n=16, h=32),
+        schedule("", {"n_part": 3}, m=16, h=32),
+        structure=split,
+    )
+    return found
+
+
+CASES = cases()
+
+
+@pytest.fixture(scope="module")
+def outcomes():
+    """One interpreter checks all cases: starting it costs more than most of them."""
+    pytest.importorskip("torch")
+    return dict(zip(CASES, check(list(CASES.values())), strict=True))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_kernels_agree_with_float64(name, outcomes):
+    program, _, _ = CASES[name]
+    outcome = outcomes[name]
+    assert outcome.message == ""
+    assert outcome.error < TOLERANCE[program.tensors[0].dtype]
+
+
+def test_a_wrong_kernel_does_not_pass():
+    """The check is able to fail: the same kernels for a different program."""
+    program, graph, sched = CASES["relu chain nk"]
+    (outcome,) = check([(chain(), graph, sched)])
+    assert not outcome.passed
+    assert program != chain()
+
+
+def test_reduced_sizes_keep_loops_and_ragged_ends():
+    program = attention(m=200, n=4096, heads=32)
+    graph = one_kernel(program)
+    sizes = reduced_extents(graph, Schedule((schedule("n", b=1, m=64, n=128),)))
+    assert sizes == {"b": 2, "m": 136, "n": 256, "h": 32, "k": 32}
+
+
+def test_errors_refuse_nan_and_missing_elements():
+    assert errors(np.array([1.0, np.nan]), np.array([1.0, 2.0])) == (np.inf, np.inf)
+    assert errors(np.array([1.0, 2.2]), np.array([1.0, 2.0]))[0] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("name", ["attention", "chain n(k,h)", "rms_norm, one loop", "tile 48 in two pieces"])
+def test_source_is_readable(name, golden):
+    _, graph, sched = CASES[name]
+    golden.check(f"triton/{name.replace(' ', '_').replace(',', '')}.py.txt", generate(graph.blocks[0], sched.kernels[0]).text)
+
+
+def test_schedules_that_do_not_fit_are_refused():
+    block = one_kernel(chain()).blocks[0]
+    with pytest.raises(UsageError, match="axis 'n'"):
+        generate(block, schedule("", n=32))
+    with pytest.raises(NoValidKernelError, match="register blocks"):
+        generate(block, schedule("kn", m=16, n=1, k=16))
+    b = Builder("cast", "float32")
+    with pytest.raises(UnsupportedError, match="int32"):
+        generate(fuse(b.build(Y=b.op("cast", b.input("X", (16, 16)), dtype="int32"))).blocks[0], schedule())
