@@ -169,3 +169,29 @@ def test_integer_arithmetic_stays_opaque() -> None:
     assert {node.op for node in imported.program.nodes} == {"opaque"}
     (y,) = imported.evaluate({"n": np.array([7, -7, 0])}).values()
     np.testing.assert_array_equal(y, np.array([3, -3, 0]) + 2**53 + 1)
+
+
+@pytest.mark.parametrize("bound", [-np.inf, 0.0])
+@pytest.mark.parametrize("form", ["any", "all", "isnan"])
+def test_guards_of_fully_masked_rows_go_and_other_selections_stay(form: str, bound: float) -> None:
+    w = RelayWriter()
+    x = w.input("x", (2, 3, 3))
+    scores = w.call("add", x, w.const(np.triu(np.full((3, 3), -np.inf), 1)))
+    soft = w.call("nn.softmax", scores, axis=-1)
+    masked = w.call("equal", scores, w.const(bound))
+    fold = {"axis": w.ints(-1), "keepdims": 1, "exclude": 0}
+    if form == "any":
+        cond = w.call("logical_not", w.call("any", w.call("logical_not", masked), **fold))
+    else:
+        cond = w.call("all", masked, **fold) if form == "all" else w.call("isnan", soft)
+    body = w.call("where", cond, w.call("zeros_like", soft), soft)
+    imported = to_program(from_json_text(w.module(body)))
+    guarded = form != "isnan" and bound == 0.0
+    assert ("where" in {n.op for n in imported.program.nodes}) == guarded
+    given = np.random.default_rng(0).standard_normal((2, 3, 3)).astype(np.float32)
+    given[0, 1] = 0.0 if guarded else -np.inf
+    (y,) = imported.evaluate({"x": given}).values()
+    (want,) = imported.model.evaluate({"x": given})
+    np.testing.assert_allclose(y, want, rtol=1e-6)
+    if not guarded:
+        np.testing.assert_array_equal(y[0, 1], 0)
