@@ -98,7 +98,7 @@ def show(result: Optimized, report: dict[str, Any], output: Path) -> None:
     if result.comparison:
         c = result.comparison
         lines.append(
-            f"largest difference from the unpartitioned model: {c.largest:.2e} ({c.relative:.1e} of its largest value, run on {c.ran})"
+            f"largest difference from the unpartitioned model: {c.largest:.1e} ({c.relative:.1e} of its largest value; {c.ran})"
         )
     lines += list(result.notes)
     lines.append(f"written to {output}: {len(report['kernels'])} kernels, report.json" + (", model.so" if report["library"] else ""))
