@@ -12,13 +12,17 @@ import hashlib
 import json
 import math
 import sqlite3
+from collections import Counter
 from collections.abc import Iterable
 from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import asdict
 from dataclasses import dataclass
 from dataclasses import fields
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from fuser.errors import EnvironmentError_
@@ -91,11 +95,14 @@ class Record:
     def schedule_value(self) -> Schedule:
         return Schedule.from_json(json.loads(self.schedule))
 
-    def to_json(self) -> dict[str, Any]:
-        """The fields that differ from their defaults."""
-        defaults = {f.name: f.default for f in fields(self)}
-        return {k: v for k, v in asdict(self).items() if v != defaults[k]}
+    def to_json(self, common: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
+        """The fields that differ from ``common`` and, where that says nothing, from their defaults."""
+        usual = {f.name: f.default for f in fields(self)} | dict(common)
+        return {k: v for k, v in asdict(self).items() if v != usual[k]}
 
+
+SHARED = ("device", "compiler", "generator", "environment")
+"""Fields that nearly all rows of a run share."""
 
 KEY = ("workload", "program", "structure", "schedule", "source", "device", "compiler", "dtype", "kind", "repeat")
 """What must not be measured twice."""
@@ -235,15 +242,22 @@ class Records:
     # -- in and out ---------------------------------------------------------------------------------------------------------
 
     def export_lines(self, path: Path, **where: Any) -> int:
-        """Structures and rows as JSON lines; returns the number of rows."""
+        """Structures and rows as JSON lines; returns the number of rows. A line ``{"common": …}`` has the values that most rows share
+        (machine, versions); rows after it leave them out."""
         rows = list(self.rows(**where))
         used = {r.structure for r in rows}
+        common = _common(rows)
+
+        def line(value: dict[str, Any]) -> str:
+            return json.dumps(value, separators=(",", ":")) + "\n"
+
         with path.open("w") as file:
             for digest, text in self.db.execute("SELECT hash, json FROM structures ORDER BY hash"):
                 if digest in used:
-                    file.write(json.dumps({"structure": digest, "graph": json.loads(text)}, separators=(",", ":")) + "\n")
+                    file.write(line({"structure": digest, "graph": json.loads(text)}))
+            file.write(line({"common": common}))
             for row in rows:
-                file.write(json.dumps(row.to_json(), separators=(",", ":")) + "\n")
+                file.write(line(row.to_json(common)))
         return len(rows)
 
     def export_csv(self, path: Path, **where: Any) -> int:
@@ -260,11 +274,14 @@ class Records:
         return sum(self.add(r) for r in self._read(path))
 
     def _read(self, path: Path) -> Iterator[Record]:
+        common: dict[str, Any] = {}
         for item in read_lines(path):
             if "graph" in item:
                 self.add_structure(graph_from_json(item["graph"]))
+            elif "common" in item:
+                common = item["common"]
             else:
-                yield record_from_json(item)
+                yield record_from_json(common | item)
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -304,6 +321,11 @@ def rounded(record: Record) -> Record:
         error_max=digits(record.error_max),
         seconds=round(record.seconds, 3),
     )
+
+
+def _common(rows: Sequence[Record]) -> dict[str, Any]:
+    """The most frequent value of each field in :data:`SHARED`."""
+    return {n: Counter(getattr(r, n) for r in rows).most_common(1)[0][0] for n in SHARED} if rows else {}
 
 
 def best_of(rows: Iterable[Record]) -> dict[str, Record]:
