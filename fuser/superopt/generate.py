@@ -8,6 +8,7 @@ stands for all of its grids, loop orders and tile sizes.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from fuser.superopt.extract import op_graphs
 from fuser.superopt.kernels import as_statements
 from fuser.superopt.kernels import Plan
 from fuser.superopt.kernels import build
+from fuser.superopt.kernels import concatenated
 from fuser.superopt.kernels import crossing
 from fuser.superopt.kernels import largest
 from fuser.superopt.kernels import plans
@@ -32,6 +34,10 @@ from fuser.superopt.values import ValueSpace
 
 SLACK = 2
 """Operators that a whole graph may have beyond the program's own, where its kernels together may have more than one kernel."""
+
+
+EARLY = 24
+"""Structures that are handed on before the search goes beyond the program's own number of operators."""
 
 
 @dataclass(frozen=True)
@@ -79,26 +85,33 @@ def generate(program: TensorProgram, limits: Limits | None = None, report: Repor
     deadline = started + limits.budget
     graph, block, internal = as_block(program)
     own = sum(1 for s in block.computes if s.value not in internal)
-    space = ValueSpace(block, internal, max(limits.block_ops, own + SLACK), expressions=limits.expressions, seed=limits.seed)
-    report.counts = space.counts
-    for _ in space.grow(started + 0.6 * limits.budget):
-        pass
-    found = op_graphs(space, limits.graphs, started + 0.8 * limits.budget)
-    report.op_graphs = len(found)
-    stopped = "exhausted" if space.complete and time.monotonic() < deadline else "budget"
-    if stopped == "exhausted" and len(found) >= limits.graphs:
-        stopped = f"the {limits.graphs} cheapest operator graphs"
+    most = max(limits.block_ops, own + SLACK)
     seen: set[str] = set()
-    for candidate in _structures(graph, space, found, internal, limits, started + 0.9 * limits.budget):
-        key = signature(candidate.graph).text
-        if key in seen:
-            report.duplicates += 1
-            continue
-        seen.add(key)
-        report.kernel_graphs += 1
-        report.seconds = time.monotonic() - started
-        report.stopped = "the caller"
-        yield candidate
+    stopped = ""
+    # deepening: what takes no more operators than the program comes first, at once
+    for max_ops in dict.fromkeys((own, most)):
+        space = ValueSpace(block, internal, max_ops, expressions=limits.expressions, seed=limits.seed)
+        report.counts = space.counts
+        for _ in space.grow(started + 0.6 * limits.budget):
+            pass
+        found = op_graphs(space, limits.graphs, started + 0.8 * limits.budget)
+        report.op_graphs = len(found)
+        stopped = "exhausted" if space.complete else "budget"
+        if space.complete and len(found) >= limits.graphs:
+            stopped = f"the {limits.graphs} cheapest operator graphs"
+        structures = _structures(graph, space, found, internal, limits, started + 0.9 * limits.budget)
+        for candidate in structures if max_ops == most else itertools.islice(structures, EARLY):
+            key = signature(candidate.graph).text
+            if key in seen:
+                report.duplicates += 1
+                continue
+            seen.add(key)
+            report.kernel_graphs += 1
+            report.seconds = time.monotonic() - started
+            report.stopped = "the caller"
+            yield candidate
+            if time.monotonic() > deadline:
+                break
         if time.monotonic() > deadline:
             stopped = "budget"
             break
@@ -125,4 +138,7 @@ def _structures(
                     score = ops.passes + 2 * (kernels - 1) + between + ops.ops - least
                     ranked.append(((score, kernels, i, len(ranked)), i, plan))
     for _, i, plan in sorted(ranked, key=lambda r: r[0]):
-        yield Candidate(build(graph, bodies[i], plan, known), found[i].cost, plan.splits)
+        structure = build(graph, bodies[i], plan, known)
+        yield Candidate(structure, found[i].cost, plan.splits)
+        if one := concatenated(structure):
+            yield Candidate(one, found[i].cost, plan.splits)

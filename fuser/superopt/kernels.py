@@ -112,14 +112,17 @@ def plans(block: BlockGraph, kernels: int) -> Iterator[Plan]:
         parts = [(s.value,) for s in block.computes]
         of = {v: i for i, (v,) in enumerate(parts)}
         before = [{of[a] for a in block.by_value[v].args if a in of} for (v,) in parts]
-    for stages in _stagings(before, kernels):
-        stage = {v: stages[i] for v, i in of.items()}
-        if len(set(stages)) < kernels:
-            continue
-        for splits in itertools.product(*(["", *_reduced(block, stage, k)] for k in range(kernels))):
-            moved = _after_splits(block, stage, splits)
-            if moved is not None and all(_worth(block, moved, k, splits) for k in range(kernels)):
-                yield Plan(tuple((s.value, moved[s.value]) for s in block.computes), splits)
+    for used in (kernels, kernels - 1):  # the last kernel may do no more than finish the split sums of the one before
+        for stages in _stagings(before, used):
+            if used == 0 or len(set(stages)) < used:
+                continue
+            stage = {v: stages[i] for v, i in of.items()}
+            for splits in itertools.product(*(["", *_reduced(block, stage, k)] if k + 1 < kernels else [""] for k in range(kernels))):
+                if used < kernels and not splits[used - 1]:
+                    continue
+                moved = _after_splits(block, stage, splits)
+                if moved is not None and all(_worth(block, moved, k, splits) for k in range(kernels)):
+                    yield Plan(tuple((s.value, moved[s.value]) for s in block.computes), splits)
 
 
 def crossing(block: BlockGraph, plan: Plan) -> int:
@@ -130,7 +133,7 @@ def crossing(block: BlockGraph, plan: Plan) -> int:
         for s in block.computes
         if any(u.kind == "compute" and stage[u.value] > stage[s.value] for u in block.users(s.value))
     ]
-    return sum(min(1, from_stage.count(k)) if axis else from_stage.count(k) for k, axis in enumerate(plan.splits))
+    return sum(1 if axis else from_stage.count(k) for k, axis in enumerate(plan.splits))
 
 
 def largest(block: BlockGraph, plan: Plan, internal: frozenset[str]) -> int:
@@ -175,12 +178,10 @@ def _stagings(before: Sequence[set[int]], kernels: int) -> Iterator[tuple[int, .
 def _worth(block: BlockGraph, stage: Mapping[str, int], k: int, splits: Sequence[str]) -> bool:
     """A kernel folds something or finishes partial results: purely element-wise work belongs to a neighbour."""
     own = [s for s in block.computes if stage[s.value] == k]
-    return any(s.folds for s in own) or bool(own) and (len(splits) == 1 or (k > 0 and bool(splits[k - 1])))
+    return any(s.folds for s in own) or (bool(own) and len(splits) == 1) or (k > 0 and bool(splits[k - 1]))
 
 
 def _reduced(block: BlockGraph, stage: Mapping[str, int], k: int) -> list[str]:
-    if k == max(stage.values()):
-        return []
     return list(dict.fromkeys(a for s in block.computes if stage[s.value] == k and s.op != "max" for a in s.reduce))
 
 
@@ -205,7 +206,7 @@ def _after_splits(block: BlockGraph, stage: Mapping[str, int], splits: Sequence[
             if moved[s.value] != k:
                 continue
             crosses = s.value in stored or any(moved[u.value] > k for u in block.users(s.value) if u.kind == "compute")
-            if crosses != (s.value in folds) or (s.value in stored and s.value in folds) or (s.op == "max" and s.value in folds):
+            if crosses != (s.value in folds) or (s.op == "max" and s.value in folds):
                 return None
     return moved
 
@@ -213,6 +214,27 @@ def _after_splits(block: BlockGraph, stage: Mapping[str, int], splits: Sequence[
 def build(graph: KernelGraph, block: BlockGraph, plan: Plan, known: frozenset[str]) -> KernelGraph:
     """The µGraph of a plan. Partial results and other values that the program does not have (``known``) stay in fp32 in device memory."""
     return _Builder(graph, block, plan, known).run()
+
+
+def concatenated(graph: KernelGraph) -> KernelGraph | None:
+    """The graph with sums of two contractions marked ``concat``: one matmul (W ‖ X)(Y ‖ Z) of concatenated operands, that is one accumulator
+    to which both contractions add. None where there is no such sum."""
+
+    def marked(block: BlockGraph) -> BlockGraph:
+        stmts = []
+        for s in block.stmts:
+            makers = [block.by_value[a] for a in s.args]
+            if (
+                s.op == "add"
+                and all(m.op == "matmul" and m.axes == s.axes and len(block.users(m.value)) == 1 for m in makers)
+                and len(set(s.args)) == 2
+            ):
+                s = replace(s, attrs=(*s.attrs, ("concat", True)))
+            stmts.append(s)
+        return replace(block, stmts=tuple(stmts))
+
+    kernels = tuple(marked(k) if isinstance(k, BlockGraph) else k for k in graph.kernels)
+    return replace(graph, kernels=kernels) if kernels != graph.kernels else None
 
 
 class _Builder:

@@ -45,7 +45,7 @@ class AxisTarget(Target):
         images = self._images[e]
         if images is None or not images:
             # undecided, or a partial maximum, of which the expressions say no more
-            return images is None or self.keeps(e)
+            return images is None or self._partial_max(e)
         return any(self._place(level, c, axes) for level, c in images)
 
     def _place(self, level: NF, c: Term, axes: frozenset[str]) -> bool:
@@ -60,13 +60,22 @@ class AxisTarget(Target):
         if not e.terms:
             yield from ((level, None) for level in self.levels[:1])
             return
+        places: list[tuple[NF, Term]] | None = None
         chosen = next(iter(e.terms))
-        for level in self.levels:
+        for term in e.terms:
+            for number in term[0]:
+                found = self._by_factor.get(number)
+                if found is None:
+                    return
+                if places is None or len(found) < len(places):
+                    places, chosen = found, term
+        if places is None:
+            places = [(level, t) for level in self.levels for t in level.terms]
+        for level, image in places:
             if len(level.terms) < len(e.terms):
                 continue
-            for image in level.terms:
-                c = _divide_term(image, chosen)
-                if c is True:
-                    yield level, None
-                elif c and _contains(level, e, c):
-                    yield level, c
+            c = _divide_term(image, chosen)
+            if c is True:
+                yield level, None
+            elif c and _contains(level, e, c):
+                yield level, c

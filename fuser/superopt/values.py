@@ -26,7 +26,6 @@ from fuser.ir.ops import op as op_def
 from fuser.superopt.abstraction import abstract
 from fuser.superopt.expressions import NF
 from fuser.superopt.expressions import TOP
-from fuser.superopt.expressions import reduce_sum
 from fuser.superopt.expressions import var
 from fuser.superopt.fingerprint import INTERPRETED
 from fuser.superopt.fingerprint import Instance
@@ -95,7 +94,7 @@ class ValueSpace:
         self._queue: list[tuple[int, int]] = []
         self._done: list[Value] = []
         self._forms: dict[tuple[Any, ...], NF] = {}
-        self._weightless: set[int] = set()
+        self._weightless = 0
         self.program: dict[str, int] = {}
         self._seed(internal)
 
@@ -184,7 +183,7 @@ class ValueSpace:
         if v is None:
             v = self._new(name, axes, form, residues, 1 if counts else 0, None, "")
             if not counts:
-                self._weightless.add(v.number)
+                self._weightless |= 1 << v.number
         if d in v.derivations or v.load:
             return v
         v.derivations.append(d)
@@ -198,7 +197,7 @@ class ValueSpace:
 
     def size(self, ops: int) -> int:
         """Operators in a bit set that count."""
-        return ops.bit_count() - sum(1 for n in self._weightless if ops >> n & 1)
+        return (ops & ~self._weightless).bit_count()
 
     # -- enumeration --------------------------------------------------------------------------------------------------------
 
@@ -253,9 +252,7 @@ class ValueSpace:
             key = (op, attrs, reduce, *(a.form.number for a in args))
             form = self._forms.get(key)
             if form is None:
-                form = self._forms[key] = (
-                    reduce_sum(reduce, args[0].form) if op == "sum" else abstract(op, [a.form for a in args], reduce, dict(attrs))
-                )
+                form = self._forms[key] = self._form(op, [a.form for a in args], reduce, attrs)
             if not self.target.useful(form, frozenset(axes)):
                 self.counts.pruned += 1
                 return
@@ -274,6 +271,14 @@ class ValueSpace:
         residues = self.instance.apply(op, [a.residues for a in args], reduce, dict(attrs))
         if residues is not None:
             self._add(Derivation(op, tuple(a.number for a in args), reduce, attrs), axes, form, residues)
+
+    def _form(self, op: str, args: list[NF], reduce: tuple[str, ...], attrs: Attrs) -> NF:
+        if op == "sub":  # the negative of a form is wanted again and again
+            key = ("neg", args[1].number)
+            if key not in self._forms:
+                self._forms[key] = abstract("neg", args[1:])
+            return abstract("add", [args[0], self._forms[key]])
+        return abstract(op, args, reduce, dict(attrs))
 
     @staticmethod
     def _indexable(attrs: Attrs, axes: tuple[str, ...]) -> bool:
