@@ -46,7 +46,7 @@ def _first(module: Any, call: Callable[[Any, Any], Any]) -> Any:
 
         def forward(self, x: Any) -> Any:
             out = call(self.module, x)
-            return out[0] if isinstance(out, tuple | list) else out
+            return out if isinstance(out, torch.Tensor) else out[0]
 
     return First().eval()
 
@@ -70,12 +70,39 @@ def _bert(hidden: int, heads: int, sequence: int = 512) -> Callable[[int], tuple
     return make
 
 
-def _gpt2(layers: int) -> tuple[Any, Any]:
-    import torch
+def _language_model(make: Callable[[Any, int], Any], length: int = 128) -> Callable[[int], tuple[Any, Any]]:
+    """A model over token ids; the mask is given, since finding packed sequences needs operators that TVM's frontend lacks."""
 
-    t = _transformers()
-    config = t.GPT2Config(n_layer=layers, attn_implementation="eager", use_cache=False, return_dict=False)
-    return _first(t.GPT2Model(config), lambda m, x: m(x)), torch.randint(0, 1000, (1, 128))
+    def build(layers: int) -> tuple[Any, Any]:
+        import torch
+
+        model = make(_transformers(), layers)
+        call = lambda m, x: m(x, attention_mask=torch.ones_like(x), return_dict=False)  # noqa: E731
+        return _first(model, call), torch.randint(0, 1000, (1, length))
+
+    return build
+
+
+def _gpt2(t: Any, layers: int) -> Any:
+    return t.GPT2Model(t.GPT2Config(n_layer=layers, attn_implementation="eager", use_cache=False))
+
+
+def _distilbert(t: Any, layers: int) -> Any:
+    return t.DistilBertModel(t.DistilBertConfig(n_layers=layers, attn_implementation="eager"))
+
+
+def _llama(t: Any, layers: int) -> Any:
+    config = t.LlamaConfig(
+        num_hidden_layers=layers,
+        hidden_size=512,
+        intermediate_size=1376,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        vocab_size=1000,
+        attn_implementation="eager",
+        use_cache=False,
+    )
+    return t.LlamaModel(config)
 
 
 def _vit(layers: int) -> tuple[Any, Any]:
@@ -86,21 +113,14 @@ def _vit(layers: int) -> tuple[Any, Any]:
     return _first(t.ViTModel(config, add_pooling_layer=False), lambda m, x: m(x)), torch.randn(1, 3, 224, 224)
 
 
-def _distilbert(layers: int) -> tuple[Any, Any]:
-    import torch
-
-    t = _transformers()
-    config = t.DistilBertConfig(n_layers=layers, attn_implementation="eager", return_dict=False)
-    return _first(t.DistilBertModel(config), lambda m, x: m(x)), torch.randint(0, 1000, (1, 128))
-
-
 NETWORKS: dict[str, Network] = {
     "bert-small": Network("BERT small encoder", 4, _bert(512, 8)),
     "bert-base": Network("BERT base encoder", 12, _bert(768, 12)),
     "bert-large": Network("BERT large encoder", 24, _bert(1024, 16)),
-    "gpt2": Network("GPT-2", 12, _gpt2),
+    "gpt2": Network("GPT-2", 12, _language_model(_gpt2)),
     "vit-base": Network("ViT base", 12, _vit),
-    "distilbert": Network("DistilBERT", 6, _distilbert),
+    "distilbert": Network("DistilBERT", 6, _language_model(_distilbert)),
+    "llama-tiny": Network("a small LLaMA with grouped queries", 4, _language_model(_llama)),
 }
 
 
