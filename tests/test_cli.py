@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
+from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import pytest
 import typer
 
@@ -14,6 +17,11 @@ from fuser import cli
 from fuser.cli import VERBS
 from fuser.cli import Verb
 from fuser.cli import main
+from fuser.console import bytes_text
+from fuser.console import print_json
+from fuser.console import progress
+from fuser.console import rate_text
+from fuser.console import time_text
 from fuser.errors import FuserError
 from fuser.errors import ModelFileError
 from fuser.errors import NothingSupportedError
@@ -136,3 +144,52 @@ def test_every_verb_has_a_function_with_help(name: str, capsys: pytest.CaptureFi
 def test_module_and_version() -> None:
     done = subprocess.run([sys.executable, "-m", "fuser", "--version"], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.startswith("mufuser ")
+
+
+def test_documents_are_strict_json(capsys: pytest.CaptureFixture[str]) -> None:
+    value = {
+        "nan": math.nan,
+        "inf": [np.float32("inf")],
+        "n": np.int64(3),
+        "a": np.eye(2),
+        "p": Path("a/b"),
+        "s": {"y", "x"},
+        "v": VERBS["space"],
+    }
+    print_json(value)
+    found = json.loads(capsys.readouterr().out)
+    assert found == {
+        "nan": None,
+        "inf": [None],
+        "n": 3,
+        "a": [[1, 0], [0, 1]],
+        "p": "a/b",
+        "s": ["x", "y"],
+        "v": {"target": "search.commands:space", "help": VERBS["space"].help},
+    }
+
+
+@pytest.mark.parametrize(
+    ("found", "text"),
+    [
+        (time_text(12.34e-6), "12.3 µs"),
+        (time_text(1.25), "1.25 s"),
+        (time_text(5e-10), "0.5 ns"),
+        (bytes_text(166912), "163 KiB"),
+        (bytes_text(12), "12 B"),
+        (rate_text(4.8e12, "B/s"), "4.8 TB/s"),
+        (rate_text(989.4e12, "FLOP/s"), "989.4 TFLOP/s"),
+    ],
+)
+def test_units(found: str, text: str) -> None:
+    assert found == text
+
+
+def test_progress_in_a_log_is_short_and_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress("compile", total=200) as step:
+        for i in range(200):
+            step(f"kernel [{i}]")
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert len(printed.err.splitlines()) == 10
+    assert printed.err.endswith("compile: 200/200 kernel [199]\n")
