@@ -47,7 +47,9 @@ def operator_times(program: TensorProgram, device: Device, skip: frozenset[str] 
 
 
 def _copies(program: TensorProgram, node: Node) -> bool:
-    """A transpose that moves an extent larger than one needs a kernel; reshapes and broadcasts do not."""
+    """A transpose that moves an extent larger than one needs a kernel, and so does a repeat; reshapes and broadcasts do not."""
+    if node.op == "repeat":
+        return True
     if node.op != "transpose":
         return False
     kept = [i for i in node.attr["perm"] if program[node.inputs[0]].shape[i] > 1]

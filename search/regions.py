@@ -148,7 +148,7 @@ class _Chain:
                 return "no contraction follows on it"
             users = self.program.consumers[name]
             if len(users) != 1:
-                return f"{name} is read by {len(users)} operators, none of which could have it alone"
+                return f"its result is read by {len(users)} operators"
             (user,) = users
             if _is_contraction(user):
                 return ([*nodes, user.output], user) if user.inputs.count(name) == 1 else f"{user.output} reads {name} twice"

@@ -126,6 +126,13 @@ class _Solver:
         elif node.op == "reshape":
             out = [_Dim(e) for e in shape]
             _tie(args[0], out)
+        elif node.op == "repeat":
+            out = list(args[0])
+            at = node.attr["axis"] % len(out)
+            whole = _Dim(shape[at])
+            if node.attr["times"] > 1:  # element i is element i // times of the operand: its axis is the outer factor
+                whole.parts = [out[at], _Dim(node.attr["times"])]
+                out[at] = whole
         elif node.op == "broadcast":
             padded = [_Dim(1)] * (len(shape) - len(args[0])) + args[0]
             out = [d if d.extent == e else _Dim(e) for d, e in zip(padded, shape, strict=True)]

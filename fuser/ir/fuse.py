@@ -89,7 +89,7 @@ class _Fuser:
             if tensor not in self.value:
                 raise UnsupportedError(f"output {tensor!r} is only a view of an input")
             self.stmts.append(Stmt("store", self.value[tensor], access.axes, program[tensor].dtype, access=access))
-        used = {a for s in self.stmts for a in s.related}
+        used = {a for s in self.stmts for a in (*s.related, *s.constant_axes)}
         return BlockGraph(name, tuple(a for a in self.map.axes if a.name in used), tuple(self.stmts)).validate()
 
     def leaves(self) -> tuple[str, ...]:

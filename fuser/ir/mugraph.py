@@ -23,6 +23,7 @@ from typing import Literal
 from fuser.errors import ProgramError
 from fuser.ir.ops import op as op_def
 from fuser.ir.program import Tensor
+from fuser.ir.scalar import Extent
 from fuser.ir.scalar import Scalar
 
 FREE = 0
@@ -111,6 +112,12 @@ class Stmt:
     def related(self) -> frozenset[str]:
         """Axes whose loops the statement must stand in."""
         return frozenset(self.axes) | frozenset(self.reduce)
+
+    @property
+    def constant_axes(self) -> frozenset[str]:
+        """Axes whose extents the constants of the statement are tied to."""
+        scalars = [v for _, v in self.attrs if isinstance(v, Scalar)]
+        return frozenset(b.tensor for v in scalars for b, _ in v.powers if isinstance(b, Extent) and b.dim == AXIS)
 
     @property
     def folds(self) -> bool:
@@ -211,6 +218,11 @@ class BlockGraph:
                 if s.value in known:
                     raise ProgramError(f"block {self.name!r}: {s.value!r} is defined twice")
                 known[s.value] = s
+            for r in s.rescale:
+                if r.maximum not in known or set(known[r.maximum].axes) - set(s.axes):
+                    raise ProgramError(f"block {self.name!r}: {s} is rescaled by {r.maximum!r}, which is absent or has other axes")
+            if missing := s.constant_axes - names:
+                raise ProgramError(f"block {self.name!r}: {s} has a constant tied to the absent axes {sorted(missing)}")
             if s.kind == "compute":
                 gained = {grid for axis, grid in self.splits if axis in s.reduce}
                 expected = ({a for v in s.args for a in known[v].axes} - set(s.reduce)) | gained

@@ -5,8 +5,8 @@ Kinds of operator:
 ``map``        element-wise with broadcasting: output axes are the union of the operands' axes.
 ``contract``   a product summed over axes: matmul.
 ``reduce``     a fold over axes: sum, max.
-``view``       moves no data once accesses are axes: reshape, transpose.
-``data``       copies data: repeat, concat, slice.
+``view``       moves no data once accesses are axes: reshape, transpose, broadcast, repeat.
+``data``       copies data: concat, slice.
 ``composite``  expands into other operators (:mod:`fuser.ir.composites`); one operator in size limits.
 ``opaque``     an operator of the imported model that the table lacks; it has a shape and a name, and nothing is known of its value.
 
@@ -204,7 +204,7 @@ _ALL = (
           flops=0, relay=("transpose",), torch=("permute", "transpose.int")),
     OpDef("broadcast", "view", 1, lambda x, *, shape, **_: np.broadcast_to(x, shape), linear=(True,), degree="same",
           attrs=("shape",), flops=0, relay=("broadcast_to",), torch=("expand",)),
-    OpDef("repeat", "data", 1, lambda x, *, axis, times, **_: np.repeat(x, times, axis), linear=(True,), degree="same",
+    OpDef("repeat", "view", 1, lambda x, *, axis, times, **_: np.repeat(x, times, axis), linear=(True,), degree="same",
           attrs=("axis", "times"), flops=0, relay=("repeat",)),
     OpDef("concat", "data", -1, lambda *xs, axis, **_: np.concatenate(xs, axis), degree="equal", attrs=("axis",), flops=0,
           relay=("concatenate",), torch=("cat",)),

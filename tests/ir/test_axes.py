@@ -85,3 +85,15 @@ def test_copies_cannot_be_part_of_a_block():
     x = b.input("X", (6, 4))
     with pytest.raises(UnsupportedError, match="concat"):
         fuse(b.build(Y=b.relu(b.op("concat", x, x, axis=0))))
+
+
+def test_repeated_key_heads_are_read_once():
+    b = Builder("repeat")
+    q, k, v = b.input("Q", (8, 6, 4)), b.input("K", (2, 10, 4)), b.input("V", (2, 10, 4))
+    program = b.build(O=b.attention(q, b.op("repeat", k, axis=0, times=4), b.op("repeat", v, axis=0, times=4)))
+    graph = fuse(program)
+    query, key = (s.access.axes for s in graph.blocks[0].loads[:2])
+    assert len(query) == 4 and len(key) == 3  # the group of a query head is no axis of the keys
+    inputs = program.random_inputs(np.random.default_rng(0))
+    found = interpret(graph, Schedule((KernelSchedule(),)), inputs)["O"]
+    np.testing.assert_allclose(found, program.evaluate(inputs)["O"], rtol=1e-9)
