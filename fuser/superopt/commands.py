@@ -36,8 +36,12 @@ from fuser.workloads import workload
 
 
 def superoptimize(
-    names: Annotated[list[str], typer.Argument(metavar="WORKLOAD|FILE...", help="Named workloads, globs of them, or programs as JSON.")],
-    max_block_ops: Annotated[int, typer.Option("--max-block-ops", min=1, help="Most operators of one kernel; a composite is one.")] = 7,
+    names: Annotated[
+        list[str], typer.Argument(metavar="WORKLOAD|FILE...", help="Named workloads, globs of them, or programs as JSON.")
+    ],
+    max_block_ops: Annotated[
+        int, typer.Option("--max-block-ops", min=1, help="Most operators of one kernel; a composite is one.")
+    ] = 7,
     max_kernels: Annotated[int, typer.Option("--max-kernels", min=1, help="Most kernels of a graph.")] = 5,
     budget: Annotated[float, typer.Option("--budget", min=0.0, help="Seconds for each program.")] = 60.0,
     most: Annotated[int, typer.Option("--most", min=1, help="Structures to verify and keep for each program.")] = 50,
@@ -122,7 +126,9 @@ def _save(directory: Path, result: Result) -> None:
             name = f"{result.program.name.replace('/', '_').replace(':', '_')}.{i}.json"
             (directory / name).write_text(json_module.dumps(graph_to_json(f.graph), indent=1) + "\n", encoding="utf-8")
     except OSError as error:
-        raise UsageError(f"cannot write to {directory}: {error.strerror}", "--save takes a directory that can be written") from error
+        raise UsageError(
+            f"cannot write to {directory}: {error.strerror}", "--save takes a directory that can be written"
+        ) from error
 
 
 def show(

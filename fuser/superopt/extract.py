@@ -1,7 +1,8 @@
 """From the value space to operator graphs: one derivation for each value that is needed, shared values once.
 
-Graphs come in order of a cost that knows no sizes: fewest passes (folds over an axis that wait for another fold over the same axis, so that
-inputs are walked again), then fewest operators, then fewest axes to iterate. So the result does not depend on extents.
+Graphs come in order of a cost that knows no sizes: fewest passes (folds over an axis that wait for another fold over the same
+axis, so that inputs are walked again), then fewest operators, then fewest axes to iterate. So the result does not depend on
+extents.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ class OpGraph:
 def op_graphs(space: ValueSpace, limit: int = 20_000, deadline: float | None = None) -> list[OpGraph]:
     """Every operator graph of at most ``space.max_ops`` operators that computes the outputs, cheapest first."""
     found: dict[tuple[tuple[int, Derivation], ...], OpGraph] = {}
+    if own := _finish(space, {v.number: v.derivations[0] for v in space.values if v.derivations}):
+        found[own.steps] = own  # the program as it stands, whatever the limits are
     for most in range(1, space.max_ops + 1):  # deepening: the smallest graphs first
         for chosen in _choices(space, most, deadline):
             graph = _finish(space, chosen)
@@ -52,7 +55,8 @@ def op_graphs(space: ValueSpace, limit: int = 20_000, deadline: float | None = N
 
 
 def _modulo_constants(space: ValueSpace, graph: OpGraph, table: dict[tuple[object, ...], int]) -> tuple[int, ...]:
-    """Identity of a graph that ignores factors by constants: of those that differ only in where they scale, the cheapest is enough."""
+    """Identity of a graph that ignores factors by constants: of those that differ only in where they scale, the cheapest is
+    enough."""
     ids: dict[int, int] = {}
 
     def number(n: int) -> int:
@@ -77,7 +81,9 @@ def _modulo_constants(space: ValueSpace, graph: OpGraph, table: dict[tuple[objec
 
 def _choices(space: ValueSpace, most: int, deadline: float | None) -> Iterator[dict[int, Derivation]]:
     order = {
-        v.number: sorted(v.derivations, key=lambda d: (_size(space, d), d.op, d.args, d.reduce)) for v in space.values if not v.load
+        v.number: sorted(v.derivations, key=lambda d: (_size(space, d), d.op, d.args, d.reduce))
+        for v in space.values
+        if not v.load
     }
 
     def visit(chosen: dict[int, Derivation], agenda: tuple[int, ...], ops: int) -> Iterator[dict[int, Derivation]]:

@@ -56,7 +56,8 @@ class Instance:
         return len(self.axes)
 
     def draw(self, axes: Sequence[str]) -> Residues:
-        """A random input; the result has one dimension for each instance and for each axis of the program (extent 1 where absent)."""
+        """A random input; the result has one dimension for each instance and for each axis of the program (extent 1 where
+        absent)."""
         shape = (INSTANCES, *(SIZE if a in axes else 1 for a in self.axes))
         return self.rng.integers(1, P, shape, dtype=np.int64)
 
@@ -146,7 +147,7 @@ _FIELD: dict[str, Callable[..., Residues]] = {
     "neg": lambda a: -a,
     "square": lambda a: a * a,
     "cast": lambda a: a,
-    "maximum": lambda a, b: np.maximum(a, b),
+    "maximum": np.maximum,
 }
 
 INTERPRETED = frozenset((*_FIELD, "div", "scale", "shift")) - {"maximum"}

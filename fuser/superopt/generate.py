@@ -1,9 +1,9 @@
 """The µGraph generator (Mirage, section 4): from a program to kernel graphs, streamed in one fixed order under a budget.
 
-Three steps. :mod:`.values` enumerates every useful value over the program's axes, pruned by abstract expressions; :mod:`.extract` lists the
-operator graphs that compute the outputs, cheapest first; :mod:`.kernels` cuts each of them into kernels and splits reductions over the
-grid. Axes stand for grids and loops: a contraction with a loop part is an accumulator, what follows it an epilogue, so that one µGraph
-stands for all of its grids, loop orders and tile sizes.
+Three steps. :mod:`.values` enumerates every useful value over the program's axes, pruned by abstract expressions;
+:mod:`.extract` lists the operator graphs that compute the outputs, cheapest first; :mod:`.kernels` cuts each of them into
+kernels and splits reductions over the grid. Axes stand for grids and loops: a contraction with a loop part is an accumulator,
+what follows it an epilogue, so that one µGraph stands for all of its grids, loop orders and tile sizes.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram
 from fuser.superopt.extract import OpGraph
 from fuser.superopt.extract import op_graphs
-from fuser.superopt.kernels import as_statements
 from fuser.superopt.kernels import Plan
+from fuser.superopt.kernels import as_statements
 from fuser.superopt.kernels import build
 from fuser.superopt.kernels import concatenated
 from fuser.superopt.kernels import crossing
@@ -30,7 +30,6 @@ from fuser.superopt.program_axes import as_block
 from fuser.superopt.signature import signature
 from fuser.superopt.values import Counts
 from fuser.superopt.values import ValueSpace
-
 
 SLACK = 2
 """Operators that a whole graph may have beyond the program's own, where its kernels together may have more than one kernel."""
@@ -65,7 +64,8 @@ class Candidate:
 
 @dataclass
 class Report:
-    """What a generator did; complete when the stream has ended. ``stopped`` says why: ``exhausted``, ``budget``, or which limit cut."""
+    """What a generator did; complete when the stream has ended. ``stopped`` says why: ``exhausted``, ``budget``, or which
+    limit cut."""
 
     counts: Counts = field(default_factory=Counts)
     op_graphs: int = 0
@@ -76,7 +76,8 @@ class Report:
 
 
 def generate(program: TensorProgram, limits: Limits | None = None, report: Report | None = None) -> Iterator[Candidate]:
-    """µGraphs whose outputs have the program's fingerprints, each structure once, the program's own among them; exponentials are bare.
+    """µGraphs whose outputs have the program's fingerprints, each structure once, the program's own among them; exponentials
+    are bare.
 
     Raises :class:`~fuser.errors.UnsupportedError` where the program cannot be written over axes (see :mod:`.partition`).
     """
@@ -122,7 +123,8 @@ def generate(program: TensorProgram, limits: Limits | None = None, report: Repor
 def _structures(
     graph: KernelGraph, space: ValueSpace, found: list[OpGraph], internal: frozenset[str], limits: Limits, deadline: float
 ) -> Iterator[Candidate]:
-    """All plans of the cheapest operator graphs, by a score without sizes: passes over inputs, kernels and the tensors between them, operators."""
+    """All plans of the cheapest operator graphs, by a score without sizes: passes over inputs, kernels and the tensors between
+    them, operators."""
     known = frozenset(v.name for v in space.values if v.name)
     least = min((ops.ops for ops in found), default=0)
     ranked: list[tuple[tuple[int, ...], int, Plan]] = []
@@ -130,7 +132,7 @@ def _structures(
     for i, ops in enumerate(found[: max(limits.breadth)]):
         bodies.append(as_statements(space, ops))
         for kernels in range(1, limits.kernels + 1):
-            if i >= limits.breadth[min(kernels, len(limits.breadth)) - 1] or time.monotonic() > deadline:
+            if i >= limits.breadth[min(kernels, len(limits.breadth)) - 1] or (ranked and time.monotonic() > deadline):
                 break
             for plan in plans(bodies[i], kernels):
                 if largest(bodies[i], plan, internal) <= limits.block_ops:

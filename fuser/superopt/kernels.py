@@ -1,8 +1,8 @@
 """From an operator graph to µGraphs: which kernel does what, and which reductions are split over the grid.
 
 A plan assigns every operator to a stage, never before its operands; each stage is one kernel. Values that cross stages go through
-device memory. In a stage that splits an axis, the folds over that axis are left as partial results with a new grid axis, and the next
-stage adds them. Where statements stand in the loops of a kernel is not chosen here: it follows from a schedule.
+device memory. In a stage that splits an axis, the folds over that axis are left as partial results with a new grid axis, and
+the next stage adds them. Where statements stand in the loops of a kernel is not chosen here: it follows from a schedule.
 """
 
 from __future__ import annotations
@@ -73,8 +73,9 @@ def _rows_first(space: ValueSpace, number: int, axes: Sequence[str], reduce: Seq
 
 
 def groups(block: BlockGraph) -> list[tuple[str, ...]]:
-    """Operators that stay together: an element-wise function of one operand with what makes the operand or, where that is an input, with
-    what reads it; and an exponential with everything that reads it, so that its running maximum stays in one kernel."""
+    """Operators that stay together: an element-wise function of one operand with what makes the operand or, where that is an
+    input, with what reads it; and an exponential with everything that reads it, so that its running maximum stays in one
+    kernel."""
     parent = {s.value: s.value for s in block.computes}
 
     def root(v: str) -> str:
@@ -117,7 +118,9 @@ def plans(block: BlockGraph, kernels: int) -> Iterator[Plan]:
             if used == 0 or len(set(stages)) < used:
                 continue
             stage = {v: stages[i] for v, i in of.items()}
-            for splits in itertools.product(*(["", *_reduced(block, stage, k)] if k + 1 < kernels else [""] for k in range(kernels))):
+            for splits in itertools.product(
+                *(["", *_reduced(block, stage, k)] if k + 1 < kernels else [""] for k in range(kernels))
+            ):
                 if used < kernels and not splits[used - 1]:
                     continue
                 moved = _after_splits(block, stage, splits)
@@ -186,8 +189,8 @@ def _reduced(block: BlockGraph, stage: Mapping[str, int], k: int) -> list[str]:
 
 
 def _after_splits(block: BlockGraph, stage: Mapping[str, int], splits: Sequence[str]) -> dict[str, int] | None:
-    """The stages where element-wise operators that stood behind a split fold follow its completion into the next kernel; None where a
-    split stage would hand on anything but partial results of its split axis."""
+    """The stages where element-wise operators that stood behind a split fold follow its completion into the next kernel; None
+    where a split stage would hand on anything but partial results of its split axis."""
     moved = dict(stage)
     for k, axis in enumerate(splits):
         if not axis:
@@ -212,13 +215,14 @@ def _after_splits(block: BlockGraph, stage: Mapping[str, int], splits: Sequence[
 
 
 def build(graph: KernelGraph, block: BlockGraph, plan: Plan, known: frozenset[str]) -> KernelGraph:
-    """The µGraph of a plan. Partial results and other values that the program does not have (``known``) stay in fp32 in device memory."""
+    """The µGraph of a plan. Partial results and other values that the program does not have (``known``) stay in fp32 in device
+    memory."""
     return _Builder(graph, block, plan, known).run()
 
 
 def concatenated(graph: KernelGraph) -> KernelGraph | None:
-    """The graph with sums of two contractions marked ``concat``: one matmul (W ‖ X)(Y ‖ Z) of concatenated operands, that is one accumulator
-    to which both contractions add. None where there is no such sum."""
+    """The graph with sums of two contractions marked ``concat``: one matmul (W ‖ X)(Y ‖ Z) of concatenated operands, that is
+    one accumulator to which both contractions add. None where there is no such sum."""
 
     def marked(block: BlockGraph) -> BlockGraph:
         stmts = []
@@ -269,9 +273,7 @@ class _Builder:
         count = self.plan.kernels
         made = {s.value: (k, s) for k, s in self.computes}
         final = {s.value: s for s in self.block.stores}
-        crossing = {
-            a for k, s in self.computes for a in s.args if a in made and made[a][0] != k
-        }
+        crossing = {a for k, s in self.computes for a in s.args if a in made and made[a][0] != k}
         place = {v: self.device(v, made[v][1], final) for v in crossing}
         kernels: list[BlockGraph] = []
         for k in range(count):

@@ -1,8 +1,8 @@
 """The pruning question with axes: an abstract expression says what is still to come, and so which axes can still go away.
 
-A value whose expression ``e`` is contained as ``c·e`` in an expression of the program (:mod:`fuser.superopt.expressions`) is useful only
-if ``c`` still sums over every axis that the value has and that place lacks: nothing else removes an axis. That is exact for
-expressions without maxima, and rejects most of what abstract expressions alone let pass, such as (Σₖ x)·w[k].
+A value whose expression ``e`` is contained as ``c·e`` in an expression of the program (:mod:`fuser.superopt.expressions`) is
+useful only if ``c`` still sums over every axis that the value has and that place lacks: nothing else removes an axis. That is
+exact for expressions without maxima, and rejects most of what abstract expressions alone let pass, such as (Σₖ x)·w[k].
 """
 
 from __future__ import annotations

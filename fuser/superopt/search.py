@@ -1,8 +1,8 @@
 """The superoptimizer: generate, stabilize, verify, collect.
 
-Candidates come from :mod:`.generate` in one fixed order, exponentials are made stable where the algebra licenses it, and every µGraph is verified
-by random tests over finite fields (:mod:`.verify`) before anything else sees it. With two processes candidates are verified in
-parallel and collected in the same order, so that the result is the same.
+Candidates come from :mod:`.generate` in one fixed order, exponentials are made stable where the algebra licenses it, and every
+µGraph is verified by random tests over finite fields (:mod:`.verify`) before anything else sees it. With two processes
+candidates are verified in parallel and collected in the same order, so that the result is the same.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ AHEAD = 8
 
 @dataclass(frozen=True)
 class Found:
-    """A verified structure: its stable µGraph (tile sizes free), the cost of its operator graph (passes, operators, axes), which axes its
-    kernels split, the verifier's evidence, and exponentials that stayed bare (their inputs must be small)."""
+    """A verified structure: its stable µGraph (tile sizes free), the cost of its operator graph (passes, operators, axes),
+    which axes its kernels split, the verifier's evidence, and exponentials that stayed bare (their inputs must be small)."""
 
     graph: KernelGraph
     cost: tuple[int, int, int]
@@ -55,7 +55,8 @@ class Found:
 
 @dataclass
 class Result:
-    """``structures`` in the generator's order. ``stopped`` says why the search ended; ``rejected`` and ``unknown`` why candidates fell."""
+    """``structures`` in the generator's order. ``stopped`` says why the search ended; ``rejected`` and ``unknown`` why
+    candidates fell."""
 
     program: TensorProgram
     structures: list[Found] = field(default_factory=list)
@@ -77,13 +78,13 @@ def superoptimize(
 ) -> Result:
     """Verified structures of a program that is one LAX subprogram, at most ``most``, or until ``until`` says that one is enough.
 
-    ``rounds`` are those of the verifier here, on top of the generator's fingerprints; confirm a winner with more (:func:`.verify.verify`).
-    ``limits.budget`` seconds bound generation and verification together. Raises :class:`UnsupportedError` for a program that is not one
-    LAX subprogram: see :func:`superoptimize_pieces`.
+    ``rounds`` are those of the verifier here, on top of the generator's fingerprints; confirm a winner with more
+    (:func:`.verify.verify`). ``limits.budget`` seconds bound generation and verification together. Raises
+    :class:`UnsupportedError` for a program that is not one LAX subprogram: see :func:`superoptimize_pieces`.
     """
     limits = limits or Limits()
     pieces = partition(program)
-    if len(pieces) > 1 or not pieces[0].lax:
+    if len(pieces) != 1 or not all(p.lax for p in pieces):
         why = next((p.why for p in pieces if p.why), f"{len(pieces)} pieces")
         raise UnsupportedError(f"{program.name!r} is not one LAX subprogram: {why}", "superoptimize its pieces one by one")
     started = time.monotonic()

@@ -1,7 +1,8 @@
 """Structure signatures: what a µGraph does, whatever its values are called, its operands' order, and its grid and tile sizes.
 
-A kernel's signature lists what it stores, each as an expression over what it loads; a fold names the axes that it sums over. Whether a fold is in
-a loop body or an epilogue follows from a schedule (:func:`arrangement`), and so do the paper's maps (:mod:`fuser.ir.maps`).
+A kernel's signature lists what it stores, each as an expression over what it loads; a fold names the axes that it sums over.
+Whether a fold is in a loop body or an epilogue follows from a schedule (:func:`arrangement`), and so do the paper's maps
+(:mod:`fuser.ir.maps`).
 """
 
 from __future__ import annotations
@@ -102,7 +103,8 @@ def _text(s: Stmt, texts: Mapping[str, str]) -> str:
 @dataclass(frozen=True)
 class Arrangement:
     """Operators of one kernel by where they stand under a schedule, each sorted: ``loops`` has a row for each loop in order
-    (axis, operators in its body and in loops inside of it), ``epilogue`` what stands in no loop after one, ``prologue`` before."""
+    (axis, operators in its body and in loops inside of it), ``epilogue`` what stands in no loop after one, ``prologue``
+    before."""
 
     loops: tuple[tuple[str, tuple[str, ...]], ...]
     prologue: tuple[str, ...]

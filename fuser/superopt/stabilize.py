@@ -1,12 +1,15 @@
-"""Stable exponentials: where a shift of the exponents cancels, keep a running maximum and rescale, within a kernel and across kernels.
+"""Stable exponentials: where a shift of the exponents cancels, keep a running maximum and rescale, within a kernel and across
+kernels.
 
-The algebra uses bare ``exp``. Give every exponential an independent factor λ for each index of the axes that its sums keep (and for each part of
-a split sum), and infer the degree of every value in λ: products add, quotients subtract, sums and differences need equality, everything
-else needs degree 0. If every output has degree 0, any shift per index is allowed; lowering then subtracts the running maximum and rescales
-each accumulator of degree d by exp(d · Δ maximum), which is online softmax. A denominator must hold the maximal term, or it may underflow.
+The algebra uses bare ``exp``. Give every exponential an independent factor λ for each index of the axes that its sums keep
+(and for each part of a split sum), and infer the degree of every value in λ: products add, quotients subtract, sums and
+differences need equality, everything else needs degree 0. If every output has degree 0, any shift per index is allowed;
+lowering then subtracts the running maximum and rescales each accumulator of degree d by exp(d · Δ maximum), which is online
+softmax. A denominator must hold the maximal term, or it may underflow.
 
-Where the sums are split over the grid, each part has its own maximum: the kernel stores it, and a later kernel multiplies the partial results
-by its exponential before it adds them. That exponential is stabilized in turn, so that only differences of maxima are ever exponentiated.
+Where the sums are split over the grid, each part has its own maximum: the kernel stores it, and a later kernel multiplies the
+partial results by its exponential before it adds them. That exponential is stabilized in turn, so that only differences of
+maxima are ever exponentiated.
 """
 
 from __future__ import annotations
@@ -227,7 +230,9 @@ def _stabilized(graph: KernelGraph, kernel: int, value: str, positive: frozenset
     kernels[kernel] = replace(shifted, stmts=(*shifted.stmts, Stmt("store", top, axes, "float32", access=access)))
     factors: list[tuple[int, str]] = []
     for k, b in _blocks(graph):
-        loads = {s.value: degrees.degree[k, s.value] for s in b.loads if degrees.degree.get((k, s.value)) and set(s.axes) & set(parts)}
+        loads = {
+            s.value: degrees.degree[k, s.value] for s in b.loads if degrees.degree.get((k, s.value)) and set(s.axes) & set(parts)
+        }
         if loads:
             kernels[k], factor = _weighted(b, loads, axes, access)
             factors.append((k, factor))
@@ -240,9 +245,7 @@ def _stabilized(graph: KernelGraph, kernel: int, value: str, positive: frozenset
     return found
 
 
-def _weighted(
-    block: BlockGraph, degrees: dict[str, int], axes: tuple[str, ...], access: Access
-) -> tuple[BlockGraph, str]:
+def _weighted(block: BlockGraph, degrees: dict[str, int], axes: tuple[str, ...], access: Access) -> tuple[BlockGraph, str]:
     """Multiply loaded partial results by the exponential of their part's maximum, to the power of their degree."""
     top, factor = _fresh(access.tensor, block), _fresh(f"{access.tensor}_exp", block)
     out: list[Stmt] = [
@@ -256,7 +259,11 @@ def _weighted(
             d, last = degrees[s.value], s.value
             for i in range(abs(d)):
                 name = _fresh(f"{s.value}_weighted" + (str(i) if i else ""), block)
-                out.append(Stmt("compute", name, ordered({*s.axes, *axes}, block.axes), s.dtype, "mul" if d > 0 else "div", (last, factor)))
+                out.append(
+                    Stmt(
+                        "compute", name, ordered({*s.axes, *axes}, block.axes), s.dtype, "mul" if d > 0 else "div", (last, factor)
+                    )
+                )
                 last = name
             new[s.value] = last
     return replace(block, stmts=tuple(out)), factor
@@ -273,7 +280,9 @@ def _shift(block: BlockGraph, licence: Licence, top: str) -> BlockGraph:
             gained = tuple(g for a, g in block.splits if a in licence.axes)
             kept = ordered((*(a for a in axes if a not in licence.axes), *gained), block.axes)
             out.append(Stmt("compute", top, kept, "float32", "max", (x,), licence.axes))
-            out.append(Stmt("compute", shifted, ordered((*axes, *gained), block.axes), "float32", "sub", (x, top), running=(top,)))
+            out.append(
+                Stmt("compute", shifted, ordered((*axes, *gained), block.axes), "float32", "sub", (x, top), running=(top,))
+            )
             out.append(replace(s, axes=out[-1].axes, args=(shifted,)))
         elif s.kind == "compute" and s.folds and degree.get(s.value):
             out.append(replace(s, rescale=(*s.rescale, Rescale(top, degree[s.value]))))

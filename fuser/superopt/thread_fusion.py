@@ -1,7 +1,7 @@
 """Thread graphs by rule (Mirage, section 4.2): element-wise chains of a block that stay in registers.
 
-Element-wise operators over the same axes, one reading the other, are one thread graph: between them nothing goes through shared memory.
-Any fold ends a chain, because it exchanges data between threads.
+Element-wise operators over the same axes, one reading the other, are one thread graph: between them nothing goes through
+shared memory. Any fold ends a chain, because it exchanges data between threads.
 """
 
 from __future__ import annotations

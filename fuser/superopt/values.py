@@ -1,9 +1,9 @@
 """Values: every function of the inputs that can be part of the outputs, each once, with all the ways to compute it.
 
-This is the generator's search space in compressed form: where Mirage extends one prefix at a time, all prefixes that share a value
-share it here. A value is identified by its fingerprint (:mod:`fuser.superopt.fingerprint`), kept if abstract expressions and axes allow it
-(:mod:`fuser.superopt.pruning`), and reached in order of the number of operators that it takes, so that each pair of operands
-is combined once, commuted operands included.
+This is the generator's search space in compressed form: where Mirage extends one prefix at a time, all prefixes that share a
+value share it here. A value is identified by its fingerprint (:mod:`fuser.superopt.fingerprint`), kept if abstract expressions
+and axes allow it (:mod:`fuser.superopt.pruning`), and reached in order of the number of operators that it takes, so that each
+pair of operands is combined once, commuted operands included.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class Derivation:
 
 @dataclass(eq=False)
 class Value:
-    """``weight`` is 0 for a load and inside of a composite, else 1; ``ops`` the operators of the cheapest derivation known, as a bit set."""
+    """``weight`` is 0 for a load and inside of a composite, else 1; ``ops`` the operators of the cheapest derivation known, as
+    a bit set."""
 
     number: int
     name: str
@@ -77,8 +78,9 @@ class Counts:
 class ValueSpace:
     """All useful values of at most ``max_ops`` operators. ``complete`` says whether the enumeration ended by itself.
 
-    ``block`` is the program as one block (:func:`fuser.ir.fuse.fuse`): its loads are the leaves, its operators and constants the alphabet,
-    together with sum, product, quotient, contraction and square. ``internal`` names what composites compute on the way.
+    ``block`` is the program as one block (:func:`fuser.ir.fuse.fuse`): its loads are the leaves, its operators and constants
+    the alphabet, together with sum, product, quotient, contraction and square. ``internal`` names what composites compute on
+    the way.
     """
 
     def __init__(
@@ -118,9 +120,7 @@ class ValueSpace:
         shapes = {frozenset(s.axes) for s in self.block.stmts if s.kind != "store"}
         self.shapes = frozenset(shapes)
         outputs = {forms[s.value]: frozenset(s.axes) for s in self.block.stores}
-        divisors = frozenset(
-            a for s in self.block.computes if s.op in ("div", "rsqrt") for a in axes[s.args[-1]]
-        )
+        divisors = frozenset(a for s in self.block.computes if s.op in ("div", "rsqrt") for a in axes[s.args[-1]])
         known: dict[NF, frozenset[str]] = {}
         for name, e in forms.items():
             known[e] = known.get(e, frozenset()) | axes[name]
@@ -133,7 +133,12 @@ class ValueSpace:
             elif s.kind == "compute":
                 args = tuple(self.program[a] for a in s.args)
                 v = self._add(
-                    Derivation(s.op, args, s.reduce, s.attrs), s.axes, forms[s.value], at[s.value], s.value, s.value not in internal
+                    Derivation(s.op, args, s.reduce, s.attrs),
+                    s.axes,
+                    forms[s.value],
+                    at[s.value],
+                    s.value,
+                    s.value not in internal,
                 )
                 v.dtype = s.dtype
                 self.program[s.value] = v.number
@@ -158,9 +163,7 @@ class ValueSpace:
                     self.unary.append(key)
                 if s.op not in INTERPRETED:
                     old = self.places.get(key, (frozenset(),) * len(at[s.args[0]]))
-                    self.places[key] = tuple(
-                        p | frozenset(map(int, x.ravel())) for p, x in zip(old, at[s.args[0]], strict=True)
-                    )
+                    self.places[key] = tuple(p | frozenset(map(int, x.ravel())) for p, x in zip(old, at[s.args[0]], strict=True))
         self.binary = tuple(sorted(binary))
 
     # -- adding -------------------------------------------------------------------------------------------------------------

@@ -51,6 +51,7 @@ PLAIN = exponentials("Q[b,m,k]", "K[b,n,k]")
 NORMED = exponentials(f"div(Q[b,m,k], {rms('Q[b,m,k]', 'k')})", f"div(K[b,n,k], {rms('K[b,n,k]', 'k')})")
 LORA = "matmul/h(B[h,n], matmul/k(A[k,h], X[m,k])), matmul/k(W[k,n], X[m,k])"
 ADAPTER = "Y[m,k] = add(X[m,k], matmul/n(B[n,k], relu("
+CENTRED = "sub(X[m,k], scale(sum/k(X[m,k]), scalar=|k.-1|^(-1)))"
 MERGED = "mul(alpha[m,n], sub(div(H[m,n], {}), X[m,n]))".format(rms("H[m,n]", "n"))
 
 
@@ -63,9 +64,7 @@ class Published:
 
 
 STRUCTURES = {
-    "rmsnorm": Published(
-        "mirage/rmsnorm", f"kernel: Y[m,n] = div(matmul/k(W[k,n], mul(G[k], X[m,k])), {rms('X[m,k]', 'k')})"
-    ),
+    "rmsnorm": Published("mirage/rmsnorm", f"kernel: Y[m,n] = div(matmul/k(W[k,n], mul(G[k], X[m,k])), {rms('X[m,k]', 'k')})"),
     "gated-mlp": Published(
         "mirage/gated-mlp", "kernel: Y[m,n] = mul(matmul/k(W2[k,n], X[m,k]), silu(matmul/k(W1[k,n], X[m,k])))"
     ),
@@ -79,9 +78,7 @@ STRUCTURES = {
     "adapter": Published(
         "mirage/mlp", f"kernel split k: %0[k_part,m,n] = matmul/k(A[k,n], X[m,k])\nkernel: {ADAPTER}sum/k_part(%0[k_part,m,n]))))"
     ),
-    "ntrans": Published(
-        "mirage/ntrans", f"kernel: Y[m,n] = div(add(X[m,n], {MERGED}), {rms(f'add(X[m,n], {MERGED})', 'n')})"
-    ),
+    "ntrans": Published("mirage/ntrans", f"kernel: Y[m,n] = div(add(X[m,n], {MERGED}), {rms(f'add(X[m,n], {MERGED})', 'n')})"),
     "experts, fused": Published("mirage/moe", "kernel: Y[b,m,h] = matmul/n(B[b,n,h], relu(matmul/k(A[b,k,n], X[b,m,k])))"),
     "experts, two kernels": Published(
         "mirage/moe", "kernel: %0[b,m,n] = relu(matmul/k(A[b,k,n], X[b,m,k]))\nkernel: Y[b,m,h] = matmul/n(%0[b,m,n], B[b,n,h])"
@@ -208,20 +205,23 @@ OURS = {
     ),
     "LayerNorm, GEMM and GELU in one kernel, the rows divided after the product": (
         norm_gemm_gelu,
-        "kernel: Y[m,n] = gelu(add(div(matmul/k(W[k,n], mul(G[k], sub(X[m,k], scale(sum/k(X[m,k]), scalar=|k.-1|^(-1))))), "
-        "sqrt(shift(scale(sum/k(square(sub(X[m,k], scale(sum/k(X[m,k]), scalar=|k.-1|^(-1))))), scalar=|k.-1|^(-1)), scalar=1e-05))), "
-        "matmul/k(C[k], W[k,n])))",
+        f"kernel: Y[m,n] = gelu(add(div(matmul/k(W[k,n], mul(G[k], {CENTRED})), "
+        f"sqrt(shift(scale(sum/k(square({CENTRED})), scalar=|k.-1|^(-1)), scalar=1e-05))), matmul/k(C[k], W[k,n])))",
     ),
     "linear attention without the score matrix": (
         linear_attention,
-        "kernel: O[b,m,h] = div(matmul/k(matmul/n(V[b,n,h], relu(K[b,n,k])), relu(Q[b,m,k])), "
-        "matmul/k(relu(Q[b,m,k]), sum/n(relu(K[b,n,k]))))",
+        (
+            "kernel: O[b,m,h] = div(matmul/k(matmul/n(V[b,n,h], relu(K[b,n,k])), relu(Q[b,m,k])), "
+            "matmul/k(relu(Q[b,m,k]), sum/n(relu(K[b,n,k]))))"
+        ),
     ),
     "cross-attention": (cross_attention, flash(PLAIN)),
     "gated MLP with its down-projection, cut before it": (
         gated_ffn,
-        "kernel: %0[m,n] = mul(matmul/k(W2[k,n], X[m,k]), silu(matmul/k(W1[k,n], X[m,k])))\n"
-        "kernel: Y[m,h] = matmul/n(%0[m,n], W3[n,h])",
+        (
+            "kernel: %0[m,n] = mul(matmul/k(W2[k,n], X[m,k]), silu(matmul/k(W1[k,n], X[m,k])))\n"
+            "kernel: Y[m,h] = matmul/n(%0[m,n], W3[n,h])"
+        ),
     ),
 }
 
