@@ -8,6 +8,7 @@ nothing but TVM's runtime.
 from __future__ import annotations
 
 import contextvars
+from collections.abc import Collection
 from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ import tvm  # noqa: E402
 from tvm import relay  # noqa: E402
 from tvm.contrib import graph_executor  # noqa: E402
 from tvm.contrib.cc import get_cc  # noqa: E402
+from tvm.relay.backend.executor_factory import GraphExecutorFactoryModule  # noqa: E402
 from tvm.runtime.vm import VirtualMachine  # noqa: E402
 
 from tvm_bridge.carve import COMPILER  # noqa: E402
@@ -46,6 +48,8 @@ from tvm_bridge.carve import inline_regions  # noqa: E402
 from tvm_bridge.carve import number  # noqa: E402
 from tvm_bridge.carve import region_functions  # noqa: E402
 from tvm_bridge.carve import region_symbols  # noqa: E402
+from tvm_bridge.cpu_form import cpu_form  # noqa: E402
+from tvm_bridge.fold import fold_weights  # noqa: E402
 
 __all__ = [
     "BuiltModel",
@@ -108,7 +112,7 @@ def _cpu_module(symbol: str, function: Any, target: Any) -> Any:
 
     One function ``symbol(inputs…, outputs…)`` over the fused operators, by the ahead-of-time executor.
     """
-    plain = relay.Function(function.params, function.body, function.ret_type)
+    plain = cpu_form(relay.Function(function.params, function.body, function.ret_type))
     executor = relay.backend.Executor("aot", {"interface-api": "packed", "unpacked-api": False})
     with tvm.transform.PassContext(opt_level=3):
         built = relay.build(
@@ -205,8 +209,12 @@ class BuiltModel:
 
     def vm(self) -> LoadedModel:
         """The same model compiled for Relay's virtual machine."""
+        return self._machine
+
+    @cached_property
+    def _machine(self) -> LoadedModel:
         with _compiling(self.kernels, self.target), tvm.transform.PassContext(opt_level=3):
-            executable = relay.vm.compile(inline_regions(self.module), target=self.target, params=dict(self.params))
+            executable = relay.vm.compile(_prepared(self.module, self.target, self.params), target=self.target)
         return LoadedModel(executable, "vm", tvm.device(self.target.kind.name, 0))
 
     def export(self, path: str | Path, executor: Executor = "graph") -> Path:
@@ -219,6 +227,42 @@ class BuiltModel:
         library = self.factory if executor == "graph" else self.vm().module.mod
         library.export_library(str(path))
         return path
+
+
+def _prepared(mod: Any, target: Any, params: Mapping[str, Any]) -> Any:
+    """The form that Relay's compilers take: weights bound, regions inlined, and products that the CPU is fast in."""
+    typed = relay.transform.InferType()(tvm.IRModule(dict(mod.functions.items()), mod.type_definitions))
+    if target.kind.name == "llvm":
+        typed["main"] = cpu_form(typed["main"])
+        typed = relay.transform.InferType()(typed)
+    typed["main"] = fold_weights(typed["main"], params)
+    return inline_regions(relay.transform.InferType()(typed))
+
+
+def _without_constant_loader(factory: Any, symbols: Collection[str]) -> Any:
+    """The same model without the module that TVM adds for external compilers.
+
+    It hands constants to those that ask for them, which this one does not, and holds a second copy of every weight of the model.
+    """
+    if factory.lib.type_key != "const_loader":
+        return factory
+    parts = list(factory.lib.imported_modules)
+    external = [part for part in parts if any(part.implements_function(symbol) for symbol in symbols)]
+    others = [part for part in parts if part not in external]
+    if len(others) != 1:
+        return factory
+    for part in external:
+        others[0].import_module(part)
+    return GraphExecutorFactoryModule(
+        factory.ir_mod,
+        factory.target,
+        factory.executor,
+        factory.graph_json,
+        others[0],
+        factory.libmod_name,
+        factory.params,
+        factory.function_metadata,
+    )
 
 
 class _compiling:
@@ -253,8 +297,8 @@ def build(
     resolved = resolve_target(target)
     arrays = {name: value if isinstance(value, tvm.nd.NDArray) else tvm.nd.array(value) for name, value in (params or {}).items()}
     with _compiling(kernels or {}, resolved), tvm.transform.PassContext(opt_level=3):
-        factory = relay.build(inline_regions(mod), target=resolved, params=arrays)
-    return BuiltModel(mod, arrays, dict(kernels or {}), resolved, factory)
+        factory = relay.build(_prepared(mod, resolved, arrays), target=resolved)
+    return BuiltModel(mod, arrays, dict(kernels or {}), resolved, _without_constant_loader(factory, functions))
 
 
 def load(path: str | Path, device: str = "cpu") -> LoadedModel:
