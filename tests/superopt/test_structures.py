@@ -51,7 +51,10 @@ PLAIN = exponentials("Q[b,m,k]", "K[b,n,k]")
 NORMED = exponentials(f"div(Q[b,m,k], {rms('Q[b,m,k]', 'k')})", f"div(K[b,n,k], {rms('K[b,n,k]', 'k')})")
 LORA = "matmul/h(B[h,n], matmul/k(A[k,h], X[m,k])), matmul/k(W[k,n], X[m,k])"
 ADAPTER = "Y[m,k] = add(X[m,k], matmul/n(B[n,k], relu("
+KEYS_VALUES = "matmul/n(V[b,n,h], relu(K[b,n,k]))"
+GATED = "mul(matmul/k(W2[k,n], X[m,k]), silu(matmul/k(W1[k,n], X[m,k])))"
 CENTRED = "sub(X[m,k], scale(sum/k(X[m,k]), scalar=|k.-1|^(-1)))"
+DEVIATION = f"sqrt(shift(scale(sum/k(square({CENTRED})), scalar=|k.-1|^(-1)), scalar=1e-05))"
 MERGED = "mul(alpha[m,n], sub(div(H[m,n], {}), X[m,n]))".format(rms("H[m,n]", "n"))
 
 
@@ -66,7 +69,7 @@ class Published:
 STRUCTURES = {
     "rmsnorm": Published("mirage/rmsnorm", f"kernel: Y[m,n] = div(matmul/k(W[k,n], mul(G[k], X[m,k])), {rms('X[m,k]', 'k')})"),
     "gated-mlp": Published(
-        "mirage/gated-mlp", "kernel: Y[m,n] = mul(matmul/k(W2[k,n], X[m,k]), silu(matmul/k(W1[k,n], X[m,k])))"
+        "mirage/gated-mlp", f"kernel: Y[m,n] = {GATED}"
     ),
     "lora": Published("mirage/lora", f"kernel: Y[m,n] = add({LORA})"),
     "lora, concatenated": Published("mirage/lora", f"kernel: Y[m,n] = add({LORA}, concat=True)"),
@@ -205,15 +208,12 @@ OURS = {
     ),
     "LayerNorm, GEMM and GELU in one kernel, the rows divided after the product": (
         norm_gemm_gelu,
-        f"kernel: Y[m,n] = gelu(add(div(matmul/k(W[k,n], mul(G[k], {CENTRED})), "
-        f"sqrt(shift(scale(sum/k(square({CENTRED})), scalar=|k.-1|^(-1)), scalar=1e-05))), matmul/k(C[k], W[k,n])))",
+        f"kernel: Y[m,n] = gelu(add(div(matmul/k(W[k,n], mul(G[k], {CENTRED})), {DEVIATION}), matmul/k(C[k], W[k,n])))",
     ),
     "linear attention without the score matrix": (
         linear_attention,
         (
-            "kernel: O[b,m,h] = div(matmul/k(matmul/n(V[b,n,h], relu(K[b,n,k])), relu(Q[b,m,k])), "
-            "matmul/k(relu(Q[b,m,k]), sum/n(relu(K[b,n,k]))))"
-        ),
+            f"kernel: O[b,m,h] = div(matmul/k({KEYS_VALUES}, relu(Q[b,m,k])), matmul/k(relu(Q[b,m,k]), sum/n(relu(K[b,n,k]))))",
     ),
     "cross-attention": (cross_attention, flash(PLAIN)),
     "gated MLP with its down-projection, cut before it": (
