@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from dataclasses import replace
@@ -228,3 +229,35 @@ def test_the_host_function_of_cuda_asks_the_device_for_its_workspace() -> None:
     source = module.get_source("ll")
     assert "TVMBackendAllocWorkspace" in source
     assert "TVMBackendFreeWorkspace" in source
+
+
+def test_a_compiled_kernel_is_embedded_and_still_assembles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    from triton.backends.nvidia.compiler import get_ptxas
+
+    from fuser.device import load_device
+    from fuser.frontends.builder import Builder
+    from fuser.lower.compile import intermediates
+    from search.realise import compile_candidate
+    from search.tune import tune_fast
+
+    monkeypatch.setenv("MUFUSER_CACHE", str(tmp_path / "cache"))
+    b = Builder("chain")
+    program = b.build(E=(b.input("A", (512, 64)) @ b.input("B", (64, 256))) @ b.input("D", (256, 64)))
+    device = load_device("h200")
+    winner = tune_fast(program, device).winner
+    artifacts = compile_candidate(winner, device)
+    between = {name: (arg.shape, arg.dtype) for name, arg in intermediates(winner.graph, artifacts).items()}
+    kernels = RegionKernels(artifacts, program.inputs, program.outputs, between)
+    paths = write_ptx(tmp_path, "mufuser_chain", kernels, "0.19.0")
+    assert len(paths) == len(artifacts)
+    for path, artifact in zip(paths, artifacts, strict=True):
+        text = path.read_text()
+        assert f".entry {path.stem}(" in text
+        assert int(text.split(".reqntid")[1].split()[0].rstrip(",")) == launch_values(artifact)[0]
+        cubin = path.with_suffix(".cubin")
+        done = subprocess.run(
+            [get_ptxas(90).path, "-arch=sm_90a", str(path), "-o", str(cubin)], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert path.stem.encode() in cubin.read_bytes()
