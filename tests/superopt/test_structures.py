@@ -68,9 +68,7 @@ class Published:
 
 STRUCTURES = {
     "rmsnorm": Published("mirage/rmsnorm", f"kernel: Y[m,n] = div(matmul/k(W[k,n], mul(G[k], X[m,k])), {rms('X[m,k]', 'k')})"),
-    "gated-mlp": Published(
-        "mirage/gated-mlp", f"kernel: Y[m,n] = {GATED}"
-    ),
+    "gated-mlp": Published("mirage/gated-mlp", f"kernel: Y[m,n] = {GATED}"),
     "lora": Published("mirage/lora", f"kernel: Y[m,n] = add({LORA})"),
     "lora, concatenated": Published("mirage/lora", f"kernel: Y[m,n] = add({LORA}, concat=True)"),
     "gqa": Published("mirage/gqa-spec", decoding(PLAIN)),
@@ -212,16 +210,12 @@ OURS = {
     ),
     "linear attention without the score matrix": (
         linear_attention,
-        (
-            f"kernel: O[b,m,h] = div(matmul/k({KEYS_VALUES}, relu(Q[b,m,k])), matmul/k(relu(Q[b,m,k]), sum/n(relu(K[b,n,k]))))",
+        f"kernel: O[b,m,h] = div(matmul/k({KEYS_VALUES}, relu(Q[b,m,k])), matmul/k(relu(Q[b,m,k]), sum/n(relu(K[b,n,k]))))",
     ),
     "cross-attention": (cross_attention, flash(PLAIN)),
     "gated MLP with its down-projection, cut before it": (
         gated_ffn,
-        (
-            "kernel: %0[m,n] = mul(matmul/k(W2[k,n], X[m,k]), silu(matmul/k(W1[k,n], X[m,k])))\n"
-            "kernel: Y[m,h] = matmul/n(%0[m,n], W3[n,h])"
-        ),
+        f"kernel: %0[m,n] = {GATED}\nkernel: Y[m,h] = matmul/n(%0[m,n], W3[n,h])",
     ),
 }
 
