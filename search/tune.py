@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from cost_model import refined
+from cost_model.features import Counts
+from cost_model.features import Features
 from fuser.device import Device
 from fuser.errors import NoValidKernelError
 from fuser.ir.mugraph import KernelGraph
@@ -21,6 +23,7 @@ from fuser.ir.schedule import Schedule
 from search.evolve import INSTANT
 from search.evolve import Effort
 from search.evolve import search
+from search.hazards import hazardous
 from search.space import ScheduleSpace
 from search.structures import structures
 
@@ -64,7 +67,11 @@ def rank_graph(
     """Schedules of one structure by the model, best first; the number of estimates, and notes of the space."""
     fixed = math.fsum(library_seconds(graph, k, device) for k in graph.kernels if isinstance(k, LibraryKernel))
     space = ScheduleSpace(graph, device)
-    found = search(space, lambda f: refined.seconds(f, device), rng, effort)
+
+    def estimate(f: Features) -> Counts:
+        return np.where(hazardous(f, device), np.inf, refined.seconds(f, device))
+
+    found = search(space, estimate, rng, effort)
     return [Candidate(graph, r.schedule, fixed + r.seconds) for r in found.top], found.estimated, found.notes
 
 

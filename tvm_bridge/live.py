@@ -24,7 +24,6 @@ from tvm_bridge.carve import Numbering
 from tvm_bridge.carve import RegionSpec
 from tvm_bridge.carve import carve
 from tvm_bridge.carve import number
-from tvm_bridge.densify import densify
 from tvm_bridge.embed import RegionKernels
 from tvm_bridge.flavour import import_tvm
 from tvm_bridge.flavour import require_relay
@@ -95,7 +94,7 @@ def region_kernels(region: FusedRegion) -> RegionKernels:
     )
 
 
-def build(result: Optimized, mod: Any, params: Mapping[str, Any]) -> Optimized:
+def build(result: Optimized, mod: Any, params: Mapping[str, Any], target: str = "llvm") -> Optimized:
     """Carve the regions out and build the module: with their PTX where this TVM has CUDA, with their Relay bodies on the CPU where not."""
     require_relay()
     tvm = import_tvm()
@@ -107,12 +106,12 @@ def build(result: Optimized, mod: Any, params: Mapping[str, Any]) -> Optimized:
     for r in result.regions:
         key = r.region.program.stable_hash()
         if key not in checked:  # the kernels were made from the program, the model has the Relay body: they must agree
-            check_region(carved, symbols[r.name], r.region.program, np.random.default_rng(0))
+            check_region(carved, symbols[r.name], r.region.program, np.random.default_rng(0), params)
             checked.add(key)
     regions = tuple(replace(r, symbol=symbols[r.name]) for r in result.regions)
     kernels = {r.symbol: region_kernels(r) for r in regions}
     has_cuda = tvm.get_global_func("target.build.cuda", allow_missing=True) is not None and tvm.cuda(0).exist
-    built = build_module(densify(carved), params, kernels, resolve_target("cuda" if has_cuda else "llvm"))
+    built = build_module(carved, params, kernels, resolve_target("cuda" if has_cuda else target))
     note = "the regions run their PTX" if has_cuda else "this TVM has no CUDA: regions run their Relay bodies on the CPU, the PTX is in the output"
     return replace(result, regions=regions, built=built, notes=(*result.notes, note))
 
@@ -141,7 +140,7 @@ def compare(result: Optimized, mod: Any, params: Mapping[str, Any], rng: np.rand
     try:
         plain, how = list(result.imported.model.evaluate(inputs)), "numpy"
     except UnsupportedError:
-        plain, how = build_module(densify(mod), params, {}, result.built.target).run(inputs), "TVM"
+        plain, how = build_module(mod, params, {}, result.built.target).run(inputs), "TVM"
     largest = max(float(np.max(np.abs(a.astype(np.float64) - b.astype(np.float64)))) for a, b in zip(out, plain, strict=True))
     scale = max(float(np.max(np.abs(b.astype(np.float64)))) for b in plain)
     return Comparison(largest, largest / max(scale, 1e-30), f"{result.built.target.kind.name} against {how}")

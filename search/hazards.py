@@ -1,0 +1,57 @@
+"""Schedules that Triton 3.6 compiles to wrong code on Hopper, found by running 1,952 schedules on an H200 against float64 (experiments/data).
+
+All of them are right in Triton's interpreter, and wrong through Triton's own launcher too. Where kernels are measured, the numerical check before
+timing catches them; fast tuning has no GPU to check on, so it leaves out every schedule of these classes, with a margin:
+
+* *shared load*: a load in a pipelined loop that feeds a contraction and something else as well. The buffer is overwritten while the asynchronous
+  contraction still reads it: errors of 1 to 40 % that change from run to run. With one stage all of them are right.
+* *narrow product*: a contraction in warp groups (64 rows or more) with few columns: fewer than 32 with more than four warps, or an eighth of the
+  rows with a computed left operand. Wrong every time.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cost_model.features import Features
+from fuser.device import Device
+from fuser.ir.mugraph import BlockGraph
+from fuser.ir.mugraph import Stmt
+from fuser.ir.ops import op as op_def
+
+HOPPER = 90
+
+
+def hazardous(f: Features, device: Device) -> NDArray[np.bool_]:
+    """Which candidates of a group belong to a class that is compiled wrongly for the device."""
+    found = np.zeros(len(f), dtype=bool)
+    if device.arch != HOPPER:
+        return found
+    for s in f.stmts:
+        if s.stmt.kind == "load" and s.loops and _shared(f.block, s.stmt):
+            found |= f.stages > 1
+        if s.stmt.kind == "compute" and op_def(s.stmt.op).kind == "contract":
+            left, right = _sides(f.block, s.stmt)
+            rows = f.product(f.tile, set(left.axes) - set(right.axes) - set(s.stmt.reduce))
+            cols = f.product(f.tile, set(right.axes) - set(left.axes) - set(s.stmt.reduce))
+            groups = (rows >= 64) & (cols >= 2)
+            found |= groups & (cols < 32) & (f.warps > 4)
+            if left.kind == "compute":
+                found |= groups & (cols * 8 <= rows)
+    return found
+
+
+def _sides(block: BlockGraph, stmt: Stmt) -> tuple[Stmt, Stmt]:
+    """Left and right operand: rows are the axes that come first in the block, as lowering has it."""
+    order = {a.name: i for i, a in enumerate(block.axes)}
+    a, b = (block.by_value[v] for v in stmt.args)
+    own = [min((order[x] for x in p.axes if x not in q.axes), default=len(order)) for p, q in ((a, b), (b, a))]
+    return (a, b) if own[0] <= own[1] else (b, a)
+
+
+def _shared(block: BlockGraph, load: Stmt) -> bool:
+    """The loaded value is an operand of a contraction and of something else."""
+    users = [u for u in block.users(load.value) if u.kind == "compute"]
+    dots = [u for u in users if op_def(u.op).kind == "contract"]
+    return bool(dots) and len(users) > 1
