@@ -36,8 +36,8 @@ from search.measure import Bench
 from search.measure import Candidate
 from search.records import Record
 from search.records import Records
+from search.session import Options
 from search.timing import External
-from search.timing import Options
 
 CHUNK = 10
 """Candidates that are timed in turn with each other."""

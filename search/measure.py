@@ -40,10 +40,10 @@ from search.records import Records
 from search.records import generator_version
 from search.records import schedule_text
 from search.records import text_hash
+from search.session import Options
 from search.timing import External
 from search.timing import Kernels
 from search.timing import Measurement
-from search.timing import Options
 from search.worker import Worker
 
 COMPILE_SECONDS = 60

@@ -242,8 +242,8 @@ class Records:
     # -- in and out ---------------------------------------------------------------------------------------------------------
 
     def export_lines(self, path: Path, **where: Any) -> int:
-        """Structures and rows as JSON lines; returns the number of rows. A line ``{"common": …}`` has the values that most rows share
-        (machine, versions); rows after it leave them out."""
+        """Structures and rows as JSON lines; returns the number of rows. A line ``{"common": …}`` has the values that most rows
+        share (machine, versions); rows after it leave them out."""
         rows = list(self.rows(**where))
         used = {r.structure for r in rows}
         common = _common(rows)

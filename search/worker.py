@@ -18,13 +18,13 @@ from typing import Any
 from fuser.errors import EnvironmentError_
 from fuser.errors import FuserError
 from fuser.ir.program import TensorProgram
+from search.machine import device_info
+from search.session import Options
+from search.session import Session
 from search.timing import DeviceLost
 from search.timing import External
 from search.timing import Kernels
 from search.timing import Measurement
-from search.timing import Options
-from search.timing import Session
-from search.timing import device_info
 from search.timing import prepare
 from search.timing import sync
 from search.timing import time_batch
@@ -115,7 +115,7 @@ class Worker:
 
     @property
     def info(self) -> dict[str, Any]:
-        """The machine, as :func:`search.timing.device_info` reports it; starts the process."""
+        """The machine, as :func:`search.machine.device_info` reports it; starts the process."""
         self._start()
         return self._info
 

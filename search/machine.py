@@ -1,0 +1,35 @@
+"""What a row says about the machine on which it was measured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def device_info(device: str) -> dict[str, Any]:
+    """What a row says about the machine: device name and limits, versions of compiler, torch and driver."""
+    import torch
+    import triton
+
+    info: dict[str, Any] = {"torch": torch.__version__, "triton": triton.__version__}
+    if device != "cuda":
+        return {"device": "cpu-interpreter", "arch": 0, **info}
+    p = torch.cuda.get_device_properties(0)
+    return {
+        "device": p.name,
+        "arch": 10 * p.major + p.minor,
+        "sm_count": p.multi_processor_count,
+        "memory_gib": round(p.total_memory / 2**30),
+        "l2_bytes": p.L2_cache_size,
+        "cuda": torch.version.cuda,
+        "driver": _driver_version(),
+        **info,
+    }
+
+
+def _driver_version() -> str:
+    try:
+        with open("/proc/driver/nvidia/version") as file:
+            words = file.readline().split()
+        return next((w for w in words if w[:1].isdigit() and "." in w), "")
+    except OSError:
+        return ""
