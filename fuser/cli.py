@@ -36,6 +36,7 @@ VERBS: dict[str, Verb] = {
     "superoptimize": Verb("fuser.superopt.commands:superoptimize", "search for verified µGraphs of a program"),
     "show": Verb("fuser.superopt.commands:show", "print or draw a µGraph"),
     "verify": Verb("fuser.superopt.commands:verify", "verify a µGraph against a program"),
+    "bench": Verb("experiments.bench:bench", "measure named workloads beside what a user would pick instead"),
     "devices": Verb("fuser.commands:devices", "list the GPUs whose limits and rates are known"),
 }
 

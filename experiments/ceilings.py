@@ -1,0 +1,84 @@
+"""What no kernel can beat: bandwidth, matmul rate and launch time as measured on the device of the run, and the floor of a
+program under them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from experiments.peers import TARGET
+from fuser.errors import EnvironmentError_
+from fuser.frontends.builder import Builder
+from fuser.ir.program import TensorProgram
+from search.measure import Bench
+from search.timing import External
+
+COPY_ELEMENTS = 1 << 28
+MATMUL_SIZE = 8192
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """``bandwidth`` in bytes a second (read and written, a large negation), ``matmul`` in FLOP/s (fp16, a large square product of
+    the library), ``launch`` in seconds (a trivial kernel inside a CUDA graph)."""
+
+    bandwidth: float
+    matmul: float
+    launch: float
+
+
+@dataclass(frozen=True)
+class Floor:
+    """Seconds that the bytes, the FLOPs of the contractions and one launch need at least; they overlap at best."""
+
+    memory: float
+    arithmetic: float
+    launch: float
+
+    @property
+    def us(self) -> float:
+        return 1e6 * max(self.memory, self.arithmetic, self.launch)
+
+    @property
+    def bound(self) -> str:
+        return max(("memory", "arithmetic", "launch"), key=lambda n: getattr(self, n))
+
+
+def _negation(count: int) -> TensorProgram:
+    b = Builder(f"ceiling/negation-{count}")
+    return b.build(Y=-b.input("X", (count,)))
+
+
+def _product(size: int) -> TensorProgram:
+    b = Builder(f"ceiling/product-{size}")
+    return b.build(Y=b.input("A", (size, size)) @ b.input("B", (size, size)))
+
+
+def measure_ceilings(bench: Bench, copy_elements: int = COPY_ELEMENTS, matmul_size: int = MATMUL_SIZE) -> Ceilings:
+    """Raises :class:`EnvironmentError_` where one of the three cannot be run."""
+    times: list[float] = []
+    for program in (_negation(copy_elements), _product(matmul_size), _negation(64)):
+        row = bench.measure(program, [External(TARGET, "eager")], again=True)[0]
+        if not row.ok or not row.time_us:
+            raise EnvironmentError_(f"{program.name} cannot be measured here: {row.status}: {row.detail}", "is the device free?")
+        times.append(row.time_us / 1e6)
+    return Ceilings(4 * copy_elements / times[0], 2 * matmul_size**3 / times[1], times[2])
+
+
+def contraction_flops(program: TensorProgram) -> int:
+    """Of matmuls and of attention; a multiply-add is two."""
+    total = 0
+    for node in program.nodes:
+        shapes = [program[n].shape for n in node.inputs]
+        if node.op == "matmul":
+            total += 2 * math.prod(program[node.output].shape) * shapes[0][-1]
+        elif node.op == "attention":
+            rows, keys = math.prod(shapes[0][:-1]), shapes[1][-2]
+            total += 2 * rows * keys * (shapes[0][-1] + shapes[2][-1])
+    return total
+
+
+def floor_of(program: TensorProgram, ceilings: Ceilings) -> Floor:
+    """Every input is read once, every output written once."""
+    nbytes = sum(program[n].nbytes for n in (*program.inputs, *program.outputs))
+    return Floor(nbytes / ceilings.bandwidth, contraction_flops(program) / ceilings.matmul, ceilings.launch)
