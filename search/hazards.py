@@ -42,6 +42,19 @@ def hazardous(f: Features, device: Device) -> NDArray[np.bool_]:
     return found
 
 
+def unwieldy(f: Features) -> NDArray[np.bool_]:
+    """Candidates in which a computed operand of a contraction has more than two dimensions in registers: Triton has to permute it through
+    shared memory, compiles for minutes and spills thousands of bytes. One element of the extra axes at a time is fine."""
+    found = np.zeros(len(f), dtype=bool)
+    for s in f.stmts:
+        if s.stmt.kind == "compute" and op_def(s.stmt.op).kind == "contract":
+            for value in s.stmt.args:
+                operand = f.block.by_value[value]
+                if operand.kind == "compute":
+                    found |= sum((f.tile[a] > 1).astype(np.int64) for a in operand.axes) > 2
+    return found
+
+
 def _sides(block: BlockGraph, stmt: Stmt) -> tuple[Stmt, Stmt]:
     """Left and right operand: rows are the axes that come first in the block, as lowering has it."""
     order = {a.name: i for i, a in enumerate(block.axes)}

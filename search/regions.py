@@ -154,7 +154,7 @@ class _Chain:
                 return ([*nodes, user.output], user) if user.inputs.count(name) == 1 else f"{user.output} reads {name} twice"
             kind = OPS[user.op].kind
             if kind not in ("map", "view", "reduce") and user.op not in JOINS:
-                what = dict(user.attrs).get("relay", user.op)
+                what = user.attr.get("callee", user.op)
                 return f"{what} stands between it and the next contraction"
             nodes.append(user.output)
             name = user.output

@@ -24,6 +24,7 @@ from search.evolve import INSTANT
 from search.evolve import Effort
 from search.evolve import search
 from search.hazards import hazardous
+from search.hazards import unwieldy
 from search.space import ScheduleSpace
 from search.structures import structures
 
@@ -69,7 +70,7 @@ def rank_graph(
     space = ScheduleSpace(graph, device)
 
     def estimate(f: Features) -> Counts:
-        return np.where(hazardous(f, device), np.inf, refined.seconds(f, device))
+        return np.where(hazardous(f, device) | unwieldy(f), np.inf, refined.seconds(f, device))
 
     found = search(space, estimate, rng, effort)
     return [Candidate(graph, r.schedule, fixed + r.seconds) for r in found.top], found.estimated, found.notes

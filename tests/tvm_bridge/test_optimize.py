@@ -1,0 +1,171 @@
+"""The main job as its user sees it: models that work, models that do not, and what is written."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fuser.cli import main
+from tvm_bridge.api import optimize
+from tvm_bridge.relay_params import write_params
+
+from .relay_writer import RelayWriter
+
+DATA = Path(__file__).parent.parent / "data" / "relay"
+ENCODER = DATA / "encoder_torch.json"
+PARAMS = DATA / "encoder_torch.params"
+
+
+def run(capsys, *args: object) -> tuple[int, str, str]:
+    code = main([str(a) for a in args])
+    out = capsys.readouterr()
+    return code, out.out, out.err
+
+
+@pytest.fixture(scope="module")
+def result():
+    return optimize(ENCODER, PARAMS, build=False)
+
+
+def test_the_attention_of_an_encoder_is_fused(result):
+    (region,) = (r for r in result.regions if r.region.kind == "attention")
+    assert region.realised.check is not None and region.realised.check.passed
+    assert region.predicted_us < region.choice.unfused_us
+    assert result.after_us < result.before_us
+
+
+def test_every_contraction_is_in_a_region_or_has_a_reason(result):
+    inside = {n for r in result.regions for n in r.region.contractions}
+    left = {item.node: item.reason for item in result.left}
+    for node in result.program.nodes:
+        if node.op == "matmul":
+            assert (node.output in inside) != (node.output in left)
+    assert all(left.values())
+
+
+def test_the_command_writes_kernels_and_a_report(tmp_path, capsys):
+    code, out, _ = run(capsys, "optimize", ENCODER, "--params", PARAMS, "-o", tmp_path, "--no-library", "--json")
+    assert code == 0
+    report = json.loads(out)
+    assert report == json.loads((tmp_path / "report.json").read_text())
+    name = report["regions"][0]["kernels"][0]
+    kernel = report["kernels"][name]
+    ptx = (tmp_path / "kernels" / f"{name}.ptx").read_text()
+    assert ".target sm_90" in ptx
+    assert f".visible .entry {name}" in ptx
+    assert (tmp_path / "kernels" / f"{name}.cubin").read_bytes().startswith(b"\x7fELF")
+    assert kernel["registers"] > 0
+    assert set(report["kernels"]) == {k for r in report["regions"] for k in r["kernels"]}
+
+
+def test_the_report_follows_its_schema(tmp_path, capsys):
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = json.loads((Path(__file__).parents[2] / "tvm_bridge" / "report.schema.json").read_text())
+    _, out, _ = run(capsys, "optimize", ENCODER, "--params", PARAMS, "-o", tmp_path, "--no-library", "--json")
+    jsonschema.validate(json.loads(out), schema)
+
+
+def test_tables_fit_eighty_columns(tmp_path, capsys):
+    code, out, _ = run(capsys, "optimize", ENCODER, "--params", PARAMS, "-o", tmp_path, "--no-library")
+    assert code == 0
+    assert max(map(len, out.splitlines())) <= max(80, len(f"written to {tmp_path}: 1 kernels, report.json"))
+
+
+def mlp(op: str = "nn.dense", shape: tuple[int | None, ...] = (64, 32)) -> str:
+    w = RelayWriter()
+    x, a, b = w.input("x", shape), w.input("a", (48, 32)), w.input("b", (16, 48))
+    typed = 0 if op == "nn.dense" else w.tensor_type((64, 48))
+    first = w.call("nn.dense", x, a)
+    return w.module(w.call("nn.dense", first if op == "nn.dense" else w.call(op, first, type_=typed), b))
+
+
+def bad_models(folder: Path) -> dict[str, tuple[Path, Path | None, int, str]]:
+    """Name to model, parameters, exit code and what the message must name."""
+    text = ENCODER.read_text()
+    truncated = folder / "truncated.json"
+    truncated.write_text(text[: len(text) // 2])
+    nonsense = folder / "nonsense.json"
+    nonsense.write_text('{"hello": 1}')
+    dynamic = folder / "dynamic.json"
+    dynamic.write_text(mlp(shape=(None, 32)))
+    other = folder / "other.params"
+    write_params(other, {"unrelated": np.zeros((2, 2), "float32")})
+    half = folder / "half.params"
+    half.write_bytes(PARAMS.read_bytes()[:1000])
+    return {
+        "truncated": (truncated, None, 3, "truncated.json"),
+        "not a model": (nonsense, None, 3, "nonsense.json"),
+        "absent": (folder / "absent.json", None, 3, "absent.json"),
+        "dynamic shape": (dynamic, None, 3, "x"),
+        "params of another model": (ENCODER, other, 3, "unrelated"),
+        "damaged params": (ENCODER, half, 3, "half.params"),
+    }
+
+
+@pytest.mark.parametrize("name", ["truncated", "not a model", "absent", "dynamic shape", "params of another model", "damaged params"])
+def test_bad_files_give_an_error_that_names_the_culprit(name, tmp_path, capsys):
+    model, params, expected, culprit = bad_models(tmp_path)[name]
+    args = ["optimize", model, "-o", tmp_path / "out", "--no-library"] + (["--params", params] if params else [])
+    code, _, err = run(capsys, *args)
+    assert code == expected
+    assert "\nerror: " in f"\n{err}"
+    assert culprit in err
+    assert "hint: " in err
+    assert "Traceback" not in err
+
+
+def test_an_unsupported_operator_leaves_its_region_alone(tmp_path, capsys):
+    model = tmp_path / "odd.json"
+    model.write_text(mlp("some.unknown_operator"))
+    code, out, err = run(capsys, "optimize", model, "-o", tmp_path, "--no-library", "--json")
+    assert code == 0, err
+    assert any("some.unknown_operator stands between" in item["reason"] for item in json.loads(out)["left"])
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "culprit"),
+    [
+        (["--target", "h300"], 2, "h300"),
+        (["--target", "v100"], 4, "V100"),
+        (["--effort", "endless"], 2, "endless"),
+    ],
+)
+def test_bad_options_name_the_culprit(args, code, culprit, tmp_path, capsys):
+    found, _, err = run(capsys, "optimize", ENCODER, "--params", PARAMS, "-o", tmp_path, "--no-library", *args)
+    assert found in (code, 6)
+    assert culprit in err
+
+
+@pytest.mark.relay
+def test_the_built_model_runs_and_agrees(tmp_path):
+    from tvm_bridge.api import partition_and_optimize
+    from tvm_bridge.live import random_inputs
+
+    from .encoder import encoder
+
+    mod, params, inputs, expected = encoder(layers=2)
+    found = partition_and_optimize(mod, params, target="a100")
+    assert found.comparison is not None
+    assert 0 <= found.comparison.relative < 1e-5
+    assert {r.region.kind for r in found.regions} >= {"attention"}
+    assert all(r.symbol for r in found.regions)
+    assert found.built is not None
+    np.testing.assert_allclose(found.built.run(inputs)[0], expected, atol=1e-4)
+    np.testing.assert_allclose(found.built.vm().run(inputs)[0], expected, atol=1e-4)
+    library = found.built.export(tmp_path / "model.so")
+    code = (
+        "import sys, numpy as np\n"
+        "from tvm_bridge.relay import load\n"
+        "np.save(sys.argv[3], load(sys.argv[1]).run(dict(np.load(sys.argv[2])))[0])\n"
+    )
+    fresh = random_inputs(found.imported, np.random.default_rng(3))
+    np.savez(tmp_path / "x.npz", **fresh)
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    subprocess.run([sys.executable, "-c", code, library, tmp_path / "x.npz", tmp_path / "y.npy"], check=True, env=env)
+    np.testing.assert_allclose(np.load(tmp_path / "y.npy"), found.imported.model.evaluate(fresh)[0], atol=1e-4)
