@@ -246,8 +246,10 @@ class Bench:
 
     @cached_property
     def compiler(self) -> str:
+        """Triton's version, and that of the assembler where it is not the one that comes with it."""
         info = self.worker.info
-        return f"triton {info['triton']}"
+        own = "TRITON_PTXAS_PATH" in os.environ and "ptxas" in info
+        return f"triton {info['triton']}" + (f", ptxas {info['ptxas']}" if own else "")
 
     @cached_property
     def generator(self) -> str:
