@@ -73,8 +73,9 @@ class Ref:
 class Builder:
     """Collects inputs and operators; :meth:`build` names the outputs and returns the validated program."""
 
-    def __init__(self, name: str, dtype: str = "float16") -> None:
-        self.name, self.dtype = name, dtype
+    def __init__(self, name: str, dtype: str = "float16", reserved: frozenset[str] = frozenset()) -> None:
+        """``reserved`` are names that the builder does not make up itself."""
+        self.name, self.dtype, self.reserved = name, dtype, reserved
         self._tensors: dict[str, Tensor] = {}
         self._inputs: list[str] = []
         self._nodes: list[Node] = []
@@ -114,7 +115,7 @@ class Builder:
 
     def _fresh(self, op: str) -> str:
         i = len(self._nodes)
-        while f"{op}_{i}" in self._tensors:
+        while f"{op}_{i}" in self._tensors or f"{op}_{i}" in self.reserved:
             i += 1
         return f"{op}_{i}"
 

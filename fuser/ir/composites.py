@@ -63,7 +63,7 @@ def expand(program: TensorProgram) -> TensorProgram:
     """The same program with primitive operators only; names of inputs and outputs stay."""
     if not any(op_def(n.op).kind == "composite" for n in program.nodes):
         return program
-    b = Builder(program.name)
+    b = Builder(program.name, reserved=frozenset(program.table))
     refs: dict[str, Ref] = {n: b.input(n, program[n].shape, program[n].dtype) for n in program.inputs}
     renamed: dict[str, str] = {n: n for n in program.inputs}
     for node in program.nodes:

@@ -3,13 +3,13 @@
 Two values of equal axes and equal fingerprint are the same function up to a chance of about 2⁻⁶⁰. The generator uses that to
 merge derivations and to recognise the outputs; every finished graph is verified by itself (:mod:`fuser.superopt.verify`).
 
-Every axis has extent 2. Arithmetic is exact modulo 2³¹ − 1, in two independent instances; a function that is no field operation
-(exp, sqrt, relu, …) is a random function of the residue. An extent that a constant is tied to is a random residue of its own.
+Every axis has two elements, each with a random multiplicity, so that its extent is a random residue N: what holds only at one
+size (1/3 + 1/(3N) = 1/N at N = 2) does not pass for an identity. Arithmetic is exact modulo 2³¹ − 1, in two independent
+instances; a function that is no field operation (exp, sqrt, relu, …) is a random function of the residue.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from collections.abc import Hashable
 from collections.abc import Mapping
@@ -48,8 +48,12 @@ class Instance:
         self.rng = rng
         self._roots: dict[Hashable, int] = {}
         self._salts: dict[Hashable, int] = {}
+        self._weights: dict[str, Residues] = {}
         for a in self.axes:
-            self._root(a)
+            extent = pow(self._root(a), _ROOT, P)
+            first = rng.integers(1, P, (INSTANCES, 1), dtype=np.int64)
+            shape = (INSTANCES, *(SIZE if x == a else 1 for x in self.axes))
+            self._weights[a] = np.concatenate([first, (extent - first) % P], axis=1).reshape(shape)
 
     @cached_property
     def rank(self) -> int:
@@ -68,9 +72,9 @@ class Instance:
         attrs = attrs or {}
         kind = op_def(op).kind
         if kind == "contract":
-            return _fold(args[0] * args[1] % P, self._dims(reduce))
+            return self.fold(args[0] * args[1] % P, reduce)
         if op == "sum":
-            return _fold(args[0], self._dims(reduce))
+            return self.fold(args[0], reduce)
         if op == "max":
             return np.max(args[0], axis=self._dims(reduce), keepdims=True)
         rule = _FIELD.get(op)
@@ -98,6 +102,11 @@ class Instance:
             index = [self._index(attrs[k]) for k in ("rows", "cols") if attrs.get(k)]
             return self.function((op, str(attrs.get("offset"))), [*args, *index])
         return self.function(op, args)
+
+    def fold(self, x: Residues, axes: Sequence[str]) -> Residues:
+        for a in axes:
+            x = np.sum(x * self._weights[a] % P, axis=1 + self.axes.index(a), keepdims=True) % P
+        return x
 
     def function(self, name: Hashable, args: Sequence[Residues]) -> Residues:
         """A random function of residues."""
@@ -154,16 +163,8 @@ INTERPRETED = frozenset((*_FIELD, "div", "scale", "shift")) - {"maximum"}
 """Element-wise operators that are field operations: their operands need not be ones that the program has."""
 
 
-def _fold(x: Residues, dims: tuple[int, ...]) -> Residues:
-    return np.sum(x, axis=dims, keepdims=True) % P if dims else x
-
-
 def _inverse(x: Residues) -> Residues | None:
     flat = [int(v) for v in x.ravel()]
     if not all(flat):
         return None
     return np.array([pow(v, -1, P) for v in flat], dtype=np.int64).reshape(x.shape)
-
-
-def elements(x: Residues) -> int:
-    return math.prod(x.shape)

@@ -11,9 +11,11 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from dataclasses import field
 
+from fuser.ir.axes import Dims
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram
@@ -22,14 +24,16 @@ from fuser.superopt.extract import op_graphs
 from fuser.superopt.kernels import Plan
 from fuser.superopt.kernels import as_statements
 from fuser.superopt.kernels import build
-from fuser.superopt.kernels import concatenated
 from fuser.superopt.kernels import crossing
 from fuser.superopt.kernels import largest
 from fuser.superopt.kernels import plans
 from fuser.superopt.program_axes import as_block
+from fuser.superopt.program_axes import program_dims
 from fuser.superopt.signature import signature
 from fuser.superopt.values import Counts
 from fuser.superopt.values import ValueSpace
+from fuser.superopt.variants import concatenated
+from fuser.superopt.variants import with_libraries
 
 SLACK = 2
 """Operators that a whole graph may have beyond the program's own, where its kernels together may have more than one kernel."""
@@ -42,7 +46,9 @@ EARLY = 24
 @dataclass(frozen=True)
 class Limits:
     """Sizes of the search. ``kernels`` and ``block_ops`` are Mirage's defaults (5 and 7; a composite counts as one operator).
-    ``breadth[k]`` is the number of cheapest operator graphs that are cut into k + 1 kernels; ``budget`` is in seconds."""
+    ``expressions`` and ``canonical`` are for ablations: without them nothing is pruned by abstract expressions, or a value is
+    enumerated once for each way to compute it, commuted operands included. ``breadth[k]`` is the number of cheapest operator
+    graphs that are cut into k + 1 kernels; ``budget`` is in seconds."""
 
     kernels: int = 5
     block_ops: int = 7
@@ -50,6 +56,7 @@ class Limits:
     breadth: tuple[int, ...] = (64, 32, 8, 2, 1)
     graphs: int = 2000
     expressions: bool = True
+    canonical: bool = True
     seed: int = 0
 
 
@@ -85,13 +92,14 @@ def generate(program: TensorProgram, limits: Limits | None = None, report: Repor
     started = time.monotonic()
     deadline = started + limits.budget
     graph, block, internal = as_block(program)
+    known = program_dims(program)
     own = sum(1 for s in block.computes if s.value not in internal)
     most = max(limits.block_ops, own + SLACK)
     seen: set[str] = set()
     stopped = ""
     # deepening: what takes no more operators than the program comes first, at once
     for max_ops in dict.fromkeys((own, most)):
-        space = ValueSpace(block, internal, max_ops, expressions=limits.expressions, seed=limits.seed)
+        space = ValueSpace(block, internal, max_ops, expressions=limits.expressions, canonical=limits.canonical, seed=limits.seed)
         report.counts = space.counts
         for _ in space.grow(started + 0.6 * limits.budget):
             pass
@@ -100,7 +108,7 @@ def generate(program: TensorProgram, limits: Limits | None = None, report: Repor
         stopped = "exhausted" if space.complete else "budget"
         if space.complete and len(found) >= limits.graphs:
             stopped = f"the {limits.graphs} cheapest operator graphs"
-        structures = _structures(graph, space, found, internal, limits, started + 0.9 * limits.budget)
+        structures = _structures(graph, space, found, internal, known, limits, started + 0.9 * limits.budget)
         for candidate in structures if max_ops == most else itertools.islice(structures, EARLY):
             key = signature(candidate.graph).text
             if key in seen:
@@ -121,11 +129,16 @@ def generate(program: TensorProgram, limits: Limits | None = None, report: Repor
 
 
 def _structures(
-    graph: KernelGraph, space: ValueSpace, found: list[OpGraph], internal: frozenset[str], limits: Limits, deadline: float
+    graph: KernelGraph,
+    space: ValueSpace,
+    found: list[OpGraph],
+    internal: frozenset[str],
+    known: Mapping[str, Dims],
+    limits: Limits,
+    deadline: float,
 ) -> Iterator[Candidate]:
     """All plans of the cheapest operator graphs, by a score without sizes: passes over inputs, kernels and the tensors between
     them, operators."""
-    known = frozenset(v.name for v in space.values if v.name)
     least = min((ops.ops for ops in found), default=0)
     ranked: list[tuple[tuple[int, ...], int, Plan]] = []
     bodies: list[BlockGraph] = []
@@ -142,5 +155,6 @@ def _structures(
     for _, i, plan in sorted(ranked, key=lambda r: r[0]):
         structure = build(graph, bodies[i], plan, known)
         yield Candidate(structure, found[i].cost, plan.splits)
-        if one := concatenated(structure):
-            yield Candidate(one, found[i].cost, plan.splits)
+        for form in (concatenated(structure), with_libraries(structure)):
+            if form:
+                yield Candidate(form, found[i].cost, plan.splits)

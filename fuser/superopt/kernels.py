@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import replace
 
+from fuser.ir.axes import Dims
 from fuser.ir.mugraph import AXIS
 from fuser.ir.mugraph import FREE
 from fuser.ir.mugraph import Access
@@ -214,35 +215,14 @@ def _after_splits(block: BlockGraph, stage: Mapping[str, int], splits: Sequence[
     return moved
 
 
-def build(graph: KernelGraph, block: BlockGraph, plan: Plan, known: frozenset[str]) -> KernelGraph:
-    """The µGraph of a plan. Partial results and other values that the program does not have (``known``) stay in fp32 in device
-    memory."""
+def build(graph: KernelGraph, block: BlockGraph, plan: Plan, known: Mapping[str, Dims]) -> KernelGraph:
+    """The µGraph of a plan. ``known`` are values of the program with their dimensions: they are stored as the program has
+    them. Partial results and other values stay in fp32 in device memory."""
     return _Builder(graph, block, plan, known).run()
 
 
-def concatenated(graph: KernelGraph) -> KernelGraph | None:
-    """The graph with sums of two contractions marked ``concat``: one matmul (W ‖ X)(Y ‖ Z) of concatenated operands, that is
-    one accumulator to which both contractions add. None where there is no such sum."""
-
-    def marked(block: BlockGraph) -> BlockGraph:
-        stmts = []
-        for s in block.stmts:
-            makers = [block.by_value[a] for a in s.args]
-            if (
-                s.op == "add"
-                and all(m.op == "matmul" and m.axes == s.axes and len(block.users(m.value)) == 1 for m in makers)
-                and len(set(s.args)) == 2
-            ):
-                s = replace(s, attrs=(*s.attrs, ("concat", True)))
-            stmts.append(s)
-        return replace(block, stmts=tuple(stmts))
-
-    kernels = tuple(marked(k) if isinstance(k, BlockGraph) else k for k in graph.kernels)
-    return replace(graph, kernels=kernels) if kernels != graph.kernels else None
-
-
 class _Builder:
-    def __init__(self, graph: KernelGraph, block: BlockGraph, plan: Plan, known: frozenset[str]) -> None:
+    def __init__(self, graph: KernelGraph, block: BlockGraph, plan: Plan, known: Mapping[str, Dims]) -> None:
         self.graph, self.block, self.plan, self.known = graph, block, plan, known
         self.stage = dict(plan.stage)
         self.axes = list(block.axes)
@@ -308,7 +288,21 @@ class _Builder:
             return store.access, store.dtype
         tensor = _fresh(value, self.tensors)
         self.tensors.add(tensor)
-        return Access(tensor, tuple((a,) for a in stmt.axes)), stmt.dtype if value in self.known else "float32"
+        if value in self.known:
+            return Access(tensor, self.known[value]), stmt.dtype
+        return Access(tensor, tuple((a,) for a in self.rows_first(stmt))), "float32"
+
+    def rows_first(self, stmt: Stmt) -> tuple[str, ...]:
+        """Axes of a product in the order that a library's matmul of its operands would have: rows of the operand that is
+        summed over its last dimension, then columns of the other."""
+        makers = [self.block.by_value.get(a) for a in stmt.args]
+        if op_def(stmt.op).kind == "contract" and all(m and m.access for m in makers):
+            accesses = [m.access for m in makers if m and m.access]
+            left = [a for a in accesses if a.axes and a.axes[-1] in stmt.reduce]
+            if len(left) == 1:
+                order = dict.fromkeys((*left[0].axes, *(a for x in accesses if x is not left[0] for a in x.axes)))
+                return (*(a for a in stmt.axes if a not in order), *(a for a in order if a in stmt.axes))
+        return stmt.axes
 
 
 def _tied(stmts: Sequence[Stmt]) -> set[str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fuser.errors import UnsupportedError
+from fuser.ir.axes import Dims
+from fuser.ir.axes import axes_of
 from fuser.ir.composites import expand
 from fuser.ir.fuse import fuse
 from fuser.ir.mugraph import BlockGraph
@@ -28,6 +30,13 @@ def internal_values(program: TensorProgram) -> frozenset[str]:
 def _prefix(program: TensorProgram, count: int) -> TensorProgram:
     nodes = program.nodes[:count]
     return replace(program, nodes=nodes, outputs=(nodes[-1].output,))
+
+
+def program_dims(program: TensorProgram) -> dict[str, Dims]:
+    """How the program's own results lie in device memory, if a kernel stores them."""
+    expanded = expand(program)
+    values = axes_of(expanded).values
+    return {n.output: values[n.output] for n in expanded.nodes}
 
 
 def as_block(program: TensorProgram) -> tuple[KernelGraph, BlockGraph, frozenset[str]]:

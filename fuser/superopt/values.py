@@ -84,9 +84,16 @@ class ValueSpace:
     """
 
     def __init__(
-        self, block: BlockGraph, internal: frozenset[str], max_ops: int, *, expressions: bool = True, seed: int = 0
+        self,
+        block: BlockGraph,
+        internal: frozenset[str],
+        max_ops: int,
+        *,
+        expressions: bool = True,
+        canonical: bool = True,
+        seed: int = 0,
     ) -> None:
-        self.block, self.max_ops, self.expressions = block, max_ops, expressions
+        self.block, self.max_ops, self.expressions, self.canonical = block, max_ops, expressions, canonical
         self.order = {a.name: i for i, a in enumerate(block.axes)}
         self.instance = Instance(tuple(self.order), np.random.default_rng(seed))
         self.counts = Counts()
@@ -182,7 +189,9 @@ class ValueSpace:
     def _add(
         self, d: Derivation, axes: tuple[str, ...], form: NF, residues: Residues, name: str = "", counts: bool = True
     ) -> Value:
-        v = self.by_key.get((axes, residues.tobytes()))
+        v = self.by_key.get((axes, residues.tobytes())) if self.canonical else None
+        if v is not None and v.load and name:
+            v = None  # a program may compute an input again: its result is still a value to be stored
         if v is None:
             v = self._new(name, axes, form, residues, 1 if counts else 0, None, "")
             if not counts:
@@ -243,7 +252,7 @@ class ValueSpace:
             if union in (u.axes, v.axes) or any(set(union) <= s for s in self.shapes):
                 for op in self.binary:
                     self._try(op, (u, v), (), (), union)
-                    if not op_def(op).commutative:
+                    if not op_def(op).commutative or not self.canonical:
                         self._try(op, (v, u), (), (), union)
             shared = [a for a in u.axes if a in v.axes and a in self.reducible]
             for over in _subsets(shared):

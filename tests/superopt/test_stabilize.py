@@ -92,6 +92,8 @@ def test_a_sum_over_the_whole_matrix_takes_the_maximum_of_the_whole_matrix() -> 
 def test_inferred_degrees_are_the_measured_ones() -> None:
     """T(λe) = λᵈ T(e) for every value of every structure of attention, λ independent for each row and each part of a split."""
     for candidate in generate(attention()):
+        if len(candidate.graph.blocks) < len(candidate.graph.kernels):
+            continue  # libraries have no values to measure
         for licence in licences(candidate.graph):
             kernel = candidate.graph.kernels[licence.kernel]
             assert licence.granted
