@@ -67,7 +67,11 @@ class Left:
     reason: str
 
 
-def intensity(m: int, n: int, k: int, dtype: str, tile: int = 128) -> float:
+LARGEST_TILE = 256
+"""The largest tile that the model gives a library matmul: a contraction that is memory-bound with it is memory-bound with any."""
+
+
+def intensity(m: int, n: int, k: int, dtype: str, tile: int = LARGEST_TILE) -> float:
     """φ of a matmul in FLOP per byte: 2 T_M T_N K over the bytes of one output tile, its rows of A and its columns of B (section II-A)."""
     tm, tn = min(tile, m), min(tile, n)
     return 2 * tm * tn * k / (DTYPE_BYTES[dtype] * (tm * tn + tm * k + tn * k))

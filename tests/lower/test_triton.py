@@ -86,6 +86,10 @@ def map_program(name: str) -> TensorProgram:
     return b.build(Z=ref)
 
 
+def rows_of_16(program: TensorProgram) -> KernelSchedule:
+    return KernelSchedule(tuple((axis, 16) for axis in fuse(program).blocks[0].spatial[:1]))
+
+
 def map_names() -> list[str]:
     return sorted(n for n, e in OPS.items() if e.kind == "map" and (e.triton or e.indexed))
 
@@ -99,7 +103,7 @@ def cases() -> dict[str, tuple[TensorProgram, KernelGraph, Schedule]]:
         found[name] = (program, graph, Schedule(kernels))
 
     for name in map_names():
-        add(f"op {name}", map_program(name), schedule(**dict.fromkeys(fuse(map_program(name)).blocks[0].spatial[:1], 16)))
+        add(f"op {name}", map_program(name), rows_of_16(map_program(name)))
     for order in ("nk", "kn", "n(k,h)", "knh"):
         add(f"chain {order}", chain(), schedule(order, m=32, n=32, k=16, h=16))
         add(f"relu chain {order}", chain(activation="relu"), schedule(order, m=32, n=32, k=16, h=16))

@@ -165,7 +165,7 @@ def test_the_built_model_runs_and_agrees(tmp_path):
         "np.save(sys.argv[3], load(sys.argv[1]).run(dict(np.load(sys.argv[2])))[0])\n"
     )
     fresh = random_inputs(found.imported, np.random.default_rng(3))
-    np.savez(tmp_path / "x.npz", **fresh)
+    np.savez(tmp_path / "x.npz", x=fresh["x"])
     env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     subprocess.run([sys.executable, "-c", code, library, tmp_path / "x.npz", tmp_path / "y.npy"], check=True, env=env)
     np.testing.assert_allclose(np.load(tmp_path / "y.npy"), found.imported.model.evaluate(fresh)[0], atol=1e-4)

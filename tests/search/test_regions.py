@@ -1,0 +1,99 @@
+"""Regions: which chains are candidates, which are taken, and that everything left has a reason."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from fuser.device import load_device
+from fuser.frontends.builder import Builder
+from fuser.frontends.builder import Ref
+from fuser.ir.program import TensorProgram
+from search.regions import choose
+from search.regions import find_chains
+from search.regions import intensity
+
+H200 = load_device("h200")
+
+
+def encoder(sequence: int = 128, hidden: int = 128, heads: int = 2, dtype: str = "float16", layers: int = 1) -> TensorProgram:
+    b = Builder("encoder", dtype)
+
+    def linear(x: Ref, name: str, out: int) -> Ref:
+        return x @ b.input(f"{name}.w", (x.shape[-1], out)) + b.input(f"{name}.b", (out,))
+
+    x = b.input("x", (1, sequence, hidden))
+    for i in range(layers):
+        q, k, v = (linear(x, f"{i}.{n}", hidden).reshape(1, sequence, heads, hidden // heads).transpose(0, 2, 1, 3) for n in "qkv")
+        a = b.softmax((q @ k.T) * (hidden // heads) ** -0.5) @ v
+        y = b.layer_norm(x + linear(a.transpose(0, 2, 1, 3).reshape(1, sequence, hidden), f"{i}.o", hidden))
+        x = b.layer_norm(y + linear(b.gelu(linear(y, f"{i}.up", 4 * hidden)), f"{i}.down", hidden))
+    return b.build(out=x)
+
+
+def test_phi_is_the_paper_s_ratio_in_bytes():
+    # figure 2: with T = 256 the ratio falls from 227 (K = 1024, M = N = 1024) to 2 (K = 1)
+    assert 2 * intensity(1024, 1024, 1024, "float16") == pytest.approx(227.6, abs=0.1)
+    assert 2 * intensity(1024, 1024, 1, "float16") == pytest.approx(2.0, abs=0.02)
+
+
+def test_compute_bound_contractions_are_left_with_their_ratio():
+    b = Builder("large")
+    x, w, v = b.input("X", (8192, 8192)), b.input("W", (8192, 8192)), b.input("V", (8192, 8192))
+    program = b.build(Y=(x @ w) @ v)
+    found, why = find_chains(program, load_device("rtx3080"))
+    assert not found
+    assert why["matmul_0"].startswith("compute-bound: φ = ")
+
+
+def test_attention_is_found_with_its_reshapes():
+    regions, _ = find_chains(encoder(), H200)
+    inner = [r for r in regions if r.kind == "attention" and len(r.contractions) == 2 and r.outputs[0].startswith("reshape")]
+    assert inner
+    assert {n.split("_")[0] for n in inner[0].nodes} >= {"matmul", "softmax", "transpose", "reshape"}
+
+
+def test_equal_layers_give_equal_programs():
+    regions, _ = find_chains(encoder(layers=3), H200)
+    distinct = {r.program.stable_hash() for r in regions}
+    assert len(distinct) * 3 == len(regions)
+
+
+def test_the_best_savings_are_taken_and_nothing_overlaps():
+    program = encoder(layers=2)
+    taken, left = choose(program, H200, lambda p: float(len(p.nodes)), lambda p: 2.0 * len(p.nodes) if "softmax" in str(p) else 0.0)
+    nodes = [n for c in taken for n in c.region.nodes]
+    assert len(nodes) == len(set(nodes))
+    assert all(c.region.kind == "attention" for c in taken)
+    contractions = {n.output for n in program.nodes if n.op == "matmul"}
+    assert contractions == {n for c in taken for n in c.region.contractions} | {item.node for item in left}
+    assert all(item.reason for item in left)
+
+
+def test_a_region_that_no_kernel_fits_is_left():
+    def none(program: TensorProgram) -> float:
+        return math.inf
+
+    taken, left = choose(encoder(), H200, none, lambda p: 1.0)
+    assert not taken
+    assert any("no kernel" in item.reason for item in left)
+
+
+def test_a_result_that_is_read_elsewhere_stops_the_chain():
+    b = Builder("shared")
+    x, w, v = b.input("X", (64, 64)), b.input("W", (64, 64)), b.input("V", (64, 64))
+    c = x @ w
+    program = b.build(Y=c @ v, Z=b.relu(c))
+    found, why = find_chains(program, H200)
+    assert not found
+    assert why["matmul_0"] == "its result is read by 2 operators"
+
+
+def test_borders_keep_regions_to_tensors_that_the_model_has():
+    program = encoder()
+    everything, _ = find_chains(program, H200)
+    nothing, why = find_chains(program, H200, frozenset(program.inputs))
+    assert everything
+    assert not nothing
+    assert any("no counterpart" in reason for reason in why.values())

@@ -1,0 +1,72 @@
+"""Structures that need no search: what is cut, what is split, and that all of them compute the program."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fuser.errors import UnsupportedError
+from fuser.frontends.builder import Builder
+from fuser.ir.mugraph import FREE
+from fuser.ir.program import TensorProgram
+from fuser.ir.schedule import KernelSchedule
+from fuser.ir.schedule import Schedule
+from fuser.lower.reference import interpret
+from search.structures import cut_points
+from search.structures import structures
+
+
+def chain(activation: str = "", bias: bool = False) -> TensorProgram:
+    b = Builder("chain")
+    a, w, v = b.input("A", (32, 16)), b.input("B", (16, 48)), b.input("D", (48, 8))
+    c = a @ w
+    if activation:
+        c = b.op(activation, c)
+    e = c @ v
+    return b.build(E=e + b.input("bias", (8,)) if bias else e)
+
+
+def attention() -> TensorProgram:
+    b = Builder("attention")
+    q, k, v = b.input("Q", (2, 16, 8)), b.input("K", (2, 24, 8)), b.input("V", (2, 24, 8))
+    return b.build(O=b.attention(q, k, v))
+
+
+def lora() -> TensorProgram:
+    b = Builder("lora")
+    x = b.input("X", (16, 32))
+    return b.build(Y=x @ b.input("W", (32, 24)) + (x @ b.input("A", (32, 4))) @ b.input("B", (4, 24)))
+
+
+@pytest.mark.parametrize("make", [chain, lambda: chain("relu", bias=True), attention, lora])
+def test_every_structure_computes_the_program(make, rng):
+    program = make()
+    inputs = program.random_inputs(rng)
+    expected = program.evaluate(inputs)
+    graphs = structures(program)
+    assert len(graphs) >= 2
+    for graph in graphs:
+        free = [tuple((a.name, 3) for a in block.axes if a.extent == FREE) for block in graph.blocks]
+        schedule = Schedule(tuple(KernelSchedule(splits=f, tiles=tuple((a, 5) for a, _ in b.splits)) for b, f in zip(graph.blocks, free, strict=True)))
+        found = interpret(graph, schedule, inputs)
+        for name in program.outputs:
+            np.testing.assert_allclose(found[name], expected[name], rtol=1e-6, atol=1e-8)
+
+
+def test_a_chain_is_fused_cut_and_split():
+    shapes = [[(bool(b.splits), len(b.stmts)) for b in g.blocks] for g in structures(chain())]
+    assert [len(s) for s in shapes] == [1, 2, 2, 3, 3]
+    assert shapes[0] == [(False, 6)]
+    assert shapes[1][0][0]  # the sum over n split over the grid, and a kernel that adds the parts
+
+
+def test_cuts_stand_behind_the_element_wise_operators_of_a_contraction():
+    assert cut_points(chain("relu")) == ("relu_1",)
+    assert cut_points(chain()) == ("matmul_0",)
+
+
+def test_what_no_kernel_can_do_is_refused_by_name():
+    b = Builder("cat")
+    x = b.input("X", (4, 4))
+    with pytest.raises(UnsupportedError, match="concat"):
+        structures(b.build(Y=b.op("concat", x, x, axis=0) @ x))

@@ -1,0 +1,45 @@
+"""Fast tuning: the same answer each time, nothing that cannot run, nothing that is known to be compiled wrongly."""
+
+from __future__ import annotations
+
+import pytest
+
+from cost_model.features import schedule_features
+from fuser.device import load_device
+from fuser.errors import UnsupportedError
+from fuser.workloads import workload
+from search.hazards import hazardous
+from search.realise import realise
+from search.tune import tune_fast
+
+NAMES = ("mcfuser/G1", "mcfuser/G5", "mcfuser/S2", "mcfuser/S6", "mirage/rmsnorm", "mirage/gqa-spec", "graphene/layernorm")
+
+
+@pytest.mark.parametrize("target", ["a100", "h200"])
+@pytest.mark.parametrize("name", NAMES)
+def test_winners_fit_the_device(name, target):
+    device = load_device(target)
+    tuned = tune_fast(workload(name), device)
+    again = tune_fast(workload(name), device)
+    assert tuned.winner == again.winner
+    assert tuned.winner.seconds <= min(r.seconds for r in tuned.runners)
+    for block, ks in zip(tuned.winner.graph.blocks, tuned.winner.schedule.kernels, strict=True):
+        assert not hazardous(schedule_features(block, ks), device).any()
+
+
+def test_a_target_that_triton_cannot_serve_is_refused():
+    with pytest.raises(UnsupportedError, match="V100"):
+        tune_fast(workload("mcfuser/G1"), load_device("v100"))
+
+
+def test_winners_compile_and_agree_with_float64():
+    pytest.importorskip("torch")
+    device = load_device("a100")
+    tuned = [tune_fast(workload(n), device) for n in ("mcfuser/G2", "mcfuser/S6")]
+    for done in realise(tuned, device):
+        assert done.check is not None and done.check.passed
+        for artifact in done.artifacts:
+            assert ".target sm_80" in artifact.ptx
+            assert artifact.registers > 16
+            assert artifact.spills <= 64
+            assert artifact.shared_bytes <= device.smem_per_block
