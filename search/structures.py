@@ -170,6 +170,6 @@ def split_block(block: BlockGraph, axis: str) -> tuple[BlockGraph, BlockGraph]:
     load = Stmt("load", f"{last.value}_part", partial.axes, "float32", access=Access(tensor, dims))
     total = Stmt("compute", last.value, last.axes, last.dtype, "sum", (load.value,), (parts,))
     stmts = (load, total, *dict.fromkeys(s for s in loads if s not in rest), *rest)
-    used = {a for s in stmts for a in (*s.axes, *s.reduce)}
+    used = {a for s in stmts for a in (*s.axes, *s.reduce, *s.constant_axes)}
     tail = BlockGraph(f"{block.name}_sum", (Axis(parts, FREE), *(a for a in block.axes if a.name in used)), stmts)
     return head.validate(), tail.validate()
