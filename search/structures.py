@@ -4,6 +4,7 @@ over the grid. The superoptimizer finds more; these are there at once and are wh
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 
 from fuser.errors import UnsupportedError
@@ -21,7 +22,7 @@ from fuser.ir.mugraph import Stmt
 from fuser.ir.ops import op as op_def
 from fuser.ir.program import TensorProgram
 from fuser.superopt.postpone import postpone_divisions
-from fuser.superopt.stabilize import stabilize
+from fuser.superopt.stabilize import stabilize_graph
 
 MAX_CUTS = 3
 """Most tensors at which a program is cut; chains are short."""
@@ -29,8 +30,12 @@ MAX_CUTS = 3
 
 def one_kernel(program: TensorProgram) -> KernelGraph:
     """The whole program in one block, divisions postponed and exponentials stable."""
+    return stabilize_graph(_bare(program))
+
+
+def _bare(program: TensorProgram) -> KernelGraph:
     graph = fuse(program)
-    return replace(graph, kernels=tuple(stabilize(postpone_divisions(b)) for b in graph.blocks))
+    return replace(graph, kernels=tuple(postpone_divisions(b) for b in graph.blocks))
 
 
 def structures(program: TensorProgram) -> tuple[KernelGraph, ...]:
@@ -42,12 +47,13 @@ def structures(program: TensorProgram) -> tuple[KernelGraph, ...]:
     for count in range(min(len(spots), MAX_CUTS) + 1):
         for cuts in itertools.combinations(spots, count):
             try:
-                graph = cut(program, cuts)
+                bare = cut(program, cuts)
             except UnsupportedError as error:
                 first = first or error
                 continue
+            graph = stabilize_graph(bare)
             found.setdefault(graph.stable_hash(), graph)
-            for split in split_reductions(graph):
+            for split in split_reductions(bare):
                 found.setdefault(split.stable_hash(), split)
     if not found:
         raise first or UnsupportedError(f"{program.name!r} has no operator that a kernel could do")
@@ -72,16 +78,16 @@ def cut_points(program: TensorProgram) -> tuple[str, ...]:
 
 
 def cut(program: TensorProgram, cuts: tuple[str, ...]) -> KernelGraph:
-    """Kernels that meet at the tensors ``cuts`` in device memory."""
+    """Kernels that meet at the tensors ``cuts`` in device memory, with bare exponentials."""
     if not cuts:
-        return one_kernel(program)
+        return _bare(program)
     axes = axes_of(program)
     kernels: list[Kernel] = []
     for i, nodes in enumerate(_segments(program, cuts)):
         block = fuse_nodes(program, axes, nodes, f"{program.name}_{i}")
         if set(block.outputs) - set(cuts) - set(program.outputs):
             raise UnsupportedError(f"cutting {program.name!r} at {cuts} leaves other tensors between the kernels")
-        kernels.append(stabilize(postpone_divisions(block)))
+        kernels.append(postpone_divisions(block))
     return KernelGraph(
         program.name,
         program.inputs,
@@ -122,54 +128,101 @@ def _extends(program: TensorProgram, nodes: set[str], last: set[str], cuts: list
 
 
 def split_reductions(graph: KernelGraph) -> list[KernelGraph]:
-    """For each kernel whose stored values are linear in one contraction: the same with that reduction split over the grid, and a kernel that
-    adds the parts. More blocks where a fused kernel has too few (split-K)."""
+    """For each kernel and each axis that it sums over last: the same with that sum split over the grid, and a kernel that adds the parts and goes
+    on. More blocks where a fused kernel has too few (split-K, FlashDecoding's split keys)."""
     found: list[KernelGraph] = []
     for i, kernel in enumerate(graph.kernels):
-        if not isinstance(kernel, BlockGraph) or any(s.rescale or s.op in ("max", "exp") for s in kernel.stmts):
+        if not isinstance(kernel, BlockGraph) or kernel.splits:
             continue
-        axis = _last_reduction(kernel)
-        if axis:
+        for axis in last_reductions(kernel):
             try:
                 pair = split_block(kernel, axis)
+                found.append(stabilize_graph(replace(graph, kernels=(*graph.kernels[:i], *pair, *graph.kernels[i + 1 :])).validate()))
             except UnsupportedError:
-                continue  # the epilogue needs more than the sum: not a split that this simple form covers
-            found.append(replace(graph, kernels=(*graph.kernels[:i], *pair, *graph.kernels[i + 1 :])).validate())
+                continue  # what follows the sums needs more of the first kernel than the sums
     return found
 
 
-def _last_reduction(block: BlockGraph) -> str:
-    """The axis of the contraction whose result is stored, if nothing else is reduced after it."""
+def last_reductions(block: BlockGraph) -> tuple[str, ...]:
+    """Axes over which something is summed that no other sum follows."""
     folds = [s for s in block.computes if s.folds]
-    if not folds or len(block.stores) != 1 or len(folds[-1].reduce) != 1 or op_def(folds[-1].op).kind != "contract":
-        return ""
-    return folds[-1].reduce[0]
+    found: dict[str, None] = {}
+    for s in folds:
+        later = {v for t in folds if t is not s and s.value in _ancestors(block, t) for v in t.reduce}
+        if not later and len(s.reduce) == 1 and s.op != "max":
+            found[s.reduce[0]] = None
+    return tuple(found)
+
+
+def _ancestors(block: BlockGraph, stmt: Stmt) -> frozenset[str]:
+    seen: set[str] = set()
+    todo = list(stmt.args)
+    while todo:
+        value = todo.pop()
+        if value not in seen:
+            seen.add(value)
+            todo += block.by_value[value].args
+    return frozenset(seen)
 
 
 def split_block(block: BlockGraph, axis: str) -> tuple[BlockGraph, BlockGraph]:
-    """The block up to its last contraction with ``axis`` split over a new grid axis, and the block that sums the partial results and goes on."""
+    """The block up to its sums over ``axis``, each part of which another block of the grid does, and the block that adds the partial
+    results and does what follows.
+
+    Raises :class:`UnsupportedError` where what follows needs a value of the first block that is neither loaded nor such a sum.
+    """
     parts = f"{axis}_part"
-    at = max(i for i, s in enumerate(block.stmts) if s.folds)
-    last = block.stmts[at]
-    (store,) = block.stores
-    tensor = f"{store.access.tensor}_part" if store.access else f"{last.value}_part"
-    dims = tuple((a,) for a in (parts, *last.axes))
-    partial = replace(last, axes=(parts, *last.axes))
-    # partial sums stay in fp32: rounding them would cost accuracy that the one-kernel form has
-    head = BlockGraph(
-        f"{block.name}_split",
-        (Axis(parts, FREE), *block.axes),
-        (*block.stmts[:at], partial, Stmt("store", last.value, partial.axes, "float32", access=Access(tensor, dims))),
-        ((axis, parts),),
-    )
-    rest = block.stmts[at + 1 :]
-    loads = [block.by_value[a] for s in rest for a in s.args if a in block.by_value and block.by_value[a].kind == "load"]
-    needed = {a for s in rest for a in s.args} - {s.value for s in rest if s.kind == "compute"} - {last.value}
-    if needed - {s.value for s in loads}:
-        raise UnsupportedError(f"what follows the split of {block.name!r} needs {sorted(needed)} of the first kernel")
-    load = Stmt("load", f"{last.value}_part", partial.axes, "float32", access=Access(tensor, dims))
-    total = Stmt("compute", last.value, last.axes, last.dtype, "sum", (load.value,), (parts,))
-    stmts = (load, total, *dict.fromkeys(s for s in loads if s not in rest), *rest)
-    used = {a for s in stmts for a in (*s.axes, *s.reduce, *s.constant_axes)}
-    tail = BlockGraph(f"{block.name}_sum", (Axis(parts, FREE), *(a for a in block.axes if a.name in used)), stmts)
-    return head.validate(), tail.validate()
+    sums = [s for s in block.computes if s.folds and axis in s.reduce]
+    if any(s.op == "max" or len(s.reduce) > 1 or axis in s.axes for s in sums):
+        raise UnsupportedError(f"the sums of {block.name!r} over {axis!r} cannot be split")
+    partial = {s.value for s in sums}
+    after = {s.value for s in block.computes if partial & _ancestors(block, s)}
+    if after & partial:
+        raise UnsupportedError(f"a sum over {axis!r} of {block.name!r} needs another one")
+    head: list[Stmt] = []
+    loads: list[Stmt] = []
+    for s in block.stmts:
+        if s.value in partial and s.kind == "compute":
+            head.append(replace(s, axes=(parts, *s.axes)))
+        elif s.kind != "store" and s.value not in after:
+            head.append(s)
+    tail = [s for s in block.stmts if (s.kind == "store" or s.value in after)]
+    if any(s.kind == "store" and s.value not in after | partial for s in tail):
+        raise UnsupportedError(f"{block.name!r} stores a value that is not summed over {axis!r}")
+    begin: list[Stmt] = []
+    for s in sums:
+        stored = next((t.access for t in block.stores if t.value == s.value), None)
+        tensor = f"{stored.tensor if stored else s.value}_part"
+        access = Access(tensor, tuple((a,) for a in (parts, *s.axes)))
+        # partial sums stay in fp32: rounding them would cost accuracy that the one-kernel form has
+        head.append(Stmt("store", s.value, access.axes, "float32", access=access))
+        begin.append(Stmt("load", f"{s.value}_part", access.axes, "float32", access=access))
+        begin.append(Stmt("compute", s.value, s.axes, s.dtype, "sum", (f"{s.value}_part",), (parts,)))
+    made = {s.value for s in (*begin, *tail)}
+    for name in dict.fromkeys(a for s in tail for a in s.args):
+        if name not in made:
+            source = block.by_value[name]
+            if source.kind != "load":
+                raise UnsupportedError(f"what follows the split of {block.name!r} needs {name!r} of the first kernel")
+            loads.append(source)
+    stmts = (*begin, *loads, *tail)
+    free = (Axis(parts, FREE),)
+
+    def used(statements: Sequence[Stmt]) -> tuple[Axis, ...]:
+        names = {a for s in statements for a in (*s.axes, *s.reduce, *s.constant_axes)}
+        return free + tuple(a for a in block.axes if a.name in names)
+
+    live = _live(head)
+    first = BlockGraph(f"{block.name}_split", used(live), live, ((axis, parts),))
+    return first.validate(), BlockGraph(f"{block.name}_sum", used(stmts), stmts).validate()
+
+
+def _live(stmts: Sequence[Stmt]) -> tuple[Stmt, ...]:
+    """Without statements that nothing reads."""
+    needed: set[str] = set()
+    kept: list[Stmt] = []
+    for s in reversed(stmts):
+        if s.kind == "store" or s.value in needed:
+            needed |= {*s.args, s.value}
+            kept.append(s)
+    return tuple(reversed(kept))
