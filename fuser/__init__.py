@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fuser.frontends.builder import Builder as Builder
     from fuser.ir.program import Tensor as Tensor
     from fuser.ir.program import TensorProgram as TensorProgram
+    from fuser.superopt.search import superoptimize as superoptimize
     from fuser.workloads import workload as workload
     from fuser.workloads import workload_names as workload_names
 
@@ -35,6 +36,7 @@ PUBLIC: dict[str, str] = {
     "list_devices": "fuser.device:list_devices",
     "load_device": "fuser.device:load_device",
     "optimize": "tvm_bridge.api:optimize",
+    "superoptimize": "fuser.superopt.search:superoptimize",
     "workload": "fuser.workloads:workload",
     "workload_names": "fuser.workloads:workload_names",
 }

@@ -7,6 +7,7 @@ extents.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -35,11 +36,13 @@ class OpGraph:
 def op_graphs(space: ValueSpace, limit: int = 20_000, deadline: float | None = None) -> list[OpGraph]:
     """Every operator graph of at most ``space.max_ops`` operators that computes the outputs, cheapest first."""
     found: dict[tuple[tuple[int, Derivation], ...], OpGraph] = {}
-    if own := _finish(space, {v.number: v.derivations[0] for v in space.values if v.derivations}):
+    if own := _finish(space, {v.number: v.derivations[0] for v in space.values if v.derivations}, space.outputs):
         found[own.steps] = own  # the program as it stands, whatever the limits are
+    # one choice, but where values are not merged (ablation)
+    goals = [dict(zip(space.outputs, ns, strict=True)) for ns in itertools.product(*map(space.alike, space.outputs.values()))]
     for most in range(1, space.max_ops + 1):  # deepening: the smallest graphs first
-        for chosen in _choices(space, most, deadline):
-            graph = _finish(space, chosen)
+        for goal, chosen in ((g, c) for g in goals for c in _choices(space, g, most, deadline)):
+            graph = _finish(space, chosen, goal)
             if graph and graph.ops == most and not _roundabout(space, graph):
                 found.setdefault(graph.steps, graph)
             if len(found) >= limit:
@@ -79,7 +82,7 @@ def _modulo_constants(space: ValueSpace, graph: OpGraph, table: dict[tuple[objec
     return tuple(number(n) for _, n in graph.outputs)
 
 
-def _choices(space: ValueSpace, most: int, deadline: float | None) -> Iterator[dict[int, Derivation]]:
+def _choices(space: ValueSpace, goal: Mapping[str, int], most: int, deadline: float | None) -> Iterator[dict[int, Derivation]]:
     order = {
         v.number: sorted(v.derivations, key=lambda d: (_size(space, d), d.op, d.args, d.reduce))
         for v in space.values
@@ -103,7 +106,7 @@ def _choices(space: ValueSpace, most: int, deadline: float | None) -> Iterator[d
                 continue
             yield from visit({**chosen, number: d}, (*new, *rest), total)
 
-    roots = tuple(dict.fromkeys(n for n in space.outputs.values()))
+    roots = tuple(dict.fromkeys(goal.values()))
     mask = 0
     for n in roots:
         mask |= 1 << n
@@ -118,7 +121,7 @@ def _size(space: ValueSpace, d: Derivation) -> int:
     return space.size(ops)
 
 
-def _finish(space: ValueSpace, chosen: Mapping[int, Derivation]) -> OpGraph | None:
+def _finish(space: ValueSpace, chosen: Mapping[int, Derivation], goal: Mapping[str, int]) -> OpGraph | None:
     """The graph in dependency order, or None where the choice is circular."""
     steps: list[tuple[int, Derivation]] = []
     state: dict[int, int] = {}
@@ -136,7 +139,7 @@ def _finish(space: ValueSpace, chosen: Mapping[int, Derivation]) -> OpGraph | No
         steps.append((n, chosen[n]))
         return True
 
-    for n in space.outputs.values():
+    for n in goal.values():
         if not visit(n):
             return None
     ops = 0
@@ -144,7 +147,7 @@ def _finish(space: ValueSpace, chosen: Mapping[int, Derivation]) -> OpGraph | No
         ops |= 1 << n
     return OpGraph(
         tuple(steps),
-        tuple(space.outputs.items()),
+        tuple(goal.items()),
         _passes(steps),
         space.size(ops),
         sum(len({*space.values[n].axes, *d.reduce}) for n, d in steps),

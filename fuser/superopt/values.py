@@ -207,6 +207,13 @@ class ValueSpace:
             heapq.heappush(self._queue, (self.size(ops), v.number))
         return v
 
+    def alike(self, number: int) -> list[int]:
+        """Values that are the same function: one, unless values are not merged."""
+        v = self.values[number]
+        if self.canonical:
+            return [number]
+        return [u.number for u in self.values if u.axes == v.axes and not u.load and np.array_equal(u.residues, v.residues)]
+
     def size(self, ops: int) -> int:
         """Operators in a bit set that count."""
         return (ops & ~self._weightless).bit_count()
