@@ -12,8 +12,8 @@ from fuser.ir.mugraph import LibraryKernel
 
 
 def with_libraries(graph: KernelGraph) -> KernelGraph | None:
-    """The graph with every kernel that is a plain (batched) matmul left to a library. None where there is none, or nothing else: then it
-    is the program as libraries do it."""
+    """The graph with every kernel that is a plain (batched) matmul left to a library. None where there is none, or nothing
+    else: then it is the program as libraries do it."""
     kernels = tuple(_library(k) or k if isinstance(k, BlockGraph) else k for k in graph.kernels)
     mixed = kernels != graph.kernels and any(isinstance(k, BlockGraph) for k in kernels)
     return replace(graph, kernels=kernels) if mixed else None

@@ -1,0 +1,59 @@
+"""The verbs superoptimize, show and verify."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fuser.cli import main
+from fuser.workloads import workload
+
+
+def run(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str]:
+    code = main(args)
+    return code, capsys.readouterr().out
+
+
+@pytest.fixture
+def saved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    code, out = run(capsys, "superoptimize", "mirage/mlp", "--processes", "1", "--save", str(tmp_path), "--json")
+    assert code == 0
+    (search,) = json.loads(out)["searches"]
+    assert search["stopped"] == "exhausted"
+    assert not search["rejected"]
+    assert len(search["structures"]) == len(list(tmp_path.glob("mirage_mlp.*.json"))) > 3
+    assert all("verified" in s["verified"] for s in search["structures"])
+    return tmp_path
+
+
+def test_saved_structures_are_shown_in_every_form(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(saved / "mirage_mlp.0.json")
+    code, text = run(capsys, "show", path)
+    assert code == 0
+    assert "matmul(X, A) over k" in text
+    assert "relu" in run(capsys, "show", path, "--as", "threads")[1]
+    assert run(capsys, "show", path, "--as", "mermaid")[1].startswith("flowchart")
+    assert json.loads(run(capsys, "show", path, "--json")[1])["graph"]["mugraph"] == 1
+    assert run(capsys, "show", path, "--as", "poem")[0] == 2
+
+
+def test_verify_tells_programs_apart(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for path in saved.glob("*.json"):
+        code, text = run(capsys, "verify", "mirage/mlp", str(path), "--rounds", "1")
+        assert code == 0, text
+    code, out = run(capsys, "verify", "mirage/lora", str(path), "--json")
+    assert code == 5
+    assert json.loads(out)["verdict"] == "rejected"
+
+
+def test_a_program_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "chain.json"
+    path.write_text(json.dumps(workload("mcfuser/G1").to_json()), encoding="utf-8")
+    code, out = run(capsys, "superoptimize", str(path), "--processes", "1", "--most", "2")
+    assert code == 0
+    assert "the first 2 structures" in out
+    path.write_text("{}", encoding="utf-8")
+    assert run(capsys, "superoptimize", str(path))[0] == 3
+    assert run(capsys, "superoptimize", "no/such")[0] == 2
