@@ -1,4 +1,4 @@
-"""Sessions: ``lint``, ``relax`` (TVM 0.27), ``tests`` (TVM 0.19 with Relay).
+"""Sessions: ``lint`` and ``tests`` (TVM 0.19 with Relay); on request ``relax`` (TVM 0.27) and ``newest``.
 
 Both TVMs install ``tvm``: one environment each.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import nox
 
-nox.options.sessions = ["lint", "relax", "tests"]
+nox.options.sessions = ["lint", "tests"]
 nox.options.reuse_venv = "yes"
 nox.options.error_on_missing_interpreters = True
 
