@@ -39,7 +39,7 @@ SLACK = 2
 """Operators that a whole graph may have beyond the program's own, where its kernels together may have more than one kernel."""
 
 
-EARLY = 24
+EARLY = 4
 """Structures that are handed on before the search goes beyond the program's own number of operators."""
 
 
