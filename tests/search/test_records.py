@@ -1,0 +1,209 @@
+"""Tuning records: rows survive files, lines and interruptions, and nothing is kept twice."""
+
+from __future__ import annotations
+
+import json
+import math
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import settings
+from hypothesis import strategies as st
+
+from fuser.errors import ModelFileError
+from fuser.errors import UsageError
+from fuser.ir.schedule import KernelSchedule
+from fuser.ir.schedule import Schedule
+from fuser.ir.tiling import TilingExpr
+from fuser.workloads import workload
+from search.records import STATUSES
+from search.records import Record
+from search.records import Records
+from search.records import best_of
+from search.records import record_from_json
+from search.records import rounded
+from search.records import schedule_text
+from search.structures import one_kernel
+
+ROW = Record("mcfuser/G1", "p", "s", "[]", "h", "GPU", "triton 3.6.0", time_us=3.5, environment='{"driver": "1"}', generator="g")
+
+_time = st.none() | st.floats(0.1, 1e6)
+rows_ = st.builds(
+    Record,
+    workload=st.sampled_from(["a", "b"]),
+    program=st.just("p"),
+    structure=st.sampled_from(["s", "t"]),
+    schedule=st.text("[]{}\"é", max_size=4),
+    source=st.sampled_from(["", "x"]),
+    device=st.sampled_from(["GPU", "CPU"]),
+    compiler=st.sampled_from(["triton 3.6.0", "torch 2.11.0"]),
+    kind=st.sampled_from(["kernel", "peer"]),
+    repeat=st.sampled_from(["", "run"]),
+    status=st.sampled_from(STATUSES),
+    time_us=_time,
+    spread=_time,
+    detail=st.text(max_size=5),
+    registers=st.integers(-1, 255),
+    generator=st.sampled_from(["", "g"]),
+    environment=st.sampled_from(["", "{}"]),
+)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(rows_, max_size=8))
+def test_lines_give_back_the_rows(tmp_path_factory: pytest.TempPathFactory, found: list[Record]) -> None:
+    path = tmp_path_factory.mktemp("lines") / "rows.jsonl"
+    with Records(":memory:") as a, Records(":memory:") as b:
+        for r in found:
+            a.add(r)
+        assert len(a) == len({r.key for r in found})
+        assert a.export_lines(path) == len(a)
+        assert b.import_lines(path) == len(a)
+        assert list(b.rows()) == list(a.rows())
+        assert b.import_lines(path) == 0
+
+
+def test_a_key_is_measured_once() -> None:
+    with Records(":memory:") as records:
+        assert records.add(ROW)
+        assert not records.add(replace(ROW, time_us=9.0))
+        assert records.find(ROW.key) == ROW
+        assert records.add(replace(ROW, time_us=9.0), again=True)
+        assert [r.time_us for r in records.rows()] == [9.0]
+        assert records.add(replace(ROW, repeat="beside peers"))
+
+
+def test_a_file_outlives_the_process_and_two_may_write(tmp_path: Path) -> None:
+    path = tmp_path / "tuning" / "records.sqlite"
+    with Records(path) as a, Records(path) as b:
+        a.add(ROW)
+        b.add(replace(ROW, schedule="other"))
+        assert len(a) == len(b) == 2
+    with Records(path) as c:
+        assert {r.schedule for r in c.rows(workload="mcfuser/G1")} == {"[]", "other"}
+
+
+def test_structures_and_schedules_come_back(tmp_path: Path) -> None:
+    graph = one_kernel(workload("mcfuser/S6"))
+    schedule = Schedule((KernelSchedule((("b", 1), ("m", 64), ("n", 128)), TilingExpr(("n",)), (), 8, 3),))
+    path = tmp_path / "rows.jsonl"
+    with Records(":memory:") as a, Records(":memory:") as b:
+        digest = a.add_structure(graph)
+        a.add(replace(ROW, structure=digest, schedule=schedule_text(schedule)))
+        a.export_lines(path)
+        b.import_lines(path)
+        row = next(b.rows())
+        assert b.structure(row.structure) == graph
+        assert row.schedule_value() == schedule
+        assert b.structure("none") is None
+
+
+def test_shared_values_are_written_once(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    with Records(":memory:") as records:
+        for i in range(5):
+            records.add(replace(ROW, schedule=str(i)))
+        records.export_lines(path)
+    assert path.read_text().count("driver") == 1
+
+
+def test_best_is_the_fastest_correct_row() -> None:
+    rows = [
+        replace(ROW, schedule="slow", time_us=5.0),
+        replace(ROW, schedule="wrong", time_us=1.0, status="wrong"),
+        replace(ROW, schedule="fast", time_us=2.0),
+        replace(ROW, schedule="elsewhere", time_us=0.5, device="another"),
+    ]
+    with Records(":memory:") as records:
+        for r in rows:
+            records.add(r)
+        best = records.best("mcfuser/G1", "GPU")
+        assert best is not None
+        assert best.schedule == "fast"
+        assert records.best("mcfuser/G2", "GPU") is None
+    assert best_of(rows[:3])["mcfuser/G1"].schedule == "fast"
+
+
+def test_a_line_that_was_cut_off_is_left_out_and_a_broken_one_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    with Records(":memory:") as records:
+        for i in range(3):
+            records.add(replace(ROW, schedule=str(i)))
+        records.export_lines(path)
+        text = path.read_text()
+        path.write_text(text[:-20])
+        with Records(":memory:") as b:
+            assert b.import_lines(path) == 2
+        lines = text.splitlines()
+        path.write_text("\n".join([lines[0], lines[1][:-5], *lines[2:]]))
+        with Records(":memory:") as b, pytest.raises(ModelFileError, match="line 2"):
+            b.import_lines(path)
+
+
+def test_a_damaged_file_is_moved_aside(tmp_path: Path) -> None:
+    path = tmp_path / "records.sqlite"
+    path.write_bytes(b"this is no database" * 100)
+    with pytest.raises(ModelFileError, match="damaged") as error:
+        Records(path)
+    assert "damaged1" in (error.value.hint or "")
+    assert (tmp_path / "records.sqlite.damaged1").exists()
+    with Records(path) as records:
+        assert len(records) == 0
+
+
+def test_another_version_is_refused_and_kept(tmp_path: Path) -> None:
+    path = tmp_path / "records.sqlite"
+    Records(path).close()
+    with sqlite3.connect(path) as db:
+        db.execute("PRAGMA user_version = 99")
+    with pytest.raises(ModelFileError, match="99"):
+        Records(path)
+    assert path.exists()
+
+
+def test_unknown_fields_columns_and_states_are_errors() -> None:
+    with pytest.raises(ModelFileError, match="colour"):
+        record_from_json(ROW.to_json() | {"colour": 1})
+    with Records(":memory:") as records:
+        with pytest.raises(UsageError, match="colour"):
+            list(records.rows(colour=1))
+        with pytest.raises(ValueError, match="odd"):
+            records.add(replace(ROW, status="odd"))
+
+
+def test_nothing_infinite_is_kept() -> None:
+    with Records(":memory:") as records:
+        records.add(replace(ROW, error_fro=math.nan, error_max=math.inf))
+        row = next(records.rows())
+        assert row.error_fro is None
+        assert row.error_max is None
+
+
+def test_rounding_keeps_nanoseconds() -> None:
+    row = rounded(replace(ROW, time_us=3.14159265, error_fro=0.000123456, seconds=1.23456))
+    assert (row.time_us, row.error_fro, row.seconds) == (3.142, 0.0001235, 1.235)
+
+
+def test_the_table_leaves_as_csv(tmp_path: Path) -> None:
+    with Records(":memory:") as records:
+        records.add(ROW)
+        assert records.export_csv(tmp_path / "rows.csv") == 1
+    head, line = (tmp_path / "rows.csv").read_text().splitlines()
+    assert dict(zip(head.split(","), line.split(","), strict=False))["workload"] == "mcfuser/G1"
+
+
+def test_committed_measurements_can_be_read() -> None:
+    folder = Path(__file__).parents[2] / "experiments" / "data"
+    for path in sorted(folder.glob("*.jsonl")):
+        with path.open() as file:
+            kinds = [next(iter(json.loads(line))) for line in file]
+        assert kinds.count("common") == 1, path
+        with Records(":memory:") as records:
+            assert records.import_lines(path) == len([k for k in kinds if k == "workload"])
+            kernel = next(records.rows(kind="kernel", status="ok"))
+            graph = records.structure(kernel.structure)
+            assert graph is not None
+            assert len(graph.blocks) == len(kernel.schedule_value().kernels)
