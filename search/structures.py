@@ -24,6 +24,9 @@ from fuser.ir.program import TensorProgram
 from fuser.superopt.postpone import postpone_divisions
 from fuser.superopt.stabilize import stabilize_graph
 
+SEARCHED = 64
+"""Most structures that are taken from the superoptimizer: the model ranks each of them with all its schedules."""
+
 MAX_CUTS = 3
 """Most tensors at which a program is cut; chains are short."""
 
@@ -57,6 +60,23 @@ def structures(program: TensorProgram) -> tuple[KernelGraph, ...]:
                 found.setdefault(split.stable_hash(), split)
     if not found:
         raise first or UnsupportedError(f"{program.name!r} has no operator that a kernel could do")
+    return tuple(found.values())
+
+
+def searched(program: TensorProgram, budget: float) -> tuple[KernelGraph, ...]:
+    """What the superoptimizer finds and verifies in ``budget`` seconds, behind the structures that need no search; programs that are not one LAX
+    subprogram have the latter alone."""
+    from fuser.superopt.generate import Limits
+    from fuser.superopt.search import superoptimize
+
+    found = {g.stable_hash(): g for g in structures(program)}
+    try:
+        result = superoptimize(program, Limits(budget=budget), most=SEARCHED)
+    except UnsupportedError:
+        return tuple(found.values())
+    for item in result.structures:
+        if not item.bare:  # an exponential that stayed bare may overflow
+            found.setdefault(item.graph.stable_hash(), item.graph)
     return tuple(found.values())
 
 

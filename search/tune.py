@@ -7,6 +7,7 @@ structures compete by the sum of their kernels.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,7 @@ from cost_model.features import Counts
 from cost_model.features import Features
 from fuser.device import Device
 from fuser.errors import NoValidKernelError
+from fuser.errors import UnsupportedError
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.program import TensorProgram
@@ -78,26 +80,34 @@ def rank_graph(
 
 def library_seconds(graph: KernelGraph, kernel: LibraryKernel, device: Device) -> float:
     """Estimate of a library kernel on tensors of the program."""
-    shapes = [graph.table[a].shape for a in kernel.args]
+    tensors = graph.device_tensors
+    if any(name not in tensors for name in (*kernel.args, kernel.output)):
+        raise UnsupportedError(f"library kernel {kernel.name!r} reads a tensor whose shape a schedule chooses")
     if kernel.op != "matmul":
-        nbytes = sum(graph.table[a].nbytes for a in (*kernel.args, kernel.output))
-        return refined.memory_kernel_seconds(nbytes, device)
-    a, b = shapes
-    return refined.matmul_seconds(math.prod(a[:-2]), a[-2], b[-1], a[-1], graph.table[kernel.args[0]].dtype, device)
+        return refined.memory_kernel_seconds(sum(tensors[a].nbytes for a in (*kernel.args, kernel.output)), device)
+    a, b = (tensors[x].shape for x in kernel.args)
+    batch = math.prod(tensors[kernel.output].shape[:-2])
+    return refined.matmul_seconds(batch, a[-2], b[-1], a[-1], tensors[kernel.args[0]].dtype, device)
 
 
-def tune_fast(program: TensorProgram, device: Device, effort: Effort = INSTANT, seed: int = 0) -> Tuned:
-    """Fast tuning: the model alone decides. Raises :class:`NoValidKernelError` where no schedule fits the device, and
+def tune_fast(
+    program: TensorProgram,
+    device: Device,
+    effort: Effort = INSTANT,
+    seed: int = 0,
+    graphs: Sequence[KernelGraph] | None = None,
+) -> Tuned:
+    """Fast tuning: the model alone decides, among ``graphs`` (by default those that need no search). Raises :class:`NoValidKernelError` where no schedule fits the device, and
     :class:`fuser.errors.UnsupportedError` where no structure lowers."""
     refined.check_device(device)
-    graphs = structures(program)
+    graphs = structures(program) if graphs is None else graphs
     found: list[Candidate] = []
     notes: dict[str, None] = {}
     count = 0
     for graph in graphs:
         try:
             ranked, n, said = rank_graph(graph, device, np.random.default_rng(seed), effort)
-        except NoValidKernelError:
+        except (NoValidKernelError, UnsupportedError):
             continue
         found += ranked
         count += n

@@ -25,6 +25,7 @@ from fuser.workloads import match
 from fuser.workloads import workload
 from search.realise import Realised
 from search.realise import realise
+from search.structures import searched
 from search.tune import Candidate
 from search.tune import Tuned
 from search.tune import tune_fast
@@ -39,6 +40,9 @@ def tune(
     target: Target = "h200",
     effort: Annotated[str, typer.Option("--effort", help="instant: the model alone decides.")] = "instant",
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Folder for sources, PTX, cubins and report.json.")] = None,
+    superoptimize: Annotated[
+        float, typer.Option("--superoptimize", min=0.0, metavar="SECONDS", help="Let the superoptimizer look for structures first.")
+    ] = 0.0,
     jobs: Annotated[int, typer.Option("-j", "--jobs", help="Processes that compile.")] = 2,
     check: Annotated[bool, typer.Option("--check/--no-check", help="Check winners against float64 in Triton's interpreter.")] = True,
     json: Json = False,
@@ -52,8 +56,10 @@ def tune(
     seconds: list[float] = []
     with progress("tuning", len(found), quiet=json) as step:
         for name in found:
+            program = workload(name)
+            graphs = searched(program, superoptimize) if superoptimize else None
             start = time.perf_counter()
-            tuned.append(tune_fast(workload(name), device))
+            tuned.append(tune_fast(program, device, graphs=graphs))
             seconds.append(time.perf_counter() - start)
             step(name)
     start = time.perf_counter()

@@ -23,6 +23,7 @@ from typing import Literal
 from fuser.errors import ProgramError
 from fuser.ir.ops import op as op_def
 from fuser.ir.program import Tensor
+from fuser.ir.program import infer_shape
 from fuser.ir.scalar import Extent
 from fuser.ir.scalar import Scalar
 
@@ -287,6 +288,21 @@ class KernelGraph:
     def intermediates(self) -> tuple[str, ...]:
         """Device tensors that one kernel writes for a later one."""
         return tuple(dict.fromkeys(t for k in self.kernels for t in k.outputs if t not in self.outputs))
+
+    @cached_property
+    def device_tensors(self) -> dict[str, Tensor]:
+        """Every tensor in device memory whose shape no schedule chooses: program tensors, and what kernels write for later ones."""
+        found = dict(self.table)
+        for k in self.kernels:
+            if isinstance(k, LibraryKernel):
+                if all(a in found for a in k.args):
+                    shape = infer_shape(k.op, [found[a].shape for a in k.args], dict(k.attrs))
+                    found.setdefault(k.output, Tensor(k.output, shape, found[k.args[0]].dtype))
+                continue
+            for s in k.stores:
+                if s.access and not any(k.extents[a] == FREE for a in s.access.axes):
+                    found.setdefault(s.access.tensor, Tensor(s.access.tensor, s.access.shape(k.extents), s.dtype))
+        return found
 
     @cached_property
     def extents(self) -> dict[str, int]:

@@ -343,24 +343,28 @@ class _Generator:
     # -- statements ---------------------------------------------------------------------------------------------------------
 
     def natural(self, stmt: Stmt) -> tuple[str, ...]:
-        """Order of the dimensions in registers: what the first contraction wants, else the block's order."""
+        """Order of the dimensions in registers: what the first contraction wants, else the block's order. The rows of a contraction's
+        left operand stay in front of the columns of its right one."""
         dims = self.dims(stmt.axes)
+        order = dims
         for user in self.block.users(stmt.value):
             if self.is_dot(user):
                 inner = [a for a in dims if a in user.reduce]
                 outer = [a for a in dims if a not in user.reduce]
-                return tuple(inner + outer) if self.sides(user)[1] == stmt.value else tuple(outer + inner)
-        if self.is_dot(stmt):
-            left, right = (self.block.by_value[v].axes for v in self.sides(stmt))
-            return self.dims([a for a in left if a in stmt.axes] + [a for a in right if a in stmt.axes and a not in left])
-        return dims
+                order = tuple(inner + outer) if self.sides(user)[1] == stmt.value else tuple(outer + inner)
+                break
+        if not self.is_dot(stmt):
+            return order
+        left = set(self.block.by_value[self.by_rows(stmt, order)[0]].axes)
+        return (*(a for a in order if a in left), *(a for a in order if a not in left))
 
     def sides(self, stmt: Stmt) -> tuple[str, str]:
-        """Left and right operand of a dot: rows are those axes that come first in the block."""
+        """Left and right operand of a dot: the left one has the dimension that the result has first."""
+        return self.by_rows(stmt, self.natural(stmt))
+
+    def by_rows(self, stmt: Stmt, order: Sequence[str]) -> tuple[str, str]:
         a, b = stmt.args
-        order = list(self.plans)
-        first = [min((order.index(x) for x in self.dims(self.block.by_value[v].axes) if x not in stmt.reduce), default=99) for v in (a, b)]
-        return (a, b) if first[0] <= first[1] else (b, a)
+        return (a, b) if order[0] in self.block.by_value[a].axes else (b, a)
 
     def load(self, stmt: Stmt) -> None:
         access = stmt.access
