@@ -61,7 +61,12 @@ class Check:
 
 
 def reduced_extents(graph: KernelGraph, schedule: Schedule) -> dict[str, int]:
-    """Smallest extents at which every loop and every divided axis has at least two tiles, ragged where the real ones are."""
+    """Smallest extents at which every loop and every divided axis has at least two tiles, ragged where the real ones are.
+
+    The axes of a library kernel's tensors are not known, so a graph with one keeps its sizes.
+    """
+    if len(graph.blocks) < len(graph.kernels):
+        return graph.extents
     steps: dict[str, int] = {}
     full: dict[str, int] = {}
     for block, ks in zip(graph.blocks, schedule.kernels, strict=True):
