@@ -2,8 +2,9 @@
 
     python -m experiments.mirage.search_time [--cap 60] [--ops 5 7 9 11] [--out FILE]
 
-A cell is a whole search: enumerate until nothing is left, verify every structure. Cells that reach the cap are written as ``>
-cap``. Without canonical form a value is enumerated once for every way to compute it, commuted operands included.
+A cell is a whole search: enumerate until nothing is left, verify every structure. Cells that reach the cap, or the bound
+on values that keeps memory below 2 GiB, are written as ``> seconds``. Without canonical form a value is enumerated once for
+every way to compute it, commuted operands included.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def cell(name: str, ops: int, variant: Variant, cap: float) -> dict[str, Any]:
         "workload": name,
         "block_ops": ops,
         "variant": variant.name,
-        "seconds": f"> {cap:g}" if result.stopped == "budget" else round(result.seconds, 2),
+        "seconds": round(result.seconds, 2) if result.stopped == "exhausted" else f"> {min(cap, result.seconds):.0f}",
         "stopped": result.stopped,
         "tried": counts.tried,
         "pruned": counts.pruned,
@@ -75,7 +76,7 @@ def main() -> None:
                     rows.append({**rows[-1], "block_ops": ops, "carried_over": True})
                     continue
                 rows.append(cell(name, ops, variant, args.cap))
-                stopped = rows[-1]["stopped"] == "budget"
+                stopped = rows[-1]["stopped"] != "exhausted"
                 print(
                     f"{name:16} {variant.name:30} {ops:3} {rows[-1]['seconds']:>8} s  {rows[-1]['structures']:5} structures",
                     flush=True,

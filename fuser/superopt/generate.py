@@ -48,13 +48,14 @@ class Limits:
     """Sizes of the search. ``kernels`` and ``block_ops`` are Mirage's defaults (5 and 7; a composite counts as one operator).
     ``expressions`` and ``canonical`` are for ablations: without them nothing is pruned by abstract expressions, or a value is
     enumerated once for each way to compute it, commuted operands included. ``breadth[k]`` is the number of cheapest operator
-    graphs that are cut into k + 1 kernels; ``budget`` is in seconds."""
+    graphs that are cut into k + 1 kernels; ``values`` bounds memory, ``budget`` is in seconds."""
 
     kernels: int = 5
     block_ops: int = 7
     budget: float = 60.0
     breadth: tuple[int, ...] = (64, 32, 8, 2, 1)
     graphs: int = 2000
+    values: int = 40_000
     expressions: bool = True
     canonical: bool = True
     seed: int = 0
@@ -99,13 +100,23 @@ def generate(program: TensorProgram, limits: Limits | None = None, report: Repor
     stopped = ""
     # deepening: what takes no more operators than the program comes first, at once
     for max_ops in dict.fromkeys((own, most)):
-        space = ValueSpace(block, internal, max_ops, expressions=limits.expressions, canonical=limits.canonical, seed=limits.seed)
+        space = ValueSpace(
+            block,
+            internal,
+            max_ops,
+            expressions=limits.expressions,
+            canonical=limits.canonical,
+            most=limits.values,
+            seed=limits.seed,
+        )
         report.counts = space.counts
         for _ in space.grow(started + 0.6 * limits.budget):
             pass
         found = op_graphs(space, limits.graphs, started + 0.8 * limits.budget)
         report.op_graphs = len(found)
         stopped = "exhausted" if space.complete else "budget"
+        if len(space.values) > limits.values:
+            stopped = f"the first {limits.values} values"
         if space.complete and len(found) >= limits.graphs:
             stopped = f"the {limits.graphs} cheapest operator graphs"
         structures = _structures(graph, space, found, internal, known, limits, started + 0.9 * limits.budget)

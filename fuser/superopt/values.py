@@ -91,12 +91,14 @@ class ValueSpace:
         *,
         expressions: bool = True,
         canonical: bool = True,
+        most: int = 40_000,
         seed: int = 0,
     ) -> None:
         self.block, self.max_ops, self.expressions, self.canonical = block, max_ops, expressions, canonical
         self.order = {a.name: i for i, a in enumerate(block.axes)}
         self.instance = Instance(tuple(self.order), np.random.default_rng(seed))
         self.counts = Counts()
+        self.most = most
         self.complete = False
         self.values: list[Value] = []
         self.by_key: dict[tuple[tuple[str, ...], bytes], Value] = {}
@@ -221,7 +223,8 @@ class ValueSpace:
     # -- enumeration --------------------------------------------------------------------------------------------------------
 
     def grow(self, deadline: float | None = None) -> Iterator[Value]:
-        """Enumerate, cheapest values first; yields each value when it is taken up. Stops at the deadline (``time.monotonic``)."""
+        """Enumerate, cheapest values first; yields each value when it is taken up. Stops at the deadline (``time.monotonic``)
+        and, to bound memory, at ``most`` values."""
         taken: set[int] = set()
         while self._queue:
             if deadline is not None and time.monotonic() > deadline:
@@ -236,6 +239,8 @@ class ValueSpace:
             self._unary(v)
             for u in self._done:
                 self._pair(u, v)
+                if len(self.values) > self.most:
+                    return
                 if deadline is not None and time.monotonic() > deadline:
                     return
         self.complete = True
