@@ -19,6 +19,7 @@ from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import Kernel
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import Stmt
+from fuser.ir.mugraph import live
 from fuser.ir.ops import op as op_def
 from fuser.ir.program import TensorProgram
 from fuser.superopt.postpone import postpone_divisions
@@ -232,17 +233,6 @@ def split_block(block: BlockGraph, axis: str) -> tuple[BlockGraph, BlockGraph]:
         names = {a for s in statements for a in (*s.axes, *s.reduce, *s.constant_axes)}
         return free + tuple(a for a in block.axes if a.name in names)
 
-    live = _live(head)
-    first = BlockGraph(f"{block.name}_split", used(live), live, ((axis, parts),))
+    needed = live(head)
+    first = BlockGraph(f"{block.name}_split", used(needed), needed, ((axis, parts),))
     return first.validate(), BlockGraph(f"{block.name}_sum", used(stmts), stmts).validate()
-
-
-def _live(stmts: Sequence[Stmt]) -> tuple[Stmt, ...]:
-    """Without statements that nothing reads."""
-    needed: set[str] = set()
-    kept: list[Stmt] = []
-    for s in reversed(stmts):
-        if s.kind == "store" or s.value in needed:
-            needed |= {*s.args, s.value}
-            kept.append(s)
-    return tuple(reversed(kept))

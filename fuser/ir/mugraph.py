@@ -347,3 +347,14 @@ def ordered(axes: Iterable[str], order: Iterable[Axis]) -> tuple[str, ...]:
     """``axes`` without repetition in the order of a block's axes."""
     wanted = set(axes)
     return tuple(a.name for a in order if a.name in wanted)
+
+
+def live(stmts: Iterable[Stmt]) -> tuple[Stmt, ...]:
+    """Statements without those that nothing reads."""
+    needed: set[str] = set()
+    kept: list[Stmt] = []
+    for s in reversed(tuple(stmts)):
+        if s.kind == "store" or s.value in needed:
+            needed |= {*s.args, s.value}
+            kept.append(s)
+    return tuple(reversed(kept))

@@ -137,7 +137,8 @@ def with_dtype(graph: KernelGraph, old: str, new: str) -> KernelGraph:
         return new if dtype == old else dtype
 
     kernels = tuple(
-        replace(k, stmts=tuple(replace(s, dtype=of(s.dtype)) for s in k.stmts)) if isinstance(k, BlockGraph) else k for k in graph.kernels
+        replace(k, stmts=tuple(replace(s, dtype=of(s.dtype)) for s in k.stmts)) if isinstance(k, BlockGraph) else k
+        for k in graph.kernels
     )
     return replace(graph, kernels=kernels, tensors=tuple(replace(t, dtype=of(t.dtype)) for t in graph.tensors))
 
@@ -167,7 +168,12 @@ def check(jobs: Sequence[tuple[TensorProgram, KernelGraph, Schedule]], seed: int
     env = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     lines = "".join(json.dumps(_to_json(*job, seed)) + "\n" for job in jobs)
     with subprocess.Popen(
-        [sys.executable, "-m", "fuser.lower.check"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
+        [sys.executable, "-m", "fuser.lower.check"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=env,
     ) as worker:
         try:
             out, err = worker.communicate(lines, timeout=TIMEOUT)
@@ -194,7 +200,7 @@ def _guarded(program: TensorProgram, graph: KernelGraph, schedule: Schedule, see
         return check_here(program, graph, schedule, seed, method)
     except FuserError as error:
         return Check(math.inf, math.inf, (), method, error.message)
-    except Exception as error:  # the interpreter raises whatever the kernel's mistake leads to
+    except Exception as error:  # noqa: BLE001 - the interpreter raises whatever the kernel's mistake leads to
         return Check(math.inf, math.inf, (), method, f"{type(error).__name__}: {str(error)[:300]}")
 
 
@@ -202,7 +208,9 @@ def require(result: Check, name: str) -> Check:
     """Raise :class:`NoValidKernelError` for a check that has not passed."""
     if not result.passed:
         detail = result.message or f"relative error {result.error:.2e} is above {TOLERANCE:.0e}"
-        raise NoValidKernelError(f"the kernel of {name!r} failed its numerical check: {detail}", "report this with the µGraph's JSON")
+        raise NoValidKernelError(
+            f"the kernel of {name!r} failed its numerical check: {detail}", "report this with the µGraph's JSON"
+        )
     return result
 
 

@@ -55,6 +55,4 @@ def pieces_of(plan: AxisPlan, least: int, pad: bool, unrolled: bool) -> tuple[Pi
     tile = split_tile(plan.tile, least, pad)
     if not unrolled:
         return tile
-    return tuple(
-        Piece(trip * plan.tile + p.offset, p.size, p.limit, trip) for trip in range(plan.trips) for p in tile
-    )
+    return tuple(Piece(trip * plan.tile + p.offset, p.size, p.limit, trip) for trip in range(plan.trips) for p in tile)

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import Stmt
+from fuser.ir.mugraph import live
 from fuser.ir.mugraph import ordered
 from fuser.ir.ops import op as op_def
 
@@ -35,7 +36,7 @@ class _Postponer:
             if stmt.kind == "store":
                 self.need(stmt.value)
             self.out.append(stmt)
-        return replace(self.block, stmts=_live(self.out)).validate()
+        return replace(self.block, stmts=live(self.out)).validate()
 
     def compute(self, stmt: Stmt) -> None:
         if stmt.op == "div" and stmt.args[0] != stmt.args[1]:
@@ -82,14 +83,3 @@ class _Postponer:
         self.done.add(value)
         dtype = self.block.by_value[value].dtype
         self.out.append(Stmt("compute", value, self.axes[value], dtype, "div", (top, bottom)))
-
-
-def _live(stmts: list[Stmt]) -> tuple[Stmt, ...]:
-    """Without statements that nothing reads."""
-    needed: set[str] = set()
-    kept: list[Stmt] = []
-    for s in reversed(stmts):
-        if s.kind == "store" or s.value in needed:
-            needed |= {*s.args, s.value}
-            kept.append(s)
-    return tuple(reversed(kept))
