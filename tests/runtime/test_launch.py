@@ -1,0 +1,51 @@
+"""Launching without a GPU: what can be known of a kernel's parameters, and what is said where there is no device."""
+
+from __future__ import annotations
+
+import pytest
+
+from fuser.errors import EnvironmentError_
+from fuser.errors import FuserError
+from fuser.errors import NoValidKernelError
+from fuser.runtime.launch import CudaError
+from fuser.runtime.launch import InterpretedKernel
+from fuser.runtime.launch import LoadedKernel
+from fuser.runtime.launch import interpreted
+from fuser.runtime.launch import parameters_of
+from tests.runtime.kernels import artifact_of
+from tests.runtime.kernels import doubling
+
+
+def test_hidden_parameters_are_counted() -> None:
+    artifact = artifact_of(doubling())
+    # Triton's calling convention adds two scratch pointers behind those of the source
+    assert parameters_of(artifact.ptx, artifact.name) == len(artifact.args) + 2
+    with pytest.raises(NoValidKernelError, match="nothing"):
+        parameters_of(artifact.ptx, "nothing")
+
+
+def test_binding_checks_the_number_and_alignment_of_tensors() -> None:
+    artifact = artifact_of(doubling())
+    kernel = LoadedKernel(artifact, 0, 0, 2, 32, 0)
+    with pytest.raises(FuserError, match="takes 2 tensors, got 1"):
+        kernel.bind([256])
+    with pytest.raises(FuserError, match="'X' starts at an address") as error:
+        kernel.bind([264, 512])
+    assert "copy" in (error.value.hint or "")
+
+
+def test_errors_say_whether_the_process_can_go_on() -> None:
+    assert CudaError("cuLaunchKernel", 700, "CUDA_ERROR_ILLEGAL_ADDRESS").sticky
+    assert not CudaError("cuLaunchKernel", 1, "CUDA_ERROR_INVALID_VALUE").sticky
+    assert CudaError("cuLaunchKernel", 1, "x").exit_code == 6
+
+
+def test_the_interpreter_must_be_switched_on_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    import triton
+
+    source = doubling()
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
+    with pytest.raises(EnvironmentError_, match="interpreter"):
+        interpreted(source)
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", True)
+    assert isinstance(interpreted(source), InterpretedKernel)
