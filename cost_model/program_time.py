@@ -1,5 +1,6 @@
-"""Predicted time of a program whose operators run apart: one library kernel for each contraction (element-wise operators that follow are its
-epilogue, as TVM and cuBLAS fuse them), one memory-bound kernel for each softmax, normalization, copy or group of element-wise operators."""
+"""Predicted time of a program whose operators run apart: one library kernel for each contraction (element-wise operators that
+follow are its epilogue, as TVM and cuBLAS fuse them), one memory-bound kernel for each softmax, normalization, copy or group of
+element-wise operators."""
 
 from __future__ import annotations
 
@@ -59,7 +60,9 @@ def _copies(program: TensorProgram, node: Node) -> bool:
 def _seconds(program: TensorProgram, group: list[Node], device: Device) -> float:
     inside = {n.output for n in group}
     reads = {i for n in group for i in n.inputs} - inside
-    written = {n.output for n in group if n.output in program.outputs or any(u.output not in inside for u in program.consumers[n.output])}
+    written = {
+        n.output for n in group if n.output in program.outputs or any(u.output not in inside for u in program.consumers[n.output])
+    }
     nbytes = float(sum(program[t].nbytes for t in reads | written))
     first = group[0]
     dtype = program[first.output].dtype

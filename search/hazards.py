@@ -4,7 +4,8 @@
 All of them are right in Triton's interpreter, and wrong through Triton's own launcher too. Where kernels are measured, the checks
 before timing catch them; fast tuning has no GPU to check on, so it leaves out every schedule of these classes:
 
-* *shared load*: a load in a pipelined loop that feeds a contraction and something else as well. The buffer is overwritten while the asynchronous
+* *shared load*: a load in a pipelined loop that feeds a contraction and something else as well. The buffer is overwritten while
+  the asynchronous
   contraction still reads it: errors of 1 to 40 % that change from run to run. With one stage all of them are right.
 * *narrow product*: a contraction with a computed left operand, 64 rows or more for each warp group, at most 32 columns and 64 or
   more terms at once, outside of a pipelined loop: 43 of 57 are garbage, with ptxas 12.8 (ptxas 13.0 assembles the same PTX
@@ -46,8 +47,9 @@ def hazardous(f: Features, device: Device) -> NDArray[np.bool_]:
 
 
 def unwieldy(f: Features) -> NDArray[np.bool_]:
-    """Candidates in which a computed operand of a contraction has more than two dimensions in registers: Triton has to permute it through
-    shared memory, compiles for minutes and spills thousands of bytes. One element of the extra axes at a time is fine."""
+    """Candidates in which a computed operand of a contraction has more than two dimensions in registers: Triton has to permute
+    it through shared memory, compiles for minutes and spills thousands of bytes. One element of the extra axes at a time is
+    fine."""
     found = np.zeros(len(f), dtype=bool)
     for s in f.stmts:
         if s.stmt.kind == "compute" and op_def(s.stmt.op).kind == "contract":

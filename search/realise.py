@@ -1,7 +1,7 @@
 """From a ranked list to kernels: compile the best candidate, check it, and fall back to the next where it does not hold.
 
-What the compiler says is weighed against what the model assumed: a candidate that does not fit the device's shared memory, spills many registers, or
-differs from the reference is counted by class, and the next one is tried.
+What the compiler says is weighed against what the model assumed: a candidate that does not fit the device's shared memory,
+spills many registers, or differs from the reference is counted by class, and the next one is tried.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ TRIES = 6
 
 @dataclass(frozen=True)
 class Realised:
-    """A winner that compiles: its kernels, its check (None if it was not asked for), and why better-ranked candidates fell out, by class."""
+    """A winner that compiles: its kernels, its check (None if it was not asked for), and why better-ranked candidates fell out,
+    by class.
+    """
 
     tuned: Tuned
     candidate: Candidate
@@ -45,12 +47,16 @@ def compile_candidate(candidate: Candidate, device: Device, folder: Path | None 
     artifacts = compile_graph(candidate.graph, candidate.schedule, device.arch, folder)
     for a in artifacts:
         if a.shared_bytes > device.smem_per_block:
-            raise NoValidKernelError(f"{a.name} needs {a.shared_bytes} bytes of shared memory, {device.title} has {device.smem_per_block}")
+            raise NoValidKernelError(
+                f"{a.name} needs {a.shared_bytes} bytes of shared memory, {device.title} has {device.smem_per_block}"
+            )
     return artifacts
 
 
 def _compiled(job: tuple[tuple[Candidate, ...], Device]) -> tuple[int, tuple[KernelArtifact, ...], dict[str, int]]:
-    """The first candidate that compiles without heavy spills (else the one that spills least), its index, and failures by class."""
+    """The first candidate that compiles without heavy spills (else the one that spills least), its index, and failures by
+    class.
+    """
     candidates, device = job
     rejected: Counter[str] = Counter()
     fallback: tuple[int, int, tuple[KernelArtifact, ...]] | None = None
@@ -73,7 +79,9 @@ def _compiled(job: tuple[tuple[Candidate, ...], Device]) -> tuple[int, tuple[Ker
     return fallback[1], fallback[2], dict(rejected)
 
 
-def realise(tuned: Sequence[Tuned], device: Device, executor: Executor | None = None, checked: bool = True, seed: int = 0) -> list[Realised]:
+def realise(
+    tuned: Sequence[Tuned], device: Device, executor: Executor | None = None, checked: bool = True, seed: int = 0
+) -> list[Realised]:
     """Kernels for each tuned program, in order; compilation is spread over ``executor``.
 
     A winner that fails its numerical check is dropped for the next candidate; :class:`NoValidKernelError` if none is left.

@@ -1,8 +1,8 @@
 """Regions of a model that are worth one fused kernel: memory-bound compute-intensive (MBCI) chains (MCFuser, section II-A).
 
-A chain is two or more contractions joined by element-wise operators, softmax or normalization. It is a candidate if every contraction is memory-bound
-at the tile sizes that the model would choose (φ < P/W), and it is taken only where the fused estimate beats the unfused one. Every
-contraction that is left alone is left for a stated reason.
+A chain is two or more contractions joined by element-wise operators, softmax or normalization. It is a candidate if every
+contraction is memory-bound at the tile sizes that the model would choose (φ < P/W), and it is taken only where the fused
+estimate beats the unfused one. Every contraction that is left alone is left for a stated reason.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ ABSORBED = {"scale", "causal_mask"}
 
 @dataclass(frozen=True)
 class Region:
-    """A chain of a model. ``nodes`` are the results of its operators; ``program`` is the region alone (tensors renamed in order, so that
-    equal regions are equal programs); ``names`` maps the model's tensors to the program's."""
+    """A chain of a model. ``nodes`` are the results of its operators; ``program`` is the region alone (tensors renamed in order,
+    so that equal regions are equal programs); ``names`` maps the model's tensors to the program's."""
 
     nodes: tuple[str, ...]
     program: TensorProgram
@@ -72,7 +72,9 @@ LARGEST_TILE = 256
 
 
 def intensity(m: int, n: int, k: int, dtype: str, tile: int = LARGEST_TILE) -> float:
-    """φ of a matmul in FLOP per byte: 2 T_M T_N K over the bytes of one output tile, its rows of A and its columns of B (section II-A)."""
+    """φ of a matmul in FLOP per byte: 2 T_M T_N K over the bytes of one output tile, its rows of A and its columns of B (section
+    II-A).
+    """
     tm, tn = min(tile, m), min(tile, n)
     return 2 * tm * tn * k / (DTYPE_BYTES[dtype] * (tm * tn + tm * k + tn * k))
 
@@ -84,8 +86,9 @@ LONGEST = 3
 def find_chains(
     program: TensorProgram, device: Device, borders: Collection[str] | None = None
 ) -> tuple[list[Region], dict[str, str]]:
-    """Every candidate region in program order (they overlap: each contiguous part of a chain is one), and for every contraction the reason why it
-    starts no longer candidate. ``borders`` are the tensors that may be inputs or outputs of a region (all, if not given)."""
+    """Every candidate region in program order (they overlap: each contiguous part of a chain is one), and for every contraction
+    the reason why it starts no longer candidate. ``borders`` are the tensors that may be inputs or outputs of a region (all, if
+    not given)."""
     regions: list[Region] = []
     reasons: dict[str, str] = {}
     for node in program.nodes:
@@ -189,7 +192,9 @@ class _Chain:
         return nodes
 
     def with_epilogue(self, nodes: set[str]) -> set[str]:
-        """Element-wise operators and views behind the last contraction, while nothing else reads what they read from the chain."""
+        """Element-wise operators and views behind the last contraction, while nothing else reads what they read from the
+        chain.
+        """
         name = next(n.output for n in reversed(self.program.nodes) if n.output in nodes)
         found: list[str] = []
         while name not in self.program.outputs and len(self.program.consumers[name]) == 1:

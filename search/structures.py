@@ -1,5 +1,5 @@
-"""Structures of a program that need no search: all of it in one kernel, cut into kernels between contractions, and with a reduction split
-over the grid. The superoptimizer finds more; these are there at once and are what fast tuning ranks."""
+"""Structures of a program that need no search: all of it in one kernel, cut into kernels between contractions, and with a
+reduction split over the grid. The superoptimizer finds more; these are there at once and are what fast tuning ranks."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def structures(program: TensorProgram) -> tuple[KernelGraph, ...]:
 
 
 def searched(program: TensorProgram, budget: float) -> tuple[KernelGraph, ...]:
-    """What the superoptimizer finds and verifies in ``budget`` seconds, behind the structures that need no search; programs that are not one LAX
-    subprogram have the latter alone."""
+    """What the superoptimizer finds and verifies in ``budget`` seconds, behind the structures that need no search; programs that
+    are not one LAX subprogram have the latter alone."""
     from fuser.superopt.generate import Limits
     from fuser.superopt.search import superoptimize
 
@@ -119,7 +119,9 @@ def cut(program: TensorProgram, cuts: tuple[str, ...]) -> KernelGraph:
 
 
 def _segments(program: TensorProgram, cuts: tuple[str, ...]) -> list[set[str]]:
-    """Nodes of each kernel: all that a cut (or an output) needs and no earlier kernel has made; views of inputs are made again."""
+    """Nodes of each kernel: all that a cut (or an output) needs and no earlier kernel has made; views of inputs are made
+    again.
+    """
     segments: list[set[str]] = []
     made: set[str] = set()
     order = [n.output for n in program.nodes if n.output in cuts]
@@ -149,8 +151,8 @@ def _extends(program: TensorProgram, nodes: set[str], last: set[str], cuts: list
 
 
 def split_reductions(graph: KernelGraph) -> list[KernelGraph]:
-    """For each kernel and each axis that it sums over last: the same with that sum split over the grid, and a kernel that adds the parts and goes
-    on. More blocks where a fused kernel has too few (split-K, FlashDecoding's split keys)."""
+    """For each kernel and each axis that it sums over last: the same with that sum split over the grid, and a kernel that adds
+    the parts and goes on. More blocks where a fused kernel has too few (split-K, FlashDecoding's split keys)."""
     found: list[KernelGraph] = []
     for i, kernel in enumerate(graph.kernels):
         if not isinstance(kernel, BlockGraph) or kernel.splits:
@@ -158,7 +160,9 @@ def split_reductions(graph: KernelGraph) -> list[KernelGraph]:
         for axis in last_reductions(kernel):
             try:
                 pair = split_block(kernel, axis)
-                found.append(stabilize_graph(replace(graph, kernels=(*graph.kernels[:i], *pair, *graph.kernels[i + 1 :])).validate()))
+                found.append(
+                    stabilize_graph(replace(graph, kernels=(*graph.kernels[:i], *pair, *graph.kernels[i + 1 :])).validate())
+                )
             except UnsupportedError:
                 continue  # what follows the sums needs more of the first kernel than the sums
     return found
@@ -187,8 +191,8 @@ def _ancestors(block: BlockGraph, stmt: Stmt) -> frozenset[str]:
 
 
 def split_block(block: BlockGraph, axis: str) -> tuple[BlockGraph, BlockGraph]:
-    """The block up to its sums over ``axis``, each part of which another block of the grid does, and the block that adds the partial
-    results and does what follows.
+    """The block up to its sums over ``axis``, each part of which another block of the grid does, and the block that adds the
+    partial results and does what follows.
 
     Raises :class:`UnsupportedError` where what follows needs a value of the first block that is neither loaded nor such a sum.
     """

@@ -1,7 +1,7 @@
 """Tune one program: rank every schedule of every structure with the model, take the best.
 
-Fast tuning runs nothing on a GPU: for each structure the schedule space is searched with the refined model (all of it where it is small enough), and
-structures compete by the sum of their kernels.
+Fast tuning runs nothing on a GPU: for each structure the schedule space is searched with the refined model (all of it where it
+is small enough), and structures compete by the sum of their kernels.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Tuned:
-    """The winner, what came next (best first; other structures and the winner's own next schedules), and how much was looked at."""
+    """The winner, what came next (best first; other structures and the winner's own next schedules), and how much was looked
+    at.
+    """
 
     program: TensorProgram
     device: str
@@ -97,8 +99,9 @@ def tune_fast(
     seed: int = 0,
     graphs: Sequence[KernelGraph] | None = None,
 ) -> Tuned:
-    """Fast tuning: the model alone decides, among ``graphs`` (by default those that need no search). Raises :class:`NoValidKernelError` where no schedule fits the device, and
-    :class:`fuser.errors.UnsupportedError` where no structure lowers."""
+    """Fast tuning: the model alone decides, among ``graphs`` (by default those that need no search). Raises
+    :class:`NoValidKernelError` where no schedule fits the device, and :class:`fuser.errors.UnsupportedError` where no structure
+    lowers."""
     refined.check_device(device)
     graphs = structures(program) if graphs is None else graphs
     found: list[Candidate] = []

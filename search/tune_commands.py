@@ -39,12 +39,17 @@ def tune(
     names: Names,
     target: Target = "h200",
     effort: Annotated[str, typer.Option("--effort", help="instant: the model alone decides.")] = "instant",
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Folder for sources, PTX, cubins and report.json.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Folder for sources, PTX, cubins and report.json.")
+    ] = None,
     superoptimize: Annotated[
-        float, typer.Option("--superoptimize", min=0.0, metavar="SECONDS", help="Let the superoptimizer look for structures first.")
+        float,
+        typer.Option("--superoptimize", min=0.0, metavar="SECONDS", help="Let the superoptimizer look for structures first."),
     ] = 0.0,
     jobs: Annotated[int, typer.Option("-j", "--jobs", help="Processes that compile.")] = 2,
-    check: Annotated[bool, typer.Option("--check/--no-check", help="Check winners against float64 in Triton's interpreter.")] = True,
+    check: Annotated[
+        bool, typer.Option("--check/--no-check", help="Check winners against float64 in Triton's interpreter.")
+    ] = True,
     json: Json = False,
 ) -> None:
     """Choose schedules for named workloads with the model, compile the winners to PTX and cubin, and check them."""
@@ -70,7 +75,14 @@ def tune(
         done = realise(tuned, device, None, check)
     compiled = time.perf_counter() - start
     records = [document(r, s, output) for r, s in zip(done, seconds, strict=True)]
-    report = {"schema": 1, "target": device.name, "arch": device.sm, "effort": effort, "compile_seconds": compiled, "workloads": records}
+    report = {
+        "schema": 1,
+        "target": device.name,
+        "arch": device.sm,
+        "effort": effort,
+        "compile_seconds": compiled,
+        "workloads": records,
+    }
     if output:
         from json import dumps
 
@@ -93,8 +105,12 @@ def tune(
                 "-" if worst is None else f"{worst:.0e}",
             )
         )
-    notes = [f"{len(rows)} winners compiled for {device.sm} and checked in {compiled:.1f} s"] + ([f"written to {output}"] if output else [])
-    print_table(f"{device.title}, the model alone", ("workload", "kernels", "schedule", "est. µs >", "tuned ms >", "error >"), rows, notes)
+    notes = [f"{len(rows)} winners compiled for {device.sm} and checked in {compiled:.1f} s"] + (
+        [f"written to {output}"] if output else []
+    )
+    print_table(
+        f"{device.title}, the model alone", ("workload", "kernels", "schedule", "est. µs >", "tuned ms >", "error >"), rows, notes
+    )
 
 
 def document(done: Realised, seconds: float, output: Path | None) -> dict[str, Any]:

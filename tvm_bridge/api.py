@@ -1,7 +1,8 @@
 """The main job: a Relay model in, a model with fused kernels out, on a machine without a GPU.
 
-:func:`optimize` imports (files need no TVM), finds regions, tunes each distinct one with the model alone, lowers the winners through Triton to PTX,
-checks them, and, where a TVM with Relay is installed, carves the regions out, builds the model and compares it with the unpartitioned one.
+:func:`optimize` imports (files need no TVM), finds regions, tunes each distinct one with the model alone, lowers the winners
+through Triton to PTX, checks them, and, where a TVM with Relay is installed, carves the regions out, builds the model and
+compares it with the unpartitioned one.
 """
 
 from __future__ import annotations
@@ -71,8 +72,8 @@ class FusedRegion:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The built model against the unpartitioned one on the same random inputs: largest absolute difference over all outputs, and relative to the
-    largest value of the unpartitioned outputs."""
+    """The built model against the unpartitioned one on the same random inputs: largest absolute difference over all outputs, and
+    relative to the largest value of the unpartitioned outputs."""
 
     largest: float
     relative: float
@@ -81,7 +82,9 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Optimized:
-    """What :func:`optimize` found. Times are the model's predictions in microseconds; ``seconds`` are those of the steps on this machine."""
+    """What :func:`optimize` found. Times are the model's predictions in microseconds; ``seconds`` are those of the steps on this
+    machine.
+    """
 
     imported: ImportedModel
     device: Device
@@ -125,8 +128,9 @@ def optimize(
 ) -> Optimized:
     """Partition a model, tune its regions, lower them, and build it.
 
-    ``model`` is the path of a ``save_json`` file, or a live ``IRModule``; ``params`` the path of a ``save_param_dict`` file, or arrays by name.
-    ``build`` asks for a compiled model (None: where a TVM with Relay is installed). ``compare`` runs it against the unpartitioned one.
+    ``model`` is the path of a ``save_json`` file, or a live ``IRModule``; ``params`` the path of a ``save_param_dict`` file, or
+    arrays by name. ``build`` asks for a compiled model (None: where a TVM with Relay is installed). ``compare`` runs it against
+    the unpartitioned one.
 
     Raises :class:`fuser.errors.ModelFileError` for files that cannot be read; a model without regions worth fusing is no error.
     """
@@ -143,7 +147,9 @@ def optimize(
         relay_model = read_model(model, params)
     else:
         if isinstance(params, str | Path):
-            raise UsageError("the parameters of a live module are arrays by name", "read them with tvm_bridge.relay_params.read_params")
+            raise UsageError(
+                "the parameters of a live module are arrays by name", "read them with tvm_bridge.relay_params.read_params"
+            )
         relay_model = from_module(model, params)
     imported = to_program(relay_model)
     clock.lap("import")
@@ -170,7 +176,9 @@ def optimize(
     return replace(result, seconds=dict(clock.seconds))
 
 
-def partition_and_optimize(mod: Any, params: Mapping[str, Any] | None = None, *, target: str = "h200", effort: str = "instant") -> Optimized:
+def partition_and_optimize(
+    mod: Any, params: Mapping[str, Any] | None = None, *, target: str = "h200", effort: str = "instant"
+) -> Optimized:
     """:func:`optimize` for a live Relay module; ``.built`` is the model that runs."""
     return optimize(mod, params, target=target, effort=effort, build=True)
 
@@ -178,7 +186,9 @@ def partition_and_optimize(mod: Any, params: Mapping[str, Any] | None = None, *,
 def find_regions(
     program: TensorProgram, device: Device, tuned: dict[str, Tuned], borders: frozenset[str] | None = None
 ) -> tuple[list[Choice], list[Left]]:
-    """Regions worth fusing and contractions left alone; ``tuned`` gathers the tuning of every distinct region program by its hash."""
+    """Regions worth fusing and contractions left alone; ``tuned`` gathers the tuning of every distinct region program by its
+    hash.
+    """
 
     def fused(region: TensorProgram) -> float:
         key = region.stable_hash()
@@ -239,7 +249,10 @@ def unfused_operators(result: Optimized) -> list[dict[str, Any]]:
         node = result.program.producers[t.nodes[0]]
         name = node.attr.get("callee", node.op)
         groups.setdefault(str(name), []).append(t.seconds * 1e6)
-    return [{"operator": k, "kernels": len(v), "us": math.fsum(v)} for k, v in sorted(groups.items(), key=lambda kv: -math.fsum(kv[1]))]
+    return [
+        {"operator": k, "kernels": len(v), "us": math.fsum(v)}
+        for k, v in sorted(groups.items(), key=lambda kv: -math.fsum(kv[1]))
+    ]
 
 
 def ref_kind(ref: Ref) -> str:

@@ -27,15 +27,20 @@ def optimize(
     params: Annotated[Path | None, typer.Option("--params", help="Its parameters, written by save_param_dict.")] = None,
     target: Annotated[str, typer.Option("--target", help="The device; see mufuser devices.")] = "h200",
     effort: Annotated[str, typer.Option("--effort", help="instant: the model alone decides.")] = "instant",
-    output: Annotated[Path, typer.Option("-o", "--output", help="Folder for kernels, report.json and the library.")] = Path("mufuser-out"),
-    library: Annotated[bool, typer.Option("--library/--no-library", help="Build and export the model (needs TVM with Relay).")] = True,
+    output: Annotated[Path, typer.Option("-o", "--output", help="Folder for kernels, report.json and the library.")] = Path(
+        "mufuser-out"
+    ),
+    library: Annotated[
+        bool, typer.Option("--library/--no-library", help="Build and export the model (needs TVM with Relay).")
+    ] = True,
     compare: Annotated[bool, typer.Option("--compare/--no-compare", help="Compare with the unpartitioned model.")] = True,
     jobs: Annotated[int, typer.Option("-j", "--jobs", help="Processes that compile.")] = 2,
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> int:
     """Find the regions of a Relay model that are worth fusing, tune and lower them, and put them back.
 
-    Writes Triton sources, PTX and cubins to OUTPUT/kernels, the report to OUTPUT/report.json, and the built model to OUTPUT/model.so.
+    Writes Triton sources, PTX and cubins to OUTPUT/kernels, the report to OUTPUT/report.json, and the built model to
+    OUTPUT/model.so.
     """
     output.mkdir(parents=True, exist_ok=True)
     result = optimize_model(
@@ -80,7 +85,8 @@ def _nothing(result: Optimized) -> FuserError:
 def show(result: Optimized, report: dict[str, Any], output: Path) -> None:
     """The report for people, at 80 columns."""
     rows = [
-        (r["name"], r["structure"], f"{r['fused_us']:.1f}", f"{r['unfused_us']:.1f}", _error(r["check"])) for r in report["regions"]
+        (r["name"], r["structure"], f"{r['fused_us']:.1f}", f"{r['unfused_us']:.1f}", _error(r["check"]))
+        for r in report["regions"]
     ]
     print_table(
         f"{len(rows)} fused regions on {result.device.title}",
@@ -101,7 +107,9 @@ def show(result: Optimized, report: dict[str, Any], output: Path) -> None:
             f"largest difference from the unpartitioned model: {c.largest:.1e} ({c.relative:.1e} of its largest value; {c.ran})"
         )
     lines += list(result.notes)
-    lines.append(f"written to {output}: {len(report['kernels'])} kernels, report.json" + (", model.so" if report["library"] else ""))
+    lines.append(
+        f"written to {output}: {len(report['kernels'])} kernels, report.json" + (", model.so" if report["library"] else "")
+    )
     lines.append("time: " + ", ".join(f"{k} {v:.1f} s" for k, v in result.seconds.items()))
     for line in lines:
         print(line)
@@ -109,5 +117,3 @@ def show(result: Optimized, report: dict[str, Any], output: Path) -> None:
 
 def _error(check: dict[str, Any] | None) -> str:
     return "-" if check is None else f"{check['error']:.0e}"
-
-

@@ -74,7 +74,9 @@ def spec(imported: ImportedModel, numbering: Numbering, region: FusedRegion) -> 
     nodes = imported.between(region.region.inputs, region.region.outputs)
     calls = {imported.model.graph.nodes[i].call for i in nodes}
     if other := {f for f, _ in calls} - {"main"}:
-        raise UnsupportedError(f"region {region.name} reaches into the function {sorted(other)[0]}", "inline nested functions first")
+        raise UnsupportedError(
+            f"region {region.name} reaches into the function {sorted(other)[0]}", "inline nested functions first"
+        )
     return RegionSpec(
         region.name,
         frozenset(i for _, i in calls),
@@ -96,7 +98,9 @@ def region_kernels(region: FusedRegion) -> RegionKernels:
 
 
 def build(result: Optimized, mod: Any, params: Mapping[str, Any], target: str = "llvm") -> Optimized:
-    """Carve the regions out and build the module: with their PTX where this TVM has CUDA, with their Relay bodies on the CPU where not."""
+    """Carve the regions out and build the module: with their PTX where this TVM has CUDA, with their Relay bodies on the CPU
+    where not.
+    """
     require_relay()
     tvm = import_tvm()
     numbering = number(mod)
@@ -123,7 +127,11 @@ def build(result: Optimized, mod: Any, params: Mapping[str, Any], target: str = 
     kernels = {r.symbol: region_kernels(r) for r in regions if r.symbol}
     has_cuda = tvm.get_global_func("target.build.cuda", allow_missing=True) is not None and tvm.cuda(0).exist
     built = build_module(carved, params, kernels, resolve_target("cuda" if has_cuda else target))
-    note = "the regions run their PTX" if has_cuda else "this TVM has no CUDA: regions run their Relay bodies on the CPU, the PTX is in the output"
+    note = (
+        "the regions run their PTX"
+        if has_cuda
+        else "this TVM has no CUDA: regions run their Relay bodies on the CPU, the PTX is in the output"
+    )
     return replace(result, regions=regions, built=built, notes=(*result.notes, *notes, note))
 
 
@@ -142,8 +150,8 @@ def random_inputs(imported: ImportedModel, rng: np.random.Generator) -> dict[str
 def compare(result: Optimized, mod: Any, params: Mapping[str, Any], rng: np.random.Generator) -> Comparison:
     """Run the built model and the unpartitioned one on the same inputs.
 
-    The unpartitioned graph is evaluated operator by operator in numpy (float32), which shares no code with the build; where it has an operator
-    that numpy lacks, TVM builds it too.
+    The unpartitioned graph is evaluated operator by operator in numpy (float32), which shares no code with the build; where it
+    has an operator that numpy lacks, TVM builds it too.
     """
     assert result.built is not None
     inputs = random_inputs(result.imported, rng)

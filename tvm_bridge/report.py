@@ -1,4 +1,6 @@
-"""``report.json``: what ``mufuser optimize`` found, in a documented and versioned form (``report.schema.json`` beside this file)."""
+"""``report.json``: what ``mufuser optimize`` found, in a documented and versioned form (``report.schema.json`` beside this
+file).
+"""
 
 from __future__ import annotations
 
@@ -104,6 +106,8 @@ def _region(region: FusedRegion, kernels: dict[str, dict[str, Any]], output: Pat
         "kernels": names,
         "candidates": done.tuned.candidates,
         "rejected": dict(done.rejected),
-        "check": None if done.check is None else {"error": done.check.error, "max_error": done.check.max_error, "method": done.check.method},
+        "check": None
+        if done.check is None
+        else {"error": done.check.error, "max_error": done.check.max_error, "method": done.check.method},
         "notes": list(done.tuned.notes),
     }

@@ -142,7 +142,9 @@ class Builder:
         return TensorProgram(
             self.name,
             tuple(self._inputs),
-            tuple(Node(n.op, tuple(map(new, n.inputs)), new(n.output), tuple((k, tied(v)) for k, v in n.attrs)) for n in self._nodes),
+            tuple(
+                Node(n.op, tuple(map(new, n.inputs)), new(n.output), tuple((k, tied(v)) for k, v in n.attrs)) for n in self._nodes
+            ),
             tuple(new(r.name) for r in refs),
             tuple(Tensor(new(t.name), t.shape, t.dtype) for t in self._tensors.values()),
         ).validate()

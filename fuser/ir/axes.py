@@ -1,7 +1,8 @@
 """Axes of a program: which dimensions of which tensors are one iteration range.
 
-Operators tie the axes of their operands, as in einsum; equal extents alone tie nothing. A reshape splits and joins axes, so a dimension is
-a row-major product of prime axes. Axes belong to accesses: an input that is read twice in contradicting ways (X Xᵀ) has axes for each use.
+Operators tie the axes of their operands, as in einsum; equal extents alone tie nothing. A reshape splits and joins axes, so a
+dimension is a row-major product of prime axes. Axes belong to accesses: an input that is read twice in contradicting ways (X Xᵀ)
+has axes for each use.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ Dims = tuple[tuple[str, ...], ...]
 
 @dataclass(frozen=True)
 class AxisMap:
-    """``values[t]`` are the axes of each dimension of the tensor that a node defines; ``uses[i, j]`` those of operand j of node i.
-    ``axes`` is in canonical order: batch, rows, columns, contracted."""
+    """``values[t]`` are the axes of each dimension of the tensor that a node defines; ``uses[i, j]`` those of operand j of node
+    i. ``axes`` is in canonical order: batch, rows, columns, contracted."""
 
     axes: tuple[Axis, ...]
     values: dict[str, Dims]
@@ -170,9 +171,7 @@ def axes_of(program: TensorProgram) -> AxisMap:
             return _named(program, _Solver(program, apart))
         except _ConflictError as error:
             reason = reason or str(error)
-    raise UnsupportedError(
-        f"the axes of {program.name!r} contradict each other: {reason}", "split the region at that tensor"
-    )
+    raise UnsupportedError(f"the axes of {program.name!r} contradict each other: {reason}", "split the region at that tensor")
 
 
 def _named(program: TensorProgram, solved: _Solver) -> AxisMap:

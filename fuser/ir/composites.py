@@ -87,5 +87,3 @@ def _emit(b: Builder, node: Node, inputs: list[Ref], program: TensorProgram, ren
         return EXPANSIONS[node.op](b, *inputs, **attrs)
     name = node.output if node.output not in b.names else None
     return b.op(node.op, *inputs, name=name, dtype=program[node.output].dtype, **attrs)
-
-

@@ -43,8 +43,8 @@ def fuse(program: TensorProgram) -> KernelGraph:
 
 
 def fuse_nodes(program: TensorProgram, axes: AxisMap, nodes: Collection[str] | None = None, name: str = "") -> BlockGraph:
-    """One block that computes the results ``nodes`` (all, if not given) of a program of primitive operators whose axes are known; it reads
-    the program's inputs and results of earlier kernels, and stores what is an output or is read outside."""
+    """One block that computes the results ``nodes`` (all, if not given) of a program of primitive operators whose axes are
+    known; it reads the program's inputs and results of earlier kernels, and stores what is an output or is read outside."""
     return _Fuser(program, axes, nodes).run(identifier(name or program.name))
 
 
@@ -80,9 +80,7 @@ class _Fuser:
                 rows, cols = (d[-1] if d else "" for d in self.map.values[node.output][-2:])
                 attrs |= {"rows": rows, "cols": cols}
             dtype = program[node.output].dtype
-            self.stmts.append(
-                Stmt("compute", node.output, axes, dtype, node.op, args, reduce, tuple(sorted(attrs.items())))
-            )
+            self.stmts.append(Stmt("compute", node.output, axes, dtype, node.op, args, reduce, tuple(sorted(attrs.items()))))
             self.value[node.output], self.axes[node.output] = node.output, axes
         for tensor in self.leaves():
             access = Access(tensor, self.map.values[tensor])
@@ -100,8 +98,7 @@ class _Fuser:
             if n.output in self.chosen
             and (
                 n.output in self.program.outputs
-                or any(u.output not in self.chosen for u in self.program.consumers[n.output])
-                and op_def(n.op).kind != "view"
+                or (any(u.output not in self.chosen for u in self.program.consumers[n.output]) and op_def(n.op).kind != "view")
             )
         )
 

@@ -221,7 +221,9 @@ class BlockGraph:
                 known[s.value] = s
             for r in s.rescale:
                 if r.maximum not in known or set(known[r.maximum].axes) - set(s.axes):
-                    raise ProgramError(f"block {self.name!r}: {s} is rescaled by {r.maximum!r}, which is absent or has other axes")
+                    raise ProgramError(
+                        f"block {self.name!r}: {s} is rescaled by {r.maximum!r}, which is absent or has other axes"
+                    )
             if missing := s.constant_axes - names:
                 raise ProgramError(f"block {self.name!r}: {s} has a constant tied to the absent axes {sorted(missing)}")
             if s.kind == "compute":
@@ -291,7 +293,9 @@ class KernelGraph:
 
     @cached_property
     def device_tensors(self) -> dict[str, Tensor]:
-        """Every tensor in device memory whose shape no schedule chooses: program tensors, and what kernels write for later ones."""
+        """Every tensor in device memory whose shape no schedule chooses: program tensors, and what kernels write for later
+        ones.
+        """
         found = dict(self.table)
         for k in self.kernels:
             if isinstance(k, LibraryKernel):

@@ -8,16 +8,20 @@ Kinds of operator:
 ``view``       moves no data once accesses are axes: reshape, transpose, broadcast, repeat.
 ``data``       copies data: concat, slice.
 ``composite``  expands into other operators (:mod:`fuser.ir.composites`); one operator in size limits.
-``opaque``     an operator of the imported model that the table lacks; it has a shape and a name, and nothing is known of its value.
+``opaque``     an operator of the imported model that the table lacks; it has a shape and a name, and nothing is known of its
+value.
 
 Adding an operator is adding one entry here (and, for a composite, its expansion).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
+from typing import Literal
 
 import numpy as np
 
@@ -144,14 +148,18 @@ def _attention(q: Array, k: Array, v: Array, *mask: Array, scale: Any = 1, causa
 
 
 def _causal_mask(x: Array, *, offset: Any = 0, rows: Array | None = None, cols: Array | None = None, **_: Any) -> Array:
-    """-inf where column > row + offset. ``rows`` and ``cols`` are the element indices of a tile, shaped to broadcast against ``x``."""
+    """-inf where column > row + offset. ``rows`` and ``cols`` are the element indices of a tile, shaped to broadcast against
+    ``x``.
+    """
     rows = np.arange(x.shape[-2])[:, None] if rows is None else rows
     cols = np.arange(x.shape[-1])[None, :] if cols is None else cols
     return np.where(cols <= rows + offset, x, -np.inf)
 
 
 def _opaque(*_: Array, callee: str = "", **__: Any) -> Array:
-    raise UnsupportedError(f"the imported operator {callee} is opaque: it has no numpy semantics", "evaluate the model where it was imported")
+    raise UnsupportedError(
+        f"the imported operator {callee} is opaque: it has no numpy semantics", "evaluate the model where it was imported"
+    )
 
 
 def _where(c: Array, a: Array, b: Array, **_: Any) -> Array:
@@ -218,7 +226,8 @@ _ALL = (
     OpDef("layer_norm", "composite", -1, _layer_norm, attrs=("eps",), flops=8, relay=("nn.layer_norm",), torch=("layer_norm",)),
     OpDef("attention", "composite", -1, _attention, attrs=("scale", "causal"), flops=4, sfu=1,
           torch=("scaled_dot_product_attention",)),
-    # what the importer keeps as it is: ``shape`` is the output's, ``callee`` the model's operator, ``detail`` its attributes (JSON)
+    # what the importer keeps as it is: ``shape`` is the output's, ``callee`` the model's operator, ``detail`` its attributes
+    # (JSON)
     OpDef("opaque", "opaque", -1, _opaque, attrs=("callee", "shape", "detail", "field"), flops=0),
 )  # fmt: skip
 

@@ -1,6 +1,7 @@
 """The same program at other sizes: every axis gets a new extent, and shapes, views and masks follow.
 
-A verifier needs it to test a structure at sizes that are small and pairwise different, and a cost estimate to cut a program to a few output blocks.
+A verifier needs it to test a structure at sizes that are small and pairwise different, and a cost estimate to cut a program to a
+few output blocks.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ def resize(program: TensorProgram, sizes: Mapping[str, int], axes: AxisMap | Non
     """The expanded program with the extents ``sizes`` for axes of ``axes_of(expand(program))``; the others keep theirs.
 
     A dimension of extent 1 stays one. Constants tied to extents follow by themselves; a causal mask keeps its anchor
-    (see :func:`shifted_offset`). Raises :class:`UnsupportedError` where an operator has no axis rule, :class:`UsageError` for unknown axes.
+    (see :func:`shifted_offset`). Raises :class:`UnsupportedError` where an operator has no axis rule, :class:`UsageError` for
+    unknown axes.
     """
     program = expand(program)
     axes = axes or axes_of(program)

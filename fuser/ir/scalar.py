@@ -98,9 +98,7 @@ class Scalar:
     def to_json(self) -> Any:
         return {
             "coeff": [self.coeff.numerator, self.coeff.denominator],
-            "powers": [
-                [[b.tensor, b.dim] if isinstance(b, Extent) else b, [e.numerator, e.denominator]] for b, e in self.powers
-            ],
+            "powers": [[[b.tensor, b.dim] if isinstance(b, Extent) else b, [e.numerator, e.denominator]] for b, e in self.powers],
         }
 
     @staticmethod

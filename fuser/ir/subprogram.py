@@ -13,8 +13,8 @@ from fuser.ir.scalar import Scalar
 
 
 def subprogram(program: TensorProgram, outputs: Collection[str], name: str) -> TensorProgram:
-    """The nodes whose outputs are in ``outputs``, as a program: what they read from elsewhere are its inputs, what is read elsewhere (or is an
-    output of the whole) its outputs. Constants tied to tensors outside become numbers."""
+    """The nodes whose outputs are in ``outputs``, as a program: what they read from elsewhere are its inputs, what is read
+    elsewhere (or is an output of the whole) its outputs. Constants tied to tensors outside become numbers."""
     chosen = set(outputs)
     nodes = tuple(n for n in program.nodes if n.output in chosen)
     if len(nodes) != len(chosen):
@@ -35,7 +35,6 @@ def subprogram(program: TensorProgram, outputs: Collection[str], name: str) -> T
             (b if not isinstance(b, Extent) or b.tensor in inside else program[b.tensor].shape[b.dim], e) for b, e in value.powers
         )
         return Scalar(value.coeff, powers).normal()
-
 
     return TensorProgram(
         name,
@@ -60,8 +59,8 @@ def convex(program: TensorProgram, outputs: Collection[str]) -> bool:
 
 
 def canonical(program: TensorProgram, name: str = "region") -> tuple[TensorProgram, dict[str, str]]:
-    """The same program with tensors renamed in order of appearance (inputs x0, x1, …; results y0, y1, …), and the renaming: equal regions of a
-    model become equal programs, and are tuned once."""
+    """The same program with tensors renamed in order of appearance (inputs x0, x1, …; results y0, y1, …), and the renaming:
+    equal regions of a model become equal programs, and are tuned once."""
     new: dict[str, str] = {n: f"x{i}" for i, n in enumerate(program.inputs)}
     new |= {n.output: f"y{i}" for i, n in enumerate(program.nodes)}
     renamed = rename(program, new, name)

@@ -1,8 +1,9 @@
-"""Check lowered µGraphs without a GPU: the generated Triton runs in Triton's interpreter at a reduced size, against a float64 reference.
+"""Check lowered µGraphs without a GPU: the generated Triton runs in Triton's interpreter at a reduced size, against a float64
+reference.
 
-Tile sizes, loop order, splits and whether a tile is ragged stay those of the schedule; extents shrink until every loop runs at least twice.
-Triton decides at import whether it interprets, so the kernels run in a process of their own: ``python -m fuser.lower.check`` reads jobs as JSON
-lines from its standard input and answers each with a line.
+Tile sizes, loop order, splits and whether a tile is ragged stay those of the schedule; extents shrink until every loop runs at
+least twice. Triton decides at import whether it interprets, so the kernels run in a process of their own: ``python -m
+fuser.lower.check`` reads jobs as JSON lines from its standard input and answers each with a line.
 """
 
 from __future__ import annotations
@@ -39,15 +40,17 @@ from fuser.ir.serialize import graph_to_json
 from fuser.lower.reference import interpret
 
 TOLERANCE = 1e-2
-"""Largest Frobenius error, relative to the reference, that a kernel with 16-bit operands may have; float32 kernels have a tenth of it."""
+"""Largest Frobenius error, relative to the reference, that a kernel with 16-bit operands may have; float32 kernels have a tenth
+of it.
+"""
 TIMEOUT = 600.0
 """Seconds after which an interpreter that does not answer is given up."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """Outcome of a numerical check: relative errors against float64 (largest over largest, and Frobenius), the reduced extents, and what ran
-    the kernels (``triton`` for the generated source, ``numpy`` for the scheduled µGraph where torch is missing)."""
+    """Outcome of a numerical check: relative errors against float64 (largest over largest, and Frobenius), the reduced extents,
+    and what ran the kernels (``triton`` for the generated source, ``numpy`` for the scheduled µGraph where torch is missing)."""
 
     max_error: float
     error: float

@@ -41,9 +41,9 @@ class KernelArg:
 class KernelArtifact:
     """A compiled kernel.
 
-    ``name`` is the PTX entry; ``args`` are its pointers in order (two scratch pointers that are always NULL follow). ``grid`` counts blocks,
-    ``num_warps`` warps a block; ``shared_bytes`` is dynamic shared memory a block; ``registers`` are 32-bit registers a thread and ``spills``
-    bytes of local memory a thread, -1 where the assembler did not say.
+    ``name`` is the PTX entry; ``args`` are its pointers in order (two scratch pointers that are always NULL follow). ``grid``
+    counts blocks, ``num_warps`` warps a block; ``shared_bytes`` is dynamic shared memory a block; ``registers`` are 32-bit
+    registers a thread and ``spills`` bytes of local memory a thread, -1 where the assembler did not say.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """Tiles as powers of two: Triton's blocks have power-of-two extents, a schedule's tiles need not.
 
-A tile of 80 becomes the pieces 64 and 16, or one padded and masked piece of 128; an axis whose accumulator keeps a tile for each trip of
-its loop has the pieces of all of its trips.
+A tile of 80 becomes the pieces 64 and 16, or one padded and masked piece of 128; an axis whose accumulator keeps a tile for each
+trip of its loop has the pieces of all of its trips.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Tiles in generated source: names of register blocks, element indices, masks, pointers, and reading a block as an operand needs it."""
+"""Tiles in generated source: names of register blocks, element indices, masks, pointers, and reading a block as an operand needs
+it.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ Combo = tuple[Piece, ...]
 
 @dataclass
 class Value:
-    """Register blocks of a value: dimensions in the order of ``layout``; ``fill[axis]`` is what stands in lanes outside of the tensor."""
+    """Register blocks of a value: dimensions in the order of ``layout``; ``fill[axis]`` is what stands in lanes outside of the
+    tensor.
+    """
 
     layout: tuple[str, ...]
     names: dict[Combo, str] = field(default_factory=dict)
@@ -168,8 +172,8 @@ class TileCode:
         return " & ".join(found)
 
     def natural(self, stmt: Stmt) -> tuple[str, ...]:
-        """Order of the dimensions in registers: what the first contraction wants, else the block's order. The rows of a contraction's
-        left operand stay in front of the columns of its right one."""
+        """Order of the dimensions in registers: what the first contraction wants, else the block's order. The rows of a
+        contraction's left operand stay in front of the columns of its right one."""
         dims = self.dims(stmt.axes)
         order = dims
         for user in self.block.users(stmt.value):

@@ -1,8 +1,9 @@
 """Readable Triton from any block graph and schedule: one generator, no templates.
 
-The loop tree (:mod:`fuser.ir.tiling`) gives the control flow; every value is a family of register blocks, one for each combination of
-pieces of its axes (:mod:`fuser.lower.pieces`). Arithmetic is fp32; operands of a contraction have the dtype of the program. Lanes
-outside of a tensor are loaded as zero and set to the identity of a fold before it, so that a ragged tile changes nothing.
+The loop tree (:mod:`fuser.ir.tiling`) gives the control flow; every value is a family of register blocks, one for each
+combination of pieces of its axes (:mod:`fuser.lower.pieces`). Arithmetic is fp32; operands of a contraction have the dtype of
+the program. Lanes outside of a tensor are loaded as zero and set to the identity of a fold before it, so that a ragged tile
+changes nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ MAX_BLOCKS = 64
 
 @dataclass(frozen=True)
 class KernelSource:
-    """Generated source of one kernel: ``args`` are device tensors in order (inputs, then outputs), ``grid`` the number of blocks."""
+    """Generated source of one kernel: ``args`` are device tensors in order (inputs, then outputs), ``grid`` the number of
+    blocks.
+    """
 
     name: str
     text: str
@@ -100,7 +103,16 @@ class _Generator(FoldCode):
         grid = math.prod(p.grid for p in self.plans.values() if not p.split)  # a split axis shares its counter
         header = [f"# {line}" for line in f"{self.block}\nschedule {self.schedule}\nloops {self.tree}".splitlines()]
         text = "\n".join(
-            [*header, "import triton", "import triton.language as tl", "", "", "@triton.jit", f"def {name}({', '.join(names)}):", *self.lines]
+            [
+                *header,
+                "import triton",
+                "import triton.language as tl",
+                "",
+                "",
+                "@triton.jit",
+                f"def {name}({', '.join(names)}):",
+                *self.lines,
+            ]
         )
         shapes = tuple(access[t].access.shape(self.block.extents) for t in tensors)  # type: ignore[union-attr]
         return KernelSource(

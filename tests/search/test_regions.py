@@ -25,7 +25,9 @@ def encoder(sequence: int = 128, hidden: int = 128, heads: int = 2, dtype: str =
 
     x = b.input("x", (1, sequence, hidden))
     for i in range(layers):
-        q, k, v = (linear(x, f"{i}.{n}", hidden).reshape(1, sequence, heads, hidden // heads).transpose(0, 2, 1, 3) for n in "qkv")
+        q, k, v = (
+            linear(x, f"{i}.{n}", hidden).reshape(1, sequence, heads, hidden // heads).transpose(0, 2, 1, 3) for n in "qkv"
+        )
         a = b.softmax((q @ k.T) * (hidden // heads) ** -0.5) @ v
         y = b.layer_norm(x + linear(a.transpose(0, 2, 1, 3).reshape(1, sequence, hidden), f"{i}.o", hidden))
         x = b.layer_norm(y + linear(b.gelu(linear(y, f"{i}.up", 4 * hidden)), f"{i}.down", hidden))
@@ -62,7 +64,9 @@ def test_equal_layers_give_equal_programs():
 
 def test_the_best_savings_are_taken_and_nothing_overlaps():
     program = encoder(layers=2)
-    taken, left = choose(program, H200, lambda p: float(len(p.nodes)), lambda p: 2.0 * len(p.nodes) if "softmax" in str(p) else 0.0)
+    taken, left = choose(
+        program, H200, lambda p: float(len(p.nodes)), lambda p: 2.0 * len(p.nodes) if "softmax" in str(p) else 0.0
+    )
     nodes = [n for c in taken for n in c.region.nodes]
     assert len(nodes) == len(set(nodes))
     assert all(c.region.kind == "attention" for c in taken)

@@ -47,7 +47,12 @@ def test_every_structure_computes_the_program(make, rng):
     assert len(graphs) >= 2
     for graph in graphs:
         free = [tuple((a.name, 3) for a in block.axes if a.extent == FREE) for block in graph.blocks]
-        schedule = Schedule(tuple(KernelSchedule(splits=f, tiles=tuple((a, 5) for a, _ in b.splits)) for b, f in zip(graph.blocks, free, strict=True)))
+        schedule = Schedule(
+            tuple(
+                KernelSchedule(splits=f, tiles=tuple((a, 5) for a, _ in b.splits))
+                for b, f in zip(graph.blocks, free, strict=True)
+            )
+        )
         found = interpret(graph, schedule, inputs)
         for name in program.outputs:
             np.testing.assert_allclose(found[name], expected[name], rtol=1e-6, atol=1e-8)

@@ -108,7 +108,9 @@ def bad_models(folder: Path) -> dict[str, tuple[Path, Path | None, int, str]]:
     }
 
 
-@pytest.mark.parametrize("name", ["truncated", "not a model", "absent", "dynamic shape", "params of another model", "damaged params"])
+@pytest.mark.parametrize(
+    "name", ["truncated", "not a model", "absent", "dynamic shape", "params of another model", "damaged params"]
+)
 def test_bad_files_give_an_error_that_names_the_culprit(name, tmp_path, capsys):
     model, params, expected, culprit = bad_models(tmp_path)[name]
     args = ["optimize", model, "-o", tmp_path / "out", "--no-library"] + (["--params", params] if params else [])
