@@ -25,7 +25,8 @@ def doubling() -> KernelSource:
     x = b.input("X", (64,))
     graph = one_kernel(b.build(Y=x + x))
     axis = graph.blocks[0].axes[0].name
-    return generate_graph(graph, Schedule((knobs(**{axis: 16}),)))[0]
+    kernel = KernelSchedule(((axis, 16),), TilingExpr.parse(""), (), 4, 2)
+    return generate_graph(graph, Schedule((kernel,)))[0]
 
 
 def artifact_of(source: KernelSource) -> KernelArtifact:
