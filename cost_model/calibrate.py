@@ -1,0 +1,251 @@
+"""Fit the constants of the refined model to measured schedules, and say how well a model ranks schedules that it was not fitted on.
+
+Damped Gauss-Newton on the logarithms of times and constants, robust against single odd rows (soft L1), with bounds that keep every constant physical. A
+schedule that takes ten times as long as the best of its workload counts about half: what matters is the order among the good ones. Numpy alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+from dataclasses import fields
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cost_model import paper
+from cost_model.constants import UNITS
+from cost_model.constants import Constants
+from cost_model.features import Counts
+from cost_model.features import features
+from cost_model.refined import times
+from cost_model.work import Work
+from cost_model.work import concatenate
+from cost_model.work import work
+from fuser.device import Device
+from fuser.errors import UsageError
+from fuser.ir.mugraph import BlockGraph
+from fuser.ir.mugraph import KernelGraph
+from fuser.ir.schedule import KernelSchedule
+from fuser.ir.schedule import Schedule
+
+BOUNDS: Mapping[str, tuple[float, float]] = {
+    "base": (0.1e-6, 2e-6),
+    "wait": (0.2e-6, 1.5e-6),
+    "streamed": (0.01e-6, 1e-6),
+    "trip": (5e-9, 1e-6),
+    "contraction": (2e-9, 1e-6),
+    "fold": (2e-9, 1e-6),
+    "exchange": (5e-9, 1e-6),
+    "group_cost": (1.0, 4.0),
+    "fragment_cost": (1.0, 6.0),
+    "flat_cost": (1.0, 64.0),
+    "special_cost": (0.2, 4.0),
+    "arithmetic_cost": (0.5, 8.0),
+    "move_cost": (0.2, 8.0),
+    "serial": (0.02, 2.0),
+    "block_bandwidth": (5.0, 128.0),
+    "sm_bandwidth": (16.0, 128.0),
+    "l2_rate": (0.3, 1.6),
+    "memory_rate": (0.5, 1.0),
+    "spill_groups": (0.1, 8.0),
+    "spill": (0.05, 8.0),
+    "norm": (1.0, 8.0),
+}
+"""Least and largest value of each fitted constant; those not named are left alone."""
+EMPHASIS = 0.35
+"""Weight of a row is (best time of its workload / its time) to this power."""
+ROBUST = 0.3
+"""Error of the logarithm beyond which a row counts linearly instead of by its square."""
+PRIOR = 0.1
+"""Pull of each constant's logarithm towards where the fit started, so that what the data do not show stays plausible."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A measured candidate; seconds of one call."""
+
+    workload: str
+    graph: KernelGraph
+    schedule: Schedule
+    seconds: float
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Samples as arrays: the work of all their kernels, and ``row`` that says which sample a kernel belongs to. ``paper`` is the estimate
+    of MCFuser's model for each sample."""
+
+    device: Device
+    work: Work
+    row: NDArray[np.int64]
+    seconds: Counts
+    workload: NDArray[np.str_]
+    paper: Counts
+
+    def predict(self, c: Constants) -> Counts:
+        """Seconds of each sample: the sum of its kernels, which run one after the other."""
+        return np.bincount(self.row, times(self.work, self.device, c)["seconds"], len(self.seconds))
+
+    def only(self, keep: NDArray[np.bool_]) -> Table:
+        """The samples that are kept."""
+        new = np.cumsum(keep) - 1
+        mine = keep[self.row]
+        part = Work(*(getattr(self.work, f.name)[mine] for f in fields(Work)))
+        return Table(self.device, part, new[self.row[mine]], self.seconds[keep], self.workload[keep], self.paper[keep])
+
+
+def table(samples: Sequence[Sample], device: Device) -> Table:
+    """Count the work of every sample; kernels of one block and order are counted together."""
+    if not samples:
+        raise UsageError("there are no measurements to fit", "give files of tuning records with rows of this device")
+    groups: dict[tuple[int, str, str], list[tuple[int, BlockGraph, KernelSchedule]]] = {}
+    for i, sample in enumerate(samples):
+        for block, kernel in zip(sample.graph.blocks, sample.schedule.kernels, strict=True):
+            named = ",".join((*kernel.tile, *(a for a, _ in kernel.splits)))
+            groups.setdefault((id(block), str(kernel.order), named), []).append((i, block, kernel))
+    parts: list[Work] = []
+    rows: list[NDArray[np.int64]] = []
+    estimates = np.zeros(len(samples))
+    for members in groups.values():
+        _, block, first = members[0]
+        at = np.array([i for i, _, _ in members])
+        kernels = [k for _, _, k in members]
+        tiles = {a: np.array([k.tile[a] for k in kernels]) for a in first.tile}
+        splits = {a: np.array([dict(k.splits)[a] for k in kernels]) for a, _ in first.splits}
+        warps, stages = np.array([k.num_warps for k in kernels]), np.array([k.num_stages for k in kernels])
+        for f in features(block, first.order, tiles, splits, warps, stages):
+            parts.append(work(f, device))
+            rows.append(at[f.index])
+            np.add.at(estimates, at[f.index], paper.seconds(f, device))
+    names = np.array([s.workload for s in samples])
+    return Table(device, concatenate(parts), np.concatenate(rows), np.array([s.seconds for s in samples]), names, estimates)
+
+
+# -- fitting ------------------------------------------------------------------------------------------------------------------
+
+
+def fit(data: Table, start: Constants | None = None, steps: int = 40) -> Constants:
+    """Constants that explain the measured times; deterministic."""
+    first = start or Constants()
+    names = [n for n in BOUNDS]
+    low, high = (np.log([BOUNDS[n][i] for n in names]) for i in (0, 1))
+    origin = np.clip(np.log([getattr(first, n) for n in names]), low, high)
+    weight = _weights(data)
+
+    def constants(x: Counts) -> Constants:
+        return replace(first, **{n: float(v) for n, v in zip(names, np.exp(x), strict=True)})
+
+    def errors(x: Counts) -> Counts:
+        return weight * np.log(data.predict(constants(x)) / data.seconds)
+
+    def loss(e: Counts, x: Counts) -> float:
+        z = (e / ROBUST) ** 2
+        return float(2 * ROBUST**2 * np.sum(np.sqrt(1 + z) - 1) + PRIOR**2 * np.sum((x - origin) ** 2))
+
+    x, damping = origin, 1e-2
+    e = errors(x)
+    now = loss(e, x)
+    for _ in range(steps):
+        jac = np.stack([(errors(x + h) - e) / 1e-4 for h in 1e-4 * np.eye(len(x))], axis=1)
+        robust = 1 / np.sqrt(1 + (e / ROBUST) ** 2)
+        normal = jac.T @ (robust[:, None] * jac) + PRIOR**2 * np.eye(len(x))
+        slope = jac.T @ (robust * e) + PRIOR**2 * (x - origin)
+        gained = 0.0
+        while damping < 1e6:
+            new = np.clip(x - np.linalg.solve(normal + damping * np.diag(np.diag(normal)), slope), low, high)
+            trial = errors(new)
+            value = loss(trial, new)
+            if value < now:
+                gained, x, e, now, damping = now - value, new, trial, value, damping / 5
+                break
+            damping *= 4
+        if gained < 1e-6 * now:
+            break
+    return constants(x)
+
+
+def _weights(data: Table) -> Counts:
+    best = {w: data.seconds[data.workload == w].min() for w in np.unique(data.workload)}
+    return (np.array([best[w] for w in data.workload]) / data.seconds) ** EMPHASIS
+
+
+# -- how good a model is ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """How a model does on the samples of one workload: rank correlations, measured time of its choice over the best measured (``regret``), the same for
+    the best of its first eight, and the mean relative error of times (``mape``)."""
+
+    workload: str
+    count: int
+    spearman: float
+    kendall: float
+    regret: float
+    regret8: float
+    mape: float
+
+
+def ranks(x: Counts) -> Counts:
+    """Ranks, ties share their mean."""
+    _, inverse, counts = np.unique(x, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts - 1) / 2)[inverse]
+
+
+def spearman(x: Counts, y: Counts) -> float:
+    a, b = ranks(x) - (len(x) + 1) / 2, ranks(y) - (len(y) + 1) / 2
+    norm = float(np.sqrt((a @ a) * (b @ b)))
+    return float(a @ b) / norm if norm else 0.0
+
+
+def kendall(x: Counts, y: Counts) -> float:
+    """Kendall's τ-b."""
+    a, b = (np.sign(v[:, None] - v[None, :]) for v in (x, y))
+    norm = float(np.sqrt((a * a).sum() * (b * b).sum()))
+    return float((a * b).sum()) / norm if norm else 0.0
+
+
+def accuracy(data: Table, predicted: Counts) -> tuple[Accuracy, ...]:
+    """One entry for each workload; ``predicted`` are seconds of each sample."""
+    found = []
+    for name in np.unique(data.workload):
+        t, p = data.seconds[data.workload == name], predicted[data.workload == name]
+        first = np.argsort(p, kind="stable")[:8]
+        found.append(
+            Accuracy(
+                str(name),
+                len(t),
+                spearman(p, t),
+                kendall(p, t),
+                float(t[first[0]] / t.min()),
+                float(t[first].min() / t.min()),
+                float(np.mean(np.abs(p / t - 1))),
+            )
+        )
+    return tuple(found)
+
+
+def held_out(data: Table, group: Callable[[str], str], start: Constants | None = None) -> Counts:
+    """Predictions for each sample by constants that were fitted without the group of workloads that it belongs to."""
+    names = np.array([group(str(w)) for w in data.workload])
+    out = np.zeros(len(names))
+    for name in np.unique(names):
+        c = fit(data.only(names != name), start)
+        out[names == name] = data.only(names == name).predict(c)
+    return out
+
+
+def to_toml(c: Constants, provenance: Iterable[tuple[str, str]]) -> str:
+    """The text of a calibration file."""
+    lines = ["# Written by experiments.mcfuser.model_accuracy; fit again instead of editing.", "schema = 1", "", "[provenance]"]
+    lines += [f'{k} = "{v}"' for k, v in provenance]
+    lines += ["", "[constants]"]
+    for f in fields(c):
+        unit, meaning = UNITS[f.name]
+        lines.append(f'{f.name} = {{ value = {getattr(c, f.name):.4g}, unit = "{unit}", meaning = "{meaning}" }}')
+    return "\n".join(lines) + "\n"

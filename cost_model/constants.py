@@ -1,0 +1,113 @@
+"""Constants of the refined model that no data sheet says: fitted where there are measurements, scaled from the nearest device where there are none.
+
+They are data: ``calibration/<device>.toml`` holds the values with their units and what they were fitted on (:mod:`cost_model.calibrate` writes it).
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from dataclasses import dataclass
+from dataclasses import fields
+from dataclasses import replace
+from functools import lru_cache
+from importlib import resources
+
+from fuser.device import Device
+from fuser.errors import UsageError
+
+REFERENCE = "h200"
+"""Device whose constants stand for those that were never measured."""
+
+
+@dataclass(frozen=True)
+class Constants:
+    """``*_cost`` are multiples of the time at the peak rate of one SM; the unit of every field is in :data:`UNITS`."""
+
+    base: float = 0.6e-6
+    wait: float = 0.40e-6
+    streamed: float = 0.04e-6
+    trip: float = 0.01e-6
+    contraction: float = 0.01e-6
+    fold: float = 0.02e-6
+    exchange: float = 0.17e-6
+    group_cost: float = 1.2
+    fragment_cost: float = 1.6
+    flat_cost: float = 8.0
+    special_cost: float = 1.0
+    arithmetic_cost: float = 2.0
+    move_cost: float = 1.0
+    serial: float = 0.3
+    block_bandwidth: float = 50.0
+    sm_bandwidth: float = 64.0
+    l2_rate: float = 1.0
+    memory_rate: float = 0.85
+    spill_groups: float = 1.5
+    spill: float = 0.5
+    norm: float = 1.5
+    library: float = 1.2
+
+
+UNITS: dict[str, tuple[str, str]] = {
+    "base": ("s", "first block's start to the last one's end, beside its work"),
+    "wait": ("s", "a load that nothing hides"),
+    "streamed": ("s", "a load in a loop without a contraction"),
+    "trip": ("s", "one trip of a loop"),
+    "contraction": ("s", "issue and wait of one contraction"),
+    "fold": ("s", "one row fold"),
+    "exchange": ("s", "one exchange through shared memory with its barriers"),
+    "group_cost": ("x", "contractions by warp groups"),
+    "fragment_cost": ("x", "contractions on fragments, where there are warp groups; elsewhere group_cost holds"),
+    "flat_cost": ("x", "contractions without tensor cores"),
+    "special_cost": ("x", "special functions"),
+    "arithmetic_cost": ("x", "fp32 arithmetic"),
+    "move_cost": ("x", "bytes between shared memory and registers"),
+    "serial": ("x", "part of its contractions that a block waits for, although others could run"),
+    "block_bandwidth": ("B/clk", "from L2 into one block"),
+    "sm_bandwidth": ("B/clk", "from L2 into one SM"),
+    "l2_rate": ("x", "bandwidth of L2 that is reached"),
+    "memory_rate": ("x", "bandwidth of device memory that is reached"),
+    "spill_groups": ("x", "slowdown where warp groups spill registers"),
+    "spill": ("x", "slowdown where others spill registers"),
+    "norm": ("1", "exponent that joins chain, throughput and memory; 1 is their sum, infinity the largest"),
+    "library": ("x", "contractions of library kernels"),
+}
+_CLOCKED = ("trip", "contraction", "fold", "exchange", "streamed")
+"""Times that are cycles of an SM; those of memory do not follow the clock."""
+
+
+def parse_constants(text: str, where: str) -> Constants:
+    """Constants from the text of a calibration file. Raises :class:`UsageError` naming file and key."""
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as e:
+        raise UsageError(f"{where} is not TOML: {e}", "write it again with `python -m cost_model.calibrate`") from None
+    values = data.get("constants", {})
+    if set(values) != set(UNITS):
+        odd = sorted(set(values) ^ set(UNITS))
+        raise UsageError(f"{where}: constants {', '.join(odd)} are missing or unknown", "fit it again with this version")
+    for key, entry in values.items():
+        if entry.get("unit") != UNITS[key][0]:
+            raise UsageError(f"{where}: {key} is in {entry.get('unit')!r}, expected {UNITS[key][0]!r}")
+        if not isinstance(entry.get("value"), int | float) or not math.isfinite(entry["value"]) or entry["value"] <= 0:
+            raise UsageError(f"{where}: {key} has the value {entry.get('value')!r}", "give a positive number")
+    return Constants(**{k: float(v["value"]) for k, v in values.items()})
+
+
+@lru_cache(maxsize=1)
+def fitted() -> dict[str, Constants]:
+    """Constants by the name of the device that they were fitted for."""
+    folder = resources.files("cost_model") / "calibration"
+    files = [f for f in folder.iterdir() if f.name.endswith(".toml")]
+    return {f.name.removesuffix(".toml"): parse_constants(f.read_text(encoding="utf-8"), f.name) for f in files}
+
+
+@lru_cache(maxsize=64)
+def constants_of(device: Device) -> Constants:
+    """The fitted constants of a device where there are any, else those of the H200 with cycles scaled to its clock."""
+    known = fitted()
+    if device.name in known:
+        return known[device.name]
+    base = known.get(REFERENCE, Constants())
+    slower = 1.98e9 / device.clock
+    return replace(base, **{f.name: getattr(base, f.name) * slower for f in fields(base) if f.name in _CLOCKED})

@@ -1,0 +1,355 @@
+"""What Triton makes of a schedule: how a contraction is spread over warps, shared memory, registers.
+
+The rules follow what the compiler does (read from its intermediate code, held by tests that compile kernels):
+
+* lanes of a tile are padded to powers of two, and to at least 16 where they take part in a contraction;
+* from sm_90 on, a contraction of 64 rows or more with whole warp groups uses ``wgmma``: its operands are read from shared memory. All others use
+  ``mma`` on fragments that each warp reads for itself;
+* a loaded operand has a buffer in shared memory from its load to its last use. In an innermost loop it is pipelined and has ``stages`` buffers for
+  ``wgmma``, one less for ``mma``;
+* warps of chained contractions all stand along the rows of the last one, or along its columns where it is wider than tall. Along the rows, what is
+  less than 16 rows a warp is computed several times over; along the columns, a computed operand has to pass through shared memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from cost_model.features import BufferFeatures
+from cost_model.features import Counts
+from cost_model.features import Features
+from cost_model.features import Sizes
+from cost_model.features import StmtFeatures
+from fuser.device import Device
+from fuser.ir.mugraph import Stmt
+from fuser.ir.ops import op as op_def
+from fuser.ir.program import DTYPE_BYTES
+
+WGMMA = 90
+"""First architecture whose tensor cores are fed by warp groups of four warps."""
+BASE_REGISTERS = 36.0
+"""Registers for addresses, counters and masks."""
+LOADED = 0.5
+"""Registers for each element a thread loads outside of the pipeline: two of them share a register, some are stored before all are there."""
+ELASTIC = 248.0
+"""Registers beyond which loads wait for each other instead of asking for more."""
+FLAT = 0.4
+"""Registers for each element of an element-wise result, which is used up bit by bit."""
+FOLDED = 3.0
+"""Registers for each element of a row statistic: old and new value, scale, copies in lanes of a row."""
+LEAST = 16
+"""Least extent of a dimension of a contraction on tensor cores."""
+
+
+def padded(tile: Sizes, least: int) -> Sizes:
+    """Lanes that a tile takes: whole powers of two, and multiples of 16 as several of them."""
+    power = 1 << np.ceil(np.log2(np.maximum(tile, 1))).astype(np.int64)
+    pieces = (tile % LEAST == 0) & (tile >= least)
+    return np.where(tile == 1, 1, np.where(pieces, tile, np.maximum(power, least)))
+
+
+@dataclass(frozen=True, eq=False)
+class Dot:
+    """A contraction, arrays by candidate. ``tensor``: it has rows, columns and a sum, so that tensor cores do it; ``groups``: by ``wgmma``.
+    ``rows``, ``cols`` and ``inner`` are lanes; ``warp_rows`` · ``warp_cols`` is the number of warps. ``repeat``: how often the same product is
+    computed by different warps."""
+
+    left: str
+    right: str
+    rows: Counts
+    cols: Counts
+    inner: Counts
+    tensor: np.ndarray
+    groups: np.ndarray
+    warp_rows: Counts
+    warp_cols: Counts
+
+    @property
+    def repeat(self) -> Counts:
+        return np.maximum(self.warp_rows * 16 / self.rows, 1.0) * np.maximum(self.warp_cols * 8 / self.cols, 1.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Resources:
+    """``lanes``: padded tile of each axis. ``dots``: by position in ``f.stmts``. ``pipelined``: positions of the loads that a loop fetches ahead, with
+    the number of buffers. ``shared``: bytes of a block; ``registers``: 32-bit registers a thread that a kernel wants, which may be more than there are."""
+
+    lanes: dict[str, Sizes]
+    dots: dict[int, Dot]
+    pipelined: dict[int, Counts]
+    shared: Counts
+    registers: Counts
+
+
+def resources(f: Features, device: Device) -> Resources:
+    """Resources of each candidate of a group."""
+    lanes = _lanes(f)
+    dots = _dots(f, lanes, device)
+    pipelined = _pipelined(f, lanes, dots)
+    return Resources(lanes, dots, pipelined, _shared(f, lanes, dots, pipelined), _registers(f, lanes, dots, pipelined))
+
+
+def sides(f: Features, stmt: Stmt) -> tuple[Stmt, Stmt]:
+    """Left and right operand: rows are the axes that come first in the block, as lowering has it."""
+    order = {a.name: i for i, a in enumerate(f.block.axes)}
+    a, b = (f.block.by_value[v] for v in stmt.args)
+    own = [min((order[x] for x in p.axes if x not in stmt.reduce and x not in q.axes), default=len(order)) for p, q in ((a, b), (b, a))]
+    return (a, b) if own[0] <= own[1] else (b, a)
+
+
+def contracts(stmt: Stmt) -> bool:
+    return stmt.kind == "compute" and op_def(stmt.op).kind == "contract"
+
+
+def real(f: Features, loops: tuple[str, ...]) -> tuple[str, ...]:
+    """Loops that are loops of the generated source: the others are unrolled."""
+    return tuple(a for a in loops if a not in f.tree.arrays)
+
+
+def _lanes(f: Features) -> dict[str, Sizes]:
+    in_dots = {x for s in f.block.computes if contracts(s) for v in s.args for x in f.block.by_value[v].axes}
+    return {a: padded(t, LEAST if a in in_dots else 1) for a, t in f.tile.items()}
+
+
+def _dots(f: Features, lanes: dict[str, Sizes], device: Device) -> dict[int, Dot]:
+    at = [i for i, s in enumerate(f.stmts) if contracts(s.stmt)]
+    shape: dict[int, tuple[Stmt, Stmt, Counts, Counts, Counts]] = {}
+    for i in at:
+        stmt = f.stmts[i].stmt
+        left, right = sides(f, stmt)
+        rows = f.product(lanes, [a for a in stmt.axes if a in left.axes and a not in right.axes])
+        cols = f.product(lanes, [a for a in stmt.axes if a in right.axes and a not in left.axes])
+        shape[i] = left, right, rows, cols, f.product(lanes, stmt.reduce)
+    found: dict[int, Dot] = {}
+    warps = f.warps.astype(float)
+    for i in reversed(at):
+        left, right, rows, cols, inner = shape[i]
+        tensor = (rows > 1) & (cols > 1) & (inner > 1)
+        groups = tensor & (rows % 64 == 0) & (f.warps % 4 == 0) & (device.arch >= WGMMA)
+        loops = real(f, f.stmts[i].loops)
+        last = next((j for j in reversed(at) if j > i and real(f, f.stmts[j].loops) == loops), i)
+        down = _balanced(rows, cols, warps)
+        if last != i:
+            down = np.where(shape[last][2] >= shape[last][3], warps, 1.0)
+        elif any(j < i and real(f, f.stmts[j].loops) == loops for j in at):
+            down = np.where(rows >= cols, warps, 1.0)
+        grouped = warps if last != i else np.minimum(np.maximum(rows // 16, 4), warps)
+        down = np.where(groups, grouped, down)
+        found[i] = Dot(left.value, right.value, rows, cols, inner, tensor, groups, down, warps / down)
+    return found
+
+
+def _balanced(rows: Counts, cols: Counts, warps: Counts) -> Counts:
+    """Warps along the rows where a contraction stands alone: each doubling goes to the side with more 16 x 8 tiles left."""
+    down, across = np.ones_like(warps), np.ones_like(warps)
+    tall, wide = np.ceil(rows / 16), np.ceil(cols / 8)
+    for _ in range(5):
+        more = down * across < warps
+        rowwise = more & (tall >= wide)
+        down, tall = np.where(rowwise, down * 2, down), np.where(rowwise, np.maximum(tall / 2, 1), tall)
+        colwise = more & ~rowwise
+        across, wide = np.where(colwise, across * 2, across), np.where(colwise, wide / 2, wide)
+    return down
+
+
+def home(f: Features, i: int) -> tuple[str, ...]:
+    """Real loops in which a load is executed: the compiler moves it out of those that do not index it."""
+    s = f.stmts[i]
+    loops = real(f, s.loops)
+    if s.stmt.kind != "load":
+        return loops
+    deep = max((d + 1 for d, a in enumerate(loops) if a in s.stmt.axes), default=0)
+    return loops[:deep]
+
+
+def _feeds(f: Features, i: int) -> tuple[int, ...]:
+    """Positions of the contractions that a loaded value reaches in its own loop, through element-wise operators or directly."""
+    loops = home(f, i)
+    reached, found = {f.stmts[i].stmt.value}, []
+    for j in range(i + 1, len(f.stmts)):
+        s = f.stmts[j]
+        if s.stmt.kind != "compute" or not reached & set(s.stmt.args) or real(f, s.loops)[: len(loops)] != loops:
+            continue
+        if contracts(s.stmt):
+            if real(f, s.loops) == loops:
+                found.append(j)
+        elif not s.stmt.folds:
+            reached.add(s.stmt.value)
+    return tuple(found)
+
+
+def _pipelined(f: Features, lanes: dict[str, Sizes], dots: dict[int, Dot]) -> dict[int, Counts]:
+    """Buffers of each load in an innermost loop that feeds a contraction there; a load of less than 4 bytes a thread is not fetched ahead."""
+    found: dict[int, Counts] = {}
+    loops = [home(f, i) for i in range(len(f.stmts))]
+    for i, s in enumerate(f.stmts):
+        if s.stmt.kind != "load" or not loops[i] or any(o[: len(loops[i])] == loops[i] and len(o) > len(loops[i]) for o in loops):
+            continue
+        users = _feeds(f, i)
+        if not users:
+            continue
+        groups = np.zeros(len(f), bool)
+        tensor = np.zeros(len(f), bool)
+        for j in users:
+            tensor |= dots[j].tensor
+            groups |= dots[j].groups & (s.stmt.value in (dots[j].left, dots[j].right))
+        dims = sum(f.tile[a] > 1 for a in dict.fromkeys(s.stmt.axes))
+        wide = (dims < 2) | (_bytes(f, lanes, s.stmt) >= 4 * 32 * f.warps)
+        buffers = np.where(groups, f.stages, np.maximum(f.stages - 1, 1)) * f.product(f.trips, unrolled(f, s))
+        found[i] = np.where(tensor & wide & (f.stages > 1), buffers, 0.0)
+    return found
+
+
+def unrolled(f: Features, s: StmtFeatures) -> list[str]:
+    """Unrolled loops that give a statement copies inside its innermost real loop (or the block), for a load those that index it."""
+    real_ones = [i for i, a in enumerate(s.loops) if a not in f.tree.arrays and (s.stmt.kind != "load" or a in s.stmt.axes)]
+    inner = s.loops[real_ones[-1] + 1 :] if real_ones else s.loops
+    return [a for a in inner if a in f.tree.arrays and a in s.stmt.axes]
+
+
+def _bytes(f: Features, lanes: dict[str, Sizes], stmt: Stmt) -> Counts:
+    return f.product(lanes, dict.fromkeys(stmt.axes)) * DTYPE_BYTES[stmt.dtype]
+
+
+def _last_use(f: Features, i: int) -> int:
+    """Position of the end of a value: its last reader, or the end of the loop around that reader that the value outlives."""
+    value, loops = f.stmts[i].stmt.value, f.stmts[i].loops
+    end = i
+    for j in range(i + 1, len(f.stmts)):
+        if value in f.stmts[j].stmt.args and f.stmts[j].loops[: len(loops)] == loops:
+            end = max(end, j)
+            inside = f.stmts[j].loops[: len(loops) + 1]
+            while len(inside) > len(loops) and end + 1 < len(f.stmts) and f.stmts[end + 1].loops[: len(inside)] == inside:
+                end += 1
+    return end
+
+
+def _span(f: Features, i: int, loops: tuple[str, ...]) -> tuple[int, int]:
+    """First and last position of the loop nest ``loops`` around a statement."""
+    low = high = i
+    while low > 0 and real(f, f.stmts[low - 1].loops)[: len(loops)] == loops:
+        low -= 1
+    while high + 1 < len(f.stmts) and real(f, f.stmts[high + 1].loops)[: len(loops)] == loops:
+        high += 1
+    return low, high
+
+
+def _shared(f: Features, lanes: dict[str, Sizes], dots: dict[int, Dot], pipelined: dict[int, Counts]) -> Counts:
+    """Bytes of shared memory: the most that is alive at once."""
+    n = len(f.stmts)
+    alive = [np.zeros(len(f)) for _ in range(n)]
+
+    def hold(low: int, high: int, amount: Counts) -> None:
+        for p in range(low, high + 1):
+            alive[p] = alive[p] + amount
+
+    readers: dict[str, list[Dot]] = {}
+    for d in dots.values():
+        for v in (d.left, d.right):
+            readers.setdefault(v, []).append(d)
+    for i, s in enumerate(f.stmts):
+        stmt = s.stmt
+        if stmt.kind == "load":
+            size = _bytes(f, lanes, stmt)
+            if i in pipelined:
+                hold(*_span(f, i, home(f, i)), size * pipelined[i])
+            plain = pipelined[i] == 0 if i in pipelined else np.ones(len(f), bool)
+            if stmt.value in readers:
+                used = readers[stmt.value]
+                tensor = np.logical_or.reduce([d.tensor for d in used])
+                groups = np.logical_or.reduce([d.groups for d in used])
+                # fragments that several statements read are made at once; the buffer is free again
+                once = len(f.block.users(stmt.value)) > 1
+                moved = len(home(f, i)) < len(real(f, s.loops))
+                copies = f.product(f.trips, unrolled(f, s)) if moved else 1.0
+                end = _span(f, i, real(f, s.loops)[: len(home(f, i)) + 1])[1] if moved else _last_use(f, i)
+                hold(i, i, np.where(plain & tensor & ~groups & once, size, 0.0))
+                hold(i, end, np.where(plain & tensor & (groups | (not once)), size * copies, 0.0))
+            elif _feeds(f, i):
+                hold(i, i, np.where(plain & (size > 512), size, 0.0))
+        elif i in dots:
+            d = dots[i]
+            for value, across in ((d.left, d.warp_cols), (d.right, d.warp_rows)):
+                operand = f.block.by_value[value]
+                if not from_loads(f, operand):
+                    right = value == d.right
+                    size = (d.inner * d.cols if right else d.rows * d.inner) * DTYPE_BYTES[operand.dtype]
+                    hold(i, i, np.where(d.tensor & (right | (across > 1) & ~d.groups), size, 0.0))
+            hold(i, i, np.where(d.tensor, 0.0, d.inner * 4))
+        elif stmt.folds:
+            kept = f.product(lanes, stmt.axes)
+            across = dots[min(dots)].warp_cols if dots else np.clip(f.warps / kept, 1, f.warps)
+            hold(i, i, np.where(across > 1, kept * across * 4, 0.0))
+        elif stmt.kind == "store" and dots:
+            # rows of a warp become rows of the tensor in pieces of at most 128 bytes a thread
+            hold(i, i, np.minimum(_bytes(f, lanes, stmt), 128.0 * 32 * f.warps))
+    return np.maximum.reduce(alive)
+
+
+def from_loads(f: Features, stmt: Stmt) -> bool:
+    """A value that element-wise operators make of loads alone: it is computed on fragments."""
+    return stmt.kind == "load" or not stmt.folds and all(from_loads(f, f.block.by_value[a]) for a in stmt.args)
+
+
+def _registers(f: Features, lanes: dict[str, Sizes], dots: dict[int, Dot], pipelined: dict[int, Counts]) -> Counts:
+    """32-bit registers a thread: the most that is alive at once of accumulators, operands and what is loaded or computed, in fp32."""
+    n = len(f.stmts)
+    alive = [np.full(len(f), BASE_REGISTERS) for _ in range(n)]
+    loading: dict[int, Counts] = {}
+    threads = 32.0 * f.warps
+    held: dict[str, BufferFeatures] = {b.value: b for b in f.buffers}
+    seen: set[str] = set()
+    for i, s in enumerate(f.stmts):
+        stmt = s.stmt
+        size = f.product(lanes, dict.fromkeys(stmt.axes)) / threads
+        if i in dots:
+            d = dots[i]
+            # fragments of one step of 16; without tensor cores the whole product
+            step = np.where(d.groups, 0.0, np.minimum(8.0 * (d.rows * d.warp_cols + d.cols * d.warp_rows) / threads, 32.0))
+            alive[i] = alive[i] + np.where(d.tensor, step, FLAT * f.product(lanes, stmt.related) / threads)
+            if f.block.by_value[d.left].kind != "load":
+                alive[i] = alive[i] + np.where(d.tensor & (d.warp_cols == 1), 0.5 * d.rows * d.inner / threads, 0.0)
+            size = size * d.repeat
+        if stmt.folds:
+            if stmt.value in seen:
+                continue
+            seen.add(stmt.value)
+            size = size * held[stmt.value].tiles * (1.0 if i in dots else FOLDED)
+            low, high = _life(f, i)
+            for p in range(low, high + 1):
+                # an operand of a contraction has become its fp16 form by then
+                alive[p] = alive[p] + size * (0.0 if p == high and p in dots and p != i else 1.0)
+        elif stmt.kind == "load":
+            ahead = pipelined[i] > 0 if i in pipelined else np.zeros(len(f), bool)
+            loading[i] = np.where(ahead, 0.0, LOADED * size)
+        elif stmt.kind == "compute":
+            alive[i] = alive[i] + (0.0 if dots else FLAT * size)
+    # a load takes what is free: it is done in pieces where there is little
+    return np.maximum.reduce(alive + [np.minimum(alive[i] + x, ELASTIC) for i, x in loading.items()])
+
+
+def _life(f: Features, i: int) -> tuple[int, int]:
+    """First and last position at which an accumulator (or what element-wise operators make of it in its place) is alive."""
+    stmt = f.stmts[i].stmt
+    owner = dict(f.tree.owner).get(stmt.value)
+    loops = f.stmts[i].loops
+    low, high = (i, i) if owner not in loops else _within(f, i, loops[: loops.index(owner) + 1])
+    names = {stmt.value}
+    for j in range(i + 1, len(f.stmts)):
+        s = f.stmts[j].stmt
+        if names & set(s.args) or s.kind == "store" and s.value in names:
+            high = max(high, j)
+            if s.kind == "compute" and not s.folds:
+                names.add(s.value)
+    return low, high
+
+
+def _within(f: Features, i: int, loops: tuple[str, ...]) -> tuple[int, int]:
+    low = high = i
+    while low > 0 and f.stmts[low - 1].loops[: len(loops)] == loops:
+        low -= 1
+    while high + 1 < len(f.stmts) and f.stmts[high + 1].loops[: len(loops)] == loops:
+        high += 1
+    return low, high

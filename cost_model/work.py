@@ -1,0 +1,256 @@
+"""What one thread block of a generated kernel does: counts without any fitted constant, from which :mod:`cost_model.refined` makes a time.
+
+Counts are of one block, over its whole life. Everything that the compiler copies is counted as often as it is executed: a product that several warps
+compute, the lanes that pad a tile, a load that an unrolled loop repeats; a load that no loop indexes is executed once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from dataclasses import fields
+
+import numpy as np
+
+from cost_model.features import Counts
+from cost_model.features import Features
+from cost_model.features import StmtFeatures
+from cost_model.resources import Resources
+from cost_model.resources import contracts
+from cost_model.resources import from_loads
+from cost_model.resources import home
+from cost_model.resources import real
+from cost_model.resources import resources
+from cost_model.resources import unrolled
+from fuser.device import Device
+from fuser.ir.mugraph import Stmt
+from fuser.ir.ops import op as op_def
+from fuser.ir.program import DTYPE_BYTES
+
+LOAD_REGISTERS = 96.0
+"""Registers of a thread that loads outside of a pipeline can fill before they are stored to shared memory."""
+SECTOR = 32
+"""Bytes in which memory is read."""
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """Arrays with one entry for each candidate.
+
+    ``blocks`` of the grid, ``resident`` of them that an SM can hold, ``warps`` of a block, ``registers`` that a thread wants, ``shared`` bytes.
+    ``wgmma``, ``mma`` and ``flat`` are seconds of contractions on one SM at its peak rate: warp-group instructions, fragment instructions, plain
+    arithmetic; ``special`` and ``arithmetic`` the same for special functions and fp32 work. ``fragments``: bytes moved between shared memory and
+    registers. ``loaded`` and ``stored``: bytes to and from L2 in whole sectors. ``waits``: loads whose latency nothing hides; ``streamed``: loads in loops without a contraction, which the compiler unrolls; ``fetched``: trips of
+    pipelined loops, each divided by the trips that their loads run ahead; ``trips``: trips of all loops; ``dots``, ``folds``: executions of
+    contractions and row folds; ``passes``: exchanges through shared memory with a barrier. ``memory``: bytes of the tensors, each once.
+    """
+
+    blocks: Counts
+    resident: Counts
+    warps: Counts
+    registers: Counts
+    shared: Counts
+    wgmma: Counts
+    mma: Counts
+    flat: Counts
+    special: Counts
+    arithmetic: Counts
+    fragments: Counts
+    loaded: Counts
+    stored: Counts
+    waits: Counts
+    streamed: Counts
+    fetched: Counts
+    trips: Counts
+    dots: Counts
+    folds: Counts
+    passes: Counts
+    memory: Counts
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+
+def concatenate(parts: list[Work]) -> Work:
+    """The candidates of several groups one after another."""
+    return Work(*(np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(Work)))
+
+
+def work(f: Features, device: Device, precision: str = "tf32x3") -> Work:
+    """Counts of each candidate of a group."""
+    r = resources(f, device)
+    zero = np.zeros(len(f))
+    total: dict[str, Counts] = {x.name: zero.copy() for x in fields(Work)}
+
+    def add(**amounts: Counts) -> None:
+        for name, amount in amounts.items():
+            total[name] = total[name] + amount
+
+    copies = _repeats(f, r)
+    tensors: dict[str, Counts] = {}
+    for i, s in enumerate(f.stmts):
+        stmt = s.stmt
+        runs = _runs(f, i, s)
+        if stmt.access is not None:
+            _access(f, r, i, s, runs, add)
+            size = f.product(f.extent, stmt.access.axes) * DTYPE_BYTES[stmt.dtype]
+            if stmt.kind == "load" and any(u.kind == "compute" and not contracts(u) for u in f.block.users(stmt.value)):
+                lanes = f.product(r.lanes, dict.fromkeys(stmt.axes)) * copies.get(stmt.value, 1.0) * runs
+                add(arithmetic=2.0 * lanes * device.sm_count / device.fp32_flops)
+            tensors[stmt.access.tensor] = np.maximum(tensors.get(stmt.access.tensor, 0.0), size)
+        elif i in r.dots:
+            _contraction(f, r, i, runs, device, precision, add)
+        else:
+            lanes = f.product(r.lanes, dict.fromkeys((*stmt.axes, *stmt.reduce))) * copies.get(stmt.value, 1.0) * runs
+            entry = op_def(stmt.op)
+            add(special=entry.sfu * lanes * device.sm_count / device.sfu_rate)
+            # one operation an element takes the slot of a multiply-add
+            add(arithmetic=2.0 * max(entry.flops, 1.0) * lanes * device.sm_count / device.fp32_flops)
+            if stmt.folds:
+                add(folds=runs)
+                if not r.dots or any(d.warp_cols.max() > 1 for d in r.dots.values()):
+                    across = next((d.warp_cols for d in r.dots.values()), f.warps)
+                    add(passes=np.where(across > 1, runs, 0.0))
+    _loops(f, r, add)
+    total["blocks"], total["warps"] = f.blocks, f.warps.astype(float)
+    total["registers"], total["shared"] = r.registers, r.shared
+    total["memory"] = sum(tensors.values(), zero)
+    total["resident"] = occupancy(f, r, device)
+    return Work(**total)
+
+
+def occupancy(f: Features, r: Resources, device: Device) -> Counts:
+    """Blocks that one SM holds at once, at least one."""
+    regs = np.minimum(r.registers, device.registers_per_thread)
+    by_shared = device.smem_per_sm // (r.shared + device.smem_reserved_per_block)
+    by_registers = device.registers_per_sm // (np.ceil(regs / 8) * 8 * 32 * f.warps)
+    by_warps = device.max_warps_per_sm // f.warps
+    return np.maximum(np.minimum.reduce([by_shared, by_registers, by_warps, np.full(len(f), device.max_blocks_per_sm)]), 1.0)
+
+
+def _runs(f: Features, i: int, s: StmtFeatures) -> Counts:
+    """Executions of a statement in a block; a load leaves the loops that do not index it."""
+    if s.stmt.kind != "load":
+        return s.runs
+    return f.product(f.trips, home(f, i)) * f.product(f.trips, unrolled(f, s))
+
+
+def _repeats(f: Features, r: Resources) -> dict[str, Counts]:
+    """How often warps compute the same element of a value: what follows from a contraction has its spread over warps; what goes from loads into
+    an operand is computed by every warp that needs the fragment, and so is what else is made of these loads."""
+    found: dict[str, Counts] = {}
+    for i, d in r.dots.items():
+        for value, across in ((d.left, d.warp_cols), (d.right, d.warp_rows)):
+            operand = f.block.by_value[value]
+            if operand.kind == "compute" and from_loads(f, operand):
+                copies = np.where(d.tensor & ~d.groups, across, 1.0)
+                for name in _made_of(f, operand):
+                    found[name] = np.maximum(found.get(name, 1.0), copies)
+    for i, s in enumerate(f.stmts):
+        if i in r.dots:
+            found[s.stmt.value] = np.where(r.dots[i].tensor, r.dots[i].repeat, 1.0)
+        elif s.stmt.kind == "compute":
+            sources = [found[a] for a in s.stmt.args if a in found and set(s.stmt.related) <= set(f.block.by_value[a].related)]
+            if sources:
+                found[s.stmt.value] = np.maximum.reduce([*sources, found.get(s.stmt.value, np.ones(len(f)))])
+    return found
+
+
+def _made_of(f: Features, stmt: Stmt) -> set[str]:
+    """A value and all that it is made of."""
+    out = {stmt.value}
+    for a in stmt.args:
+        out |= _made_of(f, f.block.by_value[a])
+    return out
+
+
+def _run_bytes(f: Features, stmt: Stmt) -> Counts:
+    """Bytes of a tile that lie side by side in memory."""
+    assert stmt.access is not None
+    run = np.full(len(f), float(DTYPE_BYTES[stmt.dtype]))
+    whole = np.ones(len(f), bool)
+    for a in reversed(stmt.access.axes):
+        run = np.where(whole, run * f.tile[a], run)
+        whole = whole & (f.tile[a] >= f.extent[a])
+    return run
+
+
+def _access(f: Features, r: Resources, i: int, s: StmtFeatures, runs: Counts, add) -> None:
+    run = _run_bytes(f, s.stmt)
+    amount = s.bytes * s.fill * runs * np.ceil(run / SECTOR) * SECTOR / run
+    if s.stmt.kind == "store":
+        add(stored=amount, passes=runs if r.dots else 0.0 * runs)
+        return
+    add(loaded=amount)
+    for d in r.dots.values():
+        if s.stmt.value in (d.left, d.right):
+            add(fragments=np.where(d.tensor, s.bytes * runs, 0.0))
+            break
+
+
+def _contraction(f: Features, r: Resources, i: int, runs: Counts, device: Device, precision: str, add) -> None:
+    d, stmt = r.dots[i], f.stmts[i].stmt
+    left, right = f.block.by_value[d.left], f.block.by_value[d.right]
+    item = min(DTYPE_BYTES[left.dtype], DTYPE_BYTES[right.dtype])
+    dtype = left.dtype if DTYPE_BYTES[left.dtype] == item else right.dtype
+    peak = device.matmul_flops(dtype, precision) / device.sm_count
+    flops = 2.0 * f.product(r.lanes, stmt.related) * runs
+    # a warp-group instruction of few columns waits for its 64 rows from shared memory
+    narrow = np.maximum(64.0 / d.cols, 1.0)
+    add(wgmma=np.where(d.groups, flops * d.repeat * narrow / peak, 0.0))
+    add(mma=np.where(d.tensor & ~d.groups, flops * d.repeat / peak, 0.0))
+    add(flat=np.where(d.tensor, 0.0, flops * device.sm_count / device.fp32_flops))
+    # every warp reads the fragments of its rows and columns
+    read = (d.rows * d.warp_cols * from_loads(f, left) + d.cols * d.warp_rows) * d.inner * item * runs
+    add(fragments=np.where(d.tensor & ~d.groups, read, 0.0))
+    add(dots=np.where(d.tensor, runs * f.product(_pieces(f), stmt.related), 0.0))
+    through = d.tensor & ~d.groups & (d.warp_cols > 1) & (not from_loads(f, left))
+    add(passes=np.where(through, runs, 0.0), fragments=np.where(through, d.rows * d.inner * item * runs, 0.0))
+
+
+def _pieces(f: Features) -> dict[str, Counts]:
+    """Power-of-two pieces of the tile of each axis: 80 = 64 + 16."""
+    bits = {a: sum((t >> i & 1 for i in range(20)), np.zeros(len(f), np.int64)) for a, t in f.tile.items()}
+    return {a: np.where(t % 16 == 0, bits[a], 1) for a, t in f.tile.items()}
+
+
+def _loops(f: Features, r: Resources, add) -> None:
+    """Trips, exposed latencies and what pipelines fetch ahead."""
+    loops: dict[tuple[str, ...], Counts] = {}
+    for s in f.stmts:
+        around = real(f, s.loops)
+        for depth in range(1, len(around) + 1):
+            loops.setdefault(around[:depth], f.product(f.trips, around[:depth]))
+    for runs in loops.values():
+        add(trips=runs)
+    ahead: dict[tuple[str, ...], np.ndarray] = {}
+    for i, buffers in r.pipelined.items():
+        around = home(f, i)
+        ahead[around] = ahead.get(around, np.zeros(len(f), bool)) | (buffers > 0)
+    for around, used in ahead.items():
+        runs, entries = f.product(f.trips, around), f.product(f.trips, around[:-1])
+        add(waits=np.where(used, entries, 0.0), fetched=np.where(used, runs / np.maximum(f.stages - 1, 1), 0.0))
+    # loads that nothing fetches ahead: those without arithmetic between them wait together
+    group: tuple[tuple[str, ...], int] = ((), -1)
+    computes = 0
+    waiting: Counts = np.zeros(len(f))
+    for i, s in enumerate(f.stmts):
+        if s.stmt.kind == "compute":
+            computes += 1
+        if s.stmt.kind != "load":
+            continue
+        plain = np.where(r.pipelined[i] > 0, 0.0, 1.0) if i in r.pipelined else np.ones(len(f))
+        at = (home(f, i), computes)
+        runs = plain * f.product(f.trips, home(f, i))
+        if len(home(f, i)) == len(real(f, s.loops)):
+            runs = runs * f.product(f.trips, unrolled(f, s))
+        # a thread that loads more than its registers hold waits several times
+        runs = runs * np.maximum(s.bytes / (128.0 * f.warps) / LOAD_REGISTERS, 1.0)
+        if not r.dots and home(f, i):
+            add(streamed=runs)
+            continue
+        if at != group:
+            add(waits=waiting)
+            waiting, group = runs, at
+        else:
+            waiting = np.maximum(waiting, runs)
+    add(waits=waiting)

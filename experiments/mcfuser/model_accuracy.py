@@ -1,0 +1,124 @@
+"""How well the models predict and rank measured schedules; fits the refined one's constants.
+
+    python -m experiments.mcfuser.model_accuracy experiments/data/h200-*.jsonl --device h200
+    python -m experiments.mcfuser.model_accuracy … --write cost_model/calibration/h200.toml
+
+Compared are MCFuser's model (equations 2 to 5), the refined one with its default constants, with fitted ones, and with constants that were fitted
+without the workload that is judged (by family: the GEMM chains, the self-attentions and so on are each left out as a whole).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from cost_model.calibrate import Accuracy
+from cost_model.calibrate import Sample
+from cost_model.calibrate import Table
+from cost_model.calibrate import accuracy
+from cost_model.calibrate import fit
+from cost_model.calibrate import held_out
+from cost_model.calibrate import table
+from cost_model.calibrate import to_toml
+from cost_model.constants import Constants
+from fuser.device import Device
+from fuser.device import load_device
+from fuser.ir.mugraph import KernelGraph
+from search.records import Records
+
+
+def read(paths: Sequence[Path], device: Device) -> list[Sample]:
+    """Correct rows of kernels on a device; what was measured several times has its median."""
+    graphs: dict[str, KernelGraph] = {}
+    found: dict[tuple[str, str, str], list[float]] = {}
+    for path in paths:
+        with Records(":memory:") as records:
+            records.import_lines(path)
+            for r in records.rows(kind="kernel", status="ok"):
+                if device.title.split()[-1].lower() not in r.device.lower() or not r.time_us:
+                    continue
+                if r.structure not in graphs and (graph := records.structure(r.structure)):
+                    graphs[r.structure] = graph
+                found.setdefault((r.workload, r.structure, r.schedule), []).append(r.time_us)
+    from search.records import Record
+
+    samples = []
+    for (workload, structure, schedule), us in found.items():
+        value = Record(workload, "", structure, schedule, "", "", "").schedule_value()
+        samples.append(Sample(workload, graphs[structure], value, 1e-6 * float(np.median(us))))
+    return samples
+
+
+def family(workload: str) -> str:
+    """Workloads that are alike: ``mcfuser/G``, ``mcfuser/S``, each network of Mirage at all batch sizes."""
+    suite, name = workload.split("/", 1)
+    return f"{suite}/{name.split(':')[0].split('-')[-1]}" if suite == "mirage" else f"{suite}/{name[0]}"
+
+
+def summary(rows: Sequence[Accuracy]) -> str:
+    def mean(key: str) -> float:
+        return float(np.mean([getattr(r, key) for r in rows]))
+
+    def geometric(key: str) -> float:
+        return float(np.exp(np.mean([np.log(getattr(r, key)) for r in rows])))
+
+    worst = max(r.regret for r in rows)
+    return (
+        f"ρ {mean('spearman'):.3f}  τ {mean('kendall'):.3f}  regret {geometric('regret'):.3f} (worst {worst:.2f})  "
+        f"of 8 {geometric('regret8'):.3f}  MAPE {100 * mean('mape'):.0f} %"
+    )
+
+
+def report(data: Table, fitted: Constants, out: np.ndarray) -> str:
+    models = {
+        "paper": data.paper,
+        "refined, defaults": data.predict(Constants()),
+        "refined, fitted": data.predict(fitted),
+        "refined, held out": out,
+    }
+    scores = {name: accuracy(data, p) for name, p in models.items()}
+    lines = []
+    suites = sorted({str(w).split("/")[0] for w in data.workload})
+    for suite in suites:
+        lines.append(f"{suite}:")
+        for name, rows in scores.items():
+            lines.append(f"  {name:<18} {summary([r for r in rows if r.workload.startswith(suite + '/')])}")
+    lines.append(f"{'workload':<22}{'rows':>5}" + "".join(f"{n:>28}" for n in scores) + "   (ρ, regret, MAPE %)")
+    for group in zip(*scores.values(), strict=True):
+        cells = "".join(f"{r.spearman:>14.2f}{r.regret:>7.2f}{100 * r.mape:>7.0f}" for r in group)
+        lines.append(f"{group[0].workload:<22}{group[0].count:>5}{cells}")
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    p = argparse.ArgumentParser(prog="python -m experiments.mcfuser.model_accuracy", description=(__doc__ or "").splitlines()[0])
+    p.add_argument("files", nargs="+", type=Path, help="JSON lines of tuning records")
+    p.add_argument("--device", default="h200")
+    p.add_argument("--write", type=Path, help="calibration file to write")
+    args = p.parse_args(argv)
+    device = load_device(args.device)
+    data = table(read(args.files, device), device)
+    print(f"{len(data.seconds)} schedules of {len(set(data.workload))} workloads on {device.title}", file=sys.stderr)
+    fitted = fit(data)
+    print(report(data, fitted, held_out(data, family)))
+    if args.write:
+        counts = Counter(str(w).split("/")[0] for w in data.workload)
+        error = np.sqrt(np.mean(np.log(data.predict(fitted) / data.seconds) ** 2))
+        provenance = [
+            ("device", device.title),
+            ("files", " ".join(x.name for x in args.files)),
+            ("rows", ", ".join(f"{n} of {s}" for s, n in sorted(counts.items()))),
+            ("error", f"{error:.3f} root mean square of the logarithm of time"),
+        ]
+        args.write.write_text(to_toml(fitted, provenance))
+        print(f"constants written to {args.write}", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
