@@ -315,4 +315,5 @@ def bench(
         print_json(found)
         return
     columns, rows, notes = table(found)
-    print_table(f"{environment['device']}, µs", columns, rows, [*notes, f"written to {output}"])
+    notes = [*notes, f"schedules and all rows are in {output}"]
+    print_table(f"{environment['device']}, µs", columns[:-1], [r[:-1] for r in rows], notes)

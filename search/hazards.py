@@ -14,6 +14,8 @@ before timing catch them; fast tuning has no GPU to check on, so it leaves out e
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,6 +24,7 @@ from fuser.device import Device
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import Stmt
 from fuser.ir.ops import op as op_def
+from fuser.lower.pieces import MMA
 
 HOPPER = 90
 
@@ -42,7 +45,8 @@ def hazardous(f: Features, device: Device) -> NDArray[np.bool_]:
             rows = f.product(f.tile, set(left.axes) - set(right.axes) - terms)
             cols = f.product(f.tile, set(right.axes) - set(left.axes) - terms)
             pipelined = (f.stages > 1) & bool(terms & set(s.loops))
-            found |= (4 * rows >= 64 * f.warps) & (cols >= 2) & (cols <= 32) & (f.product(f.tile, terms) >= 64) & ~pipelined
+            narrow = (cols >= 2) & (_least_piece(cols) <= 32)
+            found |= (4 * rows >= 64 * f.warps) & narrow & (f.product(f.tile, terms) >= 64) & ~pipelined
     return found
 
 
@@ -58,6 +62,12 @@ def unwieldy(f: Features) -> NDArray[np.bool_]:
                 if operand.kind == "compute":
                     found |= sum((f.tile[a] > 1).astype(np.int64) for a in operand.axes) > 2
     return found
+
+
+def _least_piece(columns: NDArray[Any]) -> NDArray[np.int64]:
+    """The narrowest product that lowering makes of a tile: 80 columns are 64 and 16."""
+    n = columns.astype(np.int64)
+    return np.where(n % MMA, np.maximum(n, MMA), n & -n)
 
 
 def _sides(block: BlockGraph, stmt: Stmt) -> tuple[Stmt, Stmt]:
