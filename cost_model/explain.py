@@ -9,25 +9,30 @@ from fuser.device import Device
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.schedule import Schedule
 
-TIMES = ("launch", "base", "round", "throughput", "latency", "tensor", "special", "traffic", "memory", "seconds")
-COUNTS = ("rounds", "blocks", "resident", "occupancy", "registers", "shared_bytes", "l2_bytes", "memory_bytes")
+TIMES = ("launch", "base", "chain", "waits", "fetch", "busy", "throughput", "tensor", "special", "move", "memory", "device_memory", "l2", "seconds")
+COUNTS = ("waves", "blocks", "resident", "occupancy", "spills", "registers", "shared_bytes", "l2_bytes", "memory_bytes")
 
 MEANING = {
     "launch": "start of the kernel in a graph",
     "base": "first and last block",
-    "round": "one round: the larger of throughput and latency",
-    "throughput": "what the blocks of one SM need of its units",
-    "latency": "dependent chain of one block",
-    "tensor": "tensor cores",
-    "special": "exponentials and fp32 arithmetic",
-    "traffic": "L2 to SM",
-    "memory": "device memory",
+    "chain": "life of one block",
+    "waits": "of it, loads that nothing hides",
+    "fetch": "of it, least that its pipeline needs",
+    "busy": "of it, trips, folds and arithmetic",
+    "throughput": "arithmetic of the busiest SM",
+    "tensor": "of it, contractions",
+    "special": "of it, exponentials and fp32",
+    "move": "of it, shared memory to registers",
+    "memory": "L2, the path into an SM, device memory",
+    "device_memory": "device memory alone",
+    "l2": "L2 alone",
     "seconds": "estimate",
-    "rounds": "rounds of blocks",
+    "waves": "waves of blocks",
     "blocks": "thread blocks",
     "resident": "blocks an SM works on at once",
     "occupancy": "blocks an SM could hold",
-    "registers": "registers a thread",
+    "spills": "slowdown by spilled registers",
+    "registers": "registers that a thread wants",
     "shared_bytes": "shared memory a block, B",
     "l2_bytes": "bytes through L2",
     "memory_bytes": "bytes of the tensors",

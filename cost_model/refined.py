@@ -56,14 +56,17 @@ def times(w: Work, device: Device, c: Constants) -> dict[str, Counts]:
     move = c.move_cost * w.fragments / (device.smem_bandwidth_per_sm * clock)
     traffic = w.loaded + w.stored
 
+    # a quarter of the SM's units serves each fourth warp
+    alone = np.maximum(4.0 / w.warps, 1.0)
+    each = np.ceil(w.blocks / sm)
+    shared_out = np.maximum(4.0 / (w.warps * np.minimum(w.resident, each)), 1.0)
     steps = w.trips * c.trip + w.dots * c.contraction + w.folds * c.fold + w.passes * c.exchange + w.streamed * c.streamed
-    busy = steps + c.serial * tensor + special + move
+    busy = steps + alone * (c.serial * tensor + special + move)
     fetch = w.fetched * c.wait + traffic / (c.block_bandwidth * clock)
     chain = w.waits * c.wait + _join(4.0, busy, fetch)
 
-    each = np.ceil(w.blocks / sm)
     waves = np.ceil(each / w.resident)
-    throughput = each * (tensor + special + move)
+    throughput = each * shared_out * (tensor + special + move)
     into_sm = each * traffic / (c.sm_bandwidth * clock)
     l2 = w.blocks * traffic / (device.l2_bandwidth * c.l2_rate)
     dram = w.memory / (device.memory_bandwidth * c.memory_rate)

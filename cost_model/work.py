@@ -181,9 +181,10 @@ def _access(f: Features, r: Resources, i: int, s: StmtFeatures, runs: Counts, ad
         add(stored=amount, passes=runs if r.dots else 0.0 * runs)
         return
     add(loaded=amount)
+    plain = r.pipelined[i] == 0 if i in r.pipelined else np.ones(len(f), bool)
     for d in r.dots.values():
         if s.stmt.value in (d.left, d.right):
-            add(fragments=np.where(d.tensor, s.bytes * runs, 0.0))
+            add(fragments=np.where(d.tensor & plain, s.bytes * runs, 0.0))
             break
 
 
