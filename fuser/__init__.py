@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from fuser.device import load_device as load_device
     from fuser.errors import FuserError as FuserError
     from fuser.frontends.builder import Builder as Builder
+    from fuser.frontends.torch_export import Imported as Imported
+    from fuser.frontends.torch_export import from_torch as from_torch
     from fuser.ir.program import Tensor as Tensor
     from fuser.ir.program import TensorProgram as TensorProgram
     from fuser.superopt.search import superoptimize as superoptimize
@@ -31,8 +33,10 @@ PUBLIC: dict[str, str] = {
     "Builder": "fuser.frontends.builder:Builder",
     "Device": "fuser.device:Device",
     "FuserError": "fuser.errors:FuserError",
+    "Imported": "fuser.frontends.torch_export:Imported",
     "Tensor": "fuser.ir.program:Tensor",
     "TensorProgram": "fuser.ir.program:TensorProgram",
+    "from_torch": "fuser.frontends.torch_export:from_torch",
     "list_devices": "fuser.device:list_devices",
     "load_device": "fuser.device:load_device",
     "optimize": "tvm_bridge.api:optimize",
