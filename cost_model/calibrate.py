@@ -36,6 +36,9 @@ from fuser.ir.schedule import Schedule
 BOUNDS: Mapping[str, tuple[float, float]] = {
     "base": (0.1e-6, 2e-6),
     "wait": (0.2e-6, 1.5e-6),
+    "rewait": (0.01e-6, 1.5e-6),
+    "fetch": (0.2e-6, 1.5e-6),
+    "block": (2e-9, 0.3e-6),
     "streamed": (0.01e-6, 1e-6),
     "trip": (5e-9, 1e-6),
     "contraction": (2e-9, 1e-6),

@@ -26,9 +26,12 @@ class Constants:
 
     base: float = 0.6e-6
     wait: float = 0.40e-6
+    rewait: float = 0.2e-6
+    fetch: float = 0.5e-6
     streamed: float = 0.04e-6
     trip: float = 0.01e-6
     contraction: float = 0.01e-6
+    block: float = 0.03e-6
     fold: float = 0.02e-6
     exchange: float = 0.17e-6
     group_cost: float = 1.2
@@ -51,9 +54,12 @@ class Constants:
 UNITS: dict[str, tuple[str, str]] = {
     "base": ("s", "first block's start to the last one's end, beside its work"),
     "wait": ("s", "a load that nothing hides"),
+    "rewait": ("s", "a load that was under way already"),
+    "fetch": ("s", "from the request of a pipeline to its data"),
     "streamed": ("s", "a load in a loop without a contraction"),
     "trip": ("s", "one trip of a loop"),
     "contraction": ("s", "issue and wait of one contraction"),
+    "block": ("s", "start of one more block on an SM"),
     "fold": ("s", "one row fold"),
     "exchange": ("s", "one exchange through shared memory with its barriers"),
     "group_cost": ("x", "contractions by warp groups"),
@@ -72,7 +78,7 @@ UNITS: dict[str, tuple[str, str]] = {
     "norm": ("1", "exponent that joins chain, throughput and memory; 1 is their sum, infinity the largest"),
     "library": ("x", "contractions of library kernels"),
 }
-_CLOCKED = ("trip", "contraction", "fold", "exchange", "streamed")
+_CLOCKED = ("trip", "block", "contraction", "fold", "exchange", "streamed")
 """Times that are cycles of an SM; those of memory do not follow the clock."""
 
 

@@ -62,11 +62,12 @@ def times(w: Work, device: Device, c: Constants) -> dict[str, Counts]:
     shared_out = np.maximum(4.0 / (w.warps * np.minimum(w.resident, each)), 1.0)
     steps = w.trips * c.trip + w.dots * c.contraction + w.folds * c.fold + w.passes * c.exchange + w.streamed * c.streamed
     busy = steps + alone * (c.serial * tensor + special + move)
-    fetch = w.fetched * c.wait + traffic / (c.block_bandwidth * clock)
-    chain = w.waits * c.wait + _join(4.0, busy, fetch)
+    fetch = w.fetched * c.fetch + traffic / (c.block_bandwidth * clock)
+    waits = w.waits * c.wait + w.rewaits * c.rewait + w.unbuffered * c.fetch
+    chain = waits + _join(4.0, busy, fetch)
 
     waves = np.ceil(each / w.resident)
-    throughput = each * shared_out * (tensor + special + move)
+    throughput = each * (shared_out * (tensor + special + move) + c.block)
     into_sm = each * traffic / (c.sm_bandwidth * clock)
     l2 = w.blocks * traffic / (device.l2_bandwidth * c.l2_rate)
     dram = w.memory / (device.memory_bandwidth * c.memory_rate)
@@ -81,7 +82,7 @@ def times(w: Work, device: Device, c: Constants) -> dict[str, Counts]:
         "launch": launch,
         "base": base,
         "chain": chain,
-        "waits": w.waits * c.wait,
+        "waits": waits,
         "fetch": fetch,
         "busy": busy,
         "throughput": throughput,
@@ -138,7 +139,7 @@ def matmul_seconds(batch: int, m: int, n: int, k: int, dtype: str, device: Devic
                 steps = -(-part // 64)
                 work_ = c.library * 2 * tm * tn * part / peak
                 traffic = (tm + tn) * part * item
-                fetch = max(traffic / (c.block_bandwidth * device.clock), steps * c.wait / 4)
+                fetch = max(traffic / (c.block_bandwidth * device.clock), steps * c.fetch / 4)
                 chain = (1 + (split > 1)) * c.wait + max(steps * c.contraction + c.serial * work_, fetch) + 2 * c.exchange
                 l2 = blocks * traffic / (device.l2_bandwidth * c.l2_rate)
                 best = min(best, float(_join(c.norm, *map(np.float64, (each * chain, each * work_, max(memory, l2))))))

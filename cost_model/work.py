@@ -39,8 +39,10 @@ class Work:
     ``blocks`` of the grid, ``resident`` of them that an SM can hold, ``warps`` of a block, ``registers`` that a thread wants, ``shared`` bytes.
     ``wgmma``, ``mma`` and ``flat`` are seconds of contractions on one SM at its peak rate: warp-group instructions, fragment instructions, plain
     arithmetic; ``special`` and ``arithmetic`` the same for special functions and fp32 work. ``fragments``: bytes moved between shared memory and
-    registers. ``loaded`` and ``stored``: bytes to and from L2 in whole sectors. ``waits``: loads whose latency nothing hides; ``streamed``: loads in loops without a contraction, which the compiler unrolls; ``fetched``: trips of
-    pipelined loops, each divided by the trips that their loads run ahead; ``trips``: trips of all loops; ``dots``, ``folds``: executions of
+    registers. ``loaded`` and ``stored``: bytes to and from L2 in whole sectors. ``waits``: loads whose latency nothing hides, ``rewaits``: those that were
+    under way before; ``streamed``: loads in loops without a contraction, which the compiler unrolls; ``fetched``: trips of
+    pipelined loops, each divided by the trips that their loads run ahead, ``unbuffered``: those in
+    which loads and arithmetic take turns; ``trips``: trips of all loops; ``dots``, ``folds``: executions of
     contractions and row folds; ``passes``: exchanges through shared memory with a barrier. ``memory``: bytes of the tensors, each once.
     """
 
@@ -58,8 +60,10 @@ class Work:
     loaded: Counts
     stored: Counts
     waits: Counts
+    rewaits: Counts
     streamed: Counts
     fetched: Counts
+    unbuffered: Counts
     trips: Counts
     dots: Counts
     folds: Counts
@@ -195,8 +199,8 @@ def _contraction(f: Features, r: Resources, i: int, runs: Counts, device: Device
     dtype = left.dtype if DTYPE_BYTES[left.dtype] == item else right.dtype
     peak = device.matmul_flops(dtype, precision) / device.sm_count
     flops = 2.0 * f.product(r.lanes, stmt.related) * runs
-    # a warp-group instruction of few columns waits for its 64 rows from shared memory
-    narrow = np.maximum(64.0 / d.cols, 1.0)
+    # a warp-group instruction of fewer than 32 columns waits for its 64 rows from shared memory
+    narrow = np.maximum(32.0 * d.warp_cols / d.cols, 1.0)
     add(wgmma=np.where(d.groups, flops * d.repeat * narrow / peak, 0.0))
     add(mma=np.where(d.tensor & ~d.groups, flops * d.repeat / peak, 0.0))
     add(flat=np.where(d.tensor, 0.0, flops * device.sm_count / device.fp32_flops))
@@ -227,31 +231,60 @@ def _loops(f: Features, r: Resources, add) -> None:
     for i, buffers in r.pipelined.items():
         around = home(f, i)
         ahead[around] = ahead.get(around, np.zeros(len(f), bool)) | (buffers > 0)
+    grouped = np.zeros(len(f), bool)
+    for d in r.dots.values():
+        grouped |= d.groups
     for around, used in ahead.items():
-        runs, entries = f.product(f.trips, around), f.product(f.trips, around[:-1])
-        add(waits=np.where(used, entries, 0.0), fetched=np.where(used, runs / np.maximum(f.stages - 1, 1), 0.0))
-    # loads that nothing fetches ahead: those without arithmetic between them wait together
-    group: tuple[tuple[str, ...], int] = ((), -1)
+        runs = np.where(used, f.product(f.trips, around), 0.0)
+        # fragments of two stages have one buffer: the next trip is fetched when this one is done
+        alone = (f.stages == 2) & ~grouped
+        add(fetched=np.where(alone, 0.0, runs / np.maximum(f.stages - 1, 1)), unbuffered=np.where(alone, runs, 0.0))
+    _latencies(f, r, ahead, add)
+
+
+def _latencies(f: Features, r: Resources, ahead: dict[tuple[str, ...], np.ndarray], add) -> None:
+    """Loads that a block waits for. Between two loops all loads are under way early: those behind arithmetic, and the first loads of a pipeline that
+    follows, cost less than the first ones."""
+    seen: dict[tuple[tuple[str, ...], int], np.ndarray] = {}
+    passed: dict[tuple[str, ...], int] = {}
+    group: dict[tuple[tuple[str, ...], int, int], list[tuple[Counts, Counts]]] = {}
+
+    def wait(scope: tuple[str, ...], runs: Counts) -> None:
+        key = scope, passed.get(scope, 0)
+        before = seen.get(key, np.zeros(len(f), bool))
+        add(waits=np.where(before, 0.0, runs), rewaits=np.where(before, runs, 0.0))
+        seen[key] = before | (runs > 0)
+
+    def flush() -> None:
+        for (scope, _, _), loads in group.items():
+            # a thread that loads more than its registers hold waits several times
+            filled = np.maximum(sum(x for _, x in loads) / LOAD_REGISTERS, 1.0)
+            wait(scope, np.maximum.reduce([x for x, _ in loads]) * filled)
+        group.clear()
+
+    around: tuple[str, ...] = ()
     computes = 0
-    waiting: Counts = np.zeros(len(f))
     for i, s in enumerate(f.stmts):
-        if s.stmt.kind == "compute":
-            computes += 1
+        now = real(f, s.loops)
+        common = next((d for d, (x, y) in enumerate(zip(around, now, strict=False)) if x != y), min(len(around), len(now)))
+        if common < len(now) or common < len(around):
+            flush()
+        for depth in range(common, len(around)):
+            passed[around[:depth]] = passed.get(around[:depth], 0) + 1
+        for depth in range(common, len(now)):
+            if now[: depth + 1] in ahead:
+                wait(now[:depth], np.where(ahead[now[: depth + 1]], f.product(f.trips, now[:depth]), 0.0))
+        around = now
+        computes += s.stmt.kind == "compute"
         if s.stmt.kind != "load":
             continue
+        scope = home(f, i)
         plain = np.where(r.pipelined[i] > 0, 0.0, 1.0) if i in r.pipelined else np.ones(len(f))
-        at = (home(f, i), computes)
-        runs = plain * f.product(f.trips, home(f, i))
-        if len(home(f, i)) == len(real(f, s.loops)):
-            runs = runs * f.product(f.trips, unrolled(f, s))
-        # a thread that loads more than its registers hold waits several times
-        runs = runs * np.maximum(s.bytes / (128.0 * f.warps) / LOAD_REGISTERS, 1.0)
-        if not r.dots and home(f, i):
+        runs = plain * f.product(f.trips, scope)
+        if not r.dots and scope:
             add(streamed=runs)
             continue
-        if at != group:
-            add(waits=waiting)
-            waiting, group = runs, at
-        else:
-            waiting = np.maximum(waiting, runs)
-    add(waits=waiting)
+        if len(scope) == len(now):
+            runs = runs * f.product(f.trips, unrolled(f, s))
+        group.setdefault((scope, passed.get(scope, 0), computes), []).append((runs, plain * s.bytes / (128.0 * f.warps)))
+    flush()
