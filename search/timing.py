@@ -233,7 +233,8 @@ def time_batch(
         p.per_replay = min(len(p.calls), max(2, int(options.replay_ms / max(p.one, 1e-3))))
         if session.device == "cuda":
             try:
-                p.graph = capture_calls(p.calls[: p.per_replay])
+                # what others compile may set itself up at its first call on a new stream
+                p.graph = capture_calls(p.calls[: p.per_replay], warm=not isinstance(p.keep, Executable))
             except (RuntimeError, CudaError) as error:
                 p.calls = []
                 sync(session.device)
