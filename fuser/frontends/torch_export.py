@@ -23,11 +23,12 @@ from fuser.errors import ProgramError
 from fuser.errors import UnsupportedError
 from fuser.frontends.builder import Builder
 from fuser.frontends.builder import Ref
+from fuser.frontends.quotients import as_quotients
+from fuser.frontends.torch_call import Call
+from fuser.frontends.torch_call import dtype_name
+from fuser.frontends.torch_call import to_numpy
 from fuser.frontends.torch_rules import IDENTITY
 from fuser.frontends.torch_rules import RULES
-from fuser.frontends.torch_rules import Call
-from fuser.frontends.torch_rules import dtype_name
-from fuser.frontends.torch_rules import to_numpy
 from fuser.ir.ops import OPS
 from fuser.ir.ops import Array
 from fuser.ir.program import FLOAT_DTYPES
@@ -102,6 +103,7 @@ class _Importer:
         self.builder = Builder(name, reserved=frozenset(n.name for n in self.nodes))
         self.values: dict[Any, Any] = {}
         self.params: dict[str, Array] = {}
+        self.literals: set[str] = set()
         self.inputs: list[str] = []
         self.live = self._live()
 
@@ -132,8 +134,9 @@ class _Importer:
                 for made in signature.user_outputs:
                     if made in by_name:
                         outputs[made] = self._tensor(by_name[made], self.values[by_name[made]])
-        program = tie_scales(self.builder.build(**outputs))
-        return Imported(program, self.params, tuple(self.inputs))
+        ones = {n for n in self.literals if self.params[n].size == 1 and self.params[n].item() == 1}
+        program = as_quotients(tie_scales(self.builder.build(**outputs)), ones)
+        return Imported(program, {n: v for n, v in self.params.items() if n in program.inputs}, tuple(self.inputs))
 
     def _placeholder(self, node: Any, spec: Any) -> None:
         import torch
@@ -169,6 +172,7 @@ class _Importer:
             i += 1
             unique = f"{name}.{i}"
         self.params[unique] = to_numpy(value)
+        self.literals.add(unique)
         return self.builder.input(unique, tuple(value.shape), dtype_name(value.dtype, unique))
 
     def _call(self, node: Any) -> Any:

@@ -4,109 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-import numpy as np
-
-from fuser.errors import UnsupportedError
-from fuser.frontends.builder import Builder
 from fuser.frontends.builder import Ref
-from fuser.ir.ops import OPS
-from fuser.ir.ops import Array
-from fuser.ir.program import DTYPE_BYTES
-from fuser.ir.scalar import Extent
+from fuser.frontends.torch_call import Call
+from fuser.frontends.torch_call import dtype_name
+from fuser.frontends.torch_call import is_tensor
+from fuser.frontends.torch_call import number_of
+from fuser.frontends.torch_masks import attention
+from fuser.frontends.torch_masks import masked
+from fuser.frontends.torch_masks import masked_fill
+from fuser.frontends.torch_masks import where
 from fuser.ir.scalar import Scalar
-from fuser.ir.scales import root_of_extent
 
 IDENTITY = frozenset({"clone", "contiguous", "detach", "detach_", "alias", "lift_fresh", "lift_fresh_copy"})
 """Operators that return their first argument."""
-
-
-def dtype_name(dtype: Any, what: str) -> str:
-    """``torch.float16`` -> ``float16``."""
-    name = str(dtype).removeprefix("torch.")
-    if name not in DTYPE_BYTES:
-        raise UnsupportedError(f"{what} has dtype {name}, which is not supported", f"use one of {', '.join(DTYPE_BYTES)}")
-    return name
-
-
-def to_numpy(value: Any) -> Array:
-    """A torch tensor as numpy; bfloat16 in float32."""
-    import torch
-
-    value = value.detach().cpu()
-    return (value.float() if value.dtype == torch.bfloat16 else value).contiguous().numpy().copy()
-
-
-@dataclass(frozen=True)
-class Call:
-    """One ATen call: ``args`` by schema name, with tensors of the program, torch constants and numbers as values."""
-
-    b: Builder
-    node: Any
-    aten: str
-    table: str
-    args: dict[str, Any]
-    result: Any
-    """The fake tensor of the result (a list where there are several)."""
-    constant: Callable[[Any, str], Ref]
-    where: str
-
-    def __getitem__(self, name: str) -> Any:
-        return self.args.get(name)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.result.shape)
-
-    @property
-    def dtype(self) -> str:
-        return dtype_name(self.result.dtype, self.where)
-
-    def unsupported(self, what: str, hint: str) -> UnsupportedError:
-        return UnsupportedError(f"{self.node.target} {what}: {self.where}", hint)
-
-    def ref(self, value: Any, dtype: str | None = None) -> Ref:
-        """A tensor of the program, in ``dtype`` if given (torch promotes operands)."""
-        if not isinstance(value, Ref):
-            value = self.constant(value, f"{self.node.name}.constant")
-        if dtype and value.tensor.dtype != dtype:
-            return self.b.op("cast", value, dtype=dtype)
-        return value
-
-    def tensor(self, name: str) -> Ref:
-        return self.ref(self.args[name])
-
-    def filled(self, number: float) -> Ref:
-        """A constant tensor of one element, for numbers that the algebra has no place for."""
-        import torch
-
-        return self.constant(torch.tensor([number], dtype=self.result.dtype), f"{self.node.name}.constant")
-
-    def elementwise(self) -> Ref:
-        """The table's operator on all tensor arguments, in order."""
-        tensors = [a for a in self.args.values() if _is_tensor(a)][: OPS[self.table].arity]
-        return self.b.op(self.table, *(self.ref(t, self.dtype) for t in tensors), dtype=self.dtype)
-
-    def reshape(self, x: Ref, shape: tuple[int, ...]) -> Ref:
-        return x if x.shape == shape else self.b.op("reshape", x, shape=shape)
-
-
-def _is_tensor(value: Any) -> bool:
-    import torch
-
-    return isinstance(value, (Ref, torch.Tensor))
-
-
-def _number(value: Any) -> float | int | None:
-    """A number, also as a constant tensor of one element."""
-    import torch
-
-    if isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_complex():
-        value = value.item()
-    return value if isinstance(value, (int, float)) else None
 
 
 # Arithmetic
@@ -117,7 +30,7 @@ def _add(c: Call) -> Ref:
     if c.aten.startswith("rsub"):
         x, y = y, x
     negative = c.table == "sub" or c.aten.startswith("rsub")
-    n, m = _number(y), _number(x)
+    n, m = number_of(y), number_of(x)
     if n is not None and math.isfinite(n):
         return c.b.op("shift", c.ref(x, c.dtype), scalar=Scalar(Fraction(n) * Fraction(alpha) * (-1 if negative else 1)))
     if alpha != 1:
@@ -127,20 +40,20 @@ def _add(c: Call) -> Ref:
         return c.b.op("shift", c.b.op("neg", y) if negative else y, scalar=m)
     if not negative:
         for mask, other in ((y, x), (x, y)):
-            masked = _masked(c, c.ref(other, c.dtype), mask) if not isinstance(mask, Ref) and _is_tensor(mask) else None
-            if masked is not None:
-                return masked
+            causal = masked(c, c.ref(other, c.dtype), mask) if not isinstance(mask, Ref) and is_tensor(mask) else None
+            if causal is not None:
+                return causal
     x, y = (c.filled(v) if isinstance(v, (int, float)) else c.ref(v, c.dtype) for v in (x, y))
     return c.b.op("sub" if negative else "add", x, y, dtype=c.dtype)
 
 
 def _mul(c: Call) -> Ref:
     x, y = c["self"], c["other"]
-    if _number(x) is not None:
+    if number_of(x) is not None:
         x, y = y, x
-    n = _number(y)
+    n = number_of(y)
     if n is not None and math.isfinite(n):
-        return c.b.op("scale", c.ref(x, c.dtype), scalar=n)
+        return c.ref(x, c.dtype) if n == 1 else c.b.op("scale", c.ref(x, c.dtype), scalar=n)
     x, y = c.ref(x, c.dtype), c.filled(n) if n is not None else c.ref(y, c.dtype)
     return c.b.op("square", x) if x.name == y.name else c.b.op("mul", x, y)
 
@@ -149,7 +62,7 @@ def _div(c: Call) -> Ref:
     if c["rounding_mode"]:
         raise c.unsupported("rounds its result", "leave the rounding out of the imported part")
     x, y = c["self"], c["other"]
-    n, m = _number(y), _number(x)
+    n, m = number_of(y), number_of(x)
     if n and math.isfinite(n):
         return c.b.op("scale", c.ref(x, c.dtype), scalar=Scalar.of(n).inverse())
     if m is not None and math.isfinite(m):
@@ -163,7 +76,7 @@ def _over(c: Call, number: float, x: Ref) -> Ref:
 
 
 def _pow(c: Call) -> Ref:
-    x, n = c.ref(c["self"], c.dtype), _number(c["exponent"])
+    x, n = c.ref(c["self"], c.dtype), number_of(c["exponent"])
     if n in (0.5, -0.5):
         return c.b.op("sqrt" if n == 0.5 else "rsqrt", x)
     if n == -1:
@@ -338,96 +251,17 @@ def _norm(c: Call) -> Any:
     return y if result is c.result else (y, None, None)
 
 
-def causal_offset(keep: Array) -> int | None:
-    """The offset of a causal mask ``keep`` (…, rows, columns), leading extents 1: true where column <= row + offset."""
-    if keep.ndim < 2 or math.prod(keep.shape[:-2]) != 1:
-        return None
-    keep = keep.reshape(keep.shape[-2:])
-    offset = int(keep[0].sum()) - 1
-    rows, cols = np.indices(keep.shape)
-    return offset if not keep.all() and np.array_equal(keep, cols <= rows + offset) else None
-
-
-def _masked(c: Call, x: Ref, mask: Any) -> Ref | None:
-    """x + mask for a causal mask of 0 and -inf, given as a constant."""
-    value = to_numpy(mask)
-    if value.dtype == bool or not np.all((value == 0) | (value == -np.inf)):
-        return None
-    offset = causal_offset(value == 0)
-    if offset is None or x.shape[-2:] != value.shape[-2:] or x.shape != c.shape:
-        return None
-    return c.b.op("causal_mask", x, offset=offset)
-
-
-def _masked_fill(c: Call) -> Ref:
-    import torch
-
-    x, mask, number = c.ref(c["self"], c.dtype), c["mask"], _number(c["value"])
-    if number is None:
-        return c.b.op("where", c.ref(mask), c.ref(c["value"], c.dtype), x, dtype=c.dtype)
-    if number == -math.inf and not isinstance(mask, Ref):
-        additive = torch.zeros(mask.shape, dtype=c.result.dtype).masked_fill(mask.cpu(), -math.inf)
-        causal = _masked(c, x, additive)
-        return causal if causal is not None else c.b.op("add", x, c.ref(additive))
-    return c.b.op("where", c.ref(mask), c.filled(number), x, dtype=c.dtype)
-
-
-def _where(c: Call) -> Ref:
-    """where(condition, self, other), numbers included."""
-    mask, yes, no = c["condition"], c["self"], c["other"]
-    if not isinstance(mask, Ref) and _number(no) == -math.inf and isinstance(yes, Ref):
-        args = {"self": yes, "mask": mask.logical_not(), "value": -math.inf}
-        return _masked_fill(Call(c.b, c.node, c.aten, c.table, args, c.result, c.constant, c.where))
-    values = [c.filled(n) if (n := _number(v)) is not None else c.ref(v, c.dtype) for v in (yes, no)]
-    return c.b.op("where", c.ref(mask), *values, dtype=c.dtype)
-
-
-def _attention(c: Call) -> Ref:
-    import torch
-
-    if c["dropout_p"]:
-        raise c.unsupported("has dropout", "call module.eval(), and pass dropout_p=0.0 when not training")
-    q, k, v, mask = c.tensor("query"), c.tensor("key"), c.tensor("value"), c["attn_mask"]
-    if c["enable_gqa"] and q.shape[-3] != k.shape[-3]:
-        k, v = (c.b.op("repeat", t, axis=len(t.shape) - 3, times=q.shape[-3] // t.shape[-3]) for t in (k, v))
-    rows, cols, d = q.shape[-2], k.shape[-2], q.shape[-1]
-    extent = Extent(q.name, len(q.shape) - 1)
-    scale = Scalar.power(extent, Fraction(-1, 2))
-    if c["scale"] is not None:
-        scale = root_of_extent(c["scale"], extent, d, c.dtype) or Scalar.of(c["scale"])
-    offset = 0 if c["is_causal"] else None
-    if mask is not None and not isinstance(mask, Ref):
-        keep = to_numpy(mask) if mask.dtype == torch.bool else None
-        value = to_numpy(mask)
-        if keep is None and np.all((value == 0) | (value == -np.inf)):
-            keep = value == 0
-        offset = causal_offset(keep) if keep is not None and keep.shape[-2:] == (rows, cols) else None
-        if offset is not None:
-            mask = None
-        elif mask.dtype == torch.bool:
-            mask = torch.zeros(mask.shape, dtype=c.result.dtype).masked_fill(~mask.cpu(), -math.inf)
-    elif mask is not None and mask.tensor.dtype == "bool":
-        mask = c.b.op("where", mask, c.filled(0.0), c.filled(-math.inf), dtype=c.dtype)
-    mask = None if mask is None else c.ref(mask, c.dtype)
-    # the operator's causal mask ends with the last key, torch's begins with the first
-    if offset is None or (offset == cols - rows and mask is None):
-        return c.b.attention(q, k, v, mask, causal=offset is not None, scale=scale)
-    s = c.b.op("scale", q @ k.T, scalar=scale)
-    s = s if mask is None else s + mask
-    return c.b.softmax(c.b.op("causal_mask", s, offset=offset)) @ v
-
-
 RULES: dict[str, Callable[[Call], Any]] = {
     # by the op table's name
-    "add": _add, "sub": _add, "mul": _mul, "div": _div, "where": _where, "gelu": _gelu, "matmul": _matmul, "sum": _fold,
+    "add": _add, "sub": _add, "mul": _mul, "div": _div, "where": where, "gelu": _gelu, "matmul": _matmul, "sum": _fold,
     "max": _fold, "mean": _fold, "reshape": _reshape, "transpose": _transpose, "broadcast": _broadcast, "repeat": _repeat,
     "concat": _concat, "slice": _slice, "cast": _cast, "softmax": _softmax, "rms_norm": _norm, "layer_norm": _norm,
-    "attention": _attention,
+    "attention": attention,
     # by ATen's, without an entry in the table
     "rsub.Tensor": _add, "rsub.Scalar": _add, "reciprocal": lambda c: _over(c, 1.0, c.tensor("self")),
     "pow.Tensor_Scalar": _pow, "abs": _abs, "linear": _linear, "addmm": _addmm, "baddbmm": _addmm, "dropout": _dropout,
     "select.int": _select, "split.Tensor": _split, "split_with_sizes": _split, "chunk": _split, "unbind.int": _split,
-    "masked_fill.Scalar": _masked_fill, "masked_fill.Tensor": _masked_fill, "ones_like": _filled_like,
+    "masked_fill.Scalar": masked_fill, "masked_fill.Tensor": masked_fill, "ones_like": _filled_like,
     "zeros_like": _filled_like, "full_like": _filled_like, "new_ones": _filled_like, "new_zeros": _filled_like,
     "new_full": _filled_like,
 }  # fmt: skip

@@ -1,0 +1,62 @@
+"""Products with a reciprocal as quotients: x·rsqrt(v) is x/sqrt(v), x·(1/y) is x/y.
+
+The composites of the op table divide, and the search moves a division behind a product; the forms that models write meet here.
+The value changes by the rounding of one operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import replace
+
+from fuser.ir.program import Node
+from fuser.ir.program import Tensor
+from fuser.ir.program import TensorProgram
+
+
+def as_quotients(program: TensorProgram, ones: Container[str] = ()) -> TensorProgram:
+    """Divide where a reciprocal is only multiplied with; ``ones`` are inputs of one element that hold 1.
+
+    A member of ``ones`` that nothing reads any more is no input of the result.
+    """
+    roots: dict[str, str] = {}
+    quotients: dict[str, str] = {}
+    for node in program.nodes:
+        users = program.consumers[node.output]
+        if node.output in program.outputs or not users or any(u.op != "mul" or u.inputs[0] == u.inputs[1] for u in users):
+            continue
+        if any(_other(u, node.output) in {*roots, *quotients} for u in users):
+            continue  # a product of two reciprocals keeps one of them
+        if node.op == "rsqrt":
+            roots[node.output] = _root_name(program, node.output)
+        elif node.op == "div" and node.inputs[0] in ones and program[node.inputs[1]].shape == program[node.output].shape:
+            quotients[node.output] = node.inputs[1]
+    divisors = {**roots, **quotients}
+    nodes: list[Node] = []
+    for node in program.nodes:
+        if node.output in roots:
+            nodes.append(Node("sqrt", node.inputs, roots[node.output]))
+        elif node.output not in quotients:
+            for name in node.inputs:
+                if node.op == "mul" and name in divisors:
+                    node = Node("div", (_other(node, name), divisors[name]), node.output)
+                    break
+            nodes.append(node)
+    read = {n for node in nodes for n in node.inputs}
+    inputs = tuple(n for n in program.inputs if n in read or n not in ones or n in program.outputs)
+    gone = {*quotients, *program.inputs} - {*inputs}
+    tensors = tuple(_renamed(t, roots) for t in program.tensors if t.name not in gone)
+    return replace(program, inputs=inputs, nodes=tuple(nodes), tensors=tensors).validate()
+
+
+def _other(product: Node, name: str) -> str:
+    return product.inputs[1] if product.inputs[0] == name else product.inputs[0]
+
+
+def _root_name(program: TensorProgram, name: str) -> str:
+    root = name.replace("rsqrt", "sqrt")
+    return root if root not in program.table else name
+
+
+def _renamed(tensor: Tensor, names: dict[str, str]) -> Tensor:
+    return replace(tensor, name=names.get(tensor.name, tensor.name))
