@@ -1,7 +1,9 @@
-"""Fit the constants of the refined model to measured schedules, and say how well a model ranks schedules that it was not fitted on.
+"""Fit the constants of the refined model to measured schedules, and say how well a model ranks schedules that it was not fitted
+on.
 
-Damped Gauss-Newton on the logarithms of times and constants, robust against single odd rows (soft L1), with bounds that keep every constant physical. A
-schedule that takes ten times as long as the best of its workload counts a fifth: what matters is the order among the good ones. Numpy alone.
+Damped Gauss-Newton on the logarithms of times and constants, robust against single odd rows (soft L1), with bounds that keep
+every constant physical. A schedule that takes ten times as long as the best of its workload counts a fifth: what matters is the
+order among the good ones. Numpy alone.
 """
 
 from __future__ import annotations
@@ -80,8 +82,8 @@ class Sample:
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Samples as arrays: the work of all their kernels, and ``row`` that says which sample a kernel belongs to. ``paper`` is the estimate
-    of MCFuser's model for each sample."""
+    """Samples as arrays: the work of all their kernels, and ``row`` that says which sample a kernel belongs to. ``paper`` is the
+    estimate of MCFuser's model for each sample."""
 
     device: Device
     work: Work
@@ -92,7 +94,9 @@ class Table:
 
     def predict(self, c: Constants) -> Counts:
         """Seconds of each sample: the sum of its kernels, which run one after the other."""
-        return np.bincount(self.row, times(self.work, self.device, c)["seconds"], len(self.seconds))
+        out = np.zeros(len(self.seconds))
+        np.add.at(out, self.row, times(self.work, self.device, c)["seconds"])
+        return out
 
     def only(self, keep: NDArray[np.bool_]) -> Table:
         """The samples that are kept."""
@@ -135,9 +139,9 @@ def table(samples: Sequence[Sample], device: Device) -> Table:
 def fit(data: Table, start: Constants | None = None, steps: int = 40) -> Constants:
     """Constants that explain the measured times; deterministic."""
     first = start or Constants()
-    names = [n for n in BOUNDS]
+    names = list(BOUNDS)
     low, high = (np.log([BOUNDS[n][i] for n in names]) for i in (0, 1))
-    origin = np.clip(np.log([getattr(first, n) for n in names]), low, high)
+    origin: Counts = np.clip(np.log([getattr(first, n) for n in names]), low, high)
     weight = _weights(data)
 
     def constants(x: Counts) -> Constants:
@@ -150,7 +154,8 @@ def fit(data: Table, start: Constants | None = None, steps: int = 40) -> Constan
         z = (e / ROBUST) ** 2
         return float(2 * ROBUST**2 * np.sum(np.sqrt(1 + z) - 1) + PRIOR**2 * np.sum((x - origin) ** 2))
 
-    x, damping = origin, 1e-2
+    x: Counts = origin
+    damping = 1e-2
     e = errors(x)
     now = loss(e, x)
     for _ in range(steps):
@@ -160,7 +165,7 @@ def fit(data: Table, start: Constants | None = None, steps: int = 40) -> Constan
         slope = jac.T @ (robust * e) + PRIOR**2 * (x - origin)
         gained = 0.0
         while damping < 1e6:
-            new = np.clip(x - np.linalg.solve(normal + damping * np.diag(np.diag(normal)), slope), low, high)
+            new: Counts = np.clip(x - np.linalg.solve(normal + damping * np.diag(np.diag(normal)), slope), low, high)
             trial = errors(new)
             value = loss(trial, new)
             if value < now:
@@ -182,8 +187,8 @@ def _weights(data: Table) -> Counts:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """How a model does on the samples of one workload: rank correlations, measured time of its choice over the best measured (``regret``), the same for
-    the best of its first eight, and the mean relative error of times (``mape``)."""
+    """How a model does on the samples of one workload: rank correlations, measured time of its choice over the best measured
+    (``regret``), the same for the best of its first eight, and the mean relative error of times (``mape``)."""
 
     workload: str
     count: int

@@ -1,6 +1,8 @@
-"""Constants of the refined model that no data sheet says: fitted where there are measurements, scaled from the nearest device where there are none.
+"""Constants of the refined model that no data sheet says: fitted where there are measurements, scaled from the nearest device
+where there are none.
 
-They are data: ``calibration/<device>.toml`` holds the values with their units and what they were fitted on (:mod:`cost_model.calibrate` writes it).
+They are data: ``calibration/<device>.toml`` holds the values with their units and what they were fitted on
+(:mod:`cost_model.calibrate` writes it).
 """
 
 from __future__ import annotations

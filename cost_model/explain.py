@@ -9,7 +9,22 @@ from fuser.device import Device
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.schedule import Schedule
 
-TIMES = ("launch", "base", "chain", "waits", "fetch", "busy", "throughput", "tensor", "special", "move", "memory", "device_memory", "l2", "seconds")
+TIMES = (
+    "launch",
+    "base",
+    "chain",
+    "waits",
+    "fetch",
+    "busy",
+    "throughput",
+    "tensor",
+    "special",
+    "move",
+    "memory",
+    "device_memory",
+    "l2",
+    "seconds",
+)
 COUNTS = ("waves", "blocks", "resident", "occupancy", "spills", "registers", "shared_bytes", "l2_bytes", "memory_bytes")
 
 MEANING = {

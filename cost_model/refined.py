@@ -1,11 +1,13 @@
-"""The default model: time of a generated kernel from what each block does (:mod:`cost_model.work`) and some constants of the device.
+"""The default model: time of a generated kernel from what each block does (:mod:`cost_model.work`) and some constants of the
+device.
 
     time = launch + base + norm(waves · chain, throughput, memory) · spills
 
-*Chain* is the life of one block: loads that it has to wait for, trips, contractions, folds and exchanges one after the other, and at least what
-its pipeline needs to bring the data. *Waves* is how often an SM starts over, which occupancy decides. *Throughput* is what the busiest SM needs for
-the arithmetic of all its blocks; *memory* what device memory, L2 or the path into an SM need. The norm lies between the largest of the three
-(nothing in each other's way) and their sum. Everything is an array over a batch of candidates; :func:`terms` keeps each part visible.
+*Chain* is the life of one block: loads that it has to wait for, trips, contractions, folds and exchanges one after the other,
+and at least what its pipeline needs to bring the data. *Waves* is how often an SM starts over, which occupancy decides.
+*Throughput* is what the busiest SM needs for the arithmetic of all its blocks; *memory* what device memory, L2 or the path into
+an SM need. The norm lies between the largest of the three (nothing in each other's way) and their sum. Everything is an array
+over a batch of candidates; :func:`terms` keeps each part visible.
 """
 
 from __future__ import annotations
@@ -142,7 +144,8 @@ def matmul_seconds(batch: int, m: int, n: int, k: int, dtype: str, device: Devic
                 fetch = max(traffic / (c.block_bandwidth * device.clock), steps * c.fetch / 4)
                 chain = (1 + (split > 1)) * c.wait + max(steps * c.contraction + c.serial * work_, fetch) + 2 * c.exchange
                 l2 = blocks * traffic / (device.l2_bandwidth * c.l2_rate)
-                best = min(best, float(_join(c.norm, *map(np.float64, (each * chain, each * work_, max(memory, l2))))))
+                parts = np.array([each * chain, each * work_, max(memory, l2)])
+                best = min(best, float(np.sum(parts**c.norm) ** (1 / c.norm)))
     return device.launch_latency + c.base + best
 
 

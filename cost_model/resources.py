@@ -3,12 +3,16 @@
 The rules follow what the compiler does (read from its intermediate code, held by tests that compile kernels):
 
 * lanes of a tile are padded to powers of two, and to at least 16 where they take part in a contraction;
-* from sm_90 on, a contraction of 64 rows or more with whole warp groups uses ``wgmma``: its operands are read from shared memory. All others use
+* from sm_90 on, a contraction of 64 rows or more with whole warp groups uses ``wgmma``: its operands are read from shared
+  memory. All others use
   ``mma`` on fragments that each warp reads for itself;
-* a loaded operand has a buffer in shared memory from its load to its last use. In an innermost loop it is pipelined and has ``stages`` buffers for
+* a loaded operand has a buffer in shared memory from its load to its last use. In an innermost loop it is pipelined and has
+  ``stages`` buffers for
   ``wgmma``, one less for ``mma``;
-* warps of chained contractions all stand along the rows of the last one, or along its columns where it is wider than tall. Along the rows, what is
-  less than 16 rows a warp is computed several times over; along the columns, a computed operand has to pass through shared memory.
+* warps of chained contractions all stand along the rows of the last one, or along its columns where it is wider than tall. Along
+  the rows, what is
+  less than 16 rows a warp is computed several times over; along the columns, a computed operand has to pass through shared
+  memory.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cost_model.features import BufferFeatures
 from cost_model.features import Counts
@@ -32,7 +37,9 @@ WGMMA = 90
 BASE_REGISTERS = 36.0
 """Registers for addresses, counters and masks."""
 LOADED = 0.5
-"""Registers for each element a thread loads outside of the pipeline: two of them share a register, some are stored before all are there."""
+"""Registers for each element a thread loads outside of the pipeline: two of them share a register, some are stored before all
+are there.
+"""
 ELASTIC = 248.0
 """Registers beyond which loads wait for each other instead of asking for more."""
 FLAT = 0.4
@@ -52,9 +59,9 @@ def padded(tile: Sizes, least: int) -> Sizes:
 
 @dataclass(frozen=True, eq=False)
 class Dot:
-    """A contraction, arrays by candidate. ``tensor``: it has rows, columns and a sum, so that tensor cores do it; ``groups``: by ``wgmma``.
-    ``rows``, ``cols`` and ``inner`` are lanes; ``warp_rows`` · ``warp_cols`` is the number of warps. ``repeat``: how often the same product is
-    computed by different warps."""
+    """A contraction, arrays by candidate. ``tensor``: it has rows, columns and a sum, so that tensor cores do it; ``groups``: by
+    ``wgmma``. ``rows``, ``cols`` and ``inner`` are lanes; ``warp_rows`` · ``warp_cols`` is the number of warps. ``repeat``: how
+    often the same product is computed by different warps."""
 
     left: str
     right: str
@@ -73,8 +80,9 @@ class Dot:
 
 @dataclass(frozen=True, eq=False)
 class Resources:
-    """``lanes``: padded tile of each axis. ``dots``: by position in ``f.stmts``. ``pipelined``: positions of the loads that a loop fetches ahead, with
-    the number of buffers. ``shared``: bytes of a block; ``registers``: 32-bit registers a thread that a kernel wants, which may be more than there are."""
+    """``lanes``: padded tile of each axis. ``dots``: by position in ``f.stmts``. ``pipelined``: positions of the loads that a
+    loop fetches ahead, with the number of buffers. ``shared``: bytes of a block; ``registers``: 32-bit registers a thread that a
+    kernel wants, which may be more than there are."""
 
     lanes: dict[str, Sizes]
     dots: dict[int, Dot]
@@ -95,7 +103,10 @@ def sides(f: Features, stmt: Stmt) -> tuple[Stmt, Stmt]:
     """Left and right operand: rows are the axes that come first in the block, as lowering has it."""
     order = {a.name: i for i, a in enumerate(f.block.axes)}
     a, b = (f.block.by_value[v] for v in stmt.args)
-    own = [min((order[x] for x in p.axes if x not in stmt.reduce and x not in q.axes), default=len(order)) for p, q in ((a, b), (b, a))]
+    own = [
+        min((order[x] for x in p.axes if x not in stmt.reduce and x not in q.axes), default=len(order))
+        for p, q in ((a, b), (b, a))
+    ]
     return (a, b) if own[0] <= own[1] else (b, a)
 
 
@@ -115,6 +126,8 @@ def _lanes(f: Features) -> dict[str, Sizes]:
 
 def _dots(f: Features, lanes: dict[str, Sizes], device: Device) -> dict[int, Dot]:
     at = [i for i, s in enumerate(f.stmts) if contracts(s.stmt)]
+    ends_of = {a: t & -t for a, t in lanes.items()}
+    tall: dict[int, NDArray[np.bool_]] = {}
     shape: dict[int, tuple[Stmt, Stmt, Counts, Counts, Counts]] = {}
     for i in at:
         stmt = f.stmts[i].stmt
@@ -122,6 +135,12 @@ def _dots(f: Features, lanes: dict[str, Sizes], device: Device) -> dict[int, Dot
         rows = f.product(lanes, [a for a in stmt.axes if a in left.axes and a not in right.axes])
         cols = f.product(lanes, [a for a in stmt.axes if a in right.axes and a not in left.axes])
         shape[i] = left, right, rows, cols, f.product(lanes, stmt.reduce)
+        # of a tile in pieces the last ones decide
+        ends = [
+            f.product(ends_of, [a for a in stmt.axes if a in x.axes and a not in y.axes])
+            for x, y in ((left, right), (right, left))
+        ]
+        tall[i] = ends[0] >= ends[1]
     found: dict[int, Dot] = {}
     warps = f.warps.astype(float)
     for i in reversed(at):
@@ -132,9 +151,9 @@ def _dots(f: Features, lanes: dict[str, Sizes], device: Device) -> dict[int, Dot
         last = next((j for j in reversed(at) if j > i and real(f, f.stmts[j].loops) == loops), i)
         down = _balanced(rows, cols, warps)
         if last != i:
-            down = np.where(shape[last][2] >= shape[last][3], warps, 1.0)
+            down = np.where(tall[last], warps, 1.0)
         elif any(j < i and real(f, f.stmts[j].loops) == loops for j in at):
-            down = np.where(rows >= cols, warps, 1.0)
+            down = np.where(tall[i], warps, 1.0)
         grouped = warps if last != i else np.minimum(np.maximum(rows // 16, 4), warps)
         down = np.where(groups, grouped, down)
         found[i] = Dot(left.value, right.value, rows, cols, inner, tensor, groups, down, warps / down)
@@ -181,7 +200,9 @@ def _feeds(f: Features, i: int) -> tuple[int, ...]:
 
 
 def _pipelined(f: Features, lanes: dict[str, Sizes], dots: dict[int, Dot]) -> dict[int, Counts]:
-    """Buffers of each load in an innermost loop that feeds a contraction there; a load of less than 4 bytes a thread is not fetched ahead."""
+    """Buffers of each load in an innermost loop that feeds a contraction there; a load of less than 4 bytes a thread is not
+    fetched ahead.
+    """
     found: dict[int, Counts] = {}
     loops = [home(f, i) for i in range(len(f.stmts))]
     for i, s in enumerate(f.stmts):
@@ -203,7 +224,9 @@ def _pipelined(f: Features, lanes: dict[str, Sizes], dots: dict[int, Dot]) -> di
 
 
 def unrolled(f: Features, s: StmtFeatures) -> list[str]:
-    """Unrolled loops that give a statement copies inside its innermost real loop (or the block), for a load those that index it."""
+    """Unrolled loops that give a statement copies inside its innermost real loop (or the block), for a load those that index
+    it.
+    """
     real_ones = [i for i, a in enumerate(s.loops) if a not in f.tree.arrays and (s.stmt.kind != "load" or a in s.stmt.axes)]
     inner = s.loops[real_ones[-1] + 1 :] if real_ones else s.loops
     return [a for a in inner if a in f.tree.arrays and a in s.stmt.axes]
@@ -290,11 +313,13 @@ def _shared(f: Features, lanes: dict[str, Sizes], dots: dict[int, Dot], pipeline
 
 def from_loads(f: Features, stmt: Stmt) -> bool:
     """A value that element-wise operators make of loads alone: it is computed on fragments."""
-    return stmt.kind == "load" or not stmt.folds and all(from_loads(f, f.block.by_value[a]) for a in stmt.args)
+    return stmt.kind == "load" or (not stmt.folds and all(from_loads(f, f.block.by_value[a]) for a in stmt.args))
 
 
 def _registers(f: Features, lanes: dict[str, Sizes], dots: dict[int, Dot], pipelined: dict[int, Counts]) -> Counts:
-    """32-bit registers a thread: the most that is alive at once of accumulators, operands and what is loaded or computed, in fp32."""
+    """32-bit registers a thread: the most that is alive at once of accumulators, operands and what is loaded or computed, in
+    fp32.
+    """
     n = len(f.stmts)
     alive = [np.full(len(f), BASE_REGISTERS) for _ in range(n)]
     loading: dict[int, Counts] = {}
@@ -339,7 +364,7 @@ def _life(f: Features, i: int) -> tuple[int, int]:
     names = {stmt.value}
     for j in range(i + 1, len(f.stmts)):
         s = f.stmts[j].stmt
-        if names & set(s.args) or s.kind == "store" and s.value in names:
+        if names & set(s.args) or (s.kind == "store" and s.value in names):
             high = max(high, j)
             if s.kind == "compute" and not s.folds:
                 names.add(s.value)

@@ -1,18 +1,23 @@
-"""What one thread block of a generated kernel does: counts without any fitted constant, from which :mod:`cost_model.refined` makes a time.
+"""What one thread block of a generated kernel does: counts without any fitted constant, from which :mod:`cost_model.refined`
+makes a time.
 
-Counts are of one block, over its whole life. Everything that the compiler copies is counted as often as it is executed: a product that several warps
-compute, the lanes that pad a tile, a load that an unrolled loop repeats; a load that no loop indexes is executed once.
+Counts are of one block, over its whole life. Everything that the compiler copies is counted as often as it is executed: a
+product that several warps compute, the lanes that pad a tile, a load that an unrolled loop repeats; a load that no loop indexes
+is executed once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from dataclasses import fields
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cost_model.features import Counts
 from cost_model.features import Features
+from cost_model.features import Sizes
 from cost_model.features import StmtFeatures
 from cost_model.resources import Resources
 from cost_model.resources import contracts
@@ -32,18 +37,23 @@ SECTOR = 32
 """Bytes in which memory is read."""
 
 
+Add = Callable[..., None]
+"""Adds amounts, given by name, to the counts of :class:`Work`."""
+
+
 @dataclass(frozen=True, eq=False)
 class Work:
     """Arrays with one entry for each candidate.
 
-    ``blocks`` of the grid, ``resident`` of them that an SM can hold, ``warps`` of a block, ``registers`` that a thread wants, ``shared`` bytes.
-    ``wgmma``, ``mma`` and ``flat`` are seconds of contractions on one SM at its peak rate: warp-group instructions, fragment instructions, plain
-    arithmetic; ``special`` and ``arithmetic`` the same for special functions and fp32 work. ``fragments``: bytes moved between shared memory and
-    registers. ``loaded`` and ``stored``: bytes to and from L2 in whole sectors. ``waits``: loads whose latency nothing hides, ``rewaits``: those that were
-    under way before; ``streamed``: loads in loops without a contraction, which the compiler unrolls; ``fetched``: trips of
-    pipelined loops, each divided by the trips that their loads run ahead, ``unbuffered``: those in
-    which loads and arithmetic take turns; ``trips``: trips of all loops; ``dots``, ``folds``: executions of
-    contractions and row folds; ``passes``: exchanges through shared memory with a barrier. ``memory``: bytes of the tensors, each once.
+    ``blocks`` of the grid, ``resident`` of them that an SM can hold, ``warps`` of a block, ``registers`` that a thread wants,
+    ``shared`` bytes. ``wgmma``, ``mma`` and ``flat`` are seconds of contractions on one SM at its peak rate: warp-group
+    instructions, fragment instructions, plain arithmetic; ``special`` and ``arithmetic`` the same for special functions and fp32
+    work. ``fragments``: bytes moved between shared memory and registers. ``loaded`` and ``stored``: bytes to and from L2 in
+    whole sectors. ``waits``: loads whose latency nothing hides, ``rewaits``: those that were under way before; ``streamed``:
+    loads in loops without a contraction, which the compiler unrolls; ``fetched``: trips of pipelined loops, each divided by the
+    trips that their loads run ahead, ``unbuffered``: those in which loads and arithmetic take turns; ``trips``: trips of all
+    loops; ``dots``, ``folds``: executions of contractions and row folds; ``passes``: exchanges through shared memory with a
+    barrier. ``memory``: bytes of the tensors, each once.
     """
 
     blocks: Counts
@@ -139,10 +149,10 @@ def _runs(f: Features, i: int, s: StmtFeatures) -> Counts:
 
 
 def _repeats(f: Features, r: Resources) -> dict[str, Counts]:
-    """How often warps compute the same element of a value: what follows from a contraction has its spread over warps; what goes from loads into
-    an operand is computed by every warp that needs the fragment, and so is what else is made of these loads."""
+    """How often warps compute the same element of a value: what follows from a contraction has its spread over warps; what goes
+    from loads into an operand is computed by every warp that needs the fragment, and so is what else is made of these loads."""
     found: dict[str, Counts] = {}
-    for i, d in r.dots.items():
+    for d in r.dots.values():
         for value, across in ((d.left, d.warp_cols), (d.right, d.warp_rows)):
             operand = f.block.by_value[value]
             if operand.kind == "compute" and from_loads(f, operand):
@@ -178,7 +188,7 @@ def _run_bytes(f: Features, stmt: Stmt) -> Counts:
     return run
 
 
-def _access(f: Features, r: Resources, i: int, s: StmtFeatures, runs: Counts, add) -> None:
+def _access(f: Features, r: Resources, i: int, s: StmtFeatures, runs: Counts, add: Add) -> None:
     run = _run_bytes(f, s.stmt)
     amount = s.bytes * s.fill * runs * np.ceil(run / SECTOR) * SECTOR / run
     if s.stmt.kind == "store":
@@ -192,7 +202,7 @@ def _access(f: Features, r: Resources, i: int, s: StmtFeatures, runs: Counts, ad
             break
 
 
-def _contraction(f: Features, r: Resources, i: int, runs: Counts, device: Device, precision: str, add) -> None:
+def _contraction(f: Features, r: Resources, i: int, runs: Counts, device: Device, precision: str, add: Add) -> None:
     d, stmt = r.dots[i], f.stmts[i].stmt
     left, right = f.block.by_value[d.left], f.block.by_value[d.right]
     item = min(DTYPE_BYTES[left.dtype], DTYPE_BYTES[right.dtype])
@@ -212,13 +222,13 @@ def _contraction(f: Features, r: Resources, i: int, runs: Counts, device: Device
     add(passes=np.where(through, runs, 0.0), fragments=np.where(through, d.rows * d.inner * item * runs, 0.0))
 
 
-def _pieces(f: Features) -> dict[str, Counts]:
+def _pieces(f: Features) -> dict[str, Sizes]:
     """Power-of-two pieces of the tile of each axis: 80 = 64 + 16."""
     bits = {a: sum((t >> i & 1 for i in range(20)), np.zeros(len(f), np.int64)) for a, t in f.tile.items()}
     return {a: np.where(t % 16 == 0, bits[a], 1) for a, t in f.tile.items()}
 
 
-def _loops(f: Features, r: Resources, add) -> None:
+def _loops(f: Features, r: Resources, add: Add) -> None:
     """Trips, exposed latencies and what pipelines fetch ahead."""
     loops: dict[tuple[str, ...], Counts] = {}
     for s in f.stmts:
@@ -227,7 +237,7 @@ def _loops(f: Features, r: Resources, add) -> None:
             loops.setdefault(around[:depth], f.product(f.trips, around[:depth]))
     for runs in loops.values():
         add(trips=runs)
-    ahead: dict[tuple[str, ...], np.ndarray] = {}
+    ahead: dict[tuple[str, ...], NDArray[np.bool_]] = {}
     for i, buffers in r.pipelined.items():
         around = home(f, i)
         ahead[around] = ahead.get(around, np.zeros(len(f), bool)) | (buffers > 0)
@@ -242,10 +252,10 @@ def _loops(f: Features, r: Resources, add) -> None:
     _latencies(f, r, ahead, add)
 
 
-def _latencies(f: Features, r: Resources, ahead: dict[tuple[str, ...], np.ndarray], add) -> None:
-    """Loads that a block waits for. Between two loops all loads are under way early: those behind arithmetic, and the first loads of a pipeline that
-    follows, cost less than the first ones."""
-    seen: dict[tuple[tuple[str, ...], int], np.ndarray] = {}
+def _latencies(f: Features, r: Resources, ahead: dict[tuple[str, ...], NDArray[np.bool_]], add: Add) -> None:
+    """Loads that a block waits for. Between two loops all loads are under way early: those behind arithmetic, and the first
+    loads of a pipeline that follows, cost less than the first ones."""
+    seen: dict[tuple[tuple[str, ...], int], NDArray[np.bool_]] = {}
     passed: dict[tuple[str, ...], int] = {}
     group: dict[tuple[tuple[str, ...], int, int], list[tuple[Counts, Counts]]] = {}
 

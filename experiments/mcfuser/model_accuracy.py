@@ -3,8 +3,9 @@
     python -m experiments.mcfuser.model_accuracy experiments/data/h200-*.jsonl --device h200
     python -m experiments.mcfuser.model_accuracy … --write cost_model/calibration/h200.toml
 
-Compared are MCFuser's model (equations 2 to 5), the refined one with its default constants, with fitted ones, and with constants that were fitted
-without the workload that is judged (by family: the GEMM chains, the self-attentions and so on are each left out as a whole).
+Compared are MCFuser's model (equations 2 to 5), the refined one with its default constants, with fitted ones, and with constants
+that were fitted without the workload that is judged (by family: the GEMM chains, the self-attentions and so on are each left out
+as a whole).
 """
 
 from __future__ import annotations

@@ -1,0 +1,113 @@
+"""Fitting: constants that made the times are found again, and the figures of merit are what they say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cost_model.calibrate import Sample
+from cost_model.calibrate import accuracy
+from cost_model.calibrate import fit
+from cost_model.calibrate import held_out
+from cost_model.calibrate import kendall
+from cost_model.calibrate import ranks
+from cost_model.calibrate import spearman
+from cost_model.calibrate import table
+from cost_model.calibrate import to_toml
+from cost_model.constants import Constants
+from cost_model.constants import parse_constants
+from fuser.device import load_device
+from fuser.errors import UsageError
+from fuser.workloads import workload
+from search.space import ScheduleSpace
+from search.structures import structures
+
+H200 = load_device("h200")
+TRUE = Constants(base=1.1e-6, wait=0.6e-6, trip=0.1e-6, exchange=0.3e-6, arithmetic_cost=3.0, block_bandwidth=30.0)
+
+
+def samples(names: tuple[str, ...], count: int) -> list[Sample]:
+    rng = np.random.default_rng(0)
+    found = []
+    for name in names:
+        for graph in structures(workload(name)):
+            space = ScheduleSpace(graph, H200)
+            found += [Sample(name, graph, space.schedule(r), 1.0) for r in space.population(count, rng)]
+    return found
+
+
+@pytest.fixture(scope="module")
+def made():
+    """Times that the model makes with other constants, and 5 % of noise."""
+    data = table(samples(("mcfuser/G2", "mcfuser/G5", "mcfuser/S1", "mcfuser/S9"), 25), H200)
+    noise = np.exp(0.05 * np.random.default_rng(1).standard_normal(len(data.seconds)))
+    return replace(data, seconds=data.predict(TRUE) * noise)
+
+
+def test_constants_are_found_again(made) -> None:
+    found = fit(made)
+    before, after = (np.abs(np.log(made.predict(c) / made.seconds)).mean() for c in (Constants(), found))
+    assert after < 0.06 < before
+    for name in ("wait", "block_bandwidth"):
+        true, start, end = (getattr(c, name) for c in (TRUE, Constants(), found))
+        assert abs(np.log(end / true)) < 0.5 * abs(np.log(start / true))
+
+
+def test_odd_rows_do_not_pull(made) -> None:
+    seconds = made.seconds.copy()
+    seconds[::40] *= 20
+    odd = np.zeros(len(seconds), bool)
+    odd[::40] = True
+    errors = np.log(replace(made, seconds=seconds).predict(fit(replace(made, seconds=seconds))) / made.seconds)
+    assert np.abs(errors[~odd]).mean() < 0.12
+
+
+def test_held_out_workloads_are_predicted(made) -> None:
+    out = held_out(made, lambda w: w)
+    scores = accuracy(made, out)
+    assert [s.workload for s in scores] == ["mcfuser/G2", "mcfuser/G5", "mcfuser/S1", "mcfuser/S9"]
+    assert all(s.spearman > 0.95 and s.regret < 1.15 and s.mape < 0.3 for s in scores)
+
+
+def test_parts_of_a_table(made) -> None:
+    keep = made.workload == "mcfuser/G5"
+    part = made.only(keep)
+    np.testing.assert_allclose(part.predict(TRUE), made.predict(TRUE)[keep])
+
+
+def test_no_measurements_is_an_error() -> None:
+    with pytest.raises(UsageError, match="no measurements"):
+        table([], H200)
+
+
+def test_files_give_back_what_was_fitted() -> None:
+    text = to_toml(TRUE, [("device", "NVIDIA H200")])
+    back = parse_constants(text, "text")
+    for name in Constants.__dataclass_fields__:
+        assert getattr(back, name) == pytest.approx(getattr(TRUE, name), rel=1e-3)
+
+
+def test_accuracy_of_an_oracle_and_its_opposite(made) -> None:
+    for s in accuracy(made, made.seconds):
+        assert (s.regret, s.regret8, s.mape) == (1.0, 1.0, 0.0)
+        assert s.spearman == pytest.approx(1.0)
+    assert all(s.spearman == pytest.approx(-1.0) and s.regret > 1.0 for s in accuracy(made, 1 / made.seconds))
+
+
+@given(st.lists(st.integers(0, 20), min_size=3, max_size=30))
+def test_rank_statistics(values: list[int]) -> None:
+    """Against the definitions: mean ranks of ties, τ-b by counting pairs."""
+    x = np.array(values, float)
+    y = np.cos(x) + x / 7
+    expected = [np.mean([i + 1 for i, v in enumerate(sorted(values)) if v == w]) for w in values]
+    np.testing.assert_allclose(ranks(x), expected)
+    assert spearman(x, x) == pytest.approx(1.0 if len(set(values)) > 1 else 0.0)
+    pairs = [(a, b) for a in range(len(x)) for b in range(a)]
+    signs = [(np.sign(x[a] - x[b]), np.sign(y[a] - y[b])) for a, b in pairs]
+    together = sum(s * t for s, t in signs)
+    norm = np.sqrt(sum(s * s for s, _ in signs) * sum(t * t for _, t in signs))
+    assert kendall(x, y) == pytest.approx(together / norm if norm else 0.0)

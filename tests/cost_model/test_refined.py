@@ -1,0 +1,152 @@
+"""The refined model: what it must always hold, and what it must see."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import settings
+from hypothesis import strategies as st
+
+from cost_model.constants import UNITS
+from cost_model.constants import Constants
+from cost_model.constants import constants_of
+from cost_model.constants import fitted
+from cost_model.constants import parse_constants
+from cost_model.features import features
+from cost_model.features import schedule_features
+from cost_model.refined import matmul_seconds
+from cost_model.refined import memory_kernel_seconds
+from cost_model.refined import seconds
+from cost_model.refined import terms
+from cost_model.work import work
+from fuser.device import list_devices
+from fuser.device import load_device
+from fuser.errors import UsageError
+from fuser.ir.schedule import KernelSchedule
+from fuser.ir.tiling import TilingExpr
+from fuser.workloads import workload
+from search.structures import one_kernel
+from search.tune import tune_fast
+
+H200, A100 = load_device("h200"), load_device("a100")
+CHAIN = one_kernel(workload("mcfuser/G8")).blocks[0]
+ATTENTION = one_kernel(workload("mcfuser/S1")).blocks[0]
+
+
+def kernel(order: str, warps: int = 4, stages: int = 3, **tiles: int) -> KernelSchedule:
+    return KernelSchedule(tuple(sorted(tiles.items())), TilingExpr.parse(order), (), warps, stages)
+
+
+def us(block, schedule: KernelSchedule, device=H200) -> float:
+    return 1e6 * float(seconds(schedule_features(block, schedule), device)[0])
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.sampled_from(["n", "nk", "k", "nh", "n(k,h)"]),
+    st.tuples(*(st.sampled_from([16, 32, 64, 128]) for _ in range(4))),
+    st.sampled_from([2, 4, 8]),
+    st.sampled_from([1, 2, 3, 4]),
+    st.sampled_from([d.name for d in list_devices()]),
+)
+def test_parts_bound_the_estimate(order: str, sizes: tuple[int, ...], warps: int, stages: int, name: str) -> None:
+    """On every device: finite and positive, at least each of its parts, at most their sum times the slowdown of spills."""
+    tiles = dict(zip("mnkh", sizes, strict=True))
+    for axis in "nk":
+        if axis not in order:
+            tiles[axis] = CHAIN.extents[axis]
+    device = load_device(name)
+    f = schedule_features(CHAIN, kernel(order, warps, stages, **tiles))
+    t = {k: float(v[0]) for k, v in terms(f, device).items()}
+    assert all(np.isfinite(v) and v >= 0 for v in t.values())
+    fixed = t["launch"] + t["base"]
+    parts = [t["waves"] * t["chain"], t["throughput"], t["memory"]]
+    assert max(parts) <= (t["seconds"] - fixed) * (1 + 1e-9)
+    assert t["seconds"] - fixed <= sum(parts) * t["spills"] * (1 + 1e-9)
+    assert t["chain"] >= t["waits"]
+    assert 1 <= t["resident"] <= t["occupancy"]
+
+
+def test_a_batch_is_its_members() -> None:
+    m, n = np.array([16, 32, 64, 128, 64]), np.array([64, 32, 128, 128, 512])
+    together = np.empty(5)
+    for f in features(CHAIN, TilingExpr.parse("n"), {"m": m, "n": n, "k": 128, "h": 64}, None, 4, 3):
+        together[f.index] = seconds(f, H200)
+    alone = [1e-6 * us(CHAIN, kernel("n", m=int(a), n=int(b), k=128, h=64)) for a, b in zip(m, n, strict=True)]
+    np.testing.assert_allclose(together, alone, rtol=1e-12)
+
+
+def test_too_much_shared_memory_cannot_run() -> None:
+    wide = kernel("n", stages=4, m=128, n=256, k=128, h=128)
+    assert us(CHAIN, wide) == np.inf
+    assert np.isfinite(us(CHAIN, kernel("n", stages=3, m=64, n=128, k=128, h=128)))
+
+
+def test_pipelining_hides_latency() -> None:
+    """Loads that run ahead beat loads that are waited for, and an inner loop that starts over pays for it each time."""
+    ahead = us(CHAIN, kernel("n", stages=3, m=64, n=64, k=128, h=128))
+    assert ahead < us(CHAIN, kernel("n", stages=1, m=64, n=64, k=128, h=128))
+    assert ahead < us(CHAIN, kernel("nk", stages=3, m=64, n=64, k=32, h=128))
+
+
+def test_rows_that_warps_repeat_are_counted() -> None:
+    """Eight warps along 16 rows compute every product eight times; warps along the columns of a wide one do not."""
+
+    def tensor(warps: int, h: int) -> float:
+        return float(work(schedule_features(CHAIN, kernel("n", warps, m=16, n=128, k=128, h=h)), H200).mma[0])
+
+    assert tensor(8, 16) > 1.9 * tensor(4, 16) > 3.8 * tensor(1, 16)
+    assert tensor(8, 128) == pytest.approx(tensor(4, 128))
+
+
+def test_exponentials_cost() -> None:
+    plain = one_kernel(workload("mcfuser/G12")).blocks[0]
+    chain = terms(schedule_features(plain, kernel("n", b=1, m=64, n=128, k=128, h=128)), H200)
+    attention = terms(schedule_features(ATTENTION, kernel("n", b=1, m=64, n=128, k=64, h=64)), H200)
+    assert chain["special"][0] == 0.0
+    assert attention["special"][0] > 0.0
+
+
+def test_columns_read_in_sectors() -> None:
+    """A tile of 8 fp16 columns reads twice the bytes that it uses."""
+
+    def loaded(h: int) -> float:
+        return float(work(schedule_features(CHAIN, kernel("n", m=64, n=128, k=128, h=h)), H200).loaded[0])
+
+    operands = loaded(16) - 2 * 512 * 16
+    assert loaded(8) - operands == pytest.approx(2 * 2 * 512 * 8)
+
+
+def test_faster_devices_are_faster() -> None:
+    best = kernel("n", m=64, n=128, k=128, h=64)
+    assert us(CHAIN, best, H200) < us(CHAIN, best, A100) < us(CHAIN, best, load_device("rtx3080"))
+
+
+@pytest.mark.parametrize("name", ["G4", "G5", "G6"])
+def test_long_inner_sums_are_not_fused(name: str) -> None:
+    """k of 256 and more over 512 rows: measured, two kernels beat one that computes the first product again and again."""
+    assert len(tune_fast(workload(f"mcfuser/{name}"), H200).winner.graph.kernels) > 1
+
+
+@pytest.mark.parametrize("name", ["G1", "G2", "G3", "S1", "S4", "S7"])
+def test_short_ones_are_fused(name: str) -> None:
+    assert len(tune_fast(workload(f"mcfuser/{name}"), H200).winner.graph.kernels) == 1
+
+
+def test_library_kernels() -> None:
+    small, large = (matmul_seconds(1, n, n, n, "float16", H200) for n in (512, 8192))
+    assert 2e-6 < small < 5e-6
+    assert 1.0 < large / (2 * 8192**3 / H200.matmul_flops("float16")) < 3.0
+    assert memory_kernel_seconds(4.8e9, H200) == pytest.approx(1e-3, rel=0.3)
+
+
+def test_constants_are_data() -> None:
+    assert "h200" in fitted()
+    assert set(UNITS) == set(Constants.__dataclass_fields__)
+    assert constants_of(A100).trip > constants_of(H200).trip
+    assert constants_of(A100).wait == constants_of(H200).wait
+    with pytest.raises(UsageError, match=r"x\.toml: constants .*trip"):
+        parse_constants("[constants]\nwait = { value = 1.0, unit = 's' }", "x.toml")
+    with pytest.raises(UsageError, match="is not TOML"):
+        parse_constants("[constants", "x.toml")

@@ -1,0 +1,68 @@
+"""The resource model against the compiler: shared memory and registers of real kernels, compiled here without a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cost_model.features import schedule_features
+from cost_model.refined import registers
+from cost_model.refined import shared_memory
+from fuser.device import load_device
+from fuser.ir.schedule import KernelSchedule
+from fuser.ir.schedule import Schedule
+from fuser.ir.tiling import TilingExpr
+from fuser.lower.compile import compile_graph
+from fuser.workloads import workload
+from search.structures import one_kernel
+
+pytest.importorskip("triton")
+
+
+def schedule(order: str, warps: int, stages: int, **tiles: int) -> KernelSchedule:
+    return KernelSchedule(tuple(sorted(tiles.items())), TilingExpr.parse(order), (), warps, stages)
+
+
+CASES = {
+    "warp groups, pipelined": ("mcfuser/G2", schedule("n", 4, 3, m=64, n=128, k=64, h=128)),
+    "online softmax": ("mcfuser/S4", schedule("n", 4, 3, b=1, m=64, n=64, k=64, h=64)),
+    "fragments, product through shared memory": ("mcfuser/G9", schedule("n", 4, 2, m=16, n=64, k=128, h=128)),
+    "inner loop": ("mcfuser/G6", schedule("nk", 4, 3, m=32, n=64, k=64, h=64)),
+    "nothing pipelined": ("mcfuser/S7", schedule("", 8, 2, m=32, n=256, k=64, h=64)),
+    "unrolled columns": ("mcfuser/G2", schedule("nh", 4, 2, m=64, n=128, k=64, h=32)),
+    "tiles in pieces": ("mcfuser/S6", schedule("n", 4, 3, b=1, m=64, n=64, k=80, h=80)),
+}
+
+
+@pytest.mark.parametrize("name", ["h200", "a100"])
+@pytest.mark.parametrize("case", CASES)
+def test_compiled_kernels(case: str, name: str) -> None:
+    program, kernel = CASES[case]
+    graph, device = one_kernel(workload(program)), load_device(name)
+    (artifact,) = compile_graph(graph, Schedule((kernel,)), device.arch)
+    f = schedule_features(graph.blocks[0], kernel)
+    assert shared_memory(f, device)[0] == pytest.approx(artifact.shared_bytes, rel=0.1)
+    assert registers(f, device)[0] == pytest.approx(artifact.registers, rel=0.45)
+    assert artifact.spills == 0
+
+
+def test_stages_are_buffers() -> None:
+    """One more stage is one more buffer of both operands, on every architecture."""
+    program, kernel = CASES["warp groups, pipelined"]
+    block = one_kernel(workload(program)).blocks[0]
+    trip = 2 * (64 * 128 + 128 * 128)
+    for device in map(load_device, ("a100", "h200")):
+        two, three, four = (
+            float(shared_memory(schedule_features(block, replace(kernel, num_stages=n)), device)[0]) for n in (2, 3, 4)
+        )
+        assert four - three == trip
+        assert three - two == trip
+
+
+def test_wide_accumulators_spill() -> None:
+    """128 x 256 sums in fp32 are all the registers of four warps; with eight they fit."""
+    block, device = one_kernel(workload("mcfuser/G6")).blocks[0], load_device("h200")
+    for warps, fits in ((4, False), (8, True)):
+        f = schedule_features(block, schedule("nk", warps, 2, m=128, n=64, k=64, h=256))
+        assert (registers(f, device)[0] <= device.registers_per_thread) == fits
