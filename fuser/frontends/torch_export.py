@@ -27,8 +27,9 @@ from fuser.frontends.quotients import as_quotients
 from fuser.frontends.torch_call import Call
 from fuser.frontends.torch_call import dtype_name
 from fuser.frontends.torch_call import to_numpy
+from fuser.frontends.torch_rules import BY_ATEN
+from fuser.frontends.torch_rules import BY_TABLE
 from fuser.frontends.torch_rules import IDENTITY
-from fuser.frontends.torch_rules import RULES
 from fuser.ir.ops import OPS
 from fuser.ir.ops import Array
 from fuser.ir.program import FLOAT_DTYPES
@@ -195,8 +196,8 @@ class _Importer:
             return node.target(*args, **kwargs)
         if aten in IDENTITY:
             return args[0]
-        table = _by_torch_name().get(aten, aten)
-        rule: Callable[[Call], Any] | None = RULES.get(aten) or RULES.get(table)
+        table = _by_torch_name().get(aten, "")
+        rule: Callable[[Call], Any] | None = BY_ATEN.get(aten) or BY_TABLE.get(table)
         if rule is None and table in OPS and OPS[table].kind == "map" and not OPS[table].attrs:
             rule = Call.elementwise
         if rule is None:

@@ -170,6 +170,16 @@ def _repeat(c: Call) -> Ref:
     return x if times == 1 else c.b.op("repeat", x, axis=axis % len(x.shape), times=times)
 
 
+def _tile(c: Call) -> Ref:
+    """Whole copies along each axis, the copies as an axis of their own."""
+    x, times = c.tensor("self"), c["repeats"]
+    shape = (*(1,) * (len(times) - len(x.shape)), *x.shape)
+    split = tuple(e for extent in shape for e in (1, extent))
+    copied = tuple(e for n, extent in zip(times, shape, strict=True) for e in (n, extent))
+    x = c.reshape(x, shape if copied == split else split)
+    return c.reshape(x if copied == split else c.b.op("broadcast", x, shape=copied), c.shape)
+
+
 def _cut(c: Call, x: Ref, axis: int, start: int, stop: int) -> Ref:
     return x if (start, stop) == (0, x.shape[axis]) else c.b.op("slice", x, axis=axis, start=start, stop=stop)
 
@@ -243,7 +253,8 @@ def _norm(c: Call) -> Any:
     size = math.prod(c["normalized_shape"])
     lead = x.shape[: len(x.shape) - len(c["normalized_shape"])]
     vectors = [c.reshape(c.ref(v, dtype), (size,)) for v in (gain, bias if gain is not None else None) if v is not None]
-    eps = c["eps"] if c["eps"] is not None else 2.0 ** -(23 if dtype == "float32" else 10 if dtype == "float16" else 7)
+    # torch computes narrow types in float32, and its default is the epsilon of that
+    eps = c["eps"] if c["eps"] is not None else 2.0 ** -(52 if dtype == "float64" else 23)
     name = "rms_norm" if "rms_norm" in c.aten else "layer_norm"
     y = c.b.op(name, c.reshape(c.ref(x, dtype), (*lead, size)), *vectors, eps=eps)
     y = y if gain is not None or bias is None else y + c.reshape(c.ref(bias, dtype), (size,))
@@ -251,18 +262,20 @@ def _norm(c: Call) -> Any:
     return y if result is c.result else (y, None, None)
 
 
-RULES: dict[str, Callable[[Call], Any]] = {
-    # by the op table's name
+BY_TABLE: dict[str, Callable[[Call], Any]] = {
     "add": _add, "sub": _add, "mul": _mul, "div": _div, "where": where, "gelu": _gelu, "matmul": _matmul, "sum": _fold,
     "max": _fold, "mean": _fold, "reshape": _reshape, "transpose": _transpose, "broadcast": _broadcast, "repeat": _repeat,
     "concat": _concat, "slice": _slice, "cast": _cast, "softmax": _softmax, "rms_norm": _norm, "layer_norm": _norm,
     "attention": attention,
-    # by ATen's, without an entry in the table
+}  # fmt: skip
+"""Rules by the name in the op table, for the ATen operators of its ``torch`` column."""
+
+BY_ATEN: dict[str, Callable[[Call], Any]] = {
     "rsub.Tensor": _add, "rsub.Scalar": _add, "reciprocal": lambda c: _over(c, 1.0, c.tensor("self")),
     "pow.Tensor_Scalar": _pow, "abs": _abs, "linear": _linear, "addmm": _addmm, "baddbmm": _addmm, "dropout": _dropout,
     "select.int": _select, "split.Tensor": _split, "split_with_sizes": _split, "chunk": _split, "unbind.int": _split,
-    "masked_fill.Scalar": masked_fill, "masked_fill.Tensor": masked_fill, "ones_like": _filled_like,
+    "repeat": _tile, "masked_fill.Scalar": masked_fill, "masked_fill.Tensor": masked_fill, "ones_like": _filled_like,
     "zeros_like": _filled_like, "full_like": _filled_like, "new_ones": _filled_like, "new_zeros": _filled_like,
     "new_full": _filled_like,
 }  # fmt: skip
-"""Rules by the name in the op table, or by ATen's name (looked up first)."""
+"""Rules by ATen's name, for operators that are several of the table's."""

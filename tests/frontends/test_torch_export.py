@@ -16,6 +16,7 @@ import fuser
 from fuser.errors import ProgramError
 from fuser.errors import UnsupportedError
 from fuser.ir.mugraph import KernelGraph
+from fuser.ir.ops import OPS
 from fuser.ir.program import TensorProgram
 from fuser.ir.scalar import Extent
 from fuser.ir.scalar import Scalar
@@ -177,6 +178,11 @@ def test_dtypes(dtype: str) -> None:
     assert {t.dtype for t in imported.program.tensors} == {dtype}
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_default_eps_is_that_of_float32(dtype: Any) -> None:
+    agree(nn.RMSNorm(8, dtype=dtype), torch.full((2, 8), 1e-3, dtype=dtype), tolerance=1e-2)
+
+
 def test_mixed_precision_is_promoted_as_torch_does() -> None:
     imported = agree(
         Fn(lambda x, y: (x * y, y.to(torch.float16) + x)), rand(4, 8, dtype=torch.float16), rand(4, 8), tolerance=1e-2
@@ -198,7 +204,8 @@ X = [
         x.transpose(0, 2),
     ),
     lambda x: (x[:, 1:3], x[0], x[..., -1], x.narrow(1, 1, 2), *x.split(3, 2), *x.unbind(0), *x.chunk(2, 1)),
-    lambda x: (torch.cat([x, x + 1], 1), torch.stack([x, x * 2], 1), x[:1].expand(3, 4, 6), x.repeat_interleave(2, 0)),
+    lambda x: (torch.cat([x, x + 1], 1), torch.stack([x, x * 2], 1), x[:1].expand(3, 4, 6)),
+    lambda x: (x.repeat_interleave(2, 0), x.repeat(2, 1, 3), x.repeat(2, 1, 1, 1), x.repeat(1, 1, 1)),
     lambda x: (torch.where(torch.arange(6) < 3, x, 0.0), x.masked_fill(torch.arange(6) < 3, -1e4), x.contiguous().clone()),
     lambda x: (
         x + torch.arange(6.0),
@@ -277,6 +284,14 @@ def test_reciprocals_with_other_uses_stay() -> None:
     assert not both.params
 
 
+def test_torch_column_names_operators_of_aten_once() -> None:
+    names = [t for op in OPS.values() for t in op.torch]
+    assert len(names) == len(set(names))
+    for name in names:
+        packet, _, overload = name.partition(".")
+        assert hasattr(getattr(torch.ops.aten, packet), overload or "default"), name
+
+
 def test_written_program_reads_back(tmp_path: Path) -> None:
     program = agree(Attention("expand"), rand(1, 4, 32)).program
     path = tmp_path / "program.json"
@@ -300,6 +315,8 @@ def test_unsupported_operator_names_the_line() -> None:
     assert "export a submodule" in e.value.hint
     with pytest.raises(UnsupportedError, match=r"aten\.cumsum"):
         fuser.from_torch(Fn(lambda x: x.cumsum(0)), (rand(4),))
+    with pytest.raises(UnsupportedError, match=r"aten\.max\.dim"):
+        fuser.from_torch(Fn(lambda x: x.max(0)[0]), (rand(4),))
 
 
 def test_active_dropout_and_side_effects_are_refused() -> None:
