@@ -224,8 +224,11 @@ def _contraction(f: Features, r: Resources, i: int, runs: Counts, device: Device
 
 def _pieces(f: Features) -> dict[str, Sizes]:
     """Power-of-two pieces of the tile of each axis: 80 = 64 + 16."""
-    bits = {a: sum((t >> i & 1 for i in range(20)), np.zeros(len(f), np.int64)) for a, t in f.tile.items()}
-    return {a: np.where(t % 16 == 0, bits[a], 1) for a, t in f.tile.items()}
+    found: dict[str, Sizes] = {}
+    for a, t in f.tile.items():
+        sizes, which = np.unique(t, return_inverse=True)
+        found[a] = np.array([n.bit_count() if n % 16 == 0 else 1 for n in sizes.tolist()])[which]
+    return found
 
 
 def _loops(f: Features, r: Resources, add: Add) -> None:

@@ -30,6 +30,7 @@ from cost_model.constants import Constants
 from fuser.device import Device
 from fuser.device import load_device
 from fuser.ir.mugraph import KernelGraph
+from search.records import Record
 from search.records import Records
 
 
@@ -46,8 +47,6 @@ def read(paths: Sequence[Path], device: Device) -> list[Sample]:
                 if r.structure not in graphs and (graph := records.structure(r.structure)):
                     graphs[r.structure] = graph
                 found.setdefault((r.workload, r.structure, r.schedule), []).append(r.time_us)
-    from search.records import Record
-
     samples = []
     for (workload, structure, schedule), us in found.items():
         value = Record(workload, "", structure, schedule, "", "", "").schedule_value()
