@@ -158,11 +158,15 @@ def optimize(
     choices, left = find_regions(imported.program, device, tuned, frozenset(imported.origin))
     clock.lap("regions and tuning")
     step(f"compiling {len({c.region.program.stable_hash() for c in choices})} distinct kernels for {len(choices)} regions")
-    kernels = lower_regions(choices, tuned, device, jobs, check, seed)
+    kernels, failed = lower_regions(choices, tuned, device, jobs, check, seed)
     regions = tuple(
         FusedRegion(f"{c.region.kind.lower().replace(' ', '_')}_{i}", c, kernels[c.region.program.stable_hash()])
         for i, c in enumerate(choices)
+        if c.region.program.stable_hash() in kernels
     )
+    for c in choices:
+        if why := failed.get(c.region.program.stable_hash()):
+            left += [Left(n, f"no kernel of the {c.region.kind} holds: {why}") for n in c.region.contractions]
     clock.lap("lowering and checking")
     covered = frozenset(n for r in regions for n in r.region.nodes)
     before = program_seconds(imported.program, device) * 1e6
@@ -196,20 +200,35 @@ def find_regions(
             tuned[key] = tune_fast(region, device)
         return tuned[key].winner.us
 
-    return choose(program, device, fused, lambda p: program_seconds(p, device) * 1e6, borders)
+    whole = program_seconds(program, device)
+
+    def unfused(region: Region) -> float:
+        """What the rest of the model does without: operators that were the epilogue of one in the region need a kernel of their own."""
+        return (whole - program_seconds(program, device, frozenset(region.nodes))) * 1e6
+
+    return choose(program, device, fused, unfused, borders)
 
 
 def lower_regions(
     choices: Sequence[Choice], tuned: Mapping[str, Tuned], device: Device, jobs: int, check: bool, seed: int
-) -> dict[str, Realised]:
-    """Compiled and checked kernels of each distinct region program, by its hash."""
+) -> tuple[dict[str, Realised], dict[str, str]]:
+    """Compiled and checked kernels of each distinct region program, by its hash; and why others have none."""
     distinct = {c.region.program.stable_hash(): tuned[c.region.program.stable_hash()] for c in choices}
-    if jobs > 1 and len(distinct) > 1:
-        with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
-            done = realise(list(distinct.values()), device, pool, check, seed)
-    else:
-        done = realise(list(distinct.values()), device, None, check, seed)
-    return dict(zip(distinct, done, strict=True))
+    pool = ProcessPoolExecutor(jobs, get_context("spawn")) if jobs > 1 and len(distinct) > 1 else None
+    try:
+        return dict(zip(distinct, realise(list(distinct.values()), device, pool, check, seed), strict=True)), {}
+    except FuserError:  # one of them does not lower: find out which, and do without it
+        done: dict[str, Realised] = {}
+        failed: dict[str, str] = {}
+        for key, item in distinct.items():
+            try:
+                (done[key],) = realise([item], device, None, check, seed)
+            except FuserError as error:
+                failed[key] = error.message
+        return done, failed
+    finally:
+        if pool:
+            pool.shutdown()
 
 
 def _build(

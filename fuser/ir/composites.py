@@ -82,7 +82,7 @@ def _emit(b: Builder, node: Node, inputs: list[Ref], program: TensorProgram, ren
             tuple((Extent(renamed[base.tensor], base.dim) if isinstance(base, Extent) else base, e) for base, e in v.powers),
         )
 
-    attrs = {k: tie(v) for k, v in node.attrs}
+    attrs = {k: tie(v) for k, v in node.attrs if k != "dtype"}
     if node.op in EXPANSIONS:
         return EXPANSIONS[node.op](b, *inputs, **attrs)
     name = node.output if node.output not in b.names else None

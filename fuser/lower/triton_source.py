@@ -248,8 +248,8 @@ class _Generator(FoldCode):
             if stmt.op == "causal_mask":
                 text = self.causal(stmt, args[0], combo, layout)
             elif stmt.op == "cast":
-                if stmt.attr["dtype"] not in ("float16", "bfloat16", "float32"):
-                    raise UnsupportedError(f"cast to {stmt.attr['dtype']!r} ({stmt.value}) has no Triton form")
+                if stmt.dtype not in ("float16", "bfloat16", "float32"):
+                    raise UnsupportedError(f"cast to {stmt.dtype!r} ({stmt.value}) has no Triton form")
                 text = args[0]
             elif not entry.triton:
                 raise UnsupportedError(f"operator {stmt.op!r} ({stmt.value}) has no Triton form")

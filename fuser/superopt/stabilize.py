@@ -288,7 +288,20 @@ def _shift(block: BlockGraph, licence: Licence, top: str) -> BlockGraph:
             out.append(replace(s, rescale=(*s.rescale, Rescale(top, degree[s.value]))))
         else:
             out.append(s)
-    return replace(block, stmts=tuple(out))
+    return replace(block, stmts=_spread(block, out))
+
+
+def _spread(block: BlockGraph, stmts: list[Stmt]) -> tuple[Stmt, ...]:
+    """What is computed element by element from an exponential of a split sum has the part's axis too: each part has its maximum."""
+    axes: dict[str, tuple[str, ...]] = {}
+    out: list[Stmt] = []
+    for s in stmts:
+        if s.kind == "compute":
+            union = {a for v in s.args for a in axes[v]} - set(s.reduce)
+            s = replace(s, axes=ordered({*s.axes, *union}, block.axes))
+        axes.setdefault(s.value, s.axes)
+        out.append(s)
+    return tuple(out)
 
 
 def _fresh(name: str, block: BlockGraph) -> str:

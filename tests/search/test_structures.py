@@ -32,13 +32,21 @@ def attention() -> TensorProgram:
     return b.build(O=b.attention(q, k, v))
 
 
+def mixed() -> TensorProgram:
+    """Attention as mixed precision has it: the softmax in float32, between products in float16."""
+    b = Builder("mixed")
+    q, k, v = b.input("Q", (2, 16, 8)), b.input("K", (2, 24, 8)), b.input("V", (2, 24, 8))
+    p = b.softmax(b.op("cast", (q @ k.T) * 0.25, dtype="float32"))
+    return b.build(O=b.op("cast", p, dtype="float16") @ v)
+
+
 def lora() -> TensorProgram:
     b = Builder("lora")
     x = b.input("X", (16, 32))
     return b.build(Y=x @ b.input("W", (32, 24)) + (x @ b.input("A", (32, 4))) @ b.input("B", (4, 24)))
 
 
-@pytest.mark.parametrize("make", [chain, lambda: chain("relu", bias=True), attention, lora])
+@pytest.mark.parametrize("make", [chain, lambda: chain("relu", bias=True), attention, mixed, lora])
 def test_every_structure_computes_the_program(make, rng):
     program = make()
     inputs = program.random_inputs(rng)
