@@ -66,7 +66,7 @@ def measured_degrees(
     """Multiply the value ``exponential`` of a kernel by a random factor and measure how everything after it scales, at reduced sizes.
 
     ``over``: axes that the factor does not depend on (those of the maximum), by default :func:`summed_axes`. The µGraph must be one without
-    running maxima (:func:`fuser.superopt.verify.unstabilize`). Raises :class:`UsageError` for unknown names or axes.
+    running maxima (:func:`fuser.superopt.shifts.unstabilize`). Raises :class:`UsageError` for unknown names or axes.
     """
     block = next((b for b in graph.blocks if b.name == kernel), None)
     if block is None or exponential not in block.by_value:

@@ -71,6 +71,8 @@ class FieldAlgebra:
 
     def _difference(self, x: Value, top: Value) -> Value:
         """x − max, where what is absent stays absent."""
+        if top.minus_inf is not None and np.any(top.minus_inf & ~(False if x.minus_inf is None else x.minus_inf)):
+            raise UnsupportedError("a difference to a maximum of nothing", "take the maximum over what is shifted")
         bare = self.field.apply("sub", [Value(x.p, x.q), Value(top.p, top.q)])
         if x.minus_inf is None:
             return bare

@@ -2,7 +2,7 @@
 
 Program and µGraph have axes of their own. Their device tensors tie them: a dimension is a row-major product of axes on both sides, and where one side
 is finer, the finer axes are the atoms. A test draws an extent for each atom, pairwise different, and the checking schedule follows from the
-structure: every axis of the grid has at least two tiles, every loop at least three, split reductions two parts, and loops are ragged.
+structure: every axis of the grid has at least two tiles, every loop at least three, split reductions three parts, and loops are ragged.
 """
 
 from __future__ import annotations
@@ -44,7 +44,11 @@ from fuser.ir.tiling import TilingExpr
 
 PROGRAM = ""
 Name = tuple[str, str]  # (kernel, axis); the program's axes have the kernel PROGRAM
-_LEAST = {"split": 11, "loop": 5, "grid": 3}
+_LEAST = {"split": 17, "loop": 5, "grid": 3}
+_PARTS = 3
+"""Parts of a split reduction: the kernel that adds them loops over them, and loops have three trips."""
+_ROWS = 5
+"""Least extent of a kept axis where accumulators are rescaled: an error shows only in rows whose maximum grows after the first trip."""
 _EVEN = frozenset({6, 9, 12})
 """Extents that three tiles divide evenly."""
 
@@ -130,11 +134,12 @@ class Structure:
         """A random extent for each atom: small, pairwise different (parts of splits apart), loops ragged."""
         sizes = [0] * len(self.real)
         used: set[int] = set()
+        least = _ROWS if any(s.rescale for b in self.graph.blocks for s in b.computes) else 1
         for i in rng.permutation(len(self.real)):
             if self.real[i] == FREE:
-                sizes[i] = 2
+                sizes[i] = _PARTS
                 continue
-            e = _LEAST[self.roles[i]] + int(rng.integers(0, 2))
+            e = max(_LEAST[self.roles[i]], least) + int(rng.integers(0, 2))
             while e in used or (self.roles[i] != "grid" and e in _EVEN):
                 e += 1
             used.add(e)
@@ -179,7 +184,10 @@ class Reduction:
         """Program and µGraph with these extents of the atoms."""
         extents = self.structure.extents(sizes)
         own = {axis: e for (kernel, axis), e in extents.items() if kernel == PROGRAM}
-        return Case(resize(self.program, own, self.axes), self.structure.at(sizes, self.anchor), tuple(own.items()))
+        small, graph = resize(self.program, own, self.axes), self.structure.at(sizes, self.anchor)
+        # inputs that no kernel reads have no axes in the µGraph
+        graph = replace(graph, tensors=tuple(replace(t, shape=small[t.name].shape) if t.name in small.table else t for t in graph.tensors))
+        return Case(small, graph, tuple(own.items()))
 
     @cached_property
     def anchor(self) -> str:

@@ -11,7 +11,6 @@ What is proven: :attr:`Verified.bound`, for truly random functions. What is not 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from dataclasses import replace
 
@@ -20,14 +19,10 @@ import numpy as np
 from fuser.errors import ProgramError
 from fuser.errors import UnsupportedError
 from fuser.errors import UsageError
-from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
-from fuser.ir.ops import Array
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import Schedule
-from fuser.lower.algebra import FloatAlgebra
 from fuser.lower.reference import InterpretError
-from fuser.lower.reference import interpret
 from fuser.lower.reference import interpret_in
 from fuser.superopt.bounds import round_bound
 from fuser.superopt.field_algebra import FieldAlgebra
@@ -37,18 +32,22 @@ from fuser.superopt.fields import ZeroDenominatorError
 from fuser.superopt.fields import evaluate_program
 from fuser.superopt.fields import random_inputs
 from fuser.superopt.flat import evaluate_flat
+from fuser.superopt.float_check import TOLERANCE
+from fuser.superopt.float_check import float_error
 from fuser.superopt.modular import PRIMES
 from fuser.superopt.reduced import Case
 from fuser.superopt.reduced import MismatchError
 from fuser.superopt.reduced import Reduction
 from fuser.superopt.reduced import checking_schedules
 from fuser.superopt.reduced import reduction
+from fuser.superopt.shifts import nested
+from fuser.superopt.shifts import rescaled_by_degrees
+from fuser.superopt.shifts import stabilized
+from fuser.superopt.shifts import unstabilize
 
 ROUNDS = 3
 DRAWS = 8
 """Draws of a round before zero denominators count as a property of the µGraph."""
-TOLERANCE = 1e-8
-"""Largest relative Frobenius error of the float64 comparison."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +147,10 @@ def _verify(
         plain = unstabilize(graph)
         second = _rounds(tied.with_graph(plain), schedule, seeds[:rounds], False)
         if bare is None and isinstance(verdict, Unknown) and isinstance(second, _Pass):
-            bare = _licensed_only(plain, second, notes)
+            # the law of exp has no meaning here if exponentials are nested; then the shifts are tested by degrees
+            if nested(graph) and rescaled_by_degrees(graph, plain, np.random.default_rng(seeds[0])):
+                notes.append("exponentials are nested: the running maximum is tested by degrees and in float64 alone")
+                bare = second
         elif bare is not None and isinstance(second, _Pass):
             bare = replace(second, law=True)
     if bare is None:
@@ -158,7 +160,7 @@ def _verify(
     notes += bare.notes
     error = 0.0
     for seed in seeds[rounds:]:
-        error = max(error, float_check(tied, schedule, seed))
+        error = max(error, float_error(tied, schedule, np.random.default_rng(seed)))
         if not error <= TOLERANCE:
             return Rejected(f"the float64 comparison differs by {error:.1e}", seed)
     if not float_rounds:
@@ -173,16 +175,6 @@ class _Pass:
     bound: float
     sizes: tuple[tuple[tuple[str, int], ...], ...]
     notes: tuple[str, ...] = ()
-
-
-def _licensed_only(plain: KernelGraph, passed: _Pass, notes: list[str]) -> _Pass | None:
-    """A running maximum that the law of exp cannot test (an exponential of an exponential): accept by its degrees."""
-    from fuser.superopt.degrees import shift_invariant
-
-    if not all(shift_invariant(plain, k.name, s.value, np.random.default_rng(0)) for k in plain.blocks for s in k.computes if s.op == "exp"):
-        return None
-    notes.append("exponentials are nested: the running maximum is tested by degrees and in float64 alone")
-    return passed
 
 
 def _rounds(tied: Reduction, schedule: Schedule | None, seeds: list[int], law: bool) -> _Pass | Rejected | Unknown:
@@ -268,93 +260,3 @@ def replay(program: TensorProgram, graph: KernelGraph, verdict: Rejected, schedu
 
 def _has_exp(graph: KernelGraph) -> bool:
     return any(s.op == "exp" for k in graph.blocks for s in k.computes) or any(getattr(k, "op", "") in ("exp", "softmax") for k in graph.kernels)
-
-
-def stabilized(graph: KernelGraph) -> bool:
-    """Some value is shifted by a running maximum, or an accumulator is rescaled by one."""
-    return any(s.running or s.rescale or _shift(k, s.value) for k in graph.blocks for s in k.computes)
-
-
-def _shift(block: BlockGraph, value: str) -> bool:
-    """``value`` is x − max(x …) and is only read by exponentials: a shift, not a difference that the program asks for."""
-    s = block.by_value.get(value)
-    if s is None or s.op != "sub" or block.by_value[s.args[1]].op != "max":
-        return False
-    users = block.users(value)
-    return bool(users) and all(u.op == "exp" for u in users)
-
-
-def unstabilize(graph: KernelGraph) -> KernelGraph:
-    """The same µGraph with bare exponentials: no shift by a maximum, nothing rescaled; what only served that is gone.
-
-    Shifts across kernels (partial results that a later kernel rescales by exponentials of partial maxima) are operators, not marks, and stay.
-    """
-    kernels = tuple(_bare(k) if isinstance(k, BlockGraph) else k for k in graph.kernels)
-    return replace(graph, kernels=kernels).validate()
-
-
-def _bare(block: BlockGraph) -> BlockGraph:
-    alias: dict[str, str] = {}
-    stmts = []
-    for s in block.stmts:
-        if s.kind == "compute" and s.running and s.op == "sub" and _shift(block, s.value):
-            alias[s.value] = s.args[0]
-            continue
-        stmts.append(replace(s, args=tuple(alias.get(a, a) for a in s.args), rescale=()))
-    axes: dict[str, tuple[str, ...]] = {}
-    gained = {g for _, g in block.splits}
-    out = []
-    for s in stmts:
-        if s.kind == "compute":
-            # without the maximum of its part, a value no longer depends on the part until it is reduced
-            have = {a for v in s.args for a in axes[v]} - set(s.reduce) | {g for a, g in block.splits if a in s.reduce}
-            s = replace(s, axes=tuple(a for a in s.axes if a in have or a not in gained))
-        if s.kind != "store":
-            axes[s.value] = s.axes
-        out.append(s)
-    needed: set[str] = set()
-    kept = []
-    for s in reversed(out):
-        if s.kind == "store" or s.value in needed:
-            needed |= {*s.args, s.value}
-            kept.append(s)
-    return replace(block, stmts=tuple(reversed(kept)))
-
-
-def float_check(tied: Reduction, schedule: Schedule | None, seed: int) -> float:
-    """Largest relative Frobenius error of the outputs in float64, at reduced sizes; NaN where only one side has one."""
-    rng = np.random.default_rng(seed)
-    case = tied.draw(rng)
-    worst = math.inf
-    for inputs in _float_inputs(case.program, rng):
-        wanted = case.program.evaluate(inputs)
-        if not all(np.isfinite(x).all() for x in wanted.values()):
-            continue
-        own = {n: inputs[n] for n in case.graph.inputs}
-        for chosen in checking_schedules(case.graph, schedule, tied.structure.graph if schedule else None):
-            try:
-                got = interpret(case.graph, chosen, own)
-            except (InterpretError, UsageError):
-                continue
-            return max(relative_error(got[n], x) for n, x in wanted.items())
-        flat = evaluate_flat(FloatAlgebra(), case.graph, {n: np.asarray(x, np.float64) for n, x in own.items()})
-        return max(relative_error(flat.tensors[n], x) for n, x in wanted.items())
-    return worst
-
-
-def _float_inputs(program: TensorProgram, rng: np.random.Generator) -> Iterator[dict[str, Array]]:
-    """Normal inputs; then positive ones, for programs with roots and quotients of inputs."""
-    for positive in (False, True):
-        found: dict[str, Array] = {}
-        for name in program.inputs:
-            t = program[name]
-            x = rng.uniform(0.5, 1.5, t.shape) if positive else rng.standard_normal(t.shape)
-            found[name] = rng.integers(0, 2, t.shape).astype(np.float64) if t.dtype == "bool" else x
-        yield found
-
-
-def relative_error(got: Array, wanted: Array) -> float:
-    """Frobenius norm of the difference over that of what is wanted; infinite for another shape or a value that is not finite."""
-    if got.shape != wanted.shape or not np.isfinite(got).all():
-        return math.inf
-    return float(np.linalg.norm(got - wanted)) / max(float(np.linalg.norm(wanted)), 1e-300)
