@@ -14,7 +14,7 @@ from fuser.ir.mugraph import Stmt
 from fuser.ir.mugraph import ordered
 
 
-class NotApplicable(FuserError):  # noqa: N818 - a signal between the steps of a random draw
+class NotApplicable(FuserError):
     """This edit has no place in this µGraph."""
 
 
@@ -57,7 +57,8 @@ def without(block: BlockGraph, s: Stmt, instead: str) -> BlockGraph:
 def tidy(block: BlockGraph) -> BlockGraph:
     """Axes of all values recomputed, statements in an order in which operands come first, dead ones gone.
 
-    Raises :class:`NotApplicable` where that is impossible: a fold over an axis that its operand lacks, a store that would lose one.
+    Raises :class:`NotApplicable` where that is impossible: a fold over an axis that its operand lacks, a store that would lose
+    one.
     """
     axes: dict[str, tuple[str, ...]] = {}
     out: list[Stmt] = []

@@ -2,8 +2,9 @@
 
     python -m experiments.mirage.mutants [--mutants 10000] [--rewrites 1000] [--seed 0] [--out FILE]
 
-A mutant that an independent float64 comparison (numpy semantics of the program against the interpreter of the µGraph, at sizes and inputs of its own)
-finds equal is set aside. The finite-field tests are judged alone: the verifier's own float64 comparison is off.
+A mutant that an independent float64 comparison (numpy semantics of the program against the interpreter of the µGraph, at sizes
+and inputs of its own) finds equal is set aside. The finite-field tests are judged alone: the verifier's own float64 comparison
+is off.
 """
 
 from __future__ import annotations
@@ -235,7 +236,10 @@ def main() -> None:
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     counts = result["mutations"]["verdicts"]
-    print(f"{args.mutants} mutants: {counts}; {len(result['rewritings']['refused'])} of {args.rewrites} rewritings refused", file=sys.stderr)
+    print(
+        f"{args.mutants} mutants: {counts}; {len(result['rewritings']['refused'])} of {args.rewrites} rewritings refused",
+        file=sys.stderr,
+    )
 
 
 if __name__ == "__main__":

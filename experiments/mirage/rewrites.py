@@ -74,7 +74,9 @@ def reassociate(block: BlockGraph, rng: np.random.Generator) -> BlockGraph:
 def distribute(block: BlockGraph, rng: np.random.Generator) -> BlockGraph:
     """A product with a sum or a difference becomes a sum of products."""
     s, i, t = _pair(block, rng, ("mul", "matmul"), ("add", "sub"))
-    if s.op == "matmul" and any(not set(s.reduce) <= {x for v in (a, s.args[1 - i]) for x in block.by_value[v].axes} for a in t.args):
+    if s.op == "matmul" and any(
+        not set(s.reduce) <= {x for v in (a, s.args[1 - i]) for x in block.by_value[v].axes} for a in t.args
+    ):
         raise NotApplicable("a summand lacks the contracted axis")
     parts = []
     for a in t.args:
@@ -213,7 +215,13 @@ def split(graph: KernelGraph, rng: np.random.Generator) -> KernelGraph:
     """The last contraction of a kernel split over the grid, with a kernel that adds the parts."""
     block = graph.blocks[int(rng.integers(len(graph.blocks)))]
     folds = [s for s in block.computes if s.folds]
-    if not folds or folds[-1].op != "matmul" or len(block.stores) != 1 or block.splits or any(s.rescale or s.running for s in block.stmts):
+    if (
+        not folds
+        or folds[-1].op != "matmul"
+        or len(block.stores) != 1
+        or block.splits
+        or any(s.rescale or s.running for s in block.stmts)
+    ):
         raise NotApplicable("nothing that splits")
     try:
         return with_block(graph, block, *split_block(block, folds[-1].reduce[0]))
@@ -261,5 +269,7 @@ def random_schedule(graph: KernelGraph, rng: np.random.Generator) -> Schedule:
         free = [a for a in b.spatial if a not in b.reduced and a not in counts and b.extents[a] > 1]
         divided = [a for a in free if rng.random() < 0.7]
         tiles = {a: max(1, b.extents[a] // int(rng.integers(2, 5))) for a in (*chosen, *divided)}
-        kernels.append(KernelSchedule(tuple(sorted(tiles.items())), TilingExpr(tuple(chosen)), tuple((g, 2) for g in sorted(counts))))
+        kernels.append(
+            KernelSchedule(tuple(sorted(tiles.items())), TilingExpr(tuple(chosen)), tuple((g, 2) for g in sorted(counts)))
+        )
     return Schedule(tuple(kernels))

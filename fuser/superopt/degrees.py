@@ -1,8 +1,8 @@
 """Degrees by random test: does a value T have T(λ·e) = λᵈ·T(e), for a random factor λ on an exponential e?
 
-Degrees inferred by rules (:mod:`fuser.superopt.stabilize`) license a running maximum; this measures them instead, over a prime field, on every
-accumulator, partial result and output. The factor is independent for each index of the axes that the shift keeps; with ``per_part``
-also for each part of a split reduction, as when every block has a maximum of its own.
+Degrees inferred by rules (:mod:`fuser.superopt.stabilize`) license a running maximum; this measures them instead, over a prime
+field, on every accumulator, partial result and output. The factor is independent for each index of the axes that the shift
+keeps; with ``per_part`` also for each part of a split reduction, as when every block has a maximum of its own.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _DRAWS = 8
 
 @dataclass(frozen=True)
 class Degrees:
-    """Measured degrees in a factor on one exponential. ``values``: of each (kernel, value); ``outputs``: of each output; None where no
-    degree fits. ``over``: the axes of the exponential that the factor does not depend on."""
+    """Measured degrees in a factor on one exponential. ``values``: of each (kernel, value); ``outputs``: of each output; None
+    where no degree fits. ``over``: the axes of the exponential that the factor does not depend on."""
 
     exponential: str
     over: tuple[str, ...]
@@ -61,12 +61,18 @@ def summed_axes(block: BlockGraph, exponential: str) -> tuple[str, ...]:
 
 
 def measured_degrees(
-    graph: KernelGraph, kernel: str, exponential: str, rng: np.random.Generator, over: tuple[str, ...] | None = None, per_part: bool = False
+    graph: KernelGraph,
+    kernel: str,
+    exponential: str,
+    rng: np.random.Generator,
+    over: tuple[str, ...] | None = None,
+    per_part: bool = False,
 ) -> Degrees:
-    """Multiply the value ``exponential`` of a kernel by a random factor and measure how everything after it scales, at reduced sizes.
+    """Multiply the value ``exponential`` of a kernel by a random factor and measure how everything after it scales, at reduced
+    sizes.
 
-    ``over``: axes that the factor does not depend on (those of the maximum), by default :func:`summed_axes`. The µGraph must be one without
-    running maxima (:func:`fuser.superopt.shifts.unstabilize`). Raises :class:`UsageError` for unknown names or axes.
+    ``over``: axes that the factor does not depend on (those of the maximum), by default :func:`summed_axes`. The µGraph must be
+    one without running maxima (:func:`fuser.superopt.shifts.unstabilize`). Raises :class:`UsageError` for unknown names or axes.
     """
     block = next((b for b in graph.blocks if b.name == kernel), None)
     if block is None or exponential not in block.by_value:
@@ -86,8 +92,12 @@ def measured_degrees(
     raise ZeroDenominatorError(f"a denominator of {graph.name!r} is zero at every draw")
 
 
-def shift_invariant(graph: KernelGraph, kernel: str, exponential: str, rng: np.random.Generator, over: tuple[str, ...] | None = None) -> bool:
-    """Every output has degree 0 in a factor on this exponential that varies along the axes not in ``over``, and something is summed over."""
+def shift_invariant(
+    graph: KernelGraph, kernel: str, exponential: str, rng: np.random.Generator, over: tuple[str, ...] | None = None
+) -> bool:
+    """Every output has degree 0 in a factor on this exponential that varies along the axes not in ``over``, and something is
+    summed over.
+    """
     found = measured_degrees(graph, kernel, exponential, rng, over)
     return bool(found.over) and found.invariant
 
@@ -157,7 +167,9 @@ def _along(
     return factor[tuple(index)] if index else factor.reshape((1,) * len(axes))
 
 
-def _aligned(tied: Structure, kernel: str, kept: tuple[str, ...], factor: Array, where: str, axes: tuple[str, ...]) -> Array | None:
+def _aligned(
+    tied: Structure, kernel: str, kept: tuple[str, ...], factor: Array, where: str, axes: tuple[str, ...]
+) -> Array | None:
     """The factor shaped against a value of any kernel, if that has all of the factor's axes."""
     atoms = {tied.atoms[where, a]: i for i, a in enumerate(axes)}
     spots = [axes.index(a) if where == kernel and a in axes else atoms.get(tied.atoms[kernel, a]) for a in kept]

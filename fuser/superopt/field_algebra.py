@@ -28,8 +28,8 @@ _DIRECT = 1 << 14
 class FieldAlgebra:
     """An :class:`fuser.lower.algebra.Algebra` of field values, for one round of a test.
 
-    A running maximum is some element by a random total order, and rescaling by it needs ``exp(a + b) = exp(a)·exp(b)``: with a field that
-    reads ``exp`` as a random function, it raises :class:`UnsupportedError`.
+    A running maximum is some element by a random total order, and rescaling by it needs ``exp(a + b) = exp(a)·exp(b)``: with a
+    field that reads ``exp`` as a random function, it raises :class:`UnsupportedError`.
     """
 
     field: Field
@@ -99,7 +99,9 @@ class FieldAlgebra:
 
     def rescale(self, acc: Value, degree: int, old: Value, new: Value) -> Value:
         if not self.field.law:
-            raise UnsupportedError("rescaling by a running maximum needs the law of exp", "test with law=True, or without the maximum")
+            raise UnsupportedError(
+                "rescaling by a running maximum needs the law of exp", "test with law=True, or without the maximum"
+            )
         step = self._difference(Value(old.p, old.q), new)
         factor = self.field.exp(self.field.apply("scale", [step], {"scalar": degree}))
         if old.minus_inf is not None:

@@ -1,8 +1,9 @@
 """Sizes at which a µGraph and its program are compared, and the schedules of those tests.
 
-Program and µGraph have axes of their own. Their device tensors tie them: a dimension is a row-major product of axes on both sides, and where one side
-is finer, the finer axes are the atoms. A test draws an extent for each atom, pairwise different, and the checking schedule follows from the
-structure: every axis of the grid has at least two tiles, every loop at least three, split reductions three parts, and loops are ragged.
+Program and µGraph have axes of their own. Their device tensors tie them: a dimension is a row-major product of axes on both
+sides, and where one side is finer, the finer axes are the atoms. A test draws an extent for each atom, pairwise different, and
+the checking schedule follows from the structure: every axis of the grid has at least two tiles, every loop at least three, split
+reductions three parts, and loops are ragged.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ _LEAST = {"split": 17, "loop": 5, "grid": 3}
 _PARTS = 3
 """Parts of a split reduction: the kernel that adds them loops over them, and loops have three trips."""
 _ROWS = 5
-"""Least extent of a kept axis where accumulators are rescaled: an error shows only in rows whose maximum grows after the first trip."""
+"""Least extent of a kept axis where accumulators are rescaled: an error shows only in rows whose maximum grows after the first
+trip.
+"""
 _EVEN = frozenset({6, 9, 12})
 """Extents that three tiles divide evenly."""
 
@@ -109,8 +112,8 @@ class Case:
 
 @dataclass(frozen=True)
 class Structure:
-    """A µGraph and how the axes of its kernels hang together. ``atoms``: the leaves that make up each axis, as indices into ``real``,
-    their extents at the µGraph's size; ``library``: each library kernel as a program."""
+    """A µGraph and how the axes of its kernels hang together. ``atoms``: the leaves that make up each axis, as indices into
+    ``real``, their extents at the µGraph's size; ``library``: each library kernel as a program."""
 
     graph: KernelGraph
     atoms: dict[Name, tuple[int, ...]]
@@ -186,7 +189,9 @@ class Reduction:
         own = {axis: e for (kernel, axis), e in extents.items() if kernel == PROGRAM}
         small, graph = resize(self.program, own, self.axes), self.structure.at(sizes, self.anchor)
         # inputs that no kernel reads have no axes in the µGraph
-        graph = replace(graph, tensors=tuple(replace(t, shape=small[t.name].shape) if t.name in small.table else t for t in graph.tensors))
+        graph = replace(
+            graph, tensors=tuple(replace(t, shape=small[t.name].shape) if t.name in small.table else t for t in graph.tensors)
+        )
         return Case(small, graph, tuple(own.items()))
 
     @cached_property
@@ -242,7 +247,9 @@ class _Ties:
                 self.touch(name, PROGRAM, axes.values[name], f"output {name!r}")
 
     def constants(self, graph: KernelGraph) -> None:
-        """An axis that only constants of a kernel are made of (1/N after a split sum over N) is the axis of that name of another kernel."""
+        """An axis that only constants of a kernel are made of (1/N after a split sum over N) is the axis of that name of another
+        kernel.
+        """
         touched = {(b.name, a) for b in graph.blocks for s in b.stmts if s.access for a in s.access.axes}
         for block in graph.blocks:
             for a, extent in block.extents.items():
@@ -328,8 +335,9 @@ def _single(kernel: LibraryKernel, shapes: Mapping[str, tuple[int, ...]]) -> Ten
 def checking_schedules(graph: KernelGraph, like: Schedule | None = None, real: KernelGraph | None = None) -> Iterator[Schedule]:
     """Schedules to test a µGraph of reduced sizes with, the most demanding first.
 
-    With ``like``, a schedule of the structure at its ``real`` size, the same axes are looped over and divided, in the same order; without,
-    every reduced axis is a loop and every common spatial axis is divided over the grid, in up to six orders of the loops.
+    With ``like``, a schedule of the structure at its ``real`` size, the same axes are looped over and divided, in the same
+    order; without, every reduced axis is a loop and every common spatial axis is divided over the grid, in up to six orders of
+    the loops.
     """
     if like is not None and real is not None:
         blocks = zip(graph.blocks, real.blocks, like.kernels, strict=True)

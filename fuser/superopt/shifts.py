@@ -32,7 +32,8 @@ def _shift(block: BlockGraph, value: str) -> bool:
 def unstabilize(graph: KernelGraph) -> KernelGraph:
     """The same µGraph with bare exponentials: no shift by a maximum, nothing rescaled; what only served that is gone.
 
-    Shifts across kernels (partial results that a later kernel rescales by exponentials of partial maxima) are operators, not marks, and stay.
+    Shifts across kernels (partial results that a later kernel rescales by exponentials of partial maxima) are operators, not
+    marks, and stay.
     """
     kernels = tuple(_bare(k) if isinstance(k, BlockGraph) else k for k in graph.kernels)
     return replace(graph, kernels=kernels).validate()
@@ -67,7 +68,8 @@ def _bare(block: BlockGraph) -> BlockGraph:
 
 
 def rescaled_by_degrees(graph: KernelGraph, plain: KernelGraph, rng: np.random.Generator) -> bool:
-    """Every fold is rescaled by its measured degree in each exponential that is shifted by a running maximum, and no output has a degree.
+    """Every fold is rescaled by its measured degree in each exponential that is shifted by a running maximum, and no output has
+    a degree.
 
     ``plain`` is :func:`unstabilize` of the µGraph.
     """

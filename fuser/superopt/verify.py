@@ -1,9 +1,11 @@
-"""Is a µGraph equal to a program? Random tests over finite fields (Mirage, section 5), at reduced sizes, with loops and tiles interpreted.
+"""Is a µGraph equal to a program? Random tests over finite fields (Mirage, section 5), at reduced sizes, with loops and tiles
+interpreted.
 
-Each round draws sizes, a field with its random functions, and inputs, and compares exactly: first the values as whole arrays, then the scheduled µGraph
-block by block and tile by tile. ``exp`` is a random function, which trusts no law of it; only if that fails it is tested as a power of a random root
-of unity, where exp(a + b) = exp(a)·exp(b). A µGraph with a running maximum needs that law: its maximum is some element by a random order, so that
-passing means that the shift cancels, whatever it is; and the same µGraph without the shift is tested with the random function.
+Each round draws sizes, a field with its random functions, and inputs, and compares exactly: first the values as whole arrays,
+then the scheduled µGraph block by block and tile by tile. ``exp`` is a random function, which trusts no law of it; only if that
+fails it is tested as a power of a random root of unity, where exp(a + b) = exp(a)·exp(b). A µGraph with a running maximum needs
+that law: its maximum is some element by a random order, so that passing means that the shift cancels, whatever it is; and the
+same µGraph without the shift is tested with the random function.
 
 What is proven: :attr:`Verified.bound`, for truly random functions. What is not stands in :attr:`Verified.heuristic`.
 """
@@ -52,7 +54,8 @@ DRAWS = 8
 
 @dataclass(frozen=True)
 class Verified:
-    """Passed. ``bound``: proven probability that a wrong µGraph passes these rounds (1 says nothing); ``heuristic``: what is not proven.
+    """Passed. ``bound``: proven probability that a wrong µGraph passes these rounds (1 says nothing); ``heuristic``: what is not
+    proven.
 
     ``law``: whether acceptance needed exp(a + b) = exp(a)·exp(b). ``sizes``: extents of the program's axes in each round.
     """
@@ -126,7 +129,12 @@ def verify(
 
 
 def _verify(
-    program: TensorProgram, graph: KernelGraph, schedule: Schedule | None, rng: np.random.Generator, rounds: int, float_rounds: int
+    program: TensorProgram,
+    graph: KernelGraph,
+    schedule: Schedule | None,
+    rng: np.random.Generator,
+    rounds: int,
+    float_rounds: int,
 ) -> Verdict:
     seeds = [int(s) for s in rng.integers(0, 2**62, rounds + float_rounds)]
     tied = reduction(program, graph)
@@ -143,7 +151,9 @@ def _verify(
         # the first mode's witness is the one to show, unless only the second one means anything
         verdict = found if isinstance(verdict, Unknown) else verdict
     if stable:
-        notes.append("the bound is that of the µGraph without its running maximum; the maximum is tested as an arbitrary shift, by the law of exp")
+        notes.append(
+            "the bound is that of the µGraph without its running maximum; the maximum is tested as an arbitrary shift, by the law of exp"
+        )
         plain = unstabilize(graph)
         second = _rounds(tied.with_graph(plain), schedule, seeds[:rounds], False)
         if bare is None and isinstance(verdict, Unknown) and isinstance(second, _Pass):
@@ -156,7 +166,9 @@ def _verify(
     if bare is None:
         return verdict
     if not stable and bare.law:
-        notes.append("accepted only with the law of exp: theorem 2 bounds this for few terms, and says nothing for sums of many exponentials")
+        notes.append(
+            "accepted only with the law of exp: theorem 2 bounds this for few terms, and says nothing for sums of many exponentials"
+        )
     notes += bare.notes
     error = 0.0
     for seed in seeds[rounds:]:
@@ -259,4 +271,6 @@ def replay(program: TensorProgram, graph: KernelGraph, verdict: Rejected, schedu
 
 
 def _has_exp(graph: KernelGraph) -> bool:
-    return any(s.op == "exp" for k in graph.blocks for s in k.computes) or any(getattr(k, "op", "") in ("exp", "softmax") for k in graph.kernels)
+    return any(s.op == "exp" for k in graph.blocks for s in k.computes) or any(
+        getattr(k, "op", "") in ("exp", "softmax") for k in graph.kernels
+    )
