@@ -203,7 +203,9 @@ def find_regions(
     whole = program_seconds(program, device)
 
     def unfused(region: Region) -> float:
-        """What the rest of the model does without: operators that were the epilogue of one in the region need a kernel of their own."""
+        """What the rest of the model does without: operators that were the epilogue of one in the region need a kernel of their
+        own.
+        """
         return (whole - program_seconds(program, device, frozenset(region.nodes))) * 1e6
 
     return choose(program, device, fused, unfused, borders)

@@ -236,7 +236,8 @@ MUTATIONS: dict[str, Mutation] = {
     f.__name__: f
     for f in (
         wrong_axis, missing_accumulator, missing_reduction, wrong_range, swapped_operands, wrong_operand, dropped_operator,
-        dropped_scale, wrong_constant, wrong_operator, wrong_access, wrong_tensor, missing_mask, wrong_degree, swapped_steps, early_value,
+        dropped_scale, wrong_constant, wrong_operator, wrong_access, wrong_tensor, missing_mask, wrong_degree, swapped_steps,
+        early_value,
     )
 }  # fmt: skip
 

@@ -201,7 +201,8 @@ def exp_of_sum(block: BlockGraph, rng: np.random.Generator) -> BlockGraph:
 REWRITES: dict[str, Rewrite] = {
     f.__name__: f
     for f in (
-        commute, associate, reassociate, distribute, collect, divide_first, divide_last, denominators, split_sum, square_as_product,
+        commute, associate, reassociate, distribute, collect, divide_first, divide_last, denominators, split_sum,
+        square_as_product,
         product_as_sum, move_scale, as_quotient, unfold_function, exp_of_sum,
     )
 }  # fmt: skip

@@ -1,8 +1,9 @@
 """What one round of a random test proves: degrees of the tested fractions, and the number of their random function values.
 
-Every value of a program is a fraction of polynomials in the inputs and in the values of the random functions. Two programs that differ agree at a random
-point with probability at most degree/p (Schwartz and Zippel), where the values of a function at different arguments are independent; arguments that
-differ as fractions coincide with probability at most degree/p for each pair, by the same lemma.
+Every value of a program is a fraction of polynomials in the inputs and in the values of the random functions. Two programs that
+differ agree at a random point with probability at most degree/p (Schwartz and Zippel), where the values of a function at
+different arguments are independent; arguments that differ as fractions coincide with probability at most degree/p for each pair,
+by the same lemma.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def round_bound(program: TensorProgram, graph: KernelGraph, field: Field) -> tup
 
 def _program(program: TensorProgram, count: _Count) -> dict[str, Degree]:
     program = expand(program)
-    found: dict[str, Degree] = {n: (1, 0) for n in program.inputs}
+    found: dict[str, Degree] = dict.fromkeys(program.inputs, (1, 0))
     for node in program.nodes:
         shape = program[node.output].shape
         source = program[node.inputs[0]].shape
@@ -105,11 +106,13 @@ def _program(program: TensorProgram, count: _Count) -> dict[str, Degree]:
 
 
 def _graph(graph: KernelGraph, count: _Count) -> dict[str, Degree]:
-    found: dict[str, Degree] = {n: (1, 0) for n in graph.inputs}
+    found: dict[str, Degree] = dict.fromkeys(graph.inputs, (1, 0))
     for k in graph.kernels:
         if isinstance(k, LibraryKernel):
             # whole-tensor operators: the fold is bounded by the number of elements read
-            found[k.output] = count.apply(k.op, [found[n] for n in k.args], 0, 1) if op_def(k.op).kind == "map" else (1 << 16, 1 << 16)
+            found[k.output] = (
+                count.apply(k.op, [found[n] for n in k.args], 0, 1) if op_def(k.op).kind == "map" else (1 << 16, 1 << 16)
+            )
         else:
             found |= _block(k, found, count)
     return found

@@ -1,7 +1,8 @@
 """What a µGraph computes, without its loops and tiles: every value as one whole array.
 
-This is the mathematics of a structure alone: a running maximum is the finished one and nothing is rescaled. It is fast, so that a wrong graph is
-refused before anything is interpreted tile by tile, and it has every value at hand, for tests of single accumulators.
+This is the mathematics of a structure alone: a running maximum is the finished one and nothing is rescaled. It is fast, so that
+a wrong graph is refused before anything is interpreted tile by tile, and it has every value at hand, for tests of single
+accumulators.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ Hook = Callable[[str, Stmt, V], V]
 
 @dataclass(frozen=True)
 class Flat(Generic[V]):
-    """``tensors``: every device tensor; ``values``: every value of every block by (kernel, value), with the axes of its statement."""
+    """``tensors``: every device tensor; ``values``: every value of every block by (kernel, value), with the axes of its
+    statement.
+    """
 
     tensors: dict[str, V]
     values: dict[tuple[str, str], V]

@@ -1,7 +1,7 @@
 """Move divisions behind contractions: ``Σ (x / d) · y = (Σ x · y) / d`` where d does not vary along the sum.
 
-This is the one algebraic step that every fused softmax and normalization needs (FlashAttention's final division, Mirage's RMSNorm);
-as a rewriting it costs nothing, so that the fast path need not search for it.
+This is the one algebraic step that every fused softmax and normalization needs (FlashAttention's final division, Mirage's
+RMSNorm); as a rewriting it costs nothing, so that the fast path need not search for it.
 """
 
 from __future__ import annotations

@@ -292,7 +292,9 @@ def _shift(block: BlockGraph, licence: Licence, top: str) -> BlockGraph:
 
 
 def _spread(block: BlockGraph, stmts: list[Stmt]) -> tuple[Stmt, ...]:
-    """What is computed element by element from an exponential of a split sum has the part's axis too: each part has its maximum."""
+    """What is computed element by element from an exponential of a split sum has the part's axis too: each part has its
+    maximum.
+    """
     axes: dict[str, tuple[str, ...]] = {}
     out: list[Stmt] = []
     for s in stmts:

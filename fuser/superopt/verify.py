@@ -72,7 +72,8 @@ class Verified:
 
     def __str__(self) -> str:
         law = " with the law of exp" if self.law else ""
-        return f"verified in {self.rounds} rounds{law}: a wrong graph passes with probability ≤ {self.bound:.1e}; float64 error {self.float_error:.1e}"
+        odds = f"a wrong graph passes with probability ≤ {self.bound:.1e}"
+        return f"verified in {self.rounds} rounds{law}: {odds}; float64 error {self.float_error:.1e}"
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,8 @@ def _verify(
         verdict = found if isinstance(verdict, Unknown) else verdict
     if stable:
         notes.append(
-            "the bound is that of the µGraph without its running maximum; the maximum is tested as an arbitrary shift, by the law of exp"
+            "the bound is that of the µGraph without its running maximum; the maximum is tested as an arbitrary shift, "
+            "by the law of exp"
         )
         plain = unstabilize(graph)
         second = _rounds(tied.with_graph(plain), schedule, seeds[:rounds], False)
@@ -167,7 +169,8 @@ def _verify(
         return verdict
     if not stable and bare.law:
         notes.append(
-            "accepted only with the law of exp: theorem 2 bounds this for few terms, and says nothing for sums of many exponentials"
+            "accepted only with the law of exp: theorem 2 bounds this for few terms, "
+            "and says nothing for sums of many exponentials"
         )
     notes += bare.notes
     error = 0.0
@@ -259,7 +262,8 @@ def _compare(
             continue
         for name, value in wanted.items():
             if not field.equal(tiled[name], value):
-                return f"output {name!r} differs when it is computed tile by tile, in the order {[str(k.order) for k in chosen.kernels]}"
+                orders = [str(k.order) for k in chosen.kernels]
+                return f"output {name!r} differs when it is computed tile by tile, in the order {orders}"
         return ""
     raise InterpretError(f"no schedule that the verifier tries can be interpreted: {error.message if error else 'none'}")
 

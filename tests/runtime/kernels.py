@@ -14,9 +14,7 @@ from search.structures import one_kernel
 
 
 def knobs(order: str = "", splits: dict[str, int] | None = None, **tiles: int) -> KernelSchedule:
-    return KernelSchedule(
-        tuple(sorted(tiles.items())), TilingExpr.parse(order), tuple(sorted((splits or {}).items())), 4, 2
-    )
+    return KernelSchedule(tuple(sorted(tiles.items())), TilingExpr.parse(order), tuple(sorted((splits or {}).items())), 4, 2)
 
 
 def doubling() -> KernelSource:

@@ -160,5 +160,3 @@ def test_spread_is_relative_to_the_median() -> None:
     assert spread([2.0] * 11) == 0.0
     assert spread([1.0, *[2.0] * 9, 100.0]) == 0.0
     assert spread([float(i) for i in range(1, 12)]) == pytest.approx((10 - 2) / 6)
-
-

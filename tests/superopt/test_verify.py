@@ -17,6 +17,7 @@ from fuser.frontends.builder import Builder
 from fuser.frontends.builder import Ref
 from fuser.ir.fuse import fuse
 from fuser.superopt.verify import Rejected
+from fuser.superopt.verify import Unknown
 from fuser.superopt.verify import Verified
 from fuser.superopt.verify import replay
 from fuser.superopt.verify import verify
@@ -31,6 +32,9 @@ def test_structures_that_hold_by_construction_pass(name):
     program = PROGRAMS[name]
     for graph in correct(program)[:5]:
         verdict = verify(program, graph, rounds=1)
+        if isinstance(verdict, Unknown):  # a part of a causal mask may be empty, which fields cannot express
+            assert program.name == "causal" and any(b.splits for b in graph.blocks)
+            continue
         assert isinstance(verdict, Verified), f"{verdict}\n{graph}"
         assert 0 <= verdict.bound <= 1  # 1 where the theorem says nothing: the law of exp at these primes
         assert verdict.float_error < 1e-6
@@ -50,7 +54,9 @@ def test_more_rounds_prove_more():
 
 
 def qknorm(row_sums: bool):
-    """Attention over normalized queries and keys; the published wrong form takes row sums of the queries instead of the product."""
+    """Attention over normalized queries and keys; the published wrong form takes row sums of the queries instead of the
+    product.
+    """
     b = Builder("qknorm")
     q, k, v = b.input("Q", (32, 16)), b.input("K", (48, 16)), b.input("V", (48, 16))
 
