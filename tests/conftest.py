@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 
 os.environ.setdefault("TOPHUB_LOCATION", "NONE")  # keeps TVM off the network
-# processes that a test starts import the test modules too
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
 
 
 def _tvm_version() -> str:
