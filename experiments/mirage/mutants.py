@@ -33,7 +33,7 @@ from fuser.ir.fuse import fuse
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram
 from fuser.lower.reference import interpret
-from fuser.superopt.reduced import checking_schedules
+from fuser.superopt.checking import checking_schedules
 from fuser.superopt.reduced import reduction
 from fuser.superopt.verify import Rejected
 from fuser.superopt.verify import Unknown

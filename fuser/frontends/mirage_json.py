@@ -1,10 +1,10 @@
 """Reader for the µGraph files of Mirage, so that published graphs can be shown, verified and timed.
 
-A file holds one µGraph or a list of them; a µGraph is a list of kernel operators with their device tensors, and a graph-defined kernel
-(``kn_customized_op``) has a block graph: grid, one for-loop, input iterators with imap and fmap, operators, accumulators and output savers
-with omap. Here every grid dimension and the for-loop is an axis of its own, and a dimension of a device tensor is the product
-grid part × loop part × tile of the axes that divide it, outermost first. So a block graph becomes a block over axes with the same
-meaning, element by element, and the grid and the loop range become sizes.
+A file holds one µGraph or a list of them; a µGraph is a list of kernel operators with their device tensors, and a graph-defined
+kernel (``kn_customized_op``) has a block graph: grid, one for-loop, input iterators with imap and fmap, operators, accumulators
+and output savers with omap. Here every grid dimension and the for-loop is an axis of its own, and a dimension of a device tensor
+is the product grid part × loop part × tile of the axes that divide it, outermost first. So a block graph becomes a block over
+axes with the same meaning, element by element, and the grid and the loop range become sizes.
 
 Both namings of the accumulators are read (``tb_accum_…`` and ``tb_forloop_accum_…``). Root mean squares have no ε, as there.
 """
@@ -41,9 +41,11 @@ _BINARY = ("add", "mul", "div", "sub")
 def mirage_graphs(
     data: Sequence[Any], inputs: Sequence[str] = (), outputs: Sequence[str] = (), name: str = "mirage"
 ) -> tuple[KernelGraph, ...]:
-    """Every µGraph of a file's JSON; ``inputs`` and ``outputs`` name its tensors in their order (default x0, x1, … and y0, y1, …).
+    """Every µGraph of a file's JSON; ``inputs`` and ``outputs`` name its tensors in their order (default x0, x1, … and y0, y1,
+    …).
 
-    Raises :class:`ModelFileError` for something that is not such a file, :class:`UnsupportedError` for an operator without a meaning here.
+    Raises :class:`ModelFileError` for something that is not such a file, :class:`UnsupportedError` for an operator without a
+    meaning here.
     """
     if not isinstance(data, list) or not data:
         raise ModelFileError("a µGraph file of Mirage holds a list of operators, or a list of such lists")

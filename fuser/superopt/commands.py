@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_module
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 from typing import Any
@@ -15,6 +16,7 @@ from fuser.console import print_table
 from fuser.errors import ModelFileError
 from fuser.errors import NoValidKernelError
 from fuser.errors import UsageError
+from fuser.frontends.mirage_json import mirage_graphs
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram
 from fuser.ir.serialize import graph_from_json
@@ -153,7 +155,7 @@ def _threads(graph: KernelGraph) -> str:
 
 def verify(
     program: Annotated[str, typer.Argument(metavar="WORKLOAD|FILE", help="The program: a named workload, or JSON.")],
-    graph: Annotated[str, typer.Argument(help="The µGraph as JSON.")],
+    graph: Annotated[str, typer.Argument(help="The µGraph as JSON, ours or Mirage's (FILE#0, FILE#1, …).")],
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Random tests.")] = 3,
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> int:
@@ -161,9 +163,9 @@ def verify(
     chosen = programs(program)
     if len(chosen) != 1:
         raise UsageError(f"{program!r} names {len(chosen)} programs", "name one")
-    verdict = verify_graph(chosen[0], read_graph(graph), rounds=rounds)
+    verdict = verify_graph(chosen[0], read_graph(graph, chosen[0]), rounds=rounds)
     if json:
-        print_json({"verdict": type(verdict).__name__.lower(), "says": str(verdict)})
+        print_json({"verdict": type(verdict).__name__.lower(), "says": str(verdict), "evidence": asdict(verdict)})
     else:
         print(verdict)
     return 0 if isinstance(verdict, Verified) else 5
@@ -180,9 +182,19 @@ def programs(name: str) -> list[TensorProgram]:
     return [workload(n) for n in match((name,))]
 
 
-def read_graph(path: str) -> KernelGraph:
-    """A µGraph from a JSON file."""
-    return graph_from_json(_read(path))
+def read_graph(path: str, program: TensorProgram | None = None) -> KernelGraph:
+    """A µGraph from a JSON file, ours or one of Mirage's, which holds several: ``FILE#2`` is the third of them.
+
+    Its tensors have no names there, and get those of ``program`` in order.
+    """
+    path, _, number = path.partition("#")
+    data = _read(path)
+    if not isinstance(data, list):
+        return graph_from_json(data)
+    graphs = mirage_graphs(data, program.inputs if program else (), program.outputs if program else ())
+    if number and not (number.isascii() and number.isdigit() and int(number) < len(graphs)):
+        raise UsageError(f"{path} has no µGraph {number!r}", f"it has {len(graphs)}, from 0 on")
+    return graphs[int(number or 0)]
 
 
 def _read(path: str) -> Any:

@@ -112,7 +112,7 @@ def _measure(
     over: tuple[str, ...],
     per_part: bool,
 ) -> Degrees:
-    algebra = FieldAlgebra(field)
+    algebra = FieldAlgebra(field, strict=False)
     block = next(b for b in small.blocks if b.name == kernel)
     parts = tuple((a, g) for a, g in block.splits if a in over and per_part)
     axes = block.by_value[exponential].axes

@@ -33,6 +33,10 @@ class FieldAlgebra:
     """
 
     field: Field
+    strict: bool = True
+    """Refuse x − max of nothing for an element x that is there. Off where whole arrays hold elements of other parts, which
+    nobody reads.
+    """
 
     def lift(self, f: Callable[..., Array], *xs: Value) -> Value:
         qs = [x.q for x in xs if x.q is not None]
@@ -71,7 +75,7 @@ class FieldAlgebra:
 
     def _difference(self, x: Value, top: Value) -> Value:
         """x − max, where what is absent stays absent."""
-        if top.minus_inf is not None and np.any(top.minus_inf & ~(False if x.minus_inf is None else x.minus_inf)):
+        if self.strict and top.minus_inf is not None and np.any(top.minus_inf & ~(False if x.minus_inf is None else x.minus_inf)):
             raise UnsupportedError("a difference to a maximum of nothing", "take the maximum over what is shifted")
         bare = self.field.apply("sub", [Value(x.p, x.q), Value(top.p, top.q)])
         if x.minus_inf is None:
@@ -102,7 +106,7 @@ class FieldAlgebra:
             raise UnsupportedError(
                 "rescaling by a running maximum needs the law of exp", "test with law=True, or without the maximum"
             )
-        step = self._difference(Value(old.p, old.q), new)
+        step = self.field.apply("sub", [Value(old.p, old.q), Value(new.p, new.q)])
         factor = self.field.exp(self.field.apply("scale", [step], {"scalar": degree}))
         if old.minus_inf is not None:
             # nothing was seen before: the accumulator is zero there and stays so

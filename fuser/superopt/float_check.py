@@ -15,9 +15,9 @@ from fuser.ir.schedule import Schedule
 from fuser.lower.algebra import FloatAlgebra
 from fuser.lower.reference import InterpretError
 from fuser.lower.reference import interpret
+from fuser.superopt.checking import checking_schedules
 from fuser.superopt.flat import evaluate_flat
 from fuser.superopt.reduced import Reduction
-from fuser.superopt.reduced import checking_schedules
 from fuser.superopt.reduced import reduction
 
 TOLERANCE = 1e-8

@@ -8,9 +8,7 @@ reductions three parts, and loops are ragged.
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,21 +37,18 @@ from fuser.ir.program import infer_shape
 from fuser.ir.resize import mask_anchor
 from fuser.ir.resize import resize
 from fuser.ir.resize import shifted_offset
-from fuser.ir.schedule import KernelSchedule
-from fuser.ir.schedule import Schedule
-from fuser.ir.tiling import TilingExpr
+from fuser.superopt.checking import PARTS
+from fuser.superopt.checking import checking_tile
 
 PROGRAM = ""
 Name = tuple[str, str]  # (kernel, axis); the program's axes have the kernel PROGRAM
 _LEAST = {"split": 17, "loop": 5, "grid": 3}
-_PARTS = 3
-"""Parts of a split reduction: the kernel that adds them loops over them, and loops have three trips."""
 _ROWS = 5
 """Least extent of a kept axis where accumulators are rescaled: an error shows only in rows whose maximum grows after the first
 trip.
 """
-_EVEN = frozenset({6, 9, 12})
-"""Extents that three tiles divide evenly."""
+_MASKED = 11
+"""Least rows and columns of a causal mask."""
 
 
 class MismatchError(ProgramError):
@@ -133,17 +128,31 @@ class Structure:
                     found[i] = min(found[i], role, key=order.index)
         return tuple(found)
 
-    def sizes(self, rng: np.random.Generator) -> list[int]:
-        """A random extent for each atom: small, pairwise different (parts of splits apart), loops ragged."""
+    @cached_property
+    def masks(self) -> tuple[tuple[Name, Name], ...]:
+        """Axes (rows, columns) of causal masks."""
+        indexed = [(b.name, s) for b in self.graph.blocks for s in b.computes if op_def(s.op).indexed]
+        return tuple(((k, s.attr["rows"]), (k, s.attr["cols"])) for k, s in indexed)
+
+    def sizes(self, rng: np.random.Generator, masks: Sequence[tuple[Name, Name]] = ()) -> list[int]:
+        """A random extent for each atom: small, pairwise different (parts of splits apart), loops ragged.
+
+        The rows and columns of a causal mask (those of ``masks`` besides) are about as many, so that some row sees each part.
+        """
         sizes = [0] * len(self.real)
         used: set[int] = set()
         least = _ROWS if any(s.rescale for b in self.graph.blocks for s in b.computes) else 1
+        seen = dict.fromkeys(range(len(self.real)), least)
+        for pair in (*self.masks, *masks):
+            atoms = [i for axis in pair for i in self.atoms.get(axis, ())]
+            most = max((_LEAST[self.roles[i]] for i in atoms), default=1)
+            seen |= {i: max(seen[i], most, _MASKED) for i in atoms}
         for i in rng.permutation(len(self.real)):
             if self.real[i] == FREE:
-                sizes[i] = _PARTS
+                sizes[i] = PARTS
                 continue
-            e = max(_LEAST[self.roles[i]], least) + int(rng.integers(0, 2))
-            while e in used or (self.roles[i] != "grid" and e in _EVEN):
+            e = max(_LEAST[self.roles[i]], seen[i]) + int(rng.integers(0, 2))
+            while e in used or (self.roles[i] != "grid" and e % checking_tile(e, self.roles[i]) == 0):
                 e += 1
             used.add(e)
             sizes[i] = e
@@ -181,7 +190,13 @@ class Reduction:
     structure: Structure
 
     def draw(self, rng: np.random.Generator) -> Case:
-        return self.at(self.structure.sizes(rng))
+        return self.at(self.structure.sizes(rng, self.masks))
+
+    @cached_property
+    def masks(self) -> tuple[tuple[Name, Name], ...]:
+        """Axes (rows, columns) of the program's causal masks."""
+        indexed = [self.axes.values[n.output][-2:] for n in self.program.nodes if op_def(n.op).indexed]
+        return tuple(((PROGRAM, rows[-1]), (PROGRAM, cols[-1])) for rows, cols in indexed if rows and cols)
 
     def at(self, sizes: Sequence[int]) -> Case:
         """Program and µGraph with these extents of the atoms."""
@@ -330,56 +345,3 @@ def _single(kernel: LibraryKernel, shapes: Mapping[str, tuple[int, ...]]) -> Ten
     out = Tensor(kernel.output, infer_shape(kernel.op, [shapes[n] for n in kernel.args], attrs))
     node = Node(kernel.op, kernel.args, kernel.output, kernel.attrs)
     return expand(TensorProgram(kernel.name, kernel.inputs, (node,), (kernel.output,), (*operands, out)).validate())
-
-
-def checking_schedules(graph: KernelGraph, like: Schedule | None = None, real: KernelGraph | None = None) -> Iterator[Schedule]:
-    """Schedules to test a µGraph of reduced sizes with, the most demanding first.
-
-    With ``like``, a schedule of the structure at its ``real`` size, the same axes are looped over and divided, in the same
-    order; without, every reduced axis is a loop and every common spatial axis is divided over the grid, in up to six orders of
-    the loops.
-    """
-    if like is not None and real is not None:
-        blocks = zip(graph.blocks, real.blocks, like.kernels, strict=True)
-        yield Schedule(tuple(_like(small, big, ks) for small, big, ks in blocks))
-        return
-    orders = [itertools.islice(itertools.permutations(_loops(b)), 6) for b in graph.blocks]
-    for chosen in itertools.zip_longest(*orders):
-        kernels = [_tiled(b, c if c is not None else tuple(_loops(b))) for b, c in zip(graph.blocks, chosen, strict=True)]
-        yield Schedule(tuple(kernels))
-
-
-def _loops(block: BlockGraph) -> list[str]:
-    """Loops of a block, outermost first: what is summed over last stands outside."""
-    found = dict.fromkeys(a for s in block.computes for a in s.reduce)
-    counts = {g for _, g in block.splits}
-    return [a for a in reversed(found) if block.extents[a] > 1 and a not in counts]
-
-
-def _splits(block: BlockGraph) -> tuple[tuple[str, int], ...]:
-    return tuple(sorted((g, block.extents[g]) for _, g in block.splits))
-
-
-def _tiled(block: BlockGraph, loops: tuple[str, ...]) -> KernelSchedule:
-    parts = dict(block.splits)
-    tiles: dict[str, int] = {}
-    for axis, extent in block.extents.items():
-        if axis in parts:
-            tiles[axis] = max(1, math.ceil(extent / (3 * block.extents[parts[axis]])))
-        elif axis in loops:
-            tiles[axis] = math.ceil(extent / 3)
-        elif axis in block.spatial and axis not in block.reduced:
-            tiles[axis] = math.ceil(extent / 2)
-    return KernelSchedule(tuple(sorted(tiles.items())), TilingExpr(loops), _splits(block))
-
-
-def _like(small: BlockGraph, big: BlockGraph, schedule: KernelSchedule) -> KernelSchedule:
-    parts = dict(small.splits)
-    tiles: dict[str, int] = {}
-    for axis, extent in small.extents.items():
-        full = big.extents[axis]
-        if axis in parts:
-            tiles[axis] = max(1, math.ceil(extent / (3 * small.extents[parts[axis]])))
-        elif schedule.tile.get(axis, full) < full:
-            tiles[axis] = math.ceil(extent / (3 if axis in schedule.order.axes else 2))
-    return KernelSchedule(tuple(sorted(tiles.items())), schedule.order, _splits(small), knobs=schedule.knobs)

@@ -1,0 +1,74 @@
+"""Schedules that test a µGraph of reduced sizes: grids of two tiles, loops of three trips, splits of three parts."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+
+from fuser.ir.mugraph import BlockGraph
+from fuser.ir.mugraph import KernelGraph
+from fuser.ir.schedule import KernelSchedule
+from fuser.ir.schedule import Schedule
+from fuser.ir.tiling import TilingExpr
+
+PARTS = 3
+"""Parts of a split reduction: the kernel that adds them loops over them, and loops have three trips."""
+
+
+def checking_schedules(graph: KernelGraph, like: Schedule | None = None, real: KernelGraph | None = None) -> Iterator[Schedule]:
+    """Schedules to test a µGraph of reduced sizes with, the most demanding first.
+
+    With ``like``, a schedule of the structure at its ``real`` size, the same axes are looped over and divided, in the same
+    order; without, every reduced axis is a loop and every common spatial axis is divided over the grid, in up to six orders of
+    the loops.
+    """
+    if like is not None and real is not None:
+        blocks = zip(graph.blocks, real.blocks, like.kernels, strict=True)
+        yield Schedule(tuple(_like(small, big, ks) for small, big, ks in blocks))
+        return
+    orders = [itertools.islice(itertools.permutations(_loops(b)), 6) for b in graph.blocks]
+    for chosen in itertools.zip_longest(*orders):
+        kernels = [_tiled(b, c if c is not None else tuple(_loops(b))) for b, c in zip(graph.blocks, chosen, strict=True)]
+        yield Schedule(tuple(kernels))
+
+
+def _loops(block: BlockGraph) -> list[str]:
+    """Loops of a block, outermost first: what is summed over last stands outside."""
+    found = dict.fromkeys(a for s in block.computes for a in s.reduce)
+    counts = {g for _, g in block.splits}
+    return [a for a in reversed(found) if block.extents[a] > 1 and a not in counts]
+
+
+def checking_tile(extent: int, role: str) -> int:
+    """The tile of an axis for three trips through its loop, in each part if it is split, or for two blocks."""
+    return max(1, math.ceil(extent / {"split": 3 * PARTS, "loop": 3, "grid": 2}[role]))
+
+
+def _splits(block: BlockGraph) -> tuple[tuple[str, int], ...]:
+    return tuple(sorted((g, block.extents[g]) for _, g in block.splits))
+
+
+def _tiled(block: BlockGraph, loops: tuple[str, ...]) -> KernelSchedule:
+    parts = dict(block.splits)
+    tiles: dict[str, int] = {}
+    for axis, extent in block.extents.items():
+        if axis in parts:
+            tiles[axis] = checking_tile(extent, "split")
+        elif axis in loops:
+            tiles[axis] = checking_tile(extent, "loop")
+        elif axis in block.spatial and axis not in block.reduced:
+            tiles[axis] = checking_tile(extent, "grid")
+    return KernelSchedule(tuple(sorted(tiles.items())), TilingExpr(loops), _splits(block))
+
+
+def _like(small: BlockGraph, big: BlockGraph, schedule: KernelSchedule) -> KernelSchedule:
+    parts = dict(small.splits)
+    tiles: dict[str, int] = {}
+    for axis, extent in small.extents.items():
+        full = big.extents[axis]
+        if axis in parts:
+            tiles[axis] = checking_tile(extent, "split")
+        elif schedule.tile.get(axis, full) < full:
+            tiles[axis] = checking_tile(extent, "loop" if axis in schedule.order.axes else "grid")
+    return KernelSchedule(tuple(sorted(tiles.items())), schedule.order, _splits(small), knobs=schedule.knobs)

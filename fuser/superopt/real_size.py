@@ -1,0 +1,140 @@
+"""The chosen µGraph with its chosen schedule at its real size, by output blocks, so that memory stays bounded.
+
+Axes that nothing sums over only index output elements: they are cut to two tiles (a block and its neighbour), and everything
+else keeps its real extent, its tile sizes, its loops and its splits. So each tested block does all of the work that it does at
+the real size; other blocks differ from it only by which slices of the inputs they read, and inputs are random. A causal mask
+keeps the corner that it is tied to. Where that is still too large, summed axes are cut as well, to a few tiles, and named.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from fuser.errors import UnsupportedError
+from fuser.errors import UsageError
+from fuser.ir.mugraph import FREE
+from fuser.ir.mugraph import KernelGraph
+from fuser.ir.program import TensorProgram
+from fuser.ir.schedule import Schedule
+from fuser.lower.reference import InterpretError
+from fuser.lower.reference import interpret_in
+from fuser.superopt.field_algebra import FieldAlgebra
+from fuser.superopt.fields import Field
+from fuser.superopt.fields import ZeroDenominatorError
+from fuser.superopt.fields import evaluate_program
+from fuser.superopt.fields import random_inputs
+from fuser.superopt.reduced import PROGRAM
+from fuser.superopt.reduced import Reduction
+from fuser.superopt.reduced import reduction
+from fuser.superopt.shifts import stabilized
+
+ELEMENTS = 1 << 22
+"""Most elements of any tensor of the test (32 MiB of residues)."""
+_DRAWS = 4
+_TRIPS = 5
+"""Tiles that a summed axis keeps where its real extent is too large."""
+
+
+@dataclass(frozen=True)
+class BlockTest:
+    """``passed``, or ``why`` not. ``real``: program axes at their real extents; ``cut``: those that are not, with the extents
+    tested.
+    """
+
+    passed: bool
+    why: str
+    real: tuple[tuple[str, int], ...]
+    cut: tuple[tuple[str, int], ...]
+    law: bool
+
+
+def verify_blocks(
+    program: TensorProgram, graph: KernelGraph, schedule: Schedule, rng: np.random.Generator | None = None, most: int = ELEMENTS
+) -> BlockTest:
+    """One exact test over a finite field of a sample of output blocks, with the schedule as it is.
+
+    Raises :class:`UnsupportedError` or :class:`fuser.superopt.reduced.MismatchError` where µGraph and program cannot be brought
+    together.
+    """
+    rng = rng or np.random.default_rng(0)
+    tied = reduction(program, graph)
+    sizes = _sizes(tied, schedule, most)
+    case = tied.at(sizes)
+    full = tied.axes.extents
+    real = tuple((a, n) for a, n in case.sizes if n == full[a])
+    cut = tuple((a, n) for a, n in case.sizes if n != full[a])
+    modes = (True,) if stabilized(graph) else (False, True)
+    why = ""
+    for law in modes:
+        try:
+            why = _test(case.program, case.graph, schedule, rng, law)
+        except UnsupportedError as error:
+            why = why or error.message
+            continue
+        except (InterpretError, UsageError) as error:
+            return BlockTest(False, error.message, real, cut, law)
+        if not why:
+            return BlockTest(True, "", real, cut, law)
+    return BlockTest(False, why, real, cut, modes[-1])
+
+
+def _test(program: TensorProgram, graph: KernelGraph, schedule: Schedule, rng: np.random.Generator, law: bool) -> str:
+    for _ in range(_DRAWS):
+        field = Field(rng, law)
+        inputs = random_inputs(program, rng, field)
+        try:
+            wanted = evaluate_program(program, inputs, field)
+            got = interpret_in(FieldAlgebra(field), graph, schedule, {n: inputs[n] for n in graph.inputs})
+        except ZeroDenominatorError:
+            continue
+        wrong = [n for n, x in wanted.items() if not field.equal(got[n], x)]
+        return f"output {wrong[0]!r} differs" if wrong else ""
+    return "a denominator is zero at every draw"
+
+
+def _sizes(tied: Reduction, schedule: Schedule, most: int) -> list[int]:
+    """Extent of each atom: two tiles where nothing sums over it, its real extent elsewhere, less where that is too much."""
+    structure = tied.structure
+    tile = [1] * len(structure.real)
+    parts = [1] * len(structure.real)
+    for block, ks in zip(structure.graph.blocks, schedule.kernels, strict=True):
+        counts, split = dict(ks.splits), dict(block.splits)
+        for axis, extent in block.extents.items():
+            atoms = structure.atoms[block.name, axis]
+            if len(atoms) == 1 and extent != FREE:
+                step = ks.tile.get(axis, extent) * counts.get(split.get(axis, ""), 1)
+                tile[atoms[0]] = math.lcm(tile[atoms[0]], step)
+            elif len(atoms) == 1:
+                parts[atoms[0]] = counts[axis]
+    sizes = []
+    for i, real in enumerate(structure.real):
+        if real == FREE:
+            sizes.append(parts[i])
+        elif structure.roles[i] == "grid":
+            sizes.append(_whole_tiles(real, tile[i], 2))
+        else:
+            sizes.append(real)
+    order = sorted(range(len(sizes)), key=lambda i: -structure.real[i])
+    kept = [i for i in order if structure.roles[i] == "grid" and structure.real[i] != FREE]
+    summed = [i for i in order if structure.roles[i] != "grid" and structure.real[i] != FREE]
+    steps = [(i, min(sizes[i], tile[i])) for i in kept]
+    steps += [(i, _whole_tiles(structure.real[i], tile[i], _TRIPS)) for i in summed]
+    for i, smaller in (*steps, *((i, min(sizes[i], 2)) for i in kept)):
+        if _largest(tied, sizes) > most:
+            sizes[i] = smaller
+    return sizes
+
+
+def _whole_tiles(real: int, tile: int, count: int) -> int:
+    """``count`` tiles, the last one as ragged as the real last one."""
+    return min(real, count * tile + real % tile)
+
+
+def _largest(tied: Reduction, sizes: list[int]) -> int:
+    """Elements of the largest tensor of the program with these extents."""
+    extents = {a: n for (kernel, a), n in tied.structure.extents(sizes).items() if kernel == PROGRAM}
+    shapes = [*tied.axes.values.values(), *tied.axes.uses.values()]
+    return max(math.prod(extents[a] for d in dims for a in d) for dims in shapes)
