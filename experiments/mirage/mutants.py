@@ -14,6 +14,7 @@ import contextlib
 import json
 import os
 import platform
+import resource
 import sys
 import time
 from collections import Counter
@@ -129,6 +130,7 @@ def run_mutants(graphs: list[tuple[TensorProgram, KernelGraph]], count: int, rng
     seen: set[str] = set()
     accepted: list[dict[str, str]] = []
     equal_verdicts: Counter[str] = Counter()
+    undecided: Counter[str] = Counter()
     seconds = 0.0
     while sum(verdicts.values()) < count:
         program, graph = graphs[int(rng.integers(len(graphs)))]
@@ -156,6 +158,8 @@ def run_mutants(graphs: list[tuple[TensorProgram, KernelGraph]], count: int, rng
             continue
         seconds += took
         verdicts[label] += 1
+        if isinstance(verdict, Unknown):
+            undecided[verdict.why] += 1
         for part in name.split("+"):
             by_mutation.setdefault(part, Counter())[f"{label}, {kind}"] += 1
         if isinstance(verdict, Verified):
@@ -164,6 +168,7 @@ def run_mutants(graphs: list[tuple[TensorProgram, KernelGraph]], count: int, rng
         "mutants": count,
         "verdicts": dict(verdicts),
         "accepted": accepted,
+        "unknown_because": dict(undecided.most_common()),
         "equal_in_float64_set_aside": dict(equal_verdicts),
         "by_mutation": {k: dict(v) for k, v in sorted(by_mutation.items())},
         "seconds_verifying": round(seconds, 2),
@@ -232,6 +237,7 @@ def main() -> None:
     result["rewritings"] = run_rewrites(plain, args.rewrites, np.random.default_rng(args.seed))
     print(json.dumps({k: v for k, v in result["rewritings"].items() if k != "refused"}), file=sys.stderr)
     result["mutations"] = run_mutants(graphs, args.mutants, np.random.default_rng(args.seed + 1))
+    result["peak_memory_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     counts = result["mutations"]["verdicts"]
