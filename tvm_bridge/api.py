@@ -40,7 +40,6 @@ from search.regions import Region
 from search.regions import choose
 from search.tune import Tuned
 from search.tune import tune_fast
-from tvm_bridge.relay_graph import Ref
 from tvm_bridge.relay_import import ImportedModel
 from tvm_bridge.relay_import import from_module
 from tvm_bridge.relay_import import read_model
@@ -274,8 +273,3 @@ def unfused_operators(result: Optimized) -> list[dict[str, Any]]:
         {"operator": k, "kernels": len(v), "us": math.fsum(v)}
         for k, v in sorted(groups.items(), key=lambda kv: -math.fsum(kv[1]))
     ]
-
-
-def ref_kind(ref: Ref) -> str:
-    """How :class:`tvm_bridge.carve.ExprRef` calls what the importer calls input, const, node."""
-    return {"input": "var", "const": "constant", "node": "call"}[ref.kind]

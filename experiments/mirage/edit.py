@@ -11,6 +11,7 @@ from fuser.errors import FuserError
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import Stmt
+from fuser.ir.mugraph import live
 from fuser.ir.mugraph import ordered
 
 
@@ -82,14 +83,9 @@ def tidy(block: BlockGraph) -> BlockGraph:
         if s.kind != "store":
             axes[s.value] = s.axes
         out.append(s)
-    needed: set[str] = set()
-    kept = []
-    for s in reversed(out):
-        if s.kind == "store" or s.value in needed:
-            needed |= {*s.args, s.value, *(r.maximum for r in s.rescale)}
-            kept.append(s)
+    kept = live(out)
     used = {a for s in kept for a in (*s.axes, *s.reduce, *s.constant_axes)}
-    return replace(block, axes=tuple(a for a in block.axes if a.name in used), stmts=tuple(reversed(kept))).validate()
+    return replace(block, axes=tuple(a for a in block.axes if a.name in used), stmts=kept).validate()
 
 
 def fresh(block: BlockGraph, base: str) -> str:

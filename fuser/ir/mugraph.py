@@ -359,6 +359,6 @@ def live(stmts: Iterable[Stmt]) -> tuple[Stmt, ...]:
     kept: list[Stmt] = []
     for s in reversed(tuple(stmts)):
         if s.kind == "store" or s.value in needed:
-            needed |= {*s.args, s.value}
+            needed |= {*s.args, s.value, *(r.maximum for r in s.rescale)}
             kept.append(s)
     return tuple(reversed(kept))

@@ -25,7 +25,6 @@ from typing import Any
 import numpy as np
 
 from fuser.errors import FuserError
-from fuser.errors import NoValidKernelError
 from fuser.ir.fuse import fuse
 from fuser.ir.mugraph import FREE
 from fuser.ir.mugraph import BlockGraph
@@ -205,16 +204,6 @@ def _guarded(program: TensorProgram, graph: KernelGraph, schedule: Schedule, see
         return Check(math.inf, math.inf, (), method, error.message)
     except Exception as error:  # noqa: BLE001 - the interpreter raises whatever the kernel's mistake leads to
         return Check(math.inf, math.inf, (), method, f"{type(error).__name__}: {str(error)[:300]}")
-
-
-def require(result: Check, name: str) -> Check:
-    """Raise :class:`NoValidKernelError` for a check that has not passed."""
-    if not result.passed:
-        detail = result.message or f"relative error {result.error:.2e} is above {TOLERANCE:.0e}"
-        raise NoValidKernelError(
-            f"the kernel of {name!r} failed its numerical check: {detail}", "report this with the µGraph's JSON"
-        )
-    return result
 
 
 def main() -> None:

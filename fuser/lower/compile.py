@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from dataclasses import dataclass
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -207,8 +206,3 @@ def interpret_source(source: KernelSource, inputs: dict[str, Any]) -> dict[str, 
             tensors.append(torch.tensor(inputs[name]).to(getattr(torch, dtype)).reshape(shape).contiguous())
     getattr(module, source.name)[(source.grid,)](*tensors)
     return {n: t.float().numpy() for n, t in zip(source.args, tensors, strict=True) if n in source.outputs}
-
-
-def renamed(artifact: KernelArtifact, name: str) -> KernelArtifact:
-    """The same kernel under another entry name, unique in a library (PTX only: a cubin's symbols cannot be renamed)."""
-    return replace(artifact, name=name, ptx=artifact.ptx.replace(artifact.name, name), cubin=b"")

@@ -9,6 +9,7 @@ import numpy as np
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import Rescale
+from fuser.ir.mugraph import live
 from fuser.superopt.degrees import measured_degrees
 
 
@@ -58,13 +59,7 @@ def _bare(block: BlockGraph) -> BlockGraph:
         if s.kind != "store":
             axes[s.value] = s.axes
         out.append(s)
-    needed: set[str] = set()
-    kept = []
-    for s in reversed(out):
-        if s.kind == "store" or s.value in needed:
-            needed |= {*s.args, s.value}
-            kept.append(s)
-    return replace(block, stmts=tuple(reversed(kept)))
+    return replace(block, stmts=live(out))
 
 
 def rescaled_by_degrees(graph: KernelGraph, plain: KernelGraph, rng: np.random.Generator) -> bool:
