@@ -45,6 +45,7 @@ class FoldCode(TileCode):
         layout = self.natural(stmt)
         self.rescale(stmt)
         value = self.values.setdefault(stmt.value, Value(layout))
+        value.fill = {}
         outer = tuple(a for a in stmt.axes)
         for combo in self.combos(outer):
             key = self.key(outer, combo, layout)
@@ -138,8 +139,8 @@ class FoldCode(TileCode):
             return
         v = self.values[stmt.value]
         for r in stmt.rescale:
-            if self.owner.get(r.maximum) != self.owner[stmt.value]:
-                continue
+            if not self.inside(r.maximum) or self.owner[r.maximum] != self.owner[stmt.value]:
+                continue  # the maximum is known before the accumulation begins
             top = self.values[r.maximum]
             for combo in self.combos(v.layout):
                 name = v.names[combo]
@@ -157,6 +158,7 @@ class FoldCode(TileCode):
         self.rescale(stmt)
         layout = self.natural(stmt)
         value = self.values.setdefault(stmt.value, Value(layout))
+        value.fill = {}
         for combo in self.combos(stmt.axes):
             key = self.key(stmt.axes, combo, layout)
             name = self.var(stmt.value, layout, key)

@@ -18,7 +18,9 @@ from fuser.ir.mugraph import Stmt
 from fuser.ir.ops import op as op_def
 from fuser.ir.schedule import AxisPlan
 from fuser.ir.schedule import KernelSchedule
+from fuser.ir.tiling import Loop
 from fuser.ir.tiling import LoopTree
+from fuser.ir.tiling import Node
 from fuser.lower.algebra import guarded
 from fuser.lower.pieces import MMA
 from fuser.lower.pieces import Piece
@@ -54,7 +56,7 @@ class TileCode:
         alone = KernelGraph("", block.inputs, (block,), block.outputs)
         self.guards = frozenset(v for _, v in guarded(alone)) if guards is None else guards
         self.owner = dict(tree.owner)
-        self.around: list[str] = []  # axes of the loops around the current line
+        self.around: list[frozenset[str]] = []  # what each loop around the current line accumulates
         self.loops: list[str] = []  # those of them that are loops of the source too
         self.values: dict[str, Value] = {}
         self.lines: list[str] = []
@@ -237,5 +239,17 @@ class TileCode:
         return self.fp32[name]
 
     def inside(self, value: str) -> bool:
-        """The current line is in the loop that accumulates the value."""
-        return self.owner.get(value) in self.around
+        """The current line is in the loop that accumulates the value; another loop over the same axis is not that loop."""
+        return any(value in sums for sums in self.around)
+
+    def accumulated(self, node: Loop) -> frozenset[str]:
+        """Values that this loop accumulates."""
+        found: set[str] = set()
+        todo: list[Node] = [node]
+        while todo:
+            n = todo.pop()
+            if isinstance(n, Loop):
+                todo += n.body
+            elif isinstance(n, Stmt) and n.kind == "compute" and self.owner.get(n.value) == node.axis:
+                found.add(n.value)
+        return frozenset(found)

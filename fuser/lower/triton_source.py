@@ -180,7 +180,7 @@ class _Generator(FoldCode):
     def loop(self, node: Loop) -> None:
         if node.unrolled:
             outer = self.active[node.axis]
-            self.around.append(node.axis)
+            self.around.append(self.accumulated(node))
             for trip in range(node.trips):
                 self.active[node.axis] = tuple(p for p in self.pieces[node.axis] if p.trip == trip)
                 self.body(node.body)
@@ -191,7 +191,7 @@ class _Generator(FoldCode):
         self.emit(f"for t_{self.ident('i_' + node.axis)} in range({node.trips}):")
         self.depth += 1
         self.loops.append(node.axis)
-        self.around.append(node.axis)
+        self.around.append(self.accumulated(node))
         self.emit_indices(node.axis)
         self.body(node.body)
         self.loops.pop()
@@ -205,7 +205,8 @@ class _Generator(FoldCode):
         access = stmt.access
         assert access is not None
         layout = self.natural(stmt)
-        value = self.values.setdefault(stmt.value, Value(layout, dtype=stmt.dtype, fill=dict.fromkeys(stmt.axes, "zero")))
+        value = self.values.setdefault(stmt.value, Value(layout, dtype=stmt.dtype))
+        value.fill = dict.fromkeys(stmt.axes, "zero")  # an earlier trip of an unrolled loop may have set something else
         for combo in self.combos(stmt.axes):
             key = self.key(stmt.axes, combo, layout)
             name = self.var(stmt.value, layout, key)
