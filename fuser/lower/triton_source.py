@@ -86,6 +86,11 @@ class _Generator(FoldCode):
                     f"{stmt.value!r} of {self.block.name!r} would need {len(list(self.combos(stmt.axes)))} register blocks",
                     "use larger tiles, or an order that keeps fewer partial results",
                 )
+        if single := [a for a in sorted(self.tree.arrays) if self.plans[a].tile == 1 and self.plans[a].trips > 1]:
+            raise NoValidKernelError(
+                f"{self.block.name!r} would keep an accumulator for each single element of {single[0]!r}",
+                f"make the tile of {single[0]!r} 2 or more, or let no other loop end inside its loop",
+            )
         tensors = list(dict.fromkeys((*self.block.inputs, *self.block.outputs)))
         names = [self.argument(t) for t in tensors]
         for a in self.plans:
