@@ -33,8 +33,8 @@ from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import Schedule
 from fuser.lower.compile import KernelArtifact
 from fuser.lower.compile import compile_kernel
-from fuser.runtime.graph_executor import Plan
-from fuser.runtime.graph_executor import plan
+from fuser.runtime.plan import Plan
+from fuser.runtime.plan import plan
 from search.records import Record
 from search.records import Records
 from search.records import generator_version
@@ -131,10 +131,11 @@ def _quiet_start(cache: str) -> None:
 
 class CompilePool:
     """Compiles plans in parallel; a compiler that crashes costs its own candidate only. ``arch`` 0 compiles nothing
-    (interpreter)."""
+    (interpreter). ``seconds`` is the time limit of each plan."""
 
     def __init__(self, arch: int, workers: int | None = None, cache: str = "") -> None:
         self.arch, self.cache = arch, cache
+        self.seconds = COMPILE_SECONDS
         self.workers = workers or max(1, (os.cpu_count() or 1) - 1)  # one core for the process that measures
         self._pool: ProcessPoolExecutor | None = None
         self._futures: dict[int, Future[Built]] = {}
@@ -157,10 +158,10 @@ class CompilePool:
         if self._pool is None:
             self._pool = self._start(self.workers)
         try:
-            self._futures[id(planned)] = self._pool.submit(build, planned, self.arch)
+            self._futures[id(planned)] = self._pool.submit(build, planned, self.arch, self.seconds)
         except BrokenProcessPool:
             self._restart()
-            self._futures[id(planned)] = self._pool.submit(build, planned, self.arch)
+            self._futures[id(planned)] = self._pool.submit(build, planned, self.arch, self.seconds)
         self._plans[id(planned)] = planned  # keeps the id taken
 
     def ready(self, planned: Plan) -> bool:
@@ -186,13 +187,13 @@ class CompilePool:
         self._pool = self._start(self.workers)
         for key, future in self._futures.items():
             if not future.done() or future.cancelled() or future.exception() is not None:
-                self._futures[key] = self._pool.submit(build, self._plans[key], self.arch)
+                self._futures[key] = self._pool.submit(build, self._plans[key], self.arch, self.seconds)
 
     def _alone(self, planned: Plan) -> Built:
         """Some compiler process died: this candidate by itself, in a process of its own; the others start again."""
         try:
             with self._start(1) as pool:
-                built = pool.submit(build, planned, self.arch).result(2 * COMPILE_SECONDS)
+                built = pool.submit(build, planned, self.arch, self.seconds).result(2 * self.seconds)
         except (BrokenProcessPool, TimeoutError):
             built = Built("compile", "the compiler crashed")
         self._futures[id(planned)] = Future()

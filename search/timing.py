@@ -21,11 +21,11 @@ from fuser.errors import FuserError
 from fuser.errors import NoValidKernelError
 from fuser.errors import UnsupportedError
 from fuser.lower.compile import KernelArtifact
+from fuser.runtime.capture import capture_calls
 from fuser.runtime.graph_executor import Executable
-from fuser.runtime.graph_executor import Plan
-from fuser.runtime.graph_executor import capture_calls
 from fuser.runtime.launch import CudaError
 from fuser.runtime.launch import LoadedKernel
+from fuser.runtime.plan import Plan
 from search.session import Session
 
 Call = Callable[[], Any]
@@ -222,8 +222,13 @@ def _one(device: str, calls: Sequence[Call]) -> float:
 def time_batch(
     session: Session, prepared: Sequence[_Prepared], alive: Callable[[int], None] = lambda _: None
 ) -> list[Measurement]:
-    """Capture every candidate that is correct, then replay them in turn, ``rounds`` times; the results in order."""
+    """Capture every candidate that is correct, then replay them in turn, ``rounds`` times; the results in order. Without rounds
+    there are no times."""
     options = session.options
+    if not options.rounds:
+        for p in prepared:
+            _release(p)
+        return [p.result for p in prepared]
     live = []
     for i, p in enumerate(prepared):
         if not p.calls:

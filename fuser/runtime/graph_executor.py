@@ -2,123 +2,63 @@
 
 from __future__ import annotations
 
-import math
+import functools
+import threading
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from fuser.errors import UsageError
 from fuser.ir.mugraph import KernelGraph
-from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.program import Tensor
-from fuser.ir.program import infer_shape
 from fuser.ir.schedule import Schedule
 from fuser.lower.compile import KernelArtifact
 from fuser.lower.compile import compile_kernel
-from fuser.lower.triton_source import KernelSource
-from fuser.lower.triton_source import generate_graph
-from fuser.runtime.launch import Bound
-from fuser.runtime.launch import InterpretedKernel
-from fuser.runtime.launch import LoadedKernel
+from fuser.runtime.binding import Loaded
+from fuser.runtime.binding import held_by_libraries
+from fuser.runtime.binding import launches
+from fuser.runtime.calls import Lanes
+from fuser.runtime.calls import TorchGpu
+from fuser.runtime.calls import in_turn
+from fuser.runtime.capture import Captured
+from fuser.runtime.capture import capture_calls
 from fuser.runtime.launch import interpreted
 from fuser.runtime.launch import load
-from fuser.runtime.torch_program import apply
+from fuser.runtime.plan import Plan
+from fuser.runtime.plan import plan
+from fuser.runtime.tensors import Spec
+from fuser.runtime.tensors import accept
+from fuser.runtime.tensors import addresses
+from fuser.runtime.tensors import check_outputs
 
-WORKSPACE_ALIGNMENT = 256
-"""Bytes; what the CUDA allocator gives."""
-
-
-@dataclass(frozen=True)
-class Slot:
-    """An intermediate tensor at ``offset`` bytes of the workspace, alive from kernel ``first`` to kernel ``last``."""
-
-    tensor: Tensor
-    offset: int
-    first: int
-    last: int
+REMEMBERED = 64
+"""Most sets of addresses for which a packed call is kept."""
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Everything about a graph under a schedule but the GPU: a source for each generated kernel (None for a library kernel), the
-    shapes of all device tensors, and the place of each intermediate in one workspace of ``bytes``."""
+@dataclass(eq=False)
+class _Packed:
+    """A call for one set of addresses. It keeps no tensor alive: what library kernels need of the caller's tensors is put into
+    ``late`` for the time of a call (None where they need nothing)."""
 
-    graph: KernelGraph
-    schedule: Schedule
-    sources: tuple[KernelSource | None, ...]
-    tensors: tuple[Tensor, ...]
-    slots: tuple[Slot, ...]
-    bytes: int
-
-    @cached_property
-    def table(self) -> dict[str, Tensor]:
-        return {t.name: t for t in self.tensors}
-
-
-def plan(graph: KernelGraph, schedule: Schedule) -> Plan:
-    """Generate every kernel and place the intermediates. Raises what :func:`generate_graph` raises, :class:`UsageError` where the
-    number of kernel schedules does not fit or two kernels disagree on the shape of a tensor."""
-    if len(schedule.kernels) != len(graph.blocks):
-        raise UsageError(f"{graph.name!r} has {len(graph.blocks)} generated kernels, the schedule is for {len(schedule.kernels)}")
-    tensors = dict(graph.table)
-    sources: list[KernelSource | None] = []
-    generated = iter(generate_graph(graph, schedule))
-    for kernel in graph.kernels:
-        if isinstance(kernel, LibraryKernel):
-            shape = infer_shape(kernel.op, [tensors[a].shape for a in kernel.args], kernel_attrs(kernel))
-            tensors.setdefault(kernel.output, Tensor(kernel.output, shape, tensors[kernel.args[0]].dtype))
-            sources.append(None)
-            continue
-        source = next(generated)
-        for name, dtype, shape in zip(source.args, source.dtypes, source.shapes, strict=True):
-            known = tensors.setdefault(name, Tensor(name, shape, dtype))
-            # a kernel may see a tensor of the program under another shape, never under another size
-            if (math.prod(known.shape), known.dtype) != (math.prod(shape), dtype):
-                raise UsageError(
-                    f"kernel {kernel.name!r} has {name} as {shape} {dtype}, elsewhere it is {known.shape} {known.dtype}",
-                    "split counts of kernels that share a tensor must agree",
-                )
-        sources.append(source)
-    slots, total = place_in_workspace(graph, tensors)
-    return Plan(graph, schedule, tuple(sources), tuple(tensors.values()), slots, total)
-
-
-def kernel_attrs(kernel: LibraryKernel) -> dict[str, Any]:
-    return dict(kernel.attrs)
-
-
-def place_in_workspace(graph: KernelGraph, tensors: Mapping[str, Tensor]) -> tuple[tuple[Slot, ...], int]:
-    """First fit by liveness, largest first: tensors that are alive at the same time never overlap. Returns the slots and the
-    size in bytes."""
-    live: list[tuple[Tensor, int, int]] = []
-    for name in graph.intermediates:
-        first = next(i for i, k in enumerate(graph.kernels) if name in k.outputs)
-        last = max((i for i, k in enumerate(graph.kernels) if name in k.inputs), default=first)
-        live.append((tensors[name], first, last))
-    placed: list[Slot] = []
-    for tensor, first, last in sorted(live, key=lambda x: (-x[0].nbytes, x[1])):
-        offset = 0
-        for other in sorted((s for s in placed if s.first <= last and first <= s.last), key=lambda s: s.offset):
-            if offset + tensor.nbytes <= other.offset:
-                break
-            offset = max(offset, _aligned(other.offset + other.tensor.nbytes))
-        placed.append(Slot(tensor, offset, first, last))
-    total = max((_aligned(s.offset + s.tensor.nbytes) for s in placed), default=0)
-    return tuple(sorted(placed, key=lambda s: (s.first, s.offset))), total
-
-
-def _aligned(n: int) -> int:
-    return -(-n // WORKSPACE_ALIGNMENT) * WORKSPACE_ALIGNMENT
+    call: Callable[[], None]
+    late: dict[str, Any] | None
 
 
 class Executable:
-    """A graph and a schedule as one callable on torch tensors (or anything with DLPack).
+    """A graph and a schedule as one callable on torch tensors, or anything with DLPack.
 
-    The workspace is allocated once; ``run`` allocates nothing but the outputs, and nothing at all where they are passed in. On
-    ``device="cpu"`` the kernels run in Triton's interpreter.
+    The workspace is allocated once. A call allocates its outputs, and nothing where they are passed in, but what torch needs
+    inside the library kernels of ``plan.scratch``. (An input that is not contiguous, or not aligned to 16 bytes, is copied.)
+    Calls remember the addresses that they were made with, so that the next call on the same tensors only launches.
+    ``constants`` are inputs that never change (weights): they are checked once and are not arguments. On ``device="cpu"``
+    kernels run in Triton's interpreter.
+
+    Calls may come from several threads and streams: they share the workspace and are ordered one after another. There is no
+    backward: inputs that require a gradient are refused.
     """
 
     def __init__(
@@ -128,172 +68,202 @@ class Executable:
         *,
         device: str = "cuda",
         artifacts: Sequence[KernelArtifact | None] | None = None,
+        constants: Mapping[str, Any] | None = None,
     ) -> None:
         import torch
 
         if isinstance(graph, KernelGraph):
             if schedule is None:
-                raise UsageError(f"{graph.name!r} needs a schedule to be run", "pick one with fuser.optimize, or pass your own")
+                raise UsageError(f"{graph.name!r} needs a schedule to be run", "let fuser.compile choose, or pass your own")
             graph = plan(graph, schedule)
-        self.plan = graph
+        self.plan, self.name = graph, graph.graph.name
         self.device = torch.device(device)
-        self.kernels: list[LoadedKernel | InterpretedKernel | None] = []
-        arch = 0
-        if self.device.type == "cuda":
-            major, minor = torch.cuda.get_device_capability(self.device)
-            arch = 10 * major + minor
-        for i, source in enumerate(self.plan.sources):
-            if source is None:
-                self.kernels.append(None)
-            elif self.device.type == "cuda":
-                artifact = artifacts[i] if artifacts else None
-                self.kernels.append(load(artifact or compile_kernel(source, arch)))
-            else:
-                self.kernels.append(interpreted(source))
-        self.workspace = torch.empty(self.plan.bytes, dtype=torch.uint8, device=self.device)
-        self.intermediates = {s.tensor.name: self._view(s) for s in self.plan.slots}
+        if self.device.type == "cuda" and self.device.index is None:
+            self.device = torch.device("cuda", torch.cuda.current_device())
+        with self._here():
+            self.kernels = self._load(artifacts)
+            self.workspace = torch.empty(self.plan.bytes, dtype=torch.uint8, device=self.device)
+        self.intermediates = {s.tensor.name: self._place(s.offset, s.tensor) for s in self.plan.slots}
+        specs = {n: Spec.of(t, self.device) for n, t in self.plan.table.items()}
+        self._outputs = tuple(specs[n] for n in self.plan.graph.outputs)
+        if unknown := [n for n in constants or {} if n not in self.plan.graph.inputs]:
+            raise UsageError(f"{self.name!r} has no input {unknown[0]!r}", f"inputs: {', '.join(self.plan.graph.inputs)}")
+        self.constants = {n: accept(specs[n], x) for n, x in (constants or {}).items()}
+        self._inputs = tuple(specs[n] for n in self.plan.graph.inputs if n not in self.constants)
+        self._ends = (*self._inputs, *self._outputs)
+        self._held = held_by_libraries(self.plan) - set(self.constants)
+        gpu = self.device.type == "cuda"
+        self._lanes = Lanes(self.plan.streams, TorchGpu(self.device)) if gpu and self.plan.streams.count > 1 else None
+        self._current = functools.partial(_raw_stream(), self.device.index) if gpu else int
+        self._several = gpu and torch.cuda.device_count() > 1
+        self._tensor = torch.Tensor
+        self._lock = threading.Lock()
+        self._packed: dict[tuple[int, ...], _Packed] = {}
+        self._last, self._last_handle = None, -1
 
-    def _view(self, slot: Slot) -> Any:
+    def _load(self, artifacts: Sequence[KernelArtifact | None] | None) -> list[Loaded]:
         import torch
 
-        raw = self.workspace[slot.offset : slot.offset + slot.tensor.nbytes]
-        return raw.view(getattr(torch, slot.tensor.dtype)).reshape(slot.tensor.shape)
+        if self.device.type != "cuda":
+            return [None if s is None else interpreted(s) for s in self.plan.sources]
+        major, minor = torch.cuda.get_device_capability(self.device)
+        found: list[Loaded] = []
+        for i, source in enumerate(self.plan.sources):
+            made = artifacts[i] if artifacts else None
+            found.append(None if source is None else load(made or compile_kernel(source, 10 * major + minor)))
+        return found
+
+    def _here(self) -> AbstractContextManager[Any]:
+        """Makes the executable's GPU torch's current one."""
+        import torch
+
+        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
+
+    def _place(self, offset: int, tensor: Tensor) -> Any:
+        import torch
+
+        raw = self.workspace[offset : offset + tensor.nbytes]
+        return raw.view(getattr(torch, tensor.dtype)).reshape(tensor.shape)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the arguments, in order."""
+        return tuple(s.name for s in self._inputs)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the results, in order."""
+        return tuple(s.name for s in self._outputs)
 
     # -- tensors ------------------------------------------------------------------------------------------------------------
 
-    def accept(self, name: str, value: Any) -> Any:
-        """A torch tensor of the right shape and dtype on the right device, contiguous and aligned; :class:`UsageError`
-        otherwise."""
+    def _empty(self) -> tuple[Any, ...]:
         import torch
 
-        tensor = value if isinstance(value, torch.Tensor) else torch.from_dlpack(value)
-        want = self.plan.table[name]
-        if tuple(tensor.shape) != want.shape or tensor.dtype != getattr(torch, want.dtype):
-            raise UsageError(f"{name} must be {want}, got {tuple(tensor.shape)} {tensor.dtype}")
-        if tensor.device.type != self.device.type:
-            raise UsageError(
-                f"{name} is on {tensor.device}, the kernels run on {self.device}", f"move it: x.to({self.device.type!r})"
-            )
-        if not tensor.is_contiguous() or tensor.data_ptr() % 16:
-            tensor = tensor.clone(memory_format=torch.contiguous_format)
-        return tensor
+        return tuple([torch.empty(s.shape, dtype=s.dtype, device=self.device) for s in self._outputs])
 
-    def empty_outputs(self) -> dict[str, Any]:
-        import torch
+    def _named(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any] | None) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """Inputs and outputs in order. Raises :class:`UsageError` for names that are missing or unknown."""
+        if missing := [n for n in self.inputs if n not in inputs]:
+            raise UsageError(f"{self.name!r} needs the inputs {', '.join(missing)}")
+        if unknown := [n for n in inputs if n not in self.inputs]:
+            what = "a constant of" if unknown[0] in self.constants else "no input of"
+            raise UsageError(f"{unknown[0]!r} is {what} {self.name!r}", f"inputs: {', '.join(self.inputs)}")
+        if outputs is None:
+            return tuple(inputs[n] for n in self.inputs), self._empty()
+        if set(outputs) != set(self.outputs):
+            raise UsageError(f"{self.name!r} writes {', '.join(self.outputs)}; not {', '.join(outputs) or 'nothing'}")
+        return tuple(inputs[n] for n in self.inputs), tuple(outputs[n] for n in self.outputs)
 
-        return {
-            n: torch.empty(self.plan.table[n].shape, dtype=getattr(torch, self.plan.table[n].dtype), device=self.device)
-            for n in self.plan.graph.outputs
-        }
+    def _checked(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> dict[str, Any]:
+        """Tensors by name, inputs first, ready to be bound."""
+        given = {s.name: accept(s, x) for s, x in zip(self._inputs, inputs, strict=True)}
+        return given | check_outputs(self._outputs, outputs, {**self.constants, **given})
 
     # -- running ------------------------------------------------------------------------------------------------------------
 
-    def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Bound:
-        """A call without arguments over these tensors: addresses are packed once, so that calling it is only launching."""
-        values = {**{n: self.accept(n, inputs[n]) for n in self.plan.graph.inputs}, **outputs, **self.intermediates}
-        steps: list[Bound] = []
-        knobs = iter(self.plan.schedule.kernels)
-        for i, (kernel, loaded) in enumerate(zip(self.plan.graph.kernels, self.kernels, strict=True)):
-            if isinstance(kernel, LibraryKernel):
-                steps.append(_library(kernel, values))
-                continue
-            pdl = bool(next(knobs).knob.get("pdl", False)) and i > 0
-            source = self.plan.sources[i]
-            assert source is not None
-            args = [values[n] for n in source.args]
-            if isinstance(loaded, LoadedKernel):
-                steps.append(loaded.bind([t.data_ptr() for t in args], pdl))
-            elif loaded is not None:
-                steps.append(loaded.bind([t.reshape(s) for t, s in zip(args, source.shapes, strict=True)]))
-        if len(steps) == 1:
-            return _holding(steps[0], values)
+    def _bind(self, values: Mapping[str, Any], late: dict[str, Any] | None = None) -> Callable[[], None]:
+        table = {**self.intermediates, **self.constants, **values}
+        made = launches(self.plan, self.kernels, table, late)
+        if self._lanes is not None:
+            return self._lanes.call(made, [self.plan.sources[i] is None for i in self.plan.launched])
+        return in_turn(made, self._current)
 
-        def call() -> None:
-            for step in steps:
-                step()
+    def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Callable[[], None]:
+        """A call without arguments over these tensors, which it keeps alive: calling it is only launching, on torch's current
+        stream. Unlike other calls it is not ordered behind those on other streams or of other threads."""
+        with self._here():
+            values = self._checked(*self._named(inputs, outputs))
+            call = self._bind(values)
+        call.__dict__["keeps"] = (self, values)
+        return call
 
-        return _holding(call, values)
+    def __call__(self, *inputs: Any, out: Any = None) -> Any:
+        """Inputs in order; returns the output, or a tuple of them. ``out``, a tensor or as many as there are outputs, is written
+        in place and returned. Raises :class:`UsageError` for the wrong number, shape, dtype or device, outputs that are not
+        contiguous or overlap another tensor, and inputs that require a gradient."""
+        if len(inputs) != len(self._inputs):
+            raise UsageError(f"{self.name!r} takes {len(self._inputs)} inputs ({', '.join(self.inputs)}), got {len(inputs)}")
+        if out is None:
+            outputs = self._empty()
+        else:
+            outputs = tuple(out) if isinstance(out, tuple | list) else (out,)
+            if len(outputs) != len(self._outputs):
+                raise UsageError(f"{self.name!r} has {len(self._outputs)} outputs, {len(outputs)} were passed in")
+        self._run(inputs, outputs)
+        return outputs[0] if len(outputs) == 1 else outputs
 
     def run(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Outputs by name for inputs by name; ``outputs`` are written in place where given."""
-        if missing := [n for n in self.plan.graph.inputs if n not in inputs]:
-            raise UsageError(f"{self.plan.graph.name!r} needs the inputs {', '.join(missing)}")
-        found = dict(outputs) if outputs is not None else self.empty_outputs()
-        self.bind(inputs, found)()
-        return found
+        """Outputs by name for inputs by name; ``outputs`` are written in place where given. Raises as a call does."""
+        given, found = self._named(inputs, outputs)
+        self._run(given, found)
+        return dict(zip(self.outputs, found, strict=True))
 
-    def __call__(self, *inputs: Any) -> Any:
-        """Inputs in the program's order; returns the output, or a tuple of them."""
-        found = self.run(dict(zip(self.plan.graph.inputs, inputs, strict=True)))
-        values = tuple(found[n] for n in self.plan.graph.outputs)
-        return values[0] if len(values) == 1 else values
+    def _run(self, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
+        if self._several or self.device.type != "cuda":
+            with self._here():
+                self._run_here(inputs, outputs)
+        else:
+            self._run_here(inputs, outputs)
 
-    def capture(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any] | None = None) -> Captured:
-        """The call as a CUDA graph over fixed buffers: copy new values into ``inputs``, call ``replay``, read ``outputs``."""
+    def _run_here(self, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
+        tensors = (*inputs, *outputs)
+        key = addresses(self._ends, tensors, self._tensor)
+        if key is None or key not in self._packed:
+            # what is copied here lives as long as this call; torch frees memory in the order of the stream
+            tensors = tuple(self._checked(inputs, outputs).values())
+            key = tuple([x.data_ptr() for x in tensors])
+        with self._lock:
+            packed = self._packed.get(key) or self._remember(key, tensors)
+            if self._current() != self._last_handle:
+                self._order()
+            if packed.late is None:
+                packed.call()
+                return
+            packed.late.update((s.name, x) for s, x in zip(self._ends, tensors, strict=True))
+            try:
+                packed.call()
+            finally:
+                packed.late.clear()
+
+    def _remember(self, key: tuple[int, ...], tensors: tuple[Any, ...]) -> _Packed:
+        late: dict[str, Any] | None = {} if self._held else None
+        values = {s.name: x for s, x in zip(self._ends, tensors, strict=True)}
+        packed = _Packed(self._bind(values, late), late)
+        if self.device.type != "cuda":
+            return packed  # the interpreter's calls hold their tensors
+        if len(self._packed) >= REMEMBERED:
+            del self._packed[next(iter(self._packed))]
+        self._packed[key] = packed
+        return packed
+
+    def _order(self) -> None:
+        """This stream is not that of the last call: it waits for it, since both calls use the workspace."""
         import torch
 
-        fixed = {n: self.accept(n, inputs[n]) for n in self.plan.graph.inputs}
-        found = dict(outputs) if outputs is not None else self.empty_outputs()
-        call = self.bind(fixed, found)
-        graph = capture_calls([call], warm=True)
-        torch.cuda.synchronize()
-        return Captured(fixed, found, graph, call)
+        if self.device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+            return
+        stream = torch.cuda.current_stream(self.device)
+        if self._last is not None and self.plan.bytes:
+            stream.wait_stream(self._last)
+        self._last, self._last_handle = stream, stream.cuda_stream
+
+    def capture(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any] | None = None) -> Captured:
+        """The call as a CUDA graph over fixed buffers, which are the tensors given (copies of inputs that are not contiguous):
+        put new values into ``inputs``, call ``replay``, read ``outputs``."""
+        if self.device.type != "cuda":
+            raise UsageError("a CUDA graph needs a GPU", "on the CPU call the program itself: its kernels are interpreted")
+        import torch
+
+        with self._here(), self._lock:
+            values = self._checked(*self._named(inputs, outputs))
+            call = self._bind(values)
+            graph = capture_calls([call], warm=True)
+            torch.cuda.synchronize()
+        return Captured({n: values[n] for n in self.inputs}, {n: values[n] for n in self.outputs}, graph, (self, call))
 
 
-@dataclass(eq=False)
-class Captured:
-    """A captured call: ``replay`` costs what torch's own graph replay costs."""
-
-    inputs: dict[str, Any]
-    outputs: dict[str, Any]
-    graph: Any
-    call: Bound
-
-    @property
-    def replay(self) -> Callable[[], None]:
-        return self.graph.replay
-
-
-def capture_calls(calls: Sequence[Callable[[], Any]], warm: bool = False) -> Any:
-    """A ``torch.cuda.CUDAGraph`` of the calls one after another; ``warm`` runs the first once before (lazy handles)."""
+def _raw_stream() -> Callable[[int], int]:
     import torch
 
-    graph = torch.cuda.CUDAGraph()
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        if warm:
-            calls[0]()
-        torch.cuda.synchronize()
-        graph.capture_begin(capture_error_mode="thread_local")
-        try:
-            for call in calls:
-                call()
-        finally:
-            graph.capture_end()
-    torch.cuda.current_stream().wait_stream(side)
-    return graph
-
-
-def _holding(call: Bound, values: Mapping[str, Any]) -> Bound:
-    """The call with a reference to its tensors, so that none is freed before the call is."""
-    call.__dict__["tensors"] = dict(values)
-    return call
-
-
-def _library(kernel: LibraryKernel, values: Mapping[str, Any]) -> Bound:
-    import torch
-
-    args, out = [values[a] for a in kernel.args], values[kernel.output]
-    if kernel.op == "matmul":
-
-        def matmul() -> None:
-            torch.matmul(*args, out=out)
-
-        return matmul
-    attrs = kernel_attrs(kernel)
-
-    def other() -> None:
-        out.copy_(apply(kernel.op, args, attrs))
-
-    return other
+    return torch._C._cuda_getCurrentRawStream

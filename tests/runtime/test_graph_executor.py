@@ -11,62 +11,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fuser.errors import UsageError
-from fuser.ir.mugraph import KernelGraph
-from fuser.ir.mugraph import LibraryKernel
-from fuser.ir.program import Tensor
 from fuser.ir.schedule import Schedule
-from fuser.runtime.graph_executor import WORKSPACE_ALIGNMENT
-from fuser.runtime.graph_executor import place_in_workspace
-from fuser.runtime.graph_executor import plan
+from fuser.runtime.plan import plan
 from fuser.workloads import workload
 from search.structures import structures
 from tests.runtime.kernels import knobs
 
 ROOT = Path(__file__).parents[2]
-
-
-@st.composite
-def chains(draw: st.DrawFn) -> tuple[KernelGraph, dict[str, Tensor]]:
-    """Library kernels that each read two earlier tensors; sizes of intermediates at will."""
-    count = draw(st.integers(2, 8))
-    known = ["X"]
-    kernels = []
-    tensors = {"X": Tensor("X", (8, 8), "float16")}
-    for i in range(count):
-        name = f"T{i}"
-        args = (known[-1], draw(st.sampled_from(known)))
-        kernels.append(LibraryKernel(f"k{i}", "add", args, name))
-        tensors[name] = Tensor(name, (draw(st.integers(1, 700)),), draw(st.sampled_from(["float16", "float32"])))
-        known.append(name)
-    graph = KernelGraph("chain", ("X",), tuple(kernels), (known[-1],), (tensors["X"], tensors[known[-1]]))
-    return graph, tensors
-
-
-@given(chains())
-def test_tensors_that_live_together_never_overlap(made: tuple[KernelGraph, dict[str, Tensor]]) -> None:
-    graph, tensors = made
-    slots, total = place_in_workspace(graph, tensors)
-    assert {s.tensor.name for s in slots} == set(graph.intermediates)
-    for s in slots:
-        assert s.offset % WORKSPACE_ALIGNMENT == 0
-        assert s.offset + s.tensor.nbytes <= total
-        for other in slots:
-            if other is not s and s.first <= other.last and other.first <= s.last:
-                assert s.offset + s.tensor.nbytes <= other.offset or other.offset + other.tensor.nbytes <= s.offset
-
-
-def test_slots_are_used_again() -> None:
-    tensors = {n: Tensor(n, (64,), "float16") for n in ("X", "T0", "T1", "T2", "Y")}
-    links = [("X", "T0"), ("T0", "T1"), ("T1", "T2"), ("T2", "Y")]
-    kernels = tuple(LibraryKernel(f"k{i}", "neg", (a,), b) for i, (a, b) in enumerate(links))
-    graph = KernelGraph("chain", ("X",), kernels, ("Y",), (tensors["X"], tensors["Y"]))
-    slots, total = place_in_workspace(graph, tensors)
-    assert len(slots) == 3
-    assert total == 2 * WORKSPACE_ALIGNMENT
 
 
 def test_a_schedule_must_fit_its_graph() -> None:

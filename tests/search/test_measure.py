@@ -17,7 +17,7 @@ from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from fuser.ir.tiling import TilingExpr
-from fuser.runtime.graph_executor import Plan
+from fuser.runtime.plan import Plan
 from search.measure import Bench
 from search.measure import Candidate
 from search.measure import CompilePool

@@ -1,0 +1,75 @@
+"""CUDA graphs of calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+
+from fuser.errors import UsageError
+
+
+class Captured:
+    """A call captured over fixed buffers. ``replay`` is torch's own graph replay; calling the object replays too and returns the
+    outputs, and with arguments it first copies them into ``inputs`` (by name, in order).
+
+    Every replay writes the same ``outputs``: read or copy them before the next. Calls and replays of one executable share its
+    workspace, so that they belong on one stream, or on streams that wait for each other.
+    """
+
+    def __init__(self, inputs: dict[str, Any], outputs: dict[str, Any], graph: Any, keep: Any) -> None:
+        self.inputs, self.outputs, self.graph, self._keep = inputs, outputs, graph, keep
+        self.replay: Callable[[], None] = graph.replay
+        values = tuple(outputs.values())
+        self._result = values[0] if len(values) == 1 else values
+        self._fixed = tuple((n, x, x.shape, x.dtype) for n, x in inputs.items())
+
+    def __call__(self, *inputs: Any) -> Any:
+        if inputs:
+            self.copy(*inputs)
+        self.replay()
+        return self._result
+
+    def copy(self, *inputs: Any) -> None:
+        """Copy values into the input buffers, in one launch where dtypes are alike. Raises :class:`UsageError` where number,
+        shape or dtype differ."""
+        import torch
+
+        fixed = self._fixed
+        if len(inputs) != len(fixed):
+            raise UsageError(f"{len(fixed)} inputs were captured ({', '.join(self.inputs)}), got {len(inputs)}")
+        to, of = [], []
+        for (name, buffer, shape, dtype), x in zip(fixed, inputs, strict=True):
+            if x is buffer:
+                continue
+            if not isinstance(x, torch.Tensor):
+                x = torch.from_dlpack(x)
+            if x.shape != shape or x.dtype is not dtype:
+                raise UsageError(f"{name} was captured as {tuple(shape)} {dtype}, got {tuple(x.shape)} {x.dtype}")
+            to.append(buffer)
+            of.append(x)
+        if len(to) == 1:
+            to[0].copy_(of[0])
+        elif to:
+            torch._foreach_copy_(to, of)
+
+
+def capture_calls(calls: Sequence[Callable[[], Any]], warm: bool = False) -> Any:
+    """A ``torch.cuda.CUDAGraph`` of the calls one after another; ``warm`` runs the first once before (lazy handles)."""
+    import torch
+
+    graph = torch.cuda.CUDAGraph()
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        if warm:
+            calls[0]()
+        torch.cuda.synchronize()
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            for call in calls:
+                call()
+        finally:
+            graph.capture_end()
+    torch.cuda.current_stream().wait_stream(side)
+    return graph

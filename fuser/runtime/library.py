@@ -1,0 +1,177 @@
+"""Library kernels: one operator on whole tensors by torch (cuBLAS for matmuls), written into the tensor that the plan gives it.
+
+A view of a tensor is no kernel where only library kernels read it: they take strides. Matmuls never copy an operand: batches
+are folded into rows or passed with strides, also with stride zero where one operand has no batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from collections.abc import Mapping
+from itertools import pairwise
+from itertools import product
+from typing import Any
+
+from fuser.ir.mugraph import AXIS
+from fuser.ir.mugraph import KernelGraph
+from fuser.ir.mugraph import LibraryKernel
+from fuser.ir.program import Tensor
+from fuser.ir.program import infer_shape
+from fuser.ir.scalar import Extent
+from fuser.ir.scalar import Scalar
+from fuser.runtime.torch_program import apply
+
+VIEWS = ("reshape", "transpose", "broadcast", "slice")
+"""Operators that torch does by strides alone."""
+
+SCRATCH = frozenset({"causal_mask", "rms_norm", "layer_norm", "attention", "where"})
+"""Operators for which torch allocates memory of its own at every call (inside a captured graph, once)."""
+
+
+def output_of(kernel: LibraryKernel, tensors: Mapping[str, Tensor]) -> Tensor:
+    """Shape and dtype of what a library kernel writes. Raises :class:`fuser.errors.ProgramError` where the shapes do not fit."""
+    shape = infer_shape(kernel.op, [tensors[a].shape for a in kernel.args], dict(kernel.attrs))
+    value = kernel.args[1] if kernel.op == "where" else kernel.args[0]
+    dtype = dict(kernel.attrs)["dtype"] if kernel.op == "cast" else tensors[value].dtype
+    return Tensor(kernel.output, shape, dtype)
+
+
+def views_of(graph: KernelGraph) -> dict[str, LibraryKernel]:
+    """The library kernels that need no launch, by their output: views that are no output and that only library kernels read. A
+    strided tensor has no reshape without a copy, so that a reshape counts only where its operand is contiguous."""
+    generated = {t for k in graph.kernels if not isinstance(k, LibraryKernel) for t in k.inputs}
+    found: dict[str, LibraryKernel] = {}
+    for kernel in graph.kernels:
+        if not isinstance(kernel, LibraryKernel) or kernel.op not in VIEWS:
+            continue
+        strided = kernel.args[0] in found and not _contiguous(kernel.args[0], found)
+        if kernel.output in (*graph.outputs, *generated) or (kernel.op == "reshape" and strided):
+            continue
+        found[kernel.output] = kernel
+    return found
+
+
+def _contiguous(name: str, views: Mapping[str, LibraryKernel]) -> bool:
+    return name not in views or (views[name].op == "reshape" and _contiguous(views[name].args[0], views))
+
+
+def root_of(name: str, views: Mapping[str, LibraryKernel]) -> str:
+    """The tensor in memory behind a view."""
+    while name in views:
+        name = views[name].args[0]
+    return name
+
+
+def constants(kernel: LibraryKernel, graph: KernelGraph, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Attributes of a library kernel, with constants as numbers at the sizes of the graph."""
+
+    def size(e: Extent) -> int:
+        return graph.extents[e.tensor] if e.dim == AXIS else tensors[e.tensor].shape[e.dim]
+
+    return {k: v.value(size) if isinstance(v, Scalar) else v for k, v in kernel.attrs}
+
+
+def view(kernel: LibraryKernel, x: Any) -> Any:
+    """The strided view that a view kernel stands for."""
+    return apply(kernel.op, [x], dict(kernel.attrs))
+
+
+def bind_library(op: str, attrs: Mapping[str, Any], args: list[Any], out: Any) -> Callable[[], None]:
+    """A call that writes ``op`` of ``args`` into ``out``. Nothing is allocated but by the operators of :data:`SCRATCH`."""
+    if op == "matmul":
+        return _matmul(args[0], args[1], out)
+    call = _with_out(op, attrs, args, out)
+    if call is not None:
+        return call
+
+    def copied() -> None:
+        out.copy_(apply(op, args, attrs))
+
+    return copied
+
+
+def _with_out(op: str, attrs: Mapping[str, Any], xs: list[Any], out: Any) -> Callable[[], None] | None:
+    """The form of an operator that writes into a given tensor, if torch has one."""
+    import torch
+
+    x = xs[0]
+    if op in ("add", "sub", "mul", "div", "maximum", "neg", "exp", "sqrt", "rsqrt", "square", "sigmoid", "tanh", "erf"):
+        function = getattr(torch, op)
+        return lambda: function(*xs, out=out)
+    if op in ("silu", "gelu"):
+        function = getattr(torch.ops.aten, op).out
+        return lambda: function(x, out=out)
+    if op == "relu":
+        return lambda: torch.clamp_min(x, 0, out=out)
+    if op == "scale":
+        return lambda: torch.mul(x, float(attrs["scalar"]), out=out)
+    if op == "shift":
+        return lambda: torch.add(x, float(attrs["scalar"]), out=out)
+    if op in ("sum", "mean", "max"):
+        function = torch.amax if op == "max" else getattr(torch, op)
+        dims, keep = tuple(attrs["axis"]), bool(attrs.get("keepdims"))
+        return lambda: function(x, dims, keep, out=out)
+    if op == "softmax":
+        axis = attrs.get("axis", -1)
+        return lambda: torch.softmax(x, axis, out=out)
+    if op == "concat":
+        return lambda: torch.cat(xs, attrs["axis"], out=out)
+    if op in (*VIEWS, "cast"):
+        source = x if op == "cast" else apply(op, [x], attrs)
+        return lambda: out.copy_(source)
+    if op == "repeat":
+        axis, times = attrs["axis"] % x.dim(), attrs["times"]
+        parts = out.view(*x.shape[: axis + 1], times, *x.shape[axis + 1 :])
+        source = x.unsqueeze(axis + 1).expand(parts.shape)
+        return lambda: parts.copy_(source)
+    return None
+
+
+def _matmul(a: Any, b: Any, out: Any) -> Callable[[], None]:
+    import torch
+
+    parts = matmul_parts(a, b, out)
+    if len(parts) == 1:
+        ((x, y, z),) = parts
+        function = torch.mm if z.dim() == 2 else torch.bmm
+        return lambda: function(x, y, out=z)
+
+    def call() -> None:
+        for x, y, z in parts:
+            torch.bmm(x, y, out=z)
+
+    return call
+
+
+def matmul_parts(a: Any, b: Any, out: Any) -> list[tuple[Any, Any, Any]]:
+    """A batched matmul as calls on views: one product of matrices where a batch can be rows, else products of batches with one
+    stride for each operand. Several where the strides of a broadcast operand are no single number."""
+    if math.prod(b.shape[:-2]) == 1 and _mergeable(a, a.dim() - 1) and _mergeable(out, out.dim() - 1):
+        rows = math.prod(out.shape[:-1])
+        if math.prod(a.shape[:-1]) == rows:
+            left = _merged(a, a.dim() - 1, rows)
+            return [(left, b.reshape(b.shape[-2:]), _merged(out, out.dim() - 1, rows))]
+    batch = out.shape[:-2]
+    a, b = a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:])
+    # outer batches one by one, as few as possible
+    for outer in range(len(batch) + 1):
+        parts = [tuple(x[i] for x in (a, b, out)) for i in product(*(range(n) for n in batch[:outer]))]
+        inner = len(batch) - outer
+        if all(_mergeable(x, inner) for x in parts[0]):
+            count = math.prod(batch[outer:])
+            return [tuple(_merged(x, inner, count) for x in part) for part in parts]  # type: ignore[misc]
+    return []
+
+
+def _mergeable(x: Any, dims: int) -> bool:
+    """Whether the first ``dims`` dimensions can be one with a single stride."""
+    strides = [(n, s) for n, s in zip(x.shape[:dims], x.stride()[:dims], strict=True) if n > 1]
+    return all(s == m * t for (_, s), (m, t) in pairwise(strides))
+
+
+def _merged(x: Any, dims: int, count: int) -> Any:
+    """The first ``dims`` dimensions as one of ``count`` elements."""
+    strides = [s for n, s in zip(x.shape[:dims], x.stride()[:dims], strict=True) if n > 1]
+    step = strides[-1] if strides else math.prod(x.shape[dims:])
+    return x.as_strided((count, *x.shape[dims:]), (step, *x.stride()[dims:]))

@@ -1,0 +1,96 @@
+"""Everything about a µGraph under a schedule but the GPU: sources of the generated kernels, what needs a launch, the streams,
+and the place of every intermediate."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+from fuser.errors import UsageError
+from fuser.ir.mugraph import KernelGraph
+from fuser.ir.mugraph import LibraryKernel
+from fuser.ir.program import Tensor
+from fuser.ir.schedule import Schedule
+from fuser.lower.triton_source import KernelSource
+from fuser.lower.triton_source import generate_graph
+from fuser.runtime.library import SCRATCH
+from fuser.runtime.library import output_of
+from fuser.runtime.library import root_of
+from fuser.runtime.library import views_of
+from fuser.runtime.streams import Access
+from fuser.runtime.streams import Streams
+from fuser.runtime.streams import streams_of
+from fuser.runtime.workspace import Slot
+from fuser.runtime.workspace import place
+
+
+@dataclass(frozen=True)
+class Plan:
+    """``sources`` has one entry for each kernel of the graph, None for a library kernel; ``tensors`` are all device tensors.
+    ``launched`` are the kernels that are launched, by their index in the graph (a strided view is none); ``streams`` counts those
+    alone. ``slots`` place each intermediate in one workspace of ``bytes``."""
+
+    graph: KernelGraph
+    schedule: Schedule
+    sources: tuple[KernelSource | None, ...]
+    tensors: tuple[Tensor, ...]
+    launched: tuple[int, ...]
+    streams: Streams
+    slots: tuple[Slot, ...]
+    bytes: int
+
+    @cached_property
+    def table(self) -> dict[str, Tensor]:
+        return {t.name: t for t in self.tensors}
+
+    @cached_property
+    def views(self) -> dict[str, LibraryKernel]:
+        return views_of(self.graph)
+
+    @property
+    def scratch(self) -> tuple[str, ...]:
+        """Library kernels for which torch allocates memory of its own at every call."""
+        return tuple(k.name for k in self.graph.kernels if isinstance(k, LibraryKernel) and k.op in SCRATCH)
+
+
+def plan(graph: KernelGraph, schedule: Schedule) -> Plan:
+    """Generate every kernel and place the intermediates. Raises what :func:`generate_graph` raises, :class:`UsageError` where the
+    number of kernel schedules does not fit or two kernels disagree on the shape of a tensor."""
+    if len(schedule.kernels) != len(graph.blocks):
+        raise UsageError(f"{graph.name!r} has {len(graph.blocks)} generated kernels, the schedule is for {len(schedule.kernels)}")
+    tensors = dict(graph.table)
+    sources: list[KernelSource | None] = []
+    generated = iter(generate_graph(graph, schedule))
+    for kernel in graph.kernels:
+        if isinstance(kernel, LibraryKernel):
+            tensors.setdefault(kernel.output, output_of(kernel, tensors))
+            sources.append(None)
+            continue
+        source = next(generated)
+        for name, dtype, shape in zip(source.args, source.dtypes, source.shapes, strict=True):
+            known = tensors.setdefault(name, Tensor(name, shape, dtype))
+            # a kernel may see a tensor of the program under another shape, never under another size
+            if (math.prod(known.shape), known.dtype) != (math.prod(shape), dtype):
+                raise UsageError(
+                    f"kernel {kernel.name!r} has {name} as {shape} {dtype}, elsewhere it is {known.shape} {known.dtype}",
+                    "split counts of kernels that share a tensor must agree",
+                )
+        sources.append(source)
+    views = views_of(graph)
+    launched = tuple(i for i, k in enumerate(graph.kernels) if k.outputs[0] not in views)
+    accesses = accesses_of(graph)
+    streams = streams_of(accesses)
+    inside = {n: tensors[n] for n in graph.intermediates if n not in views}
+    slots, total = place(accesses, inside, streams)
+    return Plan(graph, schedule, tuple(sources), tuple(tensors.values()), launched, streams, slots, total)
+
+
+def accesses_of(graph: KernelGraph) -> tuple[Access, ...]:
+    """What each kernel that is launched reads and writes; a view stands for the tensor behind it."""
+    views = views_of(graph)
+    return tuple(
+        Access(tuple(dict.fromkeys(root_of(t, views) for t in k.inputs)), k.outputs)
+        for k in graph.kernels
+        if k.outputs[0] not in views
+    )

@@ -1,0 +1,124 @@
+"""Which kernel runs on which stream, and what waits for what: pure functions, used when a call is launched and when it is
+captured.
+
+Kernels of one stream run in launch order. Between streams an event orders them: it is recorded behind one kernel, and another
+kernel waits for it. Stream 0 is the caller's: the others begin behind what is on it (fork), and it goes on when they are done
+(join), so that to the caller a call looks like work on one stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+MAX_STREAMS = 4
+"""A graph has few branches, and a GPU has room for few kernels at once."""
+
+
+@dataclass(frozen=True)
+class Access:
+    """The device tensors that one kernel reads and writes."""
+
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Streams:
+    """``stream`` of each kernel, in launch order; ``waits``: the kernels on other streams for which each kernel waits (those that
+    are implied by others are left out); ``forks``: kernels before which their stream waits for the caller's; ``joins``: kernels
+    for which the caller's stream waits at the end; ``before``: everything that has ended when a kernel starts.
+    """
+
+    stream: tuple[int, ...]
+    waits: tuple[tuple[int, ...], ...]
+    forks: tuple[int, ...]
+    joins: tuple[int, ...]
+    before: tuple[frozenset[int], ...]
+
+    @property
+    def count(self) -> int:
+        return 1 + max(self.stream, default=0)
+
+    @cached_property
+    def records(self) -> frozenset[int]:
+        """Kernels behind which an event is recorded."""
+        return frozenset(self.joins).union(*self.waits)
+
+    def directly_behind(self, kernel: int) -> int | None:
+        """The kernel in front of this one on its stream if nothing else stands between or is waited for."""
+        earlier = [k for k in range(kernel) if self.stream[k] == self.stream[kernel]]
+        if not earlier or self.waits[kernel] or earlier[-1] in self.records:
+            return None
+        return earlier[-1]
+
+
+def dependences(accesses: Sequence[Access]) -> tuple[tuple[int, ...], ...]:
+    """For each kernel the earlier ones whose results it reads."""
+    writer: dict[str, int] = {}
+    found: list[tuple[int, ...]] = []
+    for i, access in enumerate(accesses):
+        found.append(tuple(sorted({writer[t] for t in access.reads if t in writer})))
+        writer |= dict.fromkeys(access.writes, i)
+    return tuple(found)
+
+
+def ancestors(needs: Sequence[Sequence[int]]) -> tuple[frozenset[int], ...]:
+    """For each kernel all kernels from which a path leads to it."""
+    found: list[frozenset[int]] = []
+    for direct in needs:
+        found.append(frozenset(direct).union(*(found[d] for d in direct)))
+    return tuple(found)
+
+
+def assign(accesses: Sequence[Access], most: int = MAX_STREAMS) -> tuple[int, ...]:
+    """A stream for each kernel. A kernel goes on a stream on whose last kernel it depends, so that no order is added; else on a
+    stream of its own, or where all are taken on the one with the fewest kernels. All on stream 0 where there is no kernel that
+    could run beside another."""
+    paths = ancestors(dependences(accesses))
+    last: list[int] = []
+    found: list[int] = []
+    for i, path in enumerate(paths):
+        # behind the latest of the kernels that it needs: the branch goes on
+        fitting = [s for s, k in enumerate(last) if k in path]
+        if fitting:
+            stream = max(fitting, key=lambda s: last[s])
+        elif len(last) < most:
+            stream = len(last)
+            last.append(i)
+        else:
+            stream = min(range(len(last)), key=lambda s: (found.count(s), s))
+        last[stream] = i
+        found.append(stream)
+    return tuple(found)
+
+
+def synchronise(accesses: Sequence[Access], stream: Sequence[int]) -> Streams:
+    """The events that make an assignment right: every kernel starts after those whose results it reads."""
+    before: list[frozenset[int]] = []
+    waits: list[tuple[int, ...]] = []
+    forks: list[int] = []
+    last: dict[int, int] = {}
+    for i, direct in enumerate(dependences(accesses)):
+        done: frozenset[int] = frozenset()
+        if stream[i] in last:
+            done = before[last[stream[i]]] | {last[stream[i]]}
+        needed: list[int] = []
+        for k in reversed(direct):  # a later kernel may have waited for an earlier one already
+            if k not in done:
+                needed.append(k)
+                done |= before[k] | {k}
+        if stream[i] != 0 and stream[i] not in last and not needed:
+            forks.append(i)
+        before.append(done)
+        waits.append(tuple(sorted(needed)))
+        last[stream[i]] = i
+    done = before[last[0]] | {last[0]} if 0 in last else frozenset[int]()
+    joins = tuple(sorted(k for s, k in last.items() if s != 0 and k not in done))
+    return Streams(tuple(stream), tuple(waits), tuple(forks), joins, tuple(before))
+
+
+def streams_of(accesses: Sequence[Access], most: int = MAX_STREAMS) -> Streams:
+    """Streams and events for kernels in launch order."""
+    return synchronise(accesses, assign(accesses, most))
