@@ -159,13 +159,47 @@ def split_reductions(graph: KernelGraph) -> list[KernelGraph]:
             continue
         for axis in last_reductions(kernel):
             try:
-                pair = split_block(kernel, axis)
-                found.append(
-                    stabilize_graph(replace(graph, kernels=(*graph.kernels[:i], *pair, *graph.kernels[i + 1 :])).validate())
-                )
+                first, second = split_block(kernel, axis)
             except UnsupportedError:
                 continue  # what follows the sums needs more of the first kernel than the sums
+            before, after = graph.kernels[:i], graph.kernels[i + 1 :]
+            chains: list[tuple[Kernel, ...]] = [(*before, first, second, *after)]
+            if after and isinstance(after[0], BlockGraph) and (joined := join(second, after[0], graph.outputs)):
+                chains.append((*before, first, joined, *after[1:]))
+            for kernels in chains:
+                try:
+                    found.append(stabilize_graph(replace(graph, kernels=kernels).validate()))
+                except UnsupportedError:
+                    continue
     return found
+
+
+def join(first: BlockGraph, second: BlockGraph, outputs: Sequence[str] = ()) -> BlockGraph | None:
+    """Two kernels as one block that computes what the first stores where the second would load it, once more in each block of
+    the grid; ``None`` where the second reads it under another shape, or others need it too."""
+    stores = {s.access.tensor: s for s in first.stores if s.access}
+    loads = [s for s in second.loads if s.access and s.access.tensor in stores]
+    if set(stores) & set(outputs) or {s.access.tensor for s in loads if s.access} != set(stores):
+        return None
+    value: dict[str, str] = {}
+    for s in loads:
+        made = stores[s.access.tensor]  # type: ignore[union-attr]
+        if s.access != made.access or s.dtype != made.dtype:
+            return None
+        value[s.value] = made.value
+    mine = [s for s in first.stmts if s.kind != "store"]
+    names = {s.value for s in mine}
+    theirs = [replace(s, args=tuple(value.get(a, a) for a in s.args)) for s in second.stmts if s not in loads]
+    if clash := {s.value for s in theirs if s.kind != "store"} & names:
+        same = {s.value for s in theirs if s.kind == "load" and s in mine}
+        if clash - same:
+            return None
+        theirs = [s for s in theirs if s.value not in same or s.kind == "store"]
+    extents = dict(first.extents)
+    if any(extents.get(a.name, a.extent) != a.extent for a in second.axes):
+        return None
+    axes = (*first.axes, *(a for a in second.axes if a.name not in extents))
+    return BlockGraph(second.name, axes, (*mine, *theirs), (*first.splits, *second.splits)).validate()
 
 
 def last_reductions(block: BlockGraph) -> tuple[str, ...]:

@@ -26,6 +26,8 @@ from fuser.lower.triton_source import generate_graph
 
 POINTER = {"float16": "*fp16", "bfloat16": "*bf16", "float32": "*fp32", "bool": "*i1", "int32": "*i32", "int64": "*i64"}
 
+DEPENDENT_LAUNCH = frozenset({"gdc_wait", "gdc_launch_dependents"})
+
 
 @dataclass(frozen=True)
 class KernelArg:
@@ -42,7 +44,8 @@ class KernelArtifact:
 
     ``name`` is the PTX entry; ``args`` are its pointers in order (two scratch pointers that are always NULL follow). ``grid``
     counts blocks, ``num_warps`` warps a block; ``shared_bytes`` is dynamic shared memory a block; ``registers`` are 32-bit
-    registers a thread and ``spills`` bytes of local memory a thread, -1 where the assembler did not say.
+    registers a thread and ``spills`` bytes of local memory a thread, -1 where the assembler did not say. ``pdl``: the kernel may
+    be launched before the one in front of it has ended (programmatic dependent launch).
     """
 
     name: str
@@ -59,6 +62,7 @@ class KernelArtifact:
     registers: int = -1
     spills: int = -1
     compiler: str = ""
+    pdl: bool = False
 
     def manifest(self) -> dict[str, Any]:
         """Everything but the texts, for reports."""
@@ -93,7 +97,14 @@ def load_source(source: KernelSource, folder: Path | None = None) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
+    if _triton().knobs.runtime.interpret:
+        for name in DEPENDENT_LAUNCH & vars(module).keys():  # inline assembly; the interpreter runs one kernel after another
+            setattr(module, name, _nothing)
     return module
+
+
+def _nothing() -> None:
+    """What waiting for earlier kernels is where kernels never overlap."""
 
 
 def _triton() -> Any:
@@ -129,6 +140,11 @@ def compile_kernel(source: KernelSource, arch: int, folder: Path | None = None) 
 
     if arch < 80:
         raise EnvironmentError_(f"Triton has no code generator for sm_{arch}", "choose a device of sm_80 or newer")
+    if arch < source.capability:
+        raise NoValidKernelError(
+            f"the options of {source.name} need sm_{source.capability} or newer, not sm_{arch}",
+            "leave the option out of its schedule",
+        )
     with _not_interpreted():
         fn = getattr(load_source(source, folder), source.name)
         signature = {name: POINTER[d] for name, d in zip(fn.arg_names, source.dtypes, strict=True)}
@@ -162,6 +178,7 @@ def compile_kernel(source: KernelSource, arch: int, folder: Path | None = None) 
         meta.shared,
         *resources(kernel.asm["cubin"]),
         compiler=f"triton {triton.__version__}",
+        pdl=source.pdl,
     )
 
 

@@ -63,6 +63,7 @@ class TileCode:
         self.depth = 1
         self.ids: dict[str, str] = {}
         self.fp32: dict[str, str] = {}
+        self.imports: set[str] = set()  # names of triton.language.extra.cuda that the source uses
         pad = bool(schedule.knob.get("pad", False))
         dots = {a for s in block.computes if self.is_dot(s) for v in s.args for a in block.by_value[v].axes}
         self.pieces: dict[str, tuple[Piece, ...]] = {}
@@ -133,7 +134,8 @@ class TileCode:
             return f"{self.ident('ok_' + axis)}{self.suffix((axis,), (piece,))}"
         return ""
 
-    def emit_indices(self, axis: str) -> None:
+    def start(self, axis: str, piece: Piece) -> str:
+        """Index of the first element of a piece; empty for 0."""
         plan = self.plans[axis]
         terms: list[str] = []
         if plan.grid > 1:
@@ -142,11 +144,14 @@ class TileCode:
             terms.append(f"{counter} * {step}" if step > 1 else counter)
         if axis in self.loops:
             terms.append(f"t_{self.ident('i_' + axis)} * {plan.tile}" if plan.tile > 1 else f"t_{self.ident('i_' + axis)}")
+        if piece.offset:
+            terms.append(str(piece.offset))
+        return " + ".join(terms)
+
+    def emit_indices(self, axis: str) -> None:
+        plan = self.plans[axis]
         for piece in self.active[axis]:
-            own = list(terms)
-            if piece.offset:
-                own.append(str(piece.offset))
-            start = " + ".join(own)
+            start = self.start(axis, piece)
             name = self.offsets(axis, piece)
             if plan.tile == 1:
                 self.emit(f"{name} = {start or '0'}")
@@ -206,8 +211,10 @@ class TileCode:
         access = stmt.access
         assert access is not None
         strides = access.strides(self.block.extents)
-        size = math.prod(access.shape(self.block.extents))
-        terms = [self.argument(access.tensor)]
+        size = math.prod(access.source_shape(self.block.extents))
+        terms = [self.argument(access.source)]
+        if access.window and access.window.offset:
+            terms.append(str(access.window.offset))
         by_axis = dict(zip(stmt.axes, combo, strict=True))
         for axis in sorted(access.axes, key=lambda a: a in layout):
             index = self.spread(self.offsets(axis, by_axis[axis]), (axis,) if axis in layout else (), layout)

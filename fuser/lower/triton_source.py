@@ -29,8 +29,12 @@ from fuser.ir.tiling import Loop
 from fuser.ir.tiling import Node
 from fuser.ir.tiling import place
 from fuser.lower.algebra import guarded
+from fuser.lower.dependent_launch import divide
+from fuser.lower.dependent_launch import statements
 from fuser.lower.fold_code import TRITON_DTYPE
 from fuser.lower.fold_code import FoldCode
+from fuser.lower.options import check_options
+from fuser.lower.program_order import decode
 from fuser.lower.tile_code import Combo
 from fuser.lower.tile_code import Value
 
@@ -41,7 +45,8 @@ MAX_BLOCKS = 64
 @dataclass(frozen=True)
 class KernelSource:
     """Generated source of one kernel: ``args`` are device tensors in order (inputs, then outputs), ``grid`` the number of
-    blocks.
+    blocks. ``pdl``: it waits by itself for the kernel in front, and may be launched before that has ended. ``capability`` is
+    the least that its options need (90 for sm_90).
     """
 
     name: str
@@ -53,33 +58,63 @@ class KernelSource:
     grid: int
     num_warps: int
     num_stages: int
+    pdl: bool = False
+    capability: int = 80
 
 
 def generate_graph(graph: KernelGraph, schedule: Schedule) -> tuple[KernelSource, ...]:
     """Source of every graph-defined kernel of a µGraph, in launch order, with names that are unique to structure and schedule."""
     digest = hashlib.sha256(f"{graph.stable_hash()}{schedule.stable_hash()}".encode()).hexdigest()[:8]
     rules = guarded(graph)
-    return tuple(
-        generate(block, ks, f"{block.name}_{digest}", frozenset(v for k, v in rules if k == block.name))
-        for block, ks in zip(graph.blocks, schedule.kernels, strict=True)
-    )
+    schedules = iter(schedule.kernels)
+    paired = [(k, next(schedules) if isinstance(k, BlockGraph) else None) for k in graph.kernels]
+    found = []
+    for i, (block, mine) in enumerate(paired):
+        if not isinstance(block, BlockGraph) or mine is None:
+            continue
+        before, after = paired[i - 1][1] if i else None, paired[i + 1][1] if i + 1 < len(paired) else None
+        chain = Chain(
+            frozenset(t for k in graph.kernels[:i] for t in k.outputs),
+            before is not None and "pdl" in mine.knob,
+            str(after.knob.get("pdl", "")) if after else "",
+        )
+        guards = frozenset(v for k, v in rules if k == block.name)
+        found.append(generate(block, mine, f"{block.name}_{digest}", guards, chain))
+    return tuple(found)
 
 
-def generate(block: BlockGraph, schedule: KernelSchedule, name: str = "", guards: frozenset[str] | None = None) -> KernelSource:
+@dataclass(frozen=True)
+class Chain:
+    """A kernel among others: the tensors that ``earlier`` kernels write, whether it ``waits`` for the one in front of it by
+    itself, and when the ``next`` one may start (that one's option ``pdl``; empty if it is launched normally)."""
+
+    earlier: frozenset[str] = frozenset()
+    waits: bool = False
+    next: str = ""
+
+
+def generate(
+    block: BlockGraph,
+    schedule: KernelSchedule,
+    name: str = "",
+    guards: frozenset[str] | None = None,
+    chain: Chain | None = None,
+) -> KernelSource:
     """Triton source of a block under a schedule. ``guards`` are the values with a defined result where everything is masked
     (:func:`fuser.lower.algebra.guarded`); without them, those that the block alone shows.
 
     Raises :class:`UnsupportedError` for operators or dtypes that have no Triton form, :class:`NoValidKernelError` for schedules
-    that would need an absurd number of register blocks.
+    that would need an absurd number of register blocks, :class:`UsageError` for options that the lowering does not have.
     """
     block, plans = bind(block, schedule)
-    return _Generator(block, plans, place(block, schedule.order, plans), schedule, guards).run(name or f"{block.name}_kernel")
+    generator = _Generator(block, plans, place(block, schedule.order, plans), schedule, guards)
+    return generator.run(name or f"{block.name}_kernel", chain or Chain())
 
 
 class _Generator(FoldCode):
     """Control flow, loads, element-wise operators and stores."""
 
-    def run(self, kernel: str) -> KernelSource:
+    def run(self, kernel: str, chain: Chain) -> KernelSource:
         for stmt in self.block.stmts:
             if len(list(self.combos(stmt.axes))) > MAX_BLOCKS:
                 raise NoValidKernelError(
@@ -92,6 +127,7 @@ class _Generator(FoldCode):
                 f"make the tile of {single[0]!r} 2 or more, or let no other loop end inside its loop",
             )
         tensors = list(dict.fromkeys((*self.block.inputs, *self.block.outputs)))
+        capability = check_options(self.schedule.knob, tensors, self.block.name)
         names = [self.argument(t) for t in tensors]
         for a in self.plans:
             self.ident("i_" + a)
@@ -100,8 +136,8 @@ class _Generator(FoldCode):
         for axis in self.plans:
             if axis not in self.looped() and self.used(axis):
                 self.emit_indices(axis)
-        self.body(self.tree.body)
-        access = {s.access.tensor: s for s in self.block.stmts if s.access}
+        self.dependent_body(chain)
+        access = {s.access.source: s for s in self.block.stmts if s.access}
         for t in tensors:
             if access[t].dtype not in TRITON_DTYPE:
                 raise UnsupportedError(f"tensor {t!r} has dtype {access[t].dtype!r}, which generated kernels cannot hold")
@@ -112,6 +148,7 @@ class _Generator(FoldCode):
                 *header,
                 "import triton",
                 "import triton.language as tl",
+                *([f"from triton.language.extra.cuda import {', '.join(sorted(self.imports))}"] if self.imports else []),
                 "",
                 "",
                 "@triton.jit",
@@ -119,7 +156,7 @@ class _Generator(FoldCode):
                 *self.lines,
             ]
         )
-        shapes = tuple(access[t].access.shape(self.block.extents) for t in tensors)  # type: ignore[union-attr]
+        shapes = tuple(access[t].access.source_shape(self.block.extents) for t in tensors)  # type: ignore[union-attr]
         return KernelSource(
             name,
             text + "\n",
@@ -130,7 +167,26 @@ class _Generator(FoldCode):
             grid,
             self.schedule.num_warps,
             self.schedule.num_stages,
+            chain.waits,
+            capability,
         )
+
+    def dependent_body(self, chain: Chain) -> None:
+        """The whole body, with what programmatic dependent launch needs in it."""
+        if chain.next:
+            self.imports.add("gdc_launch_dependents")
+        if chain.next == "early":
+            self.emit("gdc_launch_dependents()")
+        early, late = divide(self.tree.body, chain.earlier) if chain.waits else ((), self.tree.body)
+        self.body(early)
+        if chain.waits:
+            self.imports.add("gdc_wait")
+            self.emit("gdc_wait()")
+        store = next(i for i, n in enumerate(late) if any(isinstance(s, Stmt) and s.kind == "store" for s in statements(n)))
+        self.body(late[:store])
+        if chain.next == "late":
+            self.emit("gdc_launch_dependents()")
+        self.body(late[store:])
 
     def used(self, axis: str) -> bool:
         return any(axis in s.axes for s in self.block.stmts if s.access or op_def(s.op).indexed) or any(
@@ -152,22 +208,16 @@ class _Generator(FoldCode):
         return found
 
     def grid(self) -> None:
-        """Decode the block's number; the last divided axis varies fastest, unless the knob ``grid_order`` names another order."""
+        """Decode the block's number; the last divided axis varies fastest, unless the option ``grid_order`` says otherwise."""
         divided = [a for a, p in self.plans.items() if p.grid > 1]
         wanted = [a for a in str(self.schedule.knob.get("grid_order", "")).split(".") if a in divided]
         order = wanted + [a for a in divided if a not in wanted]
         counters = {a: self.split_counter(a) for a in order}
-        distinct = list(dict.fromkeys(counters.values()))
         sizes = {counters[a]: self.plans[a].grid for a in order}
-        if distinct:
+        if sizes:
             self.emit("pid = tl.program_id(0)")
-        for i, name in enumerate(reversed(distinct)):
-            if i == len(distinct) - 1:
-                self.emit(f"{name} = pid" if i == 0 else f"{name} = pid_{i}")
-                continue
-            source = "pid" if i == 0 else f"pid_{i}"
-            self.emit(f"{name} = {source} % {sizes[name]}")
-            self.emit(f"pid_{i + 1} = {source} // {sizes[name]}")
+            for line in decode(list(sizes.items()), int(self.schedule.knob.get("group", 0))):
+                self.emit(line)
 
     def body(self, nodes: Sequence[Node]) -> None:
         for node in nodes:
@@ -217,7 +267,7 @@ class _Generator(FoldCode):
             name = self.var(stmt.value, layout, key)
             pointer = self.pointer(stmt, combo, layout)
             mask = self.masks(stmt.axes, combo, layout)
-            hint = self.schedule.knob.get(f"evict_{access.tensor}", "")
+            hint = self.schedule.knob.get(f"evict_{access.source}", "")
             extra = (f", mask={mask}, other=0.0" if mask else "") + (f', eviction_policy="{hint}"' if hint else "")
             self.emit(f"{name} = tl.load({pointer}{extra})")
             self.fp32.pop(name, None)
