@@ -137,6 +137,10 @@ class Executable:
 
     # -- tensors ------------------------------------------------------------------------------------------------------------
 
+    def empty_outputs(self) -> dict[str, Any]:
+        """Fresh outputs by name, uninitialised."""
+        return dict(zip(self.outputs, self._empty(), strict=True))
+
     def _empty(self) -> tuple[Any, ...]:
         import torch
 
@@ -248,19 +252,21 @@ class Executable:
             stream.wait_stream(self._last)
         self._last, self._last_handle = stream, stream.cuda_stream
 
-    def capture(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any] | None = None) -> Captured:
+    def capture(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any] | None = None, own: bool = False) -> Captured:
         """The call as a CUDA graph over fixed buffers, which are the tensors given (copies of inputs that are not contiguous):
-        put new values into ``inputs``, call ``replay``, read ``outputs``."""
+        put new values into ``inputs``, call ``replay``, read ``outputs``. With ``own`` the buffers are copies of all inputs."""
         if self.device.type != "cuda":
             raise UsageError("a CUDA graph needs a GPU", "on the CPU call the program itself: its kernels are interpreted")
         import torch
 
         with self._here(), self._lock:
             values = self._checked(*self._named(inputs, outputs))
+            if own:
+                values |= {n: values[n].clone() for n in self.inputs}
             call = self._bind(values)
             graph = capture_calls([call], warm=True)
             torch.cuda.synchronize()
-        return Captured({n: values[n] for n in self.inputs}, {n: values[n] for n in self.outputs}, graph, (self, call))
+        return Captured({n: values[n] for n in inputs}, {n: values[n] for n in outputs or self.outputs}, graph, (self, call))
 
 
 def _raw_stream() -> Callable[[int], int]:

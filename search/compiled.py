@@ -1,0 +1,384 @@
+"""``fuser.compile``: a program, a workload or a PyTorch module as one callable on torch tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+from dataclasses import field
+from functools import cached_property
+from math import isnan
+from math import nan
+from pathlib import Path
+from typing import TYPE_CHECKING
+from typing import Any
+
+from cost_model.explain import COUNTS
+from cost_model.explain import explain
+from fuser.device import Device
+from fuser.device import load_device
+from fuser.errors import EnvironmentError_
+from fuser.errors import UsageError
+from fuser.frontends.torch_export import Imported
+from fuser.frontends.torch_export import from_torch
+from fuser.ir.mugraph import BlockGraph
+from fuser.ir.mugraph import KernelGraph
+from fuser.ir.ops import Array
+from fuser.ir.program import TensorProgram
+from fuser.ir.schedule import Schedule
+from fuser.lower.compile import KernelArtifact
+from fuser.lower.compile import save_artifact
+from fuser.lower.triton_source import generate_graph
+from fuser.workloads import workload
+from search.evolve import EFFORTS
+from search.realise import Realised
+from search.realise import realise
+from search.structures import searched
+from search.structures import structures
+from search.tune import Candidate
+from search.tune import Tuned
+from search.tune import tune_fast
+
+if TYPE_CHECKING:
+    from fuser.runtime.capture import Captured
+    from fuser.runtime.graph_executor import Executable
+
+WITHOUT_GPU = "h200"
+"""The device for which the interpreter's kernels are tuned where no target is given."""
+
+
+def compile_program(
+    program: Any,
+    example_inputs: Sequence[Any] = (),
+    *,
+    target: str | Device | None = None,
+    graph: KernelGraph | None = None,
+    schedule: Schedule | None = None,
+    effort: str = "instant",
+    superoptimize: float = 0.0,
+    device: str | None = None,
+    capture: bool = False,
+    checked: bool = True,
+    seed: int = 0,
+) -> CompiledProgram:
+    """Choose structure and schedule of a program, compile its kernels, check them, and return the whole as one callable.
+
+    ``program`` is a :class:`TensorProgram`, the name of a workload (``mirage/rmsnorm:8``), a ``torch.nn.Module`` with the shapes
+    and dtypes of ``example_inputs``, a ``torch.export.ExportedProgram``, or what :func:`fuser.from_torch` returns. Parameters of
+    a module are bound: they are not arguments of the callable.
+
+    ``target`` names the device to tune for, or its file; by default the GPU at hand. ``graph`` and ``schedule`` choose for you;
+    with one of them the other is still searched. ``superoptimize``: seconds that the superoptimizer may look for structures.
+    The model alone decides (``effort`` ``instant``); nothing is measured. ``checked``: the winner runs at a reduced size in
+    Triton's interpreter against float64, and the next candidate takes its place where it fails.
+
+    ``device`` is where the callable runs: ``cuda``, ``cuda:1``, or ``cpu`` for Triton's interpreter (slow; set
+    ``TRITON_INTERPRET=1`` before Python starts). By default the GPU, if there is one of the target's architecture; with a
+    ``target`` and no such GPU, kernels are only compiled. With ``capture`` calls replay a CUDA graph: inputs are copied into
+    fixed buffers, and the outputs are the same tensors at every call.
+
+    Raises :class:`EnvironmentError_` where there is nothing to run on, :class:`UsageError` for arguments that do not fit, and
+    :class:`fuser.errors.NoValidKernelError` or :class:`fuser.errors.UnsupportedError` where no kernel can be made.
+    """
+    if effort not in EFFORTS:
+        raise UsageError(f"there is no effort {effort!r}", f"efforts are {', '.join(EFFORTS)}")
+    if effort != "instant":
+        raise UsageError(f"effort {effort!r} measures on a GPU, which compiling does not", "use effort='instant'")
+    known = _imported(program, example_inputs)
+    device, spec = _where(device, target, known.program.name)
+    graphs = _graphs(known.program, graph, schedule, superoptimize)
+    if schedule is not None:
+        chosen = Candidate(graphs[0], schedule, nan)
+        tuned = Tuned(known.program, spec.name, chosen, (), 1, 1)
+    else:
+        tuned = tune_fast(known.program, spec, seed=seed, graphs=graphs)
+    if device == "cpu":
+        done = Realised(tuned, tuned.winner, ())
+    else:
+        (done,) = realise([tuned], spec, checked=checked, seed=seed)
+    return CompiledProgram(known.program, spec, done, device, known.params, known.inputs, capture)
+
+
+def _imported(program: Any, example_inputs: Sequence[Any]) -> Imported:
+    """The program, its parameters, and the names of its arguments."""
+    if isinstance(program, str):
+        program = workload(program)
+    if isinstance(program, TensorProgram):
+        if example_inputs:
+            raise UsageError(f"{program.name!r} has its shapes already", "example inputs belong to PyTorch modules")
+        return Imported(program, {}, program.inputs)
+    if isinstance(program, Imported):
+        return program
+    if not hasattr(program, "named_parameters"):  # a Module and an ExportedProgram have it
+        raise UsageError(
+            f"cannot compile a {type(program).__name__}",
+            "pass a TensorProgram, the name of a workload, a torch.nn.Module with example inputs, or an ExportedProgram",
+        )
+    return from_torch(program, tuple(example_inputs))
+
+
+def _graphs(
+    program: TensorProgram, graph: KernelGraph | None, schedule: Schedule | None, superoptimize: float
+) -> tuple[KernelGraph, ...]:
+    """The structures to choose from."""
+    if graph is not None:
+        if set(graph.inputs) - set(program.inputs) or set(graph.outputs) != set(program.outputs):
+            raise UsageError(
+                f"the µGraph {graph.name!r} computes {', '.join(graph.outputs)} of {', '.join(graph.inputs)}; {program.name!r} "
+                f"{', '.join(program.outputs)} of {', '.join(program.inputs)}"
+            )
+        return (graph,)
+    found = searched(program, superoptimize) if superoptimize else structures(program)
+    if schedule is None:
+        return found
+    fitting = tuple(g for g in found if _fits(g, schedule))
+    if not fitting:
+        raise UsageError(f"no structure of {program.name!r} has the schedule {schedule}", "pass its graph too")
+    return fitting
+
+
+def _fits(graph: KernelGraph, schedule: Schedule) -> bool:
+    if len(graph.blocks) != len(schedule.kernels):
+        return False
+    try:
+        generate_graph(graph, schedule)
+    except UsageError:
+        return False
+    return True
+
+
+def _where(device: str | None, target: str | Device | None, name: str) -> tuple[str | None, Device]:
+    """Where the callable runs (None: nowhere, it is only compiled), and the device that kernels are made for."""
+    spec = load_device(target) if isinstance(target, str) else target
+    if device is not None and device.split(":")[0] not in ("cuda", "cpu"):
+        raise UsageError(f"{name!r} cannot run on the device {device!r}", "use device='cuda' or 'cpu'")
+    if device == "cpu":
+        return device, spec or load_device(WITHOUT_GPU)
+    gpu = _gpu(device)
+    if gpu is None:
+        if device is None and spec is not None:
+            return None, spec
+        raise EnvironmentError_(
+            f"there is no GPU here on which {name!r} could run",
+            "device='cpu' runs Triton's interpreter (slow); target='h200', or another of `mufuser devices`, compiles offline",
+        )
+    title, arch = gpu
+    if spec is None:
+        try:
+            spec = load_device(title)
+        except UsageError as error:
+            raise UsageError(
+                f"there is no device specification for the GPU at hand, {title} (sm_{arch})",
+                "pass target= (--target): a similar device, or the path of a device file with its numbers",
+            ) from error
+    if spec.arch == arch:
+        return device or "cuda", spec
+    if device is not None:
+        raise UsageError(
+            f"kernels for {spec.title} ({spec.sm}) do not run on {title} (sm_{arch})", "leave out device= or target="
+        )
+    return None, spec
+
+
+def _gpu(device: str | None) -> tuple[str, int] | None:
+    """Name and architecture of a GPU; None where there is none."""
+    try:
+        import torch
+    except ImportError as error:
+        raise EnvironmentError_(
+            "running kernels needs torch", "pip install 'mufuser[torch]', or only compile: `mufuser tune`"
+        ) from error
+    if not torch.cuda.is_available():
+        return None
+    properties = torch.cuda.get_device_properties(device or "cuda")
+    return properties.name, 10 * properties.major + properties.minor
+
+
+@dataclass(eq=False, repr=False)
+class CompiledProgram:
+    """A program with its kernels. Calling it takes torch tensors, or anything with DLPack, in the order of ``inputs`` or by name,
+    and returns the output or a tuple of them; ``out=`` is written in place. As :class:`fuser.runtime.graph_executor.Executable`
+    it allocates nothing then, and refuses tensors that do not fit with a :class:`UsageError`.
+
+    ``device`` is None where it was only compiled for ``target``.
+    """
+
+    program: TensorProgram
+    target: Device
+    realised: Realised
+    device: str | None
+    params: Mapping[str, Array] = field(default_factory=dict)
+    inputs: tuple[str, ...] = ()
+    capture: bool = False
+    _replayed: Captured | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        if self.device is not None:
+            self._executable  # noqa: B018 - kernels are loaded now, not in the first call
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the results, in order."""
+        return self.program.outputs
+
+    @property
+    def graph(self) -> KernelGraph:
+        return self.realised.candidate.graph
+
+    @property
+    def schedule(self) -> Schedule:
+        return self.realised.candidate.schedule
+
+    @property
+    def artifacts(self) -> tuple[KernelArtifact, ...]:
+        """The compiled kernels, in launch order; none where they are interpreted."""
+        return self.realised.artifacts
+
+    @cached_property
+    def _executable(self) -> Executable:
+        if self.device is None:
+            raise EnvironmentError_(
+                f"{self.program.name!r} was compiled for {self.target.title} and not for this machine",
+                "run it on such a GPU, or compile it with device='cpu' for Triton's interpreter",
+            )
+        from fuser.runtime.graph_executor import Executable
+
+        made = iter(self.artifacts)
+        artifacts = [next(made) if isinstance(k, BlockGraph) else None for k in self.graph.kernels] if self.artifacts else None
+        return Executable(self.graph, self.schedule, device=self.device, artifacts=artifacts, constants=self._constants())
+
+    def _constants(self) -> dict[str, Any]:
+        import torch
+
+        return {
+            n: torch.from_numpy(x).to(device=self.device, dtype=getattr(torch, self.program[n].dtype))
+            for n, x in self.params.items()
+            if n in self.graph.inputs
+        }
+
+    # -- running ------------------------------------------------------------------------------------------------------------
+
+    def __call__(self, *inputs: Any, out: Any = None, **named: Any) -> Any:
+        run = self._executable
+        if not named and run.inputs == self.inputs and run.outputs == self.outputs and not self.capture:
+            return run(*inputs, out=out)
+        values = self._named(inputs, named)
+        if self.capture and run.device.type == "cuda":
+            return self._replay(values, out)
+        found = run.run(values, self._into(out))
+        return self._results(found)
+
+    def _named(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments by name, those that the graph reads. Raises :class:`UsageError` where some are missing, unknown or given
+        twice."""
+        if len(inputs) > len(self.inputs):
+            raise UsageError(
+                f"{self.program.name!r} takes {len(self.inputs)} inputs ({', '.join(self.inputs)}), got {len(inputs)}"
+            )
+        found = dict(zip(self.inputs, inputs, strict=False))
+        for n, x in named.items():
+            if n not in self.inputs or n in found:
+                what = "is given twice" if n in found else f"is no input of {self.program.name!r}"
+                raise UsageError(f"{n!r} {what}", f"inputs: {', '.join(self.inputs)}")
+            found[n] = x
+        if missing := [n for n in self.inputs if n not in found]:
+            raise UsageError(f"{self.program.name!r} needs the inputs {', '.join(missing)}")
+        return {n: x for n, x in found.items() if n in self._executable.inputs}
+
+    def _into(self, out: Any) -> dict[str, Any] | None:
+        if out is None or isinstance(out, Mapping):
+            return None if out is None else dict(out)
+        outputs = tuple(out) if isinstance(out, tuple | list) else (out,)
+        if len(outputs) != len(self.outputs):
+            raise UsageError(f"{self.program.name!r} has {len(self.outputs)} outputs, {len(outputs)} were passed in")
+        return dict(zip(self.outputs, outputs, strict=True))
+
+    def _results(self, found: Mapping[str, Any]) -> Any:
+        values = tuple(found[n] for n in self.outputs)
+        return values[0] if len(values) == 1 else values
+
+    def _replay(self, values: Mapping[str, Any], out: Any) -> Any:
+        """Copy the inputs into the buffers of the captured graph, replay it."""
+        run = self._executable
+        if self._replayed is None:
+            self._replayed = run.capture(values, run.empty_outputs(), own=True)
+        captured, into = self._replayed, self._into(out)
+        captured(*(values[n] for n in captured.inputs))
+        if into is None:
+            return self._results(captured.outputs)
+        for n, x in into.items():
+            x.copy_(captured.outputs[n])
+        return self._results(into)
+
+    def captured(self, *inputs: Any, out: Any = None, **named: Any) -> Captured:
+        """The call as a CUDA graph over these very tensors: ``replay()`` costs what torch's own replay costs. See
+        :class:`fuser.runtime.capture.Captured`."""
+        run = self._executable
+        into = self._into(out) or run.empty_outputs()
+        return run.capture(self._named(inputs, named), {n: into[n] for n in self.outputs})
+
+    # -- what was made ------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def sources(self) -> tuple[str, ...]:
+        """Triton source of each generated kernel, in launch order."""
+        return tuple(s.text for s in generate_graph(self.graph, self.schedule))
+
+    @property
+    def source(self) -> str:
+        """Triton source of all generated kernels."""
+        return "\n\n".join(self.sources)
+
+    @property
+    def ptx(self) -> tuple[str, ...]:
+        """PTX of each generated kernel, in launch order. Raises :class:`UsageError` where kernels are interpreted."""
+        if not self.artifacts and self.graph.blocks:
+            raise UsageError(
+                f"{self.program.name!r} is interpreted: it has no PTX", f"compile it with target={self.target.name!r}"
+            )
+        return tuple(a.ptx for a in self.artifacts)
+
+    def save(self, folder: str | Path) -> list[dict[str, Any]]:
+        """Write source, PTX, cubin and manifest of each kernel into a folder; returns the manifests."""
+        stem = self.program.name.replace("/", "_").replace(":", "_b")
+        return [save_artifact(a, Path(folder), f"{stem}_{i}") for i, a in enumerate(self.artifacts)]
+
+    def explain(self) -> str:
+        """Why this one: structure, schedule, what the model expects of each kernel beside the runner-up, and what fell out."""
+        tuned, chosen = self.realised.tuned, self.realised.candidate
+        shown = [chosen, *([r] if (r := tuned.runner_up) and r is not chosen else [])]
+        lines = [repr(self), "", str(self.graph), ""]
+        for i, c in enumerate(shown):
+            lines.append(f"{'chosen' if i == 0 else 'runner-up'}: {c.schedule}" + ("" if isnan(c.us) else f", {c.us:.2f} µs"))
+        lines += ["", *_terms(shown, self.target), ""]
+        lines.append(f"{tuned.candidates} schedules of {tuned.structures} structures were ranked")
+        lines += [f"{n} better-ranked fell out: {why}" for why, n in self.realised.rejected.items()]
+        if check := self.realised.check:
+            lines.append(f"checked in Triton's interpreter at a reduced size: relative error {check.error:.1e}")
+        return "\n".join([*lines, *tuned.notes])
+
+    def __repr__(self) -> str:
+        ins = ", ".join(str(self.program[n]) for n in self.inputs)
+        outs = ", ".join(str(self.program[n]) for n in self.outputs)
+        kernels = len(self.graph.kernels)
+        where = {None: "compiled only", "cpu": "runs in Triton's interpreter"}.get(self.device, f"runs on {self.device}")
+        us = self.realised.candidate.us
+        time = "" if isnan(us) else f", about {us:.1f} µs"
+        bound = f", {len(self.params)} parameters bound" if self.params else ""
+        return (
+            f"<CompiledProgram {self.program.name}({ins}) -> {outs}{bound}: {kernels} kernel{'s' * (kernels > 1)} for "
+            f"{self.target.title}{time}; {where}>"
+        )
+
+
+def _terms(shown: Sequence[Candidate], device: Device) -> list[str]:
+    """The model's terms as lines of a table, a column for each candidate."""
+    lines: list[str] = []
+    kernel = ""
+    for row in explain([(c.graph, c.schedule) for c in shown], device):
+        if row.kernel != kernel:
+            kernel = row.kernel
+            lines.append(f"kernel {kernel} (times in µs)")
+        cells = "".join(f"{'-' if v is None else f'{v:,.0f}' if row.term in COUNTS else f'{v:,.3f}':>14}" for v in row.values)
+        lines.append(f"  {row.meaning:<42}{cells}")
+    return lines
