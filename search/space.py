@@ -36,11 +36,13 @@ from fuser.errors import NoValidKernelError
 from fuser.errors import UsageError
 from fuser.ir.mugraph import FREE
 from fuser.ir.mugraph import BlockGraph
+from fuser.ir.mugraph import Kernel
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from fuser.ir.tiling import Init
 from fuser.ir.tiling import TilingExpr
+from fuser.lower.options import OPTIONS
 from search.expressions import is_contraction
 from search.knobs import Choice
 from search.knobs import Knob
@@ -99,6 +101,8 @@ class KernelSpace:
     stages: Choice[int]
     limit: float
     notes: tuple[str, ...] = ()
+    options: tuple[tuple[str, Any], ...] = ()
+    """Options of the lowering that every schedule of the kernel has (:mod:`fuser.lower.options`)."""
 
     @property
     def knobs(self) -> tuple[Knob[Any], ...]:
@@ -170,7 +174,8 @@ class KernelSpace:
         dead = [a for a, t in f.trips.items() if t[0] == 1]
         if len(dead) == len(f.trips):
             stages = self.stages.values[0]
-        return KernelSchedule(tuple(sorted(tiles.items())), order.without(dead), tuple(sorted(splits.items())), warps, stages)
+        by_axis = tuple(sorted(tiles.items()))
+        return KernelSchedule(by_axis, order.without(dead), tuple(sorted(splits.items())), warps, stages, self.options)
 
 
 def kernel_space(block: BlockGraph, device: Device, slack: float = SLACK) -> KernelSpace:
@@ -209,8 +214,18 @@ class ScheduleSpace:
 
     @cached_property
     def kernels(self) -> tuple[KernelSpace, ...]:
-        blocks = self.graph.blocks if isinstance(self.graph, KernelGraph) else (self.graph,)
-        return tuple(kernel_space(b, self.device, self.slack) for b in blocks)
+        if isinstance(self.graph, BlockGraph):
+            return (kernel_space(self.graph, self.device, self.slack),)
+        found: list[KernelSpace] = []
+        before: Kernel | None = None
+        for kernel in self.graph.kernels:
+            if isinstance(kernel, BlockGraph):
+                space = kernel_space(kernel, self.device, self.slack)
+                # a kernel behind a generated one need not wait for its end to start
+                overlaps = isinstance(before, BlockGraph) and self.device.arch >= OPTIONS["pdl"].capability
+                found.append(replace(space, options=(("pdl", "early"),)) if overlaps else space)
+            before = kernel
+        return tuple(found)
 
     @cached_property
     def splits(self) -> tuple[Split, ...]:
@@ -299,7 +314,7 @@ class ScheduleSpace:
         for k, s in zip(self.kernels, schedule.kernels, strict=True):
             tiles = {t.name: s.tile[t.name] for t in k.tiles}
             splits = {a: counts[a] for a in k.free}
-            plain = replace(s, knobs=())
+            plain = replace(s, knobs=k.options)
             same = (k.schedule(e, tiles, splits, s.num_warps, s.num_stages) == plain for e in k.order.values)
             code = next((i for i, equal in enumerate(same) if equal), None)
             if code is None:

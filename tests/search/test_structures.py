@@ -68,7 +68,7 @@ def test_every_structure_computes_the_program(make, rng):
 
 def test_a_chain_is_fused_cut_and_split():
     shapes = [[(bool(b.splits), len(b.stmts)) for b in g.blocks] for g in structures(chain())]
-    assert [len(s) for s in shapes] == [1, 2, 2, 3, 3]
+    assert [len(s) for s in shapes] == [1, 2, 2, 3, 2, 3]
     assert shapes[0] == [(False, 6)]
     assert shapes[1][0][0]  # the sum over n split over the grid, and a kernel that adds the parts
 
