@@ -22,6 +22,7 @@ from fuser.ir.mugraph import Stmt
 from fuser.ir.mugraph import live
 from fuser.ir.ops import op as op_def
 from fuser.ir.program import TensorProgram
+from fuser.ir.windows import windowed
 from fuser.superopt.postpone import postpone_divisions
 from fuser.superopt.stabilize import stabilize_graph
 
@@ -30,6 +31,9 @@ SEARCHED = 64
 
 MAX_CUTS = 3
 """Most tensors at which a program is cut; chains are short."""
+
+EVERY_CUT = 6
+"""Most places to cut of which every choice is tried; beyond, the program is a deep chain of equal layers."""
 
 
 def one_kernel(program: TensorProgram) -> KernelGraph:
@@ -48,17 +52,19 @@ def structures(program: TensorProgram) -> tuple[KernelGraph, ...]:
     found: dict[str, KernelGraph] = {}
     first: UnsupportedError | None = None
     spots = cut_points(program)
-    for count in range(min(len(spots), MAX_CUTS) + 1):
-        for cuts in itertools.combinations(spots, count):
-            try:
-                bare = cut(program, cuts)
-            except UnsupportedError as error:
-                first = first or error
-                continue
-            graph = stabilize_graph(bare)
-            found.setdefault(graph.stable_hash(), graph)
-            for split in split_reductions(bare):
-                found.setdefault(split.stable_hash(), split)
+    chosen = cut_sets(spots)
+    for cuts in chosen:
+        try:
+            boxes = windowed(program, cuts)
+            bare = cut(boxes.program, cuts)
+            graph = boxes.attach(stabilize_graph(bare))
+        except UnsupportedError as error:
+            first = first or error
+            continue
+        found.setdefault(graph.stable_hash(), graph)
+        for split in split_reductions(bare) if len(spots) <= EVERY_CUT else ():
+            split = boxes.attach(split)
+            found.setdefault(split.stable_hash(), split)
     if not found:
         raise first or UnsupportedError(f"{program.name!r} has no operator that a kernel could do")
     return tuple(found.values())
@@ -79,6 +85,16 @@ def searched(program: TensorProgram, budget: float) -> tuple[KernelGraph, ...]:
         if not item.bare:  # an exponential that stayed bare may overflow
             found.setdefault(item.graph.stable_hash(), item.graph)
     return tuple(found.values())
+
+
+def cut_sets(spots: Sequence[str]) -> list[tuple[str, ...]]:
+    """Where to cut a program: nowhere first, then every set of up to :data:`MAX_CUTS` places. A deep chain is cut into equal
+    parts: two, three, four, then twice as many each time, up to one for each place."""
+    if len(spots) <= EVERY_CUT:
+        return [c for n in range(min(len(spots), MAX_CUTS) + 1) for c in itertools.combinations(spots, n)]
+    most = len(spots) + 1
+    parts = [1, 2, 3, *itertools.takewhile(lambda n: n < most, (2 << i for i in itertools.count(1))), most]
+    return [tuple(spots[round(most * i / n) - 1] for i in range(1, n)) for n in parts]
 
 
 def cut_points(program: TensorProgram) -> tuple[str, ...]:

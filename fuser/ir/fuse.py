@@ -22,6 +22,8 @@ from fuser.ir.ops import op as op_def
 from fuser.ir.program import TensorProgram
 from fuser.ir.scalar import Extent
 from fuser.ir.scalar import Scalar
+from fuser.ir.windows import copies_data
+from fuser.ir.windows import windowed
 
 
 def fuse(program: TensorProgram) -> KernelGraph:
@@ -30,6 +32,9 @@ def fuse(program: TensorProgram) -> KernelGraph:
     Raises :class:`UnsupportedError` naming the operator or tensor that cannot be part of one block.
     """
     program = expand(program)
+    if copies_data(program):
+        boxes = windowed(program)
+        return boxes.attach(fuse(boxes.program))
     if unused := [n for n in program.outputs if n in program.inputs]:
         raise UnsupportedError(f"output {unused[0]!r} of {program.name!r} is an input", "a kernel would only copy it")
     block = fuse_nodes(program, axes_of(program))

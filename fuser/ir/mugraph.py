@@ -43,32 +43,65 @@ class Axis:
 
 
 @dataclass(frozen=True)
+class Window:
+    """A box of a device tensor of ``shape``: what an access reads begins at the element ``starts``."""
+
+    tensor: str
+    shape: tuple[int, ...]
+    starts: tuple[int, ...]
+
+    @property
+    def offset(self) -> int:
+        """Elements from the tensor's first one to the window's."""
+        return sum(x * math.prod(self.shape[i + 1 :]) for i, x in enumerate(self.starts))
+
+
+@dataclass(frozen=True)
 class Access:
     """How axes index a device tensor: each dimension is the row-major product of its axes; an empty product has extent 1.
 
     A dimension of several axes is what a reshape leaves behind: ``(("b",), ("s",), ("head", "d"))`` reads [b, s, head·d].
+    What a slice leaves behind is a ``window``: ``tensor`` then names the slice (``W[3]``), and the window says where it lies
+    in which device tensor.
     """
 
     tensor: str
     dims: tuple[tuple[str, ...], ...]
+    window: Window | None = None
 
     @property
     def axes(self) -> tuple[str, ...]:
         return tuple(a for dim in self.dims for a in dim)
 
+    @property
+    def source(self) -> str:
+        """The device tensor in memory."""
+        return self.window.tensor if self.window else self.tensor
+
     def shape(self, extents: Mapping[str, int]) -> tuple[int, ...]:
+        """Of what is accessed: the tensor, or the window of it."""
         return tuple(math.prod(extents[a] for a in dim) for dim in self.dims)
+
+    def source_shape(self, extents: Mapping[str, int]) -> tuple[int, ...]:
+        """Of the device tensor in memory."""
+        return self.window.shape if self.window else self.shape(extents)
 
     def strides(self, extents: Mapping[str, int]) -> dict[str, int]:
         """Elements between neighbours along each axis, for a row-major tensor."""
-        found, step = dict[str, int](), 1
-        for axis in reversed(self.axes):
-            found[axis] = step
-            step *= extents[axis]
+        found, outer = dict[str, int](), 1
+        for dim, extent in zip(reversed(self.dims), reversed(self.source_shape(extents)), strict=True):
+            step = outer
+            for axis in reversed(dim):
+                found[axis] = step
+                step *= extents[axis]
+            outer *= extent
         return found
 
     def __str__(self) -> str:
-        return f"{self.tensor}[{', '.join('·'.join(d) or '1' for d in self.dims)}]"
+        starts = self.window.starts if self.window else (0,) * len(self.dims)
+        dims = ("·".join(d) or ("1" if not self.window else "") for d in self.dims)
+        places = (f"{x}+{d}" if x and d else d or str(x) for x, d in zip(starts, dims, strict=True))
+        return f"{self.source}[{', '.join(places)}]"
 
 
 @dataclass(frozen=True)
@@ -184,7 +217,8 @@ class BlockGraph:
 
     @cached_property
     def inputs(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(s.access.tensor for s in self.loads if s.access))
+        """Device tensors that the kernel reads."""
+        return tuple(dict.fromkeys(s.access.source for s in self.loads if s.access))
 
     @cached_property
     def outputs(self) -> tuple[str, ...]:
@@ -209,6 +243,8 @@ class BlockGraph:
                 raise ProgramError(f"block {self.name!r}: {s} uses the unknown axes {sorted(missing)}")
             if s.access and set(s.access.axes) != set(s.axes):
                 raise ProgramError(f"block {self.name!r}: {s} has axes {s.axes}, its access those of {s.access}")
+            if s.access and s.access.window:
+                self.check_window(s)
             for a in (*s.args, *((s.value,) if s.kind == "store" else ())):
                 if a not in known:
                     raise ProgramError(f"block {self.name!r}: {s} reads {a!r} before it is defined")
@@ -234,6 +270,18 @@ class BlockGraph:
         if not self.stores:
             raise ProgramError(f"block {self.name!r} stores nothing")
         return self
+
+    def check_window(self, stmt: Stmt) -> None:
+        """A window lies inside of its tensor."""
+        assert stmt.access is not None and stmt.access.window is not None
+        window, sizes = stmt.access.window, stmt.access.shape(self.extents)
+        if stmt.kind == "store":
+            raise ProgramError(f"block {self.name!r}: {stmt} stores a window; only loads have one")
+        inside = len(sizes) == len(window.shape) == len(window.starts) and all(
+            x >= 0 and x + n <= whole for x, n, whole in zip(window.starts, sizes, window.shape, strict=True)
+        )
+        if not inside:
+            raise ProgramError(f"block {self.name!r}: {stmt} has shape {sizes}, which is not inside of {window.shape}")
 
     def __str__(self) -> str:
         axes = ", ".join(f"{a.name}={a.extent or '?'}" for a in self.axes)
@@ -313,10 +361,11 @@ class KernelGraph:
         return {k: v for b in self.blocks for k, v in b.extents.items()}
 
     def with_extents(self, sizes: Mapping[str, int]) -> KernelGraph:
-        """The same structure at other sizes; program tensors that blocks access change shape with their axes."""
+        """The same structure at other sizes; program tensors that blocks access change shape with their axes, those of which
+        they read windows do not."""
         blocks = tuple(k.with_extents(sizes) if isinstance(k, BlockGraph) else k for k in self.kernels)
         shapes = {
-            s.access.tensor: s.access.shape(b.extents)
+            s.access.source: s.access.source_shape(b.extents)
             for b in blocks
             if isinstance(b, BlockGraph)
             for s in b.stmts

@@ -14,6 +14,7 @@ from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.mugraph import Rescale
 from fuser.ir.mugraph import Stmt
+from fuser.ir.mugraph import Window
 from fuser.ir.program import Tensor
 from fuser.ir.scalar import Scalar
 
@@ -35,6 +36,8 @@ def _stmt_to_json(s: Stmt) -> dict[str, Any]:
     out: dict[str, Any] = {"kind": s.kind, "value": s.value, "axes": list(s.axes), "dtype": s.dtype}
     if s.access:
         out["access"] = {"tensor": s.access.tensor, "dims": [list(d) for d in s.access.dims]}
+        if w := s.access.window:
+            out["access"]["window"] = {"tensor": w.tensor, "shape": list(w.shape), "starts": list(w.starts)}
     if s.kind == "compute":
         out |= {"op": s.op, "args": list(s.args), "reduce": list(s.reduce), "attrs": _attrs_to_json(s.attrs)}
     if s.running:
@@ -44,8 +47,14 @@ def _stmt_to_json(s: Stmt) -> dict[str, Any]:
     return out
 
 
+def _access_from_json(d: Mapping[str, Any]) -> Access:
+    w = d.get("window")
+    window = Window(w["tensor"], tuple(map(int, w["shape"])), tuple(map(int, w["starts"]))) if w else None
+    return Access(d["tensor"], tuple(tuple(x) for x in d["dims"]), window)
+
+
 def _stmt_from_json(d: Mapping[str, Any]) -> Stmt:
-    access = Access(d["access"]["tensor"], tuple(tuple(x) for x in d["access"]["dims"])) if "access" in d else None
+    access = _access_from_json(d["access"]) if "access" in d else None
     return Stmt(
         d["kind"],
         d["value"],

@@ -247,12 +247,16 @@ class _Kernel(Generic[V]):
 
     def load(self, stmt: Stmt) -> V:
         assert stmt.access is not None
-        source, (full, window) = self.tensors[stmt.access.tensor], self.window(stmt)
-        if self.algebra.shape(source) != stmt.access.shape(self.block.extents):
+        source, (full, window) = self.tensors[stmt.access.source], self.window(stmt)
+        if self.algebra.shape(source) != stmt.access.source_shape(self.block.extents):
             raise InterpretError(
-                f"kernel {self.block.name!r} reads {stmt.access} of shape {stmt.access.shape(self.block.extents)}, "
+                f"kernel {self.block.name!r} reads {stmt.access} of shape {stmt.access.source_shape(self.block.extents)}, "
                 f"but the tensor has shape {self.algebra.shape(source)}"
             )
+        if box := stmt.access.window:
+            sizes = stmt.access.shape(self.block.extents)
+            part = tuple(slice(x, x + n) for x, n in zip(box.starts, sizes, strict=True))
+            source = self.algebra.lift(lambda x: x[part], source)
         perm = tuple(stmt.access.axes.index(a) for a in stmt.axes)
         return self.algebra.lift(lambda x: x.reshape(full)[window].transpose(perm), source)
 

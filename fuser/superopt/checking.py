@@ -15,6 +15,11 @@ from fuser.ir.tiling import TilingExpr
 PARTS = 3
 """Parts of a split reduction: the kernel that adds them loops over them, and loops have three trips."""
 
+NESTED = 6
+"""Most loops of a test: each loop inside of another makes three times as many trips."""
+KEPT = 3
+"""Loops of a test of a block that sums over more axes than :data:`NESTED`, as the layers of a deep chain do."""
+
 
 def checking_schedules(graph: KernelGraph, like: Schedule | None = None, real: KernelGraph | None = None) -> Iterator[Schedule]:
     """Schedules to test a µGraph of reduced sizes with, the most demanding first.
@@ -34,10 +39,12 @@ def checking_schedules(graph: KernelGraph, like: Schedule | None = None, real: K
 
 
 def _loops(block: BlockGraph) -> list[str]:
-    """Loops of a block, outermost first: what is summed over last stands outside."""
+    """Loops of a block, outermost first: what is summed over last stands outside. In a deep chain the other axes are whole."""
     found = dict.fromkeys(a for s in block.computes for a in s.reduce)
     counts = {g for _, g in block.splits}
-    return [a for a in reversed(found) if block.extents[a] > 1 and a not in counts]
+    loops = [a for a in reversed(found) if block.extents[a] > 1 and a not in counts]
+    split = [a for a in loops if a in dict(block.splits)]
+    return loops if len(loops) <= NESTED else list(dict.fromkeys((*loops[:KEPT], *split)))
 
 
 def checking_tile(extent: int, role: str) -> int:

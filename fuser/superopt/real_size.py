@@ -66,7 +66,7 @@ def verify_blocks(
     full = tied.axes.extents
     real = tuple((a, n) for a, n in case.sizes if n == full[a])
     cut = tuple((a, n) for a, n in case.sizes if n != full[a])
-    modes = (True,) if stabilized(graph) else (False, True)
+    modes = (True,) if stabilized(tied.structure.graph) else (False, True)
     why = ""
     for law in modes:
         try:

@@ -37,6 +37,8 @@ from fuser.ir.program import infer_shape
 from fuser.ir.resize import mask_anchor
 from fuser.ir.resize import resize
 from fuser.ir.resize import shifted_offset
+from fuser.ir.windows import detach
+from fuser.ir.windows import windowed
 from fuser.superopt.checking import PARTS
 from fuser.superopt.checking import checking_tile
 
@@ -315,12 +317,24 @@ def reduction(program: TensorProgram, graph: KernelGraph) -> Reduction:
 
     Raises :class:`MismatchError` where the tensors do not fit, :class:`UnsupportedError` where no smaller sizes can be found.
     """
-    program = expand(program)
+    program, graph = without_windows(expand(program), graph)
     check_interface(program, graph)
     axes = axes_of(program)
     ties = _Ties()
     ties.program(program, axes)
     return Reduction(program, axes, ties.graph(graph))
+
+
+def without_windows(program: TensorProgram, graph: KernelGraph) -> tuple[TensorProgram, KernelGraph]:
+    """Both with the boxes that they read as inputs of their own: what is equal for any values of these is equal for the slices
+    of one tensor. Raises :class:`UnsupportedError` where the µGraph reads other boxes than the program."""
+    graph, between = detach(graph)
+    if unknown := between - set(program.producers):
+        raise UnsupportedError(f"{graph.name!r} reads slices of {sorted(unknown)}, which are not tensors of {program.name!r}")
+    found = windowed(program, between)
+    if (found.windows or between) and (other := set(graph.inputs) - set(found.program.inputs)):
+        raise UnsupportedError(f"{graph.name!r} reads {sorted(other)}, {program.name!r} other slices of these tensors")
+    return found.program, graph
 
 
 def check_interface(program: TensorProgram, graph: KernelGraph) -> None:

@@ -23,6 +23,8 @@ import numpy as np
 from fuser.errors import UnsupportedError
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram
+from fuser.ir.windows import copies_data
+from fuser.ir.windows import windowed
 from fuser.superopt.generate import Candidate
 from fuser.superopt.generate import Limits
 from fuser.superopt.generate import Report
@@ -83,16 +85,21 @@ def superoptimize(
     :class:`UnsupportedError` for a program that is not one LAX subprogram: see :func:`superoptimize_pieces`.
     """
     limits = limits or Limits()
-    pieces = partition(program)
+    boxes = windowed(program)
+    pieces = partition(boxes.program)
     if len(pieces) != 1 or not all(p.lax for p in pieces):
         why = next((p.why for p in pieces if p.why), f"{len(pieces)} pieces")
         raise UnsupportedError(f"{program.name!r} is not one LAX subprogram: {why}", "superoptimize its pieces one by one")
     started = time.monotonic()
     result = Result(program, stopped="exhausted")
-    candidates = itertools.islice(generate(program, limits, result.report), most)
-    for candidate, (graph, verdict, bare) in _checked(program, candidates, processes, rounds, limits.seed):
+    candidates = itertools.islice(generate(boxes.program, limits, result.report), most)
+    for candidate, (graph, verdict, bare) in _checked(boxes.program, candidates, processes, rounds, limits.seed):
         if isinstance(verdict, Verified):
-            found = Found(graph, candidate.cost, candidate.splits, verdict, bare)
+            try:
+                found = Found(boxes.attach(graph), candidate.cost, candidate.splits, verdict, bare)
+            except UnsupportedError as error:
+                result.unknown.append((graph, error.message))
+                continue
             result.structures.append(found)
             if until and until(found):
                 result.stopped = "found"
@@ -116,9 +123,21 @@ def superoptimize_pieces(
 ) -> list[tuple[Piece, Result | None]]:
     """The same for each LAX piece of any program, None for the rest; the budget is shared evenly."""
     limits = limits or Limits()
-    pieces = partition(program)
+    pieces = _pieces(program)
     share = replace(limits, budget=limits.budget / max(1, sum(p.lax for p in pieces)))
     return [(p, superoptimize(p.program, share, processes=processes, most=most) if p.lax else None) for p in pieces]
+
+
+def _pieces(program: TensorProgram) -> tuple[Piece, ...]:
+    """The pieces of a program; one with slices is one piece if it is one where these are only places to load from."""
+    if copies_data(program):
+        try:
+            whole = partition(windowed(program).program)
+        except UnsupportedError:
+            whole = ()
+        if len(whole) == 1 and whole[0].lax:
+            return (Piece(program),)
+    return partition(program)
 
 
 Outcome = tuple[KernelGraph, Verdict, tuple[str, ...]]

@@ -139,6 +139,7 @@ def _verify(
 ) -> Verdict:
     seeds = [int(s) for s in rng.integers(0, 2**62, rounds + float_rounds)]
     tied = reduction(program, graph)
+    graph = tied.structure.graph
     stable = stabilized(graph)
     modes = [True] if stable else [False, True] if _has_exp(graph) else [False]
     verdict: Verdict = Unknown("no round was run")

@@ -1,0 +1,368 @@
+"""Slices and concatenations as accesses: a program that reads boxes of tensors in place of operators that copy them.
+
+A slice of an input is no work at all for a kernel, only another place to load from. So slices are pushed towards the inputs
+(a slice of X W is X times a slice of W), where each box becomes an input of its own with a *window*: where it lies in the
+tensor in memory. A concatenation is pushed the other way: what is computed from it is computed in pieces, until a sum over the
+concatenated dimension adds them (rotary embedding in front of Q Kᵀ). Everything behind this module sees plain inputs; the
+windows come back into the accesses of the finished µGraph.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+from dataclasses import replace
+from typing import Any
+
+from fuser.errors import UnsupportedError
+from fuser.frontends.builder import Builder
+from fuser.frontends.builder import Ref
+from fuser.ir.boxes import Box
+from fuser.ir.boxes import Cuts
+from fuser.ir.boxes import Range
+from fuser.ir.boxes import box_name
+from fuser.ir.boxes import cuts_through_reshape
+from fuser.ir.boxes import extents
+from fuser.ir.boxes import merged
+from fuser.ir.boxes import no_cuts
+from fuser.ir.boxes import of_operand
+from fuser.ir.boxes import of_result
+from fuser.ir.boxes import ranges
+from fuser.ir.boxes import through_reshape
+from fuser.ir.boxes import union
+from fuser.ir.boxes import whole
+from fuser.ir.composites import expand
+from fuser.ir.mugraph import Access
+from fuser.ir.mugraph import BlockGraph
+from fuser.ir.mugraph import KernelGraph
+from fuser.ir.mugraph import Stmt
+from fuser.ir.mugraph import Window
+from fuser.ir.ops import op as op_def
+from fuser.ir.program import Node
+from fuser.ir.program import Tensor
+from fuser.ir.program import TensorProgram
+from fuser.ir.scalar import Extent
+from fuser.ir.scalar import Scalar
+
+
+@dataclass(frozen=True)
+class Windowed:
+    """``program`` without slices; its inputs that are boxes of a tensor of ``original`` have an entry in ``windows``.
+
+    Tensors that are kept in device memory between kernels and read there in boxes are outputs of ``program`` too."""
+
+    original: TensorProgram
+    program: TensorProgram
+    windows: Mapping[str, Window]
+
+    def attach(self, graph: KernelGraph) -> KernelGraph:
+        """A µGraph of ``program`` as one of ``original``: what it reads of boxes gets their windows. Raises
+        :class:`UnsupportedError` where a library's kernel reads one."""
+        if self.program is self.original:
+            return graph
+        for k in graph.kernels:
+            if not isinstance(k, BlockGraph) and (found := [a for a in k.args if a in self.windows]):
+                raise UnsupportedError(f"the library's {k.op} in {graph.name!r} would read the slice {found[0]}")
+        table = self.original.table
+        return replace(
+            graph,
+            inputs=self.original.inputs,
+            kernels=tuple(self._block(k) if isinstance(k, BlockGraph) else k for k in graph.kernels),
+            outputs=self.original.outputs,
+            tensors=tuple(table[n] for n in dict.fromkeys((*self.original.inputs, *self.original.outputs))),
+        ).validate()
+
+    def _block(self, block: BlockGraph) -> BlockGraph:
+        def placed(s: Stmt) -> Stmt:
+            if s.kind != "load" or s.access is None or s.access.tensor not in self.windows:
+                return s
+            return replace(s, access=replace(s.access, window=self.windows[s.access.tensor]))
+
+        return replace(block, stmts=tuple(placed(s) for s in block.stmts))
+
+
+def detach(graph: KernelGraph) -> tuple[KernelGraph, frozenset[str]]:
+    """A µGraph whose windows are plain inputs, named as in :attr:`Windowed.program`, and the tensors between its kernels that
+    it reads in boxes."""
+    boxes: dict[str, Tensor] = {}
+    sources: dict[str, None] = {}
+
+    def plain(s: Stmt, sizes: Mapping[str, int]) -> Stmt:
+        if s.access is None or s.access.window is None:
+            return s
+        window, shape = s.access.window, s.access.shape(sizes)
+        # the name follows from where the window lies, whatever the access calls it
+        name = box_name(window.tensor, tuple((x, x + n) for x, n in zip(window.starts, shape, strict=True)), window.shape)
+        boxes[name], sources[window.tensor] = Tensor(name, shape, s.dtype), None
+        return replace(s, access=Access(name, s.access.dims))
+
+    kernels = tuple(
+        replace(k, stmts=tuple(plain(s, k.extents) for s in k.stmts)) if isinstance(k, BlockGraph) else k for k in graph.kernels
+    )
+    if not boxes:
+        return graph, frozenset()
+    read = {t for k in kernels for t in k.inputs}
+    between = [t for t in sources if t not in graph.inputs]
+    kept = [n for n in graph.inputs if n in read or n not in sources]
+    found = replace(
+        graph,
+        inputs=(*kept, *boxes),
+        kernels=kernels,
+        outputs=tuple(dict.fromkeys((*graph.outputs, *between))),
+        tensors=(*graph.tensors, *boxes.values(), *(t for n, t in graph.device_tensors.items() if n in between)),
+    )
+    return replace(found, tensors=tuple({t.name: t for t in found.tensors}.values())).validate(), frozenset(between)
+
+
+def copies_data(program: TensorProgram) -> bool:
+    """The program has a slice or a concatenation."""
+    return any(op_def(n.op).kind == "data" for n in program.nodes)
+
+
+def windowed(program: TensorProgram, stops: Collection[str] = ()) -> Windowed:
+    """The program without slices and concatenations. Results ``stops`` stay whole in device memory, and what reads boxes of
+    them reads windows. A program without such operators stays as it is.
+
+    Raises :class:`UnsupportedError` naming the operator where a box of its result is none of its operands, or where a result of
+    the program is only a copy.
+    """
+    if not copies_data(program):
+        return Windowed(program, program, {})
+    try:
+        return _Boxes(program, frozenset(stops)).run()
+    except _CompositeError:
+        return _Boxes(expand(program), frozenset(stops)).run(program)
+
+
+class _CompositeError(Exception):
+    """A composite whose result is needed in pieces."""
+
+
+class _Boxes:
+    """Forward: where tensors must be cut; backward: which boxes of each are needed; forward again: the new program."""
+
+    def __init__(self, program: TensorProgram, stops: frozenset[str]) -> None:
+        self.program, self.stops = program, stops
+        self.shape = {t.name: t.shape for t in program.tensors}
+        self.cuts: dict[str, Cuts] = {n: no_cuts(len(program[n].shape)) for n in program.inputs}
+        self.needed: dict[str, dict[Box, None]] = {t.name: {} for t in program.tensors}
+        self.windows: dict[str, Window] = {}
+        self.refs: dict[tuple[str, Box], Ref] = {}
+        self.inputs: set[str] = set()
+
+    def run(self, original: TensorProgram | None = None) -> Windowed:
+        program = self.program
+        own: dict[str, Cuts] = {}
+        for node in program.nodes:
+            own[node.output] = self.cut(node)
+            # a tensor that lies whole in memory can be read in any box
+            self.cuts[node.output] = no_cuts(len(self.shape[node.output])) if node.output in self.stops else own[node.output]
+        for name in (*program.outputs, *(n for n in self.stops if n in program.producers)):
+            if name in own and any(own[name]):
+                raise UnsupportedError(f"{name!r} of {program.name!r} is stored in parts of a concatenation")
+            self.needed[name][whole(self.shape[name])] = None
+        for node in reversed(program.nodes):
+            for box in self.needed[node.output]:
+                if node.output in self.stops and box != whole(self.shape[node.output]):
+                    continue
+                for j, (name, operand) in enumerate(self.operands(node, box)):
+                    for cell in self.cells(name, operand, self.contracted(node, j)):
+                        self.needed[name][cell] = None
+        return self.emit(original or program)
+
+    # -- where results are cut ------------------------------------------------------------------------------------------------
+
+    def cut(self, node: Node) -> Cuts:
+        sides, shape = [self.cuts[n] for n in node.inputs], self.shape[node.output]
+        kind, rank = op_def(node.op).kind, len(shape)
+        if node.op == "concat":
+            return self.cut_concat(node, sides)
+        if not any(any(s) for s in sides):
+            return no_cuts(rank)
+        x = sides[0]
+        if kind == "composite":
+            raise _CompositeError
+        if kind == "map" or node.op == "broadcast":
+            return merged([of_result(s, rank) for s in sides], rank)
+        if node.op == "matmul":
+            a, b = sides
+            batch = merged([of_result(s[:-2], rank - 2) for s in sides], rank - 2)
+            return (*batch, a[-2], b[-1])
+        if kind == "reduce":
+            over = {i % len(x) for i in node.attr["axis"]}
+            keep = node.attr.get("keepdims")
+            return tuple(() if i in over else c for i, c in enumerate(x) if keep or i not in over)
+        if node.op == "transpose":
+            return tuple(x[i] for i in node.attr["perm"])
+        if node.op == "reshape":
+            return cuts_through_reshape(x, self.shape[node.inputs[0]], shape)
+        if node.op == "repeat":
+            axis = node.attr["axis"] % rank
+            return tuple(tuple(p * node.attr["times"] for p in c) if i == axis else c for i, c in enumerate(x))
+        if node.op == "slice":
+            axis, start, stop = node.attr["axis"] % rank, node.attr["start"], node.attr["stop"]
+            return tuple(tuple(p - start for p in c if start < p < stop) if i == axis else c for i, c in enumerate(x))
+        raise UnsupportedError(f"operator {node.op!r} ({node.output}) cannot work on parts of a concatenation")
+
+    def cut_concat(self, node: Node, sides: Sequence[Cuts]) -> Cuts:
+        rank = len(self.shape[node.output])
+        axis = node.attr["axis"] % rank
+        found = [set[int]() for _ in range(rank)]
+        for i, (start, stop) in enumerate(self.parts(node)):
+            for d, points in enumerate(sides[i]):
+                found[d] |= {p + start for p in points} if d == axis else set(points)
+            found[axis] |= {start, stop}
+        found[axis] -= {0, self.shape[node.output][axis]}
+        return tuple(tuple(sorted(f)) for f in found)
+
+    def parts(self, node: Node) -> list[Range]:
+        """Where the operands of a concatenation lie in it."""
+        axis = node.attr["axis"] % len(self.shape[node.output])
+        ends = list(itertools.accumulate(self.shape[n][axis] for n in node.inputs))
+        return list(zip([0, *ends[:-1]], ends, strict=True))
+
+    # -- what a box of a result needs -----------------------------------------------------------------------------------------
+
+    def cells(self, name: str, box: Box, further: Mapping[int, Sequence[int]] | None = None) -> list[Box]:
+        """A box in pieces that each come from one part, and ``further`` cut along some dimensions."""
+        cuts = [union(c, (further or {}).get(i, ())) for i, c in enumerate(self.cuts[name])]
+        return list(itertools.product(*(ranges(r, c) for r, c in zip(box, cuts, strict=True))))
+
+    def contracted(self, node: Node, j: int) -> dict[int, tuple[int, ...]]:
+        """Where either operand of a product cuts the dimension that is summed over, as a dimension of operand j."""
+        if node.op != "matmul":
+            return {}
+        left, right = node.inputs
+        return {len(self.shape[node.inputs[j]]) - 1 - j: union(self.cuts[left][-1], self.cuts[right][-2])}
+
+    def operands(self, node: Node, box: Box) -> list[tuple[str, Box]]:
+        """The box of each operand that a box of the result needs, in the order of the operands (contracted dimensions whole)."""
+        shapes = [self.shape[n] for n in node.inputs]
+        kind, x = op_def(node.op).kind, node.inputs[0]
+        if kind == "map":
+            return [(n, of_operand(box, s)) for n, s in zip(node.inputs, shapes, strict=True)]
+        if node.op == "concat":
+            axis = node.attr["axis"] % len(box)
+            for name, (start, stop) in zip(node.inputs, self.parts(node), strict=True):
+                if start <= box[axis][0] and box[axis][1] <= stop:
+                    return [(name, _moved(box, axis, -start))]
+            raise UnsupportedError(f"{node.output!r} is needed across the parts that it is concatenated from")
+        if node.op == "slice":
+            return [(x, _moved(box, node.attr["axis"] % len(box), node.attr["start"]))]
+        if node.op == "matmul":
+            a, b = shapes
+            left = (*of_operand(box[:-2], a[:-2]), box[-2], (0, a[-1]))
+            return [(x, left), (node.inputs[1], (*of_operand(box[:-2], b[:-2]), (0, b[-2]), box[-1]))]
+        if kind == "reduce":
+            over = {i % len(shapes[0]) for i in node.attr["axis"]}
+            own = iter(box)
+            found = [(0, n) if i in over and not node.attr.get("keepdims") else next(own) for i, n in enumerate(shapes[0])]
+            return [(x, tuple((0, n) if i in over else r for i, (r, n) in enumerate(zip(found, shapes[0], strict=True))))]
+        if node.op == "transpose":
+            perm = node.attr["perm"]
+            return [(x, tuple(box[perm.index(i)] for i in range(len(box))))]
+        if node.op == "reshape":
+            return [(x, through_reshape(box, self.shape[node.output], shapes[0]))]
+        if node.op == "broadcast":
+            return [(x, of_operand(box, shapes[0]))]
+        if box == whole(self.shape[node.output]):
+            return [(n, whole(s)) for n, s in zip(node.inputs, shapes, strict=True)]
+        if kind == "composite":
+            raise _CompositeError
+        if node.op == "repeat":
+            axis, times = node.attr["axis"] % len(box), node.attr["times"]
+            if box[axis][0] % times == box[axis][1] % times == 0:
+                span = box[axis][0] // times, box[axis][1] // times
+                return [(x, tuple(span if i == axis else r for i, r in enumerate(box)))]
+        raise UnsupportedError(f"operator {node.op!r} ({node.output}) is needed in parts")
+
+    # -- the new program ------------------------------------------------------------------------------------------------------
+
+    def emit(self, original: TensorProgram) -> Windowed:
+        program = self.program
+        self.b = Builder(program.name, reserved=frozenset(program.table))
+        for name in program.inputs:
+            unused = not program.consumers[name]
+            for box in [whole(self.shape[name])] if unused else sorted(self.needed[name]):
+                self.input(name, box)
+        for node in program.nodes:
+            all_of_it = whole(self.shape[node.output])
+            for box in sorted(self.needed[node.output]):
+                if node.output in self.stops and box != all_of_it:
+                    self.input(node.output, box)
+                else:
+                    self.refs[node.output, box] = self.node(node, box)
+        named: dict[str, Ref] = {}
+        stops = (n.output for n in program.nodes if n.output in self.stops)
+        for name in dict.fromkeys((*program.outputs, *stops)):
+            ref = self.refs[name, whole(self.shape[name])]
+            if ref.name in self.inputs or ref in named.values():
+                raise UnsupportedError(f"{name!r} of {program.name!r} is only a copy", "a kernel would do no work")
+            named[name] = ref
+        return Windowed(original, self.b.build(**named), self.windows)
+
+    def input(self, name: str, box: Box) -> None:
+        shape = self.shape[name]
+        label = box_name(name, box, shape)
+        self.refs[name, box] = self.b.input(label, extents(box), self.program[name].dtype)
+        self.inputs.add(label)
+        if box != whole(shape):
+            self.windows[label] = Window(name, shape, tuple(start for start, _ in box))
+
+    def node(self, node: Node, box: Box) -> Ref:
+        if node.op in ("slice", "concat"):
+            ((name, part),) = self.operands(node, box)
+            return self.refs[name, part]
+        label, dtype = box_name(node.output, box, self.shape[node.output]), self.program[node.output].dtype
+        attrs = {k: self.tied(v) for k, v in node.attrs if k != "dtype"}
+        if "shape" in attrs:
+            attrs["shape"] = extents(box)
+        if op_def(node.op).indexed:
+            attrs["offset"] = attrs["offset"] + box[-2][0] - box[-1][0]
+        terms = self.terms(node, box)
+        if len(terms) == 1:
+            return self.b.op(node.op, *terms[0], name=label, dtype=dtype, **attrs)
+        total: Ref | None = None
+        combine = "maximum" if node.op == "max" else "add"
+        for i, term in enumerate(terms):
+            part = self.b.op(node.op, *term, name=f"{label}.{i}", dtype=dtype, **attrs)
+            last = i == len(terms) - 1
+            total = (
+                part if total is None else self.b.op(combine, total, part, name=label if last else f"{label}.sum{i}", dtype=dtype)
+            )
+        assert total is not None
+        return total
+
+    def terms(self, node: Node, box: Box) -> list[list[Ref]]:
+        """Operands of each term of the result: several where the dimensions that it sums over are cut."""
+        needs = self.operands(node, box)
+        if node.op == "matmul":
+            (a, left), (b, right) = needs
+            return [
+                [self.refs[a, (*left[:-1], k)], self.refs[b, (*right[:-2], k, right[-1])]]
+                for k in ranges(left[-1], union(self.cuts[a][-1], self.cuts[b][-2]))
+            ]
+        if op_def(node.op).kind == "reduce":
+            ((x, operand),) = needs
+            return [[self.refs[x, cell]] for cell in self.cells(x, operand)]
+        return [[self.refs[name, part] for name, part in needs]]
+
+    def tied(self, value: Any) -> Any:
+        """A constant tied to an extent follows a tensor that still has all of it; else it becomes a number."""
+        if not isinstance(value, Scalar):
+            return value
+        return Scalar(value.coeff, tuple((self.extent(b) if isinstance(b, Extent) else b, e) for b, e in value.powers)).normal()
+
+    def extent(self, base: Extent) -> Extent | int:
+        size = self.shape[base.tensor][base.dim]
+        for (name, box), ref in self.refs.items():
+            if name == base.tensor and box[base.dim] == (0, size):
+                return Extent(ref.name, base.dim)
+        return size
+
+
+def _moved(box: Box, axis: int, by: int) -> Box:
+    return tuple((a + by, b + by) if i == axis else (a, b) for i, (a, b) in enumerate(box))
