@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 from fuser.ir.program import TensorProgram
@@ -13,8 +14,10 @@ from fuser.runtime.torch_program import reference
 @dataclass(frozen=True)
 class Options:
     """How to measure. ``l2_factor``: inputs and outputs of all sets together are that many times the L2 cache. ``rounds``
-    replays are timed; one replay holds each set once, or fewer where it would last longer than ``replay_ms``. ``tolerance``
-    overrides the largest accepted Frobenius error (by default by dtype)."""
+    replays are timed (0: candidates are only checked); one replay holds each set once, or fewer where it would last longer than
+    ``replay_ms``. ``tolerance`` overrides the largest accepted Frobenius error (by default by dtype). ``inputs`` names a
+    function ``module:name`` that draws the inputs, called with (program, generator, device); by default they are standard
+    normal, times ``scale``."""
 
     seed: int = 0
     rounds: int = 11
@@ -25,6 +28,7 @@ class Options:
     warm_ms: float = 20.0
     tolerance: float | None = None
     scale: float = 1.0
+    inputs: str = ""
 
 
 TOLERANCE = {"float16": 1e-2, "bfloat16": 2e-2, "float32": 1e-3, "float64": 1e-6}
@@ -50,6 +54,14 @@ class Session:
         self.bytes = per_set * self.sets
         generator = torch.Generator(device=device)
         generator.manual_seed(options.seed)
+        self.outputs = [self.empty() for _ in range(self.sets)]
+        if options.inputs:
+            module, _, name = options.inputs.partition(":")
+            draw = getattr(import_module(module), name)
+            self.check_inputs = draw(program, generator, device)
+            self.reference = reference(program, self.check_inputs)
+            self.inputs = [draw(program, generator, device) for _ in range(self.sets)]
+            return
         factors: dict[str, float] = {}
         self.check_inputs = {n: x[0] for n, x in self._draw(generator, factors).items()}
         self.reference = reference(program, self.check_inputs)
@@ -59,7 +71,6 @@ class Session:
             self.reference = reference(program, self.check_inputs)
         drawn = self._draw(generator, factors, self.sets)
         self.inputs = [{n: x[i] for n, x in drawn.items()} for i in range(self.sets)]
-        self.outputs = [self.empty() for _ in range(self.sets)]
 
     def _draw(self, generator: Any, factors: dict[str, float], sets: int = 1) -> dict[str, Any]:
         import torch

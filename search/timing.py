@@ -22,8 +22,8 @@ from fuser.errors import NoValidKernelError
 from fuser.errors import UnsupportedError
 from fuser.lower.compile import KernelArtifact
 from fuser.runtime.capture import capture_calls
+from fuser.runtime.cuda_driver import CudaError
 from fuser.runtime.graph_executor import Executable
-from fuser.runtime.launch import CudaError
 from fuser.runtime.launch import LoadedKernel
 from fuser.runtime.plan import Plan
 from search.session import Session

@@ -1,0 +1,55 @@
+"""Check every structure of every workload, and programs of odd sizes, on a GPU against float64.
+
+    python -m experiments.soundness --budget 240
+    python -m experiments.soundness 'odd/attention*' 'mirage/*' --resume out/soundness.jsonl
+
+Outputs and workspace are filled with NaN first; the inputs are fresh; each kernel runs several times on a busy device and has to
+give the same bits. ``--device cpu`` runs the small programs in Triton's interpreter. The exit status is 1 if a schedule that
+tuning would not leave out is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from experiments.soundness.run import Settings
+from experiments.soundness.run import run
+
+
+def parse(argv: Sequence[str] | None) -> tuple[list[str], Settings]:
+    p = argparse.ArgumentParser(prog="python -m experiments.soundness", description=(__doc__ or "").splitlines()[0])
+    p.add_argument("cases", nargs="*", default=["*"], help="names and globs of workloads and odd/… programs; all by default")
+    p.add_argument("--case", action="append", default=[], help="further names and globs, instead of all")
+    p.add_argument("--budget", type=float, default=240.0, help="seconds of the whole run")
+    p.add_argument("--passes", type=int, default=6, help="most schedules of one structure; later passes come last")
+    p.add_argument("--search", type=float, default=5.0, help="seconds of the superoptimizer for each case, 0: none")
+    p.add_argument("--seed", type=int, default=0, help="of schedules and inputs")
+    p.add_argument("--target", default="h200", help="device that the model and the rules assume")
+    p.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    p.add_argument("--workers", type=int, default=None, help="processes that compile (cores by default)")
+    p.add_argument("--suspects", type=int, default=0, help="schedules of known bad classes to check too, at the end")
+    p.add_argument("--sanitize", type=int, default=12, help="kernels for compute-sanitizer, 0: none")
+    p.add_argument("--resume", type=Path, action="append", default=[], help="JSON lines of earlier runs")
+    p.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "out")), help="folder of the results ($OUT)")
+    a = p.parse_args(argv)
+    cases = a.case if a.case and a.cases == ["*"] else [*a.cases, *a.case]
+    return cases, Settings(
+        a.budget, a.passes, a.search, a.seed, a.target, a.device, a.workers, a.suspects, a.sanitize, tuple(a.resume), a.out
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    start = time.monotonic()
+    os.environ.setdefault("MUFUSER_CACHE", str(Path(os.environ.get("TMPDIR", "/tmp")) / "mufuser"))
+    cases, settings = parse(argv)
+    settings.out.mkdir(parents=True, exist_ok=True)
+    return run(cases, settings, start)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

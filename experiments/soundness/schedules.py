@@ -1,0 +1,227 @@
+"""Schedules for a correctness check: the model's best, random ones, and ugly ones.
+
+An ugly schedule stresses one thing: tiles that leave a ragged end or are no power of two, a single row, one warp or sixteen,
+split counts that divide nothing, loops in any order (spatial ones too), or the lowering's options.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from cost_model.features import schedule_features
+from experiments.sampler import REGISTERS
+from experiments.sampler import SHARED_LIMIT
+from experiments.sampler import batch_axes
+from experiments.sampler import footprint
+from fuser.device import Device
+from fuser.errors import FuserError
+from fuser.errors import NoValidKernelError
+from fuser.ir.mugraph import FREE
+from fuser.ir.mugraph import BlockGraph
+from fuser.ir.mugraph import KernelGraph
+from fuser.ir.ops import op as op_def
+from fuser.ir.schedule import KernelSchedule
+from fuser.ir.schedule import Schedule
+from fuser.ir.tiling import TilingExpr
+from fuser.lower.options import OPTIONS
+from fuser.lower.triton_source import generate_graph
+from search.hazards import hazardous
+from search.hazards import unwieldy
+from search.space import ScheduleSpace
+from search.tune import rank_graph
+
+KINDS = ("model", "odd", "thin", "ragged", "parts", "wide", "loops", "options", "random")
+"""``model`` is what the cost model likes best, ``random`` a row of the searched space; the others are ugly."""
+
+ODD = (24, 40, 48, 80, 96, 112, 144, 160)
+"""Tiles that are no power of two: some are cut into pieces, some padded."""
+RAGGED = (5, 7, 11, 19, 33, 50, 100, 130)
+PARTS = (1, 3, 5, 6, 7, 11)
+TRIES = 60
+BLOCKS = 1 << 22
+"""Most blocks of a grid: tiles of one element of a large tensor would make millions."""
+
+Rng = np.random.Generator
+
+
+def choose(graph: KernelGraph, kind: str, rng: Rng, device: Device) -> Schedule | None:
+    """A schedule of that kind that lowers, or None where there is none."""
+    if kind == "model":
+        return _ranked(graph, rng, device)
+    for _ in range(TRIES):
+        found = _row(graph, rng, device) if kind == "random" else _draw(graph, kind, rng)
+        if found is not None and lowers(graph, found):
+            return found
+    return None
+
+
+def _ranked(graph: KernelGraph, rng: Rng, device: Device) -> Schedule | None:
+    try:
+        ranked, _, _ = rank_graph(graph, device, rng)
+    except FuserError:
+        return None
+    return ranked[0].schedule if ranked else None
+
+
+def _row(graph: KernelGraph, rng: Rng, device: Device) -> Schedule | None:
+    space = ScheduleSpace(graph, device)
+    try:
+        rows = space.population(4, rng)
+    except NoValidKernelError:
+        return None
+    return space.schedule(rows[int(rng.integers(len(rows)))])
+
+
+def lowers(graph: KernelGraph, schedule: Schedule) -> bool:
+    """It becomes source, compiles in reasonable time, and its footprint is not far beyond the device."""
+    try:
+        generate_graph(graph, schedule)
+        for block, ks in zip(graph.blocks, schedule.kernels, strict=True):
+            shared, values = footprint(block, ks)
+            f = schedule_features(block, ks)
+            if shared > SHARED_LIMIT or values > REGISTERS or unwieldy(f).any() or float(f.blocks[0]) > BLOCKS:
+                return False
+    except FuserError:
+        return False
+    return True
+
+
+def suspect(graph: KernelGraph, schedule: Schedule, device: Device) -> bool:
+    """The compiler is known to get such a schedule wrong, so that tuning leaves it out."""
+    pairs = zip(graph.blocks, schedule.kernels, strict=True)
+    return any(bool(hazardous(schedule_features(b, k), device).any()) for b, k in pairs)
+
+
+def _draw(graph: KernelGraph, kind: str, rng: Rng) -> Schedule | None:
+    free = sorted({a.name for b in graph.blocks for a in b.axes if a.extent == FREE})
+    splits = {a: int(rng.choice(PARTS if kind == "parts" else PARTS[:4])) for a in free}
+    if kind == "parts" and not free:
+        kind = "ragged"
+    kernels: list[KernelSchedule] = []
+    for block in graph.blocks:
+        for _ in range(20):
+            ks = ugly(block, kind, splits, rng)
+            if _fits(block, ks):
+                kernels.append(ks)
+                break
+    if len(kernels) < len(graph.blocks):
+        return None
+    if kind == "options" and len(kernels) > 1 and rng.random() < 0.5:
+        kernels[1:] = [
+            replace(k, knobs=tuple(sorted((*k.knobs, ("pdl", str(rng.choice(("early", "late")))))))) for k in kernels[1:]
+        ]
+    return Schedule(tuple(kernels))
+
+
+def _fits(block: BlockGraph, ks: KernelSchedule) -> bool:
+    try:
+        shared, values = footprint(block, ks)
+    except FuserError:
+        return False
+    return shared <= SHARED_LIMIT and values <= REGISTERS
+
+
+def ugly(block: BlockGraph, kind: str, splits: dict[str, int], rng: Rng) -> KernelSchedule:
+    """One ugly schedule of a block; ``splits`` gives the parts of its free axes. It may not lower."""
+    batch = batch_axes(block)
+    has_dot = any(op_def(s.op).kind == "contract" for s in block.computes)
+    parts_of = set(dict(block.splits).values())
+    axes = [a for a, e in block.extents.items() if e != FREE and a not in parts_of]
+    spatial = {a for a in axes if a in block.spatial and a not in block.reduced}
+    first = next((a for a in axes if a in spatial and a not in batch), "")
+    size = _SIZES.get(kind, _any_size)
+    tiles: dict[str, int] = {}
+    loops: list[str] = []
+    for axis in axes:
+        extent = block.extents[axis]
+        if axis in batch:
+            tiles[axis] = 1
+        elif kind == "thin" and axis == first:
+            tiles[axis] = 1
+        else:
+            tiles[axis] = min(size(extent, rng), extent)
+        if not has_dot and axis in spatial and axis == first:
+            tiles[axis] = min(tiles[axis], int(rng.choice((1, 2, 3, 4, 5, 8))))
+        cut = tiles[axis] < extent
+        if cut and (axis not in spatial or axis in dict(block.splits)):
+            loops.append(axis)
+        elif cut and axis in spatial and len(spatial) > 1 and rng.random() < (0.5 if kind == "loops" else 0.05):
+            loops.append(axis)
+    warps = {"thin": (1,), "wide": (16,)}.get(kind, (1, 2, 4, 8, 16))
+    stages = {"wide": (1,), "thin": (1, 2)}.get(kind, (1, 2, 3, 4, 5))
+    return KernelSchedule(
+        tuple(sorted(tiles.items())),
+        _order(block, loops, kind, rng),
+        tuple(sorted((a, n) for a, n in splits.items() if a in block.extents)),
+        int(rng.choice(warps)),
+        int(rng.choice(stages)),
+        _options(block, rng) if kind == "options" else (),
+    )
+
+
+def _order(block: BlockGraph, loops: Sequence[str], kind: str, rng: Rng) -> TilingExpr:
+    last = {a: i for i, s in enumerate(block.computes) for a in s.reduce}
+    nest = sorted(loops, key=lambda a: -last.get(a, -1))
+    if kind == "loops" or rng.random() < 0.2:
+        nest = [nest[int(i)] for i in rng.permutation(len(nest))]
+    if len(nest) > 1 and rng.random() < 0.4:
+        cut = int(rng.integers(0, len(nest) - 1))
+        if len(nest) - cut > 1:
+            return TilingExpr(tuple(nest[:cut]), tuple(TilingExpr((a,)) for a in nest[cut:]))
+    return TilingExpr(tuple(nest))
+
+
+def _options(block: BlockGraph, rng: Rng) -> tuple[tuple[str, object], ...]:
+    """Random values of the lowering's options; those that depend on the neighbours in a graph are set elsewhere."""
+    found: dict[str, object] = {}
+    for option in OPTIONS.values():
+        if option.name in ("pdl", "precision") or rng.random() < 0.4:
+            continue
+        if option.per_tensor:
+            tensors = [*block.inputs, *block.outputs]
+            found[f"{option.name}_{tensors[int(rng.integers(len(tensors)))]}"] = option.values[
+                int(rng.integers(len(option.values)))
+            ]
+        elif option.kind is bool:
+            found[option.name] = True
+        elif option.values:
+            found[option.name] = option.values[int(rng.integers(len(option.values)))]
+        elif option.name == "grid_order":
+            found[option.name] = ".".join(str(a) for a in rng.permutation(list(block.spatial)))
+    return tuple(sorted(found.items()))
+
+
+def _any_size(extent: int, rng: Rng) -> int:
+    return int(rng.choice([t for t in (16, 32, 64, 128, *ODD[:6]) if t < 2 * extent] or [extent]))
+
+
+def _odd(extent: int, rng: Rng) -> int:
+    return int(rng.choice([t for t in ODD if t <= extent] or [extent]))
+
+
+def _ragged(extent: int, rng: Rng) -> int:
+    """Leaves a part of the last tile outside of the tensor."""
+    fits = [t for t in (*RAGGED, *ODD, 16, 32, 64, 128) if t < extent and extent % t] or [max(1, extent - 1)]
+    return int(rng.choice(fits))
+
+
+def _thin(extent: int, rng: Rng) -> int:
+    return int(rng.choice([t for t in (16, 32, 64) if t <= extent] or [extent]))
+
+
+def _wide(extent: int, rng: Rng) -> int:
+    return int(rng.choice([t for t in (32, 64, 128, 256) if t < 2 * extent] or [extent]))
+
+
+_SIZES: dict[str, Callable[[int, Rng], int]] = {"odd": _odd, "ragged": _ragged, "thin": _thin, "wide": _wide}
+
+
+def grid_blocks(graph: KernelGraph, schedule: Schedule) -> int:
+    """Blocks of all kernels together."""
+    pairs = zip(graph.blocks, schedule.kernels, strict=True)
+    return sum(math.prod(int(x[0]) for x in (schedule_features(b, k).blocks,)) for b, k in pairs)
