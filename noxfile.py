@@ -37,7 +37,7 @@ def relax(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """All other tests, with Relay, torch and the model packages; the GPU's are skipped where there is none."""
-    session.install("-e", ".[relay,torch,onnx,models,test]")
+    session.install("-e", ".[relay,torch,onnx,models,plot,test]")
     args = session.posargs or ["-n", "2"]
     session.run("pytest", "-m", "not relax", *args, env=ENVIRONMENT)
 

@@ -1,18 +1,21 @@
-"""Measure many schedules of many workloads in one call of limited time, with the peers beside them.
+"""Measure many schedules of many workloads in one call of limited time: what a cost model is fitted and judged on.
 
-    python -m experiments.gather 'mcfuser/*' --count 40 --minutes 8 --out DIR
+    python -m experiments.gather 'mirage/*' 'graphene/*' --to 200 --budget 540 --out DIR
 
-Workloads take turns, a chunk of schedules each, so that a run that ends early has something of every one. Every row is written
-at once; a later run with ``--resume`` leaves out what is there. At the end the best schedules of each workload are timed again,
-in turn with the peers.
+Schedules are drawn over the whole space, good and bad, from several structures (:mod:`experiments.sampler`); those that records
+know are left out, and ``--to`` counts them. Workloads take turns, a chunk of schedules each, so that a run that ends early has
+something of every one. Compilers work ahead on every core while the device measures, and a chunk that is ready goes before one
+that is not. Every row is written at once; the same command goes on where it ended.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Iterable
 from collections.abc import Sequence
@@ -22,10 +25,18 @@ from pathlib import Path
 
 import numpy as np
 
+from cost_model.refined import estimate
+from experiments.candidates import fastest
+from experiments.candidates import fastest_first
+from experiments.candidates import name_of
+from experiments.peers import FAST_PEERS
 from experiments.peers import peers_of
 from experiments.sampler import sample
+from fuser.device import Device
+from fuser.device import load_device
 from fuser.errors import EnvironmentError_
 from fuser.errors import FuserError
+from fuser.errors import NoValidKernelError
 from fuser.errors import UnsupportedError
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram
@@ -38,26 +49,43 @@ from search.records import Record
 from search.records import Records
 from search.session import Options
 from search.timing import External
+from search.timing import Measurement
 
+DATA = Path(__file__).parent / "data"
 CHUNK = 10
 """Candidates that are timed in turn with each other."""
+AHEAD = 40
+"""Chunks that are being compiled or wait to be measured."""
+STRUCTURES = 12
+"""Most structures of a program that are sampled; a deep chain has thousands."""
+SPARE = 1.2
+"""Candidates for each correct schedule that is wanted: some do not compile, some are wrong."""
+FUTILE = 4
+"""Chunks without one correct result after which the machine is at fault."""
+
+Key = tuple[str, str]
+"""Hash of a structure, and a schedule as rows keep it."""
 
 
 @dataclass
-class Case:
-    """A workload with what is still to be measured."""
+class Work:
+    """A workload with what is still to be measured: ``wanted`` correct schedules besides the ``have`` that records know."""
 
     name: str
     program: TensorProgram
     candidates: list[Candidate]
-    peers: tuple[External, ...]
+    peers: tuple[External, ...] = ()
+    wanted: float = math.inf
+    have: int = 0
     rows: list[Record] = field(default_factory=list)
-    done: int = 0
-    skipped: int = 0
 
-    def best(self, count: int) -> list[Record]:
-        good = sorted((r for r in self.rows if r.ok and r.kind == "kernel" and not r.repeat), key=lambda r: r.time_us or 0.0)
-        return good[:count]
+    @property
+    def kernels(self) -> list[Record]:
+        return [r for r in self.rows if r.kind == "kernel" and not r.repeat]
+
+    @property
+    def done(self) -> bool:
+        return sum(r.ok for r in self.kernels) >= self.wanted
 
 
 def say(text: str) -> None:
@@ -65,130 +93,209 @@ def say(text: str) -> None:
 
 
 def graphs_of(program: TensorProgram, which: str) -> tuple[KernelGraph, ...]:
-    """``one``: the whole program in a kernel; ``all``: also cut into kernels and with reductions split over the grid."""
+    """``one``: the whole program in a kernel; ``all``: also cut into kernels and with reductions split over the grid;
+    ``searched``: also what the superoptimizer finds in a few seconds."""
     from search.structures import one_kernel
+    from search.structures import searched
     from search.structures import structures
 
-    return (one_kernel(program),) if which == "one" else structures(program)
+    if which == "one":
+        return (one_kernel(program),)
+    return searched(program, 4.0) if which == "searched" else structures(program)
 
 
-def make_case(name: str, count: int, seed: int, which: str, peers: Sequence[str]) -> Case:
-    """Sampled candidates of a workload, shared among its structures; raises :class:`UnsupportedError` if it has none."""
-    program = workload(name)
+def draw_candidates(
+    program: TensorProgram,
+    count: int,
+    seed: int = 0,
+    which: str = "all",
+    known: frozenset[Key] = frozenset(),
+    device: Device | None = None,
+    slowest: float = math.inf,
+) -> list[Candidate]:
+    """Up to ``count`` sampled candidates that are not ``known``, a third of them in one kernel, the others shared among the other
+    structures, mixed. On ``device`` those that the model estimates ``slowest`` times the fastest of them are left out. Raises
+    :class:`UnsupportedError` if the program has none that lowers."""
     graphs = graphs_of(program, which)
-    share = (
-        [count]
-        if len(graphs) == 1
-        else [max(4, count // 3)] + [max(4, (2 * count // 3) // (len(graphs) - 1))] * (len(graphs) - 1)
-    )
-    lists = []
+    rng = np.random.default_rng([seed, len(graphs)])
+    if len(graphs) > STRUCTURES:
+        others = rng.choice(len(graphs) - 1, STRUCTURES - 1, replace=False) + 1
+        graphs = (graphs[0], *(graphs[int(i)] for i in sorted(others)))
+    per = math.ceil(count / 3) if len(graphs) > 1 else count
+    shares = [per] + [max(4, math.ceil((count - per) / max(1, len(graphs) - 1)))] * (len(graphs) - 1)
+    lists: list[list[Candidate]] = []
+    lowers = False
     for i, graph in enumerate(graphs):
-        rng = np.random.default_rng([seed, i])
-        good = []
-        for schedule in sample(graph, share[i], rng):
-            try:
-                for block, kernel in zip(graph.blocks, schedule.kernels, strict=True):
-                    generate(block, kernel)
-            except FuserError:
+        digest = graph.stable_hash()
+        taken = sum(k[0] == digest for k in known)
+        good: list[Candidate] = []
+        # a structure whose space is small gives its share to the others: each may give up to all
+        for schedule in sample(graph, count + taken, np.random.default_rng([seed, i])):
+            candidate = Candidate(graph, schedule)
+            if not _lowers(candidate):
                 continue  # the sampler knows less than the generator about what makes sense
-            good.append(Candidate(graph, schedule))
+            lowers = True
+            if name_of(candidate) not in known:
+                good.append(candidate)
         lists.append(good)
-    mixed = [c for group in itertools.zip_longest(*lists) for c in group if c is not None]
-    if not mixed:
-        raise UnsupportedError(f"{name} has no schedule that lowers")
-    return Case(name, program, mixed, peers_of(program, peers))
+    if not lowers:
+        raise UnsupportedError(f"{program.name} has no schedule that lowers")
+    if device is not None and math.isfinite(slowest):
+        lists = _without_slowest(lists, device, slowest)
+    first = [g[:n] for g, n in zip(lists, shares, strict=True)]
+    more = [g[n:] for g, n in zip(lists, shares, strict=True)]
+    mixed = [c for group in (*itertools.zip_longest(*first), *itertools.zip_longest(*more)) for c in group if c is not None]
+    return mixed[:count]
 
 
-def run(cases: Sequence[Case], bench: Bench, seconds: float, finals: int = 3) -> None:
-    """Measure chunk after chunk until all is done or the time is up; the last quarter of it at most goes to the comparison with
-    peers."""
+def _lowers(candidate: Candidate) -> bool:
+    try:
+        for block, kernel in zip(candidate.graph.blocks, candidate.schedule.kernels, strict=True):
+            generate(block, kernel)
+    except FuserError:
+        return False
+    return True
+
+
+def _without_slowest(lists: list[list[Candidate]], device: Device, slowest: float) -> list[list[Candidate]]:
+    seconds = {c: _seconds(c, device) for found in lists for c in found}
+    limit = slowest * min(seconds.values(), default=0.0)
+    return [[c for c in found if seconds[c] <= limit] for found in lists]
+
+
+def _seconds(candidate: Candidate, device: Device) -> float:
+    """The model's estimate."""
+    pairs = zip(candidate.graph.blocks, candidate.schedule.kernels, strict=True)
+    return math.fsum(estimate(block, kernel, device)["seconds"] for block, kernel in pairs)
+
+
+def correct(records: Records, name: str) -> frozenset[Key]:
+    """Schedules of a workload that records know with a time."""
+    return frozenset((r.structure, r.schedule) for r in records.rows(workload=name, kind="kernel", status="ok") if r.time_us)
+
+
+def tried(records: Records, name: str) -> frozenset[Key]:
+    """Schedules of a workload that records know, right or not."""
+    return frozenset((r.structure, r.schedule) for r in records.rows(workload=name, kind="kernel"))
+
+
+def make_work(name: str, args: argparse.Namespace, sources: Sequence[Records], device: Device, peers: Sequence[str]) -> Work:
+    """A workload with candidates for what is missing of ``--to``, or ``--count`` of them."""
+    program = workload(name)
+    have = len(frozenset().union(*(correct(s, name) for s in sources)))
+    known = frozenset().union(*(tried(s, name) for s in sources))
+    wanted = math.inf if args.to is None else max(0, args.to - have)
+    count = args.count if args.to is None else math.ceil(SPARE * wanted)
+    drawn = draw_candidates(program, count, args.seed, args.structures, known, device, args.slowest) if count else []
+    return Work(name, program, drawn, peers_of(program, peers), wanted, have)
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    work: Work
+    items: tuple[Candidate | External, ...]
+
+    def ready(self, bench: Bench) -> bool:
+        plans = [c.planned for c in self.items if isinstance(c, Candidate)]
+        return all(bench.pool.ready(p) for p in plans if not isinstance(p, Measurement))
+
+
+def chunks(works: Sequence[Work]) -> list[_Chunk]:
+    """The first chunk of every workload, with its peers, then the second ones and so on."""
+    rounds = max((math.ceil(len(w.candidates) / CHUNK) for w in works), default=0)
+    found = []
+    for r in range(rounds):
+        for w in works:
+            if items := w.candidates[r * CHUNK : (r + 1) * CHUNK]:
+                found.append(_Chunk(w, (*items, *(w.peers if r == 0 else ()))))
+    return found
+
+
+def run(works: Sequence[Work], bench: Bench, seconds: float, finals: int = 0) -> None:
+    """Measure chunk after chunk until all is done or the time is up; with ``finals`` the last quarter of it at most goes to a
+    comparison of that many schedules of each workload with the peers."""
     start = time.monotonic()
-    # a comparison needs about a second a case, and the peers' own compilers much more when they are asked for
-    reserve = min(0.25 * seconds, 1.5 * len(cases) + 10) if finals else 0.0
-    for case in cases:
-        known = [c for c in case.candidates if bench.known(case.program, c)]
-        case.rows += [r for c in known if (r := bench.known(case.program, c))]
-        case.skipped = len(known)
-        case.candidates = [c for c in case.candidates if c not in set(known)]
-    rounds = max((-(-len(c.candidates) // CHUNK) for c in cases), default=0)
-    order = [(case, r) for r in range(rounds) for case in cases if case.candidates[r * CHUNK : (r + 1) * CHUNK]]
-    for case, r in order:
-        bench.submit(case.candidates[r * CHUNK : (r + 1) * CHUNK])
-    hopeless = 0
-    for number, (case, r) in enumerate(order, 1):
+    bench.batches = len(bench.records)
+    # a comparison needs about a second a workload, and the peers' own compilers much more when they are asked for
+    reserve = min(0.25 * seconds, 1.5 * len(works) + 10) if finals else 0.0
+    todo = chunks(works)
+    total, number, futile = len(todo), 0, 0
+    while todo:
+        todo = [c for c in todo if not c.work.done]
+        window = todo[:AHEAD]
+        for chunk in window:
+            bench.submit(chunk.items)
         left = seconds - reserve - (time.monotonic() - start)
-        if left < 3:
-            say(f"time is up after {number - 1} of {len(order)} chunks")
+        if left < 3 or not window:
+            say(f"time is up after {number} chunks, {len(todo)} are left" if window else "all workloads have what was asked for")
             break
-        items: list[Candidate | External] = [*case.candidates[r * CHUNK : (r + 1) * CHUNK]]
-        if r == 0:
-            items += case.peers
-        rows = bench.measure(case.program, items, compile_timeout=left)
-        case.rows += rows
-        case.done += len(rows)
-        hopeless += not any(x.ok for x in rows)
-        if number == hopeless == 4:
+        chunk = _next(window, bench, left)
+        todo.remove(chunk)
+        rows = bench.measure(chunk.work.program, chunk.items, compile_timeout=left)
+        chunk.work.rows += rows
+        number += 1
+        futile = 0 if any(x.ok for x in rows) else futile + 1
+        if number == futile == FUTILE:
             raise EnvironmentError_(f"nothing works here; the last: {rows[-1].status}: {rows[-1].detail}", "see the lines above")
-        good = [x.time_us for x in rows if x.ok and x.time_us and x.kind == "kernel"]
+        best = fastest(r for r in rows if r.kind == "kernel")
         failed = [f"{x.status} ({x.structure if x.kind == 'peer' else 'kernel'}): {x.detail[:90]}" for x in rows if not x.ok]
         say(
-            f"[{time.monotonic() - start:5.0f} s] {number}/{len(order)} {case.name}: {len(good)} ok, "
-            f"best {min(good, default=float('nan')):.2f} µs{'; ' + failed[0] if failed else ''}"
+            f"[{time.monotonic() - start:5.0f} s] {number}/{total} {chunk.work.name}: {sum(r.ok for r in rows)} of {len(rows)} ok"
+            f"{f', best {best.time_us:.2f} µs' if best else ''}{'; ' + failed[0] if failed else ''}"
         )
-    if not finals:
-        return
-    for case in cases:
+    for work in works if finals else ():
         left = seconds - (time.monotonic() - start)
-        best = case.best(finals)
+        best = fastest_first(work.kernels)[:finals]
         if left < 3 or not best:
-            say(f"no comparison for {case.name}: {'no correct schedule' if left >= 3 else 'time is up'}")
+            say(f"no comparison for {work.name}: {'no correct schedule' if left >= 3 else 'time is up'}")
             continue
         again = [Candidate(graph, r.schedule_value()) for r in best if (graph := bench.records.structure(r.structure))]
-        peers = tuple(p for p in case.peers if any(r.ok and r.structure == p.name for r in case.rows)) or case.peers
-        case.rows += bench.measure(case.program, [*again, *peers], again=True, compile_timeout=left)
+        work.rows += bench.measure(work.program, [*again, *work.peers], again=True, compile_timeout=left)
 
 
-def table(cases: Iterable[Case], run_name: str) -> str:
-    """One line for each workload: the best of the comparison beside each peer, in microseconds."""
-    cases = list(cases)
-    names = list(dict.fromkeys(p.name for c in cases for p in c.peers))
-    lines = [f"{'workload':<20}{'ok':>5}{'bad':>5}{'best':>9}" + "".join(f"{n:>10}" for n in names) + f"{'×peer':>7}  schedule"]
-    ratios: list[float] = []
-    for case in cases:
-        first = [r for r in case.rows if r.kind == "kernel" and not r.repeat]
-        last = [r for r in case.rows if r.repeat == run_name and r.ok and r.time_us] or [
-            r for r in case.rows if r.ok and r.time_us
-        ]
-        ours = min((r for r in last if r.kind == "kernel"), key=lambda r: r.time_us or 0.0, default=None)
-        theirs = {r.structure: r.time_us for r in last if r.kind == "peer" and r.time_us}
-        ok = sum(r.ok for r in first)
-        line = f"{case.name:<20}{ok:>5}{len(first) - ok:>5}" + (f"{ours.time_us:>9.2f}" if ours else f"{'-':>9}")
-        line += "".join(f"{theirs[n]:>10.2f}" if n in theirs else f"{'-':>10}" for n in names)
-        if ours and ours.time_us and theirs:
-            ratios.append(min(theirs.values()) / ours.time_us)
-            line += f"{ratios[-1]:>7.2f}"
-        else:
-            line += f"{'':>7}"
-        lines.append(line + (f"  {len(ours.schedule_value().kernels)}k {ours.schedule_value()}" if ours else ""))
-    if ratios:
-        lines.append(f"geometric mean over the best peer: {float(np.exp(np.mean(np.log(ratios)))):.3f} ({len(ratios)} cases)")
+def _next(window: Sequence[_Chunk], bench: Bench, seconds: float) -> _Chunk:
+    """The first chunk that is compiled; if none is, the first of all once some time has passed."""
+    end = time.monotonic() + min(seconds, 5.0)
+    while True:
+        found = next((c for c in window if c.ready(bench)), None)
+        if found or time.monotonic() > end:
+            return found or window[0]
+        time.sleep(0.02)
+
+
+def table(works: Iterable[Work]) -> str:
+    """A line for each workload: how many there were and are, and the fastest beside the peers, in microseconds."""
+    heads = ("had", "ok", "bad", "kinds", "best", "median", "worst")
+    lines = [f"{'workload':<24}" + "".join(f"{h:>9}" for h in heads) + "  fastest"]
+    for w in works:
+        rows = fastest_first(w.kernels)
+        times = [f"{r.time_us:.2f}" for r in (rows[:1] + rows[len(rows) // 2 :][:1] + rows[-1:])]
+        cells = [w.have, len(rows), len(w.kernels) - len(rows), len({r.structure for r in rows}), *(times or ["-"] * 3)]
+        best = fastest(r for r in w.rows if r.kind == "kernel")
+        peer = fastest(r for r in w.rows if r.kind == "peer")
+        line = f"{w.name:<24}" + "".join(f"{c:>9}" for c in cells) + (f"  {best.schedule_value()}" if best else "")
+        lines.append(line + (f"; best peer {peer.structure} {peer.time_us:.2f}" if peer else ""))
     return "\n".join(lines)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     p = argparse.ArgumentParser(prog="python -m experiments.gather", description=(__doc__ or "").splitlines()[0])
     p.add_argument("workloads", nargs="*", default=["mcfuser/*"], help="names and globs; mcfuser/* by default")
-    p.add_argument("--count", type=int, default=40, help="schedules of each workload")
-    p.add_argument("--seed", type=int, default=0, help="of the sampled schedules and the inputs")
-    p.add_argument("--minutes", type=float, default=8.0, help="time of the whole run")
-    p.add_argument("--structures", choices=("one", "all"), default="one")
-    p.add_argument("--peers", default="eager,flash,cudnn", help="comma-separated, or none; inductor and flex compile for long")
+    p.add_argument("--to", type=int, help="correct schedules that each workload shall have, known ones counted")
+    p.add_argument("--count", type=int, default=40, help="new schedules of each workload, without --to (40)")
+    p.add_argument("--budget", type=float, default=480.0, metavar="SECONDS", help="time of the whole run (480)")
+    p.add_argument("--seed", type=int, default=0, help="of the sampled schedules and the inputs (0)")
+    p.add_argument("--structures", choices=("one", "all", "searched"), default="all", help="what is sampled (all)")
+    p.add_argument("--known", type=Path, action="append", help="JSON lines of earlier runs; experiments/data by default")
+    p.add_argument("--slowest", type=float, default=50.0, help="leave out what the model thinks so many times slower (50)")
+    p.add_argument("--compile-seconds", type=int, default=20, help="time limit for the compiler, each schedule (20)")
+    p.add_argument("--peers", default="none", help=f"none, or some of {','.join(FAST_PEERS)} and others, with commas")
+    p.add_argument("--finals", type=int, default=0, help="best schedules that are timed again beside the peers (0)")
     p.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "out")), help="folder of the results ($OUT)")
-    p.add_argument("--resume", type=Path, action="append", default=[], help="JSON lines of earlier runs")
-    p.add_argument("--finals", type=int, default=3, help="best schedules that are timed again beside the peers")
-    p.add_argument("--workers", type=int, default=None, help="compiling processes (cores by default)")
-    p.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    p.add_argument("--name", default="", help="name of this run in the rows")
+    p.add_argument("--workers", type=int, help="compiling processes (cores but one)")
+    p.add_argument("--target", default="h200", help="device that the model assumes (h200)")
+    p.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="cpu: Triton's interpreter, to try a run out")
+    p.add_argument("--name", default="gather", help="name of this run in the rows")
     return p.parse_args(argv)
 
 
@@ -196,33 +303,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
     start = time.monotonic()
     args.out.mkdir(parents=True, exist_ok=True)
-    os.environ.setdefault("MUFUSER_CACHE", str(Path(os.environ.get("TMPDIR", "/tmp")) / "mufuser"))
-    names = match(args.workloads)
+    os.environ.setdefault("MUFUSER_CACHE", str(Path(tempfile.gettempdir()) / "mufuser"))
     peers = [] if args.peers == "none" else args.peers.split(",")
-    run_name = args.name or f"gather-{args.seed}-{time.strftime('%Y%m%dT%H%M%S')}"
-    local = Path(os.environ["MUFUSER_CACHE"]) / f"{run_name}.sqlite"
-    lines = args.out / "gather.jsonl"
-    with Records(local) as records:
-        for path in args.resume:
-            say(f"{records.import_lines(path)} rows read from {path}")
-        with Bench.open(args.device, records, Options(seed=args.seed), args.workers, run_name) as bench:
-            say(f"{bench.worker.info}")
-            cases = []
-            for name in names:
+    device = load_device(args.target)
+    works: list[Work] = []
+    with Records(":memory:") as known, Records(args.out / "gather.sqlite") as records:
+        for path in args.known if args.known is not None else sorted(DATA.glob("*.jsonl")):
+            known.import_lines(path)
+        with Bench.open(args.device, records, Options(seed=args.seed), args.workers, args.name) as bench:
+            bench.pool.seconds = args.compile_seconds
+            say(f"{bench.worker.info}; {len(known)} rows known")
+            for name in match(args.workloads):
                 try:
-                    cases.append(make_case(name, args.count, args.seed, args.structures, peers))
-                except UnsupportedError as error:
+                    works.append(make_work(name, args, (known, records), device, peers))
+                except (UnsupportedError, NoValidKernelError) as error:
                     say(f"{name} left out: {error.message}")
-            say(f"{sum(len(c.candidates) for c in cases)} candidates after {time.monotonic() - start:.0f} s")
+            say(f"{sum(len(w.candidates) for w in works)} candidates after {time.monotonic() - start:.0f} s")
             try:
-                run(cases, bench, 60 * args.minutes - (time.monotonic() - start), args.finals)
+                run(works, bench, args.budget - (time.monotonic() - start), args.finals)
             except KeyboardInterrupt:
                 say("interrupted: what was measured is kept")
             finally:
                 # whatever ended the run, its rows leave the machine
-                count = records.export_lines(lines)
-                say(f"{count} rows in {lines}; {bench.worker.restarts} restarts of the measuring process")
-    text = table(cases, run_name)
+                count = records.export_lines(args.out / "gather.jsonl")
+                say(f"{count} rows in {args.out / 'gather.jsonl'}; {bench.worker.restarts} restarts of the measuring process")
+    text = table(works)
     (args.out / "gather.txt").write_text(text + "\n")
     print(text)
     return 0

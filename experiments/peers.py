@@ -1,87 +1,136 @@
-"""What a user would pick instead: torch eager, torch.compile, scaled_dot_product_attention with its backends, FlexAttention.
+"""What a user would pick instead: torch eager, cuBLASLt's epilogues, torch.compile, scaled_dot_product_attention with its
+backends, FlexAttention.
 
-Every peer is made from the program itself (:func:`fuser.runtime.torch_program.run_program`), so that all workloads have them;
-attention inside a program goes to the backend that the peer names. Peers are checked against float64 like any candidate, by the
-same worker.
+Every peer is made from the program itself (:mod:`experiments.natural`), so that all workloads have them; attention inside a
+program goes to the backend that the peer names. Peers are checked against float64 like any candidate, by the same worker.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any
 
+from experiments.natural import Function
+from experiments.natural import has_epilogue
+from experiments.natural import natural
+from experiments.natural import scaled_attention
 from fuser.errors import UnsupportedError
 from fuser.errors import UsageError
+from fuser.ir.ops import op as op_def
 from fuser.ir.program import TensorProgram
-from fuser.runtime.torch_program import run_program
+from fuser.runtime.torch_program import Attention
+from fuser.runtime.torch_program import explicit_attention
 from fuser.runtime.torch_program import run_steps
 from fuser.runtime.torch_program import steps
 from search.timing import External
 
 TARGET = "experiments.peers:make"
-ATTENTION_PEERS = ("flash", "cudnn", "flex")
-PEERS = ("eager", "inductor", *ATTENTION_PEERS)
-TITLES = {
-    "eager": "PyTorch eager",
-    "inductor": 'torch.compile(mode="max-autotune-no-cudagraphs")',
-    "flash": "SDPA, flash backend",
-    "cudnn": "SDPA, cuDNN backend",
-    "flex": "FlexAttention, compiled",
+MODE = "max-autotune-no-cudagraphs"
+"""Of torch.compile: the bench captures everything into CUDA graphs itself."""
+
+PEERS: dict[str, str] = {
+    "eager": "PyTorch as a competent user writes it: addmm, fused norms, lerp; attention as bmm, softmax, bmm",
+    "cublaslt": "the same with bias and ReLU in cuBLASLt's epilogue (torch._addmm_activation)",
+    "inductor": f"torch.compile, {MODE}; attention written out",
+    "inductor-sdpa": f"torch.compile, {MODE}; attention left to the SDPA backend that PyTorch prefers",
+    "flash": "scaled_dot_product_attention, flash backend",
+    "cudnn": "scaled_dot_product_attention, cuDNN backend",
+    "flex": f"FlexAttention, compiled, {MODE}",
 }
+"""Every peer by name."""
 
-Function = Callable[[dict[str, Any]], dict[str, Any]]
+FAST_PEERS = ("eager", "cublaslt", "flash", "cudnn")
+"""Peers that need no compiler of their own."""
 
 
-def has_attention(program: TensorProgram) -> bool:
+def applies(name: str, program: TensorProgram) -> bool:
+    """Whether a peer has a form of its own of a program."""
+    if name == "cublaslt":
+        return has_epilogue(program)
+    if name == "inductor-sdpa":  # for attention alone that is the backend itself
+        return _has_attention(program) and any(n.op != "attention" and op_def(n.op).kind != "view" for n in program.nodes)
+    return name in ("eager", "inductor") or _has_attention(program)
+
+
+def _has_attention(program: TensorProgram) -> bool:
     return any(n.op == "attention" for n in program.nodes)
 
 
-def peers_of(program: TensorProgram, names: Iterable[str] = PEERS) -> tuple[External, ...]:
-    """The peers among ``names`` that apply to a program."""
-    names = tuple(names)
+def known_peers(names: Iterable[str]) -> tuple[str, ...]:
+    """The names, each once; :class:`UsageError` for one that is unknown."""
+    names = tuple(dict.fromkeys(names))
     if unknown := [n for n in names if n not in PEERS]:
         raise UsageError(f"there is no peer {unknown[0]!r}", f"peers are {', '.join(PEERS)}")
-    attention = has_attention(program)
-    return tuple(External(TARGET, n) for n in names if attention or n not in ATTENTION_PEERS)
+    return names
+
+
+def peers_of(program: TensorProgram, names: Iterable[str] = tuple(PEERS)) -> tuple[External, ...]:
+    """The peers among ``names`` that apply to a program."""
+    return tuple(External(TARGET, n) for n in known_peers(names) if applies(n, program))
 
 
 def make(program: TensorProgram, name: str, device: str) -> Function:
     """The function of a peer, from inputs by name to outputs by name. Raises :class:`UnsupportedError` where it cannot do the
     program."""
-    if name == "eager":
-        return lambda inputs: run_program(program, inputs)  # attention as matmul, softmax, matmul
-    if name == "inductor":
-        return _inductor(program, device)
-    if name in ("flash", "cudnn"):
-        attention = _sdpa(name)
-        return lambda inputs: run_program(program, inputs, attention)
-    if name == "flex":
-        attention = _flex()
-        return lambda inputs: run_program(program, inputs, attention)
-    raise UsageError(f"there is no peer {name!r}", f"peers are {', '.join(PEERS)}")
+    known_peers([name])
+    if name in ("inductor", "inductor-sdpa", "flex"):
+        _fresh_compiler(program.stable_hash())
+    if name in ("inductor", "inductor-sdpa"):
+        return _inductor(program, device, explicit_attention if name == "inductor" else _sdpa(None))
+    attention = {"flash": _sdpa, "cudnn": _sdpa, "flex": _flex}.get(name, lambda _: scaled_attention)(name)
+    return natural(program, attention, epilogue=name == "cublaslt")
 
 
-def _inductor(program: TensorProgram, device: str) -> Function:
+# -- compiled ones ------------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1)
+def _fresh_compiler(program: str) -> None:
+    """Forget what was compiled for another program, or the limit of recompilations makes later programs eager ones.
+
+    Once a program and no more: peers of one program are made one after another and captured together, and a reset between the
+    two makes an earlier one compile again inside the capture, which CUDA forbids.
+    """
+    import torch
+
+    torch._dynamo.reset()
+
+
+def _never_in_capture(compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiling inside a capture breaks the capture with a message about something else; this says what happened."""
+    import torch
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with torch.no_grad():
+            if not _capturing():
+                return compiled(*args, **kwargs)
+            with torch.compiler.set_stance("fail_on_recompile"):
+                return compiled(*args, **kwargs)
+
+    return call
+
+
+def _capturing() -> bool:
+    import torch
+
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+def _inductor(program: TensorProgram, device: str, attention: Attention) -> Function:
     import torch
 
     todo, inputs, outputs = steps(program), program.inputs, program.outputs
 
     def positional(*tensors: Any) -> Any:
-        found = run_steps(todo, dict(zip(inputs, tensors, strict=True)))
+        found = run_steps(todo, dict(zip(inputs, tensors, strict=True)), attention)
         return tuple(found[n] for n in outputs)
 
-    # a fresh compiler state: otherwise the recompile limit turns later programs into eager ones
-    torch._dynamo.reset()
-    mode = "max-autotune-no-cudagraphs" if device == "cuda" else "default"
-    compiled = torch.compile(positional, mode=mode, fullgraph=True, dynamic=False)
-
-    def call(inputs: dict[str, Any]) -> dict[str, Any]:
-        with torch.no_grad():
-            found = compiled(*(inputs[n] for n in program.inputs))
-        return dict(zip(program.outputs, found, strict=True))
-
-    return call
+    # the interpreter of the CPU is there to try a run out, not to be tuned
+    mode = MODE if device == "cuda" else "default"
+    compiled = _never_in_capture(torch.compile(positional, mode=mode, fullgraph=True, dynamic=False))
+    return lambda values: dict(zip(outputs, compiled(*(values[n] for n in inputs)), strict=True))
 
 
 def _four(x: Any) -> Any:
@@ -91,39 +140,42 @@ def _four(x: Any) -> Any:
     return x
 
 
-def _sdpa(backend: str) -> Callable[..., Any]:
+def _sdpa(backend: str | None) -> Attention:
+    """Attention by one backend, or by the one that PyTorch prefers."""
+    import contextlib
+
     from torch.nn import functional
     from torch.nn.attention import SDPBackend
     from torch.nn.attention import sdpa_kernel
 
-    which = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}[backend]
+    which = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
 
     def attention(q: Any, k: Any, v: Any, mask: Any, scale: float, causal: bool) -> Any:
         if causal and q.shape[-2] != k.shape[-2]:
             raise UnsupportedError("SDPA aligns a causal mask to the other corner when there are fewer queries than keys")
-        with sdpa_kernel(which):
+        with sdpa_kernel(which[backend]) if backend else contextlib.nullcontext():
             out = functional.scaled_dot_product_attention(_four(q), _four(k), _four(v), mask, is_causal=causal, scale=scale)
         return out.reshape(*q.shape[:-1], v.shape[-1])
 
     return attention
 
 
-def _flex() -> Callable[..., Any]:
+def _flex(_: str) -> Attention:
     import torch
     from torch.nn.attention.flex_attention import flex_attention
 
-    torch._dynamo.reset()
-    compiled = torch.compile(flex_attention, mode="max-autotune-no-cudagraphs", dynamic=False)
+    compiled = _never_in_capture(torch.compile(flex_attention, mode=MODE, dynamic=False))
+
+    @lru_cache
+    def upto(offset: int) -> Callable[..., Any]:
+        # one function for each offset: flex_attention compiles again for another one
+        return lambda score, b, h, i, j: torch.where(j <= i + offset, score, -float("inf"))
 
     def attention(q: Any, k: Any, v: Any, mask: Any, scale: float, causal: bool) -> Any:
         if mask is not None:
             raise UnsupportedError("FlexAttention takes a mask as a function, not as a tensor")
-
-        def keep(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
-            return torch.where(j <= i + (k.shape[-2] - q.shape[-2]), score, -float("inf"))
-
-        with torch.no_grad():
-            out = compiled(_four(q), _four(k), _four(v), score_mod=keep if causal else None, scale=scale)
+        masked = upto(k.shape[-2] - q.shape[-2]) if causal else None
+        out = compiled(_four(q), _four(k), _four(v), score_mod=masked, scale=scale)
         return out.reshape(*q.shape[:-1], v.shape[-1])
 
     return attention

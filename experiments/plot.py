@@ -1,39 +1,163 @@
-"""Grouped horizontal bars as SVG, without a plotting library."""
+"""A result as a figure: for each case the speed of our fastest kernel as a bar, of every peer as a mark, and the floor, all
+relative to the best peer.
+
+matplotlib is imported when a figure is drawn, and only then. The same result gives the same bytes of SVG.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence
-from html import escape
+from pathlib import Path
+from typing import Any
 
-COLOURS = ("#1b6ca8", "#bdbdbd", "#8c8c8c", "#e0a030", "#c8553d", "#6a994e", "#7b5ea7")
-BAR, GAP, LEFT, WIDTH, TOP = 11, 12, 150, 640, 58
+from experiments.report import digits
+from experiments.report import peer_names
+from experiments.report import suites
+from fuser.errors import EnvironmentError_
+
+OURS = "#0072B2"
+SLOWER = "#9EC5DE"
+"""A bar that ends below the best peer."""
+STYLES: Mapping[str, tuple[str, str]] = {
+    "eager": ("#000000", "o"),
+    "cublaslt": ("#999999", "P"),
+    "inductor": ("#E69F00", "s"),
+    "inductor-sdpa": ("#F0E442", "p"),
+    "flash": ("#D55E00", "^"),
+    "cudnn": ("#009E73", "D"),
+    "flex": ("#CC79A7", "v"),
+}
+"""Colour (Okabe and Ito's, told apart by the colour-blind) and mark of each peer; shapes differ too."""
+OTHER = ("#56B4E9", "X")
+ROW, WIDTH, HEAD, FOOT = 0.27, 9.6, 0.95, 1.15
+"""Inches: height of a case, width of the figure, room above and below."""
+COLUMNS = ((1.13, "right"), (1.22, "right"), (1.37, "right"), (1.40, "left"), (1.77, "right"))
+"""Where the columns of times stand, in widths of the axes, and to which side they are aligned."""
+LARGEST = 3.0
+"""Speeds beyond are cut off and marked with an arrow."""
 
 
-def bars(title: str, series: Sequence[str], groups: Sequence[tuple[str, Mapping[str, float]]], unit: str = "") -> str:
-    """An SVG document: for each group ``(name, value by series)`` a bar for each value there is, all on one scale."""
-    top = max((v for _, values in groups for v in values.values()), default=1.0) or 1.0
-    y, body = TOP, []
-    for name, values in groups:
-        present = [s for s in series if s in values]
-        body.append(_text(LEFT - 8, y + BAR * max(1, len(present)) / 2 + 4, name, anchor="end"))
-        for s in present:
-            width = WIDTH * values[s] / top
-            colour = COLOURS[series.index(s) % len(COLOURS)]
-            body.append(f'<rect x="{LEFT}" y="{y:.1f}" width="{max(width, 0.5):.1f}" height="{BAR - 1}" fill="{colour}"/>')
-            body.append(_text(LEFT + width + 4, y + BAR - 2, f"{values[s]:.3g}", size=9))
-            y += BAR
-        y += GAP if present else BAR + GAP
-    legend, x = [], float(LEFT)
-    for i, s in enumerate(series):
-        legend.append(f'<rect x="{x:.1f}" y="32" width="10" height="10" fill="{COLOURS[i % len(COLOURS)]}"/>')
-        legend.append(_text(x + 14, 41, s, size=11))
-        x += 26 + 7 * len(s)
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{LEFT + WIDTH + 60}" height="{y + 10:.0f}" font-family="sans-serif">'
-    name = f"{title} ({unit})" if unit else title
-    paper = '<rect width="100%" height="100%" fill="white"/>'
-    return "\n".join([head, paper, _text(8, 20, name, size=14), *legend, *body, "</svg>", ""])
+def draw(found: Mapping[str, Any], folder: Path, name: str = "bench", suffix: str = "svg") -> list[Path]:
+    """One figure for each suite, ``NAME.svg`` or, for several suites, ``NAME-SUITE.svg``; returns the files. Raises
+    :class:`EnvironmentError_` without matplotlib."""
+    try:
+        import matplotlib
+    except ModuleNotFoundError as error:
+        raise EnvironmentError_("drawing needs matplotlib, which is not installed", "pip install 'mufuser[plot]'") from error
+
+    several = suites(found)
+    paths = []
+    settings = {"svg.hashsalt": "mufuser", "svg.fonttype": "none", "font.family": "DejaVu Sans", "font.size": 8}
+    with matplotlib.rc_context(settings):
+        for suite in several:
+            cases = [c for c in found["cases"] if c["workload"].startswith(f"{suite}/") and relative(c)]
+            if not cases:
+                continue
+            path = folder / (f"{name}.{suffix}" if len(several) == 1 else f"{name}-{suite}.{suffix}")
+            # a date, or the version of the library, would make every drawing another file
+            metadata = {"Date": None, "Creator": None} if suffix == "svg" else {}
+            _figure(suite, cases, found).savefig(path, metadata=metadata, dpi=150)
+            paths.append(path)
+    return paths
 
 
-def _text(x: float, y: float, text: str, size: int = 12, anchor: str = "start") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}">{escape(text)}</text>'
+def relative(case: Mapping[str, Any]) -> dict[str, float]:
+    """Speeds relative to the best peer, by peer, with ours as ``mufuser`` and the floor as ``floor``; empty without peers."""
+    best = case["peers"][case["best_peer"]]["us"] if case["best_peer"] else None
+    if not best:
+        return {}
+    times = {n: p["us"] for n, p in case["peers"].items()} | {"mufuser": case["us"], "floor": case["floor_us"]}
+    return {n: best / t for n, t in times.items() if t}
+
+
+def _figure(suite: str, cases: Sequence[Mapping[str, Any]], found: Mapping[str, Any]) -> Any:
+    from matplotlib.figure import Figure
+
+    height = HEAD + FOOT + ROW * len(cases)
+    figure = Figure(figsize=(WIDTH, height), facecolor="white")
+    axes = figure.add_axes((0.135, FOOT / height, 0.475, ROW * len(cases) / height))
+    speeds = [relative(c) for c in cases]
+    names = [n for n in peer_names(found) if any(n in s for s in speeds)]
+    ours = [s.get("mufuser", 0.0) for s in speeds]
+    right = min(LARGEST, 1.12 * max(1.1, *ours))
+    rows = range(len(cases))
+    colours = [OURS if s >= 1 else SLOWER for s in ours]
+    axes.barh(rows, [min(s, right) for s in ours], height=0.66, color=colours, zorder=2)
+    axes.axvline(1.0, color="#444444", linewidth=1.0, zorder=3)
+    for i, speed in enumerate(speeds):
+        for n in names:
+            if n in speed:
+                colour, mark = STYLES.get(n, OTHER)
+                axes.scatter(
+                    speed[n], i, s=22, marker=mark, color=colour, edgecolors="white", linewidths=0.5, zorder=5, clip_on=False
+                )
+        _limit(axes, i, speed.get("floor"), right)
+    axes.set_xlim(0, right)
+    axes.set_ylim(len(cases) - 0.5, -0.5)
+    axes.set_yticks(list(rows), [c["workload"].partition("/")[2] for c in cases])
+    axes.set_xlabel("speed relative to the best peer (1 = as fast; longer is faster)")
+    axes.grid(axis="x", color="#dddddd", linewidth=0.6, zorder=0)
+    axes.tick_params(axis="y", length=0)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    _columns(axes, cases)
+    _titles(figure, suite, cases, found, height)
+    _legend(figure, names, height)
+    return figure
+
+
+def _limit(axes: Any, row: int, floor: float | None, right: float) -> None:
+    """A stroke at the speed of the floor, or an arrow where that is off the scale."""
+    if floor is None:
+        return
+    if floor <= right:
+        axes.plot([floor, floor], [row - 0.4, row + 0.4], color="black", linewidth=1.6, zorder=4, solid_capstyle="butt")
+    else:
+        axes.plot([right], [row], marker=5, color="black", markersize=4, zorder=4, clip_on=False)
+
+
+def _columns(axes: Any, cases: Sequence[Mapping[str, Any]]) -> None:
+    """Times beside the bars, in columns of their own so that nothing overlaps."""
+    where = {"transform": axes.get_yaxis_transform(), "va": "center", "clip_on": False}
+    heads = ("ours, µs", "×", "peer, µs", "best peer", "floor, µs")
+    for (x, side), head in zip(COLUMNS, heads, strict=True):
+        axes.text(x, -0.95, head, ha=side, color="#555555", **where)
+    for i, c in enumerate(cases):
+        bound = f" ({c['floor_bound']})" if c["floor_bound"] else ""
+        best = c["best_peer"]
+        cells = (digits(c["us"]), digits(c["speedup"]), digits(c["peers"][best]["us"]), best, f"{digits(c['floor_us'])}{bound}")
+        for n, ((x, side), cell) in enumerate(zip(COLUMNS, cells, strict=True)):
+            weight = "bold" if n < 2 and (c["speedup"] or 0) >= 1 else "normal"
+            axes.text(x, i, cell, ha=side, weight=weight, color="#555555" if n == len(cells) - 1 else "black", **where)
+
+
+def _titles(figure: Any, suite: str, cases: Sequence[Mapping[str, Any]], found: Mapping[str, Any], height: float) -> None:
+    from experiments.report import geometric_mean
+
+    where = found["environment"]
+    ratios = [c["speedup"] for c in cases if c["speedup"]]
+    mean = f"geometric mean {geometric_mean(ratios):.2f} ×, " if ratios else ""
+    figure.text(0.02, 1 - 0.22 / height, f"{suite} on {where.get('device', '?')}", size=11, weight="bold", va="center")
+    faster = sum(r > 1 for r in ratios)
+    text = f"{mean}faster than the best peer in {faster} of {len(ratios)} cases"
+    for n in peer_names(found):
+        if missing := sum(n in c["peers"] and c["peers"][n]["us"] is None for c in cases):
+            text += f"; {n} failed in {missing}"
+    text += f"; torch {where.get('torch')}, Triton {where.get('triton')}"
+    figure.text(0.02, 1 - 0.45 / height, text, color="#555555", va="center")
+
+
+def _legend(figure: Any, names: Sequence[str], height: float) -> None:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    def mark(shape: Any, colour: str, label: str, size: float = 6, **style: Any) -> Line2D:
+        return Line2D([], [], linestyle="", marker=shape, color=colour, markersize=size, label=label, **style)
+
+    bars: list[Any] = [Patch(color=OURS, label="mufuser"), Patch(color=SLOWER, label="mufuser, slower than the best peer")]
+    bars += [mark("|", "black", "floor", 9, markeredgewidth=1.6), mark(5, "black", "floor beyond the scale", 4)]
+    peers = [mark(STYLES.get(n, OTHER)[1], STYLES.get(n, OTHER)[0], n, markeredgecolor="white") for n in names]
+    for handles, bottom in ((bars, 0.26), (peers, 0.04)):
+        place = {"loc": "lower left", "bbox_to_anchor": (0.01, bottom / height)}
+        figure.legend(handles=handles, ncols=len(handles), frameon=False, handletextpad=0.4, columnspacing=1.4, **place)

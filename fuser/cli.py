@@ -59,6 +59,7 @@ EXTRAS: dict[str, str] = {
     "z3": "pip install z3-solver",
     "pulp": "pip install pulp",
     "dask": "pip install 'dask[distributed]'",
+    "matplotlib": "pip install 'mufuser[plot]'",
 }
 """How to get a package that a verb may need."""
 

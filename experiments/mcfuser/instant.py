@@ -18,15 +18,16 @@ from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 
-from experiments.bench import Choice
-from experiments.bench import Result
-from experiments.bench import best_known
-from experiments.bench import choose
-from experiments.bench import compare
-from experiments.bench import fastest
-from experiments.bench import geometric_mean
+from experiments.candidates import Choice
+from experiments.candidates import best_known
+from experiments.candidates import choose
+from experiments.candidates import fastest
+from experiments.compare import Result
+from experiments.compare import compare
 from experiments.gather import say
+from experiments.peers import FAST_PEERS
 from experiments.peers import peers_of
+from experiments.report import geometric_mean
 from fuser.errors import FuserError
 from fuser.errors import UsageError
 from fuser.workloads import match
@@ -94,7 +95,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     p.add_argument("--runners", type=int, default=3, help="runners-up that are measured too")
     p.add_argument("--known", type=Path, action="append", default=[], help="JSON lines of earlier runs")
     p.add_argument("--best", type=int, default=2, help="schedules of each workload from --known")
-    p.add_argument("--peers", default="eager,flash,cudnn", help="comma-separated, or none")
+    p.add_argument("--peers", default=",".join(FAST_PEERS), help="comma-separated, or none")
     p.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "out")), help="folder of the results ($OUT)")
     p.add_argument("--name", default="instant", help="name of this run in the rows")
     p.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
@@ -127,7 +128,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     except FuserError as error:
                         say(f"{name} left out: {error.message}")
                         continue
-                    known = best_known(earlier, name, device, args.best)
+                    known = tuple(r.candidate for r in best_known(earlier, name, device, args.best))
                     bench.submit([*choice.candidates(args.runners), *known])
                     work.append((choice, known))
             say(f"tuned after {time.monotonic() - start:.0f} s")

@@ -1,0 +1,184 @@
+"""What is measured of each case of a bench: choices of the model, the best schedules that records know, random ones."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+import os
+import time
+from collections.abc import Iterable
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+
+from experiments.peers import peers_of
+from fuser.device import load_device
+from fuser.errors import FuserError
+from fuser.errors import UsageError
+from fuser.ir.program import TensorProgram
+from fuser.workloads import match
+from fuser.workloads import workload
+from search.measure import Candidate
+from search.records import Record
+from search.records import Records
+from search.records import schedule_text
+from search.timing import External
+from search.tune import Tuned
+from search.tune import tune_fast
+
+MANY = 4
+"""Cases from which on fast tuning is worth several processes."""
+RANDOM = 24
+"""Random schedules of a case that no records know."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What fast tuning chose for a program, and the seconds it took."""
+
+    tuned: Tuned
+    seconds: float
+
+    def candidates(self, runners: int) -> tuple[Candidate, ...]:
+        """The winner and that many runners-up."""
+        return tuple(Candidate(c.graph, c.schedule) for c in (self.tuned.winner, *self.tuned.runners[:runners]))
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A schedule that records know, and its time there in microseconds."""
+
+    candidate: Candidate
+    us: float
+
+
+@dataclass(frozen=True)
+class Case:
+    """A named workload with what is to be measured of it. ``choice`` is None where the model was not asked or found nothing
+    (``note`` says why)."""
+
+    name: str
+    program: TensorProgram
+    choice: Choice | None
+    chosen: tuple[Candidate, ...]
+    recorded: tuple[Recorded, ...]
+    drawn: tuple[Candidate, ...]
+    peers: tuple[External, ...]
+    note: str = ""
+
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """Those that are timed beside the peers; the random ones have to win a place there first."""
+        return tuple(dict.fromkeys((*self.chosen, *(r.candidate for r in self.recorded))))
+
+
+@dataclass(frozen=True)
+class Request:
+    """How many candidates of each kind a case gets. ``top``: the model's best, ``best``: the fastest known ones, ``random``: None
+    for :data:`RANDOM` where records know nothing, and none elsewhere. ``target`` is the device that the model assumes."""
+
+    target: str = "h200"
+    top: int = 3
+    best: int = 3
+    random: int | None = None
+    seed: int = 0
+
+
+def cases_of(suites: Sequence[str], cases: Sequence[str] = ()) -> tuple[str, ...]:
+    """Workloads of suites (``mcfuser``, or globs of workloads), cut down to ``cases`` (globs of the part after the slash)."""
+    names = match([s if "/" in s else f"{s}/*" for s in suites])
+    if not cases:
+        return tuple(names)
+    found = tuple(n for n in names if any(fnmatch.fnmatchcase(n.partition("/")[2], c) for c in cases))
+    if not found:
+        more = ", …" if len(names) > 12 else ""
+        short = ", ".join(n.partition("/")[2] for n in names[:12]) + more
+        raise UsageError(f"no case of {', '.join(suites)} is called {', '.join(cases)}", f"cases are {short}")
+    return found
+
+
+def choose(name: str, target: str) -> Choice:
+    """Fast tuning of a named workload for a device."""
+    start = time.perf_counter()
+    tuned = tune_fast(workload(name), load_device(target))
+    return Choice(tuned, time.perf_counter() - start)
+
+
+def _choose(name: str, target: str) -> Choice | str:
+    try:
+        return choose(name, target)
+    except FuserError as error:
+        return error.message
+
+
+def choose_all(names: Sequence[str], target: str, workers: int | None = None) -> dict[str, Choice | str]:
+    """Fast tuning of several workloads, in several processes where that pays; a text says why one has no choice."""
+    workers = min(len(names), workers or os.cpu_count() or 1)
+    if workers < MANY or len(names) < MANY:
+        return {n: _choose(n, target) for n in names}
+    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+        return dict(zip(names, pool.map(_choose, names, [target] * len(names)), strict=True))
+
+
+def best_known(records: Records, name: str, device: str, count: int) -> tuple[Recorded, ...]:
+    """The fastest correct schedules of a workload that records know of such a device, none that ever failed."""
+    rows = list(records.rows(workload=name, device=device, kind="kernel"))
+    failed = {(r.structure, r.schedule) for r in rows if not r.ok}
+    found: dict[Candidate, float] = {}
+    for r in fastest_first(rows):
+        if len(found) == count:
+            break
+        if (r.structure, r.schedule) not in failed and (graph := records.structure(r.structure)):
+            found.setdefault(Candidate(graph, r.schedule_value()), r.time_us or math.inf)
+    return tuple(Recorded(c, us) for c, us in found.items())
+
+
+def fastest_first(rows: Iterable[Record]) -> list[Record]:
+    """Those that were right and timed."""
+    return sorted((r for r in rows if r.ok and r.time_us), key=lambda r: r.time_us or math.inf)
+
+
+def fastest(rows: Iterable[Record]) -> Record | None:
+    return next(iter(fastest_first(rows)), None)
+
+
+def name_of(item: Candidate | External) -> tuple[str, str]:
+    """``(structure or peer, schedule)`` as rows keep them."""
+    return (item.name, "") if isinstance(item, External) else (item.graph.stable_hash(), schedule_text(item.schedule))
+
+
+def plan(names: Sequence[str], request: Request, sources: Sequence[Records], device: str, peers: Sequence[str]) -> list[Case]:
+    """The cases with all their candidates; ``device`` is the name of the device in the records."""
+    from experiments.gather import draw_candidates
+
+    choices = choose_all(names, request.target) if request.top else {}
+    found = []
+    for name in names:
+        choice = choices.get(name, "")
+        program = choice.tuned.program if isinstance(choice, Choice) else workload(name)
+        recorded: dict[Candidate, Recorded] = {}
+        for source in sources:
+            for r in best_known(source, name, device, request.best):
+                recorded.setdefault(r.candidate, r)
+        note = choice if isinstance(choice, str) else ""
+        count = request.random if request.random is not None else 0 if recorded else RANDOM
+        drawn: list[Candidate] = []
+        if count:
+            try:
+                drawn = draw_candidates(program, count, request.seed)
+            except FuserError as error:
+                note = note or error.message
+        found.append(
+            Case(
+                name,
+                program,
+                choice if isinstance(choice, Choice) else None,
+                choice.candidates(request.top - 1) if isinstance(choice, Choice) else (),
+                tuple(recorded.values()),
+                tuple(drawn),
+                peers_of(program, peers),
+                note,
+            )
+        )
+    return found

@@ -1,0 +1,51 @@
+"""Rows and results as a bench leaves them, made up or as measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from experiments.compare import Result
+from fuser.ir.schedule import Schedule
+from fuser.workloads import workload
+from search.measure import Candidate
+from search.records import Record
+from search.records import schedule_text
+from search.structures import one_kernel
+
+ROOT = Path(__file__).parents[2] / "experiments"
+RESULTS = ROOT / "results"
+DATA = ROOT / "data"
+DEVICE = "NVIDIA H200"
+ENVIRONMENT = {"device": DEVICE, "torch": "2.11.0", "triton": "3.6.0", "driver": "580", "ptxas": "12.8"}
+
+
+def committed(suite: str) -> dict[str, Any]:
+    """The document of a suite that is in the repository."""
+    return json.loads((RESULTS / f"h200-{suite}" / "bench.json").read_text())
+
+
+def candidates(name: str, count: int, **sizes: int) -> list[Candidate]:
+    """Some schedules of a workload in one kernel."""
+    from experiments.gather import draw_candidates
+
+    return draw_candidates(workload(name, **sizes), count, which="one")
+
+
+def kernel(name: str, us: float, candidate: Candidate | None = None, **fields: Any) -> Record:
+    graph = candidate.graph if candidate else one_kernel(workload(name))
+    schedule = schedule_text(candidate.schedule) if candidate else schedule_text(Schedule(()))
+    values = {"repeat": "bench", "batch": "bench/0", "time_us": us, "error_fro": 3e-4, "generator": "g1"} | fields
+    return Record(name, "p", graph.stable_hash(), schedule, "s", DEVICE, "triton 3.6.0", **values)
+
+
+def peer(name: str, which: str, us: float | None, status: str = "ok", detail: str = "", **fields: Any) -> Record:
+    values = {"repeat": "bench", "batch": "bench/0", "time_us": us, "status": status, "detail": detail} | fields
+    return Record(name, "p", which, "", "", DEVICE, "torch 2.11.0", kind="peer", **values)
+
+
+def result(name: str, us: float, peers: dict[str, float | str]) -> Result:
+    """Our time and that of each peer; a text is the reason why it has none."""
+    found = [peer(name, p, t) if isinstance(t, int | float) else peer(name, p, None, "invalid", t) for p, t in peers.items()]
+    return Result(workload(name), (kernel(name, us), *found))
