@@ -25,6 +25,7 @@ from fuser.ir.program import TensorProgram
 from fuser.ir.windows import windowed
 from fuser.superopt.postpone import postpone_divisions
 from fuser.superopt.stabilize import stabilize_graph
+from fuser.superopt.stabilize import unstable
 
 SEARCHED = 64
 """Most structures that are taken from the superoptimizer: the model ranks each of them with all its schedules."""
@@ -67,7 +68,8 @@ def structures(program: TensorProgram) -> tuple[KernelGraph, ...]:
             found.setdefault(split.stable_hash(), split)
     if not found:
         raise first or UnsupportedError(f"{program.name!r} has no operator that a kernel could do")
-    return tuple(found.values())
+    stable = [g for g in found.values() if not unstable(g)]
+    return tuple(stable or found.values())  # an exponential of the program itself has nothing to be shifted by
 
 
 def searched(program: TensorProgram, budget: float) -> tuple[KernelGraph, ...]:
@@ -98,11 +100,13 @@ def cut_sets(spots: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def cut_points(program: TensorProgram) -> tuple[str, ...]:
-    """Where a chain may be cut: the last element-wise result behind a contraction on which another contraction depends."""
+    """Where a program may be cut: the last element-wise result behind a contraction on which another contraction depends, and a
+    normalized operand of a contraction, which a one-kernel form computes again in every block."""
     spots: list[str] = []
     for node in program.nodes:
         if op_def(node.op).kind != "contract":
             continue
+        spots += [i for i in node.inputs if _normalized(program, i)]
         name = node.output
         while True:
             users = program.consumers[name]
@@ -112,6 +116,20 @@ def cut_points(program: TensorProgram) -> tuple[str, ...]:
         if name not in program.outputs and program.consumers[name]:
             spots.append(name)
     return tuple(dict.fromkeys(spots))
+
+
+def _normalized(program: TensorProgram, name: str) -> bool:
+    """Computed element by element from sums over the program's inputs, with no contraction on the way."""
+    if name not in program.producers or op_def(program.producers[name].op).kind != "map":
+        return False
+    kinds = set()
+    todo = [name]
+    while todo:
+        node = program.producers.get(todo.pop())
+        if node is not None:
+            kinds.add(op_def(node.op).kind)
+            todo += node.inputs
+    return "reduce" in kinds and "contract" not in kinds
 
 
 def cut(program: TensorProgram, cuts: tuple[str, ...]) -> KernelGraph:
