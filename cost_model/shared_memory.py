@@ -19,6 +19,9 @@ from fuser.ir.tiling import place
 SLACK = 1.2
 """Rule 4 keeps candidates of an estimate up to this multiple of the device's maximum, to allow for errors of the estimate."""
 
+CHAIN = 3
+"""Most contractions of the chains that equation 1 was made for: it holds the tiles of all of them at once."""
+
 
 def equation1(f: Features) -> Counts:
     """Bytes of equation 1 for each candidate: the sum over the block's tensors of tile elements × dtype bytes.
@@ -31,6 +34,31 @@ def equation1(f: Features) -> Counts:
         if b.kind != "map":
             total += b.bytes
     return total
+
+
+def alive(f: Features) -> Counts:
+    """The most bytes of these tensors that are needed at once where a block has no loop: a layer of a deep chain takes the place
+    of the one before. Equation 1 of a block with loops."""
+    if any(t.max() > 1 for t in f.trips.values()):
+        return equation1(f)
+    sizes = {b.value: b.bytes for b in f.buffers if b.kind != "map"}
+    holds = {v: {v} & sizes.keys() for v in (s.stmt.value for s in f.stmts if s.stmt.kind == "load")}
+    last: dict[str, int] = {}
+    for i, s in enumerate(f.stmts):
+        stmt = s.stmt
+        if stmt.kind == "compute":
+            # an element-wise operator works in place of its operands
+            holds[stmt.value] = {stmt.value} if stmt.folds else set().union(*(holds[a] for a in stmt.args))
+        for v in (*stmt.args, stmt.value):
+            last |= dict.fromkeys(holds[v], i)
+    most, now, first = np.zeros(len(f)), np.zeros(len(f)), set[str]()
+    for i, s in enumerate(f.stmts):
+        for v in holds[s.stmt.value] - first:
+            now, first = now + sizes[v], first | {v}
+        most = np.maximum(most, now)
+        for v in [v for v in first if last[v] == i]:
+            now = now - sizes[v]
+    return most
 
 
 def equation1_terms(block: BlockGraph, schedule: KernelSchedule) -> dict[str, int]:
@@ -50,5 +78,7 @@ def equation1_terms(block: BlockGraph, schedule: KernelSchedule) -> dict[str, in
 
 
 def fits(f: Features, limit: int, slack: float = SLACK) -> np.ndarray:
-    """Rule 4 for each candidate: equation 1 is at most ``slack`` times ``limit`` bytes."""
-    return equation1(f) <= slack * limit
+    """Rule 4 for each candidate: equation 1 is at most ``slack`` times ``limit`` bytes; of a chain of more than
+    :data:`CHAIN` contractions, what of it is alive at once."""
+    deep = sum(s.op == "matmul" for s in f.block.computes) > CHAIN
+    return (alive(f) if deep else equation1(f)) <= slack * limit

@@ -36,6 +36,10 @@ from fuser.ir.tiling import TilingExpr
 MAX_AXES = 7
 """Most loops whose expressions are enumerated: 7 loops have 5,040 deep expressions, 8 eight times as many."""
 
+MAX_CHAIN = 3
+"""Most contractions of a block whose inner loops are tiled. A loop around a layer of a deeper chain would do all layers before it
+again in each trip, or keep one of their tiles for each."""
+
 
 @dataclass(frozen=True)
 class Computation:
@@ -105,14 +109,21 @@ def expression_axes(block: BlockGraph) -> tuple[str, ...]:
     return tuple(a.name for a in block.axes if a.name in used)
 
 
+def too_deep(block: BlockGraph) -> str:
+    """Why a search does not enumerate the expressions of a block; empty if it does."""
+    axes, chain = len(expression_axes(block)), sum(is_contraction(s) for s in block.computes)
+    if axes > MAX_AXES:
+        return f"block {block.name!r} has {axes} loops: the expressions of more than {MAX_AXES} are not enumerated"
+    if chain > MAX_CHAIN:
+        return f"block {block.name!r} has {chain} contractions: the loops of more than {MAX_CHAIN} are not tiled"
+    return ""
+
+
 def tiling_expressions(block: BlockGraph) -> tuple[TilingExpr, ...]:
     """All deep expressions, then all flat ones. Raises :class:`UnsupportedError` beyond :data:`MAX_AXES` loops."""
     axes = expression_axes(block)
     if len(axes) > MAX_AXES:
-        raise UnsupportedError(
-            f"block {block.name!r} has {len(axes)} loops: the expressions of more than {MAX_AXES} are not enumerated",
-            "divide the chain into several kernels, or leave the sizes of some axes whole",
-        )
+        raise UnsupportedError(too_deep(block), "divide the chain into several kernels, or leave the sizes of some axes whole")
     needs = tuple(c.axes for c in computations(block))
     return (*(TilingExpr(p) for p in permutations(axes)), *_flat(axes, needs))
 

@@ -25,11 +25,9 @@ from cost_model.features import placed
 from cost_model.shared_memory import SLACK
 from cost_model.shared_memory import fits
 from fuser.device import Device
-from fuser.errors import UnsupportedError
 from fuser.ir.mugraph import FREE
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.tiling import TilingExpr
-from search.expressions import MAX_AXES
 from search.expressions import batch_axes
 from search.expressions import bindable
 from search.expressions import expression_axes
@@ -37,6 +35,7 @@ from search.expressions import is_contraction
 from search.expressions import rule1
 from search.expressions import rule2
 from search.expressions import tiling_expressions
+from search.expressions import too_deep
 
 MMA = 16
 """Least tile of an axis of a contraction (tensor cores, section III-A); tiles are its multiples."""
@@ -125,7 +124,7 @@ def tile_sets(block: BlockGraph) -> tuple[TileSet, ...]:
     """
     splits = {g for _, g in block.splits}
     batch, loops, chained = set(batch_axes(block)), expression_axes(block), _contracted(block)
-    stored = block.stores[0].access
+    stored, whole = block.stores[0].access, bool(too_deep(block))
     last = [a for a in (stored.axes if stored else ()) if a not in batch][-2:]
     found = []
     for a in block.axes:
@@ -141,7 +140,7 @@ def tile_sets(block: BlockGraph) -> tuple[TileSet, ...]:
             sizes = powers(a.extent, MMA if a.name == last[-1] else 1) if a.name in last else (1,)
         else:
             sizes = (1,) if a.name in bindable(block) else (a.extent,)
-        if sizes == (1,) or (len(loops) > MAX_AXES and a.name not in bindable(block)):
+        if sizes == (1,) or (whole and a.name not in bindable(block)):
             found.append(TileSet(a.name, a.extent, 1, (1,) if sizes == (1,) else (_whole(a.extent),)))
             continue
         values, note = rule3(a.extent, sizes)
@@ -171,12 +170,11 @@ def _contracted(block: BlockGraph) -> dict[str, bool]:
 def expressions(block: BlockGraph) -> tuple[tuple[TilingExpr, ...], str]:
     """The sub-tiling expressions that rules 1 and 2 leave, and a note where they were not enumerated.
 
-    Beyond :data:`search.expressions.MAX_AXES` loops only axes bound to blockIdx are tiled; all others are whole.
+    Where :func:`search.expressions.too_deep` says why not, only axes bound to blockIdx are tiled; all others are whole.
     """
-    try:
-        return rule2(block, rule1(block, tiling_expressions(block))), ""
-    except UnsupportedError as e:
-        return (TilingExpr(),), f"{e.message}; only axes bound to blockIdx are tiled"
+    if why := too_deep(block):
+        return (TilingExpr(),), f"{why}; only axes bound to blockIdx are tiled"
+    return rule2(block, rule1(block, tiling_expressions(block))), ""
 
 
 def distinct(block: BlockGraph, exprs: Sequence[TilingExpr]) -> tuple[TilingExpr, ...]:
@@ -212,12 +210,12 @@ def funnel(block: BlockGraph, device: Device) -> Funnel:
     sets = tile_sets(block)
     every, listed = math.prod(t.total for t in sets), math.prod(len(t.values) for t in sets)
     notes = [t.note for t in sets if t.note]
-    try:
+    if why := too_deep(block):
+        start = first = (TilingExpr(),)
+        notes.append(f"{why}; only axes bound to blockIdx are tiled")
+    else:
         start = tiling_expressions(block)
         first = rule1(block, start)
-    except UnsupportedError as e:
-        start = first = (TilingExpr(),)
-        notes.append(f"{e.message}; only axes bound to blockIdx are tiled")
     left = rule2(block, first)
     legal = sum(
         int(evaluate(features(block, e, grid, _least_splits(block)), lambda f: fits(f, device.smem_per_block)).sum())
