@@ -247,6 +247,12 @@ class CompiledProgram:
         artifacts = [next(made) if isinstance(k, BlockGraph) else None for k in self.graph.kernels] if self.artifacts else None
         return Executable(self.graph, self.schedule, device=self.device, artifacts=artifacts, constants=self._constants())
 
+    @cached_property
+    def _direct(self) -> bool:
+        """Whether arguments go to the executable as they are."""
+        run = self._executable
+        return run.inputs == self.inputs and run.outputs == self.outputs and not self.capture
+
     def _constants(self) -> dict[str, Any]:
         import torch
 
@@ -260,7 +266,7 @@ class CompiledProgram:
 
     def __call__(self, *inputs: Any, out: Any = None, **named: Any) -> Any:
         run = self._executable
-        if not named and run.inputs == self.inputs and run.outputs == self.outputs and not self.capture:
+        if self._direct and not named:
             return run(*inputs, out=out)
         values = self._named(inputs, named)
         if self.capture and run.device.type == "cuda":

@@ -28,18 +28,21 @@ def held_by_libraries(plan: Plan) -> frozenset[str]:
 
 
 def launches(
-    plan: Plan, kernels: Sequence[Loaded], table: Mapping[str, Any], late: Mapping[str, Any] | None = None
+    plan: Plan,
+    kernels: Sequence[Loaded],
+    table: Mapping[str, Any],
+    held: frozenset[str] = frozenset(),
+    late: Mapping[str, Any] | None = None,
 ) -> list[Launch]:
-    """A launch for each launched kernel of the plan, over the tensors of ``table``. Library kernels look up in ``late``, at every
-    call, what is in :func:`held_by_libraries`: then nothing here keeps such a tensor alive."""
-    held = held_by_libraries(plan) if late is not None else frozenset[str]()
+    """A launch for each launched kernel of the plan, over the tensors of ``table``. Library kernels look the tensors ``held`` up
+    in ``late`` at every call: then nothing here keeps them alive."""
     found: list[Launch] = []
     for number, i in enumerate(plan.launched):
         kernel, loaded, source = plan.graph.kernels[i], kernels[i], plan.sources[i]
         if isinstance(kernel, LibraryKernel):
             used = {root_of(t, plan.views) for t in (*kernel.args, kernel.output)}
             if late is not None and used & held:
-                found.append(_deferred(plan, kernel, table, late))
+                found.append(_deferred(plan, kernel, {n: table[n] for n in used - held}, late))
             else:
                 found.append(_library(plan, kernel, table))
             continue
@@ -72,10 +75,7 @@ def _library(plan: Plan, kernel: LibraryKernel, table: Mapping[str, Any]) -> Lau
     return lambda _: call()
 
 
-def _deferred(plan: Plan, kernel: LibraryKernel, table: Mapping[str, Any], late: Mapping[str, Any]) -> Launch:
-    held = held_by_libraries(plan)
-    fixed = {n: x for n, x in table.items() if n not in held}
-
+def _deferred(plan: Plan, kernel: LibraryKernel, fixed: Mapping[str, Any], late: Mapping[str, Any]) -> Launch:
     def call(stream: int) -> None:
         _library(plan, kernel, {**fixed, **late})(stream)
 

@@ -26,6 +26,7 @@ from fuser.runtime.calls import TorchGpu
 from fuser.runtime.calls import in_turn
 from fuser.runtime.capture import Captured
 from fuser.runtime.capture import capture_calls
+from fuser.runtime.launch import InterpretedKernel
 from fuser.runtime.launch import interpreted
 from fuser.runtime.launch import load
 from fuser.runtime.plan import Plan
@@ -90,6 +91,7 @@ class Executable:
             raise UsageError(f"{self.name!r} has no input {unknown[0]!r}", f"inputs: {', '.join(self.plan.graph.inputs)}")
         self.constants = {n: accept(specs[n], x) for n, x in (constants or {}).items()}
         self._inputs = tuple(specs[n] for n in self.plan.graph.inputs if n not in self.constants)
+        self.inputs, self.outputs = tuple(s.name for s in self._inputs), tuple(s.name for s in self._outputs)
         self._ends = (*self._inputs, *self._outputs)
         self._held = held_by_libraries(self.plan) - set(self.constants)
         gpu = self.device.type == "cuda"
@@ -99,7 +101,7 @@ class Executable:
         self._tensor = torch.Tensor
         self._lock = threading.Lock()
         self._packed: dict[tuple[int, ...], _Packed] = {}
-        self._last, self._last_handle = None, -1
+        self._last, self._last_handle = None, -1 if gpu else self._current()
 
     def _load(self, artifacts: Sequence[KernelArtifact | None] | None) -> list[Loaded]:
         import torch
@@ -125,16 +127,6 @@ class Executable:
         raw = self.workspace[offset : offset + tensor.nbytes]
         return raw.view(getattr(torch, tensor.dtype)).reshape(tensor.shape)
 
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """Names of the arguments, in order."""
-        return tuple(s.name for s in self._inputs)
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        """Names of the results, in order."""
-        return tuple(s.name for s in self._outputs)
-
     # -- tensors ------------------------------------------------------------------------------------------------------------
 
     def empty_outputs(self) -> dict[str, Any]:
@@ -156,7 +148,7 @@ class Executable:
         if outputs is None:
             return tuple(inputs[n] for n in self.inputs), self._empty()
         if set(outputs) != set(self.outputs):
-            raise UsageError(f"{self.name!r} writes {', '.join(self.outputs)}; not {', '.join(outputs) or 'nothing'}")
+            raise UsageError(f"{self.name!r} writes {', '.join(self.outputs)}, not {', '.join(outputs) or 'nothing'}")
         return tuple(inputs[n] for n in self.inputs), tuple(outputs[n] for n in self.outputs)
 
     def _checked(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> dict[str, Any]:
@@ -168,7 +160,7 @@ class Executable:
 
     def _bind(self, values: Mapping[str, Any], late: dict[str, Any] | None = None) -> Callable[[], None]:
         table = {**self.intermediates, **self.constants, **values}
-        made = launches(self.plan, self.kernels, table, late)
+        made = launches(self.plan, self.kernels, table, self._held, late)
         if self._lanes is not None:
             return self._lanes.call(made, [self.plan.sources[i] is None for i in self.plan.launched])
         return in_turn(made, self._current)
@@ -204,7 +196,7 @@ class Executable:
         return dict(zip(self.outputs, found, strict=True))
 
     def _run(self, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
-        if self._several or self.device.type != "cuda":
+        if self._several:
             with self._here():
                 self._run_here(inputs, outputs)
         else:
@@ -234,8 +226,8 @@ class Executable:
         late: dict[str, Any] | None = {} if self._held else None
         values = {s.name: x for s, x in zip(self._ends, tensors, strict=True)}
         packed = _Packed(self._bind(values, late), late)
-        if self.device.type != "cuda":
-            return packed  # the interpreter's calls hold their tensors
+        if any(isinstance(k, InterpretedKernel) for k in self.kernels):
+            return packed  # which holds the tensors of its call
         if len(self._packed) >= REMEMBERED:
             del self._packed[next(iter(self._packed))]
         self._packed[key] = packed
@@ -245,7 +237,7 @@ class Executable:
         """This stream is not that of the last call: it waits for it, since both calls use the workspace."""
         import torch
 
-        if self.device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+        if torch.cuda.is_current_stream_capturing():
             return
         stream = torch.cuda.current_stream(self.device)
         if self._last is not None and self.plan.bytes:

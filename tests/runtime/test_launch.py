@@ -7,7 +7,7 @@ import pytest
 from fuser.errors import EnvironmentError_
 from fuser.errors import FuserError
 from fuser.errors import NoValidKernelError
-from fuser.runtime.launch import CudaError
+from fuser.runtime.cuda_driver import CudaError
 from fuser.runtime.launch import InterpretedKernel
 from fuser.runtime.launch import LoadedKernel
 from fuser.runtime.launch import interpreted

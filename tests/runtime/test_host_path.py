@@ -1,0 +1,288 @@
+"""What a call does on the host, with a driver that only writes launches down: addresses, what is remembered, what is allocated,
+what waits for what."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fuser.errors import UsageError
+from fuser.ir.mugraph import KernelGraph
+from fuser.ir.mugraph import LibraryKernel
+from fuser.ir.schedule import Schedule
+from fuser.runtime import launch
+from fuser.runtime.calls import Lanes
+from fuser.runtime.calls import Launch
+from fuser.runtime.graph_executor import REMEMBERED
+from fuser.runtime.streams import Access
+from fuser.runtime.streams import streams_of
+from search.structures import structures
+from tests.runtime.kernels import FakeDriver
+from tests.runtime.kernels import OnFakeDriver
+from tests.runtime.kernels import chain
+from tests.runtime.kernels import schedule_of
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
+    fake = FakeDriver()
+    monkeypatch.setattr(launch, "driver", lambda: fake)
+    monkeypatch.setattr(OnFakeDriver, "fake", fake, raising=False)
+    return fake
+
+
+def two_kernels() -> KernelGraph:
+    return next(g for g in structures(chain()) if len(g.kernels) == 2 and not any(b.splits for b in g.blocks))
+
+
+def library_first() -> KernelGraph:
+    """A B by the library, the rest generated."""
+    graph = two_kernels()
+    (name,) = graph.intermediates
+    return replace(graph, kernels=(LibraryKernel("gemm", "matmul", ("A", "B"), name), graph.kernels[1]))
+
+
+def made(graph: KernelGraph, **options: str) -> OnFakeDriver:
+    schedule = schedule_of(graph, **options) if len(graph.blocks) == len(graph.kernels) else None
+    if schedule is None:
+        schedule = Schedule(schedule_of(two_kernels()).kernels[1:])
+    return OnFakeDriver(graph, schedule, device="cpu")
+
+
+def tensors() -> list[torch.Tensor]:
+    return [torch.zeros(s, dtype=torch.float16) for s in ((48, 32), (32, 40), (40, 16))]
+
+
+def result() -> torch.Tensor:
+    return torch.empty(48, 16, dtype=torch.float16)
+
+
+@contextmanager
+def operators() -> Iterator[list[str]]:
+    """Names of all torch operators that are called."""
+    names: list[str] = []
+
+    class Log(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            names.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    with Log():
+        yield names
+
+
+def test_kernels_get_the_addresses_of_their_tensors(driver: FakeDriver) -> None:
+    exe = made(two_kernels())
+    a, b, d = tensors()
+    out = exe(a, b, d)
+    (first, second) = driver.launches
+    between = exe.intermediates[exe.plan.graph.intermediates[0]].data_ptr()
+    assert first == (100, 0, (a.data_ptr(), b.data_ptr(), between), False)
+    assert set(second[2]) == {between, d.data_ptr(), out.data_ptr()}
+    assert exe.workspace.data_ptr() <= between < exe.workspace.data_ptr() + exe.plan.bytes
+
+
+def test_a_call_on_the_same_tensors_only_launches(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    exe = made(two_kernels())
+    a, b, d = tensors()
+    out = result()
+    assert exe(a, b, d, out=out) is out
+    monkeypatch.setattr(launch.LoadedKernel, "bind", None)
+    with operators() as called:
+        exe(a, b, d, out=out)
+        exe.run({"A": a, "B": b, "D": d}, {"E": out})
+    assert called == []
+    assert len(driver.launches) == 6
+
+
+def test_few_addresses_are_remembered(driver: FakeDriver) -> None:
+    exe = made(two_kernels())
+    a, b, d = tensors()
+    outs = [result() for _ in range(REMEMBERED + 5)]
+    for out in (*outs, outs[0]):
+        exe(a, b, d, out=out)
+        assert driver.launches[-1][2][-1] == out.data_ptr()
+    assert len(exe._packed) == REMEMBERED
+
+
+@pytest.mark.parametrize("graph", [two_kernels, library_first])
+def test_a_remembered_call_keeps_no_tensor_alive(graph: Any, driver: FakeDriver) -> None:
+    exe = made(graph())
+    given = tensors()
+    watched = [weakref.ref(t) for t in (*given, exe(*given))]
+    del given
+    gc.collect()
+    assert [w() for w in watched] == [None] * 4
+    assert len(exe._packed) == 1
+
+
+def test_library_kernels_write_their_slot_and_allocate_nothing(driver: FakeDriver) -> None:
+    exe = made(library_first())
+    a, b, d = tensors()
+    a.normal_()
+    b.normal_()
+    out = result()
+    exe(a, b, d, out=out)
+    between = exe.intermediates[exe.plan.graph.intermediates[0]]
+    torch.testing.assert_close(between, a @ b)
+    with operators() as called:
+        exe(a, b, d, out=out)
+    assert set(called) - {"aten.as_strided.default", "aten.view.default", "aten.expand.default"} == {"aten.mm.out"}
+    assert exe.plan.scratch == ()
+
+
+def test_the_first_kernel_and_what_follows_a_library_never_overlap_others(driver: FakeDriver) -> None:
+    made(two_kernels(), pdl="early")(*tensors())
+    assert [dependent for *_, dependent in driver.launches] == [False, True]
+    driver.launches.clear()
+    graph = library_first()
+    exe = OnFakeDriver(graph, Schedule(schedule_of(two_kernels(), pdl="early").kernels[1:]), device="cpu")
+    exe(*tensors())
+    assert [dependent for *_, dependent in driver.launches] == [False]
+
+
+def test_a_library_kernel_may_have_a_constant_operand(driver: FakeDriver) -> None:
+    a, b, d = tensors()
+    a.normal_()
+    b.normal_()
+    exe = OnFakeDriver(library_first(), Schedule(schedule_of(two_kernels()).kernels[1:]), device="cpu", constants={"B": b})
+    for _ in range(2):
+        exe(a, d)
+        torch.testing.assert_close(exe.intermediates[exe.plan.graph.intermediates[0]], a @ b)
+        a.mul_(2.0)
+
+
+def test_constants_are_no_arguments(driver: FakeDriver) -> None:
+    graph = two_kernels()
+    a, b, d = tensors()
+    exe = OnFakeDriver(graph, schedule_of(graph), device="cpu", constants={"B": b})
+    assert exe.inputs == ("A", "D")
+    exe(a, d)
+    assert driver.launches[0][2][:2] == (a.data_ptr(), b.data_ptr())
+    with pytest.raises(UsageError, match="'B' is a constant of 'chain'"):
+        exe.run({"A": a, "B": b, "D": d})
+    with pytest.raises(UsageError, match="no input 'W'"):
+        OnFakeDriver(graph, schedule_of(graph), device="cpu", constants={"W": b})
+
+
+def test_copies_are_made_of_inputs_that_kernels_cannot_take(driver: FakeDriver) -> None:
+    exe = made(two_kernels())
+    a, b, _ = tensors()
+    across = a.t().contiguous().t()
+    shifted = torch.zeros(40 * 16 + 1, dtype=torch.float16)[1:].view(40, 16)
+    exe(across, b, shifted)
+    used = {p for _, _, addresses, _ in driver.launches for p in addresses}
+    assert across.data_ptr() not in used
+    assert shifted.data_ptr() not in used
+    assert b.data_ptr() in used
+
+
+def test_what_does_not_fit_is_refused(driver: FakeDriver) -> None:
+    exe = made(two_kernels())
+    a, b, d = tensors()
+    both = torch.zeros(48 * 48, dtype=torch.float16)
+    refusals: list[tuple[str, tuple[Any, ...], Any]] = [
+        (r"takes 3 inputs \(A, B, D\), got 2", (a, b), None),
+        (r"A must be A\[48, 32\]:float16, got \(48, 31\)", (a[:, :31], b, d), None),
+        (r"B must be B\[32, 40\]:float16, got \(32, 40\) torch.float32", (a, b.float(), d), None),
+        ("A is on meta, the kernels run on cpu", (a.to("meta"), b, d), None),
+        ("D is a list that torch cannot take", (a, b, d.tolist()), None),
+        ("A requires a gradient", (a.clone().requires_grad_(), b, d), None),
+        ("1 outputs, 2 were passed in", (a, b, d), (result(), result())),
+        (r"E must be E\[48, 16\]:float16, got \(16, 48\)", (a, b, d), result().t()),
+        ("the output E is not contiguous", (a, b, d), torch.empty(16, 48, dtype=torch.float16).t()),
+        ("does not start at a multiple of 16", (a, b, d), torch.empty(769, dtype=torch.float16)[1:].view(48, 16)),
+        ("the output E overlaps A", (both[: 48 * 32].view(48, 32), b, d), both[48 * 16 : 48 * 32].view(48, 16)),
+    ]
+    for said, inputs, out in refusals:
+        with pytest.raises(UsageError, match=said):
+            exe(*inputs, out=out)
+    with pytest.raises(UsageError, match="needs the inputs B, D"):
+        exe.run({"A": a})
+    with pytest.raises(UsageError, match="'C' is no input of 'chain'"):
+        exe.run({"A": a, "B": b, "D": d, "C": d})
+    with pytest.raises(UsageError, match="writes E, not F"):
+        exe.run({"A": a, "B": b, "D": d}, {"F": result()})
+    with pytest.raises(UsageError, match="needs a schedule"):
+        OnFakeDriver(two_kernels(), device="cpu")
+    assert driver.launches == []
+    with torch.no_grad():
+        exe(a.requires_grad_(), b, d)
+    assert len(driver.launches) == 2
+
+
+class Log:
+    """Streams and events that write down what is done with them."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.count = 0
+        self.now = "caller"
+
+    def current(self) -> Any:
+        return _Stream(self, "caller", 7)
+
+    def stream(self) -> Any:
+        self.count += 1
+        return _Stream(self, f"side{self.count}", 10 + self.count)
+
+    def event(self) -> Any:
+        return _Event(self)
+
+    @contextmanager
+    def on(self, stream: Any) -> Iterator[None]:
+        self.now = stream.name
+        yield
+        self.now = "caller"
+
+
+class _Event:
+    def __init__(self, log: Log) -> None:
+        self.log, self.number = log, 0
+
+    def record(self, stream: Any) -> None:
+        self.log.lines.append(f"{stream.name} records")
+        self.number = len(self.log.lines)
+
+
+class _Stream:
+    def __init__(self, log: Log, name: str, handle: int) -> None:
+        self.log, self.name, self.cuda_stream = log, name, handle
+
+    def wait_event(self, event: _Event) -> None:
+        assert event.number, "waits for an event that nothing recorded"
+        self.log.lines.append(f"{self.name} waits for {event.number}")
+
+
+def test_branches_are_launched_on_streams_of_their_own() -> None:
+    log = Log()
+    branches = tuple(Access(tuple(r), tuple(w)) for r, w in (("X", "A"), ("Y", "B"), ("A", "C"), ("BC", "D")))
+    streams = streams_of(branches)
+
+    def launch_of(k: int) -> Launch:
+        # a library kernel goes on the current stream, whatever handle it is given
+        return lambda handle: log.lines.append(f"kernel {k} on {log.now if k == 1 else handle}")
+
+    call = Lanes(streams, log).call([launch_of(k) for k in range(4)], [False, True, False, False])
+    want = [
+        "caller records",
+        "kernel 0 on 7",
+        "side1 waits for 1",
+        "kernel 1 on side1",
+        "side1 records",
+        "kernel 2 on 7",
+        "caller waits for 5",
+        "kernel 3 on 7",
+    ]
+    for _ in range(2):
+        log.lines.clear()
+        call()
+        assert log.lines == want

@@ -1,0 +1,190 @@
+"""Library kernels: every operator into a tensor of the plan, matmuls of any batch by views alone, views that cost nothing."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings
+from hypothesis import strategies as st
+
+from fuser.ir.mugraph import KernelGraph
+from fuser.ir.mugraph import LibraryKernel
+from fuser.ir.ops import OPS
+from fuser.ir.program import Tensor
+from fuser.ir.scalar import Extent
+from fuser.ir.scalar import Scalar
+from fuser.ir.schedule import Schedule
+from fuser.runtime.graph_executor import Executable
+from fuser.runtime.library import SCRATCH
+from fuser.runtime.library import bind_library
+from fuser.runtime.library import matmul_parts
+from fuser.runtime.plan import plan
+from fuser.runtime.torch_program import apply
+from tests.runtime.test_host_path import operators
+
+ATTRS: dict[str, dict[str, Any]] = {
+    "scale": {"scalar": 0.25},
+    "shift": {"scalar": 1.5},
+    "cast": {"dtype": "float16"},
+    "causal_mask": {"offset": 1},
+    "sum": {"axis": (1,), "keepdims": True},
+    "mean": {"axis": (0, 2)},
+    "max": {"axis": (-1,)},
+    "reshape": {"shape": (6, 4)},
+    "transpose": {"perm": (2, 0, 1)},
+    "broadcast": {"shape": (5, 2, 3, 4)},
+    "repeat": {"axis": 1, "times": 3},
+    "concat": {"axis": 1},
+    "slice": {"axis": 2, "start": 1, "stop": 3},
+    "softmax": {"axis": -1},
+    "attention": {"scale": 0.5, "causal": True},
+}
+OPERANDS = {"matmul": ((2, 3, 4), (2, 4, 5)), "concat": ((2, 3, 4), (2, 1, 4)), "rms_norm": ((2, 3, 4), (4,)),
+            "layer_norm": ((2, 3, 4), (4,), (4,)), "attention": ((2, 3, 4), (2, 3, 4), (2, 3, 4))}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(set(OPS) - {"opaque"}))
+def test_every_operator_writes_into_the_tensor_it_is_given(name: str) -> None:
+    torch.manual_seed(0)
+    shapes = OPERANDS.get(name, ((2, 3, 4),) * max(1, OPS[name].arity))
+    xs = [torch.rand(s) + 0.5 for s in shapes]
+    want = apply(name, xs, ATTRS.get(name, {}))
+    out = torch.full_like(want, math.nan, memory_format=torch.contiguous_format)
+    call = bind_library(name, ATTRS.get(name, {}), xs, out)
+    with operators() as called:
+        call()
+    torch.testing.assert_close(out, want)
+    assert (name in SCRATCH) == any(not n.endswith("out") and "copy_" not in n for n in called), called
+
+
+DIMS = st.integers(1, 4)
+
+
+@st.composite
+def products(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor]:
+    """Operands of a batched matmul: batches broadcast, with any strides."""
+    batch = draw(st.lists(DIMS, max_size=3))
+    m, k, n = draw(DIMS), draw(DIMS), draw(DIMS)
+    return tuple(draw(operand(batch, s)) for s in ((m, k), (k, n)))  # type: ignore[return-value]
+
+
+@st.composite
+def operand(draw: st.DrawFn, batch: list[int], matrix: tuple[int, int]) -> torch.Tensor:
+    own = [draw(st.sampled_from([n, 1])) for n in batch[draw(st.integers(0, len(batch))) :]]
+    shape = (*own, *matrix)
+    order = draw(st.permutations(range(len(shape))))
+    stored = torch.arange(1.0, 1 + math.prod(shape)).reshape([shape[i] for i in order])
+    return stored.permute([order.index(i) for i in range(len(shape))])
+
+
+@settings(deadline=None)
+@given(products())
+def test_matmuls_of_any_batch_are_products_of_views(made: tuple[torch.Tensor, torch.Tensor]) -> None:
+    a, b = made
+    want = torch.matmul(a, b)
+    out = torch.full(want.shape, math.nan)
+    with operators() as called:
+        bind_library("matmul", {}, [a, b], out)()
+    torch.testing.assert_close(out, want)
+    views = {"aten.as_strided.default", "aten.expand.default", "aten.view.default", "aten.select.int", "aten.alias.default"}
+    assert set(called) - views <= {"aten.mm.out", "aten.bmm.out"}
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "calls"),
+    [((8, 16, 32), (32, 4), 1), ((8, 2, 16, 32), (8, 2, 32, 4), 1), ((16, 32), (8, 32, 4), 1), ((2, 4, 1, 8), (2, 1, 8, 6), 2)],
+)
+def test_common_matmuls_are_few_calls(left: tuple[int, ...], right: tuple[int, ...], calls: int) -> None:
+    a, b = torch.zeros(left), torch.zeros(right)
+    parts = matmul_parts(a, b, torch.zeros(torch.matmul(a, b).shape))
+    assert len(parts) == calls
+    assert (parts[0][2].dim() == 2) == (len(right) == 2)
+
+
+def graph_of(*kernels: LibraryKernel, outputs: tuple[str, ...], **shapes: tuple[int, ...]) -> KernelGraph:
+    tensors = tuple(Tensor(n, s, "float32") for n, s in shapes.items())
+    return KernelGraph("g", tuple(n for n in shapes if n not in outputs), kernels, outputs, tensors).validate()
+
+
+def test_views_are_no_kernels() -> None:
+    """(X Wᵀ) with heads split and swapped, times its transpose: views of an input and of a result."""
+    graph = graph_of(
+        LibraryKernel("wt", "transpose", ("W",), "Wt", (("perm", (1, 0)),)),
+        LibraryKernel("p", "matmul", ("X", "Wt"), "P"),
+        LibraryKernel("h", "reshape", ("P",), "H", (("shape", (6, 2, 4)),)),
+        LibraryKernel("t", "transpose", ("H",), "T", (("perm", (1, 0, 2)),)),
+        LibraryKernel("u", "transpose", ("H",), "U", (("perm", (1, 2, 0)),)),
+        LibraryKernel("s", "matmul", ("T", "U"), "S"),
+        outputs=("S",),
+        X=(6, 5),
+        W=(8, 5),
+        S=(2, 6, 6),
+    )
+    found = plan(graph, Schedule(()))
+    assert [graph.kernels[i].name for i in found.launched] == ["p", "s"]
+    assert [s.tensor.name for s in found.slots] == ["P"]
+    x, w = torch.rand(6, 5), torch.rand(8, 5)
+    heads = (x @ w.T).reshape(6, 2, 4).permute(1, 0, 2)
+    exe = Executable(found, device="cpu")
+    out = torch.empty(2, 6, 6)
+    torch.testing.assert_close(exe(x, w, out=out), heads @ heads.transpose(1, 2))
+    with operators() as called:
+        exe(x, w, out=out)
+    assert {n for n in called if n.endswith(".out")} == {"aten.mm.out", "aten.bmm.out"}
+    assert not [n for n in called if "empty" in n or "clone" in n or "copy" in n]
+
+
+def test_a_reshape_of_a_strided_view_is_a_copy_into_a_slot() -> None:
+    graph = graph_of(
+        LibraryKernel("t", "transpose", ("X",), "T", (("perm", (1, 0)),)),
+        LibraryKernel("r", "reshape", ("T",), "R", (("shape", (2, 12)),)),
+        LibraryKernel("n", "neg", ("R",), "Y"),
+        outputs=("Y",),
+        X=(6, 4),
+        Y=(2, 12),
+    )
+    found = plan(graph, Schedule(()))
+    assert [graph.kernels[i].name for i in found.launched] == ["r", "n"]
+    x = torch.rand(6, 4)
+    torch.testing.assert_close(Executable(found, device="cpu")(x), -x.T.reshape(2, 12))
+
+
+def test_a_slot_lives_as_long_as_the_views_of_it() -> None:
+    graph = graph_of(
+        LibraryKernel("a", "neg", ("X",), "A"),
+        LibraryKernel("v", "transpose", ("A",), "V", (("perm", (1, 0)),)),
+        LibraryKernel("b", "exp", ("X",), "B"),
+        LibraryKernel("c", "square", ("B",), "C"),
+        LibraryKernel("m", "matmul", ("C", "V"), "Y"),
+        outputs=("Y",),
+        X=(4, 6),
+        Y=(4, 4),
+    )
+    x = torch.rand(4, 6)
+    exe = Executable(plan(graph, Schedule(())), device="cpu")
+    torch.testing.assert_close(exe(x), torch.exp(x) ** 2 @ -x.T)
+
+
+def test_constants_follow_the_sizes_of_the_graph() -> None:
+    root = Scalar.power(Extent("X", 1), -1)
+    graph = graph_of(LibraryKernel("s", "scale", ("X",), "Y", (("scalar", root),)), outputs=("Y",), X=(2, 8), Y=(2, 8))
+    x = torch.rand(2, 8)
+    torch.testing.assert_close(Executable(graph, Schedule(()), device="cpu")(x), x / 8)
+
+
+def test_several_outputs_by_name_and_in_order() -> None:
+    graph = graph_of(
+        LibraryKernel("n", "neg", ("X",), "N"), LibraryKernel("e", "exp", ("N",), "E"), outputs=("E", "N"), X=(3,), E=(3,), N=(3,)
+    )
+    exe = Executable(graph, Schedule(()), device="cpu")
+    x = torch.rand(3)
+    e, n = exe(x)
+    torch.testing.assert_close(n, -x)
+    torch.testing.assert_close(e, torch.exp(-x))
+    mine = (torch.empty(3), torch.empty(3))
+    assert exe(x, out=mine)[0] is mine[0]
+    assert set(exe.run({"X": x})) == {"E", "N"}
