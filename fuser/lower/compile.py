@@ -10,8 +10,10 @@ import math
 import os
 import sys
 from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import asdict
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,12 +23,14 @@ from fuser.errors import NoValidKernelError
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.schedule import Schedule
 from fuser.lower.cubin import resources
+from fuser.lower.descriptors import Descriptor
+from fuser.lower.descriptors import with_metadata
+from fuser.lower.interpreter import host_arguments
+from fuser.lower.interpreter import prepare
 from fuser.lower.triton_source import KernelSource
 from fuser.lower.triton_source import generate_graph
 
 POINTER = {"float16": "*fp16", "bfloat16": "*bf16", "float32": "*fp32", "bool": "*i1", "int32": "*i32", "int64": "*i64"}
-
-DEPENDENT_LAUNCH = frozenset({"gdc_wait", "gdc_launch_dependents"})
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,8 @@ class KernelArtifact:
     ``name`` is the PTX entry; ``args`` are its pointers in order (two scratch pointers that are always NULL follow). ``grid``
     counts blocks, ``num_warps`` warps a block; ``shared_bytes`` is dynamic shared memory a block; ``registers`` are 32-bit
     registers a thread and ``spills`` bytes of local memory a thread, -1 where the assembler did not say. ``pdl``: the kernel may
-    be launched before the one in front of it has ended (programmatic dependent launch).
+    be launched before the one in front of it has ended (programmatic dependent launch). ``descriptors``: arguments that are
+    tensor descriptors and not pointers; a launcher that knows pointers alone cannot start such a kernel.
     """
 
     name: str
@@ -63,6 +68,12 @@ class KernelArtifact:
     spills: int = -1
     compiler: str = ""
     pdl: bool = False
+    descriptors: tuple[Descriptor, ...] = ()
+
+    @cached_property
+    def described(self) -> dict[str, Descriptor]:
+        """The descriptors by tensor."""
+        return {d.tensor: d for d in self.descriptors}
 
     def manifest(self) -> dict[str, Any]:
         """Everything but the texts, for reports."""
@@ -98,13 +109,8 @@ def load_source(source: KernelSource, folder: Path | None = None) -> ModuleType:
     sys.modules[name] = module
     spec.loader.exec_module(module)
     if _triton().knobs.runtime.interpret:
-        for name in DEPENDENT_LAUNCH & vars(module).keys():  # inline assembly; the interpreter runs one kernel after another
-            setattr(module, name, _nothing)
+        prepare(module)
     return module
-
-
-def _nothing() -> None:
-    """What waiting for earlier kernels is where kernels never overlap."""
 
 
 def _triton() -> Any:
@@ -147,9 +153,11 @@ def compile_kernel(source: KernelSource, arch: int, folder: Path | None = None) 
         )
     with _not_interpreted():
         fn = getattr(load_source(source, folder), source.name)
-        signature = {name: POINTER[d] for name, d in zip(fn.arg_names, source.dtypes, strict=True)}
+        signature = {
+            name: _type(source.described.get(t), d) for name, t, d in zip(fn.arg_names, source.args, source.dtypes, strict=True)
+        }
         # without the divisibility hint loads are narrow and cp.async vanishes
-        attrs = {(i,): [["tt.divisibility", 16]] for i in range(len(signature))}
+        attrs = {(i,): [["tt.divisibility", 16]] for i, t in enumerate(source.args) if t not in source.described}
         options = {"num_warps": source.num_warps, "num_stages": source.num_stages, "enable_fp_fusion": True}
         try:
             kernel = triton.compile(
@@ -164,6 +172,11 @@ def compile_kernel(source: KernelSource, arch: int, folder: Path | None = None) 
     meta = kernel.metadata
     if meta.num_ctas != 1 or meta.global_scratch_size or meta.profile_scratch_size:
         raise NoValidKernelError(f"{source.name} needs scratch memory or clusters, which an embedded kernel cannot have")
+    if source.specialize and meta.num_warps == source.num_warps:
+        raise NoValidKernelError(
+            f"Triton gives the {source.num_warps} warps of {source.name} the same work on sm_{arch}",
+            "leave out specialize; on sm_90 it needs 4 warps",
+        )
     return KernelArtifact(
         kernel.metadata.name,
         source.text,
@@ -179,7 +192,20 @@ def compile_kernel(source: KernelSource, arch: int, folder: Path | None = None) 
         *resources(kernel.asm["cubin"]),
         compiler=f"triton {triton.__version__}",
         pdl=source.pdl,
+        descriptors=_encoded(source, fn.arg_names, kernel) if source.descriptors else (),
     )
+
+
+def _encoded(source: KernelSource, names: Sequence[str], kernel: Any) -> tuple[Descriptor, ...]:
+    mine = [n for n, t in zip(names, source.args, strict=True) if t in source.described]
+    return with_metadata(source.descriptors, kernel.metadata.tensordesc_meta, kernel.asm["ttgir"], mine)
+
+
+def _type(descriptor: Descriptor | None, dtype: str) -> str:
+    """Triton's name of the type of an argument."""
+    if descriptor is None:
+        return POINTER[dtype]
+    return f"tensordesc<{POINTER[dtype][1:]}[{', '.join(map(str, descriptor.box))}]>"
 
 
 def compile_graph(graph: KernelGraph, schedule: Schedule, arch: int, folder: Path | None = None) -> tuple[KernelArtifact, ...]:
@@ -221,5 +247,5 @@ def interpret_source(source: KernelSource, inputs: dict[str, Any]) -> dict[str, 
             tensors.append(torch.full(shape, math.nan, dtype=getattr(torch, dtype)))
         else:
             tensors.append(torch.tensor(inputs[name]).to(getattr(torch, dtype)).reshape(shape).contiguous())
-    getattr(module, source.name)[(source.grid,)](*tensors)
+    getattr(module, source.name)[(source.grid,)](*host_arguments(source, tensors))
     return {n: t.float().numpy() for n, t in zip(source.args, tensors, strict=True) if n in source.outputs}

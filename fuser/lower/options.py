@@ -27,7 +27,7 @@ class Option:
     per_tensor: bool = False
 
     def allows(self, value: Any) -> bool:
-        return isinstance(value, self.kind) and (not self.values or value in self.values)
+        return type(value) is self.kind and (not self.values or value in self.values)
 
 
 OPTIONS: dict[str, Option] = {
@@ -44,6 +44,12 @@ OPTIONS: dict[str, Option] = {
             "start before the kernel in front has ended: when all its blocks have started (early) or are about to store (late)",
             ("early", "late"),
             90,
+        ),
+        Option("tma", bool, "move a tensor's tiles by the host's tensor descriptor, not by pointers", (), 90, per_tensor=True),
+        Option("persistent", int, "so many programs, each of which computes one place of the grid after another"),
+        Option("flatten", bool, "of a persistent kernel: the pipeline of one place's loop goes on into the next place's"),
+        Option(
+            "specialize", bool, "some warps load by descriptors, others multiply: in the innermost loop or persistent one", (), 90
         ),
     )
 }

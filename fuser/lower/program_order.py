@@ -40,3 +40,9 @@ def decode(counters: Sequence[tuple[str, int]], group: int = 0) -> Iterator[str]
         number += 1
         yield f"pid_{number} = {pid} // {size}"
         pid = f"pid_{number}"
+
+
+def persistent_loop(places: int, programs: int, flatten: bool, specialize: bool) -> str:
+    """The loop of a persistent kernel over the places of its grid; ``pid`` counts them."""
+    options = (", flatten=True" if flatten else "") + (", warp_specialize=True" if specialize else "")
+    return f"for pid in tl.range(tl.program_id(0), {places}, {programs}{options}):"

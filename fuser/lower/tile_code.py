@@ -7,9 +7,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
+from typing import TYPE_CHECKING
 
 from fuser.ir.fuse import identifier
 from fuser.ir.mugraph import BlockGraph
@@ -25,6 +27,9 @@ from fuser.lower.algebra import guarded
 from fuser.lower.pieces import MMA
 from fuser.lower.pieces import Piece
 from fuser.lower.pieces import pieces_of
+
+if TYPE_CHECKING:
+    from fuser.lower.descriptors import Descriptor
 
 Combo = tuple[Piece, ...]
 
@@ -64,6 +69,7 @@ class TileCode:
         self.ids: dict[str, str] = {}
         self.fp32: dict[str, str] = {}
         self.imports: set[str] = set()  # names of triton.language.extra.cuda that the source uses
+        self.described: Mapping[str, Descriptor] = {}  # tensors that are moved by descriptors
         pad = bool(schedule.knob.get("pad", False))
         dots = {a for s in block.computes if self.is_dot(s) for v in s.args for a in block.by_value[v].axes}
         self.pieces: dict[str, tuple[Piece, ...]] = {}
@@ -98,8 +104,8 @@ class TileCode:
         return self.ids[text]
 
     def argument(self, tensor: str) -> str:
-        """Name of the pointer to a device tensor."""
-        return self.ident(f"{tensor}_ptr")
+        """Name of the pointer to a device tensor, or of its descriptor."""
+        return self.ident(f"{tensor}_{'desc' if tensor in self.described else 'ptr'}")
 
     def suffix(self, layout: Sequence[str], combo: Combo) -> str:
         text = ""

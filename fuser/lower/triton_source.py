@@ -12,6 +12,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from fuser.errors import NoValidKernelError
 from fuser.errors import UnsupportedError
@@ -29,12 +30,15 @@ from fuser.ir.tiling import Loop
 from fuser.ir.tiling import Node
 from fuser.ir.tiling import place
 from fuser.lower.algebra import guarded
-from fuser.lower.dependent_launch import divide
-from fuser.lower.dependent_launch import statements
+from fuser.lower.descriptors import Descriptor
+from fuser.lower.descriptors import described
+from fuser.lower.descriptors import load_text
+from fuser.lower.descriptors import store_text
 from fuser.lower.fold_code import TRITON_DTYPE
-from fuser.lower.fold_code import FoldCode
+from fuser.lower.frame_code import Chain
+from fuser.lower.frame_code import FrameCode
 from fuser.lower.options import check_options
-from fuser.lower.program_order import decode
+from fuser.lower.program_order import persistent_loop
 from fuser.lower.tile_code import Combo
 from fuser.lower.tile_code import Value
 
@@ -46,7 +50,8 @@ MAX_BLOCKS = 64
 class KernelSource:
     """Generated source of one kernel: ``args`` are device tensors in order (inputs, then outputs), ``grid`` the number of
     blocks. ``pdl``: it waits by itself for the kernel in front, and may be launched before that has ended. ``capability`` is
-    the least that its options need (90 for sm_90).
+    the least that its options need (90 for sm_90). ``descriptors``: arguments that are tensor descriptors and not
+    pointers, in order. ``specialize``: the compiler is to give its warps different work.
     """
 
     name: str
@@ -60,6 +65,13 @@ class KernelSource:
     num_stages: int
     pdl: bool = False
     capability: int = 80
+    descriptors: tuple[Descriptor, ...] = ()
+    specialize: bool = False
+
+    @cached_property
+    def described(self) -> dict[str, Descriptor]:
+        """The descriptors by tensor."""
+        return {d.tensor: d for d in self.descriptors}
 
 
 def generate_graph(graph: KernelGraph, schedule: Schedule) -> tuple[KernelSource, ...]:
@@ -83,16 +95,6 @@ def generate_graph(graph: KernelGraph, schedule: Schedule) -> tuple[KernelSource
     return tuple(found)
 
 
-@dataclass(frozen=True)
-class Chain:
-    """A kernel among others: the tensors that ``earlier`` kernels write, whether it ``waits`` for the one in front of it by
-    itself, and when the ``next`` one may start (that one's option ``pdl``; empty if it is launched normally)."""
-
-    earlier: frozenset[str] = frozenset()
-    waits: bool = False
-    next: str = ""
-
-
 def generate(
     block: BlockGraph,
     schedule: KernelSchedule,
@@ -111,7 +113,7 @@ def generate(
     return generator.run(name or f"{block.name}_kernel", chain or Chain())
 
 
-class _Generator(FoldCode):
+class _Generator(FrameCode):
     """Control flow, loads, element-wise operators and stores."""
 
     def run(self, kernel: str, chain: Chain) -> KernelSource:
@@ -128,10 +130,17 @@ class _Generator(FoldCode):
             )
         tensors = list(dict.fromkeys((*self.block.inputs, *self.block.outputs)))
         capability = check_options(self.schedule.knob, tensors, self.block.name)
+        self.described = described(self)
+        specialize = self.check_specialized()
         names = [self.argument(t) for t in tensors]
         for a in self.plans:
             self.ident("i_" + a)
-        name = identifier(kernel)
+        name, waits = identifier(kernel), chain.waits
+        grid = math.prod(p.grid for p in self.plans.values() if not p.split)  # a split axis shares its counter
+        if programs := self.persistent(grid):
+            chain = self.wait_once(chain)
+            self.emit(persistent_loop(grid, programs, bool(self.schedule.knob.get("flatten", False)), specialize))
+            self.depth += 1
         self.grid()
         for axis in self.plans:
             if axis not in self.looped() and self.used(axis):
@@ -141,7 +150,6 @@ class _Generator(FoldCode):
         for t in tensors:
             if access[t].dtype not in TRITON_DTYPE:
                 raise UnsupportedError(f"tensor {t!r} has dtype {access[t].dtype!r}, which generated kernels cannot hold")
-        grid = math.prod(p.grid for p in self.plans.values() if not p.split)  # a split axis shares its counter
         header = [f"# {line}" for line in f"{self.block}\nschedule {self.schedule}\nloops {self.tree}".splitlines()]
         text = "\n".join(
             [
@@ -164,60 +172,14 @@ class _Generator(FoldCode):
             tuple(access[t].dtype for t in tensors),
             shapes,
             self.block.outputs,
-            grid,
+            programs or grid,
             self.schedule.num_warps,
             self.schedule.num_stages,
-            chain.waits,
+            waits,
             capability,
+            tuple(self.described[t] for t in tensors if t in self.described),
+            specialize,
         )
-
-    def dependent_body(self, chain: Chain) -> None:
-        """The whole body, with what programmatic dependent launch needs in it."""
-        if chain.next:
-            self.imports.add("gdc_launch_dependents")
-        if chain.next == "early":
-            self.emit("gdc_launch_dependents()")
-        early, late = divide(self.tree.body, chain.earlier) if chain.waits else ((), self.tree.body)
-        self.body(early)
-        if chain.waits:
-            self.imports.add("gdc_wait")
-            self.emit("gdc_wait()")
-        store = next(i for i, n in enumerate(late) if any(isinstance(s, Stmt) and s.kind == "store" for s in statements(n)))
-        self.body(late[:store])
-        if chain.next == "late":
-            self.emit("gdc_launch_dependents()")
-        self.body(late[store:])
-
-    def used(self, axis: str) -> bool:
-        return any(axis in s.axes for s in self.block.stmts if s.access or op_def(s.op).indexed) or any(
-            self.mask(axis, p) for p in self.pieces[axis]
-        )
-
-    def looped(self) -> set[str]:
-        """Axes whose indices change inside a loop that is not unrolled."""
-        found: set[str] = set()
-
-        def visit(nodes: Sequence[Node]) -> None:
-            for n in nodes:
-                if isinstance(n, Loop):
-                    if not n.unrolled:
-                        found.add(n.axis)
-                    visit(n.body)
-
-        visit(self.tree.body)
-        return found
-
-    def grid(self) -> None:
-        """Decode the block's number; the last divided axis varies fastest, unless the option ``grid_order`` says otherwise."""
-        divided = [a for a, p in self.plans.items() if p.grid > 1]
-        wanted = [a for a in str(self.schedule.knob.get("grid_order", "")).split(".") if a in divided]
-        order = wanted + [a for a in divided if a not in wanted]
-        counters = {a: self.split_counter(a) for a in order}
-        sizes = {counters[a]: self.plans[a].grid for a in order}
-        if sizes:
-            self.emit("pid = tl.program_id(0)")
-            for line in decode(list(sizes.items()), int(self.schedule.knob.get("group", 0))):
-                self.emit(line)
 
     def body(self, nodes: Sequence[Node]) -> None:
         for node in nodes:
@@ -243,11 +205,14 @@ class _Generator(FoldCode):
             self.active[node.axis] = outer
             return
         saved = dict(self.values)
-        self.emit(f"for t_{self.ident('i_' + node.axis)} in range({node.trips}):")
+        special = self.schedule.knob.get("specialize") and "persistent" not in self.schedule.knob and self.multiplies(node)
+        trips = f"tl.range(0, {node.trips}, warp_specialize=True)" if special else f"range({node.trips})"
+        self.emit(f"for t_{self.ident('i_' + node.axis)} in {trips}:")
         self.depth += 1
         self.loops.append(node.axis)
         self.around.append(self.accumulated(node))
-        self.emit_indices(node.axis)
+        if self.used(node.axis):
+            self.emit_indices(node.axis)
         self.body(node.body)
         self.loops.pop()
         self.around.pop()
@@ -259,19 +224,24 @@ class _Generator(FoldCode):
     def load(self, stmt: Stmt) -> None:
         access = stmt.access
         assert access is not None
-        layout = self.natural(stmt)
+        by_tma = self.described.get(access.source)
+        layout = tuple(a for a in by_tma.axes if self.plans[a].tile > 1) if by_tma else self.natural(stmt)
         value = self.values.setdefault(stmt.value, Value(layout, dtype=stmt.dtype))
         value.fill = dict.fromkeys(stmt.axes, "zero")  # an earlier trip of an unrolled loop may have set something else
         for combo in self.combos(stmt.axes):
             key = self.key(stmt.axes, combo, layout)
             name = self.var(stmt.value, layout, key)
+            self.fp32.pop(name, None)
+            value.names[key] = name
+            if by_tma:
+                text = load_text(self, self.argument(access.source), by_tma, dict(zip(stmt.axes, combo, strict=True)))
+                self.emit(f"{name} = {text}")
+                continue
             pointer = self.pointer(stmt, combo, layout)
             mask = self.masks(stmt.axes, combo, layout)
             hint = self.schedule.knob.get(f"evict_{access.source}", "")
             extra = (f", mask={mask}, other=0.0" if mask else "") + (f', eviction_policy="{hint}"' if hint else "")
             self.emit(f"{name} = tl.load({pointer}{extra})")
-            self.fp32.pop(name, None)
-            value.names[key] = name
 
     def compute(self, stmt: Stmt) -> None:
         kind = op_def(stmt.op).kind
@@ -345,7 +315,10 @@ class _Generator(FoldCode):
         assert access is not None
         layout = self.dims(stmt.axes)
         held = self.values[stmt.value].layout
-        if set(held) == set(layout):
+        by_tma = self.described.get(access.source)
+        if by_tma:
+            layout = tuple(a for a in by_tma.axes if a in layout)
+        elif set(held) == set(layout):
             layout = held
         for combo in self.combos(stmt.axes):
             by_axis = dict(zip(stmt.axes, combo, strict=True))
@@ -356,6 +329,9 @@ class _Generator(FoldCode):
             extra = f", mask={mask}" if mask else ""
             if stmt.dtype != self.values[stmt.value].dtype:
                 text = f"{text}.to({TRITON_DTYPE[stmt.dtype]})" if layout else f"tl.cast({text}, {TRITON_DTYPE[stmt.dtype]})"
+            if by_tma:
+                self.emit(store_text(self, self.argument(access.source), by_tma, by_axis, text))
+                continue
             self.emit(f"tl.store({self.pointer(stmt, combo, layout)}, {text}{extra})")
 
 

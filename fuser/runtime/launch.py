@@ -1,8 +1,8 @@
 """Load a compiled kernel and launch it with little host work.
 
 A :class:`KernelArtifact` has its cubin, so that the CUDA driver is all that a launch needs: no compiler, no per-signature stub.
-Arguments are device pointers only (shapes are constants of the source), followed by the scratch pointers that Triton's calling
-convention adds, which are NULL.
+Arguments are device pointers or tensor descriptors (shapes are constants of the source), followed by the scratch pointers that
+Triton's calling convention adds, which are NULL.
 """
 
 from __future__ import annotations
@@ -20,7 +20,11 @@ from fuser.errors import FuserError
 from fuser.errors import NoValidKernelError
 from fuser.lower.compile import KernelArtifact
 from fuser.lower.compile import load_source
+from fuser.lower.interpreter import host_arguments
 from fuser.lower.triton_source import KernelSource
+from fuser.runtime.cuda_driver import check
+from fuser.runtime.cuda_driver import driver
+from fuser.runtime.tensor_map import tensor_map
 
 ALIGNMENT = 16
 """Bytes to which every pointer is aligned: kernels are compiled with that promise."""
@@ -29,39 +33,6 @@ _MAX_DYNAMIC_SHARED = 8
 _NUM_REGS = 4
 _LOCAL_BYTES = 3
 _PROGRAMMATIC_STREAM_SERIALIZATION = 6
-STICKY = frozenset({700, 702, 704, 710, 714, 715, 716, 717, 718, 719, 999})
-"""Driver errors after which the process cannot use the GPU any more (illegal address, launch failure, …)."""
-
-
-class CudaError(FuserError):
-    """A call of the CUDA driver failed; ``number`` is the CUresult."""
-
-    exit_code = 6
-    code = "cuda"
-
-    def __init__(self, call: str, number: int, text: str) -> None:
-        super().__init__(f"{call} failed: {text} ({number})")
-        self.number = number
-
-    @property
-    def sticky(self) -> bool:
-        return self.number in STICKY
-
-
-@functools.cache
-def _driver() -> ctypes.CDLL:
-    try:
-        return ctypes.CDLL("libcuda.so.1")
-    except OSError as error:
-        raise EnvironmentError_("there is no CUDA driver on this machine", "run on a machine with an NVIDIA GPU") from error
-
-
-def _check(call: str, number: int) -> None:
-    if not number:
-        return
-    text = ctypes.c_char_p()
-    _driver().cuGetErrorName(number, ctypes.byref(text))
-    raise CudaError(call, number, (text.value or b"unknown error").decode())
 
 
 class _Attribute(ctypes.Structure):
@@ -86,7 +57,7 @@ def _init() -> None:
         raise EnvironmentError_("torch sees no GPU", "run on a machine with an NVIDIA GPU and a CUDA build of torch")
     torch.cuda.init()
     torch.zeros(1, device="cuda")
-    lib = _driver()
+    lib = driver()
     lib.cuModuleLoadData.argtypes = [ctypes.POINTER(ctypes.c_void_p), ctypes.c_char_p]
     lib.cuModuleGetFunction.argtypes = [ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p, ctypes.c_char_p]
     lib.cuFuncSetAttribute.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int]
@@ -139,11 +110,21 @@ class LoadedKernel:
                 raise FuserError(
                     f"tensor {arg.name!r} starts at an address that is not a multiple of {ALIGNMENT} bytes", "pass a copy of it"
                 )
-        values = (ctypes.c_void_p * (len(pointers) + self.hidden))(*pointers, *([None] * self.hidden))
-        size = ctypes.sizeof(ctypes.c_void_p)
-        base = ctypes.addressof(values)
-        params = (ctypes.c_void_p * len(values))(*(base + i * size for i in range(len(values))))
+        values = self._parameters(pointers)
+        params = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
         return self._launcher(values, params, pdl)
+
+    def _parameters(self, pointers: Sequence[int]) -> list[Any]:
+        """The kernel's parameters: pointers, the map, extents and strides of descriptors, and NULL for what is hidden."""
+        values: list[Any] = []
+        for pointer, arg in zip(pointers, self.artifact.args, strict=True):
+            if d := self.artifact.described.get(arg.name):
+                values.append(tensor_map(d, pointer))
+                values += [ctypes.c_int32(n) for n in d.shape]
+                values += [ctypes.c_int64(n) for n in d.strides]
+            else:
+                values.append(ctypes.c_void_p(pointer))
+        return [*values, *(ctypes.c_void_p(None) for _ in range(self.hidden))]
 
     def _launcher(self, values: Any, params: Any, pdl: bool) -> Bound:
         """One structure for each call: ctypes converts four arguments in place of eleven, which saves more than half of the time
@@ -155,18 +136,18 @@ class LoadedKernel:
         )
         keep = (values, params, config, attribute)
         configured, function, packed = ctypes.addressof(config), self.function, ctypes.addressof(params)
-        launch = _driver().cuLaunchKernelEx
+        launch = driver().cuLaunchKernelEx
 
         def call(stream: int | None = None, _keep: Any = keep) -> None:
             config.stream = current_stream() if stream is None else stream
             if error := launch(configured, function, packed, None):
-                _check(f"launch of {self.artifact.name}", error)
+                check(f"launch of {self.artifact.name}", error)
 
         return call
 
     def unload(self) -> None:
         """Free the code on the device; calls bound to it must not be used any more."""
-        _check("cuModuleUnload", _driver().cuModuleUnload(ctypes.c_void_p(self.module)))
+        check("cuModuleUnload", driver().cuModuleUnload(ctypes.c_void_p(self.module)))
 
 
 def load(artifact: KernelArtifact) -> LoadedKernel:
@@ -184,16 +165,17 @@ def load(artifact: KernelArtifact) -> LoadedKernel:
             f"{artifact.name} needs {artifact.shared_bytes} bytes of shared memory a block, the device has {limit}",
             "use smaller tiles or fewer stages",
         )
-    lib = _driver()
+    lib = driver()
     module, function, number = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int()
-    _check("cuModuleLoadData", lib.cuModuleLoadData(ctypes.byref(module), artifact.cubin))
-    _check("cuModuleGetFunction", lib.cuModuleGetFunction(ctypes.byref(function), module, artifact.name.encode()))
+    check("cuModuleLoadData", lib.cuModuleLoadData(ctypes.byref(module), artifact.cubin))
+    check("cuModuleGetFunction", lib.cuModuleGetFunction(ctypes.byref(function), module, artifact.name.encode()))
     if artifact.shared_bytes > 48 * 1024:
-        _check("cuFuncSetAttribute", lib.cuFuncSetAttribute(function, _MAX_DYNAMIC_SHARED, artifact.shared_bytes))
-    _check("cuFuncGetAttribute", lib.cuFuncGetAttribute(ctypes.byref(number), _NUM_REGS, function))
+        check("cuFuncSetAttribute", lib.cuFuncSetAttribute(function, _MAX_DYNAMIC_SHARED, artifact.shared_bytes))
+    check("cuFuncGetAttribute", lib.cuFuncGetAttribute(ctypes.byref(number), _NUM_REGS, function))
     registers = number.value
-    _check("cuFuncGetAttribute", lib.cuFuncGetAttribute(ctypes.byref(number), _LOCAL_BYTES, function))
-    hidden = parameters_of(artifact.ptx, artifact.name) - len(artifact.args)
+    check("cuFuncGetAttribute", lib.cuFuncGetAttribute(ctypes.byref(number), _LOCAL_BYTES, function))
+    expanded = sum(d.parameters - 1 for d in artifact.descriptors)
+    hidden = parameters_of(artifact.ptx, artifact.name) - len(artifact.args) - expanded
     return LoadedKernel(artifact, module.value or 0, function.value or 0, hidden, registers, number.value)
 
 
@@ -207,10 +189,11 @@ class InterpretedKernel:
         from triton.runtime.errors import InterpreterError
 
         kernel = getattr(load_source(self.source), self.source.name)
+        arguments = host_arguments(self.source, tensors)
 
         def call(_stream: int | None = None) -> None:
             try:
-                kernel[(self.source.grid,)](*tensors)
+                kernel[(self.source.grid,)](*arguments)
             except InterpreterError as error:
                 raise NoValidKernelError(f"the interpreter cannot run {self.source.name}: {error}") from error
 

@@ -1,0 +1,197 @@
+"""Tensor descriptors: loads and stores of whole tiles by the tensor memory accelerator of Hopper and later (TMA).
+
+The host describes a device tensor and the box that one access moves; the hardware then computes addresses, bounds and
+shared-memory layout, so that no thread holds pointers or masks. Every axis of an access is a dimension of its descriptor:
+elements beyond an axis are read as zero and never written, as masks have it. Descriptors are encoded with the tensor's
+address where a kernel is bound (:mod:`fuser.runtime.tensor_map`): descriptors made on the device would need global scratch
+memory.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+from dataclasses import replace
+from typing import Any
+
+from fuser.errors import NoValidKernelError
+from fuser.errors import UsageError
+from fuser.ir.mugraph import BlockGraph
+from fuser.ir.mugraph import Stmt
+from fuser.ir.program import DTYPE_BYTES
+from fuser.ir.schedule import KernelSchedule
+from fuser.ir.schedule import bind
+from fuser.ir.tiling import place
+from fuser.lower.pieces import Piece
+from fuser.lower.tile_code import TileCode
+
+MAX_RANK = 5
+MAX_BOX = 256
+"""Elements of a box along each dimension."""
+HOST_TYPE = {8: 10, 9: 8, 10: 9}
+"""The driver's number of an element type where the compiler's differs."""
+LEAST_BYTES = 16
+"""Of a box along its innermost dimension; every stride and the address are multiples of it."""
+DTYPES = frozenset({"float16", "bfloat16", "float32", "int32"})
+
+
+@dataclass(frozen=True)
+class Descriptor:
+    """What the host describes: from ``offset`` on, ``shape`` elements with ``strides`` of a device tensor, moved in boxes of
+    ``box``; all in elements, one dimension for each of ``axes``, the last contiguous. ``swizzle``, ``data_type`` (as the driver
+    numbers them) and the box that one instruction moves, which may be narrower, are the compiler's: -1 and empty before."""
+
+    tensor: str
+    axes: tuple[str, ...]
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+    itemsize: int
+    swizzle: int = -1
+    data_type: int = -1
+    part: tuple[int, ...] = ()
+
+    @property
+    def parameters(self) -> int:
+        """Kernel parameters that Triton makes of it: the map, then every extent and stride."""
+        return 1 + 2 * len(self.shape)
+
+
+def descriptor_able(block: BlockGraph, schedule: KernelSchedule, tensor: str) -> bool:
+    """Whether the option ``tma_<tensor>`` is allowed."""
+    return not why_not(block, schedule, tensor)
+
+
+def why_not(block: BlockGraph, schedule: KernelSchedule, tensor: str) -> str:
+    """What keeps a kernel from moving a tensor by descriptor; empty where nothing does."""
+    bound, plans = bind(block, schedule)
+    try:
+        describe(TileCode(bound, plans, place(bound, schedule.order, plans), schedule, frozenset()), tensor)
+    except NoValidKernelError as error:
+        return error.message
+    return ""
+
+
+def described(code: TileCode) -> dict[str, Descriptor]:
+    """The descriptors that a kernel's options ask for, by tensor. Raises :class:`NoValidKernelError` naming the tensor and the
+    condition that it does not meet, :class:`UsageError` for options that exclude each other."""
+    knob = code.schedule.knob
+    names = [n.removeprefix("tma_") for n, wanted in knob.items() if n.startswith("tma_") and wanted]
+    if both := [n for n in names if f"evict_{n}" in knob]:
+        raise UsageError(
+            f"{both[0]!r} of {code.block.name!r} has an eviction hint and a descriptor; Triton's descriptor loads take no hint",
+            f"leave out evict_{both[0]} or tma_{both[0]}",
+        )
+    return {n: describe(code, n) for n in names}
+
+
+def describe(code: TileCode, tensor: str) -> Descriptor:
+    """The descriptor of all accesses of a kernel to a tensor; :class:`NoValidKernelError` where there is none."""
+    stmts = [s for s in code.block.stmts if s.access and s.access.source == tensor]
+    if not stmts:
+        raise UsageError(f"{code.block.name!r} does not use {tensor!r}")
+    if len({s.kind for s in stmts}) > 1:
+        raise _refuse(code, tensor, "it is read and written")
+    found = {_describe(code, s) for s in stmts}
+    if len(found) > 1:
+        raise _refuse(code, tensor, f"its {len(stmts)} accesses have different boxes")
+    return found.pop()
+
+
+def _describe(code: TileCode, stmt: Stmt) -> Descriptor:
+    access, extents = stmt.access, code.block.extents
+    assert access is not None
+    tensor, strides = access.source, access.strides(extents)
+    if stmt.dtype not in DTYPES:
+        raise _refuse(code, tensor, f"elements are {stmt.dtype}")
+    item = DTYPE_BYTES[stmt.dtype]
+    axes = tuple(a for a in access.axes if extents[a] > 1 or code.plans[a].tile > 1)
+    if not 1 <= len(axes) <= MAX_RANK:
+        raise _refuse(code, tensor, f"it has {len(axes)} axes, more than {MAX_RANK}" if axes else "it is a single element")
+    box = tuple(_size(code, tensor, a) for a in axes)
+    dims = [a for a in axes if code.plans[a].tile > 1]
+    if len(dims) > 2 and tuple(dims) != code.natural(stmt):
+        raise _refuse(code, tensor, "a tile of three dimensions would be permuted in registers")
+    if wide := [a for a, n in zip(axes, box, strict=True) if n > MAX_BOX]:
+        raise _refuse(code, tensor, f"the tile of {wide[0]!r} is larger than {MAX_BOX}")
+    if strides[axes[-1]] != 1 or box[-1] * item < LEAST_BYTES:
+        raise _refuse(code, tensor, f"its innermost {LEAST_BYTES} bytes are not in one tile")
+    offset = access.window.offset if access.window else 0
+    if any(n * item % LEAST_BYTES for n in (offset, *(strides[a] for a in axes[:-1]))):
+        raise _refuse(code, tensor, f"a stride is not a multiple of {LEAST_BYTES} bytes")
+    shape = tuple(extents[a] for a in axes)
+    return Descriptor(tensor, axes, offset, shape, tuple(strides[a] for a in axes), box, item)
+
+
+def _size(code: TileCode, tensor: str, axis: str) -> int:
+    """Lanes of the pieces of an axis, which are all alike."""
+    pieces, plan = code.pieces[axis], code.plans[axis]
+    if len({(p.size, p.limit) for p in pieces}) > 1 or len(pieces) > (plan.trips if axis in code.tree.arrays else 1):
+        raise _refuse(code, tensor, f"the tile {plan.tile} of {axis!r} is not one power of two")
+    if pieces[0].padded and plan.tile < plan.extent:
+        raise _refuse(code, tensor, f"the tile {plan.tile} of {axis!r} is padded, and the padding would read the next tile")
+    return pieces[0].size
+
+
+def _refuse(code: TileCode, tensor: str, why: str) -> NoValidKernelError:
+    return NoValidKernelError(
+        f"{tensor!r} of {code.block.name!r} cannot be moved by a tensor descriptor: {why}", f"leave out tma_{tensor}"
+    )
+
+
+def place_text(code: TileCode, d: Descriptor, by_axis: Mapping[str, Piece]) -> str:
+    """Where the box of a combination of pieces begins: an index for each dimension."""
+    return ", ".join(code.start(a, by_axis[a]) or "0" for a in d.axes)
+
+
+def load_text(code: TileCode, name: str, d: Descriptor, by_axis: Mapping[str, Piece]) -> str:
+    """A load of one register block, with its dimensions in the order of the tensor's."""
+    text = f"{name}.load([{place_text(code, d, by_axis)}])"
+    sizes = [str(by_axis[a].size) for a in d.axes if code.plans[a].tile > 1]
+    return text if len(sizes) == len(d.axes) else f"tl.reshape({text}, ({', '.join(sizes)}{',' if len(sizes) == 1 else ''}))"
+
+
+def store_text(code: TileCode, name: str, d: Descriptor, by_axis: Mapping[str, Piece], value: str) -> str:
+    """A store of one register block whose dimensions are in the order of the tensor's."""
+    if any(code.plans[a].tile == 1 for a in d.axes):
+        value = f"tl.reshape({value}, ({', '.join(map(str, d.box))},))"
+    return f"{name}.store([{place_text(code, d, by_axis)}], {value})"
+
+
+def with_metadata(
+    descriptors: Sequence[Descriptor], metadata: Sequence[Mapping[str, Any]], ttgir: str, names: Sequence[str]
+) -> tuple[Descriptor, ...]:
+    """The descriptors with what the compiler chose for each (``metadata.tensordesc_meta``, in the order of the arguments
+    ``names``).
+
+    Where warps are specialized Triton 3.6 and 3.9 give half of the rows to each of two groups of warps, and copy half a box at
+    once, while the metadata has the whole box: what ``ttgir`` copies counts.
+    """
+    if len(metadata) != len(descriptors):
+        raise NoValidKernelError(f"the compiler left {len(descriptors) - len(metadata)} tensor descriptors out")
+    found = []
+    for d, meta, name in zip(descriptors, metadata, names, strict=True):
+        part = tuple(int(n) for n in meta["block_size"])
+        if meta["elem_size"] != d.itemsize or meta["fp4_padded"] or len(part) != len(d.box):
+            raise NoValidKernelError(f"the compiler describes {d.tensor!r} as {dict(meta)}, not as boxes {d.box}")
+        kind = HOST_TYPE.get(meta["elem_type"], meta["elem_type"])
+        found.append(replace(d, swizzle=meta["swizzle"], data_type=kind, part=_copied(d, part, name, ttgir)))
+    return tuple(found)
+
+
+def _copied(d: Descriptor, part: tuple[int, ...], name: str, ttgir: str) -> tuple[int, ...]:
+    """The box of one instruction, cut to what every copy of the compiled kernel moves."""
+    moved = rf"async_tma_copy\S* %{re.escape(name)}\[.*?!ttg\.memdesc<((?:\d+x)+)[a-z]\w*,[^>]*> ?(?:loc|$)"
+    sizes = {tuple(n for n in map(int, c.split("x")[:-1]) if n > 1) for c in re.findall(moved, ttgir, re.MULTILINE)}
+    if not sizes:  # the descriptor has another name inside of a partition
+        return part
+    if len(sizes) != 1:
+        raise NoValidKernelError(f"the compiler moves {d.tensor!r} in boxes {sorted(sizes)}, not in one kind of box")
+    (size,) = sizes
+    if len(size) != sum(n > 1 for n in d.box):
+        raise NoValidKernelError(f"the compiler moves {d.tensor!r} in boxes {size}, not {d.box}")
+    left = iter(size)
+    return tuple(min(p, next(left)) if n > 1 else p for p, n in zip(part, d.box, strict=True))
