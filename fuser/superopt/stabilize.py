@@ -25,6 +25,7 @@ from fuser.ir.mugraph import Rescale
 from fuser.ir.mugraph import Stmt
 from fuser.ir.mugraph import ordered
 from fuser.ir.ops import op as op_def
+from fuser.superopt.widen import widen_scores
 
 Key = tuple[int, str]
 """A value of a kernel graph: the index of its kernel and its name there."""
@@ -61,11 +62,12 @@ def stabilize(block: BlockGraph) -> BlockGraph:
 
 
 def stabilize_graph(graph: KernelGraph) -> KernelGraph:
-    """The same of a whole kernel graph: partial results of split sums carry their maxima to the kernel that adds them."""
+    """The same of a whole kernel graph: partial results of split sums carry their maxima to the kernel that adds them, and
+    scores that a kernel leaves to another one are fp32."""
     for k, block in _blocks(graph):
         for value in [s.value for s in block.computes if s.op == "exp"]:
             graph = _stabilized(graph, k, value) or graph
-    return graph.validate()
+    return widen_scores(graph).validate()
 
 
 def unstable(graph: KernelGraph) -> tuple[str, ...]:

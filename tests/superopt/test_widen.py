@@ -1,0 +1,40 @@
+"""Scores between kernels are fp32, and no exponential is cut off from its maximum."""
+
+from __future__ import annotations
+
+from fuser.frontends.builder import Builder
+from fuser.ir.program import TensorProgram
+from fuser.superopt.stabilize import unstable
+from search.structures import structures
+
+
+def attention(causal: bool = False) -> TensorProgram:
+    b = Builder("attention")
+    q, k, v = b.input("Q", (2, 64, 32)), b.input("K", (2, 96, 32)), b.input("V", (2, 96, 32))
+    return b.build(O=b.attention(q, k, v, causal=causal))
+
+
+def test_no_structure_of_attention_keeps_a_bare_exponential():
+    for causal in (False, True):
+        graphs = structures(attention(causal))
+        assert len(graphs) >= 4
+        assert not [unstable(g) for g in graphs if unstable(g)]
+
+
+def test_scores_between_kernels_are_fp32():
+    cut = [g for g in structures(attention()) if len(g.blocks) > 1]
+    dtypes = {t.dtype for g in cut for name, t in g.device_tensors.items() if name in g.intermediates}
+    assert dtypes == {"float32"}
+
+
+def test_other_intermediates_keep_the_dtype_of_the_program():
+    b = Builder("chain")
+    program = b.build(E=(b.input("A", (64, 32)) @ b.input("B", (32, 96))) @ b.input("D", (96, 32)))
+    cut = next(g for g in structures(program) if len(g.blocks) == 2 and not any(k.splits for k in g.blocks))
+    assert [cut.device_tensors[n].dtype for n in cut.intermediates] == ["float16"]
+
+
+def test_an_exponential_of_the_program_itself_stays_as_it_is():
+    b = Builder("exp")
+    program = b.build(Y=b.exp(b.input("X", (64, 32)) @ b.input("W", (32, 32))) @ b.input("V", (32, 32)))
+    assert all(unstable(g) for g in structures(program))
