@@ -1,0 +1,195 @@
+"""``fuser.compile``: what it takes, where it runs, what it says where it cannot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import fuser
+from fuser.errors import EnvironmentError_
+from fuser.errors import UsageError
+from fuser.ir.schedule import Schedule
+from search import compiled
+from search.structures import structures
+from search.tune import tune_fast
+from tests.runtime.kernels import chain
+from tests.runtime.kernels import schedule_of
+from tests.runtime.test_graph_executor import run_interpreted
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+def gpu(monkeypatch: pytest.MonkeyPatch, name: str, major: int, minor: int) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    properties = SimpleNamespace(name=name, major=major, minor=minor)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_a_target_without_its_gpu_is_compiled_offline(tmp_path: Path) -> None:
+    made = fuser.compile(chain(), target="a100", checked=False)
+    assert made.device is None
+    assert ".target sm_80" in made.ptx[0]
+    assert "@triton.jit" in made.source
+    assert "compiled only" in repr(made)
+    assert "A[48, 32]:float16" in repr(made)
+    text = made.explain()
+    assert "runner-up" in text
+    assert "start of the kernel in a graph" in text
+    (manifest,) = made.save(tmp_path)
+    assert all((tmp_path / f).exists() for f in manifest["files"])
+    with pytest.raises(EnvironmentError_, match="not for this machine"):
+        made(*(torch.zeros(chain()[n].shape) for n in chain().inputs))
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_a_workload_by_name_is_tuned_as_the_tuner_does() -> None:
+    made = fuser.compile("mirage/rmsnorm:8", target="h200", checked=False)
+    tuned = tune_fast(fuser.workload("mirage/rmsnorm:8"), fuser.load_device("h200"))
+    assert made.realised.tuned.winner == tuned.winner
+    assert made.inputs == made.program.inputs
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_a_structure_and_a_schedule_of_ones_own() -> None:
+    graph = next(g for g in structures(chain()) if len(g.kernels) == 2 and not any(b.splits for b in g.blocks))
+    schedule = schedule_of(graph)
+    made = fuser.compile(chain(), graph=graph, schedule=schedule, target="h200", checked=False)
+    assert (made.graph, made.schedule) == (graph, schedule)
+    assert len(made.ptx) == 2
+    assert fuser.compile(chain(), schedule=schedule, target="h200", checked=False).graph == graph
+    tuned = fuser.compile(chain(), graph=graph, target="h200", checked=False)
+    assert tuned.graph == graph
+    with pytest.raises(UsageError, match="no structure of 'mirage/rmsnorm' has the schedule"):
+        fuser.compile("mirage/rmsnorm", schedule=Schedule(schedule.kernels * 5), target="h200")
+    with pytest.raises(UsageError, match="computes E of A, B, D; 'mirage/rmsnorm'"):
+        fuser.compile("mirage/rmsnorm", graph=graph, target="h200")
+
+
+@pytest.mark.usefixtures("no_gpu")
+@pytest.mark.parametrize(
+    ("said", "hint", "program", "options"),
+    [
+        ("no GPU here on which 'chain' could run", "device='cpu' runs Triton's interpreter", None, {}),
+        ("no GPU here", "compiles offline", None, {"device": "cuda", "target": "h200"}),
+        ("cannot compile a int", "a torch.nn.Module with example inputs", 3, {}),
+        ("cannot run on the device 'tpu'", "cuda", None, {"device": "tpu"}),
+        ("no effort 'fast'", "instant", None, {"effort": "fast"}),
+        ("effort 'quick' measures", "instant", None, {"effort": "quick"}),
+        ("no device specification for target 'rtx9'", ".toml", None, {"target": "rtx9"}),
+        ("no kernels can be generated for NVIDIA V100", "another target", None, {"target": "v100"}),
+        ("has its shapes already", "PyTorch modules", None, {"example_inputs": (torch.zeros(1),)}),
+    ],
+)
+def test_what_cannot_be_done_is_said(said: str, hint: str, program: Any, options: dict[str, Any]) -> None:
+    with pytest.raises(fuser.FuserError, match=said) as error:
+        fuser.compile(program or chain(), **options)
+    assert hint in error.value.hint
+
+
+def test_the_gpu_at_hand_is_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu(monkeypatch, "NVIDIA H200", 9, 0)
+    where, spec = compiled._where(None, None, "p")
+    assert (where, spec.name) == ("cuda", "h200")
+    where, spec = compiled._where("cuda:1", "h100", "p")
+    assert (where, spec.name) == ("cuda:1", "h100")
+    where, spec = compiled._where(None, "a100", "p")
+    assert (where, spec.name) == (None, "a100")
+    with pytest.raises(UsageError, match=r"A100.* \(sm_80\) do not run on NVIDIA H200 \(sm_90\)"):
+        compiled._where("cuda", "a100", "p")
+    gpu(monkeypatch, "NVIDIA L4", 8, 9)
+    with pytest.raises(UsageError, match=r"GPU at hand, NVIDIA L4 \(sm_89\)") as error:
+        compiled._where(None, None, "p")
+    assert "--target" in error.value.hint
+    assert "device file" in error.value.hint
+
+
+def test_the_callable_in_the_interpreter(tmp_path: Path) -> None:
+    text = run_interpreted(
+        """
+        import fuser
+        made = fuser.compile(program, device="cpu")
+        a, b_, d = (inputs[n] for n in program.inputs)
+        print(error(made(a, b_, d)), error(made(a, D=d, B=b_)))
+        out = torch.empty(48, 16, dtype=torch.float16)
+        assert made(a, b_, d, out=out) is out
+        assert made(A=a.numpy(), B=b_, D=d, out={"E": out}) is out
+        for given, named in (((a,), {}), ((a, b_, d, d), {}), ((a, b_, d), {"A": a}), ((a, b_), {"W": d})):
+            try:
+                made(*given, **named)
+            except UsageError as e:
+                print(e.message)
+        try:
+            made.captured(a, b_, d)
+        except UsageError as e:
+            print(e.message)
+        try:
+            print(made.ptx)
+        except UsageError as e:
+            print(e.message)
+        """,
+        tmp_path,
+    )
+    first, *said = text.splitlines()
+    assert all(float(x) < 2e-3 for x in first.split())
+    assert said == [
+        "'chain' takes 3 inputs (A, B, D), got 1",
+        "'chain' takes 3 inputs (A, B, D), got 4",
+        "'A' is given twice",
+        "'W' is no input of 'chain'",
+        "a CUDA graph needs a GPU",
+        "'chain' is interpreted and has no PTX",
+    ]
+
+
+def test_a_module_with_its_parameters_bound(tmp_path: Path) -> None:
+    text = run_interpreted(
+        """
+        import fuser
+        class Net(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.up, self.down = torch.nn.Linear(32, 48), torch.nn.Linear(48, 16, bias=False)
+            def forward(self, x):
+                return self.down(torch.relu(self.up(x)))
+        net, x = Net().eval(), torch.randn(16, 32)
+        for module, example in ((net, (x,)), (torch.export.export(net, (x,)), ())):
+            made = fuser.compile(module, example, device="cpu")
+            with torch.no_grad():
+                print(made.inputs, float((made(x) - net(x)).abs().max()))
+        print(made)
+        """,
+        tmp_path,
+    )
+    *runs, shown = text.splitlines()
+    assert [r.split(") ")[0] for r in runs] == ["('x',", "('x',"]
+    assert all(float(r.split()[-1]) < 1e-4 for r in runs)
+    assert "3 parameters bound" in shown
+    assert "runs in Triton's interpreter" in shown
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("capture", [False, True])
+def test_the_callable_on_a_gpu(capture: bool) -> None:
+    from fuser.runtime.torch_program import reference
+
+    program = chain()
+    made = fuser.compile(program, capture=capture, checked=False)
+    inputs = [torch.randn(program[n].shape, device="cuda").to(torch.float16) for n in program.inputs]
+    for _ in range(3):
+        inputs = [x + 0.1 for x in inputs]
+        want = reference(program, dict(zip(program.inputs, inputs, strict=True)))["E"]
+        torch.testing.assert_close(made(*inputs).double(), want, rtol=1e-2, atol=1e-1)
+    replayed = made.captured(*inputs)
+    fresh = [torch.randn_like(x) for x in inputs]
+    want = reference(program, dict(zip(program.inputs, fresh, strict=True)))["E"]
+    torch.testing.assert_close(replayed(*fresh).double(), want, rtol=1e-2, atol=1e-1)
+    with pytest.raises(UsageError, match="3 inputs were captured"):
+        replayed(fresh[0])
