@@ -163,14 +163,24 @@ def axes_of(program: TensorProgram) -> AxisMap:
     reads = {n: sum(node.inputs.count(n) for node in program.nodes) for n in program.inputs}
     several = [n for n, count in reads.items() if count > 1]
     reason = ""
-    tries = itertools.chain.from_iterable(
+    few = itertools.chain.from_iterable(
         (frozenset(c) for c in itertools.combinations(several, r)) for r in range(min(len(several), 2) + 1)
     )
-    for apart in itertools.chain(tries, [frozenset(several)]):
+    for apart in few:
         try:
             return _named(program, _Solver(program, apart))
         except _ConflictError as error:
             reason = reason or str(error)
+    apart, solved = frozenset(several), None
+    # as few as can be: the others are loaded once
+    for without in (frozenset[str](), *(frozenset((n,)) for n in several)):
+        try:
+            apart, solved = apart - without, _Solver(program, apart - without)
+        except _ConflictError:
+            if not without:
+                break
+    if solved is not None:
+        return _named(program, solved)
     raise UnsupportedError(f"the axes of {program.name!r} contradict each other: {reason}", "split the region at that tensor")
 
 

@@ -185,11 +185,11 @@ class _Kernel(Generic[V]):
             found = self.ranges[(axis, *span)] = np.arange(*span)
         return found
 
-    def window(self, stmt: Stmt) -> tuple[tuple[int, ...], tuple[slice, ...]]:
-        """Shape of an accessed tensor with a dimension for each axis, and the current tile of it."""
+    def window(self, stmt: Stmt) -> tuple[tuple[int, ...], tuple[Any, ...]]:
+        """Shape of what is accessed with a dimension for each axis, and the current tile of it (a view, of a scalar too)."""
         assert stmt.access is not None
         axes = stmt.access.axes
-        return tuple(self.block.extents[a] for a in axes), tuple(slice(*self.span(a)) for a in axes)
+        return tuple(self.block.extents[a] for a in axes), (*(slice(*self.span(a)) for a in axes), ...)
 
     # -- control ----------------------------------------------------------------------------------------------------------
 
@@ -314,7 +314,7 @@ class _Kernel(Generic[V]):
         assert stmt.access is not None
         name, (full, window) = stmt.access.tensor, self.window(stmt)
         x = self.align(self.read(stmt.value, stmt, False), self.block.by_value[stmt.value].axes, stmt.access.axes)
-        shape = tuple(s.stop - s.start for s in window)
+        shape = tuple(s.stop - s.start for s in window[:-1])
         x = self.algebra.lift(lambda y: np.broadcast_to(y, shape), x)
         mask = self.written[name].reshape(full)[window]
         if mask.any():
