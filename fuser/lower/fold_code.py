@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from collections.abc import Sequence
 
 from fuser.errors import UnsupportedError
 from fuser.ir.mugraph import Stmt
 from fuser.ir.ops import op as op_def
+from fuser.lower.pieces import Piece
 from fuser.lower.tile_code import Combo
 from fuser.lower.tile_code import TileCode
 from fuser.lower.tile_code import Value
@@ -31,12 +33,35 @@ class FoldCode(TileCode):
         value = Value(layout)
         identity = op_def(stmt.op).identity if op_def(stmt.op).kind == "reduce" else 0.0
         text = 'float("-inf")' if identity == float("-inf") else str(identity)
+        kept = self.kept(stmt)
         for combo in self.combos(layout):
             name = self.var(stmt.value, layout, combo)
-            shape = ", ".join(str(p.size) for p in combo)
+            shape = ", ".join(str(p.size) for p in combo + kept)
             self.emit(f"{name} = tl.full([{shape}], {text}, tl.float32)" if shape else f"{name} = {text}")
             value.names[combo] = name
         self.values[stmt.value] = value
+
+    def kept(self, stmt: Stmt) -> tuple[Piece, ...]:
+        """The dimensions that a sum keeps until its loop ends (option ``lazy``): tiles are added lane by lane, and lanes and
+        warps meet once, not in every trip. Empty where they meet in every trip."""
+        folds = stmt.op == "sum" or (op_def(stmt.op).kind == "contract" and not self.is_dot(stmt))
+        read = any(stmt.value in s.running for s in self.block.computes)
+        if not self.schedule.knob.get("lazy", False) or not folds or stmt.rescale or read or stmt.value not in self.owner:
+            return ()
+        if self.owner[stmt.value] in self.tree.arrays or any(len(self.pieces[a]) > 1 for a in stmt.reduce):
+            return ()
+        return tuple(self.pieces[a][0] for a in self.dims(stmt.reduce))
+
+    def settle(self, values: Collection[str]) -> None:
+        """The sums that kept dimensions while their loop ran lose them."""
+        for stmt in self.block.computes:
+            if stmt.value in values and (kept := self.kept(stmt)):
+                v = self.values[stmt.value]
+                for name in v.names.values():
+                    text = name
+                    for i in reversed(range(len(kept))):
+                        text = f"tl.sum({text}, {len(v.layout) + i})"
+                    self.emit(f"{name} = {text}")
 
     def contract(self, stmt: Stmt) -> None:
         left, right = self.sides(stmt) if self.is_dot(stmt) else stmt.args
@@ -104,7 +129,7 @@ class FoldCode(TileCode):
         inner = self.dims(stmt.reduce)
         want = (*layout, *inner)
         text = " * ".join(self.read(a, axes, combo, want) for a in stmt.args)
-        for i in reversed(range(len(inner))):
+        for i in () if self.kept(stmt) else reversed(range(len(inner))):
             text = f"tl.sum({text}, {len(layout) + i})"
         return text
 
@@ -166,7 +191,7 @@ class FoldCode(TileCode):
             parts = []
             for over in self.combos(stmt.reduce):
                 part = self.read(arg, (*stmt.axes, *stmt.reduce), combo + over, (*layout, *inner))
-                for i in reversed(range(len(inner))):
+                for i in () if self.kept(stmt) else reversed(range(len(inner))):
                     part = f"{entry.triton}({part}, {len(layout) + i})"
                 parts.append(part)
             if self.inside(stmt.value):

@@ -16,7 +16,7 @@ from fuser.ir.tiling import Loop
 from fuser.ir.tiling import Node
 from fuser.lower.dependent_launch import divide
 from fuser.lower.dependent_launch import statements
-from fuser.lower.fold_code import FoldCode
+from fuser.lower.prefetch_code import PrefetchCode
 from fuser.lower.program_order import decode
 
 
@@ -30,7 +30,7 @@ class Chain:
     next: str = ""
 
 
-class FrameCode(FoldCode):
+class FrameCode(PrefetchCode):
     """What surrounds the statements of a kernel."""
 
     def body(self, nodes: Sequence[Node]) -> None:
@@ -86,6 +86,7 @@ class FrameCode(FoldCode):
         early, late = divide(self.tree.body, chain.earlier) if chain.waits else ((), self.tree.body)
         self.body(early)
         if chain.waits:
+            self.prefetch(late, chain.earlier)
             self.imports.add("gdc_wait")
             self.emit("gdc_wait()")
         store = next(i for i, n in enumerate(late) if any(isinstance(s, Stmt) and s.kind == "store" for s in statements(n)))
