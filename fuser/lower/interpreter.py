@@ -11,18 +11,19 @@ from typing import Any
 if TYPE_CHECKING:
     from fuser.lower.triton_source import KernelSource
 
-DEPENDENT_LAUNCH = frozenset({"gdc_wait", "gdc_launch_dependents"})
+INLINE = frozenset({"gdc_wait", "gdc_launch_dependents", "prefetch_l2"})
+"""Functions of generated modules that are inline assembly and compute nothing."""
 
 
 def prepare(module: ModuleType) -> None:
     """Make a generated module run in the interpreter."""
     _count_with_scalars()
-    for name in DEPENDENT_LAUNCH & vars(module).keys():  # inline assembly; the interpreter runs one kernel after another
+    for name in INLINE & vars(module).keys():
         setattr(module, name, _nothing)
 
 
-def _nothing() -> None:
-    """What waiting for earlier kernels is where kernels never overlap."""
+def _nothing(*_: Any) -> None:
+    """What waiting for earlier kernels and prefetching are where one kernel runs after another."""
 
 
 @functools.cache

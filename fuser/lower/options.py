@@ -45,6 +45,10 @@ OPTIONS: dict[str, Option] = {
             ("early", "late"),
             90,
         ),
+        Option("lazy", bool, "sums of a loop stay apart by lane until it ends, where nothing rescales them"),
+        Option(
+            "prefetch", int, "trips of whose loads the lines come to L2 while the kernel waits (with pdl)", (1, 2, 3, 4, 6, 8), 90
+        ),
         Option("tma", bool, "move a tensor's tiles by the host's tensor descriptor, not by pointers", (), 90, per_tensor=True),
         Option("persistent", int, "so many programs, each of which computes one place of the grid after another"),
         Option("flatten", bool, "of a persistent kernel: the pipeline of one place's loop goes on into the next place's"),

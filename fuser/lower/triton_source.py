@@ -30,6 +30,7 @@ from fuser.ir.tiling import Loop
 from fuser.ir.tiling import Node
 from fuser.ir.tiling import place
 from fuser.lower.algebra import guarded
+from fuser.lower.dependent_launch import statements
 from fuser.lower.descriptors import Descriptor
 from fuser.lower.descriptors import described
 from fuser.lower.descriptors import load_text
@@ -38,6 +39,7 @@ from fuser.lower.fold_code import TRITON_DTYPE
 from fuser.lower.frame_code import Chain
 from fuser.lower.frame_code import FrameCode
 from fuser.lower.options import check_options
+from fuser.lower.prefetch_code import HELPER
 from fuser.lower.program_order import persistent_loop
 from fuser.lower.tile_code import Combo
 from fuser.lower.tile_code import Value
@@ -157,6 +159,7 @@ class _Generator(FrameCode):
                 "import triton",
                 "import triton.language as tl",
                 *([f"from triton.language.extra.cuda import {', '.join(sorted(self.imports))}"] if self.imports else []),
+                *(["", "", HELPER.rstrip()] if self.prefetches else []),
                 "",
                 "",
                 "@triton.jit",
@@ -220,6 +223,7 @@ class _Generator(FrameCode):
         # what was loaded or computed inside ends with the loop; accumulators live on
         self.values = {k: v for k, v in self.values.items() if k in saved or self.owner.get(k) == node.axis}
         self.fp32.clear()
+        self.settle({s.value for s in statements(node) if isinstance(s, Stmt) and self.owner.get(s.value) == node.axis})
 
     def load(self, stmt: Stmt) -> None:
         access = stmt.access
