@@ -96,7 +96,7 @@ class Executable:
         self._held = held_by_libraries(self.plan) - set(self.constants)
         gpu = self.device.type == "cuda"
         self._lanes = Lanes(self.plan.streams, TorchGpu(self.device)) if gpu and self.plan.streams.count > 1 else None
-        self._current = functools.partial(_raw_stream(), self.device.index) if gpu else int
+        self._current: Callable[[], int] = functools.partial(_raw_stream(), self.device.index) if gpu else int
         self._several = gpu and torch.cuda.device_count() > 1
         self._tensor = torch.Tensor
         self._lock = threading.Lock()

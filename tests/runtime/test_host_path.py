@@ -7,7 +7,9 @@ import gc
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from fuser.errors import UsageError
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.schedule import Schedule
+from fuser.runtime import graph_executor
 from fuser.runtime import launch
 from fuser.runtime.calls import Lanes
 from fuser.runtime.calls import Launch
@@ -286,3 +289,72 @@ def test_branches_are_launched_on_streams_of_their_own() -> None:
         log.lines.clear()
         call()
         assert log.lines == want
+
+
+class Named:
+    """A stream that writes down for whom it waits."""
+
+    def __init__(self, handle: int, lines: list[str]) -> None:
+        self.cuda_stream, self.lines = handle, lines
+
+    def wait_stream(self, other: Named) -> None:
+        self.lines.append(f"{self.cuda_stream} waits for {other.cuda_stream}")
+
+
+def test_a_call_on_another_stream_waits_for_the_last_one(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    exe = made(two_kernels())
+    lines: list[str] = []
+    streams = {n: Named(n, lines) for n in (5, 6)}
+    now, capturing = [5], [False]
+    exe._current, exe._last_handle = lambda: now[0], -1  # as on a GPU, where the handle is asked for
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: streams[now[0]])
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
+    for stream, captured in ((5, False), (5, False), (6, False), (5, True), (6, False), (5, False)):
+        now[0], capturing[0] = stream, captured
+        exe(*tensors())
+    # inside a capture nothing outside of it can be waited for
+    assert lines == ["6 waits for 5", "5 waits for 6"]
+    assert [s for _, s, *_ in driver.launches] == [5, 5, 5, 5, 6, 6, 5, 5, 6, 6, 5, 5]
+
+
+class Graph:
+    """A CUDA graph that calls back."""
+
+    def __init__(self, calls: Any) -> None:
+        self.calls = calls
+
+    def replay(self) -> None:
+        for call in self.calls:
+            call()
+
+
+def test_a_captured_call_replays_over_its_buffers(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b, d = tensors()
+    exe = made(two_kernels())
+    with pytest.raises(UsageError, match="needs a GPU"):
+        exe.capture({"A": a, "B": b, "D": d})
+    monkeypatch.setattr(graph_executor, "capture_calls", lambda calls, warm: Graph(calls))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(exe, "_here", nullcontext)
+    exe.device = SimpleNamespace(type="cuda")
+    captured = exe.capture({"D": d, "A": a, "B": b}, {"E": result()})
+    assert captured.inputs == {"D": d, "A": a, "B": b}
+    (out,) = captured.outputs.values()
+    assert captured() is out
+    assert {a.data_ptr(), b.data_ptr(), d.data_ptr(), out.data_ptr()} <= {p for _, _, ps, _ in driver.launches for p in ps}
+    fresh = [torch.randn_like(x) for x in captured.inputs.values()]
+    with operators() as called:
+        assert captured(*fresh) is out
+    assert called == ["aten._foreach_copy_.default"]
+    for x, y in zip(captured.inputs.values(), fresh, strict=True):
+        torch.testing.assert_close(x, y)
+    with operators() as called:
+        captured(d, fresh[1].numpy(), b)  # what is the buffer already is not copied
+    assert [n for n in called if "copy" in n] == ["aten.copy_.default"]
+    with pytest.raises(UsageError, match=r"3 inputs were captured \(D, A, B\), got 2"):
+        captured(d, a)
+    with pytest.raises(UsageError, match=r"A was captured as \(48, 32\) torch.float16, got \(1, 32\)"):
+        captured(d, a[:1], b)
+    own = exe.capture({"A": a, "B": b, "D": d}, {"E": result()}, own=True)
+    assert own.inputs["A"].data_ptr() != a.data_ptr()
+    torch.testing.assert_close(own.inputs["A"], a)

@@ -145,7 +145,7 @@ def test_the_callable_in_the_interpreter(tmp_path: Path) -> None:
         "'A' is given twice",
         "'W' is no input of 'chain'",
         "a CUDA graph needs a GPU",
-        "'chain' is interpreted and has no PTX",
+        "'chain' is interpreted: it has no PTX",
     ]
 
 
