@@ -1,0 +1,170 @@
+"""The executor on a GPU: branches on streams, captures, no allocation, calls from several streams and threads."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from fuser.frontends.builder import Builder
+from fuser.ir.mugraph import KernelGraph
+from fuser.ir.mugraph import LibraryKernel
+from fuser.ir.program import Tensor
+from fuser.ir.schedule import Schedule
+from fuser.runtime.graph_executor import Executable
+from fuser.runtime.torch_program import reference
+from search.structures import structures
+from tests.runtime.kernels import chain
+from tests.runtime.kernels import schedule_of
+
+pytestmark = pytest.mark.gpu
+
+
+def inputs_of(graph: KernelGraph, seed: int = 0) -> list[Any]:
+    torch.manual_seed(seed)
+    return [torch.randn(graph.table[n].shape, device="cuda").to(getattr(torch, graph.table[n].dtype)) for n in graph.inputs]
+
+
+def close(found: Any, want: Any) -> None:
+    error = (found.double() - want.double()).norm() / want.double().norm()
+    assert float(error) < 1e-2
+
+
+def of_chain(*values: Any) -> Any:
+    return reference(chain(), dict(zip(chain().inputs, values, strict=True)))["E"]
+
+
+def branches(size: int = 1024) -> KernelGraph:
+    """exp(X) (−X)ᵀ-like: two library branches that meet in a product, with views."""
+    shape = (size, size)
+    kernels = (
+        LibraryKernel("a", "sigmoid", ("X",), "A"),
+        LibraryKernel("b", "tanh", ("X",), "B"),
+        LibraryKernel("c", "square", ("B",), "C"),
+        LibraryKernel("t", "transpose", ("C",), "T", (("perm", (1, 0)),)),
+        LibraryKernel("m", "matmul", ("A", "T"), "Y"),
+    )
+    return KernelGraph("branches", ("X",), kernels, ("Y",), tuple(Tensor(n, shape, "float16") for n in "XY")).validate()
+
+
+def of_branches(x: Any) -> Any:
+    return torch.sigmoid(x.double()) @ (torch.tanh(x.double()) ** 2).T
+
+
+def mixed() -> KernelGraph:
+    """Two products of the same input, one by the library, one generated, and their sum."""
+    b = Builder("mixed")
+    x = b.input("X", (128, 64))
+    program = b.build(Y=b.relu(x @ b.input("V", (64, 96))))
+    (block,) = structures(program)[0].blocks
+    tensors = {t.name: t for t in structures(program)[0].tensors}
+    kernels = (
+        LibraryKernel("gemm", "matmul", ("X", "W"), "P"),
+        block,
+        LibraryKernel("sum", "add", ("P", "Y"), "Z"),
+    )
+    ends = (tensors["X"], tensors["V"], Tensor("W", (64, 96)), Tensor("Z", (128, 96)))
+    return KernelGraph("mixed", ("X", "V", "W"), kernels, ("Z",), ends).validate()
+
+
+def of_mixed(x: Any, v: Any, w: Any) -> Any:
+    x, v, w = x.double(), v.double(), w.double()
+    return x @ w + torch.relu(x @ v)
+
+
+CASES = {
+    "branches": (branches(), Schedule(()), of_branches, 2),
+    "mixed": (mixed(), schedule_of(mixed()), of_mixed, 2),
+    **{f"chain{i}": (g, schedule_of(g), of_chain, 1) for i, g in enumerate(structures(chain()))},
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_calls_and_captures_agree_with_float64(name: str) -> None:
+    graph, schedule, want, streams = CASES[name]
+    exe = Executable(graph, schedule)
+    assert exe.plan.streams.count == streams
+    exe.workspace.fill_(255)
+    for seed in range(3):
+        values = inputs_of(graph, seed)
+        close(exe(*values), want(*values))
+    first = inputs_of(graph, 3)
+    captured = exe.capture(dict(zip(graph.inputs, first, strict=True)))
+    for seed in range(3, 6):
+        values = inputs_of(graph, seed)
+        for x in captured.outputs.values():
+            x.fill_(float("nan"))
+        exe.workspace.fill_(255)
+        close(captured(*values), want(*values))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_call_with_outputs_allocates_nothing(name: str) -> None:
+    graph, schedule, _, _ = CASES[name]
+    exe = Executable(graph, schedule)
+    values = inputs_of(graph)
+    out = tuple(exe.empty_outputs().values())
+    exe(*values, out=out)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    for _ in range(3):
+        exe(*values, out=out)
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+
+
+def test_a_users_own_capture_takes_a_call() -> None:
+    graph, schedule, want, _ = CASES["mixed"]
+    exe = Executable(graph, schedule)
+    values = inputs_of(graph)
+    out = torch.empty(128, 96, dtype=torch.float16, device="cuda")
+    exe(*values, out=out)
+    torch.cuda.synchronize()
+    recorded = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(recorded):
+        exe(*values, out=out)
+    out.fill_(float("nan"))
+    recorded.replay()
+    close(out, want(*values))
+
+
+def test_threads_and_streams_share_a_workspace() -> None:
+    graph, schedule, want, _ = CASES["branches"]
+    exe = Executable(graph, schedule)
+    given = [inputs_of(graph, seed) for seed in range(4)]
+    found: list[list[Any]] = [[] for _ in given]
+    torch.cuda.synchronize()
+
+    def work(i: int) -> None:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(5):
+                found[i].append(exe(*given[i]))
+        torch.cuda.synchronize()
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(given))]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    for values, outs in zip(given, found, strict=True):
+        for out in outs:
+            close(out, want(*values))
+
+
+def test_constants_and_early_launches() -> None:
+    graph = next(g for g in structures(chain()) if len(g.kernels) == 2)
+    major, _ = torch.cuda.get_device_capability()
+    schedule = schedule_of(graph, **({"pdl": "early"} if major >= 9 else {}))
+    a, b, d = inputs_of(graph)
+    exe = Executable(graph, schedule, constants={"B": b, "D": d})
+    for _ in range(3):
+        close(exe(a), of_chain(a, b, d))
+
+
+def test_a_tensor_on_the_cpu_is_refused() -> None:
+    graph = branches(64)
+    exe = Executable(replace(graph, name="small"), Schedule(()))
+    with pytest.raises(Exception, match=r"X is on cpu, the kernels run on cuda:0"):
+        exe(torch.zeros(64, 64, dtype=torch.float16))
