@@ -28,7 +28,7 @@ from search.structures import structures
 PASSES = 3
 """The superoptimizer's structures are spread over so many passes, another share first for each case: a family of cases covers
 them all early."""
-STEP = 4
+STEP = 3
 """The kind of schedule that a structure gets moves so far from pass to pass; no divisor in common with the number of kinds."""
 REFUSED = ("unsupported", "invalid", "compile", "resources")
 BAD = ("wrong", "nan", "crash", "timeout")

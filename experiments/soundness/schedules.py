@@ -35,8 +35,9 @@ from search.hazards import unwieldy
 from search.space import ScheduleSpace
 from search.tune import rank_graph
 
-KINDS = ("model", "odd", "thin", "ragged", "parts", "wide", "loops", "options", "random")
-"""``model`` is what the cost model likes best, ``random`` a row of the searched space; the others are ugly."""
+KINDS = ("model", "odd", "thin", "ragged", "parts", "wide", "loops", "options", "random", "tuned")
+"""``model`` is what the cost model likes best, ``tuned`` the same with other options of the lowering, ``random`` a row of the
+searched space; the others are ugly."""
 
 ODD = (24, 40, 48, 80, 96, 112, 144, 160)
 """Tiles that are no power of two: some are cut into pieces, some padded."""
@@ -53,8 +54,12 @@ def choose(graph: KernelGraph, kind: str, rng: Rng, device: Device) -> Schedule 
     """A schedule of that kind that lowers, or None where there is none."""
     if kind == "model":
         return _ranked(graph, rng, device)
+    best = _ranked(graph, rng, device) if kind == "tuned" else None
     for _ in range(TRIES):
-        found = _row(graph, rng, device) if kind == "random" else _draw(graph, kind, rng)
+        if kind == "tuned":
+            found = _with_options(graph, best, rng) if best else None
+        else:
+            found = _row(graph, rng, device) if kind == "random" else _draw(graph, kind, rng)
         if found is not None and lowers(graph, found):
             return found
     return None
@@ -111,11 +116,8 @@ def _draw(graph: KernelGraph, kind: str, rng: Rng) -> Schedule | None:
                 break
     if len(kernels) < len(graph.blocks):
         return None
-    if kind == "options" and len(kernels) > 1 and rng.random() < 0.5:
-        kernels[1:] = [
-            replace(k, knobs=tuple(sorted((*k.knobs, ("pdl", str(rng.choice(("early", "late")))))))) for k in kernels[1:]
-        ]
-    return Schedule(tuple(kernels))
+    found = Schedule(tuple(kernels))
+    return _with_options(graph, found, rng) if kind == "options" else found
 
 
 def _fits(block: BlockGraph, ks: KernelSchedule) -> bool:
@@ -160,7 +162,6 @@ def ugly(block: BlockGraph, kind: str, splits: dict[str, int], rng: Rng) -> Kern
         tuple(sorted((a, n) for a, n in splits.items() if a in block.extents)),
         int(rng.choice(warps)),
         int(rng.choice(stages)),
-        _options(block, rng) if kind == "options" else (),
     )
 
 
@@ -177,23 +178,38 @@ def _order(block: BlockGraph, loops: Sequence[str], kind: str, rng: Rng) -> Tili
 
 
 def _options(block: BlockGraph, rng: Rng) -> tuple[tuple[str, object], ...]:
-    """Random values of the lowering's options; those that depend on the neighbours in a graph are set elsewhere."""
+    """Random values of the lowering's options; that for the start behind the kernel in front is set by graph."""
     found: dict[str, object] = {}
-    for option in OPTIONS.values():
-        if option.name in ("pdl", "precision") or rng.random() < 0.4:
-            continue
-        if option.per_tensor:
-            tensors = [*block.inputs, *block.outputs]
-            found[f"{option.name}_{tensors[int(rng.integers(len(tensors)))]}"] = option.values[
-                int(rng.integers(len(option.values)))
-            ]
-        elif option.kind is bool:
-            found[option.name] = True
-        elif option.values:
-            found[option.name] = option.values[int(rng.integers(len(option.values)))]
-        elif option.name == "grid_order":
-            found[option.name] = ".".join(str(a) for a in rng.permutation(list(block.spatial)))
+    tensors = [*block.inputs, *block.outputs]
+    chance = float(rng.choice((0.15, 0.4)))
+    for option in sorted(OPTIONS.values(), key=lambda o: o.name == "evict"):
+        names = [f"{option.name}_{t}" for t in tensors] if option.per_tensor else [option.name]
+        for name in names:
+            moved = name.replace("evict_", "tma_") in found  # descriptors take no hint
+            if option.name in ("pdl", "precision") or moved or rng.random() > chance:
+                continue
+            if option.name == "flatten" and "persistent" not in found:
+                continue
+            if option.kind is bool:
+                found[name] = True
+            elif option.values:
+                found[name] = option.values[int(rng.integers(len(option.values)))]
+            elif option.name == "grid_order":
+                found[name] = ".".join(str(a) for a in rng.permutation(list(block.spatial)))
+            elif option.kind is int:
+                found[name] = int(rng.choice((1, 3, 7, 132)))
     return tuple(sorted(found.items()))
+
+
+def _with_options(graph: KernelGraph, schedule: Schedule, rng: Rng) -> Schedule:
+    """Other options for each kernel, and now and then an early start of later ones."""
+    kernels: list[KernelSchedule] = []
+    for i, (block, ks) in enumerate(zip(graph.blocks, schedule.kernels, strict=True)):
+        knobs = dict(_options(block, rng))
+        if i and rng.random() < 0.5:
+            knobs["pdl"] = str(rng.choice(("early", "late")))
+        kernels.append(replace(ks, knobs=tuple(sorted(knobs.items()))))
+    return Schedule(tuple(kernels))
 
 
 def _any_size(extent: int, rng: Rng) -> int:
