@@ -98,7 +98,7 @@ class Executable:
         self._lanes = Lanes(self.plan.streams, TorchGpu(self.device)) if gpu and self.plan.streams.count > 1 else None
         self._current: Callable[[], int] = functools.partial(_raw_stream(), self.device.index) if gpu else int
         self._several = gpu and torch.cuda.device_count() > 1
-        self._tensor = torch.Tensor
+        self._tensor, self._new = torch.Tensor, torch.empty
         self._lock = threading.Lock()
         self._packed: dict[tuple[int, ...], _Packed] = {}
         self._last, self._last_handle = None, -1 if gpu else self._current()
@@ -134,9 +134,8 @@ class Executable:
         return dict(zip(self.outputs, self._empty(), strict=True))
 
     def _empty(self) -> tuple[Any, ...]:
-        import torch
-
-        return tuple([torch.empty(s.shape, dtype=s.dtype, device=self.device) for s in self._outputs])
+        new, device = self._new, self.device
+        return tuple([new(shape, dtype=dtype, device=device) for _, shape, dtype, _ in self._outputs])
 
     def _named(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any] | None) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """Inputs and outputs in order. Raises :class:`UsageError` for names that are missing or unknown."""
