@@ -63,7 +63,7 @@ def test_the_table_has_means_wins_and_failures():
     lines = {tuple(x.split()[:2]): x.split()[2:] for x in table(found).splitlines() if x}
     assert lines["tma", "mcfuser/S"] == ["1.000", "2.000", "1", "2"]
     assert lines["tma", "all"] == ["1.145", "2.000", "2", "3"]
-    assert lines["group=8", "mcfuser/S"] == ["-", "-", "-", "0", "1", "wrong"]
+    assert lines["group=8", "mcfuser/S"] == ["-", "-", "0", "0", "1", "wrong"]
     assert lines["graphene/gemm", "300.00"][:2] == ["200.00", "1.500"]
 
 
