@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from dataclasses import replace
 from typing import Any
 
+from cost_model import refined
+from cost_model.features import features
 from fuser.device import Device
 from fuser.errors import FuserError
 from fuser.ir.mugraph import BlockGraph
@@ -69,6 +71,17 @@ class _Place:
         for _, size in self.counters:
             found *= size
         return found
+
+    @property
+    def loops(self) -> bool:
+        return any(plan.trips > 1 for plan in self.plans.values())
+
+    def resident(self, device: Device) -> int:
+        """Programs that an SM holds at the same time, by the model."""
+        s = self.schedule
+        (f,) = features(self.block, s.order, s.tile, dict(s.splits), s.num_warps, s.num_stages)
+        registers, shared = int(refined.registers(f, device)[0]), int(refined.shared_memory(f, device)[0])
+        return device.blocks_per_sm(32 * s.num_warps, min(registers, device.registers_per_thread), shared)
 
     def able(self, tensors: tuple[str, ...]) -> list[str]:
         """Those that can have a descriptor and no eviction hint."""
@@ -214,7 +227,7 @@ def _persistent(prefix: str, first: Edit, device: Device, flatten: bool = True) 
     def edit(p: _Place, waves: int, flat: bool) -> KernelSchedule | None:
         base = first(p)
         programs = waves * device.sm_count
-        if base is None or programs >= p.places:
+        if base is None or programs >= p.places or waves > max(p.resident(device), 1) or (flat and not p.loops):
             return None
         more = {"persistent": programs} | ({"flatten": True} if flat else {})
         return replace(base, knobs=tuple(sorted((base.knob | more).items())))
