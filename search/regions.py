@@ -82,6 +82,9 @@ def intensity(m: int, n: int, k: int, dtype: str, tile: int = LARGEST_TILE) -> f
 LONGEST = 3
 """Most contractions of one candidate."""
 
+LONGEST_PROLOGUE = 32
+"""Most operators that a chain takes in front of its first contraction: rotary embeddings of queries and keys have 14."""
+
 
 def find_chains(
     program: TensorProgram, device: Device, borders: Collection[str] | None = None
@@ -113,10 +116,10 @@ class _Chain:
         chain, contractions = [self.first.output], [self.first.output]
         regions: list[Region] = []
         if self.first.op == "attention":
-            made = self.region(chain, contractions)
+            made = self.regions(chain, contractions)
             if isinstance(made, str):
                 return [], made
-            regions.append(made)
+            regions += made
         while len(contractions) < LONGEST:
             link = self.link(chain[-1])
             if isinstance(link, str):
@@ -126,10 +129,10 @@ class _Chain:
                 return regions, f"the next contraction, {last.output}, is {why}"
             chain += nodes
             contractions.append(last.output)
-            made = self.region(chain, contractions)
+            made = self.regions(chain, contractions)
             if isinstance(made, str):
                 return regions, made
-            regions.append(made)
+            regions += made
         return regions, f"chains of more than {LONGEST} contractions are not tried"
 
     def not_bound(self, node: Node) -> str:
@@ -166,6 +169,15 @@ class _Chain:
             nodes.append(user.output)
             name = user.output
 
+    def regions(self, chain: list[str], contractions: list[str]) -> list[Region] | str:
+        """The region of a chain and, where data is sliced or concatenated in front of it, the one that does this too."""
+        made = self.region(chain, contractions)
+        if isinstance(made, str):
+            return made
+        more = self.with_prologue(set(made.nodes))
+        longer = self.make(more, contractions) if more > set(made.nodes) else ""
+        return [made, longer] if isinstance(longer, Region) else [made]
+
     def region(self, chain: list[str], contractions: list[str]) -> Region | str:
         """The chain with the views around it and the element-wise epilogue behind it, as far as that can be one block."""
         grown = [self.with_epilogue(self.with_views(set(chain))), self.with_views(set(chain)), set(chain)]
@@ -190,6 +202,24 @@ class _Chain:
                 nodes.add(name)
                 todo += producer.inputs
         return nodes
+
+    def with_prologue(self, nodes: set[str]) -> set[str]:
+        """With the slices and concatenations in front of the chain, and the element-wise operators around them (rotary
+        embedding): for its kernel the former are only other places to load from."""
+        found: set[str] = set()
+        for node in reversed(self.program.nodes):
+            users = self.program.consumers[node.output]
+            inside = users and all(u.output in nodes or u.output in found for u in users)
+            if inside and node.output not in nodes | set(self.program.outputs) and OPS[node.op].kind in ("map", "view", "data"):
+                found.add(node.output)
+        for node in self.program.nodes:
+            # what is in front of all slices is the epilogue of the kernel before
+            first = node.output in found and not set(node.inputs) & found and OPS[node.op].kind != "data"
+            if first and all(OPS[u.op].kind in ("data", "view") for u in self.program.consumers[node.output]):
+                found.discard(node.output)
+        part = [n for n in self.program.nodes if n.output in found]
+        copies = any(OPS[n.op].kind == "data" for n in part)
+        return nodes | found if copies and len(part) <= LONGEST_PROLOGUE else nodes
 
     def with_epilogue(self, nodes: set[str]) -> set[str]:
         """Element-wise operators and views behind the last contraction, while nothing else reads what they read from the

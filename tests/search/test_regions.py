@@ -101,3 +101,39 @@ def test_borders_keep_regions_to_tensors_that_the_model_has():
     assert everything
     assert not nothing
     assert any("no counterpart" in reason for reason in why.values())
+
+
+def test_slices_in_front_of_attention_are_part_of_its_kernel():
+    """One product for queries, keys and values: the kernel reads three windows of it; its bias stays with the product."""
+    b = Builder("gpt2")
+    x, width, heads = b.input("x", (128, 128)), 128, 2
+    joint = x @ b.input("w", (width, 3 * width)) + b.input("bias", (3 * width,))
+    q, k, v = (
+        b.op("slice", joint, axis=1, start=i * width, stop=(i + 1) * width).reshape(128, heads, width // heads).transpose(1, 0, 2)
+        for i in range(3)
+    )
+    scores = (q @ k.transpose(0, 2, 1)) * (width // heads) ** -0.5
+    program = b.build(out=(b.softmax(scores) @ v).transpose(1, 0, 2).reshape(128, width))
+    regions, _ = find_chains(program, H200)
+    (region,) = [r for r in regions if len(r.contractions) == 2 and any(n.startswith("slice") for n in r.nodes)]
+    assert region.inputs == (joint.name,)
+    # without the slices it is a candidate too
+    assert any(set(r.nodes) < set(region.nodes) and len(r.contractions) == 2 for r in regions)
+
+
+def test_rotary_embedding_is_part_of_attention():
+    b = Builder("llama")
+    shape = (2, 64, 32)
+    cos, sin = b.input("cos", shape[1:]), b.input("sin", shape[1:])
+
+    def rotated(name: str) -> Ref:
+        x = b.input(name, (64, 64)).reshape(64, 2, 32).transpose(1, 0, 2)
+        left, right = (b.op("slice", x, axis=2, start=i, stop=i + 16) for i in (0, 16))
+        return x * cos + b.op("concat", -right, left, axis=2) * sin
+
+    q, k, v = rotated("q"), rotated("k"), b.input("v", shape)
+    program = b.build(out=b.softmax((q @ k.transpose(0, 2, 1)) * 32**-0.5) @ v)
+    regions, _ = find_chains(program, H200)
+    longest = max(regions, key=lambda r: len(r.nodes))
+    assert set(longest.nodes) == {n.output for n in program.nodes}
+    assert set(longest.inputs) == {"q", "k", "v", "cos", "sin"}
