@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 from fuser.ir.mugraph import LibraryKernel
@@ -12,6 +14,8 @@ from fuser.runtime.launch import InterpretedKernel
 from fuser.runtime.launch import LoadedKernel
 from fuser.runtime.library import bind_library
 from fuser.runtime.library import constants
+from fuser.runtime.library import matmul_parts
+from fuser.runtime.library import multiply
 from fuser.runtime.library import root_of
 from fuser.runtime.library import view
 from fuser.runtime.plan import Plan
@@ -42,7 +46,7 @@ def launches(
         if isinstance(kernel, LibraryKernel):
             used = {root_of(t, plan.views) for t in (*kernel.args, kernel.output)}
             if late is not None and used & held:
-                found.append(_deferred(plan, kernel, {n: table[n] for n in used - held}, late))
+                found.append(_deferred(plan, kernel, table, held, late))
             else:
                 found.append(_library(plan, kernel, table))
             continue
@@ -63,20 +67,54 @@ def may_overlap(plan: Plan, number: int) -> bool:
     return front is not None and plan.sources[plan.launched[front]] is not None
 
 
-def _library(plan: Plan, kernel: LibraryKernel, table: Mapping[str, Any]) -> Launch:
-    def value(name: str) -> Any:
-        if name in plan.views:
-            made = plan.views[name]
-            return view(made, value(made.args[0]))
-        return table[name]
+def _value(plan: Plan, name: str, table: Mapping[str, Any]) -> Any:
+    """A tensor that a library kernel uses, views included."""
+    if name in plan.views:
+        made = plan.views[name]
+        return view(made, _value(plan, made.args[0], table))
+    return table[name]
 
+
+def _library(plan: Plan, kernel: LibraryKernel, table: Mapping[str, Any]) -> Launch:
     attrs = constants(kernel, plan.graph, plan.table)
-    call = bind_library(kernel.op, attrs, [value(a) for a in kernel.args], value(kernel.output))
+    args = [_value(plan, a, table) for a in kernel.args]
+    call = bind_library(kernel.op, attrs, args, _value(plan, kernel.output, table))
     return lambda _: call()
 
 
-def _deferred(plan: Plan, kernel: LibraryKernel, fixed: Mapping[str, Any], late: Mapping[str, Any]) -> Launch:
-    def call(stream: int) -> None:
-        _library(plan, kernel, {**fixed, **late})(stream)
+def _deferred(
+    plan: Plan, kernel: LibraryKernel, table: Mapping[str, Any], held: frozenset[str], late: Mapping[str, Any]
+) -> Launch:
+    """A library kernel on tensors that only ``late`` has at the time of a call; what is known of their strides is worked out
+    here."""
+    attrs = constants(kernel, plan.graph, plan.table)
+    names = (*kernel.args, kernel.output)
+    operands = [_value(plan, n, table) for n in names]
+    groups = matmul_parts(*operands) if kernel.op == "matmul" else [tuple(operands)]
+    roots = [root_of(n, plan.views) for n in names]
+    getters = [[_getter(x, r, table[r], r in held) for x, r in zip(group, roots, strict=True)] for group in groups]
+
+    def call(_: int) -> None:
+        for group in getters:
+            *xs, out = [get(late) for get in group]
+            if kernel.op == "matmul":
+                multiply(xs[0], xs[1], out)
+            else:
+                bind_library(kernel.op, attrs, xs, out)()
 
     return call
+
+
+def _getter(x: Any, root: str, base: Any, late: bool) -> Callable[[Mapping[str, Any]], Any]:
+    """Finds ``x``, a view of ``base``: itself, or the same view of the tensor that has the name ``root`` by then."""
+    if not late:
+        return lambda _: x
+    shape, strides, offset = x.shape, x.stride(), x.storage_offset() - base.storage_offset()
+    if (shape, strides, offset) == (base.shape, base.stride(), 0):
+        return itemgetter(root)
+
+    def get(values: Mapping[str, Any]) -> Any:
+        now = values[root]
+        return now.as_strided(shape, strides, now.storage_offset() + offset)
+
+    return get

@@ -6,6 +6,7 @@ are folded into rows or passed with strides, also with stride zero where one ope
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -129,19 +130,22 @@ def _with_out(op: str, attrs: Mapping[str, Any], xs: list[Any], out: Any) -> Cal
 
 
 def _matmul(a: Any, b: Any, out: Any) -> Callable[[], None]:
-    import torch
-
     parts = matmul_parts(a, b, out)
     if len(parts) == 1:
-        ((x, y, z),) = parts
-        function = torch.mm if z.dim() == 2 else torch.bmm
-        return lambda: function(x, y, out=z)
+        return functools.partial(multiply, *parts[0])
 
     def call() -> None:
-        for x, y, z in parts:
-            torch.bmm(x, y, out=z)
+        for part in parts:
+            multiply(*part)
 
     return call
+
+
+def multiply(a: Any, b: Any, out: Any) -> None:
+    """A product of two matrices, or of two batches of them, into ``out``."""
+    import torch
+
+    (torch.mm if out.dim() == 2 else torch.bmm)(a, b, out=out)
 
 
 def matmul_parts(a: Any, b: Any, out: Any) -> list[tuple[Any, Any, Any]]:
