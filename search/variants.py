@@ -33,7 +33,7 @@ WAVES = (1, 2, 4)
 """Persistent programs for each SM."""
 HOPPER = 90
 SPECIALIZED_WARPS = 4
-"""Warps of a kernel whose warps Triton 3.6 and 3.9 specialize on Hopper; it gives the work of 8 the same to all of them."""
+"""Warps from which Triton 3.6 and 3.9 make a specialized kernel on Hopper (12 then run); 8 all get the same work."""
 
 
 @dataclass(frozen=True)

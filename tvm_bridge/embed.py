@@ -100,7 +100,7 @@ class RegionKernels:
                 raise UnsupportedError(
                     f"the PTX of kernel {kernel.name!r} has {parameters} parameters, "
                     f"not {len(kernel.args)} and two scratch pointers",
-                    "pass every size as a compile-time constant, and compile with a supported Triton",
+                    "leave out tensor descriptors (tma_…), pass sizes as constants, and compile with a supported Triton",
                 )
         if missing := [name for name in self.outputs if name not in used]:
             raise ProgramError(f"no kernel writes the output {missing[0]!r} of the region")

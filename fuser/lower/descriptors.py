@@ -167,8 +167,8 @@ def with_metadata(
     """The descriptors with what the compiler chose for each (``metadata.tensordesc_meta``, in the order of the arguments
     ``names``).
 
-    Where warps are specialized Triton 3.6 and 3.9 give half of the rows to each of two groups of warps, and copy half a box at
-    once, while the metadata has the whole box: what ``ttgir`` copies counts.
+    Where warps are specialized Triton 3.6 may give halves of the rows to two groups of warps. It then copies half a box at once,
+    but its metadata has the whole box: what ``ttgir`` copies counts. (Triton 3.9 refuses such a kernel.)
     """
     if len(metadata) != len(descriptors):
         raise NoValidKernelError(f"the compiler left {len(descriptors) - len(metadata)} tensor descriptors out")
