@@ -190,9 +190,12 @@ class FoldCode(TileCode):
             inner = self.dims(stmt.reduce)
             parts = []
             for over in self.combos(stmt.reduce):
-                part = self.read(arg, (*stmt.axes, *stmt.reduce), combo + over, (*layout, *inner))
+                later = stmt.op == "max"  # a positive factor of the maximum
+                part = self.read(arg, (*stmt.axes, *stmt.reduce), combo + over, (*layout, *inner), factor=not later)
                 for i in () if self.kept(stmt) else reversed(range(len(inner))):
                     part = f"{entry.triton}({part}, {len(layout) + i})"
+                if later and self.values[arg].factor != 1.0:
+                    part = f"{part} * {self.values[arg].factor!r}"
                 parts.append(part)
             if self.inside(stmt.value):
                 parts.insert(0, name)

@@ -37,13 +37,14 @@ Combo = tuple[Piece, ...]
 @dataclass
 class Value:
     """Register blocks of a value: dimensions in the order of ``layout``; ``fill[axis]`` is what stands in lanes outside of the
-    tensor.
+    tensor; ``factor`` is still to be multiplied.
     """
 
     layout: tuple[str, ...]
     names: dict[Combo, str] = field(default_factory=dict)
     dtype: str = "float32"
     fill: dict[str, str] = field(default_factory=dict)
+    factor: float = 1.0
 
 
 class TileCode:
@@ -229,11 +230,16 @@ class TileCode:
             terms.append(f"{index} * {strides[axis]}" if strides[axis] != 1 else index)
         return " + ".join(terms)
 
-    def read(self, value: str, axes: Sequence[str], combo: Combo, want: Sequence[str], fp32: bool = True) -> str:
-        """Text of one register block of a value, in fp32 and broadcast to the dimensions ``want``."""
+    def read(
+        self, value: str, axes: Sequence[str], combo: Combo, want: Sequence[str], fp32: bool = True, factor: bool = True
+    ) -> str:
+        """Text of one register block of a value, in fp32 and broadcast to the dimensions ``want``; without its pending factor
+        where ``factor`` is false."""
         v = self.values[value]
         by_axis = dict(zip(axes, combo, strict=True))
         name = v.names[tuple(by_axis[a] for a in v.layout)]
+        if factor and v.factor != 1.0:
+            name = f"({name} * {float(v.factor)!r})"
         if fp32 and v.dtype not in ("float32", "bool"):
             name = self.as_fp32(name)
         order = [a for a in want if a in v.layout]

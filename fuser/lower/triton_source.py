@@ -21,7 +21,6 @@ from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import Stmt
 from fuser.ir.ops import op as op_def
-from fuser.ir.scalar import Scalar
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from fuser.ir.schedule import bind
@@ -38,10 +37,10 @@ from fuser.lower.descriptors import store_text
 from fuser.lower.fold_code import TRITON_DTYPE
 from fuser.lower.frame_code import Chain
 from fuser.lower.frame_code import FrameCode
+from fuser.lower.map_code import MapCode
 from fuser.lower.options import check_options
 from fuser.lower.prefetch_code import HELPER
 from fuser.lower.program_order import persistent_loop
-from fuser.lower.tile_code import Combo
 from fuser.lower.tile_code import Value
 
 MAX_BLOCKS = 64
@@ -115,7 +114,7 @@ def generate(
     return generator.run(name or f"{block.name}_kernel", chain or Chain())
 
 
-class _Generator(FrameCode):
+class _Generator(FrameCode, MapCode):
     """Control flow, loads, element-wise operators and stores."""
 
     def run(self, kernel: str, chain: Chain) -> KernelSource:
@@ -258,62 +257,6 @@ class _Generator(FrameCode):
         else:
             raise UnsupportedError(f"operator {stmt.op!r} ({stmt.value}) has no Triton form")
 
-    def map(self, stmt: Stmt) -> None:
-        entry = op_def(stmt.op)
-        layout = self.natural(stmt)
-        fills = [self.values[a].fill if a in self.values else {} for a in stmt.args]
-        fill = {x: f for x in stmt.axes if (f := _fill(stmt, x, fills, [x in self.block.by_value[a].axes for a in stmt.args]))}
-        value = self.values.setdefault(stmt.value, Value(layout))
-        value.fill = fill
-        constant = {k: _number(self.block.scalar(v)) for k, v in stmt.attrs if isinstance(v, Scalar)}
-        for combo in self.combos(stmt.axes):
-            key = self.key(stmt.axes, combo, layout)
-            args = []
-            for a in stmt.args:
-                if a in stmt.running:
-                    args.append(self.running(a, stmt.axes, combo, layout))
-                else:
-                    args.append(self.read(a, stmt.axes, combo, layout))
-            name = self.var(stmt.value, layout, key)
-            if stmt.op == "causal_mask":
-                text = self.causal(stmt, args[0], combo, layout)
-            elif stmt.op == "cast":
-                if stmt.dtype not in ("float16", "bfloat16", "float32"):
-                    raise UnsupportedError(f"cast to {stmt.dtype!r} ({stmt.value}) has no Triton form")
-                text = args[0]
-            elif not entry.triton:
-                raise UnsupportedError(f"operator {stmt.op!r} ({stmt.value}) has no Triton form")
-            else:
-                text = entry.triton.format(*args, **constant)
-            if stmt.op == "div" and stmt.value in self.guards:
-                text = f"tl.where({args[1]} == 0.0, 0.0, {text})"
-            if stmt.op == "sub" and stmt.value in self.guards and not stmt.running:
-                text = f'{args[0]} - tl.where({args[1]} == float("-inf"), 0.0, {args[1]})'
-            self.emit(f"{name} = {text}")
-            self.fp32.pop(name, None)
-            value.names[key] = name
-
-    def causal(self, stmt: Stmt, x: str, combo: Combo, layout: Sequence[str]) -> str:
-        by_axis = dict(zip(stmt.axes, combo, strict=True))
-        rows, cols = stmt.attr["rows"], stmt.attr["cols"]
-
-        def index(axis: str) -> str:
-            if not axis:
-                return "0"
-            return self.spread(self.offsets(axis, by_axis[axis]), (axis,) if axis in layout else (), layout)
-
-        offset = f" + {stmt.attr['offset']}" if stmt.attr["offset"] else ""
-        return f'tl.where({index(cols)} <= {index(rows)}{offset}, {x}, float("-inf"))'
-
-    def running(self, value: str, axes: Sequence[str], combo: Combo, want: Sequence[str]) -> str:
-        """The running maximum as a shift: 0 where nothing was seen yet, so that exp(-inf - 0) is 0."""
-        v = self.values[value]
-        by_axis = dict(zip(axes, combo, strict=True))
-        name = v.names[tuple(by_axis[a] for a in v.layout)]
-        if not self.inside(value):
-            self.emit(f'{name}_shift = tl.where({name} == float("-inf"), 0.0, {name})')
-        return self.spread(f"{name}_shift", [a for a in want if a in v.layout], want)
-
     def store(self, stmt: Stmt) -> None:
         access = stmt.access
         assert access is not None
@@ -337,26 +280,3 @@ class _Generator(FrameCode):
                 self.emit(store_text(self, self.argument(access.source), by_tma, by_axis, text))
                 continue
             self.emit(f"tl.store({self.pointer(stmt, combo, layout)}, {text}{extra})")
-
-
-def _number(x: float) -> str:
-    return repr(float(x))
-
-
-_KEEPS_ZERO = {"scale", "neg", "square", "relu", "silu", "gelu", "tanh", "cast", "erf", "sqrt"}
-
-
-def _fill(stmt: Stmt, axis: str, fills: list[dict[str, str]], has: list[bool]) -> str:
-    """What an element-wise operator leaves in lanes outside of the tensor, if that is known."""
-    states = [f.get(axis, "") for f in fills]
-    if stmt.op in _KEEPS_ZERO and states[0] == "zero":
-        return "zero"
-    if stmt.op == "mul" and "zero" in states and all(s == "zero" or not h for s, h in zip(states, has, strict=True)):
-        return "zero"
-    if stmt.op in ("add", "sub") and all(s == "zero" for s in states) and all(has):
-        return "zero"
-    if stmt.op == "sub" and states[0] == "neginf" and not has[1]:
-        return "neginf"
-    if stmt.op in ("exp",) and states[0] == "neginf":
-        return "zero"
-    return ""
