@@ -266,7 +266,7 @@ class CompiledProgram:
 
     def __call__(self, *inputs: Any, out: Any = None, **named: Any) -> Any:
         run = self._executable
-        if self._direct and not named:
+        if self._direct and not named and not isinstance(out, Mapping):
             return run(*inputs, out=out)
         values = self._named(inputs, named)
         if self.capture and run.device.type == "cuda":
@@ -292,8 +292,12 @@ class CompiledProgram:
         return {n: x for n, x in found.items() if n in self._executable.inputs}
 
     def _into(self, out: Any) -> dict[str, Any] | None:
-        if out is None or isinstance(out, Mapping):
-            return None if out is None else dict(out)
+        if out is None:
+            return None
+        if isinstance(out, Mapping):
+            if set(out) != set(self.outputs):
+                raise UsageError(f"{self.program.name!r} writes {', '.join(self.outputs)}, not {', '.join(out) or 'nothing'}")
+            return dict(out)
         outputs = tuple(out) if isinstance(out, tuple | list) else (out,)
         if len(outputs) != len(self.outputs):
             raise UsageError(f"{self.program.name!r} has {len(self.outputs)} outputs, {len(outputs)} were passed in")
@@ -312,8 +316,11 @@ class CompiledProgram:
         captured(*(values[n] for n in captured.inputs))
         if into is None:
             return self._results(captured.outputs)
-        for n, x in into.items():
-            x.copy_(captured.outputs[n])
+        for n, y in captured.outputs.items():
+            if into[n].shape != y.shape or into[n].dtype is not y.dtype:
+                got = f"{tuple(into[n].shape)} {into[n].dtype}"
+                raise UsageError(f"{n} must be {self.program[n]}, got {got}")
+            into[n].copy_(y)
         return self._results(into)
 
     def captured(self, *inputs: Any, out: Any = None, **named: Any) -> Captured:

@@ -138,6 +138,55 @@ def test_views_are_no_kernels() -> None:
     assert not [n for n in called if "empty" in n or "clone" in n or "copy" in n]
 
 
+@st.composite
+def library_graphs(draw: st.DrawFn) -> KernelGraph:
+    """Operators and views on squares of 4 × 4 and what becomes of them; the last result and some others are outputs."""
+    shapes: dict[str, tuple[int, ...]] = {"X": (4, 4), "Y": (4, 4)}
+    kernels = []
+    for i in range(draw(st.integers(1, 10))):
+        name, op = (
+            f"t{i}",
+            draw(st.sampled_from(["neg", "sigmoid", "add", "matmul", "transpose", "transpose", "slice", "reshape"])),
+        )
+        x = draw(st.sampled_from(sorted(shapes)))
+        alike = [n for n in sorted(shapes) if shapes[n] == shapes[x]]
+        rows, columns = shapes[x]
+        args, attrs, shape = (x,), {}, shapes[x]
+        if op == "add":
+            args = (x, draw(st.sampled_from(alike)))
+        elif op == "matmul":
+            y = draw(st.sampled_from([n for n in sorted(shapes) if shapes[n][0] == columns] or [""]))
+            op, args, shape = ("matmul", (x, y), (rows, shapes[y][1])) if y else ("neg", (x,), (rows, columns))
+        elif op == "transpose":
+            attrs, shape = {"perm": (1, 0)}, (columns, rows)
+        elif op == "slice" and rows > 1:
+            attrs, shape = {"axis": 0, "start": 1, "stop": rows}, (rows - 1, columns)
+        elif op == "slice":
+            op = "neg"
+        elif op == "reshape":
+            attrs, shape = {"shape": (1, rows * columns)}, (1, rows * columns)
+        kernels.append(LibraryKernel(f"k{i}", op, args, name, tuple(sorted(attrs.items()))))
+        shapes[name] = shape
+    made = [k.output for k in kernels]
+    outputs = {made[-1], *draw(st.lists(st.sampled_from(made), max_size=2))}
+    return graph_of(*kernels, outputs=tuple(sorted(outputs)), **{n: shapes[n] for n in ("X", "Y", *sorted(outputs))})
+
+
+@settings(deadline=None)
+@given(library_graphs())
+def test_graphs_of_operators_and_views_agree_with_eager_torch(graph: KernelGraph) -> None:
+    torch.manual_seed(0)
+    values = {n: torch.rand(4, 4) for n in graph.inputs}
+    exe = Executable(graph, Schedule(()), device="cpu")
+    exe.workspace.fill_(255)
+    found = exe.run(values)
+    for kernel in graph.kernels:
+        assert isinstance(kernel, LibraryKernel)
+        values[kernel.output] = apply(kernel.op, [values[a] for a in kernel.args], dict(kernel.attrs))
+    for n, x in found.items():
+        torch.testing.assert_close(x, values[n])
+
+
 def test_a_reshape_of_a_strided_view_is_a_copy_into_a_slot() -> None:
     graph = graph_of(
         LibraryKernel("t", "transpose", ("X",), "T", (("perm", (1, 0)),)),
