@@ -29,6 +29,8 @@ from fuser.lower.triton_source import KernelSource
 from fuser.lower.triton_source import generate_graph
 
 GROUPS = (4, 8, 16)
+AHEAD = (1, 2, 4)
+"""Trips of whose loads the lines are fetched ahead."""
 WAVES = (1, 2, 4)
 """Persistent programs for each SM."""
 HOPPER = 90
@@ -128,7 +130,8 @@ def variants(graph: KernelGraph, schedule: Schedule, device: Device) -> Iterator
 
 def _text(sources: tuple[KernelSource, ...]) -> tuple[Any, ...]:
     """What decides how the kernels run; names and headers differ with every option."""
-    return tuple((s.text.split("@triton.jit")[1].split(":", 1)[1], s.grid, s.num_warps, s.num_stages, s.pdl) for s in sources)
+    bodies = (s.text.partition("import triton\n")[2].replace(s.name, "") for s in sources)
+    return tuple((t, s.grid, s.num_warps, s.num_stages, s.pdl) for t, s in zip(bodies, sources, strict=True))
 
 
 def _places(graph: KernelGraph, schedule: Schedule) -> list[_Place]:
@@ -147,6 +150,9 @@ def _places(graph: KernelGraph, schedule: Schedule) -> list[_Place]:
 def _edits(places: list[_Place], device: Device) -> Iterator[tuple[str, str, Edit]]:
     for value in ("early", "late", ""):
         yield f"pdl={value or 'none'}", "", lambda p, v=value: _with(p, pdl=v or None) if p.behind else None
+    for trips in AHEAD:
+        yield f"prefetch={trips}", "", lambda p, n=trips: _with(p, prefetch=n) if "pdl" in p.schedule.knob and p.behind else None
+    yield "lazy", "", lambda p: _with(p, lazy=True)
     for size in GROUPS:
         yield f"group={size}", "", lambda p, n=size: _grouped(p, n)
     yield "grid_order", "", _turned
