@@ -65,7 +65,7 @@ def compile_program(
 
     ``program`` is a :class:`TensorProgram`, the name of a workload (``mirage/rmsnorm:8``), a ``torch.nn.Module`` with the shapes
     and dtypes of ``example_inputs``, a ``torch.export.ExportedProgram``, or what :func:`fuser.from_torch` returns. Parameters of
-    a module are bound: they are not arguments of the callable.
+    a module are bound with the values that they have now: they are not arguments of the callable.
 
     ``target`` names the device to tune for, or its file; by default the GPU at hand. ``graph`` and ``schedule`` choose for you;
     with one of them the other is still searched. ``superoptimize``: seconds that the superoptimizer may look for structures.
@@ -104,7 +104,7 @@ def _imported(program: Any, example_inputs: Sequence[Any]) -> Imported:
     if isinstance(program, str):
         program = workload(program)
     if isinstance(program, TensorProgram):
-        if example_inputs:
+        if len(example_inputs):
             raise UsageError(f"{program.name!r} has its shapes already", "example inputs belong to PyTorch modules")
         return Imported(program, {}, program.inputs)
     if isinstance(program, Imported):
@@ -114,7 +114,8 @@ def _imported(program: Any, example_inputs: Sequence[Any]) -> Imported:
             f"cannot compile a {type(program).__name__}",
             "pass a TensorProgram, the name of a workload, a torch.nn.Module with example inputs, or an ExportedProgram",
         )
-    return from_torch(program, tuple(example_inputs))
+    alone = hasattr(example_inputs, "shape")  # one tensor, not a sequence of them
+    return from_torch(program, (example_inputs,) if alone else tuple(example_inputs))
 
 
 def _graphs(

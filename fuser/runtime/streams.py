@@ -80,10 +80,10 @@ def assign(accesses: Sequence[Access], most: int = MAX_STREAMS) -> tuple[int, ..
     last: list[int] = []
     found: list[int] = []
     for i, path in enumerate(paths):
-        # behind the latest of the kernels that it needs: the branch goes on
         fitting = [s for s, k in enumerate(last) if k in path]
         if fitting:
-            stream = max(fitting, key=lambda s: last[s])
+            # the caller's stream waits for the others at the end anyway; else behind the latest, whose branch goes on
+            stream = 0 if 0 in fitting else max(fitting, key=last.__getitem__)
         elif len(last) < most:
             stream = len(last)
             last.append(i)

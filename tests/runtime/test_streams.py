@@ -140,19 +140,23 @@ def test_a_chain_stays_on_the_callers_stream() -> None:
 
 def test_branches_fork_and_join() -> None:
     streams = streams_of(graph("X:A", "Y:B", "B:C", "AC:D"))
-    assert streams.stream == (0, 1, 1, 1)
+    assert streams.stream == (0, 1, 1, 0)
     assert [(a.kind, a.stream, a.kernel) for a in actions(streams)] == [
         ("begin", 0, -1),
         ("launch", 0, 0),
-        ("record", 0, 0),
         ("fork", 1, -1),
         ("launch", 1, 1),
         ("launch", 1, 2),
-        ("wait", 1, 0),
-        ("launch", 1, 3),
-        ("record", 1, 3),
-        ("wait", 0, 3),
+        ("record", 1, 2),
+        ("wait", 0, 2),
+        ("launch", 0, 3),
     ]
+
+
+def test_a_branch_that_nothing_reads_is_waited_for_at_the_end() -> None:
+    streams = streams_of(graph("X:A", "Y:B"))
+    assert (streams.stream, streams.joins) == ((0, 1), (1,))
+    assert [a.kind for a in actions(streams)] == ["begin", "launch", "fork", "launch", "record", "wait"]
 
 
 def test_a_branch_that_begins_with_a_wait_needs_no_fork() -> None:
