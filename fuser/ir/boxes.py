@@ -35,8 +35,11 @@ def ranges(span: Range, cuts: Sequence[int]) -> list[Range]:
     return list(zip([span[0], *inner], [*inner, span[1]], strict=True))
 
 
-def box_name(name: str, box: Box, shape: Sequence[int]) -> str:
-    """As numpy writes it, ``W[3]`` or ``qkv[:,0:768]``; the whole tensor has its own name."""
+def box_name(name: str, box: Box, shape: Sequence[int], view: Sequence[int] = ()) -> str:
+    """As numpy writes it, ``W[3]`` or ``qkv[:,0:768]``; the whole tensor has its own name. A box of a reshaped tensor says so:
+    ``q(64,2,32)[:,:,0:16]``."""
+    if view:
+        return box_name(f"{name}({','.join(map(str, view))})", box, view)
     texts = [
         ":" if (start, stop) == (0, n) else str(start) if stop == start + 1 else f"{start}:{stop}"
         for (start, stop), n in zip(box, shape, strict=True)

@@ -44,16 +44,23 @@ class Axis:
 
 @dataclass(frozen=True)
 class Window:
-    """A box of a device tensor of ``shape``: what an access reads begins at the element ``starts``."""
+    """A box of a device tensor of ``shape``: what an access reads begins at the element ``starts``. With ``view`` the box is one
+    of the tensor reshaped to that: every second half of the columns, say."""
 
     tensor: str
     shape: tuple[int, ...]
     starts: tuple[int, ...]
+    view: tuple[int, ...] = ()
+
+    @property
+    def seen(self) -> tuple[int, ...]:
+        """The shape in which the box lies."""
+        return self.view or self.shape
 
     @property
     def offset(self) -> int:
         """Elements from the tensor's first one to the window's."""
-        return sum(x * math.prod(self.shape[i + 1 :]) for i, x in enumerate(self.starts))
+        return sum(x * math.prod(self.seen[i + 1 :]) for i, x in enumerate(self.starts))
 
 
 @dataclass(frozen=True)
@@ -89,7 +96,9 @@ class Access:
     def strides(self, extents: Mapping[str, int]) -> dict[str, int]:
         """Elements between neighbours along each axis, for a row-major tensor."""
         found, outer = dict[str, int](), 1
-        for dim, extent in zip(reversed(self.dims), reversed(self.source_shape(extents)), strict=True):
+        for dim, extent in zip(
+            reversed(self.dims), reversed(self.window.seen if self.window else self.shape(extents)), strict=True
+        ):
             step = outer
             for axis in reversed(dim):
                 found[axis] = step
@@ -101,7 +110,8 @@ class Access:
         starts = self.window.starts if self.window else (0,) * len(self.dims)
         dims = ("·".join(d) or ("1" if not self.window else "") for d in self.dims)
         places = (f"{x}+{d}" if x and d else d or str(x) for x, d in zip(starts, dims, strict=True))
-        return f"{self.source}[{', '.join(places)}]"
+        view = f"({','.join(map(str, self.window.view))})" if self.window and self.window.view else ""
+        return f"{self.source}{view}[{', '.join(places)}]"
 
 
 @dataclass(frozen=True)
@@ -277,11 +287,14 @@ class BlockGraph:
         window, sizes = stmt.access.window, stmt.access.shape(self.extents)
         if stmt.kind == "store":
             raise ProgramError(f"block {self.name!r}: {stmt} stores a window; only loads have one")
-        inside = len(sizes) == len(window.shape) == len(window.starts) and all(
-            x >= 0 and x + n <= whole for x, n, whole in zip(window.starts, sizes, window.shape, strict=True)
+        whole = window.seen
+        inside = (
+            len(sizes) == len(whole) == len(window.starts)
+            and math.prod(whole) == math.prod(window.shape)
+            and all(x >= 0 and x + n <= most for x, n, most in zip(window.starts, sizes, whole, strict=True))
         )
         if not inside:
-            raise ProgramError(f"block {self.name!r}: {stmt} has shape {sizes}, which is not inside of {window.shape}")
+            raise ProgramError(f"block {self.name!r}: {stmt} has shape {sizes}, which is not inside of {whole}")
 
     def __str__(self) -> str:
         axes = ", ".join(f"{a.name}={a.extent or '?'}" for a in self.axes)
@@ -365,11 +378,11 @@ class KernelGraph:
         they read windows do not."""
         blocks = tuple(k.with_extents(sizes) if isinstance(k, BlockGraph) else k for k in self.kernels)
         shapes = {
-            s.access.source: s.access.source_shape(b.extents)
+            s.access.tensor: s.access.shape(b.extents)
             for b in blocks
             if isinstance(b, BlockGraph)
             for s in b.stmts
-            if s.access and not any(b.extents[a] == FREE for a in s.access.axes)
+            if s.access and not s.access.window and not any(b.extents[a] == FREE for a in s.access.axes)
         }
         return replace(self, kernels=blocks, tensors=tuple(replace(t, shape=shapes.get(t.name, t.shape)) for t in self.tensors))
 

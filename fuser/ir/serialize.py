@@ -38,6 +38,8 @@ def _stmt_to_json(s: Stmt) -> dict[str, Any]:
         out["access"] = {"tensor": s.access.tensor, "dims": [list(d) for d in s.access.dims]}
         if w := s.access.window:
             out["access"]["window"] = {"tensor": w.tensor, "shape": list(w.shape), "starts": list(w.starts)}
+            if w.view:
+                out["access"]["window"]["view"] = list(w.view)
     if s.kind == "compute":
         out |= {"op": s.op, "args": list(s.args), "reduce": list(s.reduce), "attrs": _attrs_to_json(s.attrs)}
     if s.running:
@@ -49,7 +51,7 @@ def _stmt_to_json(s: Stmt) -> dict[str, Any]:
 
 def _access_from_json(d: Mapping[str, Any]) -> Access:
     w = d.get("window")
-    window = Window(w["tensor"], tuple(map(int, w["shape"])), tuple(map(int, w["starts"]))) if w else None
+    window = Window(w["tensor"], *(tuple(map(int, w.get(k, ()))) for k in ("shape", "starts", "view"))) if w else None
     return Access(d["tensor"], tuple(tuple(x) for x in d["dims"]), window)
 
 

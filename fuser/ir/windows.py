@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from fuser.errors import UnsupportedError
@@ -95,7 +96,8 @@ def detach(graph: KernelGraph) -> tuple[KernelGraph, frozenset[str]]:
             return s
         window, shape = s.access.window, s.access.shape(sizes)
         # the name follows from where the window lies, whatever the access calls it
-        name = box_name(window.tensor, tuple((x, x + n) for x, n in zip(window.starts, shape, strict=True)), window.shape)
+        box = tuple((x, x + n) for x, n in zip(window.starts, shape, strict=True))
+        name = box_name(window.tensor, box, window.shape, window.view)
         boxes[name], sources[window.tensor] = Tensor(name, shape, s.dtype), None
         return replace(s, access=Access(name, s.access.dims))
 
@@ -151,7 +153,7 @@ class _Boxes:
         self.needed: dict[str, dict[Box, None]] = {t.name: {} for t in program.tensors}
         self.windows: dict[str, Window] = {}
         self.refs: dict[tuple[str, Box], Ref] = {}
-        self.inputs: set[str] = set()
+        self.inputs: dict[str, Ref] = {}
 
     def run(self, original: TensorProgram | None = None) -> Windowed:
         program = self.program
@@ -174,6 +176,17 @@ class _Boxes:
         return self.emit(original or program)
 
     # -- where results are cut ------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def memory(self) -> dict[str, str]:
+        """Tensors that lie whole in device memory, and reshapes of them, with the name that they have there."""
+        found = {n: n for n in self.program.inputs}
+        for node in self.program.nodes:
+            if node.output in self.stops:
+                found[node.output] = node.output
+            elif node.op == "reshape" and node.inputs[0] in found:
+                found[node.output] = found[node.inputs[0]]
+        return found
 
     def cut(self, node: Node) -> Cuts:
         sides, shape = [self.cuts[n] for n in node.inputs], self.shape[node.output]
@@ -265,7 +278,12 @@ class _Boxes:
             perm = node.attr["perm"]
             return [(x, tuple(box[perm.index(i)] for i in range(len(box))))]
         if node.op == "reshape":
-            return [(x, through_reshape(box, self.shape[node.output], shapes[0]))]
+            try:
+                return [(x, through_reshape(box, self.shape[node.output], shapes[0]))]
+            except UnsupportedError:
+                if x not in self.memory:
+                    raise
+                return []  # a box of what lies in memory, seen in another shape
         if node.op == "broadcast":
             return [(x, of_operand(box, shapes[0]))]
         if box == whole(self.shape[node.output]):
@@ -291,7 +309,7 @@ class _Boxes:
         for node in program.nodes:
             all_of_it = whole(self.shape[node.output])
             for box in sorted(self.needed[node.output]):
-                if node.output in self.stops and box != all_of_it:
+                if (node.output in self.stops and box != all_of_it) or not self.operands(node, box):
                     self.input(node.output, box)
                 else:
                     self.refs[node.output, box] = self.node(node, box)
@@ -305,12 +323,15 @@ class _Boxes:
         return Windowed(original, self.b.build(**named), self.windows)
 
     def input(self, name: str, box: Box) -> None:
-        shape = self.shape[name]
-        label = box_name(name, box, shape)
-        self.refs[name, box] = self.b.input(label, extents(box), self.program[name].dtype)
-        self.inputs.add(label)
-        if box != whole(shape):
-            self.windows[label] = Window(name, shape, tuple(start for start, _ in box))
+        source = self.memory[name]
+        shape, seen = self.shape[source], self.shape[name]
+        view = () if seen == shape else seen
+        label = box_name(source, box, shape, view)
+        if label not in self.b.names:
+            self.inputs[label] = self.b.input(label, extents(box), self.program[name].dtype)
+        self.refs[name, box] = self.inputs[label]
+        if view or box != whole(shape):
+            self.windows[label] = Window(source, shape, tuple(start for start, _ in box), view)
 
     def node(self, node: Node, box: Box) -> Ref:
         if node.op in ("slice", "concat"):

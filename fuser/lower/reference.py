@@ -256,7 +256,8 @@ class _Kernel(Generic[V]):
         if box := stmt.access.window:
             sizes = stmt.access.shape(self.block.extents)
             part = tuple(slice(x, x + n) for x, n in zip(box.starts, sizes, strict=True))
-            source = self.algebra.lift(lambda x: x[part], source)
+            seen = box.seen
+            source = self.algebra.lift(lambda x: x.reshape(seen)[part], source)
         perm = tuple(stmt.access.axes.index(a) for a in stmt.axes)
         return self.algebra.lift(lambda x: x.reshape(full)[window].transpose(perm), source)
 

@@ -29,6 +29,7 @@ from fuser.ir.serialize import graph_from_json
 from fuser.ir.serialize import graph_to_json
 from fuser.ir.windows import detach
 from fuser.ir.windows import windowed
+from fuser.lower.check import check
 from fuser.lower.reference import interpret
 from fuser.superopt.verify import Rejected
 from fuser.superopt.verify import Unknown
@@ -149,6 +150,21 @@ def test_windows_are_printed_as_places() -> None:
     lines = str(fuse(joint_gated_mlp())).splitlines()
     assert "  W[:,10:20][n,k] = load W[k, 10+n]" in lines
     assert "  v[2][p] = load v[2, p]" in str(fuse(CASES["layers"])).splitlines()
+
+
+def test_parts_of_the_columns_of_each_head_are_boxes_of_the_reshaped_tensor() -> None:
+    """Rotary embedding of [rows, heads · d]: the halves of d lie in each head's columns."""
+    b = Builder("heads")
+    q, cos, sin = b.input("q", (6, 16)), b.input("cos", (6, 8)), b.input("sin", (6, 8))
+    k = b.input("k", (2, 6, 8))
+    program = b.build(S=rotary(b, q.reshape(6, 2, 8).transpose(1, 0, 2), cos, sin) @ k.transpose(0, 2, 1))
+    graph = fuse(program)
+    assert "  q(6,2,8)[:,:,4:8][b,m,k] = load q(6,2,8)[m, b, 4+k]" in str(graph).splitlines()
+    assert graph_from_json(graph_to_json(graph)) == graph
+    agree(program, graph, trivial(graph))
+    assert isinstance(verify(program, graph), Verified)
+    (outcome,) = check([(program, graph, trivial(graph))])
+    assert outcome.passed
 
 
 def test_strides_and_offset_are_those_of_the_tensor() -> None:
