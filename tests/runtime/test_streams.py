@@ -161,15 +161,15 @@ def test_a_branch_that_nothing_reads_is_waited_for_at_the_end() -> None:
 
 def test_a_branch_that_begins_with_a_wait_needs_no_fork() -> None:
     streams = streams_of(graph("X:A", "A:B", "A:C", "BC:D"))
-    assert streams.stream == (0, 0, 1, 1)
+    assert streams.stream == (0, 0, 1, 0)
     assert streams.forks == ()
-    assert streams.waits == ((), (), (0,), (1,))
-    assert streams.joins == (3,)
+    assert streams.waits == ((), (), (0,), (2,))
+    assert streams.joins == ()
 
 
 def test_only_what_directly_follows_a_kernel_may_overlap_it() -> None:
     streams = streams_of(graph("X:A", "A:B", "A:C", "BC:D"))
-    # an event stands behind kernel 0, kernel 2 begins a stream, kernel 3 waits
+    # an event stands behind kernel 0, kernel 2 begins a stream, kernel 3 waits for it
     assert [streams.directly_behind(k) for k in range(4)] == [None, None, None, None]
     assert [streams_of(graph("X:A", "A:B", "B:C")).directly_behind(k) for k in range(3)] == [None, 0, 1]
 
