@@ -26,7 +26,7 @@ def parse(argv: Sequence[str] | None) -> tuple[list[str], Settings]:
     p.add_argument("cases", nargs="*", default=["*"], help="names and globs of workloads and odd/… programs; all by default")
     p.add_argument("--case", action="append", default=[], help="further names and globs, instead of all")
     p.add_argument("--budget", type=float, default=240.0, help="seconds of the whole run")
-    p.add_argument("--passes", type=int, default=6, help="most schedules of one structure; later passes come last")
+    p.add_argument("--passes", type=int, default=3, help="passes over the structures, each with other schedules")
     p.add_argument("--search", type=float, default=5.0, help="seconds of the superoptimizer for each case, 0: none")
     p.add_argument("--seed", type=int, default=0, help="of schedules and inputs")
     p.add_argument("--target", default="h200", help="device that the model and the rules assume")

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 from dataclasses import asdict
 from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +38,20 @@ BAD = ("wrong", "nan", "crash", "timeout")
 @dataclass(frozen=True)
 class Job:
     """A structure (by its place among ``structures`` of the case) under a schedule of some kind. ``suspect``: a class that the
-    compiler is known to get wrong."""
+    compiler is known to get wrong; ``place``: within its turn."""
 
     case: str
     number: int
     kind: str
     suspect: bool
     turn: int
+    place: int
     candidate: Candidate
+
+    @property
+    def order(self) -> tuple[bool, int, int]:
+        """All cases get their first candidates before any gets its second."""
+        return (self.suspect, self.turn, self.place)
 
 
 @dataclass(frozen=True)
@@ -101,17 +108,19 @@ def prepare(name: str, seed: int, seconds: float, target: str, passes: int) -> P
     salt = zlib.crc32(name.encode())
     found: dict[tuple[str, str], Job] = {}
     for turn in range(passes):
+        before = len(found)
         for i, graph in enumerate(graphs):
             if i >= len(plain) and (i + turn + salt) % PASSES:
                 continue
             rng = np.random.default_rng([seed, salt, turn, i])
-            job = _job(name, graph, i, (i + salt + STEP * turn) % len(KINDS) if i or turn else 0, turn, rng, target)
+            job = _job(name, graph, i, (i + salt + STEP * turn) % len(KINDS) if i or turn else 0, rng, target)
             if job is not None:
-                found.setdefault((job.candidate.source_hash, str(i)), job)
+                placed = replace(job, turn=turn, place=len(found) - before)
+                found.setdefault((job.candidate.source_hash, str(i)), placed)
     return Prepared(name, len(graphs), tuple(found.values()))
 
 
-def _job(name: str, graph: KernelGraph, number: int, first: int, turn: int, rng: np.random.Generator, target: str) -> Job | None:
+def _job(name: str, graph: KernelGraph, number: int, first: int, rng: np.random.Generator, target: str) -> Job | None:
     """The first kind, from ``first`` on, that has a schedule for this structure; the sources are generated here."""
     device = load_device(target)
     for step in range(len(KINDS)):
@@ -120,7 +129,7 @@ def _job(name: str, graph: KernelGraph, number: int, first: int, turn: int, rng:
         if schedule is not None:
             candidate = Candidate(graph, schedule)
             _ = candidate.source_hash
-            return Job(name, number, kind, suspect(graph, schedule, device), turn, candidate)
+            return Job(name, number, kind, suspect(graph, schedule, device), 0, 0, candidate)
     return None
 
 

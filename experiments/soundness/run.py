@@ -38,8 +38,9 @@ from search.worker import Worker
 
 AT_ONCE = 8
 """Most candidates of one case that go to the GPU together."""
-TOLERANCE = {"logits": 2e-2}
-"""Scores of 1e4 in fp32 are off by 1e-3, and so is exp of their differences; attention in fp16 keeps that within this."""
+TOLERANCE = {"logits": 2e-2, "denormal": 5e-2}
+"""Scores of 1e4 in fp32 are off by 1e-3, and so is exp of their differences. A product below fp16's smallest normal number is
+rounded to multiples of 6e-8 on its way to the tensor cores, which costs 2 to 4 %; flushed to zero it would be off by 100 %."""
 SAMPLE = (
     "odd/attention-197",
     "odd/attention-3000-keys",
@@ -49,6 +50,8 @@ SAMPLE = (
     "odd/causal-more-queries",
 )
 """Small programs whose first kernels go through compute-sanitizer."""
+PATIENCE = {"cuda": 25.0, "cpu": 300.0}
+"""Seconds without an answer after which a kernel hangs."""
 LAST = 20.0
 """Seconds at the end for the report and what is still under way."""
 
@@ -58,7 +61,7 @@ class Settings:
     """Options of the command (:mod:`experiments.soundness.__main__`)."""
 
     budget: float = 240.0
-    passes: int = 6
+    passes: int = 3
     search: float = 5.0
     seed: int = 0
     target: str = "h200"
@@ -100,7 +103,11 @@ def run(patterns: Sequence[str], settings: Settings, start: float) -> int:
         cases = {n: c for n, c in cases.items() if n.startswith("odd/") and not n.endswith("bf16")}
     earlier = [r for path in settings.resume for r in read(path)]
     cores = settings.workers or max(1, (os.cpu_count() or 2) - 1)
-    with Worker(settings.device) as worker, CompilePool(0, cores) as pool, _preparers(cores) as preparers:
+    with (
+        Worker(settings.device, patience=PATIENCE[settings.device]) as worker,
+        CompilePool(0, cores) as pool,
+        _preparers(cores) as preparers,
+    ):
         state = State(settings, worker, pool, cases, {r.key for r in earlier}, list(earlier))
         state.structures = dict.fromkeys(cases, 0)
         args = (settings.seed, settings.search, settings.target, settings.passes)
@@ -144,7 +151,7 @@ def _loop(state: State, futures: list[Future[Prepared]], deadline: float) -> Non
         if not pending and suspects:
             state.waiting += suspects[: state.settings.suspects]
             suspects.clear()
-        state.waiting.sort(key=lambda j: (j.suspect, j.turn))
+        state.waiting.sort(key=lambda j: j.order)
         _feed(state, deadline)
         if state.sanitizer is not None:
             state.sanitizer.poll()

@@ -1,0 +1,118 @@
+"""Schedules that nobody would choose, of every structure: they compute what the program says, or are refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from experiments.soundness.schedules import KINDS
+from experiments.soundness.schedules import choose
+from fuser.device import load_device
+from fuser.errors import NoValidKernelError
+from fuser.frontends.builder import Builder
+from fuser.ir.mugraph import KernelGraph
+from fuser.ir.program import TensorProgram
+from fuser.ir.schedule import KernelSchedule
+from fuser.ir.schedule import Schedule
+from fuser.ir.tiling import TilingExpr
+from fuser.lower.check import check
+from fuser.lower.triton_source import generate
+from search.structures import one_kernel
+from search.structures import structures
+
+DEVICE = load_device("h200")
+
+
+def attention(causal: bool = False) -> TensorProgram:
+    b = Builder("attention")
+    q, k, v = b.input("Q", (2, 23, 24)), b.input("K", (2, 70, 24)), b.input("V", (2, 70, 20))
+    return b.build(O=b.attention(q, k, v, causal=causal))
+
+
+def chain() -> TensorProgram:
+    b = Builder("chain")
+    return b.build(E=b.relu(b.input("A", (37, 24)) @ b.input("B", (24, 50))) @ b.input("D", (50, 20)))
+
+
+def rms_norm() -> TensorProgram:
+    b = Builder("rms")
+    return b.build(Y=b.rms_norm(b.input("X", (5, 100)), b.input("G", (100,))) @ b.input("W", (100, 36)))
+
+
+def gated() -> TensorProgram:
+    b = Builder("gated")
+    x = b.input("X", (7, 50))
+    return b.build(Y=b.silu(x @ b.input("W1", (50, 34))) * (x @ b.input("W2", (50, 34))))
+
+
+PROGRAMS = {"attention": attention(), "causal": attention(True), "chain": chain(), "rms_norm": rms_norm(), "gated": gated()}
+
+
+def schedule(order: str, warps: int = 4, splits: dict[str, int] | None = None, **tiles: int) -> KernelSchedule:
+    parts = tuple(sorted((splits or {}).items()))
+    return KernelSchedule(tuple(sorted(tiles.items())), TilingExpr.parse(order), parts, warps, 2)
+
+
+def draw(name: str, kinds: tuple[str, ...], seed: int) -> list[tuple[str, TensorProgram, KernelGraph, Schedule]]:
+    """A schedule of each structure, of every second kind in turn."""
+    found = []
+    for i, graph in enumerate(structures(PROGRAMS[name])):
+        for kind in kinds[i % 2 :: 2]:
+            chosen = choose(graph, kind, np.random.default_rng([seed, i, KINDS.index(kind)]), DEVICE)
+            if chosen is not None:
+                found.append((kind, PROGRAMS[name], graph, chosen))
+    return found
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_ugly_schedules_agree_with_float64(name: str) -> None:
+    pytest.importorskip("torch")
+    jobs = draw(name, ("odd", "ragged", "parts", "loops"), 1)
+    assert len({kind for kind, *_ in jobs}) == 4
+    outcomes = check([(p, g, s) for _, p, g, s in jobs])
+    wrong = [(kind, str(s), o.error, o.message) for (kind, _, _, s), o in zip(jobs, outcomes, strict=True) if not o.passed]
+    assert not wrong
+
+
+def test_a_maximum_of_an_earlier_loop_rescales_nothing():
+    """Sums that get a loop of their own, behind the one that has found the maximum, have no maximum that moves."""
+    pytest.importorskip("torch")
+    program = attention()
+    graph = structures(program)[1]
+    assert graph.blocks[0].splits
+    first = schedule("(m,h,n)", splits={"n_part": 1}, b=1, m=16, n=16, h=10)
+    assert str(first.order) == "(m,h,n)"
+    (outcome,) = check([(program, graph, Schedule((first, schedule("hm", splits={"n_part": 1}, b=1, m=16, h=16))))])
+    assert outcome.passed
+
+
+def test_every_trip_of_an_unrolled_loop_masks_what_it_loads():
+    """Rows in an inner loop: the ragged end of the keys is minus infinity in each of its trips."""
+    pytest.importorskip("torch")
+    b = Builder("softmax")
+    program = b.build(O=b.softmax(b.input("S", (24, 70))) @ b.input("V", (70, 20)))
+    (outcome,) = check([(program, one_kernel(program), Schedule((schedule("km", m=7, k=50, n=20),)))])
+    assert outcome.passed
+
+
+def test_accumulators_of_single_elements_are_refused():
+    b = Builder("batched")
+    program = b.build(E=(b.input("A", (3, 32, 16)) @ b.input("B", (3, 16, 32))) @ b.input("D", (3, 32, 16)))
+    with pytest.raises(NoValidKernelError, match="single element of 'b'"):
+        generate(one_kernel(program).blocks[0], schedule("nb", b=1, m=16, n=16))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kind_says_what_is_ugly(kind: str) -> None:
+    graph = structures(attention())[1]
+    chosen = choose(graph, kind, np.random.default_rng(0), DEVICE)
+    assert chosen is not None
+    first = chosen.kernels[0]
+    if kind == "thin":
+        assert (first.num_warps, first.tile["m"]) == (1, 1)
+    if kind == "wide":
+        assert (first.num_warps, first.num_stages) == (16, 1)
+    if kind == "ragged":
+        assert any(e % first.tile.get(a, e) for a, e in graph.blocks[0].extents.items() if e)
+    if kind in ("options", "tuned"):
+        assert any(k.knobs for k in chosen.kernels)
