@@ -36,7 +36,7 @@ PUBLIC: dict[str, str] = {
     "Imported": "fuser.frontends.torch_export:Imported",
     "Tensor": "fuser.ir.program:Tensor",
     "TensorProgram": "fuser.ir.program:TensorProgram",
-    "compile": "search.compiled:compile_program",
+    "compile": "search.compile:compile_program",
     "from_torch": "fuser.frontends.torch_export:from_torch",
     "list_devices": "fuser.device:list_devices",
     "load_device": "fuser.device:load_device",

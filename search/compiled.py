@@ -1,4 +1,4 @@
-"""``fuser.compile``: a program, a workload or a PyTorch module as one callable on torch tensors."""
+"""A program with its kernels, as one callable on torch tensors: what ``fuser.compile`` returns."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from dataclasses import field
 from functools import cached_property
 from math import isnan
-from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING
 from typing import Any
@@ -16,11 +15,8 @@ from typing import Any
 from cost_model.explain import COUNTS
 from cost_model.explain import explain
 from fuser.device import Device
-from fuser.device import load_device
 from fuser.errors import EnvironmentError_
 from fuser.errors import UsageError
-from fuser.frontends.torch_export import Imported
-from fuser.frontends.torch_export import from_torch
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.ops import Array
@@ -29,170 +25,12 @@ from fuser.ir.schedule import Schedule
 from fuser.lower.compile import KernelArtifact
 from fuser.lower.compile import save_artifact
 from fuser.lower.triton_source import generate_graph
-from fuser.workloads import workload
-from search.evolve import EFFORTS
 from search.realise import Realised
-from search.realise import realise
-from search.structures import searched
-from search.structures import structures
 from search.tune import Candidate
-from search.tune import Tuned
-from search.tune import tune_fast
 
 if TYPE_CHECKING:
     from fuser.runtime.capture import Captured
     from fuser.runtime.graph_executor import Executable
-
-WITHOUT_GPU = "h200"
-"""The device for which the interpreter's kernels are tuned where no target is given."""
-
-
-def compile_program(
-    program: Any,
-    example_inputs: Sequence[Any] = (),
-    *,
-    target: str | Device | None = None,
-    graph: KernelGraph | None = None,
-    schedule: Schedule | None = None,
-    effort: str = "instant",
-    superoptimize: float = 0.0,
-    device: str | None = None,
-    capture: bool = False,
-    checked: bool = True,
-    seed: int = 0,
-) -> CompiledProgram:
-    """Choose structure and schedule of a program, compile its kernels, check them, and return the whole as one callable.
-
-    ``program`` is a :class:`TensorProgram`, the name of a workload (``mirage/rmsnorm:8``), a ``torch.nn.Module`` with the shapes
-    and dtypes of ``example_inputs``, a ``torch.export.ExportedProgram``, or what :func:`fuser.from_torch` returns. Parameters of
-    a module are bound with the values that they have now: they are not arguments of the callable.
-
-    ``target`` names the device to tune for, or its file; by default the GPU at hand. ``graph`` and ``schedule`` choose for you;
-    with one of them the other is still searched. ``superoptimize``: seconds that the superoptimizer may look for structures.
-    The model alone decides (``effort`` ``instant``); nothing is measured. ``checked``: the winner runs at a reduced size in
-    Triton's interpreter against float64, and the next candidate takes its place where it fails.
-
-    ``device`` is where the callable runs: ``cuda``, ``cuda:1``, or ``cpu`` for Triton's interpreter (slow; set
-    ``TRITON_INTERPRET=1`` before Python starts). By default the GPU, if there is one of the target's architecture; with a
-    ``target`` and no such GPU, kernels are only compiled. With ``capture`` calls replay a CUDA graph: inputs are copied into
-    fixed buffers, and the outputs are the same tensors at every call.
-
-    Raises :class:`EnvironmentError_` where there is nothing to run on, :class:`UsageError` for arguments that do not fit, and
-    :class:`fuser.errors.NoValidKernelError` or :class:`fuser.errors.UnsupportedError` where no kernel can be made.
-    """
-    if effort not in EFFORTS:
-        raise UsageError(f"there is no effort {effort!r}", f"efforts are {', '.join(EFFORTS)}")
-    if effort != "instant":
-        raise UsageError(f"effort {effort!r} measures on a GPU, which compiling does not", "use effort='instant'")
-    known = _imported(program, example_inputs)
-    device, spec = _where(device, target, known.program.name)
-    graphs = _graphs(known.program, graph, schedule, superoptimize)
-    if schedule is not None:
-        chosen = Candidate(graphs[0], schedule, nan)
-        tuned = Tuned(known.program, spec.name, chosen, (), 1, 1)
-    else:
-        tuned = tune_fast(known.program, spec, seed=seed, graphs=graphs)
-    if device == "cpu":
-        done = Realised(tuned, tuned.winner, ())
-    else:
-        (done,) = realise([tuned], spec, checked=checked, seed=seed)
-    return CompiledProgram(known.program, spec, done, device, known.params, known.inputs, capture)
-
-
-def _imported(program: Any, example_inputs: Sequence[Any]) -> Imported:
-    """The program, its parameters, and the names of its arguments."""
-    if isinstance(program, str):
-        program = workload(program)
-    if isinstance(program, TensorProgram):
-        if len(example_inputs):
-            raise UsageError(f"{program.name!r} has its shapes already", "example inputs belong to PyTorch modules")
-        return Imported(program, {}, program.inputs)
-    if isinstance(program, Imported):
-        return program
-    if not hasattr(program, "named_parameters"):  # a Module and an ExportedProgram have it
-        raise UsageError(
-            f"cannot compile a {type(program).__name__}",
-            "pass a TensorProgram, the name of a workload, a torch.nn.Module with example inputs, or an ExportedProgram",
-        )
-    alone = hasattr(example_inputs, "shape")  # one tensor, not a sequence of them
-    return from_torch(program, (example_inputs,) if alone else tuple(example_inputs))
-
-
-def _graphs(
-    program: TensorProgram, graph: KernelGraph | None, schedule: Schedule | None, superoptimize: float
-) -> tuple[KernelGraph, ...]:
-    """The structures to choose from."""
-    if graph is not None:
-        if set(graph.inputs) - set(program.inputs) or set(graph.outputs) != set(program.outputs):
-            raise UsageError(
-                f"the µGraph {graph.name!r} computes {', '.join(graph.outputs)} of {', '.join(graph.inputs)}; {program.name!r} "
-                f"{', '.join(program.outputs)} of {', '.join(program.inputs)}"
-            )
-        return (graph,)
-    found = searched(program, superoptimize) if superoptimize else structures(program)
-    if schedule is None:
-        return found
-    fitting = tuple(g for g in found if _fits(g, schedule))
-    if not fitting:
-        raise UsageError(f"no structure of {program.name!r} has the schedule {schedule}", "pass its graph too")
-    return fitting
-
-
-def _fits(graph: KernelGraph, schedule: Schedule) -> bool:
-    if len(graph.blocks) != len(schedule.kernels):
-        return False
-    try:
-        generate_graph(graph, schedule)
-    except UsageError:
-        return False
-    return True
-
-
-def _where(device: str | None, target: str | Device | None, name: str) -> tuple[str | None, Device]:
-    """Where the callable runs (None: nowhere, it is only compiled), and the device that kernels are made for."""
-    spec = load_device(target) if isinstance(target, str) else target
-    if device is not None and device.split(":")[0] not in ("cuda", "cpu"):
-        raise UsageError(f"{name!r} cannot run on the device {device!r}", "use device='cuda' or 'cpu'")
-    if device == "cpu":
-        return device, spec or load_device(WITHOUT_GPU)
-    gpu = _gpu(device)
-    if gpu is None:
-        if device is None and spec is not None:
-            return None, spec
-        raise EnvironmentError_(
-            f"there is no GPU here on which {name!r} could run",
-            "device='cpu' runs Triton's interpreter (slow); target='h200', or another of `mufuser devices`, compiles offline",
-        )
-    title, arch = gpu
-    if spec is None:
-        try:
-            spec = load_device(title)
-        except UsageError as error:
-            raise UsageError(
-                f"there is no device specification for the GPU at hand, {title} (sm_{arch})",
-                "pass target= (--target): a similar device, or the path of a device file with its numbers",
-            ) from error
-    if spec.arch == arch:
-        return device or "cuda", spec
-    if device is not None:
-        raise UsageError(
-            f"kernels for {spec.title} ({spec.sm}) do not run on {title} (sm_{arch})", "leave out device= or target="
-        )
-    return None, spec
-
-
-def _gpu(device: str | None) -> tuple[str, int] | None:
-    """Name and architecture of a GPU; None where there is none."""
-    try:
-        import torch
-    except ImportError as error:
-        raise EnvironmentError_(
-            "running kernels needs torch", "pip install 'mufuser[torch]', or only compile: `mufuser tune`"
-        ) from error
-    if not torch.cuda.is_available():
-        return None
-    properties = torch.cuda.get_device_properties(device or "cuda")
-    return properties.name, 10 * properties.major + properties.minor
 
 
 @dataclass(eq=False, repr=False)
