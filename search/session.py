@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from fuser.ir.program import TensorProgram
+from fuser.ir.program import weight_factors
 from fuser.runtime.torch_program import reference
 
 
@@ -66,7 +67,7 @@ class Session:
         self.check_inputs = {n: x[0] for n, x in self._draw(generator, factors).items()}
         self.reference = reference(program, self.check_inputs)
         if self._overflows():
-            factors = _weight_factors(program)
+            factors = weight_factors(program)
             self.check_inputs = {n: x[0] for n, x in self._draw(generator, factors).items()}
             self.reference = reference(program, self.check_inputs)
         drawn = self._draw(generator, factors, self.sets)
@@ -121,15 +122,3 @@ class Session:
         dtype = self.program[self.program.outputs[0]].dtype
         limit = self.options.tolerance or TOLERANCE.get(dtype, 1e-2)
         return ("ok" if worst < limit else "wrong"), worst, largest
-
-
-def _weight_factors(program: TensorProgram) -> dict[str, float]:
-    """1/√(contracted extent) for inputs that reach, through views and slices only, the right side of a matmul."""
-    origin = {n: n for n in program.inputs}
-    factors: dict[str, float] = {}
-    for node in program.nodes:
-        if node.op in ("reshape", "transpose", "broadcast", "slice", "cast") and node.inputs[0] in origin:
-            origin[node.output] = origin[node.inputs[0]]
-        elif node.op == "matmul" and node.inputs[1] in origin:
-            factors[origin[node.inputs[1]]] = program[node.inputs[1]].shape[-2] ** -0.5
-    return factors

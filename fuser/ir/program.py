@@ -207,6 +207,18 @@ class TensorProgram:
         return "\n".join([*lines, f"  return {', '.join(self.outputs)}"])
 
 
+def weight_factors(program: TensorProgram) -> dict[str, float]:
+    """1/√(contracted extent) for inputs that reach, through views and slices only, the right side of a matmul."""
+    origin = {n: n for n in program.inputs}
+    factors: dict[str, float] = {}
+    for node in program.nodes:
+        if node.op in ("reshape", "transpose", "broadcast", "slice", "cast") and node.inputs[0] in origin:
+            origin[node.output] = origin[node.inputs[0]]
+        elif node.op == "matmul" and node.inputs[1] in origin:
+            factors[origin[node.inputs[1]]] = program[node.inputs[1]].shape[-2] ** -0.5
+    return factors
+
+
 def _broadcast(shapes: list[tuple[int, ...]], what: str) -> tuple[int, ...]:
     try:
         return tuple(np.broadcast_shapes(*shapes))

@@ -51,6 +51,13 @@ def test_kernels_agree_with_float64():
         assert outcome.error < 2e-3
 
 
+def test_twenty_layers_stay_in_range_and_agree():
+    deep = workload("graphene/mlp20", M=20, D=64)
+    (outcome,) = check([(deep, fuse(deep), Schedule((schedule(m=16),)))])
+    assert outcome.message == ""
+    assert outcome.error < 2e-3
+
+
 def test_a_kernel_that_reads_another_window_does_not_pass():
     other = workload("graphene/mlp20", layers=3, M=70, D=32)
     swapped = other.to_json()
