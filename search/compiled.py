@@ -201,7 +201,8 @@ class CompiledProgram:
         shown = [chosen, *([r] if (r := tuned.runner_up) and r is not chosen else [])]
         lines = [repr(self), "", str(self.graph), ""]
         for i, c in enumerate(shown):
-            lines.append(f"{'chosen' if i == 0 else 'runner-up'}: {c.schedule}" + ("" if isnan(c.us) else f", {c.us:.2f} µs"))
+            time = "" if isnan(c.us) else f", {c.us:.2f} µs"
+            lines.append(f"{'chosen' if i == 0 else 'runner-up'}: {c.schedule if c.graph.blocks else 'libraries alone'}{time}")
         lines += ["", *_terms(shown, self.target), ""]
         lines.append(f"{tuned.candidates} schedules of {tuned.structures} structures were ranked")
         lines += [f"{n} better-ranked fell out: {why}" for why, n in self.realised.rejected.items()]

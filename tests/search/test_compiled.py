@@ -12,7 +12,10 @@ import torch
 import fuser
 from fuser.errors import EnvironmentError_
 from fuser.errors import UsageError
+from fuser.ir.mugraph import KernelGraph
+from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.schedule import Schedule
+from fuser.superopt.variants import with_libraries
 from search import compile as compiling
 from search.structures import structures
 from search.tune import tune_fast
@@ -71,6 +74,26 @@ def test_a_structure_and_a_schedule_of_ones_own() -> None:
         fuser.compile("mirage/rmsnorm", schedule=Schedule(schedule.kernels * 5), target="h200")
     with pytest.raises(UsageError, match="computes E of A, B, D; 'mirage/rmsnorm'"):
         fuser.compile("mirage/rmsnorm", graph=graph, target="h200")
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_library_kernels_are_left_to_the_library() -> None:
+    graph = next(g for h in structures(chain()) if (g := with_libraries(h)))
+    made = fuser.compile(chain(), graph=graph, target="h200", checked=False)
+    assert (len(made.graph.kernels), len(made.artifacts), len(made.sources)) == (2, 1, 1)
+    assert "library" in made.explain()
+
+
+def test_a_product_by_the_library_alone_runs_anywhere() -> None:
+    b = fuser.Builder("product")
+    program = b.build(Y=b.input("A", (8, 16)) @ b.input("B", (16, 4)))
+    kernel = LibraryKernel("gemm", "matmul", ("A", "B"), "Y")
+    graph = KernelGraph("product", program.inputs, (kernel,), program.outputs, program.tensors)
+    made = fuser.compile(program, graph=graph, device="cpu")
+    x, y = torch.randn(8, 16).half(), torch.randn(16, 4).half()
+    torch.testing.assert_close(made(x, B=y), x @ y)
+    assert made.ptx == ()
+    assert "libraries alone" in made.explain()
 
 
 @pytest.mark.usefixtures("no_gpu")
