@@ -37,6 +37,7 @@ from fuser.ir.schedule import Schedule
 
 BOUNDS: Mapping[str, tuple[float, float]] = {
     "base": (0.1e-6, 2e-6),
+    "overlap": (0.05e-6, 1.5e-6),
     "wait": (0.2e-6, 1.5e-6),
     "rewait": (0.01e-6, 1.5e-6),
     "fetch": (0.2e-6, 1.5e-6),
@@ -110,11 +111,11 @@ def table(samples: Sequence[Sample], device: Device) -> Table:
     """Count the work of every sample; kernels of one block and order are counted together."""
     if not samples:
         raise UsageError("there are no measurements to fit", "give files of tuning records with rows of this device")
-    groups: dict[tuple[int, str, str], list[tuple[int, BlockGraph, KernelSchedule]]] = {}
+    groups: dict[tuple[int, str, str, tuple[tuple[str, object], ...]], list[tuple[int, BlockGraph, KernelSchedule]]] = {}
     for i, sample in enumerate(samples):
         for block, kernel in zip(sample.graph.blocks, sample.schedule.kernels, strict=True):
             named = ",".join((*kernel.tile, *(a for a, _ in kernel.splits)))
-            groups.setdefault((id(block), str(kernel.order), named), []).append((i, block, kernel))
+            groups.setdefault((id(block), str(kernel.order), named, kernel.knobs), []).append((i, block, kernel))
     parts: list[Work] = []
     rows: list[NDArray[np.int64]] = []
     estimates = np.zeros(len(samples))
@@ -125,7 +126,7 @@ def table(samples: Sequence[Sample], device: Device) -> Table:
         tiles = {a: np.array([k.tile[a] for k in kernels]) for a in first.tile}
         splits = {a: np.array([dict(k.splits)[a] for k in kernels]) for a, _ in first.splits}
         warps, stages = np.array([k.num_warps for k in kernels]), np.array([k.num_stages for k in kernels])
-        for f in features(block, first.order, tiles, splits, warps, stages):
+        for f in features(block, first.order, tiles, splits, warps, stages, first.knob):
             parts.append(work(f, device))
             rows.append(at[f.index])
             np.add.at(estimates, at[f.index], paper.seconds(f, device))

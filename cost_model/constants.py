@@ -27,6 +27,7 @@ class Constants:
     """``*_cost`` are multiples of the time at the peak rate of one SM; the unit of every field is in :data:`UNITS`."""
 
     base: float = 0.6e-6
+    overlap: float = 0.5e-6
     wait: float = 0.40e-6
     rewait: float = 0.2e-6
     fetch: float = 0.5e-6
@@ -55,6 +56,7 @@ class Constants:
 
 UNITS: dict[str, tuple[str, str]] = {
     "base": ("s", "first block's start to the last one's end, beside its work"),
+    "overlap": ("s", "what programmatic dependent launch hides of a kernel's start"),
     "wait": ("s", "a load that nothing hides"),
     "rewait": ("s", "a load that was under way already"),
     "fetch": ("s", "from the request of a pipeline to its data"),

@@ -11,8 +11,10 @@ from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
+from dataclasses import field
 from functools import cached_property
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -88,7 +90,8 @@ class Features:
     """Candidates of one block with one order and the same live loops. ``index`` are their positions in the batch.
 
     ``tile``, ``trips`` and ``grid`` say how each axis is divided; ``blocks`` is the number of thread blocks, every grid part
-    counted; the trip counts in ``tree`` are placeholders. ``warps`` and ``stages`` are those of the schedules.
+    counted; the trip counts in ``tree`` are placeholders. ``warps`` and ``stages`` are those of the schedules; ``options`` of
+    the lowering are common to all.
     """
 
     block: BlockGraph
@@ -102,6 +105,7 @@ class Features:
     blocks: Counts
     warps: Sizes
     stages: Sizes
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.index)
@@ -175,6 +179,7 @@ def features(
     splits: Mapping[str, Any] | None = None,
     warps: Any = 4,
     stages: Any = 2,
+    options: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[Features, ...]:
     """A batch of candidates of one order, grouped by live loops.
 
@@ -240,6 +245,7 @@ def features(
                 blocks[index],
                 every_warps[index],
                 every_stages[index],
+                options,
             )
         )
     return tuple(groups)
@@ -254,6 +260,7 @@ def schedule_features(block: BlockGraph, schedule: KernelSchedule) -> Features:
         dict(schedule.splits),
         np.array([schedule.num_warps]),
         np.array([schedule.num_stages]),
+        schedule.knob,
     )
     return group
 

@@ -78,7 +78,7 @@ def times(w: Work, device: Device, c: Constants) -> dict[str, Counts]:
     spills = 1.0 + over * np.where(w.wgmma > w.mma, c.spill_groups, c.spill)
     body = _join(c.norm, waves * chain, throughput, memory) * spills
     launch = np.full(len(w), device.launch_latency)
-    base = np.full(len(w), c.base)
+    base = c.base - c.overlap * w.dependent
     return {
         "seconds": launch + base + body,
         "launch": launch,

@@ -49,11 +49,12 @@ class Work:
     ``shared`` bytes. ``wgmma``, ``mma`` and ``flat`` are seconds of contractions on one SM at its peak rate: warp-group
     instructions, fragment instructions, plain arithmetic; ``special`` and ``arithmetic`` the same for special functions and fp32
     work. ``fragments``: bytes moved between shared memory and registers. ``loaded`` and ``stored``: bytes to and from L2 in
-    whole sectors. ``waits``: loads whose latency nothing hides, ``rewaits``: those that were under way before; ``streamed``:
-    loads in loops without a contraction, which the compiler unrolls; ``fetched``: trips of pipelined loops, each divided by the
-    trips that their loads run ahead, ``unbuffered``: those in which loads and arithmetic take turns; ``trips``: trips of all
-    loops; ``dots``, ``folds``: executions of contractions and row folds; ``passes``: exchanges through shared memory with a
-    barrier. ``memory``: bytes of the tensors, each once.
+    whole sectors. ``dependent``: 1 where the kernel starts before the one in front of it has ended. ``waits``: loads whose
+    latency nothing hides, ``rewaits``: those that were under way before; ``streamed``: loads in loops without a contraction,
+    which the compiler unrolls; ``fetched``: trips of pipelined loops, each divided by the trips that their loads run ahead,
+    ``unbuffered``: those in which loads and arithmetic take turns; ``trips``: trips of all loops; ``dots``, ``folds``:
+    executions of contractions and row folds; ``passes``: exchanges through shared memory with a barrier. ``memory``: bytes of
+    the tensors, each once.
     """
 
     blocks: Counts
@@ -79,6 +80,7 @@ class Work:
     folds: Counts
     passes: Counts
     memory: Counts
+    dependent: Counts
 
     def __len__(self) -> int:
         return len(self.blocks)
@@ -129,6 +131,7 @@ def work(f: Features, device: Device, precision: str = "tf32x3") -> Work:
     total["registers"], total["shared"] = r.registers, r.shared
     total["memory"] = sum(tensors.values(), zero)
     total["resident"] = occupancy(f, r, device)
+    total["dependent"] = zero + ("pdl" in f.options)
     return Work(**total)
 
 

@@ -33,6 +33,9 @@ from fuser.ir.mugraph import KernelGraph
 from search.records import Record
 from search.records import Records
 
+MODELLED = frozenset({"pdl", "prefetch", "lazy", "group", "evict"})
+"""Options of the lowering of which the model knows, or that hardly change a time."""
+
 
 def read(paths: Sequence[Path], device: Device) -> list[Sample]:
     """Correct rows of kernels on a device; what was measured several times has its median."""
@@ -50,6 +53,8 @@ def read(paths: Sequence[Path], device: Device) -> list[Sample]:
     samples = []
     for (workload, structure, schedule), us in found.items():
         value = Record(workload, "", structure, schedule, "", "", "").schedule_value()
+        if any(set(k.knob) - MODELLED for k in value.kernels):
+            continue
         samples.append(Sample(workload, graphs[structure], value, 1e-6 * float(np.median(us))))
     return samples
 

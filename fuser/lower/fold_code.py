@@ -22,6 +22,8 @@ TRITON_DTYPE = {
     "int32": "tl.int32",
     "int64": "tl.int64",
 }
+LAZY_REGISTERS = 32
+"""Registers of a thread up to which a sum keeps its tile until its loop ends."""
 LOG2E = "1.4426950408889634"
 
 
@@ -42,13 +44,16 @@ class FoldCode(TileCode):
         self.values[stmt.value] = value
 
     def kept(self, stmt: Stmt) -> tuple[Piece, ...]:
-        """The dimensions that a sum keeps until its loop ends (option ``lazy``): tiles are added lane by lane, and lanes and
-        warps meet once, not in every trip. Empty where they meet in every trip."""
+        """The dimensions that a sum keeps until its loop ends: tiles are added lane by lane, and lanes and warps meet once, not
+        in every trip. Empty where they meet in every trip. The option ``lazy`` decides; without it, whether the tile is small."""
         folds = stmt.op == "sum" or (op_def(stmt.op).kind == "contract" and not self.is_dot(stmt))
         read = any(stmt.value in s.running for s in self.block.computes)
-        if not self.schedule.knob.get("lazy", False) or not folds or stmt.rescale or read or stmt.value not in self.owner:
+        if not folds or stmt.rescale or read or stmt.value not in self.owner:
             return ()
         if self.owner[stmt.value] in self.tree.arrays or any(len(self.pieces[a]) > 1 for a in stmt.reduce):
+            return ()
+        lanes = math.prod(self.pieces[a][0].size for a in self.dims((*stmt.axes, *stmt.reduce)))
+        if not self.schedule.knob.get("lazy", lanes <= LAZY_REGISTERS * 32 * self.schedule.num_warps):
             return ()
         return tuple(self.pieces[a][0] for a in self.dims(stmt.reduce))
 
