@@ -181,13 +181,17 @@ def _made_of(f: Features, stmt: Stmt) -> set[str]:
 
 
 def _run_bytes(f: Features, stmt: Stmt) -> Counts:
-    """Bytes of a tile that lie side by side in memory."""
+    """Bytes of a tile that lie side by side in memory; rows of a window of some columns do not."""
     assert stmt.access is not None
+    access = stmt.access
     run = np.full(len(f), float(DTYPE_BYTES[stmt.dtype]))
     whole = np.ones(len(f), bool)
-    for a in reversed(stmt.access.axes):
-        run = np.where(whole, run * f.tile[a], run)
-        whole = whole & (f.tile[a] >= f.extent[a])
+    for i, dim in reversed(list(enumerate(access.dims))):
+        for a in reversed(dim):
+            run = np.where(whole, run * f.tile[a], run)
+            whole = whole & (f.tile[a] >= f.extent[a])
+        if access.window:
+            whole = whole & (f.product(f.extent, dim) == access.window.seen[i])
     return run
 
 

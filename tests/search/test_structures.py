@@ -5,6 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from cost_model.features import evaluate
+from cost_model.features import schedule_features
+from cost_model.shared_memory import alive
+from cost_model.shared_memory import equation1
+from fuser.device import load_device
 from fuser.errors import UnsupportedError
 from fuser.frontends.builder import Builder
 from fuser.ir.mugraph import FREE
@@ -12,8 +17,15 @@ from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from fuser.lower.reference import interpret
+from fuser.workloads import workload
+from search.prune import expressions
+from search.prune import tile_sets
+from search.structures import EVERY_CUT
+from search.structures import MAX_CUTS
 from search.structures import cut_points
+from search.structures import cut_sets
 from search.structures import structures
+from search.tune import rank_graph
 
 
 def chain(activation: str = "", bias: bool = False) -> TensorProgram:
@@ -83,3 +95,38 @@ def test_what_no_kernel_can_do_is_refused_by_name():
     x = b.input("X", (4, 4))
     with pytest.raises(UnsupportedError, match="concat"):
         structures(b.build(Y=b.op("concat", x, x, axis=0) @ x))
+
+
+def test_a_deep_chain_is_cut_into_equal_parts():
+    spots = [str(i) for i in range(19)]
+    sets = cut_sets(spots)
+    assert sets[0] == ()
+    assert [len(c) + 1 for c in sets] == [1, 2, 3, 4, 8, 16, 20]
+    assert sets[1] == ("9",)
+    assert sets[3] == ("4", "9", "14")
+    few = cut_sets(spots[:EVERY_CUT])
+    assert len(set(few)) == len(few)
+    assert max(map(len, few)) == MAX_CUTS
+
+
+def test_twenty_layers_are_one_kernel_whose_layers_stay_whole():
+    found = structures(workload("graphene/mlp20"))
+    assert [len(g.kernels) for g in found] == [1, 2, 3, 4, 8, 16, 20]
+    (block,) = found[0].blocks
+    assert expressions(block)[0][0].axes == ()
+    sizes = {t.axis: t.values for t in tile_sets(block)}
+    assert all(v == (128,) for a, v in sizes.items() if a in block.reduced)
+    assert len(sizes["m"]) > 4
+    ranked, estimates, _ = rank_graph(found[0], load_device("h200"), np.random.default_rng(0))
+    assert 0 < ranked[0].seconds < 1e-4
+    assert estimates < 1000
+
+
+def test_of_a_deep_chain_rule_4_counts_what_is_alive_at_once():
+    """A layer's tile of X (64 x 128 in fp16), its weight and its result, not those of all layers."""
+    (block,) = structures(workload("graphene/mlp20", layers=8))[0].blocks
+    f = schedule_features(block, KernelSchedule((("m", 64),)))
+    layer = 2 * (64 * 128 + 128 * 128 + 64 * 128)
+    assert layer <= alive(f)[0] <= layer + 2 * 128
+    assert equation1(f)[0] > 6 * layer
+    assert evaluate((f,), alive)[0] == alive(f)[0]
