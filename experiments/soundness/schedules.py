@@ -6,13 +6,13 @@ split counts that divide nothing, loops in any order (spatial ones too), or the 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from cost_model.features import Features
 from cost_model.features import schedule_features
 from experiments.sampler import REGISTERS
 from experiments.sampler import SHARED_LIMIT
@@ -46,6 +46,11 @@ PARTS = (1, 3, 5, 6, 7, 11)
 TRIES = 60
 BLOCKS = 1 << 22
 """Most blocks of a grid: tiles of one element of a large tensor would make millions."""
+WORK = 1e12
+"""Most elements that all statements compute together, padding and what is computed again included: 17 times the largest case,
+a tenth of a second without tensor cores."""
+PASSES = 3e5
+"""Most times that the innermost statement runs one after the other, with 1,000 blocks at once."""
 
 Rng = np.random.Generator
 
@@ -89,11 +94,19 @@ def lowers(graph: KernelGraph, schedule: Schedule) -> bool:
         for block, ks in zip(graph.blocks, schedule.kernels, strict=True):
             shared, values = footprint(block, ks)
             f = schedule_features(block, ks)
-            if shared > SHARED_LIMIT or values > REGISTERS or unwieldy(f).any() or float(f.blocks[0]) > BLOCKS:
+            if shared > SHARED_LIMIT or values > REGISTERS or unwieldy(f).any() or _endless(f):
                 return False
     except FuserError:
         return False
     return True
+
+
+def _endless(f: Features) -> bool:
+    """It would keep the device busy for much longer than a good schedule does: chains of many contractions in nested loops."""
+    blocks = float(f.blocks[0])
+    work = blocks * sum(float(s.runs[0] * s.work[0]) for s in f.stmts)
+    runs = max(float(s.runs[0]) for s in f.stmts) * max(1.0, blocks / 1000)
+    return blocks > BLOCKS or work > WORK or runs > PASSES
 
 
 def suspect(graph: KernelGraph, schedule: Schedule, device: Device) -> bool:
@@ -235,9 +248,3 @@ def _wide(extent: int, rng: Rng) -> int:
 
 
 _SIZES: dict[str, Callable[[int, Rng], int]] = {"odd": _odd, "ragged": _ragged, "thin": _thin, "wide": _wide}
-
-
-def grid_blocks(graph: KernelGraph, schedule: Schedule) -> int:
-    """Blocks of all kernels together."""
-    pairs = zip(graph.blocks, schedule.kernels, strict=True)
-    return sum(math.prod(int(x[0]) for x in (schedule_features(b, k).blocks,)) for b, k in pairs)
