@@ -197,7 +197,11 @@ def bench(
     """
     if table or plot_only:
         return _again(table, plot_only, json)
-    names = cases_of(suites or (SUITES if list_ else ()), case or ())
+    if not suites and not list_:
+        raise UsageError(
+            "no suite is named", f"mufuser bench {SUITES[0]}; suites are {', '.join(SUITES)}; --list shows their cases"
+        )
+    names = cases_of(suites or SUITES, case or ())
     wanted = peer_names(peers)
     device = load_device(target)
     if list_:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.compare import Result
+from experiments.gather import draw_candidates
 from fuser.ir.schedule import Schedule
 from fuser.workloads import workload
 from search.measure import Candidate
@@ -26,11 +27,9 @@ def committed(suite: str) -> dict[str, Any]:
     return json.loads((RESULTS / f"h200-{suite}" / "bench.json").read_text())
 
 
-def candidates(name: str, count: int, **sizes: int) -> list[Candidate]:
+def draw(name: str, count: int) -> list[Candidate]:
     """Some schedules of a workload in one kernel."""
-    from experiments.gather import draw_candidates
-
-    return draw_candidates(workload(name, **sizes), count, which="one")
+    return draw_candidates(workload(name), count, which="one")
 
 
 def kernel(name: str, us: float, candidate: Candidate | None = None, **fields: Any) -> Record:
