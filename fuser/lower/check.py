@@ -31,12 +31,14 @@ from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.ops import Array
 from fuser.ir.ops import op as op_def
+from fuser.ir.program import DTYPE_BYTES
 from fuser.ir.program import TensorProgram
 from fuser.ir.program import weight_factors
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from fuser.ir.serialize import graph_from_json
 from fuser.ir.serialize import graph_to_json
+from fuser.lower.descriptors import LEAST_BYTES
 from fuser.lower.reference import interpret
 
 TOLERANCE = 1e-2
@@ -86,6 +88,11 @@ def reduced_extents(graph: KernelGraph, schedule: Schedule) -> dict[str, int]:
             step = tile * counts.get(split_of.get(axis, ""), 1)
             if tile < extent:
                 steps[axis] = math.lcm(steps.get(axis, 1), step)
+        for s in block.stmts:
+            if s.access and s.access.axes and ks.knob.get(f"tma_{s.access.source}") and s.access.axes[-1] in steps:
+                # rows of a described tensor are whole units of memory
+                last = s.access.axes[-1]
+                steps[last] = math.lcm(steps[last], max(LEAST_BYTES // DTYPE_BYTES[s.dtype], 1))
     sizes = {}
     for axis, extent in full.items():
         step = steps.get(axis)

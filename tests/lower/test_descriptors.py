@@ -14,6 +14,7 @@ from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from fuser.lower.check import check
+from fuser.lower.check import reduced_extents
 from fuser.lower.descriptors import Descriptor
 from fuser.lower.descriptors import descriptor_able
 from fuser.lower.descriptors import why_not
@@ -164,6 +165,14 @@ def test_a_persistent_kernel_has_no_more_programs_than_places():
     block, kernel = one_kernel(gemm()).blocks[0], schedule("k", m=32, n=32, k=16)
     assert generate(block, with_knobs(kernel, persistent=5)).grid == 5
     assert generate(block, with_knobs(kernel, persistent=500)).grid == generate(block, kernel).grid == 12
+
+
+def test_reduced_sizes_keep_rows_that_descriptors_can_move():
+    program = gemm(m=4096, n=4096, k=4096)
+    graph = one_kernel(program)
+    plain = schedule("k", m=1, n=1, k=16)
+    assert reduced_extents(graph, Schedule((plain,)))["n"] == 2
+    assert reduced_extents(graph, Schedule((with_knobs(plain, tma_Y=True),)))["n"] == 16
 
 
 def test_the_copies_of_the_compiled_kernel_decide_the_box():
