@@ -121,13 +121,13 @@ def run(patterns: Sequence[str], settings: Settings, start: float) -> int:
         for future in futures:
             future.cancel()
         pool.close()
-        verdicts = state.sanitizer.finish(deadline - time.monotonic()) if state.sanitizer else []
         left = len(state.waiting) + sum(len(x) for x in state.ready.values())
         environment = worker.info | {"restarts": worker.restarts, "not_checked": left, "seed": settings.seed}
-    write(settings.out / "soundness.jsonl", environment, state.rows, _structures(state))
-    text = table(state.rows, state.structures, verdicts) + f"\n{left} candidates were not reached, {worker.restarts} restarts"
-    (settings.out / "soundness.txt").write_text(text + "\n")
-    print(text)
+        write(settings.out / "soundness.jsonl", environment, state.rows, _structures(state))
+        verdicts = state.sanitizer.finish(deadline - time.monotonic()) if state.sanitizer else []
+        text = table(state.rows, state.structures, verdicts) + f"\n{left} candidates were not reached, {worker.restarts} restarts"
+        (settings.out / "soundness.txt").write_text(text + "\n")
+        print(text, flush=True)
     return int(any(r.bad for r in state.rows) or any(v.status == "errors" for v in verdicts if v.tool == "memcheck"))
 
 
