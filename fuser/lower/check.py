@@ -88,6 +88,7 @@ def reduced_extents(graph: KernelGraph, schedule: Schedule) -> dict[str, int]:
             step = tile * counts.get(split_of.get(axis, ""), 1)
             if tile < extent:
                 steps[axis] = math.lcm(steps.get(axis, 1), step)
+    for block, ks in zip(graph.blocks, schedule.kernels, strict=True):
         for s in block.stmts:
             if s.access and s.access.axes and ks.knob.get(f"tma_{s.access.source}") and s.access.axes[-1] in steps:
                 # rows of a described tensor are whole units of memory
