@@ -42,6 +42,7 @@ from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from fuser.ir.tiling import Init
 from fuser.ir.tiling import TilingExpr
+from fuser.lower.layers import find_layers
 from fuser.lower.options import OPTIONS
 from search.expressions import is_contraction
 from search.knobs import Choice
@@ -195,7 +196,8 @@ def kernel_space(block: BlockGraph, device: Device, slack: float = SLACK) -> Ker
     chain = any(is_contraction(s) for s in block.computes)
     most = device.max_threads_per_block // 32
     warps = tuple(w for w in ((4, 8, 2) if chain else (4, 8, 16, 2, 1)) if w <= most)
-    stages = (2, 3, 4, 1) if chain else (2, 1)
+    # a loop over equal layers fetches their weights ahead, whatever the tiles are
+    stages = (3, 4, 2) if find_layers(block, block.stmts) else (2, 3, 4, 1) if chain else (2, 1)
     return KernelSpace(
         block,
         Order("order", tuple(orders)),

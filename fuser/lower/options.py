@@ -45,6 +45,7 @@ OPTIONS: dict[str, Option] = {
             ("early", "late"),
             90,
         ),
+        Option("unroll", bool, "equal layers of a deep chain are written one after the other, not as a loop over them"),
         Option("lazy", bool, "sums of a loop stay apart by lane until it ends, where nothing rescales them"),
         Option(
             "prefetch", int, "trips of whose loads the lines come to L2 while the kernel waits (with pdl)", (1, 2, 3, 4, 6, 8), 90

@@ -69,6 +69,7 @@ class TileCode:
         self.depth = 1
         self.ids: dict[str, str] = {}
         self.fp32: dict[str, str] = {}
+        self.moving: dict[str, tuple[str, int]] = {}  # loads that move on with a loop over layers: its counter, elements
         self.imports: set[str] = set()  # names of triton.language.extra.cuda that the source uses
         self.described: Mapping[str, Descriptor] = {}  # tensors that are moved by descriptors
         pad = bool(schedule.knob.get("pad", False))
@@ -222,6 +223,9 @@ class TileCode:
         terms = [self.argument(access.source)]
         if access.window and access.window.offset:
             terms.append(str(access.window.offset))
+        if stmt.value in self.moving:
+            counter, step = self.moving[stmt.value]
+            terms.append(f"{f'tl.cast({counter}, tl.int64)' if size >= 2**31 else counter} * {step}")
         by_axis = dict(zip(stmt.axes, combo, strict=True))
         for axis in sorted(access.axes, key=lambda a: a in layout):
             index = self.spread(self.offsets(axis, by_axis[axis]), (axis,) if axis in layout else (), layout)

@@ -36,7 +36,7 @@ from fuser.lower.descriptors import load_text
 from fuser.lower.descriptors import store_text
 from fuser.lower.fold_code import TRITON_DTYPE
 from fuser.lower.frame_code import Chain
-from fuser.lower.frame_code import FrameCode
+from fuser.lower.layer_code import LayerCode
 from fuser.lower.map_code import MapCode
 from fuser.lower.options import check_options
 from fuser.lower.prefetch_code import HELPER
@@ -114,7 +114,7 @@ def generate(
     return generator.run(name or f"{block.name}_kernel", chain or Chain())
 
 
-class _Generator(FrameCode, MapCode):
+class _Generator(LayerCode, MapCode):
     """Control flow, loads, element-wise operators and stores."""
 
     def run(self, kernel: str, chain: Chain) -> KernelSource:
@@ -163,7 +163,7 @@ class _Generator(FrameCode, MapCode):
                 "",
                 "@triton.jit",
                 f"def {name}({', '.join(names)}):",
-                *self.lines,
+                *self.without_idle(),
             ]
         )
         shapes = tuple(access[t].access.source_shape(self.block.extents) for t in tensors)  # type: ignore[union-attr]
@@ -184,6 +184,12 @@ class _Generator(FrameCode, MapCode):
         )
 
     def body(self, nodes: Sequence[Node]) -> None:
+        if layers := self.layers(nodes):
+            self.rolled(layers)
+        else:
+            self.plain(nodes)
+
+    def plain(self, nodes: Sequence[Node]) -> None:
         for node in nodes:
             if isinstance(node, Init):
                 self.init(self.block.by_value[node.value])
