@@ -151,7 +151,7 @@ def _edits(places: list[_Place], device: Device) -> Iterator[tuple[str, str, Edi
     for value in ("early", "late", ""):
         yield f"pdl={value or 'none'}", "", lambda p, v=value: _with(p, pdl=v or None) if p.behind else None
     for trips in AHEAD:
-        yield f"prefetch={trips}", "", lambda p, n=trips: _with(p, prefetch=n) if "pdl" in p.schedule.knob and p.behind else None
+        yield f"prefetch={trips}", "", lambda p, n=trips: _ahead(p, n)
     yield "lazy", "", lambda p: _with(p, lazy=True)
     for size in GROUPS:
         yield f"group={size}", "", lambda p, n=size: _grouped(p, n)
@@ -178,6 +178,11 @@ def _with(p: _Place, **options: Any) -> KernelSchedule:
     """The kernel's schedule with options set, or removed where they are None."""
     knobs = {k: v for k, v in (p.schedule.knob | options).items() if v is not None}
     return replace(p.schedule, knobs=tuple(sorted(knobs.items())))
+
+
+def _ahead(p: _Place, trips: int) -> KernelSchedule | None:
+    """Prefetch while the kernel waits, which it does by itself only where it starts early or late."""
+    return _with(p, pdl=p.schedule.knob.get("pdl", "early"), prefetch=trips) if p.behind else None
 
 
 def _grouped(p: _Place, size: int) -> KernelSchedule | None:
