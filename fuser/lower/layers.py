@@ -68,7 +68,7 @@ def find_layers(block: BlockGraph, stmts: Sequence[Stmt], tiles: Mapping[str, in
     best: Layers | None = None
     dots = [i for i, s in enumerate(stmts) if s.op == "matmul"]
     for size in sorted({b - a for a, b in itertools.pairwise(dots)}):
-        for first in range(min(size, len(stmts) - LEAST * size + 1)):
+        for first in range(len(stmts) - LEAST * size + 1):
             found = _run(block, tuple(stmts), first, size, sizes)
             if found and (best is None or found.count * found.size > best.count * best.size):
                 best = found

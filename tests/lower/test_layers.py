@@ -15,6 +15,7 @@ from fuser.lower.check import check
 from fuser.lower.layers import find_layers
 from fuser.lower.triton_source import generate_graph
 from fuser.workloads import workload
+from search.structures import structures
 
 
 def layers(order=(0, 1, 2, 3, 4), m=40, d=32, before=False, after="", dtype="float16") -> TensorProgram:
@@ -92,3 +93,17 @@ def test_source_is_readable(golden):
     (source,) = generate_graph(fuse(program), Schedule((KernelSchedule((("m", 16),)),)))
     body = source.text[source.text.index("import triton") :]
     golden.check("triton/layers_rolled.py.txt", body.replace(source.name, "kernel"))
+
+
+def test_a_kernel_behind_another_starts_with_the_first_weights_alone():
+    """With programmatic dependent launch, weights are loaded before the wait, but not those of all layers at once."""
+    program = workload("graphene/mlp20", M=64, D=32)
+    graph = next(g for g in structures(program) if len(g.kernels) == 2)
+    schedule = Schedule((KernelSchedule((("m", 16),)), KernelSchedule((("m", 16),), knobs=(("pdl", "early"),))))
+    text = generate_graph(graph, schedule)[1].text
+    early, late = text.split("gdc_wait()\n")
+    assert early.count("tl.load(W_ptr") == 2
+    assert "for layer in range(8):" in late
+    (outcome,) = check([(program, graph, schedule)])
+    assert outcome.message == ""
+    assert outcome.error < 2e-3
