@@ -19,9 +19,13 @@ import tempfile
 import time
 from collections.abc import Iterable
 from collections.abc import Sequence
+from concurrent.futures import Future
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from dataclasses import field
+from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -114,7 +118,7 @@ def draw_candidates(
     slowest: float = math.inf,
 ) -> list[Candidate]:
     """Up to ``count`` sampled candidates that are not ``known``, a third of them in one kernel, the others shared among the other
-    structures, mixed. On ``device`` those that the model estimates ``slowest`` times the fastest of them are left out. Raises
+    structures, mixed. Those that the model estimates ``slowest`` times the fastest of them on ``device`` come last. Raises
     :class:`UnsupportedError` if the program has none that lowers."""
     graphs = graphs_of(program, which)
     rng = np.random.default_rng([seed, len(graphs)])
@@ -123,29 +127,30 @@ def draw_candidates(
         graphs = (graphs[0], *(graphs[int(i)] for i in sorted(others)))
     per = math.ceil(count / 3) if len(graphs) > 1 else count
     shares = [per] + [max(4, math.ceil((count - per) / max(1, len(graphs) - 1)))] * (len(graphs) - 1)
-    lists: list[list[Candidate]] = []
-    lowers = False
-    for i, graph in enumerate(graphs):
-        digest = graph.stable_hash()
-        taken = sum(k[0] == digest for k in known)
-        good: list[Candidate] = []
-        # a structure whose space is small gives its share to the others: each may give up to all
-        for schedule in sample(graph, count + taken, np.random.default_rng([seed, i])):
-            candidate = Candidate(graph, schedule)
-            if not _lowers(candidate):
-                continue  # the sampler knows less than the generator about what makes sense
-            lowers = True
-            if name_of(candidate) not in known:
-                good.append(candidate)
-        lists.append(good)
-    if not lowers:
+    lists = [_draw(g, n, seed, i, known) for i, (g, n) in enumerate(zip(graphs, shares, strict=True))]
+    if sum(map(len, lists)) < count:  # a structure whose space is small gives its share to the others
+        lists = [_draw(g, count, seed, i, known) for i, g in enumerate(graphs)]
+    if not any(lists) and not known:
         raise UnsupportedError(f"{program.name} has no schedule that lowers")
-    if device is not None and math.isfinite(slowest):
-        lists = _without_slowest(lists, device, slowest)
     first = [g[:n] for g, n in zip(lists, shares, strict=True)]
     more = [g[n:] for g, n in zip(lists, shares, strict=True)]
     mixed = [c for group in (*itertools.zip_longest(*first), *itertools.zip_longest(*more)) for c in group if c is not None]
-    return mixed[:count]
+    return (mixed if device is None else _slow_last(mixed, device, slowest))[:count]
+
+
+def _draw(graph: KernelGraph, count: int, seed: int, number: int, known: frozenset[Key]) -> list[Candidate]:
+    """Up to ``count`` candidates of one structure that lower and are not known."""
+    digest = graph.stable_hash()
+    taken = sum(k[0] == digest for k in known)
+    good: list[Candidate] = []
+    for schedule in sample(graph, count + count // 8 + taken, np.random.default_rng([seed, number])):
+        candidate = Candidate(graph, schedule)
+        # the sampler knows less than the generator about what makes sense
+        if name_of(candidate) not in known and _lowers(candidate):
+            good.append(candidate)
+        if len(good) == count:
+            break
+    return good
 
 
 def _lowers(candidate: Candidate) -> bool:
@@ -157,10 +162,11 @@ def _lowers(candidate: Candidate) -> bool:
     return True
 
 
-def _without_slowest(lists: list[list[Candidate]], device: Device, slowest: float) -> list[list[Candidate]]:
-    seconds = {c: _seconds(c, device) for found in lists for c in found}
+def _slow_last(found: list[Candidate], device: Device, slowest: float) -> list[Candidate]:
+    """The same, but what the model estimates ``slowest`` times the fastest comes last, the least slow first."""
+    seconds = {c: _seconds(c, device) for c in found}
     limit = slowest * min(seconds.values(), default=0.0)
-    return [[c for c in found if seconds[c] <= limit] for found in lists]
+    return [c for c in found if seconds[c] <= limit] + sorted((c for c in found if seconds[c] > limit), key=lambda c: seconds[c])
 
 
 def _seconds(candidate: Candidate, device: Device) -> float:
@@ -179,15 +185,31 @@ def tried(records: Records, name: str) -> frozenset[Key]:
     return frozenset((r.structure, r.schedule) for r in records.rows(workload=name, kind="kernel"))
 
 
-def make_work(name: str, args: argparse.Namespace, sources: Sequence[Records], device: Device, peers: Sequence[str]) -> Work:
-    """A workload with candidates for what is missing of ``--to``, or ``--count`` of them."""
-    program = workload(name)
-    have = len(frozenset().union(*(correct(s, name) for s in sources)))
-    known = frozenset().union(*(tried(s, name) for s in sources))
-    wanted = math.inf if args.to is None else max(0, args.to - have)
-    count = args.count if args.to is None else math.ceil(SPARE * wanted)
-    drawn = draw_candidates(program, count, args.seed, args.structures, known, device, args.slowest) if count else []
-    return Work(name, program, drawn, peers_of(program, peers), wanted, have)
+def make_works(
+    names: Sequence[str], args: argparse.Namespace, sources: Sequence[Records], device: Device, peers: Sequence[str]
+) -> list[Work]:
+    """Workloads with candidates for what is missing of ``--to``, or ``--count`` of them, drawn in several processes; those that
+    have no schedule are left out."""
+    have = {n: len(frozenset().union(*(correct(s, n) for s in sources))) for n in names}
+    wanted = {n: math.inf if args.to is None else max(0, args.to - have[n]) for n in names}
+    works = []
+    with ProcessPoolExecutor(args.workers or os.cpu_count(), get_context("spawn")) as pool:
+        futures: dict[str, Future[list[Candidate]]] = {}
+        for name in names:
+            count = args.count if args.to is None else math.ceil(SPARE * wanted[name])
+            known = frozenset().union(*(tried(s, name) for s in sources))
+            futures[name] = pool.submit(_drawn, name, count, args.seed, args.structures, known, device, args.slowest)
+        for name, future in futures.items():
+            program = workload(name)
+            try:
+                works.append(Work(name, program, future.result(), peers_of(program, peers), wanted[name], have[name]))
+            except (UnsupportedError, NoValidKernelError) as error:
+                say(f"{name} left out: {error.message}")
+    return works
+
+
+def _drawn(name: str, count: int, *options: Any) -> list[Candidate]:
+    return draw_candidates(workload(name), count, *options) if count else []
 
 
 @dataclass(frozen=True)
@@ -287,7 +309,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     p.add_argument("--seed", type=int, default=0, help="of the sampled schedules and the inputs (0)")
     p.add_argument("--structures", choices=("one", "all", "searched"), default="all", help="what is sampled (all)")
     p.add_argument("--known", type=Path, action="append", help="JSON lines of earlier runs; experiments/data by default")
-    p.add_argument("--slowest", type=float, default=50.0, help="leave out what the model thinks so many times slower (50)")
+    p.add_argument(
+        "--slowest", type=float, default=50.0, help="avoid what the model thinks so many times slower than the best (50)"
+    )
     p.add_argument("--compile-seconds", type=int, default=20, help="time limit for the compiler, each schedule (20)")
     p.add_argument("--peers", default="none", help=f"none, or some of {','.join(FAST_PEERS)} and others, with commas")
     p.add_argument("--finals", type=int, default=0, help="best schedules that are timed again beside the peers (0)")
@@ -313,11 +337,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with Bench.open(args.device, records, Options(seed=args.seed), args.workers, args.name) as bench:
             bench.pool.seconds = args.compile_seconds
             say(f"{bench.worker.info}; {len(known)} rows known")
-            for name in match(args.workloads):
-                try:
-                    works.append(make_work(name, args, (known, records), device, peers))
-                except (UnsupportedError, NoValidKernelError) as error:
-                    say(f"{name} left out: {error.message}")
+            works = make_works(match(args.workloads), args, (known, records), device, peers)
             say(f"{sum(len(w.candidates) for w in works)} candidates after {time.monotonic() - start:.0f} s")
             try:
                 run(works, bench, args.budget - (time.monotonic() - start), args.finals)
