@@ -99,7 +99,23 @@ def reduced_extents(graph: KernelGraph, schedule: Schedule) -> dict[str, int]:
         step = steps.get(axis)
         small = 2 * step + extent % step if step else extent
         sizes[axis] = min(extent, small)
+    while apart := _read_in_shapes(graph, sizes):
+        sizes |= {a: full[a] for a in apart}
     return sizes
+
+
+def _read_in_shapes(graph: KernelGraph, sizes: Mapping[str, int]) -> set[str]:
+    """Axes that have been reduced and stand for a dimension of a tensor that another access would read at another extent."""
+    found: dict[tuple[str, int], tuple[set[int], set[str]]] = {}
+    for block in graph.blocks:
+        extents = block.extents | {a: n for a, n in sizes.items() if a in block.extents}
+        for s in block.stmts:
+            if s.access and not s.access.window and not any(extents[a] == FREE for a in s.access.axes):
+                for i, (dim, extent) in enumerate(zip(s.access.dims, s.access.shape(extents), strict=True)):
+                    known, axes = found.setdefault((s.access.tensor, i), (set(), set()))
+                    known.add(extent)
+                    axes |= {a for a in dim if sizes.get(a, 0) < block.extents[a]}
+    return {a for known, axes in found.values() if len(known) > 1 for a in axes if a in sizes}
 
 
 def _read_both_ways(graph: KernelGraph) -> bool:

@@ -76,6 +76,16 @@ def test_reduced_sizes_stay_inside_of_the_windows():
     assert reduced_extents(graph, Schedule((schedule(m=4), schedule()))) == graph.extents
 
 
+def test_reduced_sizes_of_a_tensor_that_is_read_along_several_axes_agree():
+    program = joint_attention(s=64, heads=2, d=16)
+    graph = fuse(program)
+    sizes = reduced_extents(graph, Schedule((schedule(m=8),)))
+    assert sizes["m"] == sizes["m1"] == 64
+    (outcome,) = check([(program, graph, Schedule((schedule(m=32, n=1),)))])
+    assert outcome.message == ""
+    assert outcome.passed
+
+
 @pytest.mark.parametrize("name", ["layers", "joint"])
 def test_source_is_readable(name, golden):
     program = LAYERS if name == "layers" else joint_gated_mlp(40, 48, 64)
