@@ -78,7 +78,7 @@ def test_reduced_sizes_stay_inside_of_the_windows():
 
 def test_reduced_sizes_of_a_tensor_that_is_read_along_several_axes_agree():
     program = joint_attention(s=64, heads=2, d=16)
-    graph = fuse(program)
+    graph = structures(program)[0]  # with stable exponentials: the scores are large
     sizes = reduced_extents(graph, Schedule((schedule(m=8),)))
     assert sizes["m"] == sizes["m1"] == 64
     (outcome,) = check([(program, graph, Schedule((schedule(m=32, n=1),)))])
