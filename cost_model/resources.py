@@ -17,7 +17,9 @@ The rules follow what the compiler does (read from its intermediate code, held b
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,9 +30,11 @@ from cost_model.features import Features
 from cost_model.features import Sizes
 from cost_model.features import StmtFeatures
 from fuser.device import Device
+from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import Stmt
 from fuser.ir.ops import op as op_def
 from fuser.ir.program import DTYPE_BYTES
+from fuser.lower.layers import find_layers
 
 WGMMA = 90
 """First architecture whose tensor cores are fed by warp groups of four warps."""
@@ -199,6 +203,14 @@ def _feeds(f: Features, i: int) -> tuple[int, ...]:
     return tuple(found)
 
 
+@lru_cache(maxsize=1024)
+def layers_of(block: BlockGraph) -> Mapping[str, int]:
+    """The layer that each value of a chain of equal layers belongs to: lowering makes them a loop, which fetches the operands of
+    later layers ahead."""
+    found = find_layers(block, block.stmts)
+    return {s.value: i for i in range(found.count) for s in found.group(i)} if found else {}
+
+
 def _pipelined(f: Features, lanes: dict[str, Sizes], dots: dict[int, Dot]) -> dict[int, Counts]:
     """Buffers of each load in an innermost loop that feeds a contraction there; a load of less than 4 bytes a thread is not
     fetched ahead.
@@ -268,6 +280,7 @@ def _shared(f: Features, lanes: dict[str, Sizes], dots: dict[int, Dot], pipeline
         for p in range(low, high + 1):
             alive[p] = alive[p] + amount
 
+    layered = layers_of(f.block)
     readers: dict[str, list[Dot]] = {}
     for d in dots.values():
         for v in (d.left, d.right):
@@ -279,7 +292,11 @@ def _shared(f: Features, lanes: dict[str, Sizes], dots: dict[int, Dot], pipeline
             if i in pipelined:
                 hold(*_span(f, i, home(f, i)), size * pipelined[i])
             plain = pipelined[i] == 0 if i in pipelined else np.ones(len(f), bool)
-            if stmt.value in readers:
+            if stmt.value in readers and stmt.value in layered:
+                groups = np.logical_or.reduce([d.groups for d in readers[stmt.value]])
+                buffers = np.where(groups, f.stages, np.maximum(f.stages - 1, 1))
+                hold(i, n - 1, size * buffers if layered[stmt.value] == 0 else 0.0 * size)
+            elif stmt.value in readers:
                 used = readers[stmt.value]
                 tensor = np.logical_or.reduce([d.tensor for d in used])
                 groups = np.logical_or.reduce([d.groups for d in used])

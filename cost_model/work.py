@@ -23,6 +23,7 @@ from cost_model.resources import Resources
 from cost_model.resources import contracts
 from cost_model.resources import from_loads
 from cost_model.resources import home
+from cost_model.resources import layers_of
 from cost_model.resources import real
 from cost_model.resources import resources
 from cost_model.resources import unrolled
@@ -282,6 +283,10 @@ def _latencies(f: Features, r: Resources, ahead: dict[tuple[str, ...], NDArray[n
             wait(scope, np.maximum.reduce([x for x, _ in loads]) * filled)
         group.clear()
 
+    layered = layers_of(f.block)
+    if layered:
+        later = float(max(layered.values()))
+        add(trips=np.full(len(f), later + 1), fetched=np.where(f.stages > 1, later / np.maximum(f.stages - 1, 1), 0.0))
     around: tuple[str, ...] = ()
     computes = 0
     for i, s in enumerate(f.stmts):
@@ -300,6 +305,8 @@ def _latencies(f: Features, r: Resources, ahead: dict[tuple[str, ...], NDArray[n
             continue
         scope = home(f, i)
         plain = np.where(r.pipelined[i] > 0, 0.0, 1.0) if i in r.pipelined else np.ones(len(f))
+        if layered.get(s.stmt.value, 0):
+            plain = np.where(f.stages > 1, 0.0, plain)
         runs = plain * f.product(f.trips, scope)
         if not r.dots and scope:
             add(streamed=runs)

@@ -78,7 +78,8 @@ class LayerCode(FrameCode):
         self.values[layers.initial] = Value(layout, {self.key(start.axes, combo, layout): carried}, dtype)
         self.moving = {value: (counter, step) for value, step in layers.steps if step}
         self.fp32.clear()
-        self.plain(layers.group(0))
+        # loads first: none of them has to wait for the contraction
+        self.plain(sorted(layers.group(0), key=lambda s: s.kind != "load"))
         made = self.block.by_value[layers.made]
         self.emit(f"{carried} = {self._as(dtype, layers.made, made, self.natural(made))}")
         self.depth -= 1
