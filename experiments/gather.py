@@ -39,12 +39,10 @@ from experiments.sampler import sample
 from fuser.device import Device
 from fuser.device import load_device
 from fuser.errors import EnvironmentError_
-from fuser.errors import FuserError
 from fuser.errors import NoValidKernelError
 from fuser.errors import UnsupportedError
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram
-from fuser.lower.triton_source import generate
 from fuser.workloads import match
 from fuser.workloads import workload
 from search.measure import Bench
@@ -154,12 +152,8 @@ def _draw(graph: KernelGraph, count: int, seed: int, number: int, known: frozens
 
 
 def _lowers(candidate: Candidate) -> bool:
-    try:
-        for block, kernel in zip(candidate.graph.blocks, candidate.schedule.kernels, strict=True):
-            generate(block, kernel)
-    except FuserError:
-        return False
-    return True
+    """The plan stays with the candidate, so that the process that measures need not make it again."""
+    return not isinstance(candidate.planned, Measurement)
 
 
 def _slow_last(found: list[Candidate], device: Device, slowest: float) -> list[Candidate]:
