@@ -123,6 +123,10 @@ def known_good(block: BlockGraph, splits: dict[str, int]) -> Iterator[KernelSche
         yield KernelSchedule(tuple(sorted(tiles.items())), order, mine, warps, stages)
 
 
+PATIENCE = 40
+"""Draws in a row that give nothing new after which a space counts as exhausted."""
+
+
 def footprint(block: BlockGraph, schedule: KernelSchedule) -> tuple[float, float]:
     """Rough ``(bytes of shared memory, 4-byte values a thread)`` of a schedule: operands of contractions are staged
     (``num_stages`` times in a loop), results of contractions live in registers, once for every trip of a loop that their
@@ -168,8 +172,10 @@ def sample(graph: KernelGraph, count: int, rng: np.random.Generator) -> list[Sch
     for kernels in zip(*firsts, strict=True):
         if all(plausible(b, k) for b, k in zip(graph.blocks, kernels, strict=True)):
             found[Schedule(kernels)] = None
+    empty, before = 0, len(found)
     for _ in range(200 * count):
-        if len(found) >= count:
+        empty, before = (empty + 1, before) if len(found) == before else (0, len(found))
+        if len(found) >= count or empty == PATIENCE:
             break
         splits = {a: int(rng.choice(SPLITS)) for a in free}
         drawn: list[KernelSchedule] = []
