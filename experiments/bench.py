@@ -192,8 +192,9 @@ def bench(
 ) -> int:
     """Measure named workloads beside what a user would pick instead.
 
-    Every candidate is checked against float64 first; then all are timed in turn with their peers. The folder of the run gets
-    bench.json, bench.md, bench.svg and the rows; the same command goes on where it ended.
+    Every candidate is checked against float64, then all are timed in turn.
+
+    The same command goes on where it ended; --budget bounds one call.
     """
     if table or plot_only:
         return _again(table, plot_only, json)
