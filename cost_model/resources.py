@@ -342,6 +342,7 @@ def _registers(f: Features, lanes: dict[str, Sizes], dots: dict[int, Dot], pipel
     loading: dict[int, Counts] = {}
     threads = 32.0 * f.warps
     held: dict[str, BufferFeatures] = {b.value: b for b in f.buffers}
+    layered = layers_of(f.block)
     seen: set[str] = set()
     for i, s in enumerate(f.stmts):
         stmt = s.stmt
@@ -364,7 +365,7 @@ def _registers(f: Features, lanes: dict[str, Sizes], dots: dict[int, Dot], pipel
                 # an operand of a contraction has become its fp16 form by then
                 alive[p] = alive[p] + size * (0.0 if p == high and p in dots and p != i else 1.0)
         elif stmt.kind == "load":
-            ahead = pipelined[i] > 0 if i in pipelined else np.zeros(len(f), bool)
+            ahead = pipelined[i] > 0 if i in pipelined else (f.stages > 1) & (stmt.value in layered)
             loading[i] = np.where(ahead, 0.0, LOADED * size)
         elif stmt.kind == "compute":
             alive[i] = alive[i] + (0.0 if dots else FLAT * size)

@@ -31,6 +31,7 @@ CASES = {
     "inner loop": ("mcfuser/G6", schedule("nk", 4, 3, m=32, n=64, k=64, h=64)),
     "nothing pipelined": ("mcfuser/S7", schedule("", 8, 2, m=32, n=256, k=64, h=64)),
     "unrolled columns": ("mcfuser/G2", schedule("nh", 4, 2, m=64, n=128, k=64, h=32)),
+    "layers in a loop": ("graphene/mlp20", schedule("", 4, 3, m=64)),
     "tiles in pieces": ("mcfuser/S6", schedule("n", 4, 3, b=1, m=64, n=64, k=80, h=80)),
 }
 
