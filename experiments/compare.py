@@ -97,11 +97,16 @@ def explore(bench: Bench, case: Case, deadline: float) -> tuple[Candidate, ...]:
     for i in range(0, len(case.drawn), CHUNK):
         if (left := deadline - time.monotonic()) <= LAST_START:
             break
-        bench.measure(case.program, case.drawn[i : i + CHUNK], compile_timeout=left)
+        bench.measure(case.program, case.drawn[i : i + CHUNK], compile_timeout=_finite(left))
     device = bench.worker.info["device"]
     drawn = {name_of(c) for c in case.drawn}
     known = (r.candidate for r in best_known(bench.records, case.name, device, len(drawn) + FINALISTS))
     return tuple(c for c in known if name_of(c) in drawn)[:FINALISTS]
+
+
+def _finite(seconds: float) -> float | None:
+    """A time limit as those take it that wait for ever without one."""
+    return None if math.isinf(seconds) else seconds
 
 
 def run(bench: Bench, cases: Sequence[Case], seconds: float = math.inf) -> Iterator[Result]:
@@ -124,7 +129,7 @@ def run(bench: Bench, cases: Sequence[Case], seconds: float = math.inf) -> Itera
             # at most a third of the time goes to random schedules
             found = explore(bench, case, time.monotonic() + left / 3) if case.drawn else ()
             left = end - time.monotonic()
-            result = compare(bench, case.program, [*case.candidates, *found], case.peers, None if math.isinf(left) else left)
+            result = compare(bench, case.program, [*case.candidates, *found], case.peers, _finite(left))
         ours = result.ours
         times = f"{ours.time_us:.2f} µs" if ours else "no correct kernel"
         note(f"{case.name}: {times}, {len(result.rows)} rows{' (measured before)' if rows else ''}")
