@@ -1,8 +1,9 @@
 """LAX subprograms (Mirage, section 5): the pieces of a program that are superoptimized, and the rest.
 
 A piece holds multilinear operators, divisions, element-wise functions, and at most one exponential on any path; functions
-other than exp stay uninterpreted. What copies data (repeat, concat, slice) or mixes axes is the rest, and is left as it
-stands. A program that is one piece has one; a longer one is cut greedily in program order, where few tensors are alive.
+other than exp stay uninterpreted. What copies data (concat, slice) or mixes axes is the rest, and is left as it stands, unless
+it is only another place to load from (:mod:`fuser.ir.windows`). A program that is one piece has one; a longer one is cut
+greedily in program order, where few tensors are alive.
 """
 
 from __future__ import annotations

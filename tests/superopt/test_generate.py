@@ -240,12 +240,27 @@ def test_partition_cuts_at_a_second_exponential_and_at_copies() -> None:
 
 def test_pieces_are_searched_one_by_one() -> None:
     b = Builder("halves")
-    x, w = b.input("X", (16, 32)), b.input("W", (32, 16))
-    y = b.op("slice", x, axis=0, start=0, stop=8) @ w
-    pieces = superoptimize_pieces(b.build(Y=b.relu(y)), most=4)
-    assert [r is None for _, r in pieces] == [True, False]
-    assert pieces[1][1] is not None
-    assert pieces[1][1].structures
+    x, w, z = b.input("X", (16, 32)), b.input("W", (32, 16)), b.input("Z", (16, 16))
+    pieces = superoptimize_pieces(b.build(Y=b.op("concat", b.relu(x @ w), z, axis=0)), most=4)
+    assert [r is None for _, r in pieces] == [False, True]
+    assert pieces[0][1] is not None
+    assert pieces[0][1].structures
+
+
+def test_a_program_with_slices_is_one_piece_that_reads_windows() -> None:
+    b = Builder("joint")
+    x, w = b.input("X", (16, 32)), b.input("W", (32, 48))
+    gate, up = (b.op("slice", x @ w, axis=1, start=i, stop=i + 24) for i in (0, 24))
+    program = b.build(Y=b.silu(gate) * up)
+    ((piece, result),) = superoptimize_pieces(program, most=4)
+    assert piece.program == program
+    assert result is not None
+    assert result.structures
+    for found in result.structures:
+        windows = {s.access.window.starts for k in found.graph.blocks for s in k.loads if s.access and s.access.window}
+        assert windows == {(0, 0), (0, 24)}
+        assert found.graph.inputs == ("X", "W")
+        assert verify(program, found.graph).accepted
 
 
 def test_element_wise_chains_become_thread_graphs() -> None:
