@@ -123,7 +123,7 @@ def _diagram(graph: KernelGraph, schedule: Schedule | None) -> _Diagram:
             node = add(str(s.access), s.kind, cluster)
             if s.kind == "load":
                 defined[s.value] = node
-                edges.append((tensor(s.access.tensor), node, label))
+                edges.append((tensor(s.access.source), node, label))
             else:
                 edges += [(defined[s.value], node, ""), (node, tensor(s.access.tensor), label)]
     return _Diagram(tuple(vertices), tuple(edges), tuple(clusters))
