@@ -21,6 +21,7 @@ from typing import Any
 from typing import Literal
 
 from fuser.errors import ProgramError
+from fuser.ir.access import Access
 from fuser.ir.ops import op as op_def
 from fuser.ir.program import Tensor
 from fuser.ir.program import infer_shape
@@ -40,78 +41,6 @@ class Axis:
 
     name: str
     extent: int
-
-
-@dataclass(frozen=True)
-class Window:
-    """A box of a device tensor of ``shape``: what an access reads begins at the element ``starts``. With ``view`` the box is one
-    of the tensor reshaped to that: every second half of the columns, say."""
-
-    tensor: str
-    shape: tuple[int, ...]
-    starts: tuple[int, ...]
-    view: tuple[int, ...] = ()
-
-    @property
-    def seen(self) -> tuple[int, ...]:
-        """The shape in which the box lies."""
-        return self.view or self.shape
-
-    @property
-    def offset(self) -> int:
-        """Elements from the tensor's first one to the window's."""
-        return sum(x * math.prod(self.seen[i + 1 :]) for i, x in enumerate(self.starts))
-
-
-@dataclass(frozen=True)
-class Access:
-    """How axes index a device tensor: each dimension is the row-major product of its axes; an empty product has extent 1.
-
-    A dimension of several axes is what a reshape leaves behind: ``(("b",), ("s",), ("head", "d"))`` reads [b, s, head·d].
-    What a slice leaves behind is a ``window``: ``tensor`` then names the slice (``W[3]``), and the window says where it lies
-    in which device tensor.
-    """
-
-    tensor: str
-    dims: tuple[tuple[str, ...], ...]
-    window: Window | None = None
-
-    @property
-    def axes(self) -> tuple[str, ...]:
-        return tuple(a for dim in self.dims for a in dim)
-
-    @property
-    def source(self) -> str:
-        """The device tensor in memory."""
-        return self.window.tensor if self.window else self.tensor
-
-    def shape(self, extents: Mapping[str, int]) -> tuple[int, ...]:
-        """Of what is accessed: the tensor, or the window of it."""
-        return tuple(math.prod(extents[a] for a in dim) for dim in self.dims)
-
-    def source_shape(self, extents: Mapping[str, int]) -> tuple[int, ...]:
-        """Of the device tensor in memory."""
-        return self.window.shape if self.window else self.shape(extents)
-
-    def strides(self, extents: Mapping[str, int]) -> dict[str, int]:
-        """Elements between neighbours along each axis, for a row-major tensor."""
-        found, outer = dict[str, int](), 1
-        for dim, extent in zip(
-            reversed(self.dims), reversed(self.window.seen if self.window else self.shape(extents)), strict=True
-        ):
-            step = outer
-            for axis in reversed(dim):
-                found[axis] = step
-                step *= extents[axis]
-            outer *= extent
-        return found
-
-    def __str__(self) -> str:
-        starts = self.window.starts if self.window else (0,) * len(self.dims)
-        dims = ("·".join(d) or ("1" if not self.window else "") for d in self.dims)
-        places = (f"{x}+{d}" if x and d else d or str(x) for x, d in zip(starts, dims, strict=True))
-        view = f"({','.join(map(str, self.window.view))})" if self.window and self.window.view else ""
-        return f"{self.source}{view}[{', '.join(places)}]"
 
 
 @dataclass(frozen=True)

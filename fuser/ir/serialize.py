@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fuser.errors import ProgramError
+from fuser.ir.access import Window
 from fuser.ir.mugraph import Access
 from fuser.ir.mugraph import Axis
 from fuser.ir.mugraph import BlockGraph
@@ -14,7 +15,6 @@ from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.mugraph import Rescale
 from fuser.ir.mugraph import Stmt
-from fuser.ir.mugraph import Window
 from fuser.ir.program import Tensor
 from fuser.ir.scalar import Scalar
 

@@ -21,6 +21,7 @@ from typing import Any
 from fuser.errors import UnsupportedError
 from fuser.frontends.builder import Builder
 from fuser.frontends.builder import Ref
+from fuser.ir.access import Window
 from fuser.ir.boxes import Box
 from fuser.ir.boxes import Cuts
 from fuser.ir.boxes import Range
@@ -40,7 +41,6 @@ from fuser.ir.mugraph import Access
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import Stmt
-from fuser.ir.mugraph import Window
 from fuser.ir.ops import op as op_def
 from fuser.ir.program import Node
 from fuser.ir.program import Tensor

@@ -79,7 +79,8 @@ class LayerCode(FrameCode):
         self.moving = {value: (counter, step) for value, step in layers.steps if step}
         self.fp32.clear()
         # loads first: none of them has to wait for the contraction
-        self.plain(sorted(layers.group(0), key=lambda s: s.kind != "load"))
+        group = layers.group(0)
+        self.plain([*(s for s in group if s.kind == "load"), *(s for s in group if s.kind != "load")])
         made = self.block.by_value[layers.made]
         self.emit(f"{carried} = {self._as(dtype, layers.made, made, self.natural(made))}")
         self.depth -= 1

@@ -14,6 +14,7 @@ from fuser.errors import ProgramError
 from fuser.errors import UnsupportedError
 from fuser.frontends.builder import Builder
 from fuser.frontends.builder import Ref
+from fuser.ir.access import Window
 from fuser.ir.boxes import cuts_through_reshape
 from fuser.ir.boxes import through_reshape
 from fuser.ir.composites import expand
@@ -21,7 +22,6 @@ from fuser.ir.fuse import fuse
 from fuser.ir.mugraph import FREE
 from fuser.ir.mugraph import Access
 from fuser.ir.mugraph import KernelGraph
-from fuser.ir.mugraph import Window
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
