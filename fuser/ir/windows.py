@@ -162,11 +162,14 @@ class _Boxes:
             own[node.output] = self.cut(node)
             # a tensor that lies whole in memory can be read in any box
             self.cuts[node.output] = no_cuts(len(self.shape[node.output])) if node.output in self.stops else own[node.output]
-        for name in (*program.outputs, *(n for n in self.stops if n in program.producers)):
-            if name in own and any(own[name]):
-                raise UnsupportedError(f"{name!r} of {program.name!r} is stored in parts of a concatenation")
+        for name in program.outputs:
             self.needed[name][whole(self.shape[name])] = None
         for node in reversed(program.nodes):
+            stored = node.output in program.outputs or (node.output in self.stops and self.needed[node.output])
+            if stored and any(own[node.output]):
+                raise UnsupportedError(f"{node.output!r} of {program.name!r} is stored in parts of a concatenation")
+            if stored:
+                self.needed[node.output][whole(self.shape[node.output])] = None
             for box in self.needed[node.output]:
                 if node.output in self.stops and box != whole(self.shape[node.output]):
                     continue
@@ -303,8 +306,8 @@ class _Boxes:
         program = self.program
         self.b = Builder(program.name, reserved=frozenset(program.table))
         for name in program.inputs:
-            unused = not program.consumers[name]
-            for box in [whole(self.shape[name])] if unused else sorted(self.needed[name]):
+            # an input that no result needs stays one
+            for box in sorted(self.needed[name]) or [whole(self.shape[name])]:
                 self.input(name, box)
         for node in program.nodes:
             all_of_it = whole(self.shape[node.output])
@@ -314,7 +317,7 @@ class _Boxes:
                 else:
                     self.refs[node.output, box] = self.node(node, box)
         named: dict[str, Ref] = {}
-        stops = (n.output for n in program.nodes if n.output in self.stops)
+        stops = (n.output for n in program.nodes if n.output in self.stops and self.needed[n.output])
         for name in dict.fromkeys((*program.outputs, *stops)):
             ref = self.refs[name, whole(self.shape[name])]
             if ref.name in self.inputs or ref in named.values():

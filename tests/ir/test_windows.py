@@ -280,3 +280,16 @@ def test_random_programs(data: st.DataObject) -> None:
     (block,) = graph.blocks
     tiles = tuple((a, data.draw(st.integers(1, block.extents[a]))) for a in block.spatial)
     np.testing.assert_allclose(interpret(graph, Schedule((KernelSchedule(tiles),)), inputs)["Y"], wanted, rtol=1e-9, atol=1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(programs())
+def test_structures_of_random_programs(program: TensorProgram) -> None:
+    """Cut anywhere: what is between kernels is read in windows too, and the verifier agrees."""
+    try:
+        found = structures(program)
+    except UnsupportedError:
+        return
+    for graph in found[:6]:
+        agree(program, graph, trivial(graph))
+    assert isinstance(verify(program, found[-1], rounds=1), Verified)
