@@ -41,6 +41,7 @@ class FoldCode(TileCode):
             shape = ", ".join(str(p.size) for p in combo + kept)
             self.emit(f"{name} = tl.full([{shape}], {text}, tl.float32)" if shape else f"{name} = {text}")
             value.names[combo] = name
+            value.made.add(combo)
         self.values[stmt.value] = value
 
     def kept(self, stmt: Stmt) -> tuple[Piece, ...]:
@@ -75,7 +76,7 @@ class FoldCode(TileCode):
         layout = self.natural(stmt)
         self.rescale(stmt)
         value = self.values.setdefault(stmt.value, Value(layout))
-        value.fill = {}
+        value.fill, value.made = {}, set()
         outer = tuple(a for a in stmt.axes)
         for combo in self.combos(outer):
             key = self.key(outer, combo, layout)
@@ -91,6 +92,7 @@ class FoldCode(TileCode):
                 self.emit(f"{name} = {text}")
                 first = False
             value.names[key] = name
+            value.made.add(key)
             self.fp32.pop(name, None)
 
     def dot(
@@ -161,7 +163,10 @@ class FoldCode(TileCode):
                 self.emit(f"{name} = tl.where({mask}, {name}, {text})")
                 self.fp32.pop(name, None)
         for a in axes:
-            v.fill[a] = state
+            if done == v.made:
+                v.fill[a] = state
+            else:  # blocks of other trips have what they had
+                v.fill.pop(a, None)
 
     def rescale(self, stmt: Stmt) -> None:
         """Bring an accumulator to the new running maximum before it is added to."""
@@ -188,7 +193,7 @@ class FoldCode(TileCode):
         self.rescale(stmt)
         layout = self.natural(stmt)
         value = self.values.setdefault(stmt.value, Value(layout))
-        value.fill = {}
+        value.fill, value.made = {}, set()
         for combo in self.combos(stmt.axes):
             key = self.key(stmt.axes, combo, layout)
             name = self.var(stmt.value, layout, key)
@@ -216,3 +221,4 @@ class FoldCode(TileCode):
                 self.emit(f"{name} = {total}")
             self.fp32.pop(name, None)
             value.names[key] = name
+            value.made.add(key)

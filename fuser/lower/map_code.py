@@ -29,10 +29,10 @@ class MapCode(FoldCode):
         fills = [self.values[a].fill if a in self.values else {} for a in stmt.args]
         fill = {x: f for x in stmt.axes if (f := _fill(stmt, x, fills, [x in self.block.by_value[a].axes for a in stmt.args]))}
         value = self.values.setdefault(stmt.value, Value(layout))
-        value.fill = fill
+        value.fill, value.made = fill, set()
         if self.only_scales(stmt):
             source = self.values[stmt.args[0]]
-            value.layout, value.names = source.layout, source.names
+            value.layout, value.names, value.made = source.layout, source.names, source.made
             value.factor = source.factor * self.constants(stmt)["scalar"]
             return
         value.factor = self.factor(stmt)
@@ -44,6 +44,7 @@ class MapCode(FoldCode):
             self.emit(f"{name} = {text}")
             self.fp32.pop(name, None)
             value.names[key] = name
+            value.made.add(key)
 
     def constants(self, stmt: Stmt) -> dict[str, float]:
         return {k: float(self.block.scalar(v)) for k, v in stmt.attrs if isinstance(v, Scalar)}

@@ -37,7 +37,8 @@ Combo = tuple[Piece, ...]
 @dataclass
 class Value:
     """Register blocks of a value: dimensions in the order of ``layout``; ``fill[axis]`` is what stands in lanes outside of the
-    tensor; ``factor`` is still to be multiplied.
+    tensor; ``factor`` is still to be multiplied; ``made`` are the register blocks that the last statement gave it, of one trip
+    where the loop is unrolled.
     """
 
     layout: tuple[str, ...]
@@ -45,6 +46,7 @@ class Value:
     dtype: str = "float32"
     fill: dict[str, str] = field(default_factory=dict)
     factor: float = 1.0
+    made: set[Combo] = field(default_factory=set)
 
 
 class TileCode:

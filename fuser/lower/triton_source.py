@@ -236,12 +236,14 @@ class _Generator(LayerCode, MapCode):
         by_tma = self.described.get(access.source)
         layout = tuple(a for a in by_tma.axes if self.plans[a].tile > 1) if by_tma else self.natural(stmt)
         value = self.values.setdefault(stmt.value, Value(layout, dtype=stmt.dtype))
+        value.made = set()
         value.fill = dict.fromkeys(stmt.axes, "zero")  # an earlier trip of an unrolled loop may have set something else
         for combo in self.combos(stmt.axes):
             key = self.key(stmt.axes, combo, layout)
             name = self.var(stmt.value, layout, key)
             self.fp32.pop(name, None)
             value.names[key] = name
+            value.made.add(key)
             if by_tma:
                 text = load_text(self, self.argument(access.source), by_tma, dict(zip(stmt.axes, combo, strict=True)))
                 self.emit(f"{name} = {text}")
