@@ -9,6 +9,7 @@ memory.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -32,6 +33,8 @@ MAX_BOX = 256
 """Elements of a box along each dimension."""
 HOST_TYPE = {8: 10, 9: 8, 10: 9}
 """The driver's number of an element type where the compiler's differs."""
+LEAST_BOX = 128
+"""Bytes: shared memory of a box begins at a multiple of that; Triton 3.6 puts smaller ones next to each other."""
 LEAST_BYTES = 16
 """Of a box along its innermost dimension; every stride and the address are multiples of it."""
 DTYPES = frozenset({"float16", "bfloat16", "float32", "int32"})
@@ -119,6 +122,8 @@ def _describe(code: TileCode, stmt: Stmt) -> Descriptor:
         raise _refuse(code, tensor, f"the tile of {wide[0]!r} is larger than {MAX_BOX}")
     if strides[axes[-1]] != 1 or box[-1] * item < LEAST_BYTES:
         raise _refuse(code, tensor, f"its innermost {LEAST_BYTES} bytes are not in one tile")
+    if math.prod(box) * item < LEAST_BOX:
+        raise _refuse(code, tensor, f"its tile has {math.prod(box) * item} bytes, fewer than the {LEAST_BOX} that are aligned")
     offset = access.window.offset if access.window else 0
     if any(n * item % LEAST_BYTES for n in (offset, *(strides[a] for a in axes[:-1]))):
         raise _refuse(code, tensor, f"a stride is not a multiple of {LEAST_BYTES} bytes")

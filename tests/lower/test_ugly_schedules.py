@@ -116,3 +116,14 @@ def test_a_kind_says_what_is_ugly(kind: str) -> None:
         assert any(e % first.tile.get(a, e) for a, e in graph.blocks[0].extents.items() if e)
     if kind in ("options", "tuned"):
         assert any(k.knobs for k in chosen.kernels)
+
+
+def test_each_trip_of_an_unrolled_loop_has_its_own_masks():
+    b = Builder("one_query")
+    q, k, v = b.input("Q", (2, 1, 32)), b.input("K", (2, 70, 32)), b.input("V", (2, 70, 16))
+    scores = b.op("reshape", b.op("sum", q * k, axis=(2,), keepdims=False), shape=(2, 1, 70))
+    program = b.build(O=b.softmax(scores) @ v)
+    block = schedule("(r,k)", b=1, r=8, k=16)
+    graph = one_kernel(program)
+    (found,) = check([(program, graph, Schedule((block,)))])
+    assert found.passed, found
