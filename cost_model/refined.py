@@ -126,11 +126,20 @@ def estimate(block: BlockGraph, schedule: KernelSchedule, device: Device) -> dic
 # -- what no generated kernel does --------------------------------------------------------------------------------------------
 
 
-def matmul_seconds(batch: int, m: int, n: int, k: int, dtype: str, device: Device, constants: Constants | None = None) -> float:
-    """A library matmul: the best of its usual tiles, with and without a split of the sum."""
+def matmul_seconds(
+    batch: int,
+    m: int,
+    n: int,
+    k: int,
+    dtype: str,
+    device: Device,
+    constants: Constants | None = None,
+    precision: str = "tf32",
+) -> float:
+    """A library matmul: the best of its usual tiles, with and without a split of the sum. ``precision`` is that of float32."""
     c = constants or constants_of(device)
     sm, item = device.sm_count, DTYPE_BYTES[dtype]
-    peak = device.matmul_flops(dtype, "tf32") / sm
+    peak = device.matmul_flops(dtype, precision) / sm
     memory = batch * (m * k + k * n + m * n) * item / (device.memory_bandwidth * c.memory_rate)
     best = np.inf
     for tm in (64, 128, 256):

@@ -19,10 +19,12 @@ from fuser.errors import UsageError
 from fuser.ir.program import TensorProgram
 from fuser.workloads import match
 from fuser.workloads import workload
+from search.libraries import with_libraries
 from search.measure import Candidate
 from search.records import Record
 from search.records import Records
 from search.records import schedule_text
+from search.structures import structures
 from search.timing import External
 from search.tune import Tuned
 from search.tune import tune_fast
@@ -99,9 +101,10 @@ def cases_of(suites: Sequence[str], cases: Sequence[str] = ()) -> tuple[str, ...
 
 
 def choose(name: str, target: str) -> Choice:
-    """Fast tuning of a named workload for a device."""
+    """Fast tuning of a named workload for a device, on which a library may do products."""
     start = time.perf_counter()
-    tuned = tune_fast(workload(name), load_device(target))
+    program = workload(name)
+    tuned = tune_fast(program, load_device(target), graphs=with_libraries(structures(program)))
     return Choice(tuned, time.perf_counter() - start)
 
 

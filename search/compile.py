@@ -19,6 +19,7 @@ from fuser.lower.triton_source import generate_graph
 from fuser.workloads import workload
 from search.compiled import CompiledProgram
 from search.evolve import EFFORTS
+from search.libraries import with_libraries
 from search.realise import Realised
 from search.realise import realise
 from search.structures import searched
@@ -53,8 +54,9 @@ def compile_program(
 
     ``target`` names the device to tune for, or its file; by default the GPU at hand. ``graph`` and ``schedule`` choose for you;
     with one of them the other is still searched. ``superoptimize``: seconds that the superoptimizer may look for structures.
-    The model alone decides (``effort`` ``instant``); nothing is measured. ``checked``: the winner runs at a reduced size in
-    Triton's interpreter against float64, and the next candidate takes its place where it fails.
+    What runs on a GPU may leave products to its library (cuBLAS). The model alone decides (``effort`` ``instant``); nothing is
+    measured. ``checked``: the winner runs at a reduced size in Triton's interpreter against float64, and the next candidate takes
+    its place where it fails.
 
     ``device`` is where the callable runs: ``cuda``, ``cuda:1``, or ``cpu`` for Triton's interpreter (slow; set
     ``TRITON_INTERPRET=1`` before Python starts). By default the GPU, if there is one of the target's architecture; with a
@@ -71,6 +73,8 @@ def compile_program(
     known = _imported(program, example_inputs)
     device, spec = _where(device, target, known.program.name)
     graphs = _graphs(known.program, graph, schedule, superoptimize)
+    if graph is None and schedule is None and device not in (None, "cpu"):
+        graphs = with_libraries(graphs)
     if schedule is not None:
         chosen = Candidate(graphs[0], schedule, nan)
         tuned = Tuned(known.program, spec.name, chosen, (), 1, 1)

@@ -72,7 +72,8 @@ class Candidate:
         if isinstance(self.planned, Measurement):
             return ""
         launch = [f"{s.num_warps} {s.num_stages} {s.grid}" for s in self.planned.sources if s]
-        return text_hash(*(s.text for s in self.planned.sources if s), *launch)
+        paired = zip(self.graph.kernels, self.planned.sources, strict=True)
+        return text_hash(*(s.text if s else str(k) for k, s in paired), *launch)
 
 
 @dataclass(frozen=True)

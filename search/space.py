@@ -146,7 +146,7 @@ class KernelSpace:
                 in_order = tuple(a for a in f.trips if a in live)
                 if str(placed(f.block, e, in_order)) == str(f.tree):
                     same = np.ones(len(f), np.bool_)
-                    for a in named - live:
+                    for a in named - live - set(f.order.axes):
                         same &= f.grid[a] == 1
                     found |= same
         return found
@@ -273,7 +273,10 @@ class ScheduleSpace:
 
     def sample_rows(self, count: int, rng: np.random.Generator) -> Rows:
         """``count`` rows drawn from the whole product; some may break rule 4."""
-        return np.stack([rng.integers(k.count, size=count) for k in self.knobs], axis=1)
+        rows = np.empty((count, len(self.knobs)), np.int64)
+        for i, k in enumerate(self.knobs):
+            rows[:, i] = rng.integers(k.count, size=count)
+        return rows
 
     def mutate_row(self, row: Sequence[int] | Rows, rng: np.random.Generator) -> list[int]:
         """A row in which one knob has changed, as algorithm 1 changes the tile size of one loop; other knobs are drawn half

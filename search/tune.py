@@ -22,6 +22,7 @@ from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import Schedule
+from fuser.runtime.library import views_of
 from search.evolve import INSTANT
 from search.evolve import Effort
 from search.evolve import search
@@ -81,15 +82,20 @@ def rank_graph(
 
 
 def library_seconds(graph: KernelGraph, kernel: LibraryKernel, device: Device) -> float:
-    """Estimate of a library kernel on tensors of the program."""
+    """Estimate of a library kernel on tensors of the program; nothing for a view that needs no launch."""
+    if kernel.output in views_of(graph):
+        return 0.0
     tensors = graph.device_tensors
     if any(name not in tensors for name in (*kernel.args, kernel.output)):
         raise UnsupportedError(f"library kernel {kernel.name!r} reads a tensor whose shape a schedule chooses")
     if kernel.op != "matmul":
         return refined.memory_kernel_seconds(sum(tensors[a].nbytes for a in (*kernel.args, kernel.output)), device)
     a, b = (tensors[x].shape for x in kernel.args)
-    batch = math.prod(tensors[kernel.output].shape[:-2])
-    return refined.matmul_seconds(batch, a[-2], b[-1], a[-1], tensors[kernel.args[0]].dtype, device)
+    *batch, rows, columns = tensors[kernel.output].shape
+    if math.prod(b[:-2]) == 1:  # the batch is further rows
+        batch, rows = [], math.prod((*batch, rows))
+    dtype = tensors[kernel.args[0]].dtype
+    return refined.matmul_seconds(math.prod(batch), rows, columns, a[-1], dtype, device, precision="ieee")
 
 
 def tune_fast(

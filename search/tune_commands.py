@@ -21,6 +21,7 @@ from fuser.device import load_device
 from fuser.errors import UsageError
 from fuser.ir.serialize import graph_to_json
 from fuser.lower.compile import save_artifact
+from fuser.runtime.library import views_of
 from fuser.workloads import match
 from fuser.workloads import workload
 from search.realise import Realised
@@ -139,12 +140,19 @@ def document(done: Realised, seconds: float, output: Path | None) -> dict[str, A
 
 
 def describe(candidate: Candidate) -> str:
-    """``fused``, or the number of kernels and what is split."""
-    kernels = candidate.graph.kernels
+    """``fused``, or the number of kernels, those of a library among them, and what is split."""
+    graph = candidate.graph
+    views = views_of(graph)
+    kernels = [k for k in graph.kernels if k.outputs[0] not in views]
+    called = len(kernels) - len(graph.blocks)
     if len(kernels) == 1:
-        return "fused"
-    splits = sorted({a for b in candidate.graph.blocks for a, _ in b.splits})
-    return f"{len(kernels)} kernels" + (f", {','.join(splits)} split" if splits else "")
+        return "library" if called else "fused"
+    splits = sorted({a for b in graph.blocks for a, _ in b.splits})
+    return (
+        f"{len(kernels)} kernels"
+        + (f", {called} of a library" if called else "")
+        + (f", {','.join(splits)} split" if splits else "")
+    )
 
 
 def explain(names: Names, target: Target = "h200", json: Json = False) -> None:

@@ -13,6 +13,7 @@ import math
 import os
 import subprocess
 import sys
+from collections.abc import Collection
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -26,9 +27,13 @@ import numpy as np
 
 from fuser.errors import FuserError
 from fuser.ir.fuse import fuse
+from fuser.ir.libraries import generated
+from fuser.ir.libraries import products
+from fuser.ir.libraries import with_library
 from fuser.ir.mugraph import FREE
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
+from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.ops import Array
 from fuser.ir.ops import op as op_def
 from fuser.ir.program import DTYPE_BYTES
@@ -47,6 +52,8 @@ of it.
 """
 LARGEST = 2.0**14
 """Largest result of a check: float16 ends at four times that, and results between operators may be larger."""
+FEW = 48
+"""Largest extent of an axis that only a library sees."""
 TIMEOUT = 600.0
 """Seconds after which an interpreter that does not answer is given up."""
 
@@ -67,11 +74,12 @@ class Check:
         return not self.message and self.error <= TOLERANCE
 
 
-def reduced_extents(graph: KernelGraph, schedule: Schedule) -> dict[str, int]:
+def reduced_extents(graph: KernelGraph, schedule: Schedule, free: Collection[str] = ()) -> dict[str, int]:
     """Smallest extents at which every loop and every divided axis has at least two tiles, ragged where the real ones are.
 
-    The axes of a library kernel's tensors are not known, so a graph with one keeps its sizes; so does one that reads a tensor
-    both whole and in windows, which lie where they are.
+    Axes that are not divided keep their extents; those of ``free`` have at most :data:`FEW`. A graph that reads a tensor both
+    whole and in windows, which lie where they are, keeps its sizes; so does one with library kernels, the axes of whose tensors
+    are not known.
     """
     if len(graph.blocks) < len(graph.kernels) or _read_both_ways(graph):
         return graph.extents
@@ -97,7 +105,7 @@ def reduced_extents(graph: KernelGraph, schedule: Schedule) -> dict[str, int]:
     sizes = {}
     for axis, extent in full.items():
         step = steps.get(axis)
-        small = 2 * step + extent % step if step else extent
+        small = 2 * step + extent % step if step else FEW if axis in free else extent
         sizes[axis] = min(extent, small)
     while apart := _read_in_shapes(graph, sizes):
         sizes |= {a: full[a] for a in apart}
@@ -121,6 +129,20 @@ def _read_in_shapes(graph: KernelGraph, sizes: Mapping[str, int]) -> set[str]:
 def _read_both_ways(graph: KernelGraph) -> bool:
     accesses = [s.access for b in graph.blocks for s in b.stmts if s.access]
     return bool({a.source for a in accesses if a.window} & {a.source for a in accesses if not a.window})
+
+
+def _at_reduced_sizes(program: TensorProgram, graph: KernelGraph, schedule: Schedule) -> tuple[dict[str, int], KernelGraph]:
+    """The reduced extents, and the graph with them. A library's products take part as blocks that divide nothing."""
+    called = tuple(k.name for k in graph.kernels if isinstance(k, LibraryKernel))
+    if called and (whole := generated(program, graph)):
+        mine = iter(schedule.kernels)
+        plans = tuple(KernelSchedule() if b.name in called else next(mine) for b in whole.blocks)
+        sizes = reduced_extents(whole, Schedule(plans), whole.extents.keys() - graph.extents.keys())
+        small = whole.with_extents(sizes)
+        if set(called) & {b.name for b in whole.blocks} <= set(products(small)):
+            return sizes, with_library(small, called)
+    sizes = reduced_extents(graph, schedule)
+    return sizes, graph.with_extents(sizes)
 
 
 PROGRAMS = 3
@@ -194,10 +216,10 @@ def with_dtype(graph: KernelGraph, old: str, new: str) -> KernelGraph:
 
 def check_here(program: TensorProgram, graph: KernelGraph, schedule: Schedule, seed: int, method: str) -> Check:
     """Check in this process; ``method`` is ``triton`` (the interpreter must be on) or ``numpy``."""
-    sizes = reduced_extents(graph, schedule)
+    sizes, small = _at_reduced_sizes(program, graph, schedule)
     schedule = reduced_schedule(schedule)
     # Triton's interpreter multiplies the bits of bfloat16 operands as integers: float16 stands in for it, in the same places
-    small = with_dtype(graph.with_extents(sizes), "bfloat16", "float16")
+    small = with_dtype(small, "bfloat16", "float16")
     inputs = random_inputs(small, np.random.default_rng(seed))
     reference = _reference(program, graph, sizes, inputs)
     if any(x.size and float(np.abs(x).max()) > LARGEST for x in reference.values()):
