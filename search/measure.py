@@ -31,6 +31,8 @@ from fuser.errors import UnsupportedError
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import Schedule
+from fuser.lower.assembler import VARIABLE as ASSEMBLER
+from fuser.lower.assembler import choose as choose_assembler
 from fuser.lower.compile import KernelArtifact
 from fuser.lower.compile import compile_kernel
 from fuser.runtime.plan import Plan
@@ -235,6 +237,7 @@ class Bench:
         workers: int | None = None,
         run: str = "",
     ) -> Bench:
+        choose_assembler()  # before the processes start: they inherit it
         worker = Worker(device)
         pool = CompilePool(worker.info["arch"], workers)
         return Bench(worker, pool, records if records is not None else Records(":memory:"), options or Options(), run)
@@ -250,7 +253,7 @@ class Bench:
     def compiler(self) -> str:
         """Triton's version, and that of the assembler where it is not the one that comes with it."""
         info = self.worker.info
-        own = "TRITON_PTXAS_PATH" in os.environ and "ptxas" in info
+        own = ASSEMBLER in os.environ and "ptxas" in info
         return f"triton {info['triton']}" + (f", ptxas {info['ptxas']}" if own else "")
 
     @cached_property

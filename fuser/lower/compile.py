@@ -22,6 +22,8 @@ from fuser.errors import EnvironmentError_
 from fuser.errors import NoValidKernelError
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.schedule import Schedule
+from fuser.lower.assembler import VARIABLE as ASSEMBLER
+from fuser.lower.assembler import choose as choose_assembler
 from fuser.lower.cubin import resources
 from fuser.lower.descriptors import Descriptor
 from fuser.lower.descriptors import with_metadata
@@ -141,6 +143,7 @@ def compile_kernel(source: KernelSource, arch: int, folder: Path | None = None) 
     Raises :class:`NoValidKernelError` with the compiler's message where Triton refuses the kernel.
     """
     triton = _triton()
+    choose_assembler()
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
@@ -190,7 +193,8 @@ def compile_kernel(source: KernelSource, arch: int, folder: Path | None = None) 
         source.num_stages,
         meta.shared,
         *resources(kernel.asm["cubin"]),
-        compiler=f"triton {triton.__version__}",
+        compiler=f"triton {triton.__version__}"
+        + (f", ptxas {triton.knobs.nvidia.ptxas.version}" if ASSEMBLER in os.environ else ""),
         pdl=source.pdl,
         descriptors=_encoded(source, fn.arg_names, kernel) if source.descriptors else (),
     )

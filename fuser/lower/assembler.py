@@ -1,0 +1,67 @@
+"""Which assembler makes machine code of PTX.
+
+Triton brings its own ``ptxas``. That of Triton 3.6 (12.8) assembles classes of kernels wrongly on Hopper (operands of a
+contraction in registers beside much else: garbage or illegal addresses); 13.0 assembles the same PTX right, at the same speed. So
+the newest one of this machine that its driver can load is used, unless ``TRITON_PTXAS_PATH`` names another.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+VARIABLE = "TRITON_PTXAS_PATH"
+Version = tuple[int, int]
+
+
+def version_of(text: str) -> Version | None:
+    """Release that ``ptxas --version`` names."""
+    found = re.search(r"release (\d+)\.(\d+)", text)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def driver_version() -> Version | None:
+    """Newest CUDA release whose code the driver loads; ``None`` without a driver."""
+    number = ctypes.c_int()
+    try:
+        if ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(number)):
+            return None
+    except OSError:
+        return None
+    return number.value // 1000, number.value % 1000 // 10
+
+
+def installed() -> list[tuple[Version, str]]:
+    """Assemblers of CUDA toolkits on this machine, the newest first."""
+    homes = [os.environ.get("CUDA_HOME", ""), os.environ.get("CUDA_PATH", ""), "/usr/local/cuda"]
+    paths = [str(Path(h) / "bin" / "ptxas") for h in homes if h] + [shutil.which("ptxas") or ""]
+    found = []
+    for path in dict.fromkeys(p for p in paths if p and os.access(p, os.X_OK)):
+        try:
+            text = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=True).stdout
+        except (OSError, subprocess.SubprocessError):
+            continue
+        if version := version_of(text):
+            found.append((version, path))
+    return sorted(found, reverse=True)
+
+
+@functools.cache
+def choose() -> None:
+    """Make Triton use a newer assembler than its own, where there is one and the driver can load what it makes."""
+    driver = driver_version()
+    if os.environ.get(VARIABLE) or driver is None:
+        return
+    import triton
+
+    own = re.match(r"(\d+)\.(\d+)", str(triton.knobs.nvidia.ptxas.version))
+    least = (int(own[1]), int(own[2])) if own else (0, 0)
+    for version, path in installed():
+        if least < version <= driver:
+            os.environ[VARIABLE] = path
+            return
