@@ -28,6 +28,7 @@ from search.evolve import Effort
 from search.evolve import search
 from search.hazards import hazardous
 from search.hazards import unwieldy
+from search.launches import with_launches
 from search.space import ScheduleSpace
 from search.structures import structures
 
@@ -78,7 +79,8 @@ def rank_graph(
         return np.where(hazardous(f, device) | unwieldy(f), np.inf, refined.seconds(f, device))
 
     found = search(space, estimate, rng, effort)
-    return [Candidate(graph, r.schedule, fixed + r.seconds) for r in found.top], found.estimated, found.notes
+    top = [Candidate(graph, with_launches(graph, r.schedule, device), fixed + r.seconds) for r in found.top]
+    return top, found.estimated, found.notes
 
 
 def library_seconds(graph: KernelGraph, kernel: LibraryKernel, device: Device) -> float:

@@ -1,0 +1,35 @@
+"""When a kernel behind another one may start (programmatic dependent launch, options ``pdl``).
+
+Early, as soon as all blocks of the one in front have started, hides most. But blocks that wait take room from those that still
+work: where a long kernel is followed by a short one that only waits, the short one starts when the last blocks of the long one
+are about to store (``late``). On an H200 that is 4 to 6 % for the split attentions of 16 µs and more; at 9 µs the two are even,
+below early is faster.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cost_model.refined import estimate
+from fuser.device import Device
+from fuser.ir.mugraph import BlockGraph
+from fuser.ir.mugraph import KernelGraph
+from fuser.ir.schedule import Schedule
+
+LONG = 12e-6
+"""Seconds of a kernel from which waiting blocks are in its way."""
+SHORT = 0.4
+"""Part of that kernel's time up to which the one behind it is only a tail."""
+
+
+def with_launches(graph: KernelGraph, schedule: Schedule, device: Device) -> Schedule:
+    """The schedule with ``pdl=late`` for short kernels behind long ones."""
+    if not any("pdl" in k.knob for k in schedule.kernels):
+        return schedule
+    blocks = [k for k in graph.kernels if isinstance(k, BlockGraph)]
+    seconds = [estimate(b, k, device)["seconds"] for b, k in zip(blocks, schedule.kernels, strict=True)]
+    kernels = list(schedule.kernels)
+    for i in range(1, len(kernels)):
+        if "pdl" in kernels[i].knob and seconds[i - 1] > LONG and seconds[i] < SHORT * seconds[i - 1]:
+            kernels[i] = replace(kernels[i], knobs=tuple(sorted({**kernels[i].knob, "pdl": "late"}.items())))
+    return Schedule(tuple(kernels))
