@@ -242,6 +242,8 @@ def search(
         strategy = "exhaustive" if measure is None and space.work <= effort.exhaustive else "evolution"
     if strategy not in STRATEGIES:
         raise UsageError(f"there is no search strategy {strategy!r}", f"known: {', '.join(STRATEGIES)}")
+    if not space.kernels:  # libraries alone have one schedule, the empty one
+        strategy = "exhaustive"
     return STRATEGIES[strategy](space, estimate, rng, effort, measure)
 
 

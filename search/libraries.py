@@ -14,7 +14,8 @@ from fuser.ir.libraries import with_library
 from fuser.ir.mugraph import KernelGraph
 
 EVERY = 2
-"""Most products of one structure of which every subset is tried; beyond, each alone and all of them."""
+"""Most products of one structure of which every subset is tried; beyond, each alone and all of them, and where a reduction is
+split, all of them only."""
 
 
 def with_libraries(graphs: Iterable[KernelGraph]) -> tuple[KernelGraph, ...]:
@@ -24,7 +25,8 @@ def with_libraries(graphs: Iterable[KernelGraph]) -> tuple[KernelGraph, ...]:
     found = {g.stable_hash(): g for g in given}
     for graph in given:
         names = products(graph)
-        counts = range(1, len(names) + 1) if len(names) <= EVERY else (1, len(names))
+        split = any(b.splits for b in graph.blocks)
+        counts = (len(names),) if split else range(1, len(names) + 1) if len(names) <= EVERY else (1, len(names))
         for chosen in itertools.chain.from_iterable(itertools.combinations(names, n) for n in counts):
             form = with_library(graph, chosen)
             found.setdefault(form.stable_hash(), form)

@@ -84,6 +84,20 @@ def test_library_kernels_are_left_to_the_library() -> None:
     assert "library" in made.explain()
 
 
+def test_a_gpu_leaves_a_large_product_to_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu(monkeypatch, "NVIDIA H200", 9, 0)
+    monkeypatch.setattr("search.compile.CompiledProgram", lambda program, target, done, device, *_: (done, device))
+    done, device = fuser.compile("graphene/gemm", checked=False)
+    assert device == "cuda"
+    assert (done.candidate.schedule, done.artifacts) == (Schedule(()), ())
+    assert [type(k) for k in done.candidate.graph.kernels] == [LibraryKernel]
+    # what is only compiled must be complete
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    done, device = fuser.compile("graphene/gemm", target="h200", checked=False)
+    assert device is None
+    assert len(done.artifacts) == len(done.candidate.graph.kernels)
+
+
 def test_a_product_by_the_library_alone_runs_anywhere() -> None:
     b = fuser.Builder("product")
     program = b.build(Y=b.input("A", (8, 16)) @ b.input("B", (16, 4)))

@@ -97,6 +97,13 @@ def test_enumeration_gives_each_program_once_and_misses_none() -> None:
     assert len(decoded) < valid.sum()
 
 
+def test_a_part_of_a_split_that_is_one_tile_is_enumerated_once() -> None:
+    every = structures(workload("mcfuser/S1", heads=1, M=16, N=32, K=32, H=16))
+    graph = next(g for g in every if len(g.kernels) == 2 and g.blocks[0].splits)
+    listed = list(islice(ScheduleSpace(graph, A100).enumerate(), 20_000))
+    assert len(listed) == len(set(listed))
+
+
 def test_programs_are_not_repeated_under_other_orders() -> None:
     """Two schedules that place to the same tree with the same tiles differ in warps or stages."""
     seen = set()
