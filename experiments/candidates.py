@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from dataclasses import replace
 from multiprocessing import get_context
 
 from experiments.peers import peers_of
@@ -26,6 +27,8 @@ from search.records import Records
 from search.records import schedule_text
 from search.structures import structures
 from search.timing import External
+from search.tune import RUNNERS
+from search.tune import Candidate as Ranked
 from search.tune import Tuned
 from search.tune import tune_fast
 
@@ -37,14 +40,17 @@ RANDOM = 24
 
 @dataclass(frozen=True)
 class Choice:
-    """What fast tuning chose for a program, and the seconds it took."""
+    """What fast tuning chose for a program, the seconds it took, and the best candidate with a library's products in it (None
+    where the program has none)."""
 
     tuned: Tuned
     seconds: float
+    library: Ranked | None = None
 
     def candidates(self, runners: int) -> tuple[Candidate, ...]:
-        """The winner and that many runners-up."""
-        return tuple(Candidate(c.graph, c.schedule) for c in (self.tuned.winner, *self.tuned.runners[:runners]))
+        """The winner, that many runners-up, and the best with a library where it is none of them."""
+        shown = (self.tuned.winner, *self.tuned.runners[:runners], *((self.library,) if self.library else ()))
+        return tuple(dict.fromkeys(Candidate(c.graph, c.schedule) for c in shown))
 
 
 @dataclass(frozen=True)
@@ -103,9 +109,21 @@ def cases_of(suites: Sequence[str], cases: Sequence[str] = ()) -> tuple[str, ...
 def choose(name: str, target: str) -> Choice:
     """Fast tuning of a named workload for a device, on which a library may do products."""
     start = time.perf_counter()
-    program = workload(name)
-    tuned = tune_fast(program, load_device(target), graphs=with_libraries(structures(program)))
-    return Choice(tuned, time.perf_counter() - start)
+    program, device = workload(name), load_device(target)
+    graphs = structures(program)
+    tuned, library = tune_fast(program, device, graphs=graphs), None
+    if mixed := with_libraries(graphs)[len(graphs) :]:
+        other = tune_fast(program, device, graphs=mixed)
+        library = other.winner
+        ranked = sorted((tuned.winner, *tuned.runners, other.winner, *other.runners), key=lambda c: c.seconds)
+        tuned = replace(
+            tuned,
+            winner=ranked[0],
+            runners=tuple(ranked[1 : 1 + RUNNERS]),
+            structures=tuned.structures + other.structures,
+            candidates=tuned.candidates + other.candidates,
+        )
+    return Choice(tuned, time.perf_counter() - start, library)
 
 
 def _choose(name: str, target: str) -> Choice | str:

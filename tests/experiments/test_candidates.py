@@ -195,3 +195,17 @@ def test_a_kernel_that_failed_to_compile_stays_with_its_comparison() -> None:
         records.add(replace(kernel(G1, 0.0, bad, status="compile", batch=""), time_us=None, timestamp=stamp))
         rows = measured(cast(Bench, FakeBench(records)), case(G1))
         assert {r.status for r in rows} == {"ok", "compile"}
+
+
+def test_the_best_structure_with_a_library_is_measured_too() -> None:
+    choice = module.choose("mirage/lora", "h200")
+    assert choice.library is not None
+    assert choice.tuned.winner.graph.blocks == choice.tuned.winner.graph.kernels
+    *generated, mixed = choice.candidates(1)
+    assert len(generated) == 2
+    assert (mixed.graph, mixed.schedule) == (choice.library.graph, choice.library.schedule)
+    assert len(mixed.graph.blocks) < len(mixed.graph.kernels)
+    alone = module.choose("graphene/gemm", "h200")
+    assert alone.library == alone.tuned.winner
+    assert len(alone.candidates(2)) == 3
+    assert module.choose("mcfuser/S1", "h200").library is None
