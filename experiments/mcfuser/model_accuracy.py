@@ -30,6 +30,7 @@ from cost_model.constants import Constants
 from fuser.device import Device
 from fuser.device import load_device
 from fuser.ir.mugraph import KernelGraph
+from fuser.ir.mugraph import LibraryKernel
 from search.records import Record
 from search.records import Records
 
@@ -53,7 +54,9 @@ def read(paths: Sequence[Path], device: Device) -> list[Sample]:
     samples = []
     for (workload, structure, schedule), us in found.items():
         value = Record(workload, "", structure, schedule, "", "", "").schedule_value()
-        if any(set(k.knob) - MODELLED for k in value.kernels):
+        if any(set(k.knob) - MODELLED for k in value.kernels) or any(
+            isinstance(k, LibraryKernel) for k in graphs[structure].kernels
+        ):
             continue
         samples.append(Sample(workload, graphs[structure], value, 1e-6 * float(np.median(us))))
     return samples
