@@ -180,7 +180,7 @@ class FoldCode(TileCode):
             for combo in self.combos(v.layout):
                 name = v.names[combo]
                 by_axis = dict(zip(v.layout, combo, strict=True))
-                scale = f"{top.names[tuple(by_axis[a] for a in top.layout)]}_scale"
+                scale = self.beside(top.names[tuple(by_axis[a] for a in top.layout)], "scale")
                 if r.degree != 1:
                     scale = f"tl.exp2({r.degree} * tl.log2({scale}))"
                 self.emit(f"{name} = {name} * {self.spread(scale, [a for a in v.layout if a in top.layout], v.layout)}")
@@ -213,10 +213,11 @@ class FoldCode(TileCode):
             for p in parts[1:]:
                 total = f"tl.maximum({total}, {p})" if stmt.op == "max" else f"{total} + {p}"
             if stmt.op == "max" and self.inside(stmt.value):
-                self.emit(f"{name}_new = {total}")
-                self.emit(f'{name}_shift = tl.where({name}_new == float("-inf"), 0.0, {name}_new)')
-                self.emit(f"{name}_scale = tl.exp2(({name} - {name}_shift) * {LOG2E})")
-                self.emit(f"{name} = {name}_new")
+                new, shift, scale = (self.beside(name, what) for what in ("new", "shift", "scale"))
+                self.emit(f"{new} = {total}")
+                self.emit(f'{shift} = tl.where({new} == float("-inf"), 0.0, {new})')
+                self.emit(f"{scale} = tl.exp2(({name} - {shift}) * {LOG2E})")
+                self.emit(f"{name} = {new}")
             else:
                 self.emit(f"{name} = {total}")
             self.fp32.pop(name, None)

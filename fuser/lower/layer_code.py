@@ -70,7 +70,7 @@ class LayerCode(FrameCode):
         start = self.block.by_value[layers.initial]
         (combo,) = self.combos(start.axes)
         layout = self.natural(start)
-        carried, counter = self.ident("x_layer"), self.ident("layer")
+        carried, counter = self.ident("x layer"), self.ident(" layer")
         self.emit(f"{carried} = {self._as(dtype, layers.initial, start, layout)}")
         self.emit(f"for {counter} in range({layers.count}):")
         self.depth += 1
@@ -98,7 +98,7 @@ class LayerCode(FrameCode):
         """The lines without indices and masks that none of them uses."""
         lines = self.lines
         for axis in self.idle:
-            for name in (f"{self.ident('ok_' + axis)}", self.offsets(axis, self.pieces[axis][0])):
+            for name in (f"{self.ident('ok ' + axis)}", self.offsets(axis, self.pieces[axis][0])):
                 word = re.compile(rf"\b{name}\b")
                 uses = [line for line in lines if word.search(line)]
                 if len(uses) == 1 and uses[0].lstrip().startswith(f"{name} = "):

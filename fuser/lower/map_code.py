@@ -120,7 +120,7 @@ class MapCode(FoldCode):
         v = self.values[stmt.args[1]]
         text = self.read(stmt.args[1], stmt.axes, combo, v.layout)
         if text not in ready:
-            ready[text] = self.ident(f"{stmt.value}_inv") + (f"_{len(ready)}" if ready else "")
+            ready[text] = self.beside(stmt.value, f"inv_{len(ready)}" if ready else "inv")
             inverse = f"1.0 / {text}"
             if stmt.value in self.guards:
                 inverse = f"tl.where({text} == 0.0, 0.0, {inverse})"
@@ -149,8 +149,8 @@ class MapCode(FoldCode):
         by_axis = dict(zip(axes, combo, strict=True))
         name = v.names[tuple(by_axis[a] for a in v.layout)]
         if not self.inside(value):
-            self.emit(f'{name}_shift = tl.where({name} == float("-inf"), 0.0, {name})')
-        return self.spread(f"{name}_shift", [a for a in want if a in v.layout], want)
+            self.emit(f'{self.beside(name, "shift")} = tl.where({name} == float("-inf"), 0.0, {name})')
+        return self.spread(self.beside(name, "shift"), [a for a in want if a in v.layout], want)
 
 
 def _number(x: float) -> str:

@@ -45,7 +45,7 @@ class PrefetchCode(FoldCode):
         if not mine and not inner:
             return
         start = len(self.lines)
-        self.emit(f"for t_{self.ident('i_' + node.axis)} in range({min(trips, node.trips)}):")
+        self.emit(f"for t_{self.ident('i ' + node.axis)} in range({min(trips, node.trips)}):")
         self.depth += 1
         self.loops.append(node.axis)
         self.emit_indices(node.axis)

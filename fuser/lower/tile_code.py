@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
+from keyword import iskeyword
 from typing import TYPE_CHECKING
 
 from fuser.ir.fuse import identifier
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
     from fuser.lower.descriptors import Descriptor
 
 Combo = tuple[Piece, ...]
+TAKEN = frozenset({"tl", "triton", "range", "min", "float", "prefetch_l2", "gdc_wait", "gdc_launch_dependents"}) | frozenset(
+    {"pid", "pid_in", "pid_1", "first", "height"}
+)
+"""Names that generated source uses for something else."""
 
 
 @dataclass
@@ -98,18 +103,23 @@ class TileCode:
         return itertools.product(*(self.active[a] for a in axes))
 
     def ident(self, text: str) -> str:
+        """The name in the source of a value, or of what the lowering adds: then with a blank, which no value's name has."""
         if text not in self.ids:
             base = identifier(text.replace("'", "_"))
-            name = base if base not in ("tl", "triton", "range", "pid", "float") else f"{base}_"
+            name = f"{base}_" if base in TAKEN or iskeyword(base) else base
             taken = set(self.ids.values())
             while name in taken:
                 name += "_"
             self.ids[text] = name
         return self.ids[text]
 
+    def beside(self, name: str, what: str) -> str:
+        """The name of something about a register block (its fp32 form, say), which no value has."""
+        return self.ident(f"{name} {what}")
+
     def argument(self, tensor: str) -> str:
         """Name of the pointer to a device tensor, or of its descriptor."""
-        return self.ident(f"{tensor}_{'desc' if tensor in self.described else 'ptr'}")
+        return self.ident(f"{tensor} {'desc' if tensor in self.described else 'ptr'}")
 
     def suffix(self, layout: Sequence[str], combo: Combo) -> str:
         text = ""
@@ -129,11 +139,11 @@ class TileCode:
     def split_counter(self, axis: str) -> str:
         """The grid part of a split axis is counted by its grid axis, so that both have one counter."""
         plan = self.plans[axis]
-        return f"p_{self.ident('i_' + (plan.split or axis))}"
+        return f"p_{self.ident('i ' + (plan.split or axis))}"
 
     def offsets(self, axis: str, piece: Piece) -> str:
         """Vector of element indices of a piece (a scalar for a tile of one element)."""
-        return f"{self.ident('i_' + axis)}{self.suffix((axis,), (piece,))}"
+        return f"{self.ident('i ' + axis)}{self.suffix((axis,), (piece,))}"
 
     def mask(self, axis: str, piece: Piece) -> str:
         """Name of the mask of a piece, or nothing where every lane is an element."""
@@ -141,7 +151,7 @@ class TileCode:
         if plan.tile == 1 and not plan.ragged:
             return ""
         if piece.padded or (plan.ragged and not (plan.trips == plan.grid == 1 and piece.offset + piece.limit <= plan.extent)):
-            return f"{self.ident('ok_' + axis)}{self.suffix((axis,), (piece,))}"
+            return f"{self.ident('ok ' + axis)}{self.suffix((axis,), (piece,))}"
         return ""
 
     def start(self, axis: str, piece: Piece) -> str:
@@ -153,7 +163,7 @@ class TileCode:
             counter = self.split_counter(axis)
             terms.append(f"{counter} * {step}" if step > 1 else counter)
         if axis in self.loops:
-            terms.append(f"t_{self.ident('i_' + axis)} * {plan.tile}" if plan.tile > 1 else f"t_{self.ident('i_' + axis)}")
+            terms.append(f"t_{self.ident('i ' + axis)} * {plan.tile}" if plan.tile > 1 else f"t_{self.ident('i ' + axis)}")
         if piece.offset:
             terms.append(str(piece.offset))
         return " + ".join(terms)
@@ -259,8 +269,8 @@ class TileCode:
 
     def as_fp32(self, name: str) -> str:
         if name not in self.fp32:
-            self.fp32[name] = f"{name}_f32"
-            self.emit(f"{name}_f32 = {name}.to(tl.float32)")
+            self.fp32[name] = self.beside(name, "f32")
+            self.emit(f"{self.fp32[name]} = {name}.to(tl.float32)")
         return self.fp32[name]
 
     def inside(self, value: str) -> bool:

@@ -135,7 +135,7 @@ class _Generator(LayerCode, MapCode):
         specialize = self.check_specialized()
         names = [self.argument(t) for t in tensors]
         for a in self.plans:
-            self.ident("i_" + a)
+            self.ident("i " + a)
         name, waits = identifier(kernel), chain.waits
         grid = math.prod(p.grid for p in self.plans.values() if not p.split)  # a split axis shares its counter
         if programs := self.persistent(grid):
@@ -215,7 +215,7 @@ class _Generator(LayerCode, MapCode):
         saved = dict(self.values)
         special = self.schedule.knob.get("specialize") and "persistent" not in self.schedule.knob and self.multiplies(node)
         trips = f"tl.range(0, {node.trips}, warp_specialize=True)" if special else f"range({node.trips})"
-        self.emit(f"for t_{self.ident('i_' + node.axis)} in {trips}:")
+        self.emit(f"for t_{self.ident('i ' + node.axis)} in {trips}:")
         self.depth += 1
         self.loops.append(node.axis)
         self.around.append(self.accumulated(node))

@@ -1,0 +1,36 @@
+"""Names in generated source: what the lowering adds never takes the name of a value."""
+
+from __future__ import annotations
+
+import pytest
+
+from fuser.frontends.builder import Builder
+from fuser.ir.program import TensorProgram
+from fuser.ir.schedule import KernelSchedule
+from fuser.ir.schedule import Schedule
+from fuser.ir.tiling import TilingExpr
+from fuser.lower.check import check
+from fuser.lower.triton_source import generate
+from search.structures import one_kernel
+
+
+def divided(name: str, kept: str) -> TensorProgram:
+    """Y = X / sum(X) and something beside it that is needed afterwards."""
+    b = Builder("divided")
+    x = b.input("X", (32, 32))
+    other = b.op("scale", b.op("exp", x), name=kept, scalar=2.0)
+    quotient = b.op("div", x, b.op("sum", b.op("square", x), axis=(1,), keepdims=True), name=name)
+    return b.build(Y=quotient + other)
+
+
+@pytest.mark.parametrize("kept", ["y_inv", "X_f32", "i_m", "X_ptr", "first", "lambda", "min", "pid"])
+def test_values_may_have_any_name(kept: str) -> None:
+    program = divided("y", kept)
+    graph = one_kernel(program)
+    (block,) = graph.blocks
+    tiles = tuple((a.name, 16 if i == 0 else 32) for i, a in enumerate(block.axes))
+    schedule = KernelSchedule(tiles, TilingExpr.parse(""), (), 4, 2)
+    source = generate(block, schedule)
+    compile(source.text, source.name, "exec")
+    (found,) = check([(program, graph, Schedule((schedule,)))])
+    assert found.passed, found
