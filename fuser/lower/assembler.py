@@ -64,4 +64,15 @@ def choose() -> None:
     for version, path in installed():
         if least < version <= driver:
             os.environ[VARIABLE] = path
+            _forget_version()
             return
+
+
+def _forget_version() -> None:
+    """Triton's cache of compiled kernels goes by the assembler's version, which it asks for once: what this process has compiled
+    before must not decide it."""
+    from triton.backends.nvidia import compiler
+
+    forget = getattr(getattr(compiler, "get_ptxas_version", None), "cache_clear", None)
+    if forget is not None:
+        forget()

@@ -56,3 +56,16 @@ def test_what_the_user_chose_stays(machine, monkeypatch):
     monkeypatch.setenv(assembler.VARIABLE, "/mine")
     assembler.choose()
     assert os.environ[assembler.VARIABLE] == "/mine"
+
+
+def test_triton_is_asked_for_the_version_again(machine, monkeypatch):
+    from triton.backends.nvidia import compiler
+
+    # something was compiled before: the version that kernels are cached under would be that of the old assembler
+    asked = []
+    monkeypatch.setattr(compiler, "get_ptxas_version", assembler.functools.cache(lambda: asked.append(1)))
+    compiler.get_ptxas_version()
+    machine((13, 0), {"ptxas": "13.0"})
+    assembler.choose()
+    compiler.get_ptxas_version()
+    assert len(asked) == 2
