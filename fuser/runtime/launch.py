@@ -22,8 +22,10 @@ from fuser.lower.compile import KernelArtifact
 from fuser.lower.compile import load_source
 from fuser.lower.interpreter import host_arguments
 from fuser.lower.triton_source import KernelSource
+from fuser.runtime.cuda_driver import INVALID_CONTEXT
 from fuser.runtime.cuda_driver import check
 from fuser.runtime.cuda_driver import driver
+from fuser.runtime.cuda_driver import use_device
 from fuser.runtime.tensor_map import tensor_map
 
 ALIGNMENT = 16
@@ -50,7 +52,7 @@ class _Config(ctypes.Structure):
 
 @functools.cache
 def _init() -> None:
-    """Torch's primary context current in this thread; the types of the driver calls."""
+    """Torch's primary context made; the types of the driver calls."""
     import torch
 
     if not torch.cuda.is_available():
@@ -64,6 +66,13 @@ def _init() -> None:
     lib.cuFuncGetAttribute.argtypes = [ctypes.POINTER(ctypes.c_int), ctypes.c_int, ctypes.c_void_p]
     lib.cuModuleUnload.argtypes = [ctypes.c_void_p]
     lib.cuLaunchKernelEx.argtypes = [ctypes.c_void_p] * 4
+
+
+def use_current_device() -> None:
+    """Give this thread the context of torch's current GPU."""
+    import torch
+
+    use_device(torch.cuda.current_device())
 
 
 def current_stream() -> int:
@@ -140,7 +149,11 @@ class LoadedKernel:
 
         def call(stream: int | None = None, _keep: Any = keep) -> None:
             config.stream = current_stream() if stream is None else stream
-            if error := launch(configured, function, packed, None):
+            error = launch(configured, function, packed, None)
+            if error == INVALID_CONTEXT:
+                use_current_device()
+                error = launch(configured, function, packed, None)
+            if error:
                 check(f"launch of {self.artifact.name}", error)
 
         return call
@@ -158,6 +171,7 @@ def load(artifact: KernelArtifact) -> LoadedKernel:
     import torch
 
     _init()
+    use_current_device()
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     limit = getattr(properties, "shared_memory_per_block_optin", 227 << 10)
     if artifact.shared_bytes > limit:

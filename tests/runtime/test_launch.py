@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from fuser.errors import EnvironmentError_
 from fuser.errors import FuserError
 from fuser.errors import NoValidKernelError
+from fuser.runtime import launch
+from fuser.runtime.cuda_driver import INVALID_CONTEXT
 from fuser.runtime.cuda_driver import CudaError
 from fuser.runtime.launch import InterpretedKernel
 from fuser.runtime.launch import LoadedKernel
@@ -49,3 +53,19 @@ def test_the_interpreter_must_be_switched_on_first(monkeypatch: pytest.MonkeyPat
         interpreted(source)
     monkeypatch.setattr(triton.knobs.runtime, "interpret", True)
     assert isinstance(interpreted(source), InterpretedKernel)
+
+
+def test_a_thread_without_a_context_gets_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    class Driver:
+        def cuLaunchKernelEx(self, *_: Any) -> int:  # noqa: N802
+            asked.append("launch")
+            return 0 if "context" in asked else INVALID_CONTEXT
+
+    monkeypatch.setattr(launch, "driver", Driver)
+    monkeypatch.setattr(launch, "use_current_device", lambda: asked.append("context"))
+    call = LoadedKernel(artifact_of(doubling()), 0, 0, 2, 32, 0).bind([256, 512])
+    call(0)
+    call(0)
+    assert asked == ["launch", "context", "launch", "launch"]
