@@ -255,6 +255,8 @@ class Executable:
             if own:
                 values |= {n: values[n].clone() for n in self.inputs}
             call = self._bind(values)
+            if self._current() != self._last_handle:
+                self._order()  # the first run of the call uses the workspace too
             graph = capture_calls([call], warm=True)
             torch.cuda.synchronize()
         return Captured({n: values[n] for n in inputs}, {n: values[n] for n in outputs or self.outputs}, graph, (self, call))

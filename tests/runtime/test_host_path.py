@@ -337,7 +337,11 @@ def test_a_captured_call_replays_over_its_buffers(driver: FakeDriver, monkeypatc
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(exe, "_here", nullcontext)
     exe.device = SimpleNamespace(type="cuda")
+    ordered: list[int] = []
+    exe._last_handle = 7  # the last call, on another stream, may still use the workspace
+    monkeypatch.setattr(exe, "_order", lambda: ordered.append(exe._last_handle))
     captured = exe.capture({"D": d, "A": a, "B": b}, {"E": result()})
+    assert ordered == [7]
     assert captured.inputs == {"D": d, "A": a, "B": b}
     (out,) = captured.outputs.values()
     assert captured() is out
