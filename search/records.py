@@ -125,12 +125,12 @@ def text_hash(*texts: str) -> str:
 
 
 def generator_version() -> str:
-    """Hash of the source of everything between a structure with a schedule and its kernels."""
+    """Hash of the source of everything between a structure with a schedule and its kernels: all of ``fuser.ir`` and
+    ``fuser.lower``, since a list of those that matter would miss the next one."""
     import fuser.ir as ir
     import fuser.lower as lower
 
-    files = [Path(lower.__path__[0]) / n for n in ("triton_source.py", "pieces.py", "compile.py")]
-    files += [Path(ir.__path__[0]) / n for n in ("tiling.py", "schedule.py", "ops.py")]
+    files = [f for package in (ir, lower) for f in sorted(Path(package.__path__[0]).glob("*.py"))]
     return text_hash(*(f.read_text() for f in files))
 
 
