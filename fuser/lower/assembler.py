@@ -57,9 +57,9 @@ def choose() -> None:
     driver = driver_version()
     if os.environ.get(VARIABLE) or driver is None:
         return
-    import triton
+    from triton import knobs
 
-    own = re.match(r"(\d+)\.(\d+)", str(triton.knobs.nvidia.ptxas.version))
+    own = re.match(r"(\d+)\.(\d+)", str(knobs.nvidia.ptxas.version))
     least = (int(own[1]), int(own[2])) if own else (0, 0)
     for version, path in installed():
         if least < version <= driver:

@@ -51,7 +51,7 @@ class Captured:
         if len(to) == 1:
             to[0].copy_(of[0])
         elif to:
-            torch._foreach_copy_(to, of)
+            torch._foreach_copy_(to, of)  # pyright: ignore[reportPrivateImportUsage]
 
 
 def capture_calls(calls: Sequence[Callable[[], Any]], warm: bool = False) -> Any:

@@ -216,8 +216,8 @@ class InterpretedKernel:
 
 def interpreted(source: KernelSource) -> InterpretedKernel:
     """Raises :class:`EnvironmentError_` where ``TRITON_INTERPRET=1`` was not set before Triton was imported."""
-    import triton
+    from triton import knobs
 
-    if not triton.knobs.runtime.interpret:
+    if not knobs.runtime.interpret:
         raise EnvironmentError_("the Triton interpreter is not switched on", "set TRITON_INTERPRET=1 before starting Python")
     return InterpretedKernel(source)

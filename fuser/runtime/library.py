@@ -92,7 +92,7 @@ def bind_library(op: str, attrs: Mapping[str, Any], args: list[Any], out: Any) -
     return copied
 
 
-def _with_out(op: str, attrs: Mapping[str, Any], xs: list[Any], out: Any) -> Callable[[], None] | None:
+def _with_out(op: str, attrs: Mapping[str, Any], xs: list[Any], out: Any) -> Callable[[], Any] | None:
     """The form of an operator that writes into a given tensor, if torch has one."""
     import torch
 

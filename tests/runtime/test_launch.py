@@ -45,13 +45,13 @@ def test_errors_say_whether_the_process_can_go_on() -> None:
 
 
 def test_the_interpreter_must_be_switched_on_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    import triton
+    from triton import knobs
 
     source = doubling()
-    monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
+    monkeypatch.setattr(knobs.runtime, "interpret", False)
     with pytest.raises(EnvironmentError_, match="interpreter"):
         interpreted(source)
-    monkeypatch.setattr(triton.knobs.runtime, "interpret", True)
+    monkeypatch.setattr(knobs.runtime, "interpret", True)
     assert isinstance(interpreted(source), InterpretedKernel)
 
 
