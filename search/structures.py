@@ -84,7 +84,8 @@ def searched(program: TensorProgram, budget: float) -> tuple[KernelGraph, ...]:
     except UnsupportedError:
         return tuple(found.values())
     for item in result.structures:
-        if not item.bare:  # an exponential that stayed bare may overflow
+        # an exponential that stayed bare may overflow; products of a library are for :mod:`search.libraries` to propose
+        if not item.bare and len(item.graph.blocks) == len(item.graph.kernels):
             found.setdefault(item.graph.stable_hash(), item.graph)
     return tuple(found.values())
 
