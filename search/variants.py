@@ -29,11 +29,12 @@ from fuser.lower.triton_source import KernelSource
 from fuser.lower.triton_source import generate_graph
 
 GROUPS = (4, 8, 16)
+GROUPED = 8
+"""The group that is tried together with descriptors."""
 AHEAD = (1, 2, 4)
 """Trips of whose loads the lines are fetched ahead."""
 WAVES = (1, 2, 4)
 """Persistent programs for each SM."""
-HOPPER = 90
 
 
 @dataclass(frozen=True)
@@ -163,15 +164,11 @@ def _edits(places: list[_Place], device: Device) -> Iterator[tuple[str, str, Edi
     yield "tma store", "", lambda p: _described(p, stores=True)
     yield from _persistent("", lambda p: p.schedule, device)
     yield from _persistent("tma ", _described, device)
-    # on sm_90 Triton 3.6 makes wrong kernels of it: 25 of 28 on an H200, and the others were slower
-    if device.arch > HOPPER:
-        yield "specialize", "", _specialized
+    yield "specialize", "", _specialized
     if any(p.places >= 2 * device.sm_count and "group" not in p.schedule.knob for p in places):
-        for size in (8,):
-            yield f"group={size} tma", "", lambda p, n=size: _both(p, n, _described)
-            yield from _persistent(f"group={size} tma ", lambda p, n=size: _both(p, n, _described), device)
-            if device.arch > HOPPER:
-                yield f"group={size} specialize", "", lambda p, n=size: _both(p, n, _specialized)
+        yield f"group={GROUPED} tma", "", lambda p: _both(p, GROUPED, _described)
+        yield from _persistent(f"group={GROUPED} tma ", lambda p: _both(p, GROUPED, _described), device)
+        yield f"group={GROUPED} specialize", "", lambda p: _both(p, GROUPED, _specialized)
 
 
 def _with(p: _Place, **options: Any) -> KernelSchedule:

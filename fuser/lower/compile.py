@@ -178,7 +178,7 @@ def compile_kernel(source: KernelSource, arch: int, folder: Path | None = None) 
     if source.specialize and meta.num_warps == source.num_warps:
         raise NoValidKernelError(
             f"Triton gives the {source.num_warps} warps of {source.name} the same work on sm_{arch}",
-            "leave out specialize; on sm_90 it needs 4 warps",
+            "leave out specialize",
         )
     return KernelArtifact(
         kernel.metadata.name,
