@@ -168,3 +168,16 @@ def test_a_tensor_on_the_cpu_is_refused() -> None:
     exe = Executable(replace(graph, name="small"), Schedule(()))
     with pytest.raises(Exception, match=r"X is on cpu, the kernels run on cuda:0"):
         exe(torch.zeros(64, 64, dtype=torch.float16))
+
+
+def test_a_thread_that_did_nothing_with_cuda_can_launch() -> None:
+    graph, schedule, want, _ = CASES["chain0"]
+    exe = Executable(graph, schedule)
+    values = inputs_of(graph)
+    out = exe(*values)
+    torch.cuda.synchronize()
+    out.fill_(float("nan"))
+    thread = threading.Thread(target=lambda: exe(*values, out=out))
+    thread.start()
+    thread.join()
+    close(out, want(*values))
