@@ -41,6 +41,7 @@ from fuser.superopt.modular import mix
 from fuser.superopt.modular import modular_inverse
 from fuser.superopt.modular import modular_matmul
 from fuser.superopt.modular import modular_root
+from fuser.superopt.modular import plus
 from fuser.superopt.modular import power_tables
 from fuser.superopt.modular import prime_factors
 
@@ -166,14 +167,14 @@ class Field:
             raise UnsupportedError(f"{name} of a masked value", "apply exp or max to it first")
         h = self._hash(name, x)
         p = (h % np.uint64(self.p)).astype(np.int64)
-        return Value(p, (mix(h + np.uint64(1)) % np.uint64(self.q)).astype(np.int64) if self.law else None)
+        return Value(p, (mix(plus(h, np.uint64(1))) % np.uint64(self.q)).astype(np.int64) if self.law else None)
 
     def _hash(self, name: str, x: Value) -> Array:
         if name not in self._keys:
             digest = hashlib.sha256(self._key + name.encode()).digest()
             self._keys[name] = np.frombuffer(digest, np.uint64).copy()
         k = self._keys[name]
-        h = mix(x.p.astype(np.uint64) ^ k[0]) + k[1]
+        h = plus(mix(x.p.astype(np.uint64) ^ k[0]), k[1])
         return h if x.q is None else mix(h ^ (x.q.astype(np.uint64) << np.uint64(20)) ^ k[2])
 
     def exp(self, x: Value) -> Value:

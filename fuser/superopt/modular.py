@@ -78,9 +78,15 @@ def modular_root(a: int, m: int) -> int | None:
     return root if root * root % m == a % m else None
 
 
+def plus(x: Array, n: np.uint64) -> Array:
+    """A sum that wraps, of which NumPy warns where an array has no axes."""
+    with np.errstate(over="ignore"):
+        return x + n
+
+
 def mix(x: Array) -> Array:
     """A bijection of 64 bits whose output looks random (the finaliser of splitmix64)."""
-    with np.errstate(over="ignore"):  # products wrap, of which NumPy warns where an array has no axes
+    with np.errstate(over="ignore"):  # as in plus
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
