@@ -32,7 +32,7 @@ STYLES: Mapping[str, tuple[str, str]] = {
 OTHER = ("#56B4E9", "X")
 ROW, WIDTH, HEAD, FOOT = 0.27, 9.6, 0.95, 1.15
 """Inches: height of a case, width of the figure, room above and below."""
-COLUMNS = ((1.13, "right"), (1.22, "right"), (1.37, "right"), (1.40, "left"), (1.77, "right"))
+COLUMNS = ((1.145, "right"), (1.245, "right"), (1.41, "right"), (1.44, "left"), (1.985, "right"))
 """Where the columns of times stand, in widths of the axes, and to which side they are aligned."""
 LARGEST = 3.0
 """Speeds beyond are cut off and marked with an arrow."""
@@ -76,7 +76,7 @@ def _figure(suite: str, cases: Sequence[Mapping[str, Any]], found: Mapping[str, 
 
     height = HEAD + FOOT + ROW * len(cases)
     figure = Figure(figsize=(WIDTH, height), facecolor="white")
-    axes = figure.add_axes((0.135, FOOT / height, 0.475, ROW * len(cases) / height))
+    axes = figure.add_axes((0.135, FOOT / height, 0.43, ROW * len(cases) / height))
     speeds = [relative(c) for c in cases]
     names = [n for n in peer_names(found) if any(n in s for s in speeds)]
     ours = [s.get("mufuser", 0.0) for s in speeds]

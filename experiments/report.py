@@ -161,11 +161,14 @@ def columns(found: Document) -> tuple[Column, ...]:
         return f"{digits(c['floor_us'])} {BOUNDS[c['floor_bound']]}" if c["floor_us"] else "-"
 
     names = peer_names(found)
+    cases = found["cases"]
+    few = {n for n in names if 4 * sum(n in c["peers"] for c in cases) < len(cases)}  # they make room for the others
+    rank = {n: 10 + i + 10 * (n in few) for i, n in enumerate(names)}
     return (
         Column("case", lambda c: short_name(c["workload"], found), right=False),
         Column("µs", lambda c: digits(c["us"])),
         Column("floor", floor, rank=1),
-        *(Column(n, peer(n), rank=10 + i) for i, n in enumerate(names)),
+        *(Column(n, peer(n), rank=rank[n]) for n in names),
         Column("best peer", lambda c: c["best_peer"] or "-", rank=2, right=False),
         Column("×", lambda c: digits(c["speedup"])),
         Column("kernels", lambda c: str(c["kernels"] or "-"), rank=30),
