@@ -237,3 +237,11 @@ def test_several_outputs_by_name_and_in_order() -> None:
     mine = (torch.empty(3), torch.empty(3))
     assert exe(x, out=mine)[0] is mine[0]
     assert set(exe.run({"X": x})) == {"E", "N"}
+
+
+def test_a_reshape_of_a_strided_tensor_reads_it_when_it_is_called() -> None:
+    x, out = torch.zeros(3, 4), torch.empty(2, 6)
+    call = bind_library("reshape", {"shape": (2, 6)}, [x.t()], out)
+    x.copy_(torch.arange(12.0).reshape(3, 4))
+    call()
+    torch.testing.assert_close(out, x.t().reshape(2, 6))
