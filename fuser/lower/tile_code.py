@@ -129,7 +129,11 @@ class TileCode:
         return text
 
     def var(self, value: str, layout: Sequence[str], combo: Combo) -> str:
-        return self.ident(value) + self.suffix(layout, combo)
+        return self.piece_of(value, self.suffix(layout, combo))
+
+    def piece_of(self, text: str, suffix: str) -> str:
+        """A name with the suffix of a register block, which may be another value's name."""
+        return self.beside(self.ident(text), suffix[1:]) if suffix else self.ident(text)
 
     def emit(self, line: str) -> None:
         self.lines.append("    " * self.depth + line if line else "")
@@ -143,7 +147,7 @@ class TileCode:
 
     def offsets(self, axis: str, piece: Piece) -> str:
         """Vector of element indices of a piece (a scalar for a tile of one element)."""
-        return f"{self.ident('i ' + axis)}{self.suffix((axis,), (piece,))}"
+        return self.piece_of(f"i {axis}", self.suffix((axis,), (piece,)))
 
     def mask(self, axis: str, piece: Piece) -> str:
         """Name of the mask of a piece, or nothing where every lane is an element."""
@@ -151,7 +155,7 @@ class TileCode:
         if plan.tile == 1 and not plan.ragged:
             return ""
         if piece.padded or (plan.ragged and not (plan.trips == plan.grid == 1 and piece.offset + piece.limit <= plan.extent)):
-            return f"{self.ident('ok ' + axis)}{self.suffix((axis,), (piece,))}"
+            return self.piece_of(f"ok {axis}", self.suffix((axis,), (piece,)))
         return ""
 
     def start(self, axis: str, piece: Piece) -> str:
