@@ -8,8 +8,6 @@ below early is faster.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from cost_model.refined import estimate
 from fuser.device import Device
 from fuser.ir.mugraph import BlockGraph
@@ -31,5 +29,5 @@ def with_launches(graph: KernelGraph, schedule: Schedule, device: Device) -> Sch
     kernels = list(schedule.kernels)
     for i in range(1, len(kernels)):
         if "pdl" in kernels[i].knob and seconds[i - 1] > LONG and seconds[i] < SHORT * seconds[i - 1]:
-            kernels[i] = replace(kernels[i], knobs=tuple(sorted({**kernels[i].knob, "pdl": "late"}.items())))
+            kernels[i] = kernels[i].with_knobs(pdl="late")
     return Schedule(tuple(kernels))

@@ -148,11 +148,11 @@ def _places(graph: KernelGraph, schedule: Schedule) -> list[_Place]:
 
 def _edits(places: list[_Place], device: Device) -> Iterator[tuple[str, str, Edit]]:
     for value in ("early", "late", ""):
-        yield f"pdl={value or 'none'}", "", lambda p, v=value: _with(p, pdl=v or None) if p.behind else None
+        yield f"pdl={value or 'none'}", "", lambda p, v=value: p.schedule.with_knobs(pdl=v or None) if p.behind else None
     for trips in AHEAD:
         yield f"prefetch={trips}", "", lambda p, n=trips: _ahead(p, n)
-    yield "lazy", "", lambda p: _with(p, lazy=True)
-    yield "unroll", "", lambda p: _with(p, unroll=True)
+    yield "lazy", "", lambda p: p.schedule.with_knobs(lazy=True)
+    yield "unroll", "", lambda p: p.schedule.with_knobs(unroll=True)
     for size in GROUPS:
         yield f"group={size}", "", lambda p, n=size: _grouped(p, n)
     yield "grid_order", "", _turned
@@ -171,25 +171,19 @@ def _edits(places: list[_Place], device: Device) -> Iterator[tuple[str, str, Edi
         yield f"group={GROUPED} specialize", "", lambda p: _both(p, GROUPED, _specialized)
 
 
-def _with(p: _Place, **options: Any) -> KernelSchedule:
-    """The kernel's schedule with options set, or removed where they are None."""
-    knobs = {k: v for k, v in (p.schedule.knob | options).items() if v is not None}
-    return replace(p.schedule, knobs=tuple(sorted(knobs.items())))
-
-
 def _ahead(p: _Place, trips: int) -> KernelSchedule | None:
     """Prefetch while the kernel waits, which it does by itself only where it starts early or late."""
-    return _with(p, pdl=p.schedule.knob.get("pdl", "early"), prefetch=trips) if p.behind else None
+    return p.schedule.with_knobs(pdl=p.schedule.knob.get("pdl", "early"), prefetch=trips) if p.behind else None
 
 
 def _grouped(p: _Place, size: int) -> KernelSchedule | None:
-    return _with(p, group=size) if len(p.counters) > 1 and p.counters[-2][1] >= size else None
+    return p.schedule.with_knobs(group=size) if len(p.counters) > 1 and p.counters[-2][1] >= size else None
 
 
 def _turned(p: _Place) -> KernelSchedule | None:
     """The two fastest axes of the grid the other way round."""
     names = [a for a, _ in p.counters]
-    return _with(p, grid_order=".".join((*names[:-2], names[-1], names[-2]))) if len(names) > 1 else None
+    return p.schedule.with_knobs(grid_order=".".join((*names[:-2], names[-1], names[-2]))) if len(names) > 1 else None
 
 
 def _hints(places: list[_Place]) -> Iterator[tuple[str, str, Edit]]:
@@ -199,7 +193,7 @@ def _hints(places: list[_Place]) -> Iterator[tuple[str, str, Edit]]:
 
         def edit(p: _Place, only: str = "", hint: str = hint, kept: bool = kept) -> KernelSchedule | None:
             mine = [t for t in p.block.inputs if p.reread(t) == kept and only in ("", t) and not p.schedule.knob.get(f"tma_{t}")]
-            return _with(p, **{f"evict_{t}": hint for t in mine}) if mine else None
+            return p.schedule.with_knobs(**{f"evict_{t}": hint for t in mine}) if mine else None
 
         yield hint, "", edit
         if len(named) > 1:
@@ -213,14 +207,14 @@ def _described(p: _Place, stores: bool = False) -> KernelSchedule | None:
     tensors = [*loads, *(p.able(p.block.outputs) if stores else ())]
     if not tensors or (stores and tensors == loads):
         return None
-    return _with(p, **{f"tma_{t}": True for t in tensors})
+    return p.schedule.with_knobs(**{f"tma_{t}": True for t in tensors})
 
 
 def _specialized(p: _Place) -> KernelSchedule | None:
     found = _described(p)
     if found is None:
         return None
-    return replace(found, knobs=tuple(sorted((found.knob | {"specialize": True}).items())))
+    return found.with_knobs(specialize=True)
 
 
 def _both(p: _Place, size: int, then: Callable[[_Place], KernelSchedule | None]) -> KernelSchedule | None:
@@ -237,7 +231,7 @@ def _persistent(prefix: str, first: Edit, device: Device, flatten: bool = True) 
         if base is None or programs >= p.places or waves > max(p.resident(device), 1) or (flat and not p.loops):
             return None
         more = {"persistent": programs} | ({"flatten": True} if flat else {})
-        return replace(base, knobs=tuple(sorted((base.knob | more).items())))
+        return base.with_knobs(**more)
 
     for waves in WAVES:
         for flat in (False, True) if flatten else (False,):

@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -40,6 +41,11 @@ class KernelSchedule:
     @cached_property
     def knob(self) -> dict[str, Any]:
         return dict(self.knobs)
+
+    def with_knobs(self, **options: Any) -> KernelSchedule:
+        """The schedule with options set, or removed where they are None."""
+        knobs = {k: v for k, v in (self.knob | options).items() if v is not None}
+        return replace(self, knobs=tuple(sorted(knobs.items())))
 
     def to_json(self) -> dict[str, Any]:
         return {

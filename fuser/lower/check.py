@@ -153,8 +153,8 @@ def reduced_schedule(schedule: Schedule) -> Schedule:
     """The schedule with few enough persistent programs for the reduced grid."""
 
     def of(kernel: KernelSchedule) -> KernelSchedule:
-        few = {"persistent": min(int(kernel.knob["persistent"]), PROGRAMS)} if "persistent" in kernel.knob else {}
-        return replace(kernel, knobs=tuple((kernel.knob | few).items()))
+        programs = kernel.knob.get("persistent")
+        return kernel if programs is None else kernel.with_knobs(persistent=min(int(programs), PROGRAMS))
 
     return Schedule(tuple(map(of, schedule.kernels)))
 

@@ -24,7 +24,7 @@ TRITON_DTYPE = {
 }
 LAZY_REGISTERS = 32
 """Registers of a thread up to which a sum keeps its tile until its loop ends."""
-LOG2E = "1.4426950408889634"
+LOG2E = math.log2(math.e)
 
 
 class FoldCode(TileCode):

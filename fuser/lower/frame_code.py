@@ -51,12 +51,15 @@ class FrameCode(PrefetchCode):
     def wait_once(self, chain: Chain) -> Chain:
         """A persistent kernel waits, and lets the next one start, before its first place; what is left of the chain for each."""
         if chain.next:
-            self.imports.add("gdc_launch_dependents")
-            self.emit("gdc_launch_dependents()")
+            self.cuda("gdc_launch_dependents")
         if chain.waits:
-            self.imports.add("gdc_wait")
-            self.emit("gdc_wait()")
+            self.cuda("gdc_wait")
         return Chain()
+
+    def cuda(self, name: str) -> None:
+        """A call of a function of ``triton.language.extra.cuda``."""
+        self.imports.add(name)
+        self.emit(f"{name}()")
 
     def check_specialized(self) -> bool:
         """Whether warps are specialized; :class:`NoValidKernelError` where there is nothing that they could share out."""
@@ -79,20 +82,17 @@ class FrameCode(PrefetchCode):
 
     def dependent_body(self, chain: Chain) -> None:
         """The whole body, with what programmatic dependent launch needs in it."""
-        if chain.next:
-            self.imports.add("gdc_launch_dependents")
         if chain.next == "early":
-            self.emit("gdc_launch_dependents()")
+            self.cuda("gdc_launch_dependents")
         early, late = divide(self.tree.body, chain.earlier) if chain.waits else ((), self.tree.body)
         self.body(early)
         if chain.waits:
             self.prefetch(late, chain.earlier)
-            self.imports.add("gdc_wait")
-            self.emit("gdc_wait()")
+            self.cuda("gdc_wait")
         store = next(i for i, n in enumerate(late) if any(isinstance(s, Stmt) and s.kind == "store" for s in statements(n)))
         self.body(late[:store])
         if chain.next == "late":
-            self.emit("gdc_launch_dependents()")
+            self.cuda("gdc_launch_dependents")
         self.body(late[store:])
 
     def used(self, axis: str) -> bool:

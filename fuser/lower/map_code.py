@@ -14,11 +14,10 @@ from fuser.errors import UnsupportedError
 from fuser.ir.mugraph import Stmt
 from fuser.ir.ops import op as op_def
 from fuser.ir.scalar import Scalar
+from fuser.lower.fold_code import LOG2E
 from fuser.lower.fold_code import FoldCode
 from fuser.lower.tile_code import Combo
 from fuser.lower.tile_code import Value
-
-LOG2E = math.log2(math.e)
 
 
 class MapCode(FoldCode):

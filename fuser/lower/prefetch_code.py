@@ -15,6 +15,7 @@ from fuser.ir.program import DTYPE_BYTES
 from fuser.ir.tiling import Loop
 from fuser.ir.tiling import Node
 from fuser.lower.fold_code import FoldCode
+from fuser.lower.pieces import next_power
 from fuser.lower.tile_code import Combo
 
 LINE = 128
@@ -85,7 +86,7 @@ class PrefetchCode(FoldCode):
             piece, extent = pieces[axis], self.plans[axis].extent
             index = self.offsets(axis, piece)
             if axis in wide and strides[axis] == 1:
-                lines = 1 << (-(-piece.limit // step) - 1).bit_length()
+                lines = next_power(-(-piece.limit // step))
                 lanes = f"tl.arange(0, {lines}) * {step}" if lines > 1 else "tl.arange(0, 1)"
                 index = " + ".join(filter(None, (self.start(axis, piece), lanes)))
                 index = f"tl.minimum({index}, {extent - 1})"
