@@ -16,11 +16,13 @@ from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import Schedule
 from fuser.lower.triton_source import generate_graph
+from fuser.superopt.verdicts import accepted
 from fuser.workloads import workload
 from search.compiled import CompiledProgram
 from search.evolve import EFFORTS
 from search.libraries import with_libraries
 from search.realise import Realised
+from search.realise import first_verified
 from search.realise import realise
 from search.structures import searched
 from search.structures import structures
@@ -55,16 +57,18 @@ def compile_program(
     ``target`` names the device to tune for, or its file; by default the GPU at hand. ``graph`` and ``schedule`` choose for you;
     with one of them the other is still searched. ``superoptimize``: seconds that the superoptimizer may look for structures.
     What runs on a GPU may leave products to its library (cuBLAS). The model alone decides (``effort`` ``instant``); nothing is
-    measured. ``checked``: the winner runs at a reduced size in Triton's interpreter against float64, and the next candidate takes
-    its place where it fails.
+    measured. Whatever structure is chosen is verified against the program first (``graph`` too); the callable's ``verdict`` says
+    with what evidence. ``checked``: the winner runs at a reduced size in Triton's interpreter against float64, and the next
+    candidate takes its place where it fails.
 
     ``device`` is where the callable runs: ``cuda``, ``cuda:1``, or ``cpu`` for Triton's interpreter (slow; set
     ``TRITON_INTERPRET=1`` before Python starts). By default the GPU, if there is one of the target's architecture; with a
     ``target`` and no such GPU, kernels are only compiled. With ``capture`` calls replay a CUDA graph: inputs are copied into
     fixed buffers, and the outputs are the same tensors at every call.
 
-    Raises :class:`EnvironmentError_` where there is nothing to run on, :class:`UsageError` for arguments that do not fit, and
-    :class:`fuser.errors.NoValidKernelError` or :class:`fuser.errors.UnsupportedError` where no kernel can be made.
+    Raises :class:`EnvironmentError_` where there is nothing to run on, :class:`UsageError` for arguments that do not fit and for
+    a ``graph`` that the verifier does not accept, and :class:`fuser.errors.NoValidKernelError` or
+    :class:`fuser.errors.UnsupportedError` where no kernel can be made.
     """
     if effort not in EFFORTS:
         raise UsageError(f"there is no effort {effort!r}", f"efforts are {', '.join(EFFORTS)}")
@@ -73,6 +77,8 @@ def compile_program(
     known = _imported(program, example_inputs)
     device, spec = _where(device, target, known.program.name)
     graphs = _graphs(known.program, graph, schedule, superoptimize)
+    if graph is not None:
+        accepted(known.program, graph)
     if graph is None and schedule is None and device not in (None, "cpu"):
         graphs = with_libraries(graphs)
     if schedule is not None:
@@ -81,7 +87,9 @@ def compile_program(
     else:
         tuned = tune_fast(known.program, spec, seed=seed, graphs=graphs)
     if device == "cpu":
-        done = Realised(tuned, tuned.winner, ())
+        candidates = (tuned.winner, *tuned.runners)
+        at, verdict, rejected = first_verified(known.program, candidates)
+        done = Realised(tuned, candidates[at], verdict, (), rejected=rejected)
     else:
         (done,) = realise([tuned], spec, checked=checked, seed=seed)
     return CompiledProgram(known.program, spec, done, device, known.params, known.inputs, capture)

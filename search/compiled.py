@@ -25,6 +25,7 @@ from fuser.ir.schedule import Schedule
 from fuser.lower.compile import KernelArtifact
 from fuser.lower.compile import save_artifact
 from fuser.lower.triton_source import generate_graph
+from fuser.superopt.verify import Verdict
 from search.realise import Realised
 from search.tune import Candidate
 
@@ -67,6 +68,11 @@ class CompiledProgram:
     @property
     def schedule(self) -> Schedule:
         return self.realised.candidate.schedule
+
+    @property
+    def verdict(self) -> Verdict:
+        """What the verifier says of the structure."""
+        return self.realised.verdict
 
     @property
     def artifacts(self) -> tuple[KernelArtifact, ...]:
@@ -206,6 +212,7 @@ class CompiledProgram:
         lines += ["", *_terms(shown, self.target), ""]
         lines.append(f"{tuned.candidates} schedules of {tuned.structures} structures were ranked")
         lines += [f"{n} better-ranked fell out: {why}" for why, n in self.realised.rejected.items()]
+        lines.append(f"{self.verdict}")
         if check := self.realised.check:
             lines.append(f"checked in Triton's interpreter at a reduced size: relative error {check.error:.1e}")
         return "\n".join([*lines, *tuned.notes])

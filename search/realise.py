@@ -1,7 +1,9 @@
-"""From a ranked list to kernels: compile the best candidate, check it, and fall back to the next where it does not hold.
+"""From a ranked list to kernels: verify the best candidate, compile and check it, and fall back to the next where it does not
+hold.
 
-What the compiler says is weighed against what the model assumed: a candidate that does not fit the device's shared memory,
-spills many registers, or differs from the reference is counted by class, and the next one is tried.
+A µGraph that the verifier does not accept is never lowered. What the compiler says is weighed against what the model assumed: a
+candidate that does not fit the device's shared memory, spills many registers, or differs from the reference is counted by class,
+and the next one is tried.
 """
 
 from __future__ import annotations
@@ -11,15 +13,19 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from dataclasses import field
+from dataclasses import replace
 from pathlib import Path
 
 from fuser.device import Device
 from fuser.errors import FuserError
 from fuser.errors import NoValidKernelError
+from fuser.ir.program import TensorProgram
 from fuser.lower.check import Check
 from fuser.lower.check import check
 from fuser.lower.compile import KernelArtifact
 from fuser.lower.compile import compile_graph
+from fuser.superopt.verdicts import kept_verdict
+from fuser.superopt.verify import Verdict
 from search.tune import Candidate
 from search.tune import Tuned
 
@@ -27,16 +33,19 @@ SPILL_LIMIT = 64
 """Bytes of local memory a thread beyond which the next candidate is tried."""
 TRIES = 6
 """Candidates of one program that are compiled at most."""
+NOT_VERIFIED = "not verified"
+"""The class of candidates that the verifier has refused or could not decide."""
 
 
 @dataclass(frozen=True)
 class Realised:
-    """A winner that compiles: its kernels, its check (None if it was not asked for), and why better-ranked candidates fell out,
-    by class.
+    """A verified winner that compiles: its verdict, its kernels, its check (None if it was not asked for), and why better-ranked
+    candidates fell out, by class.
     """
 
     tuned: Tuned
     candidate: Candidate
+    verdict: Verdict
     artifacts: tuple[KernelArtifact, ...]
     check: Check | None = None
     rejected: dict[str, int] = field(default_factory=dict)
@@ -53,15 +62,52 @@ def compile_candidate(candidate: Candidate, device: Device, folder: Path | None 
     return artifacts
 
 
-def _compiled(job: tuple[tuple[Candidate, ...], Device]) -> tuple[int, tuple[KernelArtifact, ...], dict[str, int]]:
-    """The first candidate that compiles without heavy spills (else the one that spills least), its index, and failures by
-    class.
-    """
-    candidates, device = job
+def first_verified(program: TensorProgram, candidates: Sequence[Candidate]) -> tuple[int, Verdict, dict[str, int]]:
+    """The first candidate whose µGraph is verified, as an index, its verdict, and how many fell out before it, by class. Raises
+    :class:`NoValidKernelError` where there is none."""
     rejected: Counter[str] = Counter()
-    fallback: tuple[int, int, tuple[KernelArtifact, ...]] | None = None
-    last: FuserError | None = None
+    verdict: Verdict | None = None
     for i, candidate in enumerate(candidates):
+        verdict = kept_verdict(program, candidate.graph)
+        if verdict.accepted:
+            return i, verdict, dict(rejected)
+        rejected[NOT_VERIFIED] += 1
+    raise _unverified(program, verdict)
+
+
+def _unverified(program: TensorProgram, verdict: Verdict | None) -> NoValidKernelError:
+    return NoValidKernelError(f"no µGraph of {program.name!r} is verified: {verdict or 'there is none'}")
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """The candidate that compiles, as an index, its verdict and its kernels; how many were compiled, and failures by class."""
+
+    at: int
+    verdict: Verdict
+    artifacts: tuple[KernelArtifact, ...]
+    compiled: int = 0
+    rejected: dict[str, int] = field(default_factory=dict)
+
+
+def _compiled(job: tuple[TensorProgram, tuple[Candidate, ...], Device, int]) -> _Outcome:
+    """The first verified candidate that compiles without heavy spills (else the one that spills least), of as many as may be
+    compiled.
+    """
+    program, candidates, device, most = job
+    rejected: Counter[str] = Counter()
+    fallback: tuple[int, _Outcome] | None = None
+    last: FuserError | None = None
+    compiled = 0
+    for i, candidate in enumerate(candidates):
+        if compiled == most:
+            break
+        verdict = kept_verdict(program, candidate.graph)
+        if not verdict.accepted:
+            rejected[NOT_VERIFIED] += 1
+            last = last or _unverified(program, verdict)
+            continue
+        compiled += 1
         try:
             artifacts = compile_candidate(candidate, device)
         except FuserError as error:
@@ -70,13 +116,13 @@ def _compiled(job: tuple[tuple[Candidate, ...], Device]) -> tuple[int, tuple[Ker
             continue
         spills = max((a.spills for a in artifacts), default=0)
         if spills <= SPILL_LIMIT:
-            return i, artifacts, dict(rejected)
+            return _Outcome(i, verdict, artifacts, compiled, dict(rejected))
         rejected["spills"] += 1
         if fallback is None or spills < fallback[0]:
-            fallback = (spills, i, artifacts)
+            fallback = spills, _Outcome(i, verdict, artifacts)
     if fallback is None:
         raise last or NoValidKernelError("there is no candidate to compile")
-    return fallback[1], fallback[2], dict(rejected)
+    return replace(fallback[1], compiled=compiled, rejected=dict(rejected))
 
 
 def realise(
@@ -84,19 +130,22 @@ def realise(
 ) -> list[Realised]:
     """Kernels for each tuned program, in order; compilation is spread over ``executor``.
 
-    A winner that fails its numerical check is dropped for the next candidate; :class:`NoValidKernelError` if none is left.
+    A winner that is not verified or fails its numerical check is dropped for the next candidate; :class:`NoValidKernelError` if
+    none is left.
     """
-    pending = [tuple([t.winner, *t.runners][:TRIES]) for t in tuned]
+    pending: list[tuple[Candidate, ...]] = [(t.winner, *t.runners) for t in tuned]
     found: list[Realised | None] = [None] * len(tuned)
     rejected: list[Counter[str]] = [Counter() for _ in tuned]
+    left = [TRIES] * len(tuned)
     todo = list(range(len(tuned)))
     while todo:
-        jobs = [(pending[i], device) for i in todo]
+        jobs = [(tuned[i].program, pending[i], device, left[i]) for i in todo]
         results = list(executor.map(_compiled, jobs)) if executor else [_compiled(j) for j in jobs]
-        for i, (at, artifacts, failures) in zip(todo, results, strict=True):
-            rejected[i].update(failures)
-            found[i] = Realised(tuned[i], pending[i][at], artifacts)
-            pending[i] = pending[i][at + 1 :]
+        for i, r in zip(todo, results, strict=True):
+            rejected[i].update(r.rejected)
+            found[i] = Realised(tuned[i], pending[i][r.at], r.verdict, r.artifacts)
+            pending[i] = pending[i][r.at + 1 :]
+            left[i] -= r.compiled
         if not checked:
             break
         checks = check([(tuned[i].program, r.candidate.graph, r.candidate.schedule) for i in todo if (r := found[i])], seed)
@@ -104,12 +153,12 @@ def realise(
         for i, outcome in zip(list(todo), checks, strict=True):
             r = found[i]
             assert r is not None
-            found[i] = Realised(r.tuned, r.candidate, r.artifacts, outcome)
+            found[i] = replace(r, check=outcome)
             if not outcome.passed:
                 rejected[i]["wrong result"] += 1
                 again.append(i)
-                if not pending[i]:
+                if not pending[i] or not left[i]:
                     detail = outcome.message or f"relative error {outcome.error:.1e}"
                     raise NoValidKernelError(f"no kernel of {tuned[i].program.name!r} passes its numerical check: {detail}")
         todo = again
-    return [Realised(r.tuned, r.candidate, r.artifacts, r.check, dict(rejected[i])) for i, r in enumerate(found) if r is not None]
+    return [replace(r, rejected=dict(rejected[i])) for i, r in enumerate(found) if r is not None]

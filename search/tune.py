@@ -51,8 +51,8 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Tuned:
-    """The winner, what came next (best first; other structures and the winner's own next schedules), and how much was looked
-    at.
+    """The winner, what came next (best first; other structures and the winner's own next schedules, and in the end the best of
+    every structure that is not among them), and how much was looked at.
     """
 
     program: TensorProgram
@@ -129,4 +129,8 @@ def tune_fast(
             "choose a device with more shared memory, or cut the region",
         )
     found.sort(key=lambda c: c.seconds)
-    return Tuned(program, device.name, found[0], tuple(found[1 : 1 + RUNNERS]), len(graphs), count, tuple(notes))
+    kept = found[: 1 + RUNNERS]
+    shown = {id(c.graph) for c in kept}
+    rest = {id(c.graph): c for c in reversed(found) if id(c.graph) not in shown}  # the best of each other structure
+    runners = (*kept[1:], *sorted(rest.values(), key=lambda c: c.seconds))
+    return Tuned(program, device.name, found[0], runners, len(graphs), count, tuple(notes))

@@ -22,6 +22,7 @@ from fuser.errors import UsageError
 from fuser.ir.serialize import graph_to_json
 from fuser.lower.compile import save_artifact
 from fuser.runtime.library import views_of
+from fuser.superopt.verdicts import verdict_document
 from fuser.workloads import match
 from fuser.workloads import workload
 from search.realise import Realised
@@ -106,7 +107,7 @@ def tune(
                 "-" if worst is None else f"{worst:.0e}",
             )
         )
-    notes = [f"{len(rows)} winners compiled for {device.sm} and checked in {compiled:.1f} s"] + (
+    notes = [f"{len(rows)} winners verified, compiled for {device.sm} and checked in {compiled:.1f} s"] + (
         [f"written to {output}"] if output else []
     )
     print_table(
@@ -135,6 +136,7 @@ def document(done: Realised, seconds: float, output: Path | None) -> dict[str, A
         "rejected": done.rejected,
         "tuning_seconds": seconds,
         "kernels": kernels,
+        "verdict": verdict_document(done.verdict),
         "check": done.check,
     }
 

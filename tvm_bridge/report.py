@@ -14,6 +14,7 @@ import numpy as np
 from fuser.console import plain
 from fuser.ir.serialize import graph_to_json
 from fuser.lower.compile import save_artifact
+from fuser.superopt.verdicts import verdict_document
 from search.tune_commands import describe
 from tvm_bridge.api import FusedRegion
 from tvm_bridge.api import Optimized
@@ -88,7 +89,7 @@ def _region(region: FusedRegion, kernels: dict[str, dict[str, Any]], output: Pat
     for artifact in done.artifacts:
         if artifact.name not in kernels:
             manifest = save_artifact(artifact, output / "kernels", artifact.name) if output else artifact.manifest()
-            kernels[artifact.name] = manifest
+            kernels[artifact.name] = manifest | {"verdict": str(done.verdict)}
         names.append(artifact.name)
     return {
         "name": region.name,
@@ -106,6 +107,7 @@ def _region(region: FusedRegion, kernels: dict[str, dict[str, Any]], output: Pat
         "kernels": names,
         "candidates": done.tuned.candidates,
         "rejected": dict(done.rejected),
+        "verdict": verdict_document(done.verdict),
         "check": None
         if done.check is None
         else {"error": done.check.error, "max_error": done.check.max_error, "method": done.check.method},

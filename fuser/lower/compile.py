@@ -85,13 +85,13 @@ class KernelArtifact:
         return data
 
 
-def cache_dir() -> Path:
-    """Folder of generated sources (Triton reads a kernel's source from its file)."""
+def cache_dir(kind: str = "kernels") -> Path:
+    """Folder of generated sources (Triton reads a kernel's source from its file), or of another kind of what is kept."""
     if chosen := os.environ.get("MUFUSER_CACHE"):
-        return Path(chosen) / "kernels"
+        return Path(chosen) / kind
     from platformdirs import user_cache_path
 
-    return user_cache_path("mufuser") / "kernels"
+    return user_cache_path("mufuser") / kind
 
 
 def load_source(source: KernelSource, folder: Path | None = None) -> ModuleType:

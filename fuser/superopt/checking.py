@@ -32,6 +32,9 @@ def checking_schedules(graph: KernelGraph, like: Schedule | None = None, real: K
         blocks = zip(graph.blocks, real.blocks, like.kernels, strict=True)
         yield Schedule(tuple(_like(small, big, ks) for small, big, ks in blocks))
         return
+    if not graph.blocks:  # nothing but library kernels
+        yield Schedule(())
+        return
     orders = [itertools.islice(itertools.permutations(_loops(b)), 6) for b in graph.blocks]
     for chosen in itertools.zip_longest(*orders):
         kernels = [_tiled(b, c if c is not None else tuple(_loops(b))) for b, c in zip(graph.blocks, chosen, strict=True)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json as json_module
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 from typing import Any
@@ -31,6 +30,7 @@ from fuser.superopt.search import Result
 from fuser.superopt.search import superoptimize_pieces
 from fuser.superopt.signature import signature
 from fuser.superopt.thread_fusion import thread_graphs
+from fuser.superopt.verdicts import verdict_document
 from fuser.superopt.verify import Verified
 from fuser.superopt.verify import verify as verify_graph
 from fuser.workloads import match
@@ -165,7 +165,7 @@ def verify(
         raise UsageError(f"{program!r} names {len(chosen)} programs", "name one")
     verdict = verify_graph(chosen[0], read_graph(graph, chosen[0]), rounds=rounds)
     if json:
-        print_json({"verdict": type(verdict).__name__.lower(), "says": str(verdict), "evidence": asdict(verdict)})
+        print_json(verdict_document(verdict))
     else:
         print(verdict)
     return 0 if isinstance(verdict, Verified) else 5
