@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
+from contextlib import suppress
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
 from typing import get_args
 
+from fuser.errors import FuserError
 from fuser.errors import UsageError
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram
 from fuser.lower.compile import cache_dir
+from fuser.outputs import make_folder
+from fuser.outputs import write_file
 from fuser.superopt.verify import Verdict
 from fuser.superopt.verify import verify
 
@@ -75,13 +78,9 @@ def _sha256(*texts: str) -> str:
 
 def _write(path: Path, verdict: Verdict) -> None:
     text = json.dumps([type(verdict).__name__, asdict(verdict)])
-    partial = path.with_suffix(f".{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(f"{_sha256(text)}\n{text}\n", encoding="utf-8")
-        partial.replace(path)
-    except OSError:  # a full disk or a folder that cannot be written: the verdict is found again next time
-        return
+    with suppress(FuserError):  # a full disk or a folder that cannot be written: the verdict is found again next time
+        make_folder(path.parent)
+        write_file(path, f"{_sha256(text)}\n{text}\n")
 
 
 def _read(path: Path) -> Verdict | None:
