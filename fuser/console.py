@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 
 from fuser.errors import FuserError
+from fuser.files import json_safe
+from fuser.files import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -59,8 +61,13 @@ def plain(value: Any) -> Any:
 
 def print_json(document: Any) -> None:
     """The one document of a command with ``--json``, on stdout."""
-    sys.stdout.write(json.dumps(plain(document), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    sys.stdout.write(json_safe(json.dumps(plain(document), indent=2, ensure_ascii=False, allow_nan=False)) + "\n")
     sys.stdout.flush()
+
+
+def print_text(text: str) -> None:
+    """Lines on stdout; control characters in them (of names in a file, say) as escapes."""
+    sys.stdout.write(printable(text, keep="\n\t") + "\n")
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], notes: Sequence[str] = ()) -> None:
@@ -69,21 +76,21 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=escape(printable(title)), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         right = column.endswith(">")
         table.add_column(escape(column.removesuffix(">").strip()), justify="right" if right else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(escape("" if cell is None else str(cell)) for cell in row))
+        table.add_row(*(escape("" if cell is None else printable(str(cell), keep="\n")) for cell in row))
     console = stdout()
     console.print(table)
     for note_ in notes:
-        console.print(note_, markup=False)
+        console.print(printable(note_, keep="\n"), markup=False)
 
 
 def note(text: str) -> None:
     """A line on stderr."""
-    stderr().print(text, markup=False, soft_wrap=True)
+    stderr().print(printable(text), markup=False, soft_wrap=True)
 
 
 def warn(text: str) -> None:
@@ -91,10 +98,14 @@ def warn(text: str) -> None:
     _labelled("warning", "yellow", text)
 
 
+_MESSAGE = 1000
+"""Most characters of an error or a warning."""
+
+
 def _labelled(label: str, style: str, text: str) -> None:
     from rich.text import Text
 
-    stderr().print(Text.assemble((f"{label}: ", f"bold {style}"), text), soft_wrap=True)
+    stderr().print(Text.assemble((f"{label}: ", f"bold {style}"), printable(text, _MESSAGE)), soft_wrap=True)
 
 
 def render_error(error: FuserError) -> None:
@@ -114,6 +125,7 @@ def progress(what: str, total: int | None = None, quiet: bool = False) -> Iterat
     if quiet:
         yield lambda text="": None
     elif console.is_terminal:
+        from rich.markup import escape
         from rich.progress import BarColumn
         from rich.progress import MofNCompleteColumn
         from rich.progress import Progress
@@ -125,7 +137,7 @@ def progress(what: str, total: int | None = None, quiet: bool = False) -> Iterat
             task = bar.add_task(what, total=total)
 
             def step(text: str = "") -> None:
-                bar.update(task, advance=1, description=f"{what}: {text}" if text else what)
+                bar.update(task, advance=1, description=escape(printable(f"{what}: {text}")) if text else what)
 
             yield step
     else:
@@ -136,7 +148,8 @@ def progress(what: str, total: int | None = None, quiet: bool = False) -> Iterat
             nonlocal done
             done += 1
             if done % every == 0 or done == total:
-                console.print(f"{what}: {done}{f'/{total}' if total else ''} {text}".rstrip(), markup=False, soft_wrap=True)
+                line_ = f"{what}: {done}{f'/{total}' if total else ''} {text}".rstrip()
+                console.print(printable(line_), markup=False, soft_wrap=True)
 
         yield line
 

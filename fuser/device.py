@@ -13,11 +13,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
 from fuser.errors import UnsupportedError
 from fuser.errors import UsageError
+from fuser.files import DEVICE_BYTES
+from fuser.files import DIGITS
+from fuser.files import read_text
+from fuser.files import shown
 
 SCHEMA = 1
 """Version of the layout of the TOML files."""
@@ -47,6 +50,9 @@ REQUIRED: dict[str, str] = {
 }
 OPTIONAL: dict[str, str] = {"tensor_bf16": "FLOP/s", "tensor_tf32": "FLOP/s", "matmul_rate": "FLOP/s"}
 
+LARGEST = 1e20
+"""No number of a device is beyond this."""
+ARCHITECTURES = range(50, 200)
 _WHOLE = ("SM", "B", "register", "thread", "warp", "block")
 _REGISTERS_PER_WARP_UNIT = 256  # allocation granularity of the register file on every supported architecture
 
@@ -167,9 +173,9 @@ def _quantity(where: str, key: str, entry: Any, unit: str) -> tuple[float, str]:
         )
     value, given, source = entry["value"], entry["unit"], entry["source"]
     if given != unit:
-        raise UsageError(f"{where}: {key} is in {given!r}, expected {unit!r}", f"convert the value to {unit}")
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise UsageError(f"{where}: {key} has the value {value!r}", "give a finite number that is not negative")
+        raise UsageError(f"{where}: {key} is in {shown(given)}, expected {unit!r}", f"convert the value to {unit}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LARGEST:
+        raise UsageError(f"{where}: {key} has the value {shown(value)}", "give a finite number that is not negative")
     if not isinstance(source, str) or not source.strip():
         raise UsageError(
             f"{where}: {key} has no source", "say where the number comes from: a data sheet, a white paper, a measurement"
@@ -179,33 +185,68 @@ def _quantity(where: str, key: str, entry: Any, unit: str) -> tuple[float, str]:
     return (int(value) if unit in _WHOLE else float(value)), source
 
 
+_EXAMPLE = "see fuser/devices/a100.toml"
+
+
+def _toml(text: str, where: str) -> dict[str, Any]:
+    hint = "compare with the files in fuser/devices"
+    if re.search(rf"[0-9_]{{{DIGITS}}}", text):
+        raise UsageError(f"{where}: has a number of {DIGITS} digits or more", hint)
+    try:
+        return tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, ValueError) as e:  # a date or a number that Python cannot hold is a plain ValueError
+        raise UsageError(f"{where} is not TOML: {e}", hint) from None
+    except RecursionError:
+        raise UsageError(f"{where} is not TOML for a device: it is nested too deeply", hint) from None
+
+
+def _plausible(where: str, n: Mapping[str, float]) -> None:
+    """Limits that contradict each other would make estimates of nothing."""
+    for small, large in (
+        ("smem_per_block", "smem_per_sm"),
+        ("max_threads_per_block", "max_threads_per_sm"),
+        ("registers_per_thread", "registers_per_sm"),
+        ("copy_bandwidth", "memory_bandwidth"),
+    ):
+        if n[small] > n[large]:
+            raise UsageError(f"{where}: {small} ({n[small]:g}) is above {large} ({n[large]:g})", "look the two up again")
+
+
 def parse_device(text: str, where: str = "device file") -> Device:
     """A device from the text of its TOML file; :class:`UsageError` names the file, the key and what is wrong with it."""
-    try:
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as e:
-        raise UsageError(f"{where} is not TOML: {e}", "compare with the files of `mufuser devices --json`") from None
-    if data.get("schema") != SCHEMA:
-        raise UsageError(f"{where}: schema is {data.get('schema')!r}, expected {SCHEMA}", "see fuser/devices/a100.toml")
+    data = _toml(text, where)
+    if data.get("schema") is True or data.get("schema") != SCHEMA:
+        raise UsageError(f"{where}: schema is {shown(data.get('schema'))}, expected {SCHEMA}", _EXAMPLE)
     for key, kind in (("name", str), ("title", str), ("arch", int)):
-        if not isinstance(data.get(key), kind):
-            raise UsageError(f"{where}: {key} is missing or is not of type {kind.__name__}", "see fuser/devices/a100.toml")
+        if not isinstance(data.get(key), kind) or data[key] is True or data[key] is False or data[key] == "":
+            raise UsageError(f"{where}: {key} is missing or is not of type {kind.__name__}", _EXAMPLE)
+    if data["arch"] not in ARCHITECTURES:
+        raise UsageError(f"{where}: arch is {shown(data['arch'])}", "give the compute capability without its point: 80 for sm_80")
+    aliases = data.get("aliases", [])
+    if not isinstance(aliases, list) or not all(isinstance(a, str) for a in aliases):
+        raise UsageError(f"{where}: aliases is not a list of names", _EXAMPLE)
+    if not isinstance(data.get("no_triton", ""), str):
+        raise UsageError(f"{where}: no_triton is not a text", "say why kernels cannot be compiled, or leave it out")
     numbers = data.get("numbers", {})
+    if not isinstance(numbers, dict):
+        raise UsageError(f"{where}: numbers is not a table", _EXAMPLE)
     if missing := [k for k in REQUIRED if k not in numbers]:
         raise UsageError(f"{where}: missing {', '.join(missing)}", "add them to [numbers], each with value, unit and source")
     if unknown := [k for k in numbers if k not in REQUIRED and k not in OPTIONAL]:
-        raise UsageError(f"{where}: unknown {', '.join(unknown)}", f"known are {', '.join([*REQUIRED, *OPTIONAL])}")
+        names = ", ".join(map(shown, unknown[:6])) if any(not k.isidentifier() for k in unknown) else ", ".join(unknown)
+        raise UsageError(f"{where}: unknown {names}", f"known are {', '.join([*REQUIRED, *OPTIONAL])}")
     found = {k: _quantity(where, k, v, (REQUIRED | OPTIONAL)[k]) for k, v in numbers.items()}
     zero = [k for k, (v, _) in found.items() if v == 0 and k not in ("smem_reserved_per_block", "launch_latency")]
     if zero:
         raise UsageError(f"{where}: {', '.join(zero)} must be positive")
+    _plausible(where, {k: v for k, (v, _) in found.items()})
     values: dict[str, Any] = {k: v for k, (v, _) in found.items()}
     return Device(
         name=data["name"],
         title=data["title"],
         arch=data["arch"],
         no_triton=data.get("no_triton", ""),
-        aliases=tuple(data.get("aliases", ())),
+        aliases=tuple(aliases),
         sources=tuple((k, s) for k, (_, s) in found.items()),
         **values,
     )
@@ -233,6 +274,10 @@ def _plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
+def _unreadable(message: str, hint: str) -> UsageError:
+    return UsageError(f"cannot read the device file {message}", "give a path to a device file, or a name of `mufuser devices`")
+
+
 def load_device(name: str) -> Device:
     """The device of that name, alias or architecture, or of the TOML file at that path.
 
@@ -241,13 +286,7 @@ def load_device(name: str) -> Device:
     device and what there is.
     """
     if name.endswith(".toml"):
-        try:
-            return parse_device(Path(name).read_text(encoding="utf-8"), name)
-        except OSError as e:
-            raise UsageError(
-                f"cannot read the device file {name}: {e.strerror}",
-                "give a path to a device file, or a name of `mufuser devices`",
-            ) from None
+        return parse_device(read_text(name, DEVICE_BYTES, _unreadable), name)
     devices = list_devices()
     wanted = _plain(name.rsplit("/", 1)[-1])
     for device in devices:
@@ -261,5 +300,5 @@ def load_device(name: str) -> Device:
         if same:
             raise UsageError(f"target {name!r} fits {' and '.join(d.name for d in same)}", "their rates differ: name the device")
     raise UsageError(
-        f"there is no device specification for target {name!r}", f"known: {known}; or pass the path of a device file (.toml)"
+        f"there is no device specification for target {shown(name)}", f"known: {known}; or pass the path of a device file (.toml)"
     )

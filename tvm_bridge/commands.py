@@ -13,6 +13,7 @@ import typer
 from fuser.console import note
 from fuser.console import print_json
 from fuser.console import print_table
+from fuser.console import print_text
 from fuser.console import warn
 from fuser.errors import EnvironmentError_
 from fuser.errors import FuserError
@@ -112,7 +113,7 @@ def show(result: Optimized, report: dict[str, Any], output: Path) -> None:
     )
     lines.append("time: " + ", ".join(f"{k} {v:.1f} s" for k, v in result.seconds.items()))
     for line in lines:
-        print(line)
+        print_text(line)
 
 
 def _error(check: dict[str, Any] | None) -> str:

@@ -13,6 +13,11 @@ import numpy as np
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
+MAX_RANK = 32
+"""Most dimensions of a tensor that are read; numpy has no more before 2.0."""
+MAX_ELEMENTS = 2**62
+
+
 @dataclass(frozen=True)
 class TensorType:
     """Shape (None where an extent is not known before the model runs) and dtype of one Relay tensor."""

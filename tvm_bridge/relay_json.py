@@ -6,13 +6,17 @@ TVM 0.6 to 0.19. :mod:`tvm_bridge.relay_reader` makes a graph of them.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from fuser.errors import ModelFileError
+from fuser.files import DIGITS
+from fuser.files import MODEL_BYTES
+from fuser.files import parse_json
+from fuser.files import read_text as read_any_text
+from fuser.files import shown
 
 _SAVE = "save the model with tvm.ir.save_json(mod)"
 
@@ -27,6 +31,9 @@ _RENAMED = {
 }  # fmt: skip
 _INTS = ("IntImm", "runtime.BoxInt", "runtime.BoxBool", "UIntImm")
 _FLOATS = ("FloatImm", "runtime.BoxFloat")
+_MAX_ITEMS = 100_000
+"""Most numbers and strings of one attribute, its nested lists flattened."""
+_MAX_DIGITS = 40
 
 
 class JsonNodes:
@@ -36,21 +43,22 @@ class JsonNodes:
         self.source = source
         data = _parse(text, source)
         nodes = data.get("nodes")
-        if not isinstance(nodes, list) or not isinstance(data.get("root"), int):
+        if not isinstance(nodes, list) or not _is_index(data.get("root")):
             raise ModelFileError(f"{source}: is JSON, but not a model of TVM (no list of nodes with a root)", _SAVE)
         self.nodes: list[Any] = nodes
         self.root: int = data["root"]
         blobs = data.get("b64ndarrays", [])
         self.blobs: list[Any] = blobs if isinstance(blobs, list) else []
         attrs = data.get("attrs")
-        self.version = str(attrs.get("tvm_version", "")) if isinstance(attrs, dict) else ""
+        version = attrs.get("tvm_version", "") if isinstance(attrs, dict) else ""
+        self.version = version if isinstance(version, str) else ""
 
     def fail(self, i: int, what: str) -> ModelFileError:
         return ModelFileError(f"{self.source}: node {i} {what}", f"the file is damaged or not a Relay model; {_SAVE}")
 
     def node(self, i: int) -> Mapping[str, Any]:
         if not 0 <= i < len(self.nodes) or not isinstance(self.nodes[i], dict):
-            raise self.fail(i, "does not exist")
+            raise ModelFileError(f"{self.source}: node {shown(i)} does not exist", f"the file is damaged; {_SAVE}")
         return self.nodes[i]
 
     def kind(self, i: int) -> str:
@@ -66,24 +74,23 @@ class JsonNodes:
     def ref(self, i: int, key: str) -> int:
         """The node index that a field holds; 0 where the field is missing, as in older versions."""
         value = self.fields(i).get(key, "0")
-        try:
-            found = int(value)
-        except (TypeError, ValueError):
-            raise self.fail(i, f"({self.kind(i)}) has {key}={value!r}, which is not a node") from None
+        found = value if _is_index(value) else _whole(value)
+        if found is None:
+            raise self.fail(i, f"({self.kind(i)}) has {key}={shown(value)}, which is not a node")
         self.node(found)
         return found
 
     def integer(self, i: int, key: str) -> int:
         """A field that holds a number."""
         value = self.fields(i).get(key)
-        try:
-            return int(str(value))
-        except ValueError:
-            raise self.fail(i, f"({self.kind(i)}) has {key}={value!r}, not a number") from None
+        found = value if isinstance(value, int) and not isinstance(value, bool) else _whole(value)
+        if found is None:
+            raise self.fail(i, f"({self.kind(i)}) has {key}={shown(value)}, not a number")
+        return found
 
     def items(self, i: int) -> list[int]:
         data = self.node(i).get("data", [])
-        if not isinstance(data, list) or not all(isinstance(d, int) for d in data):
+        if not isinstance(data, list) or not all(map(_is_index, data)):
             raise self.fail(i, f"({self.kind(i)}) has no list of nodes")
         return data
 
@@ -91,22 +98,37 @@ class JsonNodes:
         """The entries of a Map: keys are node indices, or strings where the file keeps them apart."""
         keys, data = self.node(i).get("keys"), self.items(i)
         if isinstance(keys, list):
-            return iter(list(zip([str(k) for k in keys], data, strict=False)))
+            if not all(isinstance(k, str) for k in keys):
+                raise self.fail(i, f"({self.kind(i)}) has keys that are not names")
+            return iter(list(zip(keys, data, strict=False)))
         return iter(list(zip(data[::2], data[1::2], strict=False)))
 
     def text(self, i: int) -> str:
         node = self.node(i)
-        return str(node.get("repr_str", node.get("global_key", "")))
+        found = node.get("repr_str", node.get("global_key", ""))
+        if not isinstance(found, str):
+            raise self.fail(i, f"({self.kind(i)}) has the text {shown(found)}")
+        return found
 
     def text_field(self, i: int, key: str) -> str:
         """A string field: of a String node, or as older versions keep it, the string itself."""
-        value = str(self.fields(i).get(key, ""))
-        if value.isdigit() and not self.version.startswith("0.6"):
-            return self.text(int(value))
+        value = self.fields(i).get(key, "")
+        if not isinstance(value, str):
+            if not _is_index(value):
+                raise self.fail(i, f"({self.kind(i)}) has {key}={shown(value)}, not a text")
+            value = str(value)
+        if (index := _whole(value)) is not None and index >= 0 and not self.version.startswith("0.6"):
+            return self.text(index)
         return value
 
-    def value(self, i: int, depth: int = 0) -> Any:
+    def value(self, i: int) -> Any:
         """Python value of an attribute node: numbers, strings, nested tuples; None for null and for what has no value."""
+        return self._value(i, 0, [_MAX_ITEMS])
+
+    def _value(self, i: int, depth: int, left: list[int]) -> Any:
+        left[0] -= 1
+        if left[0] < 0:
+            raise self.fail(i, f"is part of an attribute of more than {_MAX_ITEMS} values")
         kind = self.kind(i)
         if kind in _INTS:
             return self.number(i, int)
@@ -115,59 +137,72 @@ class JsonNodes:
         if kind == "runtime.String":
             return self.text(i)
         if kind in ("Array", "runtime.ADT", "ShapeTuple", "runtime.ShapeTuple") and depth < 3:
-            return tuple(self.value(d, depth + 1) for d in self.items(i))
+            return tuple(self._value(d, depth + 1, left) for d in self.items(i))
         return None
 
     def number(self, i: int, of: type) -> Any:
         value = self.fields(i).get("value", self.node(i).get("repr_str"))
-        try:
-            return of(value)
-        except (TypeError, ValueError):
-            raise self.fail(i, f"({self.kind(i)}) has the value {value!r}, not a number") from None
+        found = _number(value, of)
+        if found is None:
+            raise self.fail(i, f"({self.kind(i)}) has the value {shown(value)}, not a number")
+        return found
 
     def attributes(self, i: int, schema: Mapping[str, str] | None) -> dict[str, Any]:
         """Attributes of a call, decoded by the schema; without one the strings of the file."""
         if i == 0:
             return {}
         raw = self.fields(i)
+        for key, given in raw.items():
+            if not isinstance(given, str | int | float):
+                raise self.fail(i, f"({self.kind(i)}) has {shown(key)}={shown(given)}, not a value")
         if schema is None:
             return {k: self._loose(str(v)) for k, v in sorted(raw.items())}
         return {k: self._scalar(i, k, str(v), schema[k]) for k, v in sorted(raw.items()) if k in schema}
 
     def _loose(self, text: str) -> Any:
         """An attribute of an unknown operator: a string node's text, else the string as it is."""
-        if text.isdigit() and 0 < int(text) < len(self.nodes) and self.kind(int(text)) == "runtime.String":
-            return self.text(int(text))
+        index = _whole(text) or 0
+        if 0 < index < len(self.nodes) and self.kind(index) == "runtime.String":
+            return self.text(index)
         return text
 
     def _scalar(self, i: int, key: str, text: str, kind: str) -> Any:
-        try:
-            if kind == "int":
-                return int(text)
-            if kind == "bool":
-                return bool(int(text))
-            if kind == "float":
-                return float(text)
-            if kind == "ref":
-                return self.value(int(text))
-        except ValueError:
-            raise self.fail(i, f"({self.kind(i)}) has {key}={text!r}, expected {kind}") from None
-        return self._loose(text) if text != "0" else ""
+        if kind == "text":
+            return self._loose(text) if text != "0" else ""
+        found = _number(text, float if kind == "float" else int)
+        if found is None:
+            raise self.fail(i, f"({self.kind(i)}) has {key}={shown(text)}, expected {kind}")
+        return self.value(found) if kind == "ref" else bool(found) if kind == "bool" else found
+
+
+def _is_index(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _whole(text: Any) -> int | None:
+    """The whole number that a text of ASCII digits, perhaps with a sign, spells."""
+    if not isinstance(text, str) or len(text) > _MAX_DIGITS:
+        return None
+    digits = text[1:] if text[:1] in ("-", "+") else text
+    return int(text) if digits.isascii() and digits.isdigit() else None
+
+
+def _number(value: Any, of: type) -> Any:
+    """A number as the file gives it, itself or as text; None where it is none."""
+    try:
+        if isinstance(value, int | float):
+            return of(value) if of is float or value == int(value) else None
+        if of is int:
+            return _whole(value)
+        return float(value) if isinstance(value, str) and len(value) <= DIGITS else None
+    except (ValueError, OverflowError):
+        return None
 
 
 def _parse(text: str, source: str) -> Mapping[str, Any]:
     if text.lstrip().startswith("#[version") or text.lstrip().startswith("def @"):
         raise ModelFileError(f"{source}: is Relay's text format", f"that format loses constants; {_SAVE}")
-    try:
-        data = json.loads(text)
-    except json.JSONDecodeError as error:
-        end = " (the file ends early)" if error.pos >= len(text.rstrip()) - 1 else ""
-        raise ModelFileError(
-            f"{source}: not valid JSON at offset {error.pos}, line {error.lineno}{end}: {error.msg}",
-            f"the file is truncated or damaged; {_SAVE}",
-        ) from None
-    except RecursionError:
-        raise ModelFileError(f"{source}: is nested too deeply for a model of TVM", _SAVE) from None
+    data = parse_json(text, source, f"the file is truncated or damaged; {_SAVE}")
     if not isinstance(data, dict):
         raise ModelFileError(f"{source}: is JSON, but not a model of TVM", _SAVE)
     return data
@@ -175,9 +210,4 @@ def _parse(text: str, source: str) -> Mapping[str, Any]:
 
 def read_text(path: str | Path) -> str:
     """The text of a model file; :class:`ModelFileError` where it is not there or not text."""
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise ModelFileError(f"{path}: cannot be read ({error.strerror})", "check the path of the model") from None
-    except UnicodeDecodeError as error:
-        raise ModelFileError(f"{path}: is not text (offset {error.start})", _SAVE) from None
+    return read_any_text(path, MODEL_BYTES)

@@ -17,11 +17,29 @@ from typing import Any
 import numpy as np
 
 from fuser.errors import UnsupportedError
+from fuser.files import shown
 from fuser.ir.ops import OPS
+from tvm_bridge.relay_graph import MAX_ELEMENTS
+from tvm_bridge.relay_graph import MAX_RANK
 from tvm_bridge.relay_graph import TensorType
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Attrs = Mapping[str, Any]
+
+
+def impossible(t: TensorType) -> str:
+    """What is wrong with a type that no tensor can have; empty where one can."""
+    if len(t.shape) > MAX_RANK:
+        return f"a tensor of rank {len(t.shape)}, more than the {MAX_RANK} that are read"
+    known = [e for e in t.shape if e is not None]
+    if any(e < 0 for e in known) or math.prod(max(e, 1) for e in known) > MAX_ELEMENTS:
+        return f"a tensor of the impossible shape ({', '.join(shown(e) for e in t.shape)})"
+    return ""
+
+
+def shown_attributes(attrs: Attrs) -> str:
+    """Attributes in a message, of bounded length."""
+    return "{" + ", ".join(f"{k}: {shown(v)}" for k, v in list(attrs.items())[:8]) + "}"
 
 
 class TypeRuleError(Exception):

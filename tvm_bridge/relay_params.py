@@ -10,6 +10,7 @@ import base64
 import binascii
 import math
 import mmap
+import os
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +19,10 @@ from typing import Any
 import numpy as np
 
 from fuser.errors import ModelFileError
+from fuser.files import open_regular
+from fuser.files import shown
+from tvm_bridge.relay_graph import MAX_ELEMENTS
+from tvm_bridge.relay_graph import MAX_RANK
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -25,7 +30,6 @@ PARAMS_MAGIC = 0xF7E58D4F05049CB7
 TENSOR_MAGIC = 0xDD5E40F096B4A13F
 
 _CODES = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 6: "bool"}
-_MAX_RANK = 32
 
 
 class _Reader:
@@ -61,7 +65,7 @@ class _Reader:
         if magic != TENSOR_MAGIC:
             raise self.fail(f"{what} does not start with TVM's tensor magic number")
         *_, rank, code, bits, lanes = self.unpack("<iiiBBH", f"the header of {what}")
-        if not 0 <= rank <= _MAX_RANK:
+        if not 0 <= rank <= MAX_RANK:
             raise self.fail(f"{what} has rank {rank}")
         dtype = dtype_name(code, bits, lanes)
         if dtype is None:
@@ -69,7 +73,9 @@ class _Reader:
         shape = self.unpack(f"<{rank}q", f"the shape of {what}")
         (nbytes,) = self.unpack("<q", f"the size of {what}")
         stored = np.dtype("uint16" if dtype == "bfloat16" else dtype)
-        if any(e < 0 for e in shape) or nbytes != math.prod(shape) * stored.itemsize:
+        if any(e < 0 for e in shape) or math.prod(max(e, 1) for e in shape) > MAX_ELEMENTS:
+            raise self.fail(f"{what} has the impossible shape {shape}")
+        if nbytes != math.prod(shape) * stored.itemsize:
             raise self.fail(f"{what} of shape {shape} and dtype {dtype} claims {nbytes} bytes")
         if self.offset + nbytes > len(self.data):
             raise self.fail(f"the file ends within the {nbytes} bytes of {what}")
@@ -116,23 +122,23 @@ def round_bfloat16(x: Array) -> Array:
     return np.where(np.isnan(x), np.float32(np.nan), rounded.view(np.float32)).reshape(np.shape(x))
 
 
-def decode_tensor(text: str, source: str, what: str) -> tuple[Array, str]:
+def decode_tensor(text: Any, source: str, what: str) -> tuple[Array, str]:
     """One base64 tensor of a model's JSON: its values and its dtype (bfloat16 comes as float32 values)."""
     try:
         data = base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
+    except (binascii.Error, ValueError, TypeError):
         raise ModelFileError(f"{source}: {what} is not valid base64", "the file is damaged; save the model again") from None
     return _Reader(data, f"{source}: {what}", "the file is damaged; save the model again").tensor("the tensor")
 
 
 def _open(path: str | Path) -> bytes | mmap.mmap:
+    handle = open_regular(path)
     try:
-        with Path(path).open("rb") as file:
-            if file.seek(0, 2) == 0:
-                return b""
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        return mmap.mmap(handle, 0, access=mmap.ACCESS_READ) if os.fstat(handle).st_size else b""
     except OSError as error:
         raise ModelFileError(f"{path}: cannot be read ({error.strerror})", "check the path of the parameter file") from None
+    finally:
+        os.close(handle)
 
 
 def read_params_typed(path: str | Path) -> dict[str, tuple[Array, str]]:
@@ -144,14 +150,14 @@ def read_params_typed(path: str | Path) -> dict[str, tuple[Array, str]]:
     if count > len(reader.data):
         raise reader.fail(f"the file claims {count} names")
     names = [reader.text(f"name {i}") for i in range(count)]
+    if len(set(names)) != count:
+        raise ModelFileError(f"{path}: a parameter name occurs twice", reader.hint)
     (tensors,) = reader.unpack("<Q", "the number of tensors")
     if tensors != count:
         raise reader.fail(f"{count} names but {tensors} tensors")
-    found = {name: reader.tensor(f"tensor {name!r}") for name in names}
+    found = {name: reader.tensor(f"tensor {shown(name)}") for name in names}
     if reader.offset != len(reader.data):
         raise reader.fail(f"{len(reader.data) - reader.offset} bytes follow the last tensor")
-    if len(found) != count:
-        raise ModelFileError(f"{path}: a parameter name occurs twice", reader.hint)
     return found
 
 

@@ -6,8 +6,8 @@ operator calls only. Types that the file lacks are inferred. Nothing recurses in
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator
-from collections.abc import Iterable
 from collections.abc import Mapping
 from dataclasses import dataclass
 from dataclasses import field
@@ -19,6 +19,7 @@ import tvm_bridge.relay_conv
 import tvm_bridge.relay_shapes  # noqa: F401 - enters its operators into the table
 from fuser.errors import ModelFileError
 from fuser.errors import UnsupportedError
+from fuser.files import BAD_VALUE
 from tvm_bridge.relay_graph import Ref
 from tvm_bridge.relay_graph import RelayConstant
 from tvm_bridge.relay_graph import RelayGraph
@@ -31,13 +32,20 @@ from tvm_bridge.relay_ops import Array
 from tvm_bridge.relay_ops import Operands
 from tvm_bridge.relay_ops import TypeRuleError
 from tvm_bridge.relay_ops import evaluate
+from tvm_bridge.relay_ops import impossible
+from tvm_bridge.relay_ops import shown_attributes
 from tvm_bridge.relay_params import decode_tensor
 
 _FIX = "fix it where the model is imported, e.g. shape={'x': (1, 512)}, so that no extent is relay.Any"
 _SMALL = 1024
 _MAX_NESTING = 512
 _MAX_TUPLES = 4
-
+_MAX_STEPS = 2_000_000
+"""Most steps of reading: expressions of every inlined call, and what they have to look through."""
+_MAX_OPERATORS = 200_000
+"""Most operator calls once every function call is inlined."""
+_MAX_FIELDS = 65_536
+"""Most tensors of a tuple, nested ones and those that it shares with itself counted each time."""
 
 Value = Any  # Ref, a tuple of Values, or a _Closure
 
@@ -53,13 +61,16 @@ class _Frame:
     values: dict[int, Value] = field(default_factory=dict)
     pending: set[int] = field(default_factory=set)
 
-    def lookup(self, var: int) -> Value:
+    def lookup(self, var: int) -> tuple[Value, int]:
+        """What a variable is bound to (None if it is not), and how many bodies were looked through."""
         frame: _Frame | None = self
+        looked = 0
         while frame is not None:
+            looked += 1
             if var in frame.bound:
-                return frame.bound[var]
+                return frame.bound[var], looked
             frame = frame.parent
-        return None
+        return None, looked
 
 
 @dataclass(frozen=True)
@@ -89,6 +100,20 @@ class _GraphReader:
         self.nodes: list[RelayNode] = []
         self.known: dict[Ref, Array] = {}
         self.order: dict[str, dict[int, int]] = {}
+        self.steps = 0
+        self.decoded: dict[int, tuple[Array, str]] = {}
+        self.types: dict[int, TensorType | tuple[Any, ...] | None] = {}
+        self.twins: dict[str, int] = {}
+
+    def spend(self, steps: int = 1) -> None:
+        """Count work; a small file can ask for any amount of it."""
+        self.steps += steps
+        if self.steps > _MAX_STEPS or len(self.nodes) > _MAX_OPERATORS:
+            raise UnsupportedError(
+                f"{self.file.source}: has more than {min(self.steps, _MAX_STEPS):,} steps or {_MAX_OPERATORS:,} operators "
+                "once its functions are inlined",
+                "optimize a part of the model",
+            )
 
     # Module and types
 
@@ -102,7 +127,10 @@ class _GraphReader:
         result = self._run(self.file.ref(main, "body"), frame)
         if isinstance(result, _Closure):
             raise UnsupportedError(f"{self.file.source}: main returns a function", "give a model whose main returns tensors")
-        graph = RelayGraph(tuple(self.inputs), tuple(self.constants), tuple(self.nodes), tuple(_flat(result)),
+        outputs = self._flat(main, result)
+        if not all(isinstance(r, Ref) for r in outputs):
+            raise UnsupportedError(f"{self.file.source}: main returns a function", "give a model whose main returns tensors")
+        graph = RelayGraph(tuple(self.inputs), tuple(self.constants), tuple(self.nodes), tuple(outputs),
                            isinstance(result, tuple) and not isinstance(result, Ref), self.file.version)  # fmt: skip
         for ref in graph.outputs:
             if not graph.type_of(ref).static:
@@ -131,8 +159,12 @@ class _GraphReader:
 
     def _input(self, var: int, names: set[str]) -> Ref:
         name = self._var_name(var)
+        twins = self.twins.get(name, 0)
+        self.twins[name] = twins + 1
+        name += "_" * twins
         while name in names:  # Relay tells variables apart by identity, not by name
             name += "_"
+        self.spend(1 + len(name) // 64)
         names.add(name)
         found = self._types(self.file.ref(var, "_checked_type_") or self.file.ref(var, "type_annotation"))
         if not isinstance(found, TensorType):
@@ -154,16 +186,28 @@ class _GraphReader:
 
     def _types(self, i: int, depth: int = 0) -> TensorType | tuple[Any, ...] | None:
         """A type node: a tensor, a tuple, or None where there is none."""
+        if depth == 0 and i in self.types:
+            return self.types[i]
         f, kind = self.file, self.file.kind(i)
+        self.spend()
+        found: TensorType | tuple[Any, ...] | None = None
         if kind == "relay.TensorType":
             dims: list[int | None] = []
             for d in f.items(f.ref(i, "shape")):
                 value = f.value(d)
                 dims.append(value if isinstance(value, int) else None)
-            return TensorType(tuple(dims), f.text_field(i, "dtype"))
-        if kind == "TupleType" and depth < _MAX_TUPLES:
-            return tuple(self._types(t, depth + 1) for t in f.items(f.ref(i, "fields")))
-        return None
+            found = self._checked(i, TensorType(tuple(dims), f.text_field(i, "dtype")))
+        elif kind == "TupleType" and depth < _MAX_TUPLES:
+            found = tuple(self._types(t, depth + 1) for t in f.items(f.ref(i, "fields")))
+        if depth == 0:
+            self.types[i] = found
+        return found
+
+    def _checked(self, i: int, found: TensorType) -> TensorType:
+        """The type, if a tensor can have it."""
+        if why := impossible(found):
+            raise self.file.fail(i, f"has {why}")
+        return found
 
     def _post_order(self, function: int) -> dict[int, int]:
         """Position of every Call expression of a function in its post-order."""
@@ -178,6 +222,7 @@ class _GraphReader:
             if i in seen:
                 continue
             seen.add(i)
+            self.spend()
             if self.file.kind(i) == "relay.Call":
                 stack.append((i, True))
             stack += [(c, False) for c in reversed(self._children(i))]
@@ -219,6 +264,7 @@ class _GraphReader:
             elif need in scope.pending:
                 raise self.file.fail(need, "is an operand of itself")
             else:
+                self.spend()
                 scope.pending.add(need)
                 stack.append((need, scope, self._step(need, scope)))
                 value = None
@@ -234,7 +280,8 @@ class _GraphReader:
             i = f.ref(i, "body")
             kind = f.kind(i)
         if kind == "relay.Var":
-            found = frame.lookup(i)
+            found, looked = frame.lookup(i)
+            self.spend(looked)
             if found is None:
                 raise f.fail(i, f"is the variable {self._var_name(i)!r}, which is not bound")
             return found
@@ -302,7 +349,9 @@ class _GraphReader:
         index = self.file.integer(i, "data")
         if not 0 <= index < len(self.file.blobs):
             raise self.file.fail(i, f"is a constant with data {index} of {len(self.file.blobs)}")
-        value, dtype = decode_tensor(str(self.file.blobs[index]), self.file.source, f"constant {index}")
+        if index not in self.decoded:
+            self.decoded[index] = decode_tensor(self.file.blobs[index], self.file.source, f"constant {index}")
+        value, dtype = self.decoded[index]
         ref = Ref("const", len(self.constants))
         self.constants.append(RelayConstant(value, TensorType(value.shape, dtype)))
         if value.size <= _SMALL:
@@ -311,7 +360,7 @@ class _GraphReader:
 
     def _operator(self, i: int, op: str, args: list[Value], function: str) -> Value:
         f, entry = self.file, TABLE.get(op)
-        flat = [r for a in args for r in _flat(a)]
+        flat = self._flat(i, tuple(args))
         if not all(isinstance(r, Ref) for r in flat):
             raise UnsupportedError(
                 f"{f.source}: {op} (node {i}) takes a function as operand", "higher-order operators are not supported"
@@ -320,12 +369,30 @@ class _GraphReader:
         values = tuple(self.known.get(r) for r in flat)
         operands = Operands(tuple(self._type_of(r) for r in flat), attrs, values)
         types, is_tuple = self._result(i, op, operands)
+        self.spend(len(flat) + len(types))
         node = RelayNode(len(self.nodes), op, tuple(flat), tuple(sorted(attrs.items())), types, self._span(i),
                          (function, self.order.get(function, {}).get(i, -1)))  # fmt: skip
         self.nodes.append(node)
-        self._fold_small(node, values)
+        self._fold_small(node, operands)
         refs = tuple(Ref("node", node.id, k) for k in range(len(types)))
         return refs if is_tuple else refs[0]
+
+    def _flat(self, i: int, value: Value) -> list[Value]:
+        """The leaves of a nested tuple of values."""
+        found: list[Value] = []
+        stack = [value]
+        visited = 0
+        while stack:
+            item = stack.pop()
+            visited += 1
+            if visited > _MAX_FIELDS:
+                raise self.file.fail(i, f"takes or gives tuples of more than {_MAX_FIELDS} tensors")
+            if isinstance(item, tuple) and not isinstance(item, Ref):
+                stack.extend(reversed(item))
+            else:
+                found.append(item)
+        self.spend(visited)
+        return found
 
     def _type_of(self, ref: Ref) -> TensorType:
         if ref.kind == "node":
@@ -351,12 +418,15 @@ class _GraphReader:
             raise ModelFileError(
                 f"{where}: {error}", _FIX if "model runs" in str(error) else "the model is not well typed"
             ) from None
-        except (KeyError, IndexError, TypeError, ValueError) as error:
-            given = ", ".join(map(str, operands.types))
+        except BAD_VALUE as error:
+            given = ", ".join(map(str, operands.types[:4]))
             raise ModelFileError(
-                f"{where}: its attributes {dict(operands.attrs)} do not fit the operands {given} ({error})",
+                f"{where}: its attributes {shown_attributes(operands.attrs)} do not fit the operands {given} ({error})",
                 "the model is not well typed, or of an unknown version",
             ) from None
+        for t in types if isinstance(types, tuple) else (types,):
+            if why := impossible(t):
+                raise ModelFileError(f"{where}: gives {why}", "the model is not well typed")
         return (types, True) if isinstance(types, tuple) else ((types,), False)
 
     def _span(self, i: int) -> str:
@@ -369,26 +439,24 @@ class _GraphReader:
         name = self.file.ref(span, "source_name") if span else 0
         return self.file.text(name) or self.file.text_field(name, "name") if name else ""
 
-    def _fold_small(self, node: RelayNode, values: tuple[Array | None, ...]) -> None:
+    def _fold_small(self, node: RelayNode, operands: Operands) -> None:
         """Values of small constant results: shapes and index ranges that later types depend on."""
-        if any(t.shape and int(np.prod(t.dims)) > _SMALL for t in node.types):
+        if any(t.shape and math.prod(t.dims) > _SMALL for t in node.types):
             return
-        if node.op == "shape_of":
-            self.known[Ref("node", node.id)] = np.asarray(self._type_of(node.args[0]).dims, node.types[0].dtype)
+        if node.op == "shape_of" and node.args:
+            dims = self._type_of(node.args[0]).dims
+            if node.types[0].dtype in ("int32", "int64", "uint32", "uint64"):
+                self.known[Ref("node", node.id)] = np.asarray(dims, np.int64).astype(node.types[0].dtype)
             return
-        present = [v for v in values if v is not None]
-        if len(present) < len(values) or node.op not in TABLE:
+        present = [v for v in operands.values if v is not None]
+        if len(present) < len(operands.values) or node.op not in TABLE:
             return
         try:
+            given = TABLE[node.op].rule(operands)  # the file's type may be wrong, and the value then of any size
+            if [t.shape for t in (given if isinstance(given, tuple) else (given,))] != [t.shape for t in node.types]:
+                return
             results = evaluate(node.op, present, node.attr, node.types)
-        except (UnsupportedError, ValueError, IndexError, TypeError, KeyError):
+        except (UnsupportedError, TypeRuleError, MemoryError, *BAD_VALUE):
             return  # no value: if the call is ill typed, its conversion says so
         for k, value in enumerate(results):
             self.known[Ref("node", node.id, k)] = value
-
-
-def _flat(value: Value) -> Iterable[Any]:
-    """The leaves of a nested tuple of values."""
-    if isinstance(value, tuple) and not isinstance(value, Ref):
-        return [leaf for v in value for leaf in _flat(v)]
-    return [value]

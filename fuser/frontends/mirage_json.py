@@ -20,6 +20,7 @@ from typing import Any
 
 from fuser.errors import ModelFileError
 from fuser.errors import UnsupportedError
+from fuser.files import BAD_VALUE
 from fuser.ir.mugraph import AXIS
 from fuser.ir.mugraph import Access
 from fuser.ir.mugraph import Axis
@@ -29,7 +30,9 @@ from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.mugraph import Stmt
 from fuser.ir.mugraph import ordered
+from fuser.ir.program import MAX_RANK
 from fuser.ir.program import Tensor
+from fuser.ir.reading import integer
 from fuser.ir.scalar import Extent
 from fuser.ir.scalar import Scalar
 
@@ -52,16 +55,21 @@ def mirage_graphs(
     graphs = data if isinstance(data[0], list) else [data]
     try:
         return tuple(_Graph(ops, inputs, outputs).read(f"{name}_{i}") for i, ops in enumerate(graphs))
-    except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise ModelFileError(f"the µGraph file lacks or misstates something: {error!r}") from error
+    except (*BAD_VALUE, RecursionError) as error:
+        raise ModelFileError(f"the µGraph file lacks or misstates something: {type(error).__name__}: {error}") from error
+
+
+def _count(value: Any, what: str) -> int:
+    """A positive whole number."""
+    return integer(value, what, 1)
 
 
 def _shape(tensor: Mapping[str, Any]) -> tuple[int, ...]:
-    return tuple(int(n) for n in tensor["dim"][: tensor["num_dims"]])
+    return tuple(_count(n, "a dimension") for n in tensor["dim"][: integer(tensor["num_dims"], "num_dims", 0, MAX_RANK)])
 
 
 def _dtype(tensor: Mapping[str, Any]) -> str:
-    code = tensor.get("data_type", 941)
+    code = integer(tensor.get("data_type", 941), "data_type")
     if code not in _DTYPES:
         raise UnsupportedError(f"data type {code} of a µGraph file is unknown", f"known are {_DTYPES}")
     return _DTYPES[code]
@@ -190,8 +198,8 @@ class _Block:
 
     def __init__(self, graph: _Graph, data: Mapping[str, Any], outputs: Sequence[Mapping[str, Any]]) -> None:
         self.graph, self.data, self.outputs = graph, data, iter(outputs)
-        self.grid = {d: _Part(int(data["grid_dim"][d]), f"g{d}") for d in "xyz"}
-        self.loop = _Part(int(data["forloop_range"]), "l")
+        self.grid = {d: _Part(_count(data["grid_dim"][d], "a grid dimension"), f"g{d}") for d in "xyz"}
+        self.loop = _Part(_count(data["forloop_range"], "the range of the loop"), "l")
         self.values: dict[int, _Value] = {}
         self.steps: list[_Step] = []
 
@@ -298,7 +306,7 @@ class _Block:
         over = list(x.dims[dim])
         if keep:
             size = math.prod(p.extent for p in _leaves(over))
-            inner = _Part(int(self.data["reduction_dimx"]))
+            inner = _Part(_count(self.data["reduction_dimx"], "reduction_dimx"))
             outer = _Part(size // inner.extent)
             _tie([outer, inner], over)
             kept, over = [inner], [outer]

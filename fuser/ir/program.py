@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 
 from fuser.errors import ProgramError
+from fuser.files import shown
+from fuser.ir import reading
 from fuser.ir.ops import OPS
 from fuser.ir.ops import Array
 from fuser.ir.ops import op as op_def
@@ -28,6 +30,11 @@ DTYPE_BYTES: dict[str, int] = {
     "uint8": 1, "uint16": 2, "uint32": 4, "uint64": 8,
 }  # fmt: skip
 """Bytes of one element of each supported dtype."""
+
+MAX_RANK = 32
+"""Most dimensions of a tensor; numpy has no more before 2.0."""
+MAX_ELEMENTS = 2**62
+"""Most elements of a tensor: offsets in it stay 64-bit numbers."""
 
 FLOAT_DTYPES = ("float16", "bfloat16", "float32", "float64")
 
@@ -52,6 +59,11 @@ class Tensor:
                     f"tensor {self.name!r} has shape {self.shape}: every extent must be a known positive integer",
                     "fix dynamic dimensions to the sizes that you deploy before optimizing",
                 )
+        if len(self.shape) > MAX_RANK or math.prod(self.shape) > MAX_ELEMENTS:
+            raise ProgramError(
+                f"tensor {self.name!r} has {len(self.shape)} dimensions and {shown(math.prod(self.shape))} elements",
+                f"at most {MAX_RANK} dimensions and 2^62 elements are supported",
+            )
 
     @property
     def elements(self) -> int:
@@ -179,21 +191,33 @@ class TensorProgram:
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> TensorProgram:
-        def value(v: Any) -> Any:
-            if isinstance(v, dict):
-                return Scalar.from_json(v["scalar"])
-            return tuple(v) if isinstance(v, list) else v
+        """Read what :meth:`to_json` wrote. Raises :class:`ProgramError` that names what is missing or wrong."""
+        read, what = reading, "the tensor program"
 
-        return TensorProgram(
-            data["name"],
-            tuple(data["inputs"]),
-            tuple(
-                Node(n["op"], tuple(n["inputs"]), n["output"], tuple(sorted((k, value(v)) for k, v in n["attrs"].items())))
-                for n in data["nodes"]
-            ),
-            tuple(data["outputs"]),
-            tuple(Tensor(t["name"], tuple(t["shape"]), t["dtype"]) for t in data["tensors"]),
-        ).validate()
+        def node(entry: Any) -> Node:
+            n = read.table(entry, "a node")
+            output = read.text(read.get(n, "output", "a node"), "the output of a node")
+            where = f"the node of {shown(output)}"
+            op = read.operator(read.get(n, "op", where), where)
+            attrs = read.attributes(n.get("attrs", {}), where, op)
+            return Node(op, read.names(read.get(n, "inputs", where), where), output, attrs)
+
+        with read.reading(what):
+            data = read.table(data, what)
+            tensors = read_tensors(read.get(data, "tensors", what), what)
+            program = TensorProgram(
+                read.text(read.get(data, "name", what), f"the name of {what}"),
+                read.names(read.get(data, "inputs", what), f"the inputs of {what}"),
+                tuple(map(node, read.items(read.get(data, "nodes", what), f"the nodes of {what}"))),
+                read.names(read.get(data, "outputs", what), f"the outputs of {what}"),
+                tensors,
+            )
+            declared = {*program.inputs, *(n.output for n in program.nodes), *program.outputs}
+            if missing := sorted(declared - {t.name for t in tensors}):
+                raise ProgramError(f"{what} lacks the tensor {shown(missing[0])}", "give every tensor its shape and dtype")
+            if len(set(program.inputs)) < len(program.inputs) or not program.outputs:
+                raise ProgramError(f"{what} has an input twice, or no output")
+            return program.validate()
 
     def stable_hash(self) -> str:
         """SHA-256 of the canonical JSON, without the program's name."""
@@ -205,6 +229,18 @@ class TensorProgram:
         lines = [f"program {self.name}({', '.join(str(self[n]) for n in self.inputs)})"]
         lines += [f"  {n}  # {list(self[n.output].shape)} {self[n.output].dtype}" for n in self.nodes]
         return "\n".join([*lines, f"  return {', '.join(self.outputs)}"])
+
+
+def read_tensors(data: Any, what: str) -> tuple[Tensor, ...]:
+    """Tensors from JSON: name, shape and dtype, each of its type."""
+
+    def tensor(entry: Any) -> Tensor:
+        t = reading.table(entry, f"a tensor of {what}")
+        name = reading.text(reading.get(t, "name", f"a tensor of {what}"), f"the name of a tensor of {what}")
+        shape = reading.integers(reading.get(t, "shape", f"tensor {shown(name)}"), f"the shape of {shown(name)}", 1)
+        return Tensor(name, shape, reading.text(reading.get(t, "dtype", f"tensor {shown(name)}"), f"the dtype of {shown(name)}"))
+
+    return tuple(map(tensor, reading.items(data, f"the tensors of {what}")))
 
 
 def weight_factors(program: TensorProgram) -> dict[str, float]:

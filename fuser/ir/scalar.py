@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from fuser.files import shown
+
 
 @dataclass(frozen=True, order=True)
 class Extent:
@@ -22,6 +24,9 @@ class Extent:
 
 
 Base = int | Extent
+
+_LARGEST = 2**1100
+"""Numerators and denominators of every float, and of products of a few."""
 
 
 def _key(item: tuple[Base, Fraction]) -> tuple[int, str]:
@@ -103,7 +108,27 @@ class Scalar:
 
     @staticmethod
     def from_json(data: Any) -> Scalar:
-        def base(b: Any) -> Base:
-            return Extent(str(b[0]), int(b[1])) if isinstance(b, list) else int(b)
+        """What :meth:`to_json` wrote. Raises ValueError (or KeyError, TypeError) for anything else."""
 
-        return Scalar(Fraction(*data["coeff"]), tuple((base(b), Fraction(*e)) for b, e in data["powers"]))
+        def whole(value: Any, most: int) -> int:
+            if isinstance(value, bool) or not isinstance(value, int) or abs(value) > most:
+                raise ValueError(f"{shown(value)} cannot be part of a constant")
+            return value
+
+        def fraction(pair: Any, most: int) -> Fraction:
+            top, bottom = pair
+            return Fraction(whole(top, most), whole(bottom, most))
+
+        def base(b: Any) -> Base:
+            if isinstance(b, list):
+                tensor, dim = b
+                if not isinstance(tensor, str):
+                    raise ValueError(f"{shown(tensor)} is no name")
+                return Extent(tensor, whole(dim, 64))
+            if whole(b, 2**62) < 1:
+                raise ValueError(f"the base {b} of a constant is not positive")
+            return b
+
+        if len(data["powers"]) > 64:
+            raise ValueError(f"a constant of {len(data['powers'])} powers")
+        return Scalar(fraction(data["coeff"], _LARGEST), tuple((base(b), fraction(e, 64)) for b, e in data["powers"]))

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from fuser.errors import UsageError
+from fuser.ir import reading
 from fuser.ir.mugraph import FREE
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.tiling import TilingExpr
@@ -59,14 +60,29 @@ class KernelSchedule:
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> KernelSchedule:
-        return KernelSchedule(
-            tuple(sorted((k, int(v)) for k, v in data["tiles"].items())),
-            TilingExpr.parse(data["order"], tuple(data["tiles"])),
-            tuple(sorted((k, int(v)) for k, v in data["splits"].items())),
-            int(data["num_warps"]),
-            int(data["num_stages"]),
-            tuple(sorted(data["knobs"].items())),
-        )
+        """Read what :meth:`to_json` wrote. Raises :class:`ProgramError` that names what is missing or wrong."""
+        what = "a schedule"
+        with reading.reading(what):
+            data = reading.table(data, what)
+
+            def counts(key: str) -> dict[str, int]:
+                where = f"{key} of {what}"
+                found = reading.table(reading.get(data, key, what), where)
+                return {reading.text(k, where): reading.integer(v, f"{where} of {k}") for k, v in found.items()}
+
+            tiles, splits = counts("tiles"), counts("splits")
+            knobs = reading.table(reading.get(data, "knobs", what), f"knobs of {what}")
+            for key, value in knobs.items():
+                if not isinstance(value, str | int | float):
+                    raise reading.wrong(f"the knob {key}", value, "a value")
+            return KernelSchedule(
+                tuple(sorted(tiles.items())),
+                TilingExpr.parse(reading.text(reading.get(data, "order", what), f"the order of {what}"), tuple(tiles)),
+                tuple(sorted(splits.items())),
+                reading.integer(reading.get(data, "num_warps", what), f"num_warps of {what}", 1),
+                reading.integer(reading.get(data, "num_stages", what), f"num_stages of {what}"),
+                tuple(sorted(knobs.items())),
+            )
 
     def __str__(self) -> str:
         tiles = " ".join(f"{k}={v}" for k, v in self.tiles)
@@ -86,7 +102,7 @@ class Schedule:
 
     @staticmethod
     def from_json(data: Any) -> Schedule:
-        return Schedule(tuple(KernelSchedule.from_json(k) for k in data))
+        return Schedule(tuple(KernelSchedule.from_json(k) for k in reading.items(data, "a schedule")))
 
     def stable_hash(self) -> str:
         return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True, separators=(",", ":")).encode()).hexdigest()

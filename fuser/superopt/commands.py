@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json as json_module
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 from typing import Any
@@ -12,9 +14,15 @@ import typer
 from fuser.console import note
 from fuser.console import print_json
 from fuser.console import print_table
+from fuser.console import print_text
 from fuser.errors import ModelFileError
 from fuser.errors import NoValidKernelError
+from fuser.errors import ProgramError
+from fuser.errors import UnsupportedError
 from fuser.errors import UsageError
+from fuser.files import file_stem
+from fuser.files import read_json
+from fuser.files import shown
 from fuser.frontends.mirage_json import mirage_graphs
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram
@@ -24,6 +32,8 @@ from fuser.ir.text import describe
 from fuser.ir.text import dot
 from fuser.ir.text import mermaid
 from fuser.ir.text import svg
+from fuser.outputs import make_folder
+from fuser.outputs import write_file
 from fuser.superopt.generate import Limits
 from fuser.superopt.search import Found
 from fuser.superopt.search import Result
@@ -52,6 +62,8 @@ def superoptimize(
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Search for µGraphs that compute the same as a program, verified; tile sizes are left to the schedule search."""
+    if save:
+        make_folder(save)
     limits = Limits(kernels=max_kernels, block_ops=max_block_ops, budget=budget)
     documents: list[dict[str, Any]] = []
     found = 0
@@ -122,15 +134,9 @@ def _print(result: Result) -> None:
 
 
 def _save(directory: Path, result: Result) -> None:
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        for i, f in enumerate(result.structures):
-            name = f"{result.program.name.replace('/', '_').replace(':', '_')}.{i}.json"
-            (directory / name).write_text(json_module.dumps(graph_to_json(f.graph), indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise UsageError(
-            f"cannot write to {directory}: {error.strerror}", "--save takes a directory that can be written"
-        ) from error
+    stem = file_stem(result.program.name.replace("/", "_").replace(":", "_"))
+    for i, f in enumerate(result.structures):
+        write_file(directory / f"{stem}.{i}.json", json_module.dumps(graph_to_json(f.graph), indent=1) + "\n")
 
 
 def show(
@@ -146,7 +152,7 @@ def show(
     forms = {"text": describe, "threads": _threads, "mermaid": mermaid, "dot": dot, "svg": svg}
     if form not in forms:
         raise UsageError(f"a µGraph cannot be shown as {form!r}", f"use one of {', '.join(forms)}")
-    print(forms[form](found))
+    print_text(forms[form](found))
 
 
 def _threads(graph: KernelGraph) -> str:
@@ -167,18 +173,15 @@ def verify(
     if json:
         print_json(verdict_document(verdict))
     else:
-        print(verdict)
+        print_text(str(verdict))
     return 0 if isinstance(verdict, Verified) else 5
 
 
 def programs(name: str) -> list[TensorProgram]:
     """The programs that an argument names: workloads by name or glob, or one as a JSON file."""
     if name.endswith(".json"):
-        data = _read(name)
-        try:
-            return [TensorProgram.from_json(data)]
-        except (KeyError, TypeError, ValueError) as error:
-            raise ModelFileError(f"{name} is not a tensor program: {error!r}", "write it with TensorProgram.to_json") from error
+        with _file(name):
+            return [TensorProgram.from_json(read_json(name))]
     return [workload(n) for n in match((name,))]
 
 
@@ -188,19 +191,23 @@ def read_graph(path: str, program: TensorProgram | None = None) -> KernelGraph:
     Its tensors have no names there, and get those of ``program`` in order.
     """
     path, _, number = path.partition("#")
-    data = _read(path)
+    data = read_json(path)
     if not isinstance(data, list):
-        return graph_from_json(data)
-    graphs = mirage_graphs(data, program.inputs if program else (), program.outputs if program else ())
-    if number and not (number.isascii() and number.isdigit() and int(number) < len(graphs)):
-        raise UsageError(f"{path} has no µGraph {number!r}", f"it has {len(graphs)}, from 0 on")
+        with _file(path):
+            return graph_from_json(data)
+    with _file(path):
+        graphs = mirage_graphs(data, program.inputs if program else (), program.outputs if program else ())
+    if number and not (number.isascii() and number.isdigit() and len(number) < 10 and int(number) < len(graphs)):
+        raise UsageError(f"{path} has no µGraph {shown(number)}", f"it has {len(graphs)}, from 0 on")
     return graphs[int(number or 0)]
 
 
-def _read(path: str) -> Any:
+@contextmanager
+def _file(path: str) -> Iterator[None]:
+    """Errors of what a file says, as errors of the file."""
     try:
-        return json_module.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ModelFileError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise ModelFileError(f"{path} is not JSON: {error}") from error
+        yield
+    except (ProgramError, ModelFileError) as error:
+        raise ModelFileError(f"{path}: {error.message}", error.hint) from error
+    except UnsupportedError as error:
+        raise UnsupportedError(f"{path}: {error.message}", error.hint) from error
