@@ -22,12 +22,14 @@ from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram
 
 
-def resize(program: TensorProgram, sizes: Mapping[str, int], axes: AxisMap | None = None) -> TensorProgram:
+def resize(
+    program: TensorProgram, sizes: Mapping[str, int], axes: AxisMap | None = None, offsets: Mapping[str, int] | None = None
+) -> TensorProgram:
     """The expanded program with the extents ``sizes`` for axes of ``axes_of(expand(program))``; the others keep theirs.
 
-    A dimension of extent 1 stays one. Constants tied to extents follow by themselves; a causal mask keeps its anchor
-    (see :func:`shifted_offset`). Raises :class:`UnsupportedError` where an operator has no axis rule, :class:`UsageError` for
-    unknown axes.
+    A dimension of extent 1 stays one. Constants tied to extents follow by themselves; a causal mask has the offset that
+    ``offsets`` gives its result, else it keeps its anchor (see :func:`shifted_offset`). Raises :class:`UnsupportedError` where an
+    operator has no axis rule, :class:`UsageError` for unknown axes.
     """
     program = expand(program)
     axes = axes or axes_of(program)
@@ -44,7 +46,7 @@ def resize(program: TensorProgram, sizes: Mapping[str, int], axes: AxisMap | Non
             )
     return replace(
         program,
-        nodes=tuple(_node(n, program, axes, extents) for n in program.nodes),
+        nodes=tuple(_node(n, program, axes, extents, offsets or {}) for n in program.nodes),
         tensors=tuple(replace(t, shape=shapes.get(t.name, t.shape)) for t in program.tensors),
     ).validate()
 
@@ -53,7 +55,7 @@ def _shape(dims: Dims, extents: Mapping[str, int]) -> tuple[int, ...]:
     return tuple(math.prod(extents[a] for a in d) for d in dims)
 
 
-def _node(node: Node, program: TensorProgram, axes: AxisMap, extents: Mapping[str, int]) -> Node:
+def _node(node: Node, program: TensorProgram, axes: AxisMap, extents: Mapping[str, int], offsets: Mapping[str, int]) -> Node:
     attrs: dict[str, Any] = dict(node.attrs)
     dims = axes.values[node.output]
     if "shape" in attrs:
@@ -62,7 +64,8 @@ def _node(node: Node, program: TensorProgram, axes: AxisMap, extents: Mapping[st
         rows, columns = program[node.output].shape[-2:]
         new_rows, new_columns = _shape(dims, extents)[-2:]
         anchor = mask_anchor(attrs.get("offset", 0), rows, columns)
-        attrs["offset"] = shifted_offset(attrs.get("offset", 0), anchor, rows, columns, new_rows, new_columns)
+        moved = shifted_offset(attrs.get("offset", 0), anchor, rows, columns, new_rows, new_columns)
+        attrs["offset"] = offsets.get(node.output, moved)
     return replace(node, attrs=tuple(sorted(attrs.items())))
 
 

@@ -1,4 +1,4 @@
-"""Schedules that test a µGraph of reduced sizes: grids of two tiles, loops of three trips, splits of three parts."""
+"""Schedules that test a µGraph of reduced sizes: grids of two tiles, loops of three trips, splits of three parts or more."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fuser.ir.schedule import Schedule
 from fuser.ir.tiling import TilingExpr
 
 PARTS = 3
-"""Parts of a split reduction: the kernel that adds them loops over them, and loops have three trips."""
+"""Least parts of a split reduction: the kernel that adds them loops over them, and loops have three trips."""
 
 NESTED = 6
 """Most loops of a test: each loop inside of another makes three times as many trips."""
@@ -50,9 +50,9 @@ def _loops(block: BlockGraph) -> list[str]:
     return loops if len(loops) <= NESTED else list(dict.fromkeys((*loops[:KEPT], *split)))
 
 
-def checking_tile(extent: int, role: str) -> int:
-    """The tile of an axis for three trips through its loop, in each part if it is split, or for two blocks."""
-    return max(1, math.ceil(extent / {"split": 3 * PARTS, "loop": 3, "grid": 2}[role]))
+def checking_tile(extent: int, role: str, parts: int = PARTS) -> int:
+    """The tile of an axis for three trips through its loop, in each of ``parts`` if it is split, or for two blocks."""
+    return max(1, math.ceil(extent / {"split": 3 * parts, "loop": 3, "grid": 2}[role]))
 
 
 def _splits(block: BlockGraph) -> tuple[tuple[str, int], ...]:
@@ -64,7 +64,7 @@ def _tiled(block: BlockGraph, loops: tuple[str, ...]) -> KernelSchedule:
     tiles: dict[str, int] = {}
     for axis, extent in block.extents.items():
         if axis in parts:
-            tiles[axis] = checking_tile(extent, "split")
+            tiles[axis] = checking_tile(extent, "split", block.extents[parts[axis]])
         elif axis in loops:
             tiles[axis] = checking_tile(extent, "loop")
         elif axis in block.spatial and axis not in block.reduced:
@@ -78,7 +78,7 @@ def _like(small: BlockGraph, big: BlockGraph, schedule: KernelSchedule) -> Kerne
     for axis, extent in small.extents.items():
         full = big.extents[axis]
         if axis in parts:
-            tiles[axis] = checking_tile(extent, "split")
+            tiles[axis] = checking_tile(extent, "split", small.extents[parts[axis]])
         elif schedule.tile.get(axis, full) < full:
             tiles[axis] = checking_tile(extent, "loop" if axis in schedule.order.axes else "grid")
     return KernelSchedule(tuple(sorted(tiles.items())), schedule.order, _splits(small), knobs=schedule.knobs)

@@ -18,6 +18,7 @@ from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import Stmt
 from fuser.ir.mugraph import ordered
 from fuser.ir.ops import Array
+from fuser.superopt.draw import draw_sizes
 from fuser.superopt.field_algebra import FieldAlgebra
 from fuser.superopt.fields import Field
 from fuser.superopt.fields import Value
@@ -83,7 +84,7 @@ def measured_degrees(
         raise UsageError(f"{exponential!r} has no axes {sorted(unknown)}", f"it has {', '.join(axes)}")
     tied = structure(graph)
     for _ in range(_DRAWS):
-        small = tied.at(tied.sizes(rng))
+        small = tied.at(draw_sizes(tied, rng, tied.masks))
         field = Field(rng)
         try:
             return _measure(tied, small, field, rng, kernel, exponential, over, per_part)

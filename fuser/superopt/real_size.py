@@ -2,8 +2,8 @@
 
 Axes that nothing sums over only index output elements: they are cut to two tiles (a block and its neighbour), and everything
 else keeps its real extent, its tile sizes, its loops and its splits. So each tested block does all of the work that it does at
-the real size; other blocks differ from it only by which slices of the inputs they read, and inputs are random. A causal mask
-keeps the corner that it is tied to. Where that is still too large, summed axes are cut as well, to a few tiles, and named.
+the real size; other blocks differ from it only by which slices of the inputs they read, and inputs are random. A causal mask is
+that of the elements that are tested. Where that is still too large, summed axes are cut as well, to a few tiles, and named.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from fuser.superopt.fields import Field
 from fuser.superopt.fields import ZeroDenominatorError
 from fuser.superopt.fields import evaluate_program
 from fuser.superopt.fields import random_inputs
+from fuser.superopt.masks import block_offsets
 from fuser.superopt.reduced import PROGRAM
 from fuser.superopt.reduced import Reduction
 from fuser.superopt.reduced import reduction
@@ -62,7 +63,7 @@ def verify_blocks(
     rng = rng or np.random.default_rng(0)
     tied = reduction(program, graph)
     sizes = _sizes(tied, schedule, most)
-    case = tied.at(sizes)
+    case = tied.at(sizes, block_offsets(tied.masks, tied.structure.real, sizes))
     full = tied.axes.extents
     real = tuple((a, n) for a, n in case.sizes if n == full[a])
     cut = tuple((a, n) for a, n in case.sizes if n != full[a])

@@ -1,9 +1,10 @@
 """Sizes at which a µGraph and its program are compared, and the schedules of those tests.
 
 Program and µGraph have axes of their own. Their device tensors tie them: a dimension is a row-major product of axes on both
-sides, and where one side is finer, the finer axes are the atoms. A test draws an extent for each atom, pairwise different, and
-the checking schedule follows from the structure: every axis of the grid has at least two tiles, every loop at least three, split
-reductions three parts, and loops are ragged.
+sides, and where one side is finer, the finer axes are the atoms. A test draws an extent for each atom, pairwise different and
+another one in the next round, so that no constant fits by chance; causal masks keep what tells them apart (:mod:`.masks`). The
+checking schedule follows from the structure: every axis of the grid has at least two tiles, every loop at least three, split
+reductions three parts or more, and loops are ragged.
 """
 
 from __future__ import annotations
@@ -29,28 +30,22 @@ from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import Kernel
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
+from fuser.ir.mugraph import Stmt
 from fuser.ir.ops import op as op_def
 from fuser.ir.program import Node
 from fuser.ir.program import Tensor
 from fuser.ir.program import TensorProgram
 from fuser.ir.program import infer_shape
-from fuser.ir.resize import mask_anchor
 from fuser.ir.resize import resize
-from fuser.ir.resize import shifted_offset
 from fuser.ir.windows import detach
 from fuser.ir.windows import windowed
-from fuser.superopt.checking import PARTS
-from fuser.superopt.checking import checking_tile
+from fuser.superopt.draw import draw_sizes
+from fuser.superopt.masks import Mask
+from fuser.superopt.masks import Offsets
+from fuser.superopt.masks import reduced_offsets
 
 PROGRAM = ""
 Name = tuple[str, str]  # (kernel, axis); the program's axes have the kernel PROGRAM
-_LEAST = {"split": 17, "loop": 5, "grid": 3}
-_ROWS = 5
-"""Least extent of a kept axis where accumulators are rescaled: an error shows only in rows whose maximum grows after the first
-trip.
-"""
-_MASKED = 11
-"""Least rows and columns of a causal mask."""
 
 
 class MismatchError(ProgramError):
@@ -120,7 +115,7 @@ class Structure:
     @cached_property
     def roles(self) -> tuple[str, ...]:
         """The most demanding role of each atom: ``split``, ``loop`` (reduced somewhere) or ``grid``."""
-        order = list(_LEAST)
+        order = ["split", "loop", "grid"]
         found = ["grid"] * len(self.real)
         for block in self.graph.blocks:
             counts = {g for _, g in block.splits}
@@ -131,56 +126,64 @@ class Structure:
         return tuple(found)
 
     @cached_property
-    def masks(self) -> tuple[tuple[Name, Name], ...]:
-        """Axes (rows, columns) of causal masks."""
-        indexed = [(b.name, s) for b in self.graph.blocks for s in b.computes if op_def(s.op).indexed]
-        return tuple(((k, s.attr["rows"]), (k, s.attr["cols"])) for k, s in indexed)
+    def masks(self) -> tuple[Mask, ...]:
+        """Its causal masks, those of library kernels too."""
+        found = [self.mask(b.name, s) for b in self.graph.blocks for s in b.computes if op_def(s.op).indexed]
+        for name, (program, axes) in self.library.items():
+            found += [self.program_mask(name, n, axes) for n in program.nodes if op_def(n.op).indexed]
+        return tuple(dict.fromkeys(found))
 
-    def sizes(self, rng: np.random.Generator, masks: Sequence[tuple[Name, Name]] = ()) -> list[int]:
-        """A random extent for each atom: small, pairwise different (parts of splits apart), loops ragged.
+    def mask(self, kernel: str, stmt: Stmt) -> Mask:
+        rows, columns = (self.atoms.get((kernel, stmt.attr[a]), ()) for a in ("rows", "cols"))
+        return Mask(rows, columns, stmt.attr.get("offset", 0))
 
-        The rows and columns of a causal mask (those of ``masks`` besides) are about as many, so that some row sees each part.
-        """
-        sizes = [0] * len(self.real)
-        used: set[int] = set()
-        least = _ROWS if any(s.rescale for b in self.graph.blocks for s in b.computes) else 1
-        seen = dict.fromkeys(range(len(self.real)), least)
-        for pair in (*self.masks, *masks):
-            atoms = [i for axis in pair for i in self.atoms.get(axis, ())]
-            most = max((_LEAST[self.roles[i]] for i in atoms), default=1)
-            seen |= {i: max(seen[i], most, _MASKED) for i in atoms}
-        for i in rng.permutation(len(self.real)):
-            if self.real[i] == FREE:
-                sizes[i] = PARTS
-                continue
-            e = max(_LEAST[self.roles[i]], seen[i]) + int(rng.integers(0, 2))
-            while e in used or (self.roles[i] != "grid" and e % checking_tile(e, self.roles[i]) == 0):
-                e += 1
-            used.add(e)
-            sizes[i] = e
-        return sizes
+    def program_mask(self, kernel: str, node: Node, axes: AxisMap) -> Mask:
+        rows, columns = (tuple(i for a in d for i in self.atoms[kernel, a]) for d in axes.values[node.output][-2:])
+        return Mask(rows, columns, node.attr.get("offset", 0))
+
+    @cached_property
+    def parts(self) -> dict[int, tuple[int, ...]]:
+        """Of each atom that is summed over in parts: the atoms that count them."""
+        found: dict[int, set[int]] = {}
+        for block in self.graph.blocks:
+            for axis, count in block.splits:
+                for i in self.atoms[block.name, axis]:
+                    found.setdefault(i, set()).update(self.atoms[block.name, count])
+        return {i: tuple(sorted(x)) for i, x in found.items()}
 
     def extents(self, sizes: Sequence[int]) -> dict[Name, int]:
         """Extent of every axis for extents of the atoms."""
         return {name: math.prod(sizes[i] for i in leaves) for name, leaves in self.atoms.items()}
 
-    def at(self, sizes: Sequence[int], anchor: str = "start") -> KernelGraph:
-        """The µGraph with these extents of the atoms; causal masks stay tied to the corner ``anchor``."""
+    def at(self, sizes: Sequence[int], offsets: Offsets | None = None) -> KernelGraph:
+        """The µGraph with these extents of the atoms and ``offsets`` of its causal masks."""
         extents = self.extents(sizes)
+        offsets = reduced_offsets(self.masks, self.real, sizes) if offsets is None else offsets
         shapes: dict[str, tuple[int, ...]] = {}
         kernels: list[Kernel] = []
         for k in self.graph.kernels:
             if isinstance(k, LibraryKernel):
                 program, axes = self.library[k.name]
-                small = resize(program, {a: extents[k.name, a] for a in axes.extents}, axes)
+                own = {n.output: self.program_mask(k.name, n, axes) for n in program.nodes if op_def(n.op).indexed}
+                small = resize(
+                    program, {a: extents[k.name, a] for a in axes.extents}, axes, {n: offsets[m] for n, m in own.items()}
+                )
                 kernels.append(replace(k, attrs=small.nodes[-1].attrs) if len(small.nodes) == 1 else k)
                 shapes |= {t.name: t.shape for t in small.tensors}
                 continue
-            block = _masks(k, k.with_extents({a: extents[k.name, a] for a in k.extents}), anchor)
+            block = self._masked(k.with_extents({a: extents[k.name, a] for a in k.extents}), offsets)
             kernels.append(block)
             shapes |= {s.access.tensor: s.access.shape(block.extents) for s in block.stmts if s.access}
         tensors = tuple(replace(t, shape=shapes.get(t.name, t.shape)) for t in self.graph.tensors)
         return replace(self.graph, kernels=tuple(kernels), tensors=tensors)
+
+    def _masked(self, block: BlockGraph, offsets: Offsets) -> BlockGraph:
+        def placed(s: Stmt) -> Stmt:
+            if s.kind != "compute" or not op_def(s.op).indexed:
+                return s
+            return replace(s, attrs=tuple(sorted({**s.attr, "offset": offsets[self.mask(block.name, s)]}.items())))
+
+        return replace(block, stmts=tuple(placed(s) for s in block.stmts))
 
 
 @dataclass(frozen=True)
@@ -191,48 +194,37 @@ class Reduction:
     axes: AxisMap
     structure: Structure
 
-    def draw(self, rng: np.random.Generator) -> Case:
-        return self.at(self.structure.sizes(rng, self.masks))
+    def draw(self, rng: np.random.Generator, turn: int = 0) -> Case:
+        """Random small sizes; of two turns in a row every extent differs."""
+        sizes = draw_sizes(self.structure, rng, self.masks, turn)
+        return self.at(sizes, reduced_offsets(self.masks, self.structure.real, sizes, rng))
 
     @cached_property
-    def masks(self) -> tuple[tuple[Name, Name], ...]:
-        """Axes (rows, columns) of the program's causal masks."""
-        indexed = [self.axes.values[n.output][-2:] for n in self.program.nodes if op_def(n.op).indexed]
-        return tuple(((PROGRAM, rows[-1]), (PROGRAM, cols[-1])) for rows, cols in indexed if rows and cols)
+    def masks(self) -> tuple[Mask, ...]:
+        """The causal masks of program and µGraph."""
+        return tuple(dict.fromkeys((*self.program_masks.values(), *self.structure.masks)))
 
-    def at(self, sizes: Sequence[int]) -> Case:
-        """Program and µGraph with these extents of the atoms."""
+    @cached_property
+    def program_masks(self) -> dict[str, Mask]:
+        nodes = [n for n in self.program.nodes if op_def(n.op).indexed]
+        return {n.output: self.structure.program_mask(PROGRAM, n, self.axes) for n in nodes}
+
+    def at(self, sizes: Sequence[int], offsets: Offsets | None = None) -> Case:
+        """Program and µGraph with these extents of the atoms, and ``offsets`` of their causal masks."""
+        offsets = reduced_offsets(self.masks, self.structure.real, sizes) if offsets is None else offsets
         extents = self.structure.extents(sizes)
         own = {axis: e for (kernel, axis), e in extents.items() if kernel == PROGRAM}
-        small, graph = resize(self.program, own, self.axes), self.structure.at(sizes, self.anchor)
+        small = resize(self.program, own, self.axes, {n: offsets[m] for n, m in self.program_masks.items()})
+        graph = self.structure.at(sizes, offsets)
         # inputs that no kernel reads have no axes in the µGraph
         graph = replace(
             graph, tensors=tuple(replace(t, shape=small[t.name].shape) if t.name in small.table else t for t in graph.tensors)
         )
         return Case(small, graph, tuple(own.items()))
 
-    @cached_property
-    def anchor(self) -> str:
-        """The corner that the program's causal mask is tied to; the µGraph's masks are moved with the same corner."""
-        for n in self.program.nodes:
-            if op_def(n.op).indexed:
-                return mask_anchor(n.attr.get("offset", 0), *self.program[n.output].shape[-2:])
-        return "start"
-
     def with_graph(self, graph: KernelGraph) -> Reduction:
         """The same for another µGraph over the same axes."""
         return replace(self, structure=replace(self.structure, graph=graph))
-
-
-def _masks(old: BlockGraph, new: BlockGraph, anchor: str) -> BlockGraph:
-    stmts = []
-    for s in new.stmts:
-        if s.kind == "compute" and op_def(s.op).indexed:
-            sides = [b.extents.get(s.attr[a], 1) for b in (old, new) for a in ("rows", "cols")]
-            offset = shifted_offset(s.attr.get("offset", 0), anchor, *sides)
-            s = replace(s, attrs=tuple(sorted({**s.attr, "offset": offset}.items())))
-        stmts.append(s)
-    return replace(new, stmts=tuple(stmts))
 
 
 class _Ties:
