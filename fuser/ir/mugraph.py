@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -177,6 +178,8 @@ class BlockGraph:
     def validate(self) -> BlockGraph:
         known: dict[str, Stmt] = {}
         names = set(self.extents)
+        if len(names) != len(self.axes):
+            raise ProgramError(f"block {self.name!r} has two axes of one name: {', '.join(a.name for a in self.axes)}")
         for s in self.stmts:
             if missing := (s.related | set(s.access.axes if s.access else ())) - names:
                 raise ProgramError(f"block {self.name!r}: {s} uses the unknown axes {sorted(missing)}")
@@ -316,13 +319,22 @@ class KernelGraph:
         return replace(self, kernels=blocks, tensors=tuple(replace(t, shape=shapes.get(t.name, t.shape)) for t in self.tensors))
 
     def validate(self) -> KernelGraph:
+        for what, names in (("kernels", [k.name for k in self.kernels]), ("tensors", [t.name for t in self.tensors])):
+            if twice := [n for n, count in Counter(names).items() if count > 1 or not n]:
+                raise ProgramError(f"{self.name!r} has several {what} of the name {twice[0]!r}, or {what} without a name")
         known = set(self.inputs)
         for k in self.kernels:
             if isinstance(k, BlockGraph):
                 k.validate()
             if missing := set(k.inputs) - known:
                 raise ProgramError(f"kernel {k.name!r} reads {sorted(missing)}, which nothing has written")
-            known |= set(k.outputs)
+            for n in k.outputs:
+                if n in known:
+                    what = "an input of" if n in self.inputs else "already written in"
+                    raise ProgramError(
+                        f"kernel {k.name!r} writes {n!r}, which is {what} {self.name!r}", "write a tensor of another name"
+                    )
+                known.add(n)
         if missing := set(self.outputs) - known:
             raise ProgramError(f"outputs {sorted(missing)} of {self.name!r} are never written")
         return self

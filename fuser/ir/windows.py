@@ -89,6 +89,7 @@ def detach(graph: KernelGraph) -> tuple[KernelGraph, frozenset[str]]:
     """A µGraph whose windows are plain inputs, named as in :attr:`Windowed.program`, and the tensors between its kernels that
     it reads in boxes."""
     boxes: dict[str, Tensor] = {}
+    taken = {*graph.inputs, *(t for k in graph.kernels for t in k.outputs)}
     sources: dict[str, None] = {}
 
     def plain(s: Stmt, sizes: Mapping[str, int]) -> Stmt:
@@ -98,6 +99,8 @@ def detach(graph: KernelGraph) -> tuple[KernelGraph, frozenset[str]]:
         # the name follows from where the window lies, whatever the access calls it
         box = tuple((x, x + n) for x, n in zip(window.starts, shape, strict=True))
         name = box_name(window.tensor, box, window.shape, window.view)
+        if name in taken:
+            raise UnsupportedError(f"{name!r} of {graph.name!r} is a tensor and a box of another", "give the tensor another name")
         boxes[name], sources[window.tensor] = Tensor(name, shape, s.dtype), None
         return replace(s, access=Access(name, s.access.dims))
 
@@ -330,6 +333,8 @@ class _Boxes:
         shape, seen = self.shape[source], self.shape[name]
         view = () if seen == shape else seen
         label = box_name(source, box, shape, view)
+        if label != source and label in self.program.table:
+            raise UnsupportedError(f"{label!r} of {self.program.name!r} is a tensor and a box of another", "give it another name")
         if label not in self.b.names:
             self.inputs[label] = self.b.input(label, extents(box), self.program[name].dtype)
         self.refs[name, box] = self.inputs[label]

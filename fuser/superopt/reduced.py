@@ -309,12 +309,31 @@ def reduction(program: TensorProgram, graph: KernelGraph) -> Reduction:
 
     Raises :class:`MismatchError` where the tensors do not fit, :class:`UnsupportedError` where no smaller sizes can be found.
     """
-    program, graph = without_windows(expand(program), graph)
+    program = expand(program)
+    check_tensors(program, graph)
+    program, graph = without_windows(program, graph)
     check_interface(program, graph)
     axes = axes_of(program)
     ties = _Ties()
     ties.program(program, axes)
     return Reduction(program, axes, ties.graph(graph))
+
+
+def check_tensors(program: TensorProgram, graph: KernelGraph) -> None:
+    """The µGraph's tensors are those of the program, in shape and dtype, and its windows lie in tensors of these shapes; raises
+    :class:`MismatchError`."""
+    for t in graph.tensors:
+        if t.name in (*program.inputs, *program.outputs) and t != program[t.name]:
+            raise MismatchError(f"{graph.name!r} has the tensor {t}, {program.name!r} has {program[t.name]}")
+    table = graph.device_tensors | {n: program[n] for n in program.inputs}
+    for k in graph.blocks:
+        for s in k.loads:
+            window = s.access.window if s.access else None
+            if window and (window.tensor not in table or table[window.tensor].shape != window.shape):
+                raise MismatchError(
+                    f"{k.name!r}: {s} reads a window of a tensor of shape {window.shape}, "
+                    f"not of {table.get(window.tensor, repr(window.tensor))}"
+                )
 
 
 def without_windows(program: TensorProgram, graph: KernelGraph) -> tuple[TensorProgram, KernelGraph]:
