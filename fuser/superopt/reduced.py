@@ -324,7 +324,7 @@ def check_tensors(program: TensorProgram, graph: KernelGraph) -> None:
     :class:`MismatchError`."""
     for t in graph.tensors:
         if t.name in (*program.inputs, *program.outputs) and t != program[t.name]:
-            raise MismatchError(f"{graph.name!r} has the tensor {t}, {program.name!r} has {program[t.name]}")
+            raise MismatchError(f"{t} of {graph.name!r} has another shape or dtype than {program[t.name]} of {program.name!r}")
     table = graph.device_tensors | {n: program[n] for n in program.inputs}
     for k in graph.blocks:
         for s in k.loads:
