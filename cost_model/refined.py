@@ -12,6 +12,9 @@ over a batch of candidates; :func:`terms` keeps each part visible.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from dataclasses import replace
+
 import numpy as np
 
 from cost_model.constants import Constants
@@ -129,7 +132,17 @@ def estimate(block: BlockGraph, schedule: KernelSchedule, device: Device) -> dic
 # -- what no generated kernel does --------------------------------------------------------------------------------------------
 
 
-def matmul_seconds(
+@dataclass(frozen=True)
+class LibraryChoice:
+    """What the model takes a library's matmul to be: its tile of the output, the parts of its sum, and its time."""
+
+    rows: int
+    columns: int
+    split: int
+    seconds: float
+
+
+def matmul_choice(
     batch: int,
     m: int,
     n: int,
@@ -138,14 +151,14 @@ def matmul_seconds(
     device: Device,
     constants: Constants | None = None,
     precision: str = "tf32",
-) -> float:
+) -> LibraryChoice:
     """A library matmul: the best of its usual tiles, with and without a split of the sum. ``precision`` is that of float32."""
     c = constants or constants_of(device)
     sm, item = device.sm_count, DTYPE_BYTES[dtype]
     peak = device.matmul_flops(dtype, precision) / sm
     one = device.launch_latency + c.base
     memory = batch * (m * k + k * n + m * n) * item / (device.memory_bandwidth * c.memory_rate)
-    best = np.inf
+    best = LibraryChoice(0, 0, 0, np.inf)
     for tm in (64, 128, 256):
         for tn in (64, 128, 256):
             for split in (1, 2, 4):
@@ -159,8 +172,24 @@ def matmul_seconds(
                 l2 = blocks * traffic / (device.l2_bandwidth * c.l2_rate)
                 parts = np.array([each * chain, each * work_, max(memory, l2)])
                 summed = one if split > 1 else 0.0  # a kernel of its own adds the parts
-                best = min(best, float(np.sum(parts**LIBRARY_NORM) ** (1 / LIBRARY_NORM)) + summed)
-    return one + best
+                seconds = float(np.sum(parts**LIBRARY_NORM) ** (1 / LIBRARY_NORM)) + summed
+                if seconds < best.seconds:
+                    best = LibraryChoice(tm, tn, split, seconds)
+    return replace(best, seconds=one + best.seconds)
+
+
+def matmul_seconds(
+    batch: int,
+    m: int,
+    n: int,
+    k: int,
+    dtype: str,
+    device: Device,
+    constants: Constants | None = None,
+    precision: str = "tf32",
+) -> float:
+    """Time of a library matmul: :func:`matmul_choice`."""
+    return matmul_choice(batch, m, n, k, dtype, device, constants, precision).seconds
 
 
 def memory_kernel_seconds(nbytes: float, device: Device, constants: Constants | None = None) -> float:

@@ -1,8 +1,8 @@
 """Regions of a model that are worth one fused kernel: memory-bound compute-intensive (MBCI) chains (MCFuser, section II-A).
 
-A chain is two or more contractions joined by element-wise operators, softmax or normalization. It is a candidate if every
-contraction is memory-bound at the tile sizes that the model would choose (φ < P/W), and it is taken only where the fused
-estimate beats the unfused one. Every contraction that is left alone is left for a stated reason.
+A chain is two or more contractions joined by element-wise operators, softmax or normalization; attention is two of them. It is a
+candidate unless :mod:`cost_model.mbci` finds it compute-bound, and it is taken only where the fused estimate beats the unfused
+one. Every contraction that is left alone is left for a stated reason.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from collections.abc import Callable
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from cost_model.mbci import compute_bound
+from cost_model.mbci import not_worth
 from fuser.device import Device
 from fuser.errors import FuserError
 from fuser.errors import UnsupportedError
 from fuser.ir.ops import OPS
 from fuser.ir.ops import op as op_def
-from fuser.ir.program import DTYPE_BYTES
 from fuser.ir.program import FLOAT_DTYPES
 from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram
@@ -67,18 +68,6 @@ class Left:
     reason: str
 
 
-LARGEST_TILE = 256
-"""The largest tile that the model gives a library matmul: a contraction that is memory-bound with it is memory-bound with any."""
-
-
-def intensity(m: int, n: int, k: int, dtype: str, tile: int = LARGEST_TILE) -> float:
-    """φ of a matmul in FLOP per byte: 2 T_M T_N K over the bytes of one output tile, its rows of A and its columns of B (section
-    II-A).
-    """
-    tm, tn = min(tile, m), min(tile, n)
-    return 2 * tm * tn * k / (DTYPE_BYTES[dtype] * (tm * tn + tm * k + tn * k))
-
-
 LONGEST = 3
 """Most contractions of one candidate."""
 
@@ -111,22 +100,26 @@ class _Chain:
 
     def grow(self) -> tuple[list[Region], str]:
         """The candidates that start with this contraction, shortest first, and why the longest is not longer."""
-        if why := self.not_bound(self.first):
+        if why := self.no_kernel(self.first):
             return [], why
         chain, contractions = [self.first.output], [self.first.output]
         regions: list[Region] = []
         if self.first.op == "attention":
-            made = self.regions(chain, contractions)
+            made = not_worth(self.program, [self.first], chain, self.device) or self.regions(chain, contractions)
             if isinstance(made, str):
                 return [], made
             regions += made
         while len(contractions) < LONGEST:
             link = self.link(chain[-1])
             if isinstance(link, str):
-                return regions, link
+                bound = "" if regions else compute_bound(self.program, self.first, self.device)
+                return regions, f"{bound}, and {link}" if bound else link
             nodes, last = link
-            if why := self.not_bound(last):
-                return regions, f"the next contraction, {last.output}, is {why}"
+            pair = [self.program.producers[contractions[-1]], last]
+            if why := self.no_kernel(last):
+                return regions, f"of the next contraction, {last.output}, {why}"
+            if why := not_worth(self.program, pair, [contractions[-1], *nodes], self.device):
+                return regions, why
             chain += nodes
             contractions.append(last.output)
             made = self.regions(chain, contractions)
@@ -135,19 +128,10 @@ class _Chain:
             regions += made
         return regions, f"chains of more than {LONGEST} contractions are not tried"
 
-    def not_bound(self, node: Node) -> str:
-        """Why a contraction is no MBCI operator, if so."""
-        shapes = [self.program[i].shape for i in node.inputs]
-        dtype = self.program[node.inputs[0]].dtype
+    def no_kernel(self, node: Node) -> str:
+        """Why no kernel can be made for a contraction, if so."""
         if any(self.program[i].dtype not in FLOAT_DTYPES[:3] for i in node.inputs):
-            return f"dtype {dtype} has no tensor-core kernel here"
-        if node.op == "attention":
-            return ""
-        (m, k), n = shapes[0][-2:], shapes[1][-1]
-        phi = intensity(m, n, k, dtype)
-        ridge = self.device.matmul_flops(dtype) / self.device.memory_bandwidth
-        if phi >= ridge:
-            return f"compute-bound: φ = {phi:.0f} FLOP/B ≥ P/W = {ridge:.0f} FLOP/B"
+            return f"dtype {self.program[node.inputs[0]].dtype} has no tensor-core kernel here"
         return ""
 
     def link(self, name: str) -> tuple[list[str], Node] | str:
