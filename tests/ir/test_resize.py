@@ -45,6 +45,26 @@ def test_views_follow() -> None:
     assert resize(program, {}) == program
 
 
+@pytest.mark.parametrize(("axis", "times"), [(0, 4), (1, 3), (-1, 2), (-2, 1)])
+def test_repeats_follow(axis: int, times: int) -> None:
+    b = Builder("repeats")
+    x = b.input("X", (2, 4, 6))
+    program = b.build(Y=b.relu(b.op("repeat", b.op("repeat", b.exp(x), axis=axis, times=times), axis=0, times=5)))
+    axes = axes_of(program)
+    small = resize(program, {a: n + 1 + i for i, (a, n) in enumerate(axes.extents.items())})
+    assert [n.attr["times"] > 1 for n in small.nodes if n.op == "repeat"] == [times > 1, True]
+    values = {n: np.random.default_rng(0).standard_normal(small[n].shape) for n in small.inputs}
+    first, second = (n.attr["times"] for n in small.nodes if n.op == "repeat")
+    wanted = np.repeat(np.repeat(np.exp(values["X"]), first, axis), second, 0)
+    assert small["Y"].shape == wanted.shape != program["Y"].shape
+    np.testing.assert_array_equal(small.evaluate(values)["Y"], wanted)
+    for a in axes.extents:
+        one = resize(program, {a: axes.extents[a] + 1})
+        changed = [n.attr["times"] for n in one.nodes if n.op == "repeat"] != [times, 5]
+        assert (one["X"].shape == program["X"].shape) == changed, "an axis is one of the input's or a repetition"
+    assert resize(program, {}) == program
+
+
 def test_masks_keep_their_corner() -> None:
     assert mask_anchor(0, 8, 8) == "start"
     assert mask_anchor(4, 8, 12) == "end"

@@ -302,3 +302,26 @@ def test_masked_split_with_partial_maxima() -> None:
     wrong = replace(load, access=other.access)
     block = replace(split.blocks[1], stmts=tuple(wrong if s is load else s for s in split.blocks[1].stmts))
     assert not verify(program, replace(split, kernels=(split.blocks[0], block)), float_rounds=0).accepted
+
+
+@pytest.mark.parametrize("place", ["keys", "middle", "queries"])
+def test_repeated_heads(place: str) -> None:
+    """Grouped attention with its key heads repeated: as it is written, in every structure, and not with other heads."""
+    b = Builder("grouped")
+    q, k, v = b.input("Q", (6, 16, 32)), b.input("K", (2, 64, 32)), b.input("V", (2, 64, 32))
+    if place == "keys":
+        program = b.build(O=b.attention(q, b.op("repeat", k, axis=0, times=3), b.op("repeat", v, axis=0, times=3)))
+    elif place == "middle":  # heads behind the sequence, as models have them
+        kk, vv = (b.op("repeat", x.transpose(1, 0, 2), axis=1, times=3).transpose(1, 0, 2) for x in (k, v))
+        program = b.build(O=b.attention(q, kk, vv))
+    else:  # one query head read by several key heads
+        program = b.build(O=b.attention(b.op("repeat", k, axis=0, times=3), q, q))
+    graphs = (fuse(program), *structures(program))
+    for graph in graphs:
+        assert isinstance(verdict := verify(program, graph, rounds=1), Verified), f"{verdict}\n{graph}"
+    # the heads of np.tile, not those of np.repeat
+    b = Builder("tiled")
+    q, k, v = b.input("Q", (6, 16, 32)), b.input("K", (2, 64, 32)), b.input("V", (2, 64, 32))
+    tiled = [b.op("repeat", x.reshape(1, *x.shape), axis=0, times=3).reshape(6, 64, 32) for x in (k, v)]
+    if place == "keys":
+        assert not verify(program, fuse(b.build(O=b.attention(q, *tiled))), rounds=1).accepted
