@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import io
 import json
 import math
 import sqlite3
 from collections import Counter
+from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
+from contextlib import contextmanager
+from dataclasses import MISSING
 from dataclasses import asdict
 from dataclasses import dataclass
 from dataclasses import fields
@@ -25,16 +29,27 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from fuser.errors import EnvironmentError_
+from fuser.console import warn
+from fuser.errors import FuserError
 from fuser.errors import ModelFileError
 from fuser.errors import UsageError
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.schedule import Schedule
 from fuser.ir.serialize import graph_from_json
 from fuser.ir.serialize import graph_to_json
-
-VERSION = 1
-"""Version of the table."""
+from fuser.outputs import replacing
+from fuser.outputs import write_file
+from search.lines import BAD_VALUE
+from search.lines import bad_line
+from search.lines import numbered_lines
+from search.lines import typed
+from search.store import Table
+from search.store import checksum
+from search.store import failure
+from search.store import fetch
+from search.store import intact
+from search.store import open_store
+from search.store import transaction
 
 STATUSES = ("ok", "unsupported", "invalid", "compile", "resources", "wrong", "nan", "timeout", "crash")
 """``ok``, or the class of the failure: the generator refused (unsupported, invalid), the compiler did, the device lacks shared
@@ -93,7 +108,16 @@ class Record:
         return self.status == "ok"
 
     def schedule_value(self) -> Schedule:
-        return Schedule.from_json(json.loads(self.schedule))
+        """Raises :class:`ModelFileError` where the text is none."""
+        try:
+            return Schedule.from_json(json.loads(self.schedule))
+        except (FuserError, *BAD_VALUE) as error:
+            what = f"a tuning record of {self.workload} has no schedule: {self.schedule[:60]!r}"
+            raise ModelFileError(what, "restore the file that it came from") from error
+
+    def values(self) -> tuple[Any, ...]:
+        """The fields in order, as a row keeps them: nothing infinite, no negative zero, text that can be encoded."""
+        return tuple(_CASTS[n](getattr(self, n)) for n in _TYPES)
 
     def to_json(self, common: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
         """The fields that differ from ``common`` and, where that says nothing, from their defaults."""
@@ -107,7 +131,41 @@ SHARED = ("device", "compiler", "generator", "environment")
 KEY = ("workload", "program", "structure", "schedule", "source", "device", "compiler", "dtype", "kind", "repeat")
 """What must not be measured twice."""
 
+_TYPES = {f.name: str(f.type) for f in fields(Record)}
 _SQL_TYPES = {"str": "TEXT NOT NULL", "int": "INTEGER NOT NULL", "float": "REAL NOT NULL", "float | None": "REAL"}
+
+
+def _text(value: Any) -> str:
+    return str(value) if str(value).isascii() else str(value).encode("utf-8", "backslashreplace").decode()
+
+
+def _number(value: Any) -> float | None:
+    return float(value) + 0.0 if value is not None and math.isfinite(value) else None
+
+
+_PYTHON: Mapping[str, Callable[[Any], Any]] = {
+    "str": _text,
+    "int": int,
+    "float": lambda x: _number(x) or 0.0,
+    "float | None": _number,
+}
+_CASTS = {n: _PYTHON[t] for n, t in _TYPES.items()}
+
+
+def _sound(values: Sequence[Any]) -> bool:
+    """Whether a row without a checksum can have been written."""
+    try:
+        record = record_from_json(dict(zip(_TYPES, values, strict=True)))
+        return record.kind == "peer" or bool(record.schedule_value())
+    except ModelFileError:
+        return False
+
+
+def _sound_structure(values: Sequence[Any]) -> bool:
+    try:
+        return graph_from_json(json.loads(values[1])).stable_hash() == values[0]
+    except (FuserError, *BAD_VALUE):
+        return False
 
 
 def schedule_text(schedule: Schedule) -> str:
@@ -135,49 +193,13 @@ def generator_version() -> str:
 
 
 class Records:
-    """The table of one file (``":memory:"`` keeps nothing). Several processes may read and write it at once."""
+    """The table of one file (``":memory:"`` keeps nothing). Several processes may read and write it at once. Rows that are
+    damaged are as good as none, and said so once; ``damaged`` counts them."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = path
-        if path != ":memory:":
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
-        try:
-            self.db = self._open()
-        except sqlite3.OperationalError as error:  # locked, no permission, disk full: the file itself may be well
-            raise EnvironmentError_(
-                f"cannot open the tuning records {path}: {error}", "choose another file or free it"
-            ) from error
-        except sqlite3.DatabaseError as error:
-            aside = _move_aside(Path(path))
-            raise ModelFileError(
-                f"the tuning records {path} are damaged: {error}",
-                f"the file is now {aside}; run again to start a new one, and import what you exported (Records.import_lines)",
-            ) from error
-
-    def _open(self) -> sqlite3.Connection:
-        db = sqlite3.connect(self.path, timeout=60)
-        try:
-            db.execute("PRAGMA journal_mode=WAL")
-            db.execute("PRAGMA synchronous=NORMAL")
-            version = db.execute("PRAGMA user_version").fetchone()[0]
-            exists = db.execute("SELECT 1 FROM sqlite_master WHERE name = 'records'").fetchone()
-            if exists and version != VERSION:
-                raise ModelFileError(
-                    f"the tuning records {self.path} have version {version}, this program reads {VERSION}",
-                    "export them with the program that wrote them, or choose another file",
-                )
-            if not exists:
-                columns = ", ".join(f"{f.name} {_SQL_TYPES[str(f.type)]}" for f in fields(Record))
-                with db:
-                    db.execute(f"CREATE TABLE IF NOT EXISTS records ({columns}, UNIQUE ({', '.join(KEY)}))")
-                    db.execute("CREATE TABLE IF NOT EXISTS structures (hash TEXT PRIMARY KEY, json TEXT NOT NULL)")
-                    db.execute(f"PRAGMA user_version = {VERSION}")
-            elif db.execute("PRAGMA quick_check").fetchone()[0] != "ok":
-                raise sqlite3.DatabaseError("the file fails SQLite's own check")
-        except (sqlite3.DatabaseError, ModelFileError):
-            db.close()
-            raise
-        return db
+        self.damaged: set[tuple[str, Any]] = set()
+        self.db = open_store(path, (RECORDS, STRUCTURES))
 
     def __enter__(self) -> Records:
         return self
@@ -188,122 +210,149 @@ class Records:
     def close(self) -> None:
         self.db.close()
 
+    @contextmanager
+    def _safely(self) -> Iterator[None]:
+        """Errors of SQLite as ours."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise failure(self.path, error) from error
+
     # -- writing ------------------------------------------------------------------------------------------------------------
 
     def add(self, record: Record, again: bool = False) -> bool:
-        """Keep a record, committed at once. A key that is there already is left as it is and False returned, unless ``again``."""
+        """Keep a record, committed at once. A key that is there already is left as it is and False returned, unless ``again``.
+        Raises :class:`EnvironmentError_` where it cannot be written."""
+        with self._safely(), transaction(self.db):
+            return self._add(record, again)
+
+    def _add(self, record: Record, again: bool = False) -> bool:
         if record.status not in STATUSES:
             raise ValueError(f"unknown status {record.status!r}")
-        names = [f.name for f in fields(Record)]
-        values = [_finite(getattr(record, n)) for n in names]
-        verb = "INSERT OR REPLACE" if again else "INSERT OR IGNORE"
-        with self.db:
-            done = self.db.execute(f"{verb} INTO records ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})", values)
-        return done.rowcount > 0
+        return RECORDS.insert(self.db, record.values(), again)
 
     def add_structure(self, graph: KernelGraph) -> str:
         """Keep a structure by its hash, which rows refer to; returns the hash."""
+        with self._safely(), transaction(self.db):
+            return self._add_structure(graph)
+
+    def _add_structure(self, graph: KernelGraph) -> str:
         digest = graph.stable_hash()
-        with self.db:
-            text = json.dumps(graph_to_json(graph), sort_keys=True, separators=(",", ":"))
-            self.db.execute("INSERT OR IGNORE INTO structures VALUES (?, ?)", (digest, text))
+        STRUCTURES.insert(self.db, (digest, json.dumps(graph_to_json(graph), sort_keys=True, separators=(",", ":"))))
         return digest
 
     # -- reading ------------------------------------------------------------------------------------------------------------
 
     def structure(self, digest: str) -> KernelGraph | None:
-        row = self.db.execute("SELECT json FROM structures WHERE hash = ?", (digest,)).fetchone()
-        return graph_from_json(json.loads(row[0])) if row else None
+        found = next((text for _, text in self._select(STRUCTURES, "hash = ?", (digest,))), None)
+        return graph_from_json(json.loads(found)) if found else None
 
     def find(self, key: tuple[str, ...]) -> Record | None:
         """The row with this key (:attr:`Record.key`), if it was ever measured."""
-        return next(self._select(" AND ".join(f"{n} = ?" for n in KEY), key), None)
+        return next(self._records(" AND ".join(f"{n} = ?" for n in KEY), key), None)
 
     def rows(self, **where: Any) -> Iterator[Record]:
         """Rows whose columns have the given values, in the order in which they were added."""
-        if unknown := sorted(set(where) - {f.name for f in fields(Record)}):
+        if unknown := sorted(set(where) - set(_TYPES)):
             raise UsageError(f"tuning records have no columns {', '.join(unknown)}")
-        return self._select(" AND ".join(f"{k} = ?" for k in where) or "1", tuple(where.values()))
+        return self._records(" AND ".join(f"{k} = ?" for k in where) or "1", tuple(where.values()))
 
     def best(self, workload: str, device: str, kind: str = "kernel") -> Record | None:
         """The fastest correct row of a workload on a device."""
-        sql = "workload = ? AND device = ? AND kind = ? AND status = 'ok' ORDER BY time_us, rowid LIMIT 1"
-        return next(self._select(sql, (workload, device, kind), ordered=False), None)
+        sql = "workload = ? AND device = ? AND kind = ? AND status = 'ok'"
+        return next(self._records(sql, (workload, device, kind), "time_us IS NULL, time_us, rowid"), None)
 
     def __len__(self) -> int:
-        return self.db.execute("SELECT COUNT(*) FROM records").fetchone()[0]
+        with self._safely():
+            return self.db.execute("SELECT COUNT(*) FROM records").fetchone()[0]
 
-    def _select(self, where: str, values: tuple[Any, ...], ordered: bool = True) -> Iterator[Record]:
-        names = [f.name for f in fields(Record)]
-        sql = f"SELECT {', '.join(names)} FROM records WHERE {where}{' ORDER BY rowid' if ordered else ''}"
-        for row in self.db.execute(sql, values):
-            yield Record(*row)
+    def _records(self, where: str, values: Sequence[Any], order: str = "rowid") -> Iterator[Record]:
+        return (Record(*row) for row in self._select(RECORDS, where, values, order))
+
+    def _select(self, table: Table, where: str, values: Sequence[Any], order: str = "rowid") -> Iterator[tuple[Any, ...]]:
+        """The undamaged rows."""
+        with self._safely():
+            for row in fetch(self.db, f"SELECT {table.names} FROM {table.name} WHERE {where} ORDER BY {order}", values):
+                if intact(row):
+                    yield row[:-1]
+                    continue
+                if not self.damaged:
+                    warn(f"{self.path}: damaged rows are left out, and what they were about is measured again")
+                self.damaged.add(row)
 
     # -- in and out ---------------------------------------------------------------------------------------------------------
 
     def export_lines(self, path: Path, **where: Any) -> int:
         """Structures and rows as JSON lines; returns the number of rows. A line ``{"common": …}`` has the values that most rows
-        share (machine, versions); rows after it leave them out."""
+        share (machine, versions); rows after it leave them out. Rows have the checksum of all their values."""
         rows = list(self.rows(**where))
         used = {r.structure for r in rows}
         common = _common(rows)
 
-        def line(value: dict[str, Any]) -> str:
-            return json.dumps(value, separators=(",", ":")) + "\n"
+        def line(value: dict[str, Any]) -> bytes:
+            return json.dumps(value, separators=(",", ":")).encode() + b"\n"
 
-        with path.open("w") as file:
-            for digest, text in self.db.execute("SELECT hash, json FROM structures ORDER BY hash"):
+        with replacing(path) as file:
+            for digest, text in self._select(STRUCTURES, "1", (), "hash"):
                 if digest in used:
                     file.write(line({"structure": digest, "graph": json.loads(text)}))
             file.write(line({"common": common}))
             for row in rows:
-                file.write(line(row.to_json(common)))
+                file.write(line(row.to_json(common) | {"checksum": checksum(row.values())}))
         return len(rows)
 
     def export_csv(self, path: Path, **where: Any) -> int:
         """Rows as CSV with a header, without structures."""
         rows = [asdict(r) for r in self.rows(**where)]
-        with path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, [f.name for f in fields(Record)])
-            writer.writeheader()
-            writer.writerows(rows)
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, list(_TYPES))
+        writer.writeheader()
+        writer.writerows(rows)
+        write_file(path, text.getvalue())
         return len(rows)
 
     def import_lines(self, path: Path) -> int:
-        """Add what :meth:`export_lines` wrote; rows that are there stay as they are. Returns how many were new."""
-        return sum(self.add(r) for r in self._read(path))
+        """Add what :meth:`export_lines` wrote, all of it or, where something is wrong with it, nothing; rows that are there stay
+        as they are. Returns how many were new. Raises :class:`ModelFileError` with the number of the line."""
+        with self._safely(), transaction(self.db):
+            return sum(self._add(r) for r in self._read(path))
 
     def _read(self, path: Path) -> Iterator[Record]:
         common: dict[str, Any] = {}
-        for item in read_lines(path):
-            if "graph" in item:
-                self.add_structure(graph_from_json(item["graph"]))
-            elif "common" in item:
-                common = item["common"]
-            else:
-                yield record_from_json(common | item)
-
-
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The JSON documents of a file of lines; a last line that was cut off is left out, any other bad line is an error."""
-    lines = path.read_text().splitlines()
-    for number, line in enumerate(lines, 1):
-        try:
-            yield json.loads(line)
-        except json.JSONDecodeError as error:
-            if number == len(lines):
-                return
-            raise ModelFileError(
-                f"{path}, line {number}, is not JSON: {error.msg}", "restore the file from its repository"
-            ) from error
+        for number, item in numbered_lines(path):
+            try:
+                if "graph" in item:
+                    if self._add_structure(graph_from_json(item["graph"])) != item["structure"]:
+                        raise ValueError("its µGraph is not the one that its hash names")
+                elif "common" in item:
+                    common = dict(item["common"])
+                else:
+                    yield record_from_json(common | item)
+            except FuserError as error:
+                raise bad_line(path, number, error.message) from error
+            except BAD_VALUE as error:
+                raise bad_line(path, number, f"{type(error).__name__}: {str(error)[:200]}") from error
 
 
 def record_from_json(data: dict[str, Any]) -> Record:
-    """A record from its JSON form; fields of newer versions are an error that names them."""
-    known = {f.name for f in fields(Record)}
-    if unknown := sorted(set(data) - known):
-        raise ModelFileError(f"a tuning record has the unknown fields {', '.join(unknown)}", "update mufuser")
-    return Record(**data)
+    """A record from its JSON form; fields that are missing, of another type or of newer versions are an error that names them,
+    and so is a checksum that does not fit."""
+    if unknown := sorted(set(data) - set(_TYPES) - {"checksum"}):
+        raise ModelFileError(f"a tuning record has the unknown fields {', '.join(unknown)[:200]}", "update mufuser")
+    if missing := [f.name for f in fields(Record) if f.default is MISSING and f.name not in data]:
+        raise ModelFileError(f"a tuning record lacks the fields {', '.join(missing)}", "restore it")
+    values = {}
+    for name in data.keys() - {"checksum"}:
+        try:
+            values[name] = typed(data[name], _TYPES[name])
+        except ValueError as error:
+            raise ModelFileError(f"the field {name} of a tuning record is wrong: {error}", "restore it") from error
+    record = Record(**values)
+    if record.status not in STATUSES:
+        raise ModelFileError(f"a tuning record has the unknown status {record.status[:40]!r}", "update mufuser")
+    if "checksum" in data and data["checksum"] != checksum(record.values()):
+        raise ModelFileError("a tuning record does not fit its checksum", "restore it")
+    return record
 
 
 def rounded(record: Record) -> Record:
@@ -337,17 +386,5 @@ def best_of(rows: Iterable[Record]) -> dict[str, Record]:
     return found
 
 
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _move_aside(path: Path) -> Path:
-    number = 1
-    while (aside := path.with_name(f"{path.name}.damaged{number}")).exists():
-        number += 1
-    path.rename(aside)
-    for suffix in ("-wal", "-shm"):
-        extra = path.with_name(path.name + suffix)
-        if extra.exists():
-            extra.rename(aside.with_name(aside.name + suffix))
-    return aside
+RECORDS = Table("records", {n: _SQL_TYPES[t] for n, t in _TYPES.items()}, KEY, _sound)
+STRUCTURES = Table("structures", {"hash": "TEXT NOT NULL", "json": "TEXT NOT NULL"}, ("hash",), _sound_structure)

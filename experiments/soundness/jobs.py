@@ -21,8 +21,8 @@ from experiments.soundness.schedules import suspect
 from fuser.device import load_device
 from fuser.errors import FuserError
 from fuser.ir.mugraph import KernelGraph
+from search.lines import read_lines
 from search.measure import Candidate
-from search.records import read_lines
 from search.structures import searched
 from search.structures import structures
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sqlite3
 from dataclasses import replace
 from pathlib import Path
@@ -141,6 +142,71 @@ def test_a_line_that_was_cut_off_is_left_out_and_a_broken_one_is_an_error(tmp_pa
         path.write_text("\n".join([lines[0], lines[1][:-5], *lines[2:]]))
         with Records(":memory:") as b, pytest.raises(ModelFileError, match="line 2"):
             b.import_lines(path)
+
+
+def good_lines(path: Path) -> list[str]:
+    with Records(":memory:") as records:
+        records.add_structure(one_kernel(workload("mcfuser/S6")))
+        for i in range(3):
+            records.add(replace(ROW, schedule=f"[{i}]", structure=one_kernel(workload("mcfuser/S6")).stable_hash()))
+        records.export_lines(path)
+    return path.read_text().splitlines()
+
+
+BAD = {
+    "not JSON": "{",
+    "an array": "[1, 2]",
+    "a number": "7",
+    "nothing": "",
+    "a null": "null",
+    "not a number": '{"time_us": NaN}',
+    "huge": '{"grid": ' + "9" * 5000 + "}",
+    "deep": "[" * 100_000,
+    "zero bytes": "\0\0\0",
+    "a field of another type": '{"workload": 3, "program": "p", "structure": "s", "schedule": "", "source": ""}',
+    "missing fields": '{"workload": "w"}',
+    "an unknown field": '{"colour": 1}',
+    "a graph that is none": '{"structure": "x", "graph": [1]}',
+    "another graph": '{"structure": "x", "graph": {}}',
+    "a common line that is none": '{"common": 3}',
+    "a boolean": '{"workload": "w", "program": "p", "structure": "s", "schedule": "", "source": "", "grid": true}',
+    "a number that no row holds": '{"workload": "w", "program": "p", "structure": "", "schedule": "", "source": "", "grid": 1e30}',
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_lines_are_named_by_file_and_line(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    lines = good_lines(path)
+    for where in (1, len(lines) - 1, len(lines)):
+        path.write_text("\n".join([*lines[:where], BAD[name], *lines[where:]]) + "\n")
+        with Records(":memory:") as records, pytest.raises(ModelFileError, match=rf"rows\.jsonl:{where + 1}: "):
+            try:
+                records.import_lines(path)
+            finally:
+                assert len(records) == 0, "all of a file or nothing"
+
+
+def test_values_that_changed_in_a_file_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    text = "\n".join(good_lines(path)) + "\n"
+    for old, new in (('"time_us":3.5', '"time_us":2.5'), ('"m":64', '"m":65'), ("triton 3.6.0", "triton 3.6.1"), ("exp", "mul")):
+        if old in text:
+            path.write_text(text.replace(old, new, 1))
+            with Records(":memory:") as records, pytest.raises(ModelFileError, match=r"rows\.jsonl:\d"):
+                records.import_lines(path)
+
+
+def test_what_is_no_file_of_lines_is_named(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "latin").write_bytes(b'{"workload": "\xe9"}\n')
+    for name in ("pipe", "loop", "none", ".", "nul\0", "latin"):
+        with Records(":memory:") as records, pytest.raises(ModelFileError):
+            records.import_lines(tmp_path / name)
+    (tmp_path / "empty").touch()
+    with Records(":memory:") as records:
+        assert records.import_lines(tmp_path / "empty") == 0
 
 
 def test_a_damaged_file_is_moved_aside(tmp_path: Path) -> None:

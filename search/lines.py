@@ -1,0 +1,89 @@
+"""JSON lines of tuning records: read line by line, with every mistake named by file and line."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+from typing import Any
+
+from fuser.console import warn
+from fuser.errors import ModelFileError
+
+LONGEST = 64 << 20
+"""Most bytes of a line."""
+HINT = "restore the file from its repository, or export it again"
+BAD_VALUE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What Python raises for a value of the wrong type, size or key: in a file that is a mistake of the file."""
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The JSON objects of a file of lines. A last line that was cut off is left out with a warning, any other bad line is a
+    :class:`ModelFileError`."""
+    for _, item in numbered_lines(path):
+        yield item
+
+
+def numbered_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The same with the numbers of the lines, from 1."""
+    with _opened(path) as file:
+        for number, raw in enumerate(iter(lambda: file.readline(LONGEST + 1), b""), 1):
+            if len(raw) > LONGEST:
+                raise bad_line(path, number, f"it is longer than {LONGEST} bytes")
+            try:
+                item = json.loads(raw.decode("utf-8-sig" if number == 1 else "utf-8"), parse_constant=_no_constant)
+            except BAD_VALUE as error:
+                if not raw.endswith(b"\n") and isinstance(error, ValueError):
+                    warn(f"{path}: line {number}, the last, was cut off and is left out")
+                    return
+                what = error.msg if isinstance(error, json.JSONDecodeError) else str(error)[:200]
+                raise bad_line(path, number, f"it is not JSON: {what}") from error
+            if not isinstance(item, dict):
+                raise bad_line(path, number, "it is not an object")
+            yield number, item
+
+
+def bad_line(path: Path, number: int, what: str) -> ModelFileError:
+    return ModelFileError(f"{path}:{number}: line {number} cannot be used: {what}", HINT)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes]]:
+    """A regular file; never waits for a pipe."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, ValueError) as error:
+        raise ModelFileError(f"{path} cannot be read: {error}", "check the path") from error
+    with os.fdopen(handle, "rb") if stat.S_ISREG(os.fstat(handle).st_mode) else _no_file(path, handle) as file:
+        try:
+            yield file
+        except OSError as error:
+            raise ModelFileError(f"{path} cannot be read: {error}", "check the disk") from error
+
+
+def _no_file(path: Path, handle: int) -> IO[bytes]:
+    os.close(handle)
+    raise ModelFileError(f"{path} cannot be read: it is no regular file", "give a file of JSON lines")
+
+
+def _no_constant(text: str) -> float:
+    raise ValueError(f"{text} is no number of JSON")
+
+
+def typed(value: Any, kind: str) -> Any:
+    """``value`` as the type of a field (``str``, ``int``, ``float`` or ``float | None``). Raises :class:`ValueError`."""
+    if kind == "str" and isinstance(value, str):
+        return value
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if kind == "int" and number and isinstance(value, int) and abs(value) < 2**63:
+        return value
+    if kind.startswith("float") and number and math.isfinite(value):
+        return float(value)
+    if kind == "float | None" and value is None:
+        return None
+    raise ValueError(f"{str(value)[:40]!r} is no {kind}")

@@ -1,0 +1,262 @@
+"""The SQLite file under the tuning records: many processes may open it at once, and nothing in it changes unnoticed.
+
+Every row carries a checksum of its values. SQLite's own check finds what is wrong with pages and indices when a file is opened;
+such a file is put aside, and the rows that can still be read and whose checksum is right go into a new one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from contextlib import closing
+from contextlib import contextmanager
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fuser.console import note
+from fuser.errors import EnvironmentError_
+from fuser.errors import FuserError
+from fuser.errors import ModelFileError
+from fuser.errors import UsageError
+from fuser.outputs import locked
+from fuser.outputs import make_folder
+
+VERSION = 2
+"""Of the tables. Those of version 1 had no checksums."""
+
+PATIENCE = 60.0
+"""Seconds to wait for another process that writes."""
+
+_MACHINE = {
+    sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_NOMEM,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_AUTH,
+}
+"""Failures that say nothing about the file itself."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns with their SQL types, those that no two rows share, and whether values of version 1 make sense."""
+
+    name: str
+    columns: Mapping[str, str]
+    key: tuple[str, ...]
+    sound: Callable[[Sequence[Any]], bool] = lambda _: True
+
+    @property
+    def names(self) -> str:
+        return ", ".join((*self.columns, "checksum"))
+
+    @property
+    def created(self) -> tuple[str, ...]:
+        """What SQLite remembers of the table. The trigger refuses what a program that knows of no checksums inserts; it would
+        be ignored silently otherwise."""
+        columns = ", ".join(f"{n} {t}" for n, t in self.columns.items())
+        unique = f"UNIQUE ({', '.join(self.key)})"
+        refuse = "SELECT RAISE(ABORT, 'this file belongs to a newer mufuser')"
+        return (
+            f"CREATE TABLE {self.name} ({columns}, checksum TEXT, {unique})",
+            f"CREATE TRIGGER {self.name}_checked BEFORE INSERT ON {self.name} WHEN NEW.checksum IS NULL BEGIN {refuse}; END",
+        )
+
+    def insert(self, db: sqlite3.Connection, values: Sequence[Any], replace: bool = False) -> bool:
+        """A row, unless an undamaged one with its key is there (or ``replace``); False then."""
+        row, marks = (*values, checksum(values)), ", ".join("?" * (len(values) + 1))
+        verb = "INSERT OR REPLACE" if replace else "INSERT OR IGNORE"
+        done = db.execute(f"{verb} INTO {self.name} ({self.names}) VALUES ({marks})", row).rowcount > 0
+        if done or replace:
+            return done
+        key = [v for n, v in zip(self.columns, values, strict=True) if n in self.key]
+        names = [n for n in self.columns if n in self.key]
+        found = db.execute(
+            f"SELECT {self.names} FROM {self.name} WHERE {' AND '.join(f'{n} = ?' for n in names)}", key
+        ).fetchone()
+        return self.insert(db, values, replace=True) if found and not intact(found) else False
+
+
+def checksum(values: Sequence[Any]) -> str:
+    """Of the values of a row: 64 bits in hexadecimal."""
+    return hashlib.blake2b(json.dumps(list(values)).encode(), digest_size=8).hexdigest()
+
+
+def intact(row: Sequence[Any]) -> bool:
+    """Whether the last value of a row is the checksum of the others."""
+    try:
+        return row[-1] == checksum(row[:-1])
+    except TypeError:  # bytes in place of text: no value that was ever written
+        return False
+
+
+def failure(path: Path | str, error: sqlite3.Error) -> FuserError:
+    """What SQLite says of a file, as one of our errors."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code in _MACHINE:
+        hint = "free some space or choose another file; rows that were written before are safe, and the same command goes on"
+        return EnvironmentError_(f"cannot use the tuning records {path}: {error}", hint)
+    return ModelFileError(f"the tuning records {path} are damaged: {error}", "run again: what is whole will be saved")
+
+
+@contextmanager
+def transaction(db: sqlite3.Connection) -> Iterator[None]:
+    """All of the block or, if it raises, nothing of it."""
+    if db.in_transaction:  # an interrupt between two lines left it
+        db.execute("ROLLBACK")
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        db.execute("COMMIT")
+    except BaseException:
+        with suppress(sqlite3.Error):
+            if db.in_transaction:
+                db.execute("ROLLBACK")
+        raise
+
+
+def open_store(path: Path | str, tables: Sequence[Table]) -> sqlite3.Connection:
+    """A connection to a file, made where it is missing, brought to this version where it is older. Raises
+    :class:`EnvironmentError_` where the machine is at fault and :class:`ModelFileError` for what is no such file; a damaged
+    one is put aside first."""
+    if path == ":memory:":
+        return _ready(path, tables)
+    try:
+        folder = make_folder(Path(path).parent)
+        with locked(folder):
+            try:
+                return _ready(path, tables)
+            except sqlite3.Error as error:
+                problem = failure(path, error)
+                if isinstance(problem, ModelFileError):
+                    problem = _put_aside(Path(path), tables, error)
+                raise problem from error
+    except ValueError as error:
+        raise UsageError(f"{str(path)!r} is no name of a file: {error}", "choose another name") from error
+
+
+def _connect(path: Path | str) -> sqlite3.Connection:
+    return sqlite3.connect(path, timeout=PATIENCE, isolation_level=None)
+
+
+def fetch(db: sqlite3.Connection, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+    """All rows of a query; text that is damaged beyond UTF-8 comes with replacements, so that its checksum is wrong."""
+    try:
+        return db.execute(sql, values).fetchall()
+    except sqlite3.OperationalError as error:
+        if "decode" not in str(error):
+            raise
+    db.text_factory = lambda data: data.decode("utf-8", "replace")
+    try:
+        return db.execute(sql, values).fetchall()
+    finally:
+        db.text_factory = str
+
+
+def _ready(path: Path | str, tables: Sequence[Table]) -> sqlite3.Connection:
+    db = _connect(path)
+    try:
+        found = [sql for (sql,) in db.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid")]
+        db.execute("PRAGMA journal_mode=WAL")
+        db.execute("PRAGMA synchronous=NORMAL")
+        if not found:
+            with transaction(db):
+                _create(db, tables)
+            return db
+        version = db.execute("PRAGMA user_version").fetchone()[0]
+        names = {n for (n,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if not names & {t.name for t in tables}:
+            raise ModelFileError(f"{path} is a database of another program", "choose another file")
+        if version not in (1, VERSION):
+            raise ModelFileError(
+                f"the tuning records {path} have version {version}, this program reads {VERSION}",
+                "export them with the program that wrote them, or choose another file",
+            )
+        problem = db.execute("PRAGMA integrity_check(1)").fetchone()[0]
+        if problem != "ok":
+            raise sqlite3.DatabaseError(f"SQLite's own check finds: {' '.join(problem.split())}")
+        if version == 1:
+            _migrate(path, db, tables)
+        elif set(found) != {sql for t in tables for sql in t.created}:
+            raise sqlite3.DatabaseError("the description of its tables is not the one that was written")
+    except (sqlite3.Error, FuserError):
+        db.close()
+        raise
+    return db
+
+
+def _create(db: sqlite3.Connection, tables: Iterable[Table]) -> None:
+    for sql in (s for t in tables for s in t.created):
+        db.execute(sql)
+    db.execute(f"PRAGMA user_version = {VERSION}")
+
+
+def _migrate(path: Path | str, db: sqlite3.Connection, tables: Sequence[Table]) -> None:
+    """Tables without checksums get them. What cannot have been written is left out, since nothing else tells what is damaged."""
+    with transaction(db):
+        if db.execute("PRAGMA user_version").fetchone()[0] == VERSION:
+            return
+        kept = left = 0
+        for t in tables:
+            there = {row[1] for row in db.execute(f"PRAGMA table_info({t.name})")}
+            if there != set(t.columns):
+                raise sqlite3.DatabaseError(f"the table {t.name} has other columns than those of version 1")
+            db.execute(f"ALTER TABLE {t.name} RENAME TO old_{t.name}")
+        _create(db, tables)
+        for t in tables:
+            for row in db.execute(f"SELECT {', '.join(t.columns)} FROM old_{t.name} ORDER BY rowid"):
+                good = t.sound(row)
+                kept, left = kept + good, left + (not good)
+                if good:
+                    t.insert(db, row)
+            db.execute(f"DROP TABLE old_{t.name}")
+    note(f"{path}: {kept} rows of version 1 have checksums now" + (f", {left} damaged ones were left out" if left else ""))
+
+
+def _put_aside(path: Path, tables: Sequence[Table], why: sqlite3.Error) -> FuserError:
+    """Rename a damaged file, save what is whole in it, and say so."""
+    aside = move_aside(path)
+    saved = 0
+    try:
+        with closing(_ready(path, tables)) as new, closing(_connect(aside)) as old, transaction(new):
+            for t in tables:
+                rows = {r for order in ("ASC", "DESC") for r in _readable(old, t, order)}
+                saved += sum(t.insert(new, r[1:-1]) for r in sorted(rows, key=lambda r: r[0]))
+    except sqlite3.Error as error:
+        return failure(path, error)
+    rest = f"; {saved} rows of it are whole and in the new {path.name}: run again" if saved else "; run again to start a new one"
+    return ModelFileError(f"the tuning records {path} are damaged: {why}", f"the damaged file is now {aside}{rest}")
+
+
+def _readable(db: sqlite3.Connection, t: Table, order: str) -> Iterator[tuple[Any, ...]]:
+    """Rows with a right checksum, up to the first page that cannot be read, the number of the row in front."""
+    db.text_factory = lambda data: data.decode("utf-8", "replace")
+    with suppress(sqlite3.Error):
+        for row in db.execute(f"SELECT rowid, {t.names} FROM {t.name} NOT INDEXED ORDER BY rowid {order}"):
+            if isinstance(row[0], int) and intact(row[1:]):
+                yield row
+
+
+def move_aside(path: Path) -> Path:
+    """Rename a file, with what SQLite keeps beside it, to the first free ``NAME.damagedN``; returns that."""
+    number = 1
+    while (aside := path.with_name(f"{path.name}.damaged{number}")).exists():
+        number += 1
+    for suffix in ("-wal", "-shm"):
+        extra = path.with_name(path.name + suffix)
+        if extra.exists():
+            extra.rename(aside.with_name(aside.name + suffix))
+    path.rename(aside)
+    return aside
