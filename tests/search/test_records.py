@@ -170,7 +170,7 @@ BAD = {
     "another graph": '{"structure": "x", "graph": {}}',
     "a common line that is none": '{"common": 3}',
     "a boolean": '{"workload": "w", "program": "p", "structure": "s", "schedule": "", "source": "", "grid": true}',
-    "a number that no row holds": '{"workload": "w", "program": "p", "structure": "", "schedule": "", "source": "", "grid": 1e30}',
+    "a number too large": '{"workload": "w", "program": "p", "structure": "", "schedule": "", "source": "", "grid": 1e30}',
 }
 
 
