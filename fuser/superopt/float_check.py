@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -17,6 +18,10 @@ from fuser.lower.reference import InterpretError
 from fuser.lower.reference import interpret
 from fuser.superopt.checking import checking_schedules
 from fuser.superopt.flat import evaluate_flat
+from fuser.superopt.magnitudes import magnitudes
+from fuser.superopt.magnitudes import reference
+from fuser.superopt.magnitudes import scaled
+from fuser.superopt.reduced import Case
 from fuser.superopt.reduced import Reduction
 from fuser.superopt.reduced import reduction
 
@@ -27,30 +32,43 @@ TOLERANCE = 1e-8
 def float_check(
     program: TensorProgram, graph: KernelGraph, schedule: Schedule | None = None, rng: np.random.Generator | None = None
 ) -> float:
-    """Largest relative Frobenius error of the outputs in float64, at reduced sizes (:mod:`fuser.superopt.reduced`), infinite
-    where only one side is finite. Raises :class:`fuser.superopt.reduced.MismatchError` where the tensors do not fit."""
+    """Largest relative Frobenius error of the outputs in float64, at reduced sizes (:mod:`fuser.superopt.reduced`), infinite where
+    only one side is finite. Raises :class:`fuser.superopt.reduced.MismatchError` where the tensors do not fit."""
     rng = rng or np.random.default_rng(0)
     return float_error(reduction(program, graph), schedule, rng)
 
 
 def float_error(tied: Reduction, schedule: Schedule | None, rng: np.random.Generator, turn: int = 0) -> float:
-    """:func:`float_check` for axes that are tied already; of two turns in a row every extent differs."""
+    """:func:`float_check` for axes that are tied already; of two turns in a row every extent differs.
+
+    Inputs are compared as they are drawn and at larger factors (:mod:`.magnitudes`): what is equal in exact arithmetic may
+    overflow where the program does not.
+    """
     case = tied.draw(rng, turn)
-    worst = math.inf
-    for inputs in _float_inputs(case.program, rng):
-        wanted = case.program.evaluate(inputs)
-        if not all(np.isfinite(x).all() for x in wanted.values()):
-            continue
-        own = {n: inputs[n] for n in case.graph.inputs}
-        for chosen in checking_schedules(case.graph, schedule, tied.structure.graph if schedule else None):
-            try:
-                got = interpret(case.graph, chosen, own)
-            except (InterpretError, UsageError):
-                continue
-            return max(relative_error(got[n], x) for n, x in wanted.items())
-        flat = evaluate_flat(FloatAlgebra(), case.graph, {n: np.asarray(x, np.float64) for n, x in own.items()})
-        return max(relative_error(flat.tensors[n], x) for n, x in wanted.items())
+    worst = 0.0
+    with np.errstate(all="ignore"):
+        for inputs in _float_inputs(case.program, rng):
+            chosen = magnitudes(case.program, case.graph, inputs)
+            for factor in chosen.factors:
+                values = scaled(inputs, factor)
+                got, wanted = _computed(tied, schedule, case, values), reference(case.program, values)
+                worst = max(worst, *(relative_error(got[n], x, chosen.masked) for n, x in wanted.items()))
+                if not worst <= TOLERANCE:
+                    return worst
+            if chosen.finite:
+                break
     return worst
+
+
+def _computed(tied: Reduction, schedule: Schedule | None, case: Case, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+    """The outputs of the µGraph in float64."""
+    own = {n: inputs[n] for n in case.graph.inputs}
+    for chosen in checking_schedules(case.graph, schedule, tied.structure.graph if schedule else None):
+        try:
+            return interpret(case.graph, chosen, own)
+        except (InterpretError, UsageError):
+            continue
+    return evaluate_flat(FloatAlgebra(), case.graph, {n: np.asarray(x, np.float64) for n, x in own.items()}).tensors
 
 
 def _float_inputs(program: TensorProgram, rng: np.random.Generator) -> Iterator[dict[str, Array]]:
@@ -64,8 +82,15 @@ def _float_inputs(program: TensorProgram, rng: np.random.Generator) -> Iterator[
         yield found
 
 
-def relative_error(got: Array, wanted: Array) -> float:
-    """Frobenius norm of the difference over that of what is wanted; infinite for another shape or a value that is not finite."""
-    if got.shape != wanted.shape or not np.isfinite(got).all():
+def relative_error(got: Array, wanted: Array, masked: bool = False) -> float:
+    """Frobenius norm of the difference over that of what is wanted, where that is finite; infinite for another shape, and where
+    NaN or infinity do not stand where they should. With ``masked``, zero may stand for NaN: the one defined output of a row in
+    which everything is masked."""
+    if got.shape != wanted.shape:
         return math.inf
-    return float(np.linalg.norm(got - wanted)) / max(float(np.linalg.norm(wanted)), 1e-300)
+    nan, finite = np.isnan(wanted), np.isfinite(wanted)
+    same = np.where(nan, np.isnan(got) | (masked & (got == 0)), np.where(finite, np.isfinite(got), got == wanted))
+    if not same.all():
+        return math.inf
+    difference, norm = np.linalg.norm(got[finite] - wanted[finite]), np.linalg.norm(wanted[finite])
+    return float(difference) / max(float(norm), 1e-300)

@@ -15,10 +15,10 @@ from fuser.superopt.degrees import measured_degrees
 
 def stabilized(graph: KernelGraph) -> bool:
     """Some value is shifted by a running maximum, or an accumulator is rescaled by one."""
-    return any(s.running or s.rescale or _shift(k, s.value) for k in graph.blocks for s in k.computes)
+    return any(s.running or s.rescale or is_shift(k, s.value) for k in graph.blocks for s in k.computes)
 
 
-def _shift(block: BlockGraph, value: str) -> bool:
+def is_shift(block: BlockGraph, value: str) -> bool:
     """``value`` is x − max x and is only read by exponentials: a shift, not a difference that the program asks for."""
     s = block.by_value.get(value)
     if s is None or s.op != "sub":
@@ -44,7 +44,7 @@ def _bare(block: BlockGraph) -> BlockGraph:
     alias: dict[str, str] = {}
     stmts = []
     for s in block.stmts:
-        if s.kind == "compute" and s.running and s.op == "sub" and _shift(block, s.value):
+        if s.kind == "compute" and s.running and s.op == "sub" and is_shift(block, s.value):
             alias[s.value] = s.args[0]
             continue
         stmts.append(replace(s, args=tuple(alias.get(a, a) for a in s.args), rescale=()))
@@ -71,7 +71,7 @@ def rescaled_by_degrees(graph: KernelGraph, plain: KernelGraph, rng: np.random.G
     for block in graph.blocks:
         wanted: dict[str, set[Rescale]] = {s.value: set() for s in block.computes if s.folds}
         for s in block.computes:
-            if s.op != "exp" or not _shift(block, s.args[0]):
+            if s.op != "exp" or not is_shift(block, s.args[0]):
                 continue
             top = block.by_value[block.by_value[s.args[0]].args[1]]
             found = measured_degrees(plain, block.name, s.value, rng, top.reduce)

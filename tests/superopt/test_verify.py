@@ -29,6 +29,7 @@ from fuser.ir.schedule import bind
 from fuser.ir.tiling import TilingExpr
 from fuser.superopt.checking import checking_schedules
 from fuser.superopt.float_check import float_check
+from fuser.superopt.float_check import relative_error
 from fuser.superopt.postpone import postpone_divisions
 from fuser.superopt.real_size import verify_blocks
 from fuser.superopt.reduced import reduction
@@ -325,3 +326,58 @@ def test_repeated_heads(place: str) -> None:
     tiled = [b.op("repeat", x.reshape(1, *x.shape), axis=0, times=3).reshape(6, 64, 32) for x in (k, v)]
     if place == "keys":
         assert not verify(program, fuse(b.build(O=b.attention(q, *tiled))), rounds=1).accepted
+
+
+def _shifted_softmax(program: TensorProgram, by: str) -> TensorProgram:
+    """The same softmax of a program's first input, as quotients of exponentials that are shifted."""
+    b = Builder("shifted")
+    t = program[program.inputs[0]]
+    x = b.input(t.name, t.shape) * (1000 if "steep" in program.name else 1)
+    top = b.op("max", x, axis=(1,), keepdims=True)
+    e = b.exp({"bare": x, "minus": x - top, "plus": x + top, "twice": x - 2 * top, "half": x - 0.5 * top}[by])
+    return b.build(Y=e / b.sum(e, 1, keepdims=True))
+
+
+def test_what_overflows_where_the_program_does_not_is_refused() -> None:
+    """In exact arithmetic all of these are equal."""
+    b = Builder("softmax")
+    plain = b.build(Y=b.softmax(b.input("X", (16, 64))))
+    b = Builder("steep softmax")
+    steep = b.build(Y=b.softmax(b.input("X", (16, 64)) * 1000))
+    for program, right, wrong in ((plain, ("bare", "minus", "half"), ("plus",)), (steep, ("minus",), ("bare", "plus", "twice"))):
+        for by in right:
+            assert isinstance(verdict := verify(program, fuse(_shifted_softmax(program, by)), rounds=1), Verified), (by, verdict)
+        for by in wrong:
+            verdict = verify(program, fuse(_shifted_softmax(program, by)), rounds=1)
+            assert isinstance(verdict, Rejected), by
+            assert "float64" in verdict.why, by
+
+
+@pytest.mark.parametrize("factor", [1000, 90, -300, 1e-6])
+def test_steep_exponentials(factor: float) -> None:
+    """Where the program overflows, so may the µGraph, and only there."""
+    b = Builder("steep")
+    x = b.input("X", (16, 24))
+    program = b.build(Y=b.exp(x * factor))
+    b = Builder("square")
+    x = b.input("X", (16, 24))
+    e = b.exp(x * (factor / 2))
+    assert isinstance(verify(program, fuse(program), rounds=1), Verified)
+    assert isinstance(verify(program, fuse(b.build(Y=e * e)), rounds=1), Verified)
+    b = Builder("wrong")
+    assert not verify(program, fuse(b.build(Y=b.exp(b.input("X", (16, 24)) * (factor * 1.001)))), rounds=1).accepted
+
+
+def test_not_a_number_stands_where_it_should() -> None:
+    nan, inf = np.nan, np.inf
+    wanted = np.array([1.0, nan, inf, -inf])
+    assert relative_error(wanted, wanted) == 0
+    for got in (
+        [1.0, 2.0, inf, -inf],
+        [nan, nan, inf, -inf],
+        [1.0, nan, inf, inf],
+        [1.0, nan, 1e300, -inf],
+        [1.0, 0.0, inf, -inf],
+    ):
+        assert relative_error(np.array(got), wanted) == inf
+    assert relative_error(np.array([1.0, 0.0, inf, -inf]), wanted, masked=True) == 0
