@@ -32,8 +32,8 @@ TOLERANCE = 1e-8
 def float_check(
     program: TensorProgram, graph: KernelGraph, schedule: Schedule | None = None, rng: np.random.Generator | None = None
 ) -> float:
-    """Largest relative Frobenius error of the outputs in float64, at reduced sizes (:mod:`fuser.superopt.reduced`), infinite where
-    only one side is finite. Raises :class:`fuser.superopt.reduced.MismatchError` where the tensors do not fit."""
+    """Largest relative Frobenius error of the outputs in float64, at reduced sizes (:mod:`fuser.superopt.reduced`), infinite
+    where NaN or infinity differ. Raises :class:`fuser.superopt.reduced.MismatchError` where the tensors do not fit."""
     rng = rng or np.random.default_rng(0)
     return float_error(reduction(program, graph), schedule, rng)
 

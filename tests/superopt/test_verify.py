@@ -325,7 +325,7 @@ def test_repeated_heads(place: str) -> None:
     q, k, v = b.input("Q", (6, 16, 32)), b.input("K", (2, 64, 32)), b.input("V", (2, 64, 32))
     tiled = [b.op("repeat", x.reshape(1, *x.shape), axis=0, times=3).reshape(6, 64, 32) for x in (k, v)]
     if place == "keys":
-        assert not verify(program, fuse(b.build(O=b.attention(q, *tiled))), rounds=1).accepted
+        assert not verify(program, fuse(b.build(O=b.attention(q, tiled[0], tiled[1]))), rounds=1).accepted
 
 
 def _shifted_softmax(program: TensorProgram, by: str) -> TensorProgram:
