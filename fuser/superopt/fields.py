@@ -9,8 +9,8 @@ A value is a pair of residues, modulo p outside and modulo q inside an exponenti
 Other functions (sqrt, relu, sigmoid, tanh, erf) are random functions keyed on the residues that exist, equal for both graphs of
 a round; silu, gelu and rsqrt are made of them. ``max`` and ``maximum`` fold by a random total order, so that they commute,
 associate and split over loops. Two programs that differ by another true law of such a function are told apart: refused, never
-wrongly accepted. Square roots of 2, 3, 5, 7, 11, 13 and their products are true roots in both fields; any other irrational
-constant is one unknown for each prime in it, so only what holds for all its values is accepted.
+wrongly accepted. Roots of 2, 3, 5, 7, 11, 13 and their products are true roots in both fields (but for a few of odd order);
+any other irrational constant is one unknown for each prime in it, so only what holds for all its values is accepted.
 
 What is proven and what is not: :func:`error_bound` bounds one round by the paper's theorem 2, or by degree/p where exp and all
 else is a random function. Both take the functions as truly random; a keyed 64-bit mixing function stands in for them.
@@ -139,12 +139,17 @@ class Field:
         return result
 
     def _root(self, prime: int, n: int, m: int) -> int:
-        """A number that stands for prime^(1/n): a true square root where there is one, else an unknown."""
-        root = modular_root(prime, m) if n == 2 else None
+        """A number that stands for prime^(1/n): a true root where there is one, else that of an unknown square, so that roots of
+        roots are roots."""
+        root = modular_root(prime, m, n)
         if root is None:
-            digest = hashlib.sha256(self._key + f"root {prime} {n} {m}".encode()).digest()
-            root = 1 + int.from_bytes(digest[:8], "little") % (m - 1)
+            square = self._unknown(f"square {prime}", m) ** 2 % m
+            root = modular_root(square, m, n) or self._unknown(f"root {prime} {n}", m)
         return root
+
+    def _unknown(self, name: str, m: int) -> int:
+        digest = hashlib.sha256(self._key + f"{name} {m}".encode()).digest()
+        return 1 + int.from_bytes(digest[:8], "little") % (m - 1)
 
     # operators
 

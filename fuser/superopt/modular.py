@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from fuser.ir.ops import Array
@@ -72,10 +74,13 @@ def power_tables(base: int, m: int) -> tuple[Array, Array]:
     return tables[0], tables[1]
 
 
-def modular_root(a: int, m: int) -> int | None:
-    """A square root of a modulo a prime m ≡ 3 mod 4, if there is one."""
-    root = pow(a, (m + 1) // 4, m)
-    return root if root * root % m == a % m else None
+def modular_root(a: int, m: int, n: int = 2) -> int | None:
+    """The n-th root of a that is a square itself, modulo a prime m ≡ 3 mod 4, if there is one. Such roots multiply, and roots of
+    them are roots of a."""
+    squares = (m - 1) // 2  # how many there are besides zero: an odd number
+    if squares % 2 == 0 or math.gcd(n, squares) != 1 or pow(a, squares, m) != 1:
+        return None
+    return pow(a, pow(n, -1, squares), m)
 
 
 def plus(x: Array, n: np.uint64) -> Array:

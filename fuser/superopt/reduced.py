@@ -39,12 +39,16 @@ from fuser.ir.program import infer_shape
 from fuser.ir.resize import resize
 from fuser.ir.windows import detach
 from fuser.ir.windows import windowed
+from fuser.superopt.constants import known_constants
+from fuser.superopt.constants import with_known_constants
 from fuser.superopt.draw import draw_sizes
 from fuser.superopt.masks import Mask
 from fuser.superopt.masks import Offsets
 from fuser.superopt.masks import reduced_offsets
 
 PROGRAM = ""
+WORK = 1 << 20
+"""Elements that a test at real extents may compute or sum over."""
 Name = tuple[str, str]  # (kernel, axis); the program's axes have the kernel PROGRAM
 
 
@@ -193,10 +197,13 @@ class Reduction:
     program: TensorProgram
     axes: AxisMap
     structure: Structure
+    real: bool = False
+    """Whether extents stay those of the real size where that is affordable."""
 
     def draw(self, rng: np.random.Generator, turn: int = 0) -> Case:
         """Random small sizes; of two turns in a row every extent differs."""
         sizes = draw_sizes(self.structure, rng, self.masks, turn)
+        sizes = self.restored(sizes) if self.real else sizes
         return self.at(sizes, reduced_offsets(self.masks, self.structure.real, sizes, rng))
 
     @cached_property
@@ -215,12 +222,34 @@ class Reduction:
         extents = self.structure.extents(sizes)
         own = {axis: e for (kernel, axis), e in extents.items() if kernel == PROGRAM}
         small = resize(self.program, own, self.axes, {n: offsets[m] for n, m in self.program_masks.items()})
-        graph = self.structure.at(sizes, offsets)
+        graph = with_known_constants(
+            self.structure.graph, self.structure.at(sizes, offsets), known_constants(self.program, small)
+        )
         # inputs that no kernel reads have no axes in the µGraph
         graph = replace(
             graph, tensors=tuple(replace(t, shape=small[t.name].shape) if t.name in small.table else t for t in graph.tensors)
         )
         return Case(small, graph, tuple(own.items()))
+
+    def restored(self, sizes: Sequence[int]) -> list[int]:
+        """The real extents of as many atoms as :data:`WORK` allows, the smallest first."""
+        found = list(sizes)
+        for i in sorted(range(len(found)), key=lambda i: self.structure.real[i]):
+            more = [*found[:i], self.structure.real[i], *found[i + 1 :]]
+            if self.structure.real[i] != FREE and self.work(more) <= WORK:
+                found = more
+        return found
+
+    def work(self, sizes: Sequence[int]) -> int:
+        """Elements that a test at these sizes computes or sums over."""
+        extents = self.structure.extents(sizes)
+        total = 0
+        for i, node in enumerate(self.program.nodes):
+            used = [self.axes.values[node.output], *(self.axes.uses[i, j] for j in range(len(node.inputs)))]
+            total += math.prod(extents[PROGRAM, a] for a in {a for dims in used for d in dims for a in d})
+        for b in self.structure.graph.blocks:
+            total += sum(math.prod(extents[b.name, a] for a in s.related) for s in b.stmts)
+        return total
 
     def with_graph(self, graph: KernelGraph) -> Reduction:
         """The same for another µGraph over the same axes."""

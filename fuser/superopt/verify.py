@@ -13,6 +13,9 @@ What is proven: :attr:`Verified.bound`, for truly random functions. What is not 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import replace
 
@@ -21,6 +24,7 @@ import numpy as np
 from fuser.errors import ProgramError
 from fuser.errors import UnsupportedError
 from fuser.errors import UsageError
+from fuser.ir.composites import expand
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import Schedule
@@ -28,6 +32,8 @@ from fuser.lower.reference import InterpretError
 from fuser.lower.reference import interpret_in
 from fuser.superopt.bounds import round_bound
 from fuser.superopt.checking import checking_schedules
+from fuser.superopt.constants import as_numbers
+from fuser.superopt.constants import constant
 from fuser.superopt.field_algebra import FieldAlgebra
 from fuser.superopt.fields import Field
 from fuser.superopt.fields import Value
@@ -122,33 +128,60 @@ def verify(
     ``float_rounds`` comparisons in float64 come on top (0 for none). Errors of the µGraph are verdicts, not exceptions.
     """
     rng = rng or np.random.default_rng(0)
-    try:
-        return _verify(program, graph.validate(), schedule, rng, rounds, float_rounds)
-    except (MismatchError, InterpretError, ProgramError, UsageError) as error:
-        return Rejected(error.message)
-    except UnsupportedError as error:
-        return Unknown(error.message)
-
-
-def _verify(
-    program: TensorProgram,
-    graph: KernelGraph,
-    schedule: Schedule | None,
-    rng: np.random.Generator,
-    rounds: int,
-    float_rounds: int,
-) -> Verdict:
     # the last bits number the rounds, of which the next has other sizes throughout
     seeds = [int(s) >> _TURNS << _TURNS | i % (1 << _TURNS) for i, s in enumerate(rng.integers(0, 2**62, rounds + float_rounds))]
-    tied = reduction(program, graph)
-    graph = tied.structure.graph
+    try:
+        graph.validate()
+    except ProgramError as error:
+        return Rejected(error.message)
+    first: Verdict | None = None
+    for note, form in _forms(program, graph):
+        try:
+            tied = form()
+            verdict = _verify(tied, schedule, seeds[:rounds])
+            if isinstance(verdict, Verified):
+                verdict = _compared(tied, schedule, replace(verdict, heuristic=(*verdict.heuristic, *note)), seeds[rounds:])
+                return verdict if isinstance(verdict, Verified) or first is None else first
+        except (MismatchError, InterpretError, ProgramError, UsageError) as error:
+            verdict = Rejected(error.message)
+        except UnsupportedError as error:
+            verdict = Unknown(error.message)
+        first = first or verdict
+    assert first is not None
+    return first
+
+
+def _forms(program: TensorProgram, graph: KernelGraph) -> Iterator[tuple[tuple[str, ...], Callable[[], Reduction]]]:
+    """What is tested until one form passes, with notes: program and µGraph as they are; then with constants as numbers and real
+    extents. Both say the same at the real size."""
+    yield (), lambda: reduction(program, graph)
+    if constant(program, graph):
+        yield (
+            ("constants are the numbers of the real size", "some extents are those of the real size"),
+            lambda: replace(reduction(*as_numbers(expand(program), graph)), real=True),
+        )
+
+
+def _compared(tied: Reduction, schedule: Schedule | None, verdict: Verified, seeds: Sequence[int]) -> Verdict:
+    """The verdict with the largest error of comparisons in float64."""
+    error = 0.0 if seeds else math.nan
+    for seed in seeds:
+        error = max(error, float_error(tied, schedule, np.random.default_rng(seed), seed))
+        if not error <= TOLERANCE:
+            return Rejected(f"the float64 comparison differs by {error:.1e}", seed)
+    return replace(verdict, float_error=error)
+
+
+def _verify(tied: Reduction, schedule: Schedule | None, seeds: list[int]) -> Verdict:
+    """The rounds over finite fields; a :class:`Verified` without its float error."""
+    rounds, graph = len(seeds), tied.structure.graph
     stable = stabilized(graph)
     modes = [True] if stable else [False, True] if _has_exp(graph) else [False]
     verdict: Verdict = Unknown("no round was run")
     notes = ["tested at the reduced sizes that are named; other sizes are inferred from the structure"]
     bare: _Pass | None = None
     for law in modes:
-        found = _rounds(tied, schedule, seeds[:rounds], law)
+        found = _rounds(tied, schedule, seeds, law)
         if isinstance(found, _Pass):
             bare = found
             break
@@ -160,7 +193,7 @@ def _verify(
             "by the law of exp"
         )
         plain = unstabilize(graph)
-        second = _rounds(tied.with_graph(plain), schedule, seeds[:rounds], False)
+        second = _rounds(tied.with_graph(plain), schedule, seeds, False)
         if bare is None and isinstance(verdict, Unknown) and isinstance(second, _Pass):
             # the law of exp has no meaning here if exponentials are nested; then the shifts are tested by degrees
             if nested(graph) and rescaled_by_degrees(graph, plain, np.random.default_rng(seeds[0])):
@@ -176,15 +209,8 @@ def _verify(
             "and says nothing for sums of many exponentials"
         )
     notes += bare.notes
-    error = 0.0
-    for seed in seeds[rounds:]:
-        error = max(error, float_error(tied, schedule, np.random.default_rng(seed), seed))
-        if not error <= TOLERANCE:
-            return Rejected(f"the float64 comparison differs by {error:.1e}", seed)
-    if not float_rounds:
-        error = math.nan
     primes = tuple(PRIMES[i % len(PRIMES)] for i in range(rounds))
-    return Verified(rounds, primes, bare.law, bare.bound, tuple(dict.fromkeys(notes)), bare.sizes, error)
+    return Verified(rounds, primes, bare.law, bare.bound, tuple(dict.fromkeys(notes)), bare.sizes, math.nan)
 
 
 @dataclass(frozen=True)
