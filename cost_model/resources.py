@@ -29,6 +29,14 @@ from cost_model.features import Counts
 from cost_model.features import Features
 from cost_model.features import Sizes
 from cost_model.features import StmtFeatures
+from cost_model.lives import from_loads
+from cost_model.lives import home
+from cost_model.lives import last_use
+from cost_model.lives import life
+from cost_model.lives import made_by
+from cost_model.lives import read_together
+from cost_model.lives import real
+from cost_model.lives import span
 from fuser.device import Device
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import Stmt
@@ -118,11 +126,6 @@ def contracts(stmt: Stmt) -> bool:
     return stmt.kind == "compute" and op_def(stmt.op).kind == "contract"
 
 
-def real(f: Features, loops: tuple[str, ...]) -> tuple[str, ...]:
-    """Loops that are loops of the generated source: the others are unrolled."""
-    return tuple(a for a in loops if a not in f.tree.arrays)
-
-
 def _lanes(f: Features) -> dict[str, Sizes]:
     in_dots = {x for s in f.block.computes if contracts(s) for v in s.args for x in f.block.by_value[v].axes}
     return {a: padded(t, LEAST if a in in_dots else 1) for a, t in f.tile.items()}
@@ -175,16 +178,6 @@ def _balanced(rows: Counts, cols: Counts, warps: Counts) -> Counts:
         colwise = more & ~rowwise
         across, wide = np.where(colwise, across * 2, across), np.where(colwise, wide / 2, wide)
     return down
-
-
-def home(f: Features, i: int) -> tuple[str, ...]:
-    """Real loops in which a load is executed: the compiler moves it out of those that do not index it."""
-    s = f.stmts[i]
-    loops = real(f, s.loops)
-    if s.stmt.kind != "load":
-        return loops
-    deep = max((d + 1 for d, a in enumerate(loops) if a in s.stmt.axes), default=0)
-    return loops[:deep]
 
 
 def _feeds(f: Features, i: int) -> tuple[int, ...]:
@@ -248,29 +241,6 @@ def _bytes(f: Features, lanes: dict[str, Sizes], stmt: Stmt) -> Counts:
     return f.product(lanes, dict.fromkeys(stmt.axes)) * DTYPE_BYTES[stmt.dtype]
 
 
-def _last_use(f: Features, i: int) -> int:
-    """Position of the end of a value: its last reader, or the end of the loop around that reader that the value outlives."""
-    value, loops = f.stmts[i].stmt.value, f.stmts[i].loops
-    end = i
-    for j in range(i + 1, len(f.stmts)):
-        if value in f.stmts[j].stmt.args and f.stmts[j].loops[: len(loops)] == loops:
-            end = max(end, j)
-            inside = f.stmts[j].loops[: len(loops) + 1]
-            while len(inside) > len(loops) and end + 1 < len(f.stmts) and f.stmts[end + 1].loops[: len(inside)] == inside:
-                end += 1
-    return end
-
-
-def _span(f: Features, i: int, loops: tuple[str, ...]) -> tuple[int, int]:
-    """First and last position of the loop nest ``loops`` around a statement."""
-    low = high = i
-    while low > 0 and real(f, f.stmts[low - 1].loops)[: len(loops)] == loops:
-        low -= 1
-    while high + 1 < len(f.stmts) and real(f, f.stmts[high + 1].loops)[: len(loops)] == loops:
-        high += 1
-    return low, high
-
-
 def _shared(f: Features, lanes: dict[str, Sizes], dots: dict[int, Dot], pipelined: dict[int, Counts]) -> Counts:
     """Bytes of shared memory: the most that is alive at once."""
     n = len(f.stmts)
@@ -290,7 +260,7 @@ def _shared(f: Features, lanes: dict[str, Sizes], dots: dict[int, Dot], pipeline
         if stmt.kind == "load":
             size = _bytes(f, lanes, stmt)
             if i in pipelined:
-                hold(*_span(f, i, home(f, i)), size * pipelined[i])
+                hold(*span(f, i, home(f, i)), size * pipelined[i])
             plain = pipelined[i] == 0 if i in pipelined else np.ones(len(f), bool)
             if stmt.value in readers and stmt.value in layered:
                 groups = np.logical_or.reduce([d.groups for d in readers[stmt.value]])
@@ -301,10 +271,10 @@ def _shared(f: Features, lanes: dict[str, Sizes], dots: dict[int, Dot], pipeline
                 tensor = np.logical_or.reduce([d.tensor for d in used])
                 groups = np.logical_or.reduce([d.groups for d in used])
                 # fragments that several statements read are made at once; the buffer is free again
-                once = len(f.block.users(stmt.value)) > 1
+                once = read_together(f, i)
                 moved = len(home(f, i)) < len(real(f, s.loops))
                 copies = f.product(f.trips, unrolled(f, s)) if moved else 1.0
-                end = _span(f, i, real(f, s.loops)[: len(home(f, i)) + 1])[1] if moved else _last_use(f, i)
+                end = span(f, i, real(f, s.loops)[: len(home(f, i)) + 1])[1] if moved else last_use(f, i)
                 hold(i, i, np.where(plain & tensor & ~groups & once, size, 0.0))
                 hold(i, end, np.where(plain & tensor & (groups | (not once)), size * copies, 0.0))
             elif _feeds(f, i):
@@ -316,21 +286,26 @@ def _shared(f: Features, lanes: dict[str, Sizes], dots: dict[int, Dot], pipeline
                 if not from_loads(f, operand):
                     right = value == d.right
                     size = (d.inner * d.cols if right else d.rows * d.inner) * DTYPE_BYTES[operand.dtype]
-                    hold(i, i, np.where(d.tensor & (right | (across > 1) & ~d.groups), size, 0.0))
+                    made, loops = made_by(f, value, dots), real(f, s.loops)
+                    moved = right | (across > 1) & ~d.groups
+                    low, high = i, i
+                    if made is not None and real(f, f.stmts[made].loops) != loops:
+                        # warps of another loop stand as its own shape asks
+                        moved = moved | (dots[made].warp_rows != d.warp_rows) | (across > 1)
+                        if real(f, f.stmts[made].loops)[: len(loops)] != loops:
+                            low, high = span(f, i, loops)
+                    hold(low, high, np.where(d.tensor & moved, size, 0.0))
             hold(i, i, np.where(d.tensor, 0.0, d.inner * 4))
         elif stmt.folds:
             kept = f.product(lanes, stmt.axes)
             across = dots[min(dots)].warp_cols if dots else np.clip(f.warps / kept, 1, f.warps)
             hold(i, i, np.where(across > 1, kept * across * 4, 0.0))
         elif stmt.kind == "store" and dots:
-            # rows of a warp become rows of the tensor in pieces of at most 128 bytes a thread
-            hold(i, i, np.minimum(_bytes(f, lanes, stmt), 128.0 * 32 * f.warps))
+            # rows of a warp become rows of the tensor in pieces of at most 128 bytes a thread; of warp groups, twice that in fp32
+            last = dots[max(dots)]
+            wide = last.groups & (DTYPE_BYTES[stmt.dtype] > 2)
+            hold(i, i, np.minimum(_bytes(f, lanes, stmt), np.where(wide, 256.0, 128.0) * 32 * f.warps))
     return np.maximum.reduce(alive)
-
-
-def from_loads(f: Features, stmt: Stmt) -> bool:
-    """A value that element-wise operators make of loads alone: it is computed on fragments."""
-    return stmt.kind == "load" or (not stmt.folds and all(from_loads(f, f.block.by_value[a]) for a in stmt.args))
 
 
 def _registers(f: Features, lanes: dict[str, Sizes], dots: dict[int, Dot], pipelined: dict[int, Counts]) -> Counts:
@@ -360,7 +335,7 @@ def _registers(f: Features, lanes: dict[str, Sizes], dots: dict[int, Dot], pipel
                 continue
             seen.add(stmt.value)
             size = size * held[stmt.value].tiles * (1.0 if i in dots else FOLDED)
-            low, high = _life(f, i)
+            low, high = life(f, i)
             for p in range(low, high + 1):
                 # an operand of a contraction has become its fp16 form by then
                 alive[p] = alive[p] + size * (0.0 if p == high and p in dots and p != i else 1.0)
@@ -371,28 +346,3 @@ def _registers(f: Features, lanes: dict[str, Sizes], dots: dict[int, Dot], pipel
             alive[i] = alive[i] + (0.0 if dots else FLAT * size)
     # a load takes what is free: it is done in pieces where there is little
     return np.maximum.reduce(alive + [np.minimum(alive[i] + x, ELASTIC) for i, x in loading.items()])
-
-
-def _life(f: Features, i: int) -> tuple[int, int]:
-    """First and last position at which an accumulator (or what element-wise operators make of it in its place) is alive."""
-    stmt = f.stmts[i].stmt
-    owner = dict(f.tree.owner).get(stmt.value)
-    loops = f.stmts[i].loops
-    low, high = (i, i) if owner not in loops else _within(f, i, loops[: loops.index(owner) + 1])
-    names = {stmt.value}
-    for j in range(i + 1, len(f.stmts)):
-        s = f.stmts[j].stmt
-        if names & set(s.args) or (s.kind == "store" and s.value in names):
-            high = max(high, j)
-            if s.kind == "compute" and not s.folds:
-                names.add(s.value)
-    return low, high
-
-
-def _within(f: Features, i: int, loops: tuple[str, ...]) -> tuple[int, int]:
-    low = high = i
-    while low > 0 and f.stmts[low - 1].loops[: len(loops)] == loops:
-        low -= 1
-    while high + 1 < len(f.stmts) and f.stmts[high + 1].loops[: len(loops)] == loops:
-        high += 1
-    return low, high

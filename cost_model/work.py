@@ -19,12 +19,12 @@ from cost_model.features import Counts
 from cost_model.features import Features
 from cost_model.features import Sizes
 from cost_model.features import StmtFeatures
+from cost_model.lives import from_loads
+from cost_model.lives import home
+from cost_model.lives import real
 from cost_model.resources import Resources
 from cost_model.resources import contracts
-from cost_model.resources import from_loads
-from cost_model.resources import home
 from cost_model.resources import layers_of
-from cost_model.resources import real
 from cost_model.resources import resources
 from cost_model.resources import unrolled
 from fuser.device import Device
