@@ -15,6 +15,7 @@ class FuserError(Exception):
     code: ClassVar[str] = "error"
 
     def __init__(self, message: str, hint: str = "") -> None:
+        message = message.strip() or f"{type(self).__name__} without a message"
         super().__init__(message)
         self.message = message
         self.hint = hint
@@ -70,3 +71,22 @@ class EnvironmentError_(FuserError):
 
     exit_code = 6
     code = "environment"
+
+
+def said(error: BaseException) -> str:
+    """What an exception says; where it says nothing (an assertion, say), its class and the line that raised it."""
+    while not (text := str(error).strip()):
+        inner = error.__cause__ or error.__context__
+        if inner is None:
+            trace = error.__traceback__
+            while trace and trace.tb_next:
+                trace = trace.tb_next
+            where = f" at {trace.tb_frame.f_code.co_name}:{trace.tb_lineno}" if trace else ""
+            return f"{type(error).__name__}{where}"
+        error = inner
+    return text
+
+
+def first_line(error: BaseException, most: int = 300) -> str:
+    """The first line of what an exception says."""
+    return said(error).splitlines()[0][:most]

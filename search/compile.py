@@ -61,10 +61,9 @@ def compile_program(
     with what evidence. ``checked``: the winner runs at a reduced size in Triton's interpreter against float64, and the next
     candidate takes its place where it fails.
 
-    ``device`` is where the callable runs: ``cuda``, ``cuda:1``, or ``cpu`` for Triton's interpreter (slow; set
-    ``TRITON_INTERPRET=1`` before Python starts). By default the GPU, if there is one of the target's architecture; with a
-    ``target`` and no such GPU, kernels are only compiled. With ``capture`` calls replay a CUDA graph: inputs are copied into
-    fixed buffers, and the outputs are the same tensors at every call.
+    ``device`` is where the callable runs: ``cuda``, ``cuda:1``, or ``cpu`` for Triton's interpreter (slow). By default the GPU,
+    if there is one of the target's architecture; with a ``target`` and no such GPU, kernels are only compiled. With ``capture``
+    calls replay a CUDA graph: inputs are copied into fixed buffers, and the outputs are the same tensors at every call.
 
     Raises :class:`EnvironmentError_` where there is nothing to run on, :class:`UsageError` for arguments that do not fit and for
     a ``graph`` that the verifier does not accept, and :class:`fuser.errors.NoValidKernelError` or

@@ -7,8 +7,13 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+from fuser.agreement import Agreement
+from fuser.agreement import agreements
+from fuser.agreement import poison
+from fuser.agreement import tolerance
+from fuser.drawing import Draw
+from fuser.drawing import drawn
 from fuser.ir.program import TensorProgram
-from fuser.ir.program import weight_factors
 from fuser.runtime.torch_program import reference
 
 
@@ -18,7 +23,7 @@ class Options:
     replays are timed (0: candidates are only checked); one replay holds each set once, or fewer where it would last longer than
     ``replay_ms``. ``tolerance`` overrides the largest accepted Frobenius error (by default by dtype). ``inputs`` names a
     function ``module:name`` that draws the inputs, called with (program, generator, device); by default they are standard
-    normal, times ``scale``."""
+    normal, times ``scale``, brought into the program's domain (:mod:`fuser.drawing`)."""
 
     seed: int = 0
     rounds: int = 11
@@ -30,10 +35,6 @@ class Options:
     tolerance: float | None = None
     scale: float = 1.0
     inputs: str = ""
-
-
-TOLERANCE = {"float16": 1e-2, "bfloat16": 2e-2, "float32": 1e-3, "float64": 1e-6}
-"""Largest accepted relative Frobenius error by dtype of the outputs."""
 
 
 class Session:
@@ -63,17 +64,16 @@ class Session:
             self.reference = reference(program, self.check_inputs)
             self.inputs = [draw(program, generator, device) for _ in range(self.sets)]
             return
-        factors: dict[str, float] = {}
-        self.check_inputs = {n: x[0] for n, x in self._draw(generator, factors).items()}
-        self.reference = reference(program, self.check_inputs)
-        if self._overflows():
-            factors = weight_factors(program)
-            self.check_inputs = {n: x[0] for n, x in self._draw(generator, factors).items()}
-            self.reference = reference(program, self.check_inputs)
-        drawn = self._draw(generator, factors, self.sets)
-        self.inputs = [{n: x[i] for n, x in drawn.items()} for i in range(self.sets)]
 
-    def _draw(self, generator: Any, factors: dict[str, float], sets: int = 1) -> dict[str, Any]:
+        def attempt(draw: Draw) -> tuple[dict[str, Any], dict[str, Any]]:
+            inputs = {n: x[0] for n, x in self._draw(generator, draw).items()}
+            return inputs, reference(program, inputs)
+
+        draw, self.check_inputs, self.reference = drawn(program, attempt)
+        many = self._draw(generator, draw, self.sets)
+        self.inputs = [{n: x[i] for n, x in many.items()} for i in range(self.sets)]
+
+    def _draw(self, generator: Any, draw: Draw, sets: int = 1) -> dict[str, Any]:
         import torch
 
         found = {}
@@ -83,20 +83,10 @@ class Session:
             shape = (sets, *t.shape)
             if dtype.is_floating_point:
                 x = torch.randn(shape, generator=generator, dtype=torch.float32, device=self.device)
-                found[name] = (x * (self.options.scale * factors.get(name, 1.0))).to(dtype)
+                found[name] = draw.place(name, x * self.options.scale).to(dtype)
             else:
                 found[name] = torch.randint(0, 2, shape, generator=generator, device=self.device).to(dtype)
         return found
-
-    def _overflows(self) -> bool:
-        """A result would not fit the dtype of the outputs (a deep chain of matmuls with unscaled weights)."""
-        import torch
-
-        for name, y in self.reference.items():
-            dtype = getattr(torch, self.program[name].dtype)
-            if not bool(torch.isfinite(y).all()) or float(y.abs().max()) > torch.finfo(dtype).max / 4:
-                return True
-        return False
 
     def empty(self) -> dict[str, Any]:
         import torch
@@ -106,19 +96,14 @@ class Session:
             for n in self.program.outputs
         }
 
-    def errors(self, outputs: dict[str, Any]) -> tuple[str, float, float]:
-        """``(status, Frobenius error, largest error)`` of outputs for the check inputs, the worst over the outputs."""
-        import torch
+    def poisoned(self) -> dict[str, Any]:
+        """Outputs in which an element that is not written shows."""
+        outputs = self.empty()
+        for t in outputs.values():
+            t.fill_(poison(self.reference))
+        return outputs
 
-        worst, largest = 0.0, 0.0
-        for name, ref in self.reference.items():
-            out = outputs[name].double().reshape(ref.shape)
-            if not bool(torch.isfinite(out).all()):
-                return "nan", math.nan, math.nan
-            diff = out - ref
-            norm, top = float(torch.linalg.vector_norm(ref)), float(ref.abs().max())
-            worst = max(worst, float(torch.linalg.vector_norm(diff)) / max(norm, 1e-30))
-            largest = max(largest, float(diff.abs().max()) / max(top, 1e-30))
-        dtype = self.program[self.program.outputs[0]].dtype
-        limit = self.options.tolerance or TOLERANCE.get(dtype, 1e-2)
-        return ("ok" if worst < limit else "wrong"), worst, largest
+    def compare(self, outputs: dict[str, Any]) -> Agreement:
+        """How outputs for the check inputs agree with the reference, the worst over the outputs."""
+        limit = self.options.tolerance or tolerance(t.dtype for t in self.program.tensors)
+        return agreements(outputs, self.reference, {n: self.program[n].dtype for n in self.reference}, limit)

@@ -7,7 +7,6 @@ all candidates of a batch in turn.
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from typing import Any
 from fuser.errors import FuserError
 from fuser.errors import NoValidKernelError
 from fuser.errors import UnsupportedError
+from fuser.errors import first_line
 from fuser.lower.compile import KernelArtifact
 from fuser.runtime.capture import capture_calls
 from fuser.runtime.cuda_driver import CudaError
@@ -100,7 +100,7 @@ def sync(device: str) -> None:
     try:
         torch.cuda.synchronize()
     except RuntimeError as error:
-        raise DeviceLost(str(error).splitlines()[0]) from error
+        raise DeviceLost(first_line(error)) from error
 
 
 def prepare(session: Session, candidate: Kernels | External) -> _Prepared:
@@ -110,21 +110,17 @@ def prepare(session: Session, candidate: Kernels | External) -> _Prepared:
     try:
         done = _prepare(session, candidate)
     except (NoValidKernelError, MemoryError) as error:
-        done = _Prepared([], 0.0, Measurement("resources", _line(error)))
+        done = _Prepared([], 0.0, Measurement("resources", first_line(error)))
     except CudaError as error:
         if error.sticky:
             raise DeviceLost(error.message) from error
-        done = _Prepared([], 0.0, Measurement("resources", _line(error)))
+        done = _Prepared([], 0.0, Measurement("resources", first_line(error)))
     except UnsupportedError as error:
-        done = _Prepared([], 0.0, Measurement("unsupported", _line(error)))
+        done = _Prepared([], 0.0, Measurement("unsupported", first_line(error)))
     except (FuserError, RuntimeError, ValueError, TypeError, ImportError, NotImplementedError) as error:
         done = _Prepared([], 0.0, _of_runtime_error(session.device, error))
     done.result = replace(done.result, seconds=time.perf_counter() - start)
     return done
-
-
-def _line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
 
 
 def _of_runtime_error(device: str, error: Exception) -> Measurement:
@@ -134,19 +130,17 @@ def _of_runtime_error(device: str, error: Exception) -> Measurement:
 
         if isinstance(error, torch.cuda.OutOfMemoryError):
             torch.cuda.empty_cache()
-            return Measurement("resources", _line(error))
+            return Measurement("resources", first_line(error))
         sync(device)
-    return Measurement("invalid", f"{type(error).__name__}: {_line(error)}")
+    return Measurement("invalid", f"{type(error).__name__}: {first_line(error)}")
 
 
 def _prepare(session: Session, candidate: Kernels | External) -> _Prepared:
-    outputs = session.empty()
     keep: Any
     if isinstance(candidate, Kernels):
         keep = exe = Executable(candidate.plan, device=session.device, artifacts=candidate.artifacts or None)
         base = _resources(exe)
-        for t in outputs.values():
-            t.fill_(math.nan)
+        outputs = session.poisoned()
         exe.workspace.fill_(255)  # all ones is NaN in every float dtype
         exe.run(session.check_inputs, outputs)
         sync(session.device)
@@ -158,11 +152,11 @@ def _prepare(session: Session, candidate: Kernels | External) -> _Prepared:
         outputs = function(session.check_inputs)
         sync(session.device)
         calls = [lambda i=i: function(i) for i in session.inputs]
-    status, fro, top = session.errors(outputs)
-    what = "the result has NaN or infinite elements" if status == "nan" else f"relative Frobenius error {fro:.3g}"
+    found = session.compare(outputs)
+    status, what = found.status, found.message
     if status == "ok" and isinstance(keep, Executable) and not _repeats(session, keep, calls, outputs):
         status, what = "wrong", "the result differs from run to run: a race"
-    result = replace(base, status=status, error_fro=fro, error_max=top)
+    result = replace(base, status=status, error_fro=found.error, error_max=found.max_error)
     if status != "ok":
         failed = _Prepared([], 0.0, replace(result, detail=what), keep)
         _release(failed)
@@ -181,13 +175,18 @@ def _repeats(session: Session, exe: Executable, calls: Sequence[Call], first: di
     for n in range(REPEATS):
         for call in calls[n * REPEATS : (n + 1) * REPEATS]:
             call()
-        outputs = session.empty()
-        for t in outputs.values():
-            t.fill_(math.nan)
+        outputs = session.poisoned()
         exe.run(session.check_inputs, outputs)
         found.append(outputs)
     sync(session.device)
-    return all(torch.equal(o[n], first[n]) for o in found for n in first)
+    return all(torch.equal(_bits(o[n]), _bits(first[n])) for o in found for n in first)
+
+
+def _bits(x: Any) -> Any:
+    """A tensor as bytes, which are equal where NaN is not."""
+    import torch
+
+    return x.contiguous().view(torch.uint8)
 
 
 def _resources(exe: Executable) -> Measurement:
@@ -243,7 +242,7 @@ def time_batch(
             except (RuntimeError, CudaError) as error:
                 p.calls = []
                 sync(session.device)
-                p.result = replace(p.result, status="invalid", detail=f"cannot be captured: {_line(error)}")
+                p.result = replace(p.result, status="invalid", detail=f"cannot be captured: {first_line(error)}")
                 continue
         p.result = replace(p.result, seconds=p.result.seconds + time.perf_counter() - start)
         live.append(p)

@@ -17,6 +17,7 @@ from typing import Any
 
 from fuser.errors import EnvironmentError_
 from fuser.errors import FuserError
+from fuser.errors import first_line
 from fuser.ir.program import TensorProgram
 from search.machine import device_info
 from search.session import Options
@@ -46,10 +47,7 @@ class _Batch:
 
 def serve(connection: Connection, device: str, index: int) -> None:
     """The child: answers batches until the pipe closes."""
-    # set before torch and Triton are imported: both read them once
-    if device == "cpu":
-        os.environ["TRITON_INTERPRET"] = "1"
-    else:
+    if device != "cpu":  # before torch is imported, which reads it once
         os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", str(index)).split(",")[0]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupted parent closes the pipe
     sessions: OrderedDict[tuple[str, Options], Session] = OrderedDict()
@@ -71,7 +69,7 @@ def _answer(connection: Connection, batch: _Batch, sessions: OrderedDict[tuple[s
         session = _session(sessions, batch, device)
     except (RuntimeError, FuserError) as error:
         sync(device)
-        text = f"no inputs or no reference: {str(error).splitlines()[0][:300]}"
+        text = f"no inputs or no reference: {first_line(error)}"
         connection.send(("done", [Measurement("resources", text)] * len(batch.candidates)))
         return
     prepared = []

@@ -26,6 +26,12 @@ from typing import Literal
 import numpy as np
 
 from fuser.errors import UnsupportedError
+from fuser.ir.interval import ANY
+from fuser.ir.interval import CHOICE
+from fuser.ir.interval import NONZERO
+from fuser.ir.interval import NOT_NEGATIVE
+from fuser.ir.interval import POSITIVE
+from fuser.ir.interval import Domain
 from fuser.ir.scalar import Scalar
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -41,7 +47,8 @@ class OpDef:
     a random factor (stable exponentials, DESIGN.md): ``add`` for products, ``sub`` for quotients, ``equal`` where operands must
     agree, ``zero`` where they must be 0, ``same`` for a scaling or a fold.
     ``flops`` and ``sfu`` count arithmetic and special-function operations per element of the output (per element of the input of
-    a reduction, per multiply-add pair 2 for a contraction). ``triton`` is a format string over ``{0}``, ``{1}``, … in fp32.
+    a reduction, per multiply-add pair 2 for a contraction). ``triton`` is a format string over ``{0}``, ``{1}``, … in fp32; of a
+    reduction the function that combines two elements. NaN goes through every operator, as in numpy and torch.
     """
 
     name: str
@@ -58,7 +65,12 @@ class OpDef:
     commutative: bool = False
     relay: tuple[str, ...] = ()
     torch: tuple[str, ...] = ()
-    domain: str = ""
+    domain: tuple[Domain, ...] = ()
+    """What each operand has to be for the result to be a number: checks draw their inputs so (:mod:`fuser.ir.domain`)."""
+    image: Domain = ANY
+    """Where the result lies, whatever the operands are."""
+    increasing: bool = False
+    """An operator with one operand that never falls as it grows."""
     indexed: bool = False
     """The value depends on element indices: in a block, the attributes ``rows`` and ``cols`` name the axes."""
 
@@ -117,11 +129,12 @@ def _mean(x: Array, *, axis: Sequence[int], keepdims: bool = False, **_: Any) ->
 
 
 def _softmax(x: Array, *, axis: int = -1, **_: Any) -> Array:
-    """A row in which everything is masked (all -inf) is defined as zero."""
+    """A row in which everything is masked (all -inf) is defined as zero; one with NaN or +inf is NaN, as in torch."""
     top = np.max(x, axis=axis, keepdims=True)
-    e = np.exp(x - np.where(np.isfinite(top), top, 0))
+    with np.errstate(invalid="ignore"):
+        e = np.exp(x - np.where(np.isneginf(top), 0, top))
     total = np.sum(e, axis=axis, keepdims=True)
-    return np.where(total > 0, e / np.where(total > 0, total, 1), 0)
+    return np.where(total == 0, 0, e / np.where(total == 0, 1, total))
 
 
 def _rms_norm(x: Array, *gain: Array, eps: Any = 1e-5, **_: Any) -> Array:
@@ -174,38 +187,46 @@ _ALL = (
          relay=("subtract",), torch=("sub.Tensor", "sub.Scalar")),
     _map("mul", 2, lambda a, b, **_: a * b, "{0} * {1}", linear=(True, True), degree="add", commutative=True,
          relay=("multiply",), torch=("mul.Tensor", "mul.Scalar")),
-    _map("div", 2, _div, "{0} / {1}", linear=(True, False), degree="sub", sfu=1.0, domain="denominator is not zero",
+    _map("div", 2, _div, "{0} / {1}", linear=(True, False), degree="sub", sfu=1.0, domain=(ANY, NONZERO),
          relay=("divide",), torch=("div.Tensor", "div.Scalar")),
-    _map("maximum", 2, lambda a, b, **_: np.maximum(a, b), "tl.maximum({0}, {1})", commutative=True,
+    _map("maximum", 2, lambda a, b, **_: np.maximum(a, b), "tl.maximum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
+         commutative=True,
          relay=("maximum",), torch=("maximum",)),
     _map("where", 3, _where, "tl.where({0} != 0, {1}, {2})", relay=("where",),
-         torch=("where.self", "where.ScalarOther", "where.ScalarSelf")),
+         torch=("where.self", "where.ScalarOther", "where.ScalarSelf"), domain=(CHOICE,)),
     # element-wise, one operand
     _map("scale", 1, lambda x, **a: x * np.asarray(_scalar(a), x.dtype), "{0} * {scalar}", linear=(True,), degree="same",
          attrs=("scalar",)),
     _map("shift", 1, lambda x, **a: x + np.asarray(_scalar(a), x.dtype), "{0} + {scalar}", attrs=("scalar",)),
     _map("neg", 1, lambda x, **_: -x, "-{0}", linear=(True,), degree="same", relay=("negative",), torch=("neg",)),
-    _map("exp", 1, _quiet(np.exp), "tl.exp2({0} * 1.4426950408889634)", sfu=1.0, degree="exp", relay=("exp",), torch=("exp",)),
-    _map("sqrt", 1, _quiet(np.sqrt), "tl.sqrt({0})", sfu=1.0, relay=("sqrt",), torch=("sqrt",), domain="operand is not negative"),
+    _map("exp", 1, _quiet(np.exp), "tl.exp2({0} * 1.4426950408889634)", sfu=1.0, degree="exp", relay=("exp",), torch=("exp",),
+         image=POSITIVE, increasing=True),
+    _map("sqrt", 1, _quiet(np.sqrt), "tl.sqrt({0})", sfu=1.0, relay=("sqrt",), torch=("sqrt",),
+         domain=(NOT_NEGATIVE,), image=NOT_NEGATIVE, increasing=True),
     _map("rsqrt", 1, _quiet(lambda x: 1 / np.sqrt(x)), "1.0 / tl.sqrt({0})", sfu=2.0, relay=("rsqrt",), torch=("rsqrt",),
-         domain="operand is positive"),
-    _map("square", 1, lambda x, **_: x * x, "{0} * {0}", torch=("square",)),
-    _map("relu", 1, lambda x, **_: np.maximum(x, 0), "tl.maximum({0}, 0.0)", relay=("nn.relu",), torch=("relu",)),
-    _map("sigmoid", 1, _sigmoid, "tl.sigmoid({0})", sfu=2.0, flops=3, relay=("sigmoid",), torch=("sigmoid",)),
-    _map("silu", 1, lambda x, **_: x * _sigmoid(x), "{0} * tl.sigmoid({0})", sfu=2.0, flops=4, torch=("silu",)),
+         domain=(POSITIVE,), image=POSITIVE),
+    _map("square", 1, lambda x, **_: x * x, "{0} * {0}", torch=("square",), image=NOT_NEGATIVE),
+    _map("relu", 1, lambda x, **_: np.maximum(x, 0), "tl.maximum({0}, 0.0, propagate_nan=tl.PropagateNan.ALL)",
+         relay=("nn.relu",), torch=("relu",), image=NOT_NEGATIVE, increasing=True),
+    _map("sigmoid", 1, _sigmoid, "tl.sigmoid({0})", sfu=2.0, flops=3, relay=("sigmoid",), torch=("sigmoid",),
+         image=Domain(0.0, 1.0, nonzero=True), increasing=True),
+    _map("silu", 1, lambda x, **_: x * _sigmoid(x), "{0} * tl.sigmoid({0})", sfu=2.0, flops=4, torch=("silu",),
+         image=Domain(lo=-0.2785)),
     _map("tanh", 1, lambda x, **_: np.tanh(x), "2.0 * tl.sigmoid(2.0 * {0}) - 1.0", sfu=2.0, flops=5, relay=("tanh",),
-         torch=("tanh",)),
-    _map("erf", 1, _erf, "tl.erf({0})", sfu=2.0, flops=10, relay=("erf",), torch=("erf",)),
-    _map("gelu", 1, _gelu, "0.5 * {0} * (1.0 + tl.erf({0} * 0.7071067811865476))", sfu=2.0, flops=13, torch=("gelu",)),
+         torch=("tanh",), image=Domain(-1.0, 1.0), increasing=True),
+    _map("erf", 1, _erf, "tl.erf({0})", sfu=2.0, flops=10, relay=("erf",), torch=("erf",),
+         image=Domain(-1.0, 1.0), increasing=True),
+    _map("gelu", 1, _gelu, "0.5 * {0} * (1.0 + tl.erf({0} * 0.7071067811865476))", sfu=2.0, flops=13, torch=("gelu",),
+         image=Domain(lo=-0.17)),
     _map("cast", 1, lambda x, **_: x, "{0}", linear=(True,), degree="same", attrs=("dtype",), relay=("cast",),
          torch=("to.dtype", "to.dtype_layout", "to.device", "to.other", "type_as", "_to_copy")),
     _map("causal_mask", 1, _causal_mask, "", degree="same", attrs=("offset",), indexed=True),
     # contraction and folds
     OpDef("matmul", "contract", 2, _matmul, linear=(True, True), degree="add", flops=2,
           relay=("nn.dense", "nn.batch_matmul", "nn.matmul"), torch=("matmul", "mm", "bmm")),
-    OpDef("sum", "reduce", 1, _sum, linear=(True,), degree="same", identity=0.0, attrs=("axis", "keepdims"), triton="tl.sum",
+    OpDef("sum", "reduce", 1, _sum, linear=(True,), degree="same", identity=0.0, attrs=("axis", "keepdims"),
           relay=("sum",), torch=("sum", "sum.dim_IntList")),
-    OpDef("max", "reduce", 1, _max, degree="same", identity=float("-inf"), attrs=("axis", "keepdims"), triton="tl.max",
+    OpDef("max", "reduce", 1, _max, degree="same", identity=float("-inf"), attrs=("axis", "keepdims"), triton="nan_max",
           relay=("max",), torch=("amax", "max")),
     # views and copies
     OpDef("reshape", "view", 1, lambda x, *, shape, **_: np.reshape(x, shape), linear=(True,), degree="same", attrs=("shape",),
@@ -225,7 +246,7 @@ _ALL = (
     # composites
     OpDef("mean", "composite", 1, _mean, linear=(True,), attrs=("axis", "keepdims"), relay=("mean",), torch=("mean", "mean.dim")),
     OpDef("softmax", "composite", 1, _softmax, attrs=("axis",), flops=5, sfu=1, relay=("nn.softmax", "nn.fast_softmax"),
-          torch=("softmax.int", "_softmax")),
+          torch=("softmax.int", "_softmax"), image=Domain(0.0, 1.0)),
     OpDef("rms_norm", "composite", -1, _rms_norm, attrs=("eps",), flops=4, torch=("rms_norm",)),
     OpDef("layer_norm", "composite", -1, _layer_norm, attrs=("eps",), flops=8, relay=("nn.layer_norm",),
           torch=("layer_norm", "native_layer_norm")),

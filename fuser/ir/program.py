@@ -157,7 +157,8 @@ class TensorProgram:
         last = {n: i for i, node in enumerate(self.nodes) for n in node.inputs}
         keep = {*keep, *self.outputs}
         for i, node in enumerate(self.nodes):
-            values[node.output] = np.asarray(op_def(node.op).numpy(*(values[n] for n in node.inputs), **self.bound(node)))
+            with np.errstate(all="ignore"):
+                values[node.output] = np.asarray(op_def(node.op).numpy(*(values[n] for n in node.inputs), **self.bound(node)))
             for name in set(node.inputs):
                 if last[name] == i and name not in keep:
                     del values[name]

@@ -152,24 +152,29 @@ def guarded(graph: KernelGraph) -> frozenset[tuple[str, str]]:
     """The (kernel, value) pairs of differences and quotients that have a defined result where everything is masked:
 
     * x − max, for a folded maximum, is −inf where x is −inf, even if the maximum is −inf too: what is absent stays absent;
-    * a / b, for a denominator that sums exponentials, is 0 where both are 0: a fully masked row gives 0.
+    * a / b, where both are computed from exponentials and b sums them, is 0 where both are 0: a fully masked row gives 0.
 
     Everything else follows IEEE arithmetic. Both rules hold across kernels, for the partial results of a split reduction.
     """
     found: set[tuple[str, str]] = set()
-    sums: set[str] = set()  # device tensors that are computed from exponentials
+    made: set[str] = set()  # device tensors that are computed from exponentials
+    sums: set[str] = set()  # those that are computed from sums of them
     for k in graph.kernels:
         if not isinstance(k, BlockGraph):
-            if k.op == "exp" or sums & set(k.args):
+            if k.op == "exp" or made & set(k.args):
+                made.add(k.output)
+            if sums & set(k.args) or (op_def(k.op).kind in ("reduce", "contract") and made & set(k.args)):
                 sums.add(k.output)
             continue
-        inside = _exponentials(k, sums)
+        inside = _exponentials(k, made)
+        summed = _summed(k, inside, sums)
         for s in k.computes:
             if s.op == "sub" and k.by_value[s.args[1]].op == "max":
                 found.add((k.name, s.value))
-            if s.op == "div" and s.args[1] in inside:
+            if s.op == "div" and s.args[0] in inside and s.args[1] in summed:
                 found.add((k.name, s.value))
-        sums |= {s.access.tensor for s in k.stores if s.access and s.value in inside}
+        made |= {s.access.tensor for s in k.stores if s.access and s.value in inside}
+        sums |= {s.access.tensor for s in k.stores if s.access and s.value in summed}
     return frozenset(found)
 
 
@@ -184,3 +189,14 @@ def _exponentials(block: BlockGraph, tensors: set[str]) -> set[str]:
         if s.kind != "store" and (origin(s) or inside & set(s.args)):
             inside.add(s.value)
     return inside
+
+
+def _summed(block: BlockGraph, inside: set[str], tensors: set[str]) -> set[str]:
+    """Those of the values ``inside``, which are computed from exponentials, that are computed from sums of them."""
+    found: set[str] = set()
+    for s in block.stmts:
+        if s.kind == "load" and s.access is not None and s.access.tensor in tensors:
+            found.add(s.value)
+        elif s.kind == "compute" and ((s.folds and inside & set(s.args)) or found & set(s.args)):
+            found.add(s.value)
+    return found

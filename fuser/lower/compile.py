@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib.util
 import json
 import math
 import os
 import sys
-from collections.abc import Iterator
 from collections.abc import Sequence
 from dataclasses import asdict
 from dataclasses import dataclass
@@ -20,6 +18,7 @@ from typing import Any
 
 from fuser.errors import EnvironmentError_
 from fuser.errors import NoValidKernelError
+from fuser.errors import said
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.schedule import Schedule
 from fuser.lower.assembler import VARIABLE as ASSEMBLER
@@ -27,6 +26,8 @@ from fuser.lower.assembler import choose as choose_assembler
 from fuser.lower.cubin import resources
 from fuser.lower.descriptors import Descriptor
 from fuser.lower.descriptors import with_metadata
+from fuser.lower.forms import form
+from fuser.lower.forms import triton_module
 from fuser.lower.interpreter import host_arguments
 from fuser.lower.interpreter import prepare
 from fuser.lower.triton_source import KernelSource
@@ -95,7 +96,7 @@ def cache_dir(kind: str = "kernels") -> Path:
 
 
 def load_source(source: KernelSource, folder: Path | None = None) -> ModuleType:
-    """Write the source to a file named by its hash and import it."""
+    """Write the source to a file named by its hash and import it, in the form that :func:`fuser.lower.forms.form` says."""
     digest = hashlib.sha256(source.text.encode()).hexdigest()[:20]
     path = (folder or cache_dir()) / f"{source.name}_{digest}.py"
     if not path.exists() or path.read_text() != source.text:
@@ -110,31 +111,9 @@ def load_source(source: KernelSource, folder: Path | None = None) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
-    if _triton().knobs.runtime.interpret:
+    if triton_module().knobs.runtime.interpret:
         prepare(module)
     return module
-
-
-def _triton() -> Any:
-    try:
-        import triton
-    except ImportError as error:
-        raise EnvironmentError_("Triton is not installed", "pip install 'triton>=3.6,<3.10'") from error
-    return triton
-
-
-@contextlib.contextmanager
-def _not_interpreted() -> Iterator[None]:
-    """Offline compilation needs the compiler's form of ``triton.jit`` also where the interpreter is switched on."""
-    knobs = getattr(_triton(), "knobs", None)
-    if knobs is None or not knobs.runtime.interpret:
-        yield
-        return
-    knobs.runtime.interpret = False
-    try:
-        yield
-    finally:
-        knobs.runtime.interpret = True
 
 
 def compile_kernel(source: KernelSource, arch: int, folder: Path | None = None) -> KernelArtifact:
@@ -142,7 +121,7 @@ def compile_kernel(source: KernelSource, arch: int, folder: Path | None = None) 
 
     Raises :class:`NoValidKernelError` with the compiler's message where Triton refuses the kernel.
     """
-    triton = _triton()
+    triton = triton_module()
     choose_assembler()
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -154,7 +133,7 @@ def compile_kernel(source: KernelSource, arch: int, folder: Path | None = None) 
             f"the options of {source.name} need sm_{source.capability} or newer, not sm_{arch}",
             "leave the option out of its schedule",
         )
-    with _not_interpreted():
+    with form(interpreted=False):
         fn = getattr(load_source(source, folder), source.name)
         signature = {
             name: _type(source.described.get(t), d) for name, t, d in zip(fn.arg_names, source.args, source.dtypes, strict=True)
@@ -170,7 +149,7 @@ def compile_kernel(source: KernelSource, arch: int, folder: Path | None = None) 
             )
         except Exception as error:  # Triton raises many classes; all of them mean that this candidate is not valid
             raise NoValidKernelError(
-                f"Triton cannot compile {source.name} for sm_{arch}: {type(error).__name__}: {str(error).strip()[:400]}"
+                f"Triton cannot compile {source.name} for sm_{arch}: {type(error).__name__}: {said(error)[:400]}"
             ) from error
     meta = kernel.metadata
     if meta.num_ctas != 1 or meta.global_scratch_size or meta.profile_scratch_size:
@@ -234,22 +213,19 @@ def save_artifact(artifact: KernelArtifact, folder: Path, stem: str) -> dict[str
     return manifest
 
 
-def interpret_source(source: KernelSource, inputs: dict[str, Any]) -> dict[str, Any]:
-    """Run a kernel in Triton's interpreter on CPU torch tensors (``TRITON_INTERPRET=1`` must be set before Triton is imported).
+def interpret_source(source: KernelSource, inputs: dict[str, Any], poison: float = math.nan) -> dict[str, Any]:
+    """Run a kernel in Triton's interpreter on CPU torch tensors.
 
-    ``inputs`` are numpy arrays; returns the outputs as float32 numpy arrays. Outputs are poisoned with NaN first.
+    ``inputs`` are numpy arrays; returns the outputs as float32 numpy arrays. Outputs are filled with ``poison`` first.
     """
     import torch
 
-    triton = _triton()
-    if not triton.knobs.runtime.interpret:
-        raise EnvironmentError_("the Triton interpreter is not switched on", "set TRITON_INTERPRET=1 before starting Python")
-    module = load_source(source)
     tensors = []
     for name, dtype, shape in zip(source.args, source.dtypes, source.shapes, strict=True):
         if name in source.outputs:
-            tensors.append(torch.full(shape, math.nan, dtype=getattr(torch, dtype)))
+            tensors.append(torch.full(shape, poison, dtype=getattr(torch, dtype)))
         else:
             tensors.append(torch.tensor(inputs[name]).to(getattr(torch, dtype)).reshape(shape).contiguous())
-    getattr(module, source.name)[(source.grid,)](*host_arguments(source, tensors))
+    with form(interpreted=True):
+        getattr(load_source(source), source.name)[(source.grid,)](*host_arguments(source, tensors))
     return {n: t.float().numpy() for n, t in zip(source.args, tensors, strict=True) if n in source.outputs}

@@ -25,10 +25,17 @@ TRITON_DTYPE = {
 LAZY_REGISTERS = 32
 """Registers of a thread up to which a sum keeps its tile until its loop ends."""
 LOG2E = math.log2(math.e)
+NAN_MAX = """@triton.jit
+def nan_max(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+"""
 
 
 class FoldCode(TileCode):
     """What sums and takes maxima."""
+
+    maxima: bool = False
+    """The source calls :data:`NAN_MAX`."""
 
     def init(self, stmt: Stmt) -> None:
         layout = self.natural(stmt)
@@ -185,9 +192,29 @@ class FoldCode(TileCode):
                     scale = f"tl.exp2({r.degree} * tl.log2({scale}))"
                 self.emit(f"{name} = {name} * {self.spread(scale, [a for a in v.layout if a in top.layout], v.layout)}")
 
+    def folded(self, stmt: Stmt, text: str, dim: int) -> str:
+        """One dimension folded away."""
+        if stmt.op == "sum":
+            return f"tl.sum({text}, {dim})"
+        if self.only_shifts(stmt):
+            return f"tl.max({text}, {dim})"
+        self.maxima = True
+        return f"tl.reduce({text}, {dim}, {op_def(stmt.op).triton})"
+
+    def joined(self, stmt: Stmt, a: str, b: str) -> str:
+        """Two parts of a fold."""
+        if stmt.op == "sum":
+            return f"{a} + {b}"
+        return f"tl.maximum({a}, {b})" if self.only_shifts(stmt) else op_def("maximum").triton.format(a, b)
+
+    def only_shifts(self, stmt: Stmt) -> bool:
+        """A running maximum, by which exponents are shifted and which cancels: it may pass over NaN, as the exponential of a NaN
+        is one whatever it is shifted by."""
+        users = self.block.users(stmt.value)
+        return any(stmt.value in u.running for u in users) and all(stmt.value in u.running or u.kind == "store" for u in users)
+
     def reduce(self, stmt: Stmt) -> None:
         (arg,) = stmt.args
-        entry = op_def(stmt.op)
         state, text = ("neginf", 'float("-inf")') if stmt.op == "max" else ("zero", "0.0")
         self.mask_with(arg, stmt.reduce, state, text)
         self.rescale(stmt)
@@ -203,7 +230,7 @@ class FoldCode(TileCode):
                 later = stmt.op == "max"  # a positive factor of the maximum
                 part = self.read(arg, (*stmt.axes, *stmt.reduce), combo + over, (*layout, *inner), factor=not later)
                 for i in () if self.kept(stmt) else reversed(range(len(inner))):
-                    part = f"{entry.triton}({part}, {len(layout) + i})"
+                    part = self.folded(stmt, part, len(layout) + i)
                 if later and self.values[arg].factor != 1.0:
                     part = f"{part} * {self.values[arg].factor!r}"
                 parts.append(part)
@@ -211,7 +238,7 @@ class FoldCode(TileCode):
                 parts.insert(0, name)
             total = parts[0]
             for p in parts[1:]:
-                total = f"tl.maximum({total}, {p})" if stmt.op == "max" else f"{total} + {p}"
+                total = self.joined(stmt, total, p)
             if stmt.op == "max" and self.inside(stmt.value):
                 new, shift, scale = (self.beside(name, what) for what in ("new", "shift", "scale"))
                 self.emit(f"{new} = {total}")

@@ -1,4 +1,4 @@
-"""What Triton's interpreter (``TRITON_INTERPRET=1``) needs to run generated kernels on CPU tensors."""
+"""What Triton's interpreter needs to run generated kernels on CPU tensors."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING
 from typing import Any
+
+import numpy as np
+
+from fuser.ir.ops import op as op_def
 
 if TYPE_CHECKING:
     from fuser.lower.triton_source import KernelSource
@@ -18,6 +22,7 @@ INLINE = frozenset({"gdc_wait", "gdc_launch_dependents", "prefetch_l2"})
 def prepare(module: ModuleType) -> None:
     """Make a generated module run in the interpreter."""
     _count_with_scalars()
+    _maxima_of_a_gpu()
     for name in INLINE & vars(module).keys():
         setattr(module, name, _nothing)
 
@@ -42,6 +47,30 @@ def _count_with_scalars() -> None:
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     interpreter._patch_lang_tensor = patched  # type: ignore[assignment]
+
+
+@functools.cache
+def _maxima_of_a_gpu() -> None:
+    """What drops NaN on a GPU drops it here too (the interpreter's ``tl.maximum`` always keeps it), and what keeps it is not
+    folded element by element."""
+    from triton import language as tl
+    from triton.runtime import interpreter
+
+    def larger(self: Any, a: Any, b: Any) -> Any:
+        return self.binary_op(a, b, np.fmax)
+
+    interpreter.InterpreterBuilder.create_maxnumf = larger  # type: ignore[method-assign]
+    apply = interpreter.ReduceOps.apply_impl
+
+    @functools.wraps(apply)
+    def folded(self: Any, values: Any) -> Any:
+        if self.combine_fn == tl.standard._elementwise_max:
+            return self.min_max(values[0], val_reduce_op=np.fmax.reduce)
+        if getattr(self.combine_fn, "__name__", "") == op_def("max").triton:
+            return self.min_max(values[0], val_reduce_op=np.maximum.reduce)
+        return apply(self, values)
+
+    interpreter.ReduceOps.apply_impl = folded  # type: ignore[method-assign]
 
 
 def host_arguments(source: KernelSource, tensors: Sequence[Any]) -> list[Any]:

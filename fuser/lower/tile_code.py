@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 Combo = tuple[Piece, ...]
 TAKEN = frozenset({"tl", "triton", "range", "min", "float", "prefetch_l2", "gdc_wait", "gdc_launch_dependents"}) | frozenset(
-    {"pid", "pid_in", "pid_1", "first", "height"}
+    {"nan_max", "pid", "pid_in", "pid_1", "first", "height"}
 )
 """Names that generated source uses for something else."""
 

@@ -34,6 +34,7 @@ from fuser.lower.descriptors import Descriptor
 from fuser.lower.descriptors import described
 from fuser.lower.descriptors import load_text
 from fuser.lower.descriptors import store_text
+from fuser.lower.fold_code import NAN_MAX
 from fuser.lower.fold_code import TRITON_DTYPE
 from fuser.lower.frame_code import Chain
 from fuser.lower.layer_code import LayerCode
@@ -159,6 +160,7 @@ class _Generator(LayerCode, MapCode):
                 "import triton.language as tl",
                 *([f"from triton.language.extra.cuda import {', '.join(sorted(self.imports))}"] if self.imports else []),
                 *(["", "", HELPER.rstrip()] if self.prefetches else []),
+                *(["", "", NAN_MAX.rstrip()] if self.maxima else []),
                 "",
                 "",
                 "@triton.jit",

@@ -27,7 +27,6 @@ from fuser.runtime.calls import in_turn
 from fuser.runtime.capture import Captured
 from fuser.runtime.capture import capture_calls
 from fuser.runtime.launch import InterpretedKernel
-from fuser.runtime.launch import interpreted
 from fuser.runtime.launch import load
 from fuser.runtime.plan import Plan
 from fuser.runtime.plan import plan
@@ -107,7 +106,7 @@ class Executable:
         import torch
 
         if self.device.type != "cuda":
-            return [None if s is None else interpreted(s) for s in self.plan.sources]
+            return [None if s is None else InterpretedKernel(s) for s in self.plan.sources]
         major, minor = torch.cuda.get_device_capability(self.device)
         found: list[Loaded] = []
         for i, source in enumerate(self.plan.sources):

@@ -18,8 +18,10 @@ from typing import Any
 from fuser.errors import EnvironmentError_
 from fuser.errors import FuserError
 from fuser.errors import NoValidKernelError
+from fuser.errors import said
 from fuser.lower.compile import KernelArtifact
 from fuser.lower.compile import load_source
+from fuser.lower.forms import form
 from fuser.lower.interpreter import host_arguments
 from fuser.lower.triton_source import KernelSource
 from fuser.runtime.cuda_driver import INVALID_CONTEXT
@@ -195,29 +197,22 @@ def load(artifact: KernelArtifact) -> LoadedKernel:
 
 @dataclass(eq=False)
 class InterpretedKernel:
-    """The same kernel in Triton's interpreter on CPU tensors, for tests on machines without a GPU."""
+    """The same kernel in Triton's interpreter on CPU tensors, for machines without a GPU."""
 
     source: KernelSource
 
     def bind(self, tensors: Sequence[Any]) -> Bound:
-        from triton.runtime.errors import InterpreterError
-
-        kernel = getattr(load_source(self.source), self.source.name)
-        arguments = host_arguments(self.source, tensors)
+        with form(interpreted=True):
+            kernel = getattr(load_source(self.source), self.source.name)
+            arguments = host_arguments(self.source, tensors)
 
         def call(_stream: int | None = None) -> None:
+            from triton.runtime.errors import InterpreterError
+
             try:
-                kernel[(self.source.grid,)](*arguments)
+                with form(interpreted=True):
+                    kernel[(self.source.grid,)](*arguments)
             except InterpreterError as error:
-                raise NoValidKernelError(f"the interpreter cannot run {self.source.name}: {error}") from error
+                raise NoValidKernelError(f"the interpreter cannot run {self.source.name}: {said(error)}") from error
 
         return call
-
-
-def interpreted(source: KernelSource) -> InterpretedKernel:
-    """Raises :class:`EnvironmentError_` where ``TRITON_INTERPRET=1`` was not set before Triton was imported."""
-    from triton import knobs
-
-    if not knobs.runtime.interpret:
-        raise EnvironmentError_("the Triton interpreter is not switched on", "set TRITON_INTERPRET=1 before starting Python")
-    return InterpretedKernel(source)

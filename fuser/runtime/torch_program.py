@@ -3,6 +3,7 @@ graph."""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -16,8 +17,9 @@ Attention = Callable[..., Any]
 """``(q, k, v, mask or None, scale, causal) -> out``, shapes as in the op ``attention``."""
 
 
-def explicit_attention(q: Any, k: Any, v: Any, mask: Any, scale: float, causal: bool) -> Any:
-    """Matmul, softmax, matmul; a fully masked row gives zero."""
+def explicit_attention(q: Any, k: Any, v: Any, mask: Any, scale: float, causal: bool, keep_nan: bool = False) -> Any:
+    """Matmul, softmax, matmul; a fully masked row gives zero. With ``keep_nan`` a NaN that is not of such a row stays one, at
+    the cost of another pass."""
     import torch
 
     scores = torch.matmul(q, k.transpose(-1, -2)) * scale
@@ -27,7 +29,7 @@ def explicit_attention(q: Any, k: Any, v: Any, mask: Any, scale: float, causal: 
         scores = _causal(scores, scores.shape[-1] - scores.shape[-2])
     p = torch.softmax(scores, -1)
     if mask is not None or causal:
-        p = torch.nan_to_num(p, nan=0.0)
+        p = p.masked_fill((scores == -math.inf).all(-1, keepdim=True), 0.0) if keep_nan else torch.nan_to_num(p, nan=0.0)
     return torch.matmul(p, v)
 
 
@@ -149,4 +151,5 @@ def run_program(program: TensorProgram, inputs: Mapping[str, Any], attention: At
 
 def reference(program: TensorProgram, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """The outputs in float64 from the values of ``inputs``."""
-    return run_program(program, {n: x.double() if x.is_floating_point() else x for n, x in inputs.items()})
+    doubles = {n: x.double() if x.is_floating_point() else x for n, x in inputs.items()}
+    return run_program(program, doubles, functools.partial(explicit_attention, keep_nan=True))

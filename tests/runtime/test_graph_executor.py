@@ -29,10 +29,10 @@ def test_a_schedule_must_fit_its_graph() -> None:
 
 
 def run_interpreted(body: str, tmp_path: Path) -> str:
-    """Run a script with the interpreter on; returns what it printed."""
+    """Run a script in a process of its own; returns what it printed."""
     script = tmp_path / "script.py"
     script.write_text(PRELUDE + textwrap.dedent(body))
-    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT), "MUFUSER_CACHE": str(tmp_path)}
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "MUFUSER_CACHE": str(tmp_path)}
     command = [sys.executable, str(script)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from fuser.errors import EnvironmentError_
 from fuser.errors import FuserError
 from fuser.errors import NoValidKernelError
 from fuser.runtime import launch
@@ -14,7 +13,6 @@ from fuser.runtime.cuda_driver import INVALID_CONTEXT
 from fuser.runtime.cuda_driver import CudaError
 from fuser.runtime.launch import InterpretedKernel
 from fuser.runtime.launch import LoadedKernel
-from fuser.runtime.launch import interpreted
 from fuser.runtime.launch import parameters_of
 from tests.runtime.kernels import artifact_of
 from tests.runtime.kernels import doubling
@@ -44,15 +42,18 @@ def test_errors_say_whether_the_process_can_go_on() -> None:
     assert CudaError("cuLaunchKernel", 1, "x").exit_code == 6
 
 
-def test_the_interpreter_must_be_switched_on_first(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("flag", [False, True])
+def test_the_interpreter_runs_whether_it_is_switched_on_or_not(flag: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
     from triton import knobs
 
+    monkeypatch.setattr(knobs.runtime, "interpret", flag)
     source = doubling()
-    monkeypatch.setattr(knobs.runtime, "interpret", False)
-    with pytest.raises(EnvironmentError_, match="interpreter"):
-        interpreted(source)
-    monkeypatch.setattr(knobs.runtime, "interpret", True)
-    assert isinstance(interpreted(source), InterpretedKernel)
+    tensors = [torch.full(shape, 3.0, dtype=getattr(torch, d)) for shape, d in zip(source.shapes, source.dtypes, strict=True)]
+    InterpretedKernel(source).bind(tensors)()
+    (out,) = [t for n, t in zip(source.args, tensors, strict=True) if n in source.outputs]
+    assert bool((out == 6).all())
+    assert knobs.runtime.interpret == flag
 
 
 def test_a_thread_without_a_context_gets_one(monkeypatch: pytest.MonkeyPatch) -> None:
