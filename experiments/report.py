@@ -5,7 +5,6 @@ The document is JSON and complete: tables and plots are drawn from it alone, so 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -19,6 +18,8 @@ from experiments.ceilings import floor_of
 from experiments.compare import Result
 from experiments.peers import PEERS
 from fuser.errors import ModelFileError
+from fuser.files import read_json
+from fuser.files import shown
 
 SCHEMA = 2
 GAP, EDGES = 3, 2
@@ -84,17 +85,96 @@ def document(
 
 def read(path: Path) -> Document:
     """A document that ``mufuser bench`` wrote. Raises :class:`ModelFileError` with the reason."""
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ModelFileError(f"{path} cannot be read as a result: {error}", "give the bench.json of a run") from error
+    hint = "give the bench.json of a run"
+
+    def unreadable(message: str, _: str) -> ModelFileError:
+        return ModelFileError(f"{path} cannot be read as a result: {message}", hint)
+
+    found = read_json(path, error=unreadable)
     if not isinstance(found, dict) or not isinstance(found.get("cases"), list):
-        raise ModelFileError(f"{path} is not a result of mufuser bench", "give the bench.json of a run")
-    if found.get("schema") != SCHEMA:
+        raise ModelFileError(f"{path} is not a result of mufuser bench", hint)
+    if found.get("schema") is True or found.get("schema") != SCHEMA:
         raise ModelFileError(
-            f"{path} has schema {found.get('schema')!r}, this program reads {SCHEMA}", "run the same command again in its folder"
+            f"{path} has schema {shown(found.get('schema'))}, this program reads {SCHEMA}",
+            "run the same command again in its folder",
         )
+    if why := _odd(found):
+        raise ModelFileError(f"{path} is not a result of mufuser bench: {why}", hint)
     return found
+
+
+def _time(value: Any) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e18)
+
+
+def _text(value: Any) -> bool:
+    return value is None or isinstance(value, str)
+
+
+def _count(value: Any) -> bool:
+    return value is None or (isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31)
+
+
+def _number(value: Any) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300)
+
+
+def _texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(x, str) for x in value)
+
+
+def _ceilings(value: Any) -> bool:
+    return isinstance(value, dict) and value.keys() == _CEILINGS and all(x and _time(x) for x in value.values())
+
+
+_CEILINGS = {"bandwidth", "matmul", "launch"}
+_SHOWN = ("device", "torch", "triton", "ptxas", "driver", "cuda", "mufuser", "commit")
+"""What tables show of the environment."""
+_TOP: Mapping[str, Callable[[Any], bool]] = {
+    "run": lambda v: isinstance(v, str),
+    "environment": lambda v: isinstance(v, dict) and not any(isinstance(v.get(k), dict | list) for k in _SHOWN),
+    "ceilings": lambda v: v is None or _ceilings(v),
+    "left": _texts,
+    "geometric_mean": _time,
+}
+_CASE: Mapping[str, Callable[[Any], bool]] = {
+    "workload": lambda v: isinstance(v, str),
+    **dict.fromkeys(("us", "predicted_us", "floor_us", "speedup"), _time),
+    **dict.fromkeys(("spread", "error"), _number),
+    **dict.fromkeys(("kernels", "candidates"), _count),
+    **dict.fromkeys(("schedule", "structure", "best_peer", "note"), _text),
+    "floor_bound": lambda v: v is None or (isinstance(v, str) and v in BOUNDS),
+    "peers": lambda v: isinstance(v, dict),
+    "failed": _texts,
+}
+_PEER: Mapping[str, Callable[[Any], bool]] = {
+    "us": _time, "status": lambda v: isinstance(v, str), "detail": _text, "error": _number,
+}  # fmt: skip
+
+
+def _odd(found: Mapping[str, Any]) -> str:
+    """What is missing in a result or of the wrong type; empty where nothing is."""
+
+    def fields(data: Any, wanted: Mapping[str, Callable[[Any], bool]], where: str) -> str:
+        if not isinstance(data, dict):
+            return f"{where} is {shown(data)}"
+        bad = next((k for k, fits in wanted.items() if k not in data or not fits(data[k])), None)
+        return "" if bad is None else f"{bad} of {where} is {shown(data[bad]) if bad in data else 'missing'}"
+
+    if why := fields(found, _TOP, "the run"):
+        return why
+    for i, case in enumerate(found["cases"]):
+        if why := fields(case, _CASE, f"case {i}"):
+            return why
+        if bool(case["floor_us"]) != bool(case["floor_bound"]):
+            return f"floor_bound of case {i} is {shown(case['floor_bound'])}"
+        for name, peer in case["peers"].items():
+            if why := fields(peer, _PEER, f"the peer {shown(name)} of case {i}"):
+                return why
+        if case["best_peer"] is not None and (case["peers"].get(case["best_peer"]) or {}).get("us") is None:
+            return f"best_peer of case {i} is {shown(case['best_peer'])}, which has no time"
+    workloads = [c["workload"] for c in found["cases"]]
+    return "a case occurs twice" if len(set(workloads)) < len(workloads) else ""
 
 
 # -- cells --------------------------------------------------------------------------------------------------------------------
@@ -261,7 +341,7 @@ def markdown(found: Document) -> str:
         cells = [c.cell(case).replace("|", "\\|") for c in cols]
         lines.append([f"**{x}**" if c.head == first else x for c, x in zip(cols, cells, strict=True)])
     where = found["environment"]
-    versions = [f"{k} {where[k]}" for k in ("torch", "triton", "ptxas", "driver", "cuda") if where.get(k)]
+    versions = [f"{k} {where[k]}" for k in _SHOWN[1:6] if where.get(k)]
     made = [f"Made by mufuser {where['mufuser']}, commit {where.get('commit') or 'unknown'}."] if "mufuser" in where else []
     peers = [f"{n}: {PEERS[n]}" for n in names if n in PEERS]
     body = "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from fuser.errors import UnsupportedError
+from fuser.files import BAD_VALUE
 from fuser.files import shown
 from fuser.ir.ops import OPS
 from tvm_bridge.relay_graph import MAX_ELEMENTS
@@ -105,6 +106,13 @@ def axis_of(axis: int, rank: int) -> int:
     if not -rank <= axis < rank:
         raise TypeRuleError(f"axis {axis} of a tensor of rank {rank}")
     return axis % rank
+
+
+def few(count: Any, most: int, what: str) -> int:
+    """A count that an attribute gives, of what is made one by one."""
+    if not isinstance(count, int) or not 0 <= count <= most:
+        raise TypeRuleError(f"{shown(count)} {what}; at most {most} are read")
+    return count
 
 
 def same(o: Operands) -> TensorType:
@@ -399,6 +407,21 @@ def evaluate(name: str, args: Sequence[Array], attrs: Attrs, types: tuple[Tensor
     entry = TABLE.get(name)
     if entry is None:
         raise UnsupportedError(f"the Relay operator {name} has no numpy semantics", "evaluate this part with TVM")
+    _check_extent(entry, args, attrs, types)
     with np.errstate(all="ignore"):
         found = entry.numpy(args, attrs, types)
     return tuple(np.asarray(f) for f in (found if isinstance(found, tuple) else (found,)))
+
+
+def _check_extent(entry: RelayOp, args: Sequence[Array], attrs: Attrs, types: tuple[TensorType, ...]) -> None:
+    """Where a file says another shape than operands and attributes give, the value could be of any size."""
+    operands = Operands(tuple(TensorType(a.shape, a.dtype.name) for a in args), attrs, tuple(args))
+    try:
+        found = entry.rule(operands)
+    except (TypeRuleError, *BAD_VALUE):
+        return  # no rule for this form: its value says whether there is one
+    shapes = [t.shape for t in (found if isinstance(found, tuple) else (found,))]
+    if shapes != [t.shape for t in types]:
+        raise UnsupportedError(
+            f"{entry.name} gives the shapes {shapes[:4]}, not those of the file", "the model is not well typed"
+        )

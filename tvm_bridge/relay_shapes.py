@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fuser.errors import UnsupportedError
+from tvm_bridge.relay_graph import MAX_RANK
 from tvm_bridge.relay_graph import TensorType
 from tvm_bridge.relay_ops import Array
 from tvm_bridge.relay_ops import Attrs
@@ -19,6 +20,7 @@ from tvm_bridge.relay_ops import Types
 from tvm_bridge.relay_ops import axis_of
 from tvm_bridge.relay_ops import broadcast
 from tvm_bridge.relay_ops import define
+from tvm_bridge.relay_ops import few
 from tvm_bridge.relay_ops import numpy_dtype
 from tvm_bridge.relay_ops import same
 
@@ -113,7 +115,7 @@ def _squeeze_type(o: Operands) -> TensorType:
 
 
 def _expand_type(o: Operands) -> TensorType:
-    rank, count = len(o[0]), o.attrs.get("num_newaxis", 1)
+    rank, count = len(o[0]), few(o.attrs.get("num_newaxis", 1), MAX_RANK, "new axes")
     axis = o.attrs["axis"] + (rank + 1 if o.attrs["axis"] < 0 else 0)
     if not 0 <= axis <= rank:
         raise TypeRuleError(f"axis {o.attrs['axis']} of a tensor of rank {rank}")
@@ -171,12 +173,16 @@ def _stack_type(o: Operands) -> TensorType:
     return TensorType((*o[0][:axis], len(o.types), *o[0][axis:]), o.dtype)
 
 
+_MAX_SECTIONS = 65_536
+
+
 def sections(attrs: Attrs, extent: int) -> list[tuple[int, int]]:
     """The [start, stop) pairs of a split along an axis."""
     cut = attrs["indices_or_sections"]
     if isinstance(cut, int):
         if cut < 1 or extent % cut:
             raise TypeRuleError(f"an extent of {extent} does not divide into {cut} sections")
+        few(cut, _MAX_SECTIONS, "sections")
         marks = [extent // cut * i for i in range(cut + 1)]
     else:
         marks = [0, *cut, extent]

@@ -183,6 +183,8 @@ class BlockGraph:
         for s in self.stmts:
             if missing := (s.related | set(s.access.axes if s.access else ())) - names:
                 raise ProgramError(f"block {self.name!r}: {s} uses the unknown axes {sorted(missing)}")
+            if any(len(set(axes)) < len(axes) for axes in (s.axes, s.reduce)):
+                raise ProgramError(f"block {self.name!r}: {s} has an axis twice")
             if s.access and set(s.access.axes) != set(s.axes):
                 raise ProgramError(f"block {self.name!r}: {s} has axes {s.axes}, its access those of {s.access}")
             if s.access and s.access.window:

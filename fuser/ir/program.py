@@ -23,6 +23,7 @@ from fuser.ir import reading
 from fuser.ir.ops import OPS
 from fuser.ir.ops import Array
 from fuser.ir.ops import op as op_def
+from fuser.ir.scalar import Extent
 from fuser.ir.scalar import Scalar
 
 DTYPE_BYTES: dict[str, int] = {
@@ -218,7 +219,9 @@ class TensorProgram:
                 raise ProgramError(f"{what} lacks the tensor {shown(missing[0])}", "give every tensor its shape and dtype")
             if len(set(program.inputs)) < len(program.inputs) or not program.outputs:
                 raise ProgramError(f"{what} has an input twice, or no output")
-            return program.validate()
+            program.validate()
+            _check_constants(program)
+            return program
 
     def stable_hash(self) -> str:
         """SHA-256 of the canonical JSON, without the program's name."""
@@ -230,6 +233,16 @@ class TensorProgram:
         lines = [f"program {self.name}({', '.join(str(self[n]) for n in self.inputs)})"]
         lines += [f"  {n}  # {list(self[n.output].shape)} {self[n.output].dtype}" for n in self.nodes]
         return "\n".join([*lines, f"  return {', '.join(self.outputs)}"])
+
+
+def _check_constants(program: TensorProgram) -> None:
+    """Constants are tied to extents of tensors that are there before them."""
+    known = set(program.inputs)
+    for node in program.nodes:
+        for base, _ in (power for _, v in node.attrs if isinstance(v, Scalar) for power in v.powers):
+            if isinstance(base, Extent) and (base.tensor not in known or not 0 <= base.dim < len(program[base.tensor].shape)):
+                raise ProgramError(f"{node.output} = {node.op}(…) has a constant tied to the unknown extent {base}")
+        known.add(node.output)
 
 
 def read_tensors(data: Any, what: str) -> tuple[Tensor, ...]:

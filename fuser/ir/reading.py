@@ -87,32 +87,37 @@ def operator(value: Any, where: str) -> str:
     return name
 
 
-_INTEGERS = ("offset", "times", "start", "stop", "field")
+_DEFAULTS = ("keepdims", "causal", "offset", "dtype", "detail", "field")
+_LISTS = ("shape", "perm")
+_INTEGERS = ("axis", "offset", "times", "start", "stop", "field")
 _TEXTS = ("rows", "cols", "dtype", "callee", "detail")
 _NUMBERS = ("scalar", "eps", "scale")
 _MARKS = ("concat",)
 """Flags that any operator may have: notes on where it comes from, which change no value."""
 
 
-def attributes(data: Any, where: str, op: str) -> tuple[tuple[str, Any], ...]:
-    """The attributes of an operator, sorted by name: those that it has, each of its type."""
+def attributes(data: Any, where: str, op: str, free: tuple[str, ...] = ()) -> tuple[tuple[str, Any], ...]:
+    """The attributes of an operator, sorted by name: those that it has, each of its type. None is missing but those in ``free``
+    and those that have a default everywhere."""
     known = (*OPS[op].attrs, *(("rows", "cols") if OPS[op].indexed else ()), *_MARKS)
     if unknown := [k for k in table(data, where) if k not in known]:
         raise ProgramError(f"{where}: {op} has no attribute {shown(unknown[0])}", f"it has {', '.join(OPS[op].attrs) or 'none'}")
-    return tuple(sorted((k, _attribute(k, v, f"{where}, attribute {k}")) for k, v in data.items()))
+    if missing := [k for k in OPS[op].attrs if k not in data and k not in (*_DEFAULTS, *free)]:
+        raise ProgramError(f"{where}: {op} lacks the attribute {missing[0]}", _HINT)
+    several = OPS[op].kind == "reduce" or op == "mean"
+    return tuple(sorted((k, _attribute(k, v, f"{where}, attribute {k}", several)) for k, v in data.items()))
 
 
-def _attribute(key: str, value: Any, where: str) -> Any:
-    if isinstance(value, dict):
+def _attribute(key: str, value: Any, where: str, several: bool) -> Any:
+    if isinstance(value, dict) and key in (*_NUMBERS, "offset"):
         return Scalar.from_json(get(value, "scalar", where))
-    if isinstance(value, list):
+    if key in _LISTS or (key == "axis" and several):
         return integers(value, where)
     fits = {
         **dict.fromkeys(_INTEGERS, isinstance(value, int) and not isinstance(value, bool)),
         **dict.fromkeys(_TEXTS, isinstance(value, str)),
         **dict.fromkeys(_NUMBERS, isinstance(value, int | float) and not isinstance(value, bool)),
         **dict.fromkeys(("keepdims", "causal", *_MARKS), isinstance(value, bool)),
-        "axis": isinstance(value, int) and not isinstance(value, bool),
     }
     if not fits.get(key, isinstance(value, str | int | float)):
         raise wrong(where, value, "of its type")

@@ -65,6 +65,8 @@ def _window_from_json(data: Any, where: str) -> Window:
     return Window(tensor, shape, read.integers(w.get("starts", []), f"starts of {where}", 0), view)
 
 
+_IN_BLOCKS = ("axis", "scale", "shape", "perm", "times", "start", "stop")
+"""Attributes that the axes of a block say."""
 _KINDS = ("load", "compute", "store")
 
 
@@ -87,7 +89,7 @@ def _stmt_from_json(data: Any) -> Stmt:
         op,
         read.names(d.get("args", []), f"the operands of {where}"),
         read.names(d.get("reduce", []), f"the summed axes of {where}"),
-        read.attributes(d.get("attrs", {}), where, op) if op else (),
+        read.attributes(d.get("attrs", {}), where, op, _IN_BLOCKS) if op else (),
         _access_from_json(d["access"], where) if "access" in d else None,
         read.names(d.get("running", []), f"the running operands of {where}"),
         tuple(_rescale_from_json(r, where) for r in read.items(d.get("rescale", []), f"the rescaling of {where}")),
