@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -75,7 +76,7 @@ def shared_type(w: RelayWriter) -> int:
     return t
 
 
-def attribute(op: str, value: Callable[[RelayWriter], object], key: str, shape: tuple[int, ...] = (4, 4), **more: object) -> str:
+def attribute(op: str, value: Callable[[RelayWriter], object], key: str, shape: tuple[int, ...] = (4, 4), **more: Any) -> str:
     w = RelayWriter()
     x = w.input("x", shape)
     return w.module(w.call(op, x, **{key: value(w)}, **more))
