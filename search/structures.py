@@ -22,6 +22,7 @@ from fuser.ir.mugraph import Stmt
 from fuser.ir.mugraph import live
 from fuser.ir.ops import op as op_def
 from fuser.ir.program import TensorProgram
+from fuser.ir.program import accumulator
 from fuser.ir.windows import windowed
 from fuser.superopt.postpone import postpone_divisions
 from fuser.superopt.stabilize import stabilize_graph
@@ -291,8 +292,8 @@ def split_block(block: BlockGraph, axis: str) -> tuple[BlockGraph, BlockGraph]:
         tensor = f"{stored.tensor if stored else s.value}_part"
         access = Access(tensor, tuple((a,) for a in (parts, *s.axes)))
         # partial sums stay in fp32: rounding them would cost accuracy that the one-kernel form has
-        head.append(Stmt("store", s.value, access.axes, "float32", access=access))
-        begin.append(Stmt("load", f"{s.value}_part", access.axes, "float32", access=access))
+        head.append(Stmt("store", s.value, access.axes, accumulator(s.dtype), access=access))
+        begin.append(Stmt("load", f"{s.value}_part", access.axes, accumulator(s.dtype), access=access))
         begin.append(Stmt("compute", s.value, s.axes, s.dtype, "sum", (f"{s.value}_part",), (parts,)))
     made = {s.value for s in (*begin, *tail)}
     for name in dict.fromkeys(a for s in tail for a in s.args):

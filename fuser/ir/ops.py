@@ -71,6 +71,9 @@ class OpDef:
     """Where the result lies, whatever the operands are."""
     increasing: bool = False
     """An operator with one operand that never falls as it grows."""
+    typed: Literal["operands", "choices", "named"] = "operands"
+    """What the result's dtype follows from (:mod:`fuser.ir.dtypes`): all operands; those behind a condition; the attribute
+    ``dtype``."""
     indexed: bool = False
     """The value depends on element indices: in a block, the attributes ``rows`` and ``cols`` name the axes."""
 
@@ -175,6 +178,13 @@ def _opaque(*_: Array, callee: str = "", **__: Any) -> Array:
     )
 
 
+def _cast(x: Array, *, dtype: str = "", **_: Any) -> Array:
+    """Whole numbers and conditions change a value; rounding to a narrower float is left to the dtype of the evaluation."""
+    if dtype == "bool":
+        return (x != 0).astype(x.dtype)
+    return np.trunc(x) if "int" in dtype else x
+
+
 def _where(c: Array, a: Array, b: Array, **_: Any) -> Array:
     return np.where(c != 0, a, b)
 
@@ -192,7 +202,7 @@ _ALL = (
     _map("maximum", 2, lambda a, b, **_: np.maximum(a, b), "tl.maximum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
          commutative=True,
          relay=("maximum",), torch=("maximum",)),
-    _map("where", 3, _where, "tl.where({0} != 0, {1}, {2})", relay=("where",),
+    _map("where", 3, _where, "tl.where({0} != 0, {1}, {2})", typed="choices", relay=("where",),
          torch=("where.self", "where.ScalarOther", "where.ScalarSelf"), domain=(CHOICE,)),
     # element-wise, one operand
     _map("scale", 1, lambda x, **a: x * np.asarray(_scalar(a), x.dtype), "{0} * {scalar}", linear=(True,), degree="same",
@@ -218,7 +228,7 @@ _ALL = (
          image=Domain(-1.0, 1.0), increasing=True),
     _map("gelu", 1, _gelu, "0.5 * {0} * (1.0 + tl.erf({0} * 0.7071067811865476))", sfu=2.0, flops=13, torch=("gelu",),
          image=Domain(lo=-0.17)),
-    _map("cast", 1, lambda x, **_: x, "{0}", linear=(True,), degree="same", attrs=("dtype",), relay=("cast",),
+    _map("cast", 1, _cast, "{0}", linear=(True,), degree="same", attrs=("dtype",), typed="named", relay=("cast",),
          torch=("to.dtype", "to.dtype_layout", "to.device", "to.other", "type_as", "_to_copy")),
     _map("causal_mask", 1, _causal_mask, "", degree="same", attrs=("offset",), indexed=True),
     # contraction and folds

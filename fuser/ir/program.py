@@ -40,6 +40,11 @@ MAX_ELEMENTS = 2**62
 FLOAT_DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 
+def accumulator(dtype: str) -> str:
+    """The dtype of partial results and maxima of values of this dtype: fp32, but for what is wider."""
+    return dtype if dtype == "float64" else "float32"
+
+
 @dataclass(frozen=True)
 class Tensor:
     """A named tensor: ``shape`` in elements, row-major."""

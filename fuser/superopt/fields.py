@@ -8,7 +8,8 @@ A value is a pair of residues, modulo p outside and modulo q inside an exponenti
 
 Other functions (sqrt, relu, sigmoid, tanh, erf) are random functions keyed on the residues that exist, equal for both graphs of
 a round; silu, gelu and rsqrt are made of them. ``max`` and ``maximum`` fold by a random total order, so that they commute,
-associate and split over loops. Two programs that differ by another true law of such a function are told apart: refused, never
+associate and split over loops. A condition is a random predicate (:meth:`Field.truth`), a cast to integers a random function,
+one that rounds a random factor. Two programs that differ by another true law of such a function are told apart: refused, never
 wrongly accepted. Roots of 2, 3, 5, 7, 11, 13 and their products are true roots in both fields (but for a few of odd order);
 any other irrational constant is one unknown for each prime in it, so only what holds for all its values is accepted.
 
@@ -20,11 +21,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
-from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -36,38 +36,17 @@ from fuser.ir.ops import op as op_def
 from fuser.ir.program import TensorProgram
 from fuser.ir.scalar import Extent
 from fuser.ir.scalar import Scalar
+from fuser.superopt.field_rules import RULES
+from fuser.superopt.field_values import Value
+from fuser.superopt.field_values import ZeroDenominatorError
+from fuser.superopt.field_values import hidden
 from fuser.superopt.modular import PRIMES
 from fuser.superopt.modular import mix
 from fuser.superopt.modular import modular_inverse
-from fuser.superopt.modular import modular_matmul
 from fuser.superopt.modular import modular_root
 from fuser.superopt.modular import plus
 from fuser.superopt.modular import power_tables
 from fuser.superopt.modular import prime_factors
-
-
-class ZeroDenominatorError(ArithmeticError):
-    """A denominator is zero in the field: the draw says nothing, draw again."""
-
-
-@dataclass(frozen=True)
-class Value:
-    """Residues mod p and, where they exist, mod q (int64); ``minus_inf`` marks elements that a mask has removed."""
-
-    p: Array
-    q: Array | None = None
-    minus_inf: Array | None = None
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.p.shape
-
-    def map(self, f: Callable[[Array], Array]) -> Value:
-        """Apply a function that only moves elements."""
-        return Value(f(self.p), None if self.q is None else f(self.q), None if self.minus_inf is None else f(self.minus_inf))
-
-    def __getitem__(self, index: Any) -> Value:
-        return self.map(lambda x: x[index])
 
 
 def error_bound(p: int, q: int, degree: int, terms: int, rounds: int, law: bool = True) -> float:
@@ -86,14 +65,17 @@ def error_bound(p: int, q: int, degree: int, terms: int, rounds: int, law: bool 
 class Field:
     """One round of a test: primes, ω, and the keys of the random functions, all drawn from ``rng``.
 
-    Evaluate both graphs with the same instance. ``law`` chooses the reading of ``exp`` (above).
+    Evaluate both graphs with the same instance. ``law`` chooses the reading of ``exp`` (above); ``exact`` reads a condition as
+    what is not zero, where else it is a random predicate (:mod:`fuser.superopt.conditions`).
     """
 
-    def __init__(self, rng: np.random.Generator, law: bool = False, primes: tuple[int, int] = PRIMES[0]) -> None:
+    def __init__(
+        self, rng: np.random.Generator, law: bool = False, primes: tuple[int, int] = PRIMES[0], exact: bool = False
+    ) -> None:
         self.p, self.q = primes
         if (self.p - 1) % self.q or max(primes) >= 1 << 31:
             raise ValueError(f"the primes {primes} need q | p - 1 and p < 2^31")
-        self.law = law
+        self.law, self.exact = law, exact
         self.masked = False
         self._key = rng.bytes(16)
         self._keys: dict[str, Array] = {}
@@ -182,6 +164,18 @@ class Field:
         h = plus(mix(x.p.astype(np.uint64) ^ k[0]), k[1])
         return h if x.q is None else mix(h ^ (x.q.astype(np.uint64) << np.uint64(20)) ^ k[2])
 
+    def truth(self, x: Value) -> Array:
+        """Where a condition holds: not at zero, at one, and elsewhere by chance (``exact``: everywhere but at zero)."""
+        if self.exact:
+            return x.p != 0
+        return (x.p != 0) & ((x.p == 1) | (self._hash("truth", Value(x.p)) % np.uint64(2) == 1))
+
+    def unit(self, name: str) -> tuple[int, int]:
+        """A random number of this name, not zero, in both fields."""
+        digest = hashlib.sha256(self._key + f"unit {name}".encode()).digest()
+        p, q = (1 + int.from_bytes(digest[i : i + 8], "little") % (m - 1) for i, m in ((0, self.p), (8, self.q)))
+        return p, q
+
     def exp(self, x: Value) -> Value:
         hidden = x.minus_inf
         x = Value(x.p, x.q)
@@ -220,7 +214,7 @@ class Field:
         """Maximum by a random total order, with the masked elements below all."""
         if a.q is None or b.q is None:
             a, b = Value(a.p, None, a.minus_inf), Value(b.p, None, b.minus_inf)
-        hidden_a, hidden_b = _hidden(a), _hidden(b)
+        hidden_a, hidden_b = hidden(a), hidden(b)
         order = self._hash("order", a) >= self._hash("order", b)
         first = ~hidden_a & (hidden_b | order)
         both = np.broadcast_to(hidden_a & hidden_b, first.shape)
@@ -229,160 +223,26 @@ class Field:
 
     def equal(self, a: Value, b: Value) -> bool:
         """Whether two values agree: in what is masked, and elsewhere mod p, and mod q where both have it."""
-        if a.shape != b.shape or not np.array_equal(_hidden(a), _hidden(b)):
+        if a.shape != b.shape or not np.array_equal(hidden(a), hidden(b)):
             return False
-        seen = ~_hidden(a)
+        seen = ~hidden(a)
         if a.q is not None and b.q is not None and not np.array_equal(a.q[seen], b.q[seen]):
             return False
         return np.array_equal(a.p[seen], b.p[seen])
 
 
-def _hidden(x: Value) -> Array:
-    return np.zeros(x.shape, bool) if x.minus_inf is None else np.asarray(x.minus_inf)
-
-
-Rule = Callable[[Field, Sequence[Value], Mapping[str, Any]], Value]
-
-
-def _visible(op: str, xs: Sequence[Value]) -> None:
-    if any(x.minus_inf is not None for x in xs):
-        raise UnsupportedError(f"{op} of a masked value", "apply exp or max to it first")
-
-
-def _ring(name: str, f: Callable[..., Array]) -> Rule:
-    """Arithmetic of unmasked values."""
-
-    def rule(field: Field, xs: Sequence[Value], _attrs: Mapping[str, Any]) -> Value:
-        _visible(name, xs)
-        return field.ring(f, *xs)
-
-    return rule
-
-
-def _add(field: Field, xs: Sequence[Value], _attrs: Mapping[str, Any]) -> Value:
-    a, b = xs
-    result = field.ring(lambda x, y, m: (x + y) % m, a, b)
-    if a.minus_inf is None and b.minus_inf is None:
-        return result
-    return Value(result.p, result.q, _hidden(a) | _hidden(b))
-
-
-def _scale(field: Field, xs: Sequence[Value], attrs: Mapping[str, Any]) -> Value:
-    """A masked element stays masked, if the constant is positive."""
-    value, x = Scalar.of(attrs["scalar"]), xs[0]
-    if x.minus_inf is not None and value.coeff <= 0:
-        raise UnsupportedError(f"a masked value times {value}", "scale before masking")
-    cp, cq = field.scalar(value)
-    return Value(x.p * cp % field.p, None if x.q is None else x.q * cq % field.q, x.minus_inf)
-
-
-def _shift(field: Field, xs: Sequence[Value], attrs: Mapping[str, Any]) -> Value:
-    x = xs[0]
-    cp, cq = field.scalar(Scalar.of(attrs["scalar"]))
-    return Value((x.p + cp) % field.p, None if x.q is None else (x.q + cq) % field.q, x.minus_inf)
-
-
-def _sum(field: Field, xs: Sequence[Value], attrs: Mapping[str, Any]) -> Value:
-    _visible("sum", xs)
-    axis, keepdims = tuple(attrs["axis"]), bool(attrs.get("keepdims", False))
-    return field.ring(lambda x, m: np.sum(x, axis=axis, keepdims=keepdims) % m, xs[0])
-
-
-def _max(field: Field, xs: Sequence[Value], attrs: Mapping[str, Any]) -> Value:
-    x, rank = xs[0], len(xs[0].shape)
-    axes = sorted({int(a) % rank for a in attrs["axis"]})
-    for axis in axes:
-        while (n := x.shape[axis]) > 1:
-            lead = (slice(None),) * axis
-            half = n // 2
-            best = field.larger(x[(*lead, slice(0, half))], x[(*lead, slice(half, 2 * half))])
-            x = best if n % 2 == 0 else _join([best, x[(*lead, slice(2 * half, n))]], axis)
-    return x if attrs.get("keepdims") else x.map(lambda y: np.squeeze(y, tuple(axes)))
-
-
-def _join(xs: Sequence[Value], axis: int) -> Value:
-    qs = [x.q for x in xs if x.q is not None]
-    hidden = None
-    if any(x.minus_inf is not None for x in xs):
-        hidden = np.concatenate([np.zeros(x.shape, bool) if x.minus_inf is None else x.minus_inf for x in xs], axis)
-    return Value(np.concatenate([x.p for x in xs], axis), np.concatenate(qs, axis) if len(qs) == len(xs) else None, hidden)
-
-
-def _where(field: Field, xs: Sequence[Value], _attrs: Mapping[str, Any]) -> Value:
-    c, a, b = xs
-    _visible("where", xs)
-    return field.ring(lambda x, y, _m: np.where(c.p != 0, x, y), a, b)
-
-
-def _causal_mask(field: Field, xs: Sequence[Value], attrs: Mapping[str, Any]) -> Value:
-    x = xs[0]
-    hidden = np.isneginf(op_def("causal_mask").numpy(np.zeros(x.shape), **attrs))
-    field.masked = True
-    return Value(x.p, x.q, hidden if x.minus_inf is None else hidden | x.minus_inf)
-
-
-def _matmul(field: Field, xs: Sequence[Value], _attrs: Mapping[str, Any]) -> Value:
-    _visible("matmul", xs)
-    return field.ring(modular_matmul, *xs)
-
-
-def _quotient(field: Field, xs: Sequence[Value], _attrs: Mapping[str, Any]) -> Value:
-    _visible("div", xs)
-    return field.quotient(xs[0], xs[1])
-
-
-def _rsqrt(field: Field, xs: Sequence[Value], _attrs: Mapping[str, Any]) -> Value:
-    one = field.integers(np.ones((1,) * len(xs[0].shape)))
-    return field.quotient(one, field.function("sqrt", xs[0]))
-
-
-def _silu(field: Field, xs: Sequence[Value], _attrs: Mapping[str, Any]) -> Value:
-    return RULES["mul"](field, (xs[0], field.function("sigmoid", xs[0])), {})
-
-
-def _gelu(field: Field, xs: Sequence[Value], _attrs: Mapping[str, Any]) -> Value:
-    inner = _scale(field, xs, {"scalar": Scalar.power(2, Fraction(-1, 2))})
-    factor = _shift(field, [field.function("erf", inner)], {"scalar": 1})
-    return RULES["mul"](field, (_scale(field, xs, {"scalar": Fraction(1, 2)}), factor), {})
-
-
-def _function(name: str) -> Rule:
-    return lambda field, xs, _attrs: field.function(name, xs[0])
-
-
-RULES: dict[str, Rule] = {
-    "add": _add,
-    "sub": _ring("sub", lambda x, y, m: (x - y) % m),
-    "mul": _ring("mul", lambda x, y, m: x * y % m),
-    "div": _quotient,
-    "maximum": lambda field, xs, _attrs: field.larger(xs[0], xs[1]),
-    "where": _where,
-    "scale": _scale,
-    "shift": _shift,
-    "neg": _ring("neg", lambda x, m: -x % m),
-    "square": _ring("square", lambda x, m: x * x % m),
-    "causal_mask": _causal_mask,
-    "exp": lambda field, xs, _attrs: field.exp(xs[0]),
-    "rsqrt": _rsqrt,
-    "silu": _silu,
-    "gelu": _gelu,
-    "cast": lambda _field, xs, _attrs: xs[0],
-    "matmul": _matmul,
-    "sum": _sum,
-    "max": _max,
-    "concat": lambda _field, xs, attrs: _join(xs, attrs["axis"]),
-    **{name: _function(name) for name in ("sqrt", "relu", "sigmoid", "tanh", "erf")},
-}
-"""From operator to its evaluation; views and copies of one operand move residues by their numpy semantics."""
-
-
-def random_inputs(program: TensorProgram, rng: np.random.Generator, field: Field) -> dict[str, Value]:
-    """Uniform residues for every input; random bits for boolean ones (masks)."""
+def random_inputs(
+    program: TensorProgram, rng: np.random.Generator, field: Field, zeros: Collection[str] = ()
+) -> dict[str, Value]:
+    """Uniform residues for every input; random bits for boolean ones (masks); those of ``zeros`` are zero in half of their
+    elements."""
     found: dict[str, Value] = {}
     for name in program.inputs:
         t = program[name]
-        bits = t.dtype == "bool"
-        found[name] = field.integers(rng.integers(0, 2, t.shape)) if bits else field.random(t.shape, rng)
+        bits = field.integers(rng.integers(0, 2, t.shape)) if t.dtype == "bool" or name in zeros else None
+        found[name] = bits if bits is not None and t.dtype == "bool" else field.random(t.shape, rng)
+        if bits is not None and t.dtype != "bool":
+            found[name] = field.ring(lambda x, y, m: x * y % m, found[name], bits)
     return found
 
 

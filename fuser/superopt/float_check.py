@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from collections.abc import Iterator
 from collections.abc import Mapping
 
@@ -17,6 +18,7 @@ from fuser.lower.algebra import FloatAlgebra
 from fuser.lower.reference import InterpretError
 from fuser.lower.reference import interpret
 from fuser.superopt.checking import checking_schedules
+from fuser.superopt.conditions import conditions
 from fuser.superopt.flat import evaluate_flat
 from fuser.superopt.magnitudes import magnitudes
 from fuser.superopt.magnitudes import reference
@@ -47,7 +49,7 @@ def float_error(tied: Reduction, schedule: Schedule | None, rng: np.random.Gener
     case = tied.draw(rng, turn)
     worst = 0.0
     with np.errstate(all="ignore"):
-        for inputs in _float_inputs(case.program, rng):
+        for inputs in _float_inputs(case.program, rng, conditions(case.program, case.graph) or ()):
             chosen = magnitudes(case.program, case.graph, inputs)
             for factor in chosen.factors:
                 values = scaled(inputs, factor)
@@ -71,14 +73,16 @@ def _computed(tied: Reduction, schedule: Schedule | None, case: Case, inputs: Ma
     return evaluate_flat(FloatAlgebra(), case.graph, {n: np.asarray(x, np.float64) for n, x in own.items()}).tensors
 
 
-def _float_inputs(program: TensorProgram, rng: np.random.Generator) -> Iterator[dict[str, Array]]:
-    """Normal inputs; then positive ones, for programs with roots and quotients of inputs."""
+def _float_inputs(program: TensorProgram, rng: np.random.Generator, zeros: Collection[str]) -> Iterator[dict[str, Array]]:
+    """Normal inputs, ``zeros`` of them zero in half of their elements; then positive ones, for programs with roots and quotients
+    of inputs."""
     for positive in (False, True):
         found: dict[str, Array] = {}
         for name in program.inputs:
             t = program[name]
             x = rng.uniform(0.5, 1.5, t.shape) if positive else rng.standard_normal(t.shape)
-            found[name] = rng.integers(0, 2, t.shape).astype(np.float64) if t.dtype == "bool" else x
+            bits = rng.integers(0, 2, t.shape).astype(np.float64)
+            found[name] = bits if t.dtype == "bool" else x * bits if name in zeros and not positive else x
         yield found
 
 

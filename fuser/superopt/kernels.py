@@ -23,6 +23,7 @@ from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import Stmt
 from fuser.ir.ops import op as op_def
+from fuser.ir.program import accumulator
 from fuser.ir.scalar import Extent
 from fuser.ir.scalar import Scalar
 from fuser.superopt.extract import OpGraph
@@ -243,7 +244,7 @@ class _Builder:
             k = self.stage[s.value]
             if k in parts and self.plan.splits[k] in s.reduce:
                 name = _fresh(f"{s.value}_part", {x.value for x in self.block.stmts})
-                self.computes.append((k, replace(s, value=name, axes=(parts[k], *s.axes), dtype="float32")))
+                self.computes.append((k, replace(s, value=name, axes=(parts[k], *s.axes), dtype=accumulator(s.dtype))))
                 later.append((k + 1, Stmt("compute", s.value, s.axes, s.dtype, "sum", (name,), (parts[k],))))
             else:
                 self.computes.append((k, s))
@@ -290,7 +291,7 @@ class _Builder:
         self.tensors.add(tensor)
         if value in self.known:
             return Access(tensor, self.known[value]), stmt.dtype
-        return Access(tensor, tuple((a,) for a in self.rows_first(stmt))), "float32"
+        return Access(tensor, tuple((a,) for a in self.rows_first(stmt))), accumulator(stmt.dtype)
 
     def rows_first(self, stmt: Stmt) -> tuple[str, ...]:
         """Axes of a product in the order that a library's matmul of its operands would have: rows of the operand that is

@@ -21,13 +21,13 @@ from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import Schedule
 from fuser.lower.reference import InterpretError
 from fuser.lower.reference import interpret_in
+from fuser.superopt.conditions import conditions
 from fuser.superopt.field_algebra import FieldAlgebra
 from fuser.superopt.fields import Field
 from fuser.superopt.fields import ZeroDenominatorError
 from fuser.superopt.fields import evaluate_program
 from fuser.superopt.fields import random_inputs
 from fuser.superopt.masks import block_offsets
-from fuser.superopt.reduced import PROGRAM
 from fuser.superopt.reduced import Reduction
 from fuser.superopt.reduced import reduction
 from fuser.superopt.shifts import stabilized
@@ -83,9 +83,11 @@ def verify_blocks(
 
 
 def _test(program: TensorProgram, graph: KernelGraph, schedule: Schedule, rng: np.random.Generator, law: bool) -> str:
-    for _ in range(_DRAWS):
-        field = Field(rng, law)
-        inputs = random_inputs(program, rng, field)
+    deciding = conditions(program, graph)
+    for draw in range(_DRAWS):
+        zeros = deciding if draw < _DRAWS // 2 else None
+        field = Field(rng, law, exact=zeros is not None)
+        inputs = random_inputs(program, rng, field, zeros or ())
         try:
             wanted = evaluate_program(program, inputs, field)
             got = interpret_in(FieldAlgebra(field), graph, schedule, {n: inputs[n] for n in graph.inputs})
@@ -124,7 +126,7 @@ def _sizes(tied: Reduction, schedule: Schedule, most: int) -> list[int]:
     steps = [(i, min(sizes[i], tile[i])) for i in kept]
     steps += [(i, _whole_tiles(structure.real[i], tile[i], _TRIPS)) for i in summed]
     for i, smaller in (*steps, *((i, min(sizes[i], 2)) for i in kept)):
-        if _largest(tied, sizes) > most:
+        if tied.largest(sizes) > most:
             sizes[i] = smaller
     return sizes
 
@@ -132,10 +134,3 @@ def _sizes(tied: Reduction, schedule: Schedule, most: int) -> list[int]:
 def _whole_tiles(real: int, tile: int, count: int) -> int:
     """``count`` tiles, the last one as ragged as the real last one."""
     return min(real, count * tile + real % tile)
-
-
-def _largest(tied: Reduction, sizes: list[int]) -> int:
-    """Elements of the largest tensor of the program with these extents."""
-    extents = {a: n for (kernel, a), n in tied.structure.extents(sizes).items() if kernel == PROGRAM}
-    shapes = [*tied.axes.values.values(), *tied.axes.uses.values()]
-    return max(math.prod(extents[a] for d in dims for a in d) for dims in shapes)

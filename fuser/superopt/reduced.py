@@ -42,6 +42,7 @@ from fuser.ir.windows import windowed
 from fuser.superopt.constants import known_constants
 from fuser.superopt.constants import with_known_constants
 from fuser.superopt.draw import draw_sizes
+from fuser.superopt.dtypes import with_casts_marked
 from fuser.superopt.masks import Mask
 from fuser.superopt.masks import Offsets
 from fuser.superopt.masks import reduced_offsets
@@ -49,6 +50,8 @@ from fuser.superopt.masks import reduced_offsets
 PROGRAM = ""
 WORK = 1 << 20
 """Elements that a test at real extents may compute or sum over."""
+LARGEST = 1 << 24
+"""Most elements of a tensor at reduced sizes."""
 Name = tuple[str, str]  # (kernel, axis); the program's axes have the kernel PROGRAM
 
 
@@ -204,7 +207,19 @@ class Reduction:
         """Random small sizes; of two turns in a row every extent differs."""
         sizes = draw_sizes(self.structure, rng, self.masks, turn)
         sizes = self.restored(sizes) if self.real else sizes
+        if (elements := self.largest(sizes)) > LARGEST:
+            raise UnsupportedError(
+                f"a test of {self.structure.graph.name!r} needs a tensor of {elements} elements: "
+                "it reads tensors as other products of axes than the program does"
+            )
         return self.at(sizes, reduced_offsets(self.masks, self.structure.real, sizes, rng))
+
+    def largest(self, sizes: Sequence[int]) -> int:
+        """Elements of the largest tensor of the program or value of the µGraph."""
+        extents = self.structure.extents(sizes)
+        shapes = [[(PROGRAM, a) for d in dims for a in d] for dims in (*self.axes.values.values(), *self.axes.uses.values())]
+        shapes += [[(b.name, a) for a in s.axes] for b in self.structure.graph.blocks for s in b.stmts]
+        return max(math.prod(extents[name] for name in shape) for shape in shapes)
 
     @cached_property
     def masks(self) -> tuple[Mask, ...]:
@@ -340,7 +355,7 @@ def reduction(program: TensorProgram, graph: KernelGraph) -> Reduction:
     """
     program = expand(program)
     check_tensors(program, graph)
-    program, graph = without_windows(program, graph)
+    program, graph = without_windows(*with_casts_marked(program, graph))
     check_interface(program, graph)
     axes = axes_of(program)
     ties = _Ties()

@@ -25,6 +25,7 @@ from fuser.ir.mugraph import Rescale
 from fuser.ir.mugraph import Stmt
 from fuser.ir.mugraph import ordered
 from fuser.ir.ops import op as op_def
+from fuser.ir.program import accumulator
 from fuser.superopt.widen import widen_scores
 
 Key = tuple[int, str]
@@ -229,14 +230,14 @@ def _stabilized(graph: KernelGraph, kernel: int, value: str, positive: frozenset
     while tensor in tensors:
         tensor += "_"
     access = Access(tensor, tuple((a,) for a in axes))
-    kernels[kernel] = replace(shifted, stmts=(*shifted.stmts, Stmt("store", top, axes, "float32", access=access)))
+    kernels[kernel] = replace(shifted, stmts=(*shifted.stmts, Stmt("store", top, axes, maximum.dtype, access=access)))
     factors: list[tuple[int, str]] = []
     for k, b in _blocks(graph):
         loads = {
             s.value: degrees.degree[k, s.value] for s in b.loads if degrees.degree.get((k, s.value)) and set(s.axes) & set(parts)
         }
         if loads:
-            kernels[k], factor = _weighted(b, loads, axes, access)
+            kernels[k], factor = _weighted(b, loads, axes, access, maximum.dtype)
             factors.append((k, factor))
     found = replace(graph, kernels=tuple(kernels))
     for k, factor in factors:
@@ -247,12 +248,14 @@ def _stabilized(graph: KernelGraph, kernel: int, value: str, positive: frozenset
     return found
 
 
-def _weighted(block: BlockGraph, degrees: dict[str, int], axes: tuple[str, ...], access: Access) -> tuple[BlockGraph, str]:
+def _weighted(
+    block: BlockGraph, degrees: dict[str, int], axes: tuple[str, ...], access: Access, dtype: str
+) -> tuple[BlockGraph, str]:
     """Multiply loaded partial results by the exponential of their part's maximum, to the power of their degree."""
     top, factor = _fresh(access.tensor, block), _fresh(f"{access.tensor}_exp", block)
     out: list[Stmt] = [
-        Stmt("load", top, axes, "float32", access=access),
-        Stmt("compute", factor, axes, "float32", "exp", (top,)),
+        Stmt("load", top, axes, dtype, access=access),
+        Stmt("compute", factor, axes, dtype, "exp", (top,)),
     ]
     new: dict[str, str] = {}
     for s in block.stmts:
@@ -277,14 +280,12 @@ def _shift(block: BlockGraph, licence: Licence, top: str) -> BlockGraph:
     for s in block.stmts:
         if s.kind == "compute" and s.value == licence.exponential:
             (x,) = s.args
-            axes = block.by_value[x].axes
+            axes, dtype = block.by_value[x].axes, accumulator(block.by_value[x].dtype)
             shifted = _fresh(f"{s.value}_shifted", block)
             gained = tuple(g for a, g in block.splits if a in licence.axes)
             kept = ordered((*(a for a in axes if a not in licence.axes), *gained), block.axes)
-            out.append(Stmt("compute", top, kept, "float32", "max", (x,), licence.axes))
-            out.append(
-                Stmt("compute", shifted, ordered((*axes, *gained), block.axes), "float32", "sub", (x, top), running=(top,))
-            )
+            out.append(Stmt("compute", top, kept, dtype, "max", (x,), licence.axes))
+            out.append(Stmt("compute", shifted, ordered((*axes, *gained), block.axes), dtype, "sub", (x, top), running=(top,)))
             out.append(replace(s, axes=out[-1].axes, args=(shifted,)))
         elif s.kind == "compute" and s.folds and degree.get(s.value):
             out.append(replace(s, rescale=(*s.rescale, Rescale(top, degree[s.value]))))

@@ -34,6 +34,7 @@ from fuser.superopt.bounds import round_bound
 from fuser.superopt.checking import checking_schedules
 from fuser.superopt.constants import as_numbers
 from fuser.superopt.constants import constant
+from fuser.superopt.conditions import conditions
 from fuser.superopt.field_algebra import FieldAlgebra
 from fuser.superopt.fields import Field
 from fuser.superopt.fields import Value
@@ -247,9 +248,12 @@ def _round(
     rng = np.random.default_rng(seed)
     case = tied.draw(rng, seed)
     zero = "a denominator is zero at every draw"
-    for _ in range(DRAWS):
-        field = Field(rng, law, primes)
-        inputs = random_inputs(case.program, rng, field)
+    deciding = conditions(case.program, case.graph)
+    for draw in range(DRAWS):
+        # what is a condition may be a denominator too: then it cannot be zero
+        zeros = deciding if draw < DRAWS // 2 else None
+        field = Field(rng, law, primes, exact=zeros is not None)
+        inputs = random_inputs(case.program, rng, field, zeros or ())
         try:
             wanted = evaluate_program(case.program, inputs, field)
         except ZeroDenominatorError:

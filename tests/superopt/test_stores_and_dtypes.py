@@ -19,6 +19,7 @@ from fuser.ir.program import TensorProgram
 from fuser.superopt.verify import Rejected
 from fuser.superopt.verify import verify
 from search.structures import split_block
+from search.structures import structures
 
 
 def chain(dtype: str = "float16") -> tuple[TensorProgram, KernelGraph]:
@@ -93,3 +94,143 @@ def test_a_tensor_with_the_name_of_a_box_is_no_box() -> None:
     program = b.build(Y=b.op("slice", x, axis=0, start=0, stop=1) * other)
     with pytest.raises(Exception, match="a tensor and a box"):
         fuse(program)
+
+
+def with_dtype(graph: KernelGraph, value: str, dtype: str, kinds: tuple[str, ...] = ("load", "compute", "store")) -> KernelGraph:
+    """A value in another dtype wherever it stands, also in device memory."""
+    blocks = [
+        replace(b, stmts=tuple(replace(s, dtype=dtype) if s.value.startswith(value) and s.kind in kinds else s for s in b.stmts))
+        for b in graph.blocks
+    ]
+    return replace(graph, kernels=tuple(blocks))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "bool", "int32", "uint8", "int64", "bfloat16"])
+def test_intermediates_are_not_narrower_than_the_program_has_them(dtype: str) -> None:
+    program, graph = chain()
+    stored = graph.blocks[0].stores[0].value
+    refused(program, with_dtype(graph, stored, dtype), "does not hold float16")
+    refused(program, with_dtype(graph, stored, dtype, ("compute",)), "does not hold float16")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_intermediates_may_be_wider(dtype: str) -> None:
+    program, graph = chain()
+    assert verify(program, with_dtype(graph, graph.blocks[0].stores[0].value, dtype)).accepted
+    program, graph = chain("float32")
+    narrow = verify(program, with_dtype(graph, graph.blocks[0].stores[0].value, dtype))
+    assert narrow.accepted == (dtype != "float16")
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "float32", "bfloat16"])
+def test_outputs_and_inputs_have_the_program_s_dtype(dtype: str) -> None:
+    program, graph = chain()
+    tensors = tuple(replace(t, dtype=dtype) if t.name == "Y" else t for t in graph.tensors)
+    refused(program, replace(graph, tensors=tensors), "another shape or dtype")
+    refused(program, with_dtype(graph, graph.blocks[1].stores[0].value, dtype, ("store",)), "is float16")
+    refused(program, with_dtype(graph, "X", dtype, ("load",)), "reads a tensor of float16")
+
+
+def test_two_kernels_agree_on_the_dtype_between_them() -> None:
+    program, graph = chain()
+    (load,) = [s for s in graph.blocks[1].loads if s.access and s.access.tensor in graph.blocks[0].outputs]
+    wrong = replace(graph.blocks[1], stmts=tuple(replace(s, dtype="float64") if s is load else s for s in graph.blocks[1].stmts))
+    refused(program, replace(graph, kernels=(graph.blocks[0], wrong)), "reads a tensor of float32 as float64")
+
+
+def without_casts(graph: KernelGraph, dtype: str) -> KernelGraph:
+    """The casts to a dtype left out."""
+    (block,) = graph.blocks
+    names = {s.value: s.args[0] for s in block.computes if s.op == "cast" and s.attr["dtype"] == dtype}
+
+    def source(v: str) -> str:
+        return source(names[v]) if v in names else v
+
+    stmts = (
+        replace(s, args=tuple(map(source, s.args)), value=s.value if s.kind == "load" else source(s.value)) for s in block.stmts
+    )
+    kept = tuple(s for s, old in zip(stmts, block.stmts, strict=True) if old.kind == "store" or old.value not in names)
+    return replace(graph, kernels=(replace(block, stmts=kept),))
+
+
+def rounded(*dtypes: str, dtype: str = "float32") -> TensorProgram:
+    b = Builder("rounded", dtype)
+    y = b.input("X", (32, 64)) @ b.input("W", (64, 48)) * 10
+    for d in dtypes:
+        y = b.op("cast", y, dtype=d)
+    return b.build(Y=b.op("cast", b.relu(y), dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int32", "int8", "bool"])
+def test_a_cast_that_changes_values_stays(dtype: str) -> None:
+    program = rounded(dtype)
+    graph = fuse(program)
+    assert verify(program, graph).accepted
+    assert not verify(program, without_casts(graph, dtype)).accepted
+    assert not verify(rounded(), graph).accepted
+    for other in {"float16", "bfloat16", "int32", "int8", "bool"} - {dtype}:
+        assert not verify(program, fuse(rounded(other))).accepted, other
+
+
+def test_a_cast_that_changes_nothing_may_go() -> None:
+    program = rounded("float32", "float64")
+    assert verify(program, without_casts(fuse(program), "float64")).accepted
+    half = rounded("float32", dtype="float16")
+    assert verify(half, without_casts(fuse(half), "float32")).accepted, "computed in half precision, as the product is"
+
+
+def test_rounding_commutes_with_what_is_linear() -> None:
+    b = Builder("late")
+    q, k, v = (b.input(n, (64, 32)) for n in "QKV")
+    p = b.softmax(b.op("cast", q @ k.T, dtype="float32"))
+    program = b.build(O=b.op("cast", p, dtype="float16") @ v)
+    for graph in structures(program):
+        assert verify(program, graph).accepted, graph
+
+
+def conditional(condition: str, dtype: str = "float16") -> TensorProgram:
+    b = Builder("conditional")
+    x, y, c = b.input("X", (32, 64)), b.input("Y", (32, 64)), b.input("C", (32, 64), dtype)
+    forms = {
+        "input": lambda: c,
+        "twice": lambda: c * 2,
+        "square": lambda: b.op("square", c),
+        "difference": lambda: c - x,
+        "relu": lambda: b.relu(c),
+        "sum": lambda: b.sum(c, 1, keepdims=True),
+    }
+    return b.build(Z=b.op("where", forms[condition](), x, y) * 3)
+
+
+@pytest.mark.parametrize("condition", ["input", "twice", "square", "difference", "relu", "sum"])
+def test_a_condition_fails_somewhere(condition: str) -> None:
+    program = conditional(condition)
+    graph = fuse(program)
+    assert verify(program, graph).accepted
+    (block,) = graph.blocks
+    where = next(s for s in block.computes if s.op == "where")
+    for chosen in where.args[1:]:
+        stmts = (replace(s, args=tuple(chosen if a == where.value else a for a in s.args)) for s in block.stmts)
+        wrong = replace(graph, kernels=(replace(block, stmts=tuple(s for s in stmts if s.value != where.value)),))
+        assert not verify(program, wrong).accepted
+        assert not verify(program, wrong, float_rounds=0).accepted
+    swapped = replace(where, args=(where.args[0], where.args[2], where.args[1]))
+    wrong = replace(graph, kernels=(replace(block, stmts=tuple(swapped if s is where else s for s in block.stmts)),))
+    assert not verify(program, wrong).accepted
+
+
+def test_true_rewritings_of_conditions_are_accepted() -> None:
+    assert verify(conditional("input"), fuse(conditional("twice"))).accepted
+    assert verify(conditional("input", "bool"), fuse(conditional("input", "bool"))).accepted
+    assert not verify(conditional("input"), fuse(conditional("relu"))).accepted
+
+
+def test_a_condition_may_guard_its_own_division() -> None:
+    b = Builder("guarded")
+    x, c = b.input("X", (32, 64)), b.input("C", (32, 64))
+    program = b.build(Z=b.op("where", c, x / c, x))
+    graph = fuse(program)
+    assert verify(program, graph).accepted
+    b = Builder("other")
+    x, c = b.input("X", (32, 64)), b.input("C", (32, 64))
+    assert not verify(program, fuse(b.build(Z=b.op("where", c, x / c, c)))).accepted

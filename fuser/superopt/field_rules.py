@@ -1,0 +1,174 @@
+"""Operators over Z_p × Z_q: the evaluation of each (:mod:`fuser.superopt.fields` says what is random)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import TYPE_CHECKING
+from typing import Any
+
+import numpy as np
+
+from fuser.errors import UnsupportedError
+from fuser.ir.ops import Array
+from fuser.ir.ops import op as op_def
+from fuser.ir.scalar import Scalar
+from fuser.superopt.dtypes import ROUNDS
+from fuser.superopt.field_values import Value
+from fuser.superopt.field_values import hidden
+from fuser.superopt.modular import modular_matmul
+
+if TYPE_CHECKING:
+    from fuser.superopt.fields import Field
+
+Rule = Callable[["Field", Sequence[Value], Mapping[str, Any]], Value]
+
+
+def _visible(op: str, xs: Sequence[Value]) -> None:
+    if any(x.minus_inf is not None for x in xs):
+        raise UnsupportedError(f"{op} of a masked value", "apply exp or max to it first")
+
+
+def _ring(name: str, f: Callable[..., Array]) -> Rule:
+    """Arithmetic of unmasked values."""
+
+    def rule(field: Field, xs: Sequence[Value], _attrs: Mapping[str, Any]) -> Value:
+        _visible(name, xs)
+        return field.ring(f, *xs)
+
+    return rule
+
+
+def _add(field: Field, xs: Sequence[Value], _attrs: Mapping[str, Any]) -> Value:
+    a, b = xs
+    result = field.ring(lambda x, y, m: (x + y) % m, a, b)
+    if a.minus_inf is None and b.minus_inf is None:
+        return result
+    return Value(result.p, result.q, hidden(a) | hidden(b))
+
+
+def _scale(field: Field, xs: Sequence[Value], attrs: Mapping[str, Any]) -> Value:
+    """A masked element stays masked, if the constant is positive."""
+    value, x = Scalar.of(attrs["scalar"]), xs[0]
+    if x.minus_inf is not None and value.coeff <= 0:
+        raise UnsupportedError(f"a masked value times {value}", "scale before masking")
+    cp, cq = field.scalar(value)
+    return Value(x.p * cp % field.p, None if x.q is None else x.q * cq % field.q, x.minus_inf)
+
+
+def _shift(field: Field, xs: Sequence[Value], attrs: Mapping[str, Any]) -> Value:
+    x = xs[0]
+    cp, cq = field.scalar(Scalar.of(attrs["scalar"]))
+    return Value((x.p + cp) % field.p, None if x.q is None else (x.q + cq) % field.q, x.minus_inf)
+
+
+def _sum(field: Field, xs: Sequence[Value], attrs: Mapping[str, Any]) -> Value:
+    _visible("sum", xs)
+    axis, keepdims = tuple(attrs["axis"]), bool(attrs.get("keepdims", False))
+    return field.ring(lambda x, m: np.sum(x, axis=axis, keepdims=keepdims) % m, xs[0])
+
+
+def _max(field: Field, xs: Sequence[Value], attrs: Mapping[str, Any]) -> Value:
+    x, rank = xs[0], len(xs[0].shape)
+    axes = sorted({int(a) % rank for a in attrs["axis"]})
+    for axis in axes:
+        while (n := x.shape[axis]) > 1:
+            lead = (slice(None),) * axis
+            half = n // 2
+            best = field.larger(x[(*lead, slice(0, half))], x[(*lead, slice(half, 2 * half))])
+            x = best if n % 2 == 0 else _join([best, x[(*lead, slice(2 * half, n))]], axis)
+    return x if attrs.get("keepdims") else x.map(lambda y: np.squeeze(y, tuple(axes)))
+
+
+def _join(xs: Sequence[Value], axis: int) -> Value:
+    qs = [x.q for x in xs if x.q is not None]
+    hidden = None
+    if any(x.minus_inf is not None for x in xs):
+        hidden = np.concatenate([np.zeros(x.shape, bool) if x.minus_inf is None else x.minus_inf for x in xs], axis)
+    return Value(np.concatenate([x.p for x in xs], axis), np.concatenate(qs, axis) if len(qs) == len(xs) else None, hidden)
+
+
+def _where(field: Field, xs: Sequence[Value], _attrs: Mapping[str, Any]) -> Value:
+    c, a, b = xs
+    _visible("where", xs)
+    holds = field.truth(c)
+    return field.ring(lambda x, y, _m: np.where(holds, x, y), a, b)
+
+
+def _cast(field: Field, xs: Sequence[Value], attrs: Mapping[str, Any]) -> Value:
+    """A cast that may change values stays visible: to whole numbers a random function, to a condition its truth, and to a
+    narrower float, whose rounding commutes with all that is linear, a random factor."""
+    x, dtype = xs[0], str(attrs.get("dtype"))
+    if not attrs.get(ROUNDS):
+        return x
+    if dtype == "bool":
+        _visible("a cast to bool", xs)
+        return field.integers(field.truth(x))
+    if "int" in dtype:
+        return field.function(f"cast to {dtype}", x)
+    p, q = field.unit(f"rounding to {dtype}")
+    return Value(x.p * p % field.p, None if x.q is None else x.q * q % field.q, x.minus_inf)
+
+
+def _causal_mask(field: Field, xs: Sequence[Value], attrs: Mapping[str, Any]) -> Value:
+    x = xs[0]
+    hidden = np.isneginf(op_def("causal_mask").numpy(np.zeros(x.shape), **attrs))
+    field.masked = True
+    return Value(x.p, x.q, hidden if x.minus_inf is None else hidden | x.minus_inf)
+
+
+def _matmul(field: Field, xs: Sequence[Value], _attrs: Mapping[str, Any]) -> Value:
+    _visible("matmul", xs)
+    return field.ring(modular_matmul, *xs)
+
+
+def _quotient(field: Field, xs: Sequence[Value], _attrs: Mapping[str, Any]) -> Value:
+    _visible("div", xs)
+    return field.quotient(xs[0], xs[1])
+
+
+def _rsqrt(field: Field, xs: Sequence[Value], _attrs: Mapping[str, Any]) -> Value:
+    one = field.integers(np.ones((1,) * len(xs[0].shape)))
+    return field.quotient(one, field.function("sqrt", xs[0]))
+
+
+def _silu(field: Field, xs: Sequence[Value], _attrs: Mapping[str, Any]) -> Value:
+    return RULES["mul"](field, (xs[0], field.function("sigmoid", xs[0])), {})
+
+
+def _gelu(field: Field, xs: Sequence[Value], _attrs: Mapping[str, Any]) -> Value:
+    inner = _scale(field, xs, {"scalar": Scalar.power(2, Fraction(-1, 2))})
+    factor = _shift(field, [field.function("erf", inner)], {"scalar": 1})
+    return RULES["mul"](field, (_scale(field, xs, {"scalar": Fraction(1, 2)}), factor), {})
+
+
+def _function(name: str) -> Rule:
+    return lambda field, xs, _attrs: field.function(name, xs[0])
+
+
+RULES: dict[str, Rule] = {
+    "add": _add,
+    "sub": _ring("sub", lambda x, y, m: (x - y) % m),
+    "mul": _ring("mul", lambda x, y, m: x * y % m),
+    "div": _quotient,
+    "maximum": lambda field, xs, _attrs: field.larger(xs[0], xs[1]),
+    "where": _where,
+    "scale": _scale,
+    "shift": _shift,
+    "neg": _ring("neg", lambda x, m: -x % m),
+    "square": _ring("square", lambda x, m: x * x % m),
+    "causal_mask": _causal_mask,
+    "exp": lambda field, xs, _attrs: field.exp(xs[0]),
+    "rsqrt": _rsqrt,
+    "silu": _silu,
+    "gelu": _gelu,
+    "cast": _cast,
+    "matmul": _matmul,
+    "sum": _sum,
+    "max": _max,
+    "concat": lambda _field, xs, attrs: _join(xs, attrs["axis"]),
+    **{name: _function(name) for name in ("sqrt", "relu", "sigmoid", "tanh", "erf")},
+}
+"""From operator to its evaluation; views and copies of one operand move residues by their numpy semantics."""
