@@ -21,6 +21,7 @@ from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import Schedule
 from fuser.lower.reference import InterpretError
 from fuser.lower.reference import interpret_in
+from fuser.superopt.amounts import largest
 from fuser.superopt.conditions import conditions
 from fuser.superopt.field_algebra import FieldAlgebra
 from fuser.superopt.fields import Field
@@ -126,7 +127,7 @@ def _sizes(tied: Reduction, schedule: Schedule, most: int) -> list[int]:
     steps = [(i, min(sizes[i], tile[i])) for i in kept]
     steps += [(i, _whole_tiles(structure.real[i], tile[i], _TRIPS)) for i in summed]
     for i, smaller in (*steps, *((i, min(sizes[i], 2)) for i in kept)):
-        if tied.largest(sizes) > most:
+        if largest(tied, sizes) > most:
             sizes[i] = smaller
     return sizes
 

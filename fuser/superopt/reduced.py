@@ -39,6 +39,10 @@ from fuser.ir.program import infer_shape
 from fuser.ir.resize import resize
 from fuser.ir.windows import detach
 from fuser.ir.windows import windowed
+from fuser.superopt.amounts import LARGEST
+from fuser.superopt.amounts import PROGRAM
+from fuser.superopt.amounts import largest
+from fuser.superopt.amounts import restored
 from fuser.superopt.constants import known_constants
 from fuser.superopt.constants import with_known_constants
 from fuser.superopt.draw import draw_sizes
@@ -47,11 +51,6 @@ from fuser.superopt.masks import Mask
 from fuser.superopt.masks import Offsets
 from fuser.superopt.masks import reduced_offsets
 
-PROGRAM = ""
-WORK = 1 << 20
-"""Elements that a test at real extents may compute or sum over."""
-LARGEST = 1 << 24
-"""Most elements of a tensor at reduced sizes."""
 Name = tuple[str, str]  # (kernel, axis); the program's axes have the kernel PROGRAM
 
 
@@ -206,20 +205,13 @@ class Reduction:
     def draw(self, rng: np.random.Generator, turn: int = 0) -> Case:
         """Random small sizes; of two turns in a row every extent differs."""
         sizes = draw_sizes(self.structure, rng, self.masks, turn)
-        sizes = self.restored(sizes) if self.real else sizes
-        if (elements := self.largest(sizes)) > LARGEST:
+        sizes = restored(self, sizes) if self.real else sizes
+        if (elements := largest(self, sizes)) > LARGEST:
             raise UnsupportedError(
                 f"a test of {self.structure.graph.name!r} needs a tensor of {elements} elements: "
                 "it reads tensors as other products of axes than the program does"
             )
         return self.at(sizes, reduced_offsets(self.masks, self.structure.real, sizes, rng))
-
-    def largest(self, sizes: Sequence[int]) -> int:
-        """Elements of the largest tensor of the program or value of the µGraph."""
-        extents = self.structure.extents(sizes)
-        shapes = [[(PROGRAM, a) for d in dims for a in d] for dims in (*self.axes.values.values(), *self.axes.uses.values())]
-        shapes += [[(b.name, a) for a in s.axes] for b in self.structure.graph.blocks for s in b.stmts]
-        return max(math.prod(extents[name] for name in shape) for shape in shapes)
 
     @cached_property
     def masks(self) -> tuple[Mask, ...]:
@@ -245,26 +237,6 @@ class Reduction:
             graph, tensors=tuple(replace(t, shape=small[t.name].shape) if t.name in small.table else t for t in graph.tensors)
         )
         return Case(small, graph, tuple(own.items()))
-
-    def restored(self, sizes: Sequence[int]) -> list[int]:
-        """The real extents of as many atoms as :data:`WORK` allows, the smallest first."""
-        found = list(sizes)
-        for i in sorted(range(len(found)), key=lambda i: self.structure.real[i]):
-            more = [*found[:i], self.structure.real[i], *found[i + 1 :]]
-            if self.structure.real[i] != FREE and self.work(more) <= WORK:
-                found = more
-        return found
-
-    def work(self, sizes: Sequence[int]) -> int:
-        """Elements that a test at these sizes computes or sums over."""
-        extents = self.structure.extents(sizes)
-        total = 0
-        for i, node in enumerate(self.program.nodes):
-            used = [self.axes.values[node.output], *(self.axes.uses[i, j] for j in range(len(node.inputs)))]
-            total += math.prod(extents[PROGRAM, a] for a in {a for dims in used for d in dims for a in d})
-        for b in self.structure.graph.blocks:
-            total += sum(math.prod(extents[b.name, a] for a in s.related) for s in b.stmts)
-        return total
 
     def with_graph(self, graph: KernelGraph) -> Reduction:
         """The same for another µGraph over the same axes."""

@@ -32,9 +32,9 @@ from fuser.lower.reference import InterpretError
 from fuser.lower.reference import interpret_in
 from fuser.superopt.bounds import round_bound
 from fuser.superopt.checking import checking_schedules
+from fuser.superopt.conditions import conditions
 from fuser.superopt.constants import as_numbers
 from fuser.superopt.constants import constant
-from fuser.superopt.conditions import conditions
 from fuser.superopt.field_algebra import FieldAlgebra
 from fuser.superopt.fields import Field
 from fuser.superopt.fields import Value
