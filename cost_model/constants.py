@@ -16,6 +16,7 @@ from functools import lru_cache
 from importlib import resources
 
 from fuser.device import Device
+from fuser.device import load_device
 from fuser.errors import UsageError
 
 REFERENCE = "h200"
@@ -91,7 +92,10 @@ def parse_constants(text: str, where: str) -> Constants:
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as e:
-        raise UsageError(f"{where} is not TOML: {e}", "write it again with `python -m cost_model.calibrate`") from None
+        raise UsageError(
+            f"{where} is not TOML: {e}",
+            "write it again: python -m experiments.mcfuser.model_accuracy experiments/data/h200-*.jsonl --write FILE",
+        ) from None
     values = data.get("constants", {})
     if set(values) != set(UNITS):
         odd = sorted(set(values) ^ set(UNITS))
@@ -119,5 +123,5 @@ def constants_of(device: Device) -> Constants:
     if device.name in known:
         return known[device.name]
     base = known.get(REFERENCE, Constants())
-    slower = 1.98e9 / device.clock
+    slower = load_device(REFERENCE).clock / device.clock
     return replace(base, **{f.name: getattr(base, f.name) * slower for f in fields(base) if f.name in _CLOCKED})

@@ -201,4 +201,7 @@ def memory_kernel_seconds(nbytes: float, device: Device, constants: Constants | 
 def check_device(device: Device) -> None:
     """Raise where nothing can be generated for a device."""
     if device.no_triton:
-        raise UnsupportedError(f"no kernels can be generated for {device.title}: {device.no_triton}", "choose another target")
+        raise UnsupportedError(
+            f"no kernels can be generated for {device.title}: {device.no_triton}",
+            "choose another target, or ask for estimates alone: mufuser explain, mufuser space",
+        )

@@ -139,7 +139,7 @@ def work(f: Features, device: Device, precision: str = "tf32x3") -> Work:
 def occupancy(f: Features, r: Resources, device: Device) -> Counts:
     """Blocks that one SM holds at once, at least one."""
     regs = np.minimum(r.registers, device.registers_per_thread)
-    by_shared = device.smem_per_sm // (r.shared + device.smem_reserved_per_block)
+    by_shared = device.smem_per_sm // np.maximum(r.shared + device.smem_reserved_per_block, 1)
     by_registers = device.registers_per_sm // (np.ceil(regs / 8) * 8 * 32 * f.warps)
     by_warps = device.max_warps_per_sm // f.warps
     return np.maximum(np.minimum.reduce([by_shared, by_registers, by_warps, np.full(len(f), device.max_blocks_per_sm)]), 1.0)

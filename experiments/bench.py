@@ -21,6 +21,7 @@ from experiments.candidates import RANDOM
 from experiments.candidates import Request
 from experiments.candidates import cases_of
 from experiments.candidates import plan
+from experiments.ceilings import limits
 from experiments.ceilings import measure_ceilings
 from experiments.compare import Result
 from experiments.compare import run
@@ -140,7 +141,7 @@ def measure(
         with Bench.open(on, records, Options(seed=request.seed), run=name) as bench:
             where = environment(bench.worker.info)
             cases = plan(names, request, (known, records), bench.worker.info["device"], peers)
-            ceilings = measure_ceilings(bench) if on == "cuda" else None
+            ceilings = limits(bench.worker.info["device"], measure_ceilings(bench)) if on == "cuda" else None
             found = plain(report.document([], ceilings, where, name, names))
             try:
                 for result in run(bench, cases, budget):

@@ -1,5 +1,9 @@
-"""What no kernel can beat: bandwidth, matmul rate and launch time, as measured on the device of a run or as its description gives
-them, and the floor of a program under them."""
+"""Rates of a device: what a run measured of bandwidth, matmul rate and launch time, and the limits that no kernel can beat;
+the floor of a program under the limits.
+
+What a copy and a large matmul of a library reach is no limit: a kernel that mostly reads, or whose tiles fit better, is
+faster. So floors come from the vendor's peaks, or from what was measured where that is higher still.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,9 @@ from dataclasses import dataclass
 
 from experiments.peers import TARGET
 from fuser.device import Device
+from fuser.device import load_device
 from fuser.errors import EnvironmentError_
+from fuser.errors import UsageError
 from fuser.frontends.builder import Builder
 from fuser.ir.program import TensorProgram
 from search.measure import Bench
@@ -28,9 +34,13 @@ class Ceilings:
     launch: float
 
     @staticmethod
-    def of(device: Device) -> Ceilings:
-        """From the description of a device: rates that large copies and matmuls reach where it has them, else the peak."""
-        return Ceilings(device.copy_bandwidth, device.matmul_rate or device.tensor_fp16, device.launch_latency)
+    def of(device: Device, *measured: Ceilings) -> Ceilings:
+        """The limits of a device: the highest rates of its description and of what was measured, and the shortest launch."""
+        return Ceilings(
+            max(device.memory_bandwidth, device.copy_bandwidth, *(m.bandwidth for m in measured)),
+            max(device.tensor_fp16, device.matmul_rate or 0.0, *(m.matmul for m in measured)),
+            min(device.launch_latency, *(m.launch for m in measured)) if measured else device.launch_latency,
+        )
 
 
 @dataclass(frozen=True)
@@ -48,6 +58,14 @@ class Floor:
     @property
     def bound(self) -> str:
         return max(("memory", "arithmetic", "launch"), key=lambda n: getattr(self, n))
+
+
+def limits(name: str, measured: Ceilings) -> Ceilings | None:
+    """The limits of the device of that name under what a run measured; none where nothing describes the device."""
+    try:
+        return Ceilings.of(load_device(name), measured)
+    except UsageError:
+        return None
 
 
 def _negation(count: int) -> TensorProgram:

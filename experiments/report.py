@@ -41,8 +41,8 @@ def document(
     run: str,
     left: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """A run as one document: environment, ceilings, and for each case our fastest kernel, every peer and the floor; ``left`` are
-    the cases for which there was no time. Times in microseconds."""
+    """A run as one document: environment, ceilings (the limits that floors come from), and for each case our fastest kernel,
+    every peer and the floor; ``left`` are the cases for which there was no time. Times in microseconds."""
     cases = []
     for r in results:
         ours, floor = r.ours, floor_of(r.program, ceilings) if ceilings else None
@@ -288,7 +288,8 @@ def title(found: Document) -> str:
 def floor_note(bandwidth: float, matmul: float, launch: float) -> str:
     """What a floor is, and what its letters mean; bytes, FLOPs a second, and seconds."""
     return (
-        f"floor: the largest of bytes over {bandwidth / 1e12:.2f} TB/s (b), FLOPs over {matmul / 1e12:.0f} TFLOP/s (f), "
+        f"floor, which nothing can beat: the largest of bytes over {bandwidth / 1e12:.2f} TB/s (b), "
+        f"FLOPs over {matmul / 1e12:.0f} TFLOP/s (f), "
         f"and a launch of {1e6 * launch:.2f} µs (l)"
     )
 

@@ -57,8 +57,6 @@ EXTRAS: dict[str, str] = {
     "transformers": "pip install transformers",
     "triton": "pip install mufuser on Linux: Triton has no other wheels",
     "z3": "pip install z3-solver",
-    "pulp": "pip install pulp",
-    "dask": "pip install 'dask[distributed]'",
     "matplotlib": "pip install 'mufuser[plot]'",
 }
 """How to get a package that a verb may need."""

@@ -14,6 +14,7 @@ before timing catch them; fast tuning has no GPU to check on, so it leaves out e
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,18 +27,37 @@ from fuser.ir.mugraph import Stmt
 from fuser.ir.ops import op as op_def
 from fuser.lower.pieces import MMA
 
-HOPPER = 90
+
+@dataclass(frozen=True)
+class Fault:
+    """A class of schedules that a compiler makes wrong code of: ``kind`` as above, on devices of compute capability
+    ``first`` up to (not with) ``before``, as measured with the ``compilers``."""
+
+    kind: str
+    first: int
+    before: int
+    compilers: str
+
+    def on(self, device: Device) -> bool:
+        return self.first <= device.arch < self.before
+
+
+FAULTS = (
+    Fault("shared load", 90, 100, "Triton 3.6, any ptxas: products by warp groups (wgmma), which sm_100 does not have"),
+    Fault("narrow product", 90, 100, "Triton 3.6 with ptxas 12.8; 13.0 assembles the same PTX rightly"),
+)
 
 
 def hazardous(f: Features, device: Device) -> NDArray[np.bool_]:
     """Which candidates of a group belong to a class that is compiled wrongly for the device."""
     found = np.zeros(len(f), dtype=bool)
-    if device.arch != HOPPER:
+    here = {fault.kind for fault in FAULTS if fault.on(device)}
+    if not here:
         return found
     for s in f.stmts:
-        if s.stmt.kind == "load" and s.loops and _shared(f.block, s.stmt):
+        if "shared load" in here and s.stmt.kind == "load" and s.loops and _shared(f.block, s.stmt):
             found |= f.stages > 1
-        if s.stmt.kind == "compute" and op_def(s.stmt.op).kind == "contract":
+        if "narrow product" in here and s.stmt.kind == "compute" and op_def(s.stmt.op).kind == "contract":
             left, right = _sides(f.block, s.stmt)
             if left.kind != "compute":
                 continue

@@ -106,11 +106,13 @@ def tune_fast(
     effort: Effort = INSTANT,
     seed: int = 0,
     graphs: Sequence[KernelGraph] | None = None,
+    kernels: bool = True,
 ) -> Tuned:
     """Fast tuning: the model alone decides, among ``graphs`` (by default those that need no search). Raises
     :class:`NoValidKernelError` where no schedule fits the device, and :class:`fuser.errors.UnsupportedError` where no structure
-    lowers."""
-    refined.check_device(device)
+    lowers. ``kernels=False``: estimates are wanted, also for devices that no kernel can be compiled for."""
+    if kernels:
+        refined.check_device(device)
     graphs = structures(program) if graphs is None else graphs
     found: list[Candidate] = []
     notes: dict[str, None] = {}

@@ -162,7 +162,7 @@ def explain(names: Names, target: Target = "h200", json: Json = False) -> None:
     device = load_device(target)
     documents: list[dict[str, Any]] = []
     for name in match(names):
-        tuned = tune_fast(workload(name), device)
+        tuned = tune_fast(workload(name), device, kernels=False)
         shown = [tuned.winner, *other(tuned)]
         rows = explain_terms([(c.graph, c.schedule) for c in shown], device)
         if json:

@@ -95,6 +95,7 @@ class Optimized:
     comparison: Comparison | None = None
     notes: tuple[str, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
+    seed: int = 0
 
     @property
     def program(self) -> TensorProgram:
@@ -154,7 +155,7 @@ def optimize(
     clock.lap("import")
     step("finding regions")
     tuned: dict[str, Tuned] = {}
-    choices, left = find_regions(imported.program, device, tuned, frozenset(imported.origin))
+    choices, left = find_regions(imported.program, device, tuned, frozenset(imported.origin), seed)
     clock.lap("regions and tuning")
     step(f"compiling {len({c.region.program.stable_hash() for c in choices})} distinct kernels for {len(choices)} regions")
     kernels, failed = lower_regions(choices, tuned, device, jobs, check, seed)
@@ -170,7 +171,7 @@ def optimize(
     covered = frozenset(n for r in regions for n in r.region.nodes)
     before = program_seconds(imported.program, device) * 1e6
     after = program_seconds(imported.program, device, covered) * 1e6 + math.fsum(r.predicted_us for r in regions)
-    result = Optimized(imported, device, regions, tuple(left), before, after)
+    result = Optimized(imported, device, regions, tuple(left), before, after, seed=seed)
     wanted = find_spec("tvm") is not None if build is None else build
     if wanted:
         result = _build(result, model, files, params, compare, step, clock, seed, strict=build is True)
@@ -187,7 +188,11 @@ def partition_and_optimize(
 
 
 def find_regions(
-    program: TensorProgram, device: Device, tuned: dict[str, Tuned], borders: frozenset[str] | None = None
+    program: TensorProgram,
+    device: Device,
+    tuned: dict[str, Tuned],
+    borders: frozenset[str] | None = None,
+    seed: int = 0,
 ) -> tuple[list[Choice], list[Left]]:
     """Regions worth fusing and contractions left alone; ``tuned`` gathers the tuning of every distinct region program by its
     hash.
@@ -196,7 +201,7 @@ def find_regions(
     def fused(region: TensorProgram) -> float:
         key = region.stable_hash()
         if key not in tuned:
-            tuned[key] = tune_fast(region, device)
+            tuned[key] = tune_fast(region, device, seed=seed)
         return tuned[key].winner.us
 
     whole = program_seconds(program, device)

@@ -57,7 +57,7 @@ def document(result: Optimized, output: Path | None = None) -> dict[str, Any]:
             },
             "target": {"name": result.device.name, "title": result.device.title, "arch": result.device.sm},
             "effort": "instant",
-            "seed": 0,
+            "seed": result.seed,
             "versions": versions(),
             "predicted": {
                 "before_us": result.before_us,

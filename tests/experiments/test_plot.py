@@ -20,8 +20,7 @@ def test_speeds_are_relative_to_the_best_peer() -> None:
         speeds = relative(case)
         assert max(v for n, v in speeds.items() if n in case["peers"]) == pytest.approx(1.0)
         assert speeds["mufuser"] == pytest.approx(case["speedup"])
-        # a floor comes from ceilings that are measured, a few percent apart from one run to the next
-        assert speeds["floor"] > speeds["mufuser"] * 0.97, "nothing is faster than its floor"
+        assert speeds["floor"] > max(v for k, v in speeds.items() if k != "floor"), "nothing is faster than its floor"
 
 
 def test_a_case_without_peers_has_no_speed() -> None:
