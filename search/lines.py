@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,12 +13,14 @@ from typing import Any
 
 from fuser.console import warn
 from fuser.errors import ModelFileError
+from fuser.files import BAD_VALUE
+from fuser.files import open_regular
 
 LONGEST = 64 << 20
 """Most bytes of a line."""
 HINT = "restore the file from its repository, or export it again"
-BAD_VALUE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-"""What Python raises for a value of the wrong type, size or key: in a file that is a mistake of the file."""
+BAD_LINE = (*BAD_VALUE, RecursionError)
+"""What a value of the wrong type, size, key or depth raises."""
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -37,7 +38,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 raise bad_line(path, number, f"it is longer than {LONGEST} bytes")
             try:
                 item = json.loads(raw.decode("utf-8-sig" if number == 1 else "utf-8"), parse_constant=_no_constant)
-            except BAD_VALUE as error:
+            except BAD_LINE as error:
                 if not raw.endswith(b"\n") and isinstance(error, ValueError):
                     warn(f"{path}: line {number}, the last, was cut off and is left out")
                     return
@@ -55,20 +56,11 @@ def bad_line(path: Path, number: int, what: str) -> ModelFileError:
 @contextmanager
 def _opened(path: Path) -> Iterator[IO[bytes]]:
     """A regular file; never waits for a pipe."""
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except (OSError, ValueError) as error:
-        raise ModelFileError(f"{path} cannot be read: {error}", "check the path") from error
-    with os.fdopen(handle, "rb") if stat.S_ISREG(os.fstat(handle).st_mode) else _no_file(path, handle) as file:
+    with os.fdopen(open_regular(path), "rb") as file:
         try:
             yield file
         except OSError as error:
             raise ModelFileError(f"{path} cannot be read: {error}", "check the disk") from error
-
-
-def _no_file(path: Path, handle: int) -> IO[bytes]:
-    os.close(handle)
-    raise ModelFileError(f"{path} cannot be read: it is no regular file", "give a file of JSON lines")
 
 
 def _no_constant(text: str) -> float:

@@ -25,6 +25,7 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any
 
+from fuser.errors import EnvironmentError_
 from fuser.errors import FuserError
 from fuser.errors import NoValidKernelError
 from fuser.errors import UnsupportedError
@@ -37,6 +38,8 @@ from fuser.lower.compile import KernelArtifact
 from fuser.lower.compile import compile_kernel
 from fuser.runtime.plan import Plan
 from fuser.runtime.plan import plan
+from search.processes import held_interrupts
+from search.processes import ignore_interrupts
 from search.records import Record
 from search.records import Records
 from search.records import generator_version
@@ -46,6 +49,8 @@ from search.session import Options
 from search.timing import External
 from search.timing import Kernels
 from search.timing import Measurement
+from search.timing import of_the_machine
+from search.worker import OUTSIDE
 from search.worker import Worker
 
 COMPILE_SECONDS = 60
@@ -80,12 +85,14 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Built:
-    """Compiled kernels of a plan, or the class of the failure and what the compiler said."""
+    """Compiled kernels of a plan, or the class of the failure and what the compiler said; ``lasting`` as in
+    :class:`search.timing.Measurement`."""
 
     status: str
     detail: str = ""
     artifacts: tuple[KernelArtifact | None, ...] = ()
     seconds: float = 0.0
+    lasting: bool = True
 
 
 class _TooLong(Exception):
@@ -111,23 +118,26 @@ def _at_most(seconds: int) -> Iterator[None]:
 def build(planned: Plan, arch: int, seconds: int = COMPILE_SECONDS) -> Built:
     """Compile every generated kernel of a plan for ``arch``; runs in a process of the pool."""
     start = time.perf_counter()
+
+    def failed(status: str, detail: str, lasting: bool = True) -> Built:
+        return Built(status, detail, (), time.perf_counter() - start, lasting)
+
     try:
         with _at_most(seconds):
             artifacts = tuple(compile_kernel(s, arch) if s else None for s in planned.sources)
-    except NoValidKernelError as error:
-        text = error.message
-        scarce = "OutOfResources" in text or "shared memory" in text
-        return Built("resources" if scarce else "compile", text, (), time.perf_counter() - start)
     except (_TooLong, SystemError, RecursionError) as error:
-        return Built(
-            "compile", f"{type(error).__name__} after {time.perf_counter() - start:.0f} s", (), time.perf_counter() - start
-        )
+        return failed("compile", f"{type(error).__name__} after {time.perf_counter() - start:.0f} s")
+    except (NoValidKernelError, EnvironmentError_, OSError, MemoryError) as error:
+        text = str(getattr(error, "message", error)) or type(error).__name__
+        if of_the_machine(error) or not isinstance(error, NoValidKernelError):
+            return failed("compile", text, lasting=False)
+        return failed("resources" if "OutOfResources" in text or "shared memory" in text else "compile", text)
     return Built("ok", "", artifacts, time.perf_counter() - start)
 
 
 def _quiet_start(cache: str) -> None:
     """A pool process ignores Ctrl-C (its parent ends it)."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ignore_interrupts()
     if cache:
         os.environ["TRITON_CACHE_DIR"] = cache
 
@@ -154,6 +164,10 @@ class CompilePool:
         context = multiprocessing.get_context("spawn")
         return ProcessPoolExecutor(workers, mp_context=context, initializer=_quiet_start, initargs=(self.cache,))
 
+    def _begin(self, pool: ProcessPoolExecutor, planned: Plan) -> Future[Built]:
+        with held_interrupts():  # the first one starts the processes
+            return pool.submit(build, planned, self.arch, self.seconds)
+
     def submit(self, planned: Plan) -> None:
         """Begin to compile; ``result`` waits for it."""
         if not self.arch or id(planned) in self._futures:
@@ -161,10 +175,10 @@ class CompilePool:
         if self._pool is None:
             self._pool = self._start(self.workers)
         try:
-            self._futures[id(planned)] = self._pool.submit(build, planned, self.arch, self.seconds)
+            self._futures[id(planned)] = self._begin(self._pool, planned)
         except BrokenProcessPool:
             self._restart()
-            self._futures[id(planned)] = self._pool.submit(build, planned, self.arch, self.seconds)
+            self._futures[id(planned)] = self._begin(self._pool, planned)
         self._plans[id(planned)] = planned  # keeps the id taken
 
     def ready(self, planned: Plan) -> bool:
@@ -190,15 +204,20 @@ class CompilePool:
         self._pool = self._start(self.workers)
         for key, future in self._futures.items():
             if not future.done() or future.cancelled() or future.exception() is not None:
-                self._futures[key] = self._pool.submit(build, self._plans[key], self.arch, self.seconds)
+                self._futures[key] = self._begin(self._pool, self._plans[key])
 
     def _alone(self, planned: Plan) -> Built:
-        """Some compiler process died: this candidate by itself, in a process of its own; the others start again."""
+        """Some compiler process died: this candidate by itself, in a process of its own; the others start again. One that is
+        killed from outside even so is not the candidate's fault."""
+        processes: list[Any] = []
         try:
             with self._start(1) as pool:
-                built = pool.submit(build, planned, self.arch, self.seconds).result(2 * self.seconds)
+                future = self._begin(pool, planned)
+                processes = list((pool._processes or {}).values())
+                built = future.result(2 * self.seconds)
         except (BrokenProcessPool, TimeoutError):
-            built = Built("compile", "the compiler crashed")
+            killed = any(-(p.exitcode or 0) in OUTSIDE for p in processes)
+            built = Built("compile", "the compiler was killed" if killed else "the compiler crashed", lasting=not killed)
         self._futures[id(planned)] = Future()
         self._futures[id(planned)].set_result(built)
         self._restart()
@@ -314,7 +333,8 @@ class Bench:
         one run compare with each other only). New rows are committed at once.
 
         Items are checked, then timed in turn with each other. ``compile_timeout`` seconds are waited for the whole batch's
-        compiler; what is not ready then gets a ``timeout`` result that is not recorded, so that a later run tries it again.
+        compiler; what is not ready then gets a ``timeout`` result. That, and whatever else may not be the candidate's fault, is
+        not recorded, so that a later run tries it again.
         """
         rows: dict[int, Record] = {}
         results: dict[int, Measurement] = {}
@@ -323,7 +343,6 @@ class Bench:
         self.submit([items[i] for i in fresh])
         deadline = None if compile_timeout is None else time.monotonic() + compile_timeout
         spent: dict[int, float] = {}
-        late: set[int] = set()
         for i in fresh:
             item = items[i]
             if isinstance(item, External):
@@ -334,14 +353,13 @@ class Bench:
                 try:
                     built = self.pool.result(item.planned, None if deadline is None else max(0.0, deadline - time.monotonic()))
                 except TimeoutError:
-                    results[i] = Measurement("timeout", "the compiler was not done in the time of the run")
-                    late.add(i)
+                    results[i] = Measurement("timeout", "the compiler was not done in the time of the run", lasting=False)
                     continue
                 spent[i] = built.seconds
                 if built.status == "ok":
                     jobs[i] = Kernels(item.planned, built.artifacts)
                 else:
-                    results[i] = Measurement(built.status, built.detail)
+                    results[i] = Measurement(built.status, built.detail, lasting=built.lasting)
         batch = f"{self.run}/{self.batches}"
         self.batches += 1
         found = self.worker.run(program, list(jobs.values()), self.options) if jobs else []
@@ -350,7 +368,7 @@ class Bench:
             m = results[i]
             rows[i] = self.record(program, items[i], m, batch if i in jobs else "", again)
             rows[i] = replace(rows[i], seconds=m.seconds + spent.get(i, 0.0))
-            if i not in late:
+            if m.lasting:
                 self._keep(items[i], rows[i])
         return [rows[i] for i in range(len(items))]
 

@@ -39,7 +39,7 @@ from fuser.ir.serialize import graph_from_json
 from fuser.ir.serialize import graph_to_json
 from fuser.outputs import replacing
 from fuser.outputs import write_file
-from search.lines import BAD_VALUE
+from search.lines import BAD_LINE
 from search.lines import bad_line
 from search.lines import numbered_lines
 from search.lines import typed
@@ -111,7 +111,7 @@ class Record:
         """Raises :class:`ModelFileError` where the text is none."""
         try:
             return Schedule.from_json(json.loads(self.schedule))
-        except (FuserError, *BAD_VALUE) as error:
+        except (FuserError, *BAD_LINE) as error:
             what = f"a tuning record of {self.workload} has no schedule: {self.schedule[:60]!r}"
             raise ModelFileError(what, "restore the file that it came from") from error
 
@@ -164,7 +164,7 @@ def _sound(values: Sequence[Any]) -> bool:
 def _sound_structure(values: Sequence[Any]) -> bool:
     try:
         return graph_from_json(json.loads(values[1])).stable_hash() == values[0]
-    except (FuserError, *BAD_VALUE):
+    except (FuserError, *BAD_LINE):
         return False
 
 
@@ -330,7 +330,7 @@ class Records:
                     yield record_from_json(common | item)
             except FuserError as error:
                 raise bad_line(path, number, error.message) from error
-            except BAD_VALUE as error:
+            except BAD_LINE as error:
                 raise bad_line(path, number, f"{type(error).__name__}: {str(error)[:200]}") from error
 
 

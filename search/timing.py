@@ -10,17 +10,18 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
-from fuser.errors import FuserError
 from fuser.errors import NoValidKernelError
 from fuser.errors import UnsupportedError
 from fuser.errors import first_line
 from fuser.lower.compile import KernelArtifact
+from fuser.outputs import FULL
 from fuser.runtime.capture import capture_calls
 from fuser.runtime.cuda_driver import CudaError
 from fuser.runtime.graph_executor import Executable
@@ -50,7 +51,8 @@ class External:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What became of a candidate; fields as in :class:`search.records.Record`."""
+    """What became of a candidate; fields as in :class:`search.records.Record`. ``lasting`` is False for a failure that may be the
+    machine's fault (no memory, a full disk, a process that was killed): it is not kept, so that a later run tries again."""
 
     status: str
     detail: str = ""
@@ -67,6 +69,7 @@ class Measurement:
     calls: int = 0
     replays: int = 0
     seconds: float = 0.0
+    lasting: bool = True
 
     @property
     def ok(self) -> bool:
@@ -77,8 +80,22 @@ REPEATS = 6
 """So often a result must come out the same."""
 
 
+NO_ROOM = ("no space left on device", "disk quota exceeded", "cannot allocate memory", "can't allocate memory", "out of memory")
+"""What compilers, libraries and drivers say where the machine lacks something."""
+
+
 class DeviceLost(Exception):
     """The process cannot use its GPU any more."""
+
+
+class Watch:
+    """Who is at work, as the process that waits has to know it; this one tells nobody."""
+
+    def doing(self, number: int) -> None:
+        """Before a candidate does something, by itself; -1 for several at once."""
+
+    def done(self, number: int) -> None:
+        """After it, the device idle again."""
 
 
 @dataclass
@@ -100,7 +117,7 @@ def sync(device: str) -> None:
     try:
         torch.cuda.synchronize()
     except RuntimeError as error:
-        raise DeviceLost(first_line(error)) from error
+        raise DeviceLost(firstfirst_line(error)) from error
 
 
 def prepare(session: Session, candidate: Kernels | External) -> _Prepared:
@@ -109,30 +126,41 @@ def prepare(session: Session, candidate: Kernels | External) -> _Prepared:
     start = time.perf_counter()
     try:
         done = _prepare(session, candidate)
-    except (NoValidKernelError, MemoryError) as error:
-        done = _Prepared([], 0.0, Measurement("resources", first_line(error)))
-    except CudaError as error:
-        if error.sticky:
-            raise DeviceLost(error.message) from error
-        done = _Prepared([], 0.0, Measurement("resources", first_line(error)))
-    except UnsupportedError as error:
-        done = _Prepared([], 0.0, Measurement("unsupported", first_line(error)))
-    except (FuserError, RuntimeError, ValueError, TypeError, ImportError, NotImplementedError) as error:
-        done = _Prepared([], 0.0, _of_runtime_error(session.device, error))
+    except DeviceLost:
+        raise
+    except Exception as error:  # noqa: BLE001 - peers and what they call raise anything
+        done = _Prepared([], 0.0, _failed(session.device, error))
     done.result = replace(done.result, seconds=time.perf_counter() - start)
     return done
 
 
-def _of_runtime_error(device: str, error: Exception) -> Measurement:
-    """Out of memory is a result; anything after which the device still answers too; the rest ends the process."""
+def _failed(device: str, error: Exception) -> Measurement:
+    """The result of what raised an error, if the device still answers; if not, the process is at its end."""
+    if isinstance(error, CudaError) and error.sticky:
+        raise DeviceLost(error.message) from error
     if device == "cuda":
         import torch
 
         if isinstance(error, torch.cuda.OutOfMemoryError):
             torch.cuda.empty_cache()
-            return Measurement("resources", first_line(error))
         sync(device)
+    if of_the_machine(error):
+        return Measurement("resources", f"{type(error).__name__}: {first_line(error)}", lasting=False)
+    if isinstance(error, NoValidKernelError | CudaError):
+        return Measurement("resources", first_line(error))
+    if isinstance(error, UnsupportedError):
+        return Measurement("unsupported", first_line(error))
     return Measurement("invalid", f"{type(error).__name__}: {first_line(error)}")
+
+
+def of_the_machine(error: BaseException | None) -> bool:
+    """Whether an error, or one that led to it, says that memory, disk or files ran out."""
+    while error is not None:
+        full = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in FULL)
+        if full or any(t in str(error).lower() for t in NO_ROOM):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _prepare(session: Session, candidate: Kernels | External) -> _Prepared:
@@ -218,49 +246,66 @@ def _one(device: str, calls: Sequence[Call]) -> float:
     return first.elapsed_time(second)
 
 
-def time_batch(
-    session: Session, prepared: Sequence[_Prepared], alive: Callable[[int], None] = lambda _: None
-) -> list[Measurement]:
-    """Capture every candidate that is correct, then replay them in turn, ``rounds`` times; the results in order. Without rounds
-    there are no times."""
-    options = session.options
-    if not options.rounds:
+def time_batch(session: Session, prepared: Sequence[_Prepared], watch: Watch | None = None) -> list[Measurement]:
+    """Capture every candidate that is correct and replay each once by itself, then all in turn, ``rounds`` times; the results in
+    order. Without rounds there are no times."""
+    watch = watch or Watch()
+    if not session.options.rounds:
         for p in prepared:
             _release(p)
         return [p.result for p in prepared]
-    live = []
+    live: dict[int, _Prepared] = {}
     for i, p in enumerate(prepared):
         if not p.calls:
             continue
-        alive(i)
+        watch.doing(i)
         start = time.perf_counter()
-        p.per_replay = min(len(p.calls), max(2, int(options.replay_ms / max(p.one, 1e-3))))
-        if session.device == "cuda":
-            try:
-                # what others compile may set itself up at its first call on a new stream
-                p.graph = capture_calls(p.calls[: p.per_replay], warm=not isinstance(p.keep, Executable))
-            except (RuntimeError, CudaError) as error:
-                p.calls = []
-                sync(session.device)
-                p.result = replace(p.result, status="invalid", detail=f"cannot be captured: {first_line(error)}")
-                continue
+        try:
+            _begin(session, p)
+            live[i] = p
+        except DeviceLost:
+            raise
+        except Exception as error:  # noqa: BLE001 - peers and what they call raise anything
+            _give_up(session, p, error, "cannot be captured: ")
+        watch.done(i)
         p.result = replace(p.result, seconds=p.result.seconds + time.perf_counter() - start)
-        live.append(p)
-    times = _replay_cuda(session, live, alive) if session.device == "cuda" else _replay_cpu(live)
-    for p, found in zip(live, times, strict=True):
-        p.result = replace(
-            p.result,
-            time_us=statistics.median(found),
-            min_us=min(found),
-            spread=spread(found),
-            calls=p.per_replay,
-            replays=len(found),
-            seconds=p.result.seconds + sum(found) * p.per_replay / 1e6,
-        )
+    times = _replay_cuda(session, live, watch) if session.device == "cuda" else _replay_cpu(session, live, watch)
+    for i, p in live.items():
+        if p.result.ok:
+            p.result = _timed(p, times[i])
         if p.graph is not None:
             p.graph.reset()
         _release(p)
     return [p.result for p in prepared]
+
+
+def _begin(session: Session, p: _Prepared) -> None:
+    p.per_replay = min(len(p.calls), max(2, int(session.options.replay_ms / max(p.one, 1e-3))))
+    if session.device == "cuda":
+        # what others compile may set itself up at its first call on a new stream
+        p.graph = capture_calls(p.calls[: p.per_replay], warm=not isinstance(p.keep, Executable))
+        p.graph.replay()
+        sync(session.device)
+
+
+def _give_up(session: Session, p: _Prepared, error: Exception, what: str) -> None:
+    found = _failed(session.device, error)
+    p.calls, p.result = [], replace(p.result, status=found.status, detail=what + found.detail, lasting=found.lasting)
+
+
+def _timed(p: _Prepared, found: Sequence[float]) -> Measurement:
+    median = statistics.median(found)
+    if not all(map(math.isfinite, found)) or median <= 0:
+        return replace(p.result, status="invalid", detail=f"the clock says {median} µs", lasting=False)
+    return replace(
+        p.result,
+        time_us=median,
+        min_us=min(found),
+        spread=spread(found),
+        calls=p.per_replay,
+        replays=len(found),
+        seconds=p.result.seconds + sum(found) * p.per_replay / 1e6,
+    )
 
 
 def spread(values: Sequence[float]) -> float:
@@ -279,34 +324,43 @@ def _release(p: _Prepared) -> None:
     p.graph = p.keep = None
 
 
-def _replay_cpu(live: Sequence[_Prepared]) -> list[list[float]]:
-    found: list[list[float]] = [[] for _ in live]
+def _replay_cpu(session: Session, live: Mapping[int, _Prepared], watch: Watch) -> dict[int, list[float]]:
+    """Microseconds of one call for each candidate and round."""
+    found: dict[int, list[float]] = {i: [] for i in live}
     for _ in range(3):
-        for p, times in zip(live, found, strict=True):
+        for i, p in live.items():
+            if not p.calls:
+                continue
+            watch.doing(i)
             start = time.perf_counter()
-            p.calls[0]()
-            times.append((time.perf_counter() - start) * 1e6)
+            try:
+                p.calls[0]()
+            except Exception as error:  # noqa: BLE001 - peers and what they call raise anything
+                _give_up(session, p, error, "cannot be timed: ")
+            found[i].append((time.perf_counter() - start) * 1e6)
+            watch.done(i)
     return found
 
 
-def _replay_cuda(session: Session, live: Sequence[_Prepared], alive: Callable[[int], None]) -> list[list[float]]:
-    """Microseconds of one call for each candidate and round. Clocks are brought up first; the order turns from round to round."""
+def _replay_cuda(session: Session, live: Mapping[int, _Prepared], watch: Watch) -> dict[int, list[float]]:
+    """Microseconds of one call for each candidate and round. Clocks are brought up first; the order turns from round to round.
+    Nothing waits between two candidates, so that nobody in particular is at work."""
     import torch
 
+    found: dict[int, list[float]] = {i: [] for i in live}
     if not live:
-        return []
-    sync(session.device)
+        return found
     start = time.perf_counter()
+    watch.doing(-1)
     while (time.perf_counter() - start) * 1e3 < session.options.warm_ms:
-        for p in live:
+        for p in live.values():
             p.graph.replay()
         sync(session.device)
-    found: list[list[float]] = [[] for _ in live]
-    for r in range(session.options.rounds):
-        alive(-1)
+    order = list(live)
+    for _ in range(session.options.rounds):
+        watch.doing(-1)
         events = []
-        for j in range(len(live)):
-            i = (j + r) % len(live)
+        for i in order:
             first, second = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             first.record()
             live[i].graph.replay()
@@ -315,4 +369,6 @@ def _replay_cuda(session: Session, live: Sequence[_Prepared], alive: Callable[[i
         sync(session.device)
         for i, first, second in events:
             found[i].append(first.elapsed_time(second) * 1e3 / live[i].per_replay)
+        order = order[1:] + order[:1]
+    watch.done(-1)
     return found
