@@ -7,6 +7,7 @@ all candidates of a batch in turn.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -117,7 +118,7 @@ def sync(device: str) -> None:
     try:
         torch.cuda.synchronize()
     except RuntimeError as error:
-        raise DeviceLost(firstfirst_line(error)) from error
+        raise DeviceLost(first_line(error)) from error
 
 
 def prepare(session: Session, candidate: Kernels | External) -> _Prepared:
