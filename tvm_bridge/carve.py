@@ -7,6 +7,7 @@ graph of the same module; they name its parts by position.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -49,8 +50,9 @@ FREE = frozenset(
 class RegionSpec:
     """A region to carve: the places of its calls in post-order, its inputs in the order of the kernels' arguments, its outputs.
 
-    What the slice from ``outputs`` back to ``inputs`` reaches beyond them, parameters and constants of more than one element,
-    is appended to the inputs. ``calls`` may leave out operators that only move data; every other call must be listed.
+    What the slice from ``outputs`` back to ``inputs`` reaches and no input has a part in (parameters, constants of more than one
+    element, what is computed from them or from other inputs of the model) stays outside and is appended to the inputs. ``calls``
+    may leave out operators that only move data; every other call between inputs and outputs must be listed.
     """
 
     name: str
@@ -61,6 +63,14 @@ class RegionSpec:
 
 def _is_free(expr: Any) -> bool:
     return not isinstance(expr, relay.Call) or (isinstance(expr.op, tvm.ir.Op) and expr.op.name in FREE)
+
+
+def _may_repeat(expr: Any) -> bool:
+    """Whether a call may be computed in several places: element-wise operators, moves and reductions, by Relay's own classes."""
+    if _is_free(expr):
+        return True
+    pattern = expr.op.get_attr("TOpPattern") if isinstance(expr.op, tvm.ir.Op) else None
+    return pattern is not None and int(pattern) <= relay.op.OpPattern.COMM_REDUCE
 
 
 def _is_scalar(constant: Any) -> bool:
@@ -77,6 +87,32 @@ class _Region:
     body: tuple[Any, ...]
 
 
+def _slice(outputs: Sequence[Any], stops: Collection[Key], numbering: Numbering) -> list[Any]:
+    """What the outputs are computed from, back to the places ``stops``, in post-order and without these."""
+    root = relay.Tuple(list(outputs))
+    below = post_order(root, lambda e: () if numbering.place(e) in stops else numbering.operands(e))
+    return [expr for expr in below if numbering.place(expr) not in stops and expr is not root]
+
+
+def _dependent(exprs: Sequence[Any], sources: Collection[Key], numbering: Numbering) -> set[Key]:
+    """Places of ``sources`` and of the expressions, given in post-order, that depend on one of them."""
+    found = set(sources)
+    for expr in exprs:
+        if any(numbering.place(o) in found for o in numbering.operands(expr)):
+            found.add(numbering.place(expr))
+    return found
+
+
+def _fixed(exprs: Sequence[Any], numbering: Numbering) -> set[Key]:
+    """Places of single numbers, and of what is computed from them alone."""
+    found: set[Key] = set()
+    for expr in exprs:
+        made = not isinstance(expr, relay.Var | relay.Constant) and all(numbering.place(o) in found for o in numbering.operands(expr))
+        if made or (isinstance(expr, relay.Constant) and _is_scalar(expr)):
+            found.add(numbering.place(expr))
+    return found
+
+
 def _resolve(spec: RegionSpec, numbering: Numbering) -> _Region:
     """The slice between outputs and inputs; raises :class:`ProgramError` where it does not match the region's calls."""
     inputs = [numbering.resolve(numbering.find(ref)) for ref in spec.inputs]
@@ -86,36 +122,32 @@ def _resolve(spec: RegionSpec, numbering: Numbering) -> _Region:
     stops = {numbering.place(expr) for expr in inputs}
     if overlap := [ref for ref, expr in zip(spec.outputs, outputs, strict=True) if numbering.place(expr) in stops]:
         raise ProgramError(f"{overlap[0]} is both an input and an output of region {spec.name!r}")
-    root = relay.Tuple(outputs)
-    body = [
-        expr
-        for expr in post_order(root, lambda e: () if numbering.place(e) in stops else numbering.operands(e))
-        if numbering.place(expr) not in stops and expr is not root
-    ]
-    fixed: set[Key] = set()
-    for expr in body:
-        if isinstance(expr, relay.Var) or (isinstance(expr, relay.Constant) and not _is_scalar(expr)):
-            inputs.append(expr)
-        elif isinstance(expr, relay.Constant) or all(numbering.place(o) in fixed for o in numbering.operands(expr)):
-            fixed.add(numbering.place(expr))
-        if not isinstance(expr, relay.Call):
-            continue
-        index = numbering.call_index[key_of(expr)]
-        if index not in spec.calls and not _is_free(expr) and numbering.place(expr) not in fixed:
-            raise ProgramError(
-                f"region {spec.name!r} needs {op_name(expr)} (call {index}), which is not among its calls",
-                "add the call to the region, or its result to the region's inputs",
-            )
-    reached = {numbering.call_index[key_of(e)] for e in body if isinstance(e, relay.Call)}
+    whole = _slice(outputs, stops, numbering)
+    live = _dependent(whole, stops, numbering)
+    if apart := [ref for ref, expr in zip(spec.outputs, outputs, strict=True) if numbering.place(expr) not in live]:
+        raise ProgramError(f"{apart[0]}, an output of region {spec.name!r}, does not depend on the region's inputs")
+    # What depends on no input (masks, tables of angles, weights in another shape) is computed once, outside, for all regions.
+    inner = live | _fixed(whole, numbering)
+    cut = {numbering.place(e) for e in whole if numbering.place(e) not in inner and not isinstance(e, relay.Tuple)}
+    part = _slice(outputs, stops | cut, numbering)
+    wanted = {numbering.place(o) for e in part for o in numbering.operands(e)}
+    extra = {numbering.place(e): e for e in whole if numbering.place(e) in wanted & cut}
+    for expr in part:
+        if isinstance(expr, relay.Call) and numbering.place(expr) in live and not _is_free(expr):
+            index = numbering.call_index[key_of(expr)]
+            if index not in spec.calls:
+                raise ProgramError(
+                    f"region {spec.name!r} needs {op_name(expr)} (call {index}), which is not among its calls",
+                    "add the call to the region, or its result to the region's inputs",
+                )
+    reached = {numbering.call_index[key_of(e)] for e in whole if isinstance(e, relay.Call)}
     for index in sorted(spec.calls - reached):
         call = numbering.find(ExprRef("call", index))
         if not _is_free(call):
             raise ProgramError(
                 f"call {index} ({op_name(call)}) of region {spec.name!r} is not between its inputs and its outputs"
             )
-    known = {numbering.place(e) for e in inputs}
-    kept = tuple(e for e in body if e is not root and numbering.place(e) not in known)
-    return _Region(spec, tuple(inputs), tuple(outputs), kept)
+    return _Region(spec, (*inputs, *extra.values()), tuple(outputs), tuple(part))
 
 
 def _rebuild(expr: Any, operands: Sequence[Any]) -> Any:
@@ -176,11 +208,11 @@ def _name_functions(regions: Sequence[_Region], numbering: Numbering, taken: set
 
 
 def _owners(regions: Sequence[_Region], numbering: Numbering) -> dict[Key, str]:
-    """Which region computes each call that is more than data movement; raises where two do."""
+    """Which region computes each call that is too much to repeat; raises where two do."""
     owner: dict[Key, str] = {}
     for region in regions:
         for expr in region.body:
-            if isinstance(expr, relay.Call) and not _is_free(expr):
+            if isinstance(expr, relay.Call) and not _may_repeat(expr):
                 other = owner.setdefault(key_of(expr), region.spec.name)
                 if other != region.spec.name:
                     index = numbering.call_index[key_of(expr)]

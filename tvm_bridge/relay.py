@@ -328,17 +328,26 @@ def run_region(mod: Any, symbol: str, inputs: Sequence[Array], target: Any = "ll
     return [output.numpy() for output in outputs]
 
 
-def _extra_inputs(mod: Any, symbol: str, start: int, params: Mapping[str, Any]) -> list[Array]:
-    """Values of a region's inputs from ``start`` on, which are parameters and constants of the model."""
-    calls = number(mod).calls
-    call = next(c for c in calls if isinstance(c.op, relay.GlobalVar) and str(c.op.name_hint) == symbol)
-    found: list[Array] = []
-    for argument in call.args[start:]:
-        value = params.get(str(argument.name_hint)) if isinstance(argument, relay.Var) else getattr(argument, "data", None)
-        if value is None:
-            raise ProgramError(f"input {start + len(found)} of the region {symbol} has no value", "give the model's parameters")
-        found.append(value.numpy() if isinstance(value, tvm.nd.NDArray) else np.asarray(value))
-    return found
+def _random(kind: Any, rng: np.random.Generator) -> Array:
+    shape = tuple(int(e) for e in kind.shape)
+    if str(kind.dtype).startswith("float"):
+        return rng.standard_normal(shape).astype(str(kind.dtype))
+    return rng.integers(0, 2, shape).astype(str(kind.dtype))
+
+
+def _extra_inputs(mod: Any, symbol: str, start: int, params: Mapping[str, Any], rng: np.random.Generator) -> list[Array]:
+    """Values of a region's inputs from ``start`` on, which its program does without: parameters, constants, and what is computed
+    from them. Inputs of the model are drawn: they may have no part in what the region gives.
+    """
+    main = mod["main"]
+    call = next(c for c in number(mod).calls if isinstance(c.op, relay.GlobalVar) and str(c.op.name_hint) == symbol)
+    if not (extra := call.args[start:]):
+        return []
+    alone = tvm.IRModule(dict(mod.functions.items()), mod.type_definitions)
+    alone["main"] = relay.Function(main.params, relay.Tuple(list(extra)))
+    used = {str(v.name_hint): v for v in relay.analysis.free_vars(relay.Tuple(list(extra)))}
+    values = {n: params[n] if n in params else tvm.nd.array(_random(v.checked_type, rng)) for n, v in used.items()}
+    return build(alone, values).run({})
 
 
 def check_region(
@@ -359,7 +368,8 @@ def check_region(
     inputs = program.random_inputs(rng)
     expected = program.evaluate(inputs)
     arguments = [inputs[name] for name in program.inputs]
-    found = run_region(mod, symbol, [*arguments, *_extra_inputs(mod, symbol, len(arguments), params or {})], target)
+    extra = _extra_inputs(mod, symbol, len(arguments), params or {}, rng)
+    found = run_region(mod, symbol, [*arguments, *extra], target)
     worst = 0.0
     for name, value in zip(program.outputs, found, strict=True):
         reference = expected[name].reshape(value.shape)

@@ -87,26 +87,20 @@ class ImportedModel:
         return evaluate_program(self.program, {**self.params, **inputs}, compute, keep)
 
     def between(self, inputs: Iterable[str], outputs: Iterable[str]) -> frozenset[int]:
-        """Relay nodes on the way from the tensors ``inputs`` to the tensors ``outputs``.
-
-        Nodes that only depend on constants and parameters are included. :class:`UsageError` names a model input that is reached,
-        or a tensor without an origin.
+        """Relay nodes on the way from the tensors ``inputs`` to the tensors ``outputs``: they depend on the former, and the latter
+        on them. :class:`UsageError` names a tensor without an origin.
         """
         graph, stop = self.model.graph, {self._ref(n) for n in inputs}
-        stack, found = [self._ref(n) for n in outputs], set[int]()
-        seen: set[Ref] = set()
+        stack, above = [self._ref(n) for n in outputs], set[Ref]()
         while stack:
             ref = stack.pop()
-            if ref in stop or ref in seen:
-                continue
-            seen.add(ref)
-            if ref.kind == "input" and graph.inputs[ref.index].name not in self.model.params:
-                raise UsageError(
-                    f"the region reads the model input {graph.inputs[ref.index].name!r}", "name it among the region's inputs"
-                )
-            if ref.kind == "node":
-                found.add(ref.index)
-                stack += graph.nodes[ref.index].args
+            if ref not in stop and ref not in above:
+                above.add(ref)
+                stack += graph.nodes[ref.index].args if ref.kind == "node" else ()
+        found: set[int] = set()
+        for i in sorted({r.index for r in above if r.kind == "node"}):  # topological order
+            if any(a in stop or (a.kind == "node" and a.index in found) for a in graph.nodes[i].args):
+                found.add(i)
         return frozenset(found)
 
     def _ref(self, name: str) -> Ref:

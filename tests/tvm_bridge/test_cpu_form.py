@@ -103,5 +103,5 @@ def test_inputs_that_only_the_relay_body_has_are_found(rng: np.random.Generator)
     assert check_region(carved, "mufuser_r", program, rng, {"bias": np.zeros(6, "float32")}) < 1e-5
     with pytest.raises(Exception, match="differs from its Relay body"):
         check_region(carved, "mufuser_r", program, rng, {"bias": np.ones(6, "float32")})
-    with pytest.raises(Exception, match="give the model's parameters"):
-        check_region(carved, "mufuser_r", program, rng)
+    with pytest.raises(Exception, match="differs from its Relay body"):
+        check_region(carved, "mufuser_r", program, rng)  # without a value the bias may be anything
