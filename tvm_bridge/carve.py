@@ -107,8 +107,12 @@ def _fixed(exprs: Sequence[Any], numbering: Numbering) -> set[Key]:
     """Places of single numbers, and of what is computed from them alone."""
     found: set[Key] = set()
     for expr in exprs:
-        made = not isinstance(expr, relay.Var | relay.Constant) and all(numbering.place(o) in found for o in numbering.operands(expr))
-        if made or (isinstance(expr, relay.Constant) and _is_scalar(expr)):
+        if isinstance(expr, relay.Var | relay.Constant):
+            known = isinstance(expr, relay.Constant) and _is_scalar(expr)
+        else:
+            single = isinstance(expr.checked_type, relay.TensorType) and all(int(e) == 1 for e in expr.checked_type.shape)
+            known = single and _may_repeat(expr) and all(numbering.place(o) in found for o in numbering.operands(expr))
+        if known:
             found.add(numbering.place(expr))
     return found
 

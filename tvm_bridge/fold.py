@@ -53,7 +53,7 @@ def fold_weights(function: Any, params: Mapping[str, Any]) -> Any:
     def use(expr: Any) -> Any:
         key = key_of(expr)
         if key not in made:
-            made[key] = relay.const(np.ascontiguousarray(known[key]))
+            made[key] = relay.const(np.asarray(known[key], order="C"))
         return made[key]
 
     def below(expr: Any) -> tuple[Any, ...]:

@@ -114,7 +114,8 @@ def _cpu_module(symbol: str, function: Any, target: Any) -> Any:
     """
     plain = cpu_form(relay.Function(function.params, function.body, function.ret_type))
     executor = relay.backend.Executor("aot", {"interface-api": "packed", "unpacked-api": False})
-    with tvm.transform.PassContext(opt_level=3):
+    # The weights are arguments, so that there is little to fold; and this executor cannot lower a constant tensor of booleans.
+    with tvm.transform.PassContext(opt_level=3, disabled_pass=["FoldConstant"]):
         built = relay.build(
             tvm.IRModule.from_expr(plain), target=target, executor=executor, runtime=relay.backend.Runtime("cpp"), mod_name=symbol
         )
@@ -145,7 +146,7 @@ def compile_region(function: Any) -> Any:
 
 
 def _tensors(inputs: Mapping[str, Array], device: Any) -> dict[str, Any]:
-    return {name: tvm.nd.array(np.ascontiguousarray(value), device) for name, value in inputs.items()}
+    return {name: tvm.nd.array(np.asarray(value, order="C"), device) for name, value in inputs.items()}
 
 
 def _flatten(result: Any) -> list[Array]:
@@ -320,7 +321,7 @@ def run_region(mod: Any, symbol: str, inputs: Sequence[Array], target: Any = "ll
     if len(inputs) != len(expected):
         raise ProgramError(f"the region {symbol} has {len(expected)} inputs, not {len(inputs)}")
     arguments = [
-        tvm.nd.array(np.ascontiguousarray(np.reshape(value, shape), dtype))
+        tvm.nd.array(np.asarray(np.reshape(value, shape), dtype, order="C"))
         for value, (shape, dtype) in zip(inputs, expected, strict=True)
     ]
     outputs = [tvm.nd.empty(shape, dtype) for shape, dtype in results]
