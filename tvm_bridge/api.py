@@ -22,8 +22,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from typing import Any
 
-import numpy as np
-
 from cost_model.program_time import operator_times
 from cost_model.program_time import program_seconds
 from cost_model.refined import check_device
@@ -41,11 +39,18 @@ from search.regions import choose
 from search.tune import Tuned
 from search.tune import tune_fast
 from tvm_bridge.relay_import import ImportedModel
+from tvm_bridge.relay_import import RelayModel
+from tvm_bridge.relay_import import arrays_of
+from tvm_bridge.relay_import import from_json_text
 from tvm_bridge.relay_import import from_module
+from tvm_bridge.relay_import import is_typed
 from tvm_bridge.relay_import import read_model
+from tvm_bridge.relay_import import save_arrays
+from tvm_bridge.relay_import import save_module
 from tvm_bridge.relay_import import to_program
 
 if TYPE_CHECKING:
+    from tvm_bridge.apart import Library
     from tvm_bridge.relay import BuiltModel
 
 Step = Callable[[str], None]
@@ -82,7 +87,7 @@ class Comparison:
 @dataclass(frozen=True)
 class Optimized:
     """What :func:`optimize` found. Times are the model's predictions in microseconds; ``seconds`` are those of the steps on this
-    machine.
+    machine. ``failure`` is why a library that could have been built was not.
     """
 
     imported: ImportedModel
@@ -91,9 +96,10 @@ class Optimized:
     left: tuple[Left, ...]
     before_us: float
     after_us: float
-    built: BuiltModel | None = None
+    built: Library | BuiltModel | None = None
     comparison: Comparison | None = None
     notes: tuple[str, ...] = ()
+    failure: FuserError | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
     seed: int = 0
 
@@ -125,12 +131,14 @@ def optimize(
     jobs: int = 2,
     step: Step = lambda text: None,
     seed: int = 0,
+    timeout: float | None = None,
 ) -> Optimized:
     """Partition a model, tune its regions, lower them, and build it.
 
     ``model`` is the path of a ``save_json`` file, or a live ``IRModule``; ``params`` the path of a ``save_param_dict`` file, or
-    arrays by name. ``build`` asks for a compiled model (None: where a TVM with Relay is installed). ``compare`` runs it against
-    the unpartitioned one.
+    arrays by name. ``build`` asks for a compiled model (None: where a TVM with Relay is installed, and ``failure`` of the result
+    says why there is none). ``compare`` runs it against the unpartitioned one. TVM works in a process of its own, for ``timeout``
+    seconds at most (default: by the size of the model).
 
     Raises :class:`fuser.errors.ModelFileError` for files that cannot be read; a model without regions worth fusing is no error.
     """
@@ -150,7 +158,7 @@ def optimize(
             raise UsageError(
                 "the parameters of a live module are arrays by name", "read them with tvm_bridge.relay_params.read_params"
             )
-        relay_model = from_module(model, params)
+        relay_model = _read_live(model, params)
     imported = to_program(relay_model)
     clock.lap("import")
     step("finding regions")
@@ -168,16 +176,28 @@ def optimize(
         if why := failed.get(c.region.program.stable_hash()):
             left += [Left(n, f"no kernel of the {c.region.kind} holds: {why}") for n in c.region.contractions]
     clock.lap("lowering and checking")
-    covered = frozenset(n for r in regions for n in r.region.nodes)
     before = program_seconds(imported.program, device) * 1e6
-    after = program_seconds(imported.program, device, covered) * 1e6 + math.fsum(r.predicted_us for r in regions)
-    result = Optimized(imported, device, regions, tuple(left), before, after, seed=seed)
-    wanted = find_spec("tvm") is not None if build is None else build
-    if wanted:
-        result = _build(result, model, files, params, compare, step, clock, seed, strict=build is True)
-    elif build is None:
-        result = replace(result, notes=("TVM is not installed: no library was built (pip install 'mufuser[relay]')",))
-    return replace(result, seconds=dict(clock.seconds))
+    after = predicted_us(imported.program, device, regions)
+    result = Optimized(imported, device, regions, tuple(left), before, after, seconds=clock.seconds, seed=seed)
+    if build is False:
+        return result
+    return with_library(result, model, params, strict=build is True, compare=compare, step=step, timeout=timeout)
+
+
+def predicted_us(program: TensorProgram, device: Device, regions: Sequence[FusedRegion]) -> float:
+    """The model's time of a program with its regions fused, in microseconds."""
+    covered = frozenset(n for r in regions for n in r.region.nodes)
+    return program_seconds(program, device, covered) * 1e6 + math.fsum(r.predicted_us for r in regions)
+
+
+def _read_live(mod: Any, params: Mapping[str, Any] | None) -> RelayModel:
+    """A live module as the reader sees it. Types are inferred in a process of its own, where they are missing."""
+    from tvm_bridge import apart
+
+    if is_typed(mod):
+        return from_module(mod, params, infer=False)
+    folder = apart.Folder()
+    return from_json_text(apart.infer_types("the module", save_module(mod, folder.path)), arrays_of(params), "IRModule")
 
 
 def partition_and_optimize(
@@ -237,33 +257,46 @@ def lower_regions(
             pool.shutdown()
 
 
-def _build(
+def with_library(
     result: Optimized,
     model: Any,
-    files: bool,
-    params: Any,
-    compare: bool,
-    step: Step,
-    clock: _Clock,
-    seed: int,
-    strict: bool,
+    params: Any = None,
+    *,
+    strict: bool = True,
+    compare: bool = True,
+    step: Step = lambda text: None,
+    timeout: float | None = None,
 ) -> Optimized:
-    from tvm_bridge import live
+    """The result with the model built, in a process of its own, and compared with the unpartitioned one. ``model`` and ``params``
+    are those that the result was made from. Without ``strict`` what stands in the way is a note, and ``failure`` where a TVM is
+    installed that should have done it.
+    """
+    from tvm_bridge import apart
+    from tvm_bridge.flavour import RelayMissing
 
-    step("building the model")
+    if not strict and find_spec("tvm") is None:
+        return _noted(result, "TVM is not installed: no library was built (pip install 'mufuser[relay]')")
+    clock = _Clock()
+    step("building the model" + (" and comparing it with the unpartitioned one" if compare else ""))
     try:
-        mod, arrays = live.load(model, params) if files else (model, dict(params or {}))
-        result = live.build(result, mod, arrays)
+        folder = apart.Folder()
+        files = isinstance(model, str | Path)
+        name = str(model) if files else "the module"
+        source = str(model) if files else str(save_module(model, folder.path))
+        values = str(params) if files and params is not None else save_arrays(params, folder.path) if params else None
+        job = apart.Job(name, source, values, result, compare)
+        result = apart.build(job, folder, timeout)
     except FuserError as error:
         if strict:
             raise
-        return replace(result, notes=(*result.notes, f"no library was built: {error.message}"))
+        absent = isinstance(error, RelayMissing)
+        return replace(_noted(result, f"no library was built: {error.message}"), failure=None if absent else error)
     clock.lap("building")
-    if compare and result.built is not None:
-        step("comparing with the unpartitioned model")
-        result = replace(result, comparison=live.compare(result, mod, arrays, np.random.default_rng(seed)))
-        clock.lap("comparing")
-    return result
+    return replace(result, seconds={**result.seconds, **clock.seconds})
+
+
+def _noted(result: Optimized, note: str) -> Optimized:
+    return replace(result, notes=(*result.notes, note))
 
 
 def unfused_operators(result: Optimized) -> list[dict[str, Any]]:

@@ -14,12 +14,14 @@ from fuser.console import note
 from fuser.console import print_json
 from fuser.console import print_table
 from fuser.console import print_text
-from fuser.console import warn
-from fuser.errors import EnvironmentError_
 from fuser.errors import FuserError
 from fuser.errors import NothingSupportedError
+from fuser.outputs import make_folder
 from tvm_bridge.api import Optimized
+from tvm_bridge.api import Step
 from tvm_bridge.api import optimize as optimize_model
+from tvm_bridge.api import with_library
+from tvm_bridge.output import publish
 from tvm_bridge.report import document
 
 
@@ -35,46 +37,51 @@ def optimize(
         bool, typer.Option("--library/--no-library", help="Build and export the model (needs TVM with Relay).")
     ] = True,
     compare: Annotated[bool, typer.Option("--compare/--no-compare", help="Compare with the unpartitioned model.")] = True,
+    timeout: Annotated[
+        float | None, typer.Option("--timeout", min=1, help="Seconds that TVM may take (default: by the size of the model).")
+    ] = None,
     jobs: Annotated[int, typer.Option("-j", "--jobs", help="Processes that compile.")] = 2,
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> int:
     """Find the regions of a Relay model that are worth fusing, tune and lower them, and put them back.
 
     Writes Triton sources, PTX and cubins to OUTPUT/kernels, the report to OUTPUT/report.json, and the built model to
-    OUTPUT/model.so.
+    OUTPUT/model.so. Files that an earlier run wrote there (OUTPUT/files.json lists them) are replaced or removed.
     """
-    output.mkdir(parents=True, exist_ok=True)
-    result = optimize_model(
-        model,
-        params,
-        target=target,
-        effort=effort,
-        build=None if library else False,
-        compare=compare,
-        jobs=jobs,
-        step=(lambda text: None) if json else (lambda text: note(f"… {text}")),
-    )
-    if result.built is not None:
-        try:
-            result.built.export(output / "model.so")
-        except EnvironmentError_ as error:
-            warn(f"the library was not exported: {error.message}")
-    report = document(result, output)
-    if not (output / "model.so").exists():
-        report["library"] = None
-    partial = output / "report.json.tmp"
-    partial.write_text(json_text.dumps(report, indent=1) + "\n")
-    partial.replace(output / "report.json")
+    make_folder(output)
+    step: Step = (lambda text: None) if json else (lambda text: note(f"… {text}"))
+    result = optimize_model(model, params, target=target, effort=effort, build=False, jobs=jobs, step=step)
+    report = _written(result, output)
+    if library:
+        result = with_library(result, model, params, strict=False, compare=compare, step=step, timeout=timeout)
+        report = _written(result, output)
+    if error := result.failure or _nothing(result):
+        if not json:
+            show(result, report, output)
+        raise error
     if json:
         print_json(report)
     else:
         show(result, report, output)
-    if not any(n.op in ("matmul", "attention") for n in result.program.nodes):
-        raise _nothing(result)
     return 0
 
 
-def _nothing(result: Optimized) -> FuserError:
+def _written(result: Optimized, output: Path) -> dict[str, Any]:
+    """The report, written to ``output`` with the kernels and the library in the place of those of an earlier run."""
+
+    def write(folder: Path) -> dict[str, Any]:
+        if result.built is not None:
+            result.built.export(folder / "model.so")
+        report = document(result, folder)
+        (folder / "report.json").write_text(json_text.dumps(report, indent=1) + "\n")
+        return report
+
+    return publish(output, write)
+
+
+def _nothing(result: Optimized) -> FuserError | None:
+    if any(n.op in ("matmul", "attention") for n in result.program.nodes):
+        return None
     seen = Counter(str(n.attr.get("callee", n.op)) for n in result.program.nodes)
     names = ", ".join(f"{k} ({v})" for k, v in seen.most_common(4))
     return NothingSupportedError(

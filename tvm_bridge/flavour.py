@@ -21,6 +21,10 @@ from fuser.errors import EnvironmentError_
 RELAY_HINT = "install the Relay flavour, `pip install 'mufuser[relay]'`, in an environment of its own"
 
 
+class RelayMissing(EnvironmentError_):
+    """There is no TVM with Relay in this environment, or it cannot be used."""
+
+
 @dataclass(frozen=True)
 class Flavour:
     """``cuda_modules``: PTX can be loaded into a module; ``cuda_codegen``: the rest of a model can be compiled for CUDA."""
@@ -50,7 +54,7 @@ def detect() -> Flavour:
     """The TVM of this environment; raises :class:`EnvironmentError_` if there is none, or more than one."""
     check_distributions(importlib.metadata.packages_distributions().get("tvm", ()))
     if importlib.util.find_spec("tvm") is None:
-        raise EnvironmentError_("no TVM is installed in this environment", RELAY_HINT)
+        raise RelayMissing("no TVM is installed in this environment", RELAY_HINT)
     # Relay otherwise tries to download schedules for the operators that stay, at every build.
     os.environ.setdefault("TOPHUB_LOCATION", "NONE")
     tvm = import_tvm()
@@ -77,5 +81,5 @@ def require_relay() -> Flavour:
     """The flavour, which must be Relay."""
     found = detect()
     if found.name != "relay":
-        raise EnvironmentError_(f"TVM {found.version} has no Relay (the last one with it is 0.19)", RELAY_HINT)
+        raise RelayMissing(f"TVM {found.version} has no Relay (the last one with it is 0.19)", RELAY_HINT)
     return found

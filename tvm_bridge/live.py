@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,14 @@ os.environ.setdefault("TOPHUB_LOCATION", "NONE")  # else every build waits for a
 from fuser.errors import FuserError
 from fuser.errors import ModelFileError
 from fuser.errors import UnsupportedError
+from fuser.files import printable
 from fuser.ir.ops import Array
 from fuser.lower.compile import intermediates
+from search.regions import Left
 from tvm_bridge.api import Comparison
 from tvm_bridge.api import FusedRegion
 from tvm_bridge.api import Optimized
+from tvm_bridge.api import predicted_us
 from tvm_bridge.carve import ExprRef
 from tvm_bridge.carve import Numbering
 from tvm_bridge.carve import RegionSpec
@@ -28,6 +32,7 @@ from tvm_bridge.carve import number
 from tvm_bridge.embed import RegionKernels
 from tvm_bridge.flavour import import_tvm
 from tvm_bridge.flavour import require_relay
+from tvm_bridge.relay import BuiltModel
 from tvm_bridge.relay import build as build_module
 from tvm_bridge.relay import check_region
 from tvm_bridge.relay import region_symbols
@@ -36,18 +41,19 @@ from tvm_bridge.relay_graph import Ref
 from tvm_bridge.relay_import import ImportedModel
 
 
-def load(model: str | Path, params: str | Path | None) -> tuple[Any, dict[str, Any]]:
-    """A live module and its parameters from files that the reader has accepted."""
+def load(model: str | Path, params: str | Path | None, name: str) -> tuple[Any, dict[str, Any]]:
+    """A live module, typed, and its parameters from files that the reader has accepted. TVM may crash on them all the same: call
+    it in a process of its own (:mod:`tvm_bridge.apart`)."""
     require_relay()
     tvm = import_tvm()
     try:
-        mod = tvm.ir.load_json(Path(model).read_text())
-        arrays = dict(tvm.runtime.load_param_dict(Path(params).read_bytes())) if params else {}
-    except (tvm.TVMError, ValueError) as error:
+        mod = tvm.relay.transform.InferType()(tvm.ir.load_json(Path(model).read_text()))
+        return mod, dict(tvm.runtime.load_param_dict(Path(params).read_bytes())) if params else {}
+    except Exception as error:  # TVM raises many classes: the file is not what this TVM writes
+        last = (str(error).strip().splitlines() or [type(error).__name__])[-1]
         raise ModelFileError(
-            f"this TVM cannot load {model}: {str(error).strip().splitlines()[-1]}", "save it again with the TVM that is installed"
+            f"this TVM cannot load {name}: {printable(last, 400)}", "save it again with the TVM that is installed"
         ) from error
-    return tvm.relay.transform.InferType()(mod), arrays
 
 
 def reference(imported: ImportedModel, numbering: Numbering, tensor: str) -> ExprRef:
@@ -97,34 +103,68 @@ def region_kernels(region: FusedRegion) -> RegionKernels:
     )
 
 
-def build(result: Optimized, mod: Any, params: Mapping[str, Any], target: str = "llvm") -> Optimized:
-    """Carve the regions out and build the module: with their PTX where this TVM has CUDA, with their Relay bodies on the CPU
-    where not.
-    """
-    require_relay()
-    tvm = import_tvm()
+def _specs(result: Optimized, mod: Any) -> tuple[list[RegionSpec], dict[str, str]]:
+    """The places of all regions, and by name of a region why it has none."""
     numbering = number(mod)
-    kept: list[FusedRegion] = []
     specs: list[RegionSpec] = []
-    notes: list[str] = []
+    why: dict[str, str] = {}
     for region in result.regions:
         try:
             specs.append(spec(result.imported, numbering, region))
-            kept.append(region)
         except FuserError as error:
-            notes.append(f"{region.name} stays with TVM: {error.message}")
-    carved = carve(mod, specs)
+            why[region.name] = error.message
+    return specs, why
+
+
+def _carve(mod: Any, specs: Sequence[RegionSpec], why: dict[str, str]) -> Any:
+    """The carved module; ``why`` gets the regions that do not fit beside the others."""
+    try:
+        return carve(mod, specs)
+    except FuserError:
+        kept: list[RegionSpec] = []
+    for one in specs:
+        try:
+            carve(mod, [*kept, one])
+            kept.append(one)
+        except FuserError as error:
+            why[one.name] = error.message
+    return carve(mod, kept)
+
+
+def _differing(result: Optimized, carved: Any, params: Mapping[str, Any]) -> dict[str, str]:
+    """Name of each region whose Relay body TVM cannot compile, or whose program is not what its body computes, and why."""
+    tvm = import_tvm()
     symbols = region_symbols(carved)
-    checked: set[str] = set()
-    for r in kept:
-        key = r.region.program.stable_hash()
-        if key not in checked:  # the kernels were made from the program, the model has the Relay body: they must agree
-            single = all(t.dtype == "float32" for t in r.region.program.tensors)
-            tolerance = 1e-4 if single else 2e-2
-            check_region(carved, symbols[r.name], r.region.program, np.random.default_rng(0), params, tolerance)
-            checked.add(key)
-    regions = tuple(replace(r, symbol=symbols.get(r.name, "")) for r in result.regions)
-    kernels = {r.symbol: region_kernels(r) for r in regions if r.symbol}
+    found: dict[str, str] = {}  # by symbol: equal regions have one function
+    for r in result.regions:
+        symbol = symbols.get(r.name)
+        if symbol is None or symbol in found:
+            continue
+        single = all(t.dtype == "float32" for t in r.region.program.tensors)
+        try:
+            check_region(carved, symbol, r.region.program, np.random.default_rng(0), params, 1e-4 if single else 2e-2)
+            found[symbol] = ""
+        except FuserError as error:
+            found[symbol] = error.message
+        except (tvm.TVMError, ValueError, TypeError) as error:
+            found[symbol] = f"TVM cannot compile its body: {(str(error).strip().splitlines() or [''])[-1][:300]}"
+    return {name: found[symbol] for name, symbol in symbols.items() if found.get(symbol)}
+
+
+def build(result: Optimized, mod: Any, params: Mapping[str, Any], target: str = "llvm") -> Optimized:
+    """Carve the regions out and build the module: with their PTX where this TVM has CUDA, with their Relay bodies on the CPU
+    where not. A region that cannot be carved out, or whose kernels would not compute what the model does, is left to TVM.
+    """
+    require_relay()
+    tvm = import_tvm()
+    specs, why = _specs(result, mod)
+    carved = _carve(mod, specs, why)
+    if different := _differing(result, carved, params):
+        why |= different
+        carved = _carve(mod, [s for s in specs if s.name not in why], why)
+    symbols = region_symbols(carved)
+    regions = tuple(replace(r, symbol=symbols[r.name]) for r in result.regions if r.name in symbols)
+    kernels = {r.symbol: region_kernels(r) for r in regions}
     has_cuda = tvm.get_global_func("target.build.cuda", allow_missing=True) is not None and tvm.cuda(0).exist
     built = build_module(carved, params, kernels, resolve_target("cuda" if has_cuda else target))
     note = (
@@ -132,7 +172,17 @@ def build(result: Optimized, mod: Any, params: Mapping[str, Any], target: str = 
         if has_cuda
         else "this TVM has no CUDA: regions run their Relay bodies on the CPU, the PTX is in the output"
     )
-    return replace(result, regions=regions, built=built, notes=(*result.notes, *notes, note))
+    notes = tuple(f"{name} stays with TVM: {reason}" for name, reason in why.items())
+    left = [Left(n, f"stays with TVM: {why[r.name]}") for r in result.regions if r.name in why for n in r.region.contractions]
+    after = predicted_us(result.program, result.device, regions)
+    return replace(
+        result,
+        regions=regions,
+        left=(*result.left, *left),
+        after_us=after,
+        built=built,
+        notes=(*result.notes, *notes, note),
+    )
 
 
 def random_inputs(imported: ImportedModel, rng: np.random.Generator) -> dict[str, Array]:
@@ -153,13 +203,28 @@ def compare(result: Optimized, mod: Any, params: Mapping[str, Any], rng: np.rand
     The unpartitioned graph is evaluated operator by operator in numpy (float32), which shares no code with the build; where it
     has an operator that numpy lacks, TVM builds it too.
     """
-    assert result.built is not None
+    assert isinstance(result.built, BuiltModel)
     inputs = random_inputs(result.imported, rng)
     out = result.built.run(inputs)
     try:
         plain, how = list(result.imported.model.evaluate(inputs)), "numpy"
     except UnsupportedError:
         plain, how = build_module(mod, params, {}, result.built.target).run(inputs), "TVM"
-    largest = max(float(np.max(np.abs(a.astype(np.float64) - b.astype(np.float64)))) for a, b in zip(out, plain, strict=True))
-    scale = max(float(np.max(np.abs(b.astype(np.float64)))) for b in plain)
+    largest = max((_difference(a, b) for a, b in zip(out, plain, strict=True)), default=0.0)
+    scale = max((float(np.max(np.abs(finite))) for b in plain if (finite := _finite(b)).size), default=0.0)
     return Comparison(largest, largest / max(scale, 1e-30), f"{result.built.target.kind.name} against {how}")
+
+
+def _finite(x: Array) -> Array:
+    wide = np.asarray(x, np.float64)
+    return wide[np.isfinite(wide)]
+
+
+def _difference(found: Array, wanted: Array) -> float:
+    """Largest absolute difference; infinite where NaN or infinity do not stand in the same places."""
+    a, b = np.asarray(found, np.float64), np.asarray(wanted, np.float64)
+    where = np.isfinite(b)
+    if a.shape != b.shape or not np.array_equal(a[~where], b[~where], equal_nan=True):
+        return float("inf")
+    gap = np.abs(a[where] - b[where])
+    return float("inf") if np.isnan(gap).any() else float(gap.max(initial=0.0))

@@ -87,8 +87,8 @@ class ImportedModel:
         return evaluate_program(self.program, {**self.params, **inputs}, compute, keep)
 
     def between(self, inputs: Iterable[str], outputs: Iterable[str]) -> frozenset[int]:
-        """Relay nodes on the way from the tensors ``inputs`` to the tensors ``outputs``: they depend on the former, and the latter
-        on them. :class:`UsageError` names a tensor without an origin.
+        """Relay nodes on the way from the tensors ``inputs`` to the tensors ``outputs``: they depend on the former, and the
+        latter on them. :class:`UsageError` names a tensor without an origin.
         """
         graph, stop = self.model.graph, {self._ref(n) for n in inputs}
         stack, above = [self._ref(n) for n in outputs], set[Ref]()
@@ -128,8 +128,9 @@ def from_json_text(
     return _model(text, source, typed, f"the parameters of {source}", inputs)
 
 
-def from_module(mod: Any, params: Mapping[str, Any] | None = None, source: str = "IRModule") -> RelayModel:
-    """A live ``tvm.IRModule`` (with Relay functions); calls keep the post-order that ``mod`` has after ``InferType``."""
+def from_module(mod: Any, params: Mapping[str, Any] | None = None, source: str = "IRModule", infer: bool = True) -> RelayModel:
+    """A live ``tvm.IRModule`` (with Relay functions); calls keep the post-order that ``mod`` has after ``InferType``, which
+    ``infer`` runs."""
     try:
         import tvm
         from tvm import relay
@@ -138,12 +139,43 @@ def from_module(mod: Any, params: Mapping[str, Any] | None = None, source: str =
             f"TVM with Relay is not installed ({error})", "pip install 'mufuser[relay]', or give a save_json file"
         ) from None
     try:
-        text = tvm.ir.save_json(relay.transform.InferType()(mod))
+        text = tvm.ir.save_json(relay.transform.InferType()(mod) if infer else mod)
     except tvm.error.TVMError as error:
         last = str(error).strip().splitlines()[-1] if str(error).strip() else "unknown error"
         raise ModelFileError(f"{source}: TVM cannot infer its types: {last}", "the module is not well typed") from None
-    values = None if params is None else {k: v.numpy() if hasattr(v, "numpy") else np.asarray(v) for k, v in params.items()}
-    return from_json_text(text, values, source)
+    return from_json_text(text, arrays_of(params), source)
+
+
+def arrays_of(params: Mapping[str, Any] | None) -> dict[str, Array] | None:
+    """Parameters of a live module as numpy arrays."""
+    return None if params is None else {k: v.numpy() if hasattr(v, "numpy") else np.asarray(v) for k, v in params.items()}
+
+
+def is_typed(mod: Any) -> bool:
+    """Whether every function of a live module went through type inference."""
+    try:
+        return all(getattr(f, "body", f).checked_type is not None for f in mod.functions.values())
+    except (ValueError, AttributeError):
+        return False
+
+
+def save_module(mod: Any, folder: Path) -> Path:
+    """A live module as a file ``module.json``."""
+    import tvm
+
+    path = folder / "module.json"
+    path.write_text(tvm.ir.save_json(mod))
+    return path
+
+
+def save_arrays(params: Mapping[str, Any], folder: Path) -> str:
+    """Parameters of a live module as a file ``module.params``."""
+    import tvm
+
+    path = folder / "module.params"
+    arrays = {k: v if isinstance(v, tvm.nd.NDArray) else tvm.nd.array(np.asarray(v)) for k, v in params.items()}
+    path.write_bytes(tvm.runtime.save_param_dict(arrays))
+    return str(path)
 
 
 def live_calls(mod: Any, function: str = "main") -> list[Any]:

@@ -22,7 +22,8 @@ class First(nn.Module):
 
     def __init__(self, module: nn.Module, call: Callable[..., Any]) -> None:
         super().__init__()
-        self.module, self.call = module, call
+        self.module: nn.Module = module
+        self.call = call
 
     def forward(self, *x: torch.Tensor) -> torch.Tensor:
         out = self.call(self.module, *x)
@@ -38,7 +39,7 @@ def _hidden(length: int, hidden: int = HIDDEN) -> torch.Tensor:
 
 
 def _transformer(make: Callable[[Any], nn.Module], call: Callable[..., Any] | None = None) -> Make:
-    """A model of ``transformers`` over token ids, with a mask of ones: finding packed sequences needs operators that TVM lacks."""
+    """A model of ``transformers`` over token ids, with a mask of ones: TVM lacks what finds packed sequences without one."""
 
     def build(length: int) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
         import transformers
@@ -67,6 +68,7 @@ def _bert_padded(attention: str) -> Make:
 
     def build(length: int) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
         net, (x,) = _bert(attention)(length)
+        assert isinstance(net, First)
         mask = torch.ones_like(x)
         mask[:, length - length // 3 :] = 0
         call = lambda m, x, mask: m(x, attention_mask=mask, return_dict=False)  # noqa: E731
@@ -126,7 +128,8 @@ def _t5(length: int) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     import transformers as t
 
     config = t.T5Config(
-        d_model=HIDDEN, d_kv=16, d_ff=INNER, num_layers=2, num_heads=HEADS, vocab_size=100, is_encoder_decoder=False, use_cache=False
+        d_model=HIDDEN, d_kv=16, d_ff=INNER, num_layers=2, num_heads=HEADS, vocab_size=100,
+        is_encoder_decoder=False, use_cache=False,
     )  # fmt: skip
     return _transformer(lambda t: t.T5EncoderModel(config))(length)
 
@@ -207,7 +210,7 @@ def _bart(length: int) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
 def _whisper(length: int) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     import transformers as t
 
-    config = t.WhisperConfig(
+    config: Any = t.WhisperConfig(
         encoder_layers=2, decoder_layers=2, d_model=HIDDEN, encoder_attention_heads=HEADS, decoder_attention_heads=HEADS,
         encoder_ffn_dim=INNER, decoder_ffn_dim=INNER, vocab_size=100, num_mel_bins=8, max_source_positions=length,
         attn_implementation="eager", pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1,

@@ -145,6 +145,22 @@ def test_bad_options_name_the_culprit(args, code, culprit, tmp_path, capsys):
 
 
 @pytest.mark.relay
+def test_a_file_that_ends_tvm_is_an_error_and_its_kernels_stay(result, tmp_path, capsys, monkeypatch):
+    """The reader takes the compacted file; TVM does not find the type definitions in it, and crashes."""
+    monkeypatch.setattr("tvm_bridge.commands.optimize_model", lambda *args, **options: result)
+    (tmp_path / "model.so").write_text("mine")
+    code, out, err = run(capsys, "optimize", ENCODER, "--params", PARAMS, "-o", tmp_path, "--json")
+    assert code == 3
+    assert json.loads(out)["error"]["code"] == "model-file"
+    assert "TVM crashed (SIGSEGV) while it loaded" in err
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["library"] is None
+    assert "SIGSEGV" in report["notes"][-1]
+    assert all((tmp_path / "kernels" / f"{name}.ptx").exists() for name in report["kernels"])
+    assert (tmp_path / "model.so").read_text() == "mine"
+
+
+@pytest.mark.relay
 def test_the_built_model_runs_and_agrees(tmp_path):
     from tvm_bridge.api import partition_and_optimize
     from tvm_bridge.live import random_inputs
