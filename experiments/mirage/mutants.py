@@ -36,9 +36,9 @@ from fuser.ir.program import TensorProgram
 from fuser.lower.reference import interpret
 from fuser.superopt.checking import checking_schedules
 from fuser.superopt.reduced import reduction
+from fuser.superopt.verdict import Accepted
 from fuser.superopt.verify import Rejected
 from fuser.superopt.verify import Unknown
-from fuser.superopt.verify import Verified
 from fuser.superopt.verify import verify
 from fuser.workloads import workload
 from search.structures import structures
@@ -162,7 +162,7 @@ def run_mutants(graphs: list[tuple[TensorProgram, KernelGraph]], count: int, rng
             undecided[verdict.why] += 1
         for part in name.split("+"):
             by_mutation.setdefault(part, Counter())[f"{label}, {kind}"] += 1
-        if isinstance(verdict, Verified):
+        if isinstance(verdict, Accepted):
             accepted.append({"program": program.name, "mutation": name, "kind": kind, "graph": str(mutant)})
     return {
         "mutants": count,
@@ -195,7 +195,7 @@ def run_rewrites(graphs: list[tuple[TensorProgram, KernelGraph]], count: int, rn
         start = time.perf_counter()
         verdict = verify(program, new, schedule, rng=rng)
         seconds += time.perf_counter() - start
-        if isinstance(verdict, Verified):
+        if isinstance(verdict, Accepted):
             laws += verdict.law
             bounds.append(verdict.bound)
         elif isinstance(verdict, Rejected | Unknown):

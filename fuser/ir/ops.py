@@ -37,6 +37,9 @@ from fuser.ir.scalar import Scalar
 Array = np.ndarray[Any, np.dtype[Any]]
 Kind = Literal["map", "contract", "reduce", "view", "data", "composite", "opaque"]
 Attrs = Mapping[str, Any]
+Fractions = Literal["", "same", "sum", "product", "square", "quotient", "shift", "part", "chosen", "function", "inverse", "gated"]
+"""``part``: that of one of the operands; ``chosen``: the same, by a random order or predicate; ``function``: the value of a
+random function, ``inverse``: one over it, ``gated``: the operand times it."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,11 @@ class OpDef:
     """Where the result lies, whatever the operands are."""
     increasing: bool = False
     """An operator with one operand that never falls as it grows."""
+    fraction: Fractions = ""
+    """What the result is of fractions of polynomials over a finite field; without it nothing is proven of a test with the
+    operator, and it is refused (:mod:`fuser.superopt.bounds`)."""
+    function: str = ""
+    """The random function inside of it where that is not its own."""
     typed: Literal["operands", "choices", "named"] = "operands"
     """What the result's dtype follows from (:mod:`fuser.ir.dtypes`): all operands; those behind a condition; the attribute
     ``dtype``."""
@@ -192,67 +200,69 @@ def _where(c: Array, a: Array, b: Array, **_: Any) -> Array:
 _ALL = (
     # element-wise, two operands
     _map("add", 2, lambda a, b, **_: a + b, "{0} + {1}", linear=(False, False), degree="equal", commutative=True,
-         relay=("add", "nn.bias_add"), torch=("add.Tensor", "add.Scalar")),
+         relay=("add", "nn.bias_add"), torch=("add.Tensor", "add.Scalar"), fraction="sum"),
     _map("sub", 2, lambda a, b, **_: a - b, "{0} - {1}", linear=(False, False), degree="equal",
-         relay=("subtract",), torch=("sub.Tensor", "sub.Scalar")),
+         relay=("subtract",), torch=("sub.Tensor", "sub.Scalar"), fraction="sum"),
     _map("mul", 2, lambda a, b, **_: a * b, "{0} * {1}", linear=(True, True), degree="add", commutative=True,
-         relay=("multiply",), torch=("mul.Tensor", "mul.Scalar")),
+         relay=("multiply",), torch=("mul.Tensor", "mul.Scalar"), fraction="product"),
     _map("div", 2, _div, "{0} / {1}", linear=(True, False), degree="sub", sfu=1.0, domain=(ANY, NONZERO),
-         relay=("divide",), torch=("div.Tensor", "div.Scalar")),
+         relay=("divide",), torch=("div.Tensor", "div.Scalar"), fraction="quotient"),
     _map("maximum", 2, lambda a, b, **_: np.maximum(a, b), "tl.maximum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
          commutative=True,
-         relay=("maximum",), torch=("maximum",)),
+         relay=("maximum",), torch=("maximum",), fraction="chosen"),
     _map("where", 3, _where, "tl.where({0} != 0, {1}, {2})", typed="choices", relay=("where",),
-         torch=("where.self", "where.ScalarOther", "where.ScalarSelf"), domain=(CHOICE,)),
+         torch=("where.self", "where.ScalarOther", "where.ScalarSelf"), domain=(CHOICE,), fraction="chosen"),
     # element-wise, one operand
     _map("scale", 1, lambda x, **a: x * np.asarray(_scalar(a), x.dtype), "{0} * {scalar}", linear=(True,), degree="same",
-         attrs=("scalar",)),
-    _map("shift", 1, lambda x, **a: x + np.asarray(_scalar(a), x.dtype), "{0} + {scalar}", attrs=("scalar",)),
-    _map("neg", 1, lambda x, **_: -x, "-{0}", linear=(True,), degree="same", relay=("negative",), torch=("neg",)),
+         attrs=("scalar",), fraction="same"),
+    _map("shift", 1, lambda x, **a: x + np.asarray(_scalar(a), x.dtype), "{0} + {scalar}", attrs=("scalar",), fraction="shift"),
+    _map("neg", 1, lambda x, **_: -x, "-{0}", linear=(True,), degree="same", relay=("negative",), torch=("neg",),
+         fraction="same"),
     _map("exp", 1, _quiet(np.exp), "tl.exp2({0} * 1.4426950408889634)", sfu=1.0, degree="exp", relay=("exp",), torch=("exp",),
-         image=POSITIVE, increasing=True),
+         image=POSITIVE, increasing=True, fraction="function"),
     _map("sqrt", 1, _quiet(np.sqrt), "tl.sqrt({0})", sfu=1.0, relay=("sqrt",), torch=("sqrt",),
-         domain=(NOT_NEGATIVE,), image=NOT_NEGATIVE, increasing=True),
+         domain=(NOT_NEGATIVE,), image=NOT_NEGATIVE, increasing=True, fraction="function"),
     _map("rsqrt", 1, _quiet(lambda x: 1 / np.sqrt(x)), "1.0 / tl.sqrt({0})", sfu=2.0, relay=("rsqrt",), torch=("rsqrt",),
-         domain=(POSITIVE,), image=POSITIVE),
-    _map("square", 1, lambda x, **_: x * x, "{0} * {0}", torch=("square",), image=NOT_NEGATIVE),
+         domain=(POSITIVE,), image=POSITIVE, fraction="inverse", function="sqrt"),
+    _map("square", 1, lambda x, **_: x * x, "{0} * {0}", torch=("square",), image=NOT_NEGATIVE, fraction="square"),
     _map("relu", 1, lambda x, **_: np.maximum(x, 0), "tl.maximum({0}, 0.0, propagate_nan=tl.PropagateNan.ALL)",
-         relay=("nn.relu",), torch=("relu",), image=NOT_NEGATIVE, increasing=True),
+         relay=("nn.relu",), torch=("relu",), image=NOT_NEGATIVE, increasing=True, fraction="function"),
     _map("sigmoid", 1, _sigmoid, "tl.sigmoid({0})", sfu=2.0, flops=3, relay=("sigmoid",), torch=("sigmoid",),
-         image=Domain(0.0, 1.0, nonzero=True), increasing=True),
+         image=Domain(0.0, 1.0, nonzero=True), increasing=True, fraction="function"),
     _map("silu", 1, lambda x, **_: x * _sigmoid(x), "{0} * tl.sigmoid({0})", sfu=2.0, flops=4, torch=("silu",),
-         image=Domain(lo=-0.2785)),
+         image=Domain(lo=-0.2785), fraction="gated", function="sigmoid"),
     _map("tanh", 1, lambda x, **_: np.tanh(x), "2.0 * tl.sigmoid(2.0 * {0}) - 1.0", sfu=2.0, flops=5, relay=("tanh",),
-         torch=("tanh",), image=Domain(-1.0, 1.0), increasing=True),
+         torch=("tanh",), image=Domain(-1.0, 1.0), increasing=True, fraction="function"),
     _map("erf", 1, _erf, "tl.erf({0})", sfu=2.0, flops=10, relay=("erf",), torch=("erf",),
-         image=Domain(-1.0, 1.0), increasing=True),
+         image=Domain(-1.0, 1.0), increasing=True, fraction="function"),
     _map("gelu", 1, _gelu, "0.5 * {0} * (1.0 + tl.erf({0} * 0.7071067811865476))", sfu=2.0, flops=13, torch=("gelu",),
-         image=Domain(lo=-0.17)),
+         image=Domain(lo=-0.17), fraction="gated", function="erf"),
     _map("cast", 1, _cast, "{0}", linear=(True,), degree="same", attrs=("dtype",), typed="named", relay=("cast",),
-         torch=("to.dtype", "to.dtype_layout", "to.device", "to.other", "type_as", "_to_copy")),
-    _map("causal_mask", 1, _causal_mask, "", degree="same", attrs=("offset",), indexed=True),
+         torch=("to.dtype", "to.dtype_layout", "to.device", "to.other", "type_as", "_to_copy"), fraction="same"),
+    _map("causal_mask", 1, _causal_mask, "", degree="same", attrs=("offset",), indexed=True, fraction="same"),
     # contraction and folds
     OpDef("matmul", "contract", 2, _matmul, linear=(True, True), degree="add", flops=2,
-          relay=("nn.dense", "nn.batch_matmul", "nn.matmul"), torch=("matmul", "mm", "bmm")),
+          relay=("nn.dense", "nn.batch_matmul", "nn.matmul"), torch=("matmul", "mm", "bmm"), fraction="product"),
     OpDef("sum", "reduce", 1, _sum, linear=(True,), degree="same", identity=0.0, attrs=("axis", "keepdims"),
-          relay=("sum",), torch=("sum", "sum.dim_IntList")),
+          relay=("sum",), torch=("sum", "sum.dim_IntList"), fraction="same"),
     OpDef("max", "reduce", 1, _max, degree="same", identity=float("-inf"), attrs=("axis", "keepdims"), triton="nan_max",
-          relay=("max",), torch=("amax", "max")),
+          relay=("max",), torch=("amax", "max"), fraction="chosen"),
     # views and copies
     OpDef("reshape", "view", 1, lambda x, *, shape, **_: np.reshape(x, shape), linear=(True,), degree="same", attrs=("shape",),
           flops=0, relay=("reshape", "squeeze", "expand_dims", "nn.batch_flatten"),
           torch=("view", "reshape", "_unsafe_view", "view_as", "flatten.using_ints", "unflatten.int", "unsqueeze",
-                 "squeeze", "squeeze.dim", "squeeze.dims")),
+                 "squeeze", "squeeze.dim", "squeeze.dims"), fraction="same"),
     OpDef("transpose", "view", 1, lambda x, *, perm, **_: np.transpose(x, perm), linear=(True,), degree="same", attrs=("perm",),
-          flops=0, relay=("transpose",), torch=("permute", "transpose.int", "t", "mT", "numpy_T")),
+          flops=0, relay=("transpose",), torch=("permute", "transpose.int", "t", "mT", "numpy_T"), fraction="same"),
     OpDef("broadcast", "view", 1, lambda x, *, shape, **_: np.broadcast_to(x, shape), linear=(True,), degree="same",
-          attrs=("shape",), flops=0, relay=("broadcast_to",), torch=("expand", "expand_as", "broadcast_to")),
+          attrs=("shape",), flops=0, relay=("broadcast_to",), torch=("expand", "expand_as", "broadcast_to"), fraction="same"),
     OpDef("repeat", "view", 1, lambda x, *, axis, times, **_: np.repeat(x, times, axis), linear=(True,), degree="same",
-          attrs=("axis", "times"), flops=0, relay=("repeat",), torch=("repeat_interleave.self_int",)),
+          attrs=("axis", "times"), flops=0, relay=("repeat",), torch=("repeat_interleave.self_int",), fraction="same"),
     OpDef("concat", "data", -1, lambda *xs, axis, **_: np.concatenate(xs, axis), degree="equal", attrs=("axis",), flops=0,
-          relay=("concatenate",), torch=("cat", "stack")),
+          relay=("concatenate",), torch=("cat", "stack"), fraction="part"),
     OpDef("slice", "data", 1, lambda x, *, axis, start, stop, **_: np.take(x, range(start, stop), axis), linear=(True,),
-          degree="same", attrs=("axis", "start", "stop"), flops=0, relay=("strided_slice",), torch=("slice.Tensor", "narrow")),
+          degree="same", attrs=("axis", "start", "stop"), flops=0, relay=("strided_slice",), torch=("slice.Tensor", "narrow"),
+          fraction="same"),
     # composites
     OpDef("mean", "composite", 1, _mean, linear=(True,), attrs=("axis", "keepdims"), relay=("mean",), torch=("mean", "mean.dim")),
     OpDef("softmax", "composite", 1, _softmax, attrs=("axis",), flops=5, sfu=1, relay=("nn.softmax", "nn.fast_softmax"),

@@ -41,7 +41,6 @@ from fuser.superopt.search import superoptimize_pieces
 from fuser.superopt.signature import signature
 from fuser.superopt.thread_fusion import thread_graphs
 from fuser.superopt.verdicts import verdict_document
-from fuser.superopt.verify import Verified
 from fuser.superopt.verify import verify as verify_graph
 from fuser.workloads import match
 from fuser.workloads import workload
@@ -113,7 +112,8 @@ def _structure(found: Found) -> dict[str, Any]:
         "passes": found.cost[0],
         "operators": found.cost[1],
         "splits": [s for s in found.splits if s],
-        "verified": str(found.verdict),
+        "verdict": found.verdict.kind,
+        "says": str(found.verdict),
         "bare_exponentials": list(found.bare),
         "graph": graph_to_json(found.graph),
     }
@@ -123,13 +123,14 @@ def _print(result: Result) -> None:
     rows = []
     for i, f in enumerate(result.structures):
         splits = ",".join(s for s in f.splits if s) or "-"
-        rows.append((i, len(f.graph.kernels), splits, f.cost[0], f.cost[1], signature(f.graph).kernels[-1].stores[0]))
+        last = signature(f.graph).kernels[-1].stores[0]
+        rows.append((i, len(f.graph.kernels), splits, f.cost[0], f.cost[1], f.verdict.kind, last))
     counts = result.report.counts
     notes = [
         f"stopped: {result.stopped}, after {result.seconds:.1f} s; {counts.text()}",
         f"{result.report.op_graphs} operator graphs; {len(result.rejected)} rejected, {len(result.unknown)} undecided",
     ]
-    columns = ("nr >", "kernels >", "split", "passes >", "ops >", "last store")
+    columns = ("nr >", "kernels >", "split", "passes >", "ops >", "verdict", "last store")
     print_table(f"structures of {result.program.name}", columns, rows, notes)
 
 
@@ -174,7 +175,7 @@ def verify(
         print_json(verdict_document(verdict))
     else:
         print_text(str(verdict))
-    return 0 if isinstance(verdict, Verified) else 5
+    return 0 if verdict.accepted else 5
 
 
 def programs(name: str) -> list[TensorProgram]:

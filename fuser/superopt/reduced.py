@@ -286,7 +286,7 @@ class _Ties:
         shapes: dict[str, tuple[int, ...]] = {t.name: t.shape for t in graph.tensors}
         for k in graph.kernels:
             if isinstance(k, LibraryKernel):
-                single = _single(k, shapes)
+                single = as_program(k, shapes)
                 axes = axes_of(single)
                 self.library[k.name] = single, axes
                 self.add(k.name, axes.extents)
@@ -379,7 +379,7 @@ def check_interface(program: TensorProgram, graph: KernelGraph) -> None:
                     raise MismatchError(f"{k.name!r}: {s} has shape {shape}, not {program[s.access.tensor].shape}")
 
 
-def _single(kernel: LibraryKernel, shapes: Mapping[str, tuple[int, ...]]) -> TensorProgram:
+def as_program(kernel: LibraryKernel, shapes: Mapping[str, tuple[int, ...]]) -> TensorProgram:
     """A library kernel as a program of its own."""
     attrs: dict[str, Any] = dict(kernel.attrs)
     operands = tuple(Tensor(n, shapes[n]) for n in kernel.inputs)

@@ -33,10 +33,10 @@ from fuser.superopt.partition import Piece
 from fuser.superopt.partition import partition
 from fuser.superopt.stabilize import stabilize_graph
 from fuser.superopt.stabilize import unstable
+from fuser.superopt.verdict import Accepted
 from fuser.superopt.verify import Rejected
 from fuser.superopt.verify import Unknown
 from fuser.superopt.verify import Verdict
-from fuser.superopt.verify import Verified
 from fuser.superopt.verify import verify
 
 AHEAD = 8
@@ -51,7 +51,7 @@ class Found:
     graph: KernelGraph
     cost: tuple[int, int, int]
     splits: tuple[str, ...]
-    verdict: Verified
+    verdict: Accepted
     bare: tuple[str, ...] = ()
 
 
@@ -94,7 +94,7 @@ def superoptimize(
     result = Result(program, stopped="exhausted")
     candidates = itertools.islice(generate(boxes.program, limits, result.report), most)
     for candidate, (graph, verdict, bare) in _checked(boxes.program, candidates, processes, rounds, limits.seed):
-        if isinstance(verdict, Verified):
+        if isinstance(verdict, Accepted):
             try:
                 found = Found(boxes.attach(graph), candidate.cost, candidate.splits, verdict, bare)
             except UnsupportedError as error:

@@ -54,7 +54,7 @@ def accepted(program: TensorProgram, graph: KernelGraph) -> Verdict:
 
 def verdict_document(verdict: Verdict) -> dict[str, Any]:
     """A verdict for reports: its kind, what it says, and its evidence."""
-    return {"verdict": type(verdict).__name__.lower(), "says": str(verdict), "evidence": asdict(verdict)}
+    return {"verdict": verdict.kind, "says": str(verdict), "evidence": asdict(verdict)}
 
 
 @cache

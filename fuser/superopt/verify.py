@@ -7,7 +7,8 @@ fails it is tested as a power of a random root of unity, where exp(a + b) = exp(
 that law: its maximum is some element by a random order, so that passing means that the shift cancels, whatever it is; and the
 same µGraph without the shift is tested with the random function.
 
-What is proven: :attr:`Verified.bound`, for truly random functions. What is not stands in :attr:`Verified.heuristic`.
+What is proven: :attr:`Accepted.bound`, for truly random functions; where that is 1, the verdict is :class:`Agrees`. What is not
+proven stands in :attr:`Accepted.heuristic`.
 """
 
 from __future__ import annotations
@@ -53,65 +54,18 @@ from fuser.superopt.shifts import nested
 from fuser.superopt.shifts import rescaled_by_degrees
 from fuser.superopt.shifts import stabilized
 from fuser.superopt.shifts import unstabilize
+from fuser.superopt.verdict import Agrees
+from fuser.superopt.verdict import Rejected
+from fuser.superopt.verdict import Unknown
+from fuser.superopt.verdict import Verdict
+from fuser.superopt.verdict import Verified
+
+__all__ = ["Agrees", "Rejected", "Unknown", "Verdict", "Verified", "replay", "verify"]
 
 ROUNDS = 3
 DRAWS = 8
 """Draws of a round before zero denominators count as a property of the µGraph."""
 _TURNS = 6
-
-
-@dataclass(frozen=True)
-class Verified:
-    """Passed. ``bound``: proven probability that a wrong µGraph passes these rounds (1 says nothing); ``heuristic``: what is not
-    proven.
-
-    ``law``: whether acceptance needed exp(a + b) = exp(a)·exp(b). ``sizes``: extents of the program's axes in each round.
-    """
-
-    rounds: int
-    primes: tuple[tuple[int, int], ...]
-    law: bool
-    bound: float
-    heuristic: tuple[str, ...]
-    sizes: tuple[tuple[tuple[str, int], ...], ...]
-    float_error: float
-
-    accepted = True
-
-    def __str__(self) -> str:
-        law = " with the law of exp" if self.law else ""
-        odds = f"a wrong graph passes with probability ≤ {self.bound:.1e}"
-        return f"verified in {self.rounds} rounds{law}: {odds}; float64 error {self.float_error:.1e}"
-
-
-@dataclass(frozen=True)
-class Rejected:
-    """Differs. ``witness_seed`` gives the round that shows it (:func:`replay`); -1 where no round was needed."""
-
-    why: str
-    witness_seed: int = -1
-    law: bool = False
-    sizes: tuple[tuple[str, int], ...] = ()
-
-    accepted = False
-
-    def __str__(self) -> str:
-        return f"rejected: {self.why}"
-
-
-@dataclass(frozen=True)
-class Unknown:
-    """Neither: the test has no meaning for this µGraph, and ``why`` says which part of it."""
-
-    why: str
-
-    accepted = False
-
-    def __str__(self) -> str:
-        return f"not decided: {self.why}"
-
-
-Verdict = Verified | Rejected | Unknown
 
 
 def verify(
@@ -140,9 +94,9 @@ def verify(
         try:
             tied = form()
             verdict = _verify(tied, schedule, seeds[:rounds])
-            if isinstance(verdict, Verified):
+            if isinstance(verdict, Verified | Agrees):
                 verdict = _compared(tied, schedule, replace(verdict, heuristic=(*verdict.heuristic, *note)), seeds[rounds:])
-                return verdict if isinstance(verdict, Verified) or first is None else first
+                return verdict if verdict.accepted or first is None else first
         except (MismatchError, InterpretError, ProgramError, UsageError) as error:
             verdict = Rejected(error.message)
         except UnsupportedError as error:
@@ -163,7 +117,7 @@ def _forms(program: TensorProgram, graph: KernelGraph) -> Iterator[tuple[tuple[s
         )
 
 
-def _compared(tied: Reduction, schedule: Schedule | None, verdict: Verified, seeds: Sequence[int]) -> Verdict:
+def _compared(tied: Reduction, schedule: Schedule | None, verdict: Verified | Agrees, seeds: Sequence[int]) -> Verdict:
     """The verdict with the largest error of comparisons in float64."""
     error = 0.0 if seeds else math.nan
     for seed in seeds:
@@ -174,7 +128,7 @@ def _compared(tied: Reduction, schedule: Schedule | None, verdict: Verified, see
 
 
 def _verify(tied: Reduction, schedule: Schedule | None, seeds: list[int]) -> Verdict:
-    """The rounds over finite fields; a :class:`Verified` without its float error."""
+    """The rounds over finite fields; what passes has no float error yet."""
     rounds, graph = len(seeds), tied.structure.graph
     stable = stabilized(graph)
     modes = [True] if stable else [False, True] if _has_exp(graph) else [False]
@@ -211,7 +165,8 @@ def _verify(tied: Reduction, schedule: Schedule | None, seeds: list[int]) -> Ver
         )
     notes += bare.notes
     primes = tuple(PRIMES[i % len(PRIMES)] for i in range(rounds))
-    return Verified(rounds, primes, bare.law, bare.bound, tuple(dict.fromkeys(notes)), bare.sizes, math.nan)
+    kind = Verified if bare.bound < 1 else Agrees
+    return kind(rounds, primes, bare.law, bare.bound, tuple(dict.fromkeys(notes)), bare.sizes, math.nan)
 
 
 @dataclass(frozen=True)

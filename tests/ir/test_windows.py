@@ -31,9 +31,9 @@ from fuser.ir.windows import detach
 from fuser.ir.windows import windowed
 from fuser.lower.check import check
 from fuser.lower.reference import interpret
+from fuser.superopt.verdict import Accepted
 from fuser.superopt.verify import Rejected
 from fuser.superopt.verify import Unknown
-from fuser.superopt.verify import Verified
 from fuser.superopt.verify import verify
 from fuser.workloads import workload
 from search.structures import structures
@@ -113,7 +113,7 @@ def test_every_structure_computes_the_program_and_is_read_back(name: str) -> Non
 @pytest.mark.parametrize("name", CASES)
 def test_structures_are_verified(name: str) -> None:
     for graph in structures(CASES[name])[:3]:
-        assert isinstance(verify(CASES[name], graph, rounds=1), Verified)
+        assert isinstance(verify(CASES[name], graph, rounds=1), Accepted)
 
 
 def test_a_cut_in_front_of_slices_leaves_one_tensor_that_is_read_in_windows() -> None:
@@ -162,7 +162,7 @@ def test_parts_of_the_columns_of_each_head_are_boxes_of_the_reshaped_tensor() ->
     assert "  q(6,2,8)[:,:,4:8][b,m,k] = load q(6,2,8)[m, b, 4+k]" in str(graph).splitlines()
     assert graph_from_json(graph_to_json(graph)) == graph
     agree(program, graph, trivial(graph))
-    assert isinstance(verify(program, graph), Verified)
+    assert isinstance(verify(program, graph), Accepted)
     (outcome,) = check([(program, graph, trivial(graph))])
     assert outcome.passed
 
@@ -292,4 +292,4 @@ def test_structures_of_random_programs(program: TensorProgram) -> None:
         return
     for graph in found[:6]:
         agree(program, graph, trivial(graph))
-    assert isinstance(verify(program, found[-1], rounds=1), Verified)
+    assert isinstance(verify(program, found[-1], rounds=1), Accepted)

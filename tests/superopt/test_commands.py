@@ -24,7 +24,7 @@ def saved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     assert search["stopped"] == "exhausted"
     assert not search["rejected"]
     assert len(search["structures"]) == len(list(tmp_path.glob("mirage_mlp.*.json"))) > 3
-    assert all("verified" in s["verified"] for s in search["structures"])
+    assert all(s["verdict"] == "verified" and "verified" in s["says"] for s in search["structures"])
     return tmp_path
 
 

@@ -20,7 +20,7 @@ from fuser.superopt.signature import arrangement
 from fuser.superopt.signature import signature
 from fuser.superopt.stabilize import stabilize_graph
 from fuser.superopt.stabilize import unstable
-from fuser.superopt.verify import Verified
+from fuser.superopt.verdict import Accepted
 from fuser.superopt.verify import verify
 from fuser.workloads import workload
 
@@ -113,7 +113,7 @@ def test_published_structure_is_found_stable_and_verified(name: str) -> None:
     program = workload(published.workload)
     graph = stabilize_graph(find(program, published.signature))
     assert not unstable(graph)
-    assert isinstance(verify(program, graph, rounds=1), Verified)
+    assert isinstance(verify(program, graph, rounds=1), Accepted)
 
 
 def schedule(block: BlockGraph, loops: str, **tiles: int) -> KernelSchedule:
@@ -224,4 +224,4 @@ OURS = {
 def test_programs_of_our_own(name: str) -> None:
     make, text = OURS[name]
     program = make()
-    assert isinstance(verify(program, stabilize_graph(find(program, text, Limits(block_ops=11))), rounds=1), Verified)
+    assert isinstance(verify(program, stabilize_graph(find(program, text, Limits(block_ops=11))), rounds=1), Accepted)

@@ -1,0 +1,152 @@
+"""Bounds of random tests: never too small, and nothing where nothing is proven."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from fuser.frontends.builder import Builder
+from fuser.frontends.builder import Ref
+from fuser.ir import ops
+from fuser.ir.fuse import fuse
+from fuser.ir.mugraph import KernelGraph
+from fuser.ir.mugraph import LibraryKernel
+from fuser.ir.ops import OPS
+from fuser.ir.program import TensorProgram
+from fuser.superopt.bounds import _RULES
+from fuser.superopt.bounds import round_bound
+from fuser.superopt.field_rules import RULES
+from fuser.superopt.field_values import Value
+from fuser.superopt.fields import Field
+from fuser.superopt.verdicts import verdict_document
+from fuser.superopt.verify import Agrees
+from fuser.superopt.verify import Unknown
+from fuser.superopt.verify import Verified
+from fuser.superopt.verify import verify
+from search.structures import structures
+
+
+def unary(op: str) -> TensorProgram:
+    b = Builder(op)
+    return b.build(Y=b.op(op, b.input("X", (32, 64)) @ b.input("W", (64, 32))))
+
+
+def bound(program: TensorProgram, graph: KernelGraph | None = None) -> float:
+    return round_bound(program, graph or fuse(program), Field(np.random.default_rng(0)))[0]
+
+
+def test_every_operator_says_what_it_does_to_fractions() -> None:
+    for name, entry in OPS.items():
+        known = name in RULES or (entry.kind in ("view", "data") and entry.arity == 1)
+        assert bool(entry.fraction) == known, name
+        assert not entry.fraction or entry.fraction in _RULES
+
+
+def test_functions_are_counted_where_the_field_draws_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the table says of an operator is what its evaluation does."""
+    drawn: Counter[str] = Counter()
+    own = Field.function
+
+    def counted(self: Field, name: str, x: Value) -> Value:
+        drawn[name] += x.p.size
+        return own(self, name, x)
+
+    monkeypatch.setattr(Field, "function", counted)
+    for name, rule in RULES.items():
+        entry = OPS[name]
+        if entry.kind != "map":
+            continue
+        drawn.clear()
+        field = Field(np.random.default_rng(0))
+        xs = [field.random((3, 5), np.random.default_rng(i)) for i in range(entry.arity)]
+        rule(field, xs, {"scalar": 2, "offset": 0, "dtype": "float32"})
+        inside = entry.function or name if entry.fraction in ("function", "inverse", "gated") else None
+        assert dict(drawn) == ({inside: 15} if inside else {}), name
+
+
+def add_softplus(monkeypatch: pytest.MonkeyPatch, **more: object) -> None:
+    entry = dataclasses.replace(OPS["tanh"], name="softplus", **{"fraction": "", **more})  # type: ignore[arg-type]
+    monkeypatch.setitem(ops.OPS, "softplus", entry)
+    monkeypatch.setitem(RULES, "softplus", lambda field, xs, _attrs: field.function("softplus", xs[0]))
+
+
+def test_an_operator_without_a_rule_is_not_verified(monkeypatch: pytest.MonkeyPatch) -> None:
+    add_softplus(monkeypatch)
+    verdict = verify(unary("softplus"), fuse(unary("softplus")))
+    assert isinstance(verdict, Unknown)
+    assert "softplus" in verdict.why
+
+
+def test_a_function_added_by_hand_has_the_bound_of_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    add_softplus(monkeypatch, fraction="function")
+    assert bound(unary("softplus")) == bound(unary("tanh")) > 100 * bound(unary("neg"))
+    assert isinstance(verify(unary("softplus"), fuse(unary("softplus"))), Verified)
+
+
+def library(program: TensorProgram) -> KernelGraph:
+    kernels = tuple(LibraryKernel(f"k{i}", n.op, n.inputs, n.output, n.attrs) for i, n in enumerate(program.nodes))
+    tensors = tuple(program[n] for n in (*program.inputs, *program.outputs))
+    return KernelGraph("library", program.inputs, kernels, program.outputs, tensors)
+
+
+def test_library_kernels_count_as_what_they_compute() -> None:
+    b = Builder("deep")
+    x = b.input("X", (32, 32))
+    for i in range(6):
+        x = b.op("tanh", x @ b.input(f"W{i}", (32, 32)))
+    program = b.build(Y=x)
+    assert bound(program, library(program)) == bound(program)
+    b = Builder("squares")
+    y = b.input("X", (4, 4))
+    for _ in range(25):
+        y = b.op("square", y)
+    program = b.build(Y=y)
+    assert bound(program) >= 2 * 2**25 / 2**31
+    assert bound(program, library(program)) == bound(program)
+
+
+@pytest.mark.parametrize("what", ["maximum", "max", "where", "bits"])
+def test_what_is_tested_by_chance_agrees_and_is_not_proven(what: str) -> None:
+    b = Builder(what)
+    x, y, c = b.input("X", (32, 64)), b.input("Y", (32, 64)), b.input("C", (32, 64), "bool")
+    forms: dict[str, Ref] = {
+        "maximum": b.op("maximum", x, y),
+        "max": b.op("max", x, axis=(1,)),
+        "where": b.op("where", c, x, y),
+        "bits": b.op("mul", x, c),
+    }
+    program = b.build(Z=forms[what] * 2)
+    verdict = verify(program, fuse(program))
+    assert isinstance(verdict, Agrees)
+    assert verdict.accepted
+    assert verdict.bound == 1
+    assert str(verdict).startswith("agrees, not proven")
+    assert "verified" not in str(verdict)
+    assert verdict_document(verdict)["verdict"] == "agrees, not proven"
+
+
+def test_what_is_proven_says_so() -> None:
+    verdict = verify(unary("tanh"), fuse(unary("tanh")))
+    assert isinstance(verdict, Verified)
+    assert str(verdict).startswith("verified")
+    assert verdict_document(verdict)["verdict"] == "verified"
+
+
+def test_the_law_of_exp_proves_nothing_of_many_terms() -> None:
+    b, c = Builder("sum"), Builder("product")
+    total = b.build(Z=b.exp(b.input("X", (8, 16)) + b.input("Y", (8, 16))))
+    product = c.build(Z=c.exp(c.input("X", (8, 16))) * c.exp(c.input("Y", (8, 16))))
+    assert isinstance(verify(total, fuse(product)), Agrees)
+
+
+def test_softmax_is_proven_but_for_maxima_that_cross_kernels() -> None:
+    b = Builder("attention")
+    q, k, v = (b.input(n, (64, 64)) for n in "QKV")
+    program = b.build(O=b.attention(q, k, v))
+    verdicts = [verify(program, g) for g in structures(program)]
+    assert all(v.accepted for v in verdicts)
+    assert isinstance(verdicts[0], Verified)
+    assert {type(v) for v in verdicts} == {Verified, Agrees}
