@@ -8,6 +8,7 @@ further cases join those that are there. Without a GPU a run can be planned, and
 from __future__ import annotations
 
 import json as json_
+import os
 from collections.abc import Mapping
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,6 +36,7 @@ from experiments.planned import planned
 from experiments.planned import print_listing
 from experiments.planned import print_plan
 from experiments.plot import draw
+from experiments.script import INTERRUPTED
 from fuser.console import note
 from fuser.console import plain
 from fuser.console import print_json
@@ -44,9 +46,13 @@ from fuser.device import load_device
 from fuser.errors import EnvironmentError_
 from fuser.errors import ModelFileError
 from fuser.errors import UsageError
+from fuser.outputs import locked
+from fuser.outputs import make_folder
+from fuser.outputs import write_file
 from search.measure import Bench
 from search.records import Records
 from search.session import Options
+from search.store import move_aside
 
 DATA = Path(__file__).parent / "data"
 SUITES = ("mcfuser", "mirage", "graphene")
@@ -89,18 +95,33 @@ def merged(old: report.Document, new: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def earlier(folder: Path) -> report.Document | None:
-    """The document that an earlier call left in a folder; one of another version is as good as none."""
+    """The document that an earlier call left in a folder, or that another one writes to at this moment; one that cannot be used
+    is put aside and as good as none."""
+    path = folder / "bench.json"
+    if not os.path.lexists(path):
+        return None
     try:
-        return report.read(folder / "bench.json")
-    except ModelFileError:
+        return report.read(path)
+    except ModelFileError as error:
+        note(f"{error.message}: it is now {move_aside(path)}, and what is in the folder's rows joins the new one")
         return None
 
 
-def write(folder: Path, found: report.Document) -> None:
-    """``bench.json`` and ``bench.md``."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "bench.json").write_text(json_.dumps(plain(found), indent=1, ensure_ascii=False) + "\n")
-    (folder / "bench.md").write_text(report.markdown(found))
+def keep(folder: Path, found: report.Document) -> report.Document:
+    """Write ``bench.json`` and ``bench.md``, joined with the cases that are there; returns what was written. Other processes may
+    do the same: one after another. What is there of another run or machine is put aside."""
+    with locked(folder):
+        before = earlier(folder)
+        joined = merged(before, found) if before else plain(found)
+        if before and not {c["workload"] for c in before["cases"]} <= {c["workload"] for c in joined["cases"]}:
+            note(f"{folder}/bench.json is of the run {before['run']} on another machine or of another name: {_aside(folder)}")
+        write_file(folder / "bench.json", json_.dumps(plain(joined), indent=1, ensure_ascii=False) + "\n")
+        write_file(folder / "bench.md", report.markdown(joined))
+    return joined
+
+
+def _aside(folder: Path) -> str:
+    return f"it is now {move_aside(folder / 'bench.json', 'other')}"
 
 
 def show(found: report.Document, notes: Sequence[str] = ()) -> None:
@@ -130,10 +151,10 @@ def measure(
     name: str,
     on: str,
     budget: float,
-) -> report.Document:
-    """Measure, writing the documents after every case, and return the last."""
-    folder.mkdir(parents=True, exist_ok=True)
-    before = earlier(folder)
+) -> tuple[report.Document, bool]:
+    """Measure, writing the documents after every case; the last, and whether all of it was interrupted."""
+    make_folder(folder)
+    interrupted = False
     results: list[Result] = []
     with Records(":memory:") as known, Records(folder / "bench.sqlite") as records:
         for path in files:
@@ -148,13 +169,14 @@ def measure(
                     results.append(result)
                     left = names[len(results) :]
                     found = plain(report.document(results, ceilings, where, name, left))
-                    found = merged(before, found) if before else found
-                    write(folder, found)
+                    keep(folder, found)
             except KeyboardInterrupt:
                 note("interrupted: what was measured is kept, the same command goes on")
-        write(folder, found)
-        records.export_lines(folder / "rows.jsonl", repeat=name)
-    return found
+                interrupted = True
+        found = keep(folder, found)
+        with locked(folder):  # whoever comes last has all rows
+            records.export_lines(folder / "rows.jsonl", repeat=name)
+    return found, interrupted
 
 
 def bench(
@@ -224,14 +246,15 @@ def bench(
         return 0
     if on == "cuda":
         need_gpu()
-    found = measure(names, request, files, wanted, output, name, on, budget)
-    drawn = figures(found, output)
+    found, interrupted = measure(names, request, files, wanted, output, name, on, budget)
+    with locked(output):
+        drawn = figures(earlier(output) or found, output)
     if json:
         print_json(found)
         note(drawn)
     else:
         show(found, [f"written: {output}/bench.json, bench.md, rows.jsonl; {drawn}"])
-    return 0
+    return INTERRUPTED if interrupted else 0
 
 
 def _again(table: Path | None, plot_only: Path | None, json: bool) -> int:

@@ -25,7 +25,8 @@ CHUNK = 8
 FINALISTS = 2
 """Random schedules of a case that are timed beside the peers."""
 PATIENCE = (30.0, 420.0)
-"""Seconds that a peer's own compiler may be silent: at least, and at most; half of what is left of the budget in between."""
+"""Seconds that a peer's own compiler may be silent: at least, and at most; a quarter of what is left of the budget in between,
+since one that hangs is tried twice."""
 LAST_START = 5.0
 """Seconds that must be left for another case to begin."""
 
@@ -125,7 +126,7 @@ def run(bench: Bench, cases: Sequence[Case], seconds: float = math.inf) -> Itera
         if rows:
             result = Result(case.program, rows)
         else:
-            bench.worker.slow_patience = min(max(PATIENCE[0], left / 2), PATIENCE[1])
+            bench.worker.slow_patience = min(max(PATIENCE[0], left / 4), PATIENCE[1])
             # at most a third of the time goes to random schedules
             found = explore(bench, case, time.monotonic() + left / 3) if case.drawn else ()
             left = end - time.monotonic()

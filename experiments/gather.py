@@ -36,6 +36,8 @@ from experiments.candidates import name_of
 from experiments.peers import FAST_PEERS
 from experiments.peers import peers_of
 from experiments.sampler import sample
+from experiments.script import INTERRUPTED
+from experiments.script import script
 from fuser.device import Device
 from fuser.device import load_device
 from fuser.errors import EnvironmentError_
@@ -43,6 +45,9 @@ from fuser.errors import NoValidKernelError
 from fuser.errors import UnsupportedError
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram
+from fuser.outputs import locked
+from fuser.outputs import make_folder
+from fuser.outputs import write_file
 from fuser.workloads import match
 from fuser.workloads import workload
 from search.measure import Bench
@@ -320,7 +325,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
     start = time.monotonic()
-    args.out.mkdir(parents=True, exist_ok=True)
+    make_folder(args.out)
+    interrupted = False
     os.environ.setdefault("MUFUSER_CACHE", str(Path(tempfile.gettempdir()) / "mufuser"))
     peers = [] if args.peers == "none" else args.peers.split(",")
     device = load_device(args.target)
@@ -337,15 +343,17 @@ def main(argv: Sequence[str] | None = None) -> int:
                 run(works, bench, args.budget - (time.monotonic() - start), args.finals)
             except KeyboardInterrupt:
                 say("interrupted: what was measured is kept")
+                interrupted = True
             finally:
                 # whatever ended the run, its rows leave the machine
-                count = records.export_lines(args.out / "gather.jsonl")
+                with locked(args.out):
+                    count = records.export_lines(args.out / "gather.jsonl")
                 say(f"{count} rows in {args.out / 'gather.jsonl'}; {bench.worker.restarts} restarts of the measuring process")
     text = table(works)
-    (args.out / "gather.txt").write_text(text + "\n")
+    write_file(args.out / "gather.txt", text + "\n")
     print(text)
-    return 0
+    return INTERRUPTED if interrupted else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    script(main)

@@ -31,6 +31,8 @@ from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from fuser.ir.tiling import TilingExpr
+from fuser.outputs import make_folder
+from fuser.outputs import write_file
 from fuser.runtime.graph_executor import Executable
 from fuser.runtime.torch_program import run_steps
 from fuser.runtime.torch_program import steps
@@ -215,8 +217,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for k, us in found["captured_over_torch_us"].items():
         print(f"a captured call of {k} kernels over torch's replay of them: {us:+.2f} µs (at most {LIMIT_US:.0f})")
     if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(found, indent=1) + "\n")
+        make_folder(args.json.parent)
+        write_file(args.json, json.dumps(found, indent=1) + "\n")
     return 0
 
 

@@ -14,7 +14,6 @@ import math
 import os
 import re
 import statistics
-import sys
 import time
 from collections.abc import Iterable
 from collections.abc import Sequence
@@ -32,11 +31,13 @@ from cost_model.features import Counts
 from cost_model.features import Features
 from experiments.candidates import best_known
 from experiments.gather import say
+from experiments.script import script
 from fuser.device import Device
 from fuser.device import load_device
 from fuser.errors import FuserError
 from fuser.errors import UsageError
 from fuser.ir.program import TensorProgram
+from fuser.outputs import make_folder
 from fuser.workloads import match
 from fuser.workloads import workload
 from search.evolve import INSTANT
@@ -240,7 +241,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     start = time.monotonic()
     os.environ.setdefault("MUFUSER_CACHE", str(Path(os.environ.get("TMPDIR", "/tmp")) / "mufuser"))
     names = match(args.case or ["mcfuser/*"])
-    args.out.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(args.out.parent)
     run_name = args.name or f"options-{time.strftime('%Y%m%dT%H%M%S')}"
     found: list[Outcome] = []
     with Records(":memory:") as known, Records(":memory:") as records:
@@ -274,8 +275,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except FuserError as error:
-        say(f"error: {error.message}" + (f"\n{error.hint}" if error.hint else ""))
-        sys.exit(error.exit_code)
+    script(main)

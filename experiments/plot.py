@@ -6,6 +6,7 @@ matplotlib is imported when a figure is drawn, and only then. The same result gi
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from experiments.report import digits
 from experiments.report import peer_names
 from experiments.report import suites
 from fuser.errors import EnvironmentError_
+from fuser.outputs import write_file
 
 OURS = "#0072B2"
 SLOWER = "#9EC5DE"
@@ -57,7 +59,9 @@ def draw(found: Mapping[str, Any], folder: Path, name: str = "bench", suffix: st
             path = folder / (f"{name}.{suffix}" if len(several) == 1 else f"{name}-{suite}.{suffix}")
             # a date, or the version of the library, would make every drawing another file
             metadata = {"Date": None, "Creator": None} if suffix == "svg" else {}
-            _figure(suite, cases, found).savefig(path, metadata=metadata, dpi=150)
+            data = io.BytesIO()
+            _figure(suite, cases, found).savefig(data, format=suffix, metadata=metadata, dpi=150)
+            write_file(path, data.getvalue())
             paths.append(path)
     return paths
 

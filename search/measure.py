@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import signal
 import time
+import uuid
 from collections.abc import Iterator
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -19,6 +20,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict
 from dataclasses import dataclass
+from dataclasses import field
 from dataclasses import replace
 from datetime import UTC
 from datetime import datetime
@@ -239,7 +241,7 @@ class CompilePool:
 @dataclass
 class Bench:
     """Everything a run of measurements shares: worker, pool, records, options. ``run`` names the batches of this run in the
-    rows."""
+    rows, ``mark`` those of this process."""
 
     worker: Worker
     pool: CompilePool
@@ -247,6 +249,7 @@ class Bench:
     options: Options = Options()
     run: str = ""
     batches: int = 0
+    mark: str = field(default_factory=lambda: uuid.uuid4().hex[:6])
 
     @staticmethod
     def open(
@@ -360,7 +363,7 @@ class Bench:
                     jobs[i] = Kernels(item.planned, built.artifacts)
                 else:
                     results[i] = Measurement(built.status, built.detail, lasting=built.lasting)
-        batch = f"{self.run}/{self.batches}"
+        batch = f"{self.run}/{self.mark}-{self.batches}"
         self.batches += 1
         found = self.worker.run(program, list(jobs.values()), self.options) if jobs else []
         results |= dict(zip(jobs, found, strict=True))

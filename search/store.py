@@ -249,10 +249,10 @@ def _readable(db: sqlite3.Connection, t: Table, order: str) -> Iterator[tuple[An
                 yield row
 
 
-def move_aside(path: Path) -> Path:
+def move_aside(path: Path, why: str = "damaged") -> Path:
     """Rename a file, with what SQLite keeps beside it, to the first free ``NAME.damagedN``; returns that."""
     number = 1
-    while (aside := path.with_name(f"{path.name}.damaged{number}")).exists():
+    while (aside := path.with_name(f"{path.name}.{why}{number}")).exists():
         number += 1
     for suffix in ("-wal", "-shm"):
         extra = path.with_name(path.name + suffix)

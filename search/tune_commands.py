@@ -21,6 +21,7 @@ from fuser.device import load_device
 from fuser.errors import UsageError
 from fuser.ir.serialize import graph_to_json
 from fuser.lower.compile import save_artifact
+from fuser.outputs import write_file
 from fuser.runtime.library import views_of
 from fuser.superopt.verdicts import verdict_document
 from fuser.workloads import match
@@ -90,7 +91,7 @@ def tune(
 
         from fuser.console import plain
 
-        (output / "report.json").write_text(dumps(plain(report), indent=1) + "\n")
+        write_file(output / "report.json", dumps(plain(report), indent=1) + "\n")
     if json:
         print_json(report)
         return

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -28,8 +27,11 @@ from experiments.gather import say
 from experiments.peers import FAST_PEERS
 from experiments.peers import peers_of
 from experiments.report import geometric_mean
+from experiments.script import script
 from fuser.errors import FuserError
 from fuser.errors import UsageError
+from fuser.outputs import make_folder
+from fuser.outputs import write_file
 from fuser.workloads import match
 from search.measure import Bench
 from search.measure import Candidate
@@ -108,7 +110,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
-    args.out.mkdir(parents=True, exist_ok=True)
+    make_folder(args.out)
     os.environ.setdefault("MUFUSER_CACHE", str(Path(os.environ.get("TMPDIR", "/tmp")) / "mufuser"))
     names = match(args.workloads)
     peer_names = [] if args.peers == "none" else args.peers.split(",")
@@ -140,10 +142,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             finally:
                 records.export_lines(args.out / "instant.jsonl")
     text = table(results, args.runners)
-    (args.out / "instant.txt").write_text(text + "\n")
+    write_file(args.out / "instant.txt", text + "\n")
     print(text)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    script(main)

@@ -31,6 +31,7 @@ from fuser.device import Device
 from fuser.device import load_device
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
+from fuser.outputs import write_file
 from search.records import Record
 from search.records import Records
 
@@ -123,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             ("rows", ", ".join(f"{n} of {s}" for s, n in sorted(counts.items()))),
             ("error", f"{error:.3f} root mean square of the logarithm of time"),
         ]
-        args.write.write_text(to_toml(fitted, provenance))
+        write_file(args.write, to_toml(fitted, provenance))
         print(f"constants written to {args.write}", file=sys.stderr)
     return 0
 

@@ -34,6 +34,8 @@ from fuser.ir.fuse import fuse
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram
 from fuser.lower.reference import interpret
+from fuser.outputs import make_folder
+from fuser.outputs import write_file
 from fuser.superopt.checking import checking_schedules
 from fuser.superopt.reduced import reduction
 from fuser.superopt.verdict import Accepted
@@ -238,8 +240,8 @@ def main() -> None:
     print(json.dumps({k: v for k, v in result["rewritings"].items() if k != "refused"}), file=sys.stderr)
     result["mutations"] = run_mutants(graphs, args.mutants, np.random.default_rng(args.seed + 1))
     result["peak_memory_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    make_folder(args.out.parent)
+    write_file(args.out, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     counts = result["mutations"]["verdicts"]
     print(
         f"{args.mutants} mutants: {counts}; {len(result['rewritings']['refused'])} of {args.rewrites} rewritings refused",

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fuser.outputs import make_folder
+from fuser.outputs import write_file
 from fuser.superopt.generate import Limits
 from fuser.superopt.search import superoptimize
 from fuser.workloads import workload
@@ -87,8 +89,8 @@ def main() -> None:
         "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "cells": rows,
     }
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    make_folder(args.out.parent)
+    write_file(args.out, json.dumps(document, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from experiments.script import script
 from experiments.soundness.run import Settings
 from experiments.soundness.run import run
+from fuser.outputs import make_folder
 
 
 def parse(argv: Sequence[str] | None) -> tuple[list[str], Settings]:
@@ -47,9 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     start = time.monotonic()
     os.environ.setdefault("MUFUSER_CACHE", str(Path(os.environ.get("TMPDIR", "/tmp")) / "mufuser"))
     cases, settings = parse(argv)
-    settings.out.mkdir(parents=True, exist_ok=True)
+    make_folder(settings.out)
     return run(cases, settings, start)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    script(main)

@@ -21,6 +21,7 @@ from experiments.soundness.schedules import suspect
 from fuser.device import load_device
 from fuser.errors import FuserError
 from fuser.ir.mugraph import KernelGraph
+from fuser.outputs import replacing
 from search.lines import read_lines
 from search.measure import Candidate
 from search.structures import searched
@@ -147,13 +148,13 @@ def row_of(job: Job, inputs: str, status: str, **found: Any) -> Row:
 def write(path: Path, environment: dict[str, Any], rows: Iterable[Row], wrong: Iterable[dict[str, Any]]) -> None:
     """JSON lines: the environment, the structures of what is wrong, then the rows without what is at its default."""
     usual = {k: f.default for k, f in Row.__dataclass_fields__.items()}
-    with path.open("w") as file:
+    with replacing(path) as file:
         for item in (
             {"environment": environment},
             *wrong,
             *({k: v for k, v in asdict(r).items() if v != usual[k]} for r in rows),
         ):
-            file.write(json.dumps(item, separators=(",", ":")) + "\n")
+            file.write(json.dumps(item, separators=(",", ":")).encode() + b"\n")
 
 
 def read(path: Path) -> Iterator[Row]:

@@ -29,6 +29,7 @@ from experiments.soundness.report import table
 from experiments.soundness.sanitize import Item
 from experiments.soundness.sanitize import Sanitizer
 from fuser.ir.serialize import graph_to_json
+from fuser.outputs import write_file
 from fuser.runtime.graph_executor import Plan
 from search.measure import CompilePool
 from search.session import Options
@@ -126,7 +127,7 @@ def run(patterns: Sequence[str], settings: Settings, start: float) -> int:
         write(settings.out / "soundness.jsonl", environment, state.rows, _structures(state))
         verdicts = state.sanitizer.finish(deadline - time.monotonic()) if state.sanitizer else []
         text = table(state.rows, state.structures, verdicts) + f"\n{left} candidates were not reached, {worker.restarts} restarts"
-        (settings.out / "soundness.txt").write_text(text + "\n")
+        write_file(settings.out / "soundness.txt", text + "\n")
         print(text, flush=True)
     return int(any(r.bad for r in state.rows) or any(v.status == "errors" for v in verdicts if v.tool == "memcheck"))
 

@@ -32,6 +32,8 @@ from fuser.lower.interpreter import host_arguments
 from fuser.lower.interpreter import prepare
 from fuser.lower.triton_source import KernelSource
 from fuser.lower.triton_source import generate_graph
+from fuser.outputs import make_folder
+from fuser.outputs import write_file
 
 POINTER = {"float16": "*fp16", "bfloat16": "*bf16", "float32": "*fp32", "bool": "*i1", "int32": "*i32", "int64": "*i64"}
 
@@ -204,12 +206,12 @@ def intermediates(graph: KernelGraph, artifacts: tuple[KernelArtifact, ...]) -> 
 
 def save_artifact(artifact: KernelArtifact, folder: Path, stem: str) -> dict[str, Any]:
     """Write ``stem.py``, ``.ptx``, ``.cubin`` and ``.json`` into a folder; returns the manifest with the file names."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{stem}.py").write_text(artifact.source)
-    (folder / f"{stem}.ptx").write_text(artifact.ptx)
-    (folder / f"{stem}.cubin").write_bytes(artifact.cubin)
+    make_folder(folder)
+    write_file(folder / f"{stem}.py", artifact.source)
+    write_file(folder / f"{stem}.ptx", artifact.ptx)
+    write_file(folder / f"{stem}.cubin", artifact.cubin)
     manifest = artifact.manifest() | {"files": [f"{stem}.py", f"{stem}.ptx", f"{stem}.cubin"]}
-    (folder / f"{stem}.json").write_text(json.dumps(manifest, indent=1) + "\n")
+    write_file(folder / f"{stem}.json", json.dumps(manifest, indent=1) + "\n")
     return manifest
 
 
