@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from math import nan
 from typing import Any
 
@@ -19,7 +20,6 @@ from fuser.lower.triton_source import generate_graph
 from fuser.superopt.verdicts import accepted
 from fuser.workloads import workload
 from search.compiled import CompiledProgram
-from search.evolve import EFFORTS
 from search.libraries import with_libraries
 from search.realise import Realised
 from search.realise import first_verified
@@ -28,6 +28,7 @@ from search.structures import searched
 from search.structures import structures
 from search.tune import Candidate
 from search.tune import Tuned
+from search.tune import require_instant
 from search.tune import tune_fast
 
 WITHOUT_GPU = "h200"
@@ -69,10 +70,7 @@ def compile_program(
     a ``graph`` that the verifier does not accept, and :class:`fuser.errors.NoValidKernelError` or
     :class:`fuser.errors.UnsupportedError` where no kernel can be made.
     """
-    if effort not in EFFORTS:
-        raise UsageError(f"there is no effort {effort!r}", f"efforts are {', '.join(EFFORTS)}")
-    if effort != "instant":
-        raise UsageError(f"effort {effort!r} measures on a GPU, which compiling does not", "use effort='instant'")
+    require_instant(effort)
     known = _imported(program, example_inputs)
     device, spec = _where(device, target, known.program.name)
     graphs = _graphs(known.program, graph, schedule, superoptimize)
@@ -150,6 +148,8 @@ def _where(device: str | None, target: str | Device | None, name: str) -> tuple[
         raise UsageError(f"{name!r} cannot run on the device {device!r}", "use device='cuda' or 'cpu'")
     if device == "cpu":
         return device, spec or load_device(WITHOUT_GPU)
+    if device is None and spec is not None and find_spec("torch") is None:
+        return None, spec
     gpu = _gpu(device)
     if gpu is None:
         if device is None and spec is not None:
@@ -182,7 +182,7 @@ def _gpu(device: str | None) -> tuple[str, int] | None:
         import torch
     except ImportError as error:
         raise EnvironmentError_(
-            "running kernels needs torch", "pip install 'mufuser[torch]', or only compile: `mufuser tune`"
+            "running kernels needs torch", "pip install 'mufuser[torch]', or only compile: target='h200', or `mufuser tune`"
         ) from error
     if not torch.cuda.is_available():
         return None

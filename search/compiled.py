@@ -214,7 +214,8 @@ class CompiledProgram:
         lines += [f"{n} better-ranked fell out: {why}" for why, n in self.realised.rejected.items()]
         lines.append(f"{self.verdict}")
         if check := self.realised.check:
-            lines.append(f"checked in Triton's interpreter at a reduced size: relative error {check.error:.1e}")
+            where = "in Triton's interpreter" if check.method == "triton" else f"in {check.method}, for want of torch,"
+            lines.append(f"checked {where} at a reduced size: relative error {check.error:.1e}")
         return "\n".join([*lines, *tuned.notes])
 
     def __repr__(self) -> str:

@@ -18,6 +18,7 @@ from cost_model.features import Features
 from fuser.device import Device
 from fuser.errors import NoValidKernelError
 from fuser.errors import UnsupportedError
+from fuser.errors import UsageError
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.program import TensorProgram
@@ -98,6 +99,12 @@ def library_seconds(graph: KernelGraph, kernel: LibraryKernel, device: Device) -
         batch, rows = [], math.prod((*batch, rows))
     dtype = tensors[kernel.args[0]].dtype
     return refined.matmul_seconds(math.prod(batch), rows, columns, a[-1], dtype, device, precision="ieee")
+
+
+def require_instant(effort: str) -> None:
+    """Efforts that measure belong to searches on a GPU (:mod:`search.evolve`). Raises :class:`UsageError` for any but instant."""
+    if effort != INSTANT.name:
+        raise UsageError(f"effort {effort!r} is not available", "the only one is 'instant': the model alone decides")
 
 
 def tune_fast(

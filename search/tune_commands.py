@@ -18,7 +18,6 @@ from fuser.console import print_json
 from fuser.console import print_table
 from fuser.console import progress
 from fuser.device import load_device
-from fuser.errors import UsageError
 from fuser.ir.serialize import graph_to_json
 from fuser.lower.compile import save_artifact
 from fuser.outputs import write_file
@@ -31,6 +30,7 @@ from search.realise import realise
 from search.structures import searched
 from search.tune import Candidate
 from search.tune import Tuned
+from search.tune import require_instant
 from search.tune import tune_fast
 
 Names = Annotated[list[str], typer.Argument(metavar="WORKLOAD...", help="Named workloads, or globs of them ('mcfuser/*').")]
@@ -41,7 +41,7 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.
 def tune(
     names: Names,
     target: Target = "h200",
-    effort: Annotated[str, typer.Option("--effort", help="instant: the model alone decides.")] = "instant",
+    effort: Annotated[str, typer.Option("--effort", help="instant, the only one: the model alone decides.")] = "instant",
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Folder for sources, PTX, cubins and report.json.")
     ] = None,
@@ -51,13 +51,13 @@ def tune(
     ] = 0.0,
     jobs: Annotated[int, typer.Option("-j", "--jobs", help="Processes that compile.")] = 2,
     check: Annotated[
-        bool, typer.Option("--check/--no-check", help="Check winners against float64 in Triton's interpreter.")
+        bool,
+        typer.Option("--check/--no-check", help="Check winners against float64 in Triton's interpreter, without torch in numpy."),
     ] = True,
     json: Json = False,
 ) -> None:
     """Choose schedules for named workloads with the model, compile the winners to PTX and cubin, and check them."""
-    if effort != "instant":
-        raise UsageError(f"effort {effort!r} is not available", "use --effort instant")
+    require_instant(effort)
     device = load_device(target)
     found = match(names)
     tuned: list[Tuned] = []
@@ -108,9 +108,10 @@ def tune(
                 "-" if worst is None else f"{worst:.0e}",
             )
         )
-    notes = [f"{len(rows)} winners verified, compiled for {device.sm} and checked in {compiled:.1f} s"] + (
-        [f"written to {output}"] if output else []
+    done_to = (
+        f"verified, compiled for {device.sm} and checked" if check else f"verified and compiled for {device.sm}, not checked,"
     )
+    notes = [f"{len(rows)} winners {done_to} in {compiled:.1f} s"] + ([f"written to {output}"] if output else [])
     print_table(
         f"{device.title}, the model alone", ("workload", "kernels", "schedule", "est. µs >", "tuned ms >", "error >"), rows, notes
     )

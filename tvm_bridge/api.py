@@ -37,6 +37,7 @@ from search.regions import Left
 from search.regions import Region
 from search.regions import choose
 from search.tune import Tuned
+from search.tune import require_instant
 from search.tune import tune_fast
 from tvm_bridge.relay_import import ImportedModel
 from tvm_bridge.relay_import import RelayModel
@@ -142,8 +143,7 @@ def optimize(
 
     Raises :class:`fuser.errors.ModelFileError` for files that cannot be read; a model without regions worth fusing is no error.
     """
-    if effort != "instant":
-        raise UsageError(f"effort {effort!r} is not available", "use effort 'instant'")
+    require_instant(effort)
     device = load_device(target) if isinstance(target, str) else target
     check_device(device)
     clock = _Clock()

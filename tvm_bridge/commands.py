@@ -29,7 +29,7 @@ def optimize(
     model: Annotated[Path, typer.Argument(metavar="MODEL.json", help="A Relay model, written by tvm.ir.save_json.")],
     params: Annotated[Path | None, typer.Option("--params", help="Its parameters, written by save_param_dict.")] = None,
     target: Annotated[str, typer.Option("--target", help="The device; see mufuser devices.")] = "h200",
-    effort: Annotated[str, typer.Option("--effort", help="instant: the model alone decides.")] = "instant",
+    effort: Annotated[str, typer.Option("--effort", help="instant, the only one: the model alone decides.")] = "instant",
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder for kernels, report.json and the library.")] = Path(
         "mufuser-out"
     ),
