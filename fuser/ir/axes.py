@@ -23,11 +23,13 @@ Dims = tuple[tuple[str, ...], ...]
 @dataclass(frozen=True)
 class AxisMap:
     """``values[t]`` are the axes of each dimension of the tensor that a node defines; ``uses[i, j]`` those of operand j of node
-    i. ``axes`` is in canonical order: batch, rows, columns, contracted."""
+    i. ``axes`` is in canonical order: batch, rows, columns, contracted. ``cut`` are axes of which slices and concatenations take
+    parts: they have no other extent."""
 
     axes: tuple[Axis, ...]
     values: dict[str, Dims]
     uses: dict[tuple[int, int], Dims]
+    cut: frozenset[str] = frozenset()
 
     @property
     def extents(self) -> dict[str, int]:
@@ -81,8 +83,9 @@ def _tie(left: list[_Dim], right: list[_Dim]) -> None:
 
 
 class _Solver:
-    def __init__(self, program: TensorProgram, apart: frozenset[str]) -> None:
-        self.program = program
+    def __init__(self, program: TensorProgram, apart: frozenset[str], data: bool = False) -> None:
+        self.program, self.data = program, data
+        self.cut: list[_Dim] = []
         self.shared = {n: [_Dim(e) for e in program[n].shape] for n in program.inputs if n not in apart}
         self.values: dict[str, list[_Dim]] = {}
         self.uses: dict[tuple[int, int], list[_Dim]] = {}
@@ -137,6 +140,15 @@ class _Solver:
         elif node.op == "broadcast":
             padded = [_Dim(1)] * (len(shape) - len(args[0])) + args[0]
             out = [d if d.extent == e else _Dim(e) for d, e in zip(padded, shape, strict=True)]
+        elif self.data and kind == "data":
+            at = node.attr["axis"] % len(shape)
+            out = [_Dim(e) for e in shape]
+            for arg in args:
+                for x, (d, o) in enumerate(zip(arg, out, strict=True)):
+                    if x != at:
+                        _tie([o], [d])
+                self.cut.append(arg[at])
+            self.cut.append(out[at])
         else:
             raise UnsupportedError(f"operator {node.op!r} ({node.output}) has no axis rule", "leave it outside of the region")
         self.values[node.output] = out
@@ -155,8 +167,8 @@ class _Solver:
                 raise _ConflictError(f"{self.program.nodes[i].output!r} would keep an axis that it sums over")
 
 
-def axes_of(program: TensorProgram) -> AxisMap:
-    """Axes of a program of primitive operators (see :func:`fuser.ir.composites.expand`).
+def axes_of(program: TensorProgram, data: bool = False) -> AxisMap:
+    """Axes of a program of primitive operators (see :func:`fuser.ir.composites.expand`); with ``data`` it may slice and join.
 
     Raises :class:`UnsupportedError` where an intermediate is used with contradicting axes or a reshape does not factor.
     """
@@ -168,14 +180,14 @@ def axes_of(program: TensorProgram) -> AxisMap:
     )
     for apart in few:
         try:
-            return _named(program, _Solver(program, apart))
+            return _named(program, _Solver(program, apart, data))
         except _ConflictError as error:
             reason = reason or str(error)
     apart, solved = frozenset(several), None
     # as few as can be: the others are loaded once
     for without in (frozenset[str](), *(frozenset((n,)) for n in several)):
         try:
-            apart, solved = apart - without, _Solver(program, apart - without)
+            apart, solved = apart - without, _Solver(program, apart - without, data)
         except _ConflictError:
             if not without:
                 break
@@ -228,4 +240,5 @@ def _named(program: TensorProgram, solved: _Solver) -> AxisMap:
         tuple(Axis(a, extents[a]) for a in order),
         {n: named(d) for n, d in solved.values.items()},
         {k: named(d) for k, d in solved.uses.items()},
+        frozenset(a for dims in named(solved.cut) for a in dims),
     )

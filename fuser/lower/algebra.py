@@ -182,7 +182,7 @@ def _exponentials(block: BlockGraph, tensors: set[str]) -> set[str]:
     """Values that are computed from exponentials."""
 
     def origin(s: Stmt) -> bool:
-        return s.op == "exp" or (s.kind == "load" and s.access is not None and s.access.tensor in tensors)
+        return s.op == "exp" or (s.kind == "load" and s.access is not None and s.access.source in tensors)
 
     inside: set[str] = set()
     for s in block.stmts:

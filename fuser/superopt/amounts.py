@@ -17,6 +17,8 @@ LARGEST = 1 << 24
 """Most elements of a tensor at reduced sizes."""
 WORK = 1 << 20
 """Elements that a test at real extents may compute or sum over."""
+MOST = 1 << 26
+"""The same of any test: extents of which something reads a part stay real."""
 
 
 def largest(tied: Reduction, sizes: Sequence[int]) -> int:
@@ -32,7 +34,7 @@ def restored(tied: Reduction, sizes: Sequence[int]) -> list[int]:
     found, real = list(sizes), tied.structure.real
     for i in sorted(range(len(found)), key=lambda i: real[i]):
         more = [*found[:i], real[i], *found[i + 1 :]]
-        if real[i] != FREE and work(tied, more) <= WORK:
+        if real[i] != FREE and work(tied, more) <= max(WORK, work(tied, found)):
             found = more
     return found
 

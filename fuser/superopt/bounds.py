@@ -166,7 +166,7 @@ def _block(block: BlockGraph, tensors: Mapping[str, Degree], count: _Count) -> d
     extents = block.extents
     for s in block.stmts:
         if s.kind == "load" and s.access:
-            values[s.value] = tensors[s.access.tensor]
+            values[s.value] = tensors[s.access.source]
         elif s.kind == "store" and s.access:
             out[s.access.tensor] = values[s.value]
         else:

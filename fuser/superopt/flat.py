@@ -99,12 +99,15 @@ class _Block(Generic[V]):
                 raise InterpretError(f"kernel {block.name!r}: {s} does not have the axes of its access")
             full = tuple(extents[a] for a in s.access.axes)
             if s.kind == "load":
-                source = self.tensors[s.access.tensor]
-                if self.algebra.shape(source) != s.access.shape(extents):
+                source = self.tensors[s.access.source]
+                if self.algebra.shape(source) != s.access.source_shape(extents):
                     raise InterpretError(
-                        f"kernel {block.name!r} reads {s.access} of shape {s.access.shape(extents)}, "
+                        f"kernel {block.name!r} reads {s.access} of shape {s.access.source_shape(extents)}, "
                         f"but the tensor has shape {self.algebra.shape(source)}"
                     )
+                if box := s.access.window:
+                    part = tuple(slice(x, x + n) for x, n in zip(box.starts, s.access.shape(extents), strict=True))
+                    source = self.algebra.lift(lambda x, seen=box.seen, part=part: x.reshape(seen)[part], source)
                 perm = tuple(s.access.axes.index(a) for a in s.axes)
                 self.values[s.value] = self.algebra.lift(lambda x, f=full, p=perm: x.reshape(f).transpose(p), source)
             else:

@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
+from dataclasses import field
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -40,9 +41,11 @@ from fuser.ir.resize import resize
 from fuser.ir.windows import detach
 from fuser.ir.windows import windowed
 from fuser.superopt.amounts import LARGEST
+from fuser.superopt.amounts import MOST
 from fuser.superopt.amounts import PROGRAM
 from fuser.superopt.amounts import largest
 from fuser.superopt.amounts import restored
+from fuser.superopt.amounts import work
 from fuser.superopt.constants import known_constants
 from fuser.superopt.constants import with_known_constants
 from fuser.superopt.draw import draw_sizes
@@ -52,6 +55,8 @@ from fuser.superopt.masks import Offsets
 from fuser.superopt.masks import reduced_offsets
 
 Name = tuple[str, str]  # (kernel, axis); the program's axes have the kernel PROGRAM
+Indices = tuple[tuple[int, ...], ...]  # the atoms of each dimension
+Boxes = dict[Name, tuple[Indices, Indices]]  # of each (kernel, load) of a window: dimensions of the tensor, and of its view
 
 
 class MismatchError(ProgramError):
@@ -111,12 +116,16 @@ class Case:
 @dataclass(frozen=True)
 class Structure:
     """A µGraph and how the axes of its kernels hang together. ``atoms``: the leaves that make up each axis, as indices into
-    ``real``, their extents at the µGraph's size; ``library``: each library kernel as a program."""
+    ``real``, their extents at the µGraph's size; ``library``: each library kernel as a program; ``boxes``: the atoms of the
+    tensors and views that are read through windows."""
 
     graph: KernelGraph
     atoms: dict[Name, tuple[int, ...]]
     real: tuple[int, ...]
     library: dict[str, tuple[TensorProgram, AxisMap]]
+    boxes: Boxes = field(default_factory=dict)
+    cut: frozenset[int] = frozenset()
+    """Atoms of which something reads a part: they keep their extents."""
 
     @cached_property
     def roles(self) -> tuple[str, ...]:
@@ -178,10 +187,18 @@ class Structure:
                 shapes |= {t.name: t.shape for t in small.tensors}
                 continue
             block = self._masked(k.with_extents({a: extents[k.name, a] for a in k.extents}), offsets)
+            block = replace(block, stmts=tuple(self._placed(k.name, s, sizes) for s in block.stmts))
             kernels.append(block)
-            shapes |= {s.access.tensor: s.access.shape(block.extents) for s in block.stmts if s.access}
+            shapes |= {s.access.source: s.access.source_shape(block.extents) for s in block.stmts if s.access}
         tensors = tuple(replace(t, shape=shapes.get(t.name, t.shape)) for t in self.graph.tensors)
         return replace(self.graph, kernels=tuple(kernels), tensors=tensors)
+
+    def _placed(self, kernel: str, s: Stmt, sizes: Sequence[int]) -> Stmt:
+        """A load with its window in the tensor of these sizes: what is cut keeps its extents, so the window stays where it is."""
+        if s.access is None or s.access.window is None:
+            return s
+        shape, view = (tuple(math.prod(sizes[i] for i in dim) for dim in dims) for dims in self.boxes[kernel, s.value])
+        return replace(s, access=replace(s.access, window=replace(s.access.window, shape=shape, view=view)))
 
     def _masked(self, block: BlockGraph, offsets: Offsets) -> BlockGraph:
         def placed(s: Stmt) -> Stmt:
@@ -205,11 +222,12 @@ class Reduction:
     def draw(self, rng: np.random.Generator, turn: int = 0) -> Case:
         """Random small sizes; of two turns in a row every extent differs."""
         sizes = draw_sizes(self.structure, rng, self.masks, turn)
+        sizes = [self.structure.real[i] if i in self.structure.cut else n for i, n in enumerate(sizes)]
         sizes = restored(self, sizes) if self.real else sizes
-        if (elements := largest(self, sizes)) > LARGEST:
+        if largest(self, sizes) > LARGEST or work(self, sizes) > MOST:
             raise UnsupportedError(
-                f"a test of {self.structure.graph.name!r} needs a tensor of {elements} elements: "
-                "it reads tensors as other products of axes than the program does"
+                f"no extents for a test of {self.structure.graph.name!r} are small enough: "
+                "it reads tensors as other products of axes than the program does, or windows of large ones"
             )
         return self.at(sizes, reduced_offsets(self.masks, self.structure.real, sizes, rng))
 
@@ -250,6 +268,8 @@ class _Ties:
         self.known: dict[Name, _Atom] = {}
         self.tensors: dict[str, list[list[_Atom]]] = {}
         self.library: dict[str, tuple[TensorProgram, AxisMap]] = {}
+        self.boxes: dict[Name, tuple[list[list[_Atom]], list[list[_Atom]]]] = {}
+        self.cut: list[_Atom] = []
 
     def add(self, kernel: str, extents: Mapping[str, int]) -> None:
         self.known |= {(kernel, a): _Atom(e) for a, e in extents.items()}
@@ -262,8 +282,26 @@ class _Ties:
         for old, new in zip(before, own, strict=True):
             _tie(old, new, what)
 
+    def window(self, kernel: str, s: Stmt, shape: Sequence[int], what: str) -> None:
+        """Tie the axes of a window to the dimensions that they have all of; the others are cut."""
+        assert s.access is not None
+        assert s.access.window is not None
+        window = s.access.window
+        tensor = self.tensors.setdefault(window.tensor, [[_Atom(n)] for n in window.shape])
+        view = [[_Atom(n)] for n in window.view]
+        if view:
+            _tie([x for dim in tensor for x in dim], [x for dim in view for x in dim], what)
+        for dims, dim, start, extent, most in zip(s.access.dims, view or tensor, window.starts, shape, window.seen, strict=True):
+            own = [self.known[kernel, a] for a in dims]
+            if (start, extent) == (0, most):
+                _tie(dim, own, what)
+            else:
+                self.cut += [*dim, *own]
+        self.boxes[kernel, s.value] = tensor, view
+
     def program(self, program: TensorProgram, axes: AxisMap) -> None:
         self.add(PROGRAM, axes.extents)
+        self.cut += [self.known[PROGRAM, a] for a in axes.cut]
         for (i, j), dims in axes.uses.items():
             if (name := program.nodes[i].inputs[j]) in program.inputs:
                 self.touch(name, PROGRAM, dims, f"use of {name!r}")
@@ -298,21 +336,30 @@ class _Ties:
                 continue
             self.add(k.name, k.extents)
             for s in k.stmts:
-                if s.access:
+                if s.access and s.access.window:
+                    self.window(k.name, s, s.access.shape(k.extents), f"{k.name!r}: {s}")
+                elif s.access:
                     self.touch(s.access.tensor, k.name, s.access.dims, f"{k.name!r}: {s}")
                     shapes.setdefault(s.access.tensor, s.access.shape(k.extents))
         self.constants(graph)
         number: dict[int, int] = {}
         real: list[int] = []
-        atoms: dict[Name, tuple[int, ...]] = {}
-        for axis, atom in self.known.items():
+
+        def indices(atom: _Atom) -> tuple[int, ...]:
             leaves = [x for x in atom.leaves() if x.extent != 1]
             for x in leaves:
                 if id(x) not in number:
                     number[id(x)] = len(real)
                     real.append(x.extent)
-            atoms[axis] = tuple(number[id(x)] for x in leaves)
-        return Structure(graph, atoms, tuple(real), self.library)
+            return tuple(number[id(x)] for x in leaves)
+
+        def places(tensor: list[list[_Atom]]) -> Indices:
+            return tuple(tuple(i for x in dim for i in indices(x)) for dim in tensor)
+
+        atoms = {axis: indices(atom) for axis, atom in self.known.items()}
+        boxes = {name: (places(tensor), places(view)) for name, (tensor, view) in self.boxes.items()}
+        cut = frozenset(i for x in self.cut for i in indices(x))
+        return Structure(graph, atoms, tuple(real), self.library, boxes, cut)
 
 
 def structure(graph: KernelGraph) -> Structure:
@@ -320,19 +367,22 @@ def structure(graph: KernelGraph) -> Structure:
     return _Ties().graph(graph)
 
 
-def reduction(program: TensorProgram, graph: KernelGraph) -> Reduction:
-    """Tie the axes of a program and of a µGraph through their device tensors.
+def reduction(program: TensorProgram, graph: KernelGraph, in_place: bool = False) -> Reduction:
+    """Tie the axes of a program and of a µGraph through their device tensors. With ``in_place``, slices, concatenations and windows
+    stay as they are, and dimensions of which something reads a part keep their extents.
 
     Raises :class:`MismatchError` where the tensors do not fit, :class:`UnsupportedError` where no smaller sizes can be found.
     """
     program = expand(program)
     check_tensors(program, graph)
-    program, graph = without_windows(*with_casts_marked(program, graph))
+    program, graph = with_casts_marked(program, graph)
+    if not in_place:
+        program, graph = without_windows(program, graph)
     check_interface(program, graph)
-    axes = axes_of(program)
+    axes = axes_of(program, data=in_place)
     ties = _Ties()
     ties.program(program, axes)
-    return Reduction(program, axes, ties.graph(graph))
+    return Reduction(program, axes, ties.graph(graph), real=in_place)
 
 
 def check_tensors(program: TensorProgram, graph: KernelGraph) -> None:

@@ -101,7 +101,7 @@ def nested(graph: KernelGraph) -> bool:
             continue
         inside: set[str] = set()
         for s in k.stmts:
-            if s.access and s.kind == "load" and s.access.tensor in tensors:
+            if s.access and s.kind == "load" and s.access.source in tensors:
                 inside.add(s.value)
             if s.kind == "compute" and (s.op == "exp" or inside & set(s.args)):
                 if s.op == "exp" and inside & set(s.args):

@@ -130,7 +130,7 @@ class _Degrees:
             for s in kernel.stmts:
                 key = (k, s.value)
                 if s.kind == "load" and s.access:
-                    source = self.stored.get(s.access.tensor)
+                    source = self.stored.get(s.access.source)
                     if source and self.degree.get(source):
                         self.degree[key] = self.degree[source]
                         if source in self.holds:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from collections.abc import Iterator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import replace
@@ -29,6 +28,7 @@ from fuser.ir.composites import expand
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import Schedule
+from fuser.ir.windows import copies_data
 from fuser.lower.reference import InterpretError
 from fuser.lower.reference import interpret_in
 from fuser.superopt.bounds import round_bound
@@ -90,31 +90,61 @@ def verify(
     except ProgramError as error:
         return Rejected(error.message)
     first: Verdict | None = None
-    for note, form in _forms(program, graph):
+    for form in _FORMS:
+        if first is not None and not form.applies(program, graph, first):
+            continue
         try:
-            tied = form()
+            tied = form.reduction(program, graph)
             verdict = _verify(tied, schedule, seeds[:rounds])
             if isinstance(verdict, Verified | Agrees):
-                verdict = _compared(tied, schedule, replace(verdict, heuristic=(*verdict.heuristic, *note)), seeds[rounds:])
+                verdict = _compared(tied, schedule, replace(verdict, heuristic=(*verdict.heuristic, *form.notes)), seeds[rounds:])
                 return verdict if verdict.accepted or first is None else first
         except (MismatchError, InterpretError, ProgramError, UsageError) as error:
             verdict = Rejected(error.message)
         except UnsupportedError as error:
             verdict = Unknown(error.message)
+        if isinstance(first, Unknown) and isinstance(verdict, Rejected):
+            first = replace(verdict, witness_seed=-1)  # of another form than that of :func:`replay`
         first = first or verdict
     assert first is not None
     return first
 
 
-def _forms(program: TensorProgram, graph: KernelGraph) -> Iterator[tuple[tuple[str, ...], Callable[[], Reduction]]]:
-    """What is tested until one form passes, with notes: program and µGraph as they are; then with constants as numbers and real
-    extents. Both say the same at the real size."""
-    yield (), lambda: reduction(program, graph)
-    if constant(program, graph):
-        yield (
-            ("constants are the numbers of the real size", "some extents are those of the real size"),
-            lambda: replace(reduction(*as_numbers(expand(program), graph)), real=True),
-        )
+@dataclass(frozen=True)
+class _Form:
+    """How program and µGraph are brought to sizes for a test, and whether that may help after a verdict."""
+
+    reduction: Callable[[TensorProgram, KernelGraph], Reduction]
+    applies: Callable[[TensorProgram, KernelGraph, Verdict], bool] = lambda *_: True
+    notes: tuple[str, ...] = ()
+
+
+def _at_real_extents(program: TensorProgram, graph: KernelGraph) -> Reduction:
+    return replace(reduction(*as_numbers(expand(program), graph)), real=True)
+
+
+def _in_place(program: TensorProgram, graph: KernelGraph) -> Reduction:
+    return reduction(*as_numbers(expand(program), graph), in_place=True)
+
+
+def _reads_parts(program: TensorProgram, graph: KernelGraph) -> bool:
+    return copies_data(program) or any(s.access and s.access.window for b in graph.blocks for s in b.loads)
+
+
+_FORMS = (
+    _Form(reduction),
+    _Form(
+        _at_real_extents,
+        lambda program, graph, before: isinstance(before, Unknown) or constant(program, graph),
+        ("constants, and some extents, are those of the real size",),
+    ),
+    _Form(
+        _in_place,
+        lambda program, graph, _: _reads_parts(program, graph),
+        ("slices are tested where they lie, with constants and some extents of the real size",),
+    ),
+)
+"""What is tested until one form passes: all say the same at the real size."""
 
 
 def _compared(tied: Reduction, schedule: Schedule | None, verdict: Verified | Agrees, seeds: Sequence[int]) -> Verdict:
