@@ -368,7 +368,7 @@ def structure(graph: KernelGraph) -> Structure:
 
 
 def reduction(program: TensorProgram, graph: KernelGraph, in_place: bool = False) -> Reduction:
-    """Tie the axes of a program and of a µGraph through their device tensors. With ``in_place``, slices, concatenations and windows
+    """Tie the axes of a program and of a µGraph through their device tensors. With ``in_place``, slices, joins and windows
     stay as they are, and dimensions of which something reads a part keep their extents.
 
     Raises :class:`MismatchError` where the tensors do not fit, :class:`UnsupportedError` where no smaller sizes can be found.
