@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from fuser.ir.ops import Array
 from fuser.ir.ops import op as op_def
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ def prepare(module: ModuleType) -> None:
     """Make a generated module run in the interpreter."""
     _count_with_scalars()
     _maxima_of_a_gpu()
+    _bfloat16_of_a_gpu()
     for name in INLINE & vars(module).keys():
         setattr(module, name, _nothing)
 
@@ -71,6 +73,46 @@ def _maxima_of_a_gpu() -> None:
         return apply(self, values)
 
     interpreter.ReduceOps.apply_impl = folded  # type: ignore[method-assign]
+
+
+@functools.cache
+def _bfloat16_of_a_gpu() -> None:
+    """The interpreter holds bfloat16 as 16 bits, and multiplies those as integers; it cuts off where a GPU rounds to nearest, and
+    has no constants."""
+    from triton import language as tl
+    from triton.runtime import interpreter
+
+    handle, builder = interpreter.TensorHandle, interpreter.InterpreterBuilder
+    dot, cast = builder.create_dot, builder.cast_impl
+
+    def as_float32(x: Any) -> Any:
+        return handle(_widened(x.data), tl.float32) if x.dtype.scalar == tl.bfloat16 else x
+
+    def create_dot(self: Any, a: Any, b: Any, *rest: Any, **more: Any) -> Any:
+        return dot(self, as_float32(a), as_float32(b), *rest, **more)
+
+    def cast_impl(self: Any, x: Any, wanted: Any) -> Any:
+        if x.dtype.scalar == tl.bfloat16 and wanted.scalar == tl.float32:
+            return as_float32(x)
+        if x.dtype.scalar == tl.float32 and wanted.scalar == tl.bfloat16:
+            return handle(_narrowed(x.data), tl.bfloat16)
+        return cast(self, x, wanted)
+
+    builder.create_dot = create_dot  # type: ignore[method-assign]
+    builder.cast_impl = cast_impl  # type: ignore[method-assign]
+    builder.get_bf16 = lambda self, value: handle(_narrowed(np.array([value], np.float32)), tl.bfloat16)
+
+
+def _widened(bits: Array) -> Array:
+    """The numbers of bfloat16 bits."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def _narrowed(x: Array) -> Array:
+    """The bits of numbers as bfloat16, rounded to nearest, halves to even; NaN stays NaN."""
+    bits = np.ascontiguousarray(x).view(np.uint32).reshape(x.shape)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    return np.where(np.isnan(x), 0x7FC0, rounded).astype(np.uint16)
 
 
 def host_arguments(source: KernelSource, tensors: Sequence[Any]) -> list[Any]:
