@@ -8,6 +8,7 @@ nothing but TVM's runtime.
 from __future__ import annotations
 
 import contextvars
+import math
 from collections.abc import Collection
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -20,10 +21,14 @@ from typing import Literal
 
 import numpy as np
 
+from fuser.agreement import agreements
+from fuser.drawing import Draw
+from fuser.drawing import drawn
 from fuser.errors import EnvironmentError_
 from fuser.errors import NoValidKernelError
 from fuser.errors import ProgramError
 from fuser.errors import UsageError
+from fuser.errors import said
 from fuser.ir.program import TensorProgram
 from tvm_bridge.embed import RegionKernels
 from tvm_bridge.embed import check_signature
@@ -182,9 +187,7 @@ class LoadedModel:
                 raise UsageError(f"the model has no input {unknown[0]!r}")
             runner.set_input(**tensors)
         except (tvm.TVMError, ValueError) as error:
-            raise UsageError(
-                f"the inputs {sorted(inputs)} do not fit the model: {str(error).strip().splitlines()[-1]}"
-            ) from error
+            raise UsageError(f"the inputs {sorted(inputs)} do not fit the model: {said(error).splitlines()[-1]}") from error
         runner.run()
         return [runner.get_output(i).numpy() for i in range(runner.get_num_outputs())]
 
@@ -307,7 +310,7 @@ def load(path: str | Path, device: str = "cpu") -> LoadedModel:
     try:
         module = tvm.runtime.load_module(str(path))
     except (tvm.TVMError, ValueError, OSError) as error:
-        raise UsageError(f"{path} is no compiled model: {str(error).strip().splitlines()[-1]}") from error
+        raise UsageError(f"{path} is no compiled model: {said(error).splitlines()[-1]}") from error
     executor: Executor = "vm" if module.type_key == "VMExecutable" else "graph"
     return LoadedModel(module, executor, tvm.device(device, 0))
 
@@ -362,23 +365,26 @@ def check_region(
 ) -> float:
     """Largest difference, relative to the largest value, between a region's Relay body and the program that stands for it.
 
-    The program is evaluated in float64 on random inputs of unit variance. ``params`` gives the inputs that only the Relay body
-    has. Raises :class:`NoValidKernelError` above ``tolerance``: then the kernels made from the program would not compute what
-    the model does.
+    The program is evaluated in float64 on random inputs of its domain; NaN and infinity have to stand where it has them.
+    ``params`` gives the inputs that only the Relay body has. Raises :class:`NoValidKernelError` above ``tolerance``: then the
+    kernels made from the program would not compute what the model does.
     """
-    inputs = program.random_inputs(rng)
-    expected = program.evaluate(inputs)
+    seed = int(rng.integers(1 << 32))
+
+    def attempt(draw: Draw) -> tuple[dict[str, Any], dict[str, Any]]:
+        inputs = program.random_inputs(np.random.default_rng(seed), place=draw.place)
+        return inputs, program.evaluate(inputs)
+
+    _, inputs, expected = drawn(program, attempt)
     arguments = [inputs[name] for name in program.inputs]
     extra = _extra_inputs(mod, symbol, len(arguments), params or {}, rng)
     found = run_region(mod, symbol, [*arguments, *extra], target)
-    worst = 0.0
-    for name, value in zip(program.outputs, found, strict=True):
-        reference = expected[name].reshape(value.shape)
-        difference = float(np.max(np.abs(value.astype(np.float64) - reference)) / max(float(np.max(np.abs(reference))), 1e-30))
-        worst = max(worst, difference if np.isfinite(difference) else float("inf"))
-    if worst > tolerance:
+    outputs = dict(zip(program.outputs, found, strict=True))
+    outcome = agreements(outputs, expected, {n: program[n].dtype for n in program.outputs}, math.inf)
+    if not (outcome.ok and outcome.max_error <= tolerance):
         raise NoValidKernelError(
-            f"the program of region {symbol} differs from its Relay body by {worst:.2g} of the largest value",
+            f"the program of region {symbol} differs from its Relay body: "
+            + (outcome.message or f"by {outcome.max_error:.2g} of the largest value"),
             "report the model: the region was read wrongly",
         )
-    return worst
+    return outcome.max_error

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -170,12 +171,15 @@ class TensorProgram:
                     del values[name]
         return {n: values[n] for n in keep}
 
-    def random_inputs(self, rng: np.random.Generator, scale: float = 1.0) -> dict[str, Array]:
-        """Standard normal inputs of each tensor's shape, rounded to its dtype (bfloat16 is kept in float32)."""
+    def random_inputs(
+        self, rng: np.random.Generator, scale: float = 1.0, place: Callable[[str, Array], Array] = lambda _, x: x
+    ) -> dict[str, Array]:
+        """Standard normal inputs of each tensor's shape, as ``place`` puts those of a name, rounded to its dtype (bfloat16
+        is kept in float32)."""
         found: dict[str, Array] = {}
         for name in self.inputs:
             t = self[name]
-            x = rng.standard_normal(t.shape) * scale
+            x = place(name, rng.standard_normal(t.shape) * scale)
             found[name] = x.astype(np.float32 if t.dtype == "bfloat16" else t.dtype)
         return found
 

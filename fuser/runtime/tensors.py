@@ -9,6 +9,7 @@ from typing import Any
 from typing import NamedTuple
 
 from fuser.errors import UsageError
+from fuser.errors import first_line
 from fuser.ir.program import Tensor
 from fuser.runtime.launch import ALIGNMENT
 
@@ -65,7 +66,7 @@ def torch_tensor(name: str, value: Any) -> Any:
         return torch.from_dlpack(value)
     except (AttributeError, TypeError, BufferError, RuntimeError) as error:
         raise UsageError(
-            f"{name} is a {type(value).__name__} that torch cannot take: {str(error).strip().splitlines()[0]}",
+            f"{name} is a {type(value).__name__} that torch cannot take: {first_line(error)}",
             "pass a torch tensor, or something writable with __dlpack__",
         ) from error
 

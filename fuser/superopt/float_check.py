@@ -9,7 +9,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from fuser.agreement import agreement
 from fuser.errors import UsageError
+from fuser.ir.domain import input_domains
+from fuser.ir.interval import ANY
+from fuser.ir.interval import place
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.ops import Array
 from fuser.ir.program import TensorProgram
@@ -76,11 +80,13 @@ def _computed(tied: Reduction, schedule: Schedule | None, case: Case, inputs: Ma
 def _float_inputs(program: TensorProgram, rng: np.random.Generator, zeros: Collection[str]) -> Iterator[dict[str, Array]]:
     """Normal inputs, ``zeros`` of them zero in half of their elements; then positive ones, for programs with roots and quotients
     of inputs."""
+    domains = input_domains(program)
     for positive in (False, True):
         found: dict[str, Array] = {}
         for name in program.inputs:
             t = program[name]
-            x = rng.uniform(0.5, 1.5, t.shape) if positive else rng.standard_normal(t.shape)
+            x = place(domains.get(name, ANY), rng.standard_normal(t.shape))
+            x = rng.uniform(0.5, 1.5, t.shape) if positive else x
             bits = rng.integers(0, 2, t.shape).astype(np.float64)
             found[name] = bits if t.dtype == "bool" else x * bits if name in zeros and not positive else x
         yield found
@@ -90,11 +96,7 @@ def relative_error(got: Array, wanted: Array, masked: bool = False) -> float:
     """Frobenius norm of the difference over that of what is wanted, where that is finite; infinite for another shape, and where
     NaN or infinity do not stand where they should. With ``masked``, zero may stand for NaN: the one defined output of a row in
     which everything is masked."""
-    if got.shape != wanted.shape:
-        return math.inf
-    nan, finite = np.isnan(wanted), np.isfinite(wanted)
-    same = np.where(nan, np.isnan(got) | (masked & (got == 0)), np.where(finite, np.isfinite(got), got == wanted))
-    if not same.all():
-        return math.inf
-    difference, norm = np.linalg.norm(got[finite] - wanted[finite]), np.linalg.norm(wanted[finite])
-    return float(difference) / max(float(norm), 1e-300)
+    if masked and got.shape == wanted.shape:
+        got = np.where(np.isnan(wanted) & (got == 0), np.nan, got)
+    found = agreement(got, wanted, "float64", math.inf)
+    return found.error if found.ok else math.inf

@@ -70,8 +70,9 @@ BODIES: dict[str, Body] = {
     "slice": lambda b, x: b.relu(o(b, "slice", x(9, 12), axis=1, start=3, stop=10)),
     "mean": lambda b, x: (n := x(7, 19)) - o(b, "mean", n, axis=(1,), keepdims=True),
     "softmax": lambda b, x: b.softmax(x(9, 21)),
-    "explicit softmax": lambda b, x: (e := b.exp((n := x(9, 21)) - o(b, "max", n, axis=(1,), keepdims=True)))
-    / b.sum(e, 1, keepdims=True),
+    "explicit softmax": lambda b, x: (
+        (e := b.exp((n := x(9, 21)) - o(b, "max", n, axis=(1,), keepdims=True))) / b.sum(e, 1, keepdims=True)
+    ),
     "rms_norm": lambda b, x: b.rms_norm(x(9, 21), x(21)),
     "layer_norm": lambda b, x: b.layer_norm(x(9, 21), x(21), x(21)),
     "attention": lambda b, x: b.attention(x(2, 9, 16), x(2, 17, 16), x(2, 17, 16), x(9, 17)),
