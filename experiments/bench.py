@@ -37,6 +37,8 @@ from experiments.planned import print_listing
 from experiments.planned import print_plan
 from experiments.plot import draw
 from experiments.script import INTERRUPTED
+from fuser.arguments import LONGEST
+from fuser.arguments import finite
 from fuser.console import note
 from fuser.console import plain
 from fuser.console import print_json
@@ -74,7 +76,7 @@ def sources(schedules: Sequence[str]) -> list[Path]:
         if item == "records":
             found += sorted(DATA.glob("*.jsonl"))
         elif item != "model":
-            if not Path(item).is_file():
+            if not os.path.isfile(item):  # False for what can be no name too
                 raise UsageError(f"there is no file of schedules {item}", "--schedules records, model, or a file of JSON lines")
             found.append(Path(item))
     return found
@@ -199,7 +201,10 @@ def bench(
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of inputs and random schedules.")] = 0,
     target: Annotated[str, typer.Option("--target", metavar="DEVICE", help="The device that the model assumes.")] = "h200",
-    budget: Annotated[float, typer.Option("--budget", min=1, metavar="SECONDS", help="Begin no case after so long.")] = 540.0,
+    budget: Annotated[
+        float,
+        typer.Option("--budget", min=1, max=LONGEST, callback=finite, metavar="SECONDS", help="Begin no case after so long."),
+    ] = 540.0,
     output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Folder of the run.")] = Path("out"),
     name: Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the run in its rows.")] = "bench",
     on: Annotated[str, typer.Option("--on", metavar="WHERE", help="cuda, or cpu: Triton's interpreter.")] = "cuda",

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from dataclasses import replace
-from multiprocessing import get_context
 
 from experiments.peers import peers_of
 from fuser.device import load_device
 from fuser.errors import FuserError
 from fuser.errors import UsageError
 from fuser.ir.program import TensorProgram
+from fuser.pools import SPAWN
 from fuser.workloads import match
 from fuser.workloads import workload
 from search.libraries import with_libraries
@@ -138,7 +138,7 @@ def choose_all(names: Sequence[str], target: str, workers: int | None = None) ->
     workers = min(len(names), workers or os.cpu_count() or 1)
     if workers < MANY or len(names) < MANY:
         return {n: _choose(n, target) for n in names}
-    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+    with ProcessPoolExecutor(workers, SPAWN) as pool:
         return dict(zip(names, pool.map(_choose, names, [target] * len(names)), strict=True))
 
 

@@ -7,12 +7,12 @@ python -m experiments.demo [NETWORK] [--layers N] [--target DEVICE] [-o FOLDER]
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from experiments.models import NETWORKS
 from experiments.models import relay_module
 from experiments.models import save
+from experiments.script import script
 from fuser.cli import main as mufuser
 from fuser.console import note
 from fuser.console import render_error
@@ -39,4 +39,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    script(main)

@@ -23,7 +23,6 @@ from concurrent.futures import Future
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from dataclasses import field
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +47,7 @@ from fuser.ir.program import TensorProgram
 from fuser.outputs import locked
 from fuser.outputs import make_folder
 from fuser.outputs import write_file
+from fuser.pools import SPAWN
 from fuser.workloads import match
 from fuser.workloads import workload
 from search.measure import Bench
@@ -192,7 +192,7 @@ def make_works(
     have = {n: len(frozenset().union(*(correct(s, n) for s in sources))) for n in names}
     wanted = {n: math.inf if args.to is None else max(0, args.to - have[n]) for n in names}
     works = []
-    with ProcessPoolExecutor(args.workers or os.cpu_count(), get_context("spawn")) as pool:
+    with ProcessPoolExecutor(args.workers or os.cpu_count(), SPAWN) as pool:
         futures: dict[str, Future[list[Candidate]]] = {}
         for name in names:
             count = args.count if args.to is None else math.ceil(SPARE * wanted[name])

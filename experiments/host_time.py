@@ -25,6 +25,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from experiments.script import script
 from fuser.frontends.builder import Builder
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram
@@ -223,4 +224,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    script(main)

@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from dataclasses import replace
-from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +37,7 @@ from fuser.errors import FuserError
 from fuser.errors import UsageError
 from fuser.ir.program import TensorProgram
 from fuser.outputs import make_folder
+from fuser.pools import SPAWN
 from fuser.workloads import match
 from fuser.workloads import workload
 from search.evolve import INSTANT
@@ -119,7 +119,7 @@ def bases_of(
     """``best`` known schedules of each workload and ``choices`` of the model."""
     found = {n: [r.candidate for r in best_known(known, n, device, best)] for n in names}
     if choices:
-        with ProcessPoolExecutor(min(len(names), os.cpu_count() or 1), get_context("spawn")) as pool:
+        with ProcessPoolExecutor(min(len(names), os.cpu_count() or 1), SPAWN) as pool:
             for name, made in zip(
                 names, pool.map(model_choices, names, [target] * len(names), [choices] * len(names)), strict=True
             ):

@@ -6,19 +6,18 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from fuser.console import render_error
-from fuser.errors import FuserError
+from fuser import cli
+from fuser.interrupts import said
 
 INTERRUPTED = 130
 
 
 def script(main: Callable[[], int | None]) -> NoReturn:
-    """Call ``main`` and exit."""
+    """Call ``main`` and exit; where it belongs to the module that Python was started with, signals and closed pipes end it as
+    they end a verb."""
+    if main.__module__ == "__main__":
+        sys.exit(cli.script(main))
     try:
-        sys.exit(main() or 0)
-    except FuserError as error:
-        render_error(error)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(INTERRUPTED)
+        sys.exit(cli.reported(main))
+    except KeyboardInterrupt as error:
+        sys.exit(said(error))

@@ -5,8 +5,14 @@ Public names are loaded when they are first used, so that ``import fuser`` is fa
 
 from __future__ import annotations
 
+import sys
+
+if sys.argv[:1] == ["-m"]:  # python -m fuser…: Python is loading a command
+    from fuser import loading
+
+    loading.quietly()
+
 from importlib import import_module
-from importlib import metadata
 from typing import TYPE_CHECKING
 from typing import Any
 
@@ -24,10 +30,7 @@ if TYPE_CHECKING:
     from fuser.workloads import workload as workload
     from fuser.workloads import workload_names as workload_names
 
-try:
-    __version__ = metadata.version("mufuser")
-except metadata.PackageNotFoundError:  # a source tree that is not installed
-    __version__ = "0.0.0"
+    __version__: str
 
 PUBLIC: dict[str, str] = {
     "Builder": "fuser.frontends.builder:Builder",
@@ -48,7 +51,19 @@ PUBLIC: dict[str, str] = {
 """Public name to ``module:attribute``; a name of a higher layer is only a string here."""
 
 
+def _version() -> str:
+    from importlib import metadata
+
+    try:
+        return metadata.version("mufuser")
+    except metadata.PackageNotFoundError:  # a source tree that is not installed
+        return "0.0.0"
+
+
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        globals()[name] = _version()
+        return globals()[name]
     if name not in PUBLIC:
         raise AttributeError(f"module 'fuser' has no attribute {name!r}")
     module, _, attribute = PUBLIC[name].partition(":")
@@ -58,4 +73,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *PUBLIC})
+    return sorted({*globals(), *PUBLIC, "__version__"})

@@ -18,6 +18,8 @@ from typing import Any
 from fuser.errors import EnvironmentError_
 from fuser.errors import FuserError
 from fuser.errors import UsageError
+from fuser.interrupts import as_process
+from fuser.interrupts import said
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,8 @@ EXIT_CODES: tuple[tuple[int, str], ...] = (
     (5, "no valid kernel"),
     (6, "something is missing on this machine"),
     (130, "interrupted"),
+    (141, "nobody reads what is printed"),
+    (143, "terminated"),
 )
 
 EXTRAS: dict[str, str] = {
@@ -83,12 +87,16 @@ def call(name: str, verb: Verb, args: Sequence[str]) -> int:
 
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command(name)(load(verb))
+    command = typer.main.get_command(app)
     try:
-        result = typer.main.get_command(app).main(args=list(args), prog_name=f"mufuser {name}", standalone_mode=False)
-    except typer.TyperException as e:
-        raise UsageError(e.format_message(), f"see mufuser {name} --help") from None
+        with command.make_context(f"mufuser {name}", list(args)) as context:  # its main() would swallow KeyboardInterrupt
+            result = command.invoke(context)
+    except typer.Exit as e:
+        return e.exit_code
     except typer.Abort:
         return 130
+    except typer.TyperException as e:
+        raise UsageError(e.format_message(), f"see mufuser {name} --help") from None
     return result if isinstance(result, int) else 0
 
 
@@ -116,18 +124,44 @@ def run(args: Sequence[str], verbs: Mapping[str, Verb] = VERBS) -> int:
 
 
 def main(argv: Sequence[str] | None = None, verbs: Mapping[str, Verb] = VERBS) -> int:
-    """Entry point of ``mufuser``: errors to stderr (with ``--json`` also as a document on stdout), exit code returned."""
-    args = list(sys.argv[1:] if argv is None else argv)
-    try:
-        return run(args, verbs)
-    except FuserError as e:
-        from fuser.console import print_json
-        from fuser.console import render_error
+    """Entry point of ``mufuser``: errors to stderr (with ``--json`` also as a document on stdout), exit code returned.
 
-        render_error(e)
-        if "--json" in args:
-            print_json({"error": {"code": e.code, "message": e.message, "hint": e.hint}})
-        return e.exit_code
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
+    Without ``argv`` the command is all that this process does, and signals and closed pipes end it as a command.
+    """
+    if argv is None:
+        return script(lambda: run(sys.argv[1:], verbs), "--json" in sys.argv)
+    try:
+        return reported(lambda: run(argv, verbs), "--json" in argv)
+    except KeyboardInterrupt as error:
+        return said(error)
+
+
+def script(command: Callable[[], int | None], json: bool = False) -> int:
+    """Carry out a command that is all that this process does: errors reported, signals and closed pipes as for every verb."""
+    return as_process(lambda: reported(command, json))
+
+
+def reported(command: Callable[[], int | None], json: bool = False) -> int:
+    """Carry out a command and report its error, if it has one; returns the exit code."""
+    try:
+        return command() or 0
+    except FuserError as e:
+        return failed(e, json)
+    except BrokenPipeError:  # nobody reads what is printed any more
+        raise
+    except OSError as e:
+        where = f"{e.filename}: " if e.filename else ""
+        return failed(EnvironmentError_(f"{where}{e.strerror or e}", "the command cannot go on without it"), json)
+    except MemoryError:
+        return failed(EnvironmentError_("there is not enough memory", "give the process more, or smaller inputs"), json)
+
+
+def failed(e: FuserError, json: bool) -> int:
+    """Report an error; returns its exit code."""
+    from fuser.console import print_json
+    from fuser.console import render_error
+
+    render_error(e)
+    if json:
+        print_json({"error": {"code": e.code, "message": e.message, "hint": e.hint}})
+    return e.exit_code

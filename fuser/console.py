@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import math
 import sys
@@ -30,14 +31,24 @@ def stdout() -> Console:
     """A console on stdout; 80 columns where it is not a terminal."""
     from rich.console import Console
 
-    return Console(file=sys.stdout, highlight=False)
+    return _unbroken(Console(file=sys.stdout, highlight=False))
 
 
 def stderr() -> Console:
     """A console on stderr."""
     from rich.console import Console
 
-    return Console(file=sys.stderr, highlight=False)
+    return _unbroken(Console(file=sys.stderr, highlight=False))
+
+
+def _unbroken(console: Console) -> Console:
+    """rich would end the process where nobody reads any more; here that is an error like any other."""
+    console.on_broken_pipe = _closed
+    return console
+
+
+def _closed() -> None:
+    raise BrokenPipeError(errno.EPIPE, "nobody reads what is printed")
 
 
 def plain(value: Any) -> Any:

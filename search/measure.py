@@ -31,6 +31,7 @@ from fuser.errors import EnvironmentError_
 from fuser.errors import FuserError
 from fuser.errors import NoValidKernelError
 from fuser.errors import UnsupportedError
+from fuser.interrupts import without_interrupts
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import Schedule
@@ -40,7 +41,6 @@ from fuser.lower.compile import KernelArtifact
 from fuser.lower.compile import compile_kernel
 from fuser.runtime.plan import Plan
 from fuser.runtime.plan import plan
-from search.processes import held_interrupts
 from search.processes import ignore_interrupts
 from search.records import Record
 from search.records import Records
@@ -167,7 +167,7 @@ class CompilePool:
         return ProcessPoolExecutor(workers, mp_context=context, initializer=_quiet_start, initargs=(self.cache,))
 
     def _begin(self, pool: ProcessPoolExecutor, planned: Plan) -> Future[Built]:
-        with held_interrupts():  # the first one starts the processes
+        with without_interrupts():  # the first one starts the processes
             return pool.submit(build, planned, self.arch, self.seconds)
 
     def submit(self, planned: Plan) -> None:

@@ -3,22 +3,9 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-
-@contextmanager
-def held_interrupts() -> Iterator[None]:
-    """While processes start, which know no better than to end with a traceback: they inherit that, and an interrupt of this one
-    comes when the block ends."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def ignore_interrupts() -> None:
-    """In a process that was started so."""
+    """In a process that was started with interrupts held (:func:`fuser.interrupts.without_interrupts`)."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

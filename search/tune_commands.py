@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from json import dumps
 from pathlib import Path
 from typing import Annotated
 from typing import Any
@@ -14,13 +14,19 @@ import typer
 from cost_model.explain import COUNTS
 from cost_model.explain import explain as explain_terms
 from cost_model.refined import estimate
+from fuser.arguments import LONGEST
+from fuser.arguments import finite
+from fuser.console import plain
 from fuser.console import print_json
 from fuser.console import print_table
 from fuser.console import progress
 from fuser.device import load_device
+from fuser.files import file_stem
 from fuser.ir.serialize import graph_to_json
 from fuser.lower.compile import save_artifact
+from fuser.outputs import make_folder
 from fuser.outputs import write_file
+from fuser.pools import SPAWN
 from fuser.runtime.library import views_of
 from fuser.superopt.verdicts import verdict_document
 from fuser.workloads import match
@@ -47,9 +53,16 @@ def tune(
     ] = None,
     superoptimize: Annotated[
         float,
-        typer.Option("--superoptimize", min=0.0, metavar="SECONDS", help="Let the superoptimizer look for structures first."),
+        typer.Option(
+            "--superoptimize",
+            min=0.0,
+            max=LONGEST,
+            callback=finite,
+            metavar="SECONDS",
+            help="Let the superoptimizer look for structures first.",
+        ),
     ] = 0.0,
-    jobs: Annotated[int, typer.Option("-j", "--jobs", help="Processes that compile.")] = 2,
+    jobs: Annotated[int, typer.Option("-j", "--jobs", min=1, max=1024, help="Processes that compile.")] = 2,
     check: Annotated[
         bool,
         typer.Option("--check/--no-check", help="Check winners against float64 in Triton's interpreter, without torch in numpy."),
@@ -60,6 +73,8 @@ def tune(
     require_instant(effort)
     device = load_device(target)
     found = match(names)
+    if output:
+        make_folder(output)
     tuned: list[Tuned] = []
     seconds: list[float] = []
     with progress("tuning", len(found), quiet=json) as step:
@@ -72,7 +87,7 @@ def tune(
             step(name)
     start = time.perf_counter()
     if jobs > 1 and len(tuned) > 1:
-        with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+        with ProcessPoolExecutor(jobs, SPAWN) as pool:
             done = realise(tuned, device, pool, check)
     else:
         done = realise(tuned, device, None, check)
@@ -87,10 +102,6 @@ def tune(
         "workloads": records,
     }
     if output:
-        from json import dumps
-
-        from fuser.console import plain
-
         write_file(output / "report.json", dumps(plain(report), indent=1) + "\n")
     if json:
         print_json(report)
@@ -120,7 +131,7 @@ def tune(
 def document(done: Realised, seconds: float, output: Path | None) -> dict[str, Any]:
     """One workload of the report."""
     winner, tuned = done.candidate, done.tuned
-    stem = tuned.program.name.replace("/", "_").replace(":", "_b")
+    stem = file_stem(tuned.program.name.replace("/", "_").replace(":", "_b"))
     kernels = []
     for i, a in enumerate(done.artifacts):
         manifest = save_artifact(a, output, f"{stem}_{i}") if output else a.manifest()

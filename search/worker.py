@@ -22,11 +22,11 @@ from typing import Any
 
 from fuser.errors import EnvironmentError_
 from fuser.errors import first_line
+from fuser.interrupts import without_interrupts
 from fuser.ir.program import TensorProgram
 from search.guard import Guard
 from search.guard import Spoiled
 from search.machine import device_info
-from search.processes import held_interrupts
 from search.processes import ignore_interrupts
 from search.session import Options
 from search.session import Session
@@ -203,7 +203,7 @@ class Worker:
         context = multiprocessing.get_context("spawn")
         self._pipe, there = context.Pipe()
         self._process = context.Process(target=serve, args=(there, self.device, self.index), daemon=True)
-        with held_interrupts():
+        with without_interrupts():
             self._process.start()
         there.close()
         return self._pipe

@@ -40,7 +40,7 @@ def optimize(
     timeout: Annotated[
         float | None, typer.Option("--timeout", min=1, help="Seconds that TVM may take (default: by the size of the model).")
     ] = None,
-    jobs: Annotated[int, typer.Option("-j", "--jobs", help="Processes that compile.")] = 2,
+    jobs: Annotated[int, typer.Option("-j", "--jobs", min=1, max=1024, help="Processes that compile.")] = 2,
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> int:
     """Find the regions of a Relay model that are worth fusing, tune and lower them, and put them back.

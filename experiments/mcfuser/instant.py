@@ -14,7 +14,6 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from multiprocessing import get_context
 from pathlib import Path
 
 from experiments.candidates import Choice
@@ -32,6 +31,7 @@ from fuser.errors import FuserError
 from fuser.errors import UsageError
 from fuser.outputs import make_folder
 from fuser.outputs import write_file
+from fuser.pools import SPAWN
 from fuser.workloads import match
 from search.measure import Bench
 from search.measure import Candidate
@@ -121,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             earlier.import_lines(path)
         with Bench.open(args.device, records, Options(), args.workers, args.name) as bench:
             device = bench.worker.info["device"]
-            with ProcessPoolExecutor(args.workers, get_context("spawn")) as pool:
+            with ProcessPoolExecutor(args.workers, SPAWN) as pool:
                 futures = {n: pool.submit(choose, n, args.target) for n in names}
                 work: list[tuple[Choice, tuple[Candidate, ...]]] = []
                 for name, future in futures.items():

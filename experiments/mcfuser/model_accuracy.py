@@ -27,6 +27,7 @@ from cost_model.calibrate import held_out
 from cost_model.calibrate import table
 from cost_model.calibrate import to_toml
 from cost_model.constants import Constants
+from experiments.script import script
 from fuser.device import Device
 from fuser.device import load_device
 from fuser.ir.mugraph import KernelGraph
@@ -130,4 +131,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    script(main)

@@ -27,6 +27,7 @@ from experiments.mirage.edit import NotApplicable
 from experiments.mirage.mutations import mutate
 from experiments.mirage.rewrites import random_schedule
 from experiments.mirage.rewrites import rewrite
+from experiments.script import script
 from fuser.errors import FuserError
 from fuser.errors import UnsupportedError
 from fuser.frontends.builder import Builder
@@ -250,4 +251,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    script(main)

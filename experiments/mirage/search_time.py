@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from experiments.script import script
 from fuser.outputs import make_folder
 from fuser.outputs import write_file
 from fuser.superopt.generate import Limits
@@ -94,4 +95,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    script(main)

@@ -10,7 +10,6 @@ from concurrent.futures import Future
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from dataclasses import field
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from experiments.soundness.sanitize import Item
 from experiments.soundness.sanitize import Sanitizer
 from fuser.ir.serialize import graph_to_json
 from fuser.outputs import write_file
+from fuser.pools import SPAWN
 from fuser.runtime.graph_executor import Plan
 from search.measure import CompilePool
 from search.session import Options
@@ -133,7 +133,7 @@ def run(patterns: Sequence[str], settings: Settings, start: float) -> int:
 
 
 def _preparers(cores: int) -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(cores, get_context("spawn"))
+    return ProcessPoolExecutor(cores, SPAWN)
 
 
 def _by_family(names: list[str]) -> list[str]:

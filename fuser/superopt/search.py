@@ -25,6 +25,7 @@ from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram
 from fuser.ir.windows import copies_data
 from fuser.ir.windows import windowed
+from fuser.pools import FORK
 from fuser.superopt.generate import Candidate
 from fuser.superopt.generate import Limits
 from fuser.superopt.generate import Report
@@ -157,7 +158,7 @@ def _checked(
         for i, c in enumerate(candidates):
             yield c, check(program, c.graph, seed, i, rounds)
         return
-    with ProcessPoolExecutor(processes) as pool:
+    with ProcessPoolExecutor(processes, FORK) as pool:
         waiting: list[tuple[Candidate, Future[Outcome]]] = []
         numbered = enumerate(candidates)
         try:

@@ -1,0 +1,205 @@
+"""Ctrl-C and SIGTERM at any moment of any verb, and readers that go away: one line, the exit code, no child left.
+
+``python -m tests.test_interrupts N [VERB…]`` interrupts N times at moments spread over each command's time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+DATA = Path(__file__).parent / "data" / "relay"
+MUFUSER = (sys.executable, "-m", "fuser")
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "devices": (*MUFUSER, "devices", "h200"),
+    "space": (*MUFUSER, "space", "--gemm-chain", "1024", "1024", "512", "512"),
+    "explain": (*MUFUSER, "explain", "mcfuser/S2"),
+    "tune": (*MUFUSER, "tune", "mcfuser/G1", "mcfuser/G2", "mcfuser/S1", "-o", "{out}"),
+    "superoptimize": (*MUFUSER, "superoptimize", "mirage/mlp", "mirage/rmsnorm", "--budget", "20", "--save", "{out}"),
+    "verify": (*MUFUSER, "verify", "mcfuser/G1", "{graph}", "--rounds", "30"),
+    "show": (*MUFUSER, "show", "{graph}"),
+    "optimize": (*MUFUSER, "optimize", f"{DATA}/encoder_onnx.json", "--params", f"{DATA}/encoder_onnx.params", "-o", "{out}"),
+    "bench-dry": (*MUFUSER, "bench", "mcfuser", "--dry-run"),
+    "bench-cpu": (*MUFUSER, "bench", "mcfuser", "--case", "G1", "--on", "cpu", "--peers", "none", "-o", "{out}", "--top", "1",
+                  "--best", "0"),
+    "demo": (sys.executable, "-m", "experiments.demo", "bert-base", "--layers", "1", "-o", "{out}"),
+    "mutants": (sys.executable, "-m", "experiments.mirage.mutants", "--mutants", "50", "--out", "{out}/m.json"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Ended:
+    """``seconds`` from the signal to the end; ``left``: processes of its session that are still there."""
+
+    code: int
+    stdout: str
+    stderr: str
+    seconds: float
+    left: tuple[int, ...]
+    signalled: bool
+
+
+def interrupted(
+    command: tuple[str, ...], after: float, group: bool, number: int = signal.SIGINT, graph: str = "", out: str = ""
+) -> Ended:
+    """Start a command in a session of its own and send a signal ``after`` seconds, to its group or to it alone."""
+    args = [a.format(out=out, graph=graph) for a in command]
+    env = os.environ | {"PYTHONPATH": os.getcwd(), "PYTHONUNBUFFERED": "1"}
+    with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
+        child = subprocess.Popen(args, stdout=stdout, stderr=stderr, start_new_session=True, env=env)
+        try:
+            child.wait(after)
+            signalled = False
+        except subprocess.TimeoutExpired:
+            signalled = True
+            (os.killpg if group else os.kill)(child.pid, number)
+        start = time.perf_counter()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(30)
+        seconds = time.perf_counter() - start
+        left = session(child.pid)
+        for _ in range(20):
+            if not left:
+                break
+            time.sleep(0.1)
+            left = session(child.pid)
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+        code = child.wait()
+        texts = []
+        for file in (stdout, stderr):
+            file.seek(0)
+            texts.append(file.read())
+    return Ended(code, texts[0], texts[1], seconds, left, signalled)
+
+
+def session(leader: int) -> tuple[int, ...]:
+    """Processes (no zombies) of a session."""
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            fields = Path(f"/proc/{name}/stat").read_bytes().rsplit(b")", 1)[1].split()
+        except (OSError, IndexError):
+            continue
+        if int(fields[3]) == leader and fields[0] != b"Z":
+            found.append(int(name))
+    return tuple(found)
+
+
+def fault(end: Ended, wanted: int = 130) -> str:
+    """What is wrong with how a command ended; empty where nothing is."""
+    lines = end.stderr.splitlines()
+    if not end.signalled or end.code in (0, 4, 5):
+        return "Traceback" * ("Traceback" in end.stderr) + "processes left" * bool(end.left)
+    ours = [line for line in lines if 'File "' in line and 'File "<frozen' not in line]
+    if (end.code == -signal.SIGINT and not ours) or end.code == -signal.SIGTERM or "import_site" in end.stderr:
+        return "python"  # the interpreter itself was starting: nothing of ours had run
+    said = [i for i, line in enumerate(lines) if line.startswith(("interrupted", "terminated"))]
+    if end.left:
+        return f"processes left: {end.left}"
+    if end.code != wanted:
+        return f"exit code {end.code}: {end.stderr[-1500:]}"
+    if len(said) != 1:
+        return f"not one line: {end.stderr[-1500:]}"
+    if "Traceback" in end.stderr or "Warning" in end.stderr or "Exception" in end.stderr:
+        return f"noise: {end.stderr[-1500:]}"
+    return f"took {end.seconds:.1f} s" if end.seconds > 10 else ""
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return good_graph(tmp_path_factory.mktemp("graph"))
+
+
+def good_graph(folder: Path) -> str:
+    import json
+
+    from fuser.ir.serialize import graph_to_json
+    from fuser.workloads import workload
+    from search.structures import structures
+
+    path = folder / "graph.json"
+    path.write_text(json.dumps(graph_to_json(structures(workload("mcfuser/G1"))[0])))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "after", "group", "number"),
+    [
+        ("space", 0.5, False, signal.SIGINT),
+        ("tune", 4.0, True, signal.SIGINT),
+        ("superoptimize", 2.5, True, signal.SIGINT),
+        ("tune", 3.0, False, signal.SIGTERM),
+    ],
+)
+def test_a_signal_ends_a_command_in_one_line(
+    name: str, after: float, group: bool, number: int, graph: str, tmp_path: Path
+) -> None:
+    end = interrupted(COMMANDS[name], after, group, number, graph, str(tmp_path))
+    assert fault(end, 130 if number == signal.SIGINT else 143) in ("", "python")
+
+
+@pytest.mark.parametrize("more", ["", " --json"])
+def test_a_reader_that_goes_away_ends_a_command_quietly(more: str) -> None:
+    command = f"{' '.join(MUFUSER)} devices h200 a100 b200{more} | head -n 1; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stderr == ""
+    assert done.stdout.splitlines()[-1] in ("0", "141")
+
+
+def test_a_full_disk_behind_stdout_is_an_error_of_the_machine() -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*MUFUSER, "devices"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert done.returncode == 6
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
+def test_closed_streams_are_no_error() -> None:
+    for closed in (">&-", "2>&-", ">&- 2>&-"):
+        done = subprocess.run(
+            ["bash", "-c", f"{' '.join(MUFUSER)} devices {closed}"], capture_output=True, timeout=60, check=False
+        )
+        assert done.returncode == 0
+
+
+def campaign(count: int, names: list[str]) -> int:
+    bad, total, python, done = Counter[str](), 0, 0, 0
+    with tempfile.TemporaryDirectory() as folder:
+        graph = good_graph(Path(folder))
+        for name in names or list(COMMANDS):
+            start = time.perf_counter()
+            whole = interrupted(COMMANDS[name], 150, False, signal.SIGINT, graph, f"{folder}/out-{name}")
+            length = time.perf_counter() - start
+            print(
+                f"{name}: {length:.1f} s, exit code {whole.code} {whole.stderr[-200:] if whole.code not in (0, 4, 5) else ''}",
+                flush=True,
+            )
+            for i in range(count):
+                after = 0.05 + (length - 0.05) * i / count
+                end = interrupted(COMMANDS[name], after, bool(i % 2), signal.SIGINT, graph, f"{folder}/out-{name}")
+                why = fault(end)
+                total += end.signalled
+                python += why == "python"
+                done += end.signalled and end.code in (0, 4, 5)
+                if why not in ("", "python"):
+                    bad[name] += 1
+                    print(f"--- {name} after {after:.2f} s{' (group)' * (i % 2)}: {why}", flush=True)
+    print(f"{total} interruptions, {bad.total()} bad; {python} while Python itself was starting, {done} at the very end")
+    return bool(bad)
+
+
+if __name__ == "__main__":
+    sys.exit(campaign(int(sys.argv[1]), sys.argv[2:]))
