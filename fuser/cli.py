@@ -55,7 +55,7 @@ EXIT_CODES: tuple[tuple[int, str], ...] = (
 )
 
 EXTRAS: dict[str, str] = {
-    "tvm": "pip install 'mufuser[relay]' (TVM 0.19 with Relay) or 'mufuser[relax]' in an environment of its own",
+    "tvm": "pip install 'mufuser[relay]' (TVM 0.19 with Relay)",
     "torch": "pip install 'mufuser[torch]'",
     "onnx": "pip install 'mufuser[onnx]'",
     "transformers": "pip install transformers",

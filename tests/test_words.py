@@ -122,6 +122,17 @@ def test_what_is_installed_is_imported() -> None:
         assert name and re.search(rf"^\s*(?:import|from) {name[0].replace('-', '_')}\b", code, re.M), requirement
 
 
+def test_extras_are_named_and_markers_of_sessions_have_tests() -> None:
+    """What nothing uses is no extra; a marker without tests is said to have none."""
+    extras = set(PROJECT["optional-dependencies"]) - {"test", "lint"}
+    assert extras <= set(re.findall(r"`(\w+)`", README.split("## Installing parts")[1].split("Both TVMs")[0]))
+    marked = any(
+        re.search(r"^(?:@pytest\.|pytestmark = pytest\.)mark\.relax\b", p.read_text(), re.M)
+        for p in (ROOT / "tests").rglob("*.py")
+    )
+    assert marked != ("there are none yet" in (ROOT / "CONTRIBUTING.md").read_text())
+
+
 def test_devices_and_exit_codes() -> None:
     listed = README.split("## Devices")[1].split(":")[0]
     assert sorted(re.findall(r"\w+", listed)) == sorted(d.name for d in list_devices())
