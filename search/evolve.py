@@ -30,7 +30,7 @@ from search.space import Rows
 from search.space import ScheduleSpace
 
 Measure = Callable[[Sequence[Schedule]], Sequence[float]]
-"""Seconds of each schedule on the device, infinite where it failed."""
+"""Seconds of each schedule on the device; infinite, or no time at all (NaN, zero), where it failed."""
 
 
 @dataclass(frozen=True)
@@ -284,6 +284,11 @@ def _next(
     return merged, np.concatenate([seconds[elite], times])[first]
 
 
+def _seconds(measured: float) -> float:
+    """A time; what is none (NaN, zero) is a failure."""
+    return float(measured) if 0 < measured < np.inf else np.inf
+
+
 def _measured(
     strategy: str,
     pools: Iterator[list[Ranked]],
@@ -302,7 +307,7 @@ def _measured(
             new = [r for r in pool if r.schedule not in best.seen]
             if measure is not None:
                 times = measure([r.schedule for r in new]) if new else []
-                new = [replace(r, measured=float(t)) for r, t in zip(new, times, strict=True)]
+                new = [replace(r, measured=_seconds(t)) for r, t in zip(new, times, strict=True)]
                 measured += len(new)
             for r in new:
                 best.add(r)

@@ -12,6 +12,7 @@ import hashlib
 import io
 import json
 import math
+import os
 import sqlite3
 from collections import Counter
 from collections.abc import Callable
@@ -30,6 +31,7 @@ from types import MappingProxyType
 from typing import Any
 
 from fuser.console import warn
+from fuser.errors import EnvironmentError_
 from fuser.errors import FuserError
 from fuser.errors import ModelFileError
 from fuser.errors import UsageError
@@ -200,6 +202,7 @@ class Records:
         self.path = path
         self.damaged: set[tuple[str, Any]] = set()
         self.db = open_store(path, (RECORDS, STRUCTURES))
+        self._file = self._there()
 
     def __enter__(self) -> Records:
         return self
@@ -212,18 +215,40 @@ class Records:
 
     @contextmanager
     def _safely(self) -> Iterator[None]:
-        """Errors of SQLite as ours."""
+        """Errors of SQLite as ours, but for those of a program that uses it wrongly."""
         try:
             yield
+        except sqlite3.ProgrammingError:
+            raise
         except sqlite3.Error as error:
             raise failure(self.path, error) from error
+
+    def _there(self) -> tuple[int, int] | None:
+        """What the path leads to at this moment."""
+        if self.path == ":memory:":
+            return None
+        try:
+            found = os.stat(self.path)
+        except OSError:
+            return (0, 0)
+        return found.st_dev, found.st_ino
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """A transaction. Raises :class:`EnvironmentError_` where it would be lost with a file that is not there any more."""
+        if self._there() != self._file:
+            raise EnvironmentError_(
+                f"the tuning records {self.path} were removed or replaced while they were in use", "run the same command again"
+            )
+        with self._safely(), transaction(self.db):
+            yield
 
     # -- writing ------------------------------------------------------------------------------------------------------------
 
     def add(self, record: Record, again: bool = False) -> bool:
         """Keep a record, committed at once. A key that is there already is left as it is and False returned, unless ``again``.
         Raises :class:`EnvironmentError_` where it cannot be written."""
-        with self._safely(), transaction(self.db):
+        with self._writing():
             return self._add(record, again)
 
     def _add(self, record: Record, again: bool = False) -> bool:
@@ -233,7 +258,7 @@ class Records:
 
     def add_structure(self, graph: KernelGraph) -> str:
         """Keep a structure by its hash, which rows refer to; returns the hash."""
-        with self._safely(), transaction(self.db):
+        with self._writing():
             return self._add_structure(graph)
 
     def _add_structure(self, graph: KernelGraph) -> str:
@@ -314,7 +339,7 @@ class Records:
     def import_lines(self, path: Path) -> int:
         """Add what :meth:`export_lines` wrote, all of it or, where something is wrong with it, nothing; rows that are there stay
         as they are. Returns how many were new. Raises :class:`ModelFileError` with the number of the line."""
-        with self._safely(), transaction(self.db):
+        with self._writing():
             return sum(self._add(r) for r in self._read(path))
 
     def _read(self, path: Path) -> Iterator[Record]:

@@ -112,6 +112,18 @@ def test_measurement_overrules_the_model() -> None:
         assert found.best.schedule.kernels[0].num_warps == 8, strategy
 
 
+@pytest.mark.parametrize("odd", [float("nan"), 0.0, -1.0])
+def test_what_is_no_time_never_wins(odd: float) -> None:
+    def measure(schedules: Sequence[Schedule]) -> list[float]:
+        return [odd if i % 2 == 0 else seconds(s) for i, s in enumerate(schedules)]
+
+    found = search(space(), model, np.random.default_rng(0), QUICK, measure)
+    assert found.best.measured is not None
+    assert 0 < found.best.measured < np.inf
+    with pytest.raises(NoValidKernelError):
+        search(space(), model, np.random.default_rng(0), QUICK, lambda s: [odd] * len(s))
+
+
 def test_failed_measurements_never_win() -> None:
     def measure(schedules: Sequence[Schedule]) -> list[float]:
         return [np.inf if s.kernels[0].num_stages == 2 else seconds(s) for s in schedules]

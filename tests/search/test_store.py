@@ -236,3 +236,14 @@ def test_what_is_no_such_file_is_named(tmp_path: Path) -> None:
     shutil.copy(tmp_path / "empty", tmp_path / "copy")
     with Records(tmp_path / "copy") as records:
         assert len(records) == 1
+
+
+def test_rows_are_not_written_to_a_file_that_is_gone(tmp_path: Path) -> None:
+    path = filled(tmp_path / "r.sqlite")
+    with Records(path) as records:
+        path.rename(tmp_path / "elsewhere")
+        with pytest.raises(EnvironmentError_, match="removed or replaced"):
+            records.add(replace(ROW, schedule="new"))
+        filled(path)
+        with pytest.raises(EnvironmentError_, match="removed or replaced"):
+            records.add(replace(ROW, schedule="new"))
