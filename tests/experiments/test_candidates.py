@@ -187,7 +187,7 @@ class TestGoingOn:
     def test_what_is_left_of_the_time_bounds_the_compilers_of_peers(self) -> None:
         with Records(":memory:") as records:
             _, fake = go(records, [case(G1)], 200.0)
-            assert 90 < fake.worker.slow_patience <= 100
+            assert 45 < fake.worker.slow_patience <= 50
             _, fake = go(records, [case("mcfuser/G2")])
             assert fake.worker.slow_patience == 420
 
