@@ -76,7 +76,7 @@ def test_modules_that_are_to_be_run_have_a_main() -> None:
     named = {
         (where, m.rstrip("."))
         for where, text in texts().items()
-        for m in re.findall(r"python3? -m ((?:{})(?:\.\w+)*)(?![\w.*]*\*)".format("|".join(PACKAGES)), text)
+        for m in re.findall(r"python3? -m ((?:{})(?:\.\w+)*)(?!\.?[\w.]*[*…])".format("|".join(PACKAGES)), text)
     }
     rows = re.findall(r"^\| `(experiments[\w.]*)` \|", (ROOT / "experiments/README.md").read_text(), re.M)
     assert len(named) > 8 and len(rows) > 6
