@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -140,7 +141,7 @@ def modular_einsum(spec: str, xs: Sequence[Array], m: int) -> Array:
 
     def grouped(own: str, x: Array, *groups: list[str]) -> Array:
         order = [own.index(c) for g in groups for c in g]
-        return x.transpose(order).reshape([int(np.prod([size[c] for c in g], dtype=np.int64)) for g in groups])
+        return x.transpose(order).reshape([math.prod(size[c] for c in g) for g in groups])
 
     left_matrix, right_matrix = grouped(na, a, batch, rows, inner), grouped(nb, b, batch, inner, columns)
     if left_matrix.size * right_matrix.shape[-1] <= _DIRECT:

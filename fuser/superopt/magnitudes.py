@@ -45,6 +45,13 @@ class Magnitudes:
 def magnitudes(program: TensorProgram, graph: KernelGraph, inputs: Mapping[str, Array]) -> Magnitudes:
     """Factors of these inputs: 1, and the largest at which the program can be asked for."""
     masked = any(op_def(n.op).indexed for n in program.nodes)
+    ops = {
+        *(n.op for n in program.nodes),
+        *(s.op for b in graph.blocks for s in b.computes),
+        *(getattr(k, "op", "") for k in graph.kernels),
+    }
+    if not any(op_def(op).sfu for op in ops - {""}) and _finite(program.evaluate(inputs)):
+        return Magnitudes((1.0,), True, masked)  # products and sums do not overflow before the program does
 
     def bare(factor: float) -> bool:
         return _finite(program.evaluate(scaled(inputs, factor)))
