@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator
 
+from fuser.ir.mugraph import FREE
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.schedule import KernelSchedule
@@ -14,6 +15,11 @@ from fuser.ir.tiling import TilingExpr
 
 PARTS = 3
 """Least parts of a split reduction: the kernel that adds them loops over them, and loops have three trips."""
+
+REAL_TILE = 128
+REAL_ROWS = 8
+REAL_PARTS = 4
+"""Tiles along what is summed over and along what is not, and parts, of a test at the real size."""
 
 NESTED = 6
 """Most loops of a test: each loop inside of another makes three times as many trips."""
@@ -39,6 +45,29 @@ def checking_schedules(graph: KernelGraph, like: Schedule | None = None, real: K
     for chosen in itertools.zip_longest(*orders):
         kernels = [_tiled(b, c if c is not None else tuple(_loops(b))) for b, c in zip(graph.blocks, chosen, strict=True)]
         yield Schedule(tuple(kernels))
+
+
+def real_schedules(graph: KernelGraph) -> Iterator[Schedule]:
+    """Schedules of a µGraph at its real size: tiles of middling sizes, every reduced axis a loop, splits in four parts, in up to
+    six orders of the loops."""
+    orders = [itertools.islice(itertools.permutations(_loops(b)), 6) for b in graph.blocks]
+    for chosen in itertools.zip_longest(*orders):
+        loops = [c if c is not None else tuple(_loops(b)) for b, c in zip(graph.blocks, chosen, strict=True)]
+        yield Schedule(tuple(_middling(b, c) for b, c in zip(graph.blocks, loops, strict=True)))
+
+
+def _middling(block: BlockGraph, loops: tuple[str, ...]) -> KernelSchedule:
+    parts = dict(block.splits)
+    counts = {a: n or REAL_PARTS for a, n in block.extents.items() if n == FREE or a in parts.values()}
+    tiles: dict[str, int] = {}
+    for axis, extent in block.extents.items():
+        if axis in parts:
+            tiles[axis] = min(REAL_TILE, math.ceil(extent / counts[parts[axis]]))
+        elif axis in loops:
+            tiles[axis] = min(REAL_TILE, extent)
+        elif axis in block.spatial and axis not in block.reduced and axis not in counts:
+            tiles[axis] = min(REAL_ROWS, extent)
+    return KernelSchedule(tuple(sorted(tiles.items())), TilingExpr(loops), tuple(sorted(counts.items())))
 
 
 def _loops(block: BlockGraph) -> list[str]:

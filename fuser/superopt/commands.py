@@ -174,7 +174,7 @@ def verify(
     chosen = programs(program)
     if len(chosen) != 1:
         raise UsageError(f"{program!r} names {len(chosen)} programs", "name one")
-    verdict = verify_graph(chosen[0], read_graph(graph, chosen[0]), rounds=rounds)
+    verdict = verify_graph(chosen[0], read_graph(graph, chosen[0]), rounds=rounds, real_size=True)
     if json:
         print_json(verdict_document(verdict))
     else:

@@ -22,6 +22,7 @@ from fuser.ir.schedule import Schedule
 from fuser.lower.reference import InterpretError
 from fuser.lower.reference import interpret_in
 from fuser.superopt.amounts import largest
+from fuser.superopt.checking import real_schedules
 from fuser.superopt.conditions import conditions
 from fuser.superopt.field_algebra import FieldAlgebra
 from fuser.superopt.fields import Field
@@ -36,14 +37,15 @@ from fuser.superopt.shifts import stabilized
 ELEMENTS = 1 << 22
 """Most elements of any tensor of the test (32 MiB of residues)."""
 _DRAWS = 4
+_ZERO = "a denominator is zero at every draw"
 _TRIPS = 5
 """Tiles that a summed axis keeps where its real extent is too large."""
 
 
 @dataclass(frozen=True)
 class BlockTest:
-    """``passed``, or ``why`` not. ``real``: program axes at their real extents; ``cut``: those that are not, with the extents
-    tested.
+    """``passed``, or ``why`` not, and whether that is because outputs differ. ``real``: program axes at their real extents;
+    ``cut``: those that are not, with the extents tested.
     """
 
     passed: bool
@@ -51,36 +53,55 @@ class BlockTest:
     real: tuple[tuple[str, int], ...]
     cut: tuple[tuple[str, int], ...]
     law: bool
+    differs: bool = False
 
 
 def verify_blocks(
-    program: TensorProgram, graph: KernelGraph, schedule: Schedule, rng: np.random.Generator | None = None, most: int = ELEMENTS
+    program: TensorProgram,
+    graph: KernelGraph,
+    schedule: Schedule | None = None,
+    rng: np.random.Generator | None = None,
+    most: int = ELEMENTS,
 ) -> BlockTest:
-    """One exact test over a finite field of a sample of output blocks, with the schedule as it is.
+    """One exact test over a finite field of a sample of output blocks, with the schedule as it is, or else with the first of
+    :func:`fuser.superopt.checking.real_schedules` that the µGraph takes.
 
     Raises :class:`UnsupportedError` or :class:`fuser.superopt.reduced.MismatchError` where µGraph and program cannot be brought
     together.
     """
-    rng = rng or np.random.default_rng(0)
-    tied = reduction(program, graph)
+    return block_test(reduction(program, graph), schedule, rng or np.random.default_rng(0), most)
+
+
+def block_test(tied: Reduction, schedule: Schedule | None, rng: np.random.Generator, most: int = ELEMENTS) -> BlockTest:
+    """:func:`verify_blocks` for axes that are tied already."""
+    found = BlockTest(False, "no schedule fits", (), (), False)
+    for chosen in (schedule,) if schedule is not None else real_schedules(tied.structure.graph):
+        found = _scheduled(tied, chosen, rng, most)
+        if found.passed or found.differs:
+            return found
+    return found
+
+
+def _scheduled(tied: Reduction, schedule: Schedule, rng: np.random.Generator, most: int) -> BlockTest:
     sizes = _sizes(tied, schedule, most)
     case = tied.at(sizes, block_offsets(tied.masks, tied.structure.real, sizes))
     full = tied.axes.extents
     real = tuple((a, n) for a, n in case.sizes if n == full[a])
     cut = tuple((a, n) for a, n in case.sizes if n != full[a])
     modes = (True,) if stabilized(tied.structure.graph) else (False, True)
-    why = ""
+    why, differs = "", False
     for law in modes:
         try:
-            why = _test(case.program, case.graph, schedule, rng, law)
+            wrong = _test(case.program, case.graph, schedule, rng, law)
         except UnsupportedError as error:
             why = why or error.message
             continue
         except (InterpretError, UsageError) as error:
             return BlockTest(False, error.message, real, cut, law)
-        if not why:
+        if not wrong:
             return BlockTest(True, "", real, cut, law)
-    return BlockTest(False, why, real, cut, modes[-1])
+        why, differs = wrong, differs or wrong != _ZERO
+    return BlockTest(False, why, real, cut, modes[-1], differs)
 
 
 def _test(program: TensorProgram, graph: KernelGraph, schedule: Schedule, rng: np.random.Generator, law: bool) -> str:
@@ -96,7 +117,7 @@ def _test(program: TensorProgram, graph: KernelGraph, schedule: Schedule, rng: n
             continue
         wrong = [n for n, x in wanted.items() if not field.equal(got[n], x)]
         return f"output {wrong[0]!r} differs" if wrong else ""
-    return "a denominator is zero at every draw"
+    return _ZERO
 
 
 def _sizes(tied: Reduction, schedule: Schedule, most: int) -> list[int]:
@@ -117,13 +138,14 @@ def _sizes(tied: Reduction, schedule: Schedule, most: int) -> list[int]:
     for i, real in enumerate(structure.real):
         if real == FREE:
             sizes.append(parts[i])
-        elif structure.roles[i] == "grid":
+        elif structure.roles[i] == "grid" and i not in structure.cut:
             sizes.append(_whole_tiles(real, tile[i], 2))
         else:
             sizes.append(real)
     order = sorted(range(len(sizes)), key=lambda i: -structure.real[i])
-    kept = [i for i in order if structure.roles[i] == "grid" and structure.real[i] != FREE]
-    summed = [i for i in order if structure.roles[i] != "grid" and structure.real[i] != FREE]
+    order = [i for i in order if structure.real[i] != FREE and i not in structure.cut]
+    kept = [i for i in order if structure.roles[i] == "grid"]
+    summed = [i for i in order if structure.roles[i] != "grid"]
     steps = [(i, min(sizes[i], tile[i])) for i in kept]
     steps += [(i, _whole_tiles(structure.real[i], tile[i], _TRIPS)) for i in summed]
     for i, smaller in (*steps, *((i, min(sizes[i], 2)) for i in kept)):

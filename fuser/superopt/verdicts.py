@@ -29,13 +29,14 @@ _KNOWN: dict[str, Verdict] = {}
 
 
 def kept_verdict(program: TensorProgram, graph: KernelGraph) -> Verdict:
-    """The verdict of :func:`fuser.superopt.verify.verify` with its default rounds and seed, from the cache where it is known."""
+    """The verdict of :func:`fuser.superopt.verify.verify` with its default rounds and seed and at the real
+    size, from the cache where it is known."""
     key = _sha256(_verifier(), program.stable_hash(), graph.stable_hash())
     path = cache_dir("verdicts") / f"{key}.json"
     if key not in _KNOWN:
         found = _read(path)
         if found is None:
-            found = verify(program, graph)
+            found = verify(program, graph, real_size=True)
             _write(path, found)
         _KNOWN[key] = found
     return _KNOWN[key]

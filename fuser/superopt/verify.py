@@ -46,6 +46,8 @@ from fuser.superopt.flat import evaluate_flat
 from fuser.superopt.float_check import TOLERANCE
 from fuser.superopt.float_check import float_error
 from fuser.superopt.modular import PRIMES
+from fuser.superopt.real_size import BlockTest
+from fuser.superopt.real_size import block_test
 from fuser.superopt.reduced import Case
 from fuser.superopt.reduced import MismatchError
 from fuser.superopt.reduced import Reduction
@@ -66,6 +68,8 @@ ROUNDS = 3
 DRAWS = 8
 """Draws of a round before zero denominators count as a property of the µGraph."""
 _TURNS = 6
+REAL_ELEMENTS = 1 << 17
+"""Most elements of a tensor of the test at the real size."""
 
 
 def verify(
@@ -76,11 +80,13 @@ def verify(
     rng: np.random.Generator | None = None,
     rounds: int = ROUNDS,
     float_rounds: int = 1,
+    real_size: bool = False,
 ) -> Verdict:
     """Compare a µGraph with its program in ``rounds`` random tests, each at other sizes, with other primes and functions.
 
     With ``schedule``, the loops and divisions are those of the schedule, at reduced tile sizes; without, the verifier makes them.
-    ``float_rounds`` comparisons in float64 come on top (0 for none). Errors of the µGraph are verdicts, not exceptions.
+    ``float_rounds`` comparisons in float64 come on top (0 for none), and with ``real_size`` a test of output blocks at the real
+    size (:mod:`.real_size`). Errors of the µGraph are verdicts, not exceptions.
     """
     rng = rng or np.random.default_rng(0)
     # the last bits number the rounds, of which the next has other sizes throughout
@@ -98,6 +104,8 @@ def verify(
             verdict = _verify(tied, schedule, seeds[:rounds])
             if isinstance(verdict, Verified | Agrees):
                 verdict = _compared(tied, schedule, replace(verdict, heuristic=(*verdict.heuristic, *form.notes)), seeds[rounds:])
+                if isinstance(verdict, Verified | Agrees) and real_size:
+                    verdict = _at_real_size(tied, schedule, verdict, rng)
                 return verdict if verdict.accepted or first is None else first
         except (MismatchError, InterpretError, ProgramError, UsageError) as error:
             verdict = Rejected(error.message)
@@ -145,6 +153,19 @@ _FORMS = (
     ),
 )
 """What is tested until one form passes: all say the same at the real size."""
+
+
+def _at_real_size(tied: Reduction, schedule: Schedule | None, verdict: Verified | Agrees, rng: np.random.Generator) -> Verdict:
+    """The verdict with a test of output blocks at the real size, where that can be made."""
+    try:
+        found = block_test(tied, schedule, rng, REAL_ELEMENTS)
+    except UnsupportedError as error:
+        found = BlockTest(False, error.message, (), (), verdict.law)
+    if found.differs and not (tied.real and found.cut):  # numbers of the real size mean nothing over axes that are cut
+        return Rejected(f"at the real size {found.why}", -1, found.law, (*found.real, *found.cut))
+    if not found.passed:
+        return replace(verdict, heuristic=(*verdict.heuristic, f"not tested at the real size: {found.why}"))
+    return replace(verdict, real_size=True, cut=found.cut)
 
 
 def _compared(tied: Reduction, schedule: Schedule | None, verdict: Verified | Agrees, seeds: Sequence[int]) -> Verdict:

@@ -258,6 +258,32 @@ def test_real_size_by_output_blocks() -> None:
     assert dict(bounded.cut)["k"] == 5 * 256
 
 
+def test_a_verdict_says_whether_the_real_size_was_tested(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = workload("mirage/rmsnorm")
+    graph = postponed(program)
+    assert "real size" not in str(verify(program, graph))
+    verdict = verify(program, graph, real_size=True)
+    assert isinstance(verdict, Accepted)
+    assert verdict.real_size
+    assert dict(verdict.cut) == {"n": 16}
+    assert str(verdict).endswith("tested at the real size too (but n=16)")
+    scale = next(s for s in graph.blocks[0].computes if s.op == "scale")
+    wrong = edit(graph, scale.value, attrs=(("scalar", scale.attr["scalar"].inverse()),))
+    passed = replace(verdict, real_size=False, cut=())
+    monkeypatch.setattr("fuser.superopt.verify._verify", lambda *_: passed)
+    refused = verify(program, wrong, float_rounds=0, real_size=True)
+    assert isinstance(refused, Rejected)
+    assert refused.why.startswith("at the real size output")
+
+
+@pytest.mark.parametrize("name", ["mcfuser/G4", "mirage/gqa-spec", "graphene/layernorm"])
+def test_structures_hold_at_their_real_size(name: str) -> None:
+    program = workload(name)
+    for graph in structures(program):
+        found = verify_blocks(program, graph, most=1 << 16)
+        assert found.passed, f"{found.why}\n{graph}"
+
+
 def test_float_check_alone() -> None:
     program = PROGRAMS["graphene/layernorm"]
     assert float_check(program, fuse(program)) < 1e-12
