@@ -21,7 +21,9 @@ from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import Schedule
 from fuser.lower.reference import InterpretError
 from fuser.lower.reference import interpret_in
+from fuser.superopt.amounts import MOST
 from fuser.superopt.amounts import largest
+from fuser.superopt.amounts import work
 from fuser.superopt.checking import real_schedules
 from fuser.superopt.conditions import conditions
 from fuser.superopt.field_algebra import FieldAlgebra
@@ -84,6 +86,8 @@ def block_test(tied: Reduction, schedule: Schedule | None, rng: np.random.Genera
 
 def _scheduled(tied: Reduction, schedule: Schedule, rng: np.random.Generator, most: int) -> BlockTest:
     sizes = _sizes(tied, schedule, most)
+    if work(tied, sizes) > MOST:
+        raise UnsupportedError("output blocks of the real size are too large, with what windows lie in left whole")
     case = tied.at(sizes, block_offsets(tied.masks, tied.structure.real, sizes))
     full = tied.axes.extents
     real = tuple((a, n) for a, n in case.sizes if n == full[a])
