@@ -54,7 +54,7 @@ def test_a_verdict_is_found_once(fresh: Path, monkeypatch: pytest.MonkeyPatch) -
     assert isinstance(first, Verified)
     (path,) = fresh.iterdir()
 
-    def fail(*_: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         raise AssertionError("verified again")
 
     monkeypatch.setattr(verdicts, "verify", fail)
