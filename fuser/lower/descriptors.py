@@ -23,10 +23,9 @@ from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import Stmt
 from fuser.ir.program import DTYPE_BYTES
 from fuser.ir.schedule import KernelSchedule
-from fuser.ir.schedule import bind
-from fuser.ir.tiling import place
 from fuser.lower.pieces import Piece
-from fuser.lower.tile_code import TileCode
+from fuser.lower.tiles import Tiles
+from fuser.lower.writer import Writer
 
 MAX_RANK = 5
 MAX_BOX = 256
@@ -70,100 +69,99 @@ def descriptor_able(block: BlockGraph, schedule: KernelSchedule, tensor: str) ->
 
 def why_not(block: BlockGraph, schedule: KernelSchedule, tensor: str) -> str:
     """What keeps a kernel from moving a tensor by descriptor; empty where nothing does."""
-    bound, plans = bind(block, schedule)
     try:
-        describe(TileCode(bound, plans, place(bound, schedule.order, plans), schedule, frozenset()), tensor)
+        describe(Tiles.of(block, schedule, frozenset()), tensor)
     except NoValidKernelError as error:
         return error.message
     return ""
 
 
-def described(code: TileCode) -> dict[str, Descriptor]:
+def described(tiles: Tiles) -> dict[str, Descriptor]:
     """The descriptors that a kernel's options ask for, by tensor. Raises :class:`NoValidKernelError` naming the tensor and the
     condition that it does not meet, :class:`UsageError` for options that exclude each other."""
-    knob = code.schedule.knob
+    knob = tiles.schedule.knob
     names = [n.removeprefix("tma_") for n, wanted in knob.items() if n.startswith("tma_") and wanted]
     if both := [n for n in names if f"evict_{n}" in knob]:
         raise UsageError(
-            f"{both[0]!r} of {code.block.name!r} has an eviction hint and a descriptor; Triton's descriptor loads take no hint",
+            f"{both[0]!r} of {tiles.block.name!r} has an eviction hint and a descriptor; Triton's descriptor loads take no hint",
             f"leave out evict_{both[0]} or tma_{both[0]}",
         )
-    return {n: describe(code, n) for n in names}
+    return {n: describe(tiles, n) for n in names}
 
 
-def describe(code: TileCode, tensor: str) -> Descriptor:
+def describe(tiles: Tiles, tensor: str) -> Descriptor:
     """The descriptor of all accesses of a kernel to a tensor; :class:`NoValidKernelError` where there is none."""
-    stmts = [s for s in code.block.stmts if s.access and s.access.source == tensor]
+    stmts = [s for s in tiles.block.stmts if s.access and s.access.source == tensor]
     if not stmts:
-        raise UsageError(f"{code.block.name!r} does not use {tensor!r}")
+        raise UsageError(f"{tiles.block.name!r} does not use {tensor!r}")
     if len({s.kind for s in stmts}) > 1:
-        raise _refuse(code, tensor, "it is read and written")
-    found = {_describe(code, s) for s in stmts}
+        raise _refuse(tiles, tensor, "it is read and written")
+    found = {_describe(tiles, s) for s in stmts}
     if len(found) > 1:
-        raise _refuse(code, tensor, f"its {len(stmts)} accesses have different boxes")
+        raise _refuse(tiles, tensor, f"its {len(stmts)} accesses have different boxes")
     return found.pop()
 
 
-def _describe(code: TileCode, stmt: Stmt) -> Descriptor:
-    access, extents = stmt.access, code.block.extents
+def _describe(tiles: Tiles, stmt: Stmt) -> Descriptor:
+    access, extents = stmt.access, tiles.block.extents
     assert access is not None
     tensor, strides = access.source, access.strides(extents)
     if stmt.dtype not in DTYPES:
-        raise _refuse(code, tensor, f"elements are {stmt.dtype}")
+        raise _refuse(tiles, tensor, f"elements are {stmt.dtype}")
     item = DTYPE_BYTES[stmt.dtype]
-    axes = tuple(a for a in access.axes if extents[a] > 1 or code.plans[a].tile > 1)
+    axes = tuple(a for a in access.axes if extents[a] > 1 or tiles.plans[a].tile > 1)
     if not 1 <= len(axes) <= MAX_RANK:
-        raise _refuse(code, tensor, f"it has {len(axes)} axes, more than {MAX_RANK}" if axes else "it is a single element")
-    box = tuple(_size(code, tensor, a) for a in axes)
-    dims = [a for a in axes if code.plans[a].tile > 1]
-    if len(dims) > 2 and tuple(dims) != code.natural(stmt):
-        raise _refuse(code, tensor, "a tile of three dimensions would be permuted in registers")
+        raise _refuse(tiles, tensor, f"it has {len(axes)} axes, more than {MAX_RANK}" if axes else "it is a single element")
+    box = tuple(_size(tiles, tensor, a) for a in axes)
+    dims = [a for a in axes if tiles.plans[a].tile > 1]
+    if len(dims) > 2 and tuple(dims) != tiles.natural(stmt):
+        raise _refuse(tiles, tensor, "a tile of three dimensions would be permuted in registers")
     if wide := [a for a, n in zip(axes, box, strict=True) if n > MAX_BOX]:
-        raise _refuse(code, tensor, f"the tile of {wide[0]!r} is larger than {MAX_BOX}")
+        raise _refuse(tiles, tensor, f"the tile of {wide[0]!r} is larger than {MAX_BOX}")
     if strides[axes[-1]] != 1 or box[-1] * item < LEAST_BYTES:
-        raise _refuse(code, tensor, f"its innermost {LEAST_BYTES} bytes are not in one tile")
+        raise _refuse(tiles, tensor, f"its innermost {LEAST_BYTES} bytes are not in one tile")
     if math.prod(box) * item < LEAST_BOX:
-        raise _refuse(code, tensor, f"its tile has {math.prod(box) * item} bytes, fewer than the {LEAST_BOX} that are aligned")
+        raise _refuse(tiles, tensor, f"its tile has {math.prod(box) * item} bytes, fewer than the {LEAST_BOX} that are aligned")
     offset = access.window.offset if access.window else 0
     if any(n * item % LEAST_BYTES for n in (offset, *(strides[a] for a in axes[:-1]))):
-        raise _refuse(code, tensor, f"a stride is not a multiple of {LEAST_BYTES} bytes")
+        raise _refuse(tiles, tensor, f"a stride is not a multiple of {LEAST_BYTES} bytes")
     shape = tuple(extents[a] for a in axes)
     return Descriptor(tensor, axes, offset, shape, tuple(strides[a] for a in axes), box, item)
 
 
-def _size(code: TileCode, tensor: str, axis: str) -> int:
+def _size(tiles: Tiles, tensor: str, axis: str) -> int:
     """Lanes of the pieces of an axis, which are all alike."""
-    pieces, plan = code.pieces[axis], code.plans[axis]
-    if len({(p.size, p.limit) for p in pieces}) > 1 or len(pieces) > (plan.trips if axis in code.tree.arrays else 1):
-        raise _refuse(code, tensor, f"the tile {plan.tile} of {axis!r} is not one power of two")
+    pieces, plan = tiles.pieces[axis], tiles.plans[axis]
+    if len({(p.size, p.limit) for p in pieces}) > 1 or len(pieces) > (plan.trips if axis in tiles.tree.arrays else 1):
+        raise _refuse(tiles, tensor, f"the tile {plan.tile} of {axis!r} is not one power of two")
     if pieces[0].padded and plan.tile < plan.extent:
-        raise _refuse(code, tensor, f"the tile {plan.tile} of {axis!r} is padded, and the padding would read the next tile")
+        raise _refuse(tiles, tensor, f"the tile {plan.tile} of {axis!r} is padded, and the padding would read the next tile")
     return pieces[0].size
 
 
-def _refuse(code: TileCode, tensor: str, why: str) -> NoValidKernelError:
+def _refuse(tiles: Tiles, tensor: str, why: str) -> NoValidKernelError:
     return NoValidKernelError(
-        f"{tensor!r} of {code.block.name!r} cannot be moved by a tensor descriptor: {why}", f"leave out tma_{tensor}"
+        f"{tensor!r} of {tiles.block.name!r} cannot be moved by a tensor descriptor: {why}", f"leave out tma_{tensor}"
     )
 
 
-def place_text(code: TileCode, d: Descriptor, by_axis: Mapping[str, Piece]) -> str:
+def place_text(w: Writer, d: Descriptor, by_axis: Mapping[str, Piece]) -> str:
     """Where the box of a combination of pieces begins: an index for each dimension."""
-    return ", ".join(code.start(a, by_axis[a]) or "0" for a in d.axes)
+    return ", ".join(w.start(a, by_axis[a]) or "0" for a in d.axes)
 
 
-def load_text(code: TileCode, name: str, d: Descriptor, by_axis: Mapping[str, Piece]) -> str:
+def load_text(w: Writer, name: str, d: Descriptor, by_axis: Mapping[str, Piece]) -> str:
     """A load of one register block, with its dimensions in the order of the tensor's."""
-    text = f"{name}.load([{place_text(code, d, by_axis)}])"
-    sizes = [str(by_axis[a].size) for a in d.axes if code.plans[a].tile > 1]
+    text = f"{name}.load([{place_text(w, d, by_axis)}])"
+    sizes = [str(by_axis[a].size) for a in d.axes if w.tiles.plans[a].tile > 1]
     return text if len(sizes) == len(d.axes) else f"tl.reshape({text}, ({', '.join(sizes)}{',' if len(sizes) == 1 else ''}))"
 
 
-def store_text(code: TileCode, name: str, d: Descriptor, by_axis: Mapping[str, Piece], value: str) -> str:
+def store_text(w: Writer, name: str, d: Descriptor, by_axis: Mapping[str, Piece], value: str) -> str:
     """A store of one register block whose dimensions are in the order of the tensor's."""
-    if any(code.plans[a].tile == 1 for a in d.axes):
+    if any(w.tiles.plans[a].tile == 1 for a in d.axes):
         value = f"tl.reshape({value}, ({', '.join(map(str, d.box))},))"
-    return f"{name}.store([{place_text(code, d, by_axis)}], {value})"
+    return f"{name}.store([{place_text(w, d, by_axis)}], {value})"
 
 
 def with_metadata(

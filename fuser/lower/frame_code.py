@@ -4,7 +4,7 @@ with different work.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,12 +12,14 @@ from fuser.errors import NoValidKernelError
 from fuser.errors import UsageError
 from fuser.ir.mugraph import Stmt
 from fuser.ir.ops import op as op_def
-from fuser.ir.tiling import Loop
 from fuser.ir.tiling import Node
 from fuser.lower.dependent_launch import divide
 from fuser.lower.dependent_launch import statements
-from fuser.lower.prefetch_code import PrefetchCode
+from fuser.lower.prefetch_code import prefetch
 from fuser.lower.program_order import decode
+from fuser.lower.tiles import Tiles
+from fuser.lower.tiles import loops_of
+from fuser.lower.writer import Writer
 
 
 @dataclass(frozen=True)
@@ -30,107 +32,71 @@ class Chain:
     next: str = ""
 
 
-class FrameCode(PrefetchCode):
-    """What surrounds the statements of a kernel."""
+def persistent(t: Tiles) -> int:
+    """Programs of a persistent kernel, no more than places of its grid; 0 for a kernel that has one for each place."""
+    knob = t.schedule.knob
+    if "persistent" not in knob:
+        if "flatten" in knob:
+            raise UsageError(f"the option 'flatten' of {t.block.name!r} is for persistent kernels", "set persistent too")
+        return 0
+    if knob["persistent"] < 1:
+        raise UsageError(f"{t.block.name!r} has {knob['persistent']} persistent programs", "use the number of SMs, say")
+    return min(knob["persistent"], t.places)
 
-    def body(self, nodes: Sequence[Node]) -> None:
-        """Emit the nodes."""
-        raise NotImplementedError
 
-    def persistent(self, places: int) -> int:
-        """Programs of a persistent kernel, no more than places; 0 for a kernel that has one for each place."""
-        knob = self.schedule.knob
-        if "persistent" not in knob:
-            if "flatten" in knob:
-                raise UsageError(f"the option 'flatten' of {self.block.name!r} is for persistent kernels", "set persistent too")
-            return 0
-        if knob["persistent"] < 1:
-            raise UsageError(f"{self.block.name!r} has {knob['persistent']} persistent programs", "use the number of SMs, say")
-        return min(knob["persistent"], places)
+def wait_once(w: Writer, chain: Chain) -> Chain:
+    """A persistent kernel waits, and lets the next one start, before its first place; what is left of the chain for each."""
+    if chain.next:
+        w.cuda("gdc_launch_dependents")
+    if chain.waits:
+        w.cuda("gdc_wait")
+    return Chain()
 
-    def wait_once(self, chain: Chain) -> Chain:
-        """A persistent kernel waits, and lets the next one start, before its first place; what is left of the chain for each."""
-        if chain.next:
-            self.cuda("gdc_launch_dependents")
-        if chain.waits:
-            self.cuda("gdc_wait")
-        return Chain()
 
-    def cuda(self, name: str) -> None:
-        """A call of a function of ``triton.language.extra.cuda``."""
-        self.imports.add(name)
-        self.emit(f"{name}()")
-
-    def check_specialized(self) -> bool:
-        """Whether warps are specialized; :class:`NoValidKernelError` where there is nothing that they could share out."""
-        if not self.schedule.knob.get("specialize", False):
-            return False
-        if not any(self.multiplies(x) for x in _loops(self.tree.body)) or not set(self.block.inputs) & set(self.described):
-            raise NoValidKernelError(
-                f"{self.block.name!r} has no loop with a matmul of what descriptors load, so its warps cannot be specialized",
-                "leave out specialize, or load the operands by tma_<tensor>",
-            )
-        return True
-
-    def multiplies(self, node: Loop) -> bool:
-        """The loop stays a loop, has a contraction on tensor cores, and no loop inside."""
-        return (
-            not node.unrolled
-            and not any(isinstance(n, Loop) and not n.unrolled for n in node.body)
-            and any(isinstance(s, Stmt) and self.is_dot(s) for s in statements(node))
+def check_specialized(w: Writer) -> bool:
+    """Whether warps are specialized; :class:`NoValidKernelError` where there is nothing that they could share out."""
+    if not w.tiles.schedule.knob.get("specialize", False):
+        return False
+    if not any(w.tiles.multiplies(x) for x in loops_of(w.tiles.tree.body)) or not set(w.tiles.block.inputs) & set(w.described):
+        raise NoValidKernelError(
+            f"{w.tiles.block.name!r} has no loop with a matmul of what descriptors load, so its warps cannot be specialized",
+            "leave out specialize, or load the operands by tma_<tensor>",
         )
-
-    def dependent_body(self, chain: Chain) -> None:
-        """The whole body, with what programmatic dependent launch needs in it."""
-        if chain.next == "early":
-            self.cuda("gdc_launch_dependents")
-        early, late = divide(self.tree.body, chain.earlier) if chain.waits else ((), self.tree.body)
-        self.body(early)
-        if chain.waits:
-            self.prefetch(late, chain.earlier)
-            self.cuda("gdc_wait")
-        store = next(i for i, n in enumerate(late) if any(isinstance(s, Stmt) and s.kind == "store" for s in statements(n)))
-        self.body(late[:store])
-        if chain.next == "late":
-            self.cuda("gdc_launch_dependents")
-        self.body(late[store:])
-
-    def used(self, axis: str) -> bool:
-        """Whether pointers, masks or operators need the indices of an axis; descriptors need none."""
-        needs = (s for s in self.block.stmts if axis in s.axes and not (s.access and s.access.source in self.described))
-        return any(s.access or op_def(s.op).indexed for s in needs) or any(self.mask(axis, p) for p in self.pieces[axis])
-
-    def looped(self) -> set[str]:
-        """Axes whose indices change inside a loop that is not unrolled."""
-        found: set[str] = set()
-
-        def visit(nodes: Sequence[Node]) -> None:
-            for n in nodes:
-                if isinstance(n, Loop):
-                    if not n.unrolled:
-                        found.add(n.axis)
-                    visit(n.body)
-
-        visit(self.tree.body)
-        return found
-
-    def grid(self) -> None:
-        """Decode the block's number; the last divided axis varies fastest, unless the option ``grid_order`` says otherwise."""
-        persistent = "persistent" in self.schedule.knob  # its loop sets pid
-        divided = [a for a, p in self.plans.items() if p.grid > 1]
-        wanted = [a for a in str(self.schedule.knob.get("grid_order", "")).split(".") if a in divided]
-        order = wanted + [a for a in divided if a not in wanted]
-        counters = {a: self.split_counter(a) for a in order}
-        sizes = {counters[a]: self.plans[a].grid for a in order}
-        if sizes:
-            if not persistent:
-                self.emit("pid = tl.program_id(0)")
-            for line in decode(list(sizes.items()), int(self.schedule.knob.get("group", 0))):
-                self.emit(line)
+    return True
 
 
-def _loops(nodes: Sequence[Node]) -> Iterator[Loop]:
-    for n in nodes:
-        if isinstance(n, Loop):
-            yield n
-            yield from _loops(n.body)
+def dependent_body(w: Writer, chain: Chain, body: Callable[[Sequence[Node]], None]) -> None:
+    """The whole body, with what programmatic dependent launch needs in it; ``body`` writes nodes of the loop tree."""
+    if chain.next == "early":
+        w.cuda("gdc_launch_dependents")
+    early, late = divide(w.tiles.tree.body, chain.earlier) if chain.waits else ((), w.tiles.tree.body)
+    body(early)
+    if chain.waits:
+        prefetch(w, late, chain.earlier)
+        w.cuda("gdc_wait")
+    store = next(i for i, n in enumerate(late) if any(isinstance(s, Stmt) and s.kind == "store" for s in statements(n)))
+    body(late[:store])
+    if chain.next == "late":
+        w.cuda("gdc_launch_dependents")
+    body(late[store:])
+
+
+def used(w: Writer, axis: str) -> bool:
+    """Whether pointers, masks or operators need the indices of an axis; descriptors need none."""
+    needs = (s for s in w.tiles.block.stmts if axis in s.axes and not (s.access and s.access.source in w.described))
+    return any(s.access or op_def(s.op).indexed for s in needs) or any(w.tiles.masked(axis, p) for p in w.tiles.pieces[axis])
+
+
+def decode_grid(w: Writer) -> None:
+    """Decode the block's number; the last divided axis varies fastest, unless the option ``grid_order`` says otherwise."""
+    persistent = "persistent" in w.tiles.schedule.knob  # its loop sets pid
+    divided = [a for a, p in w.tiles.plans.items() if p.grid > 1]
+    wanted = [a for a in str(w.tiles.schedule.knob.get("grid_order", "")).split(".") if a in divided]
+    order = wanted + [a for a in divided if a not in wanted]
+    counters = {a: w.split_counter(a) for a in order}
+    sizes = {counters[a]: w.tiles.plans[a].grid for a in order}
+    if sizes:
+        if not persistent:
+            w.emit("pid = tl.program_id(0)")
+        for line in decode(list(sizes.items()), int(w.tiles.schedule.knob.get("group", 0))):
+            w.emit(line)

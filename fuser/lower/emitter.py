@@ -1,0 +1,53 @@
+"""Lines of generated source and the names in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from keyword import iskeyword
+
+from fuser.ir.fuse import identifier
+
+TAKEN = frozenset({"tl", "triton", "range", "min", "float", "prefetch_l2", "gdc_wait", "gdc_launch_dependents"}) | frozenset(
+    {"nan_max", "pid", "pid_in", "pid_1", "first", "height"}
+)
+"""Names that generated source uses for something else."""
+
+
+class Emitter:
+    """Lines so far, how deep they stand, and a name for every text that was asked for."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.depth = 1
+        self._names: dict[str, str] = {}
+
+    def emit(self, line: str) -> None:
+        self.lines.append("    " * self.depth + line if line else "")
+
+    @contextmanager
+    def indented(self, head: str) -> Iterator[None]:
+        """The lines inside stand under ``head``."""
+        self.emit(head)
+        self.depth += 1
+        yield
+        self.depth -= 1
+
+    def name(self, text: str) -> str:
+        """The name in the source of a value, or of what the lowering adds: then with a blank, which no value's name has."""
+        if text not in self._names:
+            base = identifier(text.replace("'", "_"))
+            name = f"{base}_" if base in TAKEN or iskeyword(base) else base
+            taken = set(self._names.values())
+            while name in taken:
+                name += "_"
+            self._names[text] = name
+        return self._names[text]
+
+    def beside(self, name: str, what: str) -> str:
+        """The name of something about a register block (its fp32 form, say), which no value has."""
+        return self.name(f"{name} {what}")
+
+    def piece(self, text: str, suffix: str) -> str:
+        """A name with the suffix of a register block, which may be another value's name."""
+        return self.beside(self.name(text), suffix[1:]) if suffix else self.name(text)

@@ -1,0 +1,55 @@
+"""Loads and stores in generated source: by pointers and masks, or by tensor descriptors."""
+
+from __future__ import annotations
+
+from fuser.ir.mugraph import Stmt
+from fuser.lower.descriptors import load_text
+from fuser.lower.descriptors import store_text
+from fuser.lower.writer import TRITON_DTYPE
+from fuser.lower.writer import Writer
+
+
+def load(w: Writer, stmt: Stmt) -> None:
+    access = stmt.access
+    assert access is not None
+    by_tma = w.described.get(access.source)
+    layout = tuple(a for a in by_tma.axes if w.tiles.plans[a].tile > 1) if by_tma else w.tiles.natural(stmt)
+    value = w.begin(stmt.value, layout, stmt.dtype, dict.fromkeys(stmt.axes, "zero"))
+    for combo in w.combos(stmt.axes):
+        key = w.key(stmt.axes, combo, layout)
+        name = w.var(stmt.value, layout, key)
+        w.define(value, key, name)
+        if by_tma:
+            text = load_text(w, w.argument(access.source), by_tma, dict(zip(stmt.axes, combo, strict=True)))
+            w.emit(f"{name} = {text}")
+            continue
+        pointer = w.pointer(stmt, combo, layout)
+        mask = w.masks(stmt.axes, combo, layout)
+        hint = w.tiles.schedule.knob.get(f"evict_{access.source}", "")
+        extra = (f", mask={mask}, other=0.0" if mask else "") + (f', eviction_policy="{hint}"' if hint else "")
+        w.emit(f"{name} = tl.load({pointer}{extra})")
+
+
+def store(w: Writer, stmt: Stmt) -> None:
+    access = stmt.access
+    assert access is not None
+    layout = w.tiles.dims(stmt.axes)
+    held = w.values[stmt.value].layout
+    by_tma = w.described.get(access.source)
+    if by_tma:
+        layout = tuple(a for a in by_tma.axes if a in layout)
+    elif set(held) == set(layout):
+        layout = held
+    for combo in w.combos(stmt.axes):
+        by_axis = dict(zip(stmt.axes, combo, strict=True))
+        text = w.read(stmt.value, stmt.axes, combo, layout, fp32=False)
+        if set(held) != set(layout):
+            text = f"tl.broadcast_to({text}, ({', '.join(str(by_axis[a].size) for a in layout)}))"
+        mask = w.masks(stmt.axes, combo, layout)
+        extra = f", mask={mask}" if mask else ""
+        if stmt.dtype != w.values[stmt.value].dtype:
+            text = f"{text}.to({TRITON_DTYPE[stmt.dtype]})" if layout else f"tl.cast({text}, {TRITON_DTYPE[stmt.dtype]})"
+        if by_tma:
+            w.emit(store_text(w, w.argument(access.source), by_tma, by_axis, text))
+            continue
+        w.emit(f"tl.store({w.pointer(stmt, combo, layout)}, {text}{extra})")
