@@ -23,9 +23,7 @@ from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import Stmt
 from fuser.ir.program import DTYPE_BYTES
 from fuser.ir.schedule import KernelSchedule
-from fuser.lower.pieces import Piece
 from fuser.lower.tiles import Tiles
-from fuser.lower.writer import Writer
 
 MAX_RANK = 5
 MAX_BOX = 256
@@ -143,25 +141,6 @@ def _refuse(tiles: Tiles, tensor: str, why: str) -> NoValidKernelError:
     return NoValidKernelError(
         f"{tensor!r} of {tiles.block.name!r} cannot be moved by a tensor descriptor: {why}", f"leave out tma_{tensor}"
     )
-
-
-def place_text(w: Writer, d: Descriptor, by_axis: Mapping[str, Piece]) -> str:
-    """Where the box of a combination of pieces begins: an index for each dimension."""
-    return ", ".join(w.start(a, by_axis[a]) or "0" for a in d.axes)
-
-
-def load_text(w: Writer, name: str, d: Descriptor, by_axis: Mapping[str, Piece]) -> str:
-    """A load of one register block, with its dimensions in the order of the tensor's."""
-    text = f"{name}.load([{place_text(w, d, by_axis)}])"
-    sizes = [str(by_axis[a].size) for a in d.axes if w.tiles.plans[a].tile > 1]
-    return text if len(sizes) == len(d.axes) else f"tl.reshape({text}, ({', '.join(sizes)}{',' if len(sizes) == 1 else ''}))"
-
-
-def store_text(w: Writer, name: str, d: Descriptor, by_axis: Mapping[str, Piece], value: str) -> str:
-    """A store of one register block whose dimensions are in the order of the tensor's."""
-    if any(w.tiles.plans[a].tile == 1 for a in d.axes):
-        value = f"tl.reshape({value}, ({', '.join(map(str, d.box))},))"
-    return f"{name}.store([{place_text(w, d, by_axis)}], {value})"
 
 
 def with_metadata(

@@ -171,8 +171,8 @@ def _joined(w: Writer, stmt: Stmt, a: str, b: str) -> str:
 
 
 def _only_shifts(w: Writer, stmt: Stmt) -> bool:
-    """A running maximum, by which exponents are shifted and which cancels: it may pass over NaN, as the exponential of a NaN is one
-    whatever it is shifted by."""
+    """A running maximum, by which exponents are shifted and which cancels: it may pass over NaN, as the exponential of a NaN
+    is one whatever it is shifted by."""
     users = w.tiles.block.users(stmt.value)
     return any(stmt.value in u.running for u in users) and all(stmt.value in u.running or u.kind == "store" for u in users)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from fuser.ir.mugraph import Stmt
-from fuser.lower.descriptors import load_text
-from fuser.lower.descriptors import store_text
+from fuser.lower.descriptors import Descriptor
+from fuser.lower.pieces import Piece
 from fuser.lower.writer import TRITON_DTYPE
 from fuser.lower.writer import Writer
 
@@ -20,7 +22,7 @@ def load(w: Writer, stmt: Stmt) -> None:
         name = w.var(stmt.value, layout, key)
         w.define(value, key, name)
         if by_tma:
-            text = load_text(w, w.argument(access.source), by_tma, dict(zip(stmt.axes, combo, strict=True)))
+            text = _load_box(w, w.argument(access.source), by_tma, dict(zip(stmt.axes, combo, strict=True)))
             w.emit(f"{name} = {text}")
             continue
         pointer = w.pointer(stmt, combo, layout)
@@ -50,6 +52,25 @@ def store(w: Writer, stmt: Stmt) -> None:
         if stmt.dtype != w.values[stmt.value].dtype:
             text = f"{text}.to({TRITON_DTYPE[stmt.dtype]})" if layout else f"tl.cast({text}, {TRITON_DTYPE[stmt.dtype]})"
         if by_tma:
-            w.emit(store_text(w, w.argument(access.source), by_tma, by_axis, text))
+            w.emit(_store_box(w, w.argument(access.source), by_tma, by_axis, text))
             continue
         w.emit(f"tl.store({w.pointer(stmt, combo, layout)}, {text}{extra})")
+
+
+def _box_text(w: Writer, d: Descriptor, by_axis: Mapping[str, Piece]) -> str:
+    """Where the box of a combination of pieces begins: an index for each dimension."""
+    return ", ".join(w.start(a, by_axis[a]) or "0" for a in d.axes)
+
+
+def _load_box(w: Writer, name: str, d: Descriptor, by_axis: Mapping[str, Piece]) -> str:
+    """A load of one register block, with its dimensions in the order of the tensor's."""
+    text = f"{name}.load([{_box_text(w, d, by_axis)}])"
+    sizes = [str(by_axis[a].size) for a in d.axes if w.tiles.plans[a].tile > 1]
+    return text if len(sizes) == len(d.axes) else f"tl.reshape({text}, ({', '.join(sizes)}{',' if len(sizes) == 1 else ''}))"
+
+
+def _store_box(w: Writer, name: str, d: Descriptor, by_axis: Mapping[str, Piece], value: str) -> str:
+    """A store of one register block whose dimensions are in the order of the tensor's."""
+    if any(w.tiles.plans[a].tile == 1 for a in d.axes):
+        value = f"tl.reshape({value}, ({', '.join(map(str, d.box))},))"
+    return f"{name}.store([{_box_text(w, d, by_axis)}], {value})"

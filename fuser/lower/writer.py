@@ -9,15 +9,12 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
-from typing import TYPE_CHECKING
 
 from fuser.ir.mugraph import Stmt
+from fuser.lower.descriptors import Descriptor
 from fuser.lower.emitter import Emitter
 from fuser.lower.pieces import Piece
 from fuser.lower.tiles import Tiles
-
-if TYPE_CHECKING:
-    from fuser.lower.descriptors import Descriptor
 
 Combo = tuple[Piece, ...]
 
