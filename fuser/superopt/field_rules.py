@@ -92,8 +92,7 @@ def _join(xs: Sequence[Value], axis: int) -> Value:
 
 def _where(field: Field, xs: Sequence[Value], _attrs: Mapping[str, Any]) -> Value:
     c, a, b = xs
-    _visible("where", [c])
-    holds = field.truth(c)
+    holds = field.truth(Value(c.p, c.q)) | hidden(c)  # minus infinity is not zero
     chosen = field.ring(lambda x, y, _m: np.where(holds, x, y), a, b)
     if a.minus_inf is None and b.minus_inf is None:
         return chosen
