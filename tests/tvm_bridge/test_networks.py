@@ -6,7 +6,6 @@ them; with ``--whole`` their regions are ranked and lowered too, as the command 
 
 from __future__ import annotations
 
-import io
 import os
 import sys
 import tempfile
@@ -71,11 +70,11 @@ def save(name: str, length: int, source: str, folder: Path) -> Files:
         if source == "onnx":
             import onnx
 
-            file = io.BytesIO()
+            file = folder / "m.onnx"
             with torch.no_grad():
                 torch.onnx.export(net, x, file, input_names=list(inputs), opset_version=17, dynamo=False)
             shapes = {k: v.shape for k, v in inputs.items()}
-            mod, params = relay.frontend.from_onnx(onnx.load_from_string(file.getvalue()), shapes, freeze_params=False)
+            mod, params = relay.frontend.from_onnx(onnx.load(file), shapes, freeze_params=False)
         else:
             typed = [(k, (v.shape, str(v.dtype))) for k, v in inputs.items()]
             mod, params = relay.frontend.from_pytorch(traced(net, x), typed)
