@@ -20,10 +20,11 @@ from fuser.lower.triton_source import generate_graph
 from fuser.superopt.verdicts import accepted
 from fuser.workloads import workload
 from search.compiled import CompiledProgram
+from search.cover.model import compile_model
+from search.cover.model import is_model
 from search.libraries import with_libraries
-from search.realise import Realised
-from search.realise import first_verified
 from search.realise import realise
+from search.realise import verified
 from search.structures import searched
 from search.structures import structures
 from search.tune import Candidate
@@ -73,6 +74,17 @@ def compile_program(
     require_instant(effort)
     known = _imported(program, example_inputs)
     device, spec = _where(device, target, known.program.name)
+    if graph is None and schedule is None and not superoptimize and is_model(known.program):
+        model = compile_model(
+            known.program,
+            known.params,
+            spec,
+            libraries=device not in (None, "cpu"),
+            compiled=device != "cpu",
+            checked=checked,
+            seed=seed,
+        )
+        return CompiledProgram(model.program, spec, model.whole, device, model.params, known.inputs, capture, model)
     graphs = _graphs(known.program, graph, schedule, superoptimize)
     if graph is not None:
         accepted(known.program, graph)
@@ -84,9 +96,7 @@ def compile_program(
     else:
         tuned = tune_fast(known.program, spec, seed=seed, graphs=graphs)
     if device == "cpu":
-        candidates = (tuned.winner, *tuned.runners)
-        at, verdict, rejected = first_verified(known.program, candidates)
-        done = Realised(tuned, candidates[at], verdict, (), rejected=rejected)
+        done = verified(tuned)
     else:
         (done,) = realise([tuned], spec, checked=checked, seed=seed)
     return CompiledProgram(known.program, spec, done, device, known.params, known.inputs, capture)

@@ -32,6 +32,7 @@ from search.tune import Candidate
 if TYPE_CHECKING:
     from fuser.runtime.capture import Captured
     from fuser.runtime.graph_executor import Executable
+    from search.cover.model import Model
 
 
 @dataclass(eq=False, repr=False)
@@ -50,6 +51,8 @@ class CompiledProgram:
     params: Mapping[str, Array] = field(default_factory=dict)
     inputs: tuple[str, ...] = ()
     capture: bool = False
+    model: Model | None = None
+    """The parts of a program that is more than one region."""
     _replayed: Captured | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -204,6 +207,8 @@ class CompiledProgram:
     def explain(self) -> str:
         """Why this one: structure, schedule, what the model expects of each kernel beside the runner-up, and what fell out."""
         tuned, chosen = self.realised.tuned, self.realised.candidate
+        if self.model is not None:
+            return "\n".join([repr(self), "", *self.model.lines(), "", f"{self.verdict} (the part with the weakest evidence)"])
         shown = [chosen, *([r] if (r := tuned.runner_up) and r is not chosen else [])]
         lines = [repr(self), "", str(self.graph), ""]
         for i, c in enumerate(shown):

@@ -75,6 +75,13 @@ def first_verified(program: TensorProgram, candidates: Sequence[Candidate]) -> t
     raise _unverified(program, verdict)
 
 
+def verified(tuned: Tuned) -> Realised:
+    """The first verified candidate, without its kernels: for Triton's interpreter."""
+    candidates = (tuned.winner, *tuned.runners)
+    at, verdict, rejected = first_verified(tuned.program, candidates)
+    return Realised(tuned, candidates[at], verdict, (), rejected=rejected)
+
+
 def _unverified(program: TensorProgram, verdict: Verdict | None) -> NoValidKernelError:
     return NoValidKernelError(f"no µGraph of {program.name!r} is verified: {verdict or 'there is none'}")
 

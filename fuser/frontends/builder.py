@@ -101,7 +101,7 @@ class Builder:
         for key, v in attrs.items():
             if isinstance(v, list):
                 attrs[key] = tuple(v)
-        if op == "cast" and dtype:
+        if op in ("cast", "opaque") and dtype:
             attrs["dtype"] = dtype
         shape = infer_shape(op, [i.shape for i in inputs], attrs)
         dtype = dtype or inputs[-1 if op == "where" else 0].tensor.dtype

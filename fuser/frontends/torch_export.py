@@ -14,6 +14,7 @@ import operator
 import warnings
 from collections.abc import Callable
 from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
 from functools import cache
@@ -26,6 +27,7 @@ from fuser.frontends.builder import Ref
 from fuser.frontends.quotients import as_quotients
 from fuser.frontends.torch_call import Call
 from fuser.frontends.torch_call import dtype_name
+from fuser.frontends.torch_call import is_tensor
 from fuser.frontends.torch_call import to_numpy
 from fuser.frontends.torch_rules import BY_ATEN
 from fuser.frontends.torch_rules import BY_TABLE
@@ -35,6 +37,8 @@ from fuser.ir.ops import Array
 from fuser.ir.program import FLOAT_DTYPES
 from fuser.ir.program import TensorProgram
 from fuser.ir.scales import tie_scales
+from fuser.runtime.aten import call as run_aten
+from fuser.runtime.aten import described
 
 
 @dataclass(frozen=True)
@@ -130,6 +134,8 @@ class _Importer:
         for node in self.nodes:
             if node.op == "call_function" and node in self.live:
                 self.values[node] = self._call(node)
+            elif node.op == "get_attr":
+                self.values[node] = getattr(self.exported.graph_module, node.target)
             elif node.op == "output":
                 by_name = {n.name: n for n in node.all_input_nodes}
                 for made in signature.user_outputs:
@@ -184,6 +190,8 @@ class _Importer:
         kwargs = map_arg(node.kwargs, self.values.__getitem__)
         if node.target is operator.getitem:
             return args[0][args[1]]
+        if inner := [a for a in args if isinstance(a, torch.fx.GraphModule)]:
+            return self._inline(inner[0], args[args.index(inner[0]) + 1 :])
         if not isinstance(node.target, torch._ops.OpOverload):
             raise self._unsupported(node, str(node.target))
         aten = str(node.target).removeprefix("aten.").removesuffix(".default")
@@ -201,13 +209,60 @@ class _Importer:
         if rule is None and table in OPS and OPS[table].kind == "map" and not OPS[table].attrs:
             rule = Call.elementwise
         if rule is None:
-            raise self._unsupported(node, str(node.target))
+            return self._left(node, args, kwargs)
         call = Call(self.builder, node, aten, table, _arguments(node, args, kwargs), result, self._constant, self._where(node))
         value = rule(call)
         moves = table in OPS and OPS[table].kind in ("view", "data")
         if isinstance(value, Ref) and not moves and value.tensor.dtype not in FLOAT_DTYPES:
-            raise self._unsupported(node, f"{node.target} with a result in {value.tensor.dtype}")
+            return self._left(node, args, kwargs)
         return value
+
+    def _inline(self, module: Any, args: Sequence[Any]) -> Any:
+        """A part of the graph under another mode of autograd or autocast."""
+        places = iter(args)
+        for node in module.graph.nodes:
+            if node.op == "placeholder":
+                self.values[node] = next(places)
+            elif node.op == "call_function":
+                self.values[node] = self._call(node)
+            elif node.op == "output":
+                from torch.fx.node import map_arg
+
+                return map_arg(node.args[0], self.values.__getitem__)
+        raise AssertionError("a graph has an output")
+
+    def _left(self, node: Any, args: Any, kwargs: Any) -> Any:
+        """An operator that the table lacks is torch's to compute: now where parameters alone decide it, else at every call."""
+        import torch
+
+        result = node.meta.get("val")
+        if result is None:  # an assertion
+            return None
+        try:
+            detail, tensors = described(args, kwargs, is_tensor)
+        except TypeError as error:
+            raise self._unsupported(node, f"{node.target} with {error}") from error
+        refs = [t if isinstance(t, Ref) else self._constant(t, f"{node.name}.constant") for t in tensors]
+        callee = str(node.target)
+        if torch.Tag.nondeterministic_seeded in node.target.tags or not refs:
+            raise self._unsupported(node, callee)
+        if all(r.name in self.params for r in refs):
+            values = [torch.from_numpy(self.params[r.name]).to(getattr(torch, r.tensor.dtype)) for r in refs]
+            return run_aten(callee, detail, values)
+        results = [result] if isinstance(result, torch.Tensor) else list(result)
+        made = [
+            self.builder.op(
+                "opaque",
+                *refs,
+                dtype=dtype_name(r.dtype, node.name),
+                callee=callee,
+                detail=detail,
+                shape=_static(node, r.shape),
+                field=-1 if isinstance(result, torch.Tensor) else i,
+            )
+            for i, r in enumerate(results)
+        ]
+        return made[0] if isinstance(result, torch.Tensor) else made
 
     @staticmethod
     def _where(node: Any) -> str:

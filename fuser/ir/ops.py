@@ -180,7 +180,11 @@ def _causal_mask(x: Array, *, offset: Any = 0, rows: Array | None = None, cols: 
     return np.where(cols <= rows + offset, x, -np.inf)
 
 
-def _opaque(*_: Array, callee: str = "", **__: Any) -> Array:
+def _opaque(*xs: Array, callee: str = "", detail: str = "", field: int = -1, **_: Any) -> Array:
+    if callee.startswith("aten."):
+        from fuser.runtime.aten import evaluate
+
+        return evaluate(callee, detail, xs, field)
     raise UnsupportedError(
         f"the imported operator {callee} is opaque: it has no numpy semantics", "evaluate the model where it was imported"
     )
@@ -274,7 +278,7 @@ _ALL = (
           torch=("scaled_dot_product_attention",)),
     # what the importer keeps as it is: ``shape`` is the output's, ``callee`` the model's operator, ``detail`` its attributes
     # (JSON)
-    OpDef("opaque", "opaque", -1, _opaque, attrs=("callee", "shape", "detail", "field"), flops=0),
+    OpDef("opaque", "opaque", -1, _opaque, attrs=("callee", "shape", "detail", "dtype", "field"), flops=0),
 )  # fmt: skip
 
 OPS: dict[str, OpDef] = {op.name: op for op in _ALL}

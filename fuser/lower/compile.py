@@ -7,10 +7,13 @@ import importlib.util
 import json
 import math
 import os
+import re
 import sys
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from dataclasses import asdict
 from dataclasses import dataclass
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
@@ -79,6 +82,16 @@ class KernelArtifact:
     def described(self) -> dict[str, Descriptor]:
         """The descriptors by tensor."""
         return {d.tensor: d for d in self.descriptors}
+
+    def over(self, source: KernelSource) -> KernelArtifact:
+        """The same kernel over the tensors of an equal source."""
+        new = dict(zip((a.name for a in self.args), source.args, strict=True))
+        return replace(
+            self,
+            args=tuple(replace(a, name=new[a.name]) for a in self.args),
+            outputs=source.outputs,
+            descriptors=tuple(replace(d, tensor=new[d.tensor]) for d in self.descriptors),
+        )
 
     def manifest(self) -> dict[str, Any]:
         """Everything but the texts, for reports."""
@@ -196,6 +209,27 @@ def _type(descriptor: Descriptor | None, dtype: str) -> str:
 def compile_graph(graph: KernelGraph, schedule: Schedule, arch: int, folder: Path | None = None) -> tuple[KernelArtifact, ...]:
     """Artifacts of the graph-defined kernels of a µGraph, in launch order."""
     return tuple(compile_kernel(source, arch, folder) for source in generate_graph(graph, schedule))
+
+
+def compile_sources(sources: Sequence[KernelSource], arch: int, executor: Executor | None = None) -> tuple[KernelArtifact, ...]:
+    """Artifacts of many kernels, in order. Those that differ in names alone, as in the layers of a model, are compiled once."""
+    texts = [neutral(s) for s in sources]
+    first = {text: i for i, text in reversed(list(enumerate(texts)))}
+    distinct = [sources[i] for i in first.values()]
+    run = executor.map if executor else map
+    made = dict(zip(first, run(compile_kernel, distinct, [arch] * len(distinct)), strict=True))
+    return tuple(made[t].over(s) for t, s in zip(texts, sources, strict=True))
+
+
+def neutral(source: KernelSource) -> str:
+    """The source without what differs between equal kernels: its comments and name, and the names of its arguments."""
+    lines = [line for line in source.text.splitlines() if not line.startswith("#")]
+    head = next(line for line in lines if line.startswith(f"def {source.name}("))
+    arguments = head.removesuffix("):").partition("(")[2].split(", ")
+    names = {source.name: "kernel"} | {a: f"argument_{i}" for i, a in enumerate(arguments)}
+    body = re.sub(r"[A-Za-z_]\w*", lambda m: names.get(m[0], m[0]), "\n".join(lines))
+    boxes = [replace(d, tensor=str(source.args.index(d.tensor))) for d in source.descriptors]
+    return repr((body, source.dtypes, source.shapes, source.num_warps, source.num_stages, source.pdl, boxes, source.specialize))
 
 
 def intermediates(graph: KernelGraph, artifacts: tuple[KernelArtifact, ...]) -> dict[str, KernelArg]:

@@ -26,7 +26,7 @@ from fuser.runtime.torch_program import apply
 VIEWS = ("reshape", "transpose", "broadcast", "slice")
 """Operators that torch does by strides alone."""
 
-SCRATCH = frozenset({"causal_mask", "rms_norm", "layer_norm", "attention", "where"})
+SCRATCH = frozenset({"causal_mask", "rms_norm", "layer_norm", "attention", "where", "opaque"})
 """Operators for which torch allocates memory of its own at every call (inside a captured graph, once)."""
 
 
@@ -34,7 +34,7 @@ def output_of(kernel: LibraryKernel, tensors: Mapping[str, Tensor]) -> Tensor:
     """Shape and dtype of what a library kernel writes. Raises :class:`fuser.errors.ProgramError` where the shapes do not fit."""
     shape = infer_shape(kernel.op, [tensors[a].shape for a in kernel.args], dict(kernel.attrs))
     value = kernel.args[1] if kernel.op == "where" else kernel.args[0]
-    dtype = dict(kernel.attrs)["dtype"] if kernel.op == "cast" else tensors[value].dtype
+    dtype = dict(kernel.attrs)["dtype"] if kernel.op in ("cast", "opaque") else tensors[value].dtype
     return Tensor(kernel.output, shape, dtype)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from fuser.errors import UnsupportedError
 from fuser.ir.program import TensorProgram
 from fuser.ir.scalar import Scalar
+from fuser.runtime.aten import call as call_aten
 
 Attention = Callable[..., Any]
 """``(q, k, v, mask or None, scale, causal) -> out``, shapes as in the op ``attention``."""
@@ -50,6 +51,8 @@ def apply(op: str, xs: list[Any], attrs: Mapping[str, Any], attention: Attention
     from torch.nn import functional
 
     x = xs[0]
+    if op == "opaque":
+        return call_aten(attrs["callee"], attrs["detail"], xs, attrs.get("field", -1))
     if op in _SIMPLE:
         return _SIMPLE[op](*xs)
     if op == "scale":

@@ -1,0 +1,58 @@
+"""What parameters alone decide is computed once, when a model is compiled: rotary tables, scaled weights, masks.
+
+Views of parameters stay: a kernel reads them where they lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from fuser.errors import FuserError
+from fuser.ir.ops import Array
+from fuser.ir.ops import op as op_def
+from fuser.ir.program import TensorProgram
+
+
+def folded(program: TensorProgram, params: Mapping[str, Array]) -> tuple[TensorProgram, dict[str, Array]]:
+    """The program without operators on parameters alone, and its parameters. Values are rounded to the dtype of each result, as
+    the model itself rounds them."""
+    known = dict(params)
+    views: set[str] = set()
+    kept = []
+    for node in program.nodes:
+        value = _value(program, node.output, known) if all(i in known for i in node.inputs) else None
+        if value is None or node.output in program.outputs:
+            kept.append(node)
+            continue
+        known[node.output] = value
+        if op_def(node.op).kind == "view":
+            views.add(node.output)
+            kept.append(node)
+    reads = {i for n in kept for i in n.inputs}
+    while True:  # views that only folded operators read are gone too
+        unread = {n.output for n in kept if n.output in views and n.output not in reads}
+        if not unread:
+            break
+        kept = [n for n in kept if n.output not in unread]
+        reads = {i for n in kept for i in n.inputs}
+    made = {n.output for n in kept}
+    user = [n for n in program.inputs if n not in params]
+    inputs = (*user, *(n for n in known if n in reads and n not in made and n not in user))
+    inside = {*inputs, *made}
+    tensors = tuple(t for t in program.tensors if t.name in inside)
+    small = replace(program, inputs=inputs, nodes=tuple(kept), tensors=tensors).validate()
+    return small, {n: known[n] for n in inputs if n in known}
+
+
+def _value(program: TensorProgram, name: str, known: Mapping[str, Array]) -> Array | None:
+    node = program.producers[name]
+    arrays = [np.asarray(known[i], np.float32) if program[i].dtype in ("float16", "bfloat16") else known[i] for i in node.inputs]
+    try:
+        value = np.asarray(op_def(node.op).numpy(*arrays, **program.bound(node)))
+    except FuserError:
+        return None
+    dtype = program[name].dtype
+    return value.astype(np.float32 if dtype == "bfloat16" else dtype)

@@ -1,0 +1,157 @@
+"""A whole model: parts, prices, the cover, and one kernel graph with one schedule that runs it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+from fuser.device import Device
+from fuser.ir.mugraph import BlockGraph
+from fuser.ir.mugraph import KernelGraph
+from fuser.ir.ops import Array
+from fuser.ir.ops import op as op_def
+from fuser.ir.program import TensorProgram
+from fuser.ir.schedule import KernelSchedule
+from fuser.ir.schedule import Schedule
+from fuser.lower.compile import compile_sources
+from fuser.lower.triton_source import generate_graph
+from fuser.superopt.verify import Verified
+from search.cover.fold import folded
+from search.cover.ilp import Cover
+from search.cover.ilp import cover
+from search.cover.pack import packed
+from search.cover.parts import Part
+from search.cover.parts import parts
+from search.cover.prices import priced
+from search.cover.stitch import stitch
+from search.cover.stitch import title
+from search.launches import with_launches
+from search.realise import Realised
+from search.realise import realise
+from search.realise import verified
+from search.regions import find_chains
+from search.tune import Candidate
+from search.tune import Tuned
+
+SMALL = 3
+"""Contractions up to which a program is one region for the tuner as a whole."""
+DEPENDENT = 90
+"""The first architecture with programmatic dependent launch."""
+NARROW = 256
+"""Columns of every product up to which a deep chain may stay in one kernel."""
+
+
+AS_IT_STANDS = Verified(0, (), False, 0.0, ("library calls, one for each operator of the program",), (), 0.0)
+"""The verdict of what nothing was transformed in."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A program that is computed by parts: each with what was realised for it, in launch order. ``whole`` has one kernel graph of
+    them all; its verdict is that of the part with the weakest evidence, its estimate the sum of theirs, without any overlap.
+    """
+
+    program: TensorProgram
+    params: Mapping[str, Array]
+    cover: Cover
+    found: tuple[Realised, ...]
+    whole: Realised
+
+    def lines(self) -> list[str]:
+        """The plan as text, a line for each part."""
+        rows, total = self.table(), self.whole.candidate.us
+        lines = [f"{'kernels':>8}{'µs':>9}{'share':>7}  part"]
+        lines += [f"{kernels:>8}{us:>9.2f}{us / total:>7.1%}  {what}" for what, kernels, us in rows]
+        lines.append(f"{sum(r[1] for r in rows):>8}{total:>9.2f}{'':>7}  in all, without any overlap")
+        gap = f"within {self.cover.gap:.0e} of the best" if self.cover.gap == self.cover.gap else "stopped by its time limit"
+        lines.append(f"{len(rows)} of {self.cover.candidates} possible parts, chosen by an integer program, {gap}")
+        return lines
+
+    def table(self) -> list[tuple[str, int, float]]:
+        """For each part: what it does, its number of kernels, and µs."""
+        rows = zip(self.cover.parts, self.found, strict=True)
+        return [(title(p), len(r.candidate.graph.kernels), r.candidate.us) for p, r in rows]
+
+
+def is_model(program: TensorProgram) -> bool:
+    """Whether a program is more than one region: it has more contractions than a fused kernel is searched for."""
+    return sum(op_def(n.op).kind == "contract" or n.op == "attention" for n in program.nodes) > SMALL
+
+
+def compile_model(
+    program: TensorProgram,
+    params: Mapping[str, Array],
+    device: Device,
+    *,
+    libraries: bool = True,
+    compiled: bool = True,
+    checked: bool = True,
+    seed: int = 0,
+    executor: Executor | None = None,
+) -> Model:
+    """Choose parts, tune and check each distinct one, and put their kernels into one graph. Raises
+    :class:`fuser.errors.NoValidKernelError` naming an operator that nothing can compute."""
+    program, params = packed(*folded(program, params))
+    chains = [frozenset(r.nodes) for r in find_chains(program, device)[0]]
+    candidates = parts(program, [*chains, *([frozenset(n.output for n in program.nodes)] if narrow(program) else [])])
+    tuned = priced(candidates, device, libraries, seed, executor)
+    chosen = cover(program, list(tuned), {p: t.winner.seconds for p, t in tuned.items()})
+    found = _realised(chosen, tuned, device, compiled, checked, seed, executor)
+    graph, schedule = stitch(
+        program, [(p, r.candidate.graph, r.candidate.schedule) for p, r in zip(chosen.parts, found, strict=True)]
+    )
+    if device.arch >= DEPENDENT:
+        schedule = chained(graph, schedule, device)
+    artifacts = compile_sources(generate_graph(graph, schedule), device.arch, executor) if compiled else ()
+    seconds = math.fsum(r.candidate.seconds for r in found)
+    winner = Candidate(graph, schedule, seconds)
+    distinct = {id(t): t for t in tuned.values()}.values()
+    whole = Tuned(program, device.name, winner, (), len(distinct), sum(t.candidates for t in distinct))
+    weakest = max((r.verdict for r in found), key=lambda v: getattr(v, "bound", 0.0))
+    rejected = Counter[str]()
+    for r in {id(r): r for r in found}.values():
+        rejected.update(r.rejected)
+    return Model(program, params, chosen, found, Realised(whole, winner, weakest, artifacts, rejected=dict(rejected)))
+
+
+def _realised(
+    chosen: Cover,
+    tuned: Mapping[Part, Tuned],
+    device: Device,
+    compiled: bool,
+    checked: bool,
+    seed: int,
+    executor: Executor | None,
+) -> tuple[Realised, ...]:
+    """What stands for each chosen part; equal parts are verified, compiled and checked once."""
+    distinct = {p.program.stable_hash(): tuned[p] for p in chosen.parts}
+    by_hash = {k: Realised(t, t.winner, AS_IT_STANDS, ()) for k, t in distinct.items() if not t.winner.graph.blocks}
+    left = {k: t for k, t in distinct.items() if k not in by_hash}
+    if compiled:
+        done = realise(list(left.values()), device, executor, checked=checked, seed=seed)
+    else:
+        done = [verified(t) for t in left.values()]
+    by_hash |= dict(zip(left, done, strict=True))
+    return tuple(by_hash[p.program.stable_hash()] for p in chosen.parts)
+
+
+def chained(graph: KernelGraph, schedule: Schedule, device: Device) -> Schedule:
+    """Kernels that may start before the one in front has ended: their launch and their indices are behind them when it has stored
+    its results. (Lines of weights brought to L2 meanwhile cost more than they gain, on an H200: the kernel in front needs the
+    bandwidth.)"""
+    blocks = iter(schedule.kernels)
+    kernels: list[KernelSchedule] = []
+    for i, kernel in enumerate(graph.kernels):
+        if isinstance(kernel, BlockGraph):
+            mine = next(blocks)
+            kernels.append(mine.with_knobs(pdl="early") if i else mine)
+    return with_launches(graph, Schedule(tuple(kernels)), device)
+
+
+def narrow(program: TensorProgram) -> bool:
+    """A chain whose rows a block can keep from one product to the next: all of it may be one kernel."""
+    ends = [program[n.output].shape[-1] for n in program.nodes if op_def(n.op).kind == "contract"]
+    return len(program.outputs) == 1 and max(ends, default=0) <= NARROW

@@ -1,0 +1,228 @@
+"""Parts of a model that one call of the tuner can do: the candidates of which a cover chooses.
+
+A part computes some operators of a program and stores what others read. Views and slices belong to nobody: every part takes along
+those in front of what it computes, since for a kernel they are places to load from. A result may also be stored as a view of it
+shows it (heads inside, say), where nothing else reads it: then its reader finds it laid out as it needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from collections.abc import Iterator
+from collections.abc import Mapping
+from dataclasses import dataclass
+from dataclasses import replace
+from functools import cached_property
+
+from fuser.errors import FuserError
+from fuser.ir.ops import op as op_def
+from fuser.ir.program import Node
+from fuser.ir.program import TensorProgram
+from fuser.ir.subprogram import canonical
+from fuser.ir.subprogram import subprogram
+
+LONGEST = 16
+"""Most operators in front of one in one part, contractions not counted."""
+EPILOGUE = frozenset({"map"})
+"""Kinds of operators that may stand behind a contraction in one part."""
+ROWS = frozenset({"map", "reduce", "composite"})
+"""Kinds of operators that make a part without contractions: normalizations, softmax, sums of rows."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """``nodes`` are the results of its operators, without views. ``program`` is the part alone, with tensors renamed in order, so
+    that equal parts are equal programs; ``names`` maps the model's tensors to the program's."""
+
+    nodes: tuple[str, ...]
+    program: TensorProgram
+    names: tuple[tuple[str, str], ...]
+
+    @cached_property
+    def _back(self) -> dict[str, str]:
+        return {v: k for k, v in self.names}
+
+    @cached_property
+    def reads(self) -> tuple[str, ...]:
+        """Tensors of the model that must be in device memory."""
+        return tuple(self._back[n] for n in self.program.inputs)
+
+    @cached_property
+    def writes(self) -> tuple[str, ...]:
+        """Tensors of the model that it leaves in device memory."""
+        return tuple(self._back[n] for n in self.program.outputs)
+
+
+def moves_only(node: Node) -> bool:
+    """The operator is a place to load from, for a kernel that reads it."""
+    return op_def(node.op).kind == "view" or node.op == "slice"
+
+
+def _contracts(node: Node) -> bool:
+    return op_def(node.op).kind == "contract" or node.op == "attention"
+
+
+def parts(program: TensorProgram, further: Collection[frozenset[str]] = ()) -> tuple[Part, ...]:
+    """Every candidate, each once. ``further`` are sets of results that are worth a part besides: chains of contractions, say."""
+    return tuple(_Finder(program).run(further))
+
+
+class _Finder:
+    def __init__(self, program: TensorProgram) -> None:
+        self.program = program
+        self.made = program.producers
+        self.order = {n.output: i for i, n in enumerate(program.nodes)}
+
+    def run(self, further: Collection[frozenset[str]]) -> Iterator[Part]:
+        cores = dict.fromkeys(self.cores())
+        cores |= {frozenset(n for n in core if not moves_only(self.made[n])): None for core in further}
+        stored = {c: self.stored(c) for c in cores}
+        tops = frozenset(v for ways in stored.values() for way in ways for v in way if v not in self.readers)
+        found: dict[tuple[frozenset[str], tuple[str, ...], tuple[str, ...]], Part] = {}
+        for core, ways in stored.items():
+            for way in ways:
+                for stop in (frozenset[str](), tops):
+                    part = self.part(core, way, stop)
+                    if part is not None:
+                        found.setdefault((core, part.reads, part.writes), part)
+        for view in self.copied():
+            found.setdefault((frozenset(), (), (view,)), self.copy(view))
+        yield from found.values()
+
+    # -- what reads what ----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def readers(self) -> Mapping[str, frozenset[str]]:
+        """For every result that is no view: the results that are computed from it or from views of it. A view that is a result of
+        the program stands for itself."""
+        found: dict[str, frozenset[str]] = {}
+        for node in self.program.nodes:
+            if not moves_only(node):
+                found[node.output] = frozenset(self.ends(node.output))
+        return found
+
+    def ends(self, name: str) -> Iterator[str]:
+        for user in self.program.consumers[name]:
+            if not moves_only(user):
+                yield user.output
+                continue
+            if user.output in self.program.outputs:
+                yield user.output
+            yield from self.ends(user.output)
+
+    def only_view(self, name: str) -> str:
+        """The end of a chain of views through which alone a result is read; empty where there is none."""
+        last = ""
+        while name not in self.program.outputs:
+            users = self.program.consumers[name]
+            if len(users) != 1 or not moves_only(users[0]) or users[0].op == "slice":
+                break
+            last = name = users[0].output
+        return last
+
+    # -- which operators together -------------------------------------------------------------------------------------------
+
+    def cores(self) -> Iterator[frozenset[str]]:
+        """For each operator: it alone; it with the operators in front that nothing else reads, element-wise ones first, then
+        reductions and normalizations too; and with the contractions whose epilogue these are."""
+        for node in self.program.nodes:
+            if moves_only(node):
+                continue
+            yield frozenset((node.output,))
+            if op_def(node.op).kind == "opaque" or _contracts(node):
+                continue
+            yield from self.cones(node.output, EPILOGUE)
+            yield from self.cones(node.output, ROWS)
+
+    def cones(self, end: str, kinds: Collection[str]) -> Iterator[frozenset[str]]:
+        core = {end}
+        while len(core) <= LONGEST:
+            front = {p for n in core for p in self.operands(n)} - core
+            ready = [p for p in front if self.readers[p] <= core and p not in self.program.outputs]
+            contractions = frozenset(p for p in ready if _contracts(self.made[p]))
+            if kinds is EPILOGUE and contractions:
+                yield frozenset(core) | contractions
+                for one in contractions if len(contractions) > 1 else ():
+                    yield frozenset(core) | {one}
+            more = [p for p in ready if p not in contractions and op_def(self.made[p].op).kind in kinds]
+            if not more:
+                return
+            core.add(max(more, key=self.order.__getitem__))
+            yield frozenset(core)
+
+    def operands(self, name: str) -> Iterator[str]:
+        """Results that are no views and of which an operator reads views, or them."""
+        for i in self.made[name].inputs:
+            while i in self.made and moves_only(self.made[i]):
+                (i,) = self.made[i].inputs
+            if i in self.made:
+                yield i
+
+    def apart(self, core: frozenset[str]) -> bool:
+        """What the core computes is read outside and comes back into it: it cannot run as one step."""
+        inside, tainted = set(core), set[str]()
+        for node in self.program.nodes:
+            if node.output in core:
+                if any(i in tainted for i in node.inputs):
+                    return True
+            elif any(i in tainted for i in node.inputs):
+                tainted.add(node.output)
+            elif any(i in inside for i in node.inputs):
+                (inside if moves_only(node) else tainted).add(node.output)
+        return False
+
+    def stored(self, core: frozenset[str]) -> list[tuple[str, ...]]:
+        """The ways to leave the results of a core in memory: as they are, and the last one as its only view shows it."""
+        outside = [n for n in core if n in self.program.outputs or self.readers[n] - core]
+        plain = tuple(sorted(outside, key=self.order.__getitem__))
+        ways = [plain]
+        if plain and (view := self.only_view(plain[-1])):
+            ways.append((*plain[:-1], view))
+        return ways
+
+    # -- a part -------------------------------------------------------------------------------------------------------------
+
+    def part(self, core: frozenset[str], writes: tuple[str, ...], stop: frozenset[str]) -> Part | None:
+        stop = frozenset(v for v in stop if self.root(v) not in core)
+        nodes = self.with_views(core, stop) | {v for w in writes for v in self.chain(w)}
+        try:
+            if not writes or self.apart(core):
+                return None
+            alone = replace(subprogram(self.program, nodes, "part"), outputs=writes)
+            program, names = canonical(alone)
+        except FuserError:
+            return None
+        return Part(tuple(sorted(core, key=self.order.__getitem__)), program, tuple(names.items()))
+
+    def with_views(self, core: frozenset[str], stop: frozenset[str]) -> set[str]:
+        """With the views in front of what the core computes, up to those in ``stop``, which lie in memory."""
+        nodes = set(core)
+        todo = [i for n in core for i in self.made[n].inputs]
+        while todo:
+            name = todo.pop()
+            if name in nodes or name not in self.made or name in stop or not moves_only(self.made[name]):
+                continue
+            nodes.add(name)
+            todo += self.made[name].inputs
+        return nodes
+
+    def root(self, name: str) -> str:
+        """The result that a view shows."""
+        return self.made[chain[-1]].inputs[0] if (chain := self.chain(name)) else name
+
+    def chain(self, name: str) -> list[str]:
+        """Views that lead to ``name`` from what is none."""
+        found = []
+        while name in self.made and moves_only(self.made[name]):
+            found.append(name)
+            (name,) = self.made[name].inputs
+        return found
+
+    def copied(self) -> Iterator[str]:
+        """Views that are results of the program."""
+        return (n for n in self.program.outputs if n in self.made and moves_only(self.made[n]))
+
+    def copy(self, view: str) -> Part:
+        alone = replace(subprogram(self.program, self.chain(view), "copy"), outputs=(view,))
+        program, names = canonical(alone)
+        return Part((), program, tuple(names.items()))

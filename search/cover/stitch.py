@@ -1,0 +1,70 @@
+"""The chosen parts as one kernel graph with one schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fuser.ir.fuse import identifier
+from fuser.ir.mugraph import Access
+from fuser.ir.mugraph import BlockGraph
+from fuser.ir.mugraph import Kernel
+from fuser.ir.mugraph import KernelGraph
+from fuser.ir.program import TensorProgram
+from fuser.ir.schedule import KernelSchedule
+from fuser.ir.schedule import Schedule
+from search.cover.parts import Part
+
+
+def stitch(program: TensorProgram, chosen: Sequence[tuple[Part, KernelGraph, Schedule]]) -> tuple[KernelGraph, Schedule]:
+    """The kernels of every part in turn, over the tensors of the model."""
+    kernels: list[Kernel] = []
+    schedules: list[KernelSchedule] = []
+    taken = set(program.table)
+    for number, (part, graph, schedule) in enumerate(chosen):
+        new = {ours: theirs for theirs, ours in part.names}
+        for name in graph.intermediates:
+            if name not in new:
+                new[name] = _fresh(f"{identifier(part.writes[0])}.{name}", taken)
+        prefix = f"{title(part)}_{number}"
+        for i, kernel in enumerate(graph.kernels):
+            kernels.append(renamed(kernel, new, prefix if len(graph.kernels) == 1 else f"{prefix}_{i}"))
+        schedules += schedule.kernels
+    tensors = tuple(program[n] for n in dict.fromkeys((*program.inputs, *program.outputs)))
+    whole = KernelGraph(program.name, program.inputs, tuple(kernels), program.outputs, tensors)
+    return whole.validate(), Schedule(tuple(schedules))
+
+
+def title(part: Part) -> str:
+    """What a part does, in a word or three: its operators in order."""
+    ops = list(dict.fromkeys(n.op for n in part.program.nodes if n.output in dict(part.names).values() and _counts(n.op)))
+    return identifier("_".join(ops[:4])) if ops else "copy"
+
+
+def _counts(op: str) -> bool:
+    return op not in ("reshape", "transpose", "broadcast", "slice", "cast")
+
+
+def _fresh(name: str, taken: set[str]) -> str:
+    while name in taken:
+        name += "_"
+    taken.add(name)
+    return name
+
+
+def renamed(kernel: Kernel, new: Mapping[str, str], name: str) -> Kernel:
+    """The kernel with other names of device tensors."""
+
+    def of(tensor: str) -> str:
+        return new.get(tensor, tensor)
+
+    if not isinstance(kernel, BlockGraph):
+        return replace(kernel, name=name, args=tuple(map(of, kernel.args)), output=of(kernel.output))
+
+    def access(a: Access) -> Access:
+        if a.window:
+            return replace(a, tensor=a.tensor, window=replace(a.window, tensor=of(a.window.tensor)))
+        return replace(a, tensor=of(a.tensor))
+
+    return replace(kernel, name=name, stmts=tuple(replace(s, access=access(s.access)) if s.access else s for s in kernel.stmts))

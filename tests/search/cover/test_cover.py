@@ -1,0 +1,139 @@
+"""The cover of a model: what parts there are, and that the integer program takes the cheapest."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fuser.errors import NoValidKernelError
+from fuser.frontends.builder import Builder
+from fuser.frontends.builder import Ref
+from fuser.ir.program import TensorProgram
+from search.cover.ilp import cover
+from search.cover.parts import Part
+from search.cover.parts import parts
+
+
+def random_program(rng: np.random.Generator, size: int) -> TensorProgram:
+    """Products, element-wise operators, normalizations and views of square matrices, some read several times."""
+    b = Builder("random")
+    made: list[Ref] = [b.input("X", (16, 16)), b.input("W", (16, 16))]
+    for _ in range(size):
+        x, y = (made[int(i)] for i in rng.integers(max(0, len(made) - 4), len(made), 2))
+        kind = rng.choice(["matmul", "add", "relu", "softmax", "transpose", "gelu"])
+        if kind in ("matmul", "add"):
+            made.append(b.op(str(kind), x, y))
+        elif kind == "softmax":
+            made.append(b.op("softmax", x, axis=-1))
+        else:
+            made.append(b.op("transpose", x, perm=(1, 0)) if kind == "transpose" else b.op(str(kind), x))
+    return _live(b.build(**{f"Y{i}": r for i, r in enumerate(made[-2:]) if r.name not in ("X", "W")}))
+
+
+def _live(program: TensorProgram) -> TensorProgram:
+    needed = set(program.outputs)
+    for node in reversed(program.nodes):
+        if node.output in needed:
+            needed |= set(node.inputs)
+    return replace(
+        program,
+        nodes=tuple(n for n in program.nodes if n.output in needed),
+        tensors=tuple(t for t in program.tensors if t.name in needed or t.name in program.inputs),
+    ).validate()
+
+
+def cheapest(program: TensorProgram, found: Sequence[Part], seconds: dict[Part, float]) -> float:
+    """By trying every choice of parts that computes each operator once."""
+    copies = [p for p in found if not p.nodes]
+    every = list(dict.fromkeys(n for p in found for n in p.nodes))
+    best = float("inf")
+
+    def runs(chosen: Sequence[Part]) -> bool:
+        known, left = set(program.inputs), list(chosen)
+        while ready := [p for p in left if set(p.reads) <= known]:
+            known |= {w for p in ready for w in p.writes}
+            left = [p for p in left if p not in ready]
+        return not left and set(program.outputs) <= known
+
+    def visit(chosen: list[Part], done: set[str], cost: float) -> None:
+        nonlocal best
+        if cost >= best:
+            return
+        todo = next((n for n in every if n not in done), None)
+        if todo is None:
+            for some in itertools.chain.from_iterable(itertools.combinations(copies, n) for n in range(len(copies) + 1)):
+                total = cost + sum(seconds[p] for p in some)
+                if total < best and runs([*chosen, *some]):
+                    best = total
+            return
+        for part in found:
+            if todo in part.nodes and not done & set(part.nodes):
+                visit([*chosen, part], done | set(part.nodes), cost + seconds[part])
+
+    visit([], set(), 0.0)
+    return best
+
+
+@pytest.mark.parametrize("block", range(8))
+def test_as_cheap_as_every_choice(block: int) -> None:
+    rng = np.random.default_rng(block)
+    for _ in range(25):
+        program = random_program(rng, int(rng.integers(2, 9)))
+        found = parts(program)
+        seconds = {p: float(rng.integers(1, 20)) * 1e-6 + 1e-6 * len(p.nodes) ** 0.5 for p in found}
+        result = cover(program, found, seconds)
+        assert result.seconds == pytest.approx(cheapest(program, found, seconds), rel=1e-3)
+
+
+def test_every_part_computes_what_the_model_does() -> None:
+    rng = np.random.default_rng(5)
+    for _ in range(10):
+        program = random_program(rng, 7)
+        inputs = program.random_inputs(rng)
+        values = program.evaluate(inputs, keep=[n.output for n in program.nodes]) | inputs
+        for part in parts(program):
+            names = dict(part.names)
+            got = part.program.evaluate({names[n]: values[n] for n in part.reads})
+            for name in part.writes:
+                np.testing.assert_allclose(got[names[name]], values[name], rtol=1e-9)
+
+
+def chain() -> TensorProgram:
+    b = Builder("layer")
+    x, w, v = b.input("X", (64, 32)), b.input("W", (32, 64)), b.input("V", (64, 32))
+    y = b.gelu(x @ w)
+    return b.build(Y=b.op("layer_norm", (y @ v) + x, eps=1e-5))
+
+
+def test_epilogues_and_rows_are_candidates() -> None:
+    ops = {tuple(n.op for n in p.program.nodes) for p in parts(chain())}
+    assert {("matmul",), ("matmul", "gelu"), ("matmul", "add"), ("layer_norm",), ("add", "layer_norm")} <= ops
+
+
+def test_a_view_that_alone_is_read_may_be_stored() -> None:
+    b = Builder("heads")
+    x, w = b.input("X", (8, 64)), b.input("W", (64, 64))
+    heads = b.op("transpose", b.op("reshape", x @ w, shape=(8, 4, 16)), perm=(1, 0, 2))
+    program = b.build(Y=b.op("softmax", heads, axis=-1))
+    made = {p.writes for p in parts(program) if any(n.op == "matmul" for n in p.program.nodes) and len(p.nodes) == 1}
+    assert made == {(program.nodes[0].output,), (program.nodes[2].output,)}
+
+
+def test_what_comes_back_is_not_one_step() -> None:
+    b = Builder("diamond")
+    x, w = b.input("X", (16, 16)), b.input("W", (16, 16))
+    y = b.relu(x)
+    program = b.build(Y=y + (y @ w))
+    first, product, last = (n.output for n in program.nodes)
+    assert not any({first, last} <= set(p.nodes) and product not in p.nodes for p in parts(program))
+
+
+def test_what_nothing_can_compute_is_named() -> None:
+    program = chain()
+    found = [p for p in parts(program) if not any(n.op == "layer_norm" for n in p.program.nodes)]
+    with pytest.raises(NoValidKernelError, match=r"layer_norm\(…\) of 'layer'"):
+        cover(program, found, dict.fromkeys(found, 1e-6))

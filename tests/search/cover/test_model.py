@@ -1,0 +1,117 @@
+"""Whole models through ``fuser.compile``: parts, one kernel graph, what torch keeps; against the original."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import fuser  # noqa: E402
+from fuser.device import load_device  # noqa: E402
+from fuser.frontends.torch_export import from_torch  # noqa: E402
+from fuser.ir.mugraph import LibraryKernel  # noqa: E402
+from search.cover.fold import folded  # noqa: E402
+from search.cover.model import compile_model  # noqa: E402
+from search.cover.pack import packed  # noqa: E402
+
+WIDTH, HEADS, ROWS = 32, 2, 16
+
+
+class Layer(torch.nn.Module):
+    """A post-norm transformer layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (torch.nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.up, self.down = torch.nn.Linear(WIDTH, 2 * WIDTH), torch.nn.Linear(2 * WIDTH, WIDTH)
+        self.first, self.second = torch.nn.LayerNorm(WIDTH), torch.nn.LayerNorm(WIDTH)
+
+    def forward(self, x: Any) -> Any:
+        q, k, v = (f(x).view(ROWS, HEADS, -1).transpose(0, 1) for f in (self.q, self.k, self.v))
+        a = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+        x = self.first(x + self.o(a.transpose(0, 1).reshape(ROWS, WIDTH)))
+        return self.second(x + self.down(torch.nn.functional.gelu(self.up(x))))
+
+
+class Embedded(torch.nn.Module):
+    """Layers behind a look-up and in front of an operator that the op table lacks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(10, WIDTH)
+        self.layers = torch.nn.Sequential(Layer(), Layer())
+
+    def forward(self, ids: Any) -> Any:
+        return torch.cumsum(self.layers(self.table(ids)), -1)
+
+
+def layers(count: int) -> Any:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(*(Layer() for _ in range(count))).eval().half()
+
+
+def error(got: Any, module: Any, *inputs: Any) -> float:
+    """Relative to the module in float64."""
+    wanted = module.double()(*(x.double() if x.is_floating_point() else x for x in inputs)).detach()
+    return float((got.double() - wanted).norm() / wanted.norm())
+
+
+def test_two_layers_agree_with_the_module() -> None:
+    module, x = layers(2), torch.randn(ROWS, WIDTH).half()
+    run = fuser.compile(module, (x,), device="cpu")
+    assert error(run(x), module, x) < 2e-3
+    text = run.explain()
+    assert "attention" in text
+    assert "chosen by an integer program" in text
+    assert max(map(len, text.splitlines()[2:-1])) <= 100
+
+
+def test_what_the_table_lacks_is_torchs() -> None:
+    torch.manual_seed(0)
+    module, ids = Embedded().eval().half(), torch.randint(0, 10, (ROWS,))
+    run = fuser.compile(module, (ids,), device="cpu")
+    left = [dict(k.attrs)["callee"] for k in run.graph.kernels if isinstance(k, LibraryKernel) and k.op == "opaque"]
+    assert left == ["aten.embedding.default", "aten.cumsum.default"]
+    assert error(run(ids), module, ids) < 2e-3
+
+
+def test_equal_layers_are_compiled_once() -> None:
+    module, x = layers(3), torch.randn(ROWS, WIDTH).half()
+    known = from_torch(module, (x,))
+    model = compile_model(known.program, known.params, load_device("h200"), checked=False)
+    kernels = model.whole.artifacts
+    assert len(kernels) >= 9
+    assert len({a.cubin for a in kernels}) <= len(kernels) // 2 + 3  # the first layer's may be launched otherwise
+    assert [a.args[0].name for a in kernels] == [b.inputs[0] for b in model.whole.candidate.graph.blocks]
+
+
+def test_products_of_one_tensor_are_one() -> None:
+    module, x = layers(1), torch.randn(ROWS, WIDTH).half()
+    known = from_torch(module, (x,))
+    program, params = packed(known.program, known.params)
+    assert sum(n.op == "matmul" for n in known.program.nodes) - sum(n.op == "matmul" for n in program.nodes) == 2
+    values = {known.inputs[0]: x.numpy()}
+    before, after = known.program.evaluate(values | dict(known.params)), program.evaluate(values | params)
+    for name, wanted in before.items():
+        np.testing.assert_allclose(after[name], wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_what_parameters_decide_is_folded() -> None:
+    class Scaled(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w, self.g = torch.nn.Parameter(torch.randn(4, 4)), torch.nn.Parameter(torch.randn(4, 1))
+
+        def forward(self, x: Any) -> Any:
+            return x @ (torch.exp(self.g) * self.w).T
+
+    known = from_torch(Scaled(), (torch.randn(2, 4),))
+    program, params = folded(known.program, dict(known.params))
+    assert [n.op for n in program.nodes if n.op != "transpose"] == ["matmul"]
+    values = {known.inputs[0]: np.ones((2, 4), np.float32)}
+    before, after = known.program.evaluate(values | dict(known.params)), program.evaluate(values | params)
+    for name, wanted in before.items():
+        np.testing.assert_allclose(after[name], wanted, rtol=1e-6)
