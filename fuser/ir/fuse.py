@@ -82,8 +82,13 @@ class _Fuser:
             axes = ordered(union - set(reduce), self.map.axes)
             attrs = {k: self.on_axes(v) for k, v in node.attrs if k not in ("axis", "keepdims")}
             if op_def(node.op).indexed:
-                rows, cols = (d[-1] if d else "" for d in self.map.values[node.output][-2:])
-                attrs |= {"rows": rows, "cols": cols}
+                sides = self.map.values[node.output][-2:]
+                if joined := [d for d in sides if len(d) > 1]:
+                    raise UnsupportedError(
+                        f"the mask {node.output!r} counts elements along {'·'.join(joined[0])}, which are several axes",
+                        "mask before the reshape that joins them",
+                    )
+                attrs |= {name: d[0] if d else "" for name, d in zip(("rows", "cols"), sides, strict=True)}
             dtype = program[node.output].dtype
             self.stmts.append(Stmt("compute", node.output, axes, dtype, node.op, args, reduce, tuple(sorted(attrs.items()))))
             self.value[node.output], self.axes[node.output] = node.output, axes

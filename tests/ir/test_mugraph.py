@@ -10,7 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fuser.errors import ProgramError
+from fuser.errors import UnsupportedError
 from fuser.errors import UsageError
+from fuser.frontends.builder import Builder
+from fuser.ir.fuse import fuse
 from fuser.ir.mugraph import AXIS
 from fuser.ir.mugraph import Access
 from fuser.ir.mugraph import Axis
@@ -155,3 +158,12 @@ def test_an_output_axis_that_is_summed_over_stays_whole() -> None:
     assert block.spatial == ("m",)
     with pytest.raises(UsageError, match="no loop"):
         bind(block, schedule("", n=4))
+
+
+def test_a_mask_over_rows_of_several_axes_has_no_block() -> None:
+    """It would count along the innermost axis alone."""
+    b = Builder("joined")
+    scores = b.op("causal_mask", b.input("X", (4, 16, 64)).reshape(64, 64), offset=0)
+    program = b.build(Y=b.exp(scores) @ b.input("W", (64, 32)))
+    with pytest.raises(UnsupportedError, match="several axes"):
+        fuse(program)
