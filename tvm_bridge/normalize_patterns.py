@@ -201,8 +201,10 @@ def _product_after(program: TensorProgram, name: str) -> Node | None:
 
 
 def tie_scales(program: TensorProgram) -> TensorProgram:
-    """Tie each scale next to a product to the contracted extent d where it is d^(-1/2) or d^(-1/4) to its dtype's precision."""
+    """Tie each scale next to a product to the contracted extent d where it is d^(-1/2) or d^(-1/4) to its dtype's precision, and
+    where a tensor in front of it has that extent: a number cannot depend on what is computed later."""
     nodes: list[Node] = []
+    defined = set(program.inputs)
     for node in program.nodes:
         scalar = node.attr.get("scalar", Scalar())
         product = None
@@ -212,10 +214,11 @@ def tie_scales(program: TensorProgram) -> TensorProgram:
         if product is not None:
             left = node.inputs[0] if product.inputs[0] == node.output else product.inputs[0]
             extent = program[left].shape[-1]
-            for exponent in (Fraction(-1, 2), Fraction(-1, 4)):
+            for exponent in (Fraction(-1, 2), Fraction(-1, 4)) if left in defined else ():
                 if extent > 1 and _close(float(scalar.coeff), extent ** float(exponent), program[node.output].dtype):
                     tied = Scalar.power(Extent(left, len(program[left].shape) - 1), exponent)
                     node = replace(node, attrs=(("scalar", tied),))
                     break
         nodes.append(node)
+        defined.add(node.output)
     return replace(program, nodes=tuple(nodes))

@@ -1,7 +1,4 @@
-"""Small networks with random weights, built from their configurations: what the importers and the partitioner must stand.
-
-``python -m tests.tvm_bridge.networks [NAME…] [--lengths 1,7] [--sources params,…]`` prints what becomes of them.
-"""
+"""Small networks with random weights, built from their configurations: what the importers and the partitioner must stand."""
 
 from __future__ import annotations
 

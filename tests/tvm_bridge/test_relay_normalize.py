@@ -15,11 +15,13 @@ from hypothesis import strategies as st
 from fuser.errors import ProgramError
 from fuser.frontends.builder import Builder
 from fuser.frontends.builder import Ref
+from fuser.ir.composites import expand
 from fuser.ir.program import TensorProgram
 from fuser.ir.scalar import Extent
 from fuser.ir.scalar import Scalar
 from tvm_bridge.normalize import Normalized
 from tvm_bridge.normalize import normalize
+from tvm_bridge.normalize_patterns import tie_scales
 from tvm_bridge.relay_eval import evaluate_program
 
 
@@ -234,3 +236,18 @@ def test_random_programs_keep_their_values(case: tuple[Model, list[Ref]]) -> Non
     assert isinstance(result.program, TensorProgram)
     again = normalize(result.program, result.known, frozenset(result.known))
     assert again.program.nodes == result.program.nodes
+
+
+def test_a_scale_is_tied_to_no_later_tensor() -> None:
+    """Queries that are scaled before they are split into heads: the extent of a head is only there after the scale."""
+    b = Builder("heads", "float32")
+    x, w, k = b.input("X", (8, 32)), b.input("W", (32, 32)), b.input("K", (2, 16, 8))
+    q = ((x @ w) * 0.25).reshape(8, 2, 16).transpose(1, 0, 2)
+    program = tie_scales(b.build(O=b.softmax(q @ k)))
+    scale = next(n for n in program.nodes if n.op == "scale")
+    assert scale.attr["scalar"] == Scalar.of(0.25)
+    expand(program).validate()
+    b = Builder("heads", "float32")
+    q = b.input("Q", (2, 8, 16)) * 0.25
+    tied = tie_scales(b.build(O=b.softmax(q @ b.input("K", (2, 16, 8)))))
+    assert next(n for n in tied.nodes if n.op == "scale").attr["scalar"].powers
