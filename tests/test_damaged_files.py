@@ -40,7 +40,7 @@ from tvm_bridge.relay_import import read_model
 from tvm_bridge.relay_import import to_program
 
 DATA = Path(__file__).parent / "data" / "relay"
-COUNT = int(os.environ.get("MUFUSER_DAMAGED", "20"))
+COUNT = int(os.environ.get("MUFUSER_DAMAGED", "10"))
 SECONDS = 10
 CODES = (0, 2, 3, 4, 5, 6)
 Make = Callable[[np.random.Generator], bytes]

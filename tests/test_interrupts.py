@@ -100,7 +100,7 @@ def fault(end: Ended, wanted: int = 130) -> str:
     """What is wrong with how a command ended; empty where nothing is."""
     lines = end.stderr.splitlines()
     if not end.signalled or end.code in (0, 4, 5):
-        return "Traceback" * ("Traceback" in end.stderr) + "processes left" * bool(end.left)
+        return end.stderr[-1500:] if "Traceback" in end.stderr else "processes left" * bool(end.left)
     ours = [line for line in lines if 'File "' in line and 'File "<frozen' not in line]
     if (end.code == -signal.SIGINT and not ours) or end.code == -signal.SIGTERM or "import_site" in end.stderr:
         return "python"  # the interpreter itself was starting: nothing of ours had run

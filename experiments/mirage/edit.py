@@ -94,4 +94,9 @@ def fresh(block: BlockGraph, base: str) -> str:
 
 
 def with_block(graph: KernelGraph, old: BlockGraph, *new: BlockGraph) -> KernelGraph:
-    return replace(graph, kernels=tuple(x for k in graph.kernels for x in (new if k is old else (k,)))).validate()
+    return replaced(graph, old, *new).validate()
+
+
+def replaced(graph: KernelGraph, old: BlockGraph, *new: BlockGraph) -> KernelGraph:
+    """The same, well formed or not."""
+    return replace(graph, kernels=tuple(x for k in graph.kernels for x in (new if k is old else (k,))))

@@ -1,18 +1,21 @@
-"""Small errors in µGraphs: each mutation keeps the µGraph well formed and makes it compute something else (most of the time)."""
+"""Small errors in µGraphs: a mutation makes it compute something else, most of the time, and nearly all keep it well formed."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
 
+from experiments.mirage.boundaries import BOUNDARIES
 from experiments.mirage.edit import NotApplicable
 from experiments.mirage.edit import fresh
 from experiments.mirage.edit import pick
 from experiments.mirage.edit import rename_uses
+from experiments.mirage.edit import replaced
 from experiments.mirage.edit import some_compute
 from experiments.mirage.edit import swap
 from experiments.mirage.edit import tidy
@@ -80,8 +83,11 @@ def wrong_range(block: BlockGraph, rng: np.random.Generator) -> BlockGraph:
     arg = block.by_value[s.args[i]]
     new = [fresh(block, f"part_{k}_") for k in ("zero", "mask", "keep", "cut")]
     attrs = (("cols", cols), ("offset", int(rng.integers(0, 3))), ("rows", rows))
+    # the zero comes from a tensor that has both axes: an exponential of an exponential has no value in a field
+    zero = pick(rng, [x for x in block.loads if {rows, cols} <= set(x.axes) <= set(arg.axes)])
+    assert isinstance(zero, Stmt)
     steps = (
-        Stmt("compute", new[0], arg.axes, "float32", "sub", (arg.value, arg.value)),
+        Stmt("compute", new[0], zero.axes, "float32", "sub", (zero.value, zero.value)),
         Stmt("compute", new[1], arg.axes, "float32", "causal_mask", (new[0],), (), attrs),
         Stmt("compute", new[2], arg.axes, "float32", "exp", (new[1],)),
         Stmt("compute", new[3], arg.axes, "float32", "mul", (arg.value, new[2])),
@@ -232,7 +238,7 @@ def early_value(block: BlockGraph, rng: np.random.Generator) -> BlockGraph:
     return rename_uses(block, s.value, s.args[0], s)
 
 
-MUTATIONS: dict[str, Mutation] = {
+ALGEBRA: dict[str, Mutation] = {
     f.__name__: f
     for f in (
         wrong_axis, missing_accumulator, missing_reduction, wrong_range, swapped_operands, wrong_operand, dropped_operator,
@@ -240,15 +246,21 @@ MUTATIONS: dict[str, Mutation] = {
         early_value,
     )
 }  # fmt: skip
+MUTATIONS = ALGEBRA | BOUNDARIES
+_ILL_FORMED = ("wrong_store", "wrong_type")
+"""What a check of the form alone may find: the mutant stands as it is."""
 
 
-def mutate(graph: KernelGraph, rng: np.random.Generator, tries: int = 60) -> tuple[str, KernelGraph]:
-    """A random well-formed mutant and the name of its mutation."""
+def mutate(
+    graph: KernelGraph, rng: np.random.Generator, tries: int = 60, names: Sequence[str] = tuple(MUTATIONS)
+) -> tuple[str, KernelGraph]:
+    """A random mutant and the name of its mutation, one of ``names``."""
     for _ in range(tries):
-        name = list(MUTATIONS)[int(rng.integers(len(MUTATIONS)))]
+        name = names[int(rng.integers(len(names)))]
         block = graph.blocks[int(rng.integers(len(graph.blocks)))]
         try:
-            mutant = with_block(graph, block, tidy(MUTATIONS[name](block, rng)))
+            new = MUTATIONS[name](block, rng)
+            mutant = replaced(graph, block, new) if name in _ILL_FORMED else with_block(graph, block, tidy(new))
         except (NotApplicable, ProgramError):
             continue
         if mutant.kernels != graph.kernels:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import math
 import string
+from collections import Counter
+from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,7 +34,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 EQUAL = 1e-9
 """Largest difference, relative to the largest element, of what counts as equal."""
 CHUNK = 5
-"""Elements of a loop between two updates of a running maximum."""
+"""Most elements of a loop between two updates of a running maximum; there are two at least."""
 COUNTS = (2, 4)
 """Numbers of parts of a split reduction, none of them the verifier's."""
 
@@ -76,7 +78,7 @@ def difference(program: TensorProgram, graph: KernelGraph, rng: np.random.Genera
 
 
 def interface(program: TensorProgram, graph: KernelGraph) -> str:
-    """Outputs that are missing, or of another type than the program's."""
+    """Outputs missing or of another type than the program's, what is written twice or read as another type than its own."""
     written = {s.access.tensor: s.dtype for b in graph.blocks for s in b.stores if s.access}
     calls = {k.output for k in graph.kernels if isinstance(k, LibraryKernel)}
     for name in program.outputs:
@@ -85,6 +87,13 @@ def interface(program: TensorProgram, graph: KernelGraph) -> str:
         types = {written.get(name, program[name].dtype), graph.table[name].dtype if name in graph.table else program[name].dtype}
         if types != {program[name].dtype}:
             return f"output {name!r} has another type"
+    made = [*program.inputs, *(t for k in graph.kernels for t in k.outputs)]
+    if twice := [n for n, count in Counter(made).items() if count > 1]:
+        return f"{twice[0]!r} is written twice, or is an input that is overwritten"
+    held = {n: program[n].dtype for n in program.inputs} | {n: t for n, t in written.items() if n not in program.inputs}
+    for source, dtype in ((s.access.source, s.dtype) for b in graph.blocks for s in b.loads if s.access):
+        if held.get(source, dtype) != dtype:
+            return f"{source!r} is read as another type"
     return ""
 
 
@@ -125,14 +134,16 @@ def evaluate_program(program: TensorProgram, inputs: Mapping[str, Array]) -> dic
 
 
 def evaluate_graph(graph: KernelGraph, inputs: Mapping[str, Array], count: int = 2) -> dict[str, Array]:
-    """Device memory after all kernels, with ``count`` parts of each split reduction."""
+    """Device memory after all kernels, with ``count`` parts of the first split reduction."""
     memory = {n: x.copy() for n, x in inputs.items()}
+    free = {a.name: None for b in graph.blocks for a in b.axes if a.extent == FREE}
+    parts = {a: count + i for i, a in enumerate(free)}  # another number for each split
     for k in graph.kernels:
         if isinstance(k, LibraryKernel):
             memory[k.output] = _library(k, memory)
         else:
-            free = {a.name: count for a in k.axes if a.extent == FREE}
-            memory |= _Block(k.with_extents(free), memory).run()
+            own = {a.name: parts[a.name] for a in k.axes if a.extent == FREE}
+            memory |= _Block(k.with_extents(own), memory).run()
     return memory
 
 
@@ -173,7 +184,9 @@ class _Block:
     def __init__(self, block: BlockGraph, memory: Mapping[str, Array]) -> None:
         self.block, self.memory, self.extents = block, memory, block.extents
         self.values: dict[str, _Value] = {}
-        self.running: dict[str, _Value] = {}  # the running maximum at each element of its loop
+        self.running: dict[str, _Value] = {}  # a fold at each element of its loop
+        self.inside: dict[str, _Value] = {}  # what a value is while a fold that it reads is not finished
+        self.again: set[str] = set()  # values that need finished folds over an axis of theirs: computed in a second loop
 
     def run(self) -> dict[str, Array]:
         out: dict[str, Array] = {}
@@ -185,12 +198,27 @@ class _Block:
                     raise NotComputableError(f"{s.access.tensor!r} is written twice with different values")
                 out[s.access.tensor] = x
                 continue
-            x = self.load(s) if s.kind == "load" else self.fold(s) if s.folds else self.map(s)
+            x = self.load(s) if s.kind == "load" else self.fold(s) if s.folds else self.map(s, self.finished)
             self.values[s.value] = _Value(typed(x, s.dtype), s.axes)
+            if s.kind == "compute" and not s.folds:
+                self.while_running(s)
         return out
+
+    def while_running(self, s: Stmt) -> None:
+        """A value in the loop of the folds that it reads, where it differs from what it is behind them."""
+        found = [self.block.by_value[a] for a in s.args if a not in s.running]
+        if any(a.value in self.again or set(a.reduce) & set(s.axes) for a in found):
+            self.again.add(s.value)
+        elif s.running or any(a in self.inside for a in s.args):
+            self.inside[s.value] = _Value(typed(self.map(s, self.operand), s.dtype), s.axes)
+
+    def finished(self, _: Stmt, name: str) -> _Value:
+        return self.values[name]
 
     def load(self, s: Stmt) -> Array:
         assert s.access is not None
+        if s.access.source not in self.memory:
+            raise NotComputableError(f"{s} reads what nothing has written")
         x, box, shape = self.memory[s.access.source], s.access.window, s.access.shape(self.extents)
         if x.shape != s.access.source_shape(self.extents):
             raise NotComputableError(f"{s} reads a tensor of shape {x.shape}")
@@ -202,19 +230,19 @@ class _Block:
     def stored(self, s: Stmt) -> Array:
         assert s.access is not None
         axes = s.access.axes
-        full = np.broadcast_to(self.values[s.value].along(axes), [self.extents[a] for a in axes])
+        full = np.broadcast_to(self.operand(s, s.value).along(axes), [self.extents[a] for a in axes])
         return typed(full, s.dtype).reshape(s.access.shape(self.extents))
 
     def operand(self, s: Stmt, name: str) -> _Value:
         if name not in s.running:
-            return self.values[name]
+            return self.inside.get(name, self.values[name])
         if name not in self.running:
             raise NotComputableError(f"{s} reads {name!r} while it is accumulated, which is no running maximum")
         return self.running[name]
 
-    def map(self, s: Stmt) -> Array:
+    def map(self, s: Stmt, read: Callable[[Stmt, str], _Value]) -> Array:
         axes = s.axes
-        args = [self.operand(s, a) for a in s.args]
+        args = [read(s, a) for a in s.args]
         if extra := {a for v in args for a in v.axes} - set(axes):  # a running maximum outside of its loop
             raise NotComputableError(f"{s} reads a running maximum outside of the loop over {sorted(extra)}")
         attrs = _bound(s.attrs, lambda e: self.extents[e.tensor])
@@ -235,14 +263,12 @@ class _Block:
             args.append(self.factor(s, r.maximum, r.degree))
         split = [(a, g) for a, g in self.block.splits if a in s.reduce]
         if not split:
-            if s.op == "max":
-                self.cumulate(s, args[0])
+            self.cumulate(s, args)
             return self.whole(s, args, s.axes)
         if len(split) > 1:
             raise NotComputableError(f"{s} sums over two split axes")
         (axis, part), pieces = split[0], []
-        if s.op == "max":
-            self.cumulate(s, args[0], part)
+        self.cumulate(s, args, part)
         for cut in self.parts(axis, part):
             inner = [_Value(v.array[tuple(cut.get(a, slice(None)) for a in v.axes)], v.axes) for v in args]
             pieces.append(self.whole(s, inner, s.axes, {part}))
@@ -274,19 +300,22 @@ class _Block:
         shape = [1 if a in single else self.extents[a] for a in axes]
         return np.broadcast_to(found.along(axes), shape)
 
-    def cumulate(self, s: Stmt, x: _Value, part: str = "") -> None:
-        """The maximum up to the end of each chunk, from the start of the loop (of its part)."""
-        if len(s.reduce) != 1:
+    def cumulate(self, s: Stmt, args: list[_Value], part: str = "") -> None:
+        """What a maximum or a sum has reached at the end of each chunk, from the start of the loop (of its part)."""
+        if len(s.reduce) != 1 or len(args) != 1:
             return
-        (axis,) = s.reduce
+        (axis,), (x,) = s.reduce, args
+        reached = np.maximum.accumulate if s.op == "max" else np.add.accumulate
         at, extent = x.axes.index(axis), self.extents[axis]
         step = math.ceil(extent / self.extents[part]) if part else extent
         array = np.empty_like(x.array)
         for first in range(0, extent, step):
             last = min(first + step, extent)
             section = np.take(x.array, range(first, last), at)
-            top = np.maximum.accumulate(section, at)
-            ends = [min((i // CHUNK + 1) * CHUNK, last - first) - 1 for i in range(last - first)]
+            with np.errstate(all="ignore"):
+                top = reached(section, at)
+            chunk = max(1, min(CHUNK, (last - first) // 2))
+            ends = [min((i // chunk + 1) * chunk, last - first) - 1 for i in range(last - first)]
             index = [slice(None)] * array.ndim
             index[at] = slice(first, last)
             array[tuple(index)] = np.take(top, ends, at)

@@ -14,6 +14,8 @@ from experiments.mirage.edit import some_compute
 from experiments.mirage.edit import swap
 from experiments.mirage.edit import tidy
 from experiments.mirage.edit import with_block
+from experiments.mirage.rearrangements import REARRANGEMENTS
+from experiments.mirage.rearrangements import library
 from fuser.errors import ProgramError
 from fuser.errors import UnsupportedError
 from fuser.ir.mugraph import BlockGraph
@@ -205,10 +207,19 @@ REWRITES: dict[str, Rewrite] = {
         square_as_product,
         product_as_sum, move_scale, as_quotient, unfold_function, exp_of_sum,
     )
-}  # fmt: skip
+} | REARRANGEMENTS  # fmt: skip
 
 
-_FREE = ("commute", "product_as_sum", "move_scale", "as_quotient")
+_FREE = (
+    "commute",
+    "product_as_sum",
+    "move_scale",
+    "as_quotient",
+    "factor_and_inverse",
+    "wider_type",
+    "choice_of_one",
+    "axis_of_two",
+)
 """Rewritings that nearly always apply; taken less often, so that the others have their share."""
 
 
@@ -242,7 +253,7 @@ def rewrite(graph: KernelGraph, rng: np.random.Generator, steps: int) -> tuple[t
         block = graph.blocks[int(rng.integers(len(graph.blocks)))]
         try:
             new = with_block(graph, block, tidy(REWRITES[name](block, rng)))
-        except NotApplicable:
+        except (NotApplicable, ProgramError):
             continue
         if new.kernels != graph.kernels:
             graph = new
@@ -257,6 +268,12 @@ def rewrite(graph: KernelGraph, rng: np.random.Generator, steps: int) -> tuple[t
         stable = stabilize_graph(graph)
         done += ["stabilize"] if stable.kernels != graph.kernels else []
         graph = stable
+    if rng.random() < 0.3:
+        try:
+            graph = library(graph, rng)
+            done.append("library")
+        except NotApplicable:
+            pass
     return tuple(done), graph
 
 

@@ -92,9 +92,11 @@ def _join(xs: Sequence[Value], axis: int) -> Value:
 
 def _where(field: Field, xs: Sequence[Value], _attrs: Mapping[str, Any]) -> Value:
     c, a, b = xs
-    _visible("where", xs)
-    holds = field.truth(c)
-    return field.ring(lambda x, y, _m: np.where(holds, x, y), a, b)
+    holds = field.truth(Value(c.p, c.q)) | hidden(c)  # minus infinity is not zero
+    chosen = field.ring(lambda x, y, _m: np.where(holds, x, y), a, b)
+    if a.minus_inf is None and b.minus_inf is None:
+        return chosen
+    return Value(chosen.p, chosen.q, np.where(holds, hidden(a), hidden(b)))
 
 
 def _cast(field: Field, xs: Sequence[Value], attrs: Mapping[str, Any]) -> Value:

@@ -150,6 +150,8 @@ class Structure:
 
     def mask(self, kernel: str, stmt: Stmt) -> Mask:
         rows, columns = (self.atoms.get((kernel, stmt.attr[a]), ()) for a in ("rows", "cols"))
+        if any(self.real[i] == FREE for i in (*rows, *columns)):
+            raise UnsupportedError(f"{kernel!r}: {stmt} is a causal mask over the parts of a split, whose number is open")
         return Mask(rows, columns, stmt.attr.get("offset", 0))
 
     def program_mask(self, kernel: str, node: Node, axes: AxisMap) -> Mask:

@@ -70,6 +70,37 @@ def split_k(b: Builder) -> TensorProgram:
     return b.build(Y=b.relu((x @ w) * (1 / 64)))
 
 
+def split_gemm(b: Builder) -> TensorProgram:
+    return b.build(Y=b.input("X", (64, 512)) @ b.input("W", (512, 64)))
+
+
+def two_splits(b: Builder) -> TensorProgram:
+    x, w, v, u = b.input("X", (32, 512)), b.input("W", (512, 32)), b.input("V", (32, 512)), b.input("U", (512, 32))
+    return b.build(Y=(x @ w) * (v @ u))
+
+
+def close_masks(b: Builder) -> TensorProgram:
+    x, y, w = b.input("X", (128, 128)), b.input("Y", (128, 128)), b.input("W", (128, 32))
+    e, f = b.exp(b.op("causal_mask", x, offset=10)), b.exp(b.op("causal_mask", y, offset=11))
+    return b.build(Z=(e * 2 + f) @ w)
+
+
+def one_row(b: Builder) -> TensorProgram:
+    return b.build(Y=b.exp(b.op("causal_mask", b.input("Q", (1, 256)), offset=200)) @ b.input("W", (256, 32)))
+
+
+def gemm(b: Builder) -> TensorProgram:
+    return b.build(Y=b.input("X", (48, 128)) @ b.input("W", (128, 64)))
+
+
+def turned(b: Builder) -> TensorProgram:
+    return b.build(Y=b.input("X", (32, 32, 32)).transpose(1, 2, 0) @ b.input("W", (32, 32, 32)))
+
+
+def softmax(b: Builder) -> TensorProgram:
+    return b.build(Y=b.softmax(b.input("X", (48, 48))) @ b.input("W", (48, 48)))
+
+
 def halves(b: Builder) -> TensorProgram:
     """A gate: the second half of the columns decides about the first."""
     x = b.input("X", (96, 256))
@@ -181,6 +212,13 @@ _HALF: tuple[Callable[[Builder], TensorProgram], ...] = (
     shifted_mask,
     two_masks,
     split_k,
+    split_gemm,
+    two_splits,
+    close_masks,
+    one_row,
+    gemm,
+    turned,
+    softmax,
     halves,
     rope,
     rms,

@@ -129,17 +129,6 @@ RIGHT = (
           store Y[m] = y
         """),
     # -- windows
-    Right("a product as the sum of its halves", programs.gemm, """
-        kernel halves [m=48, n=64, k=64]
-          x1 = load X[0+m, 0+k]
-          w1 = load W[0+k, 0+n]
-          x2 = load X[0+m, 64+k]
-          w2 = load W[64+k, 0+n]
-          y1 = matmul(x1, w1) over k
-          y2 = matmul(x2, w2) over k
-          y = add(y1, y2)
-          store Y[m, n] = y
-        """),
     Right("a sum of unequal pieces", programs.row_sum, """
         kernel pieces [m=48, i=100, j=28]
           x = load X[0+m, 0+i]
@@ -293,7 +282,7 @@ RIGHT = (
           o = div(a, d)
           store O[b, m, h] = o
     """),
-    Right("rows of two axes", programs.gemm, """
+    Right("rows of two axes", families.gemm, """
         kernel product [i=6, j=8, n=64, k=128]
           x = load X[i·j, k]
           w = load W[k, n]
@@ -307,7 +296,7 @@ RIGHT = (
           s = sum(a) over j
           store Y[m] = s
         """),
-    Right("a product whose sum is two axes, with an intermediate that is turned", programs.gemm, """
+    Right("a product whose sum is two axes, with an intermediate that is turned", families.gemm, """
         kernel partial [m=48, n=64, i=8, j=16]
           x = load X[m, i·j]
           w = load W[i·j, n]

@@ -25,10 +25,6 @@ def repeated_sum(b: Builder) -> TensorProgram:
     return b.build(Y=b.sum(b.op("repeat", b.input("X", (24, 40)), axis=1, times=5), 1))
 
 
-def gemm(b: Builder) -> TensorProgram:
-    return b.build(Y=b.input("X", (48, 128)) @ b.input("W", (128, 64)))
-
-
 def row_sum(b: Builder) -> TensorProgram:
     return b.build(Y=b.sum(b.input("X", (48, 128)), 1))
 

@@ -11,23 +11,14 @@ from fuser.superopt.verify import verify
 from tests.superopt.corpus import RIGHT
 from tests.superopt.corpus import WRONG
 from tests.superopt.corpus import Case
-from tests.superopt.families import DATA
-
-OPEN = set((DATA / "open.txt").read_text("utf-8").splitlines())
-"""Cases whose verdict is known to be wrong."""
 
 
-def _params(cases: tuple[Case, ...]) -> list[object]:
-    known = pytest.mark.xfail(strict=False, reason="known to be judged wrongly")
-    return [pytest.param(c, id=str(c), marks=known if str(c) in OPEN else ()) for c in cases]
-
-
-@pytest.mark.parametrize("case", _params(WRONG))
+@pytest.mark.parametrize("case", WRONG, ids=str)
 def test_wrong_ones_are_refused(case: Case) -> None:
     assert not (verdict := verify(case.program, case.graph)).accepted, f"{verdict}\n{case.graph}"
 
 
-@pytest.mark.parametrize("case", _params(RIGHT))
+@pytest.mark.parametrize("case", RIGHT, ids=str)
 def test_right_ones_are_accepted(case: Case) -> None:
     assert (verdict := verify(case.program, case.graph)).accepted, f"{verdict}\n{case.graph}"
 

@@ -171,3 +171,25 @@ def test_two_turns_have_no_extent_in_common() -> None:
             assert all(x != y for (_, x), (_, y) in zip(one.sizes, other.sizes, strict=True))
             for a, b in zip(one.graph.blocks, other.graph.blocks, strict=True):
                 assert all(x != b.extents[n] for n, x in a.extents.items())
+
+
+def test_a_mask_over_the_parts_of_a_split_is_not_accepted() -> None:
+    """It drops parts where a schedule chooses more of them than the mask keeps."""
+    program, graph = split_product()
+    first, second = graph.blocks
+    ((_, parts),) = first.splits
+    total = next(s for s in second.computes if s.op == "sum")
+    load = next(s for s in second.loads if s.value == total.args[0])
+    for rows in ("m", "n", parts):
+        attrs = (("cols", parts), ("offset", 1), ("rows", rows))
+        zero = Stmt("compute", "zero", load.axes, "float32", "sub", (load.value, load.value))
+        steps = (
+            zero,
+            replace(zero, value="seen", op="causal_mask", args=("zero",), attrs=attrs),
+            replace(zero, value="one", op="exp", args=("seen",)),
+            replace(zero, value="kept", op="mul", args=(load.value, "one")),
+        )
+        at = second.stmts.index(total)
+        stmts = (*second.stmts[:at], *steps, replace(total, args=("kept",)), *second.stmts[at + 1 :])
+        wrong = replace(graph, kernels=(first, replace(second, stmts=stmts)))
+        assert not verify(program, wrong).accepted

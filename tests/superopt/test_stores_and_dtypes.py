@@ -234,3 +234,13 @@ def test_a_condition_may_guard_its_own_division() -> None:
     b = Builder("other")
     x, c = b.input("X", (32, 64)), b.input("C", (32, 64))
     assert not verify(program, fuse(b.build(Z=b.op("where", c, x / c, c)))).accepted
+
+
+def test_a_choice_carries_what_is_masked() -> None:
+    b = Builder("masked choice")
+    x, y, c = b.input("X", (32, 32)), b.input("Y", (32, 32)), b.input("C", (32, 32), "bool")
+    program = b.build(Z=b.softmax(b.op("where", c, b.op("causal_mask", x, offset=0), y)))
+    assert verify(program, fuse(program)).accepted
+    b = Builder("other")
+    x, y, c = b.input("X", (32, 32)), b.input("Y", (32, 32)), b.input("C", (32, 32), "bool")
+    assert not verify(program, fuse(b.build(Z=b.softmax(b.op("where", c, x, b.op("causal_mask", y, offset=0)))))).accepted
