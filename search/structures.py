@@ -202,7 +202,8 @@ def split_reductions(graph: KernelGraph) -> list[KernelGraph]:
                 continue  # what follows the sums needs more of the first kernel than the sums
             before, after = graph.kernels[:i], graph.kernels[i + 1 :]
             chains: list[tuple[Kernel, ...]] = [(*before, first, second, *after)]
-            if after and isinstance(after[0], BlockGraph) and (joined := join(second, after[0], graph.outputs)):
+            needed = (*graph.outputs, *(t for k in after[1:] for t in k.inputs))
+            if after and isinstance(after[0], BlockGraph) and (joined := join(second, after[0], needed)):
                 chains.append((*before, first, joined, *after[1:]))
             for kernels in chains:
                 try:
@@ -212,12 +213,13 @@ def split_reductions(graph: KernelGraph) -> list[KernelGraph]:
     return found
 
 
-def join(first: BlockGraph, second: BlockGraph, outputs: Sequence[str] = ()) -> BlockGraph | None:
+def join(first: BlockGraph, second: BlockGraph, needed: Sequence[str] = ()) -> BlockGraph | None:
     """Two kernels as one block that computes what the first stores where the second would load it, once more in each block of
-    the grid; ``None`` where the second reads it under another shape, or others need it too."""
+    the grid; ``None`` where the second reads it under another shape, or others need it too (``needed``: outputs, and what
+    kernels behind them read)."""
     stores = {s.access.tensor: s for s in first.stores if s.access}
     loads = [s for s in second.loads if s.access and s.access.tensor in stores]
-    if set(stores) & set(outputs) or {s.access.tensor for s in loads if s.access} != set(stores):
+    if set(stores) & set(needed) or {s.access.tensor for s in loads if s.access} != set(stores):
         return None
     value: dict[str, str] = {}
     for s in loads:

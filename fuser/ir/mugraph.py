@@ -22,8 +22,10 @@ from typing import Any
 from typing import Literal
 
 from fuser.errors import ProgramError
+from fuser.files import shown
 from fuser.ir.access import Access
 from fuser.ir.ops import op as op_def
+from fuser.ir.program import DTYPE_BYTES
 from fuser.ir.program import Tensor
 from fuser.ir.program import infer_shape
 from fuser.ir.scalar import Extent
@@ -199,6 +201,10 @@ class BlockGraph:
                 if s.value in known:
                     raise ProgramError(f"block {self.name!r}: {s.value!r} is defined twice")
                 known[s.value] = s
+            if unknown := [d for d in (s.dtype, s.attr.get("dtype", s.dtype)) if d not in DTYPE_BYTES]:
+                raise ProgramError(f"block {self.name!r}: {s} has the unknown dtype {shown(unknown[0])}")
+            if wrong := [n for n in (*s.running, *(r.maximum for r in s.rescale)) if n in known and known[n].op != "max"]:
+                raise ProgramError(f"block {self.name!r}: {s} is shifted by {wrong[0]!r}, which is no maximum")
             for r in s.rescale:
                 if r.maximum not in known or set(known[r.maximum].axes) - set(s.axes):
                     raise ProgramError(

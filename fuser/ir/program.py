@@ -145,6 +145,10 @@ class TensorProgram:
                     raise ProgramError(f"{node.output} = {node.op}(…) reads {name!r} before it is defined")
             if node.output in known:
                 raise ProgramError(f"tensor {node.output!r} is defined twice")
+            if (dtype := node.attr.get("dtype", "bool")) not in DTYPE_BYTES:
+                raise ProgramError(
+                    f"{node.output} = {node.op}(…) has the unknown dtype {shown(dtype)}", f"use one of {', '.join(DTYPE_BYTES)}"
+                )
             known.add(node.output)
             shape = infer_shape(node.op, [self[n].shape for n in node.inputs], node.attr)
             if shape != self[node.output].shape:

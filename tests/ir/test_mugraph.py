@@ -167,3 +167,28 @@ def test_a_mask_over_rows_of_several_axes_has_no_block() -> None:
     program = b.build(Y=b.exp(scores) @ b.input("W", (64, 32)))
     with pytest.raises(UnsupportedError, match="several axes"):
         fuse(program)
+
+
+def test_a_shift_is_by_a_maximum() -> None:
+    block = online(EXTENTS).block
+    stmts = tuple(replace(s, op="sum") if s.op == "max" else s for s in block.stmts)
+    with pytest.raises(ProgramError, match="is no maximum"):
+        replace(block, stmts=stmts).validate()
+
+
+@pytest.mark.parametrize("attrs", [{"dtype": "int4"}, {"attrs": (("dtype", "m"),)}])
+def test_dtypes_of_statements_are_known(attrs) -> None:
+    b = Builder("p")
+    graph = fuse(b.build(O=b.op("cast", b.input("X", (8, 8)), dtype="float32")))
+    (block,) = graph.blocks
+    stmts = tuple(replace(s, **attrs) if s.op == "cast" else s for s in block.stmts)
+    with pytest.raises(ProgramError, match="unknown dtype"):
+        replace(block, stmts=stmts).validate()
+
+
+def test_a_cast_of_a_program_is_to_a_known_dtype() -> None:
+    b = Builder("p")
+    program = b.build(O=b.op("cast", b.input("X", (8, 8)), dtype="float32"))
+    (node,) = program.nodes
+    with pytest.raises(ProgramError, match="unknown dtype '²'"):
+        replace(program, nodes=(replace(node, attrs=(("dtype", "²"),)),)).validate()

@@ -90,6 +90,13 @@ def test_cuts_stand_behind_the_element_wise_operators_of_a_contraction():
     assert cut_points(chain()) == ("matmul_0",)
 
 
+def test_a_product_with_several_readers_is_kept_where_a_reader_is_split():
+    b = Builder("several")
+    h = b.input("X", (32, 32)) @ b.input("W", (32, 32))
+    program = b.build(O=b.exp(h), P=b.sum(h, 1), R=b.op("max", h, axis=(1,)))
+    assert any(g.blocks[0].splits for g in structures(program))
+
+
 def test_what_no_kernel_can_do_is_refused_by_name():
     b = Builder("cat")
     x = b.input("X", (4, 4))

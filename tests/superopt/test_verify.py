@@ -369,6 +369,31 @@ def _shifted_softmax(program: TensorProgram, by: str) -> TensorProgram:
     return b.build(Y=e / b.sum(e, 1, keepdims=True))
 
 
+def shifted_softmax(shift) -> tuple[TensorProgram, KernelGraph]:
+    def make(name: str, y) -> TensorProgram:
+        b = Builder(name, "float32")
+        return b.build(O=y(b, b.input("X", (64, 256))))
+
+    def by_hand(b: Builder, x):
+        e = b.exp(shift(b, x))
+        return e / b.sum(e, 1, keepdims=True)
+
+    return make("softmax", lambda b, x: b.softmax(x)), fuse(make("by_hand", by_hand))
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_a_softmax_shifted_by_a_sum_is_refused_whatever_is_drawn(sign: float, seed: int) -> None:
+    program, graph = shifted_softmax(lambda b, x: x + b.sum(x, 1, keepdims=True) * sign)
+    assert not verify(program, graph, rng=np.random.default_rng(seed)).accepted
+
+
+def test_what_overflows_in_float32_alone_is_refused() -> None:
+    program, graph = shifted_softmax(lambda b, x: x + 100)
+    assert isinstance(verify(program, graph), Rejected)
+    assert verify(*shifted_softmax(lambda b, x: x + 1)).accepted
+
+
 def test_what_overflows_where_the_program_does_not_is_refused() -> None:
     """In exact arithmetic all of these are equal."""
     b = Builder("softmax")
