@@ -52,9 +52,9 @@ def float_check(
 def float_error(tied: Reduction, schedule: Schedule | None, rng: np.random.Generator, turn: int = 0) -> float:
     """:func:`float_check` for axes that are tied already; of two turns in a row every extent differs.
 
-    Inputs are compared as they are drawn and at larger factors (:mod:`.magnitudes`), and several times
-    where exponents are not all shifted by their maximum: what is equal in exact arithmetic may overflow where the program does not, with some inputs. As they are drawn they are
-    compared in float32 too, which overflows earlier.
+    Inputs are compared as they are drawn and at larger factors (:mod:`.magnitudes`), and several times where exponents are not
+    all shifted by their maximum: what is equal in exact arithmetic may overflow where the program does not, with some inputs.
+    As they are drawn they are compared in float32 too, which overflows earlier.
     """
     case = tied.draw(rng, turn)
     worst = 0.0
