@@ -8,6 +8,8 @@ from fractions import Fraction
 
 import numpy as np
 
+from fuser.ir.opdef import names_of
+from fuser.ir.ops import op as op_def
 from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram
 from fuser.ir.scalar import Extent
@@ -125,23 +127,26 @@ def _offset(rw: Rewriter, app: Application) -> str | None:
     return None
 
 
-def _opaque(rw: Rewriter, name: str, *ops: str) -> Node | None:
-    node = rw.node(name, "opaque")
-    return node if node is not None and node.attr["callee"] in ops else None
+def _called(rw: Rewriter, name: str, op: str) -> Node | None:
+    """The producer, if it is the operator that Relay calls so."""
+    node = rw.node(name)
+    if node is None:
+        return None
+    return node if op in ((node.attr["callee"],) if node.op == "opaque" else names_of(op_def(node.op).relay)) else None
 
 
 def _all_masked(rw: Rewriter, name: str) -> str | None:
     """The scores of which the tensor says, row by row, that they all are -inf."""
-    outer = _opaque(rw, name, "logical_not")
+    outer = _called(rw, name, "logical_not")
     if outer is not None:
-        anywhere = _opaque(rw, outer.inputs[0], "any")
-        inner = _opaque(rw, anywhere.inputs[0], "logical_not") if anywhere else None
-        fold, test = anywhere, _opaque(rw, inner.inputs[0], "equal") if inner else None
+        anywhere = _called(rw, outer.inputs[0], "any")
+        inner = _called(rw, anywhere.inputs[0], "logical_not") if anywhere else None
+        fold, test = anywhere, _called(rw, inner.inputs[0], "equal") if inner else None
         if anywhere is not None and test is None:
-            test = _opaque(rw, anywhere.inputs[0], "not_equal")
+            test = _called(rw, anywhere.inputs[0], "not_equal")
     else:
-        fold = _opaque(rw, name, "all")
-        test = _opaque(rw, fold.inputs[0], "equal") if fold else None
+        fold = _called(rw, name, "all")
+        test = _called(rw, fold.inputs[0], "equal") if fold else None
     if fold is None or test is None or len(fold.inputs) != 1:
         return None
     rows = rw.shape(fold.inputs[0])
@@ -165,7 +170,7 @@ def _guarded_softmax(rw: Rewriter, app: Application) -> str | None:
 def _nan_guard(rw: Rewriter, app: Application) -> str | None:
     """where(isnan(softmax(x)), 0, softmax(x)) guards fully masked rows, which our softmax defines as 0."""
     cond, masked, plain = app.inputs
-    test = _opaque(rw, cond, "isnan")
+    test = _called(rw, cond, "isnan")
     if test is None or test.inputs[0] != plain or rw.node(plain, "softmax") is None:
         return None
     return plain if rw.zeros(masked) and app.shape == rw.shape(plain) else None

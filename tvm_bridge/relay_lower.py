@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from dataclasses import field
@@ -13,6 +14,8 @@ import numpy as np
 
 from fuser.errors import ModelFileError
 from fuser.errors import ProgramError
+from fuser.ir.opdef import OpDef
+from fuser.ir.opdef import is_number
 from fuser.ir.program import FLOAT_DTYPES
 from fuser.ir.program import Node
 from fuser.ir.program import Tensor
@@ -26,6 +29,7 @@ from tvm_bridge.relay_ops import Array
 from tvm_bridge.relay_ops import TypeRuleError
 from tvm_bridge.relay_ops import numpy_dtype
 from tvm_bridge.relay_ops import reduced_axes
+from tvm_bridge.relay_ops import table_entries
 from tvm_bridge.relay_shapes import layout_permutation
 from tvm_bridge.relay_shapes import permutation
 from tvm_bridge.relay_shapes import sections
@@ -49,6 +53,10 @@ class Lowering:
     def used(self) -> set[Ref]:
         """The values that some call or output reads."""
         return {*self.graph.outputs, *(r for n in self.graph.nodes for r in n.args)}
+
+    @cached_property
+    def table(self) -> dict[str, tuple[OpDef, dict[str, str]]]:
+        return table_entries()
 
     def fresh(self, name: str) -> str:
         while name in self.tensors:
@@ -94,8 +102,15 @@ Result = str | tuple[str, ...] | None
 Lower = Callable[[Lowering, RelayNode, tuple[str, ...]], Result]
 
 
-def _same(op: str) -> Lower:
-    return lambda lo, call, a: lo.emit(call, op, *a)
+def _by_entry(lo: Lowering, call: RelayNode, a: tuple[str, ...]) -> Result:
+    """The element-wise operator of the op table with this name in Relay."""
+    found = lo.table.get(call.op)
+    if found is None:
+        return None
+    entry, theirs = found
+    attrs = {ours: call.attr[t] for ours in entry.attrs if (t := theirs.get(ours, ours)) in call.attr}
+    numbers = {k: Scalar.of(v) if is_number(k) else v for k, v in attrs.items()}
+    return lo.emit(call, entry.name, *a, dtype=call.types[0].dtype, **numbers)
 
 
 def _alias(lo: Lowering, call: RelayNode, a: tuple[str, ...]) -> Result:
@@ -131,11 +146,6 @@ def _bias_add(lo: Lowering, call: RelayNode, a: tuple[str, ...]) -> Result:
     return lo.emit(call, "add", a[0], bias)
 
 
-def _minimum(lo: Lowering, call: RelayNode, a: tuple[str, ...]) -> Result:
-    x, y = (lo.emit(call, "neg", v, step=f"neg{i}") for i, v in enumerate(a))
-    return lo.emit(call, "neg", lo.emit(call, "maximum", x, y, step="max"))
-
-
 def _power(lo: Lowering, call: RelayNode, a: tuple[str, ...]) -> Result:
     exponent = lo.scalar(a[1])
     if exponent is None or call.types[0].dims != lo.tensors[a[0]].shape:
@@ -143,7 +153,9 @@ def _power(lo: Lowering, call: RelayNode, a: tuple[str, ...]) -> Result:
     if exponent == 3:
         return lo.emit(call, "mul", lo.emit(call, "square", a[0], step="square"), a[0])
     op = {2.0: "square", 0.5: "sqrt", -0.5: "rsqrt"}.get(exponent)
-    return a[0] if exponent == 1 else lo.emit(call, op, a[0]) if op else None
+    if exponent == 1 or op:
+        return lo.emit(call, op, a[0]) if op else a[0]
+    return lo.emit(call, "pow", a[0], exponent=Scalar.of(exponent)) if math.isfinite(exponent) else None
 
 
 def _softmax(lo: Lowering, call: RelayNode, a: tuple[str, ...]) -> Result:
@@ -285,13 +297,10 @@ _VIEWS: dict[str, Lower] = {
     "nn.dropout": _dropout,
 }  # fmt: skip
 _ARITHMETIC: dict[str, Lower] = {
-    "add": _same("add"), "subtract": _same("sub"), "multiply": _same("mul"), "divide": _same("div"),
-    "maximum": _same("maximum"), "minimum": _minimum, "power": _power, "negative": _same("neg"), "exp": _same("exp"),
-    "fast_exp": _same("exp"), "sqrt": _same("sqrt"), "rsqrt": _same("rsqrt"), "erf": _same("erf"), "fast_erf": _same("erf"),
-    "tanh": _same("tanh"), "fast_tanh": _same("tanh"), "sigmoid": _same("sigmoid"), "nn.relu": _same("relu"),
-    "nn.bias_add": _bias_add, "nn.dense": _matmul, "nn.matmul": _matmul, "nn.batch_matmul": _matmul, "nn.softmax": _softmax,
-    "nn.fast_softmax": _softmax, "nn.layer_norm": _layer_norm, "sum": _reduce("sum"), "mean": _reduce("mean"),
-    "max": _reduce("max"), "min": _reduce("min"), "variance": _variance, "cast": _cast, "cast_like": _cast, "where": _where,
+    "power": _power, "nn.bias_add": _bias_add, "nn.dense": _matmul, "nn.matmul": _matmul, "nn.batch_matmul": _matmul,
+    "nn.softmax": _softmax, "nn.fast_softmax": _softmax, "nn.layer_norm": _layer_norm, "sum": _reduce("sum"),
+    "mean": _reduce("mean"), "max": _reduce("max"),
+    "min": _reduce("min"), "variance": _variance, "cast": _cast, "cast_like": _cast, "where": _where,
 }  # fmt: skip
 
 
@@ -324,20 +333,21 @@ def _bind(lo: Lowering, ref: Ref, name: str) -> None:
 def _lower_call(lo: Lowering, call: RelayNode) -> None:
     args = tuple(lo.names[a] for a in call.args)
     lower = _VIEWS.get(call.op)
-    if lower is None and all(t.dtype in FLOAT_DTYPES for t in call.types) and _real(lo, call, args):
-        lower = _ARITHMETIC.get(call.op)
+    truth = call.op not in _VIEWS and (found := lo.table.get(call.op)) is not None and found[0].typed == "truth"
+    if lower is None and (truth or all(t.dtype in FLOAT_DTYPES for t in call.types)) and _real(lo, call, args):
+        lower = _ARITHMETIC.get(call.op, _by_entry)
     where = f"{lo.source}: {call.op} (call {call.call[1]} of @{call.call[0]}{', ' if call.span else ''}{call.span})"
     try:
-        found = lower(lo, call, args) if lower else None
+        made = lower(lo, call, args) if lower else None
     except ProgramError as error:
         raise ModelFileError(f"{where}: {error.message}", "the model is not well typed") from None
     except (TypeRuleError, KeyError, IndexError, TypeError, ValueError) as error:
         raise ModelFileError(
             f"{where}: its attributes {call.attr} do not fit its operands ({error})", "the file is damaged"
         ) from None
-    if found is None:
-        found = tuple(lo.opaque(call, args, k) for k in range(len(call.types)))
-    names = (found,) if isinstance(found, str) else found
+    if made is None:
+        made = tuple(lo.opaque(call, args, k) for k in range(len(call.types)))
+    names = (made,) if isinstance(made, str) else made
     for k, tensor in enumerate(names):
         if k >= len(call.types) or lo.tensors[tensor].shape != call.types[k].dims:
             wanted = call.types[k] if k < len(call.types) else "no such field"

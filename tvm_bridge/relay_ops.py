@@ -19,6 +19,9 @@ import numpy as np
 from fuser.errors import UnsupportedError
 from fuser.files import BAD_VALUE
 from fuser.files import shown
+from fuser.ir.opdef import TYPES
+from fuser.ir.opdef import OpDef
+from fuser.ir.opdef import names_of
 from fuser.ir.ops import OPS
 from tvm_bridge.relay_graph import MAX_ELEMENTS
 from tvm_bridge.relay_graph import MAX_RANK
@@ -93,6 +96,31 @@ def define(names: str, schema: str, rule: Rule, numpy: Numpy) -> None:
     pairs = tuple((item.split(":")[0], item.split(":")[1]) for item in schema.split())
     for name in names.split():
         TABLE[name] = RelayOp(name, pairs, rule, numpy)
+
+
+def table_entries() -> dict[str, tuple[OpDef, dict[str, str]]]:
+    """The element-wise operators of the op table by their names in Relay, with what their attributes are called there."""
+    return {n: (e, theirs) for e in OPS.values() if e.kind == "map" for n, theirs in names_of(e.relay).items()}
+
+
+_SCHEMA = {"integer": "int", "flag": "bool", "number": "float", "text": "text", "integers": "ref"}
+
+
+def relay_op(name: str) -> RelayOp | None:
+    """What is known of a Relay operator: here, or from the op table."""
+    if name in TABLE:
+        return TABLE[name]
+    found = table_entries().get(name)
+    if found is None:
+        return None
+    entry, theirs = found
+    schema = tuple((theirs.get(a, a), _SCHEMA[TYPES.get(a, "number")]) for a in entry.attrs)
+
+    def numpy(args: Sequence[Array], attrs: Attrs, types: tuple[TensorType, ...]) -> Array:
+        own = {a: attrs[theirs.get(a, a)] for a in entry.attrs if theirs.get(a, a) in attrs}
+        return np.asarray(entry.numpy(*args, **own)).astype(numpy_dtype(types[0].dtype))
+
+    return RelayOp(name, schema, _compare if entry.typed == "truth" else _binary, numpy)
 
 
 def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
@@ -404,7 +432,7 @@ _define_reductions()
 
 def evaluate(name: str, args: Sequence[Array], attrs: Attrs, types: tuple[TensorType, ...]) -> tuple[Array, ...]:
     """Numpy semantics of one call; :class:`UnsupportedError` where the operator is not in the table."""
-    entry = TABLE.get(name)
+    entry = relay_op(name)
     if entry is None:
         raise UnsupportedError(f"the Relay operator {name} has no numpy semantics", "evaluate this part with TVM")
     _check_extent(entry, args, attrs, types)

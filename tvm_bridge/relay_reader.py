@@ -27,12 +27,12 @@ from tvm_bridge.relay_graph import RelayNode
 from tvm_bridge.relay_graph import RelayVar
 from tvm_bridge.relay_graph import TensorType
 from tvm_bridge.relay_json import JsonNodes
-from tvm_bridge.relay_ops import TABLE
 from tvm_bridge.relay_ops import Array
 from tvm_bridge.relay_ops import Operands
 from tvm_bridge.relay_ops import TypeRuleError
 from tvm_bridge.relay_ops import evaluate
 from tvm_bridge.relay_ops import impossible
+from tvm_bridge.relay_ops import relay_op
 from tvm_bridge.relay_ops import shown_attributes
 from tvm_bridge.relay_params import decode_tensor
 
@@ -359,7 +359,7 @@ class _GraphReader:
         return ref
 
     def _operator(self, i: int, op: str, args: list[Value], function: str) -> Value:
-        f, entry = self.file, TABLE.get(op)
+        f, entry = self.file, relay_op(op)
         flat = self._flat(i, tuple(args))
         if not all(isinstance(r, Ref) for r in flat):
             raise UnsupportedError(
@@ -407,7 +407,7 @@ class _GraphReader:
         if isinstance(found, tuple) and found and all(isinstance(t, TensorType) and t.static for t in found):
             return found, True
         where = f"{self.file.source}: {op} (node {i}{', ' + self._span(i) if self._span(i) else ''})"
-        entry = TABLE.get(op)
+        entry = relay_op(op)
         if entry is None:
             dynamic = "" if found is None else f" but {found}"
             raise ModelFileError(f"{where} has no static type in the file{dynamic}, and the operator has no type rule here",
@@ -449,7 +449,7 @@ class _GraphReader:
                 self.known[Ref("node", node.id)] = np.asarray(dims, np.int64).astype(node.types[0].dtype)
             return
         present = [v for v in values if v is not None]
-        if len(present) < len(values) or node.op not in TABLE:
+        if len(present) < len(values) or relay_op(node.op) is None:
             return
         try:
             results = evaluate(node.op, present, node.attr, node.types)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fuser.errors import UnsupportedError
+from fuser.ir.dtypes import result_dtype
 from fuser.ir.ops import op as op_def
 from fuser.ir.program import Node
 from fuser.ir.program import Tensor
@@ -111,7 +112,7 @@ class Rewriter:
     def emit(self, op: str, *inputs: str, name: str, dtype: str = "", **attrs: Any) -> str:
         """The tensor of an operator application after the rules: an existing one, a constant, or a new node called ``name``."""
         shape = infer_shape(op, [self.shape(i) for i in inputs], attrs)
-        dtype = dtype or self.dtype(inputs[-1 if op == "where" else 0])
+        dtype = dtype or result_dtype(op, [self.dtype(i) for i in inputs], attrs)
         application = Application(op, inputs, attrs, name, shape, dtype)
         for rule in self.rules.get(op, ()):
             found = rule(self, application)

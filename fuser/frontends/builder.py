@@ -12,6 +12,9 @@ from fractions import Fraction
 from typing import Any
 
 from fuser.errors import ProgramError
+from fuser.ir.dtypes import result_dtype
+from fuser.ir.opdef import is_number
+from fuser.ir.ops import op as op_def
 from fuser.ir.program import Node
 from fuser.ir.program import Tensor
 from fuser.ir.program import TensorProgram
@@ -94,17 +97,12 @@ class Builder:
         return Ref(self, tensor)
 
     def op(self, op: str, *inputs: Ref, name: str | None = None, dtype: str | None = None, **attrs: Any) -> Ref:
-        """Apply an operator of the op table; numbers in ``scalar``, ``scale`` and ``eps`` become exact constants."""
-        for key in ("scalar", "scale", "eps"):
-            if key in attrs:
-                attrs[key] = Scalar.of(attrs[key])
-        for key, v in attrs.items():
-            if isinstance(v, list):
-                attrs[key] = tuple(v)
-        if op in ("cast", "opaque") and dtype:
+        """Apply an operator of the op table; numbers among its attributes become exact constants."""
+        attrs = {k: Scalar.of(v) if is_number(k) else tuple(v) if isinstance(v, list) else v for k, v in attrs.items()}
+        if dtype and "dtype" in op_def(op).attrs:
             attrs["dtype"] = dtype
         shape = infer_shape(op, [i.shape for i in inputs], attrs)
-        dtype = dtype or inputs[-1 if op == "where" else 0].tensor.dtype
+        dtype = dtype or result_dtype(op, [i.tensor.dtype for i in inputs], attrs)
         name = name or self._fresh(op)
         if name in self._tensors:
             raise ProgramError(f"tensor {name!r} is defined twice")

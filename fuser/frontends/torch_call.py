@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 from fuser.errors import UnsupportedError
 from fuser.frontends.builder import Builder
 from fuser.frontends.builder import Ref
+from fuser.ir.opdef import TYPES
+from fuser.ir.opdef import names_of
 from fuser.ir.ops import OPS
 from fuser.ir.ops import Array
 from fuser.ir.program import DTYPE_BYTES
@@ -75,10 +78,49 @@ class Call:
 
         return self.constant(torch.tensor([number], dtype=self.result.dtype), f"{self.node.name}.constant")
 
-    def elementwise(self) -> Ref:
-        """The table's operator on all tensor arguments, in order."""
-        tensors = [a for a in self.args.values() if is_tensor(a)][: OPS[self.table].arity]
-        return self.b.op(self.table, *(self.ref(t, self.dtype) for t in tensors), dtype=self.dtype)
+    def by_entry(self) -> Ref:
+        """The table's operator: its attributes by the names of the schema, its operands in order of the other arguments."""
+        entry = OPS[self.table]
+        theirs = names_of(entry.torch)[self.aten]
+        claimed = {theirs.get(a, a): a for a in entry.attrs}
+        values = [v for k, v in self.args.items() if k not in claimed and (is_tensor(v) or type(v) in (int, float))]
+        values = values[: entry.arity] if entry.arity >= 0 else [v for v in values if is_tensor(v)]
+        attrs = {ours: self.attribute(k, ours) for k, ours in claimed.items() if self.args.get(k) is not None}
+        dtype = self.dtype
+        if entry.typed == "truth":
+            dtype = self.promoted(values)
+            return self.b.op(self.table, *(self.operand(v, dtype) for v in values), **attrs)
+        if entry.kind != "map":
+            return self.b.op(self.table, *(self.ref(v) for v in values), dtype=dtype, **attrs)
+        return self.b.op(self.table, *(self.operand(v, dtype) for v in values), dtype=dtype, **attrs)
+
+    def attribute(self, name: str, ours: str) -> Any:
+        """The argument of this name as an attribute: a number, a flag, an integer or several."""
+        value = self.args[name]
+        if is_tensor(value):
+            value = number_of(value)
+        kind = TYPES.get(ours, "number")
+        if kind == "number" and (not isinstance(value, (int, float)) or not math.isfinite(value)):
+            raise self.unsupported(f"has {name}={self.args[name]}", "give it a finite number")
+        return tuple(value) if isinstance(value, (list, tuple)) else value
+
+    def operand(self, value: Any, dtype: str) -> Ref:
+        """A tensor of the program, also of a number."""
+        if is_tensor(value):
+            return self.ref(value, dtype)
+        import torch
+
+        return self.constant(torch.tensor([value], dtype=getattr(torch, dtype)), f"{self.node.name}.constant")
+
+    def promoted(self, values: list[Any]) -> str:
+        """The dtype in which operands are compared."""
+        import torch
+
+        def fake(v: Any) -> Any:
+            return torch.empty(v.shape, dtype=getattr(torch, v.tensor.dtype), device="meta") if isinstance(v, Ref) else v
+
+        found = [fake(v) for v in values]
+        return dtype_name(torch.result_type(*found) if len(found) == 2 else found[0].dtype, self.where)
 
     def reshape(self, x: Ref, shape: tuple[int, ...]) -> Ref:
         return x if x.shape == shape else self.b.op("reshape", x, shape=shape)

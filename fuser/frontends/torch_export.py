@@ -17,7 +17,6 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
-from functools import cache
 from typing import Any
 
 from fuser.errors import ProgramError
@@ -32,6 +31,7 @@ from fuser.frontends.torch_call import to_numpy
 from fuser.frontends.torch_rules import BY_ATEN
 from fuser.frontends.torch_rules import BY_TABLE
 from fuser.frontends.torch_rules import IDENTITY
+from fuser.ir.opdef import names_of
 from fuser.ir.ops import OPS
 from fuser.ir.ops import Array
 from fuser.ir.program import FLOAT_DTYPES
@@ -94,10 +94,9 @@ def _mutates(node: Any) -> bool:
     return node.op == "call_function" and schema is not None and schema.is_mutable
 
 
-@cache
 def _by_torch_name() -> dict[str, str]:
     """ATen operator, without the overload ``default``, to the op table's name."""
-    return {t.removesuffix(".default"): op.name for op in OPS.values() for t in op.torch}
+    return {t: op.name for op in OPS.values() for t in names_of(op.torch)}
 
 
 class _Importer:
@@ -109,6 +108,7 @@ class _Importer:
         self.values: dict[Any, Any] = {}
         self.params: dict[str, Array] = {}
         self.literals: set[str] = set()
+        self.by_name = _by_torch_name()
         self.inputs: list[str] = []
         self.live = self._live()
 
@@ -204,15 +204,15 @@ class _Importer:
             return node.target(*args, **kwargs)
         if aten in IDENTITY:
             return args[0]
-        table = _by_torch_name().get(aten, "")
+        table = self.by_name.get(aten, "")
         rule: Callable[[Call], Any] | None = BY_ATEN.get(aten) or BY_TABLE.get(table)
-        if rule is None and table in OPS and OPS[table].kind == "map" and not OPS[table].attrs:
-            rule = Call.elementwise
+        if rule is None and table in OPS:
+            rule = Call.by_entry
         if rule is None:
             return self._left(node, args, kwargs)
         call = Call(self.builder, node, aten, table, _arguments(node, args, kwargs), result, self._constant, self._where(node))
         value = rule(call)
-        moves = table in OPS and OPS[table].kind in ("view", "data")
+        moves = table in OPS and (OPS[table].kind in ("view", "data", "library") or OPS[table].typed == "truth")
         if isinstance(value, Ref) and not moves and value.tensor.dtype not in FLOAT_DTYPES:
             return self._left(node, args, kwargs)
         return value

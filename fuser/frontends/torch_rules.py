@@ -81,8 +81,10 @@ def _pow(c: Call) -> Ref:
         return c.b.op("sqrt" if n == 0.5 else "rsqrt", x)
     if n == -1:
         return _over(c, 1.0, x)
+    if n is None or not math.isfinite(n):
+        raise c.unsupported(f"has the exponent {c['exponent']}", "give it a finite number")
     if n not in (1, 2, 3, 4):
-        raise c.unsupported(f"has the exponent {c['exponent']}", "powers 1, 2, 3, 4, -1, 1/2 and -1/2 are supported")
+        return c.b.op("pow", x, exponent=n)
     square = x if n == 1 else c.b.op("square", x)
     return c.b.op("mul", square, x) if n == 3 else c.b.op("square", square) if n == 4 else square
 
@@ -91,15 +93,7 @@ def _gelu(c: Call) -> Ref:
     x = c.tensor("self")
     if c["approximate"] != "tanh":
         return c.b.gelu(x)
-    # x σ(2u) = x (1 + tanh u) / 2 with u = sqrt(2/π) (x + 0.044715 x³)
-    inner = c.b.op("shift", c.b.op("scale", c.b.op("square", x), scalar=0.044715), scalar=1)
-    u = c.b.op("scale", c.b.op("mul", x, inner), scalar=2 * math.sqrt(2 / math.pi))
-    return c.b.op("mul", x, c.b.op("sigmoid", u))
-
-
-def _abs(c: Call) -> Ref:
-    x = c.tensor("self")
-    return c.b.op("maximum", x, c.b.op("neg", x))
+    return c.b.op("gelu_tanh", x)
 
 
 # Products
@@ -272,7 +266,7 @@ BY_TABLE: dict[str, Callable[[Call], Any]] = {
 
 BY_ATEN: dict[str, Callable[[Call], Any]] = {
     "rsub.Tensor": _add, "rsub.Scalar": _add, "reciprocal": lambda c: _over(c, 1.0, c.tensor("self")),
-    "pow.Tensor_Scalar": _pow, "abs": _abs, "linear": _linear, "addmm": _addmm, "baddbmm": _addmm, "dropout": _dropout,
+    "pow.Tensor_Scalar": _pow, "linear": _linear, "addmm": _addmm, "baddbmm": _addmm, "dropout": _dropout,
     "select.int": _select, "split.Tensor": _split, "split_with_sizes": _split, "chunk": _split, "unbind.int": _split,
     "repeat": _tile, "masked_fill.Scalar": masked_fill, "masked_fill.Tensor": masked_fill, "ones_like": _filled_like,
     "zeros_like": _filled_like, "full_like": _filled_like, "new_ones": _filled_like, "new_zeros": _filled_like,

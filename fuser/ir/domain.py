@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -34,13 +35,25 @@ def input_domains(program: TensorProgram) -> dict[str, Domain]:
     """The inputs that are not free, and what they are drawn from."""
     known: dict[str, Domain] = {}
     for node in program.nodes:
-        for name, demand in zip(node.inputs, op_def(node.op).domain, strict=False):
+        for name, demand in zip(node.inputs, _demanded(op_def(node.op), program.bound(node)), strict=False):
             if demand.choice:
                 if name in program.inputs and program.consumers[name] == (node,) and node.inputs.count(name) == 1:
                     known[name] = demand
             elif demand != ANY:
                 _Demands(program, known).require(name, demand)
     return known
+
+
+def _demanded(entry: OpDef, attrs: Mapping[str, Any]) -> list[Domain]:
+    """What an operator demands of its operands; with a formula, what those steps do that read one."""
+    if entry.domain or entry.formula is None:
+        return list(entry.domain)
+    found = [ANY] * entry.arity
+    for op, args, own in entry.steps(attrs):
+        for i, demand in zip(args, _demanded(op_def(op), own), strict=False):
+            if i < entry.arity and not demand.choice:
+                found[i] = found[i].within(demand)
+    return found
 
 
 class _Demands:
@@ -64,7 +77,7 @@ class _Demands:
             elif entry.kind in ("view", "data") or node.op in ("cast", "max"):
                 found = Domain(min(x.lo for x in xs), max(x.hi for x in xs), all(x.nonzero for x in xs))
             elif entry.increasing:
-                found = _increased(entry, xs[0])
+                found = _increased(entry, self.program.bound(node), xs[0])
             else:
                 found = entry.image
         return ANY if math.isnan(found.lo) or math.isnan(found.hi) else found
@@ -91,16 +104,17 @@ class _Demands:
         if entry.kind in ("view", "data") or node.op in ("cast", "max"):
             return [(n, d) for n in node.inputs]
         if entry.increasing:
-            d, hi = _one_sided(d), _inverse(entry.numpy, d.hi)
-            if d.nonzero and float(entry.numpy(np.float64(0.0))) == d.lo == 0:
+            f = partial(entry.numpy, **self.program.bound(node))
+            d, hi = _one_sided(d), _inverse(f, d.hi)
+            if d.nonzero and float(f(np.float64(0.0))) == d.lo == 0:
                 return [(node.inputs[0], Domain(0.0, hi, nonzero=True))]
-            return [(node.inputs[0], Domain(_inverse(entry.numpy, d.lo), hi))]
+            return [(node.inputs[0], Domain(_inverse(f, d.lo), hi))]
         return []
 
 
-def _increased(entry: OpDef, x: Domain) -> Domain:
+def _increased(entry: OpDef, attrs: Mapping[str, Any], x: Domain) -> Domain:
     """The interval of an increasing function's values; those at the ends of what it is not defined on are those of its image."""
-    lo, hi = (float(entry.numpy(np.float64(v))) for v in (x.lo, x.hi))
+    lo, hi = (float(entry.numpy(np.float64(v), **attrs)) for v in (x.lo, x.hi))
     lo = entry.image.lo if math.isnan(lo) else max(lo, entry.image.lo)
     hi = entry.image.hi if math.isnan(hi) else min(hi, entry.image.hi)
     return Domain(lo, hi, entry.image.nonzero or lo > 0 or hi < 0 or (x.nonzero and x.lo >= 0))

@@ -63,8 +63,18 @@ def carried(op: str, operands: Sequence[Carried], attrs: Mapping[str, Any]) -> C
         dtype = str(attrs["dtype"])
         wider = dtype in _FLOATS and operands[0].data <= _FLOATS.keys() and not operands[0].changed_by(dtype)
         return Carried(frozenset((dtype,)), operands[0].data if wider else frozenset((dtype,)))
+    if typed == "truth":
+        return Carried.of("bool")
     counted = operands[1:] if typed == "choices" else operands
     return Carried(_joined(c.least for c in counted), _joined(c.data for c in counted))
+
+
+def result_dtype(op: str, operands: Sequence[str], attrs: Mapping[str, Any]) -> str:
+    """The dtype that the result of an operator has where nobody says another."""
+    typed = op_def(op).typed
+    if "dtype" in op_def(op).attrs and attrs.get("dtype"):
+        return str(attrs["dtype"])
+    return "bool" if typed == "truth" else operands[-1 if typed == "choices" else 0]
 
 
 def _joined(sets: Iterable[frozenset[str]]) -> frozenset[str]:

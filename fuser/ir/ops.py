@@ -8,82 +8,41 @@ Kinds of operator:
 ``view``       moves no data once accesses are axes: reshape, transpose, broadcast, repeat.
 ``data``       copies data: concat, slice.
 ``composite``  expands into other operators (:mod:`fuser.ir.composites`); one operator in size limits.
+``library``    computed by torch as a kernel of its own; inside of no generated kernel.
 ``opaque``     an operator of the imported model that the table lacks; it has a shape and a name, and nothing is known of its
 value.
 
-Adding an operator is adding one entry here (and, for a composite, its expansion).
+Adding an operator is adding one entry: here for what others are made of, in :mod:`fuser.ir.formulas` for what is made of them
+element by element, in :mod:`fuser.ir.composites` for what becomes several, in :mod:`fuser.ir.library_ops` for what torch does.
+:class:`fuser.ir.opdef.OpDef` says what the columns are, and what follows where they are not given.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from collections.abc import Mapping
 from collections.abc import Sequence
-from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
-from typing import Literal
 
 import numpy as np
 
 from fuser.errors import UnsupportedError
+from fuser.ir import shapes
+from fuser.ir.composite_ops import COMPOSITES
+from fuser.ir.formulas import FORMULAS
 from fuser.ir.interval import ANY
 from fuser.ir.interval import CHOICE
 from fuser.ir.interval import NONZERO
 from fuser.ir.interval import NOT_NEGATIVE
 from fuser.ir.interval import POSITIVE
 from fuser.ir.interval import Domain
+from fuser.ir.library_ops import LIBRARY
+from fuser.ir.opdef import Array
+from fuser.ir.opdef import Attrs
+from fuser.ir.opdef import OpDef
+from fuser.ir.opdef import Term
+from fuser.ir.opdef import missing
 from fuser.ir.scalar import Scalar
-
-Array = np.ndarray[Any, np.dtype[Any]]
-Kind = Literal["map", "contract", "reduce", "view", "data", "composite", "opaque"]
-Attrs = Mapping[str, Any]
-Fractions = Literal["", "same", "sum", "product", "square", "quotient", "shift", "part", "chosen", "function", "inverse", "gated"]
-"""``part``: that of one of the operands; ``chosen``: the same, by a random order or predicate; ``function``: the value of a
-random function, ``inverse``: one over it, ``gated``: the operand times it."""
-
-
-@dataclass(frozen=True)
-class OpDef:
-    """One operator.
-
-    ``linear[i]`` says that the operator is linear in operand i with the others fixed. ``degree`` is the rule of the degree in
-    a random factor (stable exponentials, DESIGN.md): ``add`` for products, ``sub`` for quotients, ``equal`` where operands must
-    agree, ``zero`` where they must be 0, ``same`` for a scaling or a fold.
-    ``flops`` and ``sfu`` count arithmetic and special-function operations per element of the output (per element of the input of
-    a reduction, per multiply-add pair 2 for a contraction). ``triton`` is a format string over ``{0}``, ``{1}``, … in fp32; of a
-    reduction the function that combines two elements. NaN goes through every operator, as in numpy and torch.
-    """
-
-    name: str
-    kind: Kind
-    arity: int
-    numpy: Callable[..., Array]
-    linear: tuple[bool, ...] = ()
-    degree: Literal["add", "sub", "equal", "zero", "same", "exp"] = "zero"
-    triton: str = ""
-    flops: float = 1.0
-    sfu: float = 0.0
-    identity: float | None = None
-    attrs: tuple[str, ...] = ()
-    commutative: bool = False
-    relay: tuple[str, ...] = ()
-    torch: tuple[str, ...] = ()
-    domain: tuple[Domain, ...] = ()
-    """What each operand has to be for the result to be a number: checks draw their inputs so (:mod:`fuser.ir.domain`)."""
-    image: Domain = ANY
-    """Where the result lies, whatever the operands are."""
-    increasing: bool = False
-    """An operator with one operand that never falls as it grows."""
-    fraction: Fractions = ""
-    """What the result is of fractions of polynomials over a finite field; without it nothing is proven of a test with the
-    operator, and it is refused (:mod:`fuser.superopt.bounds`)."""
-    function: str = ""
-    """The random function inside of it where that is not its own."""
-    typed: Literal["operands", "choices", "named"] = "operands"
-    """What the result's dtype follows from (:mod:`fuser.ir.dtypes`): all operands; those behind a condition; the attribute
-    ``dtype``."""
-    indexed: bool = False
-    """The value depends on element indices: in a block, the attributes ``rows`` and ``cols`` name the axes."""
 
 
 def _sigmoid(x: Array, **_: Any) -> Array:
@@ -96,10 +55,6 @@ def _erf(x: Array, **_: Any) -> Array:
     from math import erf
 
     return np.vectorize(erf, otypes=[np.float64])(np.asarray(x, np.float64)).astype(np.asarray(x).dtype)
-
-
-def _gelu(x: Array, **_: Any) -> Array:
-    return 0.5 * x * (1 + _erf(x * np.asarray(2**-0.5, x.dtype)))
 
 
 def _scalar(attrs: Attrs) -> float:
@@ -123,6 +78,11 @@ def _map(name: str, arity: int, numpy: Callable[..., Array], triton: str, **more
     return OpDef(name, "map", arity, numpy, triton=triton, **more)
 
 
+def _gelu(x: Term) -> Term:
+    root = Scalar.power(2, Fraction(-1, 2))
+    return x * Fraction(1, 2) * ((x * root).then("erf") + 1)
+
+
 def _matmul(a: Array, b: Array, **_: Any) -> Array:
     return np.matmul(a, b)
 
@@ -133,42 +93,6 @@ def _sum(x: Array, *, axis: Sequence[int], keepdims: bool = False, **_: Any) -> 
 
 def _max(x: Array, *, axis: Sequence[int], keepdims: bool = False, **_: Any) -> Array:
     return np.max(x, axis=tuple(axis), keepdims=keepdims)
-
-
-def _mean(x: Array, *, axis: Sequence[int], keepdims: bool = False, **_: Any) -> Array:
-    return np.mean(x, axis=tuple(axis), keepdims=keepdims)
-
-
-def _softmax(x: Array, *, axis: int = -1, **_: Any) -> Array:
-    """A row in which everything is masked (all -inf) is defined as zero; one with NaN or +inf is NaN, as in torch."""
-    top = np.max(x, axis=axis, keepdims=True)
-    with np.errstate(invalid="ignore"):
-        e = np.exp(x - np.where(np.isneginf(top), 0, top))
-    total = np.sum(e, axis=axis, keepdims=True)
-    return np.where(total == 0, 0, e / np.where(total == 0, 1, total))
-
-
-def _rms_norm(x: Array, *gain: Array, eps: Any = 1e-5, **_: Any) -> Array:
-    y = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + float(Scalar.of(eps).value()))
-    return y * gain[0] if gain else y
-
-
-def _layer_norm(x: Array, *affine: Array, eps: Any = 1e-5, **_: Any) -> Array:
-    mu = np.mean(x, axis=-1, keepdims=True)
-    y = (x - mu) / np.sqrt(np.mean((x - mu) ** 2, axis=-1, keepdims=True) + float(Scalar.of(eps).value()))
-    if affine:
-        y = y * affine[0]
-    return y + affine[1] if len(affine) > 1 else y
-
-
-def _attention(q: Array, k: Array, v: Array, *mask: Array, scale: Any = 1, causal: bool = False, **_: Any) -> Array:
-    s = np.matmul(q, np.swapaxes(k, -1, -2)) * Scalar.of(scale).value()
-    if mask:
-        s = s + mask[0]
-    if causal:
-        keep = np.arange(s.shape[-1])[None, :] <= np.arange(s.shape[-2])[:, None] + (s.shape[-1] - s.shape[-2])
-        s = np.where(keep, s, -np.inf)
-    return np.matmul(_softmax(s), v)
 
 
 def _causal_mask(x: Array, *, offset: Any = 0, rows: Array | None = None, cols: Array | None = None, **_: Any) -> Array:
@@ -222,30 +146,32 @@ _ALL = (
     _map("shift", 1, lambda x, **a: x + np.asarray(_scalar(a), x.dtype), "{0} + {scalar}", attrs=("scalar",), fraction="shift"),
     _map("neg", 1, lambda x, **_: -x, "-{0}", linear=(True,), degree="same", relay=("negative",), torch=("neg",),
          fraction="same"),
-    _map("exp", 1, _quiet(np.exp), "tl.exp2({0} * 1.4426950408889634)", sfu=1.0, degree="exp", relay=("exp",), torch=("exp",),
-         image=POSITIVE, increasing=True, fraction="function"),
+    _map("exp", 1, _quiet(np.exp), "tl.exp2({0} * 1.4426950408889634)", sfu=1.0, degree="exp", relay=("exp", "fast_exp"),
+         torch=("exp",), image=POSITIVE, increasing=True),
     _map("sqrt", 1, _quiet(np.sqrt), "tl.sqrt({0})", sfu=1.0, relay=("sqrt",), torch=("sqrt",),
-         domain=(NOT_NEGATIVE,), image=NOT_NEGATIVE, increasing=True, fraction="function"),
+         domain=(NOT_NEGATIVE,), image=NOT_NEGATIVE, increasing=True),
     _map("rsqrt", 1, _quiet(lambda x: 1 / np.sqrt(x)), "1.0 / tl.sqrt({0})", sfu=2.0, relay=("rsqrt",), torch=("rsqrt",),
-         domain=(POSITIVE,), image=POSITIVE, fraction="inverse", function="sqrt"),
+         domain=(POSITIVE,), image=POSITIVE, formula=lambda x: x.then("sqrt").then("reciprocal")),
+    _map("reciprocal", 1, _quiet(lambda x: 1 / x), "1.0 / {0}", sfu=1.0, torch=("reciprocal",), domain=(NONZERO,),
+         image=NONZERO, fraction="inverse"),
     _map("square", 1, lambda x, **_: x * x, "{0} * {0}", torch=("square",), image=NOT_NEGATIVE, fraction="square"),
     _map("relu", 1, lambda x, **_: np.maximum(x, 0), "tl.maximum({0}, 0.0, propagate_nan=tl.PropagateNan.ALL)",
-         relay=("nn.relu",), torch=("relu",), image=NOT_NEGATIVE, increasing=True, fraction="function"),
+         relay=("nn.relu",), torch=("relu",), image=NOT_NEGATIVE, increasing=True),
     _map("sigmoid", 1, _sigmoid, "tl.sigmoid({0})", sfu=2.0, flops=3, relay=("sigmoid",), torch=("sigmoid",),
-         image=Domain(0.0, 1.0, nonzero=True), increasing=True, fraction="function"),
+         image=Domain(0.0, 1.0, nonzero=True), increasing=True),
     _map("silu", 1, lambda x, **_: x * _sigmoid(x), "{0} * tl.sigmoid({0})", sfu=2.0, flops=4, torch=("silu",),
-         image=Domain(lo=-0.2785), fraction="gated", function="sigmoid"),
-    _map("tanh", 1, lambda x, **_: np.tanh(x), "2.0 * tl.sigmoid(2.0 * {0}) - 1.0", sfu=2.0, flops=5, relay=("tanh",),
-         torch=("tanh",), image=Domain(-1.0, 1.0), increasing=True, fraction="function"),
-    _map("erf", 1, _erf, "tl.erf({0})", sfu=2.0, flops=10, relay=("erf",), torch=("erf",),
-         image=Domain(-1.0, 1.0), increasing=True, fraction="function"),
-    _map("gelu", 1, _gelu, "0.5 * {0} * (1.0 + tl.erf({0} * 0.7071067811865476))", sfu=2.0, flops=13, torch=("gelu",),
-         image=Domain(lo=-0.17), fraction="gated", function="erf"),
+         image=Domain(lo=-0.2785), formula=lambda x: x * x.then("sigmoid")),
+    _map("tanh", 1, lambda x, **_: np.tanh(x), "2.0 * tl.sigmoid(2.0 * {0}) - 1.0", sfu=2.0, flops=5, relay=("tanh", "fast_tanh"),
+         torch=("tanh",), image=Domain(-1.0, 1.0), increasing=True),
+    _map("erf", 1, _erf, "tl.erf({0})", sfu=2.0, flops=10, relay=("erf", "fast_erf"), torch=("erf",),
+         image=Domain(-1.0, 1.0), increasing=True),
+    _map("gelu", 1, missing, "0.5 * {0} * (1.0 + tl.erf({0} * 0.7071067811865476))", sfu=2.0, flops=13, torch=("gelu",),
+         image=Domain(lo=-0.17), formula=_gelu),
     _map("cast", 1, _cast, "{0}", linear=(True,), degree="same", attrs=("dtype",), typed="named", relay=("cast",),
          torch=("to.dtype", "to.dtype_layout", "to.device", "to.other", "type_as", "_to_copy"), fraction="same"),
     _map("causal_mask", 1, _causal_mask, "", degree="same", attrs=("offset",), indexed=True, fraction="same"),
     # contraction and folds
-    OpDef("matmul", "contract", 2, _matmul, linear=(True, True), degree="add", flops=2,
+    OpDef("matmul", "contract", 2, _matmul, shape=shapes.matmul, linear=(True, True), degree="add", flops=2,
           relay=("nn.dense", "nn.batch_matmul", "nn.matmul"), torch=("matmul", "mm", "bmm"), fraction="product"),
     OpDef("sum", "reduce", 1, _sum, linear=(True,), degree="same", identity=0.0, attrs=("axis", "keepdims"),
           relay=("sum",), torch=("sum", "sum.dim_IntList"), fraction="same"),
@@ -253,35 +179,29 @@ _ALL = (
           relay=("max",), torch=("amax", "max"), fraction="chosen"),
     # views and copies
     OpDef("reshape", "view", 1, lambda x, *, shape, **_: np.reshape(x, shape), linear=(True,), degree="same", attrs=("shape",),
-          flops=0, relay=("reshape", "squeeze", "expand_dims", "nn.batch_flatten"),
+          shape=shapes.reshape, flops=0, relay=("reshape", "squeeze", "expand_dims", "nn.batch_flatten"),
           torch=("view", "reshape", "_unsafe_view", "view_as", "flatten.using_ints", "unflatten.int", "unsqueeze",
                  "squeeze", "squeeze.dim", "squeeze.dims"), fraction="same"),
     OpDef("transpose", "view", 1, lambda x, *, perm, **_: np.transpose(x, perm), linear=(True,), degree="same", attrs=("perm",),
-          flops=0, relay=("transpose",), torch=("permute", "transpose.int", "t", "mT", "numpy_T"), fraction="same"),
+          shape=shapes.transpose, flops=0, relay=("transpose",),
+          torch=("permute", "transpose.int", "t", "mT", "numpy_T"), fraction="same"),
     OpDef("broadcast", "view", 1, lambda x, *, shape, **_: np.broadcast_to(x, shape), linear=(True,), degree="same",
-          attrs=("shape",), flops=0, relay=("broadcast_to",), torch=("expand", "expand_as", "broadcast_to"), fraction="same"),
+          attrs=("shape",), shape=shapes.broadcast, flops=0, relay=("broadcast_to",),
+          torch=("expand", "expand_as", "broadcast_to"), fraction="same"),
     OpDef("repeat", "view", 1, lambda x, *, axis, times, **_: np.repeat(x, times, axis), linear=(True,), degree="same",
-          attrs=("axis", "times"), flops=0, relay=("repeat",), torch=("repeat_interleave.self_int",), fraction="same"),
-    OpDef("concat", "data", -1, lambda *xs, axis, **_: np.concatenate(xs, axis), degree="equal", attrs=("axis",), flops=0,
-          relay=("concatenate",), torch=("cat", "stack"), fraction="part"),
+          attrs=("axis", "times"), shape=shapes.repeat, flops=0, relay=("repeat",),
+          torch=("repeat_interleave.self_int",), fraction="same"),
+    OpDef("concat", "data", -1, lambda *xs, axis, **_: np.concatenate(xs, axis), degree="equal", attrs=("axis",),
+          shape=shapes.concat, flops=0, relay=("concatenate",), torch=("cat", "stack"), fraction="part"),
     OpDef("slice", "data", 1, lambda x, *, axis, start, stop, **_: np.take(x, range(start, stop), axis), linear=(True,),
-          degree="same", attrs=("axis", "start", "stop"), flops=0, relay=("strided_slice",), torch=("slice.Tensor", "narrow"),
-          fraction="same"),
-    # composites
-    OpDef("mean", "composite", 1, _mean, linear=(True,), attrs=("axis", "keepdims"), relay=("mean",), torch=("mean", "mean.dim")),
-    OpDef("softmax", "composite", 1, _softmax, attrs=("axis",), flops=5, sfu=1, relay=("nn.softmax", "nn.fast_softmax"),
-          torch=("softmax.int", "_softmax"), image=Domain(0.0, 1.0)),
-    OpDef("rms_norm", "composite", -1, _rms_norm, attrs=("eps",), flops=4, torch=("rms_norm",)),
-    OpDef("layer_norm", "composite", -1, _layer_norm, attrs=("eps",), flops=8, relay=("nn.layer_norm",),
-          torch=("layer_norm", "native_layer_norm")),
-    OpDef("attention", "composite", -1, _attention, attrs=("scale", "causal"), flops=4, sfu=1,
-          torch=("scaled_dot_product_attention",)),
+          degree="same", attrs=("axis", "start", "stop"), shape=shapes.slice_of, flops=0, relay=("strided_slice",),
+          torch=("slice.Tensor", "narrow"), fraction="same"),
     # what the importer keeps as it is: ``shape`` is the output's, ``callee`` the model's operator, ``detail`` its attributes
     # (JSON)
     OpDef("opaque", "opaque", -1, _opaque, attrs=("callee", "shape", "detail", "dtype", "field"), flops=0),
 )  # fmt: skip
 
-OPS: dict[str, OpDef] = {op.name: op for op in _ALL}
+OPS: dict[str, OpDef] = {op.name: op for op in (*_ALL, *FORMULAS, *COMPOSITES, *LIBRARY)}
 
 
 def op(name: str) -> OpDef:

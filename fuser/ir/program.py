@@ -26,6 +26,8 @@ from fuser.ir.ops import Array
 from fuser.ir.ops import op as op_def
 from fuser.ir.scalar import Extent
 from fuser.ir.scalar import Scalar
+from fuser.ir.shapes import BY_KIND
+from fuser.ir.shapes import broadcast_shapes
 
 DTYPE_BYTES: dict[str, int] = {
     "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "bool": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8,
@@ -282,63 +284,14 @@ def weight_factors(program: TensorProgram) -> dict[str, float]:
     return factors
 
 
-def _broadcast(shapes: list[tuple[int, ...]], what: str) -> tuple[int, ...]:
-    try:
-        return tuple(np.broadcast_shapes(*shapes))
-    except ValueError:
-        raise ProgramError(f"{what}: the shapes {', '.join(map(str, shapes))} do not broadcast") from None
-
-
 def infer_shape(op: str, shapes: list[tuple[int, ...]], attrs: Mapping[str, Any]) -> tuple[int, ...]:
     """Shape of the output of ``op``; raises :class:`ProgramError` naming the operator where the shapes do not fit."""
     entry = op_def(op)
     if entry.arity >= 0 and len(shapes) != entry.arity:
         raise ProgramError(f"{op} takes {entry.arity} operands, got {len(shapes)}")
-    if entry.kind == "map":
-        return _broadcast(shapes, op)
-    if op == "opaque":
-        return tuple(attrs["shape"])
-    x = shapes[0]
-    if op == "matmul":
-        a, b = shapes
-        if len(a) < 2 or len(b) < 2 or a[-1] != b[-2]:
-            raise ProgramError(f"matmul of {a} and {b}: the contracted extents {a[-1:]} and {b[-2:-1]} differ")
-        return (*_broadcast([a[:-2], b[:-2]], op), a[-2], b[-1])
-    if op in ("sum", "max", "mean"):
-        axes = {int(i) % len(x) for i in attrs["axis"]}
-        return tuple(1 if i in axes else e for i, e in enumerate(x) if attrs.get("keepdims") or i not in axes)
-    if op == "reshape":
-        shape = tuple(attrs["shape"])
-        if math.prod(shape) != math.prod(x):
-            raise ProgramError(f"reshape of {x} to {shape}: the numbers of elements differ")
-        return shape
-    if op == "transpose":
-        perm = tuple(attrs["perm"])
-        if sorted(perm) != list(range(len(x))):
-            raise ProgramError(f"transpose of {x} by {perm}: not a permutation")
-        return tuple(x[i] for i in perm)
-    if op == "broadcast":
-        if _broadcast([x, tuple(attrs["shape"])], op) != tuple(attrs["shape"]):
-            raise ProgramError(f"broadcast of {x} to {attrs['shape']}")
-        return tuple(attrs["shape"])
-    if op == "repeat":
-        axis = attrs["axis"] % len(x)
-        return (*x[:axis], x[axis] * attrs["times"], *x[axis + 1 :])
-    if op == "slice":
-        axis = attrs["axis"] % len(x)
-        if not 0 <= attrs["start"] < attrs["stop"] <= x[axis]:
-            raise ProgramError(f"slice [{attrs['start']}:{attrs['stop']}] of an axis of extent {x[axis]}")
-        return (*x[:axis], attrs["stop"] - attrs["start"], *x[axis + 1 :])
-    if op == "concat":
-        axis = attrs["axis"] % len(x)
-        if any(len(s) != len(x) or s[:axis] + s[axis + 1 :] != x[:axis] + x[axis + 1 :] for s in shapes):
-            raise ProgramError(f"concat of {shapes} along {axis}: the other extents differ")
-        return (*x[:axis], sum(s[axis] for s in shapes), *x[axis + 1 :])
-    if op == "attention":
-        q, k, v = shapes[:3]
-        if q[-1] != k[-1] or k[-2] != v[-2]:
-            raise ProgramError(f"attention of {q}, {k}, {v}: head sizes or key counts differ")
-        return (*_broadcast([q[:-2], k[:-2], v[:-2]], op), q[-2], v[-1])
-    if op in ("softmax", "rms_norm", "layer_norm"):
-        return x
-    raise ProgramError(f"operator {op!r} has no shape rule")
+    if entry.kind == "map" and entry.shape is None:
+        return broadcast_shapes(shapes, op)
+    rule = entry.shape or BY_KIND.get(entry.kind)
+    if rule is None:
+        raise ProgramError(f"operator {op!r} has no shape rule", "give its entry in the op table the column 'shape'")
+    return rule(shapes, attrs)

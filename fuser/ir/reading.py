@@ -13,8 +13,12 @@ from typing import Any
 from fuser.errors import ProgramError
 from fuser.files import BAD_VALUE
 from fuser.files import shown
+from fuser.ir.opdef import NOTES
+from fuser.ir.opdef import TYPES
+from fuser.ir.opdef import is_number
 from fuser.ir.ops import OPS
 from fuser.ir.scalar import Scalar
+from fuser.ir.shapes import folded
 
 MOST = 100_000
 """Most entries of any list."""
@@ -88,38 +92,33 @@ def operator(value: Any, where: str) -> str:
 
 
 _DEFAULTS = ("keepdims", "causal", "offset", "dtype", "detail", "field")
-_LISTS = ("shape", "perm")
-_INTEGERS = ("axis", "offset", "times", "start", "stop", "field")
-_TEXTS = ("rows", "cols", "dtype", "callee", "detail")
-_NUMBERS = ("scalar", "eps", "scale")
-_MARKS = ("concat",)
-"""Flags that any operator may have: notes on where it comes from, which change no value."""
 
 
 def attributes(data: Any, where: str, op: str, free: tuple[str, ...] = ()) -> tuple[tuple[str, Any], ...]:
     """The attributes of an operator, sorted by name: those that it has, each of its type. None is missing but those in ``free``
     and those that have a default everywhere."""
-    known = (*OPS[op].attrs, *(("rows", "cols") if OPS[op].indexed else ()), *_MARKS)
+    known = (*OPS[op].attrs, *(("rows", "cols") if OPS[op].indexed else ()), *NOTES)
     if unknown := [k for k in table(data, where) if k not in known]:
         raise ProgramError(f"{where}: {op} has no attribute {shown(unknown[0])}", f"it has {', '.join(OPS[op].attrs) or 'none'}")
-    if missing := [k for k in OPS[op].attrs if k not in data and k not in (*_DEFAULTS, *free)]:
+    if missing := [k for k in OPS[op].attrs if k not in data and k not in (*_DEFAULTS, *free, *OPS[op].optional)]:
         raise ProgramError(f"{where}: {op} lacks the attribute {missing[0]}", _HINT)
-    several = OPS[op].kind == "reduce" or op == "mean"
+    several = OPS[op].kind == "reduce" or OPS[op].shape is folded
     return tuple(sorted((k, _attribute(k, v, f"{where}, attribute {k}", several)) for k, v in data.items()))
 
 
 def _attribute(key: str, value: Any, where: str, several: bool) -> Any:
-    if isinstance(value, dict) and key in (*_NUMBERS, "offset"):
+    if isinstance(value, dict) and (is_number(key) or key == "offset"):
         return Scalar.from_json(get(value, "scalar", where))
-    if key in _LISTS or (key == "axis" and several):
+    kind = TYPES.get(key, "number")
+    if kind == "integers" or (key == "axis" and several):
         return integers(value, where)
     fits = {
-        **dict.fromkeys(_INTEGERS, isinstance(value, int) and not isinstance(value, bool)),
-        **dict.fromkeys(_TEXTS, isinstance(value, str)),
-        **dict.fromkeys(_NUMBERS, isinstance(value, int | float) and not isinstance(value, bool)),
-        **dict.fromkeys(("keepdims", "causal", *_MARKS), isinstance(value, bool)),
+        "integer": isinstance(value, int) and not isinstance(value, bool),
+        "text": isinstance(value, str),
+        "number": isinstance(value, int | float) and not isinstance(value, bool),
+        "flag": isinstance(value, bool),
     }
-    if not fits.get(key, isinstance(value, str | int | float)):
+    if not fits[kind]:
         raise wrong(where, value, "of its type")
     if isinstance(value, int | float) and not (math.isfinite(value) and abs(value) <= NUMBER):
         raise wrong(where, value, "a number that can be held")

@@ -7,11 +7,17 @@ by its reciprocal.
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Mapping
 from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 
 from fuser.errors import UnsupportedError
 from fuser.ir.mugraph import Stmt
+from fuser.ir.opdef import evaluate
 from fuser.ir.ops import op as op_def
 from fuser.ir.scalar import Scalar
 from fuser.lower.fold_code import LOG2E
@@ -23,7 +29,7 @@ from fuser.lower.writer import spread
 def map_elements(w: Writer, stmt: Stmt) -> None:
     layout = w.tiles.natural(stmt)
     fills = [w.values[a].fill if a in w.values else {} for a in stmt.args]
-    fill = {x: f for x in stmt.axes if (f := _fill(stmt, x, fills, [x in w.tiles.block.by_value[a].axes for a in stmt.args]))}
+    fill = {x: f for x in stmt.axes if (f := _fill(w, stmt, x, fills, [x in w.tiles.block.by_value[a].axes for a in stmt.args]))}
     value = w.begin(stmt.value, layout, fill=fill)
     if _only_scales(w, stmt):
         source = w.values[stmt.args[0]]
@@ -35,7 +41,7 @@ def map_elements(w: Writer, stmt: Stmt) -> None:
     for combo in w.combos(stmt.axes):
         key = w.key(stmt.axes, combo, layout)
         name = w.var(stmt.value, layout, key)
-        text = _map_text(w, stmt, combo, layout, ready)
+        text = _map_text(w, stmt, name, combo, layout, ready)
         w.emit(f"{name} = {text}")
         w.define(value, key, name)
 
@@ -80,12 +86,12 @@ def _factor(w: Writer, stmt: Stmt) -> float:
     return 1 / LOG2E if _in_log2(w, stmt) else 1.0
 
 
-def _map_text(w: Writer, stmt: Stmt, combo: Combo, layout: Sequence[str], ready: dict[str, str]) -> str:
-    """The expression of one register block. ``ready`` are names of reciprocals that were computed for other blocks."""
+def _map_text(w: Writer, stmt: Stmt, name: str, combo: Combo, layout: Sequence[str], ready: dict[str, str]) -> str:
+    """The expression of the register block ``name``. ``ready`` are names of reciprocals that were computed for other blocks."""
     entry = op_def(stmt.op)
     if stmt.op == "cast" and stmt.dtype not in ("float16", "bfloat16", "float32"):
         raise UnsupportedError(f"cast to {stmt.dtype!r} ({stmt.value}) has no Triton form")
-    if stmt.op not in ("cast", "causal_mask") and not entry.triton:
+    if stmt.op not in ("cast", "causal_mask") and not (entry.triton or entry.formula):
         raise UnsupportedError(f"operator {stmt.op!r} ({stmt.value}) has no Triton form")
     bare = stmt.op in ("causal_mask", "exp") or _in_log2(w, stmt)  # they do something about the factor of the first
     args = [
@@ -106,10 +112,30 @@ def _map_text(w: Writer, stmt: Stmt, combo: Combo, layout: Sequence[str], ready:
         return f"{_times(args[0], _held_factor(w, stmt.args[0]) * LOG2E)} - {args[1]} * {_number(LOG2E)}"
     if stmt.op == "div" and set(w.values[stmt.args[1]].layout) < set(layout):
         return f"{args[0]} * {_reciprocal(w, stmt, combo, layout, ready)}"
-    text = entry.triton.format(*args, **{k: _number(v) for k, v in _constants(w, stmt).items()})
+    text = _text(w, stmt.op, args, _constants(w, stmt), name)
     if stmt.op == "div" and stmt.value in w.tiles.guards:
         text = f"tl.where({args[1]} == 0.0, 0.0, {text})"
     return text
+
+
+def _text(w: Writer, op: str, args: Sequence[str], numbers: Mapping[str, float], name: str) -> str:
+    """An operator on names: its text, or that of its formula, which leaves a line ``name_i`` for each step but the last."""
+    entry = op_def(op)
+    if entry.triton:
+        return entry.triton.format(*args, **{k: _number(v) for k, v in numbers.items()})
+    steps = entry.steps(numbers)
+    done = itertools.count(1)
+
+    def apply(inner: str, xs: list[str], attrs: Mapping[str, Any]) -> str:
+        i = next(done)
+        step = w.out.beside(name, str(i))
+        text = _text(w, inner, xs, {k: v.value() for k, v in attrs.items() if isinstance(v, Scalar)}, step)
+        if i == len(steps):
+            return text
+        w.emit(f"{step} = {text}")
+        return step
+
+    return evaluate(steps, args, apply)
 
 
 def _held_factor(w: Writer, value: str) -> float:
@@ -163,13 +189,19 @@ def _times(text: str, factor: float) -> str:
     return text if math.isclose(factor, 1.0, rel_tol=1e-12) else f"{text} * {_number(factor)}"
 
 
-_KEEPS_ZERO = {"scale", "neg", "square", "relu", "silu", "gelu", "tanh", "cast", "erf", "sqrt"}
+def _keeps_zero(op: str, attrs: Mapping[str, Any]) -> bool:
+    """Of one operand that is zero the result is zero."""
+    entry = op_def(op)
+    if entry.arity != 1 or entry.indexed:
+        return False
+    with np.errstate(all="ignore"):
+        return bool(entry.numpy(np.zeros(1), **attrs)[0] == 0)
 
 
-def _fill(stmt: Stmt, axis: str, fills: list[dict[str, str]], has: list[bool]) -> str:
+def _fill(w: Writer, stmt: Stmt, axis: str, fills: list[dict[str, str]], has: list[bool]) -> str:
     """What an element-wise operator leaves in lanes outside of the tensor, if that is known."""
     states = [f.get(axis, "") for f in fills]
-    if stmt.op in _KEEPS_ZERO and states[0] == "zero":
+    if states[0] == "zero" and _keeps_zero(stmt.op, _constants(w, stmt)):
         return "zero"
     if stmt.op == "mul" and "zero" in states and all(s == "zero" or not h for s, h in zip(states, has, strict=True)):
         return "zero"

@@ -14,27 +14,35 @@ from itertools import pairwise
 from itertools import product
 from typing import Any
 
+from fuser.ir.dtypes import result_dtype
 from fuser.ir.mugraph import AXIS
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
+from fuser.ir.opdef import own_attributes
+from fuser.ir.ops import op as op_def
 from fuser.ir.program import Tensor
 from fuser.ir.program import infer_shape
 from fuser.ir.scalar import Extent
 from fuser.ir.scalar import Scalar
+from fuser.runtime.eager import writes
 from fuser.runtime.torch_program import apply
 
 VIEWS = ("reshape", "transpose", "broadcast", "slice")
 """Operators that torch does by strides alone."""
 
-SCRATCH = frozenset({"causal_mask", "rms_norm", "layer_norm", "attention", "where", "opaque"})
-"""Operators for which torch allocates memory of its own at every call (inside a captured graph, once)."""
+_WRITTEN = ("matmul", "scale", "shift", "relu", "square", "cast", "sum", "mean", "max", "softmax", "concat", "repeat", *VIEWS)
+"""Operators that are written into a tensor in a form of their own."""
+
+
+def allocates(op: str) -> bool:
+    """Whether torch allocates memory of its own at every call of an operator (inside a captured graph, once)."""
+    return op not in _WRITTEN and writes(op_def(op)) is None
 
 
 def output_of(kernel: LibraryKernel, tensors: Mapping[str, Tensor]) -> Tensor:
     """Shape and dtype of what a library kernel writes. Raises :class:`fuser.errors.ProgramError` where the shapes do not fit."""
     shape = infer_shape(kernel.op, [tensors[a].shape for a in kernel.args], dict(kernel.attrs))
-    value = kernel.args[1] if kernel.op == "where" else kernel.args[0]
-    dtype = dict(kernel.attrs)["dtype"] if kernel.op in ("cast", "opaque") else tensors[value].dtype
+    dtype = result_dtype(kernel.op, [tensors[a].dtype for a in kernel.args], dict(kernel.attrs))
     return Tensor(kernel.output, shape, dtype)
 
 
@@ -79,7 +87,7 @@ def view(kernel: LibraryKernel, x: Any) -> Any:
 
 
 def bind_library(op: str, attrs: Mapping[str, Any], args: list[Any], out: Any) -> Callable[[], None]:
-    """A call that writes ``op`` of ``args`` into ``out``. Nothing is allocated but by the operators of :data:`SCRATCH`."""
+    """A call that writes ``op`` of ``args`` into ``out``. Nothing is allocated but by operators that :func:`allocates` names."""
     if op == "matmul":
         return _matmul(args[0], args[1], out)
     call = _with_out(op, attrs, args, out)
@@ -97,12 +105,8 @@ def _with_out(op: str, attrs: Mapping[str, Any], xs: list[Any], out: Any) -> Cal
     import torch
 
     x = xs[0]
-    if op in ("add", "sub", "mul", "div", "maximum", "neg", "exp", "sqrt", "rsqrt", "square", "sigmoid", "tanh", "erf"):
-        function = getattr(torch, op)
-        return lambda: function(*xs, out=out)
-    if op in ("silu", "gelu"):
-        function = getattr(torch.ops.aten, op).out
-        return lambda: function(x, out=out)
+    if op == "square":
+        return lambda: torch.square(x, out=out)
     if op == "relu":
         return lambda: torch.clamp_min(x, 0, out=out)
     if op == "scale":
@@ -129,7 +133,11 @@ def _with_out(op: str, attrs: Mapping[str, Any], xs: list[Any], out: Any) -> Cal
         parts = out.view(*x.shape[: axis + 1], times, *x.shape[axis + 1 :])
         source = x.unsqueeze(axis + 1).expand(parts.shape)
         return lambda: parts.copy_(source)
-    return None
+    into = writes(op_def(op))
+    if into is None:
+        return None
+    numbers = {k: v.value() if isinstance(v, Scalar) else v for k, v in own_attributes(op_def(op), attrs)}
+    return lambda: into(*xs, **numbers, out=out)
 
 
 def _matmul(a: Any, b: Any, out: Any) -> Callable[[], None]:

@@ -14,7 +14,7 @@ from fuser.ir.program import Tensor
 from fuser.ir.schedule import Schedule
 from fuser.lower.triton_source import KernelSource
 from fuser.lower.triton_source import generate_graph
-from fuser.runtime.library import SCRATCH
+from fuser.runtime.library import allocates
 from fuser.runtime.library import output_of
 from fuser.runtime.library import root_of
 from fuser.runtime.library import views_of
@@ -51,7 +51,7 @@ class Plan:
     @property
     def scratch(self) -> tuple[str, ...]:
         """Library kernels for which torch allocates memory of its own at every call."""
-        return tuple(k.name for k in self.graph.kernels if isinstance(k, LibraryKernel) and k.op in SCRATCH)
+        return tuple(k.name for k in self.graph.kernels if isinstance(k, LibraryKernel) and allocates(k.op))
 
 
 def plan(graph: KernelGraph, schedule: Schedule) -> Plan:

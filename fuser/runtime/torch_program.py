@@ -10,9 +10,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from fuser.errors import UnsupportedError
+from fuser.frontends.builder import Builder
+from fuser.ir.composites import expand
+from fuser.ir.opdef import evaluate
+from fuser.ir.opdef import own_attributes
+from fuser.ir.ops import op as op_def
 from fuser.ir.program import TensorProgram
 from fuser.ir.scalar import Scalar
 from fuser.runtime.aten import call as call_aten
+from fuser.runtime.eager import eager
 
 Attention = Callable[..., Any]
 """``(q, k, v, mask or None, scale, causal) -> out``, shapes as in the op ``attention``."""
@@ -53,8 +59,6 @@ def apply(op: str, xs: list[Any], attrs: Mapping[str, Any], attention: Attention
     x = xs[0]
     if op == "opaque":
         return call_aten(attrs["callee"], attrs["detail"], xs, attrs.get("field", -1))
-    if op in _SIMPLE:
-        return _SIMPLE[op](*xs)
     if op == "scale":
         return x * _number(attrs["scalar"])
     if op == "shift":
@@ -66,6 +70,8 @@ def apply(op: str, xs: list[Any], attrs: Mapping[str, Any], attention: Attention
         return torch.where(x != 0, xs[1], xs[2])
     if op == "causal_mask":
         return _causal(x, int(attrs.get("offset", 0)))
+    if op == "matmul":
+        return torch.matmul(*xs)
     if op in ("sum", "mean"):
         return getattr(torch, op)(x, dim=tuple(attrs["axis"]), keepdim=bool(attrs.get("keepdims")))
     if op == "max":
@@ -92,33 +98,32 @@ def apply(op: str, xs: list[Any], attrs: Mapping[str, Any], attention: Attention
     if op == "attention":
         mask = xs[3] if len(xs) > 3 else None
         return attention(*xs[:3], mask, _number(attrs.get("scale", 1)), bool(attrs.get("causal", False)))
-    raise UnsupportedError(f"operator {op!r} has no torch form")
+    return _by_entry(op, xs, attrs)
 
 
-def _simple() -> dict[str, Callable[..., Any]]:
-    def call(name: str) -> Callable[..., Any]:
-        def run(*xs: Any) -> Any:
-            import torch
-
-            return getattr(torch, name)(*xs)
-
-        return run
-
-    same = ("matmul", "add", "sub", "mul", "div", "maximum", "neg", "exp", "sqrt", "rsqrt", "square", "relu", "sigmoid", "tanh")
-    table = {n: call(n) for n in (*same, "erf")}
-
-    def neural(name: str) -> Callable[..., Any]:
-        def run(*xs: Any) -> Any:
-            from torch.nn import functional
-
-            return getattr(functional, name)(*xs)
-
-        return run
-
-    return table | {n: neural(n) for n in ("silu", "gelu")}
+def _by_entry(op: str, xs: list[Any], attrs: Mapping[str, Any]) -> Any:
+    """As the op table says: a function of torch, the formula, or the expansion."""
+    entry = op_def(op)
+    function = eager(entry) if entry.kind in ("map", "composite", "library") else None
+    if function is not None:
+        return function(*xs, **{k: _plain(v) for k, v in own_attributes(entry, attrs)})
+    if entry.formula is not None:
+        return evaluate(entry.steps(attrs), xs, apply)
+    if entry.expansion is None:
+        raise UnsupportedError(f"operator {op!r} has no torch form", "give its entry in the op table the column 'eager'")
+    return expanded(op, xs, attrs)
 
 
-_SIMPLE = _simple()
+def expanded(op: str, xs: list[Any], attrs: Mapping[str, Any]) -> Any:
+    """A composite operator by operator."""
+    b = Builder(op)
+    operands = [b.input(f"x{i}", tuple(x.shape), str(x.dtype).removeprefix("torch.")) for i, x in enumerate(xs)]
+    program = expand(b.build(y=b.op(op, *operands, **attrs)))
+    return run_program(program, dict(zip(program.inputs, xs, strict=True)))["y"]
+
+
+def _plain(value: Any) -> Any:
+    return value.value() if isinstance(value, Scalar) else value
 
 
 Step = tuple[str, tuple[str, ...], str, dict[str, Any], tuple[str, ...]]

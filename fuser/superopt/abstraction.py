@@ -12,14 +12,15 @@ from collections.abc import Hashable
 from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
-from fractions import Fraction
 from typing import Any
 
 from fuser.errors import UnsupportedError
 from fuser.ir.composites import expand
+from fuser.ir.opdef import evaluate
+from fuser.ir.opdef import own_attributes
+from fuser.ir.ops import OPS
 from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram
-from fuser.ir.scalar import Scalar
 from fuser.superopt.expressions import NF
 from fuser.superopt.expressions import ONE
 from fuser.superopt.expressions import Extent
@@ -54,15 +55,6 @@ def _negative(x: NF) -> NF:
     return mul(const(-1), x)
 
 
-def _rsqrt(x: NF) -> NF:
-    return div(ONE, fn("sqrt", x))
-
-
-def _gelu(x: NF) -> NF:
-    inner = mul(const(Scalar.power(2, Fraction(-1, 2))), x)
-    return mul(mul(const(Fraction(1, 2)), x), add(ONE, fn("erf", inner)))
-
-
 def _maximum(a: NF, b: NF) -> NF:
     return fn("maximum", *sorted((a, b), key=lambda e: e.number))
 
@@ -90,15 +82,8 @@ RULES: dict[str, Rule] = {
     "neg": _elementwise(_negative),
     "causal_mask": lambda x, _extents, attrs: fn("causal_mask", x[0], params=(attrs.get("offset", 0),)),
     "exp": _elementwise(exp),
-    "sqrt": _function("sqrt"),
-    "rsqrt": _elementwise(_rsqrt),
+    "reciprocal": _elementwise(lambda x: div(ONE, x)),
     "square": _elementwise(lambda x: mul(x, x)),
-    "relu": _function("relu"),
-    "sigmoid": _function("sigmoid"),
-    "silu": _elementwise(lambda x: mul(x, fn("sigmoid", x))),
-    "tanh": _function("tanh"),
-    "erf": _function("erf"),
-    "gelu": _elementwise(_gelu),
     "cast": _same,
     "matmul": lambda x, extents, _attrs: reduce_sum(extents, mul(x[0], x[1])),
     "concat_matmul": _concat_matmul,
@@ -111,18 +96,25 @@ RULES: dict[str, Rule] = {
     "slice": _same,
     "concat": _function("concat"),
 }
-"""From operator to the expression of its output, given its operands' expressions, the extents it reduces, and its attributes."""
+"""From operator to the expression of its output, given its operands' expressions, the extents it reduces, and its attributes.
+Those of other element-wise operators follow from the op table: its formula, or an uninterpreted function."""
 
 
 def abstract(op: str, operands: Sequence[NF], extents: Extents = (), attrs: Attrs | None = None) -> NF:
     """The abstract expression of ``op``; an accumulator over a loop or a grid part is ``sum`` with that part as its extent."""
-    try:
-        rule = RULES[op]
-    except KeyError:
+    attrs = attrs or {}
+    rule = RULES.get(op)
+    if rule is not None:
+        return rule(operands, extents, attrs)
+    entry = OPS.get(op)
+    if entry is not None and entry.formula is not None:
+        return evaluate(entry.steps(attrs), operands, lambda name, xs, at: abstract(name, xs, (), at))
+    if entry is None or entry.kind != "map" or entry.indexed:
         raise UnsupportedError(
             f"operator {op!r} has no abstract expression", "expand composites first, or add a rule to fuser.superopt.abstraction"
-        ) from None
-    return rule(operands, extents, attrs or {})
+        )
+    args = sorted(operands, key=lambda e: e.number) if entry.commutative else operands
+    return fn(op, *args, params=own_attributes(entry, attrs))
 
 
 def reduced_dims(program: TensorProgram, node: Node) -> tuple[tuple[str, int], ...]:

@@ -22,6 +22,8 @@ from fuser.ir.composites import expand
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
+from fuser.ir.opdef import OpDef
+from fuser.ir.opdef import evaluate
 from fuser.ir.ops import op as op_def
 from fuser.ir.program import TensorProgram
 from fuser.ir.scalar import Scalar
@@ -56,9 +58,8 @@ _RULES: dict[str, Callable[..., Degree]] = {
     "shift": lambda x: _sum(x, (0, 0)),
     "part": _part,
     "chosen": _part,
-    "function": lambda _x: (1, 0),
-    "inverse": lambda _x: (0, 1),
-    "gated": lambda x: (x[0] + 1, x[1]),
+    "function": lambda *_xs: (1, 0),
+    "inverse": lambda x: (x[1], x[0]),
 }
 """Degrees of the result from those of the operands, by :attr:`fuser.ir.ops.OpDef.fraction`."""
 
@@ -74,15 +75,18 @@ class _Count:
     def apply(self, op: str, xs: Sequence[Degree], attrs: Attrs, elements: int, folded: int) -> Degree:
         """Degree of the result of an operator; ``folded`` counts the elements that one of a fold sums over."""
         entry = op_def(op)
-        if entry.fraction not in _RULES:
+        if entry.formula is not None and not entry.fraction:
+            return evaluate(entry.steps(attrs), xs, lambda name, x, at: self.apply(name, x, at, elements, 1))
+        fraction = entry.fraction or _default(entry)
+        if fraction not in _RULES:
             raise UnsupportedError(
                 f"nothing is known of {op!r} over finite fields, so that a test proves nothing",
                 "give its entry in the op table the field 'fraction'",
             )
-        n, d = _RULES[entry.fraction](*xs)
-        self.chance |= entry.fraction == "chosen"
-        if entry.fraction in ("function", "inverse", "gated"):
-            self.function(entry.function or op, elements, xs[0])
+        n, d = _RULES[fraction](*xs)
+        self.chance |= fraction == "chosen"
+        if fraction == "function":
+            self.function(op, elements, max(xs, key=sum))
         if attrs.get(ROUNDS):
             n, d = self.rounded(str(attrs.get("dtype")), xs[0], elements)
         n += _unknowns(attrs)
@@ -103,6 +107,13 @@ class _Count:
             self.function(f"cast to {dtype}", elements, x)
             return 1, 0
         return x[0] + 1, x[1]
+
+
+def _default(entry: OpDef) -> str:
+    """An element-wise operator of which the table says no more is a random function, or a random predicate."""
+    if entry.kind != "map" or entry.indexed:
+        return ""
+    return "chosen" if entry.typed == "truth" else "function"
 
 
 def _unknowns(attrs: Attrs) -> int:

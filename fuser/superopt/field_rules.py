@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
-from fractions import Fraction
 from typing import TYPE_CHECKING
 from typing import Any
 
 import numpy as np
 
 from fuser.errors import UnsupportedError
-from fuser.ir.ops import Array
+from fuser.ir.opdef import Array
+from fuser.ir.opdef import evaluate
+from fuser.ir.opdef import own_attributes
 from fuser.ir.ops import op as op_def
 from fuser.ir.scalar import Scalar
 from fuser.superopt.dtypes import ROUNDS
@@ -131,23 +132,23 @@ def _quotient(field: Field, xs: Sequence[Value], _attrs: Mapping[str, Any]) -> V
     return field.quotient(xs[0], xs[1])
 
 
-def _rsqrt(field: Field, xs: Sequence[Value], _attrs: Mapping[str, Any]) -> Value:
-    one = field.integers(np.ones((1,) * len(xs[0].shape)))
-    return field.quotient(one, field.function("sqrt", xs[0]))
+def _reciprocal(field: Field, xs: Sequence[Value], _attrs: Mapping[str, Any]) -> Value:
+    _visible("reciprocal", xs)
+    return field.quotient(field.integers(np.ones((1,) * len(xs[0].shape))), xs[0])
 
 
-def _silu(field: Field, xs: Sequence[Value], _attrs: Mapping[str, Any]) -> Value:
-    return RULES["mul"](field, (xs[0], field.function("sigmoid", xs[0])), {})
-
-
-def _gelu(field: Field, xs: Sequence[Value], _attrs: Mapping[str, Any]) -> Value:
-    inner = _scale(field, xs, {"scalar": Scalar.power(2, Fraction(-1, 2))})
-    factor = _shift(field, [field.function("erf", inner)], {"scalar": 1})
-    return RULES["mul"](field, (_scale(field, xs, {"scalar": Fraction(1, 2)}), factor), {})
-
-
-def _function(name: str) -> Rule:
-    return lambda field, xs, _attrs: field.function(name, xs[0])
+def by_default(field: Field, op: str, xs: Sequence[Value], attrs: Mapping[str, Any]) -> Value | None:
+    """The evaluation that follows from an operator's entry: its formula; of another element-wise operator a random function, or
+    predicate, of its name and attributes; views and copies of one operand move residues. None where none follows."""
+    entry = op_def(op)
+    if entry.formula is not None:
+        return evaluate(entry.steps(attrs), xs, field.apply)
+    if entry.kind in ("view", "data") and len(xs) == 1:
+        return xs[0].map(lambda x: entry.numpy(x, **attrs))
+    if entry.kind != "map" or entry.indexed:
+        return None
+    name = op + "".join(f" {k}={v}" for k, v in own_attributes(entry, attrs))
+    return field.predicate(name, *xs) if entry.typed == "truth" else field.function(name, *xs)
 
 
 RULES: dict[str, Rule] = {
@@ -160,17 +161,14 @@ RULES: dict[str, Rule] = {
     "scale": _scale,
     "shift": _shift,
     "neg": _ring("neg", lambda x, m: -x % m),
+    "reciprocal": _reciprocal,
     "square": _ring("square", lambda x, m: x * x % m),
     "causal_mask": _causal_mask,
     "exp": lambda field, xs, _attrs: field.exp(xs[0]),
-    "rsqrt": _rsqrt,
-    "silu": _silu,
-    "gelu": _gelu,
     "cast": _cast,
     "matmul": _matmul,
     "sum": _sum,
     "max": _max,
     "concat": lambda _field, xs, attrs: _join(xs, attrs["axis"]),
-    **{name: _function(name) for name in ("sqrt", "relu", "sigmoid", "tanh", "erf")},
 }
-"""From operator to its evaluation; views and copies of one operand move residues by their numpy semantics."""
+"""Evaluations that do not follow from the op table (:func:`by_default`)."""

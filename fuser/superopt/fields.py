@@ -6,12 +6,13 @@ A value is a pair of residues, modulo p outside and modulo q inside an exponenti
   residue mod q, so one exponential on a path (Mirage's LAX programs), else :class:`UnsupportedError`.
 - ``law=False``: exp is a random function, any number of times on a path; values are residues mod p alone.
 
-Other functions (sqrt, relu, sigmoid, tanh, erf) are random functions keyed on the residues that exist, equal for both graphs of
-a round; silu, gelu and rsqrt are made of them. ``max`` and ``maximum`` fold by a random total order, so that they commute,
-associate and split over loops. A condition is a random predicate (:meth:`Field.truth`), a cast to integers a random function,
-one that rounds a random factor. Two programs that differ by another true law of such a function are told apart: refused, never
-wrongly accepted. Roots of 2, 3, 5, 7, 11, 13 and their products are true roots in both fields (but for a few of odd order);
-any other irrational constant is one unknown for each prime in it, so only what holds for all its values is accepted.
+Other element-wise functions are random functions keyed on the residues that exist, equal for both graphs of a round; what the
+op table gives a formula (silu, gelu, rsqrt) is made of them. ``max`` and ``maximum`` fold by a random total order, so that
+they commute, associate and split over loops. A condition is a random predicate (:meth:`Field.truth`), a cast to integers a
+random function, one that rounds a random factor. Two programs that differ by another true law of such a function are told
+apart: refused, never wrongly accepted. Roots of 2, 3, 5, 7, 11, 13 and their products are true roots in both fields (but for a
+few of odd order); any other irrational constant is one unknown for each prime in it, so only what holds for all its values is
+accepted.
 
 What is proven and what is not: :func:`error_bound` bounds one round by the paper's theorem 2, or by degree/p where exp and all
 else is a random function. Both take the functions as truly random; a keyed 64-bit mixing function stands in for them.
@@ -32,11 +33,11 @@ import numpy as np
 from fuser.errors import UnsupportedError
 from fuser.ir.composites import expand
 from fuser.ir.ops import Array
-from fuser.ir.ops import op as op_def
 from fuser.ir.program import TensorProgram
 from fuser.ir.scalar import Extent
 from fuser.ir.scalar import Scalar
 from fuser.superopt.field_rules import RULES
+from fuser.superopt.field_rules import by_default
 from fuser.superopt.field_values import Value
 from fuser.superopt.field_values import ZeroDenominatorError
 from fuser.superopt.field_values import hidden
@@ -143,18 +144,28 @@ class Field:
         attrs = attrs or {}
         if op in RULES:
             return RULES[op](self, operands, attrs)
-        kind = op_def(op).kind
-        if kind in ("view", "data") and len(operands) == 1:
-            return operands[0].map(lambda x: op_def(op).numpy(x, **attrs))
+        found = by_default(self, op, operands, attrs)
+        if found is not None:
+            return found
         raise UnsupportedError(f"operator {op!r} has no meaning over finite fields", "expand composites first")
 
-    def function(self, name: str, x: Value) -> Value:
+    def function(self, name: str, *xs: Value) -> Value:
         """The random function of this name: uniform residues, equal for equal arguments."""
-        if x.minus_inf is not None:
-            raise UnsupportedError(f"{name} of a masked value", "apply exp or max to it first")
-        h = self._hash(name, x)
+        h = self._hashed(name, xs)
         p = (h % np.uint64(self.p)).astype(np.int64)
         return Value(p, (mix(plus(h, np.uint64(1))) % np.uint64(self.q)).astype(np.int64) if self.law else None)
+
+    def predicate(self, name: str, *xs: Value) -> Value:
+        """The random predicate of this name: 0 or 1."""
+        return self.integers(self._hashed(name, xs) >> np.uint64(7) & np.uint64(1))
+
+    def _hashed(self, name: str, xs: Sequence[Value]) -> Array:
+        if any(x.minus_inf is not None for x in xs):
+            raise UnsupportedError(f"{name} of a masked value", "apply exp or max to it first")
+        h = self._hash(name, xs[0])
+        for i, x in enumerate(xs[1:]):
+            h = mix(plus(h, self._hash(f"{name} {i}", x)))
+        return h
 
     def _hash(self, name: str, x: Value) -> Array:
         if name not in self._keys:

@@ -14,12 +14,14 @@ from collections.abc import Callable
 from collections.abc import Hashable
 from collections.abc import Mapping
 from collections.abc import Sequence
-from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from fuser.ir.opdef import Step
+from fuser.ir.opdef import evaluate
+from fuser.ir.opdef import own_attributes
 from fuser.ir.ops import op as op_def
 from fuser.ir.scalar import Extent
 from fuser.ir.scalar import Scalar
@@ -70,8 +72,8 @@ class Instance:
     ) -> Residues | None:
         """The result of an operator, or None where a denominator is zero."""
         attrs = attrs or {}
-        kind = op_def(op).kind
-        if kind == "contract":
+        entry = op_def(op)
+        if entry.kind == "contract":
             return self.fold(args[0] * args[1] % P, reduce)
         if op == "sum":
             return self.fold(args[0], reduce)
@@ -87,21 +89,25 @@ class Instance:
             return args[0] * self.constant(attrs["scalar"]) % P
         if op == "shift":
             return (args[0] + self.constant(attrs["scalar"])) % P
-        if op == "rsqrt":
-            return _inverse(self.function("sqrt", args))
-        if op == "silu":
-            return args[0] * self.function("sigmoid", args) % P
-        if op == "gelu":
-            inner = args[0] * self.constant(Scalar.power(2, Fraction(-1, 2))) % P
-            half = args[0] * ((P + 1) // 2) % P
-            return half * (1 + self.function("erf", [inner])) % P
+        if op == "reciprocal":
+            return _inverse(args[0])
+        if entry.formula is not None:
+            return self._formula(entry.steps(attrs), args)
         if op == "where":
             mask = self.function("mask", args[:1])
             return (mask * args[1] + (1 - mask) * args[2]) % P
-        if op_def(op).indexed:
+        if entry.indexed:
             index = [self._index(attrs[k]) for k in ("rows", "cols") if attrs.get(k)]
             return self.function((op, str(attrs.get("offset"))), [*args, *index])
-        return self.function(op, args)
+        own = own_attributes(entry, attrs)
+        return self.function((op, own) if own else op, args)
+
+    def _formula(self, steps: Sequence[Step], args: Sequence[Residues]) -> Residues | None:
+        def apply(op: str, xs: list[Residues | None], attrs: Mapping[str, Any]) -> Residues | None:
+            known = [x for x in xs if x is not None]
+            return self.apply(op, known, (), attrs) if len(known) == len(xs) else None
+
+        return evaluate(steps, list[Residues | None](args), apply)
 
     def fold(self, x: Residues, axes: Sequence[str]) -> Residues:
         for a in axes:
@@ -159,7 +165,7 @@ _FIELD: dict[str, Callable[..., Residues]] = {
     "maximum": np.maximum,
 }
 
-INTERPRETED = frozenset((*_FIELD, "div", "scale", "shift")) - {"maximum"}
+INTERPRETED = frozenset((*_FIELD, "div", "reciprocal", "scale", "shift")) - {"maximum"}
 """Element-wise operators that are field operations: their operands need not be ones that the program has."""
 
 

@@ -15,14 +15,12 @@ from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.mugraph import Stmt
+from fuser.ir.ops import op as op_def
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import bind
 from fuser.ir.tiling import Loop
 from fuser.ir.tiling import Node
 from fuser.ir.tiling import place
-
-SYMMETRIC = {"add", "mul", "maximum", "matmul"}
-"""Operators whose operands commute once axes are named: a contraction is one of them."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +90,8 @@ def expressions(block: BlockGraph, names: Mapping[str, str] | None = None) -> di
 
 def _text(s: Stmt, texts: Mapping[str, str]) -> str:
     args = [texts[a] for a in s.args]
-    if s.op in SYMMETRIC:
+    # once axes are named, the operands of a contraction commute too
+    if op_def(s.op).commutative or op_def(s.op).kind == "contract":
         args.sort()
     extra = [f"{k}={v}" for k, v in s.attrs]
     over = f"/{','.join(s.reduce)}" if s.reduce else ""

@@ -129,7 +129,7 @@ class ValueSpace:
         shapes = {frozenset(s.axes) for s in self.block.stmts if s.kind != "store"}
         self.shapes = frozenset(shapes)
         outputs = {forms[s.value]: frozenset(s.axes) for s in self.block.stores}
-        divisors = frozenset(a for s in self.block.computes if s.op in ("div", "rsqrt") for a in axes[s.args[-1]])
+        divisors = frozenset(a for s in self.block.computes if _divides(s.op) for a in axes[s.args[-1]])
         known: dict[NF, frozenset[str]] = {}
         for name, e in forms.items():
             known[e] = known.get(e, frozenset()) | axes[name]
@@ -307,6 +307,14 @@ class ValueSpace:
     @staticmethod
     def _indexable(attrs: Attrs, axes: tuple[str, ...]) -> bool:
         return all(v in axes or not v for k, v in attrs if k in ("rows", "cols"))
+
+
+def _divides(op: str) -> bool:
+    """The last operand is, or is in, a denominator."""
+    entry = op_def(op)
+    if entry.formula is None or entry.fraction:
+        return entry.fraction in ("quotient", "inverse")
+    return any(_divides(name) for name, _, _ in entry.steps(dict.fromkeys(entry.attrs, 1)))
 
 
 def _valid(residues: Residues | None) -> Residues:

@@ -16,6 +16,7 @@ import fuser
 from fuser.errors import ProgramError
 from fuser.errors import UnsupportedError
 from fuser.ir.mugraph import KernelGraph
+from fuser.ir.opdef import names_of
 from fuser.ir.ops import OPS
 from fuser.ir.program import TensorProgram
 from fuser.ir.scalar import Extent
@@ -285,7 +286,7 @@ def test_reciprocals_with_other_uses_stay() -> None:
 
 
 def test_torch_column_names_operators_of_aten_once() -> None:
-    names = [t for op in OPS.values() for t in op.torch]
+    names = [t for op in OPS.values() for t in names_of(op.torch)]
     assert len(names) == len(set(names))
     for name in names:
         packet, _, overload = name.partition(".")

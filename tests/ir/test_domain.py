@@ -20,6 +20,7 @@ from fuser.ir.interval import Domain
 from fuser.ir.interval import place
 from fuser.ir.ops import OPS
 from fuser.ir.program import TensorProgram
+from tests.operators import NUMBERS
 
 Body = Callable[[Builder, Ref, Ref], Ref]
 
@@ -113,8 +114,12 @@ def test_the_table_says_where_results_lie(name: str) -> None:
     (domain,) = entry.domain or (Domain(),)
     x = np.sort(np.concatenate([np.linspace(-30, 30, 2001), [1e-3, -1e-3]]))
     x = x[(x >= domain.lo) & (x <= domain.hi) & ((x != 0) | (not domain.nonzero))]
-    attrs: dict[str, dict[str, Any]] = {"scale": {"scalar": 2}, "shift": {"scalar": 2}, "cast": {"dtype": "float64"}}
-    y = entry.numpy(x.reshape(1, -1), **attrs.get(name, {"offset": len(x)} if name == "causal_mask" else {})).reshape(-1)
+    attrs: dict[str, dict[str, Any]] = NUMBERS | {
+        "cast": {"dtype": "float64"},
+        "pow": {"exponent": 2},
+        "causal_mask": {"offset": len(x)},
+    }
+    y = entry.numpy(x.reshape(1, -1), **attrs.get(name, {})).reshape(-1)
     assert np.isfinite(y).all()
     assert (y >= entry.image.lo).all()
     assert (y <= entry.image.hi).all()

@@ -9,6 +9,7 @@ from fuser.errors import UnsupportedError
 from fuser.errors import UsageError
 from fuser.frontends.builder import Builder
 from fuser.ir.fuse import fuse
+from fuser.ir.interval import ANY
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.ops import OPS
 from fuser.ir.program import TensorProgram
@@ -20,6 +21,8 @@ from fuser.lower.check import reduced_extents
 from fuser.lower.triton_source import generate
 from search.structures import one_kernel
 from search.structures import structures
+from tests.operators import NUMBERS
+from tests.operators import elementwise
 
 TOLERANCE = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 1e-5}
 
@@ -73,11 +76,19 @@ def map_program(name: str) -> TensorProgram:
     args = {
         "where": (c, x, y),
         "div": (x, b.op("shift", b.op("square", y), scalar=0.5)),
-        "sqrt": (positive,),
-        "rsqrt": (positive,),
     }
-    attrs = {"scale": {"scalar": 0.3}, "shift": {"scalar": 0.3}, "cast": {"dtype": "float32"}, "causal_mask": {"offset": 3}}
-    default = (x, y, c)[: OPS[name].arity]
+    attrs = NUMBERS | {
+        "scale": {"scalar": 0.3},
+        "shift": {"scalar": 0.3},
+        "cast": {"dtype": "float32"},
+        "causal_mask": {"offset": 3},
+    }
+    entry = OPS[name]
+    default = (x, y, c)[: entry.arity]
+    if entry.arity == 1 and (name == "pow" or any(d != ANY for d in entry.domain)):
+        default = (positive,)
+    elif name not in args and any(d != ANY for d in entry.domain):
+        default = (x, args["div"][1]) if entry.arity == 2 else (x, c, args["div"][1])
     ref = b.op(name, *args.get(name, default), **attrs.get(name, {}))
     if name == "causal_mask":
         ref = b.exp(ref)
@@ -89,7 +100,7 @@ def rows_of_16(program: TensorProgram) -> KernelSchedule:
 
 
 def map_names() -> list[str]:
-    return sorted(n for n, e in OPS.items() if e.kind == "map" and (e.triton or e.indexed))
+    return elementwise()
 
 
 def cases() -> dict[str, tuple[TensorProgram, KernelGraph, Schedule]]:

@@ -1,0 +1,204 @@
+"""What an entry of the op table is: one value per operator, whose columns follow from its kind or its formula where they are not
+given. What can not follow raises where it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
+from typing import Any
+from typing import Literal
+from typing import TypeVar
+
+import numpy as np
+
+from fuser.errors import UnsupportedError
+from fuser.ir.interval import ANY
+from fuser.ir.interval import Domain
+from fuser.ir.scalar import Scalar
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Kind = Literal["map", "contract", "reduce", "view", "data", "composite", "library", "opaque"]
+Attrs = Mapping[str, Any]
+Shape = tuple[int, ...]
+Fractions = Literal["", "same", "sum", "product", "square", "quotient", "inverse", "shift", "part", "chosen", "function"]
+"""``part``: that of one of the operands; ``chosen``: the same, or a condition, by a random order or predicate; ``inverse``: one
+over it; ``function``: the value of a random function."""
+
+NOTES = ("concat",)
+"""Attributes that any operator may have: notes on where it comes from, which change no value."""
+TYPES: dict[str, str] = {
+    "axis": "integer", "offset": "integer", "times": "integer", "start": "integer", "stop": "integer", "field": "integer",
+    "groups": "integer", "diagonal": "integer",
+    "shape": "integers", "perm": "integers", "stride": "integers", "padding": "integers", "dilation": "integers",
+    "window": "integers",
+    "rows": "text", "cols": "text", "dtype": "text", "callee": "text", "detail": "text",
+    "keepdims": "flag", "causal": "flag", **dict.fromkeys(NOTES, "flag"),
+}  # fmt: skip
+"""What the attributes are; every other one is a number, and held as an exact constant."""
+
+
+def is_number(attribute: str) -> bool:
+    return attribute not in TYPES
+
+
+@dataclass(frozen=True)
+class Term:
+    """A formula: an operator of the table applied to terms, or (``op`` empty) one of the operands."""
+
+    op: str
+    args: tuple[Term, ...] = ()
+    attrs: tuple[tuple[str, Any], ...] = ()
+    operand: int = 0
+
+    def then(self, op: str, *others: Term, **attrs: Any) -> Term:
+        """The operator on this and further terms; numbers become exact constants."""
+        exact = {k: Scalar.of(v) if is_number(k) else v for k, v in attrs.items() if v is not None}
+        return Term(op, (self, *others), tuple(sorted(exact.items())))
+
+    def __add__(self, other: Term | Number) -> Term:
+        return self.then("add", other) if isinstance(other, Term) else self.then("shift", scalar=other)
+
+    def __sub__(self, other: Term) -> Term:
+        return self.then("sub", other)
+
+    def __mul__(self, other: Term | Number) -> Term:
+        return self.then("mul", other) if isinstance(other, Term) else self.then("scale", scalar=other)
+
+    def __truediv__(self, other: Term) -> Term:
+        return self.then("div", other)
+
+    def __neg__(self) -> Term:
+        return self.then("neg")
+
+
+Number = int | float | Fraction | Scalar
+V = TypeVar("V")
+
+
+def missing(*_: Any, **__: Any) -> Any:
+    """Stands in a column that is not given and does not follow."""
+    raise UnsupportedError("the operator has no numpy semantics", "give its entry in the op table the column 'numpy'")
+
+
+@dataclass(frozen=True)
+class OpDef:
+    """One operator.
+
+    ``linear[i]`` says that the operator is linear in operand i with the others fixed. ``degree`` is the rule of the degree in
+    a random factor (stable exponentials, DESIGN.md): ``add`` for products, ``sub`` for quotients, ``equal`` where operands must
+    agree, ``zero`` where they must be 0, ``same`` for a scaling or a fold.
+    ``flops`` and ``sfu`` count arithmetic and special-function operations per element of the output (per element of the input of
+    a reduction, per multiply-add pair 2 for a contraction). ``triton`` is a format string over ``{0}``, ``{1}``, … in fp32; of a
+    reduction the function that combines two elements. NaN goes through every operator, as in numpy and torch.
+    """
+
+    name: str
+    kind: Kind
+    arity: int
+    """Number of operands; −1: any."""
+    numpy: Callable[..., Array] = missing
+    """The result from the operands and, as keywords, the attributes; follows from the formula."""
+    linear: tuple[bool, ...] = ()
+    degree: Literal["add", "sub", "equal", "zero", "same", "exp"] = "zero"
+    triton: str = ""
+    """Follows from the formula."""
+    flops: float = 1.0
+    sfu: float = 0.0
+    identity: float | None = None
+    attrs: tuple[str, ...] = ()
+    commutative: bool = False
+    relay: tuple[str, ...] = ()
+    """Names in Relay, each with its attributes for those of the table where they are called otherwise: ``clip min:a_min``."""
+    torch: tuple[str, ...] = ()
+    """Names in ATen, in the same form; the default overload has none."""
+    domain: tuple[Domain, ...] = ()
+    """What each operand has to be for the result to be a number: checks draw their inputs so (:mod:`fuser.ir.domain`)."""
+    image: Domain = ANY
+    """Where the result lies, whatever the operands are."""
+    increasing: bool = False
+    """An operator with one operand that never falls as it grows."""
+    fraction: Fractions = ""
+    """What the result is of fractions of polynomials over a finite field. Follows from the formula; an element-wise operator
+    without one is a random function. Of another operator without it nothing is proven, and it is refused
+    (:mod:`fuser.superopt.bounds`)."""
+    typed: Literal["operands", "choices", "named", "truth"] = "operands"
+    """What the result's dtype follows from (:mod:`fuser.ir.dtypes`): all operands; those behind a condition; the attribute
+    ``dtype``; none, it is a condition."""
+    indexed: bool = False
+    """The value depends on element indices: in a block, the attributes ``rows`` and ``cols`` name the axes."""
+    formula: Callable[..., Term] | None = None
+    """The operator as a composition of others, of operands and (by keyword) attributes. An element-wise operator with a formula
+    stays one operator; all that is not given follows from the formula."""
+    expansion: Callable[..., Any] | None = None
+    """Of a composite: the operators that it becomes, from a builder, the operands, and the attributes."""
+    shape: Callable[[Sequence[Shape], Attrs], Shape] | None = None
+    """Shape of the result; follows for element-wise operators and folds (:func:`fuser.ir.program.infer_shape`)."""
+    optional: tuple[str, ...] = ()
+    """Attributes that need not be there."""
+    eager: str | None = ""
+    """The torch function that takes the operands and, as keywords under their names here, the attributes:
+    ``nn.functional.silu``. By default the one of the same name, or the
+    formula; None: the formula."""
+
+    def __post_init__(self) -> None:
+        if self.numpy is missing and self.formula is not None:
+            object.__setattr__(self, "numpy", self._by_formula)
+
+    def _by_formula(self, *xs: Array, **attrs: Any) -> Array:
+        from fuser.ir.ops import op
+
+        with np.errstate(all="ignore"):
+            return evaluate(self.steps(attrs), xs, lambda name, args, at: op(name).numpy(*args, **at))
+
+    def steps(self, attrs: Attrs) -> tuple[Step, ...]:
+        """The formula for these attributes."""
+        assert self.formula is not None
+        return _steps(self.formula, self.arity, own_attributes(self, attrs))
+
+
+Step = tuple[str, tuple[int, ...], Attrs]
+"""An operator, its operands (those of the formula, then the results of the steps before), its attributes."""
+
+
+@cache
+def _steps(formula: Callable[..., Term], arity: int, attrs: tuple[tuple[str, Any], ...]) -> tuple[Step, ...]:
+    exact = {k: Scalar.of(v) if is_number(k) else v for k, v in attrs}
+    operands = [Term("", operand=i) for i in range(arity)]
+    index = {t: i for i, t in enumerate(operands)}
+    found: list[Step] = []
+
+    def visit(t: Term) -> int:
+        if t not in index:
+            step = (t.op, tuple(map(visit, t.args)), dict(t.attrs))
+            index[t] = arity + len(found)
+            found.append(step)
+        return index[t]
+
+    visit(formula(*operands, **exact))
+    return tuple(found)
+
+
+def evaluate(steps: Sequence[Step], operands: Sequence[V], apply: Callable[[str, list[V], Attrs], V]) -> V:
+    """The value of a formula, ``apply`` giving that of an operator."""
+    values = list(operands)
+    for op, args, attrs in steps:
+        values.append(apply(op, [values[i] for i in args], attrs))
+    return values[-1]
+
+
+def names_of(columns: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Names in another system to what the attributes are called there: from ``clip min:a_min`` to {clip: {min: a_min}}."""
+    found: dict[str, dict[str, str]] = {}
+    for entry in columns:
+        name, *pairs = entry.split()
+        found[name] = {ours: theirs for ours, _, theirs in (p.partition(":") for p in pairs)}
+    return found
+
+
+def own_attributes(entry: OpDef, attrs: Attrs) -> tuple[tuple[str, Any], ...]:
+    """The attributes that decide about the value."""
+    return tuple(sorted((k, v) for k, v in attrs.items() if k in entry.attrs))
