@@ -109,7 +109,7 @@ def _by_entry(lo: Lowering, call: RelayNode, a: tuple[str, ...]) -> Result:
         return None
     entry, theirs = found
     attrs = {ours: call.attr[t] for ours in entry.attrs if (t := theirs.get(ours, ours)) in call.attr}
-    numbers = {k: Scalar.of(v) if is_number(k) else v for k, v in attrs.items()}
+    numbers: dict[str, Any] = {k: Scalar.of(v) if is_number(k) else v for k, v in attrs.items()}
     return lo.emit(call, entry.name, *a, dtype=call.types[0].dtype, **numbers)
 
 

@@ -164,7 +164,7 @@ class Field:
             raise UnsupportedError(f"{name} of a masked value", "apply exp or max to it first")
         h = self._hash(name, xs[0])
         for i, x in enumerate(xs[1:]):
-            h = mix(plus(h, self._hash(f"{name} {i}", x)))
+            h = mix(h ^ self._hash(f"{name} {i}", x))
         return h
 
     def _hash(self, name: str, x: Value) -> Array:
