@@ -25,9 +25,6 @@ from fuser.ir.subprogram import canonical
 from fuser.ir.subprogram import convex
 from fuser.ir.subprogram import subprogram
 
-JOINS = {"softmax", "mean", "rms_norm", "layer_norm"}
-"""Composites that may stand between two contractions of a chain."""
-
 ABSORBED = {"scale", "causal_mask"}
 """Element-wise operators that a chain takes in front of its first contraction: they cost a kernel alone and nothing inside."""
 
@@ -147,7 +144,7 @@ class _Chain:
             if _is_contraction(user):
                 return ([*nodes, user.output], user) if user.inputs.count(name) == 1 else f"{user.output} reads {name} twice"
             kind = OPS[user.op].kind
-            if kind not in ("map", "view", "reduce") and user.op not in JOINS:
+            if kind not in ("map", "view", "reduce", "composite"):
                 what = user.attr.get("callee", user.op)
                 return f"{what} stands between it and the next contraction"
             nodes.append(user.output)

@@ -78,21 +78,25 @@ class Call:
 
         return self.constant(torch.tensor([number], dtype=self.result.dtype), f"{self.node.name}.constant")
 
-    def by_entry(self) -> Ref:
-        """The table's operator: its attributes by the names of the schema, its operands in order of the other arguments."""
+    def by_entry(self) -> Ref | None:
+        """The table's operator: its attributes by the names of the schema, its operands the first of the other arguments. None
+        where an argument is left that is not what it is by default: the entry says nothing of it."""
         entry = OPS[self.table]
         theirs = names_of(entry.torch)[self.aten]
         claimed = {theirs.get(a, a): a for a in entry.attrs}
-        values = [v for k, v in self.args.items() if k not in claimed and (is_tensor(v) or type(v) in (int, float))]
-        values = values[: entry.arity] if entry.arity >= 0 else [v for v in values if is_tensor(v)]
-        attrs = {ours: self.attribute(k, ours) for k, ours in claimed.items() if self.args.get(k) is not None}
-        dtype = self.dtype
+        schema = [a for a in self.node.target._schema.arguments if a.name not in claimed]
+        given = [a for a in schema if is_tensor(self[a.name]) or type(self[a.name]) in (int, float)]
+        given = given[: entry.arity] if entry.arity >= 0 else [a for a in given if is_tensor(self[a.name])]
+        if any(self[a.name] != a.default_value for a in schema if a not in given):
+            return None
+        values = [self[a.name] for a in given]
+        attrs = {ours: self.attribute(k, ours) for k, ours in claimed.items() if self[k] is not None}
         if entry.typed == "truth":
             dtype = self.promoted(values)
             return self.b.op(self.table, *(self.operand(v, dtype) for v in values), **attrs)
         if entry.kind != "map":
-            return self.b.op(self.table, *(self.ref(v) for v in values), dtype=dtype, **attrs)
-        return self.b.op(self.table, *(self.operand(v, dtype) for v in values), dtype=dtype, **attrs)
+            return self.b.op(self.table, *(self.ref(v) for v in values), dtype=self.dtype, **attrs)
+        return self.b.op(self.table, *(self.operand(v, self.dtype) for v in values), dtype=self.dtype, **attrs)
 
     def attribute(self, name: str, ours: str) -> Any:
         """The argument of this name as an attribute: a number, a flag, an integer or several."""

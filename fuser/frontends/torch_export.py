@@ -212,6 +212,8 @@ class _Importer:
             return self._left(node, args, kwargs)
         call = Call(self.builder, node, aten, table, _arguments(node, args, kwargs), result, self._constant, self._where(node))
         value = rule(call)
+        if value is None:
+            return self._left(node, args, kwargs)
         moves = table in OPS and (OPS[table].kind in ("view", "data", "library") or OPS[table].typed == "truth")
         if isinstance(value, Ref) and not moves and value.tensor.dtype not in FLOAT_DTYPES:
             return self._left(node, args, kwargs)

@@ -18,6 +18,7 @@ import numpy as np
 from fuser.errors import UnsupportedError
 from fuser.ir.mugraph import Stmt
 from fuser.ir.opdef import evaluate
+from fuser.ir.opdef import missing
 from fuser.ir.ops import op as op_def
 from fuser.ir.scalar import Scalar
 from fuser.lower.fold_code import LOG2E
@@ -192,7 +193,7 @@ def _times(text: str, factor: float) -> str:
 def _keeps_zero(op: str, attrs: Mapping[str, Any]) -> bool:
     """Of one operand that is zero the result is zero."""
     entry = op_def(op)
-    if entry.arity != 1 or entry.indexed:
+    if entry.arity != 1 or entry.indexed or entry.numpy is missing:
         return False
     with np.errstate(all="ignore"):
         return bool(entry.numpy(np.zeros(1), **attrs)[0] == 0)

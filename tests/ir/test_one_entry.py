@@ -1,0 +1,153 @@
+"""An operator is one entry: what a test adds to the table goes through everything, from the builder to both importers."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import fuser
+from fuser.device import load_device
+from fuser.errors import ProgramError
+from fuser.errors import UnsupportedError
+from fuser.frontends.builder import Builder
+from fuser.ir import ops
+from fuser.ir.axes import axes_of
+from fuser.ir.fuse import fuse
+from fuser.ir.mugraph import BlockGraph
+from fuser.ir.opdef import OpDef
+from fuser.ir.program import TensorProgram
+from fuser.ir.schedule import KernelSchedule
+from fuser.ir.schedule import Schedule
+from fuser.lower.check import run_graph
+from fuser.lower.compile import compile_kernel
+from fuser.lower.reference import interpret
+from fuser.lower.triton_source import generate_graph
+from fuser.runtime.library import bind_library
+from fuser.runtime.torch_program import apply
+from fuser.runtime.torch_program import reference
+from fuser.superopt.generate import Limits
+from fuser.superopt.generate import generate
+from fuser.superopt.verify import Verified
+from fuser.superopt.verify import verify
+from search.regions import find_chains
+from search.structures import one_kernel
+from tests.tvm_bridge.relay_writer import RelayWriter
+from tvm_bridge.relay_import import from_json_text
+from tvm_bridge.relay_import import to_program
+
+ENTRIES = {
+    "function": OpDef("soft", "map", 1, lambda x, **_: np.logaddexp(0, x), triton="tl.log(1.0 + tl.exp({0}))", sfu=2.0,
+                      torch=("softplus",), relay=("soft",), eager="nn.functional.softplus"),
+    "formula": OpDef("soft", "map", 1, formula=lambda x: (x.then("exp") + 1).then("log"), torch=("softplus",), relay=("soft",)),
+    "numbers": OpDef("soft", "map", 1, formula=lambda x, beta: ((x * beta).then("exp") + 1).then("log") * beta.inverse(),
+                     attrs=("beta",), torch=("softplus",), relay=("soft beta:steepness",)),
+}  # fmt: skip
+
+
+@pytest.fixture(params=sorted(ENTRIES))
+def entry(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> OpDef:
+    monkeypatch.delitem(ops.OPS, "softplus")
+    monkeypatch.setitem(ops.OPS, "soft", ENTRIES[request.param])
+    return ENTRIES[request.param]
+
+
+def attrs_of(entry: OpDef) -> dict[str, float]:
+    return dict.fromkeys(entry.attrs, 1.0)
+
+
+def chain(entry: OpDef) -> TensorProgram:
+    b = Builder("chain")
+    x, w, v = b.input("X", (32, 48)), b.input("W", (48, 40)), b.input("V", (40, 32))
+    return b.build(Y=b.op("soft", x @ w, **attrs_of(entry)) @ v)
+
+
+def soft(p: TensorProgram, x: dict[str, np.ndarray]) -> np.ndarray:
+    a, w, v = (x[n].astype(np.float64) for n in p.inputs)
+    return np.logaddexp(0, a @ w) @ v
+
+
+def test_program_axes_and_interpreter(entry: OpDef) -> None:
+    p = chain(entry)
+    assert TensorProgram.from_json(p.to_json()) == p
+    inputs = p.random_inputs(np.random.default_rng(0), 0.3)
+    np.testing.assert_allclose(p.evaluate(inputs)["Y"], soft(p, inputs), rtol=1e-9)
+    assert axes_of(p).values[p.nodes[1].output] == axes_of(p).values[p.nodes[0].output]
+    tiles = Schedule((KernelSchedule(tuple((a, 16) for a in fuse(p).blocks[0].spatial)),))
+    np.testing.assert_allclose(interpret(fuse(p), tiles, inputs)["Y"], soft(p, inputs), rtol=1e-9)
+
+
+def test_verification_and_search(entry: OpDef) -> None:
+    p = chain(entry)
+    assert isinstance(verify(p, fuse(p)), Verified)
+    other = chain(entry)
+    wrong = fuse(replace(other, nodes=(other.nodes[0], replace(other.nodes[1], op="tanh", attrs=()), other.nodes[2])))
+    assert not isinstance(verify(p, wrong), Verified)
+    b = Builder("scaled")
+    x, c = b.input("X", (32, 48)), b.input("C", (32, 1))
+    p = b.build(Y=b.sum(b.op("soft", x, **attrs_of(entry)) / c, 1))
+    found = list(itertools.islice(generate(p, Limits(block_ops=4, budget=10)), 4))
+    assert len(found) > 1  # the division may stand behind the sum
+    assert all(isinstance(verify(p, c.graph), Verified) for c in found)
+
+
+def test_regions_and_generated_kernels(entry: OpDef) -> None:
+    p = chain(entry)
+    (region,) = find_chains(p, load_device("h200"))[0]
+    assert [n.op for n in region.program.nodes] == ["matmul", "soft", "matmul"]
+    graph = one_kernel(p)
+    tiles = Schedule((KernelSchedule(tuple((a, 16) for a in graph.blocks[0].spatial)),))
+    inputs = p.random_inputs(np.random.default_rng(0), 0.3)
+    np.testing.assert_allclose(run_graph(graph, tiles, inputs)["Y"], soft(p, inputs), rtol=2e-2, atol=2e-2)
+    (source,) = generate_graph(graph, tiles)
+    assert ".target sm_90" in compile_kernel(source, 90).ptx
+
+
+def test_torch_executes_and_imports_it(entry: OpDef) -> None:
+    x = torch.randn(5, 7)
+    wanted = functional.softplus(x)
+    torch.testing.assert_close(apply("soft", [x], attrs_of(entry)), wanted)
+    out = torch.empty_like(x)
+    bind_library("soft", attrs_of(entry), [x], out)()
+    torch.testing.assert_close(out, wanted)
+    found = fuser.from_torch(nn.Sequential(nn.Linear(8, 8), nn.Softplus(), nn.Linear(8, 4)), (torch.randn(3, 8),))
+    assert "soft" in [n.op for n in found.program.nodes]
+    assert "opaque" not in [n.op for n in found.program.nodes]
+    p = chain(entry)
+    inputs = {n: torch.from_numpy(v) for n, v in p.random_inputs(np.random.default_rng(0), 0.3).items()}
+    np.testing.assert_allclose(reference(p, inputs)["Y"].numpy(), soft(p, {n: v.numpy() for n, v in inputs.items()}), rtol=1e-6)
+
+
+def test_relay_imports_it(entry: OpDef) -> None:
+    w = RelayWriter()
+    x = w.input("x", (3, 8))
+    names = {"steepness": 1.0} if entry.attrs else {}
+    y = w.call("soft", w.call("nn.dense", x, w.const(np.eye(8))), **names)
+    imported = to_program(from_json_text(w.module(y)))
+    assert "opaque" not in {n.op for n in imported.program.nodes}
+    given = np.random.default_rng(0).standard_normal((3, 8)).astype(np.float32)
+    for (found,) in (imported.evaluate({"x": given}).values(), imported.model.evaluate({"x": given})):
+        np.testing.assert_allclose(found, np.logaddexp(0, given), rtol=1e-5)
+
+
+def test_what_is_missing_is_said_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ops.OPS, "bare", OpDef("bare", "map", 1))
+    b = Builder("bare")
+    p = b.build(Y=b.op("bare", b.input("X", (32, 32))))
+    assert isinstance(verify(p, fuse(p), float_rounds=0), Verified)  # a random function for both
+    with pytest.raises(UnsupportedError, match="no numpy semantics"):
+        p.evaluate({"X": np.ones((32, 32))})
+    block = fuse(p).blocks[0]
+    assert isinstance(block, BlockGraph)
+    with pytest.raises(UnsupportedError, match="no Triton form"):
+        generate_graph(fuse(p), Schedule((KernelSchedule(tuple((a, 16) for a in block.spatial)),)))
+    with pytest.raises(UnsupportedError, match="no torch form"):
+        apply("bare", [torch.ones(2)], {})
+    monkeypatch.setitem(ops.OPS, "shapeless", OpDef("shapeless", "composite", 1))
+    with pytest.raises(ProgramError, match="no shape rule"):
+        b.op("shapeless", b.input("Z", (2,)))
