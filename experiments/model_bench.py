@@ -153,7 +153,11 @@ def case(name: str, batch: int, inductor: bool) -> dict[str, Any]:
 def table(rows: list[dict[str, Any]]) -> str:
     """A line for each case: µs of ours and of the peers, ours × the best of them, errors, seconds to compile."""
     peers = list(dict.fromkeys(p for r in rows for p in r["us"] if p != "mufuser"))
-    head = f"{'network':<18}{'batch':>6}{'ours':>9}" + "".join(f"{p:>10}" for p in peers) + f"{'×best':>8}{'error':>10}{'eager':>10}{'s':>7}"
+    head = (
+        f"{'network':<18}{'batch':>6}{'ours':>9}"
+        + "".join(f"{p:>10}" for p in peers)
+        + f"{'×best':>8}{'error':>10}{'eager':>10}{'s':>7}"
+    )
     lines = [head]
     for r in rows:
         us = r["us"]
@@ -190,7 +194,9 @@ def main(
             except Exception as problem:  # noqa: BLE001 - one case must not end the others
                 note(f"{name}, batch {size}: {type(problem).__name__}: {str(problem).splitlines()[0]}")
                 continue
-            write_file(output / "models.json", json.dumps({"environment": environment(device_info()), "rows": rows}, indent=1) + "\n")
+            write_file(
+                output / "models.json", json.dumps({"environment": environment(device_info()), "rows": rows}, indent=1) + "\n"
+            )
             write_file(output / "models.txt", table(rows) + "\n")
             note(table(rows[-1:]))
     print(table(rows))

@@ -14,6 +14,7 @@ before timing catch them; fast tuning has no GPU to check on, so it leaves out e
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,17 +74,29 @@ def hazardous(f: Features, device: Device) -> NDArray[np.bool_]:
 def unwieldy(f: Features) -> NDArray[np.bool_]:
     """Candidates in which a computed operand of a contraction has more than two dimensions in registers: Triton has to permute
     it through shared memory, compiles for minutes and spills thousands of bytes. One element of the extra axes at a time is
-    fine. A loaded operand that is summed over several axes at once (heads and what is in them, say) goes the same way in every trip:
-    such kernels took three to five times their estimate."""
+    fine. A loaded operand that is summed over several axes at once (heads and what is in them, say) goes the same way in every
+    trip: such kernels took three to five times their estimate on an H200. Those that cut both the sum and a side of a product
+    into powers of two (160 into 128 and 32, 96 into 64 and 32) have four small products in each trip, and took twice theirs."""
     found = np.zeros(len(f), dtype=bool)
     for s in f.stmts:
         if s.stmt.kind == "compute" and op_def(s.stmt.op).kind == "contract":
             found |= sum((f.tile[a] > 1).astype(np.int64) for a in s.stmt.reduce) > 1
+            sides = [a for a in {x for v in s.stmt.args for x in f.block.by_value[v].axes} if a not in s.stmt.reduce]
+            found |= _cut(f, s.stmt.reduce) & _cut(f, sides)
             for value in s.stmt.args:
                 operand = f.block.by_value[value]
                 if operand.kind == "compute":
                     found |= sum((f.tile[a] > 1).astype(np.int64) for a in operand.axes) > 2
     return found
+
+
+def _cut(f: Features, axes: Sequence[str]) -> NDArray[np.bool_]:
+    """Whether the tile of some axis is cut into several powers of two."""
+    cut = np.zeros(len(f), dtype=bool)
+    for a in axes:
+        n = f.tile[a].astype(np.int64)
+        cut |= (n % MMA == 0) & ((n & (n - 1)) > 0)
+    return cut
 
 
 def _least_piece(columns: NDArray[Any]) -> NDArray[np.int64]:
