@@ -1,4 +1,4 @@
-"""Whole networks on a GPU beside eager torch, SDPA and inductor, all as CUDA graphs, in one run: ``python -m experiments.model_bench``.
+"""``python -m experiments.model_bench``: whole networks on a GPU beside eager torch, SDPA and inductor, as CUDA graphs, in one run.
 
 Nothing is measured before: our kernels are the model's choice. Every output is compared with the network in float64 before
 anything is timed; replays of all contestants take turns.
@@ -153,12 +153,8 @@ def case(name: str, batch: int, inductor: bool) -> dict[str, Any]:
 def table(rows: list[dict[str, Any]]) -> str:
     """A line for each case: µs of ours and of the peers, ours × the best of them, errors, seconds to compile."""
     peers = list(dict.fromkeys(p for r in rows for p in r["us"] if p != "mufuser"))
-    head = (
-        f"{'network':<18}{'batch':>6}{'ours':>9}"
-        + "".join(f"{p:>10}" for p in peers)
-        + f"{'×best':>8}{'error':>10}{'eager':>10}{'s':>7}"
-    )
-    lines = [head]
+    heads = "".join(f"{p:>10}" for p in peers)
+    lines = [f"{'network':<18}{'batch':>6}{'ours':>9}{heads}{'×best':>8}{'error':>10}{'eager':>10}{'s':>7}"]
     for r in rows:
         us = r["us"]
         best = min(us[p] for p in peers if p in us)
@@ -194,9 +190,8 @@ def main(
             except Exception as problem:  # noqa: BLE001 - one case must not end the others
                 note(f"{name}, batch {size}: {type(problem).__name__}: {str(problem).splitlines()[0]}")
                 continue
-            write_file(
-                output / "models.json", json.dumps({"environment": environment(device_info()), "rows": rows}, indent=1) + "\n"
-            )
+            document = {"environment": environment(device_info("cuda")), "rows": rows}
+            write_file(output / "models.json", json.dumps(document, indent=1) + "\n")
             write_file(output / "models.txt", table(rows) + "\n")
             note(table(rows[-1:]))
     print(table(rows))

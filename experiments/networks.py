@@ -103,7 +103,10 @@ class Mixer(nn.Module):
 
 
 class Llama(nn.Module):
-    """A layer of LLaMA: RMS norms, rotary embedding, grouped keys, gated MLP. With ``keys`` it decodes: one new row and a cache."""
+    """A layer of LLaMA: RMS norms, rotary embedding, grouped keys, gated MLP. With ``keys`` it decodes: a new row, a cache."""
+
+    cos: Tensor
+    sin: Tensor
 
     def __init__(self, width: int, heads: int, groups: int, inner: int, rows: int, keys: int = 0) -> None:
         super().__init__()
