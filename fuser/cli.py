@@ -161,7 +161,12 @@ def failed(e: FuserError, json: bool) -> int:
     from fuser.console import print_json
     from fuser.console import render_error
 
-    render_error(e)
-    if json:
-        print_json({"error": {"code": e.code, "message": e.message, "hint": e.hint}})
+    document = {"error": {"code": e.code, "message": e.message, "hint": e.hint}}
+    for say in (lambda: render_error(e), *((lambda: print_json(document),) if json else ())):
+        try:
+            say()
+        except BrokenPipeError:
+            raise
+        except OSError:  # what keeps an error from being said, a full disk say, says no more than the exit code
+            continue
     return e.exit_code

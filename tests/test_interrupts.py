@@ -160,11 +160,20 @@ def test_a_reader_that_goes_away_ends_a_command_quietly(more: str) -> None:
 def test_a_full_disk_behind_stdout_is_an_error_of_the_machine() -> None:
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full here")
+    for words, code in ((["devices"], 6), (["devices", "--json"], 6), (["devices", "nowhere", "--json"], 2)):
+        with open("/dev/full", "w") as full:
+            done = subprocess.run([*MUFUSER, *words], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+        assert done.returncode == code
+        assert "Traceback" not in done.stderr
+        assert "Exception ignored" not in done.stderr
+
+
+def test_an_error_that_cannot_be_said_keeps_its_code() -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
     with open("/dev/full", "w") as full:
-        done = subprocess.run([*MUFUSER, "devices"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
-    assert done.returncode == 6
-    assert "Traceback" not in done.stderr
-    assert "Exception ignored" not in done.stderr
+        done = subprocess.run([*MUFUSER, "devices", "nowhere"], stderr=full, timeout=60, check=False)
+    assert done.returncode == 2
 
 
 def test_closed_streams_are_no_error() -> None:
