@@ -45,6 +45,7 @@ PUBLIC: dict[str, str] = {
     "load_device": "fuser.device:load_device",
     "optimize": "tvm_bridge.api:optimize",
     "superoptimize": "fuser.superopt.search:superoptimize",
+    "torch_backend": "search.torch_backend:torch_backend",
     "workload": "fuser.workloads:workload",
     "workload_names": "fuser.workloads:workload_names",
 }

@@ -73,6 +73,10 @@ class EnvironmentError_(FuserError):
     code = "environment"
 
 
+class LeftToTorch(UserWarning):
+    """A graph, or a part of one, that torch runs as it stands, and why."""
+
+
 def said(error: BaseException) -> str:
     """What an exception says; where it says nothing (an assertion, say), its class and the line that raised it."""
     while not (text := str(error).strip()):

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence
 from importlib.util import find_spec
 from math import nan
 from typing import Any
 
+from cost_model.refined import check_device
 from fuser.device import Device
 from fuser.device import load_device
 from fuser.errors import EnvironmentError_
+from fuser.errors import NoValidKernelError
+from fuser.errors import UnsupportedError
 from fuser.errors import UsageError
 from fuser.frontends.torch_export import Imported
 from fuser.frontends.torch_export import from_torch
@@ -23,6 +27,7 @@ from search.compiled import CompiledProgram
 from search.cover.model import compile_model
 from search.cover.model import is_model
 from search.libraries import with_libraries
+from search.realise import Realised
 from search.realise import realise
 from search.realise import verified
 from search.structures import searched
@@ -49,12 +54,15 @@ def compile_program(
     capture: bool = False,
     checked: bool = True,
     seed: int = 0,
+    example_kwargs: Mapping[str, Any] | None = None,
 ) -> CompiledProgram:
     """Choose structure and schedule of a program, compile its kernels, check them, and return the whole as one callable.
 
     ``program`` is a :class:`TensorProgram`, the name of a workload (``mirage/rmsnorm:8``), a ``torch.nn.Module`` with the shapes
-    and dtypes of ``example_inputs``, a ``torch.export.ExportedProgram``, or what :func:`fuser.from_torch` returns. Parameters of
-    a module are bound with the values that they have now: they are not arguments of the callable.
+    and dtypes of ``example_inputs`` (and ``example_kwargs``), a ``torch.export.ExportedProgram``, or what
+    :func:`fuser.from_torch` returns. Parameters of a module are bound with the values that they have now: they are not arguments
+    of the callable, which is called as the module is and returns what it returns. What no kernel can be made for is left to
+    torch.
 
     ``target`` names the device to tune for, or its file; by default the GPU at hand. ``graph`` and ``schedule`` choose for you;
     with one of them the other is still searched. ``superoptimize``: seconds that the superoptimizer may look for structures.
@@ -72,42 +80,66 @@ def compile_program(
     :class:`fuser.errors.UnsupportedError` where no kernel can be made.
     """
     require_instant(effort)
-    known = _imported(program, example_inputs)
+    known = _imported(program, example_inputs, example_kwargs or {})
     device, spec = _where(device, target, known.program.name)
-    if graph is None and schedule is None and not superoptimize and is_model(known.program):
-        model = compile_model(
-            known.program,
-            known.params,
-            spec,
-            libraries=device not in (None, "cpu"),
-            compiled=device != "cpu",
-            checked=checked,
-            seed=seed,
-        )
-        return CompiledProgram(model.program, spec, model.whole, device, model.params, known.inputs, capture, model)
-    graphs = _graphs(known.program, graph, schedule, superoptimize)
+    check_device(spec)
+    free = graph is None and schedule is None and not superoptimize
+    if free and is_model(known.program):
+        return _by_parts(known, spec, device, checked, seed, capture)
+    try:
+        done = _as_one(known.program, spec, device, graph, schedule, superoptimize, checked, seed)
+    except (NoValidKernelError, UnsupportedError):
+        if not free:
+            raise
+        return _by_parts(known, spec, device, checked, seed, capture)
+    return CompiledProgram(known.program, spec, done, device, known.params, known.inputs, capture, None, known.called)
+
+
+def _by_parts(known: Imported, spec: Device, device: str | None, checked: bool, seed: int, capture: bool) -> CompiledProgram:
+    """The program cut into parts, with library calls, and torch's for what there are none for."""
+    model = compile_model(
+        known.program,
+        known.params,
+        spec,
+        libraries=device not in (None, "cpu"),
+        compiled=device != "cpu",
+        checked=checked,
+        seed=seed,
+    )
+    return CompiledProgram(model.program, spec, model.whole, device, model.params, known.inputs, capture, model, known.called)
+
+
+def _as_one(
+    program: TensorProgram,
+    spec: Device,
+    device: str | None,
+    graph: KernelGraph | None,
+    schedule: Schedule | None,
+    superoptimize: float,
+    checked: bool,
+    seed: int,
+) -> Realised:
+    """The program as one region."""
+    graphs = _graphs(program, graph, schedule, superoptimize)
     if graph is not None:
-        accepted(known.program, graph)
+        accepted(program, graph)
     if graph is None and schedule is None and device not in (None, "cpu"):
         graphs = with_libraries(graphs)
     if schedule is not None:
-        chosen = Candidate(graphs[0], schedule, nan)
-        tuned = Tuned(known.program, spec.name, chosen, (), 1, 1)
+        tuned = Tuned(program, spec.name, Candidate(graphs[0], schedule, nan), (), 1, 1)
     else:
-        tuned = tune_fast(known.program, spec, seed=seed, graphs=graphs)
+        tuned = tune_fast(program, spec, seed=seed, graphs=graphs)
     if device == "cpu":
-        done = verified(tuned)
-    else:
-        (done,) = realise([tuned], spec, checked=checked, seed=seed)
-    return CompiledProgram(known.program, spec, done, device, known.params, known.inputs, capture)
+        return verified(tuned)
+    return realise([tuned], spec, checked=checked, seed=seed)[0]
 
 
-def _imported(program: Any, example_inputs: Sequence[Any]) -> Imported:
+def _imported(program: Any, example_inputs: Sequence[Any], example_kwargs: Mapping[str, Any]) -> Imported:
     """The program, its parameters, and the names of its arguments."""
     if isinstance(program, str):
         program = workload(program)
     if isinstance(program, TensorProgram):
-        if len(example_inputs):
+        if len(example_inputs) or example_kwargs:
             raise UsageError(f"{program.name!r} has its shapes already", "example inputs belong to PyTorch modules")
         return Imported(program, {}, program.inputs)
     if isinstance(program, Imported):
@@ -118,7 +150,7 @@ def _imported(program: Any, example_inputs: Sequence[Any]) -> Imported:
             "pass a TensorProgram, the name of a workload, a torch.nn.Module with example inputs, or an ExportedProgram",
         )
     alone = hasattr(example_inputs, "shape")  # one tensor, not a sequence of them
-    return from_torch(program, (example_inputs,) if alone else tuple(example_inputs))
+    return from_torch(program, (example_inputs,) if alone else tuple(example_inputs), example_kwargs=example_kwargs)
 
 
 def _graphs(

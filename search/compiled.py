@@ -26,10 +26,15 @@ from fuser.lower.compile import KernelArtifact
 from fuser.lower.compile import save_artifact
 from fuser.lower.triton_source import generate_graph
 from fuser.superopt.verify import Verdict
+from search.calling import as_module
+from search.calling import plain
+from search.calling import returned
+from search.calling import tensors_alone
 from search.realise import Realised
 from search.tune import Candidate
 
 if TYPE_CHECKING:
+    from fuser.frontends.torch_export import Called
     from fuser.runtime.capture import Captured
     from fuser.runtime.graph_executor import Executable
     from search.cover.model import Model
@@ -38,8 +43,10 @@ if TYPE_CHECKING:
 @dataclass(eq=False, repr=False)
 class CompiledProgram:
     """A program with its kernels. Calling it takes torch tensors, or anything with DLPack, in the order of ``inputs`` or by name,
-    and returns the output or a tuple of them; ``out=`` is written in place. As :class:`fuser.runtime.graph_executor.Executable`
-    it allocates nothing then, and refuses tensors that do not fit with a :class:`UsageError`.
+    and returns the output or a tuple of them; ``out=`` is written in place. As
+    :class:`fuser.runtime.graph_executor.Executable` it allocates nothing then, and refuses tensors that do not fit with a
+    :class:`UsageError`. What was made of a module is also called as the module is, and returns what the module returns (tuples,
+    dictionaries, classes that torch's pytrees know); with ``out=`` it returns that.
 
     ``device`` is None where it was only compiled for ``target``.
     """
@@ -53,6 +60,8 @@ class CompiledProgram:
     capture: bool = False
     model: Model | None = None
     """The parts of a program that is more than one region."""
+    called: Called | None = None
+    """How the module that it was made of is called."""
     _replayed: Captured | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -99,7 +108,11 @@ class CompiledProgram:
     def _direct(self) -> bool:
         """Whether arguments go to the executable as they are."""
         run = self._executable
-        return run.inputs == self.inputs and run.outputs == self.outputs and not self.capture
+        return run.inputs == self.inputs and run.outputs == self.outputs and not self.capture and self._flat
+
+    @cached_property
+    def _flat(self) -> bool:
+        return plain(self.called, self.inputs, self.outputs)
 
     def _constants(self) -> dict[str, Any]:
         import torch
@@ -116,11 +129,17 @@ class CompiledProgram:
         run = self._executable
         if self._direct and not named and not isinstance(out, Mapping):
             return run(*inputs, out=out)
-        values = self._named(inputs, named)
+        values = self._arguments(inputs, named)
         if self.capture and run.device.type == "cuda":
             return self._replay(values, out)
         found = run.run(values, self._into(out))
         return self._results(found)
+
+    def _arguments(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
+        if self.called is None or self._flat or tensors_alone(self.called, self.inputs, inputs, named):
+            return self._named(inputs, named)
+        found = as_module(self.called, repr(self.program.name), inputs, named)
+        return {n: x for n, x in found.items() if n in self._executable.inputs}
 
     def _named(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
         """Arguments by name, those that the graph reads. Raises :class:`UsageError` where some are missing, unknown or given
@@ -152,6 +171,8 @@ class CompiledProgram:
         return dict(zip(self.outputs, outputs, strict=True))
 
     def _results(self, found: Mapping[str, Any]) -> Any:
+        if self.called is not None and not self._flat:
+            return returned(self.called, found)
         values = tuple(found[n] for n in self.outputs)
         return values[0] if len(values) == 1 else values
 

@@ -88,6 +88,11 @@ class Builder:
         """Names that are taken."""
         return frozenset(self._tensors)
 
+    @property
+    def inputs(self) -> frozenset[str]:
+        """Names of the inputs so far."""
+        return frozenset(self._inputs)
+
     def input(self, name: str, shape: tuple[int, ...], dtype: str | None = None) -> Ref:
         if name in self._tensors:
             raise ProgramError(f"tensor {name!r} is defined twice")

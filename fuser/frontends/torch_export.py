@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
+from dataclasses import replace
 from typing import Any
 
 from fuser.errors import ProgramError
@@ -42,20 +43,57 @@ from fuser.runtime.aten import described
 
 
 @dataclass(frozen=True)
+class Held:
+    """A tensor that a graph has besides its inputs, under its name in the module; ``fixed``: a literal."""
+
+    name: str
+    value: Any
+    fixed: bool = False
+
+
+@dataclass(frozen=True)
+class Result:
+    """One result of a module: an output of the program by ``name``, or a ``value`` that no tensor decides."""
+
+    name: str = ""
+    value: Any = None
+
+
+@dataclass(frozen=True)
+class Called:
+    """How a module is called: the trees of its arguments and results (``torch.utils._pytree``), its results in order, the
+    program's input of each argument (empty where that is no tensor), and the value of each argument that is none."""
+
+    arguments: Any
+    returns: Any
+    results: tuple[Result, ...]
+    inputs: tuple[str, ...]
+    fixed: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
 class Imported:
     """A module as a program; ``inputs`` are the names of the user's inputs in the order of ``example_inputs``, flattened.
 
     ``params`` has the value of every other input of the program: parameters and buffers under their names in the module,
-    constants under the name of the node that makes them. bfloat16 values are kept in float32.
+    constants under the name of the node that makes them. bfloat16 values are kept in float32. ``called`` says how the module is
+    called and what it returns.
     """
 
     program: TensorProgram
     params: Mapping[str, Array] = field(compare=False)
     inputs: tuple[str, ...]
+    called: Called | None = field(default=None, compare=False)
 
 
-def from_torch(module: Any, example_inputs: tuple[Any, ...] = (), name: str | None = None) -> Imported:
-    """Import a ``torch.nn.Module`` with the shapes and dtypes of ``example_inputs``, or a ``torch.export.ExportedProgram``.
+def from_torch(
+    module: Any,
+    example_inputs: tuple[Any, ...] = (),
+    name: str | None = None,
+    example_kwargs: Mapping[str, Any] | None = None,
+) -> Imported:
+    """Import a ``torch.nn.Module`` with the shapes and dtypes of ``example_inputs`` (and of the keyword arguments
+    ``example_kwargs``), or a ``torch.export.ExportedProgram``.
 
     Raises :class:`ProgramError` where ``torch.export`` cannot trace the module or a dimension is dynamic, and
     :class:`UnsupportedError` naming the ATen operator and the line of the module where an operator has no counterpart.
@@ -66,20 +104,47 @@ def from_torch(module: Any, example_inputs: tuple[Any, ...] = (), name: str | No
         exported, name = module, name or "torch"
     else:
         name = name or type(module).__name__
-        exported = _export(module, tuple(example_inputs), name)
+        exported = _export(module, tuple(example_inputs), dict(example_kwargs or {}), name)
     if any(_mutates(n) for n in exported.graph.nodes):
         # without in-place operators; the other ones stay as they are
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
             exported = exported.run_decompositions({})
-    return _Importer(exported, name).run()
+    signature = exported.graph_signature
+    if signature.buffers_to_mutate or signature.user_inputs_to_mutate:
+        changed = ", ".join([*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()])
+        raise UnsupportedError(
+            f"the module writes to {changed}: a program has no side effects",
+            "return the new value, call module.eval(), or use torch.compile(module, backend='mufuser')",
+        )
+    importer = _Importer(exported.graph_module, name, {s.arg.name: _held(exported, s) for s in signature.input_specs})
+    known, results = importer.run()
+    users = [n for n in importer.nodes if n.op == "placeholder" and importer.is_user(n)]
+    names = tuple(n.name if n.name in importer.inputs else "" for n in users)
+    fixed = tuple(None if n.name in importer.inputs else importer.values[n] for n in users)
+    return replace(known, called=Called(exported.call_spec.in_spec, exported.call_spec.out_spec, results, names, fixed))
 
 
-def _export(module: Any, example_inputs: tuple[Any, ...], name: str) -> Any:
+def from_graph(module: Any, held: Mapping[str, Any], name: str) -> tuple[Imported, tuple[Result, ...]]:
+    """Import a graph of ATen operators without side effects, a ``torch.fx.GraphModule`` whose nodes have fake tensors, and what
+    it returns, in order. ``held`` are placeholders whose tensors never change, by name."""
+    return _Importer(module, name, {n: Held(n, value) for n, value in held.items()}).run()
+
+
+def _held(exported: Any, spec: Any) -> Held | None:
+    if spec.kind.name == "USER_INPUT":
+        return None
+    if spec.target is None:
+        return Held(spec.arg.name, None)
+    store = exported.constants if spec.target in exported.constants else exported.state_dict
+    return Held(spec.target, store[spec.target], spec.kind.name == "CONSTANT_TENSOR")
+
+
+def _export(module: Any, example_inputs: tuple[Any, ...], example_kwargs: dict[str, Any], name: str) -> Any:
     import torch
 
     try:
-        return torch.export.export(module, example_inputs)
+        return torch.export.export(module, example_inputs, example_kwargs)
     # torch.export without dynamo runs the module on fake tensors and passes on what the module raises
     except (RuntimeError, TypeError, ValueError) as error:
         first = str(error).strip().split("\n", 1)[0]
@@ -102,8 +167,8 @@ def _by_torch_name() -> dict[str, str]:
 class _Importer:
     """One walk over the nodes of an exported graph."""
 
-    def __init__(self, exported: Any, name: str) -> None:
-        self.exported, self.nodes = exported, list(exported.graph.nodes)
+    def __init__(self, module: Any, name: str, held: Mapping[str, Held | None]) -> None:
+        self.module, self.held, self.nodes = module, held, list(module.graph.nodes)
         self.builder = Builder(name, reserved=frozenset(n.name for n in self.nodes))
         self.values: dict[Any, Any] = {}
         self.params: dict[str, Array] = {}
@@ -119,33 +184,46 @@ class _Importer:
                 live.update(node.all_input_nodes)
         return live
 
-    def run(self) -> Imported:
-        signature = self.exported.graph_signature
-        if signature.buffers_to_mutate or signature.user_inputs_to_mutate:
-            changed = ", ".join([*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()])
-            raise UnsupportedError(
-                f"the module writes to {changed}: a program has no side effects", "return the new value, or call module.eval()"
-            )
+    def is_user(self, node: Any) -> bool:
+        return self.held.get(node.name) is None
+
+    def run(self) -> tuple[Imported, tuple[Result, ...]]:
+        """The program and the results of the graph, in order."""
+        results: list[Result] = []
         outputs: dict[str, Ref] = {}
-        specs = {s.arg.name: s for s in signature.input_specs}
         # the user's inputs first
-        for node in sorted((n for n in self.nodes if n.op == "placeholder"), key=lambda n: not _is_user(specs[n.name])):
-            self._placeholder(node, specs[node.name])
+        for node in sorted((n for n in self.nodes if n.op == "placeholder"), key=lambda n: not self.is_user(n)):
+            self._placeholder(node)
         for node in self.nodes:
             if node.op == "call_function" and node in self.live:
                 self.values[node] = self._call(node)
             elif node.op == "get_attr":
-                self.values[node] = getattr(self.exported.graph_module, node.target)
+                self.values[node] = getattr(self.module, node.target)
             elif node.op == "output":
-                by_name = {n.name: n for n in node.all_input_nodes}
-                for made in signature.user_outputs:
-                    if made in by_name:
-                        outputs[made] = self._tensor(by_name[made], self.values[by_name[made]])
+                results = [self._result(n, outputs) for n in _leaves(node.args[0])]
         ones = {n for n in self.literals if self.params[n].size == 1 and self.params[n].item() == 1}
         program = as_quotients(tie_scales(self.builder.build(**outputs)), ones)
-        return Imported(program, {n: v for n, v in self.params.items() if n in program.inputs}, tuple(self.inputs))
+        params = {n: v for n, v in self.params.items() if n in program.inputs}
+        return Imported(program, params, tuple(self.inputs)), tuple(results)
 
-    def _placeholder(self, node: Any, spec: Any) -> None:
+    def _result(self, node: Any, outputs: dict[str, Ref]) -> Result:
+        """A result of the graph; what is computed is an output of the program, once, and what is only passed on is copied."""
+        import torch
+
+        value = self.values[node] if isinstance(node, torch.fx.Node) else node
+        if not is_tensor(value):
+            return Result(value=value)
+        ref = self._tensor(node, value)
+        if ref.name in self.builder.inputs:
+            ref = self.builder.op("reshape", ref, shape=ref.shape)
+            self.values[node] = ref
+        name = next((n for n, r in outputs.items() if r is ref), node.name)
+        if name in self.builder.names:  # a placeholder's
+            name = ref.name
+        outputs[name] = ref
+        return Result(name)
+
+    def _placeholder(self, node: Any) -> None:
         import torch
 
         value = node.meta.get("val")
@@ -153,19 +231,19 @@ class _Importer:
             self.values[node] = value
             return
         shape = _static(node, value.shape)
-        if _is_user(spec):
+        kept = self.held.get(node.name)
+        if kept is None:
             self.values[node] = self.builder.input(node.name, shape, dtype_name(value.dtype, node.name))
             self.inputs.append(node.name)
             return
         if node not in self.live:
             return
-        store = self.exported.constants if spec.target in self.exported.constants else self.exported.state_dict
-        held = store[spec.target].detach()
-        if spec.kind.name == "CONSTANT_TENSOR" or not held.is_floating_point():
-            self.values[node] = held
+        tensor = kept.value.detach()
+        if kept.fixed or not tensor.is_floating_point():
+            self.values[node] = tensor
             return
-        self.params[spec.target] = to_numpy(held)
-        self.values[node] = self.builder.input(spec.target, shape, dtype_name(held.dtype, spec.target))
+        self.params[kept.name] = to_numpy(tensor)
+        self.values[node] = self.builder.input(kept.name, shape, dtype_name(tensor.dtype, kept.name))
 
     def _tensor(self, node: Any, value: Any) -> Ref:
         """A tensor of the program; a constant becomes an input with a value."""
@@ -211,7 +289,12 @@ class _Importer:
         if rule is None:
             return self._left(node, args, kwargs)
         call = Call(self.builder, node, aten, table, _arguments(node, args, kwargs), result, self._constant, self._where(node))
-        value = rule(call)
+        try:
+            value = rule(call)
+        except UnsupportedError:
+            if torch.Tag.nondeterministic_seeded in node.target.tags:
+                raise
+            value = None
         if value is None:
             return self._left(node, args, kwargs)
         moves = table in OPS and (OPS[table].kind in ("view", "data", "library") or OPS[table].typed == "truth")
@@ -251,20 +334,14 @@ class _Importer:
         if all(r.name in self.params for r in refs):
             values = [torch.from_numpy(self.params[r.name]).to(getattr(torch, r.tensor.dtype)) for r in refs]
             return run_aten(callee, detail, values)
-        results = [result] if isinstance(result, torch.Tensor) else list(result)
-        made = [
-            self.builder.op(
-                "opaque",
-                *refs,
-                dtype=dtype_name(r.dtype, node.name),
-                callee=callee,
-                detail=detail,
-                shape=_static(node, r.shape),
-                field=-1 if isinstance(result, torch.Tensor) else i,
-            )
-            for i, r in enumerate(results)
-        ]
-        return made[0] if isinstance(result, torch.Tensor) else made
+        if isinstance(result, torch.Tensor):
+            return self._opaque(node, result, -1, refs, callee, detail)
+        used = {u.args[1] for u in node.users if u.target is operator.getitem}  # some of the others may be empty
+        return [self._opaque(node, r, i, refs, callee, detail) if i in used else None for i, r in enumerate(result)]
+
+    def _opaque(self, node: Any, result: Any, field: int, refs: Sequence[Ref], callee: str, detail: str) -> Ref:
+        shape, dtype = _static(node, result.shape), dtype_name(result.dtype, node.name)
+        return self.builder.op("opaque", *refs, dtype=dtype, callee=callee, detail=detail, shape=shape, field=field)
 
     @staticmethod
     def _where(node: Any) -> str:
@@ -287,8 +364,11 @@ class _Importer:
         )
 
 
-def _is_user(spec: Any) -> bool:
-    return spec.kind.name == "USER_INPUT"
+def _leaves(value: Any) -> list[Any]:
+    """Results of a graph, in order; numbers and None among them."""
+    if isinstance(value, (tuple, list)):
+        return [leaf for v in value for leaf in _leaves(v)]
+    return [value]
 
 
 def _has_ref(value: Any) -> bool:

@@ -1,4 +1,5 @@
-"""ATen operators that the op table lacks, as they were called: their arguments as JSON, and the call itself."""
+"""Torch's operators that the op table lacks (ATen's, and those that others register), as they were called: their arguments as
+JSON, and the call itself."""
 
 from __future__ import annotations
 
@@ -43,8 +44,8 @@ def call(callee: str, detail: str, tensors: Sequence[Any], field: int = -1) -> A
         return [real(v) for v in value] if isinstance(value, list) else value
 
     args, kwargs = json.loads(detail)
-    name, _, overload = callee.removeprefix("aten.").partition(".")
-    function = getattr(getattr(torch.ops.aten, name), overload or "default")
+    namespace, name, overload = callee.split(".")
+    function = getattr(getattr(getattr(torch.ops, namespace), name), overload)
     found = function(*[real(a) for a in args], **{k: real(v) for k, v in kwargs.items()})
     return found if field < 0 else found[field]
 
@@ -53,4 +54,5 @@ def evaluate(callee: str, detail: str, arrays: Sequence[Any], field: int = -1) -
     """The same on numpy arrays."""
     import torch
 
-    return call(callee, detail, [torch.as_tensor(a) for a in arrays], field).numpy()
+    found = call(callee, detail, [torch.as_tensor(a) for a in arrays], field)
+    return (found.float() if found.dtype == torch.bfloat16 else found).numpy()

@@ -1,0 +1,320 @@
+"""``torch.compile(model, backend="mufuser")``: graphs that dynamo finds, compiled when they are called first.
+
+Each graph is brought to ATen operators without side effects (views and writes of the caller's tensors are put back around it,
+by torch), cut into pieces, and compiled for the sizes at hand; a graph with symbolic sizes has a set of kernels for each. What
+cannot be compiled runs in torch, with one warning that says why.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import warnings
+import weakref
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from contextlib import nullcontext
+from dataclasses import dataclass
+from dataclasses import field
+from dataclasses import fields
+from typing import Any
+
+import torch
+
+from fuser.errors import FuserError
+from fuser.errors import LeftToTorch
+from fuser.errors import UsageError
+from fuser.errors import first_line
+from search.torch_pieces import Piece
+from search.torch_pieces import pieces
+
+LARGEST_CONSTANT = 1 << 22
+"""Most elements of a buffer of integers or booleans that is taken as a constant while nobody writes to it."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """``options=`` of ``torch.compile``.
+
+    ``device``: ``cpu`` runs kernels for tensors of the CPU in Triton's interpreter (slow; else torch runs them). ``target``: the
+    device to tune for, by default the GPU at hand. ``freeze``: parameters and buffers keep the values that they have at the first
+    call; by default later writes to them are seen. ``shapes``: sizes for which a graph with symbolic sizes is compiled at most;
+    torch runs further ones. ``checked``: as for ``fuser.compile``.
+    """
+
+    device: str | None = None
+    target: str | None = None
+    freeze: bool = False
+    shapes: int = 8
+    checked: bool = True
+
+
+def torch_backend(
+    module: Any, example_inputs: Sequence[Any], *, mode: str | None = None, options: Mapping[str, Any] | None = None
+) -> Callable[..., Any]:
+    """A backend of ``torch.compile``; :class:`Settings` are its ``options``. ``mode`` changes nothing: nothing is measured."""
+    try:
+        settings = _settings(options or {})
+    except UsageError as error:
+        return _refusing(error)
+    sources = [_source(n) for n in module.graph.nodes if n.op == "placeholder"]
+    return Door(module, settings, tuple(sources), _owners(sources), _symbolic(module, example_inputs))
+
+
+def _settings(options: Mapping[str, Any]) -> Settings:
+    known = [f.name for f in fields(Settings)]
+    if unknown := [k for k in options if k not in known]:
+        raise UsageError(f"the backend mufuser has no option {unknown[0]!r}", f"options: {', '.join(known)}")
+    settings = Settings(**options)
+    if settings.device not in (None, "cpu"):
+        raise UsageError(
+            f"the backend mufuser cannot be told to run on {settings.device!r}",
+            "kernels run where the tensors are; device='cpu' is for Triton's interpreter",
+        )
+    if not isinstance(settings.shapes, int) or settings.shapes < 1:
+        raise UsageError(f"shapes={settings.shapes!r} is no number of sizes", "pass 1 or more")
+    return settings
+
+
+def _refusing(error: FuserError) -> Callable[..., Any]:
+    """Raises at the call, where dynamo passes an error on as it is."""
+
+    def refuse(*_: Any) -> Any:
+        raise error
+
+    return refuse
+
+
+# -- what dynamo knows of a graph -----------------------------------------------------------------------------------------------
+
+
+def _source(node: Any) -> str:
+    """Where dynamo found an input, as an expression; empty where it does not say."""
+    source = getattr(node.meta.get("grapharg"), "source", None)
+    name = getattr(source, "name", "")
+    return str(name() if callable(name) else name)
+
+
+def _is_static(source: str) -> bool:
+    return re.search(r"\._(parameters|buffers)\[", source) is not None
+
+
+def _owners(sources: Sequence[str]) -> tuple[weakref.ref[Any], ...]:
+    """The modules that own parameters of the graph. Only asked while dynamo compiles."""
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    roots = {re.split(r"\._(?:modules|parameters|buffers)\b", s)[0] for s in sources if _is_static(s)}
+    try:
+        scopes = InstructionTranslator.current_tx().output
+        found = [eval(r, {"L": scopes.local_scope, "G": scopes.global_scope}) for r in roots]  # dynamo's own expressions
+    except (AttributeError, LookupError, NameError, SyntaxError, TypeError):
+        return ()
+    return tuple(weakref.ref(m) for m in found if isinstance(m, torch.nn.Module))
+
+
+def _symbolic(module: Any, example_inputs: Sequence[Any]) -> bool:
+    """Whether sizes, or numbers among the inputs, change from call to call."""
+
+    def open_(value: Any) -> bool:
+        if isinstance(value, torch.Tensor):
+            return any(not isinstance(n, int) for n in (*value.shape, *value.stride()))
+        return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
+
+    places = [n.meta.get("example_value") for n in module.graph.nodes if n.op == "placeholder"]
+    return any(map(open_, [*example_inputs, *places]))
+
+
+# -- calls ----------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Made:
+    """What stands for a graph at one set of sizes: a callable on its inputs (None: torch runs the graph), its pieces, and the
+    buffers that it takes as constants: number, address and version of each."""
+
+    run: Callable[..., Any] | None
+    pieces: tuple[Piece, ...] = ()
+    constants: tuple[tuple[int, int, int], ...] = ()
+
+
+@dataclass(eq=False)
+class Door:
+    """One graph of dynamo's as a callable. ``sources`` say where each input comes from, ``owners`` are the modules of its
+    parameters."""
+
+    module: Any
+    settings: Settings
+    sources: tuple[str, ...]
+    owners: tuple[weakref.ref[Any], ...]
+    symbolic: bool
+    made: dict[Any, Made] = field(default_factory=dict)
+    _written: set[int] = field(default_factory=set)
+    _lock: Any = field(default_factory=threading.RLock)
+    _said: set[str] = field(default_factory=set)
+
+    def __call__(self, *args: Any) -> Any:
+        grads = torch.is_grad_enabled() and [x for x in args if isinstance(x, torch.Tensor) and x.requires_grad]
+        if grads and any(m is not None and m.training for m in (owner() for owner in self.owners)):
+            raise UsageError(
+                "the backend mufuser is for inference: the model is in training mode and its parameters require gradients",
+                "call model.eval(), or call it under torch.no_grad(); train with another backend",
+            )
+        key = _key(args) if self.symbolic else None
+        made = self.made.get(key)
+        if made is None or any(not _unchanged(args[i], at, version) for i, at, version in made.constants):
+            made = self._make(key, args)
+        if made.run is None:
+            return self.module(*args)
+        if not grads:
+            return made.run(*args)
+        with torch.no_grad():
+            results = made.run(*args)
+        return [_without_backward(x, grads[0], args) for x in results]
+
+    def _make(self, key: Any, args: Sequence[Any]) -> Made:
+        with self._lock:
+            if (old := self.made.get(key)) is not None:
+                changed = {i for i, at, version in old.constants if not _unchanged(args[i], at, version)}
+                if not changed:
+                    return old
+                self._written |= changed
+            elif len(self.made) >= self.settings.shapes:
+                self._say(
+                    f"{len(self.made)} sets of sizes of one graph are compiled, and torch runs further ones (options: shapes)"
+                )
+                return Made(None)
+            try:
+                self.made[key] = self._compiled(args)
+            except Exception as error:  # noqa: BLE001 - torch runs what cannot be compiled, whatever the reason
+                self._say(f"torch runs a graph that could not be compiled: {first_line(error)}")
+                self.made[key] = Made(None)
+            return self.made[key]
+
+    def _compiled(self, args: Sequence[Any]) -> Made:
+        where = _device_of(self.module, args)
+        if where is None:
+            return Made(None)
+        if where.type != "cuda" and self.settings.device is None:
+            self._say(
+                f"torch runs a graph on {where}: kernels are for GPUs (options={{'device': 'cpu'}} runs them in Triton's "
+                "interpreter, which is slow)"
+            )
+            return Made(None)
+        options = {"device": str(where), "target": self.settings.target, "checked": self.settings.checked}
+        graph, kept, run, into = _functional(self.module, args, self._kept)
+        places = [n.name for n in graph.graph.nodes if n.op == "placeholder"]
+        inner, found = pieces(graph, {places[i]: args[i] for i in kept}, "graph", where, options)
+        into.append(inner)
+        for why in dict.fromkeys(p.why for p in found if p.why):
+            self._say(f"torch runs a part of a graph that could not be compiled: {why}")
+        constants = () if self.settings.freeze else tuple((i, args[i].data_ptr(), args[i]._version) for i in kept)
+        return Made(run if any(p.made for p in found) else None, tuple(found), constants)
+
+    def _kept(self, graph: Any, args: Sequence[Any]) -> list[int]:
+        """Inputs that are constants: all of the module's where they are frozen, else its integers and booleans. Only asked while
+        torch compiles."""
+        places = [n for n in graph.graph.nodes if n.op == "placeholder"]
+        context = torch._guards.TracingContext.try_get()
+        known = context.fw_metadata if context else None
+        if known is None or len(places) != len(args):
+            return []  # torch has joined or split inputs: which is which is not known
+        written = {i for i, info in enumerate(known.input_info) if info.mutates_data or info.mutates_metadata}
+
+        def kept(i: int) -> bool:
+            x = args[i]
+            if not isinstance(x, torch.Tensor) or not _is_static(self.sources[i]) or i in written or i in self._written:
+                return False
+            return self.settings.freeze or (not x.is_floating_point() and not x.is_complex() and x.numel() <= LARGEST_CONSTANT)
+
+        return [i for i in range(len(args)) if kept(i)]
+
+    def _say(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            warnings.warn(text, LeftToTorch, stacklevel=2)
+
+
+def _key(args: Sequence[Any]) -> tuple[Any, ...]:
+    """The sizes of tensors, and everything else, of a call."""
+    return tuple([(x.shape, x.stride()) if isinstance(x, torch.Tensor) else x for x in args])
+
+
+def _unchanged(x: Any, address: int, version: int) -> bool:
+    return x.data_ptr() == address and x._version == version
+
+
+def _device_of(module: Any, args: Sequence[Any]) -> Any:
+    """The device of a graph: a GPU if any tensor is on one; None where there is no tensor."""
+    values = [n.meta.get("example_value") for n in module.graph.nodes]
+    devices = [x.device for x in (*args, *values) if isinstance(x, torch.Tensor)]
+    return next((d for d in devices if d.type != "cpu"), devices[0] if devices else None)
+
+
+class _NoBackward(torch.autograd.Function):
+    """The identity, of which there is no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, anchor: Any) -> Any:
+        return x.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        raise UsageError(
+            "the backend mufuser is for inference: its kernels have no backward", "train with another backend, such as inductor"
+        )
+
+
+def _without_backward(x: Any, anchor: Any, args: Sequence[Any]) -> Any:
+    """A result that depends on something with a gradient: asking for that gradient is an error, not silence."""
+    if not isinstance(x, torch.Tensor) or not x.is_floating_point() or any(x is a for a in args):
+        return x
+    return _NoBackward.apply(x, anchor)
+
+
+# -- to ATen --------------------------------------------------------------------------------------------------------------------
+
+
+def _functional(
+    module: Any, args: Sequence[Any], kept: Callable[[Any, Sequence[Any]], list[int]]
+) -> tuple[Any, list[int], Callable[..., Any], list[Callable[..., Any]]]:
+    """The graph of ATen operators without side effects, which of its inputs are ``kept``, and a callable that calls what is put
+    into the list behind it, with aliases and writes as they are in the module."""
+    from torch._functorch.aot_autograd import aot_module_simplified
+    from torch._guards import TracingContext
+    from torch._guards import tracing
+    from torch._subclasses import FakeTensorMode
+
+    found: list[tuple[Any, list[int]]] = []
+    into: list[Callable[..., Any]] = []
+
+    def inner(gm: Any, example_inputs: Any) -> Any:
+        def boxed(given: list[Any]) -> Any:
+            values = tuple(given)
+            given.clear()
+            return into[0](*values)
+
+        boxed._boxed_call = True  # type: ignore[attr-defined]
+        found.append((gm, kept(gm, args)))
+        return boxed
+
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    fakes = [mode.from_tensor(x.detach(), static_shapes=True) if isinstance(x, torch.Tensor) else x for x in args]
+    with torch.no_grad(), _composites_kept(), tracing(TracingContext(mode)):
+        run = aot_module_simplified(module, fakes, fw_compiler=inner, inference_compiler=inner, decompositions={})
+    ((graph, constant),) = found
+    return graph, constant, run, into
+
+
+def _composites_kept() -> AbstractContextManager[Any]:
+    """Linear layers, norms and attention stay operators, as ``torch.export`` keeps them."""
+    try:
+        from torch._decomp import _should_decompose_because_unsafe_op
+        from torch._export.utils import _collect_all_valid_cia_ops
+        from torch._export.utils import _special_op_to_preserve_cia
+        from torch.export.exported_program import _override_composite_implicit_decomp
+    except ImportError:  # another torch: the import knows most of what they are made of
+        return nullcontext()
+    kept = [op for op in _collect_all_valid_cia_ops() if not _should_decompose_because_unsafe_op(op)]
+    return _override_composite_implicit_decomp(dict.fromkeys(kept, _special_op_to_preserve_cia))

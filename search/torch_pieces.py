@@ -1,0 +1,259 @@
+"""A graph of ATen operators as pieces that are compiled, and torch's own calls for what lies between them.
+
+What belongs to no piece: random numbers, results whose shape depends on values, empty tensors, dtypes without a name here,
+tensors of another device, operators of higher order. A piece for which there is no kernel runs in torch as it stands.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
+
+from fuser.errors import first_line
+from fuser.frontends.torch_export import Result
+from fuser.frontends.torch_export import from_graph
+from fuser.ir.mugraph import BlockGraph
+from fuser.ir.program import DTYPE_BYTES
+from search.compile import compile_program
+from search.compiled import CompiledProgram
+
+Views = tuple[tuple[Any, tuple[Any, ...], dict[str, Any]], ...]
+"""Views to be taken of a result, in order: operator, arguments behind the tensor, keyword arguments."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What stands for a graph: ``run`` takes its inputs in order and returns its results; ``made`` has its kernels (None where
+    torch runs it, and ``why``: empty where there is simply nothing to do)."""
+
+    run: Callable[..., Sequence[Any]]
+    made: CompiledProgram | None = None
+    why: str = ""
+
+
+def pieces(module: Any, held: Mapping[str, Any], name: str, where: Any, options: Mapping[str, Any]) -> tuple[Any, list[Piece]]:
+    """A callable on the inputs of an ATen graph (``torch.fx.GraphModule`` with fake tensors) that returns a tuple of its results,
+    and its pieces. ``held`` are placeholders that never change, by name; ``where`` is the device of its kernels."""
+    import torch
+
+    if _all_taken(module, where):
+        piece = compiled(module, held, name, options)
+        return piece.run, [piece]
+    whole = _partitioned(module, where)
+    found: list[Piece] = []
+    for node in whole.graph.nodes:
+        if node.op != "call_module":
+            continue
+        inner = whole.get_submodule(node.target)
+        places = [n for n in inner.graph.nodes if n.op == "placeholder"]
+        mine = {p.name: held[a.name] for p, a in zip(places, node.args, strict=True) if a.op == "placeholder" and a.name in held}
+        piece = compiled(inner, mine, f"{name}_{len(found)}", options)
+        single = not isinstance(_output(inner).args[0], (tuple, list))
+        found.append(piece)
+        setattr(whole, node.target, _Call(torch, piece.run, single))
+    return whole.forward, found
+
+
+def _Call(torch: Any, run: Callable[..., Any], single: bool) -> Any:  # noqa: N802 - it makes a module
+    class Call(torch.nn.Module):
+        def forward(self, *args: Any) -> Any:
+            results = run(*args)
+            return results[0] if single else results
+
+    return Call()
+
+
+def _output(module: Any) -> Any:
+    return next(n for n in module.graph.nodes if n.op == "output")
+
+
+# -- what belongs to a piece ----------------------------------------------------------------------------------------------------
+
+
+def taken(node: Any, where: Any) -> bool:
+    """Whether a piece can hold a node: an operator without randomness, on plain tensors of one device that are not empty."""
+    import torch
+
+    if node.target is operator.getitem:
+        return taken(node.args[0], where)
+    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    if torch.Tag.nondeterministic_seeded in node.target.tags or node.target._schema.is_mutable:
+        return False
+    return all(_plain(v, where) for n in (node, *node.all_input_nodes) for v in _values(n))
+
+
+def _values(node: Any) -> list[Any]:
+    """Of several results those that are read; others may be empty."""
+    value = node.meta.get("val")
+    if isinstance(value, (tuple, list)):
+        return [value[i] for i in sorted({u.args[1] for u in node.users if u.target is operator.getitem})]
+    return [value]
+
+
+def _plain(value: Any, where: Any) -> bool:
+    import torch
+
+    if value is None or isinstance(value, (bool, int, float)):
+        return True
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return False
+    known = str(value.dtype).removeprefix("torch.") in DTYPE_BYTES and not value.is_quantized
+    sizes = all(isinstance(n, int) and n > 0 for n in value.shape)
+    return known and sizes and value.device == where and not value.is_conj() and not value.is_neg()
+
+
+def _all_taken(module: Any, where: Any) -> bool:
+    nodes = [n for n in module.graph.nodes if n.op == "call_function"]
+    ends = [n for n in module.graph.nodes if n.op == "placeholder" and n.users]
+    return all(taken(n, where) for n in nodes) and all(_plain(v, where) for n in ends for v in _values(n))
+
+
+def _partitioned(module: Any, where: Any) -> Any:
+    from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
+    from torch.fx.passes.operator_support import OperatorSupportBase
+
+    class Taken(OperatorSupportBase):
+        def is_node_supported(self, submodules: Any, node: Any) -> bool:
+            return taken(node, where)
+
+    partitioner = CapabilityBasedPartitioner(module, Taken(), allows_single_node_partition=True)
+    return partitioner.fuse_partitions(partitioner.propose_partitions())
+
+
+# -- one piece ------------------------------------------------------------------------------------------------------------------
+
+
+def compiled(module: Any, held: Mapping[str, Any], name: str, options: Mapping[str, Any]) -> Piece:
+    """Kernels for a graph, or torch's own run of it where there are none. Whatever fails is the ``why`` of that."""
+    single = not isinstance(_output(module).args[0], (tuple, list))
+    eager = Piece((lambda *args: (module(*args),)) if single else module.forward)
+    if not any(n.op == "call_function" and not _is_view(n) for n in module.graph.nodes):
+        return eager
+    try:
+        ends = [_end(n) for n in _leaves(_output(module).args[0])]
+        bases = list(dict.fromkeys(e.base for e in ends if e.computed))
+        known, results = from_graph(_returning(module, bases), held, name)
+        made = compile_program(known, **options)
+    except Exception as error:  # noqa: BLE001 - torch runs a graph that cannot be compiled, whatever the reason
+        return Piece(eager.run, None, first_line(error))
+    if not any(isinstance(k, BlockGraph) for k in made.graph.kernels):
+        return eager
+    places = [n for n in module.graph.nodes if n.op == "placeholder"]
+    names = {n.name: i for i, n in enumerate(places)}
+    taken_in = itemgetter(*[names[n] for n in known.inputs]) if known.inputs else None
+    one = len(known.inputs) == 1
+    gets = [_getter(e, places, bases, results, made.outputs) for e in ends]
+
+    def run(*args: Any) -> tuple[Any, ...]:
+        given = () if taken_in is None else (taken_in(args),) if one else taken_in(args)
+        found = made(*given)
+        if not isinstance(found, tuple):
+            found = (found,)
+        return tuple([get(args, found) for get in gets])
+
+    return Piece(run, made)
+
+
+@dataclass(frozen=True)
+class _End:
+    """A result of a graph: ``views`` of the node ``base``; what is no node is ``base`` itself."""
+
+    base: Any
+    views: Views
+    node: Any
+
+    @property
+    def computed(self) -> bool:
+        return getattr(self.base, "op", "placeholder") != "placeholder"
+
+
+def _is_view(node: Any) -> bool:
+    """A view of one tensor that has all of its elements, or some more than once; strides as such are not known here."""
+    return (
+        node.op == "call_function"
+        and node.target is not operator.getitem
+        and getattr(node.target, "is_view", False)
+        and "as_strided" not in str(node.target)
+        and len(node.all_input_nodes) == 1
+        and node.all_input_nodes[0] is node.args[0]
+        and hasattr(node.meta.get("val"), "numel")
+        and node.meta["val"].numel() >= node.args[0].meta["val"].numel()
+        and node.meta["val"].dtype == node.args[0].meta["val"].dtype
+    )
+
+
+def _end(value: Any) -> _End:
+    base, views = value, ()
+    while hasattr(base, "op") and _is_view(base):
+        views = ((base.target, tuple(base.args[1:]), dict(base.kwargs)), *views)
+        base = base.args[0]
+    return _End(base, views, value)
+
+
+def _leaves(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (tuple, list)) else [value]
+
+
+def _returning(module: Any, nodes: Sequence[Any]) -> Any:
+    """The same graph with other results."""
+    import torch
+
+    graph, copies = torch.fx.Graph(), {}
+    graph.graph_copy(module.graph, copies)
+    graph.output(tuple(copies[n] for n in nodes))
+    return torch.fx.GraphModule(module, graph)
+
+
+def _seen(x: Any, views: Views) -> Any:
+    for view, args, keywords in views:
+        x = view(x, *args, **keywords)
+    return x
+
+
+def _getter(
+    end: _End, places: Sequence[Any], bases: Sequence[Any], results: Sequence[Result], outputs: Sequence[str]
+) -> Callable[[Sequence[Any], Sequence[Any]], Any]:
+    """Finds a result among arguments and outputs of the kernels, with the strides that torch gives it."""
+    import torch
+
+    if not hasattr(end.base, "op"):
+        return lambda args, found: end.base
+    views = end.views
+    if not end.computed:
+        i = places.index(end.base)
+        return lambda args, found: _seen(args[i], views)
+    result = results[bases.index(end.base)]
+    if not result.name:
+        return lambda args, found: result.value
+    k = outputs.index(result.name)
+    wanted = end.node.meta["val"]
+    ours = _seen(torch.empty(end.base.meta["val"].shape, device="meta"), views)
+    if _same_strides(ours, wanted) or not _dense(wanted):
+        return (lambda args, found: _seen(found[k], views)) if views else (lambda args, found: found[k])
+    shape, strides = tuple(wanted.shape), tuple(wanted.stride())
+
+    def strided(args: Sequence[Any], found: Sequence[Any]) -> Any:
+        x = _seen(found[k], views)
+        return torch.empty_strided(shape, strides, dtype=x.dtype, device=x.device).copy_(x)
+
+    return strided
+
+
+def _same_strides(a: Any, b: Any) -> bool:
+    return all(s == t for n, s, t in zip(a.shape, a.stride(), b.stride(), strict=True) if n > 1)
+
+
+def _dense(x: Any) -> bool:
+    """Strides of a tensor that leave nothing out and hold nothing twice."""
+    step = 1
+    for stride, extent in sorted((s, n) for n, s in zip(x.shape, x.stride(), strict=True) if n > 1):
+        if stride != step:
+            return False
+        step *= extent
+    return True
