@@ -216,7 +216,9 @@ class Door:
         """Inputs that are constants: all of the module's where they are frozen, else its integers and booleans. Only asked while
         torch compiles."""
         places = [n for n in graph.graph.nodes if n.op == "placeholder"]
-        context = torch._guards.TracingContext.try_get()
+        from torch._guards import TracingContext
+
+        context = TracingContext.try_get()
         known = context.fw_metadata if context else None
         if known is None or len(places) != len(args):
             return []  # torch has joined or split inputs: which is which is not known
