@@ -327,7 +327,8 @@ class KernelGraph:
         return replace(self, kernels=blocks, tensors=tuple(replace(t, shape=shapes.get(t.name, t.shape)) for t in self.tensors))
 
     def validate(self) -> KernelGraph:
-        for what, names in (("kernels", [k.name for k in self.kernels]), ("tensors", [t.name for t in self.tensors])):
+        kernels, tensors = [k.name for k in self.kernels], [t.name for t in self.tensors]
+        for what, names in (("kernels", kernels), ("tensors", tensors), ("inputs", self.inputs)):
             if twice := [n for n, count in Counter(names).items() if count > 1 or not n]:
                 raise ProgramError(f"{self.name!r} has several {what} of the name {twice[0]!r}, or {what} without a name")
         known = set(self.inputs)

@@ -423,6 +423,8 @@ def check_interface(program: TensorProgram, graph: KernelGraph) -> None:
     written = {t for k in graph.kernels for t in k.outputs}
     if missing := set(program.outputs) - set(graph.outputs) | (set(program.outputs) - written):
         raise MismatchError(f"{graph.name!r} does not write the outputs {sorted(missing)} of {program.name!r}")
+    if len(graph.outputs) > len(program.outputs):
+        raise MismatchError(f"{graph.name!r} has the outputs {', '.join(graph.outputs)}, not {', '.join(program.outputs)}")
     for k in graph.blocks:
         for s in k.stmts:
             if s.access and s.access.tensor in program.table and s.access.tensor in (*program.inputs, *program.outputs):

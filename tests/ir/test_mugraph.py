@@ -192,3 +192,10 @@ def test_a_cast_of_a_program_is_to_a_known_dtype() -> None:
     (node,) = program.nodes
     with pytest.raises(ProgramError, match="unknown dtype '²'"):
         replace(program, nodes=(replace(node, attrs=(("dtype", "²"),)),)).validate()
+
+
+def test_inputs_have_different_names() -> None:
+    b = Builder("p")
+    graph = fuse(b.build(O=b.relu(b.input("X", (8, 8)))))
+    with pytest.raises(ProgramError, match="several inputs"):
+        replace(graph, inputs=("X", "X")).validate()

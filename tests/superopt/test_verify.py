@@ -482,3 +482,12 @@ def test_constants_that_count() -> None:
     for factor in (5, 4, 7):
         b = Builder("factor")
         assert verify(program, fuse(b.build(Y=b.sum(b.input("X", (24, 40)), 1) * factor))).accepted == (factor == 5)
+
+
+@pytest.mark.parametrize("more", ["O", "X"])
+def test_outputs_beyond_those_of_the_program_are_refused(more: str) -> None:
+    b = Builder("p")
+    program = b.build(O=b.relu(b.input("X", (8, 8))))
+    graph = fuse(program)
+    assert verify(program, graph).accepted
+    assert isinstance(verify(program, replace(graph, outputs=("O", more))), Rejected)
