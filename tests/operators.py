@@ -25,6 +25,51 @@ NUMBERS: dict[str, dict[str, Any]] = {
 }
 """Attributes of element-wise operators that have some."""
 
+ATTRS: dict[str, dict[str, Any]] = {
+    **NUMBERS,
+    **{n: {"axis": (1,), "keepdims": True} for n in ("sum", "min", "std", "logsumexp")},
+    **{n: {"axis": (0, 2)} for n in ("mean", "vector_norm")},
+    "var": {"axis": (0, 2), "correction": 1},
+    "max": {"axis": (-1,)},
+    "reshape": {"shape": (6, 4)},
+    "transpose": {"perm": (2, 0, 1)},
+    "broadcast": {"shape": (5, 2, 3, 4)},
+    "repeat": {"axis": 1, "times": 3},
+    "concat": {"axis": 1},
+    "slice": {"axis": 2, "start": 1, "stop": 3},
+    "softmax": {"axis": -1},
+    "log_softmax": {"axis": -1},
+    "attention": {"scale": 0.5, "causal": True},
+    "rms_norm": {"eps": 1e-5},
+    "layer_norm": {"eps": 1e-5},
+    "batch_norm": {"eps": 1e-5},
+    "instance_norm": {"eps": 1e-5},
+    "group_norm": {"eps": 1e-5, "groups": 3},
+    **{n: {"dim": 1, "keepdim": False} for n in ("prod", "argmax", "argmin", "any", "all")},
+    "cumsum": {"dim": 1},
+    "flip": {"dims": (1,)},
+    **{f"{kind}_pool{n}d": {"kernel_size": (2,) * n, "stride": (1,) * n} for kind in ("max", "avg") for n in (1, 2, 3)},
+}
+"""Attributes of operators for operands of three axes, 2 × 3 × 4, but for those of :data:`OPERANDS`."""
+
+OPERANDS: dict[str, tuple[tuple[int, ...], ...]] = {
+    "matmul": ((2, 3, 4), (2, 4, 5)),
+    "concat": ((2, 3, 4), (2, 1, 4)),
+    "rms_norm": ((2, 3, 4), (4,)),
+    "layer_norm": ((2, 3, 4), (4,), (4,)),
+    "attention": ((2, 3, 4), (2, 3, 4), (2, 3, 4)),
+    "batch_norm": ((2, 3, 4), (3,), (3,), (3,), (3,)),
+    "group_norm": ((2, 3, 4), (3,), (3,)),
+    "instance_norm": ((2, 3, 4), (3,), (3,)),
+    "embedding": ((5, 4), (2, 3)),
+    **{f"conv{n}d": ((2, 3, *(4,) * n), (5, 3, *(2,) * n), (5,)) for n in (1, 2, 3)},
+    **{f"{kind}_pool3d": ((2, 3, 4, 2),) for kind in ("max", "avg")},
+}
+
+
+def operands(name: str) -> tuple[tuple[int, ...], ...]:
+    return OPERANDS.get(name, ((2, 3, 4),) * max(1, OPS[name].arity))
+
 
 def elementwise() -> list[str]:
     return sorted(n for n, e in OPS.items() if e.kind == "map")

@@ -174,6 +174,25 @@ def _layer_norm(lo: Lowering, call: RelayNode, a: tuple[str, ...]) -> Result:
     return lo.emit(call, "add", y, a[2]) if bias and not gain else y
 
 
+def _log_softmax(lo: Lowering, call: RelayNode, a: tuple[str, ...]) -> Result:
+    return lo.emit(call, "log_softmax", a[0], axis=call.attr.get("axis", -1) % len(lo.tensors[a[0]].shape))
+
+
+def _by_channels(op: str) -> Lower:
+    """A normalization with a gain and a bias for each channel, of the second axis alone."""
+
+    def lower(lo: Lowering, call: RelayNode, a: tuple[str, ...]) -> Result:
+        at = call.attr
+        if at.get("axis", 1) != 1 or not (at.get("scale", True) and at.get("center", True)):
+            return None
+        groups = {"groups": at["num_groups"]} if op == "group_norm" else {}
+        operands = (a[0], a[3], a[4], a[1], a[2]) if op == "batch_norm" else a
+        y = lo.emit(call, op, *operands, eps=Scalar.of(float(at.get("epsilon", 1e-5))), **groups)
+        return (y, a[3], a[4]) if op == "batch_norm" else y
+
+    return lower
+
+
 def _dropout(lo: Lowering, call: RelayNode, a: tuple[str, ...]) -> Result:
     # at inference the first field is the operand; the mask is hardly ever used
     return a[0] if Ref("node", call.id, 1) not in lo.used else None
@@ -185,11 +204,7 @@ def _reduce(op: str) -> Lower:
         if not axes:
             return a[0]
         keep = bool(call.attr.get("keepdims"))
-        if op != "min":
-            return lo.emit(call, op, a[0], axis=axes, keepdims=keep)
-        return lo.emit(
-            call, "neg", lo.emit(call, "max", lo.emit(call, "neg", a[0], step="neg"), step="max", axis=axes, keepdims=keep)
-        )
+        return lo.emit(call, op, a[0], axis=axes, keepdims=keep)
 
     return lower
 
@@ -298,7 +313,9 @@ _VIEWS: dict[str, Lower] = {
 }  # fmt: skip
 _ARITHMETIC: dict[str, Lower] = {
     "power": _power, "nn.bias_add": _bias_add, "nn.dense": _matmul, "nn.matmul": _matmul, "nn.batch_matmul": _matmul,
-    "nn.softmax": _softmax, "nn.fast_softmax": _softmax, "nn.layer_norm": _layer_norm, "sum": _reduce("sum"),
+    "nn.softmax": _softmax, "nn.fast_softmax": _softmax, "nn.layer_norm": _layer_norm,
+    "nn.log_softmax": _log_softmax, **{f"nn.{n}": _by_channels(n) for n in ("group_norm", "instance_norm", "batch_norm")},
+    "sum": _reduce("sum"),
     "mean": _reduce("mean"), "max": _reduce("max"),
     "min": _reduce("min"), "variance": _variance, "cast": _cast, "cast_like": _cast, "where": _where,
 }  # fmt: skip

@@ -89,6 +89,8 @@ class Call:
         given = given[: entry.arity] if entry.arity >= 0 else [a for a in given if is_tensor(self[a.name])]
         if any(self[a.name] != a.default_value for a in schema if a not in given):
             return None
+        if entry.typed == "truth" and self.dtype != "bool":
+            return None  # of bits
         values = [self[a.name] for a in given]
         attrs = {ours: self.attribute(k, ours) for k, ours in claimed.items() if self[k] is not None}
         if entry.typed == "truth":

@@ -16,6 +16,13 @@ from fuser.frontends.torch_masks import attention
 from fuser.frontends.torch_masks import masked
 from fuser.frontends.torch_masks import masked_fill
 from fuser.frontends.torch_masks import where
+from fuser.frontends.torch_norms import by_channels
+from fuser.frontends.torch_norms import einsum
+from fuser.frontends.torch_norms import extreme
+from fuser.frontends.torch_norms import fold
+from fuser.frontends.torch_norms import log_softmax
+from fuser.frontends.torch_norms import variance
+from fuser.frontends.torch_norms import vector_norm
 from fuser.ir.scalar import Scalar
 
 IDENTITY = frozenset({"clone", "contiguous", "detach", "detach_", "alias", "lift_fresh", "lift_fresh_copy"})
@@ -60,7 +67,8 @@ def _mul(c: Call) -> Ref:
 
 def _div(c: Call) -> Ref:
     if c["rounding_mode"]:
-        raise c.unsupported("rounds its result", "leave the rounding out of the imported part")
+        quotient = c.b.op("div", *(c.operand(c[n], c.dtype) for n in ("self", "other")))
+        return c.b.op(c["rounding_mode"], quotient)  # floor or trunc
     x, y = c["self"], c["other"]
     n, m = number_of(y), number_of(x)
     if n and math.isfinite(n):
@@ -100,11 +108,16 @@ def _gelu(c: Call) -> Ref:
 
 
 def _matmul(c: Call) -> Ref:
-    names = ("self", "other") if "other" in c.args else ("self", "mat2")
-    x, y = (c.ref(c[n], c.dtype) for n in names)
+    second = next(n for n in ("other", "mat2", "vec", "tensor") if n in c.args)
+    x, y = (c.ref(c[n], c.dtype) for n in ("self", second))
     x = c.reshape(x, (1, *x.shape)) if len(x.shape) == 1 else x
     y = c.reshape(y, (*y.shape, 1)) if len(y.shape) == 1 else y
     return c.reshape(x @ y, c.shape)
+
+
+def _outer(c: Call) -> Ref:
+    x, y = (c.ref(c[n], c.dtype) for n in ("self", "vec2"))
+    return c.b.op("mul", c.reshape(x, (*x.shape, 1)), y)
 
 
 def _linear(c: Call) -> Ref:
@@ -217,6 +230,40 @@ def _concat(c: Call) -> Ref:
     return parts[0] if len(parts) == 1 else c.b.op("concat", *parts, axis=axis)
 
 
+def _roll(c: Call) -> Ref | None:
+    """Along each axis the last elements come first."""
+    x = c.tensor("self")
+    if not c["dims"]:
+        return None
+    for shift, dim in zip(c["shifts"], c["dims"], strict=True):
+        axis, n = dim % len(x.shape), x.shape[dim]
+        if at := -shift % n:
+            x = c.b.op("concat", _cut(c, x, axis, at, n), _cut(c, x, axis, 0, at), axis=axis)
+    return x
+
+
+def _triangle(c: Call) -> Ref:
+    """One side of a diagonal, the other zero: a choice by a constant condition."""
+    import torch
+
+    x = c.tensor("self")
+    keep = getattr(torch.ones(x.shape[-2:], dtype=torch.bool), c.aten)(c["diagonal"])
+    return c.b.op("where", c.ref(keep), x, c.filled(0.0), dtype=c.dtype)
+
+
+def _glu(c: Call) -> Ref:
+    x = c.tensor("self")
+    axis = c["dim"] % len(x.shape)
+    half = x.shape[axis] // 2
+    return c.b.op("mul", _cut(c, x, axis, 0, half), c.b.op("sigmoid", _cut(c, x, axis, half, 2 * half)))
+
+
+def _prelu(c: Call) -> Ref:
+    x, slope = c.tensor("self"), c.tensor("weight")
+    trailing = (1,) * (len(x.shape) - 2) if len(slope.shape) == 1 and slope.shape != (1,) else ()
+    return c.b.op("prelu", x, c.reshape(slope, (*slope.shape, *trailing)))
+
+
 def _filled_like(c: Call) -> Any:
     """A constant of which a tensor gives only the shape."""
     import torch
@@ -226,13 +273,6 @@ def _filled_like(c: Call) -> Any:
 
 
 # Folds and composites
-
-
-def _fold(c: Call) -> Ref:
-    x = c.ref(c["self"], c.dtype)
-    axes = c["dim"] if isinstance(c["dim"], (list, tuple)) else [] if c["dim"] is None else [c["dim"]]
-    axis = tuple(sorted(d % len(x.shape) for d in axes)) or tuple(range(len(x.shape)))
-    return c.b.op(c.table, x, axis=axis, keepdims=bool(c["keepdim"]))
 
 
 def _softmax(c: Call) -> Ref:
@@ -257,19 +297,23 @@ def _norm(c: Call) -> Any:
 
 
 BY_TABLE: dict[str, Callable[[Call], Any]] = {
-    "add": _add, "sub": _add, "mul": _mul, "div": _div, "where": where, "gelu": _gelu, "matmul": _matmul, "sum": _fold,
-    "max": _fold, "mean": _fold, "reshape": _reshape, "transpose": _transpose, "broadcast": _broadcast, "repeat": _repeat,
-    "concat": _concat, "slice": _slice, "cast": _cast, "softmax": _softmax, "rms_norm": _norm, "layer_norm": _norm,
-    "attention": attention,
+    "add": _add, "sub": _add, "mul": _mul, "div": _div, "where": where, "gelu": _gelu, "matmul": _matmul,
+    **dict.fromkeys(("sum", "max", "min", "mean", "logsumexp"), fold), "var": variance, "std": variance,
+    "vector_norm": vector_norm, "log_softmax": log_softmax, "softmax": _softmax, "rms_norm": _norm, "layer_norm": _norm,
+    **dict.fromkeys(("group_norm", "instance_norm", "batch_norm"), by_channels), "attention": attention,
+    "reshape": _reshape, "transpose": _transpose, "broadcast": _broadcast, "repeat": _repeat, "concat": _concat,
+    "slice": _slice, "cast": _cast,
 }  # fmt: skip
 """Rules by the name in the op table, for the ATen operators of its ``torch`` column."""
 
 BY_ATEN: dict[str, Callable[[Call], Any]] = {
     "rsub.Tensor": _add, "rsub.Scalar": _add, "reciprocal": lambda c: _over(c, 1.0, c.tensor("self")),
-    "pow.Tensor_Scalar": _pow, "linear": _linear, "addmm": _addmm, "baddbmm": _addmm, "dropout": _dropout,
+    "div.Tensor_mode": _div, "div.Scalar_mode": _div, "pow.Tensor_Scalar": _pow, "max.dim": extreme, "min.dim": extreme,
+    "linear": _linear, "addmm": _addmm, "baddbmm": _addmm, "dot": _matmul, "mv": _matmul, "outer": _outer, "einsum": einsum,
+    **dict.fromkeys(("dropout", "feature_dropout", "alpha_dropout"), _dropout), "glu": _glu, "prelu": _prelu,
     "select.int": _select, "split.Tensor": _split, "split_with_sizes": _split, "chunk": _split, "unbind.int": _split,
-    "repeat": _tile, "masked_fill.Scalar": masked_fill, "masked_fill.Tensor": masked_fill, "ones_like": _filled_like,
-    "zeros_like": _filled_like, "full_like": _filled_like, "new_ones": _filled_like, "new_zeros": _filled_like,
-    "new_full": _filled_like,
+    "repeat": _tile, "roll": _roll, "triu": _triangle, "tril": _triangle,
+    "masked_fill.Scalar": masked_fill, "masked_fill.Tensor": masked_fill,
+    **dict.fromkeys(("ones_like", "zeros_like", "full_like", "new_ones", "new_zeros", "new_full"), _filled_like),
 }  # fmt: skip
 """Rules by ATen's name, for operators that are several of the table's."""

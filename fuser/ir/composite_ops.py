@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fuser.ir import shapes
+from fuser.ir.interval import NOT_NEGATIVE
 from fuser.ir.interval import Domain
 from fuser.ir.opdef import Array
 from fuser.ir.opdef import OpDef
@@ -92,6 +94,125 @@ def _expand_attention(b: Builder, q: Ref, k: Ref, v: Ref, *mask: Ref, scale: Sca
     return b.op("matmul", _expand_softmax(b, s), v)
 
 
+def _min(x: Array, *, axis: Sequence[int], keepdims: bool = False, **_: Any) -> Array:
+    return np.min(x, axis=tuple(axis), keepdims=keepdims)
+
+
+def _expand_min(b: Builder, x: Ref, axis: tuple[int, ...], keepdims: bool = False) -> Ref:
+    return -b.op("max", -x, axis=axis, keepdims=keepdims)
+
+
+def _var(x: Array, *, axis: Sequence[int], keepdims: bool = False, correction: Any = 0, **_: Any) -> Array:
+    found = np.var(x, axis=tuple(axis), keepdims=True)
+    count = x.size / found.size
+    found = found * np.asarray(count / (count - Scalar.of(correction).value()), x.dtype)
+    return found if keepdims else np.squeeze(found, tuple(axis))
+
+
+def _std(x: Array, **attrs: Any) -> Array:
+    return np.sqrt(_var(x, **attrs))
+
+
+def _expand_var(b: Builder, x: Ref, axis: tuple[int, ...], keepdims: bool = False, correction: Scalar | None = None) -> Ref:
+    square = b.op("square", b.op("sub", x, _expand_mean(b, x, axis, True)))
+    if correction is None or correction.coeff == 0:
+        return _expand_mean(b, square, axis, keepdims)
+    count = math.prod(x.shape[i] for i in axis)
+    return b.op("sum", square, axis=axis, keepdims=keepdims) * Scalar.of(1 / (count - correction.coeff))
+
+
+def _logsumexp(x: Array, *, axis: Sequence[int], keepdims: bool = False, **_: Any) -> Array:
+    top = np.max(x, axis=tuple(axis), keepdims=True)
+    total = np.sum(np.exp(x - np.where(np.isfinite(top), top, 0)), axis=tuple(axis), keepdims=True)
+    found = np.where(np.isinf(top), top, top + np.log(total))
+    return found if keepdims else np.squeeze(found, tuple(axis))
+
+
+def _expand_logsumexp(b: Builder, x: Ref, axis: tuple[int, ...], keepdims: bool = False) -> Ref:
+    top = b.op("max", x, axis=axis, keepdims=True)
+    total = b.op("sum", b.op("exp", b.op("sub", x, top)), axis=axis, keepdims=True)
+    y = b.op("add", top, b.op("log", total))
+    return y if keepdims else b.op("reshape", y, shape=shapes.folded([x.shape], {"axis": axis}))
+
+
+def _log_softmax(x: Array, *, axis: int = -1, **_: Any) -> Array:
+    return x - _logsumexp(x, axis=(axis,), keepdims=True)
+
+
+def _expand_log_softmax(b: Builder, x: Ref, axis: int = -1) -> Ref:
+    return b.op("sub", x, _expand_logsumexp(b, x, (axis,), True))
+
+
+def _vector_norm(x: Array, *, axis: Sequence[int], keepdims: bool = False, **_: Any) -> Array:
+    return np.sqrt(np.sum(x * x, axis=tuple(axis), keepdims=keepdims))
+
+
+def _expand_vector_norm(b: Builder, x: Ref, axis: tuple[int, ...], keepdims: bool = False) -> Ref:
+    return b.op("sqrt", b.op("sum", b.op("square", x), axis=axis, keepdims=keepdims))
+
+
+def _channels(x: Array, rank: int) -> Array:
+    """A value for each channel, which is the second axis."""
+    return np.reshape(x, (-1, *(1,) * (rank - 2)))
+
+
+def _affine(y: Array, affine: Sequence[Array]) -> Array:
+    y = y * _channels(affine[0], y.ndim) if affine else y
+    return y + _channels(affine[1], y.ndim) if len(affine) > 1 else y
+
+
+def _normalized(x: Array, axes: tuple[int, ...], eps: Any) -> Array:
+    d = x - np.mean(x, axis=axes, keepdims=True)
+    return d / np.sqrt(np.mean(d * d, axis=axes, keepdims=True) + float(Scalar.of(eps).value()))
+
+
+def _group_norm(x: Array, *affine: Array, groups: int, eps: Any = 1e-5, **_: Any) -> Array:
+    y = _normalized(np.reshape(x, (x.shape[0], groups, -1)), (2,), eps)
+    return _affine(np.reshape(y, x.shape), affine)
+
+
+def _instance_norm(x: Array, *affine: Array, eps: Any = 1e-5, **_: Any) -> Array:
+    return _affine(_normalized(x, tuple(range(2, x.ndim)), eps), affine)
+
+
+def _batch_norm(x: Array, mean: Array, var: Array, *affine: Array, eps: Any = 1e-5, **_: Any) -> Array:
+    root = np.sqrt(_channels(var, x.ndim) + float(Scalar.of(eps).value()))
+    return _affine((x - _channels(mean, x.ndim)) / root, affine)
+
+
+def _over_channels(b: Builder, v: Ref, rank: int) -> Ref:
+    return b.op("reshape", v, shape=(*v.shape, *(1,) * (rank - 2))) if rank > 2 else v
+
+
+def _expand_affine(b: Builder, y: Ref, affine: Sequence[Ref]) -> Ref:
+    for op, v in zip(("mul", "add"), affine, strict=False):
+        y = b.op(op, y, _over_channels(b, v, len(y.shape)))
+    return y
+
+
+def _expand_normalized(b: Builder, x: Ref, axes: tuple[int, ...], eps: Scalar) -> Ref:
+    d = b.op("sub", x, _expand_mean(b, x, axes, True))
+    var = _expand_mean(b, b.op("square", d), axes, True)
+    return b.op("div", d, b.op("sqrt", b.op("shift", var, scalar=eps)))
+
+
+def _expand_group_norm(b: Builder, x: Ref, *affine: Ref, groups: int, eps: Scalar) -> Ref:
+    inner = (x.shape[0], groups, x.shape[1] // groups, *x.shape[2:])
+    y = _expand_normalized(b, b.op("reshape", x, shape=inner), tuple(range(2, len(inner))), eps)
+    return _expand_affine(b, b.op("reshape", y, shape=x.shape), affine)
+
+
+def _expand_instance_norm(b: Builder, x: Ref, *affine: Ref, eps: Scalar) -> Ref:
+    return _expand_affine(b, _expand_normalized(b, x, tuple(range(2, len(x.shape))), eps), affine)
+
+
+def _expand_batch_norm(b: Builder, x: Ref, mean: Ref, var: Ref, *affine: Ref, eps: Scalar) -> Ref:
+    rank = len(x.shape)
+    root = b.op("sqrt", b.op("shift", var, scalar=eps))
+    y = b.op("div", b.op("sub", x, _over_channels(b, mean, rank)), _over_channels(b, root, rank))
+    return _expand_affine(b, y, affine)
+
+
 COMPOSITES = (
     OpDef("mean", "composite", 1, _mean, linear=(True,), attrs=("axis", "keepdims"), relay=("mean",), torch=("mean", "mean.dim"),
           shape=shapes.folded, expansion=lambda b, x, axis, keepdims=False: _expand_mean(b, x, axis, keepdims)),
@@ -103,4 +224,25 @@ COMPOSITES = (
           torch=("layer_norm", "native_layer_norm"), shape=shapes.first, expansion=_expand_layer_norm),
     OpDef("attention", "composite", -1, _attention, attrs=("scale", "causal"), flops=4, sfu=1,
           torch=("scaled_dot_product_attention",), shape=shapes.attention, expansion=_expand_attention),
+    OpDef("min", "composite", 1, _min, attrs=("axis", "keepdims"), relay=("min",), torch=("amin", "min"), shape=shapes.folded,
+          expansion=_expand_min, eager=None),
+    OpDef("var", "composite", 1, _var, attrs=("axis", "keepdims", "correction"), optional=("correction",), flops=3,
+          torch=("var", "var.dim", "var.correction"), image=NOT_NEGATIVE, shape=shapes.folded, expansion=_expand_var, eager=None),
+    OpDef("std", "composite", 1, _std, attrs=("axis", "keepdims", "correction"), optional=("correction",), flops=3, sfu=1,
+          torch=("std", "std.dim", "std.correction"), image=NOT_NEGATIVE, shape=shapes.folded, eager=None,
+          expansion=lambda b, x, **at: b.op("sqrt", _expand_var(b, x, **at))),
+    OpDef("logsumexp", "composite", 1, _logsumexp, attrs=("axis", "keepdims"), flops=4, sfu=1, torch=("logsumexp",),
+          shape=shapes.folded, expansion=_expand_logsumexp, eager=None),
+    OpDef("log_softmax", "composite", 1, _log_softmax, attrs=("axis",), flops=5, sfu=1, relay=("nn.log_softmax",),
+          torch=("log_softmax.int", "_log_softmax"), image=Domain(hi=0.0), shape=shapes.first, expansion=_expand_log_softmax,
+          eager=None),
+    OpDef("vector_norm", "composite", 1, _vector_norm, attrs=("axis", "keepdims"), flops=2, torch=("linalg_vector_norm",),
+          image=NOT_NEGATIVE, shape=shapes.folded, expansion=_expand_vector_norm, eager=None),
+    OpDef("group_norm", "composite", -1, _group_norm, attrs=("groups", "eps"), flops=8, relay=("nn.group_norm",),
+          torch=("group_norm", "native_group_norm"), shape=shapes.first, expansion=_expand_group_norm, eager=None),
+    OpDef("instance_norm", "composite", -1, _instance_norm, attrs=("eps",), flops=8, relay=("nn.instance_norm",),
+          torch=("instance_norm",), shape=shapes.first, expansion=_expand_instance_norm, eager=None),
+    OpDef("batch_norm", "composite", -1, _batch_norm, attrs=("eps",), flops=5, relay=("nn.batch_norm",),
+          torch=("batch_norm", "_native_batch_norm_legit_no_training"), shape=shapes.first, expansion=_expand_batch_norm,
+          eager=None),
 )  # fmt: skip

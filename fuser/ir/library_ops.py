@@ -1,7 +1,143 @@
-"""Operators that torch computes as kernels of their own."""
+"""Operators that torch computes as kernels of their own, beside generated kernels in one graph."""
 
 from __future__ import annotations
 
-from fuser.ir.opdef import OpDef
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
 
-LIBRARY: tuple[OpDef, ...] = ()
+import numpy as np
+
+from fuser.errors import ProgramError
+from fuser.ir.opdef import Array
+from fuser.ir.opdef import Attrs
+from fuser.ir.opdef import OpDef
+from fuser.ir.opdef import Shape
+
+
+def _first(shapes: Sequence[Shape], _attrs: Attrs) -> Shape:
+    return shapes[0]
+
+
+def _along(shapes: Sequence[Shape], attrs: Attrs) -> Shape:
+    """A fold over one axis, or over all."""
+    x, dim, keep = shapes[0], attrs.get("dim"), attrs.get("keepdim")
+    axes = range(len(x)) if dim is None else (dim % len(x),)
+    return tuple(1 if i in axes else n for i, n in enumerate(x) if keep or i not in axes)
+
+
+def _fold(name: str, numpy: Any, dtype: str = "", torch: tuple[str, ...] = ()) -> OpDef:
+    def call(x: Array, *, dim: int | None = None, keepdim: bool = False, **_: Any) -> Array:
+        return np.asarray(numpy(x, axis=dim, keepdims=keepdim))
+
+    attrs = ("dim", "keepdim", "dtype") if dtype else ("dim", "keepdim")
+    return OpDef(name, "library", 1, call, attrs=attrs, optional=attrs, torch=torch or (name,), shape=_along)
+
+
+def _rows(shapes: Sequence[Shape], _attrs: Attrs) -> Shape:
+    return (*shapes[1], *shapes[0][1:])
+
+
+def _embedding(weight: Array, index: Array, **_: Any) -> Array:
+    return weight[np.asarray(index).astype(np.int64)]
+
+
+def _cumsum(x: Array, *, dim: int, **_: Any) -> Array:
+    return np.cumsum(x, dim)
+
+
+def _flip(x: Array, *, dims: Sequence[int], **_: Any) -> Array:
+    return np.flip(x, tuple(dims))
+
+
+# Windows that move over the trailing axes
+
+
+def _each(value: Any, count: int, default: int) -> tuple[int, ...]:
+    """An attribute for each axis that a window moves along."""
+    found = tuple(value) if isinstance(value, (list, tuple)) else () if value is None else (value,)
+    return found * count if len(found) == 1 else found or (default,) * count
+
+
+def _moves(window: Sequence[int], attrs: Attrs, stride: int | None = None) -> list[tuple[int, ...]]:
+    """Stride, padding and dilation along each axis; the stride of a pooling is its window."""
+    n = len(window)
+    strides = _each(attrs.get("stride"), n, 1) if attrs.get("stride") or stride else tuple(window)
+    return [strides, _each(attrs.get("padding"), n, 0), _each(attrs.get("dilation"), n, 1)]
+
+
+def _places(x: Shape, window: Sequence[int], moves: Sequence[Sequence[int]]) -> Shape:
+    """How often the window fits along each axis."""
+    found = tuple((n + 2 * p - d * (w - 1) - 1) // s + 1 for n, w, s, p, d in zip(x, window, *moves, strict=True))
+    if min(found) < 1:
+        raise ProgramError(f"a window of {tuple(window)} does not fit into {x}")
+    return found
+
+
+def _windows(x: Array, window: Sequence[int], moves: Sequence[Sequence[int]], fill: float) -> Array:
+    """(…, places, elements of the window)"""
+    strides, padding, dilation = moves
+    n = len(window)
+    out = _places(x.shape[-n:], window, moves)
+    padded = np.pad(x, [(0, 0)] * (x.ndim - n) + [(p, p) for p in padding], constant_values=fill)
+    parts = []
+    for at in itertools.product(*map(range, window)):
+        cuts = (slice(i * d, i * d + (k - 1) * s + 1, s) for i, d, k, s in zip(at, dilation, out, strides, strict=True))
+        parts.append(padded[(..., *cuts)])
+    return np.stack(parts, -1)
+
+
+def _conv(x: Array, weight: Array, *bias: Array, **attrs: Any) -> Array:
+    window, groups = weight.shape[2:], attrs.get("groups", 1)
+    parts = _windows(x, window, _moves(window, attrs, 1), 0.0)
+    kernels = weight.reshape(groups, weight.shape[0] // groups, weight.shape[1], -1)
+    pieces = parts.reshape(x.shape[0], groups, weight.shape[1], *parts.shape[2:])
+    y = np.einsum("ngc...k,gock->ngo...", pieces, kernels)
+    y = y.reshape(x.shape[0], weight.shape[0], *parts.shape[2:-1])
+    return y + bias[0].reshape(-1, *(1,) * len(window)) if bias else y
+
+
+def _conv_shape(shapes: Sequence[Shape], attrs: Attrs) -> Shape:
+    x, weight = shapes[:2]
+    if len(x) != len(weight) or x[1] != weight[1] * attrs.get("groups", 1):
+        raise ProgramError(f"convolution of {x} with {weight} in {attrs.get('groups', 1)} groups: the channels differ")
+    return (x[0], weight[0], *_places(x[2:], weight[2:], _moves(weight[2:], attrs, 1)))
+
+
+def _pool_shape(shapes: Sequence[Shape], attrs: Attrs, rank: int) -> Shape:
+    window = _each(attrs["kernel_size"], rank, 1)
+    return (*shapes[0][:-rank], *_places(shapes[0][-rank:], window, _moves(window, attrs)))
+
+
+def _convolution(rank: int) -> OpDef:
+    attrs = ("stride", "padding", "dilation", "groups")
+    return OpDef(f"conv{rank}d", "library", -1, _conv, attrs=attrs, optional=attrs, flops=2, torch=(f"conv{rank}d",),
+                 shape=_conv_shape, eager=f"nn.functional.conv{rank}d")  # fmt: skip
+
+
+def _pooling(kind: str, rank: int) -> OpDef:
+    attrs = ("kernel_size", "stride", "padding", *(("dilation",) if kind == "max" else ()))
+
+    def call(x: Array, **at: Any) -> Array:
+        window = _each(at["kernel_size"], rank, 1)
+        parts = _windows(x, window, _moves(window, at), -math.inf if kind == "max" else 0.0)
+        return parts.max(-1) if kind == "max" else parts.mean(-1)
+
+    return OpDef(f"{kind}_pool{rank}d", "library", 1, call, attrs=attrs, optional=attrs[1:], torch=(f"{kind}_pool{rank}d",),
+                 shape=lambda s, a: _pool_shape(s, a, rank), eager=f"nn.functional.{kind}_pool{rank}d")  # fmt: skip
+
+
+LIBRARY: tuple[OpDef, ...] = (
+    _fold("prod", np.prod, torch=("prod", "prod.dim_int")),
+    _fold("argmax", np.argmax, "int64"),
+    _fold("argmin", np.argmin, "int64"),
+    _fold("any", np.any, "bool", torch=("any", "any.dim")),
+    _fold("all", np.all, "bool", torch=("all", "all.dim")),
+    OpDef("cumsum", "library", 1, _cumsum, attrs=("dim",), torch=("cumsum",), shape=_first),
+    OpDef("flip", "library", 1, _flip, attrs=("dims",), torch=("flip",), shape=_first, flops=0),
+    OpDef("embedding", "library", 2, _embedding, attrs=("padding_idx",), optional=("padding_idx",), torch=("embedding",),
+          shape=_rows, flops=0),
+    *(_convolution(rank) for rank in (1, 2, 3)),
+    *(_pooling(kind, rank) for kind in ("max", "avg") for rank in (1, 2, 3)),
+)  # fmt: skip

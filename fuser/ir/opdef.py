@@ -31,12 +31,13 @@ over it; ``function``: the value of a random function."""
 NOTES = ("concat",)
 """Attributes that any operator may have: notes on where it comes from, which change no value."""
 TYPES: dict[str, str] = {
-    "axis": "integer", "offset": "integer", "times": "integer", "start": "integer", "stop": "integer", "field": "integer",
+    "axis": "integer", "dim": "integer", "padding_idx": "integer", "dims": "integers",
+    "offset": "integer", "times": "integer", "start": "integer", "stop": "integer", "field": "integer",
     "groups": "integer", "diagonal": "integer",
     "shape": "integers", "perm": "integers", "stride": "integers", "padding": "integers", "dilation": "integers",
-    "window": "integers",
+    "kernel_size": "integers", "output_size": "integers",
     "rows": "text", "cols": "text", "dtype": "text", "callee": "text", "detail": "text",
-    "keepdims": "flag", "causal": "flag", **dict.fromkeys(NOTES, "flag"),
+    "keepdims": "flag", "keepdim": "flag", "return_indices": "flag", "causal": "flag", **dict.fromkeys(NOTES, "flag"),
 }  # fmt: skip
 """What the attributes are; every other one is a number, and held as an exact constant."""
 

@@ -137,7 +137,7 @@ _ALL = (
          relay=("divide",), torch=("div.Tensor", "div.Scalar"), fraction="quotient"),
     _map("maximum", 2, lambda a, b, **_: np.maximum(a, b), "tl.maximum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
          commutative=True,
-         relay=("maximum",), torch=("maximum",), fraction="chosen"),
+         relay=("maximum",), torch=("maximum", "max.other"), fraction="chosen"),
     _map("where", 3, _where, "tl.where({0} != 0, {1}, {2})", typed="choices", relay=("where",),
          torch=("where.self", "where.ScalarOther", "where.ScalarSelf"), domain=(CHOICE,), fraction="chosen"),
     # element-wise, one operand

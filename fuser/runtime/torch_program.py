@@ -106,7 +106,7 @@ def _by_entry(op: str, xs: list[Any], attrs: Mapping[str, Any]) -> Any:
     entry = op_def(op)
     function = eager(entry) if entry.kind in ("map", "composite", "library") else None
     if function is not None:
-        return function(*xs, **{k: _plain(v) for k, v in own_attributes(entry, attrs)})
+        return function(*xs, **{k: _plain(v) for k, v in own_attributes(entry, attrs) if k != "dtype"})
     if entry.formula is not None:
         return evaluate(entry.steps(attrs), xs, apply)
     if entry.expansion is None:

@@ -129,7 +129,7 @@ class _Finder:
             if moves_only(node):
                 continue
             yield frozenset((node.output,))
-            if op_def(node.op).kind == "opaque" or _contracts(node):
+            if op_def(node.op).kind in ("opaque", "library") or _contracts(node):
                 continue
             yield from self.cones(node.output, EPILOGUE)
             yield from self.cones(node.output, ROWS)

@@ -23,7 +23,9 @@ from fuser.ir.ops import OPS
 from fuser.ir.program import FLOAT_DTYPES
 from fuser.ir.program import TensorProgram
 from fuser.runtime.torch_program import reference
+from tests.operators import ATTRS
 from tests.operators import NUMBERS
+from tests.operators import OPERANDS
 from tests.operators import elementwise
 
 Body = Callable[[Builder, Callable[..., Ref]], Ref]
@@ -84,6 +86,9 @@ BODIES: dict[str, Body] = {
     "quotient of sums": lambda b, x: b.sum(n := x(9, 17), 1, keepdims=True) / b.sum(b.exp(n), 1, keepdims=True),
     "too large to hold": lambda b, x: o(b, "scale", x(9, 17), scalar=10**6),
 }
+_shapes = {**OPERANDS, **dict.fromkeys(("min", "var", "std", "logsumexp", "log_softmax", "vector_norm"), ((2, 3, 4),))}
+for _name in {n for n, e in OPS.items() if e.kind == "composite"} - set(BODIES):
+    BODIES[_name] = lambda b, x, n=_name: o(b, n, *(x(*s) for s in _shapes[n]), **ATTRS[n])
 for _name in set(elementwise()) - set(BODIES):
     BODIES[_name] = lambda b, x, n=_name: o(b, n, *(x(5, 13), x(13), x(5, 1))[: OPS[n].arity], **NUMBERS.get(n, {}))
 CASES = [(name, dtype) for name in BODIES for dtype in ("float16", "bfloat16", "float32")]

@@ -1,0 +1,121 @@
+"""ATen's reductions, normalizations and products over named axes: rules from a call to operators of a program."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from fuser.frontends.builder import Ref
+from fuser.frontends.torch_call import Call
+from fuser.frontends.torch_call import dtype_name
+from fuser.frontends.torch_call import number_of
+
+
+def axes_of(c: Call, x: Ref) -> tuple[int, ...]:
+    """The axes that a reduction folds: all, where it names none."""
+    dims = c["dim"] if isinstance(c["dim"], (list, tuple)) else [] if c["dim"] is None else [c["dim"]]
+    return tuple(sorted(d % len(x.shape) for d in dims)) or tuple(range(len(x.shape)))
+
+
+def fold(c: Call) -> Ref:
+    x = c.ref(c["self"], c.dtype)
+    return c.b.op(c.table, x, axis=axes_of(c, x), keepdims=bool(c["keepdim"]))
+
+
+def extreme(c: Call) -> Any:
+    """max and min along an axis, with the place of each unless nobody reads it."""
+    x, op = c.tensor("self"), c.aten.split(".")[0]
+    value = c.b.op(op, x, axis=axes_of(c, x), keepdims=bool(c["keepdim"]))
+    if all(u.args[1] == 0 or not u.users for u in c.node.users):
+        return value, None
+    dim = c["dim"] % len(x.shape)
+    return value, c.b.op(f"arg{op}", x, dim=dim, keepdim=bool(c["keepdim"]), dtype="int64")
+
+
+def variance(c: Call) -> Ref:
+    x = c.ref(c["self"], c.dtype)
+    correction = c["correction"] if "correction" in c.args else int(bool(c["unbiased"]))
+    return c.b.op(c.table, x, axis=axes_of(c, x), keepdims=bool(c["keepdim"]), correction=1 if correction is None else correction)
+
+
+def vector_norm(c: Call) -> Ref | None:
+    """The Euclidean norm; others are left."""
+    if number_of(c["ord"]) != 2:
+        return None
+    return fold(c)
+
+
+def log_softmax(c: Call) -> Ref:
+    x = c.ref(c["self"], c.dtype)
+    return c.b.op("log_softmax", x, axis=c["dim"] % len(x.shape))
+
+
+def by_channels(c: Call) -> Any:
+    """Group, instance and batch normalization in evaluation: statistics, then a gain and a bias for each channel."""
+    if c["training"] or c["use_input_stats"] is False:
+        raise c.unsupported("normalizes a batch by its own statistics", "call module.eval() before importing")
+    several = isinstance(c.result, (list, tuple))
+    dtype = dtype_name((c.result[0] if several else c.result).dtype, c.where)
+    x = c.ref(c["input"], dtype)
+    gain, bias = c["weight"], c["bias"]
+    if bias is not None and gain is None:
+        return None
+    affine = [c.ref(v, dtype) for v in (gain, bias) if v is not None]
+    attrs: dict[str, Any] = {"eps": c["eps"]}
+    if c.table == "group_norm":
+        attrs["groups"] = c["num_groups"] if "num_groups" in c.args else c["group"]
+    if c.table == "batch_norm":
+        affine = [c.ref(c["running_mean"], dtype), c.ref(c["running_var"], dtype), *affine]
+    y = c.b.op(c.table, x, *affine, **attrs)
+    return (y, None, None) if several else y
+
+
+# Einstein's sums
+
+
+def einsum(c: Call) -> Ref | None:
+    """Products pair by pair, each a matmul of what is summed; an ellipsis or a diagonal is left."""
+    spec = c["equation"].replace(" ", "")
+    left, arrow, out = spec.partition("->")
+    terms = left.split(",")
+    if "." in spec or any(len(set(t)) < len(t) for t in terms):
+        return None
+    out = out if arrow else "".join(sorted(a for a in set(left) - {","} if left.count(a) == 1))
+    operands = [(t, c.ref(x, c.dtype)) for t, x in zip(terms, c["tensors"], strict=True)]
+    while len(operands) > 1:
+        later = set(out).union(*(t for t, _ in operands[2:]))
+        operands[:2] = [_pair(c, operands[0], operands[1], later)]
+    names, x = _summed(c, *operands[0], set(out))
+    return c.reshape(_ordered(c, names, x, out), c.shape)
+
+
+def _summed(c: Call, names: str, x: Ref, kept: set[str]) -> tuple[str, Ref]:
+    over = tuple(i for i, a in enumerate(names) if a not in kept)
+    if not over:
+        return names, x
+    return "".join(a for a in names if a in kept), c.b.op("sum", x, axis=over, keepdims=False)
+
+
+def _ordered(c: Call, names: str, x: Ref, want: Sequence[str]) -> Ref:
+    perm = tuple(names.index(a) for a in want)
+    return x if perm == tuple(range(len(perm))) else x.transpose(*perm)
+
+
+def _pair(c: Call, left: tuple[str, Ref], right: tuple[str, Ref], later: set[str]) -> tuple[str, Ref]:
+    """The product of two operands, summed over what they share and nobody reads later."""
+    (na, a), (nb, b) = (_summed(c, n, x, later | set(other)) for (n, x), other in ((left, right[0]), (right, left[0])))
+    batch = [x for x in na if x in nb and x in later]
+    inner = [x for x in na if x in nb and x not in later]
+    rows, columns = [x for x in na if x not in nb], [x for x in nb if x not in na]
+    size = {x: n for names, t in ((na, a), (nb, b)) for x, n in zip(names, t.shape, strict=True)}
+
+    def extent(names: Sequence[str]) -> int:
+        return math.prod(size[x] for x in names)
+
+    shape = tuple(size[x] for x in batch)
+    x = c.reshape(_ordered(c, na, a, [*batch, *rows, *inner]), (*shape, extent(rows), extent(inner)))
+    y = c.reshape(_ordered(c, nb, b, [*batch, *inner, *columns]), (*shape, extent(inner), extent(columns)))
+    product = c.b.op("mul", x, y) if not inner else x @ y
+    names = [*batch, *rows, *columns]
+    return "".join(names), c.reshape(product, tuple(size[x] for x in names))

@@ -1,0 +1,125 @@
+"""Modules of PyTorch's operators, imported: the program computes what the module does, and little is left to torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import fuser
+from fuser.frontends.torch_export import Imported
+from fuser.ir.composites import expand
+from fuser.ir.ops import OPS
+from fuser.runtime.torch_program import run_program
+
+
+class Fn(nn.Module):
+    def __init__(self, f: Callable[..., Any]) -> None:
+        super().__init__()
+        self.f = f
+
+    def forward(self, *xs: torch.Tensor) -> Any:
+        return self.f(*xs)
+
+
+def rand(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(len(shape)))
+
+
+X = (rand(4, 6),)
+PLUS = (rand(4, 6).abs() + 0.1,)
+TWO = (rand(4, 6), rand(6))
+CUBE = (rand(2, 6, 5),)
+IMAGE = (rand(2, 6, 7, 5),)
+
+AB = (rand(3, 4), rand(5, 4))
+
+FUSED: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
+    **{f.__name__: (f, X) for f in (torch.abs, torch.sin, torch.cos, torch.sign, torch.floor, torch.ceil, torch.round,
+        torch.expm1, torch.trunc, torch.sinh, torch.cosh, torch.tan, torch.exp2,
+        functional.relu6, functional.hardtanh, functional.hardswish,
+        functional.hardsigmoid, functional.leaky_relu, functional.elu, functional.selu, functional.celu, functional.mish,
+        functional.softplus, functional.softsign, functional.logsigmoid)},
+    **{f.__name__: (f, PLUS) for f in (torch.log, torch.log2, torch.log10, torch.log1p, torch.reciprocal, torch.sqrt)},
+    **{f.__name__: (f, TWO) for f in (torch.minimum, torch.fmod, torch.remainder)},
+    "clamp": (lambda x: x.clamp(-0.5, 0.7).clamp(min=-0.2) + x.clamp_max(0.1) + x.clamp_min(0.3), X),
+    "pow": (lambda x: x**3.7 + x**-2 + x**1.5, PLUS),
+    "elu": (lambda x: functional.elu(x, 0.3), X),
+    "softplus": (lambda x: functional.softplus(x, 3.0), X),
+    "leaky_relu": (lambda x: functional.leaky_relu(x, 0.3), X),
+    "gelu tanh": (lambda x: functional.gelu(x, approximate="tanh"), X),
+    "div floor": (lambda x, y: torch.div(x, y, rounding_mode="floor") + torch.div(x, 0.3, rounding_mode="trunc"), TWO),
+    "prelu": (nn.PReLU(6, dtype=torch.float64), IMAGE),
+    "glu": (lambda x: functional.glu(x, 1), X),
+    "comparisons": (lambda x, y: torch.where((x > y) & ~(y <= 0) | (x.abs() < 0.1), x, y), TWO),
+    "comparison with a number": (lambda x: torch.where(x > 0.5, x, torch.where(x != 0, -x, 2.0)), X),
+    "masked_fill of a computed mask": (lambda x, y: x.masked_fill(x >= y, 0.0), TWO),
+    "addcmul": (lambda x, y: torch.addcmul(x, x, y, value=0.5) + torch.lerp(x, y, 0.25), TWO),
+    "min": (lambda x: x.amin(1) + x.min(0).values.sum() + x.min() + x.max(1).values.sum(), X),
+    "var": (lambda x: x.var(1) * x.std((0, 2)).sum() + x.var(correction=0) + x.std(0, unbiased=False).sum(0), CUBE),
+    "logsumexp": (lambda x: x.logsumexp((1, 2)) + x.logsumexp(1, keepdim=True).sum(), CUBE),
+    "log_softmax": (lambda x: functional.log_softmax(x, 1), CUBE),
+    "normalize": (lambda x: functional.normalize(x, dim=-1) + x.norm(dim=1, keepdim=True), CUBE),
+    "group_norm": (nn.GroupNorm(3, 6, dtype=torch.float64), IMAGE),
+    "batch_norm": (nn.BatchNorm2d(6, dtype=torch.float64).eval(), IMAGE),
+    "instance_norm": (nn.InstanceNorm2d(6, affine=True, dtype=torch.float64).eval(), IMAGE),
+    "dropout": (nn.Sequential(nn.Dropout(), nn.Dropout2d(), nn.AlphaDropout(), nn.ReLU()).eval(), IMAGE),
+    "addmm": (lambda x, y: torch.addmm(y, x, x.T @ x, beta=0.5, alpha=2), TWO),
+    "vectors": (lambda x, y: torch.outer(y, y) + torch.dot(y, y) + torch.mv(x, y).sum(), TWO),
+    "einsum": (lambda x, y: torch.einsum("bhqd,bhkd->bhqk", x, y), (rand(2, 3, 4, 5), rand(2, 3, 6, 5))),
+    "einsum of three": (lambda x, y, z: torch.einsum("ij,kj,k->i", x, y, z), (rand(3, 4), rand(5, 4), rand(5))),
+    "einsum as it comes": (lambda x, y: torch.einsum("ab,cb", x, y) + torch.einsum("ab,cb->ca", x, y).T, AB),
+    "einsum that sums": (lambda x, y: torch.einsum("abc,dc->ba", x, y) + torch.einsum("abc->ba", x), (rand(3, 4, 5), rand(2, 5))),
+    "einsum of elements": (lambda x, y: torch.einsum("ij,j->ji", x, y), TWO),
+    "triangles": (lambda x: x.triu(1) + x.tril(-1) * 2, CUBE),
+    "roll": (lambda x: x.roll((1, -2), (0, 2)), CUBE),
+}  # fmt: skip
+LIBRARY: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
+    "prod": (lambda x: x.prod(1) + x.prod(), X),
+    "argmax": (lambda x: (x.argmax(1), x.argmin(0, keepdim=True), x.argmax()), X),
+    "max with places": (lambda x: x.max(1), X),
+    "any": (lambda x: ((x > 1).any(1), (x > -9).all()), X),
+    "cumsum": (lambda x: x.cumsum(1), X),
+    "flip": (lambda x: x.flip((0, 1)), X),
+    "embedding": (nn.Embedding(9, 4, dtype=torch.float64), (torch.tensor([[1, 2], [8, 0]]),)),
+    "conv1d": (nn.Conv1d(6, 4, 3, dtype=torch.float64), CUBE),
+    "conv2d": (nn.Conv2d(6, 9, 3, stride=2, padding=1, dilation=(1, 2), groups=3, dtype=torch.float64), IMAGE),
+    "pools": (lambda x: functional.max_pool2d(x, 2) + functional.avg_pool2d(x, 3, 2, 1)[..., 1:, 1:], IMAGE),
+}  # fmt: skip
+
+
+def values(x: Any) -> list[torch.Tensor]:
+    return [x] if isinstance(x, torch.Tensor) else list(x)
+
+
+def imported(f: Callable[..., Any], inputs: tuple[torch.Tensor, ...]) -> Imported:
+    module = f if isinstance(f, nn.Module) else Fn(f)
+    found = fuser.from_torch(module, inputs)
+    feeds = dict(zip(found.inputs, inputs, strict=True)) | {k: torch.from_numpy(v) for k, v in found.params.items()}
+    want = values(module(*inputs))
+    for program in (found.program, expand(found.program)):
+        by_torch = run_program(program, feeds)
+        by_numpy = program.evaluate({k: v.detach().numpy() for k, v in feeds.items()})
+        for name, wanted in zip(program.outputs, want, strict=True):
+            assert program[name].dtype == str(wanted.dtype).removeprefix("torch.")
+            np.testing.assert_allclose(by_torch[name].detach().double().numpy(), wanted.detach().double().numpy(), atol=1e-12)
+            np.testing.assert_allclose(by_numpy[name], wanted.detach().double().numpy(), rtol=1e-6, atol=1e-12)
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(FUSED))
+def test_what_fuses(name: str) -> None:
+    kinds = {OPS[n.op].kind for n in imported(*FUSED[name]).program.nodes}
+    assert not kinds & {"opaque", "library"}
+
+
+@pytest.mark.parametrize("name", sorted(LIBRARY))
+def test_what_torch_computes(name: str) -> None:
+    kinds = {OPS[n.op].kind for n in imported(*LIBRARY[name]).program.nodes}
+    assert "library" in kinds
+    assert "opaque" not in kinds
