@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fuser.device import load_device as load_device
     from fuser.errors import FuserError as FuserError
     from fuser.frontends.builder import Builder as Builder
-    from fuser.frontends.torch_export import Imported as Imported
+    from fuser.frontends.imported import Imported as Imported
     from fuser.frontends.torch_export import from_torch as from_torch
     from fuser.ir.program import Tensor as Tensor
     from fuser.ir.program import TensorProgram as TensorProgram
@@ -36,7 +36,7 @@ PUBLIC: dict[str, str] = {
     "Builder": "fuser.frontends.builder:Builder",
     "Device": "fuser.device:Device",
     "FuserError": "fuser.errors:FuserError",
-    "Imported": "fuser.frontends.torch_export:Imported",
+    "Imported": "fuser.frontends.imported:Imported",
     "Tensor": "fuser.ir.program:Tensor",
     "TensorProgram": "fuser.ir.program:TensorProgram",
     "compile": "search.compile:compile_program",

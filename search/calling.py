@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fuser.errors import UsageError
-from fuser.frontends.torch_export import Called
+from fuser.frontends.imported import Called
 
 
 def plain(called: Called | None, inputs: Sequence[str], outputs: Sequence[str]) -> bool:

@@ -15,7 +15,7 @@ from fuser.errors import EnvironmentError_
 from fuser.errors import NoValidKernelError
 from fuser.errors import UnsupportedError
 from fuser.errors import UsageError
-from fuser.frontends.torch_export import Imported
+from fuser.frontends.imported import Imported
 from fuser.frontends.torch_export import from_torch
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram

@@ -34,7 +34,7 @@ from search.realise import Realised
 from search.tune import Candidate
 
 if TYPE_CHECKING:
-    from fuser.frontends.torch_export import Called
+    from fuser.frontends.imported import Called
     from fuser.runtime.capture import Captured
     from fuser.runtime.graph_executor import Executable
     from search.cover.model import Model

@@ -188,6 +188,8 @@ def kernel_space(block: BlockGraph, device: Device, slack: float = SLACK) -> Ker
     stages."""
     left, note = expressions(block)
     orders = sorted(distinct(block, left), key=lambda e: len(e.axes))
+    if not orders:
+        raise NoValidKernelError(f"kernel {block.name!r} has no order of loops that can run", "cut the program there")
     tiles, notes = [], [note] if note else []
     for t in tile_sets(block):
         few = tuple(v for v in t.values if v.bit_count() <= MAX_PIECES or v >= t.extent)

@@ -15,7 +15,8 @@ from operator import itemgetter
 from typing import Any
 
 from fuser.errors import first_line
-from fuser.frontends.torch_export import Result
+from fuser.frontends.imported import Result
+from fuser.frontends.torch_export import draws
 from fuser.frontends.torch_export import from_graph
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.program import DTYPE_BYTES
@@ -83,7 +84,7 @@ def taken(node: Any, where: Any) -> bool:
         return taken(node.args[0], where)
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         return False
-    if torch.Tag.nondeterministic_seeded in node.target.tags or node.target._schema.is_mutable:
+    if node.target._schema.is_mutable or draws(node, node.args, node.kwargs):
         return False
     return all(_plain(v, where) for n in (node, *node.all_input_nodes) for v in _values(n))
 

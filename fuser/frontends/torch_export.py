@@ -15,8 +15,6 @@ import warnings
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import field
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +22,10 @@ from fuser.errors import ProgramError
 from fuser.errors import UnsupportedError
 from fuser.frontends.builder import Builder
 from fuser.frontends.builder import Ref
+from fuser.frontends.imported import Called
+from fuser.frontends.imported import Held
+from fuser.frontends.imported import Imported
+from fuser.frontends.imported import Result
 from fuser.frontends.quotients import as_quotients
 from fuser.frontends.torch_call import Call
 from fuser.frontends.torch_call import dtype_name
@@ -36,54 +38,9 @@ from fuser.ir.opdef import names_of
 from fuser.ir.ops import OPS
 from fuser.ir.ops import Array
 from fuser.ir.program import FLOAT_DTYPES
-from fuser.ir.program import TensorProgram
 from fuser.ir.scales import tie_scales
 from fuser.runtime.aten import call as run_aten
 from fuser.runtime.aten import described
-
-
-@dataclass(frozen=True)
-class Held:
-    """A tensor that a graph has besides its inputs, under its name in the module; ``fixed``: a literal."""
-
-    name: str
-    value: Any
-    fixed: bool = False
-
-
-@dataclass(frozen=True)
-class Result:
-    """One result of a module: an output of the program by ``name``, or a ``value`` that no tensor decides."""
-
-    name: str = ""
-    value: Any = None
-
-
-@dataclass(frozen=True)
-class Called:
-    """How a module is called: the trees of its arguments and results (``torch.utils._pytree``), its results in order, the
-    program's input of each argument (empty where that is no tensor), and the value of each argument that is none."""
-
-    arguments: Any
-    returns: Any
-    results: tuple[Result, ...]
-    inputs: tuple[str, ...]
-    fixed: tuple[Any, ...]
-
-
-@dataclass(frozen=True)
-class Imported:
-    """A module as a program; ``inputs`` are the names of the user's inputs in the order of ``example_inputs``, flattened.
-
-    ``params`` has the value of every other input of the program: parameters and buffers under their names in the module,
-    constants under the name of the node that makes them. bfloat16 values are kept in float32. ``called`` says how the module is
-    called and what it returns.
-    """
-
-    program: TensorProgram
-    params: Mapping[str, Array] = field(compare=False)
-    inputs: tuple[str, ...]
-    called: Called | None = field(default=None, compare=False)
 
 
 def from_torch(
@@ -144,7 +101,9 @@ def _export(module: Any, example_inputs: tuple[Any, ...], example_kwargs: dict[s
     import torch
 
     try:
-        return torch.export.export(module, example_inputs, example_kwargs)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # attributes that a module sets anew, such as the weights of an LSTM
+            return torch.export.export(module, example_inputs, example_kwargs)
     # torch.export without dynamo runs the module on fake tensors and passes on what the module raises
     except (RuntimeError, TypeError, ValueError) as error:
         first = str(error).strip().split("\n", 1)[0]
@@ -277,7 +236,7 @@ class _Importer:
         if isinstance(result, torch.Tensor):
             _static(node, result.shape)
         if not _has_ref((args, kwargs)):
-            if torch.Tag.nondeterministic_seeded in node.target.tags:
+            if draws(node, args, kwargs):
                 raise self._unsupported(node, str(node.target))
             return node.target(*args, **kwargs)
         if aten in IDENTITY:
@@ -292,7 +251,7 @@ class _Importer:
         try:
             value = rule(call)
         except UnsupportedError:
-            if torch.Tag.nondeterministic_seeded in node.target.tags:
+            if draws(node, args, kwargs):
                 raise
             value = None
         if value is None:
@@ -329,7 +288,7 @@ class _Importer:
             raise self._unsupported(node, f"{node.target} with {error}") from error
         refs = [t if isinstance(t, Ref) else self._constant(t, f"{node.name}.constant") for t in tensors]
         callee = str(node.target)
-        if torch.Tag.nondeterministic_seeded in node.target.tags or not refs:
+        if draws(node, args, kwargs) or not refs:
             raise self._unsupported(node, callee)
         if all(r.name in self.params for r in refs):
             values = [torch.from_numpy(self.params[r.name]).to(getattr(torch, r.tensor.dtype)) for r in refs]
@@ -362,6 +321,19 @@ class _Importer:
             f"the operator {what} has no counterpart in the op table: {self._where(node)}",
             "import the part of the module around it (export a submodule), or add the operator to fuser/ir/ops.py",
         )
+
+
+def draws(node: Any, args: Any, kwargs: Any) -> bool:
+    """Whether a call draws random numbers: those whose dropout is inactive do not."""
+    import torch
+
+    if torch.Tag.nondeterministic_seeded not in node.target.tags:
+        return False
+    given = _arguments(node, args, kwargs)
+    inactive = any(given.get(n) is False for n in ("train", "training")) or any(
+        given.get(n) == 0 for n in ("dropout", "dropout_p", "p")
+    )
+    return not inactive
 
 
 def _leaves(value: Any) -> list[Any]:

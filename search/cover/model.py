@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Collection
 from collections.abc import Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from fuser.device import Device
+from fuser.errors import NoValidKernelError
+from fuser.errors import UnsupportedError
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.ops import Array
@@ -25,6 +28,7 @@ from search.cover.ilp import cover
 from search.cover.pack import packed
 from search.cover.parts import Part
 from search.cover.parts import parts
+from search.cover.prices import by_library
 from search.cover.prices import priced
 from search.cover.stitch import stitch
 from search.cover.stitch import title
@@ -97,9 +101,15 @@ def compile_model(
     program, params = packed(*folded(program, params))
     chains = [frozenset(r.nodes) for r in find_chains(program, device)[0]]
     candidates = parts(program, [*chains, *([frozenset(n.output for n in program.nodes)] if narrow(program) else [])])
-    tuned = priced(candidates, device, libraries, seed, executor)
-    chosen = cover(program, list(tuned), {p: t.winner.seconds for p, t in tuned.items()})
-    found = _realised(chosen, tuned, device, compiled, checked, seed, executor)
+    tuned = dict(priced(candidates, device, libraries, seed, executor))
+    done: dict[str, Realised] = {}
+    while True:
+        chosen = cover(program, list(tuned), {p: t.winner.seconds for p, t in tuned.items()})
+        failed = _realise(chosen, tuned, done, device, compiled, checked, seed, executor)
+        if not failed:
+            break
+        tuned = _without(tuned, failed, device)
+    found = tuple(done[p.program.stable_hash()] for p in chosen.parts)
     graph, schedule = stitch(
         program, [(p, r.candidate.graph, r.candidate.schedule) for p, r in zip(chosen.parts, found, strict=True)]
     )
@@ -117,25 +127,49 @@ def compile_model(
     return Model(program, params, chosen, found, Realised(whole, winner, weakest, artifacts, rejected=dict(rejected)))
 
 
-def _realised(
+def _realise(
     chosen: Cover,
     tuned: Mapping[Part, Tuned],
+    done: dict[str, Realised],
     device: Device,
     compiled: bool,
     checked: bool,
     seed: int,
     executor: Executor | None,
-) -> tuple[Realised, ...]:
-    """What stands for each chosen part; equal parts are verified, compiled and checked once."""
-    distinct = {p.program.stable_hash(): tuned[p] for p in chosen.parts}
-    by_hash = {k: Realised(t, t.winner, AS_IT_STANDS, ()) for k, t in distinct.items() if not t.winner.graph.blocks}
-    left = {k: t for k, t in distinct.items() if k not in by_hash}
-    if compiled:
-        done = realise(list(left.values()), device, executor, checked=checked, seed=seed)
-    else:
-        done = [verified(t) for t in left.values()]
-    by_hash |= dict(zip(left, done, strict=True))
-    return tuple(by_hash[p.program.stable_hash()] for p in chosen.parts)
+) -> frozenset[str]:
+    """Puts what stands for each chosen part into ``done``, by the hash of its program: equal parts are verified, compiled and
+    checked once. Returns the hashes of those of which no candidate holds."""
+    distinct = {k: tuned[p] for p in chosen.parts if (k := p.program.stable_hash()) not in done}
+    done |= {k: Realised(t, t.winner, AS_IT_STANDS, ()) for k, t in distinct.items() if not t.winner.graph.blocks}
+    left = {k: t for k, t in distinct.items() if k not in done}
+
+    def kernels(several: list[Tuned]) -> list[Realised]:
+        if compiled:
+            return realise(several, device, executor, checked=checked, seed=seed)
+        return [verified(t) for t in several]
+
+    try:
+        done |= dict(zip(left, kernels(list(left.values())), strict=True))
+        return frozenset()
+    except (NoValidKernelError, UnsupportedError):
+        pass
+    failed = set[str]()
+    for key, one in left.items():
+        try:
+            (done[key],) = kernels([one])
+        except (NoValidKernelError, UnsupportedError):
+            failed.add(key)
+    return frozenset(failed)
+
+
+def _without(tuned: Mapping[Part, Tuned], failed: Collection[str], device: Device) -> dict[Part, Tuned]:
+    """The parts but those whose kernels do not hold: a library call stands for what is one operator."""
+    found: dict[Part, Tuned] = {}
+    for part, known in tuned.items():
+        other = by_library(part.program, device) if part.program.stable_hash() in failed else known
+        if other is not None:
+            found[part] = other
+    return found
 
 
 def chained(graph: KernelGraph, schedule: Schedule, device: Device) -> Schedule:

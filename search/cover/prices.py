@@ -14,6 +14,7 @@ from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import Schedule
 from search.cover.parts import Part
+from search.cover.parts import moves_only
 from search.libraries import with_libraries
 from search.structures import structures
 from search.tune import Candidate
@@ -41,11 +42,13 @@ def _best(program: TensorProgram, device: Device, libraries: bool, seed: int) ->
         graphs = structures(program)
         return tune_fast(program, device, seed=seed, graphs=with_libraries(graphs) if libraries else graphs)
     except FuserError:
-        return _by_library(program, device)
+        return by_library(program, device)
 
 
-def _by_library(program: TensorProgram, device: Device) -> Tuned | None:
-    """Every operator by a library call of its own, if it is one operator behind views."""
+def by_library(program: TensorProgram, device: Device) -> Tuned | None:
+    """A program of one operator, and views, by a library call."""
+    if sum(not moves_only(n) for n in program.nodes) > 1:
+        return None
     kernels = tuple(
         LibraryKernel(n.output, n.op, n.inputs, n.output, tuple(sorted(program.bound(n).items()))) for n in program.nodes
     )

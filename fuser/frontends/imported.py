@@ -1,0 +1,55 @@
+"""What an import of a module gives: a program, the values of its parameters, and how the module is called."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from dataclasses import field
+from typing import Any
+
+from fuser.ir.ops import Array
+from fuser.ir.program import TensorProgram
+
+
+@dataclass(frozen=True)
+class Held:
+    """A tensor that a graph has besides its inputs, under its name in the module; ``fixed``: a literal."""
+
+    name: str
+    value: Any
+    fixed: bool = False
+
+
+@dataclass(frozen=True)
+class Result:
+    """One result of a module: an output of the program by ``name``, or a ``value`` that no tensor decides."""
+
+    name: str = ""
+    value: Any = None
+
+
+@dataclass(frozen=True)
+class Called:
+    """How a module is called: the trees of its arguments and results (``torch.utils._pytree``), its results in order, the
+    program's input of each argument (empty where that is no tensor), and the value of each argument that is none."""
+
+    arguments: Any
+    returns: Any
+    results: tuple[Result, ...]
+    inputs: tuple[str, ...]
+    fixed: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A module as a program; ``inputs`` are the names of the user's inputs in the order of ``example_inputs``, flattened.
+
+    ``params`` has the value of every other input of the program: parameters and buffers under their names in the module,
+    constants under the name of the node that makes them. bfloat16 values are kept in float32. ``called`` says how the module is
+    called and what it returns.
+    """
+
+    program: TensorProgram
+    params: Mapping[str, Array] = field(compare=False)
+    inputs: tuple[str, ...]
+    called: Called | None = field(default=None, compare=False)

@@ -1,0 +1,84 @@
+"""Every module of the suite compiles and agrees with torch; what has no kernel is torch's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+import fuser  # noqa: E402
+from fuser.ir.mugraph import LibraryKernel  # noqa: E402
+from search.compiled import CompiledProgram  # noqa: E402
+
+from .modules import SUITE  # noqa: E402
+
+FAST = ("product of odd sizes", "clamp and where", "cross entropy", "GRU cell", "linear batch norm softmax", "mobile block")
+"""Modules that stand for the rest in a quick run."""
+
+
+def error(got: Any, want: Any) -> float:
+    """The largest error of a tensor, relative to its norm; results have to be of one kind."""
+    mine, tree = torch.utils._pytree.tree_flatten(got)
+    theirs, wanted = torch.utils._pytree.tree_flatten(want)
+    assert tree == wanted
+    worst = 0.0
+    for x, y in zip(mine, theirs, strict=True):
+        assert (x.shape, x.dtype) == (y.shape, y.dtype)
+        torch.testing.assert_close(x.isfinite(), y.isfinite())
+        x, y = (t.detach().nan_to_num(0, 0, 0).double() for t in (x, y))
+        worst = max(worst, float((x - y).norm() / (y.norm() + 1e-9)))
+    return worst
+
+
+def compiled(name: str, dtype: Any = torch.float32) -> tuple[CompiledProgram, float]:
+    """A module of the suite behind ``fuser.compile``, and its error."""
+    torch.manual_seed(0)
+    module, inputs = SUITE[name]()
+    module = module.eval().to(dtype)
+    inputs = tuple(x.to(dtype) if x.is_floating_point() else x for x in inputs)
+    with torch.no_grad():
+        want = module(*inputs)
+        run = fuser.compile(module, inputs, device="cpu")
+        return run, error(run(*inputs), want)
+
+
+def row(name: str, run: CompiledProgram, wrong: float) -> str:
+    """What became of a module: generated kernels, library calls, and what torch has been left."""
+    kernels = [k for k in run.graph.kernels if isinstance(k, LibraryKernel)]
+    left = [dict(k.attrs)["callee"].split(".")[1] if k.op == "opaque" else k.op for k in kernels]
+    return f"{name:36}{len(run.graph.blocks):4} kernels{len(left):4} calls  {wrong:.0e}  {', '.join(dict.fromkeys(left))}"
+
+
+@pytest.mark.parametrize("name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in SUITE])
+def test_module_agrees_with_torch(name: str) -> None:
+    run, wrong = compiled(name)
+    print(row(name, run, wrong))
+    assert wrong < 5e-3
+
+
+def test_a_part_whose_kernels_do_not_hold_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fuser.errors import NoValidKernelError
+    from search.cover import model
+
+    def realised(tuned: Any) -> Any:
+        if any(n.op == "softmax" for n in tuned.program.nodes):
+            raise NoValidKernelError("no")
+        return before(tuned)
+
+    before = model.verified
+    monkeypatch.setattr(model, "verified", realised)
+    monkeypatch.setattr("search.compile.is_model", lambda _: True)
+    run, wrong = compiled("linear batch norm softmax")
+    assert wrong < 1e-3
+    assert "softmax" in {k.op for k in run.graph.kernels if isinstance(k, LibraryKernel)}
+    assert run.graph.blocks
+
+
+def test_inactive_dropout_draws_nothing_and_active_one_is_refused() -> None:
+    lstm, x = torch.nn.LSTM(4, 4, 2, dropout=0.5), torch.randn(3, 1, 4)
+    run = fuser.compile(lstm.eval(), (x,), device="cpu")
+    assert error(run(x), lstm(x)) < 1e-6
+    with pytest.raises(fuser.FuserError, match=r"aten\.lstm\.input"):
+        fuser.compile(lstm.train(), (x,), device="cpu")
