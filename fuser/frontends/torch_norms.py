@@ -46,6 +46,22 @@ def vector_norm(c: Call) -> Ref | None:
     return fold(c)
 
 
+def mean_of_all(c: Call) -> Ref | None:
+    """An adaptive pooling to one element; others are left."""
+    x, rank = c.tensor("self"), len(c["output_size"])
+    if any(n != 1 for n in c["output_size"]):
+        return None
+    return c.b.op("mean", x, axis=tuple(range(len(x.shape) - rank, len(x.shape))), keepdims=True)
+
+
+def clamp(c: Call) -> Ref:
+    """Between tensors."""
+    x = c.ref(c["self"], c.dtype)
+    for bound, op in (("min", "maximum"), ("max", "minimum")):
+        x = x if c[bound] is None else c.b.op(op, x, c.ref(c[bound], c.dtype))
+    return x
+
+
 def log_softmax(c: Call) -> Ref:
     x = c.ref(c["self"], c.dtype)
     return c.b.op("log_softmax", x, axis=c["dim"] % len(x.shape))

@@ -17,10 +17,12 @@ from fuser.frontends.torch_masks import masked
 from fuser.frontends.torch_masks import masked_fill
 from fuser.frontends.torch_masks import where
 from fuser.frontends.torch_norms import by_channels
+from fuser.frontends.torch_norms import clamp
 from fuser.frontends.torch_norms import einsum
 from fuser.frontends.torch_norms import extreme
 from fuser.frontends.torch_norms import fold
 from fuser.frontends.torch_norms import log_softmax
+from fuser.frontends.torch_norms import mean_of_all
 from fuser.frontends.torch_norms import variance
 from fuser.frontends.torch_norms import vector_norm
 from fuser.ir.scalar import Scalar
@@ -312,6 +314,7 @@ BY_ATEN: dict[str, Callable[[Call], Any]] = {
     "linear": _linear, "addmm": _addmm, "baddbmm": _addmm, "dot": _matmul, "mv": _matmul, "outer": _outer, "einsum": einsum,
     **dict.fromkeys(("dropout", "feature_dropout", "alpha_dropout"), _dropout), "glu": _glu, "prelu": _prelu,
     "select.int": _select, "split.Tensor": _split, "split_with_sizes": _split, "chunk": _split, "unbind.int": _split,
+    **{f"adaptive_avg_pool{n}d": mean_of_all for n in (1, 2, 3)}, "clamp.Tensor": clamp,
     "repeat": _tile, "roll": _roll, "triu": _triangle, "tril": _triangle,
     "masked_fill.Scalar": masked_fill, "masked_fill.Tensor": masked_fill,
     **dict.fromkeys(("ones_like", "zeros_like", "full_like", "new_ones", "new_zeros", "new_full"), _filled_like),

@@ -207,5 +207,5 @@ FORMULAS: tuple[OpDef, ...] = (
     _made("lerp", 3, lambda x, y, weight: x + (y - x) * weight, torch=("lerp.Tensor", "lerp.Scalar"), flops=3),
     _made("prelu", 2, lambda x, slope: x.then("relu") - (-x).then("relu") * slope, torch=(), relay=(), flops=4, eager=None),
     _made("isnan", 1, lambda x: x.then("ne", x), typed="truth", relay=("isnan",)),
-    _made("pow", 1, _power, attrs=("exponent",), torch=("pow.Tensor_Scalar",), flops=3),
+    _made("pow", 1, _power, attrs=("exponent",), torch=("pow.Tensor_Scalar",), relay=("power",), flops=3),
 )  # fmt: skip

@@ -192,7 +192,7 @@ _ALL = (
           attrs=("axis", "times"), shape=shapes.repeat, flops=0, relay=("repeat",),
           torch=("repeat_interleave.self_int",), fraction="same"),
     OpDef("concat", "data", -1, lambda *xs, axis, **_: np.concatenate(xs, axis), degree="equal", attrs=("axis",),
-          shape=shapes.concat, flops=0, relay=("concatenate",), torch=("cat", "stack"), fraction="part"),
+          shape=shapes.concat, flops=0, relay=("concatenate", "stack"), torch=("cat", "stack"), fraction="part"),
     OpDef("slice", "data", 1, lambda x, *, axis, start, stop, **_: np.take(x, range(start, stop), axis), linear=(True,),
           degree="same", attrs=("axis", "start", "stop"), shape=shapes.slice_of, flops=0, relay=("strided_slice",),
           torch=("slice.Tensor", "narrow"), fraction="same"),

@@ -46,6 +46,8 @@ FUSED: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
         functional.hardsigmoid, functional.leaky_relu, functional.elu, functional.selu, functional.celu, functional.mish,
         functional.softplus, functional.softsign, functional.logsigmoid)},
     **{f.__name__: (f, PLUS) for f in (torch.log, torch.log2, torch.log10, torch.log1p, torch.reciprocal, torch.sqrt)},
+    "clamp by tensors": (lambda x, y: x.clamp(y, y.abs()) + x.clamp(max=y), TWO),
+    "pooling to one": (nn.AdaptiveAvgPool2d(1), IMAGE),
     **{f.__name__: (f, TWO) for f in (torch.minimum, torch.fmod, torch.remainder)},
     "clamp": (lambda x: x.clamp(-0.5, 0.7).clamp(min=-0.2) + x.clamp_max(0.1) + x.clamp_min(0.3), X),
     "pow": (lambda x: x**3.7 + x**-2 + x**1.5, PLUS),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ import fuser
 from fuser.device import load_device
 from fuser.errors import ProgramError
 from fuser.errors import UnsupportedError
+from fuser.frontends import operators
 from fuser.frontends.builder import Builder
 from fuser.ir import ops
 from fuser.ir.axes import axes_of
@@ -57,7 +59,7 @@ def entry(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Op
     return ENTRIES[request.param]
 
 
-def attrs_of(entry: OpDef) -> dict[str, float]:
+def attrs_of(entry: OpDef) -> dict[str, Any]:
     return dict.fromkeys(entry.attrs, 1.0)
 
 
@@ -126,13 +128,17 @@ def test_torch_executes_and_imports_it(entry: OpDef) -> None:
 def test_relay_imports_it(entry: OpDef) -> None:
     w = RelayWriter()
     x = w.input("x", (3, 8))
-    names = {"steepness": 1.0} if entry.attrs else {}
+    names: dict[str, Any] = {"steepness": 1.0} if entry.attrs else {}
     y = w.call("soft", w.call("nn.dense", x, w.const(np.eye(8))), **names)
     imported = to_program(from_json_text(w.module(y)))
     assert "opaque" not in {n.op for n in imported.program.nodes}
     given = np.random.default_rng(0).standard_normal((3, 8)).astype(np.float32)
     for (found,) in (imported.evaluate({"x": given}).values(), imported.model.evaluate({"x": given})):
         np.testing.assert_allclose(found, np.logaddexp(0, given), rtol=1e-5)
+
+
+def test_the_document_is_current() -> None:
+    assert operators.PATH.read_text(encoding="utf-8") == operators.document(), "run python -m fuser.frontends.operators"
 
 
 def test_what_is_missing_is_said_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,9 @@ from fuser.ir.schedule import Schedule
 from fuser.ir.tiling import TilingExpr
 from fuser.lower.check import check
 from fuser.lower.check import reduced_extents
+from fuser.lower.compile import compile_kernel
 from fuser.lower.triton_source import generate
+from fuser.lower.triton_source import generate_graph
 from search.structures import one_kernel
 from search.structures import structures
 from tests.operators import NUMBERS
@@ -162,6 +164,14 @@ def test_kernels_agree_with_float64(name, outcomes):
     outcome = outcomes[name]
     assert outcome.message == ""
     assert outcome.error < TOLERANCE[program.tensors[0].dtype]
+
+
+@pytest.mark.slow
+def test_every_element_wise_operator_compiles_without_a_gpu():
+    for name in map_names():
+        program = map_program(name)
+        (source,) = generate_graph(one_kernel(program), Schedule((rows_of_16(program),)))
+        assert ".target sm_90" in compile_kernel(source, 90).ptx
 
 
 def test_a_wrong_kernel_does_not_pass():

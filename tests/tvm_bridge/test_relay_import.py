@@ -11,13 +11,17 @@ import pytest
 from fuser.errors import ModelFileError
 from fuser.errors import UsageError
 from fuser.ir.program import TensorProgram
+from tests.operators import NUMBERS
 from tests.tvm_bridge.relay_writer import RelayWriter
 from tvm_bridge.relay_eval import graph_values
+from tvm_bridge.relay_graph import TensorType
 from tvm_bridge.relay_import import ImportedModel
 from tvm_bridge.relay_import import from_json_text
 from tvm_bridge.relay_import import read_model
 from tvm_bridge.relay_import import relay_node
 from tvm_bridge.relay_import import to_program
+from tvm_bridge.relay_ops import evaluate
+from tvm_bridge.relay_ops import table_entries
 from tvm_bridge.relay_params import read_params
 from tvm_bridge.relay_params import write_params
 
@@ -196,3 +200,16 @@ def test_guards_of_fully_masked_rows_go_and_other_selections_stay(form: str, bou
     np.testing.assert_allclose(y, want, rtol=1e-6)
     if not guarded:
         np.testing.assert_array_equal(y[0, 1], 0)
+
+
+@pytest.mark.parametrize("name", sorted(table_entries()))
+def test_the_op_table_means_what_relay_does(name: str) -> None:
+    """What the reader evaluates, and what the program's operator of this name in Relay does."""
+    entry, theirs = table_entries()[name]
+    numbers = NUMBERS.get(entry.name, {})
+    attrs = {theirs.get(k, k): v for k, v in numbers.items()}
+    xs = [np.random.default_rng(i).uniform(0.1, 2, (3, 4)).astype(np.float32) for i in range(entry.arity)]
+    if name in ("power", "nn.bias_add", "cast"):
+        return  # their operands are others
+    (found,) = evaluate(name, xs, attrs, (TensorType((3, 4), "float32"),))
+    np.testing.assert_allclose(found, entry.numpy(*xs, **numbers), rtol=1e-5)
