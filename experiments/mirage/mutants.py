@@ -57,6 +57,7 @@ OUT = Path(__file__).parent / "results" / "mutants.json"
 REFUSED, OF_CLASS = 0.9, 0.75
 """Least share of the mutants, and of those of each class, that is refused, and not left undecided."""
 VERDICTS = ("refused", "not decided", "accepted", "crashed")
+_PROCESSES = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
 BATCH = 50
 """Cases of one job."""
 Pair = tuple[TensorProgram, KernelGraph]
@@ -294,25 +295,25 @@ def main() -> int:
     args = parser.parse_args()
     start = time.perf_counter()
     result: dict[str, Any] = {"environment": environment(args.processes), "seed": args.seed, "graphs": len(graphs())}
-    groups = {"algebra": tuple(ALGEBRA), "boundaries": tuple(BOUNDARIES)}
     wrong: list[str] = []
-    for i, (group, names) in enumerate(groups.items()):
+
+    def finished(group: str, found: dict[str, Any]) -> None:
+        """What is known so far is written at once."""
+        result.update({group: found, "failures": wrong, "seconds": round(time.perf_counter() - start)})
+        result["peak_memory_mib"] = max(resource.getrusage(w).ru_maxrss for w in _PROCESSES) // 1024
+        make_folder(args.out.parent)
+        write_file(args.out, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+
+    found = run(rewritings, (), args.rewrites, args.seed * 10**6, args.processes, lambda _: True)
+    wrong += [f"{' '.join(r.steps)} of {r.program}: {r.why}" for r in found if r.verdict != "accepted"]
+    finished("rewritings", report_rewritings(found))
+    print(f"{args.rewrites} rewritings, {len(result['rewritings']['refused'])} refused", file=sys.stderr)
+    for i, (group, names) in enumerate({"algebra": tuple(ALGEBRA), "boundaries": tuple(BOUNDARIES)}.items()):
         count = args.mutants // 2
         found = run(mutants, names, count, (2 * args.seed + i + 1) * 10**6, args.processes, lambda r: r.kind != "equal")
-        result[group] = report_mutants(found)
         wrong += failures(found, names, count // (4 * len(names)))
+        finished(group, report_mutants(found))
         print(f"{group}: {count} mutants: {result[group]['verdicts']}", file=sys.stderr)
-    found = run(rewritings, (), args.rewrites, args.seed * 10**6, args.processes, lambda _: True)
-    result["rewritings"] = report_rewritings(found)
-    wrong += [f"{' '.join(r.steps)} of {r.program}: {r.why}" for r in found if r.verdict != "accepted"]
-    print(f"{args.rewrites} rewritings, {len(result['rewritings']['refused'])} refused", file=sys.stderr)
-    result["failures"] = wrong
-    result["seconds"] = round(time.perf_counter() - start)
-    result["peak_memory_mib"] = (
-        max(resource.getrusage(w).ru_maxrss for w in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)) // 1024
-    )
-    make_folder(args.out.parent)
-    write_file(args.out, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     for line in wrong[:20]:
         print(line, file=sys.stderr)
     return 1 if wrong else 0

@@ -258,8 +258,9 @@ class _Block:
         return np.broadcast_to(x, [self.extents[a] for a in axes])
 
     def fold(self, s: Stmt) -> Array:
-        args = [self.operand(s, a) for a in s.args]
-        for r in s.rescale:
+        second = any(a in self.again for a in s.args)  # in a second loop maxima are finished: nothing moves, nothing is rescaled
+        args = [self.values[a] if second else self.operand(s, a) for a in s.args]
+        for r in () if second else s.rescale:
             args.append(self.factor(s, r.maximum, r.degree))
         split = [(a, g) for a, g in self.block.splits if a in s.reduce]
         if not split:
@@ -301,25 +302,26 @@ class _Block:
         return np.broadcast_to(found.along(axes), shape)
 
     def cumulate(self, s: Stmt, args: list[_Value], part: str = "") -> None:
-        """What a maximum or a sum has reached at the end of each chunk, from the start of the loop (of its part)."""
-        if len(s.reduce) != 1 or len(args) != 1:
+        """What a maximum or a sum has reached at the end of each chunk, from the start of the loops (of their part), which are
+        nested in the order of the axes."""
+        if len(args) != 1 or (part and len(s.reduce) > 1):
             return
-        (axis,), (x,) = s.reduce, args
+        (x,) = args
         reached = np.maximum.accumulate if s.op == "max" else np.add.accumulate
-        at, extent = x.axes.index(axis), self.extents[axis]
+        axes = (*(a for a in x.axes if a not in s.reduce), *(a for a in x.axes if a in s.reduce))
+        whole = x.along(axes)
+        flat = whole.reshape(*whole.shape[: len(axes) - len(s.reduce)], -1)
+        extent = flat.shape[-1]
         step = math.ceil(extent / self.extents[part]) if part else extent
-        array = np.empty_like(x.array)
+        array = np.empty_like(flat)
         for first in range(0, extent, step):
             last = min(first + step, extent)
-            section = np.take(x.array, range(first, last), at)
             with np.errstate(all="ignore"):
-                top = reached(section, at)
+                top = reached(flat[..., first:last], -1)
             chunk = max(1, min(CHUNK, (last - first) // 2))
             ends = [min((i // chunk + 1) * chunk, last - first) - 1 for i in range(last - first)]
-            index = [slice(None)] * array.ndim
-            index[at] = slice(first, last)
-            array[tuple(index)] = np.take(top, ends, at)
-        self.running[s.value] = _Value(array, x.axes)
+            array[..., first:last] = top[..., ends]
+        self.running[s.value] = _Value(array.reshape(whole.shape), axes)
 
     def factor(self, s: Stmt, maximum: str, degree: int) -> _Value:
         """exp(degree · (running − final)); 1 where nothing was seen."""
