@@ -23,6 +23,7 @@ from experiments.mirage.edit import with_block
 from experiments.mirage.edit import without
 from fuser.errors import ProgramError
 from fuser.ir.mugraph import AXIS
+from fuser.ir.mugraph import FREE
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import Stmt
@@ -70,12 +71,13 @@ def wrong_range(block: BlockGraph, rng: np.random.Generator) -> BlockGraph:
     """A fold over a part of its range that depends on another axis: what lies above the diagonal is left out."""
     s = pick(rng, [s for s in block.computes if s.folds])
     assert isinstance(s, Stmt)
+    counts = {a.name for a in block.axes if a.extent == FREE}  # a mask over parts has no meaning of its own
     spots = [
         (i, r, c)
         for i, a in enumerate(s.args)
         for c in s.reduce
         for r in block.by_value[a].axes
-        if c in block.by_value[a].axes and r not in s.reduce
+        if c in block.by_value[a].axes and r not in s.reduce and not counts & {r, c}
     ]
     spot = pick(rng, spots)
     assert isinstance(spot, tuple)
