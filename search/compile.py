@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -141,6 +142,9 @@ def _imported(program: Any, example_inputs: Sequence[Any], example_kwargs: Mappi
     if isinstance(program, TensorProgram):
         if len(example_inputs) or example_kwargs:
             raise UsageError(f"{program.name!r} has its shapes already", "example inputs belong to PyTorch modules")
+        if same := [n for n, count in Counter((*program.outputs, *program.inputs)).items() if count > 1 and n in program.outputs]:
+            what = "an input" if same[0] in program.inputs else "named twice"
+            raise UsageError(f"the output {same[0]!r} of {program.name!r} is {what}", "a kernel would only copy it: leave it out")
         return Imported(program, {}, program.inputs)
     if isinstance(program, Imported):
         return program
