@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from multiprocessing.context import ForkContext
 from multiprocessing.context import ForkProcess
 from multiprocessing.context import SpawnContext
 from multiprocessing.context import SpawnProcess
+from types import ModuleType
 
 from fuser.interrupts import without_interrupts
 
@@ -14,6 +16,17 @@ class _Spawned(SpawnProcess):
     def start(self) -> None:
         with without_interrupts():
             super().start()
+
+
+class _Apart(SpawnProcess):
+    def start(self) -> None:
+        script = sys.modules["__main__"]
+        sys.modules["__main__"] = ModuleType("__main__")  # a child would run the caller's script again, which may have no guard
+        try:
+            with without_interrupts():
+                super().start()
+        finally:
+            sys.modules["__main__"] = script
 
 
 class _Forked(ForkProcess):
@@ -26,11 +39,17 @@ class _Spawning(SpawnContext):
     Process = _Spawned  # type: ignore[assignment]
 
 
+class _SpawningApart(SpawnContext):
+    Process = _Apart  # type: ignore[assignment]
+
+
 class _Forking(ForkContext):
     Process = _Forked  # type: ignore[assignment]
 
 
 SPAWN = _Spawning()
 """multiprocessing's context ``spawn``, with such children."""
+APART = _SpawningApart()
+"""The same for calls from a user's script, of which the children know nothing: they can do what modules have alone."""
 FORK = _Forking()
 """Its context ``fork``, with such children."""

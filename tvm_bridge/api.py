@@ -29,7 +29,7 @@ from fuser.device import load_device
 from fuser.errors import FuserError
 from fuser.errors import UsageError
 from fuser.ir.program import TensorProgram
-from fuser.pools import SPAWN
+from fuser.pools import APART
 from search.realise import Realised
 from search.realise import realise
 from search.regions import Choice
@@ -240,7 +240,7 @@ def lower_regions(
 ) -> tuple[dict[str, Realised], dict[str, str]]:
     """Compiled and checked kernels of each distinct region program, by its hash; and why others have none."""
     distinct = {c.region.program.stable_hash(): tuned[c.region.program.stable_hash()] for c in choices}
-    pool = ProcessPoolExecutor(jobs, SPAWN) if jobs > 1 and len(distinct) > 1 else None
+    pool = ProcessPoolExecutor(jobs, APART) if jobs > 1 and len(distinct) > 1 else None
     try:
         return dict(zip(distinct, realise(list(distinct.values()), device, pool, check, seed), strict=True)), {}
     except FuserError:  # one of them does not lower: find out which, and do without it

@@ -12,6 +12,7 @@ from fractions import Fraction
 from typing import Any
 
 from fuser.errors import ProgramError
+from fuser.files import shown
 from fuser.ir.dtypes import result_dtype
 from fuser.ir.opdef import is_number
 from fuser.ir.ops import op as op_def
@@ -55,7 +56,7 @@ class Ref:
     def __truediv__(self, other: Ref | float | Scalar) -> Ref:
         if isinstance(other, Ref):
             return self.builder.op("div", self, other)
-        return self.builder.op("scale", self, scalar=Scalar.of(other).inverse())
+        return self.builder.op("scale", self, scalar=_number(other, "divisor").inverse())
 
     def __neg__(self) -> Ref:
         return self.builder.op("neg", self)
@@ -71,6 +72,17 @@ class Ref:
 
     def transpose(self, *perm: int) -> Ref:
         return self.builder.op("transpose", self, perm=perm)
+
+
+def _number(value: Any, what: str) -> Scalar:
+    """An exact constant; a divisor is not 0."""
+    try:
+        number = Scalar.of(value)
+    except (ValueError, TypeError):
+        number = None
+    if number is None or (what == "divisor" and not number.coeff):
+        raise ProgramError(f"{shown(value)} cannot be a {what}", "constants are finite numbers")
+    return number
 
 
 class Builder:
@@ -103,7 +115,7 @@ class Builder:
 
     def op(self, op: str, *inputs: Ref, name: str | None = None, dtype: str | None = None, **attrs: Any) -> Ref:
         """Apply an operator of the op table; numbers among its attributes become exact constants."""
-        attrs = {k: Scalar.of(v) if is_number(k) else tuple(v) if isinstance(v, list) else v for k, v in attrs.items()}
+        attrs = {k: _number(v, k) if is_number(k) else tuple(v) if isinstance(v, list) else v for k, v in attrs.items()}
         if dtype and "dtype" in op_def(op).attrs:
             attrs["dtype"] = dtype
         shape = infer_shape(op, [i.shape for i in inputs], attrs)

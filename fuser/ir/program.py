@@ -286,7 +286,13 @@ def weight_factors(program: TensorProgram) -> dict[str, float]:
 
 def infer_shape(op: str, shapes: list[tuple[int, ...]], attrs: Mapping[str, Any]) -> tuple[int, ...]:
     """Shape of the output of ``op``; raises :class:`ProgramError` naming the operator where the shapes do not fit."""
+    if op not in OPS:
+        raise ProgramError(f"there is no operator {shown(op)}", "fuser.ir.ops.OPS has all of them")
     entry = op_def(op)
+    axes = attrs.get("axis", ())
+    for axis in axes if isinstance(axes, tuple | list) else (axes,):
+        if not shapes or not -len(shapes[0]) <= axis < len(shapes[0]):
+            raise ProgramError(f"{op} of {', '.join(map(str, shapes)) or 'nothing'} has no axis {shown(axis)}")
     if entry.arity >= 0 and len(shapes) != entry.arity:
         raise ProgramError(f"{op} takes {entry.arity} operands, got {len(shapes)}")
     if entry.kind == "map" and entry.shape is None:
@@ -294,4 +300,7 @@ def infer_shape(op: str, shapes: list[tuple[int, ...]], attrs: Mapping[str, Any]
     rule = entry.shape or BY_KIND.get(entry.kind)
     if rule is None:
         raise ProgramError(f"operator {op!r} has no shape rule", "give its entry in the op table the column 'shape'")
-    return rule(shapes, attrs)
+    try:
+        return rule(shapes, attrs)
+    except KeyError as error:
+        raise ProgramError(f"{op} lacks the attribute {error}") from None

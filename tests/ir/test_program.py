@@ -100,3 +100,28 @@ def test_convexity():
     program = b.build(y=left * right)
     assert convex(program, ["relu_0", "exp_1", "silu_2", "y"])
     assert not convex(program, ["relu_0", "exp_1", "y"])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda b, x: b.sum(x, 2),
+        lambda b, x: b.sum(x, -3),
+        lambda b, x: b.softmax(x, 7),
+        lambda b, x: b.op("max", x, axis=(0, 5)),
+        lambda b, x: b.op("repeat", x, axis=2, times=2),
+        lambda b, x: b.op("slice", x, axis=2, start=0, stop=1),
+        lambda b, x: b.op("concat", x, x, axis=-3),
+        lambda b, _: b.op("concat", axis=0),
+        lambda b, x: b.op("sum", x),
+        lambda b, x: b.op("nothing", x),
+        lambda b, x: x * float("nan"),
+        lambda b, x: x + float("inf"),
+        lambda b, x: x / 0,
+        lambda b, x: x + "a",
+    ],
+)
+def test_what_has_no_meaning_is_refused_where_it_is_written(make) -> None:
+    b = Builder("p")
+    with pytest.raises(ProgramError):
+        make(b, b.input("X", (4, 8)))

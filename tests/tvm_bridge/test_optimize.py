@@ -187,3 +187,15 @@ def test_the_built_model_runs_and_agrees(tmp_path):
     env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     subprocess.run([sys.executable, "-c", code, library, tmp_path / "x.npz", tmp_path / "y.npy"], check=True, env=env)
     np.testing.assert_allclose(np.load(tmp_path / "y.npy"), found.imported.model.evaluate(fresh)[0], atol=1e-4)
+
+
+def test_a_script_without_a_guard_optimizes_with_several_processes(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import fuser\nprint('once')\n"
+        f"print(len(fuser.optimize({str(ENCODER)!r}, {str(PARAMS)!r}, build=False, check=False, jobs=2).regions) > 1)\n"
+    )
+    root = Path(__file__).resolve().parents[2]
+    environment = {**os.environ, "PYTHONPATH": str(root), "XDG_CACHE_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.split() == ["once", "True"], done.stderr
