@@ -91,7 +91,8 @@ class OpDef:
 
     ``linear[i]`` says that the operator is linear in operand i with the others fixed. ``degree`` is the rule of the degree in
     a random factor (stable exponentials, DESIGN.md): ``add`` for products, ``sub`` for quotients, ``equal`` where operands must
-    agree, ``zero`` where they must be 0, ``same`` for a scaling or a fold.
+    agree, ``zero`` where they must be 0, ``same`` for a scaling or a fold, ``exp`` for an exponential and a
+    composite that has one.
     ``flops`` and ``sfu`` count arithmetic and special-function operations per element of the output (per element of the input of
     a reduction, per multiply-add pair 2 for a contraction). ``triton`` is a format string over ``{0}``, ``{1}``, … in fp32; of a
     reduction the function that combines two elements. NaN goes through every operator, as in numpy and torch.

@@ -21,8 +21,6 @@ from fuser.ir.subprogram import subprogram
 MAX_OPERATORS = 12
 """Most operators of a piece, composites counting as one: beyond, a search would not end."""
 
-_EXPONENTIAL = {"exp", "softmax", "attention"}
-
 
 @dataclass(frozen=True)
 class Piece:
@@ -80,7 +78,7 @@ def _fits(program: TensorProgram, nodes: list[Node], max_operators: int) -> bool
         return False
     depth: dict[str, int] = {}
     for n in nodes:
-        depth[n.output] = max((depth.get(i, 0) for i in n.inputs), default=0) + (n.op in _EXPONENTIAL)
+        depth[n.output] = max((depth.get(i, 0) for i in n.inputs), default=0) + (op_def(n.op).degree == "exp")
         if depth[n.output] > 1:
             return False
     return not _unwritable(subprogram(program, [n.output for n in nodes], program.name))

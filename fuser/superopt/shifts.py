@@ -10,6 +10,7 @@ from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import Rescale
 from fuser.ir.mugraph import live
+from fuser.ir.ops import op as op_def
 from fuser.superopt.degrees import measured_degrees
 
 
@@ -93,10 +94,10 @@ def nested(graph: KernelGraph) -> bool:
     for k in graph.kernels:
         if not isinstance(k, BlockGraph):
             if tensors & set(k.args):
-                if k.op in ("exp", "softmax", "attention"):
+                if op_def(k.op).degree == "exp":
                     return True
                 tensors.add(k.output)
-            elif k.op in ("exp", "softmax", "attention"):
+            elif op_def(k.op).degree == "exp":
                 tensors.add(k.output)
             continue
         inside: set[str] = set()
