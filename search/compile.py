@@ -24,7 +24,10 @@ from fuser.ir.schedule import Schedule
 from fuser.lower.triton_source import generate_graph
 from fuser.superopt.verdicts import accepted
 from fuser.workloads import workload
+from search.calling import as_module
 from search.compiled import CompiledProgram
+from search.converted import conversion
+from search.converted import converted
 from search.cover.model import compile_model
 from search.cover.model import is_model
 from search.libraries import with_libraries
@@ -56,6 +59,7 @@ def compile_program(
     checked: bool = True,
     seed: int = 0,
     example_kwargs: Mapping[str, Any] | None = None,
+    dtype: str | None = None,
 ) -> CompiledProgram:
     """Choose structure and schedule of a program, compile its kernels, check them, and return the whole as one callable.
 
@@ -76,12 +80,23 @@ def compile_program(
     if there is one of the target's architecture; with a ``target`` and no such GPU, kernels are only compiled. With ``capture``
     calls replay a CUDA graph: inputs are copied into fixed buffers, and the outputs are the same tensors at every call.
 
+    ``dtype``, ``float16`` or ``bfloat16``, converts a module of float32: parameters, inputs (those of float32 are converted at
+    each call), what lies in memory between kernels, and outputs; sums, norms and softmax stay float32 inside kernels. The
+    callable's ``conversion`` has the error against the original on the example inputs.
+
     Raises :class:`EnvironmentError_` where there is nothing to run on, :class:`UsageError` for arguments that do not fit and for
     a ``graph`` that the verifier does not accept, and :class:`fuser.errors.NoValidKernelError` or
     :class:`fuser.errors.UnsupportedError` where no kernel can be made.
     """
     require_instant(effort)
     known = _imported(program, example_inputs, example_kwargs or {})
+    if dtype is not None:
+        return _converted(
+            known,
+            _examples(program, known, example_inputs, example_kwargs or {}),
+            dtype,
+            {"target": target, "device": device, "capture": capture, "checked": checked, "seed": seed, "effort": effort},
+        )
     device, spec = _where(device, target, known.program.name)
     check_device(spec)
     free = graph is None and schedule is None and not superoptimize
@@ -94,6 +109,28 @@ def compile_program(
             raise
         return _by_parts(known, spec, device, checked, seed, capture)
     return CompiledProgram(known.program, spec, done, device, known.params, known.inputs, capture, None, known.called)
+
+
+def _converted(known: Imported, given: Sequence[Any], dtype: str, options: Mapping[str, Any]) -> CompiledProgram:
+    small = converted(known, dtype)
+    run = compile_program(small, **options)
+    made = None if run.device in (None, "cpu") else run.by_name
+    run.conversion = conversion(known, small, dtype, given, made)
+    return run
+
+
+def _examples(program: Any, known: Imported, inputs: Sequence[Any], keywords: Mapping[str, Any]) -> list[Any]:
+    """The tensors among the example inputs, in the order of the program's."""
+    if known.called is None:
+        raise UsageError(
+            f"{known.program.name!r} is no module: there is nothing to compare a conversion with",
+            "dtype= is for modules with example inputs; a program has its dtypes already",
+        )
+    kept = getattr(program, "example_inputs", None)  # an ExportedProgram's
+    alone = hasattr(inputs, "shape")
+    given = kept if kept is not None else ((inputs,) if alone else tuple(inputs), dict(keywords))
+    found = as_module(known.called, repr(known.program.name), *given)
+    return [found[n] for n in known.inputs]
 
 
 def _by_parts(known: Imported, spec: Device, device: str | None, checked: bool, seed: int, capture: bool) -> CompiledProgram:

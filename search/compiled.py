@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from fuser.frontends.imported import Called
     from fuser.runtime.capture import Captured
     from fuser.runtime.graph_executor import Executable
+    from search.converted import Conversion
     from search.cover.model import Model
 
 
@@ -62,6 +63,8 @@ class CompiledProgram:
     """The parts of a program that is more than one region."""
     called: Called | None = None
     """How the module that it was made of is called."""
+    conversion: Conversion | None = None
+    """To which dtype it was converted, and the error of that."""
     _replayed: Captured | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -108,7 +111,9 @@ class CompiledProgram:
     def _direct(self) -> bool:
         """Whether arguments go to the executable as they are."""
         run = self._executable
-        return run.inputs == self.inputs and run.outputs == self.outputs and not self.capture and self._flat
+        return (
+            run.inputs == self.inputs and run.outputs == self.outputs and not self.capture and self._flat and not self.conversion
+        )
 
     @cached_property
     def _flat(self) -> bool:
@@ -130,6 +135,8 @@ class CompiledProgram:
         if self._direct and not named and not isinstance(out, Mapping):
             return run(*inputs, out=out)
         values = self._arguments(inputs, named)
+        if self.conversion is not None:
+            values = {n: self._narrowed(n, x) for n, x in values.items()}
         if self.capture and run.device.type == "cuda":
             return self._replay(values, out)
         found = run.run(values, self._into(out))
@@ -140,6 +147,17 @@ class CompiledProgram:
             return self._named(inputs, named)
         found = as_module(self.called, repr(self.program.name), inputs, named)
         return {n: x for n, x in found.items() if n in self._executable.inputs}
+
+    def by_name(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Outputs by the program's names, for inputs by name."""
+        return self._executable.run({n: given[n] for n in self._executable.inputs})
+
+    def _narrowed(self, name: str, x: Any) -> Any:
+        """An argument of a program that was converted: float32 is converted too."""
+        import torch
+
+        wide = isinstance(x, torch.Tensor) and x.dtype is torch.float32
+        return x.to(getattr(torch, self.program[name].dtype)) if wide else x
 
     def _named(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
         """Arguments by name, those that the graph reads. Raises :class:`UsageError` where some are missing, unknown or given
@@ -228,10 +246,11 @@ class CompiledProgram:
     def explain(self) -> str:
         """Why this one: structure, schedule, what the model expects of each kernel beside the runner-up, and what fell out."""
         tuned, chosen = self.realised.tuned, self.realised.candidate
+        head = [repr(self), *([str(self.conversion)] if self.conversion else [])]
         if self.model is not None:
-            return "\n".join([repr(self), "", *self.model.lines(), "", f"{self.verdict} (the part with the weakest evidence)"])
+            return "\n".join([*head, "", *self.model.lines(), "", f"{self.verdict} (the part with the weakest evidence)"])
         shown = [chosen, *([r] if (r := tuned.runner_up) and r is not chosen else [])]
-        lines = [repr(self), "", str(self.graph), ""]
+        lines = [*head, "", str(self.graph), ""]
         for i, c in enumerate(shown):
             time = "" if isnan(c.us) else f", {c.us:.2f} µs"
             lines.append(f"{'chosen' if i == 0 else 'runner-up'}: {c.schedule if c.graph.blocks else 'libraries alone'}{time}")

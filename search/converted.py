@@ -1,0 +1,113 @@
+"""A program of float32 in a narrower type, and what that costs in accuracy.
+
+Every tensor in memory has the narrower type, inputs, parameters and outputs too; inside a kernel sums, norms and exponentials are
+float32 as ever.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+from dataclasses import replace
+from math import inf
+from math import isfinite
+from typing import Any
+
+import numpy as np
+
+from fuser.errors import UsageError
+from fuser.frontends.imported import Imported
+from fuser.ir.ops import Array
+from fuser.ir.program import Node
+
+NARROW: dict[str, float] = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38}
+"""The types that a program can be converted to, and the largest number of each."""
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """A program converted to ``dtype``: the largest error of an output against the original's, relative to its norm, on the
+    example inputs. ``by`` says what computed it."""
+
+    dtype: str
+    error: float
+    by: str
+
+    def __str__(self) -> str:
+        return f"converted to {self.dtype}: relative error {self.error:.1e} against float32 on the example inputs ({self.by})"
+
+
+def converted(known: Imported, dtype: str) -> Imported:
+    """The program with ``dtype`` where it has float32. Raises :class:`UsageError` where it has none, or for another dtype."""
+    if dtype not in NARROW:
+        raise UsageError(f"nothing can be converted to {dtype!r}", f"use dtype={' or '.join(map(repr, NARROW))}")
+    program = known.program
+    if not any(t.dtype == "float32" for t in program.tensors):
+        raise UsageError(f"{program.name!r} has no float32 that could be converted to {dtype}", "leave out dtype=")
+    wide = {t.name for t in program.tensors if t.dtype == "float32"}
+    tensors = tuple(replace(t, dtype=dtype) if t.name in wide else t for t in program.tensors)
+    nodes = tuple(_node(n, dtype) for n in program.nodes)
+    params = {n: _bounded(x, NARROW[dtype]) if n in wide else x for n, x in known.params.items()}
+    return replace(known, program=replace(program, tensors=tensors, nodes=nodes), params=params)
+
+
+def _node(node: Node, dtype: str) -> Node:
+    def attr(name: str, value: Any) -> Any:
+        if name == "dtype" and value == "float32":
+            return dtype
+        if name == "detail":
+            return json.dumps(_renamed(json.loads(value), dtype))
+        return value
+
+    return replace(node, attrs=tuple((k, attr(k, v)) for k, v in node.attrs))
+
+
+def _renamed(value: Any, dtype: str) -> Any:
+    """The arguments of a call of torch's, which asks for float32 by name."""
+    if isinstance(value, dict):
+        return {k: dtype if k == "torch" and v == "float32" else _renamed(v, dtype) for k, v in value.items()}
+    return [_renamed(v, dtype) for v in value] if isinstance(value, list) else value
+
+
+def _bounded(x: Array, most: float) -> Array:
+    """Finite values stay finite: what masks by a large negative number still does."""
+    return np.where(np.isfinite(x), np.clip(x, -most, most), x).astype(x.dtype)
+
+
+def relative_error(got: Mapping[str, Any], want: Mapping[str, Any]) -> float:
+    """The largest error of a tensor of floats, relative to the norm of what it should be; infinities have to stand in place."""
+    worst = 0.0
+    for name, y in want.items():
+        if not y.is_floating_point():
+            continue
+        x, y = got[name].detach().double().cpu(), y.detach().double().cpu()
+        same = x == y  # infinities among them
+        wrong, norm = float((x - y).masked_fill(same, 0.0).norm()), float(y.masked_fill(same & ~y.isfinite(), 0.0).norm())
+        error = wrong / norm if norm else float(wrong > 0)
+        worst = max(worst, error if isfinite(error) else inf)
+    return worst
+
+
+def conversion(known: Imported, small: Imported, dtype: str, given: Sequence[Any], run: Any) -> Conversion:
+    """The error of a conversion to ``dtype``. ``given``: example values of ``known.inputs``, in order. ``run`` has the kernels:
+    outputs by name for inputs by name; where it is None, torch computes with the program's operators."""
+    import torch
+
+    from fuser.runtime.torch_program import run_program
+
+    def values(of: Imported) -> dict[str, Any]:
+        params = {n: torch.from_numpy(x) for n, x in of.params.items()}
+        named = params | {n: x.detach().cpu() for n, x in zip(of.inputs, given, strict=True)}
+        return {n: x.to(getattr(torch, of.program[n].dtype)) for n, x in named.items()}
+
+    with torch.no_grad():
+        want = run_program(known.program, values(known))
+        if run is None:
+            got, by = run_program(small.program, values(small)), "torch, operator by operator"
+        else:
+            dtypes = (getattr(torch, small.program[n].dtype) for n in small.inputs)
+            got = run({n: x.to(d) for n, x, d in zip(small.inputs, given, dtypes, strict=True)})
+            by = "the kernels"
+    return Conversion(dtype, relative_error(got, want), by)
