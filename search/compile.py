@@ -128,8 +128,8 @@ def _examples(program: Any, known: Imported, inputs: Sequence[Any], keywords: Ma
         )
     kept = getattr(program, "example_inputs", None)  # an ExportedProgram's
     alone = hasattr(inputs, "shape")
-    given = kept if kept is not None else ((inputs,) if alone else tuple(inputs), dict(keywords))
-    found = as_module(known.called, repr(known.program.name), *given)
+    args, named = kept if kept is not None else ((inputs,) if alone else tuple(inputs), keywords)
+    found = as_module(known.called, repr(known.program.name), args, named)
     return [found[n] for n in known.inputs]
 
 
