@@ -87,9 +87,9 @@ BODIES: dict[str, Body] = {
     "too large to hold": lambda b, x: o(b, "scale", x(9, 17), scalar=10**6),
 }
 _shapes = {**OPERANDS, **dict.fromkeys(("min", "var", "std", "logsumexp", "log_softmax", "vector_norm"), ((2, 3, 4),))}
-for _name in {n for n, e in OPS.items() if e.kind == "composite"} - set(BODIES):
+for _name in sorted({n for n, e in OPS.items() if e.kind == "composite"} - set(BODIES)):
     BODIES[_name] = lambda b, x, n=_name: o(b, n, *(x(*s) for s in _shapes[n]), **ATTRS[n])
-for _name in set(elementwise()) - set(BODIES):
+for _name in sorted(set(elementwise()) - set(BODIES)):
     BODIES[_name] = lambda b, x, n=_name: o(b, n, *(x(5, 13), x(13), x(5, 1))[: OPS[n].arity], **NUMBERS.get(n, {}))
 CASES = [(name, dtype) for name in BODIES for dtype in ("float16", "bfloat16", "float32")]
 SPOILED: dict[str, tuple[float, ...]] = {"clean": (), "nan": (math.nan,), "infinite": (math.inf, -math.inf)}
