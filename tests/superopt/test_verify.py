@@ -491,3 +491,14 @@ def test_outputs_beyond_those_of_the_program_are_refused(more: str) -> None:
     graph = fuse(program)
     assert verify(program, graph).accepted
     assert isinstance(verify(program, replace(graph, outputs=("O", more))), Rejected)
+
+
+def test_what_cancels_may_differ_by_its_rounding() -> None:
+    """A sum of tanh over the parts of a concatenation: at large factors little is left of it but rounding."""
+    b = Builder("cancels")
+    x, y, z = b.input("x", (2, 5)), b.input("y", (2, 5)), b.input("z", (4, 2))
+    both = b.op("concat", b.op("concat", x, y, axis=0), z, axis=1)
+    program = b.build(Y=b.op("sum", b.op("tanh", both), axis=(0, 1), keepdims=False))
+    for seed in range(8):
+        for graph in structures(program):
+            assert isinstance(verify(program, graph, rng=np.random.default_rng(seed), rounds=1), Accepted)
