@@ -1,4 +1,4 @@
-"""Sessions: ``lint`` and ``tests`` (TVM 0.19 with Relay); on request ``relax`` (TVM 0.27) and ``newest``.
+"""Sessions: ``lint`` and ``tests`` (TVM 0.19 with Relay); on request ``slow``, ``relax`` (TVM 0.27) and ``newest``.
 
 Both TVMs install ``tvm``: one environment each.
 """
@@ -36,10 +36,17 @@ def relax(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """All other tests, with Relay, torch and the model packages; the GPU's are skipped where there is none."""
+    """Tests that are not slow, with Relay, torch and the model packages; the GPU's are skipped where there is none."""
     session.install("-e", ".[relay,torch,onnx,models,plot,test]")
     args = session.posargs or ["-n", "2"]
-    session.run("pytest", "-m", "not relax", *args, env=ENVIRONMENT)
+    session.run("pytest", "-m", "not relax and not slow", *args, env=ENVIRONMENT)
+
+
+@nox.session
+def slow(session: nox.Session) -> None:
+    """The tests that take more than about ten seconds each: half an hour. Not run by default."""
+    session.install("-e", ".[relay,torch,onnx,models,plot,test]")
+    session.run("pytest", "-m", "slow and not relax", *(session.posargs or ["-n", "2"]), env=ENVIRONMENT)
 
 
 @nox.session
