@@ -106,7 +106,9 @@ def _power(x: Term, exponent: Scalar) -> Term:
     """x to a number: by products where it is whole and small, by roots where it is a half of one, else as a function."""
     n = exponent.coeff
     if exponent.powers or 2 * n not in range(-8, 9):
-        return x.then("powf", exponent=exponent)
+        whole = not exponent.powers and n.denominator == 1
+        found = (x.then("abs") if whole else x).then("powf", exponent=exponent)
+        return x.then("sign") * found if whole and n % 2 else found
     if n < 0:
         return _power(x, Scalar(-n)).then("reciprocal")
     if n == 0:

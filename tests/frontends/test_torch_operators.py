@@ -51,6 +51,7 @@ FUSED: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     **{f.__name__: (f, TWO) for f in (torch.minimum, torch.fmod, torch.remainder)},
     "clamp": (lambda x: x.clamp(-0.5, 0.7).clamp(min=-0.2) + x.clamp_max(0.1) + x.clamp_min(0.3), X),
     "pow": (lambda x: x**3.7 + x**-2 + x**1.5, PLUS),
+    "pow of any sign": (lambda x: x**3 + x**5 - x**6 + x**-7 + x**-2, X),
     "elu": (lambda x: functional.elu(x, 0.3), X),
     "softplus": (lambda x: functional.softplus(x, 3.0), X),
     "leaky_relu": (lambda x: functional.leaky_relu(x, 0.3), X),
