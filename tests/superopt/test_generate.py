@@ -34,7 +34,7 @@ from fuser.superopt.signature import signature
 from fuser.superopt.stabilize import stabilize_graph
 from fuser.superopt.thread_fusion import thread_graphs
 from fuser.superopt.values import ValueSpace
-from fuser.superopt.verify import Verified
+from fuser.superopt.verdict import Accepted
 from fuser.superopt.verify import verify
 from fuser.workloads import workload
 
@@ -207,7 +207,7 @@ def test_every_candidate_of_a_random_program_verifies(program: TensorProgram) ->
     for c in itertools.islice(generate(program, Limits(block_ops=5, budget=5)), 4):
         graph = stabilize_graph(c.graph)
         verdict = verify(program, graph, rounds=1, float_rounds=0)
-        assert isinstance(verdict, Verified), f"{verdict}\n{program}\n{graph}"
+        assert isinstance(verdict, Accepted), f"{verdict}\n{program}\n{graph}"
 
 
 def test_fingerprints_tell_functions_apart() -> None:
