@@ -109,7 +109,8 @@ def _export(module: Any, example_inputs: tuple[Any, ...], example_kwargs: dict[s
         first = str(error).strip().split("\n", 1)[0]
         raise ProgramError(
             f"torch.export cannot trace {name}: {first}",
-            "run the module on the example inputs; its control flow must not depend on the values of tensors",
+            "run the module on the example inputs; its control flow must not depend on the values of tensors, and it must return "
+            "tensors (no cache: use_cache=False); torch.compile(module, backend='mufuser') takes every module",
         ) from error
 
 

@@ -107,6 +107,9 @@ def _problem(program: TensorProgram, parts: Sequence[Part], seconds: Mapping[Par
     for j, name in enumerate(program.outputs):
         if name not in program.inputs:
             problem += pulp.lpSum(writers[name]) >= 1, f"result_{j}"
+    copied = dict.fromkeys(name for p in parts if not p.nodes for name in p.writes)
+    for j, name in enumerate(copied):  # a copy may cost nothing
+        problem += pulp.lpSum(writers[name]) <= 1, f"writer_{j}"
     return problem, x
 
 

@@ -21,12 +21,14 @@ def stitch(program: TensorProgram, chosen: Sequence[tuple[Part, KernelGraph, Sch
     """The kernels of every part in turn, over the tensors of the model."""
     kernels: list[Kernel] = []
     schedules: list[KernelSchedule] = []
-    taken = set(program.table)
+    taken, written = set(program.table), {name for part, _, _ in chosen for name in part.writes}
     for number, (part, graph, schedule) in enumerate(chosen):
         new = {ours: theirs for theirs, ours in part.names}
         for name in graph.intermediates:
-            if name not in new:
+            # a view inside of one part may be what another one writes
+            if new.get(name) in (None, *written):
                 new[name] = _fresh(f"{identifier(part.writes[0])}.{name}", taken)
+            written.add(new[name])
         prefix = f"{title(part)}_{number}"
         for i, kernel in enumerate(graph.kernels):
             kernels.append(renamed(kernel, new, prefix if len(graph.kernels) == 1 else f"{prefix}_{i}"))

@@ -21,6 +21,8 @@ from fuser.errors import LeftToTorch  # noqa: E402
 from fuser.errors import UsageError  # noqa: E402
 from search.torch_backend import Door  # noqa: E402
 
+from .modules import SUITE  # noqa: E402
+
 nn, functional = torch.nn, torch.nn.functional
 CPU = {"device": "cpu"}
 
@@ -292,3 +294,12 @@ print(torch.compile(lambda x: (x @ x).relu(), backend="mufuser", options={"devic
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
     assert done.stdout.strip() == "[[2.0, 2.0], [2.0, 2.0]]", done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SUITE)
+def test_the_suite_of_modules_behind_the_backend(name: str) -> None:
+    module, inputs = SUITE[name]()
+    run = Compiled(module.eval())
+    run.agrees(*inputs, tolerance=1e-3)
+    assert all(not p.why for d in run.doors for m in d.made.values() for p in m.pieces)
