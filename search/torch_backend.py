@@ -301,17 +301,10 @@ def _functional(
         found.append((gm, kept(gm, args)))
         return boxed
 
-    def traced(composites: AbstractContextManager[Any]) -> Callable[..., Any]:
-        mode = FakeTensorMode(allow_non_fake_inputs=True)
-        fakes = [mode.from_tensor(x.detach(), static_shapes=True) if isinstance(x, torch.Tensor) else x for x in args]
-        with torch.no_grad(), composites, tracing(TracingContext(mode)):
-            return aot_module_simplified(module, fakes, fw_compiler=inner, inference_compiler=inner, decompositions={})
-
-    try:
-        run = traced(_composites_kept())
-    except Exception:  # noqa: BLE001 - a composite whose result has other strides than torch's own trace expects
-        found.clear()
-        run = traced(nullcontext())
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    fakes = [mode.from_tensor(x.detach(), static_shapes=True) if isinstance(x, torch.Tensor) else x for x in args]
+    with torch.no_grad(), _composites_kept(), tracing(TracingContext(mode)):
+        run = aot_module_simplified(module, fakes, fw_compiler=inner, inference_compiler=inner, decompositions={})
     ((graph, constant),) = found
     return graph, constant, run, into
 

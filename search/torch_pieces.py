@@ -190,10 +190,17 @@ def _is_view(node: Any) -> bool:
 
 
 def _end(value: Any) -> _End:
+    import torch
+
     base, views = value, ()
     while hasattr(base, "op") and _is_view(base):
         views = ((base.target, tuple(base.args[1:]), dict(base.kwargs)), *views)
         base = base.args[0]
+    if views and getattr(base, "op", "placeholder") != "placeholder":
+        try:  # ours lies in order, torch's may lie so that a view is possible only there
+            _seen(torch.empty(base.meta["val"].shape, device="meta"), views)
+        except RuntimeError:
+            return _End(value, (), value)
     return _End(base, views, value)
 
 

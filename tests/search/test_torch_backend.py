@@ -183,11 +183,17 @@ def promoted(x: Any, h: Any, i: Any) -> Any:
     return (x * h).exp() + i, h * 2.5, i / 2
 
 
+def permuted(q: Any) -> Any:
+    x = functional.scaled_dot_product_attention(q, q, q)  # which torch lays out as its operands lie
+    return x.transpose(1, 2).reshape(2, 6, 16)
+
+
 CASES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
     "writes to inputs": (written, lambda: (torch.randn(8, 16), torch.randn(3))),
     "nested results": (nested, lambda: (torch.randn(8, 16), torch.randn(1))),
     "strided input": (lambda x: (x.exp() @ x.T).relu(), lambda: (torch.randn(16, 8).T,)),
     "strided result": (lambda x: x.T.exp(), lambda: (torch.randn(16, 8),)),
+    "view of a result that lies otherwise": (permuted, lambda: (torch.randn(2, 6, 2, 8).transpose(1, 2),)),
     "expanded input": (lambda x: (x + 1).softmax(-1), lambda: (torch.randn(1, 8).expand(4, 8),)),
     "one number": (lambda x, s: (x * s).softmax(-1).sum(), lambda: (torch.randn(4, 8), torch.tensor(2.0))),
     "empty tensors": (empty, lambda: (torch.randn(4, 8), torch.zeros(0, 0))),
