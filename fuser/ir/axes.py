@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from dataclasses import field
 
 from fuser.errors import UnsupportedError
+from fuser.ir.factors import Factor
+from fuser.ir.factors import TieError
+from fuser.ir.factors import tie
 from fuser.ir.mugraph import Axis
 from fuser.ir.ops import op as op_def
 from fuser.ir.program import Node
@@ -40,62 +42,30 @@ class _ConflictError(Exception):
     pass
 
 
-@dataclass(eq=False)
-class _Dim:
-    """A union-find node: an iteration range, or the product of smaller ones."""
-
-    extent: int
-    parent: _Dim | None = None
-    parts: list[_Dim] = field(default_factory=list)
-
-    def root(self) -> _Dim:
-        node = self
-        while node.parent is not None:
-            node = node.parent
-        return node
-
-    def leaves(self) -> list[_Dim]:
-        node = self.root()
-        if node.parts:
-            return [leaf for p in node.parts for leaf in p.leaves()]
-        return [node] if node.extent > 1 else []
-
-
-def _tie(left: list[_Dim], right: list[_Dim]) -> None:
-    """Make two row-major products one, splitting where their factors differ."""
-    a, b = [x for d in left for x in d.leaves()], [x for d in right for x in d.leaves()]
-    while a and b:
-        x, y = a.pop(0).root(), b.pop(0).root()
-        if x.parts or y.parts:
-            a, b = x.leaves() + a, y.leaves() + b
-        elif x is y:
-            continue
-        elif x.extent == y.extent:
-            y.parent = x
-        else:
-            big, small = (x, y) if x.extent > y.extent else (y, x)
-            if big.extent % small.extent:
-                raise _ConflictError(f"a reshape mixes extents {big.extent} and {small.extent}, which do not divide each other")
-            big.parts = [_Dim(small.extent), _Dim(big.extent // small.extent)]
-            a, b = x.leaves() + a, y.leaves() + b
-    if a or b:
-        raise _ConflictError("the extents of tied dimensions differ")
+def _tie(left: list[Factor], right: list[Factor]) -> None:
+    try:
+        tie(left, right)
+    except TieError as error:
+        if error.extents:
+            big, small = error.extents
+            raise _ConflictError(f"a reshape mixes extents {big} and {small}, which do not divide each other") from None
+        raise _ConflictError("the extents of tied dimensions differ") from None
 
 
 class _Solver:
     def __init__(self, program: TensorProgram, apart: frozenset[str], data: bool = False) -> None:
         self.program, self.data = program, data
-        self.cut: list[_Dim] = []
-        self.shared = {n: [_Dim(e) for e in program[n].shape] for n in program.inputs if n not in apart}
-        self.values: dict[str, list[_Dim]] = {}
-        self.uses: dict[tuple[int, int], list[_Dim]] = {}
-        self.contracted: dict[int, list[_Dim]] = {}
+        self.cut: list[Factor] = []
+        self.shared = {n: [Factor(e) for e in program[n].shape] for n in program.inputs if n not in apart}
+        self.values: dict[str, list[Factor]] = {}
+        self.uses: dict[tuple[int, int], list[Factor]] = {}
+        self.contracted: dict[int, list[Factor]] = {}
         for i, node in enumerate(program.nodes):
             self.visit(i, node)
         self.check()
 
-    def operand(self, i: int, j: int, name: str) -> list[_Dim]:
-        dims = self.values.get(name) or self.shared.get(name) or [_Dim(e) for e in self.program[name].shape]
+    def operand(self, i: int, j: int, name: str) -> list[Factor]:
+        dims = self.values.get(name) or self.shared.get(name) or [Factor(e) for e in self.program[name].shape]
         self.uses[i, j] = dims
         return dims
 
@@ -104,14 +74,14 @@ class _Solver:
         shape = self.program[node.output].shape
         kind = op_def(node.op).kind
         if kind == "map":
-            out = [_Dim(e) for e in shape]
+            out = [Factor(e) for e in shape]
             for arg in args:
                 for d, o in zip(reversed(arg), reversed(out), strict=False):
                     if d.extent == o.extent:
                         _tie([o], [d])
         elif node.op == "matmul":
             a, b = args
-            out = [_Dim(e) for e in shape]
+            out = [Factor(e) for e in shape]
             for arg in (a, b):
                 for d, o in zip(reversed(arg[:-2]), reversed(out[:-2]), strict=False):
                     if d.extent == o.extent:
@@ -124,25 +94,25 @@ class _Solver:
             over = {x % len(args[0]) for x in node.attr["axis"]}
             self.contracted[i] = [args[0][x] for x in sorted(over)]
             keep = node.attr.get("keepdims")
-            out = [_Dim(1) if x in over else d for x, d in enumerate(args[0]) if keep or x not in over]
+            out = [Factor(1) if x in over else d for x, d in enumerate(args[0]) if keep or x not in over]
         elif node.op == "transpose":
             out = [args[0][x] for x in node.attr["perm"]]
         elif node.op == "reshape":
-            out = [_Dim(e) for e in shape]
+            out = [Factor(e) for e in shape]
             _tie(args[0], out)
         elif node.op == "repeat":
             out = list(args[0])
             at = node.attr["axis"] % len(out)
-            whole = _Dim(shape[at])
+            whole = Factor(shape[at])
             if node.attr["times"] > 1:  # element i is element i // times of the operand: its axis is the outer factor
-                whole.parts = [out[at], _Dim(node.attr["times"])]
+                whole.parts = (out[at], Factor(node.attr["times"]))
                 out[at] = whole
         elif node.op == "broadcast":
-            padded = [_Dim(1)] * (len(shape) - len(args[0])) + args[0]
-            out = [d if d.extent == e else _Dim(e) for d, e in zip(padded, shape, strict=True)]
+            padded = [Factor(1)] * (len(shape) - len(args[0])) + args[0]
+            out = [d if d.extent == e else Factor(e) for d, e in zip(padded, shape, strict=True)]
         elif self.data and kind == "data":
             at = node.attr["axis"] % len(shape)
-            out = [_Dim(e) for e in shape]
+            out = [Factor(e) for e in shape]
             for arg in args:
                 for x, (d, o) in enumerate(zip(arg, out, strict=True)):
                     if x != at:
@@ -203,7 +173,7 @@ def _named(program: TensorProgram, solved: _Solver) -> AxisMap:
     taken: set[str] = set()
     extents: dict[str, int] = {}
 
-    def name(dims: list[_Dim], bases: str, group: int) -> None:
+    def name(dims: list[Factor], bases: str, group: int) -> None:
         for leaf in (x for d in dims for x in d.leaves()):
             if id(leaf) in names:
                 continue
@@ -232,7 +202,7 @@ def _named(program: TensorProgram, solved: _Solver) -> AxisMap:
     for dims in [*solved.values.values(), *solved.uses.values()]:
         name(dims, "ij", 2)
 
-    def named(dims: list[_Dim]) -> Dims:
+    def named(dims: list[Factor]) -> Dims:
         return tuple(tuple(names[id(x)] for x in d.leaves()) for d in dims)
 
     order = sorted(rank, key=lambda a: rank[a])

@@ -26,6 +26,9 @@ from fuser.ir.axes import AxisMap
 from fuser.ir.axes import Dims
 from fuser.ir.axes import axes_of
 from fuser.ir.composites import expand
+from fuser.ir.factors import Factor
+from fuser.ir.factors import TieError
+from fuser.ir.factors import tie
 from fuser.ir.mugraph import FREE
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import Kernel
@@ -65,43 +68,16 @@ class MismatchError(ProgramError):
     code = "mismatch"
 
 
-@dataclass(eq=False)
-class _Atom:
-    extent: int
-    parent: _Atom | None = None
-    parts: tuple[_Atom, ...] = ()
-
-    def root(self) -> _Atom:
-        node = self
-        while node.parent is not None:
-            node = node.parent
-        return node
-
-    def leaves(self) -> list[_Atom]:
-        node = self.root()
-        return [x for p in node.parts for x in p.leaves()] if node.parts else [node]
-
-
-def _tie(left: list[_Atom], right: list[_Atom], where: str) -> None:
-    a, b = ([x for d in side for x in d.leaves() if x.extent != 1] for side in (left, right))
-    while a and b:
-        x, y = a.pop(0).root(), b.pop(0).root()
-        if x.parts or y.parts:
-            a, b = x.leaves() + a, y.leaves() + b
-        elif x is y:
-            continue
-        elif x.extent == y.extent:
-            y.parent = x
-        elif FREE in (x.extent, y.extent):
-            raise UnsupportedError(f"{where}: a split count is tied to an extent")
-        else:
-            big, small = (x, y) if x.extent > y.extent else (y, x)
-            if big.extent % small.extent:
-                raise UnsupportedError(f"{where}: extents {big.extent} and {small.extent} do not divide each other")
-            big.parts = (_Atom(small.extent), _Atom(big.extent // small.extent))
-            a, b = x.leaves() + a, y.leaves() + b
-    if a or b:
-        raise MismatchError(f"{where}: the numbers of elements differ")
+def _tie(left: list[Factor], right: list[Factor], where: str) -> None:
+    try:
+        tie(left, right)
+    except TieError as error:
+        if FREE in error.extents:
+            raise UnsupportedError(f"{where}: a split count is tied to an extent") from None
+        if error.extents:
+            big, small = error.extents
+            raise UnsupportedError(f"{where}: extents {big} and {small} do not divide each other") from None
+        raise MismatchError(f"{where}: the numbers of elements differ") from None
 
 
 @dataclass(frozen=True)
@@ -267,14 +243,14 @@ class _Ties:
     """Atoms of all axes, tied wherever two axes index one dimension of a device tensor."""
 
     def __init__(self) -> None:
-        self.known: dict[Name, _Atom] = {}
-        self.tensors: dict[str, list[list[_Atom]]] = {}
+        self.known: dict[Name, Factor] = {}
+        self.tensors: dict[str, list[list[Factor]]] = {}
         self.library: dict[str, tuple[TensorProgram, AxisMap]] = {}
-        self.boxes: dict[Name, tuple[list[list[_Atom]], list[list[_Atom]]]] = {}
-        self.cut: list[_Atom] = []
+        self.boxes: dict[Name, tuple[list[list[Factor]], list[list[Factor]]]] = {}
+        self.cut: list[Factor] = []
 
     def add(self, kernel: str, extents: Mapping[str, int]) -> None:
-        self.known |= {(kernel, a): _Atom(e) for a, e in extents.items()}
+        self.known |= {(kernel, a): Factor(e) for a, e in extents.items()}
 
     def touch(self, tensor: str, kernel: str, dims: Dims, what: str) -> None:
         own = [[self.known[kernel, a] for a in d] for d in dims]
@@ -289,8 +265,8 @@ class _Ties:
         assert s.access is not None
         assert s.access.window is not None
         window = s.access.window
-        tensor = self.tensors.setdefault(window.tensor, [[_Atom(n)] for n in window.shape])
-        view = [[_Atom(n)] for n in window.view]
+        tensor = self.tensors.setdefault(window.tensor, [[Factor(n)] for n in window.shape])
+        view = [[Factor(n)] for n in window.view]
         if view:
             _tie([x for dim in tensor for x in dim], [x for dim in view for x in dim], what)
         for dims, dim, start, extent, most in zip(s.access.dims, view or tensor, window.starts, shape, window.seen, strict=True):
@@ -347,15 +323,15 @@ class _Ties:
         number: dict[int, int] = {}
         real: list[int] = []
 
-        def indices(atom: _Atom) -> tuple[int, ...]:
-            leaves = [x for x in atom.leaves() if x.extent != 1]
+        def indices(atom: Factor) -> tuple[int, ...]:
+            leaves = atom.leaves()
             for x in leaves:
                 if id(x) not in number:
                     number[id(x)] = len(real)
                     real.append(x.extent)
             return tuple(number[id(x)] for x in leaves)
 
-        def places(tensor: list[list[_Atom]]) -> Indices:
+        def places(tensor: list[list[Factor]]) -> Indices:
             return tuple(tuple(i for x in dim for i in indices(x)) for dim in tensor)
 
         atoms = {axis: indices(atom) for axis, atom in self.known.items()}
