@@ -15,6 +15,7 @@ from functools import lru_cache
 from importlib import resources
 from typing import Any
 
+from fuser.checks import require_type
 from fuser.errors import UnsupportedError
 from fuser.errors import UsageError
 from fuser.files import DEVICE_BYTES
@@ -285,6 +286,7 @@ def load_device(name: str) -> Device:
     or ``cuda -arch=sm_80``, if only one known device has it; a path ending in ``.toml``. Raises :class:`UsageError` naming the
     device and what there is.
     """
+    require_type("the name of a device", name, str)
     if name.endswith(".toml"):
         return parse_device(read_text(name, DEVICE_BYTES, _unreadable), name)
     devices = list_devices()

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
+from fuser.checks import require_type
 from fuser.errors import UsageError
 from fuser.frontends.builder import Builder
 from fuser.ir.program import TensorProgram
@@ -250,6 +251,7 @@ def canonical_name(name: str) -> str:
 
 def workload(name: str, *, dtype: str = "float16", **sizes: int) -> TensorProgram:
     """The program of that name; ``sizes`` replace sizes of its formula (after the batch is applied)."""
+    require_type("the name of a workload", name, str)
     row, batch = parse_name(name)
     values = {k: v * batch if k in row.batched else v for k, v in row.sizes}
     if unknown := sorted(set(sizes) - set(values)):

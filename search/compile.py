@@ -10,6 +10,8 @@ from math import nan
 from typing import Any
 
 from cost_model.refined import check_device
+from fuser.checks import require_number
+from fuser.checks import require_type
 from fuser.device import Device
 from fuser.device import load_device
 from fuser.errors import EnvironmentError_
@@ -88,7 +90,18 @@ def compile_program(
     a ``graph`` that the verifier does not accept, and :class:`fuser.errors.NoValidKernelError` or
     :class:`fuser.errors.UnsupportedError` where no kernel can be made.
     """
+    require_type("effort", effort, str)
     require_instant(effort)
+    for what, value, kinds in (
+        ("target", target, (str, Device)),
+        ("graph", graph, (KernelGraph,)),
+        ("schedule", schedule, (Schedule,)),
+        ("device", device, (str,)),
+        ("dtype", dtype, (str,)),
+    ):
+        require_type(what, value, *kinds, type(None))
+    require_number("superoptimize", superoptimize, 0.0)
+    require_number("seed", seed, 0, whole=True)
     known = _imported(program, example_inputs, example_kwargs or {})
     if dtype is not None:
         return _converted(

@@ -228,11 +228,18 @@ class Reduction:
         graph = with_known_constants(
             self.structure.graph, self.structure.at(sizes, offsets), known_constants(self.program, small)
         )
+        small = replace(small, tensors=tuple(graph.table[t.name] if t.name in self.only_graph else t for t in small.tensors))
         # inputs that no kernel reads have no axes in the µGraph
         graph = replace(
             graph, tensors=tuple(replace(t, shape=small[t.name].shape) if t.name in small.table else t for t in graph.tensors)
         )
         return Case(small, graph, tuple(own.items()))
+
+    @cached_property
+    def only_graph(self) -> frozenset[str]:
+        """Inputs that only the µGraph reads: what it does with them must cancel."""
+        read = {i for n in self.program.nodes for i in n.inputs}
+        return frozenset(self.structure.graph.table) & frozenset(self.program.inputs) - read
 
     def with_graph(self, graph: KernelGraph) -> Reduction:
         """The same for another µGraph over the same axes."""

@@ -502,3 +502,15 @@ def test_what_cancels_may_differ_by_its_rounding() -> None:
     for seed in range(8):
         for graph in structures(program):
             assert isinstance(verify(program, graph, rng=np.random.default_rng(seed), rounds=1), Accepted)
+
+
+@pytest.mark.parametrize(("op", "expected"), [("softmax", Accepted), ("relu", Rejected)])
+def test_an_input_that_only_the_graph_reads_must_cancel(op: str, expected: type) -> None:
+    """softmax(x + c) is softmax(x), and relu(x + c) is not relu(x)."""
+
+    def program(shifted: bool) -> TensorProgram:
+        b = Builder("rows")
+        x, c = b.input("x", (64, 64)), b.input("c", (64, 1))
+        return b.build(Y=b.op(op, x + c if shifted else x, **({"axis": -1} if op == "softmax" else {})))
+
+    assert isinstance(verify(program(False), structures(program(True))[0]), expected)
