@@ -190,7 +190,7 @@ def generator_version() -> str:
     import fuser.ir as ir
     import fuser.lower as lower
 
-    files = [f for package in (ir, lower) for f in sorted(Path(package.__path__[0]).glob("*.py"))]
+    files = [f for package in (ir, lower) for f in sorted(Path(package.__path__[0]).rglob("*.py"))]
     return text_hash(*(f.read_text() for f in files))
 
 

@@ -65,7 +65,7 @@ def _verifier() -> str:
     import fuser.lower as lower
     import fuser.superopt as superopt
 
-    files = [f for package in (ir, lower, superopt) for f in sorted(Path(package.__path__[0]).glob("*.py"))]
+    files = [f for package in (ir, lower, superopt) for f in sorted(Path(package.__path__[0]).rglob("*.py"))]
     return _sha256(*(f.read_text(encoding="utf-8") for f in files))
 
 
