@@ -14,6 +14,7 @@ from fuser.errors import NoValidKernelError
 from fuser.errors import UnsupportedError
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
+from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.ops import Array
 from fuser.ir.ops import op as op_def
 from fuser.ir.program import TensorProgram
@@ -140,7 +141,7 @@ def _realise(
     """Puts what stands for each chosen part into ``done``, by the hash of its program: equal parts are verified, compiled and
     checked once. Returns the hashes of those of which no candidate holds."""
     distinct = {k: tuned[p] for p in chosen.parts if (k := p.program.stable_hash()) not in done}
-    done |= {k: Realised(t, t.winner, AS_IT_STANDS, ()) for k, t in distinct.items() if not t.winner.graph.blocks}
+    done |= {k: Realised(t, t.winner, AS_IT_STANDS, ()) for k, t in distinct.items() if _stands(t)}
     left = {k: t for k, t in distinct.items() if k not in done}
 
     def kernels(several: list[Tuned]) -> list[Realised]:
@@ -160,6 +161,12 @@ def _realise(
         except (NoValidKernelError, UnsupportedError):
             failed.add(key)
     return frozenset(failed)
+
+
+def _stands(tuned: Tuned) -> bool:
+    """The kernels are library calls of the program's own operators, in their order."""
+    calls = [(k.op, k.args, k.output) for k in tuned.winner.graph.kernels if isinstance(k, LibraryKernel)]
+    return calls == [(n.op, n.inputs, n.output) for n in tuned.program.nodes] and not tuned.winner.graph.blocks
 
 
 def _without(tuned: Mapping[Part, Tuned], failed: Collection[str], device: Device) -> dict[Part, Tuned]:

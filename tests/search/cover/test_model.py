@@ -14,6 +14,7 @@ from fuser.device import load_device  # noqa: E402
 from fuser.frontends.torch_export import from_torch  # noqa: E402
 from fuser.ir.mugraph import LibraryKernel  # noqa: E402
 from search.cover.fold import folded  # noqa: E402
+from search.cover.model import AS_IT_STANDS  # noqa: E402
 from search.cover.model import compile_model  # noqa: E402
 from search.cover.pack import packed  # noqa: E402
 
@@ -115,3 +116,21 @@ def test_what_parameters_decide_is_folded() -> None:
     before, after = known.program.evaluate(values | dict(known.params)), program.evaluate(values | params)
     for name, wanted in before.items():
         np.testing.assert_allclose(after[name], wanted, rtol=1e-6)
+
+
+def test_products_of_a_library_are_verified_too() -> None:
+    class Wide(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.ModuleList(torch.nn.Linear(2048, 2048, bias=False) for _ in range(4))
+
+        def forward(self, x: Any) -> Any:
+            for layer in self.layers:
+                x = torch.cumsum(layer(x), -1)
+            return x
+
+    known = from_torch(Wide().half(), (torch.randn(512, 2048).half(),))
+    model = compile_model(known.program, known.params, load_device("h200"), checked=False)
+    products = [f for p, f in zip(model.cover.parts, model.found, strict=True) if any(n.op == "matmul" for n in p.program.nodes)]
+    assert any(not f.candidate.graph.blocks for f in products)
+    assert all(f.verdict is not AS_IT_STANDS for f in products)
