@@ -7,6 +7,7 @@ anything is timed; replays of all contestants take turns.
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import time
 import warnings
@@ -22,6 +23,7 @@ import typer
 from experiments.environment import environment
 from experiments.environment import need_gpu
 from experiments.script import script
+from fuser.agreement import agreement
 from fuser.console import note
 from fuser.errors import UsageError
 from fuser.outputs import make_folder
@@ -84,8 +86,9 @@ def captured(call: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
 
 
 def error(got: Any, wanted: Any) -> float:
-    """Relative Frobenius norm of the difference."""
-    return float((got.double() - wanted).norm() / wanted.norm())
+    """Relative Frobenius norm of the difference; infinite where NaN or infinity stand elsewhere."""
+    found = agreement(got, wanted, DTYPE, math.inf)
+    return found.error if found.ok else math.inf
 
 
 def timed(replays: Mapping[str, Callable[[], None]]) -> dict[str, float]:

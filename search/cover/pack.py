@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -99,10 +100,10 @@ class _Packer:
     def _only_packed(self, node: Node) -> bool:
         """A transpose that only joined products read."""
         users = self.program.consumers[node.output]
-        return node.op == "transpose" and bool(users) and all(u.output in self.groups_nodes for u in users)
+        return node.op == "transpose" and bool(users) and all(u.output in self.products for u in users)
 
-    @property
-    def groups_nodes(self) -> set[str]:
+    @cached_property
+    def products(self) -> set[str]:
         return {p.node.output for g in self.groups.values() for p in g}
 
     def _join(self, group: Sequence[_Product]) -> None:

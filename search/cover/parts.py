@@ -152,11 +152,7 @@ class _Finder:
 
     def operands(self, name: str) -> Iterator[str]:
         """Results that are no views and of which an operator reads views, or them."""
-        for i in self.made[name].inputs:
-            while i in self.made and moves_only(self.made[i]):
-                (i,) = self.made[i].inputs
-            if i in self.made:
-                yield i
+        return (i for i in map(self.root, self.made[name].inputs) if i in self.made)
 
     def apart(self, core: frozenset[str]) -> bool:
         """What the core computes is read outside and comes back into it: it cannot run as one step."""
