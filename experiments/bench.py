@@ -51,10 +51,10 @@ from fuser.errors import UsageError
 from fuser.outputs import locked
 from fuser.outputs import make_folder
 from fuser.outputs import write_file
-from search.measure import Bench
-from search.records import Records
-from search.session import Options
-from search.store import move_aside
+from search.measure.measurer import Bench
+from search.measure.records import Records
+from search.measure.session import Options
+from search.measure.store import move_aside
 
 DATA = Path(__file__).parent / "data"
 SUITES = ("mcfuser", "mirage", "graphene")

@@ -21,12 +21,12 @@ from fuser.pools import SPAWN
 from fuser.workloads import match
 from fuser.workloads import workload
 from search.libraries import with_libraries
-from search.measure import Candidate
-from search.records import Record
-from search.records import Records
-from search.records import schedule_text
+from search.measure.measurer import Candidate
+from search.measure.records import Record
+from search.measure.records import Records
+from search.measure.records import schedule_text
+from search.measure.timing import External
 from search.structures import structures
-from search.timing import External
 from search.tune import RUNNERS
 from search.tune import Candidate as Ranked
 from search.tune import Tuned

@@ -15,10 +15,10 @@ from fuser.device import Device
 from fuser.device import load_device
 from fuser.errors import EnvironmentError_
 from fuser.errors import UsageError
-from fuser.frontends.builder import Builder
+from fuser.ir.builder import Builder
 from fuser.ir.program import TensorProgram
-from search.measure import Bench
-from search.timing import External
+from search.measure.measurer import Bench
+from search.measure.timing import External
 
 COPY_ELEMENTS = 1 << 28
 MATMUL_SIZE = 8192

@@ -15,10 +15,10 @@ from experiments.candidates import fastest
 from experiments.candidates import name_of
 from fuser.console import note
 from fuser.ir.program import TensorProgram
-from search.measure import Bench
-from search.measure import Candidate
-from search.records import Record
-from search.timing import External
+from search.measure.measurer import Bench
+from search.measure.measurer import Candidate
+from search.measure.records import Record
+from search.measure.timing import External
 
 CHUNK = 8
 """Random schedules that are timed in turn with each other."""

@@ -30,7 +30,7 @@ WAYS_OUT = (
 
 
 def environment(info: Mapping[str, Any]) -> dict[str, Any]:
-    """``info`` is what the measuring process says of its device (:func:`search.machine.device_info`)."""
+    """``info`` is what the measuring process says of its device (:func:`search.measure.machine.device_info`)."""
     return {
         **info,
         "clocks": clocks() if info.get("arch") else None,

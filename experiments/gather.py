@@ -50,13 +50,13 @@ from fuser.outputs import write_file
 from fuser.pools import SPAWN
 from fuser.workloads import match
 from fuser.workloads import workload
-from search.measure import Bench
-from search.measure import Candidate
-from search.records import Record
-from search.records import Records
-from search.session import Options
-from search.timing import External
-from search.timing import Measurement
+from search.measure.measurer import Bench
+from search.measure.measurer import Candidate
+from search.measure.records import Record
+from search.measure.records import Records
+from search.measure.session import Options
+from search.measure.timing import External
+from search.measure.timing import Measurement
 
 DATA = Path(__file__).parent / "data"
 CHUNK = 10

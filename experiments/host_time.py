@@ -26,7 +26,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from experiments.script import script
-from fuser.frontends.builder import Builder
+from fuser.ir.builder import Builder
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import KernelSchedule
@@ -37,7 +37,7 @@ from fuser.outputs import write_file
 from fuser.runtime.graph_executor import Executable
 from fuser.runtime.torch_program import run_steps
 from fuser.runtime.torch_program import steps
-from search.machine import device_info
+from search.measure.machine import device_info
 from search.structures import cut
 from search.structures import cut_points
 

@@ -28,7 +28,7 @@ from fuser.console import note
 from fuser.errors import UsageError
 from fuser.outputs import make_folder
 from fuser.outputs import write_file
-from search.machine import device_info
+from search.measure.machine import device_info
 
 ROUNDS, SECONDS = 7, 0.05
 """Rounds in which all contestants take turns, and how long each replays in one."""

@@ -40,19 +40,19 @@ from fuser.outputs import make_folder
 from fuser.pools import SPAWN
 from fuser.workloads import match
 from fuser.workloads import workload
-from search.evolve import INSTANT
-from search.evolve import search
-from search.hazards import hazardous
-from search.hazards import unwieldy
-from search.measure import Bench
-from search.measure import Candidate
-from search.records import Record
-from search.records import Records
-from search.session import Options
-from search.space import ScheduleSpace
+from search.measure.measurer import Bench
+from search.measure.measurer import Candidate
+from search.measure.records import Record
+from search.measure.records import Records
+from search.measure.session import Options
+from search.space.evolve import INSTANT
+from search.space.evolve import search
+from search.space.hazards import hazardous
+from search.space.hazards import unwieldy
+from search.space.schedules import ScheduleSpace
+from search.space.variants import Variant
+from search.space.variants import variants
 from search.structures import structures
-from search.variants import Variant
-from search.variants import variants
 
 CHUNK = 14
 """Variants that are timed in turn with their base."""

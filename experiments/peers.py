@@ -24,7 +24,7 @@ from fuser.runtime.torch_program import Attention
 from fuser.runtime.torch_program import explicit_attention
 from fuser.runtime.torch_program import run_steps
 from fuser.runtime.torch_program import steps
-from search.timing import External
+from search.measure.timing import External
 
 TARGET = "experiments.peers:make"
 MODE = "max-autotune-no-cudagraphs"

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from fuser.device import list_devices as list_devices
     from fuser.device import load_device as load_device
     from fuser.errors import FuserError as FuserError
-    from fuser.frontends.builder import Builder as Builder
     from fuser.frontends.imported import Imported as Imported
     from fuser.frontends.torch_export import from_torch as from_torch
+    from fuser.ir.builder import Builder as Builder
     from fuser.ir.program import Tensor as Tensor
     from fuser.ir.program import TensorProgram as TensorProgram
     from fuser.superopt.search import superoptimize as superoptimize
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     __version__: str
 
 PUBLIC: dict[str, str] = {
-    "Builder": "fuser.frontends.builder:Builder",
+    "Builder": "fuser.ir.builder:Builder",
     "Device": "fuser.device:Device",
     "FuserError": "fuser.errors:FuserError",
     "Imported": "fuser.frontends.imported:Imported",

@@ -10,15 +10,15 @@ from fuser.console import print_json
 from fuser.console import print_table
 from fuser.device import load_device
 from fuser.errors import UsageError
-from fuser.frontends.builder import Builder
+from fuser.ir.builder import Builder
 from fuser.ir.fuse import fuse
 from fuser.ir.program import TensorProgram
 from fuser.workloads import gemm_chain as gemm_chain_program
 from fuser.workloads import match
 from fuser.workloads import workload
-from search.prune import Funnel
-from search.prune import TileSet
-from search.prune import funnel
+from search.space.prune import Funnel
+from search.space.prune import TileSet
+from search.space.prune import funnel
 
 
 def space(

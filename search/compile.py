@@ -24,7 +24,7 @@ from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import Schedule
 from fuser.lower.triton_source import generate_graph
-from fuser.superopt.verdicts import accepted
+from fuser.superopt.verify.verdicts import accepted
 from fuser.workloads import workload
 from search.calling import as_module
 from search.compiled import CompiledProgram

@@ -25,7 +25,7 @@ from fuser.ir.schedule import Schedule
 from fuser.lower.compile import KernelArtifact
 from fuser.lower.compile import save_artifact
 from fuser.lower.triton_source import generate_graph
-from fuser.superopt.verify import Verdict
+from fuser.superopt.verify.verifier import Verdict
 from search.calling import as_module
 from search.calling import plain
 from search.calling import returned

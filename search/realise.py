@@ -24,8 +24,8 @@ from fuser.lower.check import Check
 from fuser.lower.check import check
 from fuser.lower.compile import KernelArtifact
 from fuser.lower.compile import compile_graph
-from fuser.superopt.verdicts import kept_verdict
-from fuser.superopt.verify import Verdict
+from fuser.superopt.verify.verdicts import kept_verdict
+from fuser.superopt.verify.verifier import Verdict
 from search.tune import Candidate
 from search.tune import Tuned
 

@@ -24,9 +24,9 @@ from fuser.ir.ops import op as op_def
 from fuser.ir.program import TensorProgram
 from fuser.ir.program import accumulator
 from fuser.ir.windows import windowed
-from fuser.superopt.postpone import postpone_divisions
-from fuser.superopt.stabilize import stabilize_graph
-from fuser.superopt.stabilize import unstable
+from fuser.superopt.rewrite.postpone import postpone_divisions
+from fuser.superopt.rewrite.stabilize import stabilize_graph
+from fuser.superopt.rewrite.stabilize import unstable
 
 SEARCHED = 64
 """Most structures that are taken from the superoptimizer: the model ranks each of them with all its schedules."""
@@ -76,7 +76,7 @@ def structures(program: TensorProgram) -> tuple[KernelGraph, ...]:
 def searched(program: TensorProgram, budget: float) -> tuple[KernelGraph, ...]:
     """What the superoptimizer finds and verifies in ``budget`` seconds, behind the structures that need no search; programs that
     are not one LAX subprogram have the latter alone."""
-    from fuser.superopt.generate import Limits
+    from fuser.superopt.generate.generator import Limits
     from fuser.superopt.search import superoptimize
 
     found = {g.stable_hash(): g for g in structures(program)}

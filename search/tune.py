@@ -24,13 +24,13 @@ from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import Schedule
 from fuser.runtime.library import views_of
-from search.evolve import INSTANT
-from search.evolve import Effort
-from search.evolve import search
-from search.hazards import hazardous
-from search.hazards import unwieldy
-from search.launches import with_launches
-from search.space import ScheduleSpace
+from search.space.evolve import INSTANT
+from search.space.evolve import Effort
+from search.space.evolve import search
+from search.space.hazards import hazardous
+from search.space.hazards import unwieldy
+from search.space.launches import with_launches
+from search.space.schedules import ScheduleSpace
 from search.structures import structures
 
 RUNNERS = 16
@@ -102,7 +102,8 @@ def library_seconds(graph: KernelGraph, kernel: LibraryKernel, device: Device) -
 
 
 def require_instant(effort: str) -> None:
-    """Efforts that measure belong to searches on a GPU (:mod:`search.evolve`). Raises :class:`UsageError` for any but instant."""
+    """Efforts that measure belong to searches on a GPU (:mod:`search.space.evolve`). Raises :class:`UsageError` for any but
+    instant."""
     if effort != INSTANT.name:
         raise UsageError(f"effort {effort!r} is not available", "the only one is 'instant': the model alone decides")
 

@@ -28,7 +28,7 @@ from fuser.outputs import make_folder
 from fuser.outputs import write_file
 from fuser.pools import SPAWN
 from fuser.runtime.library import views_of
-from fuser.superopt.verdicts import verdict_document
+from fuser.superopt.verify.verdicts import verdict_document
 from fuser.workloads import match
 from fuser.workloads import workload
 from search.realise import Realised

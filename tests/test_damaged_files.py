@@ -36,8 +36,8 @@ from tests.damage import damaged_toml
 from tests.damage import damaged_value
 from tests.damage import json_text
 from tests.superopt import mirage_files
-from tvm_bridge.relay_import import read_model
-from tvm_bridge.relay_import import to_program
+from tvm_bridge.to_program.relay_import import read_model
+from tvm_bridge.to_program.relay_import import to_program
 
 DATA = Path(__file__).parent / "data" / "relay"
 COUNT = int(os.environ.get("MUFUSER_DAMAGED", "10"))

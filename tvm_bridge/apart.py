@@ -39,14 +39,14 @@ from fuser.errors import UsageError
 from fuser.files import printable
 from fuser.ir.ops import Array
 from fuser.outputs import replace_by
-from tvm_bridge.relay_params import read_params_typed
+from tvm_bridge.read.relay_params import read_params_typed
 
 if TYPE_CHECKING:
     from search.regions import Left
     from tvm_bridge.api import Comparison
     from tvm_bridge.api import FusedRegion
     from tvm_bridge.api import Optimized
-    from tvm_bridge.relay import LoadedModel
+    from tvm_bridge.back.relay import LoadedModel
 
 Executor = Literal["graph", "vm"]
 Stage = Callable[[str], Any]
@@ -141,8 +141,8 @@ def _failed(name: str, error: Exception) -> FuserError:
 
 def _do(job: Job, folder: Path, stage: Stage) -> Any:
     stage("load")
-    from tvm_bridge import live
-    from tvm_bridge.relay import BuiltModel
+    from tvm_bridge.back import live
+    from tvm_bridge.back.relay import BuiltModel
 
     mod, arrays = live.load(job.model, job.params, job.name)
     if job.result is None:
@@ -262,7 +262,7 @@ class Library:
         return path
 
     def _load(self, executor: Executor) -> LoadedModel:
-        from tvm_bridge.relay import load
+        from tvm_bridge.back.relay import load
 
         return load(self._path(executor), self.device)
 
@@ -291,7 +291,7 @@ class Library:
         return tvm.ir.load_json(Path(self.folder.path, "carved.json").read_text())
 
     def export(self, path: str | Path, executor: Executor = "graph") -> Path:
-        """Write a shared library that :func:`tvm_bridge.relay.load` reads, in any process."""
+        """Write a shared library that :func:`tvm_bridge.back.relay.load` reads, in any process."""
         path = Path(path)
         if path.suffix != ".so":
             raise UsageError(f"a library ends in .so, not {path.name!r}")
@@ -301,7 +301,8 @@ class Library:
 
 
 def build(job: Job, folder: Folder, seconds: float | None = None) -> Optimized:
-    """What :func:`tvm_bridge.live.build` and ``compare`` make of ``job.result``; with a :class:`Library` if it could be linked.
+    """What :func:`tvm_bridge.back.live.build` and ``compare`` make of ``job.result``; with a :class:`Library` if it could be
+    linked.
 
     ``seconds`` limits the time. Raises the child's own errors; :class:`ModelFileError` where TVM crashes on the file,
     :class:`UnsupportedError` where it does so later, :class:`EnvironmentError_` where time or memory run out.

@@ -39,20 +39,20 @@ from search.regions import choose
 from search.tune import Tuned
 from search.tune import require_instant
 from search.tune import tune_fast
-from tvm_bridge.relay_import import ImportedModel
-from tvm_bridge.relay_import import RelayModel
-from tvm_bridge.relay_import import arrays_of
-from tvm_bridge.relay_import import from_json_text
-from tvm_bridge.relay_import import from_module
-from tvm_bridge.relay_import import is_typed
-from tvm_bridge.relay_import import read_model
-from tvm_bridge.relay_import import save_arrays
-from tvm_bridge.relay_import import save_module
-from tvm_bridge.relay_import import to_program
+from tvm_bridge.to_program.relay_import import ImportedModel
+from tvm_bridge.to_program.relay_import import RelayModel
+from tvm_bridge.to_program.relay_import import arrays_of
+from tvm_bridge.to_program.relay_import import from_json_text
+from tvm_bridge.to_program.relay_import import from_module
+from tvm_bridge.to_program.relay_import import is_typed
+from tvm_bridge.to_program.relay_import import read_model
+from tvm_bridge.to_program.relay_import import save_arrays
+from tvm_bridge.to_program.relay_import import save_module
+from tvm_bridge.to_program.relay_import import to_program
 
 if TYPE_CHECKING:
     from tvm_bridge.apart import Library
-    from tvm_bridge.relay import BuiltModel
+    from tvm_bridge.back.relay import BuiltModel
 
 Step = Callable[[str], None]
 
@@ -156,7 +156,7 @@ def optimize(
     else:
         if isinstance(params, str | Path):
             raise UsageError(
-                "the parameters of a live module are arrays by name", "read them with tvm_bridge.relay_params.read_params"
+                "the parameters of a live module are arrays by name", "read them with tvm_bridge.read.relay_params.read_params"
             )
         relay_model = _read_live(model, params)
     imported = to_program(relay_model)

@@ -14,7 +14,7 @@ import numpy as np
 from fuser.console import plain
 from fuser.ir.serialize import graph_to_json
 from fuser.lower.compile import save_artifact
-from fuser.superopt.verdicts import verdict_document
+from fuser.superopt.verify.verdicts import verdict_document
 from search.tune_commands import describe
 from tvm_bridge.api import FusedRegion
 from tvm_bridge.api import Optimized

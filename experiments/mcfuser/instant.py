@@ -33,12 +33,12 @@ from fuser.outputs import make_folder
 from fuser.outputs import write_file
 from fuser.pools import SPAWN
 from fuser.workloads import match
-from search.measure import Bench
-from search.measure import Candidate
-from search.records import Record
-from search.records import Records
-from search.session import Options
-from search.timing import External
+from search.measure.measurer import Bench
+from search.measure.measurer import Candidate
+from search.measure.records import Record
+from search.measure.records import Records
+from search.measure.session import Options
+from search.measure.timing import External
 
 WIDTHS = (8, 8, 8, 5, 8, 8, 7, 9)
 """Of the columns of the table."""

@@ -33,8 +33,8 @@ from fuser.device import load_device
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
 from fuser.outputs import write_file
-from search.records import Record
-from search.records import Records
+from search.measure.records import Record
+from search.measure.records import Records
 
 MODELLED = frozenset({"pdl", "prefetch", "lazy", "group", "evict"})
 """Options of the lowering of which the model knows, or that hardly change a time."""

@@ -48,10 +48,10 @@ from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram
 from fuser.outputs import make_folder
 from fuser.outputs import write_file
-from fuser.superopt.verify import Rejected
-from fuser.superopt.verify import Unknown
-from fuser.superopt.verify import Verified
-from fuser.superopt.verify import verify
+from fuser.superopt.verify.verifier import Rejected
+from fuser.superopt.verify.verifier import Unknown
+from fuser.superopt.verify.verifier import Verified
+from fuser.superopt.verify.verifier import verify
 
 OUT = Path(__file__).parent / "results" / "mutants.json"
 REFUSED, OF_CLASS = 0.9, 0.75

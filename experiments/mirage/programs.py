@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 from fuser.errors import UnsupportedError
-from fuser.frontends.builder import Builder
+from fuser.ir.builder import Builder
 from fuser.ir.fuse import fuse
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram

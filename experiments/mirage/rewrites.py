@@ -26,8 +26,8 @@ from fuser.ir.scalar import Scalar
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from fuser.ir.tiling import TilingExpr
-from fuser.superopt.postpone import postpone_divisions
-from fuser.superopt.stabilize import stabilize_graph
+from fuser.superopt.rewrite.postpone import postpone_divisions
+from fuser.superopt.rewrite.stabilize import stabilize_graph
 from search.structures import split_block
 
 Rewrite = Callable[[BlockGraph, np.random.Generator], BlockGraph]

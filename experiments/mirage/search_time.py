@@ -21,7 +21,7 @@ from typing import Any
 from experiments.script import script
 from fuser.outputs import make_folder
 from fuser.outputs import write_file
-from fuser.superopt.generate import Limits
+from fuser.superopt.generate.generator import Limits
 from fuser.superopt.search import superoptimize
 from fuser.workloads import workload
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fuser.errors import UsageError
-from fuser.frontends.builder import Builder
+from fuser.ir.builder import Builder
 from fuser.ir.program import TensorProgram
 from fuser.workloads import workload
 from fuser.workloads import workload_names

@@ -1,7 +1,8 @@
 """Inputs that are hard on a kernel, each for the programs to which it says something.
 
-Every function is called with ``(program, generator, device)`` and returns torch tensors by name; :class:`search.session.Options`
-refers to it by name. The float64 reference gets the same values, already rounded to the program's dtype.
+Every function is called with ``(program, generator, device)`` and returns torch tensors by name;
+:class:`search.measure.session.Options` refers to it by name. The float64 reference gets the same values, already rounded to the
+program's dtype.
 """
 
 from __future__ import annotations
@@ -88,5 +89,5 @@ def denormal(program: TensorProgram, generator: Any, device: str) -> dict[str, A
 
 
 def target(name: str) -> str:
-    """What :class:`search.session.Options` takes; standard normal inputs are its default."""
+    """What :class:`search.measure.session.Options` takes; standard normal inputs are its default."""
     return "" if name == "normal" else f"{__name__}:{name}"

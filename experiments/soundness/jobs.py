@@ -22,8 +22,8 @@ from fuser.device import load_device
 from fuser.errors import FuserError
 from fuser.ir.mugraph import KernelGraph
 from fuser.outputs import replacing
-from search.lines import read_lines
-from search.measure import Candidate
+from search.measure.lines import read_lines
+from search.measure.measurer import Candidate
 from search.structures import searched
 from search.structures import structures
 

@@ -31,11 +31,11 @@ from fuser.ir.serialize import graph_to_json
 from fuser.outputs import write_file
 from fuser.pools import SPAWN
 from fuser.runtime.graph_executor import Plan
-from search.measure import CompilePool
-from search.session import Options
-from search.timing import Kernels
-from search.timing import Measurement
-from search.worker import Worker
+from search.measure.measurer import CompilePool
+from search.measure.session import Options
+from search.measure.timing import Kernels
+from search.measure.timing import Measurement
+from search.measure.worker import Worker
 
 AT_ONCE = 8
 """Most candidates of one case that go to the GPU together."""

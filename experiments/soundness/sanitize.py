@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fuser.ir.program import TensorProgram
-from search.session import Options
-from search.session import Session
-from search.timing import Kernels
-from search.timing import prepare
-from search.timing import time_batch
+from search.measure.session import Options
+from search.measure.session import Session
+from search.measure.timing import Kernels
+from search.measure.timing import prepare
+from search.measure.timing import time_batch
 
 PLACES = ("/usr/local/cuda/bin", "/opt/cuda/bin", "/usr/bin")
 TOOLS = ("memcheck", "racecheck")

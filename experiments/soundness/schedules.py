@@ -30,9 +30,9 @@ from fuser.ir.schedule import Schedule
 from fuser.ir.tiling import TilingExpr
 from fuser.lower.options import OPTIONS
 from fuser.lower.triton_source import generate_graph
-from search.hazards import hazardous
-from search.hazards import unwieldy
-from search.space import ScheduleSpace
+from search.space.hazards import hazardous
+from search.space.hazards import unwieldy
+from search.space.schedules import ScheduleSpace
 from search.tune import rank_graph
 
 KINDS = ("model", "odd", "thin", "ragged", "parts", "wide", "loops", "options", "random", "tuned")

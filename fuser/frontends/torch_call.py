@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fuser.errors import UnsupportedError
-from fuser.frontends.builder import Builder
-from fuser.frontends.builder import Ref
+from fuser.ir.builder import Builder
+from fuser.ir.builder import Ref
 from fuser.ir.opdef import TYPES
 from fuser.ir.opdef import names_of
 from fuser.ir.ops import OPS

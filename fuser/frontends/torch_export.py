@@ -20,8 +20,6 @@ from typing import Any
 
 from fuser.errors import ProgramError
 from fuser.errors import UnsupportedError
-from fuser.frontends.builder import Builder
-from fuser.frontends.builder import Ref
 from fuser.frontends.imported import Called
 from fuser.frontends.imported import Held
 from fuser.frontends.imported import Imported
@@ -34,6 +32,8 @@ from fuser.frontends.torch_call import to_numpy
 from fuser.frontends.torch_rules import BY_ATEN
 from fuser.frontends.torch_rules import BY_TABLE
 from fuser.frontends.torch_rules import IDENTITY
+from fuser.ir.builder import Builder
+from fuser.ir.builder import Ref
 from fuser.ir.opdef import names_of
 from fuser.ir.ops import OPS
 from fuser.ir.ops import Array

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from fuser.frontends.builder import Ref
 from fuser.frontends.torch_call import Call
 from fuser.frontends.torch_call import number_of
 from fuser.frontends.torch_call import to_numpy
+from fuser.ir.builder import Ref
 from fuser.ir.ops import Array
 from fuser.ir.scalar import Extent
 from fuser.ir.scalar import Scalar

@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from fuser.frontends.builder import Ref
 from fuser.frontends.torch_call import Call
 from fuser.frontends.torch_call import dtype_name
 from fuser.frontends.torch_call import number_of
+from fuser.ir.builder import Ref
 
 
 def axes_of(c: Call, x: Ref) -> tuple[int, ...]:

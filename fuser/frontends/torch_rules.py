@@ -7,7 +7,6 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
-from fuser.frontends.builder import Ref
 from fuser.frontends.torch_call import Call
 from fuser.frontends.torch_call import dtype_name
 from fuser.frontends.torch_call import is_tensor
@@ -25,6 +24,7 @@ from fuser.frontends.torch_norms import log_softmax
 from fuser.frontends.torch_norms import mean_of_all
 from fuser.frontends.torch_norms import variance
 from fuser.frontends.torch_norms import vector_norm
+from fuser.ir.builder import Ref
 from fuser.ir.scalar import Scalar
 
 IDENTITY = frozenset({"clone", "contiguous", "detach", "detach_", "alias", "lift_fresh", "lift_fresh_copy"})

@@ -18,8 +18,8 @@ from fuser.ir.scalar import Extent
 from fuser.ir.scalar import Scalar
 
 if TYPE_CHECKING:
-    from fuser.frontends.builder import Builder
-    from fuser.frontends.builder import Ref
+    from fuser.ir.builder import Builder
+    from fuser.ir.builder import Ref
 
 
 def _mean(x: Array, *, axis: Sequence[int], keepdims: bool = False, **_: Any) -> Array:

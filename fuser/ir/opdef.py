@@ -126,7 +126,7 @@ class OpDef:
     fraction: Fractions = ""
     """What the result is of fractions of polynomials over a finite field. Follows from the formula; an element-wise operator
     without one is a random function. Of another operator without it nothing is proven, and it is refused
-    (:mod:`fuser.superopt.bounds`)."""
+    (:mod:`fuser.superopt.verify.bounds`)."""
     typed: Literal["operands", "choices", "named", "truth"] = "operands"
     """What the result's dtype follows from (:mod:`fuser.ir.dtypes`): all operands; those behind a condition; the attribute
     ``dtype``; none, it is a condition."""

@@ -19,8 +19,6 @@ from functools import cached_property
 from typing import Any
 
 from fuser.errors import UnsupportedError
-from fuser.frontends.builder import Builder
-from fuser.frontends.builder import Ref
 from fuser.ir.access import Window
 from fuser.ir.boxes import Box
 from fuser.ir.boxes import Cuts
@@ -36,6 +34,8 @@ from fuser.ir.boxes import ranges
 from fuser.ir.boxes import through_reshape
 from fuser.ir.boxes import union
 from fuser.ir.boxes import whole
+from fuser.ir.builder import Builder
+from fuser.ir.builder import Ref
 from fuser.ir.composites import expand
 from fuser.ir.mugraph import Access
 from fuser.ir.mugraph import BlockGraph

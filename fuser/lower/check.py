@@ -31,6 +31,7 @@ from fuser.drawing import Draw
 from fuser.drawing import drawn
 from fuser.errors import FuserError
 from fuser.errors import said
+from fuser.interpret.reference import interpret
 from fuser.ir.fuse import fuse
 from fuser.ir.libraries import generated
 from fuser.ir.libraries import products
@@ -49,7 +50,6 @@ from fuser.ir.schedule import Schedule
 from fuser.ir.serialize import graph_from_json
 from fuser.ir.serialize import graph_to_json
 from fuser.lower.descriptors import LEAST_BYTES
-from fuser.lower.reference import interpret
 
 FEW = 48
 """Largest extent of an axis that only a library sees."""

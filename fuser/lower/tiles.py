@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from fuser.errors import UnsupportedError
+from fuser.interpret.algebra import guarded
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import Stmt
@@ -22,7 +23,6 @@ from fuser.ir.tiling import Loop
 from fuser.ir.tiling import LoopTree
 from fuser.ir.tiling import Node
 from fuser.ir.tiling import place
-from fuser.lower.algebra import guarded
 from fuser.lower.dependent_launch import statements
 from fuser.lower.pieces import MMA
 from fuser.lower.pieces import Piece
@@ -35,7 +35,7 @@ LAZY_REGISTERS = 32
 @dataclass(frozen=True, eq=False)
 class Tiles:
     """A block with its schedule bound. ``guards`` are the values with a defined result where everything is masked
-    (:func:`fuser.lower.algebra.guarded`); None: those that the block alone shows."""
+    (:func:`fuser.interpret.algebra.guarded`); None: those that the block alone shows."""
 
     block: BlockGraph
     plans: Mapping[str, AxisPlan]

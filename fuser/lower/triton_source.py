@@ -16,12 +16,12 @@ from functools import cached_property
 
 from fuser.errors import NoValidKernelError
 from fuser.errors import UnsupportedError
+from fuser.interpret.algebra import guarded
 from fuser.ir.fuse import identifier
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
-from fuser.lower.algebra import guarded
 from fuser.lower.body_code import body
 from fuser.lower.descriptors import Descriptor
 from fuser.lower.descriptors import described
@@ -100,7 +100,7 @@ def generate(
     chain: Chain | None = None,
 ) -> KernelSource:
     """Triton source of a block under a schedule. ``guards`` are the values with a defined result where everything is masked
-    (:func:`fuser.lower.algebra.guarded`); without them, those that the block alone shows.
+    (:func:`fuser.interpret.algebra.guarded`); without them, those that the block alone shows.
 
     Raises :class:`UnsupportedError` for operators or dtypes that have no Triton form, :class:`NoValidKernelError` for schedules
     that would need an absurd number of register blocks, :class:`UsageError` for options that the lowering does not have.

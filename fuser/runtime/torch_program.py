@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fuser.errors import UnsupportedError
-from fuser.frontends.builder import Builder
+from fuser.ir.builder import Builder
 from fuser.ir.composites import expand
 from fuser.ir.opdef import evaluate
 from fuser.ir.opdef import own_attributes

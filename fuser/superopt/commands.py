@@ -36,14 +36,14 @@ from fuser.ir.text import mermaid
 from fuser.ir.text import svg
 from fuser.outputs import make_folder
 from fuser.outputs import write_file
-from fuser.superopt.generate import Limits
+from fuser.superopt.generate.generator import Limits
+from fuser.superopt.generate.signature import signature
+from fuser.superopt.generate.thread_fusion import thread_graphs
 from fuser.superopt.search import Found
 from fuser.superopt.search import Result
 from fuser.superopt.search import superoptimize_pieces
-from fuser.superopt.signature import signature
-from fuser.superopt.thread_fusion import thread_graphs
-from fuser.superopt.verdicts import verdict_document
-from fuser.superopt.verify import verify as verify_graph
+from fuser.superopt.verify.verdicts import verdict_document
+from fuser.superopt.verify.verifier import verify as verify_graph
 from fuser.workloads import match
 from fuser.workloads import workload
 

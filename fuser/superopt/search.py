@@ -26,19 +26,19 @@ from fuser.ir.program import TensorProgram
 from fuser.ir.windows import copies_data
 from fuser.ir.windows import windowed
 from fuser.pools import FORK
-from fuser.superopt.generate import Candidate
-from fuser.superopt.generate import Limits
-from fuser.superopt.generate import Report
-from fuser.superopt.generate import generate
-from fuser.superopt.partition import Piece
-from fuser.superopt.partition import partition
-from fuser.superopt.stabilize import stabilize_graph
-from fuser.superopt.stabilize import unstable
-from fuser.superopt.verdict import Accepted
-from fuser.superopt.verify import Rejected
-from fuser.superopt.verify import Unknown
-from fuser.superopt.verify import Verdict
-from fuser.superopt.verify import verify
+from fuser.superopt.generate.generator import Candidate
+from fuser.superopt.generate.generator import Limits
+from fuser.superopt.generate.generator import Report
+from fuser.superopt.generate.generator import generate
+from fuser.superopt.generate.partition import Piece
+from fuser.superopt.generate.partition import partition
+from fuser.superopt.rewrite.stabilize import stabilize_graph
+from fuser.superopt.rewrite.stabilize import unstable
+from fuser.superopt.verify.verdict import Accepted
+from fuser.superopt.verify.verifier import Rejected
+from fuser.superopt.verify.verifier import Unknown
+from fuser.superopt.verify.verifier import Verdict
+from fuser.superopt.verify.verifier import verify
 
 AHEAD = 8
 """Candidates under verification at once, for each process."""

@@ -22,7 +22,7 @@ from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from fuser.lower.compile import compile_sources
 from fuser.lower.triton_source import generate_graph
-from fuser.superopt.verify import Verified
+from fuser.superopt.verify.verifier import Verified
 from search.cover.fold import folded
 from search.cover.ilp import Cover
 from search.cover.ilp import cover
@@ -33,11 +33,11 @@ from search.cover.prices import by_library
 from search.cover.prices import priced
 from search.cover.stitch import stitch
 from search.cover.stitch import title
-from search.launches import with_launches
 from search.realise import Realised
 from search.realise import realise
 from search.realise import verified
 from search.regions import find_chains
+from search.space.launches import with_launches
 from search.tune import Candidate
 from search.tune import Tuned
 

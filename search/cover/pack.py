@@ -14,8 +14,8 @@ from functools import cached_property
 
 import numpy as np
 
-from fuser.frontends.builder import Builder
-from fuser.frontends.builder import Ref
+from fuser.ir.builder import Builder
+from fuser.ir.builder import Ref
 from fuser.ir.ops import Array
 from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram

@@ -23,7 +23,7 @@ from cost_model.constants import parse_constants
 from fuser.device import load_device
 from fuser.errors import UsageError
 from fuser.workloads import workload
-from search.space import ScheduleSpace
+from search.space.schedules import ScheduleSpace
 from search.structures import structures
 
 H200 = load_device("h200")

@@ -15,7 +15,7 @@ from cost_model.refined import matmul_seconds
 from fuser.device import Device
 from fuser.device import list_devices
 from fuser.device import load_device
-from fuser.frontends.builder import Builder
+from fuser.ir.builder import Builder
 from fuser.ir.program import TensorProgram
 from fuser.workloads import match
 from fuser.workloads import workload

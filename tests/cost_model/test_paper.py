@@ -95,8 +95,8 @@ NAMES = ("mcfuser/G1", "mcfuser/S6", "mirage/rmsnorm", "mirage/lora", "graphene/
 @given(st.sampled_from(NAMES), st.integers(0, 2**32 - 1))
 def test_arrays_agree_with_the_loop_tree(name: str, seed: int) -> None:
     """A batch of random candidates, whichever loops are live, against each one counted by itself."""
-    from search.prune import expressions
-    from search.prune import tile_sets
+    from search.space.prune import expressions
+    from search.space.prune import tile_sets
 
     rng = np.random.default_rng(seed)
     block = fuse(workload(name)).blocks[0]

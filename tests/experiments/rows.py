@@ -10,9 +10,9 @@ from experiments.compare import Result
 from experiments.gather import draw_candidates
 from fuser.ir.schedule import Schedule
 from fuser.workloads import workload
-from search.measure import Candidate
-from search.records import Record
-from search.records import schedule_text
+from search.measure.measurer import Candidate
+from search.measure.records import Record
+from search.measure.records import schedule_text
 from search.structures import one_kernel
 
 ROOT = Path(__file__).parents[2] / "experiments"

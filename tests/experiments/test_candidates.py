@@ -21,11 +21,11 @@ from experiments.compare import run
 from experiments.peers import peers_of
 from fuser.errors import UsageError
 from fuser.workloads import workload
-from search.measure import Bench
-from search.measure import Candidate
-from search.records import Record
-from search.records import Records
-from search.timing import External
+from search.measure.measurer import Bench
+from search.measure.measurer import Candidate
+from search.measure.records import Record
+from search.measure.records import Records
+from search.measure.timing import External
 from tests.experiments.rows import DATA
 from tests.experiments.rows import DEVICE
 from tests.experiments.rows import draw

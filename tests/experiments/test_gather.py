@@ -21,10 +21,10 @@ from experiments.gather import table
 from fuser.device import load_device
 from fuser.errors import EnvironmentError_
 from fuser.workloads import workload
-from search.measure import Bench
-from search.measure import Candidate
-from search.records import Record
-from search.records import Records
+from search.measure.measurer import Bench
+from search.measure.measurer import Candidate
+from search.measure.records import Record
+from search.measure.records import Records
 from tests.experiments.rows import draw
 from tests.experiments.rows import kernel
 

@@ -19,7 +19,7 @@ from experiments.mirage.mutations import mutate
 from experiments.mirage.oracle import difference
 from experiments.mirage.programs import correct
 from experiments.mirage.programs import uneven
-from fuser.frontends.builder import Builder
+from fuser.ir.builder import Builder
 from fuser.ir.fuse import fuse
 from fuser.ir.mugraph import KernelGraph
 

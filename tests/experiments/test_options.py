@@ -17,18 +17,18 @@ from experiments.options import run
 from experiments.options import table
 from fuser.device import load_device
 from fuser.errors import UsageError
-from fuser.frontends.builder import Builder
+from fuser.ir.builder import Builder
 from fuser.ir.schedule import Schedule
-from search.measure import Bench
-from search.measure import Candidate
-from search.measure import CompilePool
-from search.records import Record
-from search.records import Records
-from search.session import Options
+from search.measure.measurer import Bench
+from search.measure.measurer import Candidate
+from search.measure.measurer import CompilePool
+from search.measure.records import Record
+from search.measure.records import Records
+from search.measure.session import Options
+from search.measure.worker import Worker
+from search.space.variants import Variant
+from search.space.variants import variants
 from search.structures import one_kernel
-from search.variants import Variant
-from search.variants import variants
-from search.worker import Worker
 from tests.lower.test_triton import schedule
 
 H200 = load_device("h200")

@@ -13,7 +13,7 @@ from experiments.peers import PEERS
 from experiments.peers import make
 from experiments.peers import peers_of
 from fuser.errors import UsageError
-from fuser.frontends.builder import Builder
+from fuser.ir.builder import Builder
 from fuser.ir.program import TensorProgram
 from fuser.workloads import workload
 

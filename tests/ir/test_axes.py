@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from fuser.errors import UnsupportedError
-from fuser.frontends.builder import Builder
+from fuser.interpret.reference import interpret
 from fuser.ir.axes import axes_of
+from fuser.ir.builder import Builder
 from fuser.ir.fuse import fuse
 from fuser.ir.mugraph import Access
 from fuser.ir.mugraph import Stmt
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
-from fuser.lower.reference import interpret
 
 
 def access(stmt: Stmt) -> Access:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from fuser.drawing import drawn
-from fuser.frontends.builder import Builder
-from fuser.frontends.builder import Ref
+from fuser.ir.builder import Builder
+from fuser.ir.builder import Ref
 from fuser.ir.domain import input_domains
 from fuser.ir.interval import CHOICE
 from fuser.ir.interval import NONZERO

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from fuser.frontends.builder import Builder
+from fuser.ir.builder import Builder
 from fuser.ir.fuse import fuse
 from fuser.ir.libraries import generated
 from fuser.ir.libraries import library_kernels

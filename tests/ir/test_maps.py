@@ -86,7 +86,7 @@ def test_axes_of_one_dimension_map_to_it() -> None:
 
 
 def test_programs_get_maps() -> None:
-    from fuser.frontends.builder import Builder
+    from fuser.ir.builder import Builder
 
     b = Builder("mlp")
     x, w = b.input("x", (32, 64)), b.input("w", (64, 48))

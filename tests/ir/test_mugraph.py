@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fuser.errors import ProgramError
 from fuser.errors import UnsupportedError
 from fuser.errors import UsageError
-from fuser.frontends.builder import Builder
+from fuser.ir.builder import Builder
 from fuser.ir.fuse import fuse
 from fuser.ir.mugraph import AXIS
 from fuser.ir.mugraph import Access

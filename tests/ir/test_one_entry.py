@@ -17,9 +17,10 @@ from fuser.device import load_device
 from fuser.errors import ProgramError
 from fuser.errors import UnsupportedError
 from fuser.frontends import operators
-from fuser.frontends.builder import Builder
+from fuser.interpret.reference import interpret
 from fuser.ir import ops
 from fuser.ir.axes import axes_of
+from fuser.ir.builder import Builder
 from fuser.ir.fuse import fuse
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.opdef import OpDef
@@ -28,20 +29,19 @@ from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from fuser.lower.check import run_graph
 from fuser.lower.compile import compile_kernel
-from fuser.lower.reference import interpret
 from fuser.lower.triton_source import generate_graph
 from fuser.runtime.library import bind_library
 from fuser.runtime.torch_program import apply
 from fuser.runtime.torch_program import reference
-from fuser.superopt.generate import Limits
-from fuser.superopt.generate import generate
-from fuser.superopt.verify import Verified
-from fuser.superopt.verify import verify
+from fuser.superopt.generate.generator import Limits
+from fuser.superopt.generate.generator import generate
+from fuser.superopt.verify.verifier import Verified
+from fuser.superopt.verify.verifier import verify
 from search.regions import find_chains
 from search.structures import one_kernel
 from tests.tvm_bridge.relay_writer import RelayWriter
-from tvm_bridge.relay_import import from_json_text
-from tvm_bridge.relay_import import to_program
+from tvm_bridge.to_program.relay_import import from_json_text
+from tvm_bridge.to_program.relay_import import to_program
 
 ENTRIES = {
     "function": OpDef("soft", "map", 1, lambda x, **_: np.logaddexp(0, x), triton="tl.log(1.0 + tl.exp({0}))", sfu=2.0,

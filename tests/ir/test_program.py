@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fuser.errors import ProgramError
-from fuser.frontends.builder import Builder
+from fuser.ir.builder import Builder
 from fuser.ir.composites import expand
 from fuser.ir.program import TensorProgram
 from fuser.ir.scalar import Extent

@@ -5,8 +5,8 @@ import pytest
 
 from fuser.errors import UnsupportedError
 from fuser.errors import UsageError
-from fuser.frontends.builder import Builder
 from fuser.ir.axes import axes_of
+from fuser.ir.builder import Builder
 from fuser.ir.composites import expand
 from fuser.ir.resize import mask_anchor
 from fuser.ir.resize import resize

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from fuser.errors import ProgramError
 from fuser.errors import UnsupportedError
-from fuser.frontends.builder import Builder
-from fuser.frontends.builder import Ref
+from fuser.interpret.reference import interpret
 from fuser.ir.access import Window
 from fuser.ir.boxes import cuts_through_reshape
 from fuser.ir.boxes import through_reshape
+from fuser.ir.builder import Builder
+from fuser.ir.builder import Ref
 from fuser.ir.composites import expand
 from fuser.ir.fuse import fuse
 from fuser.ir.mugraph import FREE
@@ -30,10 +31,9 @@ from fuser.ir.serialize import graph_to_json
 from fuser.ir.windows import detach
 from fuser.ir.windows import windowed
 from fuser.lower.check import check
-from fuser.lower.reference import interpret
-from fuser.superopt.verdict import Accepted
-from fuser.superopt.verify import Rejected
-from fuser.superopt.verify import verify
+from fuser.superopt.verify.verdict import Accepted
+from fuser.superopt.verify.verifier import Rejected
+from fuser.superopt.verify.verifier import verify
 from fuser.workloads import workload
 from search.structures import structures
 

@@ -8,7 +8,7 @@ import pytest
 
 from fuser.errors import NoValidKernelError
 from fuser.errors import UsageError
-from fuser.frontends.builder import Builder
+from fuser.ir.builder import Builder
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import KernelSchedule

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fuser.frontends.builder import Builder
-from fuser.frontends.builder import Ref
+from fuser.ir.builder import Builder
+from fuser.ir.builder import Ref
 from fuser.ir.fuse import fuse
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fuser.frontends.builder import Builder
+from fuser.ir.builder import Builder
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule

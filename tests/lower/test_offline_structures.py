@@ -14,7 +14,7 @@ from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.ops import op as op_def
 from fuser.ir.schedule import KernelSchedule
-from fuser.superopt.stabilize import stabilize_graph
+from fuser.superopt.rewrite.stabilize import stabilize_graph
 from fuser.workloads import workload
 from search.realise import SPILL_LIMIT
 from search.realise import realise

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import settings
 from hypothesis import strategies as st
 
+from fuser.interpret.reference import interpret_block
 from fuser.ir.mugraph import Access
 from fuser.ir.mugraph import Axis
 from fuser.ir.mugraph import BlockGraph
@@ -16,7 +17,6 @@ from fuser.ir.mugraph import Stmt
 from fuser.ir.ops import Array
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.tiling import TilingExpr
-from fuser.lower.reference import interpret_block
 
 AXES = "mnkh"
 MAPS = {"add": np.add, "mul": np.multiply, "maximum": np.maximum}

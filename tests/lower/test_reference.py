@@ -18,7 +18,14 @@ from hypothesis import strategies as st
 
 from fuser.errors import ProgramError
 from fuser.errors import UsageError
-from fuser.frontends.builder import Builder
+from fuser.interpret.algebra import FloatAlgebra
+from fuser.interpret.algebra import Tile
+from fuser.interpret.algebra import guarded
+from fuser.interpret.reference import InterpretError
+from fuser.interpret.reference import interpret
+from fuser.interpret.reference import interpret_block
+from fuser.interpret.reference import interpret_in
+from fuser.ir.builder import Builder
 from fuser.ir.fuse import fuse
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
@@ -29,14 +36,7 @@ from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from fuser.ir.schedule import bind
 from fuser.ir.tiling import TilingExpr
-from fuser.lower.algebra import FloatAlgebra
-from fuser.lower.algebra import Tile
-from fuser.lower.algebra import guarded
-from fuser.lower.reference import InterpretError
-from fuser.lower.reference import interpret
-from fuser.lower.reference import interpret_block
-from fuser.lower.reference import interpret_in
-from fuser.superopt.stabilize import stabilize
+from fuser.superopt.rewrite.stabilize import stabilize
 from tests.ir.blocks import Case
 from tests.ir.blocks import compute
 from tests.ir.blocks import gemm_chain
@@ -344,7 +344,7 @@ def test_an_accumulator_read_too_early_is_refused() -> None:
 
 
 def _kernel(case: Case, plan: KernelSchedule) -> Any:
-    from fuser.lower import reference
+    from fuser.interpret import reference
 
     inputs = case.inputs(np.random.default_rng(0))
     return reference._Kernel(FloatAlgebra(), case.graph, case.block, plan, inputs, frozenset())

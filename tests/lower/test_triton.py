@@ -7,7 +7,7 @@ import pytest
 from fuser.errors import NoValidKernelError
 from fuser.errors import UnsupportedError
 from fuser.errors import UsageError
-from fuser.frontends.builder import Builder
+from fuser.ir.builder import Builder
 from fuser.ir.fuse import fuse
 from fuser.ir.interval import ANY
 from fuser.ir.mugraph import KernelGraph

@@ -9,7 +9,7 @@ from experiments.soundness.schedules import KINDS
 from experiments.soundness.schedules import choose
 from fuser.device import load_device
 from fuser.errors import NoValidKernelError
-from fuser.frontends.builder import Builder
+from fuser.ir.builder import Builder
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import KernelSchedule

@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fuser.frontends.builder import Builder
+from fuser.ir.builder import Builder
 from fuser.ir.mugraph import FREE
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram

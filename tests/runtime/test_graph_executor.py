@@ -43,7 +43,7 @@ PRELUDE = """
 import numpy as np
 import torch
 from fuser.errors import UsageError
-from fuser.frontends.builder import Builder
+from fuser.ir.builder import Builder
 from fuser.ir.mugraph import FREE
 from fuser.ir.schedule import Schedule
 from fuser.runtime.graph_executor import Executable
@@ -147,7 +147,7 @@ def test_library_kernels_and_generated_ones_in_one_graph(tmp_path: Path) -> None
 def test_the_torch_form_agrees_with_numpy(name: str) -> None:
     import torch
 
-    from fuser.frontends.builder import Builder
+    from fuser.ir.builder import Builder
     from fuser.runtime.torch_program import run_program
     from fuser.workloads import adapter
     from fuser.workloads import attention

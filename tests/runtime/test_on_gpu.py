@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from fuser.frontends.builder import Builder
+from fuser.ir.builder import Builder
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.program import Tensor

@@ -14,8 +14,8 @@ import torch
 import fuser
 from fuser.agreement import agreements
 from fuser.agreement import tolerance
-from fuser.frontends.builder import Builder
-from fuser.frontends.builder import Ref
+from fuser.ir.builder import Builder
+from fuser.ir.builder import Ref
 from fuser.ir.domain import input_domains
 from fuser.ir.interval import ANY
 from fuser.ir.interval import place

@@ -18,15 +18,15 @@ import pytest
 
 from fuser.errors import EnvironmentError_
 from fuser.ir.program import TensorProgram
-from search import worker as workers
-from search.measure import Bench
-from search.measure import CompilePool
-from search.records import Records
-from search.session import Options
-from search.timing import External
-from search.timing import Measurement
-from search.timing import of_the_machine
-from search.worker import Worker
+from search.measure import worker as workers
+from search.measure.measurer import Bench
+from search.measure.measurer import CompilePool
+from search.measure.records import Records
+from search.measure.session import Options
+from search.measure.timing import External
+from search.measure.timing import Measurement
+from search.measure.timing import of_the_machine
+from search.measure.worker import Worker
 from tests.search.test_measure import PROGRAM
 from tests.search.test_measure import candidate
 

@@ -15,7 +15,7 @@ from fuser.errors import UsageError
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.schedule import Schedule
-from fuser.superopt.variants import with_libraries
+from fuser.superopt.rewrite.variants import with_libraries
 from search import compile as compiling
 from search.structures import structures
 from search.tune import tune_fast

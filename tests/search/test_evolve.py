@@ -19,13 +19,13 @@ from fuser.errors import UsageError
 from fuser.ir.fuse import fuse
 from fuser.ir.schedule import Schedule
 from fuser.workloads import workload
-from search.evolve import EFFORTS
-from search.evolve import INSTANT
-from search.evolve import QUICK
-from search.evolve import STRATEGIES
-from search.evolve import rank
-from search.evolve import search
-from search.space import ScheduleSpace
+from search.space.evolve import EFFORTS
+from search.space.evolve import INSTANT
+from search.space.evolve import QUICK
+from search.space.evolve import STRATEGIES
+from search.space.evolve import rank
+from search.space.evolve import search
+from search.space.schedules import ScheduleSpace
 from search.structures import structures
 
 A100 = load_device("a100")

@@ -9,20 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fuser.errors import UnsupportedError
-from fuser.frontends.builder import Builder
+from fuser.ir.builder import Builder
 from fuser.ir.fuse import fuse
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.tiling import TilingExpr
 from fuser.workloads import workload
-from search.expressions import batch_axes
-from search.expressions import components
-from search.expressions import expression_axes
-from search.expressions import overwhelms
-from search.expressions import rule1
-from search.expressions import rule2
-from search.expressions import sub_expression
-from search.expressions import tiling_expressions
-from search.prune import distinct
+from search.space.expressions import batch_axes
+from search.space.expressions import components
+from search.space.expressions import expression_axes
+from search.space.expressions import overwhelms
+from search.space.expressions import rule1
+from search.space.expressions import rule2
+from search.space.expressions import sub_expression
+from search.space.expressions import tiling_expressions
+from search.space.prune import distinct
 
 
 def chain(gemms: int) -> BlockGraph:

@@ -11,8 +11,8 @@ from fuser.device import load_device
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.tiling import TilingExpr
 from fuser.workloads import workload
-from search.hazards import FAULTS
-from search.hazards import hazardous
+from search.space.hazards import FAULTS
+from search.space.hazards import hazardous
 from search.structures import one_kernel
 
 

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from fuser.errors import UsageError
 from fuser.ir.tiling import TilingExpr
-from search.knobs import Choice
-from search.knobs import Knob
-from search.knobs import Order
-from search.knobs import Permutation
-from search.knobs import PowerOfTwo
-from search.knobs import Split
-from search.knobs import TileSize
+from search.space.knobs import Choice
+from search.space.knobs import Knob
+from search.space.knobs import Order
+from search.space.knobs import Permutation
+from search.space.knobs import PowerOfTwo
+from search.space.knobs import Split
+from search.space.knobs import TileSize
 
 KNOBS: tuple[Knob[Any], ...] = (
     Choice("warps", (4, 8, 2)),

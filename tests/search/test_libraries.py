@@ -10,7 +10,7 @@ import pytest
 
 from cost_model.refined import matmul_seconds
 from fuser.device import load_device
-from fuser.frontends.builder import Builder
+from fuser.ir.builder import Builder
 from fuser.ir.fuse import fuse
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
@@ -20,23 +20,23 @@ from fuser.ir.serialize import graph_from_json
 from fuser.ir.serialize import graph_to_json
 from fuser.lower.check import check
 from fuser.workloads import workload
-from search.evolve import INSTANT
-from search.evolve import STRATEGIES
-from search.evolve import search
 from search.libraries import with_libraries
-from search.measure import Bench
-from search.measure import Candidate
-from search.measure import CompilePool
+from search.measure.measurer import Bench
+from search.measure.measurer import Candidate
+from search.measure.measurer import CompilePool
+from search.measure.records import Records
+from search.measure.session import Options
+from search.measure.worker import Worker
 from search.realise import realise
-from search.records import Records
-from search.session import Options
-from search.space import ScheduleSpace
+from search.space.evolve import INSTANT
+from search.space.evolve import STRATEGIES
+from search.space.evolve import search
+from search.space.schedules import ScheduleSpace
 from search.structures import structures
 from search.tune import library_seconds
 from search.tune import rank_graph
 from search.tune import tune_fast
 from search.tune_commands import describe
-from search.worker import Worker
 
 H200 = load_device("h200")
 

@@ -11,23 +11,23 @@ from typing import Any
 
 import pytest
 
-from fuser.frontends.builder import Builder
+from fuser.ir.builder import Builder
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from fuser.ir.tiling import TilingExpr
 from fuser.runtime.plan import Plan
-from search.measure import Bench
-from search.measure import Candidate
-from search.measure import CompilePool
-from search.measure import build
-from search.records import Records
-from search.session import Options
+from search.measure.measurer import Bench
+from search.measure.measurer import Candidate
+from search.measure.measurer import CompilePool
+from search.measure.measurer import build
+from search.measure.records import Records
+from search.measure.session import Options
+from search.measure.timing import External
+from search.measure.timing import spread
+from search.measure.worker import Worker
 from search.structures import one_kernel
-from search.timing import External
-from search.timing import spread
-from search.worker import Worker
 
 HERE = "tests.search.test_measure"
 

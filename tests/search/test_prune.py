@@ -13,18 +13,18 @@ from hypothesis import strategies as st
 from cost_model.shared_memory import equation1_terms
 from fuser.cli import main
 from fuser.device import load_device
-from fuser.frontends.builder import Builder
+from fuser.ir.builder import Builder
 from fuser.ir.fuse import fuse
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.tiling import TilingExpr
 from fuser.workloads import workload
-from search.prune import funnel
-from search.prune import multiples
-from search.prune import padding
-from search.prune import rule3
-from search.prune import tile_grid
-from search.prune import tile_sets
+from search.space.prune import funnel
+from search.space.prune import multiples
+from search.space.prune import padding
+from search.space.prune import rule3
+from search.space.prune import tile_grid
+from search.space.prune import tile_sets
 
 A100 = load_device("a100")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from fuser.device import load_device
-from fuser.frontends.builder import Builder
-from fuser.frontends.builder import Ref
+from fuser.ir.builder import Builder
+from fuser.ir.builder import Ref
 from fuser.ir.program import TensorProgram
 from search.regions import choose
 from search.regions import find_chains

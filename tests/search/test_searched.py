@@ -8,7 +8,7 @@ import pytest
 from fuser.device import load_device
 from fuser.errors import NoValidKernelError
 from fuser.errors import UnsupportedError
-from fuser.frontends.builder import Builder
+from fuser.ir.builder import Builder
 from fuser.ir.program import TensorProgram
 from fuser.lower.check import check
 from search.structures import searched

@@ -13,8 +13,8 @@ from fuser.agreement import ODD
 from fuser.ir.program import TensorProgram
 from fuser.lower.check import check_here
 from fuser.runtime.torch_program import run_program
-from search.session import Options
-from search.session import Session
+from search.measure.session import Options
+from search.measure.session import Session
 from search.tune import tune_fast
 
 

@@ -25,8 +25,8 @@ from fuser.ir.schedule import Schedule
 from fuser.ir.schedule import bind
 from fuser.ir.tiling import place
 from fuser.workloads import workload
-from search.space import MAX_UNROLL
-from search.space import ScheduleSpace
+from search.space.schedules import MAX_UNROLL
+from search.space.schedules import ScheduleSpace
 from search.structures import structures
 
 A100 = load_device("a100")

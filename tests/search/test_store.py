@@ -20,10 +20,10 @@ from fuser.errors import EnvironmentError_
 from fuser.errors import FuserError
 from fuser.errors import ModelFileError
 from fuser.errors import UsageError
-from search.records import RECORDS
-from search.records import STRUCTURES
-from search.records import Record
-from search.records import Records
+from search.measure.records import RECORDS
+from search.measure.records import STRUCTURES
+from search.measure.records import Record
+from search.measure.records import Records
 from search.structures import one_kernel
 from tests.search.test_measure import PROGRAM
 
@@ -34,7 +34,8 @@ ROWS = tuple(replace(ROW, schedule=f"[{i}]", time_us=3.5 + i, detail="é" * (i %
 def processes(folder: Path, code: str, count: int) -> list[subprocess.Popen[bytes]]:
     """That many processes that begin ``code`` (with ``folder``, ``number`` and ``ROWS``) at the same moment."""
     begin = (
-        "import sys, time, os; from pathlib import Path; from search.records import *; from tests.search.test_store import ROWS\n"
+        "import sys, time, os; from pathlib import Path; from search.measure.records import *\n"
+        "from tests.search.test_store import ROWS\n"
         "folder, number = Path(sys.argv[1]), int(sys.argv[2]); (folder / f'ready{number}').touch()\n"
         "while not (folder / 'go').exists(): time.sleep(0.001)\n"
     )

@@ -8,8 +8,8 @@ from cost_model.features import schedule_features
 from fuser.device import load_device
 from fuser.errors import UnsupportedError
 from fuser.workloads import workload
-from search.hazards import hazardous
 from search.realise import realise
+from search.space.hazards import hazardous
 from search.tune import tune_fast
 
 NAMES = ("mcfuser/G1", "mcfuser/G5", "mcfuser/S2", "mcfuser/S6", "mirage/rmsnorm", "mirage/gqa-spec", "graphene/layernorm")

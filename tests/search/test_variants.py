@@ -12,10 +12,10 @@ from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from fuser.lower.triton_source import generate_graph
 from fuser.workloads import workload
+from search.space.variants import Variant
+from search.space.variants import variants
 from search.structures import one_kernel
 from search.structures import structures
-from search.variants import Variant
-from search.variants import variants
 from tests.lower.test_triton import schedule
 
 H200, A100, B200 = load_device("h200"), load_device("a100"), load_device("b200")

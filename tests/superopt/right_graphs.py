@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
-from fuser.frontends.builder import Builder
+from fuser.ir.builder import Builder
 from fuser.ir.program import TensorProgram
 from tests.superopt import families
 from tests.superopt import right_programs as programs

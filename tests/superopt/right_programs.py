@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fuser.frontends.builder import Builder
+from fuser.ir.builder import Builder
 from fuser.ir.program import TensorProgram
 
 

@@ -9,24 +9,24 @@ import numpy as np
 import pytest
 
 from fuser.errors import UnsupportedError
-from fuser.frontends.builder import Builder
-from fuser.frontends.builder import Ref
+from fuser.interpret.field_rules import RULES
+from fuser.interpret.field_values import Value
+from fuser.interpret.fields import Field
 from fuser.ir import ops
+from fuser.ir.builder import Builder
+from fuser.ir.builder import Ref
 from fuser.ir.fuse import fuse
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.ops import OPS
 from fuser.ir.program import TensorProgram
-from fuser.superopt.bounds import _RULES
-from fuser.superopt.bounds import _Count
-from fuser.superopt.bounds import round_bound
-from fuser.superopt.field_rules import RULES
-from fuser.superopt.field_values import Value
-from fuser.superopt.fields import Field
-from fuser.superopt.verdicts import verdict_document
-from fuser.superopt.verify import Agrees
-from fuser.superopt.verify import Verified
-from fuser.superopt.verify import verify
+from fuser.superopt.verify.bounds import _RULES
+from fuser.superopt.verify.bounds import _Count
+from fuser.superopt.verify.bounds import round_bound
+from fuser.superopt.verify.verdicts import verdict_document
+from fuser.superopt.verify.verifier import Agrees
+from fuser.superopt.verify.verifier import Verified
+from fuser.superopt.verify.verifier import verify
 from search.structures import structures
 from tests.operators import NUMBERS
 from tests.operators import elementwise

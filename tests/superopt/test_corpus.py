@@ -7,7 +7,7 @@ import pytest
 
 from experiments.mirage.oracle import NotComputableError
 from experiments.mirage.oracle import difference
-from fuser.superopt.verify import verify
+from fuser.superopt.verify.verifier import verify
 from tests.superopt.corpus import RIGHT
 from tests.superopt.corpus import WRONG
 from tests.superopt.corpus import Case

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 
 from fuser.errors import UsageError
-from fuser.frontends.builder import Builder
-from fuser.frontends.builder import Ref
+from fuser.ir.builder import Builder
+from fuser.ir.builder import Ref
 from fuser.ir.fuse import fuse
 from fuser.ir.mugraph import KernelGraph
-from fuser.superopt.degrees import Degrees
-from fuser.superopt.degrees import measured_degrees
-from fuser.superopt.degrees import shift_invariant
-from fuser.superopt.postpone import postpone_divisions
-from fuser.superopt.stabilize import licences
+from fuser.superopt.rewrite.postpone import postpone_divisions
+from fuser.superopt.rewrite.stabilize import licences
+from fuser.superopt.verify.degrees import Degrees
+from fuser.superopt.verify.degrees import measured_degrees
+from fuser.superopt.verify.degrees import shift_invariant
 from fuser.workloads import workload
 from search.structures import split_block
 

@@ -11,13 +11,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from fuser.errors import UnsupportedError
-from fuser.frontends.builder import Builder
+from fuser.ir.builder import Builder
 from fuser.ir.ops import OPS
 from fuser.ir.scalar import Scalar
-from fuser.superopt import expressions as ex
-from fuser.superopt import z3_reference as reference
-from fuser.superopt.abstraction import abstract
-from fuser.superopt.abstraction import of_program
+from fuser.superopt.expressions import question as ex
+from fuser.superopt.expressions import z3_reference as reference
+from fuser.superopt.expressions.abstraction import abstract
+from fuser.superopt.expressions.abstraction import of_program
 from tests.operators import NUMBERS
 
 A, B, C, D = (ex.var(n) for n in "ABCD")

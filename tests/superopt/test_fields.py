@@ -11,16 +11,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from fuser.errors import UnsupportedError
-from fuser.frontends.builder import Builder
-from fuser.frontends.builder import Ref
+from fuser.interpret import fields
+from fuser.interpret import modular
+from fuser.interpret.fields import Field
+from fuser.interpret.fields import Value
+from fuser.interpret.fields import ZeroDenominatorError
+from fuser.ir.builder import Builder
+from fuser.ir.builder import Ref
 from fuser.ir.ops import OPS
 from fuser.ir.program import TensorProgram
 from fuser.ir.scalar import Scalar
-from fuser.superopt import fields
-from fuser.superopt import modular
-from fuser.superopt.fields import Field
-from fuser.superopt.fields import Value
-from fuser.superopt.fields import ZeroDenominatorError
 from tests.operators import NUMBERS
 
 P, Q = modular.PRIMES[0]

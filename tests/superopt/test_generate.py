@@ -12,30 +12,30 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from fuser.errors import UnsupportedError
-from fuser.frontends.builder import Builder
-from fuser.frontends.builder import Ref
+from fuser.ir.builder import Builder
+from fuser.ir.builder import Ref
 from fuser.ir.program import TensorProgram
 from fuser.ir.subprogram import rename
-from fuser.superopt.abstraction import abstract
-from fuser.superopt.expressions import NF
-from fuser.superopt.expressions import Target
-from fuser.superopt.expressions import var
-from fuser.superopt.extract import op_graphs
-from fuser.superopt.fingerprint import Instance
-from fuser.superopt.generate import Limits
-from fuser.superopt.generate import Report
-from fuser.superopt.generate import generate
-from fuser.superopt.partition import partition
-from fuser.superopt.program_axes import as_block
-from fuser.superopt.program_axes import internal_values
+from fuser.superopt.expressions.abstraction import abstract
+from fuser.superopt.expressions.question import NF
+from fuser.superopt.expressions.question import Target
+from fuser.superopt.expressions.question import var
+from fuser.superopt.generate.extract import op_graphs
+from fuser.superopt.generate.fingerprint import Instance
+from fuser.superopt.generate.generator import Limits
+from fuser.superopt.generate.generator import Report
+from fuser.superopt.generate.generator import generate
+from fuser.superopt.generate.partition import partition
+from fuser.superopt.generate.program_axes import as_block
+from fuser.superopt.generate.program_axes import internal_values
+from fuser.superopt.generate.signature import signature
+from fuser.superopt.generate.thread_fusion import thread_graphs
+from fuser.superopt.generate.values import ValueSpace
+from fuser.superopt.rewrite.stabilize import stabilize_graph
 from fuser.superopt.search import superoptimize
 from fuser.superopt.search import superoptimize_pieces
-from fuser.superopt.signature import signature
-from fuser.superopt.stabilize import stabilize_graph
-from fuser.superopt.thread_fusion import thread_graphs
-from fuser.superopt.values import ValueSpace
-from fuser.superopt.verdict import Accepted
-from fuser.superopt.verify import verify
+from fuser.superopt.verify.verdict import Accepted
+from fuser.superopt.verify.verifier import verify
 from fuser.workloads import workload
 
 

@@ -10,13 +10,13 @@ import pytest
 from fuser.errors import ModelFileError
 from fuser.errors import UnsupportedError
 from fuser.errors import UsageError
-from fuser.frontends.builder import Builder
 from fuser.frontends.mirage_json import mirage_graphs
+from fuser.ir.builder import Builder
 from fuser.ir.program import TensorProgram
 from fuser.superopt.commands import read_graph
-from fuser.superopt.verdict import Accepted
-from fuser.superopt.verify import Rejected
-from fuser.superopt.verify import verify
+from fuser.superopt.verify.verdict import Accepted
+from fuser.superopt.verify.verifier import Rejected
+from fuser.superopt.verify.verifier import verify
 from tests.superopt import mirage_files as files
 
 

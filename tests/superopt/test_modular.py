@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fuser.superopt.modular import mix
+from fuser.interpret.modular import mix
 
 
 def test_a_single_number_is_mixed_as_one_of_many() -> None:

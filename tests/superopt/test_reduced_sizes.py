@@ -9,8 +9,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from fuser.frontends.builder import Builder
-from fuser.frontends.builder import Ref
+from fuser.ir.builder import Builder
+from fuser.ir.builder import Ref
 from fuser.ir.fuse import fuse
 from fuser.ir.mugraph import AXIS
 from fuser.ir.mugraph import KernelGraph
@@ -19,11 +19,11 @@ from fuser.ir.mugraph import Stmt
 from fuser.ir.program import TensorProgram
 from fuser.ir.scalar import Extent
 from fuser.ir.scalar import Scalar
-from fuser.superopt.masks import Mask
-from fuser.superopt.masks import reduced_offsets
-from fuser.superopt.reduced import reduction
-from fuser.superopt.stabilize import stabilize_graph
-from fuser.superopt.verify import verify
+from fuser.superopt.rewrite.stabilize import stabilize_graph
+from fuser.superopt.verify.masks import Mask
+from fuser.superopt.verify.masks import reduced_offsets
+from fuser.superopt.verify.reduced import reduction
+from fuser.superopt.verify.verifier import verify
 from search.structures import split_block
 
 

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 
 import pytest
 
-from fuser.frontends.builder import Builder
-from fuser.frontends.builder import Ref
+from fuser.ir.builder import Builder
+from fuser.ir.builder import Ref
 from fuser.ir.fuse import fuse
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram
 from fuser.ir.windows import windowed
-from fuser.superopt.verdict import Accepted
-from fuser.superopt.verify import Rejected
-from fuser.superopt.verify import Unknown
-from fuser.superopt.verify import verify
+from fuser.superopt.verify.verdict import Accepted
+from fuser.superopt.verify.verifier import Rejected
+from fuser.superopt.verify.verifier import Unknown
+from fuser.superopt.verify.verifier import verify
 from search.structures import structures
 
 

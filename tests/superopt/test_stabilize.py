@@ -9,8 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fuser.frontends.builder import Builder
-from fuser.frontends.builder import Ref
+from fuser.interpret.reference import interpret
+from fuser.ir.builder import Builder
+from fuser.ir.builder import Ref
 from fuser.ir.fuse import fuse
 from fuser.ir.mugraph import FREE
 from fuser.ir.mugraph import BlockGraph
@@ -19,13 +20,12 @@ from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from fuser.ir.tiling import TilingExpr
-from fuser.lower.reference import interpret
-from fuser.superopt.degrees import measured_degrees
-from fuser.superopt.generate import generate
-from fuser.superopt.stabilize import licences
-from fuser.superopt.stabilize import stabilize
-from fuser.superopt.stabilize import stabilize_graph
-from fuser.superopt.stabilize import unstable
+from fuser.superopt.generate.generator import generate
+from fuser.superopt.rewrite.stabilize import licences
+from fuser.superopt.rewrite.stabilize import stabilize
+from fuser.superopt.rewrite.stabilize import stabilize_graph
+from fuser.superopt.rewrite.stabilize import unstable
+from fuser.superopt.verify.degrees import measured_degrees
 
 
 def attention(heads: int = 2, m: int = 6, n: int = 21, k: int = 5, h: int = 7) -> TensorProgram:

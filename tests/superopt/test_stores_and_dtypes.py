@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from fuser.errors import ProgramError
-from fuser.frontends.builder import Builder
 from fuser.ir.access import Window
+from fuser.ir.builder import Builder
 from fuser.ir.fuse import fuse
 from fuser.ir.mugraph import Access
 from fuser.ir.mugraph import BlockGraph
@@ -16,8 +16,8 @@ from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.mugraph import Stmt
 from fuser.ir.program import TensorProgram
-from fuser.superopt.verify import Rejected
-from fuser.superopt.verify import verify
+from fuser.superopt.verify.verifier import Rejected
+from fuser.superopt.verify.verifier import verify
 from search.structures import split_block
 from search.structures import structures
 

@@ -7,21 +7,21 @@ from dataclasses import dataclass
 
 import pytest
 
-from fuser.frontends.builder import Builder
+from fuser.ir.builder import Builder
 from fuser.ir.maps import block_maps
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.tiling import TilingExpr
-from fuser.superopt.generate import Limits
-from fuser.superopt.generate import generate
-from fuser.superopt.signature import arrangement
-from fuser.superopt.signature import signature
-from fuser.superopt.stabilize import stabilize_graph
-from fuser.superopt.stabilize import unstable
-from fuser.superopt.verdict import Accepted
-from fuser.superopt.verify import verify
+from fuser.superopt.generate.generator import Limits
+from fuser.superopt.generate.generator import generate
+from fuser.superopt.generate.signature import arrangement
+from fuser.superopt.generate.signature import signature
+from fuser.superopt.rewrite.stabilize import stabilize_graph
+from fuser.superopt.rewrite.stabilize import unstable
+from fuser.superopt.verify.verdict import Accepted
+from fuser.superopt.verify.verifier import verify
 from fuser.workloads import workload
 
 FIRST = 250

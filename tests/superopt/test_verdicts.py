@@ -14,11 +14,11 @@ from fuser.errors import NoValidKernelError
 from fuser.errors import UsageError
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
-from fuser.superopt import verdicts
-from fuser.superopt.verdicts import kept_verdict
-from fuser.superopt.verify import Rejected
-from fuser.superopt.verify import Unknown
-from fuser.superopt.verify import Verified
+from fuser.superopt.verify import verdicts
+from fuser.superopt.verify.verdicts import kept_verdict
+from fuser.superopt.verify.verifier import Rejected
+from fuser.superopt.verify.verifier import Unknown
+from fuser.superopt.verify.verifier import Verified
 from fuser.workloads import workload
 from search import realise as realising
 from search.realise import NOT_VERIFIED

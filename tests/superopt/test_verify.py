@@ -18,7 +18,7 @@ from experiments.mirage.programs import correct
 from experiments.mirage.programs import programs
 from experiments.mirage.rewrites import random_schedule
 from experiments.mirage.rewrites import rewrite
-from fuser.frontends.builder import Builder
+from fuser.ir.builder import Builder
 from fuser.ir.fuse import fuse
 from fuser.ir.mugraph import AXIS
 from fuser.ir.mugraph import BlockGraph
@@ -30,21 +30,21 @@ from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from fuser.ir.schedule import bind
 from fuser.ir.tiling import TilingExpr
-from fuser.superopt.checking import checking_schedules
-from fuser.superopt.float_check import float_check
-from fuser.superopt.float_check import relative_error
-from fuser.superopt.postpone import postpone_divisions
-from fuser.superopt.real_size import verify_blocks
-from fuser.superopt.reduced import reduction
-from fuser.superopt.shifts import unstabilize
-from fuser.superopt.stabilize import stabilize_graph
-from fuser.superopt.verdict import Accepted
-from fuser.superopt.verify import Agrees
-from fuser.superopt.verify import Rejected
-from fuser.superopt.verify import Unknown
-from fuser.superopt.verify import Verified
-from fuser.superopt.verify import replay
-from fuser.superopt.verify import verify
+from fuser.superopt.rewrite.postpone import postpone_divisions
+from fuser.superopt.rewrite.stabilize import stabilize_graph
+from fuser.superopt.verify.checking import checking_schedules
+from fuser.superopt.verify.float_check import float_check
+from fuser.superopt.verify.float_check import relative_error
+from fuser.superopt.verify.real_size import verify_blocks
+from fuser.superopt.verify.reduced import reduction
+from fuser.superopt.verify.shifts import unstabilize
+from fuser.superopt.verify.verdict import Accepted
+from fuser.superopt.verify.verifier import Agrees
+from fuser.superopt.verify.verifier import Rejected
+from fuser.superopt.verify.verifier import Unknown
+from fuser.superopt.verify.verifier import Verified
+from fuser.superopt.verify.verifier import replay
+from fuser.superopt.verify.verifier import verify
 from fuser.workloads import workload
 from search.structures import structures
 
@@ -270,7 +270,7 @@ def test_a_verdict_says_whether_the_real_size_was_tested(monkeypatch: pytest.Mon
     scale = next(s for s in graph.blocks[0].computes if s.op == "scale")
     wrong = edit(graph, scale.value, attrs=(("scalar", scale.attr["scalar"].inverse()),))
     passed = replace(verdict, real_size=False, cut=())
-    monkeypatch.setattr("fuser.superopt.verify._verify", lambda *_: passed)
+    monkeypatch.setattr("fuser.superopt.verify.verifier._verify", lambda *_: passed)
     refused = verify(program, wrong, float_rounds=0, real_size=True)
     assert isinstance(refused, Rejected)
     assert refused.why.startswith("at the real size output")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fuser.frontends.builder import Builder
+from fuser.ir.builder import Builder
 from fuser.ir.program import TensorProgram
-from fuser.superopt.stabilize import unstable
+from fuser.superopt.rewrite.stabilize import unstable
 from search.structures import structures
 
 

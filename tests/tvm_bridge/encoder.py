@@ -10,11 +10,11 @@ import torch
 from torch import nn
 from tvm import relay
 
-from tvm_bridge.carve import ExprRef
-from tvm_bridge.carve import Numbering
-from tvm_bridge.carve import RegionSpec
-from tvm_bridge.carve import number
-from tvm_bridge.carve import op_name
+from tvm_bridge.back.carve import ExprRef
+from tvm_bridge.back.carve import Numbering
+from tvm_bridge.back.carve import RegionSpec
+from tvm_bridge.back.carve import number
+from tvm_bridge.back.carve import op_name
 
 
 class Layer(nn.Module):

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tvm_bridge.relay_params import encode_tensor
+from tvm_bridge.read.relay_params import encode_tensor
 
 
 class RelayWriter:

@@ -20,8 +20,8 @@ from tests.damage import ODD
 from tests.damage import damaged_value
 from tests.damage import json_text
 from tests.tvm_bridge.relay_writer import RelayWriter
-from tvm_bridge.relay_import import from_json_text
-from tvm_bridge.relay_import import to_program
+from tvm_bridge.to_program.relay_import import from_json_text
+from tvm_bridge.to_program.relay_import import to_program
 
 SECONDS = 10
 

@@ -19,25 +19,25 @@ pytest.importorskip("torch")
 from fuser.errors import NoValidKernelError  # noqa: E402
 from fuser.errors import ProgramError  # noqa: E402
 from fuser.errors import UsageError  # noqa: E402
-from fuser.frontends.builder import Builder  # noqa: E402
+from fuser.ir.builder import Builder  # noqa: E402
 from tests.tvm_bridge.encoder import encoder  # noqa: E402
 from tests.tvm_bridge.encoder import regions  # noqa: E402
-from tvm_bridge.carve import op_name  # noqa: E402
-from tvm_bridge.relay import BuiltModel  # noqa: E402
-from tvm_bridge.relay import ExprRef  # noqa: E402
-from tvm_bridge.relay import RegionSpec  # noqa: E402
-from tvm_bridge.relay import build  # noqa: E402
-from tvm_bridge.relay import carve  # noqa: E402
-from tvm_bridge.relay import check_region  # noqa: E402
-from tvm_bridge.relay import load  # noqa: E402
-from tvm_bridge.relay import number  # noqa: E402
-from tvm_bridge.relay import region_functions  # noqa: E402
-from tvm_bridge.relay import region_symbols  # noqa: E402
-from tvm_bridge.relay import run_region  # noqa: E402
+from tvm_bridge.back.carve import op_name  # noqa: E402
+from tvm_bridge.back.relay import BuiltModel  # noqa: E402
+from tvm_bridge.back.relay import ExprRef  # noqa: E402
+from tvm_bridge.back.relay import RegionSpec  # noqa: E402
+from tvm_bridge.back.relay import build  # noqa: E402
+from tvm_bridge.back.relay import carve  # noqa: E402
+from tvm_bridge.back.relay import check_region  # noqa: E402
+from tvm_bridge.back.relay import load  # noqa: E402
+from tvm_bridge.back.relay import number  # noqa: E402
+from tvm_bridge.back.relay import region_functions  # noqa: E402
+from tvm_bridge.back.relay import region_symbols  # noqa: E402
+from tvm_bridge.back.relay import run_region  # noqa: E402
 
 FRESH = """
 import sys, numpy as np
-from tvm_bridge.relay import load
+from tvm_bridge.back.relay import load
 inputs = dict(np.load(sys.argv[2]))
 np.save(sys.argv[3], load(sys.argv[1]).run(inputs)[0])
 """

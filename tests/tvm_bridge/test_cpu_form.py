@@ -11,15 +11,15 @@ pytestmark = pytest.mark.relay
 relay = pytest.importorskip("tvm.relay")
 tvm = pytest.importorskip("tvm")
 
-from fuser.frontends.builder import Builder  # noqa: E402
-from tvm_bridge.carve import ExprRef  # noqa: E402
-from tvm_bridge.carve import RegionSpec  # noqa: E402
-from tvm_bridge.carve import carve  # noqa: E402
-from tvm_bridge.carve import number  # noqa: E402
-from tvm_bridge.carve import op_name  # noqa: E402
-from tvm_bridge.cpu_form import cpu_form  # noqa: E402
-from tvm_bridge.fold import fold_weights  # noqa: E402
-from tvm_bridge.relay import check_region  # noqa: E402
+from fuser.ir.builder import Builder  # noqa: E402
+from tvm_bridge.back.carve import ExprRef  # noqa: E402
+from tvm_bridge.back.carve import RegionSpec  # noqa: E402
+from tvm_bridge.back.carve import carve  # noqa: E402
+from tvm_bridge.back.carve import number  # noqa: E402
+from tvm_bridge.back.carve import op_name  # noqa: E402
+from tvm_bridge.back.cpu_form import cpu_form  # noqa: E402
+from tvm_bridge.back.relay import check_region  # noqa: E402
+from tvm_bridge.to_program.fold import fold_weights  # noqa: E402
 
 
 def typed(function: Any) -> Any:

@@ -17,13 +17,13 @@ import pytest
 from fuser.errors import EnvironmentError_
 from fuser.errors import FuserError
 from fuser.errors import ProgramError
-from tvm_bridge.embed import RegionKernels
-from tvm_bridge.embed import check_signature
-from tvm_bridge.embed import entry_parameters
-from tvm_bridge.embed import launch_tags
-from tvm_bridge.embed import launch_values
-from tvm_bridge.embed import rename_entry
-from tvm_bridge.embed import write_ptx
+from tvm_bridge.back.embed import RegionKernels
+from tvm_bridge.back.embed import check_signature
+from tvm_bridge.back.embed import entry_parameters
+from tvm_bridge.back.embed import launch_tags
+from tvm_bridge.back.embed import launch_values
+from tvm_bridge.back.embed import rename_entry
+from tvm_bridge.back.embed import write_ptx
 from tvm_bridge.flavour import check_distributions
 
 
@@ -185,7 +185,7 @@ def launches() -> Iterator[list[tuple[str, Launch]]]:
 @pytest.mark.relay
 def test_a_fake_kernel_sees_the_launch(launches: list[tuple[str, Launch]], rng: np.random.Generator) -> None:
     tvm = pytest.importorskip("tvm")
-    from tvm_bridge.embed import host_module
+    from tvm_bridge.back.embed import host_module
 
     module = host_module("layer", two_kernels(), SIGNATURE, "llvm")
     x, w = rng.standard_normal((4, 8)).astype("float32"), rng.standard_normal((16, 8)).astype("float32")
@@ -206,8 +206,8 @@ def test_a_fake_kernel_sees_the_launch(launches: list[tuple[str, Launch]], rng: 
 @pytest.mark.relay
 def test_the_host_function_for_cuda_takes_device_arrays_only() -> None:
     tvm = pytest.importorskip("tvm")
-    from tvm_bridge.embed import cuda_module
-    from tvm_bridge.embed import host_module
+    from tvm_bridge.back.embed import cuda_module
+    from tvm_bridge.back.embed import host_module
 
     target = tvm.target.Target({"kind": "cuda", "arch": "sm_90"}, host="llvm")
     module = host_module("layer", two_kernels(), SIGNATURE, target)
@@ -223,7 +223,7 @@ def test_the_host_function_for_cuda_takes_device_arrays_only() -> None:
 def test_the_host_function_of_cuda_asks_the_device_for_its_workspace() -> None:
     """The code calls TVM's workspace pool rather than the host's heap or stack."""
     tvm = pytest.importorskip("tvm")
-    from tvm_bridge.embed import host_module
+    from tvm_bridge.back.embed import host_module
 
     module = host_module("layer", two_kernels(), SIGNATURE, tvm.target.Target({"kind": "cuda", "arch": "sm_90"}, host="llvm"))
     source = module.get_source("ll")
@@ -236,7 +236,7 @@ def test_a_compiled_kernel_is_embedded_and_still_assembles(tmp_path: Path, monke
     from triton.backends.nvidia.compiler import get_ptxas
 
     from fuser.device import load_device
-    from fuser.frontends.builder import Builder
+    from fuser.ir.builder import Builder
     from fuser.lower.compile import intermediates
     from search.realise import compile_candidate
     from search.tune import tune_fast

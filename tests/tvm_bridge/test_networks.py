@@ -27,7 +27,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from tvm_bridge import api
-from tvm_bridge.relay_import import read_model
+from tvm_bridge.to_program.relay_import import read_model
 
 from .networks import NETWORKS
 from .networks import network
@@ -100,14 +100,14 @@ def unranked() -> Iterator[None]:
         mock.patch.object(
             api, "lower_regions", lambda c, *_, **__: ({one.region.program.stable_hash(): kernel for one in c}, {})
         ),
-        mock.patch("tvm_bridge.live.region_kernels", lambda region: None),
+        mock.patch("tvm_bridge.back.live.region_kernels", lambda region: None),
     ):
         yield
 
 
 def built_here(files: Files) -> api.Optimized:
     """Regions found and put back, and the model built, all in this process."""
-    from tvm_bridge import live
+    from tvm_bridge.back import live
 
     with unranked():
         found = api.optimize(files.model, files.params, build=False, jobs=1)

@@ -13,7 +13,7 @@ import pytest
 
 from fuser.cli import main
 from tvm_bridge.api import optimize
-from tvm_bridge.relay_params import write_params
+from tvm_bridge.read.relay_params import write_params
 
 from .relay_writer import RelayWriter
 
@@ -163,7 +163,7 @@ def test_a_file_that_ends_tvm_is_an_error_and_its_kernels_stay(result, tmp_path,
 @pytest.mark.relay
 def test_the_built_model_runs_and_agrees(tmp_path):
     from tvm_bridge.api import partition_and_optimize
-    from tvm_bridge.live import random_inputs
+    from tvm_bridge.back.live import random_inputs
 
     from .encoder import encoder
 
@@ -179,7 +179,7 @@ def test_the_built_model_runs_and_agrees(tmp_path):
     library = found.built.export(tmp_path / "model.so")
     code = (
         "import sys, numpy as np\n"
-        "from tvm_bridge.relay import load\n"
+        "from tvm_bridge.back.relay import load\n"
         "np.save(sys.argv[3], load(sys.argv[1]).run(dict(np.load(sys.argv[2])))[0])\n"
     )
     fresh = random_inputs(found.imported, np.random.default_rng(3))

@@ -13,17 +13,17 @@ from fuser.errors import UsageError
 from fuser.ir.program import TensorProgram
 from tests.operators import NUMBERS
 from tests.tvm_bridge.relay_writer import RelayWriter
-from tvm_bridge.relay_eval import graph_values
-from tvm_bridge.relay_graph import TensorType
-from tvm_bridge.relay_import import ImportedModel
-from tvm_bridge.relay_import import from_json_text
-from tvm_bridge.relay_import import read_model
-from tvm_bridge.relay_import import relay_node
-from tvm_bridge.relay_import import to_program
-from tvm_bridge.relay_ops import evaluate
-from tvm_bridge.relay_ops import table_entries
-from tvm_bridge.relay_params import read_params
-from tvm_bridge.relay_params import write_params
+from tvm_bridge.read.relay_graph import TensorType
+from tvm_bridge.read.relay_ops import evaluate
+from tvm_bridge.read.relay_ops import table_entries
+from tvm_bridge.read.relay_params import read_params
+from tvm_bridge.read.relay_params import write_params
+from tvm_bridge.to_program.relay_eval import graph_values
+from tvm_bridge.to_program.relay_import import ImportedModel
+from tvm_bridge.to_program.relay_import import from_json_text
+from tvm_bridge.to_program.relay_import import read_model
+from tvm_bridge.to_program.relay_import import relay_node
+from tvm_bridge.to_program.relay_import import to_program
 
 DATA = Path(__file__).parents[1] / "data" / "relay"
 MODELS = ["encoder_torch", "encoder_onnx"]

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from fuser.errors import ModelFileError
-from tvm_bridge.relay_import import ImportedModel
-from tvm_bridge.relay_import import from_json_text
-from tvm_bridge.relay_import import from_module
-from tvm_bridge.relay_import import live_calls
-from tvm_bridge.relay_import import to_program
-from tvm_bridge.relay_ops import TABLE
+from tvm_bridge.read.relay_ops import TABLE
+from tvm_bridge.to_program.relay_import import ImportedModel
+from tvm_bridge.to_program.relay_import import from_json_text
+from tvm_bridge.to_program.relay_import import from_module
+from tvm_bridge.to_program.relay_import import live_calls
+from tvm_bridge.to_program.relay_import import to_program
 
 pytestmark = pytest.mark.relay
 Inputs = dict[str, np.ndarray]

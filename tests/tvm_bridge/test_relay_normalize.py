@@ -13,16 +13,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from fuser.errors import ProgramError
-from fuser.frontends.builder import Builder
-from fuser.frontends.builder import Ref
+from fuser.ir.builder import Builder
+from fuser.ir.builder import Ref
 from fuser.ir.composites import expand
 from fuser.ir.program import TensorProgram
 from fuser.ir.scalar import Extent
 from fuser.ir.scalar import Scalar
-from tvm_bridge.normalize import Normalized
-from tvm_bridge.normalize import normalize
-from tvm_bridge.normalize_patterns import tie_scales
-from tvm_bridge.relay_eval import evaluate_program
+from tvm_bridge.to_program.normalize import Normalized
+from tvm_bridge.to_program.normalize import normalize
+from tvm_bridge.to_program.normalize_patterns import tie_scales
+from tvm_bridge.to_program.relay_eval import evaluate_program
 
 
 class Model(Builder):

@@ -15,10 +15,10 @@ from fuser.errors import FuserError
 from fuser.errors import ModelFileError
 from fuser.errors import UnsupportedError
 from tests.tvm_bridge.relay_writer import RelayWriter
-from tvm_bridge.relay_graph import TensorType
-from tvm_bridge.relay_import import from_json_text
-from tvm_bridge.relay_import import read_model
-from tvm_bridge.relay_import import to_program
+from tvm_bridge.read.relay_graph import TensorType
+from tvm_bridge.to_program.relay_import import from_json_text
+from tvm_bridge.to_program.relay_import import read_model
+from tvm_bridge.to_program.relay_import import to_program
 
 DATA = Path(__file__).parents[1] / "data" / "relay"
 

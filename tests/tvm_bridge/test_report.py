@@ -6,9 +6,9 @@ from pathlib import Path
 
 from fuser.device import load_device
 from tvm_bridge.api import Optimized
-from tvm_bridge.relay_import import read_model
-from tvm_bridge.relay_import import to_program
 from tvm_bridge.report import document
+from tvm_bridge.to_program.relay_import import read_model
+from tvm_bridge.to_program.relay_import import to_program
 
 DATA = Path(__file__).parents[1] / "data" / "relay"
 

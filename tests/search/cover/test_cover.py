@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from fuser.errors import NoValidKernelError
-from fuser.frontends.builder import Builder
-from fuser.frontends.builder import Ref
+from fuser.ir.builder import Builder
+from fuser.ir.builder import Ref
 from fuser.ir.program import TensorProgram
 from search.cover.ilp import cover
 from search.cover.parts import Part

@@ -1,0 +1,202 @@
+"""What the interpreter of :mod:`fuser.interpret.reference` computes with: numbers, or elements of finite fields.
+
+The interpreter knows where and when; an :class:`Algebra` knows what. A value is one array or several of the same shape (residues,
+flags): the interpreter only moves and slices values, through :meth:`Algebra.lift`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from typing import Protocol
+from typing import TypeVar
+
+import numpy as np
+
+from fuser.ir.mugraph import BlockGraph
+from fuser.ir.mugraph import KernelGraph
+from fuser.ir.mugraph import Stmt
+from fuser.ir.ops import Array
+from fuser.ir.ops import op as op_def
+
+V = TypeVar("V")
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Where the result of an element-wise operator lies: its axes, for each of them the element indices, and whether the operator
+    is guarded (see :func:`guarded`)."""
+
+    axes: tuple[str, ...]
+    index: Mapping[str, Array]
+    guarded: bool = False
+
+    def shape(self) -> tuple[int, ...]:
+        return tuple(len(self.index[a]) for a in self.axes)
+
+    def along(self, axis: str) -> Array:
+        """Element indices of an axis, shaped to broadcast against the result; 0 where the axis has extent 1 and no name."""
+        if axis not in self.axes:
+            return np.zeros((1,) * len(self.axes), dtype=np.int64)
+        at = self.axes.index(axis)
+        return self.index[axis].reshape([-1 if i == at else 1 for i in range(len(self.axes))])
+
+
+class Algebra(Protocol[V]):
+    """Arithmetic of the interpreter. Operands of :meth:`map` have the axes of the result, with extent 1 where they lack one."""
+
+    def lift(self, f: Callable[..., Array], *xs: V) -> V:
+        """Apply a function that only moves elements (slice, transpose, write in place) to each array that makes up the values."""
+        ...
+
+    def empty(self, shape: tuple[int, ...]) -> V:
+        """A device tensor that nothing has been written to; poisoned where the algebra can."""
+        ...
+
+    def shape(self, x: V) -> tuple[int, ...]: ...
+
+    def same(self, x: V, y: V) -> bool:
+        """The two values agree in every element (an element that is written twice must not change)."""
+        ...
+
+    def map(self, op: str, args: Sequence[V], attrs: Mapping[str, Any], tile: Tile) -> V:
+        """An element-wise operator; constants in ``attrs`` have no free extents left."""
+        ...
+
+    def contract(self, op: str, spec: str, args: Sequence[V]) -> V:
+        """A product summed over axes, as an einsum such as ``ab,bc->ac``. A summed axis may be empty."""
+        ...
+
+    def fold(self, op: str, x: V, axes: tuple[int, ...]) -> V:
+        """Fold away the dimensions ``axes``; the identity where one of them is empty."""
+        ...
+
+    def combine(self, op: str, acc: V, x: V) -> V:
+        """One step of an accumulator; ``op`` is ``sum`` for contractions."""
+        ...
+
+    def identity(self, op: str, shape: tuple[int, ...]) -> V: ...
+
+    def rescale(self, acc: V, degree: int, old: V, new: V) -> V:
+        """acc · exp(degree · (old − new)); ``old`` and ``new`` broadcast against ``acc``."""
+        ...
+
+    def library(self, op: str, args: Sequence[V], attrs: Mapping[str, Any]) -> V:
+        """An operator on whole tensors."""
+        ...
+
+
+@dataclass(frozen=True)
+class FloatAlgebra:
+    """Numpy arithmetic in one dtype, with the table's semantics of every operator."""
+
+    dtype: Any = np.float64
+
+    def lift(self, f: Callable[..., Array], *xs: Array) -> Array:
+        return f(*xs)
+
+    def empty(self, shape: tuple[int, ...]) -> Array:
+        return np.full(shape, np.nan, self.dtype)
+
+    def shape(self, x: Array) -> tuple[int, ...]:
+        return x.shape
+
+    def same(self, x: Array, y: Array) -> bool:
+        return bool(np.array_equal(x, y, equal_nan=True))
+
+    def map(self, op: str, args: Sequence[Array], attrs: Mapping[str, Any], tile: Tile) -> Array:
+        entry = op_def(op)
+        if entry.indexed:
+            (x,) = args
+            rest = {k: v for k, v in attrs.items() if k not in ("rows", "cols")}
+            return entry.numpy(x, **rest, rows=tile.along(attrs["rows"]), cols=tile.along(attrs["cols"]))
+        with np.errstate(all="ignore"):
+            out = entry.numpy(*args, **attrs)
+        if tile.guarded and op == "sub":
+            return np.where(np.isneginf(args[0]), -np.inf, out)
+        if tile.guarded and op == "div":
+            return np.where((args[0] == 0) & (args[1] == 0), 0, out)
+        return out
+
+    def contract(self, op: str, spec: str, args: Sequence[Array]) -> Array:
+        with np.errstate(all="ignore"):
+            return np.einsum(spec, *args, optimize=len(args) > 2)
+
+    def fold(self, op: str, x: Array, axes: tuple[int, ...]) -> Array:
+        if op == "sum":
+            return np.sum(x, axis=axes)
+        return np.max(x, axis=axes, initial=-np.inf)
+
+    def combine(self, op: str, acc: Array, x: Array) -> Array:
+        return acc + x if op == "sum" else np.maximum(acc, x)
+
+    def identity(self, op: str, shape: tuple[int, ...]) -> Array:
+        value = op_def(op).identity
+        assert value is not None
+        return np.full(shape, value, self.dtype)
+
+    def rescale(self, acc: Array, degree: int, old: Array, new: Array) -> Array:
+        # nothing was seen before where old is -inf: the accumulator is zero there and stays so
+        with np.errstate(all="ignore"):
+            factor = np.where(np.isneginf(old), 1, np.exp(degree * (old - new)))
+        return acc * factor
+
+    def library(self, op: str, args: Sequence[Array], attrs: Mapping[str, Any]) -> Array:
+        return np.asarray(op_def(op).numpy(*args, **attrs))
+
+
+def guarded(graph: KernelGraph) -> frozenset[tuple[str, str]]:
+    """The (kernel, value) pairs of differences and quotients that have a defined result where everything is masked:
+
+    * x − max, for a folded maximum, is −inf where x is −inf, even if the maximum is −inf too: what is absent stays absent;
+    * a / b, where both are computed from exponentials and b sums them, is 0 where both are 0: a fully masked row gives 0.
+
+    Everything else follows IEEE arithmetic. Both rules hold across kernels, for the partial results of a split reduction.
+    """
+    found: set[tuple[str, str]] = set()
+    made: set[str] = set()  # device tensors that are computed from exponentials
+    sums: set[str] = set()  # those that are computed from sums of them
+    for k in graph.kernels:
+        if not isinstance(k, BlockGraph):
+            if k.op == "exp" or made & set(k.args):
+                made.add(k.output)
+            if sums & set(k.args) or (op_def(k.op).kind in ("reduce", "contract") and made & set(k.args)):
+                sums.add(k.output)
+            continue
+        inside = _exponentials(k, made)
+        summed = _summed(k, inside, sums)
+        for s in k.computes:
+            if s.op == "sub" and k.by_value[s.args[1]].op == "max":
+                found.add((k.name, s.value))
+            if s.op == "div" and s.args[0] in inside and s.args[1] in summed:
+                found.add((k.name, s.value))
+        made |= {s.access.tensor for s in k.stores if s.access and s.value in inside}
+        sums |= {s.access.tensor for s in k.stores if s.access and s.value in summed}
+    return frozenset(found)
+
+
+def _exponentials(block: BlockGraph, tensors: set[str]) -> set[str]:
+    """Values that are computed from exponentials."""
+
+    def origin(s: Stmt) -> bool:
+        return s.op == "exp" or (s.kind == "load" and s.access is not None and s.access.source in tensors)
+
+    inside: set[str] = set()
+    for s in block.stmts:
+        if s.kind != "store" and (origin(s) or inside & set(s.args)):
+            inside.add(s.value)
+    return inside
+
+
+def _summed(block: BlockGraph, inside: set[str], tensors: set[str]) -> set[str]:
+    """Those of the values ``inside``, which are computed from exponentials, that are computed from sums of them."""
+    found: set[str] = set()
+    for s in block.stmts:
+        if s.kind == "load" and s.access is not None and s.access.tensor in tensors:
+            found.add(s.value)
+        elif s.kind == "compute" and ((s.folds and inside & set(s.args)) or found & set(s.args)):
+            found.add(s.value)
+    return found

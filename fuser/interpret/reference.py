@@ -1,0 +1,331 @@
+"""The living definition of the IR: a (µGraph, schedule) pair interpreted block by block, loop by loop, tile by tile.
+
+Semantics:
+
+* A kernel runs its body once for every block of its grid; the grid is the product of the grid parts of its axes.
+* The body is the loop tree of :func:`fuser.ir.tiling.place`. A tile is exact: it ends where the axis ends, and is empty where the
+  parts of a split reach beyond it. Nothing outside of a tensor is ever read, so no padding can be seen.
+* A value lives from its statement to the end of that pass through the innermost enclosing loop. An accumulator lives in the scope
+  of its :class:`Init`, keeps one tile for each trip of the live loops among its axes that start later, and may be read, except as
+  a ``running`` operand, only after the loop that owns it.
+* ``rescale`` multiplies an accumulator, before an update, by exp(degree · (old − new)) of the running maximum: ``old`` at the
+  accumulator's last update, ``new`` now. On the first update there is nothing to rescale.
+* Fully masked rows are defined by :func:`fuser.interpret.algebra.guarded`.
+* Every element of every output is written; one that is written again must get the same value.
+
+A tree that breaks these rules raises :class:`InterpretError`: it would be wrong on a GPU too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import string
+from collections.abc import Iterator
+from collections.abc import Mapping
+from dataclasses import dataclass
+from dataclasses import field
+from typing import Any
+from typing import Generic
+from typing import TypeVar
+
+import numpy as np
+
+from fuser.errors import FuserError
+from fuser.errors import UsageError
+from fuser.interpret.algebra import Algebra
+from fuser.interpret.algebra import FloatAlgebra
+from fuser.interpret.algebra import Tile
+from fuser.interpret.algebra import guarded
+from fuser.ir.mugraph import BlockGraph
+from fuser.ir.mugraph import KernelGraph
+from fuser.ir.mugraph import LibraryKernel
+from fuser.ir.mugraph import Stmt
+from fuser.ir.ops import Array
+from fuser.ir.scalar import Extent
+from fuser.ir.scalar import Scalar
+from fuser.ir.schedule import AxisPlan
+from fuser.ir.schedule import KernelSchedule
+from fuser.ir.schedule import Schedule
+from fuser.ir.schedule import bind
+from fuser.ir.tiling import Init
+from fuser.ir.tiling import Loop
+from fuser.ir.tiling import LoopTree
+from fuser.ir.tiling import Node
+from fuser.ir.tiling import place
+
+V = TypeVar("V")
+
+
+class InterpretError(FuserError):
+    """A loop tree or a µGraph that breaks the semantics of the IR: a value that is not there, an accumulator read too early, an
+    element that is never written or written twice with different values."""
+
+    code = "interpret"
+
+
+def interpret(graph: KernelGraph, schedule: Schedule, inputs: Mapping[str, Array], dtype: Any = np.float64) -> dict[str, Array]:
+    """The outputs of a scheduled µGraph on numpy inputs, computed in ``dtype``.
+
+    Raises :class:`UsageError` where inputs or schedule do not fit, :class:`InterpretError` where the IR's rules are broken.
+    """
+    if missing := [n for n in graph.inputs if n not in inputs]:
+        raise UsageError(f"µGraph {graph.name!r} needs the inputs {missing}")
+    values = {n: np.asarray(inputs[n]).astype(dtype) for n in graph.inputs}
+    for n, x in values.items():
+        if n in graph.table and x.shape != graph.table[n].shape:
+            raise UsageError(f"input {n!r} of {graph.name!r} has shape {x.shape}, not {graph.table[n].shape}")
+    tensors = interpret_in(FloatAlgebra(dtype), graph, schedule, values)
+    return {n: tensors[n] for n in graph.outputs}
+
+
+def interpret_in(algebra: Algebra[V], graph: KernelGraph, schedule: Schedule, inputs: Mapping[str, V]) -> dict[str, V]:
+    """The same in any algebra. Returns every device tensor: inputs, intermediates, outputs."""
+    if len(schedule.kernels) != len(graph.blocks):
+        raise UsageError(f"{graph.name!r} has {len(graph.blocks)} kernels to schedule, the schedule has {len(schedule.kernels)}")
+    tensors: dict[str, V] = {n: inputs[n] for n in graph.inputs}
+    safe = guarded(graph)
+    plans = iter(schedule.kernels)
+    for k in graph.kernels:
+        if isinstance(k, LibraryKernel):
+            attrs = _bound(k.attrs, graph, {})
+            tensors[k.output] = algebra.library(k.op, [tensors[n] for n in k.args], attrs)
+        else:
+            tensors |= _Kernel(algebra, graph, k, next(plans), tensors, safe).run()
+    return tensors
+
+
+def interpret_block(
+    block: BlockGraph, schedule: KernelSchedule, inputs: Mapping[str, Array], dtype: Any = np.float64
+) -> dict[str, Array]:
+    """:func:`interpret` for one kernel."""
+    graph = KernelGraph(block.name, block.inputs, (block,), block.outputs)
+    return interpret(graph, Schedule((schedule,)), inputs, dtype)
+
+
+def _bound(attrs: tuple[tuple[str, Any], ...], graph: KernelGraph, extents: Mapping[str, int]) -> dict[str, Any]:
+    """Attributes without free extents: those of axes of the block, and those of program tensors."""
+
+    def size(e: Extent) -> int:
+        return extents[e.tensor] if e.dim < 0 else graph.table[e.tensor].shape[e.dim]
+
+    return {k: v.bind(size) if isinstance(v, Scalar) else v for k, v in attrs}
+
+
+@dataclass(eq=False)
+class _Value(Generic[V]):
+    """A value in scope. A plain value has one tile; an accumulator has one for each trip of the loops in ``free``."""
+
+    stmt: Stmt
+    free: tuple[str, ...] = ()
+    done: bool = True
+    tiles: dict[tuple[int, ...], V] = field(default_factory=dict)
+    seen: dict[tuple[str, tuple[int, ...]], V] = field(default_factory=dict)  # maximum at the last update of a tile
+
+
+class _Kernel(Generic[V]):
+    def __init__(
+        self,
+        algebra: Algebra[V],
+        graph: KernelGraph,
+        block: BlockGraph,
+        schedule: KernelSchedule,
+        tensors: Mapping[str, V],
+        safe: frozenset[tuple[str, str]],
+    ) -> None:
+        self.algebra, self.tensors = algebra, tensors
+        self.block, self.plans = bind(block, schedule)
+        self.tree: LoopTree = place(self.block, schedule.order, self.plans)
+        self.live = {a for a, p in self.plans.items() if p.trips > 1}
+        self.attrs = {s.value: _bound(s.attrs, graph, self.block.extents) for s in self.block.computes}
+        self.safe = {value for kernel, value in safe if kernel == block.name}
+        self.grid: dict[str, int] = {}  # block index along each axis
+        self.trip: dict[str, int] = {}  # trip of each enclosing loop
+        self.scopes: list[dict[str, _Value[V]]] = []
+        self.ranges: dict[tuple[str, int, int], Array] = {}
+        self.written: dict[str, Array] = {}
+        self.out: dict[str, V] = {}
+
+    def run(self) -> dict[str, V]:
+        for s in self.block.stores:
+            assert s.access is not None
+            shape = s.access.shape(self.block.extents)
+            self.out[s.access.tensor] = self.algebra.empty(shape)
+            self.written[s.access.tensor] = np.zeros(shape, dtype=bool)
+        for grid in self.blocks():
+            self.grid = grid
+            self.scopes = [{}]
+            self.trip = {}
+            self.body(self.tree.body)
+        for name, mask in self.written.items():
+            if not mask.all():
+                raise InterpretError(f"kernel {self.block.name!r} leaves {int((~mask).sum())} elements of {name!r} unwritten")
+        return self.out
+
+    def blocks(self) -> Iterator[dict[str, int]]:
+        own = [p for p in self.plans.values() if not p.split]
+        for index in itertools.product(*(range(p.grid) for p in own)):
+            grid = {p.axis: g for p, g in zip(own, index, strict=True)}
+            yield grid | {p.axis: grid[p.split] for p in self.plans.values() if p.split}
+
+    # -- where a tile lies ------------------------------------------------------------------------------------------------
+
+    def span(self, axis: str) -> tuple[int, int]:
+        """First element of the current tile of an axis, and one past its last."""
+        p: AxisPlan = self.plans[axis]
+        if axis in self.live and axis not in self.trip:
+            raise InterpretError(f"kernel {self.block.name!r} needs a tile of {axis!r} outside of its loop: {self.tree}")
+        start = self.grid[axis] * p.chunk + self.trip.get(axis, 0) * p.tile
+        end = min(start + p.tile, p.extent, (self.grid[axis] + 1) * p.chunk)
+        return min(start, p.extent), max(end, min(start, p.extent))
+
+    def index(self, axis: str) -> Array:
+        span = self.span(axis)
+        found = self.ranges.get((axis, *span))
+        if found is None:
+            found = self.ranges[(axis, *span)] = np.arange(*span)
+        return found
+
+    def window(self, stmt: Stmt) -> tuple[tuple[int, ...], tuple[Any, ...]]:
+        """Shape of what is accessed with a dimension for each axis, and the current tile of it (a view, of a scalar too)."""
+        assert stmt.access is not None
+        axes = stmt.access.axes
+        return tuple(self.block.extents[a] for a in axes), (*(slice(*self.span(a)) for a in axes), ...)
+
+    # -- control ----------------------------------------------------------------------------------------------------------
+
+    def body(self, nodes: tuple[Node, ...]) -> None:
+        fresh: list[_Value[V]] = []
+        for n in nodes:
+            if isinstance(n, Init):
+                stmt = self.block.by_value[n.value]
+                free = tuple(a for a in stmt.axes if a in self.live and a not in self.trip)
+                value = _Value[V](stmt, free, done=False)
+                self.scopes[-1][n.value] = value
+                fresh.append(value)
+            elif isinstance(n, Loop):
+                if n.axis in self.trip:
+                    raise InterpretError(f"kernel {self.block.name!r} has a loop over {n.axis!r} inside another: {self.tree}")
+                for t in range(n.trips):
+                    self.trip[n.axis] = t
+                    self.scopes.append({})
+                    self.body(n.body)
+                    self.scopes.pop()
+                del self.trip[n.axis]
+                for value in fresh:
+                    value.done = True
+                fresh = []
+            elif n.kind == "load":
+                self.define(n, self.load(n))
+            elif n.kind == "compute":
+                self.compute(n)
+            else:
+                self.store(n)
+
+    def define(self, stmt: Stmt, tile: V) -> None:
+        self.scopes[-1][stmt.value] = _Value(stmt, tiles={(): tile})
+
+    def find(self, value: str) -> _Value[V] | None:
+        return next((scope[value] for scope in reversed(self.scopes) if value in scope), None)
+
+    def read(self, value: str, reader: Stmt, running: bool) -> V:
+        found = self.find(value)
+        if found is None:
+            raise self.misread(reader, f"{value!r} is not available there")
+        if not (found.done or running):
+            raise self.misread(reader, f"the accumulator {value!r} is read before its loop has ended")
+        if outside := [a for a in found.free if a not in self.trip]:
+            raise self.misread(reader, f"{value!r} keeps a tile for each trip over {outside}, but is read outside of those loops")
+        key = tuple(self.trip[a] for a in found.free)
+        if key not in found.tiles:
+            raise self.misread(reader, f"tile {key} of {value!r} has not been computed")
+        return found.tiles[key]
+
+    def misread(self, reader: Stmt, what: str) -> InterpretError:
+        return InterpretError(f"kernel {self.block.name!r}, {reader.key} in {self.tree}: {what}")
+
+    # -- statements -------------------------------------------------------------------------------------------------------
+
+    def load(self, stmt: Stmt) -> V:
+        assert stmt.access is not None
+        source, (full, window) = self.tensors[stmt.access.source], self.window(stmt)
+        if self.algebra.shape(source) != stmt.access.source_shape(self.block.extents):
+            raise InterpretError(
+                f"kernel {self.block.name!r} reads {stmt.access} of shape {stmt.access.source_shape(self.block.extents)}, "
+                f"but the tensor has shape {self.algebra.shape(source)}"
+            )
+        if box := stmt.access.window:
+            sizes = stmt.access.shape(self.block.extents)
+            part = tuple(slice(x, x + n) for x, n in zip(box.starts, sizes, strict=True))
+            seen = box.seen
+            source = self.algebra.lift(lambda x: x.reshape(seen)[part], source)
+        perm = tuple(stmt.access.axes.index(a) for a in stmt.axes)
+        return self.algebra.lift(lambda x: x.reshape(full)[window].transpose(perm), source)
+
+    def compute(self, stmt: Stmt) -> None:
+        args = [self.read(a, stmt, a in stmt.running) for a in stmt.args]
+        axes = [self.block.by_value[a].axes for a in stmt.args]
+        if not stmt.folds:
+            tile = Tile(stmt.axes, {a: self.index(a) for a in stmt.axes}, stmt.value in self.safe)
+            aligned = [self.align(x, own, stmt.axes) for x, own in zip(args, axes, strict=True)]
+            self.define(stmt, self.algebra.map(stmt.op, aligned, self.attrs[stmt.value], tile))
+            return
+        x = self.folded(stmt, args, axes)
+        acc = self.find(stmt.value)
+        if acc is None or acc.done:
+            if looped := [a for a in stmt.reduce if a in self.live]:
+                raise InterpretError(
+                    f"kernel {self.block.name!r}: {stmt.value!r} is summed over {looped} without Init: {self.tree}"
+                )
+            self.define(stmt, x)
+            return
+        op = "sum" if stmt.op == "matmul" else stmt.op
+        key = tuple(self.trip[a] for a in acc.free)
+        old = acc.tiles.get(key)
+        for r in stmt.rescale:
+            new = self.align(self.read(r.maximum, stmt, True), self.block.by_value[r.maximum].axes, stmt.axes)
+            if old is not None:
+                old = self.algebra.rescale(old, r.degree, acc.seen[r.maximum, key], new)
+            acc.seen[r.maximum, key] = new
+        acc.tiles[key] = self.algebra.combine(op, self.algebra.identity(op, self.algebra.shape(x)) if old is None else old, x)
+
+    def folded(self, stmt: Stmt, args: list[V], axes: list[tuple[str, ...]]) -> V:
+        """The fold over this tile alone, with the axes of the value."""
+        known = {a for own in axes for a in own}
+        if absent := set(stmt.reduce) - known:
+            raise InterpretError(f"kernel {self.block.name!r}: {stmt} sums over {sorted(absent)}, which no operand has")
+        kept = tuple(a for a in stmt.axes if a in known)
+        if stmt.op == "matmul":
+            letter = dict(zip(sorted(known), string.ascii_letters, strict=False))
+            spec = ",".join("".join(letter[a] for a in own) for own in axes) + "->" + "".join(letter[a] for a in kept)
+            x = self.algebra.contract(stmt.op, spec, args)
+        else:
+            x = self.algebra.fold(stmt.op, args[0], tuple(axes[0].index(a) for a in stmt.reduce))
+            x = self.align(x, tuple(a for a in axes[0] if a not in stmt.reduce), kept)
+        return self.align(x, kept, stmt.axes)
+
+    def align(self, x: V, own: tuple[str, ...], axes: tuple[str, ...]) -> V:
+        """Transpose to the order of ``axes``, with extent 1 where the value lacks one."""
+        if own == axes:
+            return x
+        perm = tuple(own.index(a) for a in axes if a in own)
+        new = tuple(i for i, a in enumerate(axes) if a not in own)
+        return self.algebra.lift(lambda y: np.expand_dims(y.transpose(perm), new), x)
+
+    def store(self, stmt: Stmt) -> None:
+        assert stmt.access is not None
+        name, (full, window) = stmt.access.tensor, self.window(stmt)
+        x = self.align(self.read(stmt.value, stmt, False), self.block.by_value[stmt.value].axes, stmt.access.axes)
+        shape = tuple(s.stop - s.start for s in window[:-1])
+        x = self.algebra.lift(lambda y: np.broadcast_to(y, shape), x)
+        mask = self.written[name].reshape(full)[window]
+        if mask.any():
+            before = self.algebra.lift(lambda y: y.reshape(full)[window], self.out[name])
+            if not mask.all() or not self.algebra.same(before, x):
+                raise InterpretError(f"kernel {self.block.name!r} writes elements of {name!r} twice with different values")
+        mask[...] = True
+
+        def write(buffer: Array, tile: Array) -> Array:
+            buffer.reshape(full)[window] = tile
+            return buffer
+
+        self.out[name] = self.algebra.lift(write, self.out[name], x)

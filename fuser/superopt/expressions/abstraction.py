@@ -1,0 +1,144 @@
+"""The abstract expression of every operator (Mirage, table 1) and of every tensor of a program.
+
+Reshape, transpose, broadcast, repeat, slice and cast leave an expression alone. Operators are written with few atoms (silu is
+``x·sigmoid(x)``, rsqrt is ``1/sqrt``, a subtraction adds ``-1·y``), so that forms written differently meet. ``where`` is linear
+in both branches: ``mask(c)·a + mask'(c)·b``. Softmax and attention use the bare exponential; running maxima belong to lowering.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Hashable
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+from fuser.errors import UnsupportedError
+from fuser.ir.composites import expand
+from fuser.ir.opdef import evaluate
+from fuser.ir.opdef import own_attributes
+from fuser.ir.ops import OPS
+from fuser.ir.program import Node
+from fuser.ir.program import TensorProgram
+from fuser.superopt.expressions.question import NF
+from fuser.superopt.expressions.question import ONE
+from fuser.superopt.expressions.question import Extent
+from fuser.superopt.expressions.question import add
+from fuser.superopt.expressions.question import const
+from fuser.superopt.expressions.question import div
+from fuser.superopt.expressions.question import exp
+from fuser.superopt.expressions.question import fn
+from fuser.superopt.expressions.question import mul
+from fuser.superopt.expressions.question import reduce_max
+from fuser.superopt.expressions.question import reduce_sum
+from fuser.superopt.expressions.question import var
+
+Attrs = Mapping[str, Any]
+Extents = Sequence[Extent]
+Rule = Callable[[Sequence[NF], Extents, Attrs], NF]
+
+
+def _elementwise(rule: Callable[..., NF]) -> Rule:
+    return lambda x, _extents, _attrs: rule(*x)
+
+
+def _function(name: str) -> Rule:
+    return lambda x, _extents, _attrs: fn(name, *x)
+
+
+def _same(x: Sequence[NF], _extents: Extents, _attrs: Attrs) -> NF:
+    return x[0]
+
+
+def _negative(x: NF) -> NF:
+    return mul(const(-1), x)
+
+
+def _maximum(a: NF, b: NF) -> NF:
+    return fn("maximum", *sorted((a, b), key=lambda e: e.number))
+
+
+def _where(c: NF, a: NF, b: NF) -> NF:
+    return add(mul(fn("mask", c), a), mul(fn("unmask", c), b))
+
+
+def _concat_matmul(x: Sequence[NF], extents: Extents, _attrs: Attrs) -> NF:
+    """(W ‖ X)(Y ‖ Z) of the operands W, X, Y, Z; ``extents`` are those of the two reductions, each a tuple of extents or one."""
+    w, left, y, right = x
+    k1, k2 = (tuple(k) if isinstance(k, tuple) else (k,) for k in extents)
+    return add(reduce_sum(k1, mul(w, y)), reduce_sum(k2, mul(left, right)))
+
+
+RULES: dict[str, Rule] = {
+    "add": _elementwise(add),
+    "sub": _elementwise(lambda a, b: add(a, _negative(b))),
+    "mul": _elementwise(mul),
+    "div": _elementwise(div),
+    "maximum": _elementwise(_maximum),
+    "where": _elementwise(_where),
+    "scale": lambda x, _extents, attrs: mul(const(attrs["scalar"]), x[0]),
+    "shift": lambda x, _extents, attrs: add(const(attrs["scalar"]), x[0]),
+    "neg": _elementwise(_negative),
+    "causal_mask": lambda x, _extents, attrs: fn("causal_mask", x[0], params=(attrs.get("offset", 0),)),
+    "exp": _elementwise(exp),
+    "reciprocal": _elementwise(lambda x: div(ONE, x)),
+    "square": _elementwise(lambda x: mul(x, x)),
+    "cast": _same,
+    "matmul": lambda x, extents, _attrs: reduce_sum(extents, mul(x[0], x[1])),
+    "concat_matmul": _concat_matmul,
+    "sum": lambda x, extents, _attrs: reduce_sum(extents, x[0]),
+    "max": lambda x, extents, _attrs: reduce_max(extents, x[0]),
+    "reshape": _same,
+    "transpose": _same,
+    "broadcast": _same,
+    "repeat": _same,
+    "slice": _same,
+    "concat": _function("concat"),
+}
+"""From operator to the expression of its output, given its operands' expressions, the extents it reduces, and its attributes.
+Those of other element-wise operators follow from the op table: its formula, or an uninterpreted function."""
+
+
+def abstract(op: str, operands: Sequence[NF], extents: Extents = (), attrs: Attrs | None = None) -> NF:
+    """The abstract expression of ``op``; an accumulator over a loop or a grid part is ``sum`` with that part as its extent."""
+    attrs = attrs or {}
+    rule = RULES.get(op)
+    if rule is not None:
+        return rule(operands, extents, attrs)
+    entry = OPS.get(op)
+    if entry is not None and entry.formula is not None:
+        return evaluate(entry.steps(attrs), operands, lambda name, xs, at: abstract(name, xs, (), at))
+    if entry is None or entry.kind != "map" or entry.indexed:
+        raise UnsupportedError(
+            f"operator {op!r} has no abstract expression",
+            "expand composites first, or add a rule to fuser.superopt.expressions.abstraction",
+        )
+    args = sorted(operands, key=lambda e: e.number) if entry.commutative else operands
+    return fn(op, *args, params=own_attributes(entry, attrs))
+
+
+def reduced_dims(program: TensorProgram, node: Node) -> tuple[tuple[str, int], ...]:
+    """(tensor, dimension) of every axis that the operator reduces; of a matmul the left operand's."""
+    rank = len(program[node.inputs[0]].shape)
+    if node.op == "matmul":
+        return ((node.inputs[0], rank - 1),)
+    if node.op in ("sum", "max"):
+        return tuple((node.inputs[0], d) for d in sorted({int(d) % rank for d in node.attr["axis"]}))
+    return ()
+
+
+def of_program(program: TensorProgram, extents: Callable[[str, int], Iterable[Extent]] | None = None) -> dict[str, NF]:
+    """The normal form of each tensor of a program, whose composites are expanded first (inputs and outputs keep their names).
+
+    ``extents(tensor, dim)`` names the extents of a reduced axis, whose product it is; by default its size. Raises
+    :class:`UnsupportedError` for an operator without a rule.
+    """
+    program = expand(program)
+    forms = {name: var(name) for name in program.inputs}
+    for node in program.nodes:
+        reduced: list[Hashable] = []
+        for tensor, dim in reduced_dims(program, node):
+            reduced += extents(tensor, dim) if extents else (program[tensor].shape[dim],)
+        forms[node.output] = abstract(node.op, [forms[n] for n in node.inputs], reduced, node.attr)
+    return forms

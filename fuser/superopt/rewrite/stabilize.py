@@ -1,0 +1,315 @@
+"""Stable exponentials: where a shift of the exponents cancels, keep a running maximum and rescale, within a kernel and across
+kernels.
+
+The algebra uses bare ``exp``. Give every exponential an independent factor λ for each index of the axes that its sums keep
+(and for each part of a split sum), and infer the degree of every value in λ: products add, quotients subtract, sums and
+differences need equality, everything else needs degree 0. If every output has degree 0, any shift per index is allowed;
+lowering then subtracts the running maximum and rescales each accumulator of degree d by exp(d · Δ maximum), which is online
+softmax. A denominator must hold the maximal term, or it may underflow.
+
+Where the sums are split over the grid, each part has its own maximum: the kernel stores it, and a later kernel multiplies the
+partial results by its exponential before it adds them. That exponential is stabilized in turn, so that only differences of
+maxima are ever exponentiated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from dataclasses import replace
+
+from fuser.ir.mugraph import Access
+from fuser.ir.mugraph import BlockGraph
+from fuser.ir.mugraph import KernelGraph
+from fuser.ir.mugraph import LibraryKernel
+from fuser.ir.mugraph import Rescale
+from fuser.ir.mugraph import Stmt
+from fuser.ir.mugraph import ordered
+from fuser.ir.ops import op as op_def
+from fuser.ir.program import accumulator
+from fuser.superopt.rewrite.widen import widen_scores
+
+Key = tuple[int, str]
+"""A value of a kernel graph: the index of its kernel and its name there."""
+
+
+@dataclass(frozen=True)
+class Licence:
+    """What was found for one exponential: ``axes`` over which the maximum is taken and the degree of every value that has one, by
+    kernel. ``refused`` says why a shift would change the result or would not make it safe."""
+
+    exponential: str
+    axes: tuple[str, ...]
+    degrees: tuple[tuple[str, int], ...]
+    refused: str = ""
+    kernel: int = 0
+    elsewhere: tuple[tuple[int, str, int], ...] = ()
+    """Degrees in later kernels, as (kernel, value, degree)."""
+
+    @property
+    def granted(self) -> bool:
+        return not self.refused
+
+
+def licences(graph: BlockGraph | KernelGraph) -> tuple[Licence, ...]:
+    """One :class:`Licence` for each exponential."""
+    graph = _as_graph(graph)
+    return tuple(_Degrees(graph, k, s).licence() for k, b in _blocks(graph) for s in b.computes if s.op == "exp")
+
+
+def stabilize(block: BlockGraph) -> BlockGraph:
+    """The block with a running maximum for every exponential that is licensed; the others stay as they are."""
+    (found,) = stabilize_graph(_as_graph(block)).blocks
+    return found.validate()
+
+
+def stabilize_graph(graph: KernelGraph) -> KernelGraph:
+    """The same of a whole kernel graph: partial results of split sums carry their maxima to the kernel that adds them, and
+    scores that a kernel leaves to another one are fp32."""
+    for k, block in _blocks(graph):
+        for value in [s.value for s in block.computes if s.op == "exp"]:
+            graph = _stabilized(graph, k, value) or graph
+    return widen_scores(graph).validate()
+
+
+def unstable(graph: KernelGraph) -> tuple[str, ...]:
+    """Exponentials without a maximum, and why."""
+    found: list[str] = []
+    for k, block in _blocks(graph):
+        for s in block.computes:
+            if s.op == "exp" and not _shifted(block, s):
+                found.append(f"{block.name}.{s.value}: {_Degrees(graph, k, s).licence().refused or 'not stabilized'}")
+    return tuple(found)
+
+
+def _shifted(block: BlockGraph, s: Stmt) -> bool:
+    """The operand is already a difference to a running maximum."""
+    inner = block.by_value[s.args[0]]
+    return inner.kind == "compute" and inner.op == "sub" and bool(inner.running)
+
+
+def _as_graph(graph: BlockGraph | KernelGraph) -> KernelGraph:
+    if isinstance(graph, KernelGraph):
+        return graph
+    return KernelGraph(graph.name, graph.inputs, (graph,), graph.outputs)
+
+
+def _blocks(graph: KernelGraph) -> list[tuple[int, BlockGraph]]:
+    return [(k, b) for k, b in enumerate(graph.kernels) if isinstance(b, BlockGraph)]
+
+
+class _Degrees:
+    """Degrees of all values of a graph in the factor of one exponential."""
+
+    def __init__(self, graph: KernelGraph, kernel: int, exp: Stmt, positive: frozenset[Key] = frozenset()) -> None:
+        self.graph, self.kernel, self.exp, self.positive = graph, kernel, exp, positive
+        block = graph.kernels[kernel]
+        assert isinstance(block, BlockGraph)
+        self.block = block
+        self.degree: dict[Key, int] = {(kernel, exp.value): 1}
+        self.holds: set[Key] = {(kernel, exp.value)}
+        """Values that are at least the maximal term: positive sums of the exponential."""
+        self.stored: dict[str, Key] = {}
+
+    def licence(self) -> Licence:
+        refused = self.infer()
+        over = () if refused else self.over()
+        mine = tuple((v, d) for (k, v), d in self.degree.items() if k == self.kernel)
+        rest = tuple((k, v, d) for (k, v), d in self.degree.items() if k != self.kernel)
+        if not refused and not over:
+            refused = "nothing is summed over its axes"
+        refused = refused or self.consistent(over)
+        return Licence(self.exp.value, () if refused else over, mine, refused, self.kernel, rest)
+
+    def infer(self) -> str:
+        """Fill ``degree``; returns why the factor does not cancel, or nothing."""
+        for k, kernel in enumerate(self.graph.kernels):
+            if isinstance(kernel, LibraryKernel):
+                if any(self.degree.get(self.stored.get(t, (-1, "")), 0) for t in kernel.inputs):
+                    return f"the library kernel {kernel.name} reads a value that carries the factor"
+                continue
+            for s in kernel.stmts:
+                key = (k, s.value)
+                if s.kind == "load" and s.access:
+                    source = self.stored.get(s.access.source)
+                    if source and self.degree.get(source):
+                        self.degree[key] = self.degree[source]
+                        if source in self.holds:
+                            self.holds.add(key)
+                elif s.kind == "store" and s.access:
+                    self.stored[s.access.tensor] = key
+                    if s.access.tensor in self.graph.outputs and self.degree.get(key):
+                        return f"output {s.value} has degree {self.degree[key]}: no division takes the factor out"
+                elif s.kind == "compute" and not (s is self.exp and k == self.kernel) and (why := self.visit(k, s)):
+                    return why
+        return ""
+
+    def visit(self, k: int, s: Stmt) -> str:
+        keys = [(k, a) for a in s.args]
+        ds = [self.degree.get(a, 0) for a in keys]
+        if not any(ds):
+            return ""
+        rule = op_def(s.op).degree
+        if rule == "add":
+            d = sum(ds)
+        elif rule == "sub":
+            d = ds[0] - ds[1]
+        elif rule == "same":
+            d = ds[0]
+        elif rule == "equal" and len(set(ds)) == 1:
+            d = ds[0]
+        else:
+            return f"{s.value} = {s.op}({', '.join(s.args)}) has operands of degrees {ds}"
+        if d and s.op == "max":
+            return f"{s.value} takes a maximum of values of degree {d}"
+        if s.op == "div" and ds[1] and keys[1] not in self.holds:
+            return f"the denominator {s.args[1]} of {s.value} need not hold the maximal term"
+        if s.op == "mul" and any(a in self.holds and b in self.positive for a, b in (keys, keys[::-1])):
+            self.holds.add((k, s.value))  # a partial sum that holds its own maximal term, times the exponential of its maximum
+        if s.op in ("sum", "cast") or (s.op == "add" and all(a in self.holds for a in keys)) or _scales_up(s):
+            self.holds |= {(k, s.value)} if keys[0] in self.holds else set()
+        if d:
+            self.degree[k, s.value] = d
+        return ""
+
+    def over(self) -> tuple[str, ...]:
+        """Axes of the exponent over which its kernel sums values that carry the factor."""
+        summed = {a for s in self.block.computes if s.folds and self.carries(self.kernel, s) for a in s.reduce}
+        return tuple(a for a in self.block.by_value[self.exp.args[0]].axes if a in summed)
+
+    def carries(self, k: int, s: Stmt) -> bool:
+        return any(self.degree.get((k, a), 0) for a in s.args)
+
+    def consistent(self, over: tuple[str, ...]) -> str:
+        """A sum keeps the factor only if the factor does not vary along it, and one maximum serves it only if it sums over all of
+        the maximum's axes at once."""
+        kept = set(self.block.by_value[self.exp.args[0]].axes) - set(over)
+        for k, block in _blocks(self.graph):
+            for s in block.computes:
+                if not s.folds or not self.carries(k, s):
+                    continue
+                if varies := set(s.reduce) & kept:
+                    return f"{s.value} sums over {sorted(varies)}, along which the maximum varies"
+                inside = {a for v in s.args if self.degree.get((k, v)) for a in block.by_value[v].axes} & set(over)
+                if k == self.kernel and inside and inside != set(s.reduce) & set(over):
+                    return f"{s.value} sums over {sorted(set(s.reduce) & set(over))} only, the maximum is over {sorted(over)}"
+            for s in block.stores:
+                if k == self.kernel and self.degree.get((k, s.value)) and set(s.axes) & set(over):
+                    return f"{s.value} leaves the kernel before it is summed over {sorted(set(s.axes) & set(over))}"
+        return ""
+
+
+def _scales_up(s: Stmt) -> bool:
+    return s.op == "scale" and s.attr["scalar"].coeff > 0
+
+
+def _stabilized(graph: KernelGraph, kernel: int, value: str, positive: frozenset[Key] = frozenset()) -> KernelGraph | None:
+    """The graph with one exponential made safe, or None where that is not licensed (there or where its parts are added).
+
+    ``positive`` are values known to be at least 1: partial sums that hold their own maximal term.
+    """
+    block = graph.kernels[kernel]
+    assert isinstance(block, BlockGraph)
+    exp = block.by_value[value]
+    if _shifted(block, exp):
+        return None
+    degrees = _Degrees(graph, kernel, exp, positive)
+    licence = degrees.licence()
+    if not licence.granted:
+        return None
+    parts = tuple(g for a, g in block.splits if a in licence.axes)
+    top = _fresh(f"{value}_max", block)
+    shifted = _shift(block, licence, top)
+    kernels = list(graph.kernels)
+    kernels[kernel] = shifted
+    if not parts:
+        return replace(graph, kernels=tuple(kernels))
+    maximum = shifted.by_value[top]
+    axes = ordered(maximum.axes, shifted.axes)
+    tensors = {*graph.inputs, *graph.outputs, *(t for k in graph.kernels for t in k.outputs)}
+    tensor = top
+    while tensor in tensors:
+        tensor += "_"
+    access = Access(tensor, tuple((a,) for a in axes))
+    kernels[kernel] = replace(shifted, stmts=(*shifted.stmts, Stmt("store", top, axes, maximum.dtype, access=access)))
+    factors: list[tuple[int, str]] = []
+    for k, b in _blocks(graph):
+        loads = {
+            s.value: degrees.degree[k, s.value] for s in b.loads if degrees.degree.get((k, s.value)) and set(s.axes) & set(parts)
+        }
+        if loads:
+            kernels[k], factor = _weighted(b, loads, axes, access, maximum.dtype)
+            factors.append((k, factor))
+    found = replace(graph, kernels=tuple(kernels))
+    for k, factor in factors:
+        after = _stabilized(found, k, factor, frozenset(degrees.holds))
+        if after is None:
+            return None
+        found = after
+    return found
+
+
+def _weighted(
+    block: BlockGraph, degrees: dict[str, int], axes: tuple[str, ...], access: Access, dtype: str
+) -> tuple[BlockGraph, str]:
+    """Multiply loaded partial results by the exponential of their part's maximum, to the power of their degree."""
+    top, factor = _fresh(access.tensor, block), _fresh(f"{access.tensor}_exp", block)
+    out: list[Stmt] = [
+        Stmt("load", top, axes, dtype, access=access),
+        Stmt("compute", factor, axes, dtype, "exp", (top,)),
+    ]
+    new: dict[str, str] = {}
+    for s in block.stmts:
+        out.append(replace(s, args=tuple(new.get(a, a) for a in s.args)))
+        if s.kind == "load" and s.value in degrees:
+            d, last = degrees[s.value], s.value
+            for i in range(abs(d)):
+                name = _fresh(f"{s.value}_weighted" + (str(i) if i else ""), block)
+                out.append(
+                    Stmt(
+                        "compute", name, ordered({*s.axes, *axes}, block.axes), s.dtype, "mul" if d > 0 else "div", (last, factor)
+                    )
+                )
+                last = name
+            new[s.value] = last
+    return replace(block, stmts=tuple(out)), factor
+
+
+def _shift(block: BlockGraph, licence: Licence, top: str) -> BlockGraph:
+    degree = dict(licence.degrees)
+    out: list[Stmt] = []
+    for s in block.stmts:
+        if s.kind == "compute" and s.value == licence.exponential:
+            (x,) = s.args
+            axes, dtype = block.by_value[x].axes, accumulator(block.by_value[x].dtype)
+            shifted = _fresh(f"{s.value}_shifted", block)
+            gained = tuple(g for a, g in block.splits if a in licence.axes)
+            kept = ordered((*(a for a in axes if a not in licence.axes), *gained), block.axes)
+            out.append(Stmt("compute", top, kept, dtype, "max", (x,), licence.axes))
+            out.append(Stmt("compute", shifted, ordered((*axes, *gained), block.axes), dtype, "sub", (x, top), running=(top,)))
+            out.append(replace(s, axes=out[-1].axes, args=(shifted,)))
+        elif s.kind == "compute" and s.folds and degree.get(s.value):
+            out.append(replace(s, rescale=(*s.rescale, Rescale(top, degree[s.value]))))
+        else:
+            out.append(s)
+    return replace(block, stmts=_spread(block, out))
+
+
+def _spread(block: BlockGraph, stmts: list[Stmt]) -> tuple[Stmt, ...]:
+    """What is computed element by element from an exponential of a split sum has the part's axis too: each part has its
+    maximum.
+    """
+    axes: dict[str, tuple[str, ...]] = {}
+    out: list[Stmt] = []
+    for s in stmts:
+        if s.kind == "compute":
+            union = {a for v in s.args for a in axes[v]} - set(s.reduce)
+            s = replace(s, axes=ordered({*s.axes, *union}, block.axes))
+        axes.setdefault(s.value, s.axes)
+        out.append(s)
+    return tuple(out)
+
+
+def _fresh(name: str, block: BlockGraph) -> str:
+    while name in block.by_value:
+        name += "_"
+    return name

@@ -1,0 +1,158 @@
+"""A comparison in float64: the scheduled µGraph, interpreted, against the numpy semantics of the program."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from collections.abc import Iterator
+from collections.abc import Mapping
+
+import numpy as np
+
+from fuser.agreement import agreement
+from fuser.errors import UsageError
+from fuser.interpret.algebra import FloatAlgebra
+from fuser.interpret.flat import evaluate_flat
+from fuser.interpret.reference import InterpretError
+from fuser.interpret.reference import interpret
+from fuser.ir.domain import input_domains
+from fuser.ir.interval import ANY
+from fuser.ir.interval import place
+from fuser.ir.mugraph import KernelGraph
+from fuser.ir.ops import Array
+from fuser.ir.ops import op as op_def
+from fuser.ir.program import TensorProgram
+from fuser.ir.schedule import Schedule
+from fuser.superopt.verify.checking import checking_schedules
+from fuser.superopt.verify.conditions import conditions
+from fuser.superopt.verify.magnitudes import magnitudes
+from fuser.superopt.verify.magnitudes import reference
+from fuser.superopt.verify.magnitudes import scaled
+from fuser.superopt.verify.magnitudes import shifted
+from fuser.superopt.verify.reduced import Case
+from fuser.superopt.verify.reduced import Reduction
+from fuser.superopt.verify.reduced import reduction
+
+TOLERANCE = 1e-8
+"""Largest relative Frobenius error that passes."""
+NOISE, MOST_NOISE = 64, 1e-3
+"""How many times the noise of rounding an error may be, and the largest noise that counts: beyond, a draw would say nothing."""
+DRAWS = 4
+"""Draws of the inputs where exponents are not all shifted by their maximum."""
+SINGLE, SINGLE_MOST = 1e-4, 0.1
+"""Error in float32 of a program that is well conditioned, and that with which a µGraph of it may get: it lost its values."""
+
+
+def float_check(
+    program: TensorProgram, graph: KernelGraph, schedule: Schedule | None = None, rng: np.random.Generator | None = None
+) -> float:
+    """Largest relative Frobenius error of the outputs in float64, at reduced sizes (:mod:`fuser.superopt.verify.reduced`),
+    infinite where NaN or infinity differ. Raises :class:`fuser.superopt.verify.reduced.MismatchError` where the tensors do not
+    fit."""
+    rng = rng or np.random.default_rng(0)
+    return float_error(reduction(program, graph), schedule, rng)
+
+
+def float_error(tied: Reduction, schedule: Schedule | None, rng: np.random.Generator, turn: int = 0) -> float:
+    """:func:`float_check` for axes that are tied already; of two turns in a row every extent differs.
+
+    Inputs are compared as they are drawn and at larger factors (:mod:`.magnitudes`), and several times where exponents are not
+    all shifted by their maximum: what is equal in exact arithmetic may overflow where the program does not, with some inputs.
+    As they are drawn they are compared in float32 too, which overflows earlier.
+    """
+    case = tied.draw(rng, turn)
+    worst = 0.0
+    with np.errstate(all="ignore"):
+        for _ in range(DRAWS if _has_exp(case) and not shifted(case.graph) else 1):
+            worst = max(worst, _drawn_error(tied, schedule, case, rng))
+            if not worst <= TOLERANCE:
+                return worst
+    return worst
+
+
+def _has_exp(case: Case) -> bool:
+    return any(n.op == "exp" for n in case.program.nodes) or any(s.op == "exp" for b in case.graph.blocks for s in b.computes)
+
+
+def _drawn_error(tied: Reduction, schedule: Schedule | None, case: Case, rng: np.random.Generator) -> float:
+    """The largest error for one draw of the inputs at all its factors."""
+    worst = 0.0
+    for inputs in _float_inputs(case.program, rng, conditions(case.program, case.graph) or ()):
+        if not _single_agrees(case, inputs):
+            return math.inf
+        chosen = magnitudes(case.program, case.graph, inputs)
+        for factor in chosen.factors:
+            values = scaled(inputs, factor)
+            got, wanted = _computed(tied, schedule, case, values), reference(case.program, values)
+            error = max(relative_error(got[n], x, chosen.masked) for n, x in wanted.items())
+            if not error <= TOLERANCE and not error <= NOISE * _noise(case.program, values, wanted):
+                return error
+            worst = max(worst, min(error, TOLERANCE))
+        if chosen.finite:
+            break
+    return worst
+
+
+def _noise(program: TensorProgram, inputs: Mapping[str, Array], wanted: Mapping[str, Array]) -> float:
+    """How far rounding alone moves the outputs of the program: relative error where the result of every operator is off by about
+    its last bit (Monte Carlo arithmetic). Large where sums cancel; at most :data:`MOST_NOISE`."""
+    rng = np.random.default_rng(0)
+    values = {n: np.asarray(inputs[n], np.float64) for n in program.inputs}
+    for node in program.nodes:
+        exact = op_def(node.op).numpy(*(values[n] for n in node.inputs), **program.bound(node))
+        off = 1 + np.finfo(np.float64).eps * rng.standard_normal(np.shape(exact))
+        values[node.output] = (
+            np.asarray(exact) * off if op_def(node.op).kind in ("map", "contract", "reduce") else np.asarray(exact)
+        )
+    return min(MOST_NOISE, max(relative_error(values[n], x, True) for n, x in wanted.items()))
+
+
+def _single_agrees(case: Case, inputs: Mapping[str, Array]) -> bool:
+    """Where the program's outputs are finite in float32, the µGraph's are too, and roughly the same."""
+    if any(t.dtype == "float64" for t in case.program.tensors):
+        return True
+    wanted = case.program.evaluate(inputs, dtype=np.float32)
+    own = {n: np.asarray(inputs[n], np.float32) for n in case.graph.inputs}
+    got = evaluate_flat(FloatAlgebra(np.float32), case.graph, own).tensors
+    exact = case.program.evaluate(inputs)
+    for name, x in wanted.items():
+        error = relative_error(x, exact[name])
+        if error <= SINGLE and not relative_error(got[name], exact[name], True) <= SINGLE_MOST:
+            return False
+    return True
+
+
+def _computed(tied: Reduction, schedule: Schedule | None, case: Case, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+    """The outputs of the µGraph in float64."""
+    own = {n: inputs[n] for n in case.graph.inputs}
+    for chosen in checking_schedules(case.graph, schedule, tied.structure.graph if schedule else None):
+        try:
+            return interpret(case.graph, chosen, own)
+        except (InterpretError, UsageError):
+            continue
+    return evaluate_flat(FloatAlgebra(), case.graph, {n: np.asarray(x, np.float64) for n, x in own.items()}).tensors
+
+
+def _float_inputs(program: TensorProgram, rng: np.random.Generator, zeros: Collection[str]) -> Iterator[dict[str, Array]]:
+    """Normal inputs, ``zeros`` of them zero in half of their elements; then positive ones, for programs with roots and quotients
+    of inputs."""
+    domains = input_domains(program)
+    for positive in (False, True):
+        found: dict[str, Array] = {}
+        for name in program.inputs:
+            t = program[name]
+            x = place(domains.get(name, ANY), rng.standard_normal(t.shape))
+            x = rng.uniform(0.5, 1.5, t.shape) if positive else x
+            bits = rng.integers(0, 2, t.shape).astype(np.float64)
+            found[name] = bits if t.dtype == "bool" else x * bits if name in zeros and not positive else x
+        yield found
+
+
+def relative_error(got: Array, wanted: Array, masked: bool = False) -> float:
+    """Frobenius norm of the difference over that of what is wanted, where that is finite; infinite for another shape, and where
+    NaN or infinity do not stand where they should. With ``masked``, zero may stand for NaN: the one defined output of a row in
+    which everything is masked."""
+    if masked and got.shape == wanted.shape:
+        got = np.where(np.isnan(wanted) & (got == 0), np.nan, got)
+    found = agreement(got, wanted, "float64", math.inf)
+    return found.error if found.ok else math.inf

@@ -1,0 +1,105 @@
+"""How large the inputs of a comparison in floats are: as drawn, and as large as the program bears.
+
+The algebra knows no overflow: a softmax that is shifted by plus its maximum is equal to one that is not shifted. So inputs are
+scaled up until the program, with its exponentials as they are written, nearly overflows in float64; what is equal and about as
+robust stays finite there. A µGraph that subtracts the maximum from all its exponents has to stay finite far beyond.
+
+The program itself is evaluated in extended precision, whose exponents reach beyond 10⁴ where the machine has it (x86).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fuser.ir.mugraph import KernelGraph
+from fuser.ir.mugraph import LibraryKernel
+from fuser.ir.ops import Array
+from fuser.ir.ops import op as op_def
+from fuser.ir.program import TensorProgram
+from fuser.superopt.verify.shifts import is_shift
+
+LARGEST = 2.0**14
+SMALLEST = 2.0**-30
+MARGIN = 0.85
+"""Of the largest factor: what is equal may overflow a little earlier."""
+_MOST = 1e100
+"""Largest output that says how large a factor may be: products of it stay in range."""
+_STEPS = 12
+
+
+@dataclass(frozen=True)
+class Magnitudes:
+    """``factors`` of the inputs to compare at; whether the program is ``finite`` at any of them; whether it is ``masked``."""
+
+    factors: tuple[float, ...]
+    finite: bool
+    masked: bool
+
+
+def magnitudes(program: TensorProgram, graph: KernelGraph, inputs: Mapping[str, Array]) -> Magnitudes:
+    """Factors of these inputs: 1, and the largest at which the program can be asked for."""
+    masked = any(op_def(n.op).indexed for n in program.nodes)
+    ops = {
+        *(n.op for n in program.nodes),
+        *(s.op for b in graph.blocks for s in b.computes),
+        *(getattr(k, "op", "") for k in graph.kernels),
+    }
+    if not any(op_def(op).sfu for op in ops - {""}) and _finite(program.evaluate(inputs)):
+        return Magnitudes((1.0,), True, masked)  # products and sums do not overflow before the program does
+
+    def bare(factor: float) -> bool:
+        return _finite(program.evaluate(scaled(inputs, factor)))
+
+    def extended(factor: float) -> bool:
+        return _finite(reference(program, scaled(inputs, factor)))
+
+    found = _largest(bare)
+    factors = [1.0]
+    if found:
+        factors.append(MARGIN * found)
+    if found != LARGEST and shifted(graph) and (most := _largest(extended)) and most > found:
+        factors.append(MARGIN * most)
+    return Magnitudes(tuple(factors), bool(found), masked)
+
+
+def scaled(inputs: Mapping[str, Array], factor: float) -> dict[str, Array]:
+    """Inputs times a factor; what holds zeros and ones alone (masks, conditions) stays."""
+    return {n: x if np.isin(x, (0, 1)).all() else x * factor for n, x in inputs.items()}
+
+
+def reference(program: TensorProgram, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """The outputs in float64, computed in extended precision."""
+    found = program.evaluate(inputs, dtype=np.longdouble)
+    return {n: np.asarray(x, np.float64) for n, x in found.items()}
+
+
+def shifted(graph: KernelGraph) -> bool:
+    """There are exponentials, and the maximum is subtracted in each."""
+    if any(isinstance(k, LibraryKernel) and op_def(k.op).degree == "exp" for k in graph.kernels):
+        return False
+    found = [is_shift(b, s.args[0]) for b in graph.blocks for s in b.computes if s.op == "exp"]
+    return bool(found) and all(found)
+
+
+def _finite(outputs: Mapping[str, Array]) -> bool:
+    return all(np.isfinite(x).all() and float(np.abs(x).max(initial=0.0)) <= _MOST for x in outputs.values())
+
+
+def _largest(fits: Callable[[float], Any]) -> float:
+    """The largest factor that fits, to a few parts in a thousand; 0 if there is none."""
+    if fits(LARGEST):
+        return LARGEST
+    high = 1.0 if not fits(1.0) else LARGEST
+    low = SMALLEST if high == 1.0 else 1.0
+    if high == 1.0 and not fits(low):
+        return 0.0
+    for _ in range(_STEPS):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

@@ -1,0 +1,334 @@
+"""Search of a schedule space: the paper's algorithm 1 (section IV-B), random and exhaustive search behind one interface.
+
+A strategy takes a space, an estimator (the model), a generator of random numbers, an effort and, unless the model alone is
+to decide, a function that measures schedules. The same input gives the same result; a clock is asked only where the effort
+has a budget in seconds.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+from dataclasses import field
+from dataclasses import replace
+
+import numpy as np
+
+from cost_model.features import evaluate
+from fuser.errors import NoValidKernelError
+from fuser.errors import UsageError
+from fuser.ir.schedule import KernelSchedule
+from fuser.ir.schedule import Schedule
+from search.space.schedules import Estimator
+from search.space.schedules import KernelSpace
+from search.space.schedules import Rows
+from search.space.schedules import ScheduleSpace
+
+Measure = Callable[[Sequence[Schedule]], Sequence[float]]
+"""Seconds of each schedule on the device; infinite, or no time at all (NaN, zero), where it failed."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much a search may do.
+
+    ``population`` (N), ``top`` (n) and ``epsilon`` are the parameters of algorithm 1; epsilon is relative. ``patience``:
+    generations without a gain of epsilon until the search has converged (the paper's 1 fits measured generations).
+    ``exhaustive``: with the model alone, spaces up to this number of estimates are ranked completely. ``seconds``: budget,
+    None for none.
+    """
+
+    name: str
+    population: int
+    top: int
+    epsilon: float
+    generations: int
+    patience: int
+    exhaustive: int
+    seconds: float | None = None
+
+
+INSTANT = Effort("instant", 512, 8, 0.01, 40, 5, 400_000)
+QUICK = Effort("quick", 512, 8, 0.01, 40, 1, 400_000)
+FULL = Effort("full", 1024, 16, 0.002, 400, 4, 4_000_000, 600.0)
+EFFORTS: Mapping[str, Effort] = {e.name: e for e in (INSTANT, QUICK, FULL)}
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A schedule with its estimate, and its measured time if it was measured (infinite if it failed); seconds."""
+
+    schedule: Schedule
+    estimate: float
+    measured: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        return self.estimate if self.measured is None else self.measured
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What a generation found: the best of it, the best so far, and how many schedules were measured in it."""
+
+    best: float
+    best_so_far: float
+    measured: int
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """``top`` is best first, measured schedules before estimated ones. ``why`` says what ended the search: complete, converged,
+    generations, budget or interrupted."""
+
+    strategy: str
+    top: tuple[Ranked, ...]
+    estimated: int
+    measured: int
+    why: str
+    history: tuple[Generation, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def best(self) -> Ranked:
+        return self.top[0]
+
+
+Strategy = Callable[[ScheduleSpace, Estimator, np.random.Generator, Effort, Measure | None], SearchResult]
+
+
+@dataclass
+class _Best:
+    """The best few of what was seen, each schedule once; ties go to what was seen first."""
+
+    limit: int
+    seen: dict[Schedule, Ranked] = field(default_factory=dict)
+
+    def add(self, ranked: Ranked) -> None:
+        known = self.seen.get(ranked.schedule)
+        if known is None or known.measured is None:
+            self.seen[ranked.schedule] = ranked
+
+    def top(self) -> tuple[Ranked, ...]:
+        found = sorted(self.seen.values(), key=lambda r: (r.measured is None, r.seconds))
+        return tuple(found[: self.limit])
+
+
+# -- exhaustive
+
+
+def rank(space: ScheduleSpace, estimate: Estimator, top: int = 8) -> SearchResult:
+    """Every schedule by its estimate: the ``top`` best, best first, ties in the order of the space.
+
+    Kernels are independent once the splits are chosen, so each is ranked alone. Raises :class:`NoValidKernelError` if no
+    schedule is left.
+    """
+    found: list[tuple[float, int, tuple[KernelSchedule, ...]]] = []
+    known: dict[tuple[int, tuple[int, ...]], list[tuple[float, KernelSchedule]]] = {}
+    estimated = 0
+    for splits in space.split_choices():
+        lists = []
+        for number, k in enumerate(space.kernels):
+            key = (number, tuple(splits[a] for a in k.free))
+            if key not in known:
+                known[key], n = _rank_kernel(k, splits, estimate, top)
+                estimated += n
+            lists.append(known[key])
+        combined: list[tuple[float, tuple[KernelSchedule, ...]]] = [(0.0, ())]
+        for ranked in lists:
+            combined = heapq.nsmallest(top, ((t + u, (*s, v)) for t, s in combined for u, v in ranked), key=lambda x: x[0])
+        found += [(t, len(found) + i, s) for i, (t, s) in enumerate(combined)]
+    best = tuple(Ranked(Schedule(s), t) for t, _, s in heapq.nsmallest(top, found))
+    if not best:
+        raise none_left(space)
+    return SearchResult("exhaustive", best, estimated, 0, "complete", notes=space.notes)
+
+
+def _rank_kernel(
+    k: KernelSpace, splits: Mapping[str, int], estimate: Estimator, top: int
+) -> tuple[list[tuple[float, KernelSchedule]], int]:
+    found: list[tuple[float, int, KernelSchedule]] = []
+    estimated = 0
+    for batch in k.batches(splits):
+        seconds = evaluate(batch.groups, estimate)
+        for i in np.argsort(seconds, kind="stable")[:top].tolist():
+            if np.isfinite(seconds[i]):
+                found.append((float(seconds[i]), estimated + i, batch.schedule(i)))
+        found = heapq.nsmallest(top, found, key=lambda x: x[:2])
+        estimated += len(batch)
+    return [(t, s) for t, _, s in found], estimated
+
+
+def none_left(space: ScheduleSpace) -> NoValidKernelError:
+    return NoValidKernelError(
+        f"no schedule of {space.graph.name!r} can run on {space.device.name}: rule 4 or the estimate refuses all of them",
+        "cut the program into more kernels, or choose a device with more shared memory",
+    )
+
+
+# -- strategies
+
+
+def exhaustive(
+    space: ScheduleSpace, estimate: Estimator, rng: np.random.Generator, effort: Effort, measure: Measure | None = None
+) -> SearchResult:
+    """Rank all by the model; with ``measure``, measure the top n of each round until a round brings no gain of epsilon."""
+    rounds = effort.generations if measure else 1
+    ranked = rank(space, estimate, effort.top * min(rounds, 32))
+    if measure is None:
+        return replace(ranked, top=ranked.top[: effort.top])
+    pools = [ranked.top[i : i + effort.top] for i in range(0, len(ranked.top), effort.top)]
+    return _measured("exhaustive", (list(p) for p in pools), effort, measure, ranked.estimated, space.notes)
+
+
+def random_search(
+    space: ScheduleSpace, estimate: Estimator, rng: np.random.Generator, effort: Effort, measure: Measure | None = None
+) -> SearchResult:
+    """Independent populations; of each the top n by the model."""
+    counter = [0]
+
+    def pools():
+        for _ in range(effort.generations):
+            rows, seconds = _estimated(space, space.population(effort.population, rng), estimate)
+            counter[0] += len(rows)
+            yield _ranked(space, rows, seconds, effort.top)
+
+    found = _measured("random", pools(), effort, measure, 0, space.notes)
+    return replace(found, estimated=counter[0])
+
+
+def evolution(
+    space: ScheduleSpace, estimate: Estimator, rng: np.random.Generator, effort: Effort, measure: Measure | None = None
+) -> SearchResult:
+    """Algorithm 1: estimate a population, measure its top n, stop when the best changes by less than epsilon, draw the next
+    population weighted by 1/estimate and mutate one knob of each.
+
+    Two additions: the top n survive unchanged, and children that break rule 4 are replaced by their parents. Without
+    ``measure`` the estimate of the best stands for its time.
+    """
+    counter = [0]
+
+    def pools():
+        rows, seconds = _estimated(space, space.population(effort.population, rng), estimate)
+        for _ in range(effort.generations):
+            counter[0] += len(rows)
+            yield _ranked(space, rows, seconds, effort.top)
+            rows, seconds = _next(space, rows, seconds, estimate, rng, effort)
+
+    found = _measured("evolution", pools(), effort, measure, 0, space.notes)
+    return replace(found, estimated=counter[0])
+
+
+STRATEGIES: Mapping[str, Strategy] = {"exhaustive": exhaustive, "random": random_search, "evolution": evolution}
+
+
+def search(
+    space: ScheduleSpace,
+    estimate: Estimator,
+    rng: np.random.Generator,
+    effort: Effort = INSTANT,
+    measure: Measure | None = None,
+    strategy: str = "",
+) -> SearchResult:
+    """The best schedules of a space. Without a strategy: exhaustive for the model alone where the space is small enough for
+    the effort, else evolution. Raises :class:`NoValidKernelError` where nothing can run and :class:`UsageError` for an
+    unknown strategy."""
+    if not strategy:
+        strategy = "exhaustive" if measure is None and space.work <= effort.exhaustive else "evolution"
+    if strategy not in STRATEGIES:
+        raise UsageError(f"there is no search strategy {strategy!r}", f"known: {', '.join(STRATEGIES)}")
+    if not space.kernels:  # libraries alone have one schedule, the empty one
+        strategy = "exhaustive"
+    return STRATEGIES[strategy](space, estimate, rng, effort, measure)
+
+
+# -- parts of the strategies
+
+
+def _estimated(space: ScheduleSpace, rows: Rows, estimate: Estimator) -> tuple[Rows, np.ndarray]:
+    seconds = space.estimate_rows(rows, estimate)
+    runs = np.isfinite(seconds)
+    if not runs.any():
+        raise none_left(space)
+    return rows[runs], seconds[runs]
+
+
+def _ranked(space: ScheduleSpace, rows: Rows, seconds: np.ndarray, top: int) -> list[Ranked]:
+    """The ``top`` different schedules of a population, best first."""
+    found: dict[Schedule, Ranked] = {}
+    for i in np.argsort(seconds, kind="stable").tolist():
+        schedule = space.schedule(rows[i])
+        found.setdefault(schedule, Ranked(schedule, float(seconds[i])))
+        if len(found) == top:
+            break
+    return list(found.values())
+
+
+def _next(
+    space: ScheduleSpace, rows: Rows, seconds: np.ndarray, estimate: Estimator, rng: np.random.Generator, effort: Effort
+) -> tuple[Rows, np.ndarray]:
+    """The next population: the top n, and mutants of rows drawn with weight 1/estimate."""
+    weight = 1.0 / seconds
+    parents = rng.choice(len(rows), effort.population, p=weight / weight.sum())
+    children = np.array([space.mutate_row(rows[i], rng) for i in parents], np.int64)
+    times = space.estimate_rows(children, estimate)
+    runs = np.isfinite(times)
+    children[~runs], times[~runs] = rows[parents[~runs]], seconds[parents[~runs]]
+    elite = np.argsort(seconds, kind="stable")[: effort.top]
+    merged, first = np.unique(np.concatenate([rows[elite], children]), axis=0, return_index=True)
+    return merged, np.concatenate([seconds[elite], times])[first]
+
+
+def _seconds(measured: float) -> float:
+    """A time; what is none (NaN, zero) is a failure."""
+    return float(measured) if 0 < measured < np.inf else np.inf
+
+
+def _measured(
+    strategy: str,
+    pools: Iterator[list[Ranked]],
+    effort: Effort,
+    measure: Measure | None,
+    estimated: int,
+    notes: tuple[str, ...],
+) -> SearchResult:
+    """Lines 5 to 16 of algorithm 1 for pools of ranked candidates, one pool a generation; nothing is measured twice."""
+    best = _Best(max(effort.top, 1))
+    history: list[Generation] = []
+    so_far, stale, measured, why = np.inf, 0, 0, "generations"
+    start = time.monotonic() if effort.seconds is not None else 0.0
+    try:
+        for pool in pools:
+            new = [r for r in pool if r.schedule not in best.seen]
+            if measure is not None:
+                times = measure([r.schedule for r in new]) if new else []
+                new = [replace(r, measured=_seconds(t)) for r, t in zip(new, times, strict=True)]
+                measured += len(new)
+            for r in new:
+                best.add(r)
+            top1 = min((best.seen[r.schedule].seconds for r in pool), default=np.inf)
+            gained = top1 < so_far * (1 - effort.epsilon) if np.isfinite(so_far) else np.isfinite(top1)
+            so_far = min(so_far, top1)
+            history.append(Generation(top1, so_far, len(new) if measure else 0))
+            stale = 0 if gained else stale + 1
+            if stale >= effort.patience:
+                why = "converged"
+                break
+            if effort.seconds is not None and time.monotonic() - start > effort.seconds:
+                why = "budget"
+                break
+    except KeyboardInterrupt:
+        if not best.seen:
+            raise
+        why = "interrupted"
+    top = best.top()
+    if not top or not np.isfinite(top[0].seconds):
+        raise NoValidKernelError(
+            f"none of {measured} measured schedules ran", "look at the failures in the records, or choose another device"
+        )
+    return SearchResult(strategy, top, estimated, measured, why, tuple(history), notes)

@@ -1,0 +1,455 @@
+"""The Relay operators that are understood: attribute schema, type rule, numpy semantics.
+
+An attribute of the JSON is a string that is either a scalar or the index of another node, and nothing in the file says which.
+The schema says it: ``int``, ``bool``, ``float`` (scalars), ``text`` (either), ``ref`` (a node, resolved to Python values).
+An operator that is not in the table is not an error: the importer keeps it as it is, if the file gives its type.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fuser.errors import UnsupportedError
+from fuser.files import BAD_VALUE
+from fuser.files import shown
+from fuser.ir.opdef import TYPES
+from fuser.ir.opdef import OpDef
+from fuser.ir.opdef import names_of
+from fuser.ir.ops import OPS
+from tvm_bridge.read.relay_graph import MAX_ELEMENTS
+from tvm_bridge.read.relay_graph import MAX_RANK
+from tvm_bridge.read.relay_graph import TensorType
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Attrs = Mapping[str, Any]
+
+
+def impossible(t: TensorType) -> str:
+    """What is wrong with a type that no tensor can have; empty where one can."""
+    if len(t.shape) > MAX_RANK:
+        return f"a tensor of rank {len(t.shape)}, more than the {MAX_RANK} that are read"
+    known = [e for e in t.shape if e is not None]
+    if any(e < 0 for e in known) or math.prod(max(e, 1) for e in known) > MAX_ELEMENTS:
+        return f"a tensor of the impossible shape ({', '.join(shown(e) for e in t.shape)})"
+    return ""
+
+
+def shown_attributes(attrs: Attrs) -> str:
+    """Attributes in a message, of bounded length."""
+    return "{" + ", ".join(f"{k}: {shown(v)}" for k, v in list(attrs.items())[:8]) + "}"
+
+
+class TypeRuleError(Exception):
+    """The operands or attributes of a call do not fit its operator; the reader adds where."""
+
+
+@dataclass(frozen=True)
+class Operands:
+    """What a type rule sees: types, attributes, and values of small constant operands (None where unknown)."""
+
+    types: tuple[TensorType, ...]
+    attrs: Attrs
+    values: tuple[Array | None, ...]
+
+    def __getitem__(self, i: int) -> tuple[int, ...]:
+        return self.types[i].dims
+
+    @property
+    def dtype(self) -> str:
+        return self.types[0].dtype
+
+    def ints(self, i: int) -> tuple[int, ...]:
+        """The value of an operand that is a shape or an axis list."""
+        value = self.values[i] if i < len(self.values) else None
+        if value is None:
+            raise TypeRuleError("its shape depends on values that are only known when the model runs")
+        return tuple(int(v) for v in np.ravel(value))
+
+
+Types = TensorType | tuple[TensorType, ...]
+Rule = Callable[[Operands], Types]
+Numpy = Callable[[Sequence[Array], Attrs, tuple[TensorType, ...]], Any]
+
+
+@dataclass(frozen=True)
+class RelayOp:
+    """One operator; ``numpy(args, attrs, output types)`` gives an array, or a tuple where the rule gives a tuple."""
+
+    name: str
+    schema: tuple[tuple[str, str], ...]
+    rule: Rule
+    numpy: Numpy
+
+
+TABLE: dict[str, RelayOp] = {}
+
+
+def define(names: str, schema: str, rule: Rule, numpy: Numpy) -> None:
+    """Enter operators (names and ``attribute:kind`` pairs separated by blanks) into the table."""
+    pairs = tuple((item.split(":")[0], item.split(":")[1]) for item in schema.split())
+    for name in names.split():
+        TABLE[name] = RelayOp(name, pairs, rule, numpy)
+
+
+def table_entries() -> dict[str, tuple[OpDef, dict[str, str]]]:
+    """The element-wise operators of the op table by their names in Relay, with what their attributes are called there."""
+    return {n: (e, theirs) for e in OPS.values() if e.kind == "map" for n, theirs in names_of(e.relay).items()}
+
+
+_SCHEMA = {"integer": "int", "flag": "bool", "number": "float", "text": "text", "integers": "ref"}
+
+
+def relay_op(name: str) -> RelayOp | None:
+    """What is known of a Relay operator: here, or from the op table."""
+    if name in TABLE:
+        return TABLE[name]
+    found = table_entries().get(name)
+    if found is None:
+        return None
+    entry, theirs = found
+    schema = tuple((theirs.get(a, a), _SCHEMA[TYPES.get(a, "number")]) for a in entry.attrs)
+
+    def numpy(args: Sequence[Array], attrs: Attrs, types: tuple[TensorType, ...]) -> Array:
+        own = {a: attrs[theirs.get(a, a)] for a in entry.attrs if theirs.get(a, a) in attrs}
+        return np.asarray(entry.numpy(*args, **own)).astype(numpy_dtype(types[0].dtype))
+
+    return RelayOp(name, schema, _compare if entry.typed == "truth" else _binary, numpy)
+
+
+def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
+    try:
+        return tuple(np.broadcast_shapes(*shapes))
+    except ValueError:
+        raise TypeRuleError(f"the shapes {', '.join(map(str, shapes))} do not broadcast") from None
+
+
+def axis_of(axis: int, rank: int) -> int:
+    if not -rank <= axis < rank:
+        raise TypeRuleError(f"axis {axis} of a tensor of rank {rank}")
+    return axis % rank
+
+
+def few(count: Any, most: int, what: str) -> int:
+    """A count that an attribute gives, of what is made one by one."""
+    if not isinstance(count, int) or not 0 <= count <= most:
+        raise TypeRuleError(f"{shown(count)} {what}; at most {most} are read")
+    return count
+
+
+def same(o: Operands) -> TensorType:
+    return o.types[0]
+
+
+def _binary(o: Operands) -> TensorType:
+    if len({t.dtype for t in o.types}) > 1:
+        raise TypeRuleError(f"the dtypes {', '.join(t.dtype for t in o.types)} differ")
+    return TensorType(broadcast(*(t.dims for t in o.types)), o.dtype)
+
+
+def _compare(o: Operands) -> TensorType:
+    return TensorType(broadcast(*(t.dims for t in o.types)), "bool")
+
+
+def _divide(a: Array, b: Array) -> Array:
+    if a.dtype.kind not in "iu":
+        return a / b
+    return np.asarray(np.trunc(a / np.where(b == 0, 1, b))).astype(a.dtype)
+
+
+_BINARY: dict[str, Callable[[Array, Array], Array]] = {
+    "add": np.add, "subtract": np.subtract, "multiply": np.multiply, "divide": _divide, "maximum": np.maximum,
+    "minimum": np.minimum, "power": np.power, "mod": np.fmod, "floor_mod": np.mod, "floor_divide": np.floor_divide,
+    "bitwise_and": np.bitwise_and, "bitwise_or": np.bitwise_or,
+}  # fmt: skip
+_COMPARE: dict[str, Callable[[Array, Array], Array]] = {
+    "equal": np.equal, "not_equal": np.not_equal, "less": np.less, "less_equal": np.less_equal, "greater": np.greater,
+    "greater_equal": np.greater_equal, "logical_and": np.logical_and, "logical_or": np.logical_or,
+    "logical_xor": np.logical_xor,
+}  # fmt: skip
+
+
+def _table_op(name: str, **attrs: Any) -> Callable[[Array], Array]:
+    return lambda x: OPS[name].numpy(x, **attrs)
+
+
+_UNARY: dict[str, Callable[[Array], Array]] = {
+    "negative": np.negative, "exp": np.exp, "fast_exp": np.exp, "log": np.log, "sqrt": np.sqrt, "rsqrt": _table_op("rsqrt"),
+    "erf": _table_op("erf"), "fast_erf": _table_op("erf"), "tanh": np.tanh, "fast_tanh": np.tanh,
+    "sigmoid": _table_op("sigmoid"), "nn.relu": _table_op("relu"), "abs": np.abs, "ceil": np.ceil, "floor": np.floor,
+    "round": np.round, "trunc": np.trunc, "sign": np.sign, "cos": np.cos, "sin": np.sin, "log2": np.log2,
+    "logical_not": np.logical_not, "copy": np.array, "annotation.stop_fusion": np.array,
+    "annotation.cast_hint": np.array, "zeros_like": np.zeros_like, "ones_like": np.ones_like,
+}  # fmt: skip
+_PREDICATES: dict[str, Callable[[Array], Array]] = {"isnan": np.isnan, "isinf": np.isinf, "isfinite": np.isfinite}
+
+
+def _of_one(f: Callable[[Array], Array]) -> Numpy:
+    return lambda a, at, out: f(a[0])
+
+
+def _of_two(f: Callable[[Array, Array], Array]) -> Numpy:
+    return lambda a, at, out: f(a[0], a[1])
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """The numpy dtype that holds a Relay dtype (bfloat16 is held in float32)."""
+    return np.dtype("float32" if name == "bfloat16" else name)
+
+
+def _define_elementwise() -> None:
+    for name, f in _BINARY.items():
+        define(name, "", _binary, _of_two(f))
+    for name, f in _COMPARE.items():
+        define(name, "", _compare, _of_two(f))
+    for name, g in _UNARY.items():
+        define(name, "", same, _of_one(g))
+    for name, g in _PREDICATES.items():
+        define(name, "", lambda o: TensorType(o[0], "bool"), _of_one(g))
+    define("clip", "a_min:float a_max:float", same, lambda a, at, out: np.clip(a[0], at["a_min"], at["a_max"]))
+    define(
+        "nn.leaky_relu",
+        "alpha:float",
+        same,
+        lambda a, at, out: np.where(a[0] > 0, a[0], a[0] * np.asarray(at["alpha"], a[0].dtype)),
+    )
+    define("cast", "dtype:text", lambda o: TensorType(o[0], o.attrs["dtype"]), lambda a, at, out: cast(a[0], out[0].dtype))
+    define("cast_like", "", lambda o: TensorType(o[0], o.types[1].dtype), lambda a, at, out: cast(a[0], out[0].dtype))
+    define(
+        "where",
+        "",
+        lambda o: TensorType(broadcast(o[0], o[1], o[2]), o.types[1].dtype),
+        lambda a, at, out: np.where(a[0] != 0, a[1], a[2]),
+    )
+    define("full_like", "", same, lambda a, at, out: np.full_like(a[0], a[1]))
+
+
+def cast(x: Array, dtype: str) -> Array:
+    with np.errstate(invalid="ignore", over="ignore"):
+        return x.astype(numpy_dtype(dtype))
+
+
+# Contractions
+
+
+def _out_dtype(o: Operands) -> str:
+    return o.attrs.get("out_dtype") or o.dtype
+
+
+def _contract(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
+    if len(a) < 2 or len(b) < 2 or a[-1] != b[-2]:
+        raise TypeRuleError(f"the contracted extents of {a} and {b} differ")
+    return (*broadcast(a[:-2], b[:-2]), a[-2], b[-1])
+
+
+def _swap(shape: tuple[int, ...], on: bool) -> tuple[int, ...]:
+    return (*shape[:-2], shape[-1], shape[-2]) if on else shape
+
+
+def _flip(x: Array, on: bool) -> Array:
+    return np.swapaxes(x, -1, -2) if on else x
+
+
+def _dense_type(o: Operands) -> TensorType:
+    ta, tb = o.attrs.get("transpose_a", False), o.attrs.get("transpose_b", "transpose_a" not in o.attrs)
+    if len(o[1]) != 2:
+        raise TypeRuleError(f"the weight has shape {o[1]}, not two dimensions")
+    return TensorType(_contract(_swap(o[0], ta), _swap(o[1], tb)), _out_dtype(o))
+
+
+def _product(a: Array, b: Array, out: TensorType) -> Array:
+    dtype = numpy_dtype(out.dtype)
+    return np.matmul(a.astype(dtype, copy=False) if dtype.itemsize > a.dtype.itemsize else a, b)
+
+
+_DENSE = "units:ref out_dtype:text"
+_MATMUL = "transpose_a:bool transpose_b:bool out_dtype:text"
+
+
+def _matmul(a: Sequence[Array], at: Attrs, out: tuple[TensorType, ...]) -> Array:
+    return _product(_flip(a[0], at.get("transpose_a", False)), _flip(a[1], at.get("transpose_b", False)), out[0])
+
+
+def _batch_matmul_type(o: Operands) -> TensorType:
+    # before 0.8 there were no transpose attributes and the second operand was always transposed
+    a, b = _swap(o[0], o.attrs.get("transpose_a", False)), _swap(o[1], o.attrs.get("transpose_b", True))
+    return TensorType(_contract(a, b), _out_dtype(o))
+
+
+def _batch_matmul(a: Sequence[Array], at: Attrs, out: tuple[TensorType, ...]) -> Array:
+    return _matmul(a, {"transpose_a": at.get("transpose_a", False), "transpose_b": at.get("transpose_b", True)}, out)
+
+
+# Normalisations
+
+
+def _along(x: Array, axis: int, rank: int) -> Array:
+    """A vector shaped so that it broadcasts along ``axis``."""
+    return x.reshape([-1 if i == axis % rank else 1 for i in range(rank)])
+
+
+def _normalised(x: Array, axes: tuple[int, ...], eps: float) -> Array:
+    mean = x.mean(axis=axes, keepdims=True)
+    return (x - mean) / np.sqrt(((x - mean) ** 2).mean(axis=axes, keepdims=True) + np.asarray(eps, x.dtype))
+
+
+def _affine(x: Array, a: Sequence[Array], at: Attrs, axis: int) -> Array:
+    x = x * _along(a[1], axis, x.ndim) if at.get("scale", True) else x
+    return x + _along(a[2], axis, x.ndim) if at.get("center", True) else x
+
+
+_NORM = "axis:int epsilon:float center:bool scale:bool"
+
+
+def _layer_norm(a: Sequence[Array], at: Attrs, out: tuple[TensorType, ...]) -> Array:
+    return _affine(_normalised(a[0], (at.get("axis", -1),), at["epsilon"]), a, at, at.get("axis", -1))
+
+
+def _instance_norm(a: Sequence[Array], at: Attrs, out: tuple[TensorType, ...]) -> Array:
+    axes = tuple(i for i in range(1, a[0].ndim) if i != at["axis"])
+    return _affine(_normalised(a[0], axes, at["epsilon"]), a, at, at["axis"])
+
+
+def _group_norm(a: Sequence[Array], at: Attrs, out: tuple[TensorType, ...]) -> Array:
+    if at["axis"] != 1:
+        raise UnsupportedError("nn.group_norm along an axis other than 1 is not evaluated")
+    x = a[0].reshape(a[0].shape[0], at["num_groups"], -1)
+    return _affine(_normalised(x, (2,), at["epsilon"]).reshape(a[0].shape), a, at, 1)
+
+
+def _batch_norm(a: Sequence[Array], at: Attrs, out: tuple[TensorType, ...]) -> tuple[Array, ...]:
+    x, axis = a[0], at.get("axis", 1)
+    mean, variance = _along(a[3], axis, x.ndim), _along(a[4], axis, x.ndim)
+    return _affine((x - mean) / np.sqrt(variance + np.asarray(at["epsilon"], x.dtype)), a, at, axis), a[3], a[4]
+
+
+def _log_softmax(a: Sequence[Array], at: Attrs, out: tuple[TensorType, ...]) -> Array:
+    shifted = a[0] - a[0].max(axis=at["axis"], keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=at["axis"], keepdims=True))
+
+
+def _bias_add(a: Sequence[Array], at: Attrs, out: tuple[TensorType, ...]) -> Array:
+    return a[0] + _along(a[1], at.get("axis", 1), a[0].ndim)
+
+
+def _bias_type(o: Operands) -> TensorType:
+    axis = axis_of(o.attrs.get("axis", 1), len(o[0]))
+    if o[1] != (o[0][axis],):
+        raise TypeRuleError(f"a bias of shape {o[1]} on axis {axis} of {o[0]}")
+    return same(o)
+
+
+def _define_nn() -> None:
+    define("nn.dense", _DENSE, _dense_type, lambda a, at, out: _product(a[0], a[1].T, out[0]))
+    define("nn.matmul", f"{_DENSE} {_MATMUL}", _dense_type, _matmul)
+    define("nn.batch_matmul", _MATMUL, _batch_matmul_type, _batch_matmul)
+    define("nn.bias_add", "axis:int", _bias_type, _bias_add)
+    define("nn.softmax nn.fast_softmax", "axis:int", same, lambda a, at, out: OPS["softmax"].numpy(a[0], axis=at.get("axis", -1)))
+    define("nn.log_softmax", "axis:int", same, _log_softmax)
+    define("nn.layer_norm", _NORM, same, _layer_norm)
+    define("nn.instance_norm", _NORM, same, _instance_norm)
+    define("nn.group_norm", f"{_NORM} num_groups:int", same, _group_norm)
+    define("nn.batch_norm", _NORM, lambda o: (o.types[0], o.types[3], o.types[4]), _batch_norm)
+    define("nn.dropout", "rate:float", lambda o: (o.types[0], o.types[0]), lambda a, at, out: (a[0], np.ones_like(a[0])))
+    define("nn.prelu", "axis:int", same, lambda a, at, out: np.where(a[0] > 0, a[0], a[0] * _along(a[1], at["axis"], a[0].ndim)))
+
+
+# Reductions
+
+
+def reduced_axes(attrs: Attrs, rank: int) -> tuple[int, ...]:
+    """The axes that a Relay reduction folds."""
+    axis = attrs.get("axis")
+    chosen = range(rank) if axis is None else [axis_of(a, rank) for a in (axis if isinstance(axis, tuple) else (axis,))]
+    # Relay ignores ``exclude`` where no axis is given
+    return tuple(i for i in range(rank) if (i in chosen) != bool(attrs.get("exclude") and axis is not None))
+
+
+def _reduce_type(o: Operands) -> TensorType:
+    axes = reduced_axes(o.attrs, len(o[0]))
+    return TensorType(
+        tuple(1 if i in axes else e for i, e in enumerate(o[0]) if o.attrs.get("keepdims") or i not in axes), o.dtype
+    )
+
+
+def _reduce(f: Callable[..., Array]) -> Numpy:
+    def call(a: Sequence[Array], at: Attrs, out: tuple[TensorType, ...]) -> Array:
+        kept = f(a[0], axis=reduced_axes(at, a[0].ndim), keepdims=bool(at.get("keepdims")))
+        return np.asarray(kept).astype(a[0].dtype)
+
+    return call
+
+
+def _variance(a: Sequence[Array], at: Attrs, out: tuple[TensorType, ...]) -> Array:
+    axes = reduced_axes(at, a[0].ndim)
+    count = math.prod(a[0].shape[i] for i in axes)
+    total = np.sum((a[0] - a[1]) ** 2, axis=axes, keepdims=bool(at.get("keepdims")))
+    return (total / (count - 1 if at.get("unbiased") else count)).astype(a[0].dtype)
+
+
+def _arg_reduce(f: Callable[..., Array]) -> Numpy:
+    def call(a: Sequence[Array], at: Attrs, out: tuple[TensorType, ...]) -> Array:
+        axes = reduced_axes(at, a[0].ndim)
+        if at.get("select_last_index") or len(axes) not in (1, a[0].ndim):
+            raise UnsupportedError("argmax over several axes, or of the last index, is not evaluated")
+        found = f(a[0], axis=axes[0] if len(axes) == 1 else None, keepdims=bool(at.get("keepdims")))
+        return np.asarray(found).astype(np.int32)
+
+    return call
+
+
+def _define_reductions() -> None:
+    schema = "axis:ref keepdims:bool exclude:bool"
+    folds: dict[str, Callable[..., Array]] = {"sum": np.sum, "mean": np.mean, "max": np.max, "min": np.min, "prod": np.prod,
+                                              "all": np.all, "any": np.any}  # fmt: skip
+    for name, f in folds.items():
+        define(name, schema, _reduce_type, _reduce(f))
+    define("variance", f"{schema} unbiased:bool", _reduce_type, _variance)
+    for name, g in (("argmax", np.argmax), ("argmin", np.argmin)):
+        define(name, f"{schema} select_last_index:bool", lambda o: TensorType(_dims(_reduce_type(o)), "int32"), _arg_reduce(g))
+    define("nn.l2_normalize", "eps:float axis:ref", same, _l2_normalize)
+
+
+def _dims(t: TensorType) -> tuple[int, ...]:
+    return t.dims
+
+
+def _l2_normalize(a: Sequence[Array], at: Attrs, out: tuple[TensorType, ...]) -> Array:
+    total = np.sum(a[0] * a[0], axis=reduced_axes({"axis": at["axis"]}, a[0].ndim), keepdims=True)
+    return a[0] / np.sqrt(np.maximum(total, np.asarray(at["eps"], a[0].dtype)))
+
+
+_define_elementwise()
+_define_nn()
+_define_reductions()
+
+
+def evaluate(name: str, args: Sequence[Array], attrs: Attrs, types: tuple[TensorType, ...]) -> tuple[Array, ...]:
+    """Numpy semantics of one call; :class:`UnsupportedError` where the operator is not in the table."""
+    entry = relay_op(name)
+    if entry is None:
+        raise UnsupportedError(f"the Relay operator {name} has no numpy semantics", "evaluate this part with TVM")
+    _check_extent(entry, args, attrs, types)
+    with np.errstate(all="ignore"):
+        found = entry.numpy(args, attrs, types)
+    return tuple(np.asarray(f) for f in (found if isinstance(found, tuple) else (found,)))
+
+
+def _check_extent(entry: RelayOp, args: Sequence[Array], attrs: Attrs, types: tuple[TensorType, ...]) -> None:
+    """Where a file says another shape than operands and attributes give, the value could be of any size."""
+    operands = Operands(tuple(TensorType(a.shape, a.dtype.name) for a in args), attrs, tuple(args))
+    try:
+        found = entry.rule(operands)
+    except (TypeRuleError, *BAD_VALUE):
+        return  # no rule for this form: its value says whether there is one
+    shapes = [t.shape for t in (found if isinstance(found, tuple) else (found,))]
+    if shapes != [t.shape for t in types]:
+        raise UnsupportedError(
+            f"{entry.name} gives the shapes {shapes[:4]}, not those of the file", "the model is not well typed"
+        )

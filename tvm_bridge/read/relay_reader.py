@@ -1,0 +1,459 @@
+"""From the nodes of a Relay file to a :class:`RelayGraph`.
+
+Functions (composites, closures, calls of global functions), Let, Tuple and TupleGetItem are resolved, so that the graph has
+operator calls only. Types that the file lacks are inferred. Nothing recurses in Python, so that depth is no limit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator
+from collections.abc import Mapping
+from dataclasses import dataclass
+from dataclasses import field
+from typing import Any
+
+import numpy as np
+
+import tvm_bridge.read.relay_conv
+import tvm_bridge.read.relay_shapes  # noqa: F401 - enters its operators into the table
+from fuser.errors import ModelFileError
+from fuser.errors import UnsupportedError
+from fuser.files import BAD_VALUE
+from tvm_bridge.read.relay_graph import Ref
+from tvm_bridge.read.relay_graph import RelayConstant
+from tvm_bridge.read.relay_graph import RelayGraph
+from tvm_bridge.read.relay_graph import RelayNode
+from tvm_bridge.read.relay_graph import RelayVar
+from tvm_bridge.read.relay_graph import TensorType
+from tvm_bridge.read.relay_json import JsonNodes
+from tvm_bridge.read.relay_ops import Array
+from tvm_bridge.read.relay_ops import Operands
+from tvm_bridge.read.relay_ops import TypeRuleError
+from tvm_bridge.read.relay_ops import evaluate
+from tvm_bridge.read.relay_ops import impossible
+from tvm_bridge.read.relay_ops import relay_op
+from tvm_bridge.read.relay_ops import shown_attributes
+from tvm_bridge.read.relay_params import decode_tensor
+
+_FIX = "fix it where the model is imported, e.g. shape={'x': (1, 512)}, so that no extent is relay.Any"
+_SMALL = 1024
+_MAX_NESTING = 512
+_MAX_TUPLES = 4
+_MORE_STEPS = 100_000
+"""Steps of reading (expressions of every inlined call, and what they look through) beyond twenty for each node of the file."""
+_MORE_OPERATORS = 10_000
+"""Operator calls, once every function call is inlined, beyond one for each node of the file."""
+_MAX_FIELDS = 65_536
+"""Most tensors of a tuple, nested ones and those that it shares with itself counted each time."""
+
+Value = Any  # Ref, a tuple of Values, or a _Closure
+
+
+@dataclass
+class _Frame:
+    """Bindings of one function body; ``values`` memoises its expressions."""
+
+    function: str
+    parent: _Frame | None = None
+    depth: int = 0
+    bound: dict[int, Value] = field(default_factory=dict)
+    values: dict[int, Value] = field(default_factory=dict)
+    pending: set[int] = field(default_factory=set)
+
+    def lookup(self, var: int) -> tuple[Value, int]:
+        """What a variable is bound to (None if it is not), and how many bodies were looked through."""
+        frame: _Frame | None = self
+        looked = 0
+        while frame is not None:
+            looked += 1
+            if var in frame.bound:
+                return frame.bound[var], looked
+            frame = frame.parent
+        return None, looked
+
+
+@dataclass(frozen=True)
+class _Closure:
+    function: int
+    frame: _Frame
+
+
+Step = Generator[tuple[int, _Frame], Value, Value]
+
+
+def read_graph(text: str, source: str, params: Mapping[str, Array] | None = None) -> RelayGraph:
+    """The graph of a ``save_json`` file. ``params`` only serve where a shape depends on a value.
+
+    :class:`ModelFileError` names the node, operator or input that cannot be read; :class:`UnsupportedError` is control flow.
+    """
+    return _GraphReader(JsonNodes(text, source), params or {}).read()
+
+
+class _GraphReader:
+    def __init__(self, file: JsonNodes, params: Mapping[str, Array]) -> None:
+        self.file, self.params = file, params
+        self.functions: dict[int, tuple[str, int]] = {}
+        self.by_name: dict[str, int] = {}
+        self.inputs: list[RelayVar] = []
+        self.constants: list[RelayConstant] = []
+        self.nodes: list[RelayNode] = []
+        self.known: dict[Ref, Array] = {}
+        self.order: dict[str, dict[int, int]] = {}
+        self.steps = 0
+        self.decoded: dict[int, tuple[Array, str]] = {}
+        self.types: dict[tuple[int, int], TensorType | tuple[Any, ...] | None] = {}
+        self.twins: dict[str, int] = {}
+
+    def spend(self, steps: int = 1) -> None:
+        """Count work; a small file can ask for any amount of it."""
+        self.steps += steps
+        size = len(self.file.nodes)
+        if self.steps > 20 * size + _MORE_STEPS or len(self.nodes) > size + _MORE_OPERATORS:
+            raise UnsupportedError(
+                f"{self.file.source}: becomes {len(self.nodes):,} operators and more once its functions are inlined, "
+                f"which its {size:,} nodes do not need",
+                "optimize a part of the model",
+            )
+
+    # Module and types
+
+    def read(self) -> RelayGraph:
+        main = self._main()
+        frame = _Frame("main")
+        self.order["main"] = self._post_order(main)
+        names: set[str] = set()
+        for var in self.file.items(self.file.ref(main, "params")):
+            frame.bound[var] = self._input(var, names)
+        result = self._run(self.file.ref(main, "body"), frame)
+        if isinstance(result, _Closure):
+            raise UnsupportedError(f"{self.file.source}: main returns a function", "give a model whose main returns tensors")
+        outputs = self._flat(main, result)
+        if not all(isinstance(r, Ref) for r in outputs):
+            raise UnsupportedError(f"{self.file.source}: main returns a function", "give a model whose main returns tensors")
+        graph = RelayGraph(tuple(self.inputs), tuple(self.constants), tuple(self.nodes), tuple(outputs),
+                           isinstance(result, tuple) and not isinstance(result, Ref), self.file.version)  # fmt: skip
+        for ref in graph.outputs:
+            if not graph.type_of(ref).static:
+                raise ModelFileError(f"{self.file.source}: an output has the dynamic type {graph.type_of(ref)}", _FIX)
+        return graph
+
+    def _main(self) -> int:
+        f, root = self.file, self.file.root
+        if f.kind(root) == "relay.Function":
+            return root
+        if f.kind(root) != "IRModule":
+            raise ModelFileError(
+                f"{f.source}: holds a {f.kind(root) or 'null'}, not a Relay module", "save the IRModule with tvm.ir.save_json"
+            )
+        for key, function in f.pairs(f.ref(root, "functions")):
+            name = key if isinstance(key, str) else f.text_field(key, "name_hint")
+            self.by_name[name] = function
+            if isinstance(key, int):
+                self.functions[key] = (name, function)
+        if "main" not in self.by_name or f.kind(self.by_name["main"]) != "relay.Function":
+            found = ", ".join(self.by_name) or "none"
+            raise ModelFileError(
+                f"{f.source}: has no Relay function main (functions: {found})", "save a Relay module, not a lowered or Relax one"
+            )
+        return self.by_name["main"]
+
+    def _input(self, var: int, names: set[str]) -> Ref:
+        name = self._var_name(var)
+        twins = self.twins.get(name, 0)
+        self.twins[name] = twins + 1
+        name += "_" * twins
+        while name in names:  # Relay tells variables apart by identity, not by name
+            name += "_"
+        self.spend(1 + len(name) // 64)
+        names.add(name)
+        found = self._types(self.file.ref(var, "_checked_type_") or self.file.ref(var, "type_annotation"))
+        if not isinstance(found, TensorType):
+            raise ModelFileError(
+                f"{self.file.source}: the input {name!r} has no tensor type",
+                "annotate it, or run relay.transform.InferType()(mod)",
+            )
+        if not found.static:
+            raise ModelFileError(f"{self.file.source}: the input {name!r} has the dynamic shape {found}", _FIX)
+        ref = Ref("input", len(self.inputs))
+        self.inputs.append(RelayVar(name, found))
+        if name in self.params and self.params[name].size <= _SMALL and self.params[name].dtype.kind in "iub":
+            self.known[ref] = self.params[name]
+        return ref
+
+    def _var_name(self, var: int) -> str:
+        vid = self.file.ref(var, "vid")
+        return self.file.text_field(vid, "name_hint") if vid else self.file.text_field(var, "name_hint")
+
+    def _types(self, i: int, depth: int = 0) -> TensorType | tuple[Any, ...] | None:
+        """A type node: a tensor, a tuple, or None where there is none."""
+        if (i, depth) in self.types:
+            return self.types[i, depth]
+        f, kind = self.file, self.file.kind(i)
+        self.spend()
+        found: TensorType | tuple[Any, ...] | None = None
+        if kind == "relay.TensorType":
+            dims: list[int | None] = []
+            for d in f.items(f.ref(i, "shape")):
+                value = f.value(d)
+                dims.append(value if isinstance(value, int) else None)
+            found = self._checked(i, TensorType(tuple(dims), f.text_field(i, "dtype")))
+        elif kind == "TupleType" and depth < _MAX_TUPLES:
+            found = tuple(self._types(t, depth + 1) for t in f.items(f.ref(i, "fields")))
+        self.types[i, depth] = found
+        return found
+
+    def _checked(self, i: int, found: TensorType) -> TensorType:
+        """The type, if a tensor can have it."""
+        if why := impossible(found):
+            raise self.file.fail(i, f"has {why}")
+        return found
+
+    def _post_order(self, function: int) -> dict[int, int]:
+        """Position of every Call expression of a function in its post-order."""
+        order: dict[int, int] = {}
+        seen: set[int] = set()
+        stack = [(function, False)]
+        while stack:
+            i, done = stack.pop()
+            if done:
+                order[i] = len(order)
+                continue
+            if i in seen:
+                continue
+            seen.add(i)
+            self.spend()
+            if self.file.kind(i) == "relay.Call":
+                stack.append((i, True))
+            stack += [(c, False) for c in reversed(self._children(i))]
+        return order
+
+    def _children(self, i: int) -> list[int]:
+        f, kind = self.file, self.file.kind(i)
+        if kind == "relay.Call":
+            return [f.ref(i, "op"), *f.items(f.ref(i, "args"))]
+        if kind == "relay.Function":
+            return [f.ref(i, "body")]
+        if kind == "relay.Let":
+            return [f.ref(i, "value"), f.ref(i, "body")]
+        if kind == "relay.Tuple":
+            return f.items(f.ref(i, "fields"))
+        if kind == "relay.TupleGetItem":
+            return [f.ref(i, "tuple_value")]
+        if kind == "relay.If":
+            return [f.ref(i, "cond"), f.ref(i, "true_branch"), f.ref(i, "false_branch")]
+        return []
+
+    # Expressions: a step yields the expressions that it needs, so that depth costs no Python stack
+
+    def _run(self, expr: int, frame: _Frame) -> Value:
+        stack = [(expr, frame, self._step(expr, frame))]
+        value: Value = None
+        while True:
+            i, where, step = stack[-1]
+            try:
+                need, scope = step.send(value)
+            except StopIteration as done:
+                value = where.values[i] = done.value
+                stack.pop()
+                if not stack:
+                    return value
+                continue
+            if need in scope.values:
+                value = scope.values[need]
+            elif need in scope.pending:
+                raise self.file.fail(need, "is an operand of itself")
+            else:
+                self.spend()
+                scope.pending.add(need)
+                stack.append((need, scope, self._step(need, scope)))
+                value = None
+
+    def _step(self, i: int, frame: _Frame) -> Step:
+        f, kind = self.file, self.file.kind(i)
+        lets: set[int] = set()
+        while kind == "relay.Let":
+            if i in lets:
+                raise f.fail(i, "is a Let within itself")
+            lets.add(i)
+            frame.bound[f.ref(i, "var")] = yield f.ref(i, "value"), frame
+            i = f.ref(i, "body")
+            kind = f.kind(i)
+        if kind == "relay.Var":
+            found, looked = frame.lookup(i)
+            self.spend(looked)
+            if found is None:
+                raise f.fail(i, f"is the variable {self._var_name(i)!r}, which is not bound")
+            return found
+        if kind == "relay.Constant":
+            return self._constant(i)
+        if kind == "relay.Function":
+            return _Closure(i, frame)
+        if kind == "relay.Tuple":
+            fields = []
+            for item in f.items(f.ref(i, "fields")):
+                fields.append((yield item, frame))
+            return tuple(fields)
+        if kind == "relay.TupleGetItem":
+            value = yield f.ref(i, "tuple_value"), frame
+            index = f.integer(i, "index")
+            if isinstance(value, (Ref, _Closure)) or not 0 <= index < len(value):
+                raise f.fail(i, f"takes field {index} of what has no such field")
+            return value[index]
+        if kind == "GlobalVar":
+            return None
+        if kind == "relay.Call":
+            return (yield from self._call(i, frame))
+        raise UnsupportedError(
+            f"{f.source}: node {i} is {kind or 'null'}: control flow and data types are not supported",
+            "export the model with static control flow (torch.jit.trace, or ONNX without If and Loop)",
+        )
+
+    def _call(self, i: int, frame: _Frame) -> Step:
+        f, op = self.file, self.file.ref(i, "op")
+        kind = f.kind(op)
+        callee: Value = None
+        if kind == "GlobalVar":
+            name = self.functions.get(op, (f.text_field(op, "name_hint"), 0))[0]
+            if name not in self.by_name:
+                raise f.fail(i, f"calls @{name}, which the module does not have")
+            if f.kind(self.by_name[name]) == "relay.Function":
+                callee = _Closure(self.by_name[name], _Frame(name, depth=frame.depth))
+                if name not in self.order:
+                    self.order[name] = self._post_order(self.by_name[name])
+            op_name = f"@{name}"
+        elif kind == "Op":
+            op_name = f.text(op)
+        else:
+            callee = yield op, frame
+            op_name = ""
+        args = []
+        for item in f.items(f.ref(i, "args")):
+            args.append((yield item, frame))
+        if callee is None:
+            return self._operator(i, op_name, args, frame.function)
+        if not isinstance(callee, _Closure):
+            raise f.fail(i, "calls what is not a function")
+        if frame.depth >= _MAX_NESTING:
+            raise UnsupportedError(
+                f"{f.source}: node {i} calls functions more than {_MAX_NESTING} deep", "recursive models are not supported"
+            )
+        params = f.items(f.ref(callee.function, "params"))
+        if len(params) != len(args):
+            raise f.fail(i, f"gives {len(args)} arguments to a function of {len(params)}")
+        parent = callee.frame
+        inner = _Frame(parent.function, parent, frame.depth + 1, dict(zip(params, args, strict=True)))
+        return (yield f.ref(callee.function, "body"), inner)
+
+    def _constant(self, i: int) -> Ref:
+        index = self.file.integer(i, "data")
+        if not 0 <= index < len(self.file.blobs):
+            raise self.file.fail(i, f"is a constant with data {index} of {len(self.file.blobs)}")
+        if index not in self.decoded:
+            self.decoded[index] = decode_tensor(self.file.blobs[index], self.file.source, f"constant {index}")
+        value, dtype = self.decoded[index]
+        ref = Ref("const", len(self.constants))
+        self.constants.append(RelayConstant(value, TensorType(value.shape, dtype)))
+        if value.size <= _SMALL:
+            self.known[ref] = value
+        return ref
+
+    def _operator(self, i: int, op: str, args: list[Value], function: str) -> Value:
+        f, entry = self.file, relay_op(op)
+        flat = self._flat(i, tuple(args))
+        if not all(isinstance(r, Ref) for r in flat):
+            raise UnsupportedError(
+                f"{f.source}: {op} (node {i}) takes a function as operand", "higher-order operators are not supported"
+            )
+        attrs = f.attributes(f.ref(i, "attrs"), dict(entry.schema) if entry else None)
+        values = tuple(self.known.get(r) for r in flat)
+        operands = Operands(tuple(self._type_of(r) for r in flat), attrs, values)
+        types, is_tuple = self._result(i, op, operands)
+        self.spend(len(flat) + len(types))
+        node = RelayNode(len(self.nodes), op, tuple(flat), tuple(sorted(attrs.items())), types, self._span(i),
+                         (function, self.order.get(function, {}).get(i, -1)))  # fmt: skip
+        self.nodes.append(node)
+        self._fold_small(node, values)
+        refs = tuple(Ref("node", node.id, k) for k in range(len(types)))
+        return refs if is_tuple else refs[0]
+
+    def _flat(self, i: int, value: Value) -> list[Value]:
+        """The leaves of a nested tuple of values."""
+        found: list[Value] = []
+        stack = [value]
+        visited = 0
+        while stack:
+            item = stack.pop()
+            visited += 1
+            if visited > _MAX_FIELDS:
+                raise self.file.fail(i, f"takes or gives tuples of more than {_MAX_FIELDS} tensors")
+            if isinstance(item, tuple) and not isinstance(item, Ref):
+                stack.extend(reversed(item))
+            else:
+                found.append(item)
+        self.spend(visited)
+        return found
+
+    def _type_of(self, ref: Ref) -> TensorType:
+        if ref.kind == "node":
+            return self.nodes[ref.index].types[ref.field]
+        return self.inputs[ref.index].type if ref.kind == "input" else self.constants[ref.index].type
+
+    def _result(self, i: int, op: str, operands: Operands) -> tuple[tuple[TensorType, ...], bool]:
+        """The types that the file gives if they are static, otherwise those of the operator's rule."""
+        found = self._types(self.file.ref(i, "_checked_type_"))
+        if isinstance(found, TensorType) and found.static:
+            return (found,), False
+        if isinstance(found, tuple) and found and all(isinstance(t, TensorType) and t.static for t in found):
+            return found, True
+        where = f"{self.file.source}: {op} (node {i}{', ' + self._span(i) if self._span(i) else ''})"
+        entry = relay_op(op)
+        if entry is None:
+            dynamic = "" if found is None else f" but {found}"
+            raise ModelFileError(f"{where} has no static type in the file{dynamic}, and the operator has no type rule here",
+                                 "run relay.transform.InferType()(mod) before saving" if found is None else _FIX)  # fmt: skip
+        try:
+            types = entry.rule(operands)
+        except TypeRuleError as error:
+            raise ModelFileError(
+                f"{where}: {error}", _FIX if "model runs" in str(error) else "the model is not well typed"
+            ) from None
+        except BAD_VALUE as error:
+            given = ", ".join(map(str, operands.types[:4]))
+            raise ModelFileError(
+                f"{where}: its attributes {shown_attributes(operands.attrs)} do not fit the operands {given} ({error})",
+                "the model is not well typed, or of an unknown version",
+            ) from None
+        for t in types if isinstance(types, tuple) else (types,):
+            if why := impossible(t):
+                raise ModelFileError(f"{where}: gives {why}", "the model is not well typed")
+        return (types, True) if isinstance(types, tuple) else ((types,), False)
+
+    def _span(self, i: int) -> str:
+        span = self.file.ref(i, "span")
+        if not span:
+            return ""
+        if self.file.kind(span) != "Span":  # a sequence of spans: the first
+            items = self.file.items(self.file.ref(span, "spans")) if "spans" in self.file.fields(span) else []
+            span = items[0] if items else 0
+        name = self.file.ref(span, "source_name") if span else 0
+        return self.file.text(name) or self.file.text_field(name, "name") if name else ""
+
+    def _fold_small(self, node: RelayNode, values: tuple[Array | None, ...]) -> None:
+        """Values of small constant results: shapes and index ranges that later types depend on."""
+        if any(t.shape and math.prod(t.dims) > _SMALL for t in node.types):
+            return
+        if node.op == "shape_of" and node.args:
+            dims = self._type_of(node.args[0]).dims
+            if node.types[0].dtype in ("int32", "int64", "uint32", "uint64"):
+                self.known[Ref("node", node.id)] = np.asarray(dims, np.int64).astype(node.types[0].dtype)
+            return
+        present = [v for v in values if v is not None]
+        if len(present) < len(values) or relay_op(node.op) is None:
+            return
+        try:
+            results = evaluate(node.op, present, node.attr, node.types)
+        except (UnsupportedError, TypeRuleError, *BAD_VALUE):
+            return  # no value: if the call is ill typed, its conversion says so
+        for k, value in enumerate(results):
+            self.known[Ref("node", node.id, k)] = value
