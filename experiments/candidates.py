@@ -18,6 +18,7 @@ from fuser.errors import FuserError
 from fuser.errors import UsageError
 from fuser.ir.program import TensorProgram
 from fuser.pools import SPAWN
+from fuser.superopt.structures import structures
 from fuser.workloads import match
 from fuser.workloads import workload
 from search.libraries import with_libraries
@@ -26,7 +27,6 @@ from search.measure.records import Record
 from search.measure.records import Records
 from search.measure.records import schedule_text
 from search.measure.timing import External
-from search.structures import structures
 from search.tune import RUNNERS
 from search.tune import Candidate as Ranked
 from search.tune import Tuned

@@ -102,9 +102,9 @@ def say(text: str) -> None:
 def graphs_of(program: TensorProgram, which: str) -> tuple[KernelGraph, ...]:
     """``one``: the whole program in a kernel; ``all``: also cut into kernels and with reductions split over the grid;
     ``searched``: also what the superoptimizer finds in a few seconds."""
-    from search.structures import one_kernel
-    from search.structures import searched
-    from search.structures import structures
+    from fuser.superopt.structures import one_kernel
+    from fuser.superopt.structures import searched
+    from fuser.superopt.structures import structures
 
     if which == "one":
         return (one_kernel(program),)

@@ -37,9 +37,9 @@ from fuser.outputs import write_file
 from fuser.runtime.graph_executor import Executable
 from fuser.runtime.torch_program import run_steps
 from fuser.runtime.torch_program import steps
+from fuser.superopt.structures import cut
+from fuser.superopt.structures import cut_points
 from search.measure.machine import device_info
-from search.structures import cut
-from search.structures import cut_points
 
 BURST = 100
 """Calls before a synchronisation: far fewer launches than the queue of a GPU holds, so that none waits for the device."""

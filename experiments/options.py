@@ -38,6 +38,7 @@ from fuser.errors import UsageError
 from fuser.ir.program import TensorProgram
 from fuser.outputs import make_folder
 from fuser.pools import SPAWN
+from fuser.superopt.structures import structures
 from fuser.workloads import match
 from fuser.workloads import workload
 from search.measure.measurer import Bench
@@ -52,7 +53,6 @@ from search.space.hazards import unwieldy
 from search.space.schedules import ScheduleSpace
 from search.space.variants import Variant
 from search.space.variants import variants
-from search.structures import structures
 
 CHUNK = 14
 """Variants that are timed in turn with their base."""

@@ -24,6 +24,8 @@ from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import Schedule
 from fuser.lower.triton_source import generate_graph
+from fuser.superopt.structures import searched
+from fuser.superopt.structures import structures
 from fuser.superopt.verify.verdicts import accepted
 from fuser.workloads import workload
 from search.calling import as_module
@@ -36,8 +38,6 @@ from search.libraries import with_libraries
 from search.realise import Realised
 from search.realise import realise
 from search.realise import verified
-from search.structures import searched
-from search.structures import structures
 from search.tune import Candidate
 from search.tune import Tuned
 from search.tune import require_instant

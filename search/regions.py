@@ -219,7 +219,7 @@ class _Chain:
         return nodes | set(found)
 
     def make(self, nodes: set[str], contractions: list[str]) -> Region | str:
-        from search.structures import one_kernel
+        from fuser.superopt.structures import one_kernel
 
         if not convex(self.program, nodes):
             return "another operator reads the chain and feeds it again"

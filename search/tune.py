@@ -24,6 +24,7 @@ from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import Schedule
 from fuser.runtime.library import views_of
+from fuser.superopt.structures import structures
 from search.space.evolve import INSTANT
 from search.space.evolve import Effort
 from search.space.evolve import search
@@ -31,7 +32,6 @@ from search.space.hazards import hazardous
 from search.space.hazards import unwieldy
 from search.space.launches import with_launches
 from search.space.schedules import ScheduleSpace
-from search.structures import structures
 
 RUNNERS = 16
 """Candidates that are kept behind the winner: what is compiled next if it does not hold."""

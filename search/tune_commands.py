@@ -28,12 +28,12 @@ from fuser.outputs import make_folder
 from fuser.outputs import write_file
 from fuser.pools import SPAWN
 from fuser.runtime.library import views_of
+from fuser.superopt.structures import searched
 from fuser.superopt.verify.verdicts import verdict_document
 from fuser.workloads import match
 from fuser.workloads import workload
 from search.realise import Realised
 from search.realise import realise
-from search.structures import searched
 from search.tune import Candidate
 from search.tune import Tuned
 from search.tune import require_instant

@@ -29,8 +29,8 @@ import pytest
 from fuser.cli import main
 from fuser.errors import FuserError
 from fuser.ir.serialize import graph_to_json
+from fuser.superopt.structures import structures
 from fuser.workloads import workload
-from search.structures import structures
 from tests.damage import damaged_bytes
 from tests.damage import damaged_toml
 from tests.damage import damaged_value

@@ -125,8 +125,8 @@ def good_graph(folder: Path) -> str:
     import json
 
     from fuser.ir.serialize import graph_to_json
+    from fuser.superopt.structures import structures
     from fuser.workloads import workload
-    from search.structures import structures
 
     path = folder / "graph.json"
     path.write_text(json.dumps(graph_to_json(structures(workload("mcfuser/G1"))[0])))

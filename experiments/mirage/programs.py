@@ -9,8 +9,8 @@ from fuser.ir.builder import Builder
 from fuser.ir.fuse import fuse
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram
+from fuser.superopt.structures import structures
 from fuser.workloads import workload
-from search.structures import structures
 
 SIDE = 64
 """Most programs have this extent everywhere, so that wrong accesses fit the shapes."""

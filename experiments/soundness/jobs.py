@@ -22,10 +22,10 @@ from fuser.device import load_device
 from fuser.errors import FuserError
 from fuser.ir.mugraph import KernelGraph
 from fuser.outputs import replacing
+from fuser.superopt.structures import searched
+from fuser.superopt.structures import structures
 from search.measure.lines import read_lines
 from search.measure.measurer import Candidate
-from search.structures import searched
-from search.structures import structures
 
 PASSES = 3
 """The superoptimizer's structures are spread over so many passes, another share first for each case: a family of cases covers

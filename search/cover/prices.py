@@ -13,10 +13,10 @@ from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import Schedule
+from fuser.superopt.structures import structures
 from search.cover.parts import Part
 from search.cover.parts import moves_only
 from search.libraries import with_libraries
-from search.structures import structures
 from search.tune import Candidate
 from search.tune import Tuned
 from search.tune import library_seconds

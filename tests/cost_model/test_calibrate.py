@@ -22,9 +22,9 @@ from cost_model.constants import Constants
 from cost_model.constants import parse_constants
 from fuser.device import load_device
 from fuser.errors import UsageError
+from fuser.superopt.structures import structures
 from fuser.workloads import workload
 from search.space.schedules import ScheduleSpace
-from search.structures import structures
 
 H200 = load_device("h200")
 TRUE = Constants(base=1.1e-6, wait=0.6e-6, trip=0.1e-6, exchange=0.3e-6, arithmetic_cost=3.0, block_bandwidth=30.0)

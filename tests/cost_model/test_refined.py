@@ -25,8 +25,8 @@ from fuser.device import load_device
 from fuser.errors import UsageError
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.tiling import TilingExpr
+from fuser.superopt.structures import one_kernel
 from fuser.workloads import workload
-from search.structures import one_kernel
 from search.tune import tune_fast
 
 H200, A100 = load_device("h200"), load_device("a100")

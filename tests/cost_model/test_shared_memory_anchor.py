@@ -18,9 +18,9 @@ from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from fuser.ir.tiling import TilingExpr
 from fuser.lower.compile import compile_graph
+from fuser.superopt.structures import one_kernel
+from fuser.superopt.structures import structures
 from fuser.workloads import workload
-from search.structures import one_kernel
-from search.structures import structures
 
 pytest.importorskip("triton")
 DATA = Path(__file__).parents[1] / "data" / "shared_memory.jsonl"

@@ -9,11 +9,11 @@ from typing import Any
 from experiments.compare import Result
 from experiments.gather import draw_candidates
 from fuser.ir.schedule import Schedule
+from fuser.superopt.structures import one_kernel
 from fuser.workloads import workload
 from search.measure.measurer import Candidate
 from search.measure.records import Record
 from search.measure.records import schedule_text
-from search.structures import one_kernel
 
 ROOT = Path(__file__).parents[2] / "experiments"
 RESULTS = ROOT / "results"

@@ -19,6 +19,7 @@ from fuser.device import load_device
 from fuser.errors import UsageError
 from fuser.ir.builder import Builder
 from fuser.ir.schedule import Schedule
+from fuser.superopt.structures import one_kernel
 from search.measure.measurer import Bench
 from search.measure.measurer import Candidate
 from search.measure.measurer import CompilePool
@@ -28,7 +29,6 @@ from search.measure.session import Options
 from search.measure.worker import Worker
 from search.space.variants import Variant
 from search.space.variants import variants
-from search.structures import one_kernel
 from tests.lower.test_triton import schedule
 
 H200 = load_device("h200")

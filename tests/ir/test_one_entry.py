@@ -35,10 +35,10 @@ from fuser.runtime.torch_program import apply
 from fuser.runtime.torch_program import reference
 from fuser.superopt.generate.generator import Limits
 from fuser.superopt.generate.generator import generate
+from fuser.superopt.structures import one_kernel
 from fuser.superopt.verify.verifier import Verified
 from fuser.superopt.verify.verifier import verify
 from search.regions import find_chains
-from search.structures import one_kernel
 from tests.tvm_bridge.relay_writer import RelayWriter
 from tvm_bridge.to_program.relay_import import from_json_text
 from tvm_bridge.to_program.relay_import import to_program

@@ -31,11 +31,11 @@ from fuser.ir.serialize import graph_to_json
 from fuser.ir.windows import detach
 from fuser.ir.windows import windowed
 from fuser.lower.check import check
+from fuser.superopt.structures import structures
 from fuser.superopt.verify.verdict import Accepted
 from fuser.superopt.verify.verifier import Rejected
 from fuser.superopt.verify.verifier import verify
 from fuser.workloads import workload
-from search.structures import structures
 
 
 def cut(b: Builder, x: Ref, axis: int, start: int, stop: int) -> Ref:

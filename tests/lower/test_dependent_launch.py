@@ -13,8 +13,8 @@ from fuser.ir.mugraph import KernelGraph
 from fuser.ir.schedule import Schedule
 from fuser.lower.triton_source import KernelSource
 from fuser.lower.triton_source import generate_graph
+from fuser.superopt.structures import structures
 from fuser.workloads import workload
-from search.structures import structures
 from search.tune import tune_fast
 
 DEVICE = load_device("h200")

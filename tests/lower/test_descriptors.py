@@ -21,8 +21,8 @@ from fuser.lower.descriptors import why_not
 from fuser.lower.descriptors import with_metadata
 from fuser.lower.triton_source import generate
 from fuser.lower.triton_source import generate_graph
-from search.structures import one_kernel
-from search.structures import structures
+from fuser.superopt.structures import one_kernel
+from fuser.superopt.structures import structures
 from tests.lower.test_triton import attention
 from tests.lower.test_triton import chain
 from tests.lower.test_triton import schedule

@@ -14,8 +14,8 @@ from fuser.ir.schedule import Schedule
 from fuser.lower.check import check
 from fuser.lower.layers import find_layers
 from fuser.lower.triton_source import generate_graph
+from fuser.superopt.structures import structures
 from fuser.workloads import workload
-from search.structures import structures
 
 
 def layers(order=(0, 1, 2, 3, 4), m=40, d=32, before=False, after="", dtype="float16") -> TensorProgram:

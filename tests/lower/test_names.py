@@ -11,7 +11,7 @@ from fuser.ir.schedule import Schedule
 from fuser.ir.tiling import TilingExpr
 from fuser.lower.check import check
 from fuser.lower.triton_source import generate
-from search.structures import one_kernel
+from fuser.superopt.structures import one_kernel
 
 
 def divided(name: str, kept: str, rows: int = 32) -> TensorProgram:

@@ -20,8 +20,8 @@ from fuser.lower.check import run_graph
 from fuser.lower.compile import compile_kernel
 from fuser.lower.triton_source import generate_graph
 from fuser.runtime.torch_program import reference
-from search.structures import one_kernel
-from search.structures import structures
+from fuser.superopt.structures import one_kernel
+from fuser.superopt.structures import structures
 from tests.lower.test_triton import attention
 from tests.lower.test_triton import map_names
 from tests.lower.test_triton import map_program

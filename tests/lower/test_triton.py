@@ -21,8 +21,8 @@ from fuser.lower.check import reduced_extents
 from fuser.lower.compile import compile_kernel
 from fuser.lower.triton_source import generate
 from fuser.lower.triton_source import generate_graph
-from search.structures import one_kernel
-from search.structures import structures
+from fuser.superopt.structures import one_kernel
+from fuser.superopt.structures import structures
 from tests.operators import NUMBERS
 from tests.operators import elementwise
 

@@ -17,8 +17,8 @@ from fuser.ir.schedule import Schedule
 from fuser.ir.tiling import TilingExpr
 from fuser.lower.check import check
 from fuser.lower.triton_source import generate
-from search.structures import one_kernel
-from search.structures import structures
+from fuser.superopt.structures import one_kernel
+from fuser.superopt.structures import structures
 
 DEVICE = load_device("h200")
 

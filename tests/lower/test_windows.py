@@ -11,8 +11,8 @@ from fuser.ir.tiling import TilingExpr
 from fuser.lower.check import check
 from fuser.lower.check import reduced_extents
 from fuser.lower.triton_source import generate
+from fuser.superopt.structures import structures
 from fuser.workloads import workload
-from search.structures import structures
 from tests.ir.test_windows import joint_attention
 from tests.ir.test_windows import joint_gated_mlp
 from tests.ir.test_windows import rotary_attention

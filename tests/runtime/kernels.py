@@ -22,7 +22,7 @@ from fuser.runtime import launch
 from fuser.runtime.graph_executor import Executable
 from fuser.runtime.launch import InterpretedKernel
 from fuser.runtime.launch import LoadedKernel
-from search.structures import one_kernel
+from fuser.superopt.structures import one_kernel
 
 
 def knobs(order: str = "", splits: dict[str, int] | None = None, **tiles: int) -> KernelSchedule:

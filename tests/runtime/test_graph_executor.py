@@ -15,8 +15,8 @@ import pytest
 from fuser.errors import UsageError
 from fuser.ir.schedule import Schedule
 from fuser.runtime.plan import plan
+from fuser.superopt.structures import structures
 from fuser.workloads import workload
-from search.structures import structures
 from tests.runtime.kernels import knobs
 
 ROOT = Path(__file__).parents[2]
@@ -48,7 +48,7 @@ from fuser.ir.mugraph import FREE
 from fuser.ir.schedule import Schedule
 from fuser.runtime.graph_executor import Executable
 from fuser.runtime.torch_program import reference
-from search.structures import structures
+from fuser.superopt.structures import structures
 from tests.runtime.kernels import knobs
 
 b = Builder("chain")

@@ -27,7 +27,7 @@ from fuser.runtime.calls import Launch
 from fuser.runtime.graph_executor import REMEMBERED
 from fuser.runtime.streams import Access
 from fuser.runtime.streams import streams_of
-from search.structures import structures
+from fuser.superopt.structures import structures
 from tests.runtime.kernels import FakeDriver
 from tests.runtime.kernels import OnFakeDriver
 from tests.runtime.kernels import chain

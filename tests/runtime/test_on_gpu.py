@@ -16,7 +16,7 @@ from fuser.ir.program import Tensor
 from fuser.ir.schedule import Schedule
 from fuser.runtime.graph_executor import Executable
 from fuser.runtime.torch_program import reference
-from search.structures import structures
+from fuser.superopt.structures import structures
 from tests.runtime.kernels import chain
 from tests.runtime.kernels import schedule_of
 

@@ -16,8 +16,8 @@ from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.schedule import Schedule
 from fuser.superopt.rewrite.variants import with_libraries
+from fuser.superopt.structures import structures
 from search import compile as compiling
-from search.structures import structures
 from search.tune import tune_fast
 from tests.runtime.kernels import chain
 from tests.runtime.kernels import schedule_of

@@ -18,6 +18,7 @@ from fuser.errors import NoValidKernelError
 from fuser.errors import UsageError
 from fuser.ir.fuse import fuse
 from fuser.ir.schedule import Schedule
+from fuser.superopt.structures import structures
 from fuser.workloads import workload
 from search.space.evolve import EFFORTS
 from search.space.evolve import INSTANT
@@ -26,7 +27,6 @@ from search.space.evolve import STRATEGIES
 from search.space.evolve import rank
 from search.space.evolve import search
 from search.space.schedules import ScheduleSpace
-from search.structures import structures
 
 A100 = load_device("a100")
 

@@ -10,10 +10,10 @@ from cost_model.features import schedule_features
 from fuser.device import load_device
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.tiling import TilingExpr
+from fuser.superopt.structures import one_kernel
 from fuser.workloads import workload
 from search.space.hazards import FAULTS
 from search.space.hazards import hazardous
-from search.structures import one_kernel
 
 
 def test_faults_hold_for_capabilities_and_not_for_names() -> None:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from fuser.device import load_device
+from fuser.superopt.structures import structures
 from fuser.workloads import workload
-from search.structures import structures
 from search.tune import rank_graph
 
 

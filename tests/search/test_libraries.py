@@ -19,6 +19,7 @@ from fuser.ir.schedule import Schedule
 from fuser.ir.serialize import graph_from_json
 from fuser.ir.serialize import graph_to_json
 from fuser.lower.check import check
+from fuser.superopt.structures import structures
 from fuser.workloads import workload
 from search.libraries import with_libraries
 from search.measure.measurer import Bench
@@ -32,7 +33,6 @@ from search.space.evolve import INSTANT
 from search.space.evolve import STRATEGIES
 from search.space.evolve import search
 from search.space.schedules import ScheduleSpace
-from search.structures import structures
 from search.tune import library_seconds
 from search.tune import rank_graph
 from search.tune import tune_fast

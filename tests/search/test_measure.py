@@ -18,6 +18,7 @@ from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from fuser.ir.tiling import TilingExpr
 from fuser.runtime.plan import Plan
+from fuser.superopt.structures import one_kernel
 from search.measure.measurer import Bench
 from search.measure.measurer import Candidate
 from search.measure.measurer import CompilePool
@@ -27,7 +28,6 @@ from search.measure.session import Options
 from search.measure.timing import External
 from search.measure.timing import spread
 from search.measure.worker import Worker
-from search.structures import one_kernel
 
 HERE = "tests.search.test_measure"
 

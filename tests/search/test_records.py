@@ -19,6 +19,7 @@ from fuser.errors import UsageError
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from fuser.ir.tiling import TilingExpr
+from fuser.superopt.structures import one_kernel
 from fuser.workloads import workload
 from search.measure.records import STATUSES
 from search.measure.records import Record
@@ -27,7 +28,6 @@ from search.measure.records import best_of
 from search.measure.records import record_from_json
 from search.measure.records import rounded
 from search.measure.records import schedule_text
-from search.structures import one_kernel
 
 ROW = Record("mcfuser/G1", "p", "s", "[]", "h", "GPU", "triton 3.6.0", time_us=3.5, environment='{"driver": "1"}', generator="g")
 

@@ -11,7 +11,7 @@ from fuser.errors import UnsupportedError
 from fuser.ir.builder import Builder
 from fuser.ir.program import TensorProgram
 from fuser.lower.check import check
-from search.structures import searched
+from fuser.superopt.structures import searched
 from search.tune import rank_graph
 
 DEVICE = load_device("h200")

@@ -24,10 +24,10 @@ from fuser.ir.mugraph import KernelGraph
 from fuser.ir.schedule import Schedule
 from fuser.ir.schedule import bind
 from fuser.ir.tiling import place
+from fuser.superopt.structures import structures
 from fuser.workloads import workload
 from search.space.schedules import MAX_UNROLL
 from search.space.schedules import ScheduleSpace
-from search.structures import structures
 
 A100 = load_device("a100")
 NAMES = ("mcfuser/G1", "mcfuser/S6", "mirage/rmsnorm", "mirage/ntrans", "graphene/layernorm", "graphene/lstm", "mcfuser/G4")

@@ -20,11 +20,11 @@ from fuser.errors import EnvironmentError_
 from fuser.errors import FuserError
 from fuser.errors import ModelFileError
 from fuser.errors import UsageError
+from fuser.superopt.structures import one_kernel
 from search.measure.records import RECORDS
 from search.measure.records import STRUCTURES
 from search.measure.records import Record
 from search.measure.records import Records
-from search.structures import one_kernel
 from tests.search.test_measure import PROGRAM
 
 ROW = Record("suite/case", "p", "s", "[]", "h", "GPU", "triton 3.6.0", time_us=3.5, environment='{"driver": "1"}', generator="g")

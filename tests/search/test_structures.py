@@ -17,14 +17,14 @@ from fuser.ir.mugraph import FREE
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
+from fuser.superopt.structures import EVERY_CUT
+from fuser.superopt.structures import MAX_CUTS
+from fuser.superopt.structures import cut_points
+from fuser.superopt.structures import cut_sets
+from fuser.superopt.structures import structures
 from fuser.workloads import workload
 from search.space.prune import expressions
 from search.space.prune import tile_sets
-from search.structures import EVERY_CUT
-from search.structures import MAX_CUTS
-from search.structures import cut_points
-from search.structures import cut_sets
-from search.structures import structures
 from search.tune import rank_graph
 
 

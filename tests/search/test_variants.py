@@ -11,11 +11,11 @@ from fuser.ir.mugraph import KernelGraph
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from fuser.lower.triton_source import generate_graph
+from fuser.superopt.structures import one_kernel
+from fuser.superopt.structures import structures
 from fuser.workloads import workload
 from search.space.variants import Variant
 from search.space.variants import variants
-from search.structures import one_kernel
-from search.structures import structures
 from tests.lower.test_triton import schedule
 
 H200, A100, B200 = load_device("h200"), load_device("a100"), load_device("b200")

@@ -20,6 +20,7 @@ from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.ops import OPS
 from fuser.ir.program import TensorProgram
+from fuser.superopt.structures import structures
 from fuser.superopt.verify.bounds import _RULES
 from fuser.superopt.verify.bounds import _Count
 from fuser.superopt.verify.bounds import round_bound
@@ -27,7 +28,6 @@ from fuser.superopt.verify.verdicts import verdict_document
 from fuser.superopt.verify.verifier import Agrees
 from fuser.superopt.verify.verifier import Verified
 from fuser.superopt.verify.verifier import verify
-from search.structures import structures
 from tests.operators import NUMBERS
 from tests.operators import elementwise
 

@@ -13,11 +13,11 @@ from fuser.ir.fuse import fuse
 from fuser.ir.mugraph import KernelGraph
 from fuser.superopt.rewrite.postpone import postpone_divisions
 from fuser.superopt.rewrite.stabilize import licences
+from fuser.superopt.structures import split_block
 from fuser.superopt.verify.degrees import Degrees
 from fuser.superopt.verify.degrees import measured_degrees
 from fuser.superopt.verify.degrees import shift_invariant
 from fuser.workloads import workload
-from search.structures import split_block
 
 
 def graph_of(body: Callable[[Builder, Ref, Ref, Ref], Ref]) -> KernelGraph:

@@ -20,11 +20,11 @@ from fuser.ir.program import TensorProgram
 from fuser.ir.scalar import Extent
 from fuser.ir.scalar import Scalar
 from fuser.superopt.rewrite.stabilize import stabilize_graph
+from fuser.superopt.structures import split_block
 from fuser.superopt.verify.masks import Mask
 from fuser.superopt.verify.masks import reduced_offsets
 from fuser.superopt.verify.reduced import reduction
 from fuser.superopt.verify.verifier import verify
-from search.structures import split_block
 
 
 def attention(rows: int, keys: int, *offsets: int, scores: Callable[[Builder, Ref], Ref] | None = None) -> TensorProgram:

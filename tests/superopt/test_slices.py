@@ -13,11 +13,11 @@ from fuser.ir.fuse import fuse
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram
 from fuser.ir.windows import windowed
+from fuser.superopt.structures import structures
 from fuser.superopt.verify.verdict import Accepted
 from fuser.superopt.verify.verifier import Rejected
 from fuser.superopt.verify.verifier import Unknown
 from fuser.superopt.verify.verifier import verify
-from search.structures import structures
 
 
 def as_read(program: TensorProgram) -> KernelGraph:

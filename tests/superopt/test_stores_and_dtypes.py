@@ -16,10 +16,10 @@ from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.mugraph import Stmt
 from fuser.ir.program import TensorProgram
+from fuser.superopt.structures import split_block
+from fuser.superopt.structures import structures
 from fuser.superopt.verify.verifier import Rejected
 from fuser.superopt.verify.verifier import verify
-from search.structures import split_block
-from search.structures import structures
 
 
 def chain(dtype: str = "float16") -> tuple[TensorProgram, KernelGraph]:

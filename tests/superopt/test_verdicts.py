@@ -14,6 +14,7 @@ from fuser.errors import NoValidKernelError
 from fuser.errors import UsageError
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
+from fuser.superopt.structures import structures
 from fuser.superopt.verify import verdicts
 from fuser.superopt.verify.verdicts import kept_verdict
 from fuser.superopt.verify.verifier import Rejected
@@ -23,7 +24,6 @@ from fuser.workloads import workload
 from search import realise as realising
 from search.realise import NOT_VERIFIED
 from search.realise import realise
-from search.structures import structures
 from search.tune import Candidate
 from search.tune import tune_fast
 from tests.runtime.kernels import chain

@@ -32,6 +32,7 @@ from fuser.ir.schedule import bind
 from fuser.ir.tiling import TilingExpr
 from fuser.superopt.rewrite.postpone import postpone_divisions
 from fuser.superopt.rewrite.stabilize import stabilize_graph
+from fuser.superopt.structures import structures
 from fuser.superopt.verify.checking import checking_schedules
 from fuser.superopt.verify.float_check import float_check
 from fuser.superopt.verify.float_check import relative_error
@@ -46,7 +47,6 @@ from fuser.superopt.verify.verifier import Verified
 from fuser.superopt.verify.verifier import replay
 from fuser.superopt.verify.verifier import verify
 from fuser.workloads import workload
-from search.structures import structures
 
 PROGRAMS = {p.name: p for p in programs()}
 
@@ -321,7 +321,7 @@ def test_mutants_are_refused(name: str, seed: int) -> None:
 
 def test_masked_split_with_partial_maxima() -> None:
     """Rows that see nothing of a part: its maximum is that of nothing, and its weight is zero."""
-    from search.structures import split_block
+    from fuser.superopt.structures import split_block
 
     program = PROGRAMS["causal"]
     graph = postponed(program)

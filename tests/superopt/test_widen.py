@@ -5,7 +5,7 @@ from __future__ import annotations
 from fuser.ir.builder import Builder
 from fuser.ir.program import TensorProgram
 from fuser.superopt.rewrite.stabilize import unstable
-from search.structures import structures
+from fuser.superopt.structures import structures
 
 
 def attention(causal: bool = False) -> TensorProgram:
