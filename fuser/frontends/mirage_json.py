@@ -21,6 +21,10 @@ from typing import Any
 from fuser.errors import ModelFileError
 from fuser.errors import UnsupportedError
 from fuser.files import BAD_VALUE
+from fuser.ir.factors import Factor
+from fuser.ir.factors import TieError
+from fuser.ir.factors import leaves
+from fuser.ir.factors import tie
 from fuser.ir.mugraph import AXIS
 from fuser.ir.mugraph import Access
 from fuser.ir.mugraph import Axis
@@ -128,45 +132,14 @@ class _Graph:
         return LibraryKernel(name, kind, args, out.name, attrs)
 
 
-@dataclass(eq=False)
-class _Part:
-    """A factor of a dimension: a grid dimension, the for-loop, or (a part of) a tile."""
-
-    extent: int
-    label: str = ""
-    parent: _Part | None = None
-    parts: tuple[_Part, ...] = ()
-
-    def leaves(self) -> list[_Part]:
-        node = self
-        while node.parent is not None:
-            node = node.parent
-        if node.parts:
-            return [x for p in node.parts for x in p.leaves()]
-        return [node] if node.extent > 1 else []
-
-
-def _leaves(parts: Sequence[_Part]) -> list[_Part]:
-    return [x for p in parts for x in p.leaves()]
-
-
-def _tie(left: Sequence[_Part], right: Sequence[_Part]) -> None:
-    a, b = _leaves(left), _leaves(right)
-    while a and b:
-        x, y = a.pop(0), b.pop(0)
-        if x is y:
-            continue
-        if x.extent == y.extent:
-            y.parent = x
-            continue
-        big, small = (x, y) if x.extent > y.extent else (y, x)
-        if big.extent % small.extent:
-            raise UnsupportedError(f"tiles of {big.extent} and {small.extent} elements do not divide each other")
-        big.parts = (_Part(small.extent), _Part(big.extent // small.extent))
-        (a if big is x else b).insert(0, big.parts[1])
-        small.parent = big.parts[0]
-    if a or b:
-        raise ModelFileError("the tiles of an operator's operands differ in size")
+def _tie(left: Sequence[Factor], right: Sequence[Factor]) -> None:
+    try:
+        tie(left, right)
+    except TieError as error:
+        if error.extents:
+            big, small = error.extents
+            raise UnsupportedError(f"tiles of {big} and {small} elements do not divide each other") from None
+        raise ModelFileError("the tiles of an operator's operands differ in size") from None
 
 
 @dataclass(eq=False)
@@ -174,8 +147,8 @@ class _Value:
     """A tile: the factors of each of its dimensions, and the grid dimensions and loop that it depends on."""
 
     name: str
-    dims: list[list[_Part]]
-    outside: list[_Part]
+    dims: list[list[Factor]]
+    outside: list[Factor]
     dtype: str
     joined: tuple[_Value, _Value, int] | None = None  # a concatenation, not materialised
 
@@ -186,11 +159,11 @@ class _Step:
     value: _Value
     op: str = ""
     args: tuple[_Value, ...] = ()
-    reduce: list[_Part] = field(default_factory=list)
-    count: list[_Part] = field(default_factory=list)
+    reduce: list[Factor] = field(default_factory=list)
+    count: list[Factor] = field(default_factory=list)
     scalar: Scalar | None = None
     tensor: str = ""
-    access: list[list[_Part]] = field(default_factory=list)
+    access: list[list[Factor]] = field(default_factory=list)
 
 
 class _Block:
@@ -198,8 +171,8 @@ class _Block:
 
     def __init__(self, graph: _Graph, data: Mapping[str, Any], outputs: Sequence[Mapping[str, Any]]) -> None:
         self.graph, self.data, self.outputs = graph, data, iter(outputs)
-        self.grid = {d: _Part(_count(data["grid_dim"][d], "a grid dimension"), f"g{d}") for d in "xyz"}
-        self.loop = _Part(_count(data["forloop_range"], "the range of the loop"), "l")
+        self.grid = {d: Factor(_count(data["grid_dim"][d], "a grid dimension")) for d in "xyz"}
+        self.loop = Factor(_count(data["forloop_range"], "the range of the loop"))
         self.values: dict[int, _Value] = {}
         self.steps: list[_Step] = []
 
@@ -208,7 +181,7 @@ class _Block:
             self.operator(op)
         return self.emit(name)
 
-    def new(self, like: _Value, dims: list[list[_Part]], outside: list[_Part], op: str, *args: _Value, **more: Any) -> _Value:
+    def new(self, like: _Value, dims: list[list[Factor]], outside: list[Factor], op: str, *args: _Value, **more: Any) -> _Value:
         value = _Value(f"v{len(self.steps)}", dims, outside, like.dtype)
         self.steps.append(_Step("compute", value, op, args, **more))
         return value
@@ -225,16 +198,16 @@ class _Block:
 
     def load(self, op: Mapping[str, Any]) -> None:
         source = self.graph.tensors[op["dtensor"]["guid"]]
-        outside: list[_Part] = []
-        dims: list[list[_Part]] = []
-        access: list[list[_Part]] = []
+        outside: list[Factor] = []
+        dims: list[list[Factor]] = []
+        access: list[list[Factor]] = []
         for i, extent in enumerate(source.shape):
             split = [self.grid[d] for d in "xyz" if op["input_map"][d] == i]
             split += [self.loop] if op.get("forloop_dim", -1) == i else []
             count = math.prod(p.extent for p in split)
             if extent % count:
                 raise ModelFileError(f"dimension {i} of {source.name!r} ({extent}) is not divided by its {count} parts")
-            tile = _Part(extent // count)
+            tile = Factor(extent // count)
             dims.append([tile])
             access.append([*split, tile])
             outside += [p for p in split if p not in outside]
@@ -302,18 +275,18 @@ class _Block:
 
     def sum(self, x: _Value, dim: int, keep: bool = False) -> _Value:
         """Sum over a dimension of the tile; ``keep`` leaves its innermost ``reduction_dimx`` elements apart."""
-        kept: list[_Part] = []
+        kept: list[Factor] = []
         over = list(x.dims[dim])
         if keep:
-            size = math.prod(p.extent for p in _leaves(over))
-            inner = _Part(_count(self.data["reduction_dimx"], "reduction_dimx"))
-            outer = _Part(size // inner.extent)
+            size = math.prod(p.extent for p in leaves(over))
+            inner = Factor(_count(self.data["reduction_dimx"], "reduction_dimx"))
+            outer = Factor(size // inner.extent)
             _tie([outer, inner], over)
             kept, over = [inner], [outer]
         dims = [kept if i == dim else d for i, d in enumerate(x.dims)]
-        return self.new(x, dims, x.outside, "sum", x, reduce=over) if _leaves(over) else x
+        return self.new(x, dims, x.outside, "sum", x, reduce=over) if leaves(over) else x
 
-    def root_mean_square(self, x: _Value, over: list[_Part]) -> _Value:
+    def root_mean_square(self, x: _Value, over: list[Factor]) -> _Value:
         square = self.new(x, x.dims, x.outside, "square", x)
         total = self.sum(square, len(x.dims) - 1)
         total = self.over_loop(total) if over else total
@@ -321,14 +294,14 @@ class _Block:
         return self.new(x, mean.dims, mean.outside, "sqrt", mean)
 
     def binary(self, op: str, a: _Value, b: _Value) -> _Value:
-        dims: list[list[_Part]] = []
+        dims: list[list[Factor]] = []
         for da, db in zip(a.dims, b.dims, strict=True):
-            if _leaves(da) and _leaves(db):
+            if leaves(da) and leaves(db):
                 _tie(da, db)
-            dims.append(da if _leaves(da) else db)
+            dims.append(da if leaves(da) else db)
         return self.new(a, dims, self.outside(a, b), op, a, b)
 
-    def outside(self, *values: _Value) -> list[_Part]:
+    def outside(self, *values: _Value) -> list[Factor]:
         return [p for p in (*self.grid.values(), self.loop) if any(p in v.outside for v in values)]
 
     def matmul(self, a: _Value, b: _Value) -> _Value:
@@ -338,14 +311,14 @@ class _Block:
                 raise UnsupportedError("a matmul of concatenations along other dimensions than the contracted one")
             return self.binary("add", self.matmul(a1, b1), self.matmul(a2, b2))
         a, b = self.plain(a), self.plain(b)
-        batch: list[list[_Part]] = []
+        batch: list[list[Factor]] = []
         for da, db in zip(a.dims[:-2], b.dims[:-2], strict=True):
-            if _leaves(da) and _leaves(db):
+            if leaves(da) and leaves(db):
                 _tie(da, db)
-            batch.append(da if _leaves(da) else db)
+            batch.append(da if leaves(da) else db)
         _tie(a.dims[-1], b.dims[-2])
         dims = [*batch, a.dims[-2], b.dims[-1]]
-        if not _leaves(a.dims[-1]):
+        if not leaves(a.dims[-1]):
             return self.new(a, dims, self.outside(a, b), "mul", a, b)
         return self.new(a, dims, self.outside(a, b), "matmul", a, b, reduce=a.dims[-1])
 
@@ -353,16 +326,16 @@ class _Block:
 
     def emit(self, name: str) -> BlockGraph:
         order: dict[int, tuple[str, int]] = {}
-        for p in (*self.grid.values(), self.loop):
+        for label, p in (*((f"g{d}", p) for d, p in self.grid.items()), ("l", self.loop)):
             if p.extent > 1:
-                order[id(p)] = (p.label, p.extent)
+                order[id(p)] = (label, p.extent)
         for step in self.steps:
-            for p in _leaves([*(x for d in (*step.access, *step.value.dims) for x in d), *step.reduce]):
+            for p in leaves([*(x for d in (*step.access, *step.value.dims) for x in d), *step.reduce]):
                 order.setdefault(id(p), (f"a{len(order)}", p.extent))
         axes = tuple(Axis(n, e) for n, e in order.values())
 
-        def named(parts: Sequence[_Part]) -> tuple[str, ...]:
-            return tuple(order[id(p)][0] for p in _leaves(parts))
+        def named(parts: Sequence[Factor]) -> tuple[str, ...]:
+            return tuple(order[id(p)][0] for p in leaves(parts))
 
         stmts = []
         for s in self.steps:

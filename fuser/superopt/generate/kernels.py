@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import replace
 
+from fuser.disjoint import DisjointSets
 from fuser.ir.axes import Dims
 from fuser.ir.mugraph import AXIS
 from fuser.ir.mugraph import FREE
@@ -78,30 +79,21 @@ def groups(block: BlockGraph) -> list[tuple[str, ...]]:
     """Operators that stay together: an element-wise function of one operand with what makes the operand or, where that is an
     input, with what reads it; and an exponential with everything that reads it, so that its running maximum stays in one
     kernel."""
-    parent = {s.value: s.value for s in block.computes}
-
-    def root(v: str) -> str:
-        while parent[v] != v:
-            v = parent[v]
-        return v
-
+    together = DisjointSets(s.value for s in block.computes)
     users = {s.value: [u for u in block.computes if s.value in u.args] for s in block.stmts if s.kind != "store"}
     for s in block.computes:
         if op_def(s.op).kind != "map":
             continue
         if s.op == "exp":
             for u in users[s.value]:
-                parent[root(u.value)] = root(s.value)
+                together.join(s.value, u.value)
         elif len(set(s.args)) == 1:
-            if s.args[0] in parent:
+            if s.args[0] in together:
                 if len(users[s.args[0]]) == 1:
-                    parent[root(s.value)] = root(s.args[0])
+                    together.join(s.args[0], s.value)
             elif len(users[s.value]) == 1:
-                parent[root(users[s.value][0].value)] = root(s.value)
-    by_root: dict[str, list[str]] = {}
-    for s in block.computes:
-        by_root.setdefault(root(s.value), []).append(s.value)
-    return [tuple(g) for g in by_root.values()]
+                together.join(s.value, users[s.value][0].value)
+    return together.sets()
 
 
 def plans(block: BlockGraph, kernels: int) -> Iterator[Plan]:

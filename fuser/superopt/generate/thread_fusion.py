@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fuser.disjoint import DisjointSets
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import Stmt
 from fuser.ir.ops import op as op_def
@@ -29,26 +30,16 @@ class ThreadGraph:
 
 def thread_graphs(block: BlockGraph) -> tuple[ThreadGraph, ...]:
     """The maximal element-wise chains of a block, in the order of their first statements."""
-    parent = {s.value: s.value for s in block.computes if op_def(s.op).kind == "map"}
-
-    def root(v: str) -> str:
-        while parent[v] != v:
-            v = parent[v]
-        return v
-
-    barred = _waiting(block, set(parent))
+    chains = DisjointSets(s.value for s in block.computes if op_def(s.op).kind == "map")
+    barred = _waiting(block, set(chains.parent))
     for s in block.computes:
         for a in s.args:
-            if s.value in parent and a in parent and block.by_value[a].axes == s.axes:
-                left, right = root(a), root(s.value)
-                together = {v for v in parent if root(v) in (left, right)}
+            if s.value in chains and a in chains and block.by_value[a].axes == s.axes:
+                left, right = chains.root(a), chains.root(s.value)
+                together = {v for v in chains.parent if chains.root(v) in (left, right)}
                 if left != right and not any(barred[v] & together for v in together):
-                    parent[right] = left
-    found: dict[str, list[Stmt]] = {}
-    for s in block.computes:
-        if s.value in parent:
-            found.setdefault(root(s.value), []).append(s)
-    return tuple(_thread(block, stmts) for stmts in found.values())
+                    chains.join(left, right)
+    return tuple(_thread(block, [block.by_value[v] for v in chain]) for chain in chains.sets())
 
 
 def _waiting(block: BlockGraph, maps: set[str]) -> dict[str, set[str]]:
