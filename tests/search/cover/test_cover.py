@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +15,10 @@ from fuser.errors import NoValidKernelError
 from fuser.ir.builder import Builder
 from fuser.ir.builder import Ref
 from fuser.ir.program import TensorProgram
+from search.cover.ilp import _problem
 from search.cover.ilp import cover
 from search.cover.parts import Part
+from search.cover.parts import moves_only
 from search.cover.parts import parts
 
 
@@ -24,8 +28,10 @@ def random_program(rng: np.random.Generator, size: int) -> TensorProgram:
     made: list[Ref] = [b.input("X", (16, 16)), b.input("W", (16, 16))]
     for _ in range(size):
         x, y = (made[int(i)] for i in rng.integers(max(0, len(made) - 4), len(made), 2))
-        kind = rng.choice(["matmul", "add", "relu", "softmax", "transpose", "gelu"])
-        if kind in ("matmul", "add"):
+        kind = rng.choice(["matmul", "add", "relu", "softmax", "transpose", "gelu", "turned"])
+        if kind == "turned":  # read through a view alone: it may be stored as that shows it
+            made.append(b.op("transpose", x @ y, perm=(1, 0)))
+        elif kind in ("matmul", "add"):
             made.append(b.op(str(kind), x, y))
         elif kind == "softmax":
             made.append(b.op("softmax", x, axis=-1))
@@ -78,15 +84,60 @@ def cheapest(program: TensorProgram, found: Sequence[Part], seconds: dict[Part, 
     return best
 
 
+def stored_as_views(program: TensorProgram, found: Sequence[Part]) -> list[Part]:
+    """Parts that leave a result in memory as a view shows it."""
+    return [p for p in found if p.nodes and any(moves_only(program.producers[w]) for w in p.writes)]
+
+
 @pytest.mark.parametrize("block", range(8))
 def test_as_cheap_as_every_choice(block: int) -> None:
     rng = np.random.default_rng(block)
+    offered = chosen = 0
     for _ in range(25):
         program = random_program(rng, int(rng.integers(2, 9)))
         found = parts(program)
         seconds = {p: float(rng.integers(1, 20)) * 1e-6 + 1e-6 * len(p.nodes) ** 0.5 for p in found}
         result = cover(program, found, seconds)
         assert result.seconds == pytest.approx(cheapest(program, found, seconds), rel=1e-3)
+        assert 0 <= result.gap <= 1e-4
+        offered += len(stored_as_views(program, found))
+        chosen += len(stored_as_views(program, result.parts))
+    assert offered > chosen > 0, "both layouts of a result were taken"
+
+
+def test_what_must_be_among_them_is() -> None:
+    rng = np.random.default_rng(3)
+    for _ in range(10):
+        program = random_program(rng, 6)
+        found = parts(program)
+        seconds = {p: float(rng.integers(1, 20)) * 1e-6 for p in found}
+        best = cover(program, found, seconds)
+        for part in best.parts:
+            assert cover(program, found, seconds, among=(part,)).seconds == pytest.approx(best.seconds, rel=1e-3)
+        for part in (p for p in found if p.nodes and p not in best.parts):
+            try:
+                other = cover(program, found, seconds, among=(part,))
+            except NoValidKernelError:
+                continue
+            assert part in other.parts
+            assert other.seconds >= best.seconds * (1 - 1e-3)
+
+
+def test_the_integer_program_of_a_small_model(golden: Any, tmp_path: Path) -> None:
+    """Two layouts of the heads, an epilogue, a residual: what the solver is given, to the letter."""
+    b = Builder("heads")
+    x, w, v = b.input("X", (8, 64)), b.input("W", (64, 64)), b.input("V", (16, 16))
+    heads = b.op("transpose", b.op("reshape", b.gelu(x @ w), shape=(8, 4, 16)), perm=(1, 0, 2))
+    program = b.build(Y=b.op("softmax", heads @ v, axis=-1) + heads)
+    found = parts(program)
+    seconds = {p: 1e-6 * (2 + i % 5) for i, p in enumerate(found)}
+    problem, _ = _problem(program, found, seconds)
+    problem.writeLP(str(tmp_path / "heads.lp"))
+    columns = [
+        f"\\* x_{i}: {' '.join(p.nodes) or 'copy'} from {' '.join(p.reads)} to {' '.join(p.writes)} *\\"
+        for i, p in enumerate(found)
+    ]
+    golden.check("cover/heads.lp", "\n".join(columns) + "\n" + (tmp_path / "heads.lp").read_text())
 
 
 def test_every_part_computes_what_the_model_does() -> None:
