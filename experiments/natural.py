@@ -15,7 +15,7 @@ from typing import Any
 
 from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram
-from fuser.ir.scalar import Scalar
+from fuser.ir.scalar import numbers
 from fuser.runtime.torch_program import Attention
 from fuser.runtime.torch_program import apply
 from fuser.runtime.torch_program import explicit_attention
@@ -99,7 +99,7 @@ def _step(program: TensorProgram, node: Node, attention: Attention, epilogue: bo
             return found
     if node.op == "matmul" and all(_one_matrix(program[i].shape) for i in node.inputs):
         return Step(_mm, node.inputs, node.output), set()
-    attrs = {k: v.value() if isinstance(v, Scalar) else v for k, v in program.bound(node).items()}
+    attrs = numbers(node.attrs, program.extent)
 
     def run(*xs: Any) -> Any:
         return apply(node.op, list(xs), attrs, attention)

@@ -207,13 +207,11 @@ def wrong_size(block: BlockGraph, rng: np.random.Generator) -> BlockGraph:
         value = Scalar.of(s.attr["scalar"])
         off = int(pick(rng, (-1, 1, 2, 3)))  # type: ignore[call-overload]
 
-        def other(base: Base) -> Base:
-            if not isinstance(base, Extent):
-                return base
-            size = block.extents[base.tensor]
+        def other(e: Extent) -> int:
+            size = block.extents[e.tensor]
             return int(pick(rng, (size + off, size * 2, int(rng.integers(3, 40)))))  # type: ignore[call-overload]
 
-        wrong = Scalar(value.coeff, tuple((other(b), e) for b, e in value.powers)).normal()
+        wrong = value.bind(other)
         return swap(block, s, replace(s, attrs=(("scalar", wrong),)))
     s = some_compute(rng, block)
     if s.running or s.op == "max":

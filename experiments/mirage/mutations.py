@@ -141,8 +141,7 @@ def wrong_constant(block: BlockGraph, rng: np.random.Generator) -> BlockGraph:
         new = Scalar(value.coeff, tuple((b, e * 2) for b, e in value.powers))
     else:
         names = [a for a in block.extents if block.extents[a] > 1]
-        powers = tuple((Extent(str(pick(rng, names)), AXIS) if isinstance(b, Extent) else b, e) for b, e in value.powers)
-        new = Scalar(value.coeff, powers)
+        new = value.bind(lambda _: Extent(str(pick(rng, names)), AXIS))
     if new.normal() == value.normal():
         raise NotApplicable("the same constant")
     return swap(block, s, replace(s, attrs=(("scalar", new.normal()),)))

@@ -28,7 +28,7 @@ from fuser.ir.mugraph import Stmt
 from fuser.ir.ops import op as op_def
 from fuser.ir.program import FLOAT_DTYPES
 from fuser.ir.program import TensorProgram
-from fuser.ir.scalar import Scalar
+from fuser.ir.scalar import bound
 
 Array = np.ndarray[Any, np.dtype[Any]]
 EQUAL = 1e-9
@@ -148,7 +148,7 @@ def evaluate_graph(graph: KernelGraph, inputs: Mapping[str, Array], count: int =
 
 
 def _library(kernel: LibraryKernel, memory: Mapping[str, Array]) -> Array:
-    attrs = _bound(kernel.attrs, lambda e: memory[e.tensor].shape[e.dim])
+    attrs = bound(kernel.attrs, lambda e: memory[e.tensor].shape[e.dim])
     try:
         return _apply(kernel.op, [memory[n] for n in kernel.args], attrs)
     except ValueError as error:
@@ -172,10 +172,6 @@ def _apply(op: str, args: list[Array], attrs: Mapping[str, Any]) -> Array:
         if op == "div":  # what is masked everywhere is zero
             found = np.where((args[0] == 0) & (args[1] == 0), 0.0, found)
     return found
-
-
-def _bound(attrs: Any, extent: Any) -> dict[str, Any]:
-    return {k: v.bind(extent) if isinstance(v, Scalar) else v for k, v in attrs}
 
 
 class _Block:
@@ -245,7 +241,7 @@ class _Block:
         args = [read(s, a) for a in s.args]
         if extra := {a for v in args for a in v.axes} - set(axes):  # a running maximum outside of its loop
             raise NotComputableError(f"{s} reads a running maximum outside of the loop over {sorted(extra)}")
-        attrs = _bound(s.attrs, lambda e: self.extents[e.tensor])
+        attrs = bound(s.attrs, lambda e: self.extents[e.tensor])
         arrays = [v.along(axes) for v in args]
         if op_def(s.op).indexed:
             for name in ("rows", "cols"):

@@ -22,6 +22,7 @@ from fuser.ir.program import TensorProgram
 from fuser.ir.program import infer_shape
 from fuser.ir.scalar import Extent
 from fuser.ir.scalar import Scalar
+from fuser.ir.scalar import renamed
 
 
 @dataclass(frozen=True)
@@ -145,12 +146,6 @@ class Builder:
         def new(n: str) -> str:
             return rename.get(n, n)
 
-        def tied(v: Any) -> Any:
-            if not isinstance(v, Scalar):
-                return v
-            powers = tuple((Extent(new(b.tensor), b.dim) if isinstance(b, Extent) else b, e) for b, e in v.powers)
-            return Scalar(v.coeff, powers)
-
         refs = [*outputs, *named.values()]
         if not refs:
             raise ProgramError(f"program {self.name!r} has no output")
@@ -158,7 +153,7 @@ class Builder:
             self.name,
             tuple(self._inputs),
             tuple(
-                Node(n.op, tuple(map(new, n.inputs)), new(n.output), tuple((k, tied(v)) for k, v in n.attrs)) for n in self._nodes
+                Node(n.op, tuple(map(new, n.inputs)), new(n.output), tuple(renamed(n.attrs, new).items())) for n in self._nodes
             ),
             tuple(new(r.name) for r in refs),
             tuple(Tensor(new(t.name), t.shape, t.dtype) for t in self._tensors.values()),

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fuser.errors import UnsupportedError
 from fuser.ir.builder import Builder
 from fuser.ir.builder import Ref
 from fuser.ir.ops import op as op_def
 from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram
-from fuser.ir.scalar import Extent
-from fuser.ir.scalar import Scalar
+from fuser.ir.scalar import renamed
 
 
 def expand(program: TensorProgram) -> TensorProgram:
@@ -20,24 +17,15 @@ def expand(program: TensorProgram) -> TensorProgram:
         return program
     b = Builder(program.name, reserved=frozenset(program.table))
     refs: dict[str, Ref] = {n: b.input(n, program[n].shape, program[n].dtype) for n in program.inputs}
-    renamed: dict[str, str] = {n: n for n in program.inputs}
+    names: dict[str, str] = {n: n for n in program.inputs}
     for node in program.nodes:
-        refs[node.output] = _emit(b, node, [refs[i] for i in node.inputs], program, renamed)
-        renamed[node.output] = refs[node.output].name
+        refs[node.output] = _emit(b, node, [refs[i] for i in node.inputs], program, names)
+        names[node.output] = refs[node.output].name
     return b.build(**{name: refs[name] for name in dict.fromkeys(program.outputs)})
 
 
-def _emit(b: Builder, node: Node, inputs: list[Ref], program: TensorProgram, renamed: dict[str, str]) -> Ref:
-    def tie(v: Any) -> Any:
-        """A constant tied to the extent of a tensor follows that tensor's new name."""
-        if not isinstance(v, Scalar):
-            return v
-        return Scalar(
-            v.coeff,
-            tuple((Extent(renamed[base.tensor], base.dim) if isinstance(base, Extent) else base, e) for base, e in v.powers),
-        )
-
-    attrs = {k: tie(v) for k, v in node.attrs if k != "dtype"}
+def _emit(b: Builder, node: Node, inputs: list[Ref], program: TensorProgram, names: dict[str, str]) -> Ref:
+    attrs = {k: v for k, v in renamed(node.attrs, names.__getitem__).items() if k != "dtype"}
     entry = op_def(node.op)
     if entry.kind == "composite":
         if entry.expansion is None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from fractions import Fraction
-from typing import Any
 
 from fuser.errors import UnsupportedError
 from fuser.ir.axes import AxisMap
@@ -21,7 +19,7 @@ from fuser.ir.mugraph import ordered
 from fuser.ir.ops import op as op_def
 from fuser.ir.program import TensorProgram
 from fuser.ir.scalar import Extent
-from fuser.ir.scalar import Scalar
+from fuser.ir.scalar import bound
 from fuser.ir.windows import copies_data
 from fuser.ir.windows import windowed
 
@@ -80,7 +78,7 @@ class _Fuser:
             if kind == "reduce" and not set(reduce) <= union:
                 raise UnsupportedError(f"{node.output!r} sums over an axis along which its operand is only broadcast")
             axes = ordered(union - set(reduce), self.map.axes)
-            attrs = {k: self.on_axes(v) for k, v in node.attrs if k not in ("axis", "keepdims")}
+            attrs = {k: v for k, v in bound(node.attrs, self.on_axes).items() if k not in ("axis", "keepdims")}
             if op_def(node.op).indexed:
                 sides = self.map.values[node.output][-2:]
                 if joined := [d for d in sides if len(d) > 1]:
@@ -135,17 +133,9 @@ class _Fuser:
             self.loaded[access], self.axes[value] = value, axes
         return self.loaded[access]
 
-    def on_axes(self, value: Any) -> Any:
-        """A constant that is tied to the extent of a tensor's dimension, tied to the block's axes instead."""
-        if not isinstance(value, Scalar):
-            return value
-        powers: list[tuple[Extent | int, Fraction]] = []
-        for base, exponent in value.powers:
-            if isinstance(base, Extent):
-                powers += [(Extent(axis, AXIS), exponent) for axis in self.dims(base.tensor)[base.dim]]
-            else:
-                powers.append((base, exponent))
-        return Scalar(value.coeff, tuple(powers)).normal()
+    def on_axes(self, e: Extent) -> tuple[Extent, ...]:
+        """What a constant is tied to in the block: the axes that make up the dimension of a tensor."""
+        return tuple(Extent(axis, AXIS) for axis in self.dims(e.tensor)[e.dim])
 
     def dims(self, tensor: str) -> Dims:
         if tensor in self.map.values:

@@ -28,8 +28,8 @@ from fuser.ir.ops import op as op_def
 from fuser.ir.program import DTYPE_BYTES
 from fuser.ir.program import Tensor
 from fuser.ir.program import infer_shape
-from fuser.ir.scalar import Extent
 from fuser.ir.scalar import Scalar
+from fuser.ir.scalar import tied
 
 FREE = 0
 """Extent of an axis whose size a schedule chooses: the number of parts that a reduction is split into."""
@@ -92,8 +92,7 @@ class Stmt:
     @property
     def constant_axes(self) -> frozenset[str]:
         """Axes whose extents the constants of the statement are tied to."""
-        scalars = [v for _, v in self.attrs if isinstance(v, Scalar)]
-        return frozenset(b.tensor for v in scalars for b, _ in v.powers if isinstance(b, Extent) and b.dim == AXIS)
+        return frozenset(e.tensor for e in tied(self.attrs) if e.dim == AXIS)
 
     @property
     def folds(self) -> bool:

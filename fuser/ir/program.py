@@ -26,6 +26,8 @@ from fuser.ir.ops import Array
 from fuser.ir.ops import op as op_def
 from fuser.ir.scalar import Extent
 from fuser.ir.scalar import Scalar
+from fuser.ir.scalar import bound
+from fuser.ir.scalar import tied
 from fuser.ir.shapes import BY_KIND
 from fuser.ir.shapes import broadcast_shapes
 
@@ -162,7 +164,10 @@ class TensorProgram:
 
     def bound(self, node: Node) -> dict[str, Any]:
         """Attributes of a node with the extents in its constants replaced by this program's sizes."""
-        return {k: v.bind(lambda e: self[e.tensor].shape[e.dim]) if isinstance(v, Scalar) else v for k, v in node.attrs}
+        return bound(node.attrs, self.extent)
+
+    def extent(self, e: Extent) -> int:
+        return self[e.tensor].shape[e.dim]
 
     def evaluate(self, inputs: Mapping[str, Array], dtype: Any = np.float64, keep: Iterable[str] = ()) -> dict[str, Array]:
         """Numpy semantics in ``dtype``; returns the outputs (and the tensors named in ``keep``)."""
@@ -254,9 +259,9 @@ def _check_constants(program: TensorProgram) -> None:
     """Constants are tied to extents of tensors that are there before them."""
     known = set(program.inputs)
     for node in program.nodes:
-        for base, _ in (power for _, v in node.attrs if isinstance(v, Scalar) for power in v.powers):
-            if isinstance(base, Extent) and (base.tensor not in known or not 0 <= base.dim < len(program[base.tensor].shape)):
-                raise ProgramError(f"{node.output} = {node.op}(…) has a constant tied to the unknown extent {base}")
+        for e in tied(node.attrs):
+            if e.tensor not in known or not 0 <= e.dim < len(program[e.tensor].shape):
+                raise ProgramError(f"{node.output} = {node.op}(…) has a constant tied to the unknown extent {e}")
         known.add(node.output)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -24,6 +25,7 @@ class Extent:
 
 
 Base = int | Extent
+Place = Callable[[Extent], Base | tuple[Base, ...]]
 
 _LARGEST = 2**1100
 """Numerators and denominators of every float, and of products of a few."""
@@ -76,11 +78,19 @@ class Scalar:
     def inverse(self) -> Scalar:
         return Scalar(1 / self.coeff, tuple((b, -e) for b, e in self.powers)).normal()
 
-    def bind(self, extent: Callable[[Extent], int]) -> Scalar:
-        """Replace every extent by its size."""
-        return Scalar(self.coeff, tuple((extent(b) if isinstance(b, Extent) else b, e) for b, e in self.powers)).normal()
+    @property
+    def extents(self) -> tuple[Extent, ...]:
+        return tuple(b for b, _ in self.powers if isinstance(b, Extent))
 
-    def value(self, extent: Callable[[Extent], int] | None = None) -> float:
+    def bind(self, extent: Place) -> Scalar:
+        """Replace every extent: by its size, by another extent, or by several whose product it is."""
+        powers: list[tuple[Base, Fraction]] = []
+        for base, exponent in self.powers:
+            found = extent(base) if isinstance(base, Extent) else base
+            powers += [(b, exponent) for b in (found if isinstance(found, tuple) else (found,))]
+        return Scalar(self.coeff, tuple(powers)).normal()
+
+    def value(self, extent: Place | None = None) -> float:
         bound = self.bind(extent) if extent else self
         result = float(bound.coeff)
         for base, exponent in bound.powers:
@@ -132,3 +142,23 @@ class Scalar:
         if len(data["powers"]) > 64:
             raise ValueError(f"a constant of {len(data['powers'])} powers")
         return Scalar(fraction(data["coeff"], _LARGEST), tuple((base(b), fraction(e, 64)) for b, e in data["powers"]))
+
+
+def bound(attrs: Iterable[tuple[str, Any]], extent: Place) -> dict[str, Any]:
+    """Attributes with every extent in their constants replaced (:meth:`Scalar.bind`)."""
+    return {k: v.bind(extent) if isinstance(v, Scalar) else v for k, v in attrs}
+
+
+def renamed(attrs: Iterable[tuple[str, Any]], new: Callable[[str], str]) -> dict[str, Any]:
+    """Attributes whose constants follow tensors to their new names."""
+    return bound(attrs, lambda e: Extent(new(e.tensor), e.dim))
+
+
+def numbers(attrs: Iterable[tuple[str, Any]], extent: Place | None = None) -> dict[str, Any]:
+    """Attributes with constants as floats."""
+    return {k: v.value(extent) if isinstance(v, Scalar) else v for k, v in attrs}
+
+
+def tied(attrs: Iterable[tuple[str, Any]]) -> tuple[Extent, ...]:
+    """The extents that constants are made of."""
+    return tuple(e for _, v in attrs if isinstance(v, Scalar) for e in v.extents)

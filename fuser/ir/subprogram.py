@@ -9,7 +9,8 @@ from dataclasses import replace
 from fuser.errors import ProgramError
 from fuser.ir.program import TensorProgram
 from fuser.ir.scalar import Extent
-from fuser.ir.scalar import Scalar
+from fuser.ir.scalar import bound
+from fuser.ir.scalar import renamed
 
 
 def subprogram(program: TensorProgram, outputs: Collection[str], name: str) -> TensorProgram:
@@ -28,18 +29,13 @@ def subprogram(program: TensorProgram, outputs: Collection[str], name: str) -> T
     )
     inside = chosen | set(inputs)
 
-    def tie(value: object) -> object:
-        if not isinstance(value, Scalar):
-            return value
-        powers = tuple(
-            (b if not isinstance(b, Extent) or b.tensor in inside else program[b.tensor].shape[b.dim], e) for b, e in value.powers
-        )
-        return Scalar(value.coeff, powers).normal()
+    def place(e: Extent) -> Extent | int:
+        return e if e.tensor in inside else program.extent(e)
 
     return TensorProgram(
         name,
         inputs,
-        tuple(replace(n, attrs=tuple((k, tie(v)) for k, v in n.attrs)) for n in nodes),
+        tuple(replace(n, attrs=tuple(bound(n.attrs, place).items())) for n in nodes),
         leaves,
         tuple(t for t in program.tensors if t.name in inside),
     ).validate()
@@ -63,9 +59,9 @@ def canonical(program: TensorProgram, name: str = "region") -> tuple[TensorProgr
     equal regions of a model become equal programs, and are tuned once."""
     new: dict[str, str] = {n: f"x{i}" for i, n in enumerate(program.inputs)}
     new |= {n.output: f"y{i}" for i, n in enumerate(program.nodes)}
-    renamed = rename(program, new, name)
+    result = rename(program, new, name)
     order = {n: i for i, n in enumerate(new.values())}
-    return replace(renamed, tensors=tuple(sorted(renamed.tensors, key=lambda t: order[t.name]))), new
+    return replace(result, tensors=tuple(sorted(result.tensors, key=lambda t: order[t.name]))), new
 
 
 def rename(program: TensorProgram, new: dict[str, str], name: str) -> TensorProgram:
@@ -74,13 +70,6 @@ def rename(program: TensorProgram, new: dict[str, str], name: str) -> TensorProg
     def of(n: str) -> str:
         return new.get(n, n)
 
-    def tie(value: object) -> object:
-        if not isinstance(value, Scalar):
-            return value
-        return replace(
-            value, powers=tuple((Extent(of(b.tensor), b.dim) if isinstance(b, Extent) else b, e) for b, e in value.powers)
-        )
-
     def names(xs: Sequence[str]) -> tuple[str, ...]:
         return tuple(of(x) for x in xs)
 
@@ -88,7 +77,7 @@ def rename(program: TensorProgram, new: dict[str, str], name: str) -> TensorProg
         name,
         names(program.inputs),
         tuple(
-            replace(n, inputs=names(n.inputs), output=of(n.output), attrs=tuple((k, tie(v)) for k, v in n.attrs))
+            replace(n, inputs=names(n.inputs), output=of(n.output), attrs=tuple(renamed(n.attrs, of).items()))
             for n in program.nodes
         ),
         names(program.outputs),

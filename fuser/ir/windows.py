@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
 
 from fuser.errors import UnsupportedError
 from fuser.ir.access import Window
@@ -46,7 +45,7 @@ from fuser.ir.program import Node
 from fuser.ir.program import Tensor
 from fuser.ir.program import TensorProgram
 from fuser.ir.scalar import Extent
-from fuser.ir.scalar import Scalar
+from fuser.ir.scalar import bound
 
 
 @dataclass(frozen=True)
@@ -346,7 +345,7 @@ class _Boxes:
             ((name, part),) = self.operands(node, box)
             return self.refs[name, part]
         label, dtype = box_name(node.output, box, self.shape[node.output]), self.program[node.output].dtype
-        attrs = {k: self.tied(v) for k, v in node.attrs if k != "dtype"}
+        attrs = {k: v for k, v in bound(node.attrs, self.extent).items() if k != "dtype"}
         if "shape" in attrs:
             attrs["shape"] = extents(box)
         if op_def(node.op).indexed:
@@ -379,13 +378,8 @@ class _Boxes:
             return [[self.refs[x, cell]] for cell in self.cells(x, operand)]
         return [[self.refs[name, part] for name, part in needs]]
 
-    def tied(self, value: Any) -> Any:
-        """A constant tied to an extent follows a tensor that still has all of it; else it becomes a number."""
-        if not isinstance(value, Scalar):
-            return value
-        return Scalar(value.coeff, tuple((self.extent(b) if isinstance(b, Extent) else b, e) for b, e in value.powers)).normal()
-
     def extent(self, base: Extent) -> Extent | int:
+        """That of a tensor that still has all of it, else its size: what a constant is tied to."""
         size = self.shape[base.tensor][base.dim]
         for (name, box), ref in self.refs.items():
             if name == base.tensor and box[base.dim] == (0, size):

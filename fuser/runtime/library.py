@@ -23,7 +23,7 @@ from fuser.ir.ops import op as op_def
 from fuser.ir.program import Tensor
 from fuser.ir.program import infer_shape
 from fuser.ir.scalar import Extent
-from fuser.ir.scalar import Scalar
+from fuser.ir.scalar import numbers
 from fuser.runtime.eager import writes
 from fuser.runtime.torch_program import apply
 
@@ -78,7 +78,7 @@ def constants(kernel: LibraryKernel, graph: KernelGraph, tensors: Mapping[str, T
     def size(e: Extent) -> int:
         return graph.extents[e.tensor] if e.dim == AXIS else tensors[e.tensor].shape[e.dim]
 
-    return {k: v.value(size) if isinstance(v, Scalar) else v for k, v in kernel.attrs}
+    return numbers(kernel.attrs, size)
 
 
 def view(kernel: LibraryKernel, x: Any) -> Any:
@@ -136,8 +136,8 @@ def _with_out(op: str, attrs: Mapping[str, Any], xs: list[Any], out: Any) -> Cal
     into = writes(op_def(op))
     if into is None:
         return None
-    numbers = {k: v.value() if isinstance(v, Scalar) else v for k, v in own_attributes(op_def(op), attrs)}
-    return lambda: into(*xs, **numbers, out=out)
+    named = numbers(own_attributes(op_def(op), attrs))
+    return lambda: into(*xs, **named, out=out)
 
 
 def _matmul(a: Any, b: Any, out: Any) -> Callable[[], None]:

@@ -17,6 +17,7 @@ from fuser.ir.opdef import own_attributes
 from fuser.ir.ops import op as op_def
 from fuser.ir.program import TensorProgram
 from fuser.ir.scalar import Scalar
+from fuser.ir.scalar import numbers
 from fuser.runtime.aten import call as call_aten
 from fuser.runtime.eager import eager
 
@@ -106,7 +107,7 @@ def _by_entry(op: str, xs: list[Any], attrs: Mapping[str, Any]) -> Any:
     entry = op_def(op)
     function = eager(entry) if entry.kind in ("map", "composite", "library") else None
     if function is not None:
-        return function(*xs, **{k: _plain(v) for k, v in own_attributes(entry, attrs) if k != "dtype"})
+        return function(*xs, **{k: v for k, v in numbers(own_attributes(entry, attrs)).items() if k != "dtype"})
     if entry.formula is not None:
         return evaluate(entry.steps(attrs), xs, apply)
     if entry.expansion is None:
@@ -122,10 +123,6 @@ def expanded(op: str, xs: list[Any], attrs: Mapping[str, Any]) -> Any:
     return run_program(program, dict(zip(program.inputs, xs, strict=True)))["y"]
 
 
-def _plain(value: Any) -> Any:
-    return value.value() if isinstance(value, Scalar) else value
-
-
 Step = tuple[str, tuple[str, ...], str, dict[str, Any], tuple[str, ...]]
 """Operator, operands, result, attributes as plain numbers, and tensors that nothing needs afterwards."""
 
@@ -136,7 +133,7 @@ def steps(program: TensorProgram) -> tuple[Step, ...]:
     last = {n: i for i, node in enumerate(program.nodes) for n in node.inputs}
     found: list[Step] = []
     for i, node in enumerate(program.nodes):
-        attrs = {k: v.value() if isinstance(v, Scalar) else v for k, v in program.bound(node).items()}
+        attrs = numbers(node.attrs, program.extent)
         dead = tuple(n for n in dict.fromkeys(node.inputs) if last[n] == i and n not in program.outputs)
         found.append((node.op, node.inputs, node.output, attrs, dead))
     return tuple(found)

@@ -20,7 +20,7 @@ from fuser.ir.ops import Array
 from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram
 from fuser.ir.scalar import Extent
-from fuser.ir.scalar import Scalar
+from fuser.ir.scalar import bound
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class _Packer:
             if node.output in self.groups:
                 self._join(self.groups[node.output])
             elif node.output not in self.inside and not self._only_packed(node):
-                attrs = {k: self._tied(v) for k, v in node.attrs if k != "dtype"}
+                attrs = {k: v for k, v in bound(node.attrs, self._extent).items() if k != "dtype"}
                 self.refs[node.output] = self.b.op(
                     node.op, *(self.refs[i] for i in node.inputs), name=node.output, dtype=program[node.output].dtype, **attrs
                 )
@@ -128,12 +128,6 @@ class _Packer:
         self.params[name] = value
         return self.b.input(name, value.shape, dtype)
 
-    def _tied(self, value: object) -> object:
+    def _extent(self, e: Extent) -> Extent | int:
         """A constant tied to a tensor that is gone becomes a number."""
-        if not isinstance(value, Scalar):
-            return value
-        powers = tuple(
-            (self.program[b.tensor].shape[b.dim] if isinstance(b, Extent) and b.tensor not in self.refs else b, e)
-            for b, e in value.powers
-        )
-        return Scalar(value.coeff, powers).normal()
+        return e if e.tensor in self.refs else self.program.extent(e)

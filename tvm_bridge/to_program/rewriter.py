@@ -16,8 +16,7 @@ from fuser.ir.program import Node
 from fuser.ir.program import Tensor
 from fuser.ir.program import TensorProgram
 from fuser.ir.program import infer_shape
-from fuser.ir.scalar import Extent
-from fuser.ir.scalar import Scalar
+from fuser.ir.scalar import renamed
 from tvm_bridge.read.relay_ops import Array
 from tvm_bridge.read.relay_params import round_bfloat16
 from tvm_bridge.to_program.relay_eval import evaluate_node
@@ -46,7 +45,7 @@ class Rewriter:
     def run(self) -> TensorProgram:
         for node in self.old.nodes:
             inputs = tuple(self.now(n) for n in node.inputs)
-            attrs = {k: self._moved_scalar(v) for k, v in node.attrs}
+            attrs = renamed(node.attrs, self.now)
             found = self.emit(node.op, *inputs, name=node.output, dtype=self.old[node.output].dtype, **attrs)
             if found != node.output:
                 self.moved[node.output] = found
@@ -67,13 +66,6 @@ class Rewriter:
         while name in self.moved:
             name = self.moved[name]
         return name
-
-    def _moved_scalar(self, value: Any) -> Any:
-        if not isinstance(value, Scalar):
-            return value
-        return Scalar(
-            value.coeff, tuple((Extent(self.now(b.tensor), b.dim) if isinstance(b, Extent) else b, e) for b, e in value.powers)
-        )
 
     # What rules ask
 

@@ -16,7 +16,6 @@ from dataclasses import replace
 
 from fuser.disjoint import DisjointSets
 from fuser.ir.axes import Dims
-from fuser.ir.mugraph import AXIS
 from fuser.ir.mugraph import FREE
 from fuser.ir.mugraph import Access
 from fuser.ir.mugraph import Axis
@@ -25,8 +24,6 @@ from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import Stmt
 from fuser.ir.ops import op as op_def
 from fuser.ir.program import accumulator
-from fuser.ir.scalar import Extent
-from fuser.ir.scalar import Scalar
 from fuser.superopt.generate.extract import OpGraph
 from fuser.superopt.generate.values import ValueSpace
 
@@ -267,7 +264,7 @@ class _Builder:
                 if s.value in crossing and s.value not in final:
                     access, dtype = place[s.value]
                     stmts.append(Stmt("store", s.value, s.axes, dtype, access=access))
-            used = {a for s in stmts for a in (*s.axes, *s.reduce)} | _tied(own)
+            used = {a for s in stmts for a in (*s.related, *s.constant_axes)}
             axes = tuple(a for a in self.axes if a.name in used)
             splits = ((self.plan.splits[k], self.parts[k]),) if k in self.parts else ()
             name = self.block.name if count == 1 else f"{self.block.name}_{k + 1}"
@@ -296,12 +293,6 @@ class _Builder:
                 order = dict.fromkeys((*left[0].axes, *(a for x in accesses if x is not left[0] for a in x.axes)))
                 return (*(a for a in stmt.axes if a not in order), *(a for a in order if a in stmt.axes))
         return stmt.axes
-
-
-def _tied(stmts: Sequence[Stmt]) -> set[str]:
-    """Axes whose extents constants are made of."""
-    constants = [v for s in stmts for _, v in s.attrs if isinstance(v, Scalar)]
-    return {base.tensor for c in constants for base, _ in c.powers if isinstance(base, Extent) and base.dim == AXIS}
 
 
 def _sorted(own: Sequence[Stmt], mine: set[str]) -> list[Stmt]:

@@ -30,6 +30,7 @@ from fuser.ir.opdef import evaluate
 from fuser.ir.ops import op as op_def
 from fuser.ir.program import TensorProgram
 from fuser.ir.scalar import Scalar
+from fuser.ir.scalar import bound
 from fuser.superopt.verify.dtypes import ROUNDS
 from fuser.superopt.verify.reduced import as_program
 
@@ -183,6 +184,6 @@ def _block(block: BlockGraph, tensors: Mapping[str, Degree], count: _Count) -> d
         else:
             elements = math.prod(extents[a] for a in s.axes)
             folded = math.prod(extents[a] for a in s.reduce)
-            attrs = {k: v.bind(lambda e: extents[e.tensor]) if isinstance(v, Scalar) else v for k, v in s.attrs}
+            attrs = bound(s.attrs, lambda e: extents[e.tensor])
             values[s.value] = count.apply(s.op, [values[a] for a in s.args], attrs, elements, folded)
     return out

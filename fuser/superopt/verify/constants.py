@@ -92,10 +92,9 @@ def _bound(attrs: Attrs, size: Size) -> dict[str, Scalar]:
     """The constants with their extents replaced; those of which an extent is not known are left out."""
     found: dict[str, Scalar] = {}
     for key in _constants(attrs):
-        value = Scalar.of(dict(attrs)[key])
-        sizes = {b: size(b) for b, _ in value.powers if isinstance(b, Extent)}
-        if all(n is not None for n in sizes.values()):
-            found[key] = value.bind(lambda e, sizes=sizes: sizes[e] or 1).normal()
+        value = Scalar.of(dict(attrs)[key]).bind(lambda e: size(e) or e)
+        if not value.extents:
+            found[key] = value
     return found
 
 
