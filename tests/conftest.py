@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import settings
+
+from tests.paths import ROOT
 
 settings.register_profile("fixed", derandomize=True)  # the same examples in every run
 settings.load_profile("fixed")
@@ -60,7 +61,7 @@ class Golden:
 
     def __init__(self, update: bool) -> None:
         self.update = update
-        self.folder = Path(__file__).parent / "golden"
+        self.folder = ROOT / "tests" / "golden"
 
     def check(self, name: str, text: str) -> None:
         path = self.folder / name

@@ -35,11 +35,11 @@ from tests.damage import damaged_bytes
 from tests.damage import damaged_toml
 from tests.damage import damaged_value
 from tests.damage import json_text
-from tests.superopt import mirage_files
+from tests.frontends import mirage_files
+from tests.paths import RELAY
 from tvm_bridge.to_program.relay_import import read_model
 from tvm_bridge.to_program.relay_import import to_program
 
-DATA = Path(__file__).parent / "data" / "relay"
 COUNT = int(os.environ.get("MUFUSER_DAMAGED", "10"))
 SECONDS = 10
 CODES = (0, 2, 3, 4, 5, 6)
@@ -107,7 +107,7 @@ def graphs() -> tuple[dict[str, Any], ...]:
 
 @lru_cache
 def relay_file(name: str) -> Any:
-    return json.loads((DATA / name).read_text())
+    return json.loads((RELAY / name).read_text())
 
 
 def _pick(rng: Rng, options: Any) -> Any:
@@ -125,7 +125,7 @@ def relay(rng: Rng) -> bytes:
 
 
 def params(rng: Rng) -> bytes:
-    good = (DATA / "encoder_onnx.params").read_bytes()
+    good = (RELAY / "encoder_onnx.params").read_bytes()
     if rng.integers(2):
         return damaged_bytes(rng, good)
     data = bytearray(good)  # the header and the names, where every byte counts
@@ -205,7 +205,7 @@ def beside(path: Path) -> Path:
 FORMS = [cli("show", "{}", "--as", form) for form in ("text", "threads", "mermaid", "dot")]
 KINDS: dict[str, tuple[Make, str, list[Judge]]] = {
     "relay": (relay, "m.json", [imported]),
-    "params": (params, "m.params", [lambda path: imported(DATA / "encoder_onnx.json", path)]),
+    "params": (params, "m.params", [lambda path: imported(RELAY / "encoder_onnx.json", path)]),
     "mugraph": (mugraph, "g.json", [cli("show", "{}", "--json"), *FORMS, cli("verify", "mcfuser/G1", "{}", "--rounds", "1")]),
     "program": (program, "p.json", [lambda path: judged(["verify", str(path), str(beside(path)), "--rounds", "1"])]),
     "mirage": (mirage, "x.json", [cli("show", "{}"), cli("verify", "mirage/rmsnorm", "{}", "--rounds", "1")]),

@@ -18,7 +18,8 @@ from pathlib import Path
 
 import pytest
 
-DATA = Path(__file__).parent / "data" / "relay"
+from tests.paths import RELAY
+
 MUFUSER = (sys.executable, "-m", "fuser")
 COMMANDS: dict[str, tuple[str, ...]] = {
     "devices": (*MUFUSER, "devices", "h200"),
@@ -28,7 +29,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "superoptimize": (*MUFUSER, "superoptimize", "mirage/mlp", "mirage/rmsnorm", "--budget", "20", "--save", "{out}"),
     "verify": (*MUFUSER, "verify", "mcfuser/G1", "{graph}", "--rounds", "30"),
     "show": (*MUFUSER, "show", "{graph}"),
-    "optimize": (*MUFUSER, "optimize", f"{DATA}/encoder_onnx.json", "--params", f"{DATA}/encoder_onnx.params", "-o", "{out}"),
+    "optimize": (*MUFUSER, "optimize", f"{RELAY}/encoder_onnx.json", "--params", f"{RELAY}/encoder_onnx.params", "-o", "{out}"),
     "bench-dry": (*MUFUSER, "bench", "mcfuser", "--dry-run"),
     "bench-cpu": (*MUFUSER, "bench", "mcfuser", "--case", "G1", "--on", "cpu", "--peers", "none", "-o", "{out}", "--top", "1",
                   "--best", "0"),

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_damaged_files import DATA
+from tests.paths import RELAY
 from tests.test_damaged_files import graphs
 from tests.test_damaged_files import run
 
-MODEL = str(DATA / "encoder_onnx.json")
+MODEL = str(RELAY / "encoder_onnx.json")
 USAGE, FILE, SUPPORT, KERNEL, MACHINE = 2, 3, 4, 5, 6
 ODD_TEXT = ("", " ", "²", "\x1b[31m", "-1", "0", "1e9", "../..", "a" * 5000, "\ud800", "nan", "*", "[", "G1:0", "None")
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_damaged_files import DATA
+from tests.paths import RELAY
 from tests.test_damaged_files import graphs
 from tests.test_damaged_files import run
 
-GOOD = (DATA / "old_0_8.json").read_bytes()
-MODEL = str(DATA / "encoder_onnx.json")
+GOOD = (RELAY / "old_0_8.json").read_bytes()
+MODEL = str(RELAY / "encoder_onnx.json")
 
 
 def fifo(path: Path) -> None:

@@ -16,8 +16,8 @@ from fuser.cli import VERBS
 from fuser.cli import main
 from fuser.device import list_devices
 from fuser.workloads import match
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "experiments/README.md", "experiments/data/README.md")
 PACKAGES = ("fuser", "cost_model", "search", "tvm_bridge", "experiments")
 SOURCES = [p for package in PACKAGES for p in (ROOT / package).rglob("*.py")]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from functools import lru_cache
-from pathlib import Path
 
 import pytest
 
@@ -21,9 +20,9 @@ from fuser.lower.compile import compile_graph
 from fuser.superopt.structures import one_kernel
 from fuser.superopt.structures import structures
 from fuser.workloads import workload
+from tests.paths import DATA
 
 pytest.importorskip("triton")
-DATA = Path(__file__).parents[1] / "data" / "shared_memory.jsonl"
 
 
 def schedule(order: str, warps: int, stages: int, **tiles: int) -> KernelSchedule:
@@ -63,7 +62,7 @@ def blocks_of(name: str, structure: int) -> dict[str, BlockGraph]:
 
 def test_schedules_of_many_structures() -> None:
     """Bytes that Triton 3.6 gave to 300 schedules drawn from the spaces of several structures, for sm_80 and sm_90."""
-    rows = [json.loads(line) for line in DATA.read_text().splitlines()]
+    rows = [json.loads(line) for line in (DATA / "shared_memory.jsonl").read_text().splitlines()]
     close, beyond = 0, []
     for row in rows:
         device = load_device(row["device"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 from experiments.compare import Result
@@ -14,10 +13,11 @@ from fuser.workloads import workload
 from search.measure.measurer import Candidate
 from search.measure.records import Record
 from search.measure.records import schedule_text
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parents[2] / "experiments"
-RESULTS = ROOT / "results"
-DATA = ROOT / "data"
+FOLDER = ROOT / "experiments"
+RESULTS = FOLDER / "results"
+DATA = FOLDER / "data"
 DEVICE = "NVIDIA H200"
 ENVIRONMENT = {"device": DEVICE, "torch": "2.11.0", "triton": "3.6.0", "driver": "580", "ptxas": "12.8"}
 

@@ -1,4 +1,4 @@
-"""Tiling expressions, and the loop trees of the paper's figures 4 and 5. What a tree computes is tested in tests/lower."""
+"""Tiling expressions, and the loop trees of the paper's figures 4 and 5. What a tree computes is tested in tests/interpret."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ from fuser.errors import first_line
 from fuser.errors import said
 from fuser.ir.program import TensorProgram
 from fuser.lower.forms import form
+from tests.paths import ROOT
 
 
 def program() -> TensorProgram:
@@ -71,7 +72,7 @@ def test_with_the_interpreter_switched_on_beforehand(order: str, tmp_path: Path)
         "TRITON_INTERPRET": "1",
         "TRITON_ALWAYS_COMPILE": "1",
         "MUFUSER_CACHE": str(tmp_path),
-        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "PYTHONPATH": str(ROOT),
     }
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
     assert done.stdout.strip() == "True True True True", done.stderr

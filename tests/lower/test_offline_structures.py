@@ -19,8 +19,8 @@ from fuser.workloads import workload
 from search.realise import SPILL_LIMIT
 from search.realise import realise
 from search.tune import tune_fast
-from tests.superopt.test_structures import STRUCTURES
-from tests.superopt.test_structures import find
+from tests.superopt.generate.test_published import STRUCTURES
+from tests.superopt.generate.test_published import find
 
 TENSOR_CORE = {"a100": "", "h200": "wgmma.mma_async", "b200": "tcgen05.mma"}
 """What does a product of at least 64 rows by a multiple of four warps; a smaller one, and any on Ampere, is ``mma.sync``."""

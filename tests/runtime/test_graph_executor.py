@@ -17,9 +17,8 @@ from fuser.ir.schedule import Schedule
 from fuser.runtime.plan import plan
 from fuser.superopt.structures import structures
 from fuser.workloads import workload
+from tests.paths import ROOT
 from tests.runtime.kernels import knobs
-
-ROOT = Path(__file__).parents[2]
 
 
 def test_a_schedule_must_fit_its_graph() -> None:

@@ -9,7 +9,6 @@ import tomllib
 import warnings
 from collections.abc import Callable
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +19,7 @@ import fuser  # noqa: E402
 from fuser.errors import LeftToTorch  # noqa: E402
 from fuser.errors import UsageError  # noqa: E402
 from search.torch_backend import Door  # noqa: E402
+from tests.paths import ROOT  # noqa: E402
 
 from .modules import SUITE  # noqa: E402
 
@@ -105,7 +105,7 @@ class Block(nn.Module):
 
 
 def test_the_entry_point_is_the_backend() -> None:
-    table = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    table = tomllib.loads((ROOT / "pyproject.toml").read_text())
     module, _, name = table["project"]["entry-points"]["torch_dynamo_backends"]["mufuser"].partition(":")
     assert getattr(import_module(module), name) is fuser.torch_backend
 

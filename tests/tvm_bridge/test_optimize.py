@@ -12,14 +12,15 @@ import numpy as np
 import pytest
 
 from fuser.cli import main
+from tests.paths import RELAY
+from tests.paths import ROOT
 from tvm_bridge.api import optimize
 from tvm_bridge.read.relay_params import write_params
 
 from .relay_writer import RelayWriter
 
-DATA = Path(__file__).parent.parent / "data" / "relay"
-ENCODER = DATA / "encoder_torch.json"
-PARAMS = DATA / "encoder_torch.params"
+ENCODER = RELAY / "encoder_torch.json"
+PARAMS = RELAY / "encoder_torch.params"
 
 
 def run(capsys, *args: object) -> tuple[int, str, str]:
@@ -66,7 +67,7 @@ def test_the_command_writes_kernels_and_a_report(tmp_path, capsys):
 
 def test_the_report_follows_its_schema(tmp_path, capsys):
     jsonschema = pytest.importorskip("jsonschema")
-    schema = json.loads((Path(__file__).parents[2] / "tvm_bridge" / "report.schema.json").read_text())
+    schema = json.loads((ROOT / "tvm_bridge" / "report.schema.json").read_text())
     _, out, _ = run(capsys, "optimize", ENCODER, "--params", PARAMS, "-o", tmp_path, "--no-library", "--json")
     jsonschema.validate(json.loads(out), schema)
 
@@ -184,7 +185,7 @@ def test_the_built_model_runs_and_agrees(tmp_path):
     )
     fresh = random_inputs(found.imported, np.random.default_rng(3))
     np.savez(tmp_path / "x.npz", x=fresh["x"])
-    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-c", code, library, tmp_path / "x.npz", tmp_path / "y.npy"], check=True, env=env)
     np.testing.assert_allclose(np.load(tmp_path / "y.npy"), found.imported.model.evaluate(fresh)[0], atol=1e-4)
 
@@ -195,7 +196,7 @@ def test_a_script_without_a_guard_optimizes_with_several_processes(tmp_path: Pat
         "import fuser\nprint('once')\n"
         f"print(len(fuser.optimize({str(ENCODER)!r}, {str(PARAMS)!r}, build=False, check=False, jobs=2).regions) > 1)\n"
     )
-    root = Path(__file__).resolve().parents[2]
+    root = ROOT
     environment = {**os.environ, "PYTHONPATH": str(root), "XDG_CACHE_HOME": str(tmp_path)}
     done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout.split() == ["once", "True"], done.stderr

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from fuser.device import load_device
+from tests.paths import RELAY
 from tvm_bridge.api import Optimized
 from tvm_bridge.report import document
 from tvm_bridge.to_program.relay_import import read_model
 from tvm_bridge.to_program.relay_import import to_program
 
-DATA = Path(__file__).parents[1] / "data" / "relay"
-
 
 def test_the_seed_is_the_one_that_was_used() -> None:
-    imported = to_program(read_model(DATA / "encoder_torch.json", DATA / "encoder_torch.params"))
+    imported = to_program(read_model(RELAY / "encoder_torch.json", RELAY / "encoder_torch.params"))
     for seed in (0, 7):
         result = Optimized(imported, load_device("h200"), (), (), 1.0, 1.0, seed=seed)
         assert document(result)["seed"] == seed

@@ -10,13 +10,11 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 from fuser.ir.builder import Builder
 from fuser.ir.builder import Ref
 from fuser.ir.program import TensorProgram
-
-DATA = Path(__file__).parents[1] / "data" / "mugraphs"
+from tests.paths import MUGRAPHS
 
 
 @dataclass(frozen=True)
@@ -199,7 +197,9 @@ def layers(b: Builder) -> TensorProgram:
 
 
 def _families() -> Iterator[Family]:
-    texts = dict(re.findall(r"^== (\w+)\n(.*?)(?=^==|\Z)", (DATA / "families.txt").read_text("utf-8"), re.DOTALL | re.MULTILINE))
+    texts = dict(
+        re.findall(r"^== (\w+)\n(.*?)(?=^==|\Z)", (MUGRAPHS / "families.txt").read_text("utf-8"), re.DOTALL | re.MULTILINE)
+    )
     for name, text in texts.items():
         make, dtype = _PROGRAMS[name]
         yield Family(name, make, text, dtype)

@@ -8,9 +8,9 @@ import pytest
 from experiments.mirage.oracle import NotComputableError
 from experiments.mirage.oracle import difference
 from fuser.superopt.verify.verifier import verify
-from tests.superopt.corpus import RIGHT
-from tests.superopt.corpus import WRONG
-from tests.superopt.corpus import Case
+from tests.superopt.verify.corpus import RIGHT
+from tests.superopt.verify.corpus import WRONG
+from tests.superopt.verify.corpus import Case
 
 
 @pytest.mark.parametrize("case", WRONG, ids=str)

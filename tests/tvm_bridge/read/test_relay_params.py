@@ -14,6 +14,7 @@ from hypothesis.extra.numpy import array_shapes
 from hypothesis.extra.numpy import arrays
 
 from fuser.errors import ModelFileError
+from tests.paths import RELAY
 from tvm_bridge.read.relay_params import PARAMS_MAGIC
 from tvm_bridge.read.relay_params import TENSOR_MAGIC
 from tvm_bridge.read.relay_params import from_bfloat16
@@ -22,12 +23,11 @@ from tvm_bridge.read.relay_params import read_params_typed
 from tvm_bridge.read.relay_params import round_bfloat16
 from tvm_bridge.read.relay_params import write_params
 
-DATA = Path(__file__).parents[1] / "data" / "relay"
 DTYPES = ("float16", "float32", "float64", "int8", "uint8", "int32", "int64", "bool")
 
 
 def test_the_file_of_tvm_is_read_and_written_byte_by_byte(tmp_path: Path) -> None:
-    source = DATA / "encoder_torch.params"
+    source = RELAY / "encoder_torch.params"
     params = read_params(source)
     assert len(params) == 16
     assert params["aten::linear_4.weight"].shape == (32, 16)
@@ -56,7 +56,7 @@ def test_round_trip(tmp_path_factory: pytest.TempPathFactory, params: dict[str, 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_a_truncated_or_changed_file(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
-    whole = (DATA / "encoder_onnx.params").read_bytes()
+    whole = (RELAY / "encoder_onnx.params").read_bytes()
     cut = whole[: data.draw(st.integers(0, len(whole) - 1))]
     path = tmp_path_factory.mktemp("params") / "p"
     path.write_bytes(cut)
@@ -75,7 +75,7 @@ def test_other_files_and_extra_bytes(tmp_path: Path) -> None:
     path.write_bytes(b"PK\x03\x04" + bytes(40))
     with pytest.raises(ModelFileError, match="wrong magic"):
         read_params(path)
-    path.write_bytes((DATA / "encoder_onnx.params").read_bytes() + b"x")
+    path.write_bytes((RELAY / "encoder_onnx.params").read_bytes() + b"x")
     with pytest.raises(ModelFileError, match="1 bytes follow the last tensor"):
         read_params(path)
     with pytest.raises(ModelFileError, match="cannot be read"):

@@ -20,6 +20,7 @@ from fuser.errors import NoValidKernelError  # noqa: E402
 from fuser.errors import ProgramError  # noqa: E402
 from fuser.errors import UsageError  # noqa: E402
 from fuser.ir.builder import Builder  # noqa: E402
+from tests.paths import ROOT  # noqa: E402
 from tests.tvm_bridge.encoder import encoder  # noqa: E402
 from tests.tvm_bridge.encoder import regions  # noqa: E402
 from tvm_bridge.back.carve import op_name  # noqa: E402
@@ -120,7 +121,7 @@ def test_exported_library_runs_in_a_fresh_process(
     library = built.export(tmp_path / f"{executor}.so", executor)
     np.savez(tmp_path / "inputs.npz", **model[2])
     command = [sys.executable, "-c", FRESH, str(library), str(tmp_path / "inputs.npz"), str(tmp_path / "out.npy")]
-    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert np.abs(np.load(tmp_path / "out.npy") - expected).max() < 1e-5
 

@@ -28,6 +28,7 @@ from search.measure.records import best_of
 from search.measure.records import record_from_json
 from search.measure.records import rounded
 from search.measure.records import schedule_text
+from tests.paths import ROOT
 
 ROW = Record("mcfuser/G1", "p", "s", "[]", "h", "GPU", "triton 3.6.0", time_us=3.5, environment='{"driver": "1"}', generator="g")
 
@@ -262,7 +263,7 @@ def test_the_table_leaves_as_csv(tmp_path: Path) -> None:
 
 
 def test_committed_measurements_can_be_read() -> None:
-    folder = Path(__file__).parents[2] / "experiments" / "data"
+    folder = ROOT / "experiments" / "data"
     for path in sorted(folder.glob("*.jsonl")):
         with path.open() as file:
             kinds = [next(iter(json.loads(line))) for line in file]

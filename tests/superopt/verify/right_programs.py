@@ -1,4 +1,4 @@
-"""The programs of :mod:`tests.superopt.right_graphs`."""
+"""The programs of :mod:`tests.superopt.verify.right_graphs`."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from search.measure.records import RECORDS
 from search.measure.records import STRUCTURES
 from search.measure.records import Record
 from search.measure.records import Records
-from tests.search.test_measure import PROGRAM
+from tests.search.measure.test_measure import PROGRAM
 
 ROW = Record("suite/case", "p", "s", "[]", "h", "GPU", "triton 3.6.0", time_us=3.5, environment='{"driver": "1"}', generator="g")
 ROWS = tuple(replace(ROW, schedule=f"[{i}]", time_us=3.5 + i, detail="é" * (i % 40), kind="peer") for i in range(120))
@@ -35,7 +35,7 @@ def processes(folder: Path, code: str, count: int) -> list[subprocess.Popen[byte
     """That many processes that begin ``code`` (with ``folder``, ``number`` and ``ROWS``) at the same moment."""
     begin = (
         "import sys, time, os; from pathlib import Path; from search.measure.records import *\n"
-        "from tests.search.test_store import ROWS\n"
+        "from tests.search.measure.test_store import ROWS\n"
         "folder, number = Path(sys.argv[1]), int(sys.argv[2]); (folder / f'ready{number}').touch()\n"
         "while not (folder / 'go').exists(): time.sleep(0.001)\n"
     )

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram
-from tests.superopt.families import DATA
-from tests.superopt.families import FAMILIES
-from tests.superopt.notation import parse
-from tests.superopt.right_graphs import RIGHT as OTHERS
+from tests.paths import MUGRAPHS
+from tests.superopt.verify.families import FAMILIES
+from tests.superopt.verify.notation import parse
+from tests.superopt.verify.right_graphs import RIGHT as OTHERS
 
 
 @dataclass(frozen=True)
 class Case:
-    """A µGraph of a program in the notation of :mod:`tests.superopt.notation`. ``scale``: of the inputs at which a wrong one
-    differs.
+    """A µGraph of a program in the notation of :mod:`tests.superopt.verify.notation`. ``scale``: of the inputs at which a
+    wrong one differs.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Case:
 
 def _edited(file: str) -> Iterator[Case]:
     """The edits of families in a file: a line ``family: name``, then ``- old`` and ``+ new`` lines."""
-    lines = (DATA / file).read_text("utf-8").splitlines()
+    lines = (MUGRAPHS / file).read_text("utf-8").splitlines()
     for title, *edits in _groups([x for x in lines if x and not x.startswith("#")]):
         m = re.fullmatch(r"(?P<name>(?P<family>\w+): .*?)(?: ×(?P<scale>\d+))?", title)
         assert m, title

@@ -11,8 +11,8 @@ from functools import cached_property
 
 from fuser.ir.builder import Builder
 from fuser.ir.program import TensorProgram
-from tests.superopt import families
-from tests.superopt import right_programs as programs
+from tests.superopt.verify import families
+from tests.superopt.verify import right_programs as programs
 
 
 @dataclass(frozen=True)

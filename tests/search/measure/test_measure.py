@@ -29,7 +29,7 @@ from search.measure.timing import External
 from search.measure.timing import spread
 from search.measure.worker import Worker
 
-HERE = "tests.search.test_measure"
+HERE = "tests.search.measure.test_measure"
 
 
 def chain() -> TensorProgram:

@@ -12,6 +12,7 @@ from fuser.errors import ModelFileError
 from fuser.errors import UsageError
 from fuser.ir.program import TensorProgram
 from tests.operators import NUMBERS
+from tests.paths import RELAY
 from tests.tvm_bridge.relay_writer import RelayWriter
 from tvm_bridge.read.relay_graph import TensorType
 from tvm_bridge.read.relay_ops import evaluate
@@ -25,18 +26,17 @@ from tvm_bridge.to_program.relay_import import read_model
 from tvm_bridge.to_program.relay_import import relay_node
 from tvm_bridge.to_program.relay_import import to_program
 
-DATA = Path(__file__).parents[1] / "data" / "relay"
 MODELS = ["encoder_torch", "encoder_onnx"]
 
 
 def _imported(name: str, clean: bool = True) -> ImportedModel:
-    return to_program(read_model(DATA / f"{name}.json", DATA / f"{name}.params"), clean)
+    return to_program(read_model(RELAY / f"{name}.json", RELAY / f"{name}.params"), clean)
 
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("clean", [True, False])
 def test_the_program_computes_what_tvm_does(name: str, clean: bool) -> None:
-    imported, known = _imported(name, clean), np.load(DATA / f"{name}.npz")
+    imported, known = _imported(name, clean), np.load(RELAY / f"{name}.npz")
     assert imported.inputs == ("x",)
     (y,) = imported.evaluate({"x": known["x"]}).values()
     np.testing.assert_allclose(y, known["y"], rtol=0, atol=2e-6)
@@ -61,7 +61,7 @@ def test_both_importers_give_the_same_program() -> None:
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("clean", [True, False])
 def test_an_origin_has_the_value_of_its_tensor(name: str, clean: bool) -> None:
-    imported, x = _imported(name, clean), np.load(DATA / f"{name}.npz")["x"]
+    imported, x = _imported(name, clean), np.load(RELAY / f"{name}.npz")["x"]
     model = imported.model
     relay = graph_values(model.graph, {**model.params, "x": x}, np.float64)
     program = imported.evaluate({"x": x}, np.float64, keep=[t.name for t in imported.program.tensors])
@@ -97,15 +97,15 @@ def test_a_region_of_the_program_is_found_in_the_relay_graph() -> None:
 def _rejects(tmp_path: Path, params: dict[str, np.ndarray]) -> str:
     write_params(tmp_path / "p", params)
     with pytest.raises(ModelFileError) as caught:
-        read_model(DATA / "encoder_torch.json", tmp_path / "p")
+        read_model(RELAY / "encoder_torch.json", tmp_path / "p")
     assert str(tmp_path / "p") in caught.value.message
     assert "belong to this model" in caught.value.hint
     return caught.value.message
 
 
 def test_parameters_of_another_model_are_refused(tmp_path: Path) -> None:
-    params = read_params(DATA / "encoder_torch.params")
-    message = _rejects(tmp_path, read_params(DATA / "encoder_onnx.params"))
+    params = read_params(RELAY / "encoder_torch.params")
+    message = _rejects(tmp_path, read_params(RELAY / "encoder_onnx.params"))
     assert "not in the model" in message
     name = "aten::linear_0.weight"
     assert f"{name!r} is float32[16, 15]" in _rejects(tmp_path, {**params, name: params[name][:, 1:].copy()})
@@ -116,16 +116,16 @@ def test_parameters_of_another_model_are_refused(tmp_path: Path) -> None:
 
 
 def test_inputs_can_be_stated(tmp_path: Path) -> None:
-    params = {k: v for k, v in read_params(DATA / "encoder_torch.params").items() if k != "aten::linear_3.bias"}
+    params = {k: v for k, v in read_params(RELAY / "encoder_torch.params").items() if k != "aten::linear_3.bias"}
     write_params(tmp_path / "p", params)
-    model = read_model(DATA / "encoder_torch.json", tmp_path / "p", inputs=["x", "aten::linear_3.bias"])
+    model = read_model(RELAY / "encoder_torch.json", tmp_path / "p", inputs=["x", "aten::linear_3.bias"])
     assert [v.name for v in model.inputs] == ["x", "aten::linear_3.bias"]
     with pytest.raises(ModelFileError, match="'x' is missing"):
-        read_model(DATA / "encoder_torch.json", DATA / "encoder_torch.params", inputs=[])
+        read_model(RELAY / "encoder_torch.json", RELAY / "encoder_torch.params", inputs=[])
 
 
 def test_a_model_without_parameters_is_still_a_program() -> None:
-    imported = to_program(read_model(DATA / "encoder_torch.json"))
+    imported = to_program(read_model(RELAY / "encoder_torch.json"))
     assert len(imported.inputs) == 17
     assert Counter(n.op for n in imported.program.nodes)["softmax"] == 1
 

@@ -27,8 +27,8 @@ from search.measure.timing import External
 from search.measure.timing import Measurement
 from search.measure.timing import of_the_machine
 from search.measure.worker import Worker
-from tests.search.test_measure import PROGRAM
-from tests.search.test_measure import candidate
+from tests.search.measure.test_measure import PROGRAM
+from tests.search.measure.test_measure import candidate
 
 TIMED = 3
 """The call from which on a peer is timed: one is checked, one gives a first estimate."""
@@ -94,7 +94,7 @@ def act(action: str, inputs: dict[str, Any], found: dict[str, Any]) -> dict[str,
 
 
 def peers(*names: str) -> list[External]:
-    return [External("tests.search.test_blame:peer", n) for n in names]
+    return [External("tests.search.measure.test_blame:peer", n) for n in names]
 
 
 @pytest.fixture(scope="module")

@@ -14,19 +14,18 @@ from hypothesis import strategies as st
 from fuser.errors import FuserError
 from fuser.errors import ModelFileError
 from fuser.errors import UnsupportedError
+from tests.paths import RELAY
 from tests.tvm_bridge.relay_writer import RelayWriter
 from tvm_bridge.read.relay_graph import TensorType
 from tvm_bridge.to_program.relay_import import from_json_text
 from tvm_bridge.to_program.relay_import import read_model
 from tvm_bridge.to_program.relay_import import to_program
 
-DATA = Path(__file__).parents[1] / "data" / "relay"
-
 
 @pytest.mark.parametrize("name", ["encoder_torch", "encoder_onnx"])
 def test_a_real_model_evaluates_as_in_tvm(name: str) -> None:
-    model = read_model(DATA / f"{name}.json", DATA / f"{name}.params")
-    known = np.load(DATA / f"{name}.npz")
+    model = read_model(RELAY / f"{name}.json", RELAY / f"{name}.params")
+    known = np.load(RELAY / f"{name}.npz")
     assert [v.name for v in model.inputs] == ["x"]
     assert model.graph.version == "0.19.0"
     (y,) = model.evaluate({"x": known["x"]})
@@ -35,7 +34,7 @@ def test_a_real_model_evaluates_as_in_tvm(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["encoder_torch", "encoder_onnx"])
 def test_missing_types_are_inferred(name: str) -> None:
-    data = json.loads((DATA / f"{name}.json").read_text())
+    data = json.loads((RELAY / f"{name}.json").read_text())
     typed = from_json_text(json.dumps(data)).graph
     for node in data["nodes"]:
         if node["type_key"] == "relay.Call":
@@ -102,7 +101,7 @@ def test_shapes_that_depend_on_constants_are_found() -> None:
 
 @pytest.mark.parametrize("name", ["old_0_6", "old_0_8"])
 def test_older_spellings(name: str) -> None:
-    model = read_model(DATA / f"{name}.json")
+    model = read_model(RELAY / f"{name}.json")
     assert [(v.name, v.type.dims) for v in model.graph.inputs] == [("1", (2, 4)), ("w", (3, 4))]
     assert [n.op for n in model.graph.nodes] == ["nn.dense", "nn.softmax"]
     rng = np.random.default_rng(0)
@@ -217,7 +216,7 @@ def test_a_binary_or_missing_file(tmp_path: Path) -> None:
 @settings(max_examples=40, deadline=None)
 @given(st.floats(0, 1, exclude_max=True))
 def test_a_truncated_file_says_where(part: float) -> None:
-    whole = (DATA / "encoder_torch.json").read_text()
+    whole = (RELAY / "encoder_torch.json").read_text()
     assert "offset" in _error(whole[: int(len(whole) * part)]).message
 
 
@@ -225,7 +224,7 @@ def test_a_truncated_file_says_where(part: float) -> None:
 @given(st.data())
 def test_damaged_nodes_never_give_a_traceback(data: st.DataObject) -> None:
     """Any change of a field, a list or a type key gives a model or one of our errors."""
-    file = json.loads((DATA / data.draw(st.sampled_from(["old_0_8.json", "encoder_onnx.json"]))).read_text())
+    file = json.loads((RELAY / data.draw(st.sampled_from(["old_0_8.json", "encoder_onnx.json"]))).read_text())
     node = file["nodes"][data.draw(st.integers(0, len(file["nodes"]) - 1))]
     change = data.draw(st.sampled_from(["kind", "field", "list", "drop"]))
     if change == "kind":

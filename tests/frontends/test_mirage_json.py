@@ -17,7 +17,7 @@ from fuser.superopt.commands import read_graph
 from fuser.superopt.verify.verdict import Accepted
 from fuser.superopt.verify.verifier import Rejected
 from fuser.superopt.verify.verifier import verify
-from tests.superopt import mirage_files as files
+from tests.frontends import mirage_files as files
 
 
 def rms_norm() -> TensorProgram:
