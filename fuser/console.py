@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import io
 import json
 import math
 import sys
@@ -83,6 +84,21 @@ def print_text(text: str) -> None:
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], notes: Sequence[str] = ()) -> None:
     """A table on stdout; a column whose name ends in ``>`` is aligned to the right. ``notes`` follow below it."""
+    _table(stdout(), title, columns, rows, notes)
+
+
+def table_text(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], notes: Sequence[str] = (), width: int = 80
+) -> str:
+    """The same table as plain text of at most ``width`` columns."""
+    from rich.console import Console
+
+    text = io.StringIO()
+    _table(Console(file=text, width=width, highlight=False, force_terminal=False, no_color=True), title, columns, rows, notes)
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
+
+
+def _table(console: Console, title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], notes: Sequence[str]) -> None:
     from rich import box
     from rich.markup import escape
     from rich.table import Table
@@ -93,7 +109,6 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]
         table.add_column(escape(column.removesuffix(">").strip()), justify="right" if right else "left", overflow="fold")
     for row in rows:
         table.add_row(*(escape("" if cell is None else printable(str(cell), keep="\n")) for cell in row))
-    console = stdout()
     console.print(table)
     for note_ in notes:
         console.print(printable(note_, keep="\n"), markup=False)

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from typing import Any
 
-from cost_model.explain import COUNTS
-from cost_model.explain import explain
 from fuser.device import Device
 from fuser.errors import EnvironmentError_
 from fuser.errors import UsageError
@@ -30,8 +28,11 @@ from search.calling import as_module
 from search.calling import plain
 from search.calling import returned
 from search.calling import tensors_alone
+from search.cover.plan import Plan
+from search.cover.plan import plan_of_region
+from search.explained import explained_part
+from search.explained import explained_region
 from search.realise import Realised
-from search.tune import Candidate
 
 if TYPE_CHECKING:
     from fuser.frontends.imported import Called
@@ -243,25 +244,23 @@ class CompiledProgram:
         stem = self.program.name.replace("/", "_").replace(":", "_b")
         return [save_artifact(a, Path(folder), f"{stem}_{i}") for i, a in enumerate(self.artifacts)]
 
-    def explain(self) -> str:
-        """Why this one: structure, schedule, what the model expects of each kernel beside the runner-up, and what fell out."""
-        tuned, chosen = self.realised.tuned, self.realised.candidate
-        head = [repr(self), *([str(self.conversion)] if self.conversion else [])]
+    @cached_property
+    def plan(self) -> Plan:
+        """Its kernels: what each computes, how it leaves its results, what the model expects of it."""
         if self.model is not None:
-            return "\n".join([*head, "", *self.model.lines(), "", f"{self.verdict} (the part with the weakest evidence)"])
-        shown = [chosen, *([r] if (r := tuned.runner_up) and r is not chosen else [])]
-        lines = [*head, "", str(self.graph), ""]
-        for i, c in enumerate(shown):
-            time = "" if isnan(c.us) else f", {c.us:.2f} µs"
-            lines.append(f"{'chosen' if i == 0 else 'runner-up'}: {c.schedule if c.graph.blocks else 'libraries alone'}{time}")
-        lines += ["", *_terms(shown, self.target), ""]
-        lines.append(f"{tuned.candidates} schedules of {tuned.structures} structures were ranked")
-        lines += [f"{n} better-ranked fell out: {why}" for why, n in self.realised.rejected.items()]
-        lines.append(f"{self.verdict}")
-        if check := self.realised.check:
-            where = "in Triton's interpreter" if check.method == "triton" else f"in {check.method}, for want of torch,"
-            lines.append(f"checked {where} at a reduced size: relative error {check.error:.1e}")
-        return "\n".join([*lines, *tuned.notes])
+            return self.model.plan
+        return plan_of_region(self.program, self.target.title, self.realised)
+
+    def explain(self, kernel: str | None = None) -> str:
+        """Why this one: structure, schedule, what the model expects of each kernel beside the runner-up, and what fell out. Of a
+        program that is more than one region it is the plan, and the explanation of one ``kernel`` of it by name, glob or number,
+        with the reasons why it is not fused with its neighbours."""
+        head = [repr(self), *([str(self.conversion)] if self.conversion else [])]
+        if self.model is None:
+            return "\n".join([*head, "", *explained_region(self.realised, self.target)])
+        if kernel is not None:
+            return "\n".join(explained_part(self.plan.find(kernel), self.model))
+        return "\n".join([*head, "", str(self.plan), "", f"{self.verdict} (the part with the weakest evidence)"])
 
     def __repr__(self) -> str:
         ins = ", ".join(str(self.program[n]) for n in self.inputs)
@@ -275,16 +274,3 @@ class CompiledProgram:
             f"<CompiledProgram {self.program.name}({ins}) -> {outs}{bound}: {kernels} kernel{'s' * (kernels > 1)} for "
             f"{self.target.title}{time}; {where}>"
         )
-
-
-def _terms(shown: Sequence[Candidate], device: Device) -> list[str]:
-    """The model's terms as lines of a table, a column for each candidate."""
-    lines: list[str] = []
-    kernel = ""
-    for row in explain([(c.graph, c.schedule) for c in shown], device):
-        if row.kernel != kernel:
-            kernel = row.kernel
-            lines.append(f"kernel {kernel} (times in µs)")
-        cells = "".join(f"{'-' if v is None else f'{v:,.0f}' if row.term in COUNTS else f'{v:,.3f}':>14}" for v in row.values)
-        lines.append(f"  {row.meaning:<42}{cells}")
-    return lines

@@ -44,13 +44,16 @@ def cover(
     limit: float = 60.0,
     among: Collection[Part] = (),
 ) -> Cover:
-    """The cheapest parts that compute ``program``, with all of ``among`` among them. ``limit``: seconds for the solver. Raises
-    :class:`NoValidKernelError` naming a result that no part can make."""
+    """The cheapest parts that compute ``program``; where ``among`` is given, with at least one of those. ``limit``: seconds for
+    the solver. Raises :class:`NoValidKernelError` naming a result that no part can make."""
     start = time.perf_counter()
     usable = _reachable(program, [p for p in parts if seconds[p] < float("inf")])
     problem, chosen = _problem(program, usable, seconds)
-    for j, part in enumerate(among):
-        problem += chosen[usable.index(part)] == 1, f"among_{j}"
+    if among:
+        required = [x for p, x in zip(usable, chosen, strict=True) if p in among]
+        if not required:
+            raise NoValidKernelError(f"what {len(among)} parts of {program.name!r} read can not be made", "leave them out")
+        problem += sum(required) >= 1, "among"
     rounds = 0
     while True:
         rounds += 1

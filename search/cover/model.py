@@ -8,6 +8,8 @@ from collections.abc import Collection
 from collections.abc import Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from dataclasses import field
+from functools import cached_property
 
 from fuser.device import Device
 from fuser.errors import NoValidKernelError
@@ -23,21 +25,27 @@ from fuser.ir.schedule import Schedule
 from fuser.lower.compile import compile_sources
 from fuser.lower.triton_source import generate_graph
 from fuser.superopt.verify.verifier import Verified
+from search.cover.borders import Border
+from search.cover.borders import borders
 from search.cover.fold import folded
 from search.cover.ilp import Cover
 from search.cover.ilp import cover
 from search.cover.pack import packed
 from search.cover.parts import Part
 from search.cover.parts import parts
+from search.cover.plan import Plan
+from search.cover.plan import plan_of_parts
 from search.cover.prices import by_library
 from search.cover.prices import priced
 from search.cover.stitch import stitch
-from search.cover.stitch import title
 from search.realise import Realised
 from search.realise import realise
 from search.realise import verified
 from search.regions import find_chains
 from search.space.launches import with_launches
+from search.stages import Say
+from search.stages import Stages
+from search.stages import silent
 from search.tune import Candidate
 from search.tune import Tuned
 
@@ -64,21 +72,21 @@ class Model:
     cover: Cover
     found: tuple[Realised, ...]
     whole: Realised
+    device: Device
+    considered: Mapping[Part, float] = field(repr=False)
+    """Seconds of every candidate part, infinite where there is no kernel."""
+    stages: Mapping[str, float] = field(default_factory=dict)
+    """Seconds that each stage took."""
 
-    def lines(self) -> list[str]:
-        """The plan as text, a line for each part."""
-        rows, total = self.table(), self.whole.candidate.us
-        lines = [f"{'kernels':>8}{'µs':>9}{'share':>7}  part"]
-        lines += [f"{kernels:>8}{us:>9.2f}{us / total:>7.1%}  {what}" for what, kernels, us in rows]
-        lines.append(f"{sum(r[1] for r in rows):>8}{total:>9.2f}{'':>7}  in all, without any overlap")
-        gap = f"within {self.cover.gap:.0e} of the best" if self.cover.gap == self.cover.gap else "stopped by its time limit"
-        lines.append(f"{len(rows)} of {self.cover.candidates} possible parts, chosen by an integer program, {gap}")
-        return lines
+    @cached_property
+    def plan(self) -> Plan:
+        """Its kernels, for people."""
+        return plan_of_parts(self.program, self.device.title, self.cover, self.found, self.whole.candidate.graph, self.stages)
 
-    def table(self) -> list[tuple[str, int, float]]:
-        """For each part: what it does, its number of kernels, and µs."""
-        rows = zip(self.cover.parts, self.found, strict=True)
-        return [(title(p), len(r.candidate.graph.kernels), r.candidate.us) for p, r in rows]
+    def borders(self, part: int | None = None) -> list[Border]:
+        """Why neighbours of the plan, or those of one part, are kernels of their own. Solves the integer program again for
+        each."""
+        return borders(self.program, self.cover, self.considered, self.device, part)
 
 
 def is_model(program: TensorProgram) -> bool:
@@ -96,20 +104,32 @@ def compile_model(
     checked: bool = True,
     seed: int = 0,
     executor: Executor | None = None,
+    say: Say = silent,
 ) -> Model:
-    """Choose parts, tune and check each distinct one, and put their kernels into one graph. Raises
-    :class:`fuser.errors.NoValidKernelError` naming an operator that nothing can compute."""
+    """Choose parts, tune and check each distinct one, and put their kernels into one graph. ``say`` is told each stage as it
+    begins. Raises :class:`fuser.errors.NoValidKernelError` naming an operator that nothing can compute."""
+    stages = Stages(say)
+    stages.begin("candidates", f"looking for candidates among {len(program.nodes)} operators")
     program, params = packed(*folded(program, params))
     chains = [frozenset(r.nodes) for r in find_chains(program, device)[0]]
     candidates = parts(program, [*chains, *([frozenset(n.output for n in program.nodes)] if narrow(program) else [])])
+    stages.begin("prices", f"pricing {len(candidates)} candidates for {device.title}")
     tuned = dict(priced(candidates, device, libraries, seed, executor))
+    considered = {p: tuned[p].winner.seconds if p in tuned else math.inf for p in candidates}
     done: dict[str, Realised] = {}
     while True:
+        stages.begin("choice", f"choosing among {len(tuned)} candidates with a kernel")
         chosen = cover(program, list(tuned), {p: t.winner.seconds for p, t in tuned.items()})
+        distinct = len({p.program.stable_hash() for p in chosen.parts})
+        stages.begin(
+            "kernels", f"{'compiling and checking' if compiled else 'verifying'} {distinct} distinct of {len(chosen.parts)} parts"
+        )
         failed = _realise(chosen, tuned, done, device, compiled, checked, seed, executor)
         if not failed:
             break
         tuned = _without(tuned, failed, device)
+        considered |= {p: tuned[p].winner.seconds if p in tuned else math.inf for p in considered}
+    stages.begin("joining", "putting the kernels into one graph")
     found = tuple(done[p.program.stable_hash()] for p in chosen.parts)
     graph, schedule = stitch(
         program, [(p, r.candidate.graph, r.candidate.schedule) for p, r in zip(chosen.parts, found, strict=True)]
@@ -119,13 +139,15 @@ def compile_model(
     artifacts = compile_sources(generate_graph(graph, schedule), device.arch, executor) if compiled else ()
     seconds = math.fsum(r.candidate.seconds for r in found)
     winner = Candidate(graph, schedule, seconds)
-    distinct = {id(t): t for t in tuned.values()}.values()
-    whole = Tuned(program, device.name, winner, (), len(distinct), sum(t.candidates for t in distinct))
+    priced_ = {id(t): t for t in tuned.values()}.values()
+    whole = Tuned(program, device.name, winner, (), len(priced_), sum(t.candidates for t in priced_))
     weakest = max((r.verdict for r in found), key=lambda v: getattr(v, "bound", 0.0))
     rejected = Counter[str]()
     for r in {id(r): r for r in found}.values():
         rejected.update(r.rejected)
-    return Model(program, params, chosen, found, Realised(whole, winner, weakest, artifacts, rejected=dict(rejected)))
+    stages.end()
+    realised = Realised(whole, winner, weakest, artifacts, rejected=dict(rejected))
+    return Model(program, params, chosen, found, realised, device, considered, stages.seconds)
 
 
 def _realise(

@@ -58,7 +58,7 @@ def moves_only(node: Node) -> bool:
     return op_def(node.op).kind == "view" or node.op == "slice"
 
 
-def _contracts(node: Node) -> bool:
+def contracts(node: Node) -> bool:
     return op_def(node.op).kind == "contract" or node.op == "attention"
 
 
@@ -129,7 +129,7 @@ class _Finder:
             if moves_only(node):
                 continue
             yield frozenset((node.output,))
-            if op_def(node.op).kind in ("opaque", "library") or _contracts(node):
+            if op_def(node.op).kind in ("opaque", "library") or contracts(node):
                 continue
             yield from self.cones(node.output, EPILOGUE)
             yield from self.cones(node.output, ROWS)
@@ -139,7 +139,7 @@ class _Finder:
         while len(core) <= LONGEST:
             front = {p for n in core for p in self.operands(n)} - core
             ready = [p for p in front if self.readers[p] <= core and p not in self.program.outputs]
-            contractions = frozenset(p for p in ready if _contracts(self.made[p]))
+            contractions = frozenset(p for p in ready if contracts(self.made[p]))
             if kinds is EPILOGUE and contractions:
                 yield frozenset(core) | contractions
                 for one in contractions if len(contractions) > 1 else ():
