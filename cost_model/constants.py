@@ -94,7 +94,7 @@ def parse_constants(text: str, where: str) -> Constants:
     except tomllib.TOMLDecodeError as e:
         raise UsageError(
             f"{where} is not TOML: {e}",
-            "write it again: python -m experiments.mcfuser.model_accuracy experiments/data/h200-*.jsonl --write FILE",
+            "write it again: python -m experiments.mcfuser.model_accuracy experiments/raw --write FILE",
         ) from None
     values = data.get("constants", {})
     if set(values) != set(UNITS):

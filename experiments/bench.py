@@ -1,6 +1,6 @@
 """``mufuser bench``: our schedules beside what a user would pick instead, in one run, in turn with each other.
 
-Candidates of a case are the model's best, the fastest that records know (those under ``experiments/data``, or any given) and,
+Candidates of a case are the model's best, the fastest that records know (those of the package, or any given) and,
 where they know none, random ones. The folder of a run holds its rows: the same command goes on where an earlier one ended, and
 further cases join those that are there. Without a GPU a run can be planned, and its table and figure drawn again.
 """
@@ -51,12 +51,13 @@ from fuser.errors import UsageError
 from fuser.outputs import locked
 from fuser.outputs import make_folder
 from fuser.outputs import write_file
+from search.measure.known import PACKAGED
+from search.measure.known import load
 from search.measure.measurer import Bench
 from search.measure.records import Records
 from search.measure.session import Options
 from search.measure.store import move_aside
 
-DATA = Path(__file__).parent / "data"
 SUITES = ("mcfuser", "mirage", "graphene")
 SAME = ("device", "torch", "triton", "driver")
 """What two runs must share for their cases to stand in one table."""
@@ -70,13 +71,13 @@ def peer_names(text: str) -> tuple[str, ...]:
 
 
 def sources(schedules: Sequence[str]) -> list[Path]:
-    """Files of rows for ``--schedules``: ``records`` are those of this package, ``model`` none."""
+    """Files and folders of rows for ``--schedules``: ``records`` are those of the package, ``model`` none."""
     found: list[Path] = []
     for item in schedules:
         if item == "records":
-            found += sorted(DATA.glob("*.jsonl"))
+            found.append(PACKAGED)
         elif item != "model":
-            if not os.path.isfile(item):  # False for what can be no name too
+            if not (os.path.isfile(item) or os.path.isdir(item)):  # False for what can be no name too
                 raise UsageError(f"there is no file of schedules {item}", "--schedules records, model, or a file of JSON lines")
             found.append(Path(item))
     return found
@@ -159,8 +160,7 @@ def measure(
     interrupted = False
     results: list[Result] = []
     with Records(":memory:") as known, Records(folder / "bench.sqlite") as records:
-        for path in files:
-            known.import_lines(path)
+        load(known, files)
         with Bench.open(on, records, Options(seed=request.seed), run=name) as bench:
             where = environment(bench.worker.info)
             cases = plan(names, request, (known, records), bench.worker.info["device"], peers)
@@ -191,7 +191,9 @@ def bench(
     ),
     schedules: Annotated[
         list[str] | None,
-        typer.Option("--schedules", metavar="FROM", help="records (the default), model, or a file of rows; may be repeated."),
+        typer.Option(
+            "--schedules", metavar="FROM", help="records (the default), model, or rows in a file or folder; may be repeated."
+        ),
     ] = None,
     top: Annotated[int, typer.Option("--top", min=0, help="Schedules of each case that the model puts first.")] = 3,
     best: Annotated[int, typer.Option("--best", min=0, help="Schedules of each case that were the fastest so far.")] = 3,
@@ -244,8 +246,7 @@ def bench(
     request = Request(target, top, best, 0 if on == "cpu" and random is None else random, seed)
     if dry_run:
         with Records(":memory:") as known:
-            for path in files:
-                known.import_lines(path)
+            load(known, files)
             found = planned(plan(names, request, (known,), device.title, wanted), device)
         print_json(found) if json else print_plan(found)
         return 0

@@ -34,6 +34,7 @@ from experiments.candidates import fastest_first
 from experiments.candidates import name_of
 from experiments.peers import FAST_PEERS
 from experiments.peers import peers_of
+from experiments.rows import earlier
 from experiments.sampler import sample
 from experiments.script import INTERRUPTED
 from experiments.script import script
@@ -50,6 +51,7 @@ from fuser.outputs import write_file
 from fuser.pools import SPAWN
 from fuser.workloads import match
 from fuser.workloads import workload
+from search.measure.known import load
 from search.measure.measurer import Bench
 from search.measure.measurer import Candidate
 from search.measure.records import Record
@@ -58,7 +60,6 @@ from search.measure.session import Options
 from search.measure.timing import External
 from search.measure.timing import Measurement
 
-DATA = Path(__file__).parent / "data"
 CHUNK = 10
 """Candidates that are timed in turn with each other."""
 AHEAD = 40
@@ -307,7 +308,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     p.add_argument("--budget", type=float, default=480.0, metavar="SECONDS", help="time of the whole run (480)")
     p.add_argument("--seed", type=int, default=0, help="of the sampled schedules and the inputs (0)")
     p.add_argument("--structures", choices=("one", "all", "searched"), default="all", help="what is sampled (all)")
-    p.add_argument("--known", type=Path, action="append", help="JSON lines of earlier runs; experiments/data by default")
+    p.add_argument(
+        "--known", type=Path, action="append", help="rows of earlier runs, a file or folder; experiments/raw by default"
+    )
     p.add_argument(
         "--slowest", type=float, default=50.0, help="avoid what the model thinks so many times slower than the best (50)"
     )
@@ -332,8 +335,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     device = load_device(args.target)
     works: list[Work] = []
     with Records(":memory:") as known, Records(args.out / "gather.sqlite") as records:
-        for path in args.known if args.known is not None else sorted(DATA.glob("*.jsonl")):
-            known.import_lines(path)
+        load(known, earlier() if args.known is None else args.known)
         with Bench.open(args.device, records, Options(seed=args.seed), args.workers, args.name) as bench:
             bench.pool.seconds = args.compile_seconds
             say(f"{bench.worker.info}; {len(known)} rows known")

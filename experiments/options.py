@@ -1,6 +1,6 @@
 """Which options of the lowering pay: variants of good schedules, measured in turn with the schedules themselves.
 
-    python -m experiments.options --case 'mcfuser/*' --case graphene/gemm --known experiments/data --budget 240
+    python -m experiments.options --case 'mcfuser/*' --case graphene/gemm --known experiments/raw --budget 240
 
 The bases of each workload are the fastest schedules that records know, then the model's own choices among tiles that are powers
 of two (descriptors need them). Workloads take turns, a chunk of variants each with its base beside them, so that a run that ends
@@ -41,6 +41,7 @@ from fuser.pools import SPAWN
 from fuser.superopt.structures import structures
 from fuser.workloads import match
 from fuser.workloads import workload
+from search.measure.known import load
 from search.measure.measurer import Bench
 from search.measure.measurer import Candidate
 from search.measure.records import Record
@@ -220,7 +221,7 @@ def table(found: Sequence[Outcome]) -> str:
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     p = argparse.ArgumentParser(prog="python -m experiments.options", description=(__doc__ or "").splitlines()[0])
     p.add_argument("--case", action="append", default=[], help="workload or glob, several times; mcfuser/* by default")
-    p.add_argument("--known", type=Path, action="append", default=[], help="JSON lines of earlier runs, or a folder of them")
+    p.add_argument("--known", type=Path, action="append", default=[], help="rows of earlier runs, a file or folder")
     p.add_argument("--best", type=int, default=1, help="known schedules of each workload that are varied")
     p.add_argument("--choices", type=int, default=1, help="of the model's schedules with tiles of powers of two")
     p.add_argument("--only", default="", help="regular expression of the options to measure, 'tma|persistent' say")
@@ -245,9 +246,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     run_name = args.name or f"options-{time.strftime('%Y%m%dT%H%M%S')}"
     found: list[Outcome] = []
     with Records(":memory:") as known, Records(":memory:") as records:
-        for path in args.known:
-            for file in sorted(path.glob("*.jsonl")) if path.is_dir() else [path]:
-                known.import_lines(file)
+        load(known, args.known)
         say(f"{len(known)} known rows after {time.monotonic() - start:.0f} s")
         with Bench.open(args.device, records, Options(seed=args.seed), args.workers, run_name) as bench:
             device = load_device(args.target)

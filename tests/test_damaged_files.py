@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import lzma
 import os
 import resource
 import signal
@@ -161,7 +162,10 @@ def result(rng: Rng) -> bytes:
 
 
 def rows(rng: Rng) -> bytes:
-    lines = Path("experiments/data/h200-bench-mcfuser.jsonl").read_text().splitlines()[:40]
+    packed = Path("experiments/raw/h200-bench-mcfuser.jsonl.xz").read_bytes()
+    if rng.integers(8) == 0:
+        return damaged_bytes(rng, packed)
+    lines = lzma.decompress(packed).decode().splitlines()[:40]
     if rng.integers(4) == 0:
         return damaged_bytes(rng, "\n".join(lines).encode())
     at = int(rng.integers(len(lines)))

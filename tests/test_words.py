@@ -18,7 +18,7 @@ from fuser.device import list_devices
 from fuser.workloads import match
 from tests.paths import ROOT
 
-PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "experiments/README.md", "experiments/data/README.md")
+PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "experiments/README.md", "experiments/raw/README.md")
 PACKAGES = ("fuser", "cost_model", "search", "tvm_bridge", "experiments")
 SOURCES = [p for package in PACKAGES for p in (ROOT / package).rglob("*.py")]
 README = (ROOT / "README.md").read_text()
@@ -189,7 +189,7 @@ def test_the_wheel_has_the_data_that_is_read() -> None:
         ("fuser", {".toml"}),
         ("cost_model", {".toml"}),
         ("tvm_bridge", {".json"}),
-        ("experiments/data", {".jsonl"}),
+        ("search", {".xz"}),
     ):
         top = package.split("/")[0]
         packed = {p for pattern in data[top] for p in (ROOT / top).glob(pattern)}

@@ -33,6 +33,7 @@ from fuser.outputs import make_folder
 from fuser.outputs import write_file
 from fuser.pools import SPAWN
 from fuser.workloads import match
+from search.measure.known import load
 from search.measure.measurer import Bench
 from search.measure.measurer import Candidate
 from search.measure.records import Record
@@ -95,7 +96,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     p.add_argument("workloads", nargs="*", default=["mcfuser/*"])
     p.add_argument("--target", default="h200", help="device that the model assumes")
     p.add_argument("--runners", type=int, default=3, help="runners-up that are measured too")
-    p.add_argument("--known", type=Path, action="append", default=[], help="JSON lines of earlier runs")
+    p.add_argument("--known", type=Path, action="append", default=[], help="rows of earlier runs, a file or folder")
     p.add_argument("--best", type=int, default=2, help="schedules of each workload from --known")
     p.add_argument("--peers", default=",".join(FAST_PEERS), help="comma-separated, or none")
     p.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "out")), help="folder of the results ($OUT)")
@@ -117,8 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     results: list[Result] = []
     start = time.monotonic()
     with Records(":memory:") as earlier, Records(":memory:") as records:
-        for path in args.known:
-            earlier.import_lines(path)
+        load(earlier, args.known)
         with Bench.open(args.device, records, Options(), args.workers, args.name) as bench:
             device = bench.worker.info["device"]
             with ProcessPoolExecutor(args.workers, SPAWN) as pool:

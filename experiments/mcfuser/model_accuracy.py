@@ -1,6 +1,6 @@
 """How well the models predict and rank measured schedules; fits the refined one's constants.
 
-    python -m experiments.mcfuser.model_accuracy experiments/data/h200-*.jsonl --device h200
+    python -m experiments.mcfuser.model_accuracy experiments/raw --device h200
     python -m experiments.mcfuser.model_accuracy … --write cost_model/calibration/h200.toml
 
 Compared are MCFuser's model (equations 2 to 5), the refined one with its default constants, with fitted ones, and with constants
@@ -33,6 +33,7 @@ from fuser.device import load_device
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
 from fuser.outputs import write_file
+from search.measure.known import files_of
 from search.measure.records import Record
 from search.measure.records import Records
 
@@ -44,7 +45,7 @@ def read(paths: Sequence[Path], device: Device) -> list[Sample]:
     """Correct rows of kernels on a device; what was measured several times has its median."""
     graphs: dict[str, KernelGraph] = {}
     found: dict[tuple[str, str, str], list[float]] = {}
-    for path in paths:
+    for path in (file for place in paths for file in files_of(place)):
         with Records(":memory:") as records:
             records.import_lines(path)
             for r in records.rows(kind="kernel", status="ok"):
@@ -107,7 +108,7 @@ def report(data: Table, fitted: Constants, out: np.ndarray) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     p = argparse.ArgumentParser(prog="python -m experiments.mcfuser.model_accuracy", description=(__doc__ or "").splitlines()[0])
-    p.add_argument("files", nargs="+", type=Path, help="JSON lines of tuning records")
+    p.add_argument("files", nargs="+", type=Path, help="tuning records, files or folders")
     p.add_argument("--device", default="h200")
     p.add_argument("--write", type=Path, help="calibration file to write")
     args = p.parse_args(argv)
@@ -121,7 +122,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         error = np.sqrt(np.mean(np.log(data.predict(fitted) / data.seconds) ** 2))
         provenance = [
             ("device", device.title),
-            ("files", " ".join(x.name for x in args.files)),
+            ("files", " ".join(f.name.removesuffix(".xz") for x in args.files for f in files_of(x))),
             ("rows", ", ".join(f"{n} of {s}" for s, n in sorted(counts.items()))),
             ("error", f"{error:.3f} root mean square of the logarithm of time"),
         ]

@@ -1,12 +1,15 @@
-"""JSON lines of tuning records: read line by line, with every mistake named by file and line."""
+"""JSON lines of tuning records, plain or compressed by xz: read line by line, with every mistake named by file and line."""
 
 from __future__ import annotations
 
 import json
+import lzma
 import math
 import os
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from contextlib import contextmanager
+from contextlib import nullcontext
 from pathlib import Path
 from typing import IO
 from typing import Any
@@ -19,6 +22,8 @@ from fuser.files import open_regular
 LONGEST = 64 << 20
 """Most bytes of a line."""
 HINT = "restore the file from its repository, or export it again"
+XZ = b"\xfd7zXZ\0"
+"""How a file that xz packed begins."""
 BAD_LINE = (*BAD_VALUE, RecursionError)
 """What a value of the wrong type, size, key or depth raises."""
 
@@ -55,12 +60,21 @@ def bad_line(path: Path, number: int, what: str) -> ModelFileError:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[IO[bytes]]:
-    """A regular file; never waits for a pipe."""
+    """A regular file, unpacked where it begins as xz does; never waits for a pipe."""
     with os.fdopen(open_regular(path), "rb") as file:
         try:
-            yield file
+            packed = file.peek(len(XZ)).startswith(XZ)
+            with lzma.open(file) if packed else nullcontext(file) as lines:
+                yield lines
         except OSError as error:
             raise ModelFileError(f"{path} cannot be read: {error}", "check the disk") from error
+        except (EOFError, lzma.LZMAError) as error:
+            raise ModelFileError(f"{path} is damaged: {error}", HINT) from error
+
+
+def writer(path: Path, file: IO[bytes]) -> AbstractContextManager[IO[bytes]]:
+    """What packs the lines that are written to it into ``file``, where the name of its path says so."""
+    return lzma.open(file, "wb", preset=9 | lzma.PRESET_EXTREME) if path.suffix == ".xz" else nullcontext(file)
 
 
 def _no_constant(text: str) -> float:

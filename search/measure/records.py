@@ -45,6 +45,7 @@ from search.measure.lines import BAD_LINE
 from search.measure.lines import bad_line
 from search.measure.lines import numbered_lines
 from search.measure.lines import typed
+from search.measure.lines import writer
 from search.measure.store import Table
 from search.measure.store import checksum
 from search.measure.store import failure
@@ -307,9 +308,10 @@ class Records:
 
     # -- in and out ---------------------------------------------------------------------------------------------------------
 
-    def export_lines(self, path: Path, **where: Any) -> int:
-        """Structures and rows as JSON lines; returns the number of rows. A line ``{"common": …}`` has the values that most rows
-        share (machine, versions); rows after it leave them out. Rows have the checksum of all their values."""
+    def export_lines(self, path: Path, about: Mapping[str, Any] | None = None, **where: Any) -> int:
+        """Structures and rows as JSON lines, packed where the name ends in ``.xz``; returns the number of rows. A line
+        ``{"common": …}`` has the values that most rows share (machine, versions); rows after it leave them out. Rows have the
+        checksum of all their values. ``about`` is a first line for people."""
         rows = list(self.rows(**where))
         used = {r.structure for r in rows}
         common = _common(rows)
@@ -317,7 +319,9 @@ class Records:
         def line(value: dict[str, Any]) -> bytes:
             return json.dumps(value, separators=(",", ":")).encode() + b"\n"
 
-        with replacing(path) as file:
+        with replacing(path) as place, writer(path, place) as file:
+            if about:
+                file.write(line({"about": about}))
             for digest, text in self._select(STRUCTURES, "1", (), "hash"):
                 if digest in used:
                     file.write(line({"structure": digest, "graph": json.loads(text)}))
@@ -351,7 +355,7 @@ class Records:
                         raise ValueError("its µGraph is not the one that its hash names")
                 elif "common" in item:
                     common = dict(item["common"])
-                else:
+                elif "about" not in item:
                     yield record_from_json(common | item)
             except FuserError as error:
                 raise bad_line(path, number, error.message) from error

@@ -17,7 +17,6 @@ from tests.paths import ROOT
 
 FOLDER = ROOT / "experiments"
 RESULTS = FOLDER / "results"
-DATA = FOLDER / "data"
 DEVICE = "NVIDIA H200"
 ENVIRONMENT = {"device": DEVICE, "torch": "2.11.0", "triton": "3.6.0", "driver": "580", "ptxas": "12.8"}
 

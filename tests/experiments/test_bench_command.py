@@ -14,6 +14,7 @@ from experiments.peers import PEERS
 from fuser.cli import main
 from fuser.errors import UsageError
 from fuser.workloads import workload
+from search.measure.known import PACKAGED
 from tests.experiments.rows import RESULTS
 from tests.experiments.rows import committed
 
@@ -96,7 +97,7 @@ def test_names_of_peers_and_sources(tmp_path: Path) -> None:
     file.write_text("")
     assert sources(["model"]) == []
     assert sources(["model", str(file)]) == [file]
-    assert len(sources(["records"])) > 5
+    assert sources(["records", str(tmp_path)]) == [PACKAGED, tmp_path]
     with pytest.raises(UsageError):
         sources(["other"])
 

@@ -21,12 +21,13 @@ from experiments.compare import run
 from experiments.peers import peers_of
 from fuser.errors import UsageError
 from fuser.workloads import workload
+from search.measure.known import PACKAGED
+from search.measure.known import load
 from search.measure.measurer import Bench
 from search.measure.measurer import Candidate
 from search.measure.records import Record
 from search.measure.records import Records
 from search.measure.timing import External
-from tests.experiments.rows import DATA
 from tests.experiments.rows import DEVICE
 from tests.experiments.rows import draw
 from tests.experiments.rows import kernel
@@ -108,10 +109,9 @@ UNMEASURED = {"mirage/gqa-repeat", "mirage/gqa-repeat:8"}
 """Cases that were added after the last measurements."""
 
 
-def test_the_repository_knows_schedules_of_every_case_of_both_papers() -> None:
+def test_the_package_knows_schedules_of_every_case_of_both_papers() -> None:
     with Records(":memory:") as records:
-        for path in DATA.glob("*.jsonl"):
-            records.import_lines(path)
+        load(records, [PACKAGED])
         unknown = {n for n in cases_of(["mcfuser", "mirage"]) if not best_known(records, n, DEVICE, 2)}
         assert unknown <= UNMEASURED
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import sqlite3
@@ -260,17 +259,3 @@ def test_the_table_leaves_as_csv(tmp_path: Path) -> None:
         assert records.export_csv(tmp_path / "rows.csv") == 1
     head, line = (tmp_path / "rows.csv").read_text().splitlines()
     assert dict(zip(head.split(","), line.split(","), strict=False))["workload"] == "mcfuser/G1"
-
-
-def test_committed_measurements_can_be_read() -> None:
-    folder = ROOT / "experiments" / "data"
-    for path in sorted(folder.glob("*.jsonl")):
-        with path.open() as file:
-            kinds = [next(iter(json.loads(line))) for line in file]
-        assert kinds.count("common") == 1, path
-        with Records(":memory:") as records:
-            assert records.import_lines(path) == len([k for k in kinds if k == "workload"])
-            kernel = next(records.rows(kind="kernel", status="ok"))
-            graph = records.structure(kernel.structure)
-            assert graph is not None
-            assert len(graph.blocks) == len(kernel.schedule_value().kernels)

@@ -1,0 +1,99 @@
+"""The raw rows of this repository: checks them, and makes what is derived from them.
+
+    python -m experiments.rows                      # check every file against the manifest, list it
+    python -m experiments.rows --manifest           # write the manifest again, after rows were added
+    python -m experiments.rows --best h200          # write the best known schedules, which are part of the package
+
+Needs no GPU. The best known schedules of a workload are the fastest that were right and never failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import subprocess
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.candidates import best_known
+from experiments.candidates import fastest_first
+from experiments.candidates import name_of
+from experiments.script import script
+from fuser.device import load_device
+from fuser.outputs import write_file
+from search.measure.known import MANIFEST
+from search.measure.known import PACKAGED
+from search.measure.known import files_of
+from search.measure.known import load
+from search.measure.known import sha256
+from search.measure.lines import read_lines
+from search.measure.records import Records
+
+RAW = Path(__file__).parent / "raw"
+BEST = 5
+"""Schedules of a workload that are kept: times of different runs differ by more than the first few."""
+
+
+def earlier() -> list[Path]:
+    """Where rows of earlier runs are looked for; an installed package has none."""
+    return [RAW] if RAW.is_dir() else []
+
+
+def entry(file: Path) -> dict[str, Any]:
+    """Of a file in the manifest."""
+    return {"rows": sum("workload" in item for item in read_lines(file)), "sha256": sha256(file)}
+
+
+def best(raw: Records, title: str, count: int = BEST) -> Records:
+    """The fastest rows of every workload on a device."""
+    found = Records(":memory:")
+    for name in sorted({r.workload for r in raw.rows(device=title, kind="kernel")}):
+        for known in best_known(raw, name, title, count):
+            structure, schedule = name_of(known.candidate)
+            rows = raw.rows(workload=name, device=title, structure=structure, schedule=schedule)
+            found.add_structure(known.candidate.graph)
+            found.add(fastest_first(rows)[0])
+    return found
+
+
+def write_best(device: str, path: Path) -> int:
+    """The file of a device in the package; returns the number of its rows."""
+    title = load_device(device).title
+    with Records(":memory:") as raw:
+        load(raw, [RAW])
+        with best(raw, title) as found:
+            compilers = Counter(r.compiler for r in found.rows())
+            commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=RAW, capture_output=True, text=True, check=True)
+            about = {
+                "device": title,
+                "compilers": dict(sorted(compilers.items())),
+                "manifest": sha256(RAW / MANIFEST),
+                "commit": commit.stdout.strip(),
+                "command": shlex.join(["python", "-m", "experiments.rows", "--best", device]),
+            }
+            return found.export_lines(path, about)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    p = argparse.ArgumentParser(prog="python -m experiments.rows", description=(__doc__ or "").splitlines()[0])
+    what = p.add_mutually_exclusive_group()
+    what.add_argument("--manifest", action="store_true", help="write the manifest of the raw rows again")
+    what.add_argument("--best", metavar="DEVICE", help="write the best known schedules of a device")
+    args = p.parse_args(argv)
+    if args.best:
+        path = PACKAGED / f"{args.best}.jsonl.xz"
+        print(f"{write_best(args.best, path)} rows in {path}")
+        return 0
+    if args.manifest:
+        found = {f.name: entry(f) for f in sorted(RAW.glob("*.jsonl.xz"))}
+        write_file(RAW / MANIFEST, json.dumps(found, indent=1) + "\n")
+    for file in files_of(RAW):
+        print(f"{file.name:<40}{entry(file)['rows']:>6} rows")
+    return 0
+
+
+if __name__ == "__main__":
+    script(main)
