@@ -31,10 +31,16 @@ def load(records: Records, paths: Iterable[Path]) -> int:
 
 def files_of(path: Path) -> list[Path]:
     """The files of rows that a path means, checked: itself, or all of a folder."""
-    folder = path if path.is_dir() else path.parent
-    listed = _manifest(folder)
-    names = {path.name} if folder != path else {f.name for f in folder.iterdir() if f.name.endswith(SUFFIXES)} | set(listed or ())
-    return [_checked(folder / name, listed) for name in sorted(names)]
+    if not os.path.isdir(path):
+        return [_checked(path, _manifest(path.parent))]
+    listed = _manifest(path)
+    try:
+        names = {name for name in os.listdir(path) if name.endswith(SUFFIXES)} | set(listed or ())
+    except OSError as error:
+        raise ModelFileError(f"{path}: cannot be read ({error.strerror})", "check the path") from None
+    if not names:
+        raise ModelFileError(f"{path}: has no files of rows ({', '.join(SUFFIXES)})", "check the path")
+    return [_checked(path / name, listed) for name in sorted(names)]
 
 
 def sha256(file: Path) -> str:
@@ -45,7 +51,7 @@ def sha256(file: Path) -> str:
 def _manifest(folder: Path) -> Mapping[str, str] | None:
     """SHA-256 by name of a file; None where the folder has no manifest."""
     path = folder / MANIFEST
-    if not path.exists():
+    if not os.path.exists(path):
         return None
     try:
         return {str(name): str(entry["sha256"]) for name, entry in read_json(path).items()}

@@ -101,6 +101,9 @@ def test_files_that_are_missing_or_new_are_named(folder: Path) -> None:
     (folder / MANIFEST).write_text('{"a": 1}')
     with pytest.raises(ModelFileError, match=MANIFEST):
         files_of(folder)
+    (folder / "none").mkdir()
+    with pytest.raises(ModelFileError, match="has no files of rows"):
+        files_of(folder / "none")
 
 
 def test_rows_are_packed_by_their_name(tmp_path: Path) -> None:
