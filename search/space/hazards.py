@@ -1,5 +1,5 @@
 """Schedules that Triton 3.6 compiles to wrong code on Hopper, found by running about 6,000 schedules on an H200 against float64
-(experiments/data). These two classes hold all but one of the 97 wrong ones.
+(experiments/raw). These two classes hold all but one of the 97 wrong ones.
 
 All of them are right in Triton's interpreter, and wrong through Triton's own launcher too. Where kernels are measured, the checks
 before timing catch them; fast tuning has no GPU to check on, so it leaves out every schedule of these classes:
