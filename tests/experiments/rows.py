@@ -15,8 +15,7 @@ from search.measure.records import Record
 from search.measure.records import schedule_text
 from tests.paths import ROOT
 
-FOLDER = ROOT / "experiments"
-RESULTS = FOLDER / "results"
+RESULTS = ROOT / "experiments" / "results"
 DEVICE = "NVIDIA H200"
 ENVIRONMENT = {"device": DEVICE, "torch": "2.11.0", "triton": "3.6.0", "driver": "580", "ptxas": "12.8"}
 

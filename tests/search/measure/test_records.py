@@ -27,7 +27,6 @@ from search.measure.records import best_of
 from search.measure.records import record_from_json
 from search.measure.records import rounded
 from search.measure.records import schedule_text
-from tests.paths import ROOT
 
 ROW = Record("mcfuser/G1", "p", "s", "[]", "h", "GPU", "triton 3.6.0", time_us=3.5, environment='{"driver": "1"}', generator="g")
 
