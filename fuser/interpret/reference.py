@@ -19,7 +19,7 @@ A tree that breaks these rules raises :class:`InterpretError`: it would be wrong
 from __future__ import annotations
 
 import itertools
-import string
+from collections.abc import Collection
 from collections.abc import Iterator
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,19 +30,16 @@ from typing import TypeVar
 
 import numpy as np
 
-from fuser.errors import FuserError
 from fuser.errors import UsageError
 from fuser.interpret.algebra import Algebra
 from fuser.interpret.algebra import FloatAlgebra
-from fuser.interpret.algebra import Tile
-from fuser.interpret.algebra import guarded
+from fuser.interpret.statements import InterpretError
+from fuser.interpret.statements import Statements
+from fuser.interpret.statements import run_kernels
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
-from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.mugraph import Stmt
 from fuser.ir.ops import Array
-from fuser.ir.scalar import Extent
-from fuser.ir.scalar import Scalar
 from fuser.ir.schedule import AxisPlan
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
@@ -54,13 +51,6 @@ from fuser.ir.tiling import Node
 from fuser.ir.tiling import place
 
 V = TypeVar("V")
-
-
-class InterpretError(FuserError):
-    """A loop tree or a µGraph that breaks the semantics of the IR: a value that is not there, an accumulator read too early, an
-    element that is never written or written twice with different values."""
-
-    code = "interpret"
 
 
 def interpret(graph: KernelGraph, schedule: Schedule, inputs: Mapping[str, Array], dtype: Any = np.float64) -> dict[str, Array]:
@@ -82,16 +72,8 @@ def interpret_in(algebra: Algebra[V], graph: KernelGraph, schedule: Schedule, in
     """The same in any algebra. Returns every device tensor: inputs, intermediates, outputs."""
     if len(schedule.kernels) != len(graph.blocks):
         raise UsageError(f"{graph.name!r} has {len(graph.blocks)} kernels to schedule, the schedule has {len(schedule.kernels)}")
-    tensors: dict[str, V] = {n: inputs[n] for n in graph.inputs}
-    safe = guarded(graph)
     plans = iter(schedule.kernels)
-    for k in graph.kernels:
-        if isinstance(k, LibraryKernel):
-            attrs = _bound(k.attrs, graph, {})
-            tensors[k.output] = algebra.library(k.op, [tensors[n] for n in k.args], attrs)
-        else:
-            tensors |= _Kernel(algebra, graph, k, next(plans), tensors, safe).run()
-    return tensors
+    return run_kernels(algebra, graph, inputs, lambda block, *given: _Kernel(algebra, block, next(plans), *given).run())
 
 
 def interpret_block(
@@ -100,15 +82,6 @@ def interpret_block(
     """:func:`interpret` for one kernel."""
     graph = KernelGraph(block.name, block.inputs, (block,), block.outputs)
     return interpret(graph, Schedule((schedule,)), inputs, dtype)
-
-
-def _bound(attrs: tuple[tuple[str, Any], ...], graph: KernelGraph, extents: Mapping[str, int]) -> dict[str, Any]:
-    """Attributes without free extents: those of axes of the block, and those of program tensors."""
-
-    def size(e: Extent) -> int:
-        return extents[e.tensor] if e.dim < 0 else graph.table[e.tensor].shape[e.dim]
-
-    return {k: v.bind(size) if isinstance(v, Scalar) else v for k, v in attrs}
 
 
 @dataclass(eq=False)
@@ -126,18 +99,16 @@ class _Kernel(Generic[V]):
     def __init__(
         self,
         algebra: Algebra[V],
-        graph: KernelGraph,
         block: BlockGraph,
         schedule: KernelSchedule,
         tensors: Mapping[str, V],
-        safe: frozenset[tuple[str, str]],
+        safe: Collection[str],
     ) -> None:
-        self.algebra, self.tensors = algebra, tensors
+        self.algebra = algebra
         self.block, self.plans = bind(block, schedule)
+        self.on = Statements(algebra, self.block, tensors, safe)
         self.tree: LoopTree = place(self.block, schedule.order, self.plans)
         self.live = {a for a, p in self.plans.items() if p.trips > 1}
-        self.attrs = {s.value: _bound(s.attrs, graph, self.block.extents) for s in self.block.computes}
-        self.safe = {value for kernel, value in safe if kernel == block.name}
         self.grid: dict[str, int] = {}  # block index along each axis
         self.trip: dict[str, int] = {}  # trip of each enclosing loop
         self.scopes: list[dict[str, _Value[V]]] = []
@@ -169,27 +140,21 @@ class _Kernel(Generic[V]):
 
     # -- where a tile lies ------------------------------------------------------------------------------------------------
 
-    def span(self, axis: str) -> tuple[int, int]:
-        """First element of the current tile of an axis, and one past its last."""
+    def span(self, axis: str) -> slice:
+        """The current tile of an axis."""
         p: AxisPlan = self.plans[axis]
         if axis in self.live and axis not in self.trip:
             raise InterpretError(f"kernel {self.block.name!r} needs a tile of {axis!r} outside of its loop: {self.tree}")
         start = self.grid[axis] * p.chunk + self.trip.get(axis, 0) * p.tile
         end = min(start + p.tile, p.extent, (self.grid[axis] + 1) * p.chunk)
-        return min(start, p.extent), max(end, min(start, p.extent))
+        return slice(min(start, p.extent), max(end, min(start, p.extent)))
 
     def index(self, axis: str) -> Array:
         span = self.span(axis)
-        found = self.ranges.get((axis, *span))
-        if found is None:
-            found = self.ranges[(axis, *span)] = np.arange(*span)
-        return found
-
-    def window(self, stmt: Stmt) -> tuple[tuple[int, ...], tuple[Any, ...]]:
-        """Shape of what is accessed with a dimension for each axis, and the current tile of it (a view, of a scalar too)."""
-        assert stmt.access is not None
-        axes = stmt.access.axes
-        return tuple(self.block.extents[a] for a in axes), (*(slice(*self.span(a)) for a in axes), ...)
+        key = (axis, span.start, span.stop)
+        if key not in self.ranges:
+            self.ranges[key] = np.arange(span.start, span.stop)
+        return self.ranges[key]
 
     # -- control ----------------------------------------------------------------------------------------------------------
 
@@ -215,7 +180,7 @@ class _Kernel(Generic[V]):
                     value.done = True
                 fresh = []
             elif n.kind == "load":
-                self.define(n, self.load(n))
+                self.define(n, self.on.load(n, self.span))
             elif n.kind == "compute":
                 self.compute(n)
             else:
@@ -245,31 +210,12 @@ class _Kernel(Generic[V]):
 
     # -- statements -------------------------------------------------------------------------------------------------------
 
-    def load(self, stmt: Stmt) -> V:
-        assert stmt.access is not None
-        source, (full, window) = self.tensors[stmt.access.source], self.window(stmt)
-        if self.algebra.shape(source) != stmt.access.source_shape(self.block.extents):
-            raise InterpretError(
-                f"kernel {self.block.name!r} reads {stmt.access} of shape {stmt.access.source_shape(self.block.extents)}, "
-                f"but the tensor has shape {self.algebra.shape(source)}"
-            )
-        if box := stmt.access.window:
-            sizes = stmt.access.shape(self.block.extents)
-            part = tuple(slice(x, x + n) for x, n in zip(box.starts, sizes, strict=True))
-            seen = box.seen
-            source = self.algebra.lift(lambda x: x.reshape(seen)[part], source)
-        perm = tuple(stmt.access.axes.index(a) for a in stmt.axes)
-        return self.algebra.lift(lambda x: x.reshape(full)[window].transpose(perm), source)
-
     def compute(self, stmt: Stmt) -> None:
         args = [self.read(a, stmt, a in stmt.running) for a in stmt.args]
-        axes = [self.block.by_value[a].axes for a in stmt.args]
         if not stmt.folds:
-            tile = Tile(stmt.axes, {a: self.index(a) for a in stmt.axes}, stmt.value in self.safe)
-            aligned = [self.align(x, own, stmt.axes) for x, own in zip(args, axes, strict=True)]
-            self.define(stmt, self.algebra.map(stmt.op, aligned, self.attrs[stmt.value], tile))
+            self.define(stmt, self.on.map(stmt, args, self.index))
             return
-        x = self.folded(stmt, args, axes)
+        x = self.on.fold(stmt, args)
         acc = self.find(stmt.value)
         if acc is None or acc.done:
             if looped := [a for a in stmt.reduce if a in self.live]:
@@ -282,41 +228,18 @@ class _Kernel(Generic[V]):
         key = tuple(self.trip[a] for a in acc.free)
         old = acc.tiles.get(key)
         for r in stmt.rescale:
-            new = self.align(self.read(r.maximum, stmt, True), self.block.by_value[r.maximum].axes, stmt.axes)
+            new = self.on.align(self.read(r.maximum, stmt, True), self.block.by_value[r.maximum].axes, stmt.axes)
             if old is not None:
                 old = self.algebra.rescale(old, r.degree, acc.seen[r.maximum, key], new)
             acc.seen[r.maximum, key] = new
         acc.tiles[key] = self.algebra.combine(op, self.algebra.identity(op, self.algebra.shape(x)) if old is None else old, x)
 
-    def folded(self, stmt: Stmt, args: list[V], axes: list[tuple[str, ...]]) -> V:
-        """The fold over this tile alone, with the axes of the value."""
-        known = {a for own in axes for a in own}
-        if absent := set(stmt.reduce) - known:
-            raise InterpretError(f"kernel {self.block.name!r}: {stmt} sums over {sorted(absent)}, which no operand has")
-        kept = tuple(a for a in stmt.axes if a in known)
-        if stmt.op == "matmul":
-            letter = dict(zip(sorted(known), string.ascii_letters, strict=False))
-            spec = ",".join("".join(letter[a] for a in own) for own in axes) + "->" + "".join(letter[a] for a in kept)
-            x = self.algebra.contract(stmt.op, spec, args)
-        else:
-            x = self.algebra.fold(stmt.op, args[0], tuple(axes[0].index(a) for a in stmt.reduce))
-            x = self.align(x, tuple(a for a in axes[0] if a not in stmt.reduce), kept)
-        return self.align(x, kept, stmt.axes)
-
-    def align(self, x: V, own: tuple[str, ...], axes: tuple[str, ...]) -> V:
-        """Transpose to the order of ``axes``, with extent 1 where the value lacks one."""
-        if own == axes:
-            return x
-        perm = tuple(own.index(a) for a in axes if a in own)
-        new = tuple(i for i, a in enumerate(axes) if a not in own)
-        return self.algebra.lift(lambda y: np.expand_dims(y.transpose(perm), new), x)
-
     def store(self, stmt: Stmt) -> None:
         assert stmt.access is not None
-        name, (full, window) = stmt.access.tensor, self.window(stmt)
-        x = self.align(self.read(stmt.value, stmt, False), self.block.by_value[stmt.value].axes, stmt.access.axes)
-        shape = tuple(s.stop - s.start for s in window[:-1])
-        x = self.algebra.lift(lambda y: np.broadcast_to(y, shape), x)
+        name, full = stmt.access.tensor, self.on.full(stmt)
+        spans = [self.span(a) for a in stmt.access.axes]
+        window = (*spans, ...)  # a view, of a scalar too
+        x = self.on.stored(stmt, self.read(stmt.value, stmt, False), tuple(s.stop - s.start for s in spans))
         mask = self.written[name].reshape(full)[window]
         if mask.any():
             before = self.algebra.lift(lambda y: y.reshape(full)[window], self.out[name])

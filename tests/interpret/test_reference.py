@@ -21,10 +21,10 @@ from fuser.errors import UsageError
 from fuser.interpret.algebra import FloatAlgebra
 from fuser.interpret.algebra import Tile
 from fuser.interpret.algebra import guarded
-from fuser.interpret.reference import InterpretError
 from fuser.interpret.reference import interpret
 from fuser.interpret.reference import interpret_block
 from fuser.interpret.reference import interpret_in
+from fuser.interpret.statements import InterpretError
 from fuser.ir.builder import Builder
 from fuser.ir.fuse import fuse
 from fuser.ir.mugraph import KernelGraph
@@ -347,7 +347,7 @@ def _kernel(case: Case, plan: KernelSchedule) -> Any:
     from fuser.interpret import reference
 
     inputs = case.inputs(np.random.default_rng(0))
-    return reference._Kernel(FloatAlgebra(), case.graph, case.block, plan, inputs, frozenset())
+    return reference._Kernel(FloatAlgebra(), case.block, plan, inputs, frozenset())
 
 
 def test_inputs_and_schedules_that_do_not_fit(rng: np.random.Generator) -> None:

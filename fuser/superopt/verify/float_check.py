@@ -13,8 +13,8 @@ from fuser.agreement import agreement
 from fuser.errors import UsageError
 from fuser.interpret.algebra import FloatAlgebra
 from fuser.interpret.flat import evaluate_flat
-from fuser.interpret.reference import InterpretError
 from fuser.interpret.reference import interpret
+from fuser.interpret.statements import InterpretError
 from fuser.ir.domain import input_domains
 from fuser.ir.interval import ANY
 from fuser.ir.interval import place

@@ -20,8 +20,8 @@ from fuser.interpret.fields import Field
 from fuser.interpret.fields import ZeroDenominatorError
 from fuser.interpret.fields import evaluate_program
 from fuser.interpret.fields import random_inputs
-from fuser.interpret.reference import InterpretError
 from fuser.interpret.reference import interpret_in
+from fuser.interpret.statements import InterpretError
 from fuser.ir.mugraph import FREE
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram

@@ -32,8 +32,8 @@ from fuser.interpret.fields import evaluate_program
 from fuser.interpret.fields import random_inputs
 from fuser.interpret.flat import evaluate_flat
 from fuser.interpret.modular import PRIMES
-from fuser.interpret.reference import InterpretError
 from fuser.interpret.reference import interpret_in
+from fuser.interpret.statements import InterpretError
 from fuser.ir.composites import expand
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram
