@@ -44,6 +44,10 @@ class Tile:
         at = self.axes.index(axis)
         return self.index[axis].reshape([-1 if i == at else 1 for i in range(len(self.axes))])
 
+    def indexed(self, attrs: Mapping[str, Any]) -> dict[str, Any]:
+        """Attributes of an operator that knows where its elements are, with their indices in place of the names of axes."""
+        return {k: self.along(v) if k in ("rows", "cols") else v for k, v in attrs.items()}
+
 
 class Algebra(Protocol[V]):
     """Arithmetic of the interpreter. Operands of :meth:`map` have the axes of the result, with extent 1 where they lack one."""
@@ -110,9 +114,7 @@ class FloatAlgebra:
     def map(self, op: str, args: Sequence[Array], attrs: Mapping[str, Any], tile: Tile) -> Array:
         entry = op_def(op)
         if entry.indexed:
-            (x,) = args
-            rest = {k: v for k, v in attrs.items() if k not in ("rows", "cols")}
-            return entry.numpy(x, **rest, rows=tile.along(attrs["rows"]), cols=tile.along(attrs["cols"]))
+            return entry.numpy(*args, **tile.indexed(attrs))
         with np.errstate(all="ignore"):
             out = entry.numpy(*args, **attrs)
         if tile.guarded and op == "sub":

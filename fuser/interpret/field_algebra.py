@@ -13,6 +13,7 @@ import numpy as np
 
 from fuser.errors import UnsupportedError
 from fuser.interpret.algebra import Tile
+from fuser.interpret.field_values import lift
 from fuser.interpret.fields import Field
 from fuser.interpret.fields import Value
 from fuser.interpret.fields import evaluate_program
@@ -40,11 +41,7 @@ class FieldAlgebra:
     """
 
     def lift(self, f: Callable[..., Array], *xs: Value) -> Value:
-        qs = [x.q for x in xs if x.q is not None]
-        hidden = None
-        if any(x.minus_inf is not None for x in xs):
-            hidden = f(*(np.zeros(x.shape, bool) if x.minus_inf is None else x.minus_inf for x in xs))
-        return Value(f(*(x.p for x in xs)), f(*qs) if len(qs) == len(xs) else None, hidden)
+        return lift(f, *xs)
 
     def empty(self, shape: tuple[int, ...]) -> Value:
         return self._constant(0, shape)
@@ -59,17 +56,9 @@ class FieldAlgebra:
         return self.field.equal(x, y)
 
     def map(self, op: str, args: Sequence[Value], attrs: Mapping[str, Any], tile: Tile) -> Value:
-        entry = op_def(op)
-        if entry.indexed:
+        if op_def(op).indexed:
             (x,) = args
-            rest = {k: v for k, v in attrs.items() if k not in ("rows", "cols")}
-            shape = tile.shape()
-            hidden = np.isneginf(
-                entry.numpy(np.zeros(shape), **rest, rows=tile.along(attrs["rows"]), cols=tile.along(attrs["cols"]))
-            )
-            self.field.masked = True
-            x = x.map(lambda y: np.broadcast_to(y, shape))
-            return Value(x.p, x.q, hidden if x.minus_inf is None else hidden | x.minus_inf)
+            return self.field.apply(op, [x.map(lambda y: np.broadcast_to(y, tile.shape()))], tile.indexed(attrs))
         if op == "sub" and tile.guarded:
             return self._difference(*args)
         return self.field.apply(op, args, attrs)

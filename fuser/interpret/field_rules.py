@@ -13,6 +13,7 @@ import numpy as np
 from fuser.errors import UnsupportedError
 from fuser.interpret.field_values import Value
 from fuser.interpret.field_values import hidden
+from fuser.interpret.field_values import lift
 from fuser.interpret.modular import modular_matmul
 from fuser.ir.opdef import Array
 from fuser.ir.opdef import evaluate
@@ -84,11 +85,7 @@ def _max(field: Field, xs: Sequence[Value], attrs: Mapping[str, Any]) -> Value:
 
 
 def _join(xs: Sequence[Value], axis: int) -> Value:
-    qs = [x.q for x in xs if x.q is not None]
-    hidden = None
-    if any(x.minus_inf is not None for x in xs):
-        hidden = np.concatenate([np.zeros(x.shape, bool) if x.minus_inf is None else x.minus_inf for x in xs], axis)
-    return Value(np.concatenate([x.p for x in xs], axis), np.concatenate(qs, axis) if len(qs) == len(xs) else None, hidden)
+    return lift(lambda *ys: np.concatenate(ys, axis), *xs)
 
 
 def _where(field: Field, xs: Sequence[Value], _attrs: Mapping[str, Any]) -> Value:

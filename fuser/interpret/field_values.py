@@ -29,7 +29,7 @@ class Value:
 
     def map(self, f: Callable[[Array], Array]) -> Value:
         """Apply a function that only moves elements."""
-        return Value(f(self.p), None if self.q is None else f(self.q), None if self.minus_inf is None else f(self.minus_inf))
+        return lift(f, self)
 
     def __getitem__(self, index: Any) -> Value:
         return self.map(lambda x: x[index])
@@ -38,3 +38,10 @@ class Value:
 def hidden(x: Value) -> Array:
     """Which elements a mask has removed."""
     return np.zeros(x.shape, bool) if x.minus_inf is None else np.asarray(x.minus_inf)
+
+
+def lift(f: Callable[..., Array], *xs: Value) -> Value:
+    """Apply a function that only moves elements, of one array or of several, to each of the arrays that make up values."""
+    qs = [x.q for x in xs if x.q is not None]
+    masked = f(*map(hidden, xs)) if any(x.minus_inf is not None for x in xs) else None
+    return Value(f(*(x.p for x in xs)), f(*qs) if len(qs) == len(xs) else None, masked)

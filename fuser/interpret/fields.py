@@ -265,12 +265,4 @@ def evaluate_program(
     Raises :class:`ZeroDenominatorError`: draw new inputs; :class:`UnsupportedError`: an operator without a meaning here.
     """
     program = expand(program)
-    values = {n: inputs[n] for n in program.inputs}
-    wanted = {*keep, *program.outputs}
-    last = {n: i for i, node in enumerate(program.nodes) for n in node.inputs}
-    for i, node in enumerate(program.nodes):
-        values[node.output] = field.apply(node.op, [values[n] for n in node.inputs], program.bound(node))
-        for name in set(node.inputs):
-            if last[name] == i and name not in wanted:
-                del values[name]
-    return {n: values[n] for n in dict.fromkeys((*program.outputs, *keep)) if n in values}
+    return program.run(inputs, lambda node, xs: field.apply(node.op, xs, program.bound(node)), keep)

@@ -9,12 +9,15 @@ import hashlib
 import json
 import math
 from collections.abc import Callable
+from collections.abc import Container
 from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from dataclasses import field
 from functools import cached_property
 from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
@@ -30,6 +33,8 @@ from fuser.ir.scalar import bound
 from fuser.ir.scalar import tied
 from fuser.ir.shapes import BY_KIND
 from fuser.ir.shapes import broadcast_shapes
+
+V = TypeVar("V")
 
 DTYPE_BYTES: dict[str, int] = {
     "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "bool": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8,
@@ -171,16 +176,29 @@ class TensorProgram:
 
     def evaluate(self, inputs: Mapping[str, Array], dtype: Any = np.float64, keep: Iterable[str] = ()) -> dict[str, Array]:
         """Numpy semantics in ``dtype``; returns the outputs (and the tensors named in ``keep``)."""
-        values = {n: np.asarray(inputs[n]).astype(dtype) for n in self.inputs}
-        last = {n: i for i, node in enumerate(self.nodes) for n in node.inputs}
-        keep = {*keep, *self.outputs}
-        for i, node in enumerate(self.nodes):
+
+        def apply(node: Node, xs: list[Array]) -> Array:
             with np.errstate(all="ignore"):
-                values[node.output] = np.asarray(op_def(node.op).numpy(*(values[n] for n in node.inputs), **self.bound(node)))
-            for name in set(node.inputs):
-                if last[name] == i and name not in keep:
-                    del values[name]
-        return {n: values[n] for n in keep}
+                return np.asarray(op_def(node.op).numpy(*xs, **self.bound(node)))
+
+        return self.run({n: np.asarray(inputs[n]).astype(dtype) for n in self.inputs}, apply, keep)
+
+    def run(self, inputs: Mapping[str, V], apply: Callable[[Node, list[V]], V], keep: Iterable[str] = ()) -> dict[str, V]:
+        """The outputs (and ``keep``, as far as they are there) where ``apply`` gives the value of a node from those of its
+        operands. A value is kept as long as something reads it."""
+        values = {n: inputs[n] for n in self.inputs}
+        keep = dict.fromkeys((*self.outputs, *keep))
+        for node, dead in self.last_reads(keep):
+            values[node.output] = apply(node, [values[n] for n in node.inputs])
+            for name in dead:
+                del values[name]
+        return {n: values[n] for n in keep if n in values}
+
+    def last_reads(self, keep: Container[str]) -> Iterator[tuple[Node, tuple[str, ...]]]:
+        """The nodes in order, and what nothing reads after each, but for ``keep``."""
+        last = {n: i for i, node in enumerate(self.nodes) for n in node.inputs}
+        for i, node in enumerate(self.nodes):
+            yield node, tuple(n for n in dict.fromkeys(node.inputs) if last[n] == i and n not in keep)
 
     def random_inputs(
         self, rng: np.random.Generator, scale: float = 1.0, place: Callable[[str, Array], Array] = lambda _, x: x

@@ -45,6 +45,7 @@ from fuser.ir.ops import op as op_def
 from fuser.ir.program import DTYPE_BYTES
 from fuser.ir.program import FLOAT_DTYPES
 from fuser.ir.program import TensorProgram
+from fuser.ir.scalar import bound
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from fuser.ir.serialize import graph_from_json
@@ -190,10 +191,11 @@ def run_graph(graph: KernelGraph, schedule: Schedule, inputs: Mapping[str, Array
     sources = iter(generate_graph(graph, schedule))
     for kernel in graph.kernels:
         if isinstance(kernel, BlockGraph):
-            values |= interpret_source(next(sources), values, poison)
+            values.update(interpret_source(next(sources), values, poison))
         else:
             args = [np.asarray(values[a], np.float32) for a in kernel.args]
-            values[kernel.output] = op_def(kernel.op).numpy(*args, **dict(kernel.attrs))
+            attrs = bound(kernel.attrs, lambda e: values[e.tensor].shape[e.dim])
+            values[kernel.output] = op_def(kernel.op).numpy(*args, **attrs)
     return {n: np.asarray(values[n]).reshape(graph.table[n].shape) for n in graph.outputs}
 
 

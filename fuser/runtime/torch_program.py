@@ -130,13 +130,10 @@ Step = tuple[str, tuple[str, ...], str, dict[str, Any], tuple[str, ...]]
 def steps(program: TensorProgram) -> tuple[Step, ...]:
     """The program ready to be run, or traced: constants are bound, and each tensor is dropped as early as eager code would drop
     it."""
-    last = {n: i for i, node in enumerate(program.nodes) for n in node.inputs}
-    found: list[Step] = []
-    for i, node in enumerate(program.nodes):
-        attrs = numbers(node.attrs, program.extent)
-        dead = tuple(n for n in dict.fromkeys(node.inputs) if last[n] == i and n not in program.outputs)
-        found.append((node.op, node.inputs, node.output, attrs, dead))
-    return tuple(found)
+    return tuple(
+        (node.op, node.inputs, node.output, numbers(node.attrs, program.extent), dead)
+        for node, dead in program.last_reads(program.outputs)
+    )
 
 
 def run_steps(todo: tuple[Step, ...], values: dict[str, Any], attention: Attention = explicit_attention) -> dict[str, Any]:

@@ -63,14 +63,7 @@ def evaluate_program(
             f"no value for the input {missing[0]!r} of program {program.name!r}", f"inputs: {', '.join(program.inputs[:8])}"
         )
     values = {n: np.asarray(inputs[n]).astype(held_dtype(program[n].dtype, compute), copy=False) for n in program.inputs}
-    last = {n: i for i, node in enumerate(program.nodes) for n in node.inputs}
-    kept = {*keep, *program.outputs}
-    for i, node in enumerate(program.nodes):
-        values[node.output] = evaluate_node(program, node, [values[n] for n in node.inputs], compute)
-        for name in set(node.inputs):
-            if last[name] == i and name not in kept:
-                del values[name]
-    return {n: values[n] for n in kept}
+    return program.run(values, lambda node, args: evaluate_node(program, node, args, compute), keep)
 
 
 def evaluate_graph(graph: RelayGraph, inputs: Mapping[str, Array], compute: Any = np.float32) -> tuple[Array, ...]:

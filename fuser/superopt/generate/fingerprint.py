@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from fuser.interpret.modular import mix
 from fuser.ir.opdef import Step
 from fuser.ir.opdef import evaluate
 from fuser.ir.opdef import own_attributes
@@ -34,13 +35,6 @@ Residues = np.ndarray[Any, np.dtype[np.int64]]
 
 _ROOT = 12
 """Fractional powers of an extent have denominators that divide this."""
-
-
-def _mix(x: np.ndarray[Any, np.dtype[np.uint64]]) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    """A 64-bit finalizer (splitmix64)."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
 
 
 class Instance:
@@ -118,9 +112,8 @@ class Instance:
     def function(self, name: Hashable, args: Sequence[Residues]) -> Residues:
         """A random function of residues."""
         h = np.full((1,) * (self.rank + 1), self._salt(name), dtype=np.uint64)
-        with np.errstate(over="ignore"):
-            for a in args:
-                h = _mix((h + a.astype(np.uint64)) * np.uint64(0x9E3779B97F4A7C15))
+        for a in args:
+            h = mix((h + a.astype(np.uint64)) * np.uint64(0x9E3779B97F4A7C15))
         return (h % np.uint64(P - 1) + np.uint64(1)).astype(np.int64)
 
     def constant(self, value: Any) -> int:

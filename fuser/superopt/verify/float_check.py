@@ -21,6 +21,7 @@ from fuser.ir.interval import place
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.ops import Array
 from fuser.ir.ops import op as op_def
+from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import Schedule
 from fuser.superopt.verify.checking import checking_schedules
@@ -97,13 +98,13 @@ def _noise(program: TensorProgram, inputs: Mapping[str, Array], wanted: Mapping[
     """How far rounding alone moves the outputs of the program: relative error where the result of every operator is off by about
     its last bit (Monte Carlo arithmetic). Large where sums cancel; at most :data:`MOST_NOISE`."""
     rng = np.random.default_rng(0)
-    values = {n: np.asarray(inputs[n], np.float64) for n in program.inputs}
-    for node in program.nodes:
-        exact = op_def(node.op).numpy(*(values[n] for n in node.inputs), **program.bound(node))
-        off = 1 + np.finfo(np.float64).eps * rng.standard_normal(np.shape(exact))
-        values[node.output] = (
-            np.asarray(exact) * off if op_def(node.op).kind in ("map", "contract", "reduce") else np.asarray(exact)
-        )
+
+    def apply(node: Node, xs: list[Array]) -> Array:
+        exact = np.asarray(op_def(node.op).numpy(*xs, **program.bound(node)))
+        off = 1 + np.finfo(np.float64).eps * rng.standard_normal(exact.shape)
+        return exact * off if op_def(node.op).kind in ("map", "contract", "reduce") else exact
+
+    values = program.run({n: np.asarray(inputs[n], np.float64) for n in program.inputs}, apply)
     return min(MOST_NOISE, max(relative_error(values[n], x, True) for n, x in wanted.items()))
 
 
