@@ -48,7 +48,7 @@ def float_check(
     program: TensorProgram, graph: KernelGraph, schedule: Schedule | None = None, rng: np.random.Generator | None = None
 ) -> float:
     """Largest relative Frobenius error of the outputs in float64, at reduced sizes (:mod:`fuser.superopt.verify.reduced`),
-    infinite where NaN or infinity differ. Raises :class:`fuser.superopt.verify.reduced.MismatchError` where the tensors do not
+    infinite where NaN or infinity differ. Raises :class:`fuser.superopt.verify.interface.MismatchError` where the tensors do not
     fit."""
     rng = rng or np.random.default_rng(0)
     return float_error(reduction(program, graph), schedule, rng)

@@ -68,7 +68,7 @@ def verify_blocks(
     """One exact test over a finite field of a sample of output blocks, with the schedule as it is, or else with the first of
     :func:`fuser.superopt.verify.checking.real_schedules` that the µGraph takes.
 
-    Raises :class:`UnsupportedError` or :class:`fuser.superopt.verify.reduced.MismatchError` where µGraph and program cannot be
+    Raises :class:`UnsupportedError` or :class:`fuser.superopt.verify.interface.MismatchError` where µGraph and program cannot be
     brought together.
     """
     return block_test(reduction(program, graph), schedule, rng or np.random.default_rng(0), most)

@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 
-from fuser.errors import ProgramError
 from fuser.errors import UnsupportedError
 from fuser.ir.axes import AxisMap
 from fuser.ir.axes import Dims
@@ -41,8 +40,6 @@ from fuser.ir.program import Tensor
 from fuser.ir.program import TensorProgram
 from fuser.ir.program import infer_shape
 from fuser.ir.resize import resize
-from fuser.ir.windows import detach
-from fuser.ir.windows import windowed
 from fuser.superopt.verify.amounts import LARGEST
 from fuser.superopt.verify.amounts import MOST
 from fuser.superopt.verify.amounts import PROGRAM
@@ -53,6 +50,10 @@ from fuser.superopt.verify.constants import known_constants
 from fuser.superopt.verify.constants import with_known_constants
 from fuser.superopt.verify.draw import draw_sizes
 from fuser.superopt.verify.dtypes import with_casts_marked
+from fuser.superopt.verify.interface import MismatchError
+from fuser.superopt.verify.interface import check_interface
+from fuser.superopt.verify.interface import check_tensors
+from fuser.superopt.verify.interface import without_windows
 from fuser.superopt.verify.masks import Mask
 from fuser.superopt.verify.masks import Offsets
 from fuser.superopt.verify.masks import reduced_offsets
@@ -60,12 +61,6 @@ from fuser.superopt.verify.masks import reduced_offsets
 Name = tuple[str, str]  # (kernel, axis); the program's axes have the kernel PROGRAM
 Indices = tuple[tuple[int, ...], ...]  # the atoms of each dimension
 Boxes = dict[Name, tuple[Indices, Indices]]  # of each (kernel, load) of a window: dimensions of the tensor, and of its view
-
-
-class MismatchError(ProgramError):
-    """A µGraph whose tensors do not fit those of the program."""
-
-    code = "mismatch"
 
 
 def _tie(left: list[Factor], right: list[Factor], where: str) -> None:
@@ -368,52 +363,6 @@ def reduction(program: TensorProgram, graph: KernelGraph, in_place: bool = False
     ties = _Ties()
     ties.program(program, axes)
     return Reduction(program, axes, ties.graph(graph), real=in_place)
-
-
-def check_tensors(program: TensorProgram, graph: KernelGraph) -> None:
-    """The µGraph's tensors are those of the program, in shape and dtype, and its windows lie in tensors of these shapes; raises
-    :class:`MismatchError`."""
-    for t in graph.tensors:
-        if t.name in (*program.inputs, *program.outputs) and t != program[t.name]:
-            raise MismatchError(f"{t} of {graph.name!r} has another shape or dtype than {program[t.name]} of {program.name!r}")
-    table = graph.device_tensors | {n: program[n] for n in program.inputs}
-    for k in graph.blocks:
-        for s in k.loads:
-            window = s.access.window if s.access else None
-            if window and (window.tensor not in table or table[window.tensor].shape != window.shape):
-                raise MismatchError(
-                    f"{k.name!r}: {s} reads a window of a tensor of shape {window.shape}, "
-                    f"not of {table.get(window.tensor, repr(window.tensor))}"
-                )
-
-
-def without_windows(program: TensorProgram, graph: KernelGraph) -> tuple[TensorProgram, KernelGraph]:
-    """Both with the boxes that they read as inputs of their own: what is equal for any values of these is equal for the slices
-    of one tensor. Raises :class:`UnsupportedError` where the µGraph reads other boxes than the program."""
-    graph, between = detach(graph)
-    if unknown := between - set(program.producers):
-        raise UnsupportedError(f"{graph.name!r} reads slices of {sorted(unknown)}, which are not tensors of {program.name!r}")
-    found = windowed(program, between)
-    if (found.windows or between) and (other := set(graph.inputs) - set(found.program.inputs)):
-        raise UnsupportedError(f"{graph.name!r} reads {sorted(other)}, {program.name!r} other slices of these tensors")
-    return found.program, graph
-
-
-def check_interface(program: TensorProgram, graph: KernelGraph) -> None:
-    """The µGraph reads inputs of the program and writes each of its outputs, in their shapes; raises :class:`MismatchError`."""
-    if unknown := set(graph.inputs) - set(program.inputs):
-        raise MismatchError(f"{graph.name!r} reads {sorted(unknown)}, which are not inputs of {program.name!r}")
-    written = {t for k in graph.kernels for t in k.outputs}
-    if missing := set(program.outputs) - set(graph.outputs) | (set(program.outputs) - written):
-        raise MismatchError(f"{graph.name!r} does not write the outputs {sorted(missing)} of {program.name!r}")
-    if len(graph.outputs) > len(program.outputs):
-        raise MismatchError(f"{graph.name!r} has the outputs {', '.join(graph.outputs)}, not {', '.join(program.outputs)}")
-    for k in graph.blocks:
-        for s in k.stmts:
-            if s.access and s.access.tensor in program.table and s.access.tensor in (*program.inputs, *program.outputs):
-                shape = s.access.shape(k.extents)
-                if shape != program[s.access.tensor].shape:
-                    raise MismatchError(f"{k.name!r}: {s} has shape {shape}, not {program[s.access.tensor].shape}")
 
 
 def as_program(kernel: LibraryKernel, shapes: Mapping[str, tuple[int, ...]]) -> TensorProgram:

@@ -46,10 +46,10 @@ from fuser.superopt.verify.constants import as_numbers
 from fuser.superopt.verify.constants import constant
 from fuser.superopt.verify.float_check import TOLERANCE
 from fuser.superopt.verify.float_check import float_error
+from fuser.superopt.verify.interface import MismatchError
 from fuser.superopt.verify.real_size import BlockTest
 from fuser.superopt.verify.real_size import block_test
 from fuser.superopt.verify.reduced import Case
-from fuser.superopt.verify.reduced import MismatchError
 from fuser.superopt.verify.reduced import Reduction
 from fuser.superopt.verify.reduced import reduction
 from fuser.superopt.verify.shifts import nested
