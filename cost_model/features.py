@@ -25,13 +25,13 @@ from fuser.ir.mugraph import FREE
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import Stmt
 from fuser.ir.ops import op as op_def
+from fuser.ir.placement import place
 from fuser.ir.program import DTYPE_BYTES
 from fuser.ir.schedule import AxisPlan
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.tiling import Init
 from fuser.ir.tiling import LoopTree
 from fuser.ir.tiling import TilingExpr
-from fuser.ir.tiling import place
 
 Counts = NDArray[np.float64]
 Sizes = NDArray[np.int64]

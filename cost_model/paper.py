@@ -25,11 +25,11 @@ from fuser.device import Device
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import Stmt
 from fuser.ir.ops import op as op_def
+from fuser.ir.placement import place
 from fuser.ir.program import DTYPE_BYTES
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import bind
 from fuser.ir.tiling import Init
-from fuser.ir.tiling import place
 
 
 @dataclass(frozen=True)

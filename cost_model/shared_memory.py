@@ -11,11 +11,11 @@ from cost_model.features import Counts
 from cost_model.features import Features
 from cost_model.features import families
 from fuser.ir.mugraph import BlockGraph
+from fuser.ir.placement import place
 from fuser.ir.program import DTYPE_BYTES
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import bind
 from fuser.ir.tiling import Init
-from fuser.ir.tiling import place
 
 SLACK = 1.2
 """Rule 4 keeps candidates of an estimate up to this multiple of the device's maximum, to allow for errors of the estimate."""

@@ -12,6 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from dataclasses import replace
 
+from experiments.drawn import draw_candidates
 from experiments.peers import peers_of
 from fuser.device import load_device
 from fuser.errors import FuserError
@@ -25,7 +26,6 @@ from search.libraries import with_libraries
 from search.measure.measurer import Candidate
 from search.measure.records import Record
 from search.measure.records import Records
-from search.measure.records import schedule_text
 from search.measure.timing import External
 from search.tune import RUNNERS
 from search.tune import Candidate as Ranked
@@ -164,15 +164,8 @@ def fastest(rows: Iterable[Record]) -> Record | None:
     return next(iter(fastest_first(rows)), None)
 
 
-def name_of(item: Candidate | External) -> tuple[str, str]:
-    """``(structure or peer, schedule)`` as rows keep them."""
-    return (item.name, "") if isinstance(item, External) else (item.graph.stable_hash(), schedule_text(item.schedule))
-
-
 def plan(names: Sequence[str], request: Request, sources: Sequence[Records], device: str, peers: Sequence[str]) -> list[Case]:
     """The cases with all their candidates; ``device`` is the name of the device in the records."""
-    from experiments.gather import draw_candidates
-
     choices = choose_all(names, request.target) if request.top else {}
     found = []
     for name in names:

@@ -12,7 +12,7 @@ from experiments.candidates import Case
 from experiments.candidates import Choice
 from experiments.candidates import best_known
 from experiments.candidates import fastest
-from experiments.candidates import name_of
+from experiments.drawn import name_of
 from fuser.console import note
 from fuser.ir.program import TensorProgram
 from search.measure.measurer import Bench

@@ -20,7 +20,7 @@ from typing import Any
 
 from experiments.candidates import best_known
 from experiments.candidates import fastest_first
-from experiments.candidates import name_of
+from experiments.drawn import name_of
 from experiments.script import script
 from fuser.device import load_device
 from fuser.outputs import write_file

@@ -22,12 +22,11 @@ from fuser.console import print_table
 from fuser.console import progress
 from fuser.device import load_device
 from fuser.files import file_stem
-from fuser.ir.serialize import graph_to_json
 from fuser.lower.compile import save_artifact
 from fuser.outputs import make_folder
 from fuser.outputs import write_file
 from fuser.pools import SPAWN
-from fuser.runtime.library import views_of
+from fuser.runtime.library import summary
 from fuser.superopt.structures import searched
 from fuser.superopt.verify.verdicts import verdict_document
 from fuser.workloads import match
@@ -138,10 +137,10 @@ def document(done: Realised, seconds: float, output: Path | None) -> dict[str, A
         kernels.append(manifest | {"ptx_bytes": len(a.ptx), "cubin_bytes": len(a.cubin)})
     return {
         "workload": tuned.program.name,
-        "structure": describe(winner),
+        "structure": summary(winner.graph),
         "schedule": str(winner.schedule),
         "schedules": winner.schedule.to_json(),
-        "mugraph": graph_to_json(winner.graph),
+        "mugraph": winner.graph.to_json(),
         "estimate_us": winner.us,
         "runner_up_us": tuned.runner_up.us if tuned.runner_up else None,
         "structures": tuned.structures,
@@ -152,22 +151,6 @@ def document(done: Realised, seconds: float, output: Path | None) -> dict[str, A
         "verdict": verdict_document(done.verdict),
         "check": done.check,
     }
-
-
-def describe(candidate: Candidate) -> str:
-    """``fused``, or the number of kernels, those of a library among them, and what is split."""
-    graph = candidate.graph
-    views = views_of(graph)
-    kernels = [k for k in graph.kernels if k.outputs[0] not in views]
-    called = len(kernels) - len(graph.blocks)
-    if len(kernels) == 1:
-        return "library" if called else "fused"
-    splits = sorted({a for b in graph.blocks for a, _ in b.splits})
-    return (
-        f"{len(kernels)} kernels"
-        + (f", {called} of a library" if called else "")
-        + (f", {','.join(splits)} split" if splits else "")
-    )
 
 
 def explain(names: Names, target: Target = "h200", json: Json = False) -> None:
@@ -184,7 +167,7 @@ def explain(names: Names, target: Target = "h200", json: Json = False) -> None:
                     "workload": name,
                     "candidates": [
                         {
-                            "structure": describe(c),
+                            "structure": summary(c.graph),
                             "schedule": str(c.schedule),
                             "estimate_us": c.us,
                             "terms": [estimate(b, s, device) for b, s in zip(c.graph.blocks, c.schedule.kernels, strict=True)],
@@ -201,7 +184,7 @@ def explain(names: Names, target: Target = "h200", json: Json = False) -> None:
                 kernel = row.kernel
                 table.append((f"kernel {kernel}", *("" for _ in shown), ""))
             table.append((f"  {row.meaning}", *(_cell(row.term, v) for v in row.values)))
-        heads = [f"{describe(c)} >" for c in shown]
+        heads = [f"{summary(c.graph)} >" for c in shown]
         notes = [f"{'winner' if i == 0 else 'runner-up'}: {c.schedule}, {c.us:.2f} µs" for i, c in enumerate(shown)]
         print_table(f"{name} on {device.title} (times in µs)", ("term", *heads), [r[: len(shown) + 1] for r in table], notes)
     if json:

@@ -29,7 +29,6 @@ import pytest
 
 from fuser.cli import main
 from fuser.errors import FuserError
-from fuser.ir.serialize import graph_to_json
 from fuser.superopt.structures import structures
 from fuser.workloads import workload
 from tests.damage import damaged_bytes
@@ -102,7 +101,7 @@ def judged(args: list[str]) -> str:
 def graphs() -> tuple[dict[str, Any], ...]:
     found = []
     for name in ("mcfuser/G1", "mcfuser/S1", "mirage/rmsnorm", "mirage/gqa-spec"):
-        found += [graph_to_json(g) for g in structures(workload(name))[:3]]
+        found += [g.to_json() for g in structures(workload(name))[:3]]
     return tuple(found)
 
 

@@ -125,12 +125,11 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> str:
 def good_graph(folder: Path) -> str:
     import json
 
-    from fuser.ir.serialize import graph_to_json
     from fuser.superopt.structures import structures
     from fuser.workloads import workload
 
     path = folder / "graph.json"
-    path.write_text(json.dumps(graph_to_json(structures(workload("mcfuser/G1"))[0])))
+    path.write_text(json.dumps(structures(workload("mcfuser/G1"))[0].to_json()))
     return str(path)
 
 

@@ -39,13 +39,13 @@ from fuser.errors import UsageError
 from fuser.files import printable
 from fuser.ir.ops import Array
 from fuser.outputs import replace_by
+from search.regions import Left
 from tvm_bridge.read.relay_params import read_params_typed
+from tvm_bridge.result import Comparison
+from tvm_bridge.result import FusedRegion
+from tvm_bridge.result import Optimized
 
 if TYPE_CHECKING:
-    from search.regions import Left
-    from tvm_bridge.api import Comparison
-    from tvm_bridge.api import FusedRegion
-    from tvm_bridge.api import Optimized
     from tvm_bridge.back.relay import LoadedModel
 
 Executor = Literal["graph", "vm"]

@@ -7,21 +7,16 @@ compares it with the unpartitioned one.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
-from dataclasses import field
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 from typing import Any
 
-from cost_model.program_time import operator_times
 from cost_model.program_time import program_seconds
 from cost_model.refined import check_device
 from fuser.device import Device
@@ -39,7 +34,11 @@ from search.regions import choose
 from search.tune import Tuned
 from search.tune import require_instant
 from search.tune import tune_fast
-from tvm_bridge.to_program.relay_import import ImportedModel
+from tvm_bridge import apart
+from tvm_bridge.flavour import RelayMissing
+from tvm_bridge.result import FusedRegion
+from tvm_bridge.result import Optimized
+from tvm_bridge.result import predicted_us
 from tvm_bridge.to_program.relay_import import RelayModel
 from tvm_bridge.to_program.relay_import import arrays_of
 from tvm_bridge.to_program.relay_import import from_json_text
@@ -50,63 +49,7 @@ from tvm_bridge.to_program.relay_import import save_arrays
 from tvm_bridge.to_program.relay_import import save_module
 from tvm_bridge.to_program.relay_import import to_program
 
-if TYPE_CHECKING:
-    from tvm_bridge.apart import Library
-    from tvm_bridge.back.relay import BuiltModel
-
 Step = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class FusedRegion:
-    """A region of the model with its kernels. ``symbol`` is its function in the carved module, where there is one."""
-
-    name: str
-    choice: Choice
-    realised: Realised
-    symbol: str = ""
-
-    @property
-    def region(self) -> Region:
-        return self.choice.region
-
-    @property
-    def predicted_us(self) -> float:
-        return self.realised.candidate.us
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """The built model against the unpartitioned one on the same random inputs: largest absolute difference over all outputs, and
-    relative to the largest value of the unpartitioned outputs."""
-
-    largest: float
-    relative: float
-    ran: str
-
-
-@dataclass(frozen=True)
-class Optimized:
-    """What :func:`optimize` found. Times are the model's predictions in microseconds; ``seconds`` are those of the steps on this
-    machine. ``failure`` is why a library that could have been built was not.
-    """
-
-    imported: ImportedModel
-    device: Device
-    regions: tuple[FusedRegion, ...]
-    left: tuple[Left, ...]
-    before_us: float
-    after_us: float
-    built: Library | BuiltModel | None = None
-    comparison: Comparison | None = None
-    notes: tuple[str, ...] = ()
-    failure: FuserError | None = None
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    seed: int = 0
-
-    @property
-    def program(self) -> TensorProgram:
-        return self.imported.program
 
 
 class _Clock:
@@ -184,16 +127,8 @@ def optimize(
     return with_library(result, model, params, strict=build is True, compare=compare, step=step, timeout=timeout)
 
 
-def predicted_us(program: TensorProgram, device: Device, regions: Sequence[FusedRegion]) -> float:
-    """The model's time of a program with its regions fused, in microseconds."""
-    covered = frozenset(n for r in regions for n in r.region.nodes)
-    return program_seconds(program, device, covered) * 1e6 + math.fsum(r.predicted_us for r in regions)
-
-
 def _read_live(mod: Any, params: Mapping[str, Any] | None) -> RelayModel:
     """A live module as the reader sees it. Types are inferred in a process of its own, where they are missing."""
-    from tvm_bridge import apart
-
     if is_typed(mod):
         return from_module(mod, params, infer=False)
     folder = apart.Folder()
@@ -271,9 +206,6 @@ def with_library(
     are those that the result was made from. Without ``strict`` what stands in the way is a note, and ``failure`` where a TVM is
     installed that should have done it.
     """
-    from tvm_bridge import apart
-    from tvm_bridge.flavour import RelayMissing
-
     if not strict and find_spec("tvm") is None:
         return _noted(result, "TVM is not installed: no library was built (pip install 'mufuser[relay]')")
     clock = _Clock()
@@ -297,17 +229,3 @@ def with_library(
 
 def _noted(result: Optimized, note: str) -> Optimized:
     return replace(result, notes=(*result.notes, note))
-
-
-def unfused_operators(result: Optimized) -> list[dict[str, Any]]:
-    """Predicted kernels of the rest of the model, grouped by operator: count and microseconds."""
-    covered = frozenset(n for r in result.regions for n in r.region.nodes)
-    groups: dict[str, list[float]] = {}
-    for t in operator_times(result.program, result.device, covered):
-        node = result.program.producers[t.nodes[0]]
-        name = node.attr.get("callee", node.op)
-        groups.setdefault(str(name), []).append(t.seconds * 1e6)
-    return [
-        {"operator": k, "kernels": len(v), "us": math.fsum(v)}
-        for k, v in sorted(groups.items(), key=lambda kv: -math.fsum(kv[1]))
-    ]

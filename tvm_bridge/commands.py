@@ -17,12 +17,12 @@ from fuser.console import print_text
 from fuser.errors import FuserError
 from fuser.errors import NothingSupportedError
 from fuser.outputs import make_folder
-from tvm_bridge.api import Optimized
 from tvm_bridge.api import Step
 from tvm_bridge.api import optimize as optimize_model
 from tvm_bridge.api import with_library
 from tvm_bridge.output import publish
 from tvm_bridge.report import document
+from tvm_bridge.result import Optimized
 
 
 def optimize(

@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 
 from fuser.console import plain
-from fuser.ir.serialize import graph_to_json
 from fuser.lower.compile import save_artifact
+from fuser.runtime.library import summary
 from fuser.superopt.verify.verdicts import verdict_document
-from search.tune_commands import describe
-from tvm_bridge.api import FusedRegion
-from tvm_bridge.api import Optimized
-from tvm_bridge.api import unfused_operators
+from tvm_bridge.result import FusedRegion
+from tvm_bridge.result import Optimized
+from tvm_bridge.result import unfused_operators
 
 SCHEMA = 1
 
@@ -101,9 +100,9 @@ def _region(region: FusedRegion, kernels: dict[str, dict[str, Any]], output: Pat
         "reason": region.choice.reason,
         "fused_us": region.predicted_us,
         "unfused_us": region.choice.unfused_us,
-        "structure": describe(done.candidate),
+        "structure": summary(done.candidate.graph),
         "schedule": done.candidate.schedule.to_json(),
-        "mugraph": graph_to_json(done.candidate.graph),
+        "mugraph": done.candidate.graph.to_json(),
         "kernels": names,
         "candidates": done.tuned.candidates,
         "rejected": dict(done.rejected),

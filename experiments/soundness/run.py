@@ -27,7 +27,6 @@ from experiments.soundness.jobs import write
 from experiments.soundness.report import table
 from experiments.soundness.sanitize import Item
 from experiments.soundness.sanitize import Sanitizer
-from fuser.ir.serialize import graph_to_json
 from fuser.outputs import write_file
 from fuser.pools import SPAWN
 from fuser.runtime.graph_executor import Plan
@@ -256,5 +255,5 @@ def _structures(state: State) -> list[dict[str, Any]]:
     for job in state.bad:
         graph, schedule = job.candidate.graph, job.candidate.schedule
         key = (graph.stable_hash(), str(schedule))
-        found[key] = {"structure": key[0], "of": job.case, "graph": graph_to_json(graph), "schedule": schedule.to_json()}
+        found[key] = {"structure": key[0], "of": job.case, "graph": graph.to_json(), "schedule": schedule.to_json()}
     return list(found.values())

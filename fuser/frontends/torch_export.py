@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from fuser.aten import call as run_aten
+from fuser.aten import described
 from fuser.errors import ProgramError
 from fuser.errors import UnsupportedError
 from fuser.frontends.imported import Called
@@ -39,8 +41,6 @@ from fuser.ir.ops import OPS
 from fuser.ir.ops import Array
 from fuser.ir.program import FLOAT_DTYPES
 from fuser.ir.scales import tie_scales
-from fuser.runtime.aten import call as run_aten
-from fuser.runtime.aten import described
 
 
 def from_torch(

@@ -15,12 +15,12 @@ from fuser.interpret.field_values import Value
 from fuser.interpret.field_values import hidden
 from fuser.interpret.field_values import lift
 from fuser.interpret.modular import modular_matmul
+from fuser.ir.dtypes import ROUNDS
 from fuser.ir.opdef import Array
 from fuser.ir.opdef import evaluate
 from fuser.ir.opdef import own_attributes
 from fuser.ir.ops import op as op_def
 from fuser.ir.scalar import Scalar
-from fuser.superopt.verify.dtypes import ROUNDS
 
 if TYPE_CHECKING:
     from fuser.interpret.fields import Field

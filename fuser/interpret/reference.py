@@ -3,8 +3,8 @@
 Semantics:
 
 * A kernel runs its body once for every block of its grid; the grid is the product of the grid parts of its axes.
-* The body is the loop tree of :func:`fuser.ir.tiling.place`. A tile is exact: it ends where the axis ends, and is empty where the
-  parts of a split reach beyond it. Nothing outside of a tensor is ever read, so no padding can be seen.
+* The body is the loop tree of :func:`fuser.ir.placement.place`. A tile is exact: it ends where the axis ends, and is empty
+  where the parts of a split reach beyond it. Nothing outside of a tensor is ever read, so no padding can be seen.
 * A value lives from its statement to the end of that pass through the innermost enclosing loop. An accumulator lives in the scope
   of its :class:`Init`, keeps one tile for each trip of the live loops among its axes that start later, and may be read, except as
   a ``running`` operand, only after the loop that owns it.
@@ -40,6 +40,7 @@ from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import Stmt
 from fuser.ir.ops import Array
+from fuser.ir.placement import place
 from fuser.ir.schedule import AxisPlan
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
@@ -48,7 +49,6 @@ from fuser.ir.tiling import Init
 from fuser.ir.tiling import Loop
 from fuser.ir.tiling import LoopTree
 from fuser.ir.tiling import Node
-from fuser.ir.tiling import place
 
 V = TypeVar("V")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,14 @@ class Access:
     @property
     def axes(self) -> tuple[str, ...]:
         return tuple(a for dim in self.dims for a in dim)
+
+    def to_json(self) -> dict[str, Any]:
+        out: dict[str, Any] = {"tensor": self.tensor, "dims": [list(d) for d in self.dims]}
+        if w := self.window:
+            out["window"] = {"tensor": w.tensor, "shape": list(w.shape), "starts": list(w.starts)}
+            if w.view:
+                out["window"]["view"] = list(w.view)
+        return out
 
     @property
     def source(self) -> str:

@@ -14,6 +14,9 @@ from typing import Any
 
 from fuser.ir.ops import op as op_def
 
+ROUNDS = "rounds"
+"""Attribute of a cast that may change values (:func:`fuser.superopt.verify.dtypes.with_casts_marked`)."""
+
 
 @dataclass(frozen=True)
 class Carried:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import Stmt
+from fuser.ir.placement import place
 from fuser.ir.schedule import AxisPlan
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
@@ -19,7 +20,6 @@ from fuser.ir.schedule import bind
 from fuser.ir.tiling import Loop
 from fuser.ir.tiling import LoopTree
 from fuser.ir.tiling import Node
-from fuser.ir.tiling import place
 
 GRID = ("x", "y", "z")
 

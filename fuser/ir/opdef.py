@@ -151,16 +151,17 @@ class OpDef:
             object.__setattr__(self, "numpy", self._by_formula)
 
     def _by_formula(self, *xs: Array, **attrs: Any) -> Array:
-        from fuser.ir.ops import op
-
         with np.errstate(all="ignore"):
-            return evaluate(self.steps(attrs), xs, lambda name, args, at: op(name).numpy(*args, **at))
+            return evaluate(self.steps(attrs), xs, lambda name, args, at: OPS[name].numpy(*args, **at))
 
     def steps(self, attrs: Attrs) -> tuple[Step, ...]:
         """The formula for these attributes."""
         assert self.formula is not None
         return _steps(self.formula, self.arity, own_attributes(self, attrs))
 
+
+OPS: dict[str, OpDef] = {}
+"""The op table; :mod:`fuser.ir.ops` fills it."""
 
 Step = tuple[str, tuple[int, ...], Attrs]
 """An operator, its operands (those of the formula, then the results of the steps before), its attributes."""

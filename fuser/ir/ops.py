@@ -37,6 +37,7 @@ from fuser.ir.interval import NOT_NEGATIVE
 from fuser.ir.interval import POSITIVE
 from fuser.ir.interval import Domain
 from fuser.ir.library_ops import LIBRARY
+from fuser.ir.opdef import OPS
 from fuser.ir.opdef import Array
 from fuser.ir.opdef import Attrs
 from fuser.ir.opdef import OpDef
@@ -106,7 +107,7 @@ def _causal_mask(x: Array, *, offset: Any = 0, rows: Array | None = None, cols: 
 
 def _opaque(*xs: Array, callee: str = "", detail: str = "", field: int = -1, **_: Any) -> Array:
     if callee.count(".") == 2:  # torch's: namespace, name, overload
-        from fuser.runtime.aten import evaluate
+        from fuser.aten import evaluate
 
         return evaluate(callee, detail, xs, field)
     raise UnsupportedError(
@@ -201,7 +202,7 @@ _ALL = (
     OpDef("opaque", "opaque", -1, _opaque, attrs=("callee", "shape", "detail", "dtype", "field"), flops=0),
 )  # fmt: skip
 
-OPS: dict[str, OpDef] = {op.name: op for op in (*_ALL, *FORMULAS, *COMPOSITES, *LIBRARY)}
+OPS.update((op.name, op) for op in (*_ALL, *FORMULAS, *COMPOSITES, *LIBRARY))
 
 
 def op(name: str) -> OpDef:

@@ -1,4 +1,4 @@
-"""Placement of statements in loops by dominance (MCFuser, section III-B): the construction behind :func:`fuser.ir.tiling.place`.
+"""Placement of statements in loops by dominance (MCFuser, section III-B).
 
 What the construction guarantees, for any order of the loops:
 
@@ -19,10 +19,12 @@ from functools import cached_property
 
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import Stmt
+from fuser.ir.schedule import AxisPlan
 from fuser.ir.tiling import Init
 from fuser.ir.tiling import Loop
 from fuser.ir.tiling import LoopTree
 from fuser.ir.tiling import Node
+from fuser.ir.tiling import TilingExpr
 
 
 @dataclass(eq=False)
@@ -87,7 +89,7 @@ def _is_init(item: _Scope | _Leaf) -> bool:
     return isinstance(item, _Leaf) and isinstance(item.node, Init)
 
 
-class Placer:
+class _Placer:
     """Places the statements of one block. ``live`` are the loops of more than one trip, outermost first; ``paths`` the sequences
     of them from the root to each leaf of the tiling expression."""
 
@@ -296,3 +298,18 @@ class Placer:
                 continue
             return items.index(way[i + 1]) < here
         return False
+
+
+def place(block: BlockGraph, order: TilingExpr, plans: Mapping[str, AxisPlan]) -> LoopTree:
+    """Loop tree of a block (section III-B, figures 4, 5): loops of extent 1 are dead; a load stands at its rightmost related
+    loop, a compute at that of its expression; whatever reads a finished accumulator leaves the loop that owns it.
+
+    A value that is indexed by a loop and needed in a second loop over the same axis is loaded or computed again there. Any order
+    gives a tree that computes the block: a statement whose loops stand in different branches gets them all.
+    """
+    live = [a for a in order.axes if plans[a].trips > 1]
+    live += [a for a, p in plans.items() if p.trips > 1 and a not in live]  # split chunks not named in the order
+    paths = [tuple(a for a in p if a in live) for p in order.paths()] or [()]
+    rest = tuple(a for a in live if not any(a in p for p in paths))
+    paths = [p + rest for p in paths]
+    return _Placer(block, live, paths, {a: plans[a].trips for a in live}).run()

@@ -213,18 +213,13 @@ class TensorProgram:
         return found
 
     def to_json(self) -> dict[str, Any]:
-        def value(v: Any) -> Any:
-            if isinstance(v, Scalar):
-                return {"scalar": v.to_json()}
-            return list(v) if isinstance(v, tuple) else v
-
         return {
             "name": self.name,
             "inputs": list(self.inputs),
             "outputs": list(self.outputs),
             "tensors": [{"name": t.name, "shape": list(t.shape), "dtype": t.dtype} for t in self.tensors],
             "nodes": [
-                {"op": n.op, "inputs": list(n.inputs), "output": n.output, "attrs": {k: value(v) for k, v in n.attrs}}
+                {"op": n.op, "inputs": list(n.inputs), "output": n.output, "attrs": attributes_to_json(n.attrs)}
                 for n in self.nodes
             ],
         }
@@ -281,6 +276,10 @@ def _check_constants(program: TensorProgram) -> None:
             if e.tensor not in known or not 0 <= e.dim < len(program[e.tensor].shape):
                 raise ProgramError(f"{node.output} = {node.op}(…) has a constant tied to the unknown extent {e}")
         known.add(node.output)
+
+
+def attributes_to_json(attrs: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
+    return {k: {"scalar": v.to_json()} if isinstance(v, Scalar) else list(v) if isinstance(v, tuple) else v for k, v in attrs}
 
 
 def read_tensors(data: Any, what: str) -> tuple[Tensor, ...]:

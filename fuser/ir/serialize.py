@@ -1,4 +1,4 @@
-"""µGraphs and schedules to and from JSON. The form is versioned; reading checks what it reads."""
+"""µGraphs from JSON. The form is versioned; reading checks what it reads."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from fuser.files import shown
 from fuser.ir import reading as read
 from fuser.ir.access import Window
 from fuser.ir.mugraph import FREE
+from fuser.ir.mugraph import VERSION
 from fuser.ir.mugraph import Access
 from fuser.ir.mugraph import Axis
 from fuser.ir.mugraph import BlockGraph
@@ -22,30 +23,6 @@ from fuser.ir.mugraph import Rescale
 from fuser.ir.mugraph import Stmt
 from fuser.ir.program import DTYPE_BYTES
 from fuser.ir.program import read_tensors
-from fuser.ir.scalar import Scalar
-
-VERSION = 1
-
-
-def _attrs_to_json(attrs: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
-    return {k: {"scalar": v.to_json()} if isinstance(v, Scalar) else list(v) if isinstance(v, tuple) else v for k, v in attrs}
-
-
-def _stmt_to_json(s: Stmt) -> dict[str, Any]:
-    out: dict[str, Any] = {"kind": s.kind, "value": s.value, "axes": list(s.axes), "dtype": s.dtype}
-    if s.access:
-        out["access"] = {"tensor": s.access.tensor, "dims": [list(d) for d in s.access.dims]}
-        if w := s.access.window:
-            out["access"]["window"] = {"tensor": w.tensor, "shape": list(w.shape), "starts": list(w.starts)}
-            if w.view:
-                out["access"]["window"]["view"] = list(w.view)
-    if s.kind == "compute":
-        out |= {"op": s.op, "args": list(s.args), "reduce": list(s.reduce), "attrs": _attrs_to_json(s.attrs)}
-    if s.running:
-        out["running"] = list(s.running)
-    if s.rescale:
-        out["rescale"] = [[r.maximum, r.degree] for r in s.rescale]
-    return out
 
 
 def _access_from_json(data: Any, where: str) -> Access:
@@ -101,17 +78,6 @@ def _rescale_from_json(data: Any, where: str) -> Rescale:
     return Rescale(read.text(maximum, f"the maximum of {where}"), read.integer(degree, f"a degree of {where}", -1000, 1000))
 
 
-def _kernel_to_json(k: Kernel) -> dict[str, Any]:
-    if isinstance(k, LibraryKernel):
-        return {"library": k.op, "name": k.name, "args": list(k.args), "output": k.output, "attrs": _attrs_to_json(k.attrs)}
-    return {
-        "name": k.name,
-        "axes": [[a.name, a.extent] for a in k.axes],
-        "splits": [list(s) for s in k.splits],
-        "stmts": [_stmt_to_json(s) for s in k.stmts],
-    }
-
-
 def _kernel_from_json(data: Any) -> Kernel:
     d = read.table(data, "a kernel")
     name = read.text(read.get(d, "name", "a kernel"), "the name of a kernel")
@@ -141,19 +107,8 @@ def _split_from_json(data: Any, where: str) -> tuple[str, str]:
     return axis, grid
 
 
-def graph_to_json(graph: KernelGraph) -> dict[str, Any]:
-    return {
-        "mugraph": VERSION,
-        "name": graph.name,
-        "inputs": list(graph.inputs),
-        "outputs": list(graph.outputs),
-        "tensors": [{"name": t.name, "shape": list(t.shape), "dtype": t.dtype} for t in graph.tensors],
-        "kernels": [_kernel_to_json(k) for k in graph.kernels],
-    }
-
-
 def graph_from_json(data: Mapping[str, Any]) -> KernelGraph:
-    """Read what :func:`graph_to_json` wrote. Raises :class:`ProgramError` that names what is missing or wrong."""
+    """Read what :meth:`KernelGraph.to_json` wrote. Raises :class:`ProgramError` that names what is missing or wrong."""
     what = "the µGraph"
     data = read.table(data, what)
     version = data.get("mugraph")

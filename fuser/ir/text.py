@@ -14,6 +14,7 @@ from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.mugraph import Stmt
+from fuser.ir.placement import place
 from fuser.ir.schedule import AxisPlan
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
@@ -21,7 +22,6 @@ from fuser.ir.schedule import bind
 from fuser.ir.tiling import Init
 from fuser.ir.tiling import Loop
 from fuser.ir.tiling import Node
-from fuser.ir.tiling import place
 
 
 def describe(graph: KernelGraph, schedule: Schedule | None = None) -> str:

@@ -1,8 +1,8 @@
 """Tiling expressions (MCFuser, section III) and the loop tree that follows from one.
 
 An expression is a nest of loops that may end in parallel branches: ``mnkh`` nests four loops (deep tiling); ``mn(k,h)`` runs the
-loops k and h one after the other inside m and n (flat tiling). :func:`place` puts the statements of a block into the loops by
-dominance.
+loops k and h one after the other inside m and n (flat tiling). :func:`fuser.ir.placement.place` puts the statements
+of a block into the loops by dominance.
 """
 
 from __future__ import annotations
@@ -11,16 +11,9 @@ import re
 from collections.abc import Iterable
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from fuser.errors import UsageError
-from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import Stmt
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from fuser.ir.schedule import AxisPlan
 
 
 @dataclass(frozen=True, order=True)
@@ -152,20 +145,3 @@ class LoopTree:
             )
 
         return text(self.body)
-
-
-def place(block: BlockGraph, order: TilingExpr, plans: Mapping[str, AxisPlan]) -> LoopTree:
-    """Loop tree of a block (section III-B, figures 4, 5): loops of extent 1 are dead; a load stands at its rightmost related
-    loop, a compute at that of its expression; whatever reads a finished accumulator leaves the loop that owns it.
-
-    A value that is indexed by a loop and needed in a second loop over the same axis is loaded or computed again there. Any order
-    gives a tree that computes the block: a statement whose loops stand in different branches gets them all.
-    """
-    from fuser.ir.placement import Placer  # builds the node types of this module
-
-    live = [a for a in order.axes if plans[a].trips > 1]
-    live += [a for a, p in plans.items() if p.trips > 1 and a not in live]  # split chunks not named in the order
-    paths = [tuple(a for a in p if a in live) for p in order.paths()] or [()]
-    rest = tuple(a for a in live if not any(a in p for p in paths))
-    paths = [p + rest for p in paths]
-    return Placer(block, live, paths, {a: plans[a].trips for a in live}).run()

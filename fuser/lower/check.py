@@ -49,7 +49,6 @@ from fuser.ir.scalar import bound
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from fuser.ir.serialize import graph_from_json
-from fuser.ir.serialize import graph_to_json
 from fuser.lower.descriptors import LEAST_BYTES
 
 FEW = 48
@@ -267,7 +266,7 @@ def check(jobs: Sequence[tuple[TensorProgram, KernelGraph, Schedule]], seed: int
 
 
 def _to_json(program: TensorProgram, graph: KernelGraph, schedule: Schedule, seed: int) -> dict[str, Any]:
-    return {"program": program.to_json(), "graph": graph_to_json(graph), "schedule": schedule.to_json(), "seed": seed}
+    return {"program": program.to_json(), "graph": graph.to_json(), "schedule": schedule.to_json(), "seed": seed}
 
 
 def _guarded(program: TensorProgram, graph: KernelGraph, schedule: Schedule, seed: int, method: str) -> Check:

@@ -16,13 +16,13 @@ from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import Stmt
 from fuser.ir.ops import op as op_def
+from fuser.ir.placement import place
 from fuser.ir.schedule import AxisPlan
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import bind
 from fuser.ir.tiling import Loop
 from fuser.ir.tiling import LoopTree
 from fuser.ir.tiling import Node
-from fuser.ir.tiling import place
 from fuser.lower.dependent_launch import statements
 from fuser.lower.pieces import MMA
 from fuser.lower.pieces import Piece

@@ -61,6 +61,18 @@ def views_of(graph: KernelGraph) -> dict[str, LibraryKernel]:
     return found
 
 
+def summary(graph: KernelGraph) -> str:
+    """``fused``, or the number of kernels, those of a library among them, and what is split."""
+    views = views_of(graph)
+    kernels = [k for k in graph.kernels if k.outputs[0] not in views]
+    called = len(kernels) - len(graph.blocks)
+    if len(kernels) == 1:
+        return "library" if called else "fused"
+    splits = sorted({a for b in graph.blocks for a, _ in b.splits})
+    library = f", {called} of a library" if called else ""
+    return f"{len(kernels)} kernels{library}" + (f", {','.join(splits)} split" if splits else "")
+
+
 def _contiguous(name: str, views: Mapping[str, LibraryKernel]) -> bool:
     return name not in views or (views[name].op == "reshape" and _contiguous(views[name].args[0], views))
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from collections.abc import Mapping
 from typing import Any
 
+from fuser.aten import call as call_aten
 from fuser.errors import UnsupportedError
 from fuser.ir.builder import Builder
 from fuser.ir.composites import expand
@@ -18,7 +19,6 @@ from fuser.ir.ops import op as op_def
 from fuser.ir.program import TensorProgram
 from fuser.ir.scalar import Scalar
 from fuser.ir.scalar import numbers
-from fuser.runtime.aten import call as call_aten
 from fuser.runtime.eager import eager
 
 Attention = Callable[..., Any]

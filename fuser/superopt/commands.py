@@ -29,7 +29,6 @@ from fuser.frontends.mirage_json import mirage_graphs
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram
 from fuser.ir.serialize import graph_from_json
-from fuser.ir.serialize import graph_to_json
 from fuser.ir.text import describe
 from fuser.ir.text import dot
 from fuser.ir.text import mermaid
@@ -119,7 +118,7 @@ def _structure(found: Found) -> dict[str, Any]:
         "verdict": found.verdict.kind,
         "says": str(found.verdict),
         "bare_exponentials": list(found.bare),
-        "graph": graph_to_json(found.graph),
+        "graph": found.graph.to_json(),
     }
 
 
@@ -141,7 +140,7 @@ def _print(result: Result) -> None:
 def _save(directory: Path, result: Result) -> None:
     stem = file_stem(result.program.name.replace("/", "_").replace(":", "_"))
     for i, f in enumerate(result.structures):
-        write_file(directory / f"{stem}.{i}.json", json_module.dumps(graph_to_json(f.graph), indent=1) + "\n")
+        write_file(directory / f"{stem}.{i}.json", json_module.dumps(f.graph.to_json(), indent=1) + "\n")
 
 
 def show(
@@ -152,7 +151,7 @@ def show(
     """Print or draw a µGraph."""
     found = read_graph(graph)
     if json:
-        print_json({"graph": graph_to_json(found), "signature": signature(found).text.splitlines()})
+        print_json({"graph": found.to_json(), "signature": signature(found).text.splitlines()})
         return
     forms = {"text": describe, "threads": _threads, "mermaid": mermaid, "dot": dot, "svg": svg}
     if form not in forms:

@@ -38,7 +38,6 @@ from fuser.errors import UsageError
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.schedule import Schedule
 from fuser.ir.serialize import graph_from_json
-from fuser.ir.serialize import graph_to_json
 from fuser.outputs import replacing
 from fuser.outputs import write_file
 from search.measure.lines import BAD_LINE
@@ -264,7 +263,7 @@ class Records:
 
     def _add_structure(self, graph: KernelGraph) -> str:
         digest = graph.stable_hash()
-        STRUCTURES.insert(self.db, (digest, json.dumps(graph_to_json(graph), sort_keys=True, separators=(",", ":"))))
+        STRUCTURES.insert(self.db, (digest, json.dumps(graph.to_json(), sort_keys=True, separators=(",", ":"))))
         return digest
 
     # -- reading ------------------------------------------------------------------------------------------------------------

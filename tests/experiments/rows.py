@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from experiments.compare import Result
-from experiments.gather import draw_candidates
+from experiments.drawn import draw_candidates
 from fuser.ir.schedule import Schedule
 from fuser.superopt.structures import one_kernel
 from fuser.workloads import workload

@@ -10,11 +10,12 @@ from typing import cast
 
 import pytest
 
+from experiments import drawn
 from experiments import gather
+from experiments.drawn import draw_candidates
 from experiments.gather import CHUNK
 from experiments.gather import Work
 from experiments.gather import chunks
-from experiments.gather import draw_candidates
 from experiments.gather import make_works
 from experiments.gather import parse
 from experiments.gather import table
@@ -78,13 +79,13 @@ def test_candidates_are_spread_over_structures_and_differ_by_seed() -> None:
 def test_what_is_known_is_not_drawn_again() -> None:
     program = workload(G1)
     first = draw_candidates(program, 40)
-    known = frozenset(gather.name_of(c) for c in first)
+    known = frozenset(drawn.name_of(c) for c in first)
     assert not set(draw_candidates(program, 40, known=known)) & set(first)
 
 
 def test_absurdly_slow_schedules_come_last() -> None:
     found = draw_candidates(workload("mcfuser/G4"), 40, device=H200, slowest=3.0)
-    times = [gather._seconds(c, H200) for c in found]
+    times = [drawn._seconds(c, H200) for c in found]
     slow = [t > 3.0 * min(times) for t in times]
     assert any(slow)
     assert slow == sorted(slow)

@@ -16,11 +16,11 @@ from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import Rescale
 from fuser.ir.mugraph import Stmt
 from fuser.ir.ops import Array
+from fuser.ir.placement import place
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import bind
 from fuser.ir.tiling import LoopTree
 from fuser.ir.tiling import TilingExpr
-from fuser.ir.tiling import place
 
 CHAIN_AXES = "nhpq"
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from fuser.errors import UsageError
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import Stmt
+from fuser.ir.placement import place
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import bind
 from fuser.ir.tiling import Init
@@ -20,7 +21,6 @@ from fuser.ir.tiling import Loop
 from fuser.ir.tiling import LoopTree
 from fuser.ir.tiling import Node
 from fuser.ir.tiling import TilingExpr
-from fuser.ir.tiling import place
 from tests.ir.blocks import gemm_chain
 from tests.ir.blocks import online
 from tests.ir.blocks import placed

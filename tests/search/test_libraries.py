@@ -17,8 +17,8 @@ from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import Schedule
 from fuser.ir.serialize import graph_from_json
-from fuser.ir.serialize import graph_to_json
 from fuser.lower.check import check
+from fuser.runtime.library import summary
 from fuser.superopt.structures import structures
 from fuser.workloads import workload
 from search.libraries import with_libraries
@@ -36,7 +36,6 @@ from search.space.schedules import ScheduleSpace
 from search.tune import library_seconds
 from search.tune import rank_graph
 from search.tune import tune_fast
-from search.tune_commands import describe
 
 H200 = load_device("h200")
 
@@ -89,7 +88,7 @@ def test_a_lone_product_of_the_library_has_one_empty_schedule() -> None:
         assert [r.schedule for r in found.top] == [Schedule(())]
     (candidate,), _, _ = rank_graph(graph, H200, rng)
     assert candidate.seconds == library_seconds(graph, graph.kernels[0], H200)  # type: ignore[arg-type]
-    assert describe(candidate) == "library"
+    assert summary(candidate.graph) == "library"
 
 
 def test_the_library_wins_a_large_product_and_is_realised() -> None:
@@ -159,4 +158,4 @@ def test_candidates_with_libraries_are_measured_and_kept(worker: Worker, tmp_pat
             graph = records.structure(row.structure)
             assert graph is not None
             assert Candidate(graph, row.schedule_value()) == item
-            assert graph_from_json(graph_to_json(graph)) == graph
+            assert graph_from_json(graph.to_json()) == graph

@@ -27,6 +27,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from tvm_bridge import api
+from tvm_bridge.result import Optimized
 from tvm_bridge.to_program.relay_import import read_model
 
 from .networks import NETWORKS
@@ -105,7 +106,7 @@ def unranked() -> Iterator[None]:
         yield
 
 
-def built_here(files: Files) -> api.Optimized:
+def built_here(files: Files) -> Optimized:
     """Regions found and put back, and the model built, all in this process."""
     from tvm_bridge.back import live
 
@@ -115,14 +116,14 @@ def built_here(files: Files) -> api.Optimized:
         return live.build(found, mod, params)
 
 
-def difference(found: api.Optimized, files: Files) -> float:
+def difference(found: Optimized, files: Files) -> float:
     assert found.built is not None
     (out, *_) = found.built.run(files.inputs)
     assert out.shape == files.expected.shape
     return float(np.abs(out - files.expected).max())
 
 
-def check(found: api.Optimized, files: Files, kinds: set[str]) -> None:
+def check(found: Optimized, files: Files, kinds: set[str]) -> None:
     assert {r.region.kind for r in found.regions} >= kinds, sorted({item.reason for item in found.left})
     assert all(r.symbol for r in found.regions)
     assert not [n for n in found.notes if "stays with TVM" in n]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fuser.device import load_device
 from tests.paths import RELAY
-from tvm_bridge.api import Optimized
 from tvm_bridge.report import document
+from tvm_bridge.result import Optimized
 from tvm_bridge.to_program.relay_import import read_model
 from tvm_bridge.to_program.relay_import import to_program
 

@@ -20,10 +20,6 @@ from fuser.files import printable
 from fuser.ir.ops import Array
 from fuser.lower.compile import intermediates
 from search.regions import Left
-from tvm_bridge.api import Comparison
-from tvm_bridge.api import FusedRegion
-from tvm_bridge.api import Optimized
-from tvm_bridge.api import predicted_us
 from tvm_bridge.back.carve import ExprRef
 from tvm_bridge.back.carve import Numbering
 from tvm_bridge.back.carve import RegionSpec
@@ -38,6 +34,10 @@ from tvm_bridge.back.relay import resolve_target
 from tvm_bridge.flavour import import_tvm
 from tvm_bridge.flavour import require_relay
 from tvm_bridge.read.relay_graph import Ref
+from tvm_bridge.result import Comparison
+from tvm_bridge.result import FusedRegion
+from tvm_bridge.result import Optimized
+from tvm_bridge.result import predicted_us
 from tvm_bridge.to_program.relay_import import ImportedModel
 
 

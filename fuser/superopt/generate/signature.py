@@ -16,11 +16,11 @@ from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.mugraph import Stmt
 from fuser.ir.ops import op as op_def
+from fuser.ir.placement import place
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import bind
 from fuser.ir.tiling import Loop
 from fuser.ir.tiling import Node
-from fuser.ir.tiling import place
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from fuser.interpret.fields import Field
 from fuser.interpret.fields import error_bound
 from fuser.interpret.modular import prime_factors
 from fuser.ir.composites import expand
+from fuser.ir.dtypes import ROUNDS
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
@@ -31,7 +32,6 @@ from fuser.ir.ops import op as op_def
 from fuser.ir.program import TensorProgram
 from fuser.ir.scalar import Scalar
 from fuser.ir.scalar import bound
-from fuser.superopt.verify.dtypes import ROUNDS
 from fuser.superopt.verify.reduced import as_program
 
 Degree = tuple[int, int]  # numerator, denominator

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from fuser.ir.dtypes import ROUNDS
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.ops import op as op_def
 from fuser.ir.program import TensorProgram
-from fuser.superopt.verify.dtypes import ROUNDS
 
 Origin = str | None  # an input that is zero where the value is; None for anything else
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fuser.errors import ProgramError
+from fuser.ir.dtypes import ROUNDS
 from fuser.ir.dtypes import Carried
 from fuser.ir.dtypes import carried
 from fuser.ir.mugraph import BlockGraph
@@ -16,9 +17,6 @@ from fuser.ir.mugraph import Stmt
 from fuser.ir.ops import op as op_def
 from fuser.ir.program import FLOAT_DTYPES
 from fuser.ir.program import TensorProgram
-
-ROUNDS = "rounds"
-"""Attribute of a cast that may change values (:func:`with_casts_marked`)."""
 
 
 class DtypeError(ProgramError):

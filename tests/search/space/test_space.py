@@ -21,9 +21,9 @@ from fuser.errors import NoValidKernelError
 from fuser.errors import UsageError
 from fuser.ir.fuse import fuse
 from fuser.ir.mugraph import KernelGraph
+from fuser.ir.placement import place
 from fuser.ir.schedule import Schedule
 from fuser.ir.schedule import bind
-from fuser.ir.tiling import place
 from fuser.superopt.structures import structures
 from fuser.workloads import workload
 from search.space.schedules import MAX_UNROLL

@@ -1,0 +1,98 @@
+"""What :func:`tvm_bridge.api.optimize` finds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+from dataclasses import field
+from typing import TYPE_CHECKING
+from typing import Any
+
+from cost_model.program_time import operator_times
+from cost_model.program_time import program_seconds
+from fuser.device import Device
+from fuser.errors import FuserError
+from fuser.ir.program import TensorProgram
+from search.realise import Realised
+from search.regions import Choice
+from search.regions import Left
+from search.regions import Region
+from tvm_bridge.to_program.relay_import import ImportedModel
+
+if TYPE_CHECKING:
+    from tvm_bridge.apart import Library
+    from tvm_bridge.back.relay import BuiltModel
+
+
+@dataclass(frozen=True)
+class FusedRegion:
+    """A region of the model with its kernels. ``symbol`` is its function in the carved module, where there is one."""
+
+    name: str
+    choice: Choice
+    realised: Realised
+    symbol: str = ""
+
+    @property
+    def region(self) -> Region:
+        return self.choice.region
+
+    @property
+    def predicted_us(self) -> float:
+        return self.realised.candidate.us
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The built model against the unpartitioned one on the same random inputs: largest absolute difference over all outputs, and
+    relative to the largest value of the unpartitioned outputs."""
+
+    largest: float
+    relative: float
+    ran: str
+
+
+@dataclass(frozen=True)
+class Optimized:
+    """What :func:`tvm_bridge.api.optimize` found. Times are the model's predictions in microseconds; ``seconds`` are those of the
+    steps on this machine. ``failure`` is why a library that could have been built was not.
+    """
+
+    imported: ImportedModel
+    device: Device
+    regions: tuple[FusedRegion, ...]
+    left: tuple[Left, ...]
+    before_us: float
+    after_us: float
+    built: Library | BuiltModel | None = None
+    comparison: Comparison | None = None
+    notes: tuple[str, ...] = ()
+    failure: FuserError | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    seed: int = 0
+
+    @property
+    def program(self) -> TensorProgram:
+        return self.imported.program
+
+
+def predicted_us(program: TensorProgram, device: Device, regions: Sequence[FusedRegion]) -> float:
+    """The model's time of a program with its regions fused, in microseconds."""
+    covered = frozenset(n for r in regions for n in r.region.nodes)
+    return program_seconds(program, device, covered) * 1e6 + math.fsum(r.predicted_us for r in regions)
+
+
+def unfused_operators(result: Optimized) -> list[dict[str, Any]]:
+    """Predicted kernels of the rest of the model, grouped by operator: count and microseconds."""
+    covered = frozenset(n for r in result.regions for n in r.region.nodes)
+    groups: dict[str, list[float]] = {}
+    for t in operator_times(result.program, result.device, covered):
+        node = result.program.producers[t.nodes[0]]
+        name = node.attr.get("callee", node.op)
+        groups.setdefault(str(name), []).append(t.seconds * 1e6)
+    return [
+        {"operator": k, "kernels": len(v), "us": math.fsum(v)}
+        for k, v in sorted(groups.items(), key=lambda kv: -math.fsum(kv[1]))
+    ]
