@@ -74,8 +74,7 @@ def tidy(block: BlockGraph) -> BlockGraph:
             union = {a for v in s.args for a in axes[v]}
             if not set(s.reduce) <= union or (s.folds and not s.reduce):
                 raise NotApplicable("a fold over an axis that is not there")
-            gained = {g for a, g in block.splits if a in s.reduce}
-            s = replace(s, axes=ordered((union - set(s.reduce)) | gained, block.axes))
+            s = replace(s, axes=ordered(block.axes_of(s.reduce, union), block.axes))
             if any(a and a not in s.axes for k, a in s.attrs if k in ("rows", "cols")):
                 raise NotApplicable("a mask without its axes")
         elif s.kind == "store" and set(axes[s.value]) - set(s.axes):

@@ -18,7 +18,7 @@ from fuser.interpret.fields import Field
 from fuser.interpret.fields import Value
 from fuser.interpret.fields import evaluate_program
 from fuser.interpret.modular import modular_matmul
-from fuser.ir.builder import Builder
+from fuser.ir.composites import alone
 from fuser.ir.ops import Array
 from fuser.ir.ops import op as op_def
 
@@ -106,10 +106,8 @@ class FieldAlgebra:
     def library(self, op: str, args: Sequence[Value], attrs: Mapping[str, Any]) -> Value:
         if op_def(op).kind != "composite":
             return self.field.apply(op, args, attrs)
-        b = Builder(op)
-        names = [f"x{i}" for i in range(len(args))]
-        program = b.build(y=b.op(op, *(b.input(n, x.shape) for n, x in zip(names, args, strict=True)), **attrs))
-        return evaluate_program(program, dict(zip(names, args, strict=True)), self.field)["y"]
+        program = alone(op, [(x.shape, None) for x in args], attrs)
+        return evaluate_program(program, dict(zip(program.inputs, args, strict=True)), self.field)["y"]
 
 
 def modular_einsum(spec: str, xs: Sequence[Array], m: int) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -170,6 +171,11 @@ class BlockGraph:
         """A constant at this block's sizes."""
         return value.value(lambda e: self.extents[e.tensor])
 
+    def axes_of(self, reduce: Collection[str], *operands: Collection[str]) -> set[str]:
+        """The axes of a result: those of its operands but for what is summed over, and the parts of what is summed over in
+        parts."""
+        return {a for own in operands for a in own if a not in reduce} | {g for a, g in self.splits if a in reduce}
+
     def users(self, value: str) -> tuple[Stmt, ...]:
         return tuple(s for s in self.stmts if value in s.args or (s.kind == "store" and s.value == value))
 
@@ -213,8 +219,7 @@ class BlockGraph:
             if missing := s.constant_axes - names:
                 raise ProgramError(f"block {self.name!r}: {s} has a constant tied to the absent axes {sorted(missing)}")
             if s.kind == "compute":
-                gained = {grid for axis, grid in self.splits if axis in s.reduce}
-                expected = ({a for v in s.args for a in known[v].axes} - set(s.reduce)) | gained
+                expected = self.axes_of(s.reduce, *(known[v].axes for v in s.args))
                 if set(s.axes) != expected:
                     raise ProgramError(f"block {self.name!r}: {s} has axes {s.axes}, its operands give {sorted(expected)}")
         if not self.stores:

@@ -22,7 +22,7 @@ from fuser.ir.program import TensorProgram
 from fuser.ir.program import infer_shape
 from fuser.ir.scalar import Extent
 from fuser.ir.scalar import Scalar
-from fuser.ir.scalar import renamed
+from fuser.ir.subprogram import rename
 
 
 @dataclass(frozen=True)
@@ -137,27 +137,16 @@ class Builder:
 
     def build(self, *outputs: Ref, **named: Ref) -> TensorProgram:
         """Finish; a keyword renames an output (an output that is an input, or named twice, keeps its name)."""
-        rename = {ref.name: name for name, ref in named.items() if ref.name not in self._inputs}
-        taken = set(self._tensors) - set(rename)
-        for name in rename.values():
+        names = {ref.name: name for name, ref in named.items() if ref.name not in self._inputs}
+        taken = set(self._tensors) - set(names)
+        for name in names.values():
             if name in taken:
                 raise ProgramError(f"output name {name!r} is already a tensor of the program")
-
-        def new(n: str) -> str:
-            return rename.get(n, n)
-
-        refs = [*outputs, *named.values()]
-        if not refs:
+        ends = tuple(r.name for r in (*outputs, *named.values()))
+        if not ends:
             raise ProgramError(f"program {self.name!r} has no output")
-        return TensorProgram(
-            self.name,
-            tuple(self._inputs),
-            tuple(
-                Node(n.op, tuple(map(new, n.inputs)), new(n.output), tuple(renamed(n.attrs, new).items())) for n in self._nodes
-            ),
-            tuple(new(r.name) for r in refs),
-            tuple(Tensor(new(t.name), t.shape, t.dtype) for t in self._tensors.values()),
-        ).validate()
+        program = TensorProgram(self.name, tuple(self._inputs), tuple(self._nodes), ends, tuple(self._tensors.values()))
+        return rename(program, names, self.name)
 
     # Shorthands for what the workloads use.
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
 from fuser.errors import UnsupportedError
 from fuser.ir.builder import Builder
 from fuser.ir.builder import Ref
@@ -22,6 +26,12 @@ def expand(program: TensorProgram) -> TensorProgram:
         refs[node.output] = _emit(b, node, [refs[i] for i in node.inputs], program, names)
         names[node.output] = refs[node.output].name
     return b.build(**{name: refs[name] for name in dict.fromkeys(program.outputs)})
+
+
+def alone(op: str, operands: Sequence[tuple[tuple[int, ...], str | None]], attrs: Mapping[str, Any]) -> TensorProgram:
+    """One operator as a program, expanded: ``operands`` have shapes and dtypes, the output is y."""
+    b = Builder(op)
+    return expand(b.build(y=b.op(op, *(b.input(f"x{i}", *x) for i, x in enumerate(operands)), **attrs)))
 
 
 def _emit(b: Builder, node: Node, inputs: list[Ref], program: TensorProgram, names: dict[str, str]) -> Ref:

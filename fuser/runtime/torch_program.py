@@ -11,8 +11,7 @@ from typing import Any
 
 from fuser.aten import call as call_aten
 from fuser.errors import UnsupportedError
-from fuser.ir.builder import Builder
-from fuser.ir.composites import expand
+from fuser.ir.composites import alone
 from fuser.ir.opdef import evaluate
 from fuser.ir.opdef import own_attributes
 from fuser.ir.ops import op as op_def
@@ -117,9 +116,7 @@ def _by_entry(op: str, xs: list[Any], attrs: Mapping[str, Any]) -> Any:
 
 def expanded(op: str, xs: list[Any], attrs: Mapping[str, Any]) -> Any:
     """A composite operator by operator."""
-    b = Builder(op)
-    operands = [b.input(f"x{i}", tuple(x.shape), str(x.dtype).removeprefix("torch.")) for i, x in enumerate(xs)]
-    program = expand(b.build(y=b.op(op, *operands, **attrs)))
+    program = alone(op, [(tuple(x.shape), str(x.dtype).removeprefix("torch.")) for x in xs], attrs)
     return run_program(program, dict(zip(program.inputs, xs, strict=True)))["y"]
 
 

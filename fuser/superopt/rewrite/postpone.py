@@ -67,8 +67,7 @@ class _Postponer:
             if j != i:
                 self.need(a)
         args = tuple(top if j == i else a for j, a in enumerate(stmt.args))
-        union = {x for a in args for x in self.axes[a]} - set(stmt.reduce)
-        union |= {g for axis, g in self.block.splits if axis in stmt.reduce}
+        union = self.block.axes_of(stmt.reduce, *(self.axes[a] for a in args))
         name = f"{stmt.value}_top"
         self.axes[name] = ordered(union, self.block.axes)
         self.out.append(replace(stmt, value=name, args=args, axes=self.axes[name]))

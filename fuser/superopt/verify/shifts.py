@@ -50,13 +50,12 @@ def _bare(block: BlockGraph) -> BlockGraph:
             continue
         stmts.append(replace(s, args=tuple(alias.get(a, a) for a in s.args), rescale=()))
     axes: dict[str, tuple[str, ...]] = {}
-    gained = {g for _, g in block.splits}
     out = []
     for s in stmts:
         if s.kind == "compute":
             # without the maximum of its part, a value no longer depends on the part until it is reduced
-            have = {a for v in s.args for a in axes[v]} - set(s.reduce) | {g for a, g in block.splits if a in s.reduce}
-            s = replace(s, axes=tuple(a for a in s.axes if a in have or a not in gained))
+            have = block.axes_of(s.reduce, *(axes[v] for v in s.args))
+            s = replace(s, axes=tuple(a for a in s.axes if a in have))
         if s.kind != "store":
             axes[s.value] = s.axes
         out.append(s)
