@@ -30,10 +30,9 @@ from cost_model.work import concatenate
 from cost_model.work import work
 from fuser.device import Device
 from fuser.errors import UsageError
+from fuser.ir.candidate import Candidate
 from fuser.ir.mugraph import BlockGraph
-from fuser.ir.mugraph import KernelGraph
 from fuser.ir.schedule import KernelSchedule
-from fuser.ir.schedule import Schedule
 
 BOUNDS: Mapping[str, tuple[float, float]] = {
     "base": (0.1e-6, 2e-6),
@@ -76,8 +75,7 @@ class Sample:
     """A measured candidate; seconds of one call."""
 
     workload: str
-    graph: KernelGraph
-    schedule: Schedule
+    candidate: Candidate
     seconds: float
 
 
@@ -113,7 +111,7 @@ def table(samples: Sequence[Sample], device: Device) -> Table:
         raise UsageError("there are no measurements to fit", "give files of tuning records with rows of this device")
     groups: dict[tuple[int, str, str, tuple[tuple[str, object], ...]], list[tuple[int, BlockGraph, KernelSchedule]]] = {}
     for i, sample in enumerate(samples):
-        for block, kernel in zip(sample.graph.blocks, sample.schedule.kernels, strict=True):
+        for block, kernel in sample.candidate.blocks:
             named = ",".join((*kernel.tile, *(a for a, _ in kernel.splits)))
             groups.setdefault((id(block), str(kernel.order), named, kernel.knobs), []).append((i, block, kernel))
     parts: list[Work] = []

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cost_model.refined import estimate
 from fuser.device import Device
-from fuser.ir.mugraph import KernelGraph
-from fuser.ir.schedule import Schedule
+from fuser.ir.candidate import Candidate
 
 TIMES = (
     "launch",
@@ -64,10 +64,10 @@ class Row:
     values: tuple[float | None, ...]
 
 
-def explain(candidates: list[tuple[KernelGraph, Schedule]], device: Device) -> list[Row]:
+def explain(candidates: Sequence[Candidate], device: Device) -> list[Row]:
     """Every term of every kernel of some candidates; a candidate with fewer kernels has None there."""
     found: list[list[tuple[str, dict[str, float]]]] = [
-        [(b.name, estimate(b, s, device)) for b, s in zip(g.blocks, ks.kernels, strict=True)] for g, ks in candidates
+        [(b.name, estimate(b, s, device)) for b, s in c.blocks] for c in candidates
     ]
     rows: list[Row] = []
     for i in range(max(len(f) for f in found)):

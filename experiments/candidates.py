@@ -17,18 +17,18 @@ from experiments.peers import peers_of
 from fuser.device import load_device
 from fuser.errors import FuserError
 from fuser.errors import UsageError
+from fuser.ir.candidate import Candidate
 from fuser.ir.program import TensorProgram
 from fuser.pools import SPAWN
 from fuser.superopt.structures import structures
 from fuser.workloads import match
 from fuser.workloads import workload
 from search.libraries import with_libraries
-from search.measure.measurer import Candidate
 from search.measure.records import Record
 from search.measure.records import Records
 from search.measure.timing import External
+from search.space.evolve import Ranked
 from search.tune import RUNNERS
-from search.tune import Candidate as Ranked
 from search.tune import Tuned
 from search.tune import tune_fast
 
@@ -50,7 +50,7 @@ class Choice:
     def candidates(self, runners: int) -> tuple[Candidate, ...]:
         """The winner, that many runners-up, and the best with a library where it is none of them."""
         shown = (self.tuned.winner, *self.tuned.runners[:runners], *((self.library,) if self.library else ()))
-        return tuple(dict.fromkeys(Candidate(c.graph, c.schedule) for c in shown))
+        return tuple(dict.fromkeys(c.candidate for c in shown))
 
 
 @dataclass(frozen=True)

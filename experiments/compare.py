@@ -14,9 +14,9 @@ from experiments.candidates import best_known
 from experiments.candidates import fastest
 from experiments.drawn import name_of
 from fuser.console import note
+from fuser.ir.candidate import Candidate
 from fuser.ir.program import TensorProgram
 from search.measure.measurer import Bench
-from search.measure.measurer import Candidate
 from search.measure.records import Record
 from search.measure.timing import External
 

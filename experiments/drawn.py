@@ -11,12 +11,13 @@ from cost_model.refined import estimate
 from experiments.sampler import sample
 from fuser.device import Device
 from fuser.errors import UnsupportedError
+from fuser.ir.candidate import Candidate
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram
 from fuser.superopt.structures import one_kernel
 from fuser.superopt.structures import searched
 from fuser.superopt.structures import structures
-from search.measure.measurer import Candidate
+from search.measure.compiling import planned
 from search.measure.records import schedule_text
 from search.measure.timing import External
 from search.measure.timing import Measurement
@@ -88,7 +89,7 @@ def _draw(graph: KernelGraph, count: int, seed: int, number: int, known: frozens
 
 def _lowers(candidate: Candidate) -> bool:
     """The plan stays with the candidate, so that the process that measures need not make it again."""
-    return not isinstance(candidate.planned, Measurement)
+    return not isinstance(planned(candidate), Measurement)
 
 
 def _slow_last(found: list[Candidate], device: Device, slowest: float) -> list[Candidate]:
@@ -100,5 +101,4 @@ def _slow_last(found: list[Candidate], device: Device, slowest: float) -> list[C
 
 def _seconds(candidate: Candidate, device: Device) -> float:
     """The model's estimate."""
-    pairs = zip(candidate.graph.blocks, candidate.schedule.kernels, strict=True)
-    return math.fsum(estimate(block, kernel, device)["seconds"] for block, kernel in pairs)
+    return math.fsum(estimate(block, kernel, device)["seconds"] for block, kernel in candidate.blocks)

@@ -39,6 +39,7 @@ from fuser.device import load_device
 from fuser.errors import EnvironmentError_
 from fuser.errors import NoValidKernelError
 from fuser.errors import UnsupportedError
+from fuser.ir.candidate import Candidate
 from fuser.ir.program import TensorProgram
 from fuser.outputs import locked
 from fuser.outputs import make_folder
@@ -46,9 +47,9 @@ from fuser.outputs import write_file
 from fuser.pools import SPAWN
 from fuser.workloads import match
 from fuser.workloads import workload
+from search.measure.compiling import planned
 from search.measure.known import load
 from search.measure.measurer import Bench
-from search.measure.measurer import Candidate
 from search.measure.records import Record
 from search.measure.records import Records
 from search.measure.session import Options
@@ -133,7 +134,7 @@ class _Chunk:
     items: tuple[Candidate | External, ...]
 
     def ready(self, bench: Bench) -> bool:
-        plans = [c.planned for c in self.items if isinstance(c, Candidate)]
+        plans = [planned(c) for c in self.items if isinstance(c, Candidate)]
         return all(bench.pool.ready(p) for p in plans if not isinstance(p, Measurement))
 
 

@@ -35,6 +35,7 @@ from fuser.device import Device
 from fuser.device import load_device
 from fuser.errors import FuserError
 from fuser.errors import UsageError
+from fuser.ir.candidate import Candidate
 from fuser.ir.program import TensorProgram
 from fuser.outputs import make_folder
 from fuser.pools import SPAWN
@@ -43,7 +44,6 @@ from fuser.workloads import match
 from fuser.workloads import workload
 from search.measure.known import load
 from search.measure.measurer import Bench
-from search.measure.measurer import Candidate
 from search.measure.records import Record
 from search.measure.records import Records
 from search.measure.session import Options
@@ -73,7 +73,7 @@ class Job:
 
     @property
     def candidates(self) -> list[Candidate]:
-        return [self.base, *(Candidate(self.base.graph, v.schedule) for v in self.variants)]
+        return [self.base, *(v.candidate for v in self.variants)]
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def model_choices(name: str, target: str, count: int) -> list[Candidate]:
             best = search(ScheduleSpace(graph, device), estimate, np.random.default_rng(0), replace(INSTANT, top=count))
         except FuserError:
             continue  # this structure has no such schedule
-        found += [(r.seconds, Candidate(graph, r.schedule)) for r in best.top]
+        found += [(r.seconds, r.candidate) for r in best.top]
     return [c for _, c in sorted(found, key=lambda x: x[0])[:count]]
 
 
@@ -135,7 +135,7 @@ def jobs_of(bases: dict[str, list[Candidate]], device: Device) -> list[Job]:
         program = workload(name)
         for number, base in enumerate(candidates):
             try:
-                made = list(variants(base.graph, base.schedule, device))
+                made = list(variants(base, device))
             except FuserError as error:
                 say(f"{name}, base {number}, left out: {error.message}")
                 continue

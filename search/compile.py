@@ -20,6 +20,7 @@ from fuser.errors import UnsupportedError
 from fuser.errors import UsageError
 from fuser.frontends.imported import Imported
 from fuser.frontends.torch_export import from_torch
+from fuser.ir.candidate import Candidate
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import Schedule
@@ -38,7 +39,7 @@ from search.libraries import with_libraries
 from search.realise import Realised
 from search.realise import realise
 from search.realise import verified
-from search.tune import Candidate
+from search.space.evolve import Ranked
 from search.tune import Tuned
 from search.tune import require_instant
 from search.tune import tune_fast
@@ -177,7 +178,7 @@ def _as_one(
     if graph is None and schedule is None and device not in (None, "cpu"):
         graphs = with_libraries(graphs)
     if schedule is not None:
-        tuned = Tuned(program, spec.name, Candidate(graphs[0], schedule, nan), (), 1, 1)
+        tuned = Tuned(program, spec.name, Ranked(Candidate(graphs[0], schedule), nan), (), 1, 1)
     else:
         tuned = tune_fast(program, spec, seed=seed, graphs=graphs)
     if device == "cpu":
@@ -228,8 +229,6 @@ def _graphs(
 
 
 def _fits(graph: KernelGraph, schedule: Schedule) -> bool:
-    if len(graph.blocks) != len(schedule.kernels):
-        return False
     try:
         generate_graph(graph, schedule)
     except UsageError:

@@ -15,7 +15,7 @@ from typing import Any
 from fuser.device import Device
 from fuser.errors import EnvironmentError_
 from fuser.errors import UsageError
-from fuser.ir.mugraph import BlockGraph
+from fuser.ir.candidate import paired
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.ops import Array
 from fuser.ir.program import TensorProgram
@@ -104,8 +104,7 @@ class CompiledProgram:
             )
         from fuser.runtime.graph_executor import Executable
 
-        made = iter(self.artifacts)
-        artifacts = [next(made) if isinstance(k, BlockGraph) else None for k in self.graph.kernels] if self.artifacts else None
+        artifacts = [a for _, a in paired(self.graph, self.artifacts)] if self.artifacts else None
         return Executable(self.graph, self.schedule, device=self.device, artifacts=artifacts, constants=self._constants())
 
     @cached_property

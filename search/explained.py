@@ -10,7 +10,7 @@ from cost_model.explain import COUNTS
 from cost_model.explain import explain
 from fuser.device import Device
 from search.realise import Realised
-from search.tune import Candidate
+from search.space.evolve import Ranked
 
 if TYPE_CHECKING:
     from search.cover.borders import Border
@@ -62,11 +62,11 @@ def _border(b: Border, names: dict[int, str]) -> list[str]:
     return [f"{names[b.first]} is apart from {names[b.second]}, which reads {b.maker}:", f"  {b.reason}"]
 
 
-def _terms(shown: Sequence[Candidate], device: Device) -> list[str]:
+def _terms(shown: Sequence[Ranked], device: Device) -> list[str]:
     """The model's terms as lines of a table, a column for each candidate."""
     lines: list[str] = []
     kernel = ""
-    for row in explain([(c.graph, c.schedule) for c in shown], device):
+    for row in explain([c.candidate for c in shown], device):
         if row.kernel != kernel:
             kernel = row.kernel
             lines.append(f"kernel {kernel} (times in µs)")

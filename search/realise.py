@@ -19,6 +19,7 @@ from pathlib import Path
 from fuser.device import Device
 from fuser.errors import FuserError
 from fuser.errors import NoValidKernelError
+from fuser.ir.candidate import Candidate
 from fuser.ir.program import TensorProgram
 from fuser.lower.check import Check
 from fuser.lower.check import check
@@ -26,7 +27,7 @@ from fuser.lower.compile import KernelArtifact
 from fuser.lower.compile import compile_graph
 from fuser.superopt.verify.verdicts import kept_verdict
 from fuser.superopt.verify.verifier import Verdict
-from search.tune import Candidate
+from search.space.evolve import Ranked
 from search.tune import Tuned
 
 SPILL_LIMIT = 64
@@ -44,7 +45,7 @@ class Realised:
     """
 
     tuned: Tuned
-    candidate: Candidate
+    candidate: Ranked
     verdict: Verdict
     artifacts: tuple[KernelArtifact, ...]
     check: Check | None = None
@@ -62,7 +63,7 @@ def compile_candidate(candidate: Candidate, device: Device, folder: Path | None 
     return artifacts
 
 
-def first_verified(program: TensorProgram, candidates: Sequence[Candidate]) -> tuple[int, Verdict, dict[str, int]]:
+def first_verified(program: TensorProgram, candidates: Sequence[Ranked]) -> tuple[int, Verdict, dict[str, int]]:
     """The first candidate whose µGraph is verified, as an index, its verdict, and how many fell out before it, by class. Raises
     :class:`NoValidKernelError` where there is none."""
     rejected: Counter[str] = Counter()
@@ -97,7 +98,7 @@ class _Outcome:
     rejected: dict[str, int] = field(default_factory=dict)
 
 
-def _compiled(job: tuple[TensorProgram, tuple[Candidate, ...], Device, int]) -> _Outcome:
+def _compiled(job: tuple[TensorProgram, tuple[Ranked, ...], Device, int]) -> _Outcome:
     """The first verified candidate that compiles without heavy spills (else the one that spills least), of as many as may be
     compiled.
     """
@@ -116,7 +117,7 @@ def _compiled(job: tuple[TensorProgram, tuple[Candidate, ...], Device, int]) -> 
             continue
         compiled += 1
         try:
-            artifacts = compile_candidate(candidate, device)
+            artifacts = compile_candidate(candidate.candidate, device)
         except FuserError as error:
             rejected["shared memory" if "shared memory" in error.message else "does not compile"] += 1
             last = error
@@ -140,7 +141,7 @@ def realise(
     A winner that is not verified or fails its numerical check is dropped for the next candidate; :class:`NoValidKernelError` if
     none is left.
     """
-    pending: list[tuple[Candidate, ...]] = [(t.winner, *t.runners) for t in tuned]
+    pending: list[tuple[Ranked, ...]] = [(t.winner, *t.runners) for t in tuned]
     found: list[Realised | None] = [None] * len(tuned)
     rejected: list[Counter[str]] = [Counter() for _ in tuned]
     left = [TRIES] * len(tuned)
@@ -155,7 +156,7 @@ def realise(
             left[i] -= r.compiled
         if not checked:
             break
-        checks = check([(tuned[i].program, r.candidate.graph, r.candidate.schedule) for i in todo if (r := found[i])], seed)
+        checks = check([(tuned[i].program, r.candidate.candidate) for i in todo if (r := found[i])], seed)
         again: list[int] = []
         for i, outcome in zip(list(todo), checks, strict=True):
             r = found[i]

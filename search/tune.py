@@ -22,11 +22,11 @@ from fuser.errors import UsageError
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.program import TensorProgram
-from fuser.ir.schedule import Schedule
 from fuser.runtime.library import views_of
 from fuser.superopt.structures import structures
 from search.space.evolve import INSTANT
 from search.space.evolve import Effort
+from search.space.evolve import Ranked
 from search.space.evolve import search
 from search.space.hazards import hazardous
 from search.space.hazards import unwieldy
@@ -38,19 +38,6 @@ RUNNERS = 16
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """A µGraph with a schedule and its estimated time in seconds."""
-
-    graph: KernelGraph
-    schedule: Schedule
-    seconds: float
-
-    @property
-    def us(self) -> float:
-        return self.seconds * 1e6
-
-
-@dataclass(frozen=True)
 class Tuned:
     """The winner, what came next (best first; other structures and the winner's own next schedules, and in the end the best of
     every structure that is not among them), and how much was looked at.
@@ -58,20 +45,20 @@ class Tuned:
 
     program: TensorProgram
     device: str
-    winner: Candidate
-    runners: tuple[Candidate, ...]
+    winner: Ranked
+    runners: tuple[Ranked, ...]
     structures: int
     candidates: int
     notes: tuple[str, ...] = ()
 
     @property
-    def runner_up(self) -> Candidate | None:
+    def runner_up(self) -> Ranked | None:
         return self.runners[0] if self.runners else None
 
 
 def rank_graph(
     graph: KernelGraph, device: Device, rng: np.random.Generator, effort: Effort = INSTANT
-) -> tuple[list[Candidate], int, tuple[str, ...]]:
+) -> tuple[list[Ranked], int, tuple[str, ...]]:
     """Schedules of one structure by the model, best first; the number of estimates, and notes of the space."""
     fixed = math.fsum(library_seconds(graph, k, device) for k in graph.kernels if isinstance(k, LibraryKernel))
     space = ScheduleSpace(graph, device)
@@ -80,7 +67,7 @@ def rank_graph(
         return np.where(hazardous(f, device) | unwieldy(f), np.inf, refined.seconds(f, device))
 
     found = search(space, estimate, rng, effort)
-    top = [Candidate(graph, with_launches(graph, r.schedule, device), fixed + r.seconds) for r in found.top]
+    top = [Ranked(with_launches(r.candidate, device), fixed + r.seconds) for r in found.top]
     return top, found.estimated, found.notes
 
 
@@ -122,7 +109,7 @@ def tune_fast(
     if kernels:
         refined.check_device(device)
     graphs = structures(program) if graphs is None else graphs
-    found: list[Candidate] = []
+    found: list[Ranked] = []
     notes: dict[str, None] = {}
     count = 0
     for graph in graphs:

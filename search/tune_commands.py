@@ -33,7 +33,7 @@ from fuser.workloads import match
 from fuser.workloads import workload
 from search.realise import Realised
 from search.realise import realise
-from search.tune import Candidate
+from search.space.evolve import Ranked
 from search.tune import Tuned
 from search.tune import require_instant
 from search.tune import tune_fast
@@ -160,7 +160,7 @@ def explain(names: Names, target: Target = "h200", json: Json = False) -> None:
     for name in match(names):
         tuned = tune_fast(workload(name), device, kernels=False)
         shown = [tuned.winner, *other(tuned)]
-        rows = explain_terms([(c.graph, c.schedule) for c in shown], device)
+        rows = explain_terms([c.candidate for c in shown], device)
         if json:
             documents.append(
                 {
@@ -170,7 +170,7 @@ def explain(names: Names, target: Target = "h200", json: Json = False) -> None:
                             "structure": summary(c.graph),
                             "schedule": str(c.schedule),
                             "estimate_us": c.us,
-                            "terms": [estimate(b, s, device) for b, s in zip(c.graph.blocks, c.schedule.kernels, strict=True)],
+                            "terms": [estimate(b, s, device) for b, s in c.candidate.blocks],
                         }
                         for c in shown
                     ],
@@ -191,7 +191,7 @@ def explain(names: Names, target: Target = "h200", json: Json = False) -> None:
         print_json({"target": device.name, "workloads": documents})
 
 
-def other(tuned: Tuned) -> list[Candidate]:
+def other(tuned: Tuned) -> list[Ranked]:
     """The best candidate of another structure if there is one, else the next schedule."""
     apart = [c for c in tuned.runners if c.graph is not tuned.winner.graph]
     return (apart or list(tuned.runners))[:1]

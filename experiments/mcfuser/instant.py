@@ -29,13 +29,13 @@ from experiments.report import geometric_mean
 from experiments.script import script
 from fuser.errors import FuserError
 from fuser.errors import UsageError
+from fuser.ir.candidate import Candidate
 from fuser.outputs import make_folder
 from fuser.outputs import write_file
 from fuser.pools import SPAWN
 from fuser.workloads import match
 from search.measure.known import load
 from search.measure.measurer import Bench
-from search.measure.measurer import Candidate
 from search.measure.records import Record
 from search.measure.records import Records
 from search.measure.session import Options

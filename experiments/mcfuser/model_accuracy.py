@@ -30,6 +30,7 @@ from cost_model.constants import Constants
 from experiments.script import script
 from fuser.device import Device
 from fuser.device import load_device
+from fuser.ir.candidate import Candidate
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
 from fuser.outputs import write_file
@@ -61,7 +62,7 @@ def read(paths: Sequence[Path], device: Device) -> list[Sample]:
             isinstance(k, LibraryKernel) for k in graphs[structure].kernels
         ):
             continue
-        samples.append(Sample(workload, graphs[structure], value, 1e-6 * float(np.median(us))))
+        samples.append(Sample(workload, Candidate(graphs[structure], value), 1e-6 * float(np.median(us))))
     return samples
 
 

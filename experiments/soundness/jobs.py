@@ -20,12 +20,13 @@ from experiments.soundness.schedules import choose
 from experiments.soundness.schedules import suspect
 from fuser.device import load_device
 from fuser.errors import FuserError
+from fuser.ir.candidate import Candidate
 from fuser.ir.mugraph import KernelGraph
 from fuser.outputs import replacing
 from fuser.superopt.structures import searched
 from fuser.superopt.structures import structures
+from search.measure.compiling import source_hash
 from search.measure.lines import read_lines
-from search.measure.measurer import Candidate
 
 PASSES = 3
 """The superoptimizer's structures are spread over so many passes, another share first for each case: a family of cases covers
@@ -117,7 +118,7 @@ def prepare(name: str, seed: int, seconds: float, target: str, passes: int) -> P
             job = _job(name, graph, i, (i + salt + STEP * turn) % len(KINDS) if i or turn else 0, rng, target)
             if job is not None:
                 placed = replace(job, turn=turn, place=len(found) - before)
-                found.setdefault((job.candidate.source_hash, str(i)), placed)
+                found.setdefault((source_hash(job.candidate), str(i)), placed)
     return Prepared(name, len(graphs), tuple(found.values()))
 
 
@@ -129,14 +130,14 @@ def _job(name: str, graph: KernelGraph, number: int, first: int, rng: np.random.
         schedule = choose(graph, kind, rng, device)
         if schedule is not None:
             candidate = Candidate(graph, schedule)
-            _ = candidate.source_hash
+            source_hash(candidate)  # stays with the candidate
             return Job(name, number, kind, suspect(graph, schedule, device), 0, 0, candidate)
     return None
 
 
 def key_of(job: Job, inputs: str) -> tuple[str, ...]:
     c = job.candidate
-    return (job.case, c.graph.stable_hash(), str(c.schedule), inputs, c.source_hash)
+    return (job.case, c.graph.stable_hash(), str(c.schedule), inputs, source_hash(c))
 
 
 def row_of(job: Job, inputs: str, status: str, **found: Any) -> Row:

@@ -29,8 +29,8 @@ from experiments.soundness.sanitize import Item
 from experiments.soundness.sanitize import Sanitizer
 from fuser.outputs import write_file
 from fuser.pools import SPAWN
-from fuser.runtime.graph_executor import Plan
-from search.measure.measurer import CompilePool
+from search.measure.compiling import CompilePool
+from search.measure.compiling import planned
 from search.measure.session import Options
 from search.measure.timing import Kernels
 from search.measure.timing import Measurement
@@ -181,25 +181,25 @@ def _feed(state: State, deadline: float) -> None:
     """Keep the compilers busy, and take what they have done."""
     ahead = state.waiting[: 3 * state.pool.workers]
     for job in ahead:
-        planned = job.candidate.planned
-        if isinstance(planned, Measurement):
-            _record(state, job, "normal", planned)
+        made = planned(job.candidate)
+        if isinstance(made, Measurement):
+            _record(state, job, "normal", made)
             state.waiting.remove(job)
             continue
-        state.pool.submit(planned)
-        if not state.pool.ready(planned):
+        state.pool.submit(made)
+        if not state.pool.ready(made):
             continue
-        built = state.pool.result(planned, max(0.0, deadline - time.monotonic()))
+        built = state.pool.result(made, max(0.0, deadline - time.monotonic()))
         state.waiting.remove(job)
         if built.status != "ok":
             _record(state, job, "normal", Measurement(built.status, built.detail))
             continue
-        kernels = Kernels(planned, built.artifacts)
+        kernels = Kernels(made, built.artifacts)
         state.ready.setdefault(job.case, []).append((job, kernels))
-        _keep_for_sanitizer(state, job, planned, kernels)
+        _keep_for_sanitizer(state, job, kernels)
 
 
-def _keep_for_sanitizer(state: State, job: Job, planned: Plan, kernels: Kernels) -> None:
+def _keep_for_sanitizer(state: State, job: Job, kernels: Kernels) -> None:
     s = state.settings
     if not s.sanitize or s.device != "cuda" or state.sanitizer is not None or job.suspect or job.case not in SAMPLE:
         return

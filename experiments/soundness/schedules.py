@@ -21,6 +21,7 @@ from experiments.sampler import footprint
 from fuser.device import Device
 from fuser.errors import FuserError
 from fuser.errors import NoValidKernelError
+from fuser.ir.candidate import scheduled_blocks
 from fuser.ir.mugraph import FREE
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
@@ -91,7 +92,7 @@ def lowers(graph: KernelGraph, schedule: Schedule) -> bool:
     """It becomes source, compiles in reasonable time, and its footprint is not far beyond the device."""
     try:
         generate_graph(graph, schedule)
-        for block, ks in zip(graph.blocks, schedule.kernels, strict=True):
+        for block, ks in scheduled_blocks(graph, schedule):
             shared, values = footprint(block, ks)
             f = schedule_features(block, ks)
             if shared > SHARED_LIMIT or values > REGISTERS or unwieldy(f).any() or _endless(f):
@@ -111,8 +112,7 @@ def _endless(f: Features) -> bool:
 
 def suspect(graph: KernelGraph, schedule: Schedule, device: Device) -> bool:
     """The compiler is known to get such a schedule wrong, so that tuning leaves it out."""
-    pairs = zip(graph.blocks, schedule.kernels, strict=True)
-    return any(bool(hazardous(schedule_features(b, k), device).any()) for b, k in pairs)
+    return any(bool(hazardous(schedule_features(b, k), device).any()) for b, k in scheduled_blocks(graph, schedule))
 
 
 def _draw(graph: KernelGraph, kind: str, rng: Rng) -> Schedule | None:
@@ -217,7 +217,7 @@ def _options(block: BlockGraph, rng: Rng) -> tuple[tuple[str, object], ...]:
 def _with_options(graph: KernelGraph, schedule: Schedule, rng: Rng) -> Schedule:
     """Other options for each kernel, and now and then an early start of later ones."""
     kernels: list[KernelSchedule] = []
-    for i, (block, ks) in enumerate(zip(graph.blocks, schedule.kernels, strict=True)):
+    for i, (block, ks) in enumerate(scheduled_blocks(graph, schedule)):
         knobs = dict(_options(block, rng))
         if i and rng.random() < 0.5:
             knobs["pdl"] = str(rng.choice(("early", "late")))

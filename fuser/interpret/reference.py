@@ -36,6 +36,7 @@ from fuser.interpret.algebra import FloatAlgebra
 from fuser.interpret.statements import InterpretError
 from fuser.interpret.statements import Statements
 from fuser.interpret.statements import run_kernels
+from fuser.ir.candidate import scheduled_blocks
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import Stmt
@@ -70,10 +71,8 @@ def interpret(graph: KernelGraph, schedule: Schedule, inputs: Mapping[str, Array
 
 def interpret_in(algebra: Algebra[V], graph: KernelGraph, schedule: Schedule, inputs: Mapping[str, V]) -> dict[str, V]:
     """The same in any algebra. Returns every device tensor: inputs, intermediates, outputs."""
-    if len(schedule.kernels) != len(graph.blocks):
-        raise UsageError(f"{graph.name!r} has {len(graph.blocks)} kernels to schedule, the schedule has {len(schedule.kernels)}")
-    plans = iter(schedule.kernels)
-    return run_kernels(algebra, graph, inputs, lambda block, *given: _Kernel(algebra, block, next(plans), *given).run())
+    plans = iter(scheduled_blocks(graph, schedule))
+    return run_kernels(algebra, graph, inputs, lambda _, *given: _Kernel(algebra, *next(plans), *given).run())
 
 
 def interpret_block(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fuser.ir.candidate import scheduled_blocks
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import Stmt
@@ -114,7 +115,7 @@ def block_maps(block: BlockGraph, schedule: KernelSchedule) -> BlockMaps:
 
 def graph_maps(graph: KernelGraph, schedule: Schedule) -> tuple[BlockMaps, ...]:
     """Maps of every graph-defined kernel, in launch order."""
-    return tuple(block_maps(b, s) for b, s in zip(graph.blocks, schedule.kernels, strict=True))
+    return tuple(block_maps(b, s) for b, s in scheduled_blocks(graph, schedule))
 
 
 def loop_axes(tree: LoopTree) -> tuple[tuple[str, int], ...]:

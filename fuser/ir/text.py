@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fuser.errors import EnvironmentError_
+from fuser.ir.candidate import scheduled
 from fuser.ir.maps import block_maps
 from fuser.ir.maps import vector
 from fuser.ir.mugraph import BlockGraph
@@ -28,9 +29,10 @@ def describe(graph: KernelGraph, schedule: Schedule | None = None) -> str:
     """The graph as text; with a schedule: axes as grid × loop × tile, Mirage's maps, MCFuser's expression, the loops."""
     if schedule is None:
         return str(graph)
-    plans = iter(schedule.kernels)
     head = str(graph).splitlines()[0]
-    return "\n".join([head, *(str(k) if isinstance(k, LibraryKernel) else describe_block(k, next(plans)) for k in graph.kernels)])
+    return "\n".join(
+        [head, *(describe_block(k, s) if isinstance(k, BlockGraph) and s else str(k) for k, s in scheduled(graph, schedule))]
+    )
 
 
 def describe_block(block: BlockGraph, schedule: KernelSchedule) -> str:
@@ -87,7 +89,6 @@ def _diagram(graph: KernelGraph, schedule: Schedule | None) -> _Diagram:
     edges: list[tuple[str, str, str]] = []
     clusters: list[tuple[str, str]] = []
     tensors: dict[str, str] = {}
-    plans = iter(schedule.kernels) if schedule else iter(())
 
     def add(label: str, kind: str, cluster: str = "") -> str:
         vertices.append(_Vertex(f"n{len(vertices)}", label, kind, cluster))
@@ -98,13 +99,13 @@ def _diagram(graph: KernelGraph, schedule: Schedule | None) -> _Diagram:
             tensors[name] = add(str(graph.table.get(name, name)), "tensor")
         return tensors[name]
 
-    for i, k in enumerate(graph.kernels):
+    pairs = scheduled(graph, schedule) if schedule else [(k, None) for k in graph.kernels]
+    for i, (k, plan) in enumerate(pairs):
         if isinstance(k, LibraryKernel):
             node = add(f"{k.op} (library)", "library")
             edges += [(tensor(a), node, "") for a in k.args]
             edges.append((node, tensor(k.output), ""))
             continue
-        plan = next(plans, None)
         maps = block_maps(k, plan) if plan else None
         cluster = f"k{i}"
         clusters.append((cluster, f"{k.name}: {str(maps).splitlines()[0] if maps else ', '.join(a.name for a in k.axes)}"))

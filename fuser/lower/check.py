@@ -32,12 +32,14 @@ from fuser.drawing import drawn
 from fuser.errors import FuserError
 from fuser.errors import said
 from fuser.interpret.reference import interpret
+from fuser.ir.candidate import Candidate
+from fuser.ir.candidate import paired
+from fuser.ir.candidate import scheduled_blocks
 from fuser.ir.fuse import fuse
 from fuser.ir.libraries import generated
 from fuser.ir.libraries import products
 from fuser.ir.libraries import with_library
 from fuser.ir.mugraph import FREE
-from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.ops import Array
@@ -85,7 +87,7 @@ def reduced_extents(graph: KernelGraph, schedule: Schedule, free: Collection[str
         return graph.extents
     steps: dict[str, int] = {}
     full: dict[str, int] = {}
-    for block, ks in zip(graph.blocks, schedule.kernels, strict=True):
+    for block, ks in scheduled_blocks(graph, schedule):
         counts = dict(ks.splits)
         split_of = dict(block.splits)
         for axis, extent in block.extents.items():
@@ -96,7 +98,7 @@ def reduced_extents(graph: KernelGraph, schedule: Schedule, free: Collection[str
             step = tile * counts.get(split_of.get(axis, ""), 1)
             if tile < extent:
                 steps[axis] = math.lcm(steps.get(axis, 1), step)
-    for block, ks in zip(graph.blocks, schedule.kernels, strict=True):
+    for block, ks in scheduled_blocks(graph, schedule):
         for s in block.stmts:
             if s.access and s.access.axes and ks.knob.get(f"tma_{s.access.source}") and s.access.axes[-1] in steps:
                 # rows of a described tensor are whole units of memory
@@ -135,8 +137,8 @@ def _at_reduced_sizes(program: TensorProgram, graph: KernelGraph, schedule: Sche
     """The reduced extents, and the graph with them. A library's products take part as blocks that divide nothing."""
     called = tuple(k.name for k in graph.kernels if isinstance(k, LibraryKernel))
     if called and (whole := generated(program, graph)):
-        mine = iter(schedule.kernels)
-        plans = tuple(KernelSchedule() if b.name in called else next(mine) for b in whole.blocks)
+        mine = {b.name: s for b, s in scheduled_blocks(graph, schedule)}
+        plans = tuple(mine.get(b.name, KernelSchedule()) for b in whole.blocks)
         sizes = reduced_extents(whole, Schedule(plans), whole.extents.keys() - graph.extents.keys())
         small = whole.with_extents(sizes)
         if set(called) & {b.name for b in whole.blocks} <= set(products(small)):
@@ -175,10 +177,10 @@ def random_inputs(graph: KernelGraph, rng: np.random.Generator, draw: Draw | Non
     return found
 
 
-def plain(program: TensorProgram, sizes: Mapping[str, int]) -> tuple[KernelGraph, Schedule]:
+def plain(program: TensorProgram, sizes: Mapping[str, int]) -> Candidate:
     """The program as written, in one block without tiles: the reference at other sizes."""
     graph = fuse(program).with_extents(sizes)
-    return graph, Schedule(tuple(KernelSchedule() for _ in graph.blocks))
+    return Candidate(graph, Schedule(tuple(KernelSchedule() for _ in graph.blocks)))
 
 
 def run_graph(graph: KernelGraph, schedule: Schedule, inputs: Mapping[str, Array], poison: float = math.nan) -> dict[str, Array]:
@@ -187,21 +189,21 @@ def run_graph(graph: KernelGraph, schedule: Schedule, inputs: Mapping[str, Array
     from fuser.lower.triton_source import generate_graph
 
     values: dict[str, Any] = dict(inputs)
-    sources = iter(generate_graph(graph, schedule))
-    for kernel in graph.kernels:
-        if isinstance(kernel, BlockGraph):
-            values.update(interpret_source(next(sources), values, poison))
-        else:
+    for kernel, source in paired(graph, generate_graph(graph, schedule)):
+        if source:
+            values.update(interpret_source(source, values, poison))
+        elif isinstance(kernel, LibraryKernel):
             args = [np.asarray(values[a], np.float32) for a in kernel.args]
             attrs = bound(kernel.attrs, lambda e: values[e.tensor].shape[e.dim])
             values[kernel.output] = op_def(kernel.op).numpy(*args, **attrs)
     return {n: np.asarray(values[n]).reshape(graph.table[n].shape) for n in graph.outputs}
 
 
-def check_here(program: TensorProgram, graph: KernelGraph, schedule: Schedule, seed: int, method: str) -> Check:
+def check_here(program: TensorProgram, candidate: Candidate, seed: int, method: str) -> Check:
     """Check in this process; ``method`` is ``triton`` (the interpreter must be on) or ``numpy``."""
-    sizes, small = _at_reduced_sizes(program, graph, schedule)
-    schedule = reduced_schedule(schedule)
+    graph = candidate.graph
+    sizes, small = _at_reduced_sizes(program, graph, candidate.schedule)
+    schedule = reduced_schedule(candidate.schedule)
 
     def attempt(draw: Draw) -> tuple[dict[str, Array], dict[str, Array]]:
         inputs = random_inputs(small, np.random.default_rng(seed), draw)
@@ -226,18 +228,18 @@ def _reference(
     with np.errstate(all="ignore"):
         if _read_both_ways(graph):
             return program.evaluate(inputs)
-        reference_graph, trivial = plain(program, sizes)
-        return interpret(reference_graph, trivial, inputs)
+        written = plain(program, sizes)
+        return interpret(written.graph, written.schedule, inputs)
 
 
-def check(jobs: Sequence[tuple[TensorProgram, KernelGraph, Schedule]], seed: int = 0) -> Iterator[Check]:
+def check(jobs: Sequence[tuple[TensorProgram, Candidate]], seed: int = 0) -> Iterator[Check]:
     """Check lowered µGraphs one after the other, in an interpreter of their own; without torch, the scheduled µGraphs in numpy.
 
     A kernel that cannot run or that differs gives a :class:`Check` that has not passed; it never raises for a kernel's sake.
     """
     if find_spec("torch") is None or find_spec("triton") is None:
-        for program, graph, schedule in jobs:
-            yield _guarded(program, graph, schedule, seed, "numpy")
+        for program, candidate in jobs:
+            yield _guarded(program, candidate, seed, "numpy")
         return
     env = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     lines = "".join(json.dumps(_to_json(*job, seed)) + "\n" for job in jobs)
@@ -256,22 +258,25 @@ def check(jobs: Sequence[tuple[TensorProgram, KernelGraph, Schedule]], seed: int
             out, err = worker.communicate()
             err += f"\nno answer within {TIMEOUT:.0f} s"
     answers = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
-    for i, (_, graph, _) in enumerate(jobs):
+    for i, (_, candidate) in enumerate(jobs):
         if i < len(answers):
             a = answers[i]
             yield Check(a["max_error"], a["error"], tuple((k, v) for k, v in a["extents"]), a["method"], a["message"])
         else:
             reason = (err.strip().splitlines() or ["no output"])[-1]
-            yield Check(math.inf, math.inf, (), "triton", f"the interpreter ended before it checked {graph.name!r}: {reason}")
+            yield Check(
+                math.inf, math.inf, (), "triton", f"the interpreter ended before it checked {candidate.graph.name!r}: {reason}"
+            )
 
 
-def _to_json(program: TensorProgram, graph: KernelGraph, schedule: Schedule, seed: int) -> dict[str, Any]:
-    return {"program": program.to_json(), "graph": graph.to_json(), "schedule": schedule.to_json(), "seed": seed}
+def _to_json(program: TensorProgram, candidate: Candidate, seed: int) -> dict[str, Any]:
+    graph, schedule = candidate.graph.to_json(), candidate.schedule.to_json()
+    return {"program": program.to_json(), "graph": graph, "schedule": schedule, "seed": seed}
 
 
-def _guarded(program: TensorProgram, graph: KernelGraph, schedule: Schedule, seed: int, method: str) -> Check:
+def _guarded(program: TensorProgram, candidate: Candidate, seed: int, method: str) -> Check:
     try:
-        return check_here(program, graph, schedule, seed, method)
+        return check_here(program, candidate, seed, method)
     except FuserError as error:
         return Check(math.inf, math.inf, (), method, error.message)
     except Exception as error:  # noqa: BLE001 - the interpreter raises whatever the kernel's mistake leads to
@@ -282,8 +287,8 @@ def main() -> None:
     """Answer JSON jobs on standard input, one line each."""
     for line in sys.stdin:
         job = json.loads(line)
-        program = TensorProgram.from_json(job["program"])
-        result = _guarded(program, graph_from_json(job["graph"]), Schedule.from_json(job["schedule"]), job["seed"], "triton")
+        candidate = Candidate(graph_from_json(job["graph"]), Schedule.from_json(job["schedule"]))
+        result = _guarded(TensorProgram.from_json(job["program"]), candidate, job["seed"], "triton")
         print(json.dumps(asdict(result)), flush=True)
 
 

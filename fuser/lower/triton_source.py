@@ -17,6 +17,7 @@ from functools import cached_property
 from fuser.errors import NoValidKernelError
 from fuser.errors import UnsupportedError
 from fuser.interpret.algebra import guarded
+from fuser.ir.candidate import scheduled
 from fuser.ir.fuse import identifier
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
@@ -75,13 +76,12 @@ def generate_graph(graph: KernelGraph, schedule: Schedule) -> tuple[KernelSource
     """Source of every graph-defined kernel of a µGraph, in launch order, with names that are unique to structure and schedule."""
     digest = hashlib.sha256(f"{graph.stable_hash()}{schedule.stable_hash()}".encode()).hexdigest()[:8]
     rules = guarded(graph)
-    schedules = iter(schedule.kernels)
-    paired = [(k, next(schedules) if isinstance(k, BlockGraph) else None) for k in graph.kernels]
+    pairs = scheduled(graph, schedule)
     found = []
-    for i, (block, mine) in enumerate(paired):
+    for i, (block, mine) in enumerate(pairs):
         if not isinstance(block, BlockGraph) or mine is None:
             continue
-        before, after = paired[i - 1][1] if i else None, paired[i + 1][1] if i + 1 < len(paired) else None
+        before, after = pairs[i - 1][1] if i else None, pairs[i + 1][1] if i + 1 < len(pairs) else None
         chain = Chain(
             frozenset(t for k in graph.kernels[:i] for t in k.outputs),
             before is not None and "pdl" in mine.knob,

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fuser.errors import UsageError
+from fuser.ir.candidate import Candidate
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import Tensor
 from fuser.ir.schedule import Schedule
@@ -75,7 +76,7 @@ class Executable:
         if isinstance(graph, KernelGraph):
             if schedule is None:
                 raise UsageError(f"{graph.name!r} needs a schedule to be run", "let fuser.compile choose, or pass your own")
-            graph = plan(graph, schedule)
+            graph = plan(Candidate(graph, schedule))
         self.plan, self.name = graph, graph.graph.name
         self.device = torch.device(device)
         if self.device.type == "cuda" and self.device.index is None:

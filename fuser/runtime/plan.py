@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from fuser.errors import UsageError
+from fuser.ir.candidate import Candidate
+from fuser.ir.candidate import paired
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.program import Tensor
-from fuser.ir.schedule import Schedule
 from fuser.lower.triton_source import KernelSource
 from fuser.lower.triton_source import generate_graph
 from fuser.runtime.library import allocates
@@ -31,14 +32,17 @@ class Plan:
     ``launched`` are the kernels that are launched, by their index in the graph (a strided view is none); ``streams`` counts those
     alone. ``slots`` place each intermediate in one workspace of ``bytes``."""
 
-    graph: KernelGraph
-    schedule: Schedule
+    candidate: Candidate
     sources: tuple[KernelSource | None, ...]
     tensors: tuple[Tensor, ...]
     launched: tuple[int, ...]
     streams: Streams
     slots: tuple[Slot, ...]
     bytes: int
+
+    @property
+    def graph(self) -> KernelGraph:
+        return self.candidate.graph
 
     @cached_property
     def table(self) -> dict[str, Tensor]:
@@ -54,20 +58,17 @@ class Plan:
         return tuple(k.name for k in self.graph.kernels if isinstance(k, LibraryKernel) and allocates(k.op))
 
 
-def plan(graph: KernelGraph, schedule: Schedule) -> Plan:
+def plan(candidate: Candidate) -> Plan:
     """Generate every kernel and place the intermediates. Raises what :func:`generate_graph` raises, :class:`UsageError` where the
     number of kernel schedules does not fit or two kernels disagree on the shape of a tensor."""
-    if len(schedule.kernels) != len(graph.blocks):
-        raise UsageError(f"{graph.name!r} has {len(graph.blocks)} generated kernels, the schedule is for {len(schedule.kernels)}")
+    graph = candidate.graph
     tensors = dict(graph.table)
-    sources: list[KernelSource | None] = []
-    generated = iter(generate_graph(graph, schedule))
-    for kernel in graph.kernels:
+    pairs = paired(graph, generate_graph(graph, candidate.schedule))
+    for kernel, source in pairs:
         if isinstance(kernel, LibraryKernel):
             tensors.setdefault(kernel.output, output_of(kernel, tensors))
-            sources.append(None)
+        if source is None:
             continue
-        source = next(generated)
         for name, dtype, shape in zip(source.args, source.dtypes, source.shapes, strict=True):
             known = tensors.setdefault(name, Tensor(name, shape, dtype))
             # a kernel may see a tensor of the program under another shape, never under another size
@@ -76,14 +77,13 @@ def plan(graph: KernelGraph, schedule: Schedule) -> Plan:
                     f"kernel {kernel.name!r} has {name} as {shape} {dtype}, elsewhere it is {known.shape} {known.dtype}",
                     "split counts of kernels that share a tensor must agree",
                 )
-        sources.append(source)
     views = views_of(graph)
     launched = tuple(i for i, k in enumerate(graph.kernels) if k.outputs[0] not in views)
     accesses = accesses_of(graph)
     streams = streams_of(accesses)
     inside = {n: tensors[n] for n in graph.intermediates if n not in views}
     slots, total = place(accesses, inside, streams)
-    return Plan(graph, schedule, tuple(sources), tuple(tensors.values()), launched, streams, slots, total)
+    return Plan(candidate, tuple(s for _, s in pairs), tuple(tensors.values()), launched, streams, slots, total)
 
 
 def accesses_of(graph: KernelGraph) -> tuple[Access, ...]:

@@ -14,13 +14,12 @@ from functools import cached_property
 from fuser.device import Device
 from fuser.errors import NoValidKernelError
 from fuser.errors import UnsupportedError
-from fuser.ir.mugraph import BlockGraph
-from fuser.ir.mugraph import KernelGraph
+from fuser.ir.candidate import Candidate
+from fuser.ir.candidate import scheduled
 from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.ops import Array
 from fuser.ir.ops import op as op_def
 from fuser.ir.program import TensorProgram
-from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from fuser.lower.compile import compile_sources
 from fuser.lower.triton_source import generate_graph
@@ -42,11 +41,11 @@ from search.realise import Realised
 from search.realise import realise
 from search.realise import verified
 from search.regions import find_chains
+from search.space.evolve import Ranked
 from search.space.launches import with_launches
 from search.stages import Say
 from search.stages import Stages
 from search.stages import silent
-from search.tune import Candidate
 from search.tune import Tuned
 
 SMALL = 3
@@ -131,14 +130,11 @@ def compile_model(
         considered |= {p: tuned[p].winner.seconds if p in tuned else math.inf for p in considered}
     stages.begin("joining", "putting the kernels into one graph")
     found = tuple(done[p.program.stable_hash()] for p in chosen.parts)
-    graph, schedule = stitch(
-        program, [(p, r.candidate.graph, r.candidate.schedule) for p, r in zip(chosen.parts, found, strict=True)]
-    )
+    stitched = stitch(program, [(p, r.candidate.candidate) for p, r in zip(chosen.parts, found, strict=True)])
     if device.arch >= DEPENDENT:
-        schedule = chained(graph, schedule, device)
-    artifacts = compile_sources(generate_graph(graph, schedule), device.arch, executor) if compiled else ()
-    seconds = math.fsum(r.candidate.seconds for r in found)
-    winner = Candidate(graph, schedule, seconds)
+        stitched = chained(stitched, device)
+    artifacts = compile_sources(generate_graph(stitched.graph, stitched.schedule), device.arch, executor) if compiled else ()
+    winner = Ranked(stitched, math.fsum(r.candidate.seconds for r in found))
     priced_ = {id(t): t for t in tuned.values()}.values()
     whole = Tuned(program, device.name, winner, (), len(priced_), sum(t.candidates for t in priced_))
     weakest = max((r.verdict for r in found), key=lambda v: getattr(v, "bound", 0.0))
@@ -201,17 +197,13 @@ def _without(tuned: Mapping[Part, Tuned], failed: Collection[str], device: Devic
     return found
 
 
-def chained(graph: KernelGraph, schedule: Schedule, device: Device) -> Schedule:
+def chained(candidate: Candidate, device: Device) -> Candidate:
     """Kernels that may start before the one in front has ended: their launch and their indices are behind them when it has stored
     its results. (Lines of weights brought to L2 meanwhile cost more than they gain, on an H200: the kernel in front needs the
     bandwidth.)"""
-    blocks = iter(schedule.kernels)
-    kernels: list[KernelSchedule] = []
-    for i, kernel in enumerate(graph.kernels):
-        if isinstance(kernel, BlockGraph):
-            mine = next(blocks)
-            kernels.append(mine.with_knobs(pdl="early") if i else mine)
-    return with_launches(graph, Schedule(tuple(kernels)), device)
+    pairs = scheduled(candidate.graph, candidate.schedule)
+    kernels = tuple(s.with_knobs(pdl="early") if i else s for i, (_, s) in enumerate(pairs) if s)
+    return with_launches(Candidate(candidate.graph, Schedule(kernels)), device)
 
 
 def narrow(program: TensorProgram) -> bool:

@@ -9,6 +9,7 @@ from itertools import repeat
 
 from fuser.device import Device
 from fuser.errors import FuserError
+from fuser.ir.candidate import Candidate
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.program import TensorProgram
@@ -17,7 +18,7 @@ from fuser.superopt.structures import structures
 from search.cover.parts import Part
 from search.cover.parts import moves_only
 from search.libraries import with_libraries
-from search.tune import Candidate
+from search.space.evolve import Ranked
 from search.tune import Tuned
 from search.tune import library_seconds
 from search.tune import tune_fast
@@ -58,4 +59,4 @@ def by_library(program: TensorProgram, device: Device) -> Tuned | None:
         seconds = sum(library_seconds(graph, k, device) for k in kernels)
     except FuserError:
         return None
-    return Tuned(program, device.name, Candidate(graph, Schedule(()), seconds), (), 1, 1)
+    return Tuned(program, device.name, Ranked(Candidate(graph, Schedule(())), seconds), (), 1, 1)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import replace
 
+from fuser.ir.candidate import Candidate
 from fuser.ir.fuse import identifier
 from fuser.ir.mugraph import Access
 from fuser.ir.mugraph import BlockGraph
@@ -17,12 +18,13 @@ from fuser.ir.schedule import Schedule
 from search.cover.parts import Part
 
 
-def stitch(program: TensorProgram, chosen: Sequence[tuple[Part, KernelGraph, Schedule]]) -> tuple[KernelGraph, Schedule]:
+def stitch(program: TensorProgram, chosen: Sequence[tuple[Part, Candidate]]) -> Candidate:
     """The kernels of every part in turn, over the tensors of the model."""
     kernels: list[Kernel] = []
     schedules: list[KernelSchedule] = []
-    taken, written = set(program.table), {name for part, _, _ in chosen for name in part.writes}
-    for number, (part, graph, schedule) in enumerate(chosen):
+    taken, written = set(program.table), {name for part, _ in chosen for name in part.writes}
+    for number, (part, candidate) in enumerate(chosen):
+        graph = candidate.graph
         new = {ours: theirs for theirs, ours in part.names}
         for name in graph.intermediates:
             # a view inside of one part may be what another one writes
@@ -32,10 +34,10 @@ def stitch(program: TensorProgram, chosen: Sequence[tuple[Part, KernelGraph, Sch
         prefix = f"{title(part)}_{number}"
         for i, kernel in enumerate(graph.kernels):
             kernels.append(renamed(kernel, new, prefix if len(graph.kernels) == 1 else f"{prefix}_{i}"))
-        schedules += schedule.kernels
+        schedules += candidate.schedule.kernels
     tensors = tuple(program[n] for n in dict.fromkeys((*program.inputs, *program.outputs)))
     whole = KernelGraph(program.name, program.inputs, tuple(kernels), program.outputs, tensors)
-    return whole.validate(), Schedule(tuple(schedules))
+    return Candidate(whole.validate(), Schedule(tuple(schedules)))
 
 
 def title(part: Part) -> str:

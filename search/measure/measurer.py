@@ -1,23 +1,16 @@
 """Measure candidates: generate, compile in parallel, check, time, record.
 
-Two kinds of process do the work: a pool compiles on every core without touching the GPU, one
+Two kinds of process do the work: a pool compiles on every core without touching the GPU (:mod:`search.measure.compiling`), one
 :class:`search.measure.worker.Worker` for each GPU checks and times.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import multiprocessing
 import os
-import signal
 import time
 import uuid
-from collections.abc import Iterator
 from collections.abc import Sequence
-from concurrent.futures import Future
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict
 from dataclasses import dataclass
 from dataclasses import field
@@ -27,215 +20,25 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any
 
-from fuser.errors import EnvironmentError_
-from fuser.errors import FuserError
-from fuser.errors import NoValidKernelError
-from fuser.errors import UnsupportedError
-from fuser.interrupts import without_interrupts
+from fuser.ir.candidate import Candidate
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import Schedule
 from fuser.lower.assembler import VARIABLE as ASSEMBLER
 from fuser.lower.assembler import choose as choose_assembler
-from fuser.lower.compile import KernelArtifact
-from fuser.lower.compile import compile_kernel
 from fuser.runtime.plan import Plan
-from fuser.runtime.plan import plan
+from search.measure.compiling import CompilePool
+from search.measure.compiling import planned
+from search.measure.compiling import source_hash
 from search.measure.records import Record
 from search.measure.records import Records
 from search.measure.records import generator_version
 from search.measure.records import schedule_text
-from search.measure.records import text_hash
 from search.measure.session import Options
 from search.measure.timing import External
 from search.measure.timing import Kernels
 from search.measure.timing import Measurement
-from search.measure.timing import of_the_machine
-from search.measure.worker import OUTSIDE
 from search.measure.worker import Worker
-from search.processes import ignore_interrupts
-
-COMPILE_SECONDS = 60
-"""After that long a kernel is not worth waiting for."""
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A structure under a schedule."""
-
-    graph: KernelGraph
-    schedule: Schedule
-
-    @cached_property
-    def planned(self) -> Plan | Measurement:
-        """Its plan, or why there is none."""
-        try:
-            return plan(self.graph, self.schedule)
-        except UnsupportedError as error:
-            return Measurement("unsupported", error.message)
-        except FuserError as error:
-            return Measurement("invalid", error.message)
-
-    @cached_property
-    def source_hash(self) -> str:
-        if isinstance(self.planned, Measurement):
-            return ""
-        launch = [f"{s.num_warps} {s.num_stages} {s.grid}" for s in self.planned.sources if s]
-        paired = zip(self.graph.kernels, self.planned.sources, strict=True)
-        return text_hash(*(s.text if s else str(k) for k, s in paired), *launch)
-
-
-@dataclass(frozen=True)
-class Built:
-    """Compiled kernels of a plan, or the class of the failure and what the compiler said; ``lasting`` as in
-    :class:`search.measure.timing.Measurement`."""
-
-    status: str
-    detail: str = ""
-    artifacts: tuple[KernelArtifact | None, ...] = ()
-    seconds: float = 0.0
-    lasting: bool = True
-
-
-class _TooLong(Exception):
-    pass
-
-
-def _alarm(*_: object) -> None:
-    raise _TooLong
-
-
-@contextlib.contextmanager
-def _at_most(seconds: int) -> Iterator[None]:
-    """Interrupts the compiler after ``seconds``, in the main thread of a process."""
-    before = signal.signal(signal.SIGALRM, _alarm)
-    signal.alarm(seconds)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
-
-
-def build(planned: Plan, arch: int, seconds: int = COMPILE_SECONDS) -> Built:
-    """Compile every generated kernel of a plan for ``arch``; runs in a process of the pool."""
-    start = time.perf_counter()
-
-    def failed(status: str, detail: str, lasting: bool = True) -> Built:
-        return Built(status, detail, (), time.perf_counter() - start, lasting)
-
-    try:
-        with _at_most(seconds):
-            artifacts = tuple(compile_kernel(s, arch) if s else None for s in planned.sources)
-    except (_TooLong, SystemError, RecursionError) as error:
-        return failed("compile", f"{type(error).__name__} after {time.perf_counter() - start:.0f} s")
-    except (NoValidKernelError, EnvironmentError_, OSError, MemoryError) as error:
-        text = str(getattr(error, "message", error)) or type(error).__name__
-        if of_the_machine(error) or not isinstance(error, NoValidKernelError):
-            return failed("compile", text, lasting=False)
-        return failed("resources" if "OutOfResources" in text or "shared memory" in text else "compile", text)
-    return Built("ok", "", artifacts, time.perf_counter() - start)
-
-
-def _quiet_start(cache: str) -> None:
-    """A pool process ignores Ctrl-C (its parent ends it)."""
-    ignore_interrupts()
-    if cache:
-        os.environ["TRITON_CACHE_DIR"] = cache
-
-
-class CompilePool:
-    """Compiles plans in parallel; a compiler that crashes costs its own candidate only. ``arch`` 0 compiles nothing
-    (interpreter). ``seconds`` is the time limit of each plan."""
-
-    def __init__(self, arch: int, workers: int | None = None, cache: str = "") -> None:
-        self.arch, self.cache = arch, cache
-        self.seconds = COMPILE_SECONDS
-        self.workers = workers or max(1, (os.cpu_count() or 1) - 1)  # one core for the process that measures
-        self._pool: ProcessPoolExecutor | None = None
-        self._futures: dict[int, Future[Built]] = {}
-        self._plans: dict[int, Plan] = {}
-
-    def __enter__(self) -> CompilePool:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _start(self, workers: int) -> ProcessPoolExecutor:
-        context = multiprocessing.get_context("spawn")
-        return ProcessPoolExecutor(workers, mp_context=context, initializer=_quiet_start, initargs=(self.cache,))
-
-    def _begin(self, pool: ProcessPoolExecutor, planned: Plan) -> Future[Built]:
-        with without_interrupts():  # the first one starts the processes
-            return pool.submit(build, planned, self.arch, self.seconds)
-
-    def submit(self, planned: Plan) -> None:
-        """Begin to compile; ``result`` waits for it."""
-        if not self.arch or id(planned) in self._futures:
-            return
-        if self._pool is None:
-            self._pool = self._start(self.workers)
-        try:
-            self._futures[id(planned)] = self._begin(self._pool, planned)
-        except BrokenProcessPool:
-            self._restart()
-            self._futures[id(planned)] = self._begin(self._pool, planned)
-        self._plans[id(planned)] = planned  # keeps the id taken
-
-    def ready(self, planned: Plan) -> bool:
-        return not self.arch or (id(planned) in self._futures and self._futures[id(planned)].done())
-
-    def result(self, planned: Plan, timeout: float | None = None) -> Built:
-        """The compiled kernels. Raises :class:`TimeoutError` if they are not there in ``timeout`` seconds."""
-        if not self.arch:
-            return Built("ok")
-        self.submit(planned)
-        future = self._futures[id(planned)]
-        try:
-            built = future.result(timeout)
-        except BrokenProcessPool:
-            built = self._alone(planned)
-        del self._futures[id(planned)], self._plans[id(planned)]
-        return built
-
-    def _restart(self) -> None:
-        """A compiler process died and took the pool with it: everything that is not done goes to a new one."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
-        self._pool = self._start(self.workers)
-        for key, future in self._futures.items():
-            if not future.done() or future.cancelled() or future.exception() is not None:
-                self._futures[key] = self._begin(self._pool, self._plans[key])
-
-    def _alone(self, planned: Plan) -> Built:
-        """Some compiler process died: this candidate by itself, in a process of its own; the others start again. One that is
-        killed from outside even so is not the candidate's fault."""
-        processes: list[Any] = []
-        try:
-            with self._start(1) as pool:
-                future = self._begin(pool, planned)
-                processes = list((pool._processes or {}).values())
-                built = future.result(2 * self.seconds)
-        except (BrokenProcessPool, TimeoutError):
-            killed = any(-(p.exitcode or 0) in OUTSIDE for p in processes)
-            built = Built("compile", "the compiler was killed" if killed else "the compiler crashed", lasting=not killed)
-        self._futures[id(planned)] = Future()
-        self._futures[id(planned)].set_result(built)
-        self._restart()
-        return built
-
-    def close(self) -> None:
-        """Stop at once; what is not compiled yet is given up."""
-        if self._pool is None:
-            return
-        processes = list((self._pool._processes or {}).values())
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        for process in processes:
-            process.kill()
-        self._pool = None
-        self._futures.clear()
-        self._plans.clear()
 
 
 @dataclass
@@ -299,7 +102,7 @@ class Bench:
             program.stable_hash()[:16],
             item.name if peer else item.graph.stable_hash(),
             "" if peer else schedule_text(item.schedule),
-            "" if peer else item.source_hash,
+            "" if peer else source_hash(item),
             self.worker.info["device"],
             f"torch {self.worker.info['torch']}" if peer else self.compiler,
             kind="peer" if peer else "kernel",
@@ -322,8 +125,8 @@ class Bench:
     def submit(self, candidates: Sequence[Candidate | External]) -> None:
         """Begin to compile in the background."""
         for c in candidates:
-            if isinstance(c, Candidate) and isinstance(c.planned, Plan):
-                self.pool.submit(c.planned)
+            if isinstance(c, Candidate) and isinstance(made := planned(c), Plan):
+                self.pool.submit(made)
 
     def measure(
         self,
@@ -350,17 +153,17 @@ class Bench:
             item = items[i]
             if isinstance(item, External):
                 jobs[i] = item
-            elif isinstance(item.planned, Measurement):
-                results[i] = item.planned
+            elif isinstance(made := planned(item), Measurement):
+                results[i] = made
             else:
                 try:
-                    built = self.pool.result(item.planned, None if deadline is None else max(0.0, deadline - time.monotonic()))
+                    built = self.pool.result(made, None if deadline is None else max(0.0, deadline - time.monotonic()))
                 except TimeoutError:
                     results[i] = Measurement("timeout", "the compiler was not done in the time of the run", lasting=False)
                     continue
                 spent[i] = built.seconds
                 if built.status == "ok":
-                    jobs[i] = Kernels(item.planned, built.artifacts)
+                    jobs[i] = Kernels(made, built.artifacts)
                 else:
                     results[i] = Measurement(built.status, built.detail, lasting=built.lasting)
         batch = f"{self.run}/{self.mark}-{self.batches}"

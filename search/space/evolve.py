@@ -22,6 +22,8 @@ import numpy as np
 from cost_model.features import evaluate
 from fuser.errors import NoValidKernelError
 from fuser.errors import UsageError
+from fuser.ir.candidate import Candidate
+from fuser.ir.mugraph import KernelGraph
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from search.space.schedules import Estimator
@@ -61,15 +63,27 @@ EFFORTS: Mapping[str, Effort] = {e.name: e for e in (INSTANT, QUICK, FULL)}
 
 @dataclass(frozen=True)
 class Ranked:
-    """A schedule with its estimate, and its measured time if it was measured (infinite if it failed); seconds."""
+    """A candidate with its estimate, and its measured time if it was measured (infinite if it failed); seconds."""
 
-    schedule: Schedule
+    candidate: Candidate
     estimate: float
     measured: float | None = None
 
     @property
     def seconds(self) -> float:
         return self.estimate if self.measured is None else self.measured
+
+    @property
+    def us(self) -> float:
+        return self.seconds * 1e6
+
+    @property
+    def graph(self) -> KernelGraph:
+        return self.candidate.graph
+
+    @property
+    def schedule(self) -> Schedule:
+        return self.candidate.schedule
 
 
 @dataclass(frozen=True)
@@ -143,7 +157,7 @@ def rank(space: ScheduleSpace, estimate: Estimator, top: int = 8) -> SearchResul
         for ranked in lists:
             combined = heapq.nsmallest(top, ((t + u, (*s, v)) for t, s in combined for u, v in ranked), key=lambda x: x[0])
         found += [(t, len(found) + i, s) for i, (t, s) in enumerate(combined)]
-    best = tuple(Ranked(Schedule(s), t) for t, _, s in heapq.nsmallest(top, found))
+    best = tuple(Ranked(Candidate(space.graph, Schedule(s)), t) for t, _, s in heapq.nsmallest(top, found))
     if not best:
         raise none_left(space)
     return SearchResult("exhaustive", best, estimated, 0, "complete", notes=space.notes)
@@ -263,7 +277,7 @@ def _ranked(space: ScheduleSpace, rows: Rows, seconds: np.ndarray, top: int) -> 
     found: dict[Schedule, Ranked] = {}
     for i in np.argsort(seconds, kind="stable").tolist():
         schedule = space.schedule(rows[i])
-        found.setdefault(schedule, Ranked(schedule, float(seconds[i])))
+        found.setdefault(schedule, Ranked(Candidate(space.graph, schedule), float(seconds[i])))
         if len(found) == top:
             break
     return list(found.values())

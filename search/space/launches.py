@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from cost_model.refined import estimate
 from fuser.device import Device
-from fuser.ir.mugraph import BlockGraph
-from fuser.ir.mugraph import KernelGraph
+from fuser.ir.candidate import Candidate
 from fuser.ir.schedule import Schedule
 
 LONG = 12e-6
@@ -20,14 +19,13 @@ SHORT = 0.4
 """Part of that kernel's time up to which the one behind it is only a tail."""
 
 
-def with_launches(graph: KernelGraph, schedule: Schedule, device: Device) -> Schedule:
-    """The schedule with ``pdl=late`` for short kernels behind long ones."""
-    if not any("pdl" in k.knob for k in schedule.kernels):
-        return schedule
-    blocks = [k for k in graph.kernels if isinstance(k, BlockGraph)]
-    seconds = [estimate(b, k, device)["seconds"] for b, k in zip(blocks, schedule.kernels, strict=True)]
-    kernels = list(schedule.kernels)
+def with_launches(candidate: Candidate, device: Device) -> Candidate:
+    """The candidate with ``pdl=late`` for short kernels behind long ones."""
+    if not any("pdl" in k.knob for k in candidate.schedule.kernels):
+        return candidate
+    seconds = [estimate(b, k, device)["seconds"] for b, k in candidate.blocks]
+    kernels = list(candidate.schedule.kernels)
     for i in range(1, len(kernels)):
         if "pdl" in kernels[i].knob and seconds[i - 1] > LONG and seconds[i] < SHORT * seconds[i - 1]:
             kernels[i] = kernels[i].with_knobs(pdl="late")
-    return Schedule(tuple(kernels))
+    return Candidate(candidate.graph, Schedule(tuple(kernels)))

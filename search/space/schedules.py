@@ -213,17 +213,15 @@ def kernel_space(block: BlockGraph, device: Device, slack: float = SLACK) -> Ker
 
 @dataclass(frozen=True)
 class ScheduleSpace:
-    """All schedules of a kernel graph (or of one block) on a device. ``slack`` is rule 4's multiple of the device's shared
+    """All schedules of a kernel graph on a device. ``slack`` is rule 4's multiple of the device's shared
     memory."""
 
-    graph: KernelGraph | BlockGraph
+    graph: KernelGraph
     device: Device
     slack: float = SLACK
 
     @cached_property
     def kernels(self) -> tuple[KernelSpace, ...]:
-        if isinstance(self.graph, BlockGraph):
-            return (kernel_space(self.graph, self.device, self.slack),)
         found: list[KernelSpace] = []
         before: Kernel | None = None
         for kernel in self.graph.kernels:

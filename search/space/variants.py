@@ -16,8 +16,9 @@ from cost_model import refined
 from cost_model.features import features
 from fuser.device import Device
 from fuser.errors import FuserError
+from fuser.ir.candidate import Candidate
+from fuser.ir.candidate import scheduled
 from fuser.ir.mugraph import BlockGraph
-from fuser.ir.mugraph import KernelGraph
 from fuser.ir.ops import op as op_def
 from fuser.ir.schedule import AxisPlan
 from fuser.ir.schedule import KernelSchedule
@@ -39,11 +40,11 @@ WAVES = (1, 2, 4)
 
 @dataclass(frozen=True)
 class Variant:
-    """A schedule that differs in one ``option`` (``tma``, ``group=8``, ``specialize persistent=1``); ``detail`` names the tensor
-    where it is about one."""
+    """A candidate whose schedule differs from the base in one ``option`` (``tma``, ``group=8``, ``specialize persistent=1``);
+    ``detail`` names the tensor where it is about one."""
 
     option: str
-    schedule: Schedule
+    candidate: Candidate
     detail: str = ""
 
     def __str__(self) -> str:
@@ -105,13 +106,14 @@ Edit = Callable[[_Place], KernelSchedule | None]
 """The kernel's new schedule, or None where the option is not for it."""
 
 
-def variants(graph: KernelGraph, schedule: Schedule, device: Device) -> Iterator[Variant]:
+def variants(base: Candidate, device: Device) -> Iterator[Variant]:
     """Variants that the device has and the schedule allows, each with another source than the schedule itself and those before.
 
     Kernels with descriptors need a launcher that knows them (:mod:`fuser.runtime.launch`), which a compiled model does not have.
     """
-    places = _places(graph, schedule)
-    seen = {_text(generate_graph(graph, schedule))}
+    graph = base.graph
+    places = _places(base)
+    seen = {_text(generate_graph(graph, base.schedule))}
     for option, detail, edit in _edits(places, device):
         kernels = [edit(p) for p in places]
         if all(k is None for k in kernels):
@@ -124,7 +126,7 @@ def variants(graph: KernelGraph, schedule: Schedule, device: Device) -> Iterator
         if any(s.capability > device.arch for s in sources) or (text := _text(sources)) in seen:
             continue
         seen.add(text)
-        yield Variant(option, changed, detail)
+        yield Variant(option, Candidate(graph, changed), detail)
 
 
 def _text(sources: tuple[KernelSource, ...]) -> tuple[Any, ...]:
@@ -133,13 +135,11 @@ def _text(sources: tuple[KernelSource, ...]) -> tuple[Any, ...]:
     return tuple((t, s.grid, s.num_warps, s.num_stages, s.pdl) for t, s in zip(bodies, sources, strict=True))
 
 
-def _places(graph: KernelGraph, schedule: Schedule) -> list[_Place]:
+def _places(base: Candidate) -> list[_Place]:
     found: list[_Place] = []
-    kernels = iter(schedule.kernels)
     front = None
-    for kernel in graph.kernels:
-        if isinstance(kernel, BlockGraph):
-            mine = next(kernels)
+    for kernel, mine in scheduled(base.graph, base.schedule):
+        if isinstance(kernel, BlockGraph) and mine:
             block, plans = bind(kernel, mine)
             found.append(_Place(block, mine, plans, isinstance(front, BlockGraph)))
         front = kernel

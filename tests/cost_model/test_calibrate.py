@@ -22,6 +22,7 @@ from cost_model.constants import Constants
 from cost_model.constants import parse_constants
 from fuser.device import load_device
 from fuser.errors import UsageError
+from fuser.ir.candidate import Candidate
 from fuser.superopt.structures import structures
 from fuser.workloads import workload
 from search.space.schedules import ScheduleSpace
@@ -36,7 +37,7 @@ def samples(names: tuple[str, ...], count: int) -> list[Sample]:
     for name in names:
         for graph in structures(workload(name)):
             space = ScheduleSpace(graph, H200)
-            found += [Sample(name, graph, space.schedule(r), 1.0) for r in space.population(count, rng)]
+            found += [Sample(name, Candidate(graph, space.schedule(r)), 1.0) for r in space.population(count, rng)]
     return found
 
 

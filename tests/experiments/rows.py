@@ -7,10 +7,10 @@ from typing import Any
 
 from experiments.compare import Result
 from experiments.drawn import draw_candidates
+from fuser.ir.candidate import Candidate
 from fuser.ir.schedule import Schedule
 from fuser.superopt.structures import one_kernel
 from fuser.workloads import workload
-from search.measure.measurer import Candidate
 from search.measure.records import Record
 from search.measure.records import schedule_text
 from tests.paths import ROOT

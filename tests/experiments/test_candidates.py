@@ -20,11 +20,11 @@ from experiments.compare import measured
 from experiments.compare import run
 from experiments.peers import peers_of
 from fuser.errors import UsageError
+from fuser.ir.candidate import Candidate
 from fuser.workloads import workload
 from search.measure.known import PACKAGED
 from search.measure.known import load
 from search.measure.measurer import Bench
-from search.measure.measurer import Candidate
 from search.measure.records import Record
 from search.measure.records import Records
 from search.measure.timing import External

@@ -21,9 +21,10 @@ from experiments.gather import parse
 from experiments.gather import table
 from fuser.device import load_device
 from fuser.errors import EnvironmentError_
+from fuser.ir.candidate import Candidate
 from fuser.workloads import workload
+from search.measure.compiling import planned
 from search.measure.measurer import Bench
-from search.measure.measurer import Candidate
 from search.measure.records import Record
 from search.measure.records import Records
 from tests.experiments.rows import draw
@@ -119,7 +120,7 @@ def test_workloads_take_turns_until_they_have_enough() -> None:
 def test_what_is_compiled_goes_first() -> None:
     fake = FakeBench()
     both = works(a=math.inf, b=math.inf)
-    fake.pool.slow = {id(both[0].candidates[3].planned)}
+    fake.pool.slow = {id(planned(both[0].candidates[3]))}
     first = gather._next(chunks(both), cast(Bench, fake), 10.0)
     assert first.work.name == "mcfuser/G2"
 

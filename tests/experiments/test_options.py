@@ -18,11 +18,12 @@ from experiments.options import table
 from fuser.device import load_device
 from fuser.errors import UsageError
 from fuser.ir.builder import Builder
+from fuser.ir.candidate import Candidate
 from fuser.ir.schedule import Schedule
 from fuser.superopt.structures import one_kernel
+from fuser.workloads import workload
+from search.measure.compiling import CompilePool
 from search.measure.measurer import Bench
-from search.measure.measurer import Candidate
-from search.measure.measurer import CompilePool
 from search.measure.records import Record
 from search.measure.records import Records
 from search.measure.session import Options
@@ -39,7 +40,7 @@ def test_variants_are_measured_beside_their_base():
     b = Builder("small")
     program = b.build(Y=b.input("X", (64, 64)) @ b.input("W", (64, 64)))
     base = Candidate(one_kernel(program), Schedule((schedule("k", m=32, n=32, k=32),)))
-    made = tuple(v for v in variants(base.graph, base.schedule, H200) if v.option in ("tma", "tma store", "grid_order"))
+    made = tuple(v for v in variants(base, H200) if v.option in ("tma", "tma store", "grid_order"))
     job = Job("small", program, 0, base, made)
     with Worker("cpu") as worker, Records(":memory:") as records:
         bench = Bench(worker, CompilePool(0), records, Options(), "run")
@@ -50,7 +51,7 @@ def test_variants_are_measured_beside_their_base():
 
 
 def outcome(name: str, option: str, ratio: float | None, status: str = "ok", base: float = 10.0) -> Outcome:
-    return Outcome(name, 0, Variant(option, Schedule(())), base, ratio, status)
+    return Outcome(name, 0, Variant(option, Candidate(one_kernel(workload(name)), Schedule(()))), base, ratio, status)
 
 
 def test_the_table_has_means_wins_and_failures():
@@ -88,7 +89,7 @@ def test_a_base_that_failed_gives_no_ratio():
     program = b.build(Y=b.input("X", (64, 64)) @ b.input("W", (64, 64)))
     base = Candidate(one_kernel(program), Schedule((schedule("k", m=32, n=32, k=32),)))
     row = Record("small", "", "", "", "", "", "", time_us=3.0)
-    (found,) = outcomes(Job("small", program, 0, base, (Variant("tma", base.schedule),)), [replace(row, status="wrong"), row])
+    (found,) = outcomes(Job("small", program, 0, base, (Variant("tma", base),)), [replace(row, status="wrong"), row])
     assert (found.ratio, found.status) == (None, "ok")
 
 

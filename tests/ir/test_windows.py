@@ -18,6 +18,7 @@ from fuser.ir.boxes import cuts_through_reshape
 from fuser.ir.boxes import through_reshape
 from fuser.ir.builder import Builder
 from fuser.ir.builder import Ref
+from fuser.ir.candidate import Candidate
 from fuser.ir.composites import expand
 from fuser.ir.fuse import fuse
 from fuser.ir.mugraph import FREE
@@ -161,7 +162,7 @@ def test_parts_of_the_columns_of_each_head_are_boxes_of_the_reshaped_tensor() ->
     assert graph_from_json(graph.to_json()) == graph
     agree(program, graph, trivial(graph))
     assert isinstance(verify(program, graph), Accepted)
-    (outcome,) = check([(program, graph, trivial(graph))])
+    (outcome,) = check([(program, Candidate(graph, trivial(graph)))])
     assert outcome.passed
 
 

@@ -9,6 +9,7 @@ import pytest
 from fuser.errors import NoValidKernelError
 from fuser.errors import UsageError
 from fuser.ir.builder import Builder
+from fuser.ir.candidate import Candidate
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import KernelSchedule
@@ -99,7 +100,7 @@ CASES = cases()
 @pytest.fixture(scope="module")
 def outcomes():
     pytest.importorskip("torch")
-    return dict(zip(CASES, check(list(CASES.values())), strict=True))
+    return dict(zip(CASES, check([(p, Candidate(g, s)) for p, g, s in CASES.values()]), strict=True))
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -6,6 +6,7 @@ import pytest
 
 from fuser.ir.builder import Builder
 from fuser.ir.builder import Ref
+from fuser.ir.candidate import Candidate
 from fuser.ir.fuse import fuse
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram
@@ -62,7 +63,7 @@ def test_the_layers_that_a_loop_does(name):
 
 @pytest.fixture(scope="module")
 def outcomes():
-    return dict(zip(CASES, check([job for job, _ in CASES.values()]), strict=True))
+    return dict(zip(CASES, check([(p, Candidate(g, s)) for (p, g, s), _ in CASES.values()]), strict=True))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -104,6 +105,6 @@ def test_a_kernel_behind_another_starts_with_the_first_weights_alone():
     early, late = text.split("gdc_wait()\n")
     assert early.count("tl.load(W_ptr") == 2
     assert "for layer in range(8):" in late
-    (outcome,) = check([(program, graph, schedule)])
+    (outcome,) = check([(program, Candidate(graph, schedule))])
     assert outcome.message == ""
     assert outcome.error < 2e-3

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fuser.ir.builder import Builder
+from fuser.ir.candidate import Candidate
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
@@ -32,7 +33,7 @@ def test_values_may_have_any_name(kept: str) -> None:
     schedule = KernelSchedule(tiles, TilingExpr.parse(""), (), 4, 2)
     source = generate(block, schedule)
     compile(source.text, source.name, "exec")
-    (found,) = check([(program, graph, Schedule((schedule,)))])
+    (found,) = check([(program, Candidate(graph, Schedule((schedule,))))])
     assert found.passed, found
 
 
@@ -43,5 +44,5 @@ def test_a_value_may_be_called_like_a_piece_of_another(kept: str) -> None:
     (block,) = graph.blocks
     first = block.axes[0].name
     schedule = KernelSchedule(((first, 48),), TilingExpr.parse(""), (), 4, 2)  # rows in pieces of 32 and 16
-    (found,) = check([(program, graph, Schedule((schedule,)))])
+    (found,) = check([(program, Candidate(graph, Schedule((schedule,))))])
     assert found.passed, found

@@ -8,6 +8,7 @@ from fuser.errors import NoValidKernelError
 from fuser.errors import UnsupportedError
 from fuser.errors import UsageError
 from fuser.ir.builder import Builder
+from fuser.ir.candidate import Candidate
 from fuser.ir.fuse import fuse
 from fuser.ir.interval import ANY
 from fuser.ir.mugraph import KernelGraph
@@ -155,7 +156,7 @@ CASES = cases()
 def outcomes():
     """One interpreter checks all cases: starting it costs more than most of them."""
     pytest.importorskip("torch")
-    return dict(zip(CASES, check(list(CASES.values())), strict=True))
+    return dict(zip(CASES, check([(p, Candidate(g, s)) for p, g, s in CASES.values()]), strict=True))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -177,7 +178,7 @@ def test_every_element_wise_operator_compiles_without_a_gpu():
 def test_a_wrong_kernel_does_not_pass():
     """The check is able to fail: the same kernels for a different program."""
     program, graph, sched = CASES["relu chain nk"]
-    (outcome,) = check([(chain(), graph, sched)])
+    (outcome,) = check([(chain(), Candidate(graph, sched))])
     assert not outcome.passed
     assert program != chain()
 

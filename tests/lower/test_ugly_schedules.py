@@ -10,6 +10,7 @@ from experiments.soundness.schedules import choose
 from fuser.device import load_device
 from fuser.errors import NoValidKernelError
 from fuser.ir.builder import Builder
+from fuser.ir.candidate import Candidate
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import KernelSchedule
@@ -69,7 +70,7 @@ def test_ugly_schedules_agree_with_float64(name: str) -> None:
     pytest.importorskip("torch")
     jobs = draw(name, ("odd", "ragged", "parts", "loops"), 1)
     assert len({kind for kind, *_ in jobs}) == 4
-    outcomes = check([(p, g, s) for _, p, g, s in jobs])
+    outcomes = check([(p, Candidate(g, s)) for _, p, g, s in jobs])
     wrong = [(kind, str(s), o.error, o.message) for (kind, _, _, s), o in zip(jobs, outcomes, strict=True) if not o.passed]
     assert not wrong
 
@@ -82,7 +83,7 @@ def test_a_maximum_of_an_earlier_loop_rescales_nothing():
     assert graph.blocks[0].splits
     first = schedule("(m,h,n)", splits={"n_part": 1}, b=1, m=16, n=16, h=10)
     assert str(first.order) == "(m,h,n)"
-    (outcome,) = check([(program, graph, Schedule((first, schedule("hm", splits={"n_part": 1}, b=1, m=16, h=16))))])
+    (outcome,) = check([(program, Candidate(graph, Schedule((first, schedule("hm", splits={"n_part": 1}, b=1, m=16, h=16)))))])
     assert outcome.passed
 
 
@@ -91,7 +92,7 @@ def test_every_trip_of_an_unrolled_loop_masks_what_it_loads():
     pytest.importorskip("torch")
     b = Builder("softmax")
     program = b.build(O=b.softmax(b.input("S", (24, 70))) @ b.input("V", (70, 20)))
-    (outcome,) = check([(program, one_kernel(program), Schedule((schedule("km", m=7, k=50, n=20),)))])
+    (outcome,) = check([(program, Candidate(one_kernel(program), Schedule((schedule("km", m=7, k=50, n=20),))))])
     assert outcome.passed
 
 
@@ -125,5 +126,5 @@ def test_each_trip_of_an_unrolled_loop_has_its_own_masks():
     program = b.build(O=b.softmax(scores) @ v)
     block = schedule("(r,k)", b=1, r=8, k=16)
     graph = one_kernel(program)
-    (found,) = check([(program, graph, Schedule((block,)))])
+    (found,) = check([(program, Candidate(graph, Schedule((block,))))])
     assert found.passed and found.error < 1e-3, found

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from fuser.errors import UsageError
+from fuser.ir.candidate import Candidate
 from fuser.ir.schedule import Schedule
 from fuser.runtime.plan import plan
 from fuser.superopt.structures import structures
@@ -24,7 +25,7 @@ from tests.runtime.kernels import knobs
 def test_a_schedule_must_fit_its_graph() -> None:
     graph = structures(workload("mcfuser/G1"))[0]
     with pytest.raises(UsageError, match="1 generated kernels, the schedule is for 2"):
-        plan(graph, Schedule((knobs(), knobs())))
+        plan(Candidate(graph, Schedule((knobs(), knobs()))))
 
 
 def run_interpreted(body: str, tmp_path: Path) -> str:

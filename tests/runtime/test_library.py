@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import settings
 from hypothesis import strategies as st
 
+from fuser.ir.candidate import Candidate
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.ops import OPS
@@ -107,7 +108,7 @@ def test_views_are_no_kernels() -> None:
         W=(8, 5),
         S=(2, 6, 6),
     )
-    found = plan(graph, Schedule(()))
+    found = plan(Candidate(graph, Schedule(())))
     assert [graph.kernels[i].name for i in found.launched] == ["p", "s"]
     assert [s.tensor.name for s in found.slots] == ["P"]
     x, w = torch.rand(6, 5), torch.rand(8, 5)
@@ -179,7 +180,7 @@ def test_a_reshape_of_a_strided_view_is_a_copy_into_a_slot() -> None:
         X=(6, 4),
         Y=(2, 12),
     )
-    found = plan(graph, Schedule(()))
+    found = plan(Candidate(graph, Schedule(())))
     assert [graph.kernels[i].name for i in found.launched] == ["r", "n"]
     x = torch.rand(6, 4)
     torch.testing.assert_close(Executable(found, device="cpu")(x), -x.T.reshape(2, 12))
@@ -197,7 +198,7 @@ def test_a_slot_lives_as_long_as_the_views_of_it() -> None:
         Y=(4, 4),
     )
     x = torch.rand(4, 6)
-    exe = Executable(plan(graph, Schedule(())), device="cpu")
+    exe = Executable(plan(Candidate(graph, Schedule(()))), device="cpu")
     torch.testing.assert_close(exe(x), torch.exp(x) ** 2 @ -x.T)
 
 

@@ -11,6 +11,7 @@ import pytest
 from cost_model.refined import matmul_seconds
 from fuser.device import load_device
 from fuser.ir.builder import Builder
+from fuser.ir.candidate import Candidate
 from fuser.ir.fuse import fuse
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
@@ -22,9 +23,9 @@ from fuser.runtime.library import summary
 from fuser.superopt.structures import structures
 from fuser.workloads import workload
 from search.libraries import with_libraries
+from search.measure.compiling import CompilePool
+from search.measure.compiling import source_hash
 from search.measure.measurer import Bench
-from search.measure.measurer import Candidate
-from search.measure.measurer import CompilePool
 from search.measure.records import Records
 from search.measure.session import Options
 from search.measure.worker import Worker
@@ -124,9 +125,9 @@ def test_mixed_structures_hold_at_reduced_sizes() -> None:
         program = workload(name)
         for graph in added(program):
             (candidate, *_), _, _ = rank_graph(graph, H200, np.random.default_rng(0))
-            jobs.append((program, graph, candidate.schedule))
-    for (program, graph, _), found in zip(jobs, check(jobs), strict=True):
-        assert found.passed, (program.name, called(graph), found.message)
+            jobs.append((program, candidate.candidate))
+    for (program, candidate), found in zip(jobs, check(jobs), strict=True):
+        assert found.passed, (program.name, called(candidate.graph), found.message)
         largest = max(e for _, e in found.extents)
         assert largest <= 4096
         assert math.prod(e for _, e in found.extents) < math.prod(fuse(program).extents.values())
@@ -149,7 +150,7 @@ def test_candidates_with_libraries_are_measured_and_kept(worker: Worker, tmp_pat
     program = chain()
     rng = np.random.default_rng(0)
     items = [Candidate(g, ScheduleSpace(g, H200).sample(rng)) for g in added(program)]
-    assert len({i.source_hash for i in items}) == len(items)
+    assert len({source_hash(i) for i in items}) == len(items)
     with Records(tmp_path / "r.db") as records:
         rows = Bench(worker, CompilePool(0), records, Options(), "run").measure(program, items)
         assert [r.status for r in rows] == ["ok"] * len(items)

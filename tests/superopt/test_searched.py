@@ -54,8 +54,10 @@ def test_structures_lower_and_agree(make):
             ranked, _, _ = rank_graph(graph, DEVICE, np.random.default_rng(0))
         except (NoValidKernelError, UnsupportedError):
             continue  # no schedule fits: nothing to lower
-        jobs.append((program, graph, ranked[0].schedule))
+        jobs.append((program, ranked[0].candidate))
     assert len(jobs) >= 4
     outcomes = list(check(jobs))
-    wrong = [(str(g), str(s), o.error, o.message) for (_, g, s), o in zip(jobs, outcomes, strict=True) if not o.passed]
+    wrong = [
+        (str(c.graph), str(c.schedule), o.error, o.message) for (_, c), o in zip(jobs, outcomes, strict=True) if not o.passed
+    ]
     assert not wrong

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator
 
+from fuser.ir.candidate import scheduled_blocks
 from fuser.ir.mugraph import FREE
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
@@ -35,8 +36,8 @@ def checking_schedules(graph: KernelGraph, like: Schedule | None = None, real: K
     the loops.
     """
     if like is not None and real is not None:
-        blocks = zip(graph.blocks, real.blocks, like.kernels, strict=True)
-        yield Schedule(tuple(_like(small, big, ks) for small, big, ks in blocks))
+        blocks = zip(graph.blocks, scheduled_blocks(real, like), strict=True)
+        yield Schedule(tuple(_like(small, big, ks) for small, (big, ks) in blocks))
         return
     if not graph.blocks:  # nothing but library kernels
         yield Schedule(())

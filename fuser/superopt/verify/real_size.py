@@ -22,6 +22,7 @@ from fuser.interpret.fields import evaluate_program
 from fuser.interpret.fields import random_inputs
 from fuser.interpret.reference import interpret_in
 from fuser.interpret.statements import InterpretError
+from fuser.ir.candidate import scheduled_blocks
 from fuser.ir.mugraph import FREE
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram
@@ -129,7 +130,7 @@ def _sizes(tied: Reduction, schedule: Schedule, most: int) -> list[int]:
     structure = tied.structure
     tile = [1] * len(structure.real)
     parts = [1] * len(structure.real)
-    for block, ks in zip(structure.graph.blocks, schedule.kernels, strict=True):
+    for block, ks in scheduled_blocks(structure.graph, schedule):
         counts, split = dict(ks.splits), dict(block.splits)
         for axis, extent in block.extents.items():
             atoms = structure.atoms[block.name, axis]

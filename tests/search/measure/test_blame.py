@@ -19,8 +19,8 @@ import pytest
 from fuser.errors import EnvironmentError_
 from fuser.ir.program import TensorProgram
 from search.measure import worker as workers
+from search.measure.compiling import CompilePool
 from search.measure.measurer import Bench
-from search.measure.measurer import CompilePool
 from search.measure.records import Records
 from search.measure.session import Options
 from search.measure.timing import External

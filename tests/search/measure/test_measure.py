@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from fuser.ir.builder import Builder
+from fuser.ir.candidate import Candidate
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import KernelSchedule
@@ -19,10 +20,11 @@ from fuser.ir.schedule import Schedule
 from fuser.ir.tiling import TilingExpr
 from fuser.runtime.plan import Plan
 from fuser.superopt.structures import one_kernel
+from search.measure.compiling import CompilePool
+from search.measure.compiling import build
+from search.measure.compiling import planned
+from search.measure.compiling import source_hash
 from search.measure.measurer import Bench
-from search.measure.measurer import Candidate
-from search.measure.measurer import CompilePool
-from search.measure.measurer import build
 from search.measure.records import Records
 from search.measure.session import Options
 from search.measure.timing import External
@@ -125,36 +127,36 @@ def test_deep_chains_get_inputs_that_do_not_overflow(worker: Worker) -> None:
 
 
 def test_builds_name_what_the_compiler_refuses() -> None:
-    planned = candidate().planned
-    assert isinstance(planned, Plan)
-    built = build(planned, 90)
+    made = planned(candidate())
+    assert isinstance(made, Plan)
+    built = build(made, 90)
     assert built.status == "ok"
     assert len(built.artifacts) == 1
-    source = planned.sources[0]
+    source = made.sources[0]
     assert source is not None
-    broken = replace(planned, sources=(replace(source, text=source.text.replace("tl.dot(", "tl.no_such_thing(")),))
+    broken = replace(made, sources=(replace(source, text=source.text.replace("tl.dot(", "tl.no_such_thing(")),))
     assert build(broken, 90).status == "compile"
 
 
 def test_a_pool_compiles_in_the_background() -> None:
-    planned = candidate(m=32).planned
-    assert isinstance(planned, Plan)
+    made = planned(candidate(m=32))
+    assert isinstance(made, Plan)
     with CompilePool(90, 1) as pool:
-        pool.submit(planned)
+        pool.submit(made)
         with pytest.raises(TimeoutError):
-            pool.result(planned, 0.0)
-        assert pool.result(planned, 60).status == "ok"
+            pool.result(made, 0.0)
+        assert pool.result(made, 60).status == "ok"
     with CompilePool(0) as pool:
-        assert pool.ready(planned)
-        assert pool.result(planned).artifacts == ()
+        assert pool.ready(made)
+        assert pool.result(made).artifacts == ()
 
 
 def test_schedules_that_cannot_be_planned_say_why() -> None:
-    planned = Candidate(GRAPH, Schedule(())).planned
-    assert not isinstance(planned, Plan)
-    assert planned.status == "invalid"
-    assert "schedule" in planned.detail
-    assert Candidate(GRAPH, Schedule(())).source_hash == ""
+    made = planned(Candidate(GRAPH, Schedule(())))
+    assert not isinstance(made, Plan)
+    assert made.status == "invalid"
+    assert "schedule" in made.detail
+    assert source_hash(Candidate(GRAPH, Schedule(()))) == ""
 
 
 def test_spread_is_relative_to_the_median() -> None:

@@ -54,7 +54,7 @@ def test_what_is_not_written_shows_where_everything_is_nan() -> None:
 def test_a_check_of_float32_is_ten_times_as_strict(dtype: str, passes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     p = program("relu", dtype)
     winner = tune_fast(p, fuser.load_device("h200")).winner
-    assert check_here(p, winner.graph, winner.schedule, 0, "numpy").passed
+    assert check_here(p, winner.candidate, 0, "numpy").passed
     from fuser.lower import check
 
     exact = check.interpret
@@ -64,7 +64,7 @@ def test_a_check_of_float32_is_ten_times_as_strict(dtype: str, passes: bool, mon
         return {n: x * factor for n, x in exact(*given, **named).items()}
 
     monkeypatch.setattr(check, "interpret", off)
-    found = check_here(p, winner.graph, winner.schedule, 0, "numpy")
+    found = check_here(p, winner.candidate, 0, "numpy")
     assert found.passed == passes
     assert bool(found.message) != passes
     assert found.error == pytest.approx(5e-3, rel=0.05)

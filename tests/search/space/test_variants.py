@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fuser.device import load_device
+from fuser.ir.candidate import Candidate
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
@@ -45,7 +46,7 @@ def by_name(found: list[Variant]) -> dict[str, Variant]:
 
 def test_a_large_gemm_has_every_option_of_hopper():
     graph, base = gemm()
-    names = by_name(list(variants(graph, base, H200)))
+    names = by_name(list(variants(Candidate(graph, base), H200)))
     expected = {
         "group=8",
         "grid_order",
@@ -64,8 +65,8 @@ def test_every_variant_is_another_kernel_that_the_device_can_run():
     for graph, base in (gemm(), gemm(group=4), two_kernels()):
         for device in (H200, A100, B200):
             texts = {(s.text, s.num_warps) for s in generate_graph(graph, base)}
-            for v in variants(graph, base, device):
-                sources = generate_graph(graph, v.schedule)
+            for v in variants(Candidate(graph, base), device):
+                sources = generate_graph(graph, v.candidate.schedule)
                 mine = {(s.text, s.num_warps) for s in sources}
                 assert mine - texts
                 texts |= mine
@@ -74,31 +75,31 @@ def test_every_variant_is_another_kernel_that_the_device_can_run():
 
 def test_older_devices_have_no_descriptors_and_keep_persistent_grids():
     graph, base = gemm()
-    names = by_name(list(variants(graph, base, A100)))
+    names = by_name(list(variants(Candidate(graph, base), A100)))
     assert "persistent=1" in names
     assert not any("tma" in n or "specialize" in n for n in names)
 
 
 def test_warps_are_specialized_where_triton_makes_right_kernels_of_it():
     graph, base = gemm()
-    assert not any("specialize" in n for n in by_name(list(variants(graph, base, H200))))
-    later = by_name(list(variants(graph, base, B200)))
-    assert later["specialize"].schedule.kernels[0].num_warps == 8
+    assert not any("specialize" in n for n in by_name(list(variants(Candidate(graph, base), H200))))
+    later = by_name(list(variants(Candidate(graph, base), B200)))
+    assert later["specialize"].candidate.schedule.kernels[0].num_warps == 8
     assert "specialize persistent=1" not in later
 
 
 def test_kernels_behind_others_may_start_late_or_normally():
     graph, base = two_kernels()
-    names = by_name(list(variants(graph, base, H200)))
+    names = by_name(list(variants(Candidate(graph, base), H200)))
     assert "pdl=early" not in names  # as the base is
-    assert names["pdl=late"].schedule.kernels[1].knob["pdl"] == "late"
-    assert "pdl" not in names["pdl=none"].schedule.kernels[1].knob
-    assert all("pdl" not in v.schedule.kernels[0].knob for v in names.values())
+    assert names["pdl=late"].candidate.schedule.kernels[1].knob["pdl"] == "late"
+    assert "pdl" not in names["pdl=none"].candidate.schedule.kernels[1].knob
+    assert all("pdl" not in v.candidate.schedule.kernels[0].knob for v in names.values())
 
 
 def test_tensors_with_a_hint_keep_their_pointers():
     graph, base = gemm(evict_A="evict_last")
-    knobs = [v.schedule.kernels[0].knob for v in variants(graph, base, H200)]
+    knobs = [v.candidate.schedule.kernels[0].knob for v in variants(Candidate(graph, base), H200)]
     assert any(k.get("tma_C") for k in knobs)
     assert not any(k.get("tma_A") for k in knobs)
 
@@ -109,6 +110,10 @@ def test_hints_tell_what_is_read_again(name):
     axes = {a: (1 if a == "b" else 16 if a == "m" else n) for a, n in graph.blocks[0].extents.items()}
     tiles = tuple(sorted((a, 64 if a == "n" else t) for a, t in axes.items()))
     base = Schedule((KernelSchedule(tiles, schedule("n").order),))
-    kept = {v.detail: v.schedule.kernels[0].knob for v in variants(graph, base, H200) if v.option == "evict_last" and v.detail}
+    kept = {
+        v.detail: v.candidate.schedule.kernels[0].knob
+        for v in variants(Candidate(graph, base), H200)
+        if v.option == "evict_last" and v.detail
+    }
     spread = len([a for a, n in graph.blocks[0].extents.items() if a == "m" and n > 16])
     assert set(kept) == ({"K", "V"} if spread else set())

@@ -12,6 +12,7 @@ import pytest
 import fuser
 from fuser.errors import NoValidKernelError
 from fuser.errors import UsageError
+from fuser.ir.candidate import Candidate
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
 from fuser.superopt.structures import structures
@@ -24,7 +25,7 @@ from fuser.workloads import workload
 from search import realise as realising
 from search.realise import NOT_VERIFIED
 from search.realise import realise
-from search.tune import Candidate
+from search.space.evolve import Ranked
 from search.tune import tune_fast
 from tests.runtime.kernels import chain
 
@@ -108,8 +109,8 @@ def test_a_candidate_that_is_not_verified_is_never_lowered(monkeypatch: pytest.M
     bad = wrong(tuned.winner.graph)
     mistaken = replace(
         tuned,
-        winner=replace(tuned.winner, graph=bad, seconds=0.0),
-        runners=(*(Candidate(bad, c.schedule, 0.0) for c in tuned.runners), tuned.winner),
+        winner=Ranked(Candidate(bad, tuned.winner.schedule), 0.0),
+        runners=(*(Ranked(Candidate(bad, c.schedule), 0.0) for c in tuned.runners), tuned.winner),
     )
     lowered: list[KernelGraph] = []
     real = realising.compile_candidate
