@@ -16,9 +16,9 @@ from typing import Any
 from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram
 from fuser.ir.scalar import numbers
+from fuser.runtime.forms import explicit_attention
 from fuser.runtime.torch_program import Attention
 from fuser.runtime.torch_program import apply
-from fuser.runtime.torch_program import explicit_attention
 
 Function = Callable[[Mapping[str, Any]], dict[str, Any]]
 

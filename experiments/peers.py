@@ -20,8 +20,8 @@ from fuser.errors import UnsupportedError
 from fuser.errors import UsageError
 from fuser.ir.ops import op as op_def
 from fuser.ir.program import TensorProgram
+from fuser.runtime.forms import explicit_attention
 from fuser.runtime.torch_program import Attention
-from fuser.runtime.torch_program import explicit_attention
 from fuser.runtime.torch_program import run_steps
 from fuser.runtime.torch_program import steps
 from search.measure.timing import External

@@ -46,7 +46,14 @@ ATTRS: dict[str, dict[str, Any]] = {
     "instance_norm": {"eps": 1e-5},
     "group_norm": {"eps": 1e-5, "groups": 3},
     **{n: {"dim": 1, "keepdim": False} for n in ("prod", "argmax", "argmin", "any", "all")},
-    "cumsum": {"dim": 1},
+    **{n: {"dim": 1} for n in ("cumsum", "index_select", "gather", "scatter", "argsort")},
+    "scatter_reduce": {"dim": 1, "reduce": "mean", "include_self": False},
+    **{n: {"dims": (0, 1)} for n in ("index", "index_put")},
+    "argtopk": {"k": 2, "dim": 1},
+    "diagonal": {"offset": 1, "dim1": 0, "dim2": 2},
+    **{n: {"padding": (1, 2)} for n in ("reflection_pad", "replication_pad")},
+    "upsample_bilinear2d": {"output_size": (5, 7)},
+    **{f"max_pool{n}d_places": {"kernel_size": (2,) * n, "stride": (1,) * n} for n in (2, 3)},
     "flip": {"dims": (1,)},
     **{f"{kind}_pool{n}d": {"kernel_size": (2,) * n, "stride": (1,) * n} for kind in ("max", "avg") for n in (1, 2, 3)},
 }
@@ -63,8 +70,24 @@ OPERANDS: dict[str, tuple[tuple[int, ...], ...]] = {
     "instance_norm": ((2, 3, 4), (3,), (3,)),
     "embedding": ((5, 4), (2, 3)),
     **{f"conv{n}d": ((2, 3, *(4,) * n), (5, 3, *(2,) * n), (5,)) for n in (1, 2, 3)},
-    **{f"{kind}_pool3d": ((2, 3, 4, 2),) for kind in ("max", "avg")},
+    **{f"conv_transpose{n}d": ((2, 3, *(4,) * n), (3, 5, *(2,) * n), (5,)) for n in (1, 2, 3)},
+    **{f"{kind}_pool3d{end}": ((2, 3, 4, 2),) for kind, end in (("max", ""), ("avg", ""), ("max", "_places"))},
+    "index": ((2, 3, 4), (5, 1), (6,)),
+    "index_put": ((2, 3, 4), (4,), (5, 1), (1,)),
+    "index_select": ((2, 3, 4), (5,)),
+    "gather": ((2, 3, 4), (2, 2, 3)),
+    "scatter": ((2, 3, 4), (1, 2, 3), (2, 3, 4)),
+    "scatter_reduce": ((2, 3, 4), (1, 2, 3), (2, 3, 4)),
+    "upsample_bilinear2d": ((2, 3, 4, 3),),
 }
+
+INDICES: dict[str, dict[int, int]] = {
+    "embedding": {1: 5},
+    "index": {1: 2, 2: 3},
+    "index_put": {2: 2, 3: 3},
+    **{n: {1: 3} for n in ("index_select", "gather", "scatter", "scatter_reduce")},
+}
+"""Operands that are whole numbers, and below what."""
 
 
 def operands(name: str) -> tuple[tuple[int, ...], ...]:

@@ -85,7 +85,8 @@ class Call:
         theirs = names_of(entry.torch)[self.aten]
         claimed = {theirs.get(a, a): a for a in entry.attrs}
         schema = [a for a in self.node.target._schema.arguments if a.name not in claimed]
-        given = [a for a in schema if is_tensor(self[a.name]) or type(self[a.name]) in (int, float)]
+        numbers = (int, float, bool) if entry.typed == "truth" else (int, float)
+        given = [a for a in schema if is_tensor(self[a.name]) or type(self[a.name]) in numbers]
         given = given[: entry.arity] if entry.arity >= 0 else [a for a in given if is_tensor(self[a.name])]
         if any(self[a.name] != a.default_value for a in schema if a not in given):
             return None

@@ -31,6 +31,8 @@ from fuser.frontends.torch_call import Call
 from fuser.frontends.torch_call import dtype_name
 from fuser.frontends.torch_call import is_tensor
 from fuser.frontends.torch_call import to_numpy
+from fuser.frontends.torch_pieces import mutates
+from fuser.frontends.torch_pieces import pieces
 from fuser.frontends.torch_rules import BY_ATEN
 from fuser.frontends.torch_rules import BY_TABLE
 from fuser.frontends.torch_rules import IDENTITY
@@ -62,7 +64,7 @@ def from_torch(
     else:
         name = name or type(module).__name__
         exported = _export(module, tuple(example_inputs), dict(example_kwargs or {}), name)
-    if any(_mutates(n) for n in exported.graph.nodes):
+    if any(map(mutates, exported.graph.nodes)):
         # without in-place operators; the other ones stay as they are
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
@@ -114,14 +116,13 @@ def _export(module: Any, example_inputs: tuple[Any, ...], example_kwargs: dict[s
         ) from error
 
 
-def _mutates(node: Any) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    return node.op == "call_function" and schema is not None and schema.is_mutable
-
-
 def _by_torch_name() -> dict[str, str]:
     """ATen operator, without the overload ``default``, to the op table's name."""
     return {t: op.name for op in OPS.values() for t in names_of(op.torch)}
+
+
+PIECES = 24
+"""Most operators that one of torch becomes: what is more (a recurrent network) is better left to torch."""
 
 
 class _Importer:
@@ -246,21 +247,27 @@ class _Importer:
         rule: Callable[[Call], Any] | None = BY_ATEN.get(aten) or BY_TABLE.get(table)
         if rule is None and table in OPS:
             rule = Call.by_entry
-        if rule is None:
-            return self._left(node, args, kwargs)
-        call = Call(self.builder, node, aten, table, _arguments(node, args, kwargs), result, self._constant, self._where(node))
-        try:
-            value = rule(call)
-        except UnsupportedError:
-            if draws(node, args, kwargs):
-                raise
-            value = None
-        if value is None:
-            return self._left(node, args, kwargs)
-        moves = table in OPS and (OPS[table].kind in ("view", "data", "library") or OPS[table].typed == "truth")
-        if isinstance(value, Ref) and not moves and value.tensor.dtype not in FLOAT_DTYPES:
+        before = len(self.builder.since(0))
+        value = None
+        if rule is not None:
+            call = Call(
+                self.builder, node, aten, table, _arguments(node, args, kwargs), result, self._constant, self._where(node)
+            )
+            try:
+                value = rule(call)
+            except UnsupportedError:
+                if draws(node, args, kwargs):
+                    raise
+        if value is None or (isinstance(value, Ref) and not self._sound(value, before)):
+            self.builder.undo(before)
             return self._left(node, args, kwargs)
         return value
+
+    def _sound(self, value: Ref, before: int) -> bool:
+        """Kernels compute floats: whole numbers and bits are only moved, compared, or a library's."""
+        made = [OPS[op] for op in self.builder.since(before)]
+        moved = all(e.kind in ("view", "data", "library") or e.typed == "truth" for e in made)
+        return moved or value.tensor.dtype in FLOAT_DTYPES
 
     def _inline(self, module: Any, args: Sequence[Any]) -> Any:
         """A part of the graph under another mode of autograd or autocast."""
@@ -294,10 +301,30 @@ class _Importer:
         if all(r.name in self.params for r in refs):
             values = [torch.from_numpy(self.params[r.name]).to(getattr(torch, r.tensor.dtype)) for r in refs]
             return run_aten(callee, detail, values)
+        known = self._pieces(node, args, kwargs)
+        if known is not None:
+            return known
         if isinstance(result, torch.Tensor):
             return self._opaque(node, result, -1, refs, callee, detail)
-        used = {u.args[1] for u in node.users if u.target is operator.getitem}  # some of the others may be empty
+        used = {u.args[1] for u in node.users if u.target is operator.getitem and u.users}  # some of the others may be empty
         return [self._opaque(node, r, i, refs, callee, detail) if i in used else None for i, r in enumerate(result)]
+
+    def _pieces(self, node: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """The operator as torch itself makes it of others, where these are few, known, and at most one of them is a library's."""
+        module = pieces(node)
+        if module is None:
+            return None
+        before = len(self.builder.since(0))
+        flat = [v for v in _leaves([list(args), *kwargs.values()]) if is_tensor(v)]
+        try:
+            value = self._inline(module, flat)
+        except (UnsupportedError, ProgramError):
+            value = None
+        made = [OPS[op].kind for op in self.builder.since(before)]
+        if value is None or "opaque" in made or made.count("library") > 1 or len(made) > PIECES:
+            self.builder.undo(before)
+            return None
+        return value
 
     def _opaque(self, node: Any, result: Any, field: int, refs: Sequence[Ref], callee: str, detail: str) -> Ref:
         shape, dtype = _static(node, result.shape), dtype_name(result.dtype, node.name)

@@ -24,6 +24,7 @@ from fuser.frontends.torch_norms import log_softmax
 from fuser.frontends.torch_norms import mean_of_all
 from fuser.frontends.torch_norms import variance
 from fuser.frontends.torch_norms import vector_norm
+from fuser.frontends.torch_places import RULES as PLACES
 from fuser.ir.builder import Ref
 from fuser.ir.scalar import Scalar
 
@@ -64,6 +65,8 @@ def _mul(c: Call) -> Ref:
     if n is not None and math.isfinite(n):
         return c.ref(x, c.dtype) if n == 1 else c.b.op("scale", c.ref(x, c.dtype), scalar=n)
     x, y = c.ref(x, c.dtype), c.filled(n) if n is not None else c.ref(y, c.dtype)
+    if c.dtype == "bool":
+        return c.b.op("logical_and", x, y)
     return c.b.op("square", x) if x.name == y.name else c.b.op("mul", x, y)
 
 
@@ -166,10 +169,31 @@ def _cast(c: Call) -> Ref:
     return c.ref(c["self"], c.dtype)
 
 
-def _dropout(c: Call) -> Ref:
-    if c["train"] and c["p"]:
+def _dropout(c: Call) -> Any:
+    if c["p"] and (c["train"] or (c["train"] is None and "native" in c.aten)):
         raise c.unsupported("is active", "call module.eval() before importing")
-    return c.tensor("input")
+    x = c.tensor("input")
+    return (x, None) if "native" in c.aten else x
+
+
+def _copy(c: Call) -> Ref:
+    x = c.ref(c["src"], c.dtype)
+    return x if x.shape == c.shape else c.b.op("broadcast", x, shape=c.shape)
+
+
+def _upsample(c: Call) -> Ref | None:
+    """Whole copies of each element, or between neighbours; sizes that are no multiples by copies are left."""
+    x, size = c.tensor("input"), c.shape[-2:]
+    if c["scale_factors"] and any(n * s != m for n, s, m in zip(x.shape[-2:], c["scale_factors"], size, strict=True)):
+        return None
+    if "bilinear" in c.aten:
+        return c.b.op("upsample_bilinear2d", x, output_size=size, align_corners=c["align_corners"])
+    if any(m % n for n, m in zip(x.shape[-2:], size, strict=True)):
+        return None
+    for axis in (len(x.shape) - 2, len(x.shape) - 1):
+        if (times := c.shape[axis] // x.shape[axis]) > 1:
+            x = c.b.op("repeat", x, axis=axis, times=times)
+    return x
 
 
 def _repeat(c: Call) -> Ref:
@@ -193,15 +217,24 @@ def _cut(c: Call, x: Ref, axis: int, start: int, stop: int) -> Ref:
     return x if (start, stop) == (0, x.shape[axis]) else c.b.op("slice", x, axis=axis, start=start, stop=stop)
 
 
-def _slice(c: Call) -> Ref:
+def _slice(c: Call) -> Ref | None:
     x = c.tensor("self")
     axis = c["dim"] % len(x.shape)
     if c.aten == "narrow":
         return _cut(c, x, axis, c["start"] % x.shape[axis], c["start"] % x.shape[axis] + c["length"])
-    if c["step"] != 1:
-        raise c.unsupported(f"has the step {c['step']}", "slices with a step of 1 are supported")
-    start, stop, _ = slice(c["start"], c["end"]).indices(x.shape[axis])
-    return _cut(c, x, axis, start, stop)
+    start, stop, step = slice(c["start"], c["end"], c["step"]).indices(x.shape[axis])
+    return _cut(c, x, axis, start, stop) if step == 1 else _strided(c, x, axis, start, step)
+
+
+def _strided(c: Call, x: Ref, axis: int, start: int, step: int) -> Ref | None:
+    """Every ``step``-th element: one of each group of so many side by side. None where the groups do not fit."""
+    count, n = c.shape[axis], x.shape[axis]
+    at = max(start + count * step - n, 0)
+    if at > min(start, step - 1):
+        return None
+    lead, rest = x.shape[:axis], x.shape[axis + 1 :]
+    x = _cut(c, x, axis, start - at, start - at + count * step)
+    return c.reshape(_cut(c, c.reshape(x, (*lead, count, step, *rest)), axis + 1, at, at + 1), (*lead, count, *rest))
 
 
 def _select(c: Call) -> Ref:
@@ -253,6 +286,37 @@ def _triangle(c: Call) -> Ref:
     return c.b.op("where", c.ref(keep), x, c.filled(0.0), dtype=c.dtype)
 
 
+def _scattered(c: Call) -> Ref:
+    """A slice, or one element along an axis, in the place of what was there."""
+    x, src = c.tensor("self"), c.ref(c["src"], c.dtype)
+    axis = c["dim"] % len(x.shape)
+    n = x.shape[axis]
+    start, stop, step = slice(c["start"], c["end"], c["step"]).indices(n) if c["index"] is None else (c["index"] % n, 0, 1)
+    if step != 1:
+        raise c.unsupported(f"has the step {step}", "slices with a step of 1 are supported")
+    stop = stop if c["index"] is None else start + 1
+    src = c.reshape(src, (*x.shape[:axis], stop - start, *x.shape[axis + 1 :]))
+    parts = [_cut(c, x, axis, a, b) for a, b in ((0, start), (stop, n)) if a < b]
+    parts.insert(1 if start else 0, src)
+    return src if len(parts) == 1 else c.b.op("concat", *parts, axis=axis)
+
+
+def _constant_pad(c: Call) -> Ref:
+    """A border of one number, axis by axis from the last; a negative border is cut off."""
+    x, pad = c.tensor("self"), c["pad"]
+    for i, (before, behind) in enumerate(zip(pad[::2], pad[1::2], strict=True)):
+        axis = len(x.shape) - 1 - i
+        x = _cut(c, x, axis, max(-before, 0), x.shape[axis] - max(-behind, 0))
+
+        def border(n: int, like: Ref = x, axis: int = axis) -> list[Ref]:
+            shape = (*like.shape[:axis], n, *like.shape[axis + 1 :])
+            return [c.b.op("broadcast", c.filled(c["value"] or 0), shape=shape)] if n > 0 else []
+
+        parts = [*border(before), x, *border(behind)]
+        x = x if len(parts) == 1 else c.b.op("concat", *parts, axis=axis)
+    return x
+
+
 def _glu(c: Call) -> Ref:
     x = c.tensor("self")
     axis = c["dim"] % len(x.shape)
@@ -270,11 +334,20 @@ def _filled_like(c: Call) -> Any:
     """A constant of which a tensor gives only the shape."""
     import torch
 
-    number = c["fill_value"] if "fill_value" in c.args else int("ones" in c.aten)
+    number = next((c[n] for n in ("fill_value", "value") if n in c.args), int("ones" in c.aten))
     return torch.full(c.shape, number, dtype=c.result.dtype)
 
 
 # Folds and composites
+
+
+def _distances(c: Call) -> Ref | None:
+    """Euclidean distances of rows; others are left."""
+    if number_of(c["p"]) != 2:
+        return None
+    x, y = (c.ref(c[n], c.dtype) for n in ("x1", "x2"))
+    x, y = (c.reshape(v, (*v.shape[:-2], *pair, v.shape[-1])) for v, pair in ((x, (x.shape[-2], 1)), (y, (1, y.shape[-2]))))
+    return c.b.op("vector_norm", x - y, axis=(len(c.shape),), keepdims=False)
 
 
 def _softmax(c: Call) -> Ref:
@@ -312,9 +385,12 @@ BY_ATEN: dict[str, Callable[[Call], Any]] = {
     "rsub.Tensor": _add, "rsub.Scalar": _add, "reciprocal": lambda c: _over(c, 1.0, c.tensor("self")),
     "div.Tensor_mode": _div, "div.Scalar_mode": _div, "pow.Tensor_Scalar": _pow, "max.dim": extreme, "min.dim": extreme,
     "linear": _linear, "addmm": _addmm, "baddbmm": _addmm, "dot": _matmul, "mv": _matmul, "outer": _outer, "einsum": einsum,
-    **dict.fromkeys(("dropout", "feature_dropout", "alpha_dropout"), _dropout), "glu": _glu, "prelu": _prelu,
+    **dict.fromkeys(("dropout", "feature_dropout", "alpha_dropout", "native_dropout"), _dropout),
+    "copy": _copy, "glu": _glu, "prelu": _prelu,
     "select.int": _select, "split.Tensor": _split, "split_with_sizes": _split, "chunk": _split, "unbind.int": _split,
-    **{f"adaptive_avg_pool{n}d": mean_of_all for n in (1, 2, 3)}, "clamp.Tensor": clamp,
+    **{f"{lead}adaptive_avg_pool{n}d": mean_of_all for lead in ("", "_") for n in (1, 2, 3)}, "clamp.Tensor": clamp,
+    "constant_pad_nd": _constant_pad, "slice_scatter": _scattered, "select_scatter": _scattered, "_cdist_forward": _distances,
+    "upsample_nearest2d.vec": _upsample, "upsample_bilinear2d.vec": _upsample, "fill.Scalar": _filled_like, **PLACES,
     "repeat": _tile, "roll": _roll, "triu": _triangle, "tril": _triangle,
     "masked_fill.Scalar": masked_fill, "masked_fill.Tensor": masked_fill,
     **dict.fromkeys(("ones_like", "zeros_like", "full_like", "new_ones", "new_zeros", "new_full"), _filled_like),

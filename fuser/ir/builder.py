@@ -129,6 +129,16 @@ class Builder:
         self._nodes.append(Node(op, tuple(i.name for i in inputs), name, tuple(sorted(attrs.items()))))
         return Ref(self, tensor)
 
+    def since(self, nodes: int) -> list[str]:
+        """The operators behind the first ``nodes``; their number is that of ``since(0)``."""
+        return [n.op for n in self._nodes[nodes:]]
+
+    def undo(self, nodes: int) -> None:
+        """Forget the operators behind the first ``nodes``."""
+        for node in self._nodes[nodes:]:
+            del self._tensors[node.output]
+        del self._nodes[nodes:]
+
     def _fresh(self, op: str) -> str:
         i = len(self._nodes)
         while f"{op}_{i}" in self._tensors or f"{op}_{i}" in self.reserved:

@@ -58,7 +58,7 @@ def _attention(q: Array, k: Array, v: Array, *mask: Array, scale: Any = 1, causa
     return np.matmul(_softmax(s), v)
 
 
-def _expand_mean(b: Builder, x: Ref, axis: tuple[int, ...], keepdims: bool) -> Ref:
+def _expand_mean(b: Builder, x: Ref, axis: tuple[int, ...], keepdims: bool = False) -> Ref:
     count = Scalar()
     for i in axis:
         count = count * Scalar.power(Extent(x.name, i % len(x.shape)), -1)
@@ -215,35 +215,40 @@ def _expand_batch_norm(b: Builder, x: Ref, mean: Ref, var: Ref, *affine: Ref, ep
 
 COMPOSITES = (
     OpDef("mean", "composite", 1, _mean, linear=(True,), attrs=("axis", "keepdims"), relay=("mean",), torch=("mean", "mean.dim"),
-          shape=shapes.folded, expansion=lambda b, x, axis, keepdims=False: _expand_mean(b, x, axis, keepdims)),
+          shape=shapes.folded, expansion=_expand_mean, eager="mean axis:dim keepdims:keepdim"),
     OpDef("softmax", "composite", 1, _softmax, degree="exp", attrs=("axis",), flops=5, sfu=1,
           relay=("nn.softmax", "nn.fast_softmax"), torch=("softmax.int", "_softmax"),
-          image=Domain(0.0, 1.0), shape=shapes.first, expansion=_expand_softmax),
+          image=Domain(0.0, 1.0), shape=shapes.first, expansion=_expand_softmax, eager="softmax axis:dim dim=-1"),
     OpDef("rms_norm", "composite", -1, _rms_norm, attrs=("eps",), flops=4, torch=("rms_norm",), shape=shapes.first,
-          expansion=_expand_rms_norm),
+          expansion=_expand_rms_norm, eager=".rms_norm"),
     OpDef("layer_norm", "composite", -1, _layer_norm, attrs=("eps",), flops=8, relay=("nn.layer_norm",),
-          torch=("layer_norm", "native_layer_norm"), shape=shapes.first, expansion=_expand_layer_norm),
+          torch=("layer_norm", "native_layer_norm"), shape=shapes.first, expansion=_expand_layer_norm, eager=".layer_norm"),
     OpDef("attention", "composite", -1, _attention, degree="exp", attrs=("scale", "causal"), flops=4, sfu=1,
           torch=("scaled_dot_product_attention",), shape=shapes.attention, expansion=_expand_attention),
     OpDef("min", "composite", 1, _min, attrs=("axis", "keepdims"), relay=("min",), torch=("amin", "min"), shape=shapes.folded,
-          expansion=_expand_min, eager=None),
+          expansion=_expand_min, eager="amin axis:dim keepdims:keepdim"),
     OpDef("var", "composite", 1, _var, attrs=("axis", "keepdims", "correction"), optional=("correction",), flops=3,
-          torch=("var", "var.dim", "var.correction"), image=NOT_NEGATIVE, shape=shapes.folded, expansion=_expand_var, eager=None),
+          torch=("var", "var.dim", "var.correction"), image=NOT_NEGATIVE, shape=shapes.folded, expansion=_expand_var,
+          eager="var axis:dim keepdims:keepdim correction=0"),
     OpDef("std", "composite", 1, _std, attrs=("axis", "keepdims", "correction"), optional=("correction",), flops=3, sfu=1,
-          torch=("std", "std.dim", "std.correction"), image=NOT_NEGATIVE, shape=shapes.folded, eager=None,
-          expansion=lambda b, x, **at: b.op("sqrt", _expand_var(b, x, **at))),
+          torch=("std", "std.dim", "std.correction"), image=NOT_NEGATIVE, shape=shapes.folded,
+          eager="std axis:dim keepdims:keepdim correction=0", expansion=lambda b, x, **at: b.op("sqrt", _expand_var(b, x, **at))),
     OpDef("logsumexp", "composite", 1, _logsumexp, degree="exp", attrs=("axis", "keepdims"), flops=4, sfu=1, torch=("logsumexp",),
-          shape=shapes.folded, expansion=_expand_logsumexp, eager=None),
+          shape=shapes.folded, expansion=_expand_logsumexp, eager="logsumexp axis:dim keepdims:keepdim"),
     OpDef("log_softmax", "composite", 1, _log_softmax, degree="exp", attrs=("axis",), flops=5, sfu=1, relay=("nn.log_softmax",),
           torch=("log_softmax.int", "_log_softmax"), image=Domain(hi=0.0), shape=shapes.first, expansion=_expand_log_softmax,
-          eager=None),
+          eager="log_softmax axis:dim"),
     OpDef("vector_norm", "composite", 1, _vector_norm, attrs=("axis", "keepdims"), flops=2, torch=("linalg_vector_norm",),
-          image=NOT_NEGATIVE, shape=shapes.folded, expansion=_expand_vector_norm, eager=None),
+          image=NOT_NEGATIVE, shape=shapes.folded, expansion=_expand_vector_norm,
+          eager="linalg.vector_norm axis:dim keepdims:keepdim"),
     OpDef("group_norm", "composite", -1, _group_norm, attrs=("groups", "eps"), flops=8, relay=("nn.group_norm",),
-          torch=("group_norm", "native_group_norm"), shape=shapes.first, expansion=_expand_group_norm, eager=None),
+          torch=("group_norm", "native_group_norm"), shape=shapes.first, expansion=_expand_group_norm,
+          eager=".group_norm"),
     OpDef("instance_norm", "composite", -1, _instance_norm, attrs=("eps",), flops=8, relay=("nn.instance_norm",),
-          torch=("instance_norm",), shape=shapes.first, expansion=_expand_instance_norm, eager=None),
+          torch=("instance_norm",), shape=shapes.first, expansion=_expand_instance_norm, eager=".instance_norm"),
     OpDef("batch_norm", "composite", -1, _batch_norm, attrs=("eps",), flops=5, relay=("nn.batch_norm",),
-          torch=("batch_norm", "_native_batch_norm_legit_no_training"), shape=shapes.first, expansion=_expand_batch_norm,
-          eager=None),
+          torch=("batch_norm", "_native_batch_norm_legit",
+                  "_native_batch_norm_legit_functional", "_native_batch_norm_legit_no_training"),
+          shape=shapes.first, expansion=_expand_batch_norm,
+          eager=".batch_norm"),
 )  # fmt: skip

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from fractions import Fraction
 from math import log
+from math import pi
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,11 @@ def _made(name: str, arity: int, formula: Callable[..., Term], **more: Any) -> O
 
 def _powf(x: Array, exponent: Array) -> Array:
     return np.power(x, exponent)
+
+
+def _power_of(x: Array, y: Array, **_: Any) -> Array:
+    with np.errstate(all="ignore"):
+        return np.power(x, y)
 
 
 def _at_least(x: Array, min: Array) -> Array:
@@ -122,6 +128,45 @@ def _power(x: Term, exponent: Scalar) -> Term:
     return result
 
 
+def _asinh(x: Term) -> Term:
+    """sign(x) log(1 + a + a²/(1 + √(a² + 1))) with a = |x|, whose square nothing takes"""
+    a = x.then("abs")
+    over = a.then("reciprocal")
+    return x.then("sign") * (a + a * (over + (over.then("square") + 1).then("sqrt")).then("reciprocal")).then("log1p")
+
+
+def _acosh(x: Term) -> Term:
+    t = x + -1
+    return (t + t.then("sqrt") * (t + 2).then("sqrt")).then("log1p")
+
+
+def _atanh(x: Term) -> Term:
+    a = x.then("abs")
+    return x.then("sign") * (a * 2 / (-a + 1)).then("log1p") * Fraction(1, 2)
+
+
+def _atan2(y: Term, x: Term) -> Term:
+    """The angle of a point, also on the axes and for zeros of either sign."""
+
+    def below(v: Term) -> Term:
+        """1 where the sign is negative, else 0"""
+        return (-(v.then("where", v, v.then("reciprocal")).then("sign"))).then("relu")
+
+    height, width = y.then("abs"), x.then("abs")
+    angle = height.then("where", height / width, height).then("atan")
+    angle = below(x).then("where", -angle + pi, angle)
+    return below(y).then("where", -angle, angle)
+
+
+def _arctan_series() -> str:
+    """Horner's scheme in u = min(x², 1/x²), with the coefficients of Abramowitz and Stegun 4.4.49: 2e-8 off between 0 and 1."""
+    u, text = "tl.minimum({0} * {0}, 1.0 / ({0} * {0}))", "0.0028662257"
+    for c in (-0.0161657367, 0.0429096138, -0.0752896400, 0.1065626393, -0.1420889944, 0.1999355085, -0.3333314528, 1.0):
+        text = f"({c} + {u} * {text})"
+    folded = f"tl.where({{0}} > 0.0, 1.5707963267948966, -1.5707963267948966) - {text} / {{0}}"
+    return f"tl.where(tl.abs({{0}}) > 1.0, {folded}, {{0}} * {text})"
+
+
 # near zero a few terms of a series are better than what is rounded at 1
 _SERIES_LOG = (
     "tl.where(tl.abs({0}) < 0.03, {0} * (1.0 - {0} * (0.5 - {0} * (0.3333333333333333 - {0} * 0.25))), tl.log(1.0 + {0}))"
@@ -131,6 +176,13 @@ _SERIES_EXP = (
     "tl.exp({0}) - 1.0)"
 )
 _SIGN = "({0} > 0.0).to(tl.float32) - ({0} < 0.0).to(tl.float32)"
+# what is raised to 0 is 1, and so is 1 to anything; of what is negative and finite only whole powers are numbers
+_POWER = (
+    "tl.where(({1} == 0.0) | ({0} == 1.0), 1.0, "
+    "tl.where(({0} < 0.0) & ({0} > float('-inf')) & (tl.floor({1}) != {1}), float('nan'), "
+    "tl.where(({0} < 0.0) & (tl.floor({1}) == {1}) & (tl.floor({1} * 0.5) * 2.0 != {1}), -1.0, 1.0) * "
+    "tl.exp2({1} * tl.log2(tl.abs({0})))))"
+)
 # above 2²³ the numbers of fp32 are whole
 _ROUND = (
     "tl.where(tl.abs({0}) < 8388608.0, tl.where({0} < 0.0, ({0} - 8388608.0) + 8388608.0, ({0} + 8388608.0) - 8388608.0), {0})"
@@ -149,12 +201,16 @@ FORMULAS: tuple[OpDef, ...] = (
     _function("floor", np.floor, "tl.floor({0})", relay=("floor",), increasing=True),
     _function("ceil", np.ceil, "tl.ceil({0})", relay=("ceil",), increasing=True),
     _function("round", np.round, _ROUND, relay=("round",), flops=4, increasing=True),
+    _function("atan", np.arctan, _arctan_series(), sfu=2.0, flops=30, relay=("atan",), image=Domain(-pi / 2, pi / 2),
+              increasing=True),
     _function("powf", _powf, "tl.exp2(tl.log2({0}) * {exponent})", sfu=2.0, flops=3,
               attrs=("exponent",), torch=(), domain=(POSITIVE,), eager="pow"),
     _function("clamp_min", _at_least, "tl.maximum({0}, {min}, propagate_nan=tl.PropagateNan.ALL)",
               attrs=("min",), increasing=True),
     _function("clamp_max", _at_most, "tl.minimum({0}, {max}, propagate_nan=tl.PropagateNan.ALL)",
               attrs=("max",), increasing=True),
+    OpDef("power", "map", 2, _power_of, triton=_POWER, sfu=2.0, flops=10, torch=("pow.Tensor_Tensor", "pow.Scalar"),
+          domain=(POSITIVE,), eager="pow"),
     # conditions
     _compared("gt", np.greater, ">", "greater"),
     _compared("ge", np.greater_equal, ">=", "greater_equal"),
@@ -163,15 +219,15 @@ FORMULAS: tuple[OpDef, ...] = (
     _compared("eq", np.equal, "==", "equal", commutative=True),
     _compared("ne", np.not_equal, "!=", "not_equal", commutative=True),
     _condition("logical_and", np.logical_and, "({0} != 0) & ({1} != 0)", "logical_and", "logical_and",
-               "bitwise_and.Tensor", "__and__.Tensor", commutative=True),
+               "bitwise_and.Tensor", "bitwise_and.Scalar", "__and__.Tensor", commutative=True),
     _condition("logical_or", np.logical_or, "({0} != 0) | ({1} != 0)", "logical_or", "logical_or",
-               "bitwise_or.Tensor", "__or__.Tensor", commutative=True),
+               "bitwise_or.Tensor", "bitwise_or.Scalar", "__or__.Tensor", commutative=True),
     _condition("logical_xor", np.logical_xor, "({0} != 0) != ({1} != 0)", "logical_xor", "logical_xor",
-               "bitwise_xor.Tensor", "__xor__.Tensor", commutative=True),
+               "bitwise_xor.Tensor", "bitwise_xor.Scalar", "__xor__.Tensor", commutative=True),
     _condition("logical_not", np.logical_not, "{0} == 0", "logical_not", "logical_not", "bitwise_not", arity=1),
     # formulas
     _made("minimum", 2, lambda x, y: -(-x).then("maximum", -y), commutative=True, relay=("minimum",),
-          torch=("minimum", "min.other"), flops=2),
+          torch=("minimum", "min.other", "clamp_max.Tensor"), flops=2),
     _made("trunc", 1, lambda x: x.then("sign") * x.then("abs").then("floor"), relay=("trunc",), flops=3, increasing=True),
     _made("clamp", 1, _clamp, attrs=("min", "max"), optional=("min", "max"), relay=("clip min:a_min max:a_max",), flops=2,
           increasing=True),
@@ -196,6 +252,14 @@ FORMULAS: tuple[OpDef, ...] = (
     _made("sinh", 1, lambda x: (x.then("expm1") - (-x).then("expm1")) * Fraction(1, 2), sfu=2.0, flops=18, increasing=True),
     _made("cosh", 1, lambda x: (x.then("exp") + (-x).then("exp")) * Fraction(1, 2), image=Domain(lo=1.0), sfu=2.0, flops=4),
     _made("tan", 1, lambda x: x.then("sin") / x.then("cos"), relay=("tan",), sfu=3.0, flops=9),
+    _made("asinh", 1, _asinh, relay=("asinh",), sfu=5.0, flops=16, increasing=True),
+    _made("acosh", 1, _acosh, relay=("acosh",), domain=(Domain(lo=1.0),), image=NOT_NEGATIVE, sfu=3.0, flops=14, increasing=True),
+    _made("atanh", 1, _atanh, relay=("atanh",), domain=(Domain(-0.999, 0.999),), sfu=2.0, flops=15, increasing=True),
+    _made("asin", 1, lambda x: (x / ((-x + 1) * (x + 1)).then("sqrt")).then("atan"), relay=("asin",),
+          domain=(Domain(-1.0, 1.0),), image=Domain(-pi / 2, pi / 2), sfu=4.0, flops=35, increasing=True),
+    _made("acos", 1, lambda x: ((-x + 1) / (x + 1)).then("sqrt").then("atan") * 2, relay=("acos",),
+          domain=(Domain(-1.0, 1.0),), image=Domain(0.0, pi), sfu=4.0, flops=35),
+    _made("atan2", 2, _atan2, relay=(), image=Domain(-pi, pi), sfu=5.0, flops=45),
     _made("exp2", 1, lambda x: (x * log(2)).then("exp"), image=POSITIVE, sfu=1.0, flops=2, increasing=True),
     _made("log10", 1, lambda x: x.then("log") * (1 / log(10)), relay=("log10",), domain=(POSITIVE,), sfu=1.0, flops=2,
           increasing=True),
@@ -209,5 +273,6 @@ FORMULAS: tuple[OpDef, ...] = (
     _made("lerp", 3, lambda x, y, weight: x + (y - x) * weight, torch=("lerp.Tensor", "lerp.Scalar"), flops=3),
     _made("prelu", 2, lambda x, slope: x.then("relu") - (-x).then("relu") * slope, torch=(), relay=(), flops=4, eager=None),
     _made("isnan", 1, lambda x: x.then("ne", x), typed="truth", relay=("isnan",)),
+    _made("isinf", 1, lambda x: x.then("eq", x).then("logical_and", (x - x).then("isnan")), typed="truth", relay=("isinf",)),
     _made("pow", 1, _power, attrs=("exponent",), torch=("pow.Tensor_Scalar",), relay=("power",), flops=3),
 )  # fmt: skip

@@ -14,10 +14,7 @@ from fuser.ir.opdef import Array
 from fuser.ir.opdef import Attrs
 from fuser.ir.opdef import OpDef
 from fuser.ir.opdef import Shape
-
-
-def _first(shapes: Sequence[Shape], _attrs: Attrs) -> Shape:
-    return shapes[0]
+from fuser.ir.shapes import first
 
 
 def _along(shapes: Sequence[Shape], attrs: Attrs) -> Shape:
@@ -98,6 +95,32 @@ def _conv(x: Array, weight: Array, *bias: Array, **attrs: Any) -> Array:
     return y + bias[0].reshape(-1, *(1,) * len(window)) if bias else y
 
 
+def _conv_transpose(x: Array, weight: Array, *bias: Array, **attrs: Any) -> Array:
+    """The convolution of x with zeros between its elements and around it, by the weights from last to first."""
+    rank, groups = weight.ndim - 2, attrs.get("groups", 1)
+    strides, padding, dilation = _moves(weight.shape[2:], attrs, 1)
+    spread = np.zeros((*x.shape[:2], *((n - 1) * s + 1 for n, s in zip(x.shape[2:], strides, strict=True))), x.dtype)
+    spread[(..., *(slice(None, None, s) for s in strides))] = x
+    edge = [d * (w - 1) - p for d, w, p in zip(dilation, weight.shape[2:], padding, strict=True)]
+    further = _each(attrs.get("output_padding"), rank, 0)
+    around = [(max(e, 0), max(e + o, 0)) for e, o in zip(edge, further, strict=True)]
+    spread = np.pad(spread, [(0, 0), (0, 0), *around])
+    inner = [(max(-e, 0), n - max(-e - o, 0)) for e, o, n in zip(edge, further, spread.shape[2:], strict=True)]
+    spread = spread[(..., *(slice(a, b) for a, b in inner))]
+    kernel = np.flip(weight, tuple(range(2, 2 + rank))).reshape(groups, weight.shape[0] // groups, *weight.shape[1:])
+    kernel = np.swapaxes(kernel, 1, 2).reshape(-1, weight.shape[0] // groups, *weight.shape[2:])
+    return _conv(spread, kernel, *bias, groups=groups, dilation=dilation)
+
+
+def _conv_transpose_shape(shapes: Sequence[Shape], attrs: Attrs) -> Shape:
+    x, weight = shapes[:2]
+    if len(x) != len(weight) or x[1] != weight[0]:
+        raise ProgramError(f"transposed convolution of {x} with {weight}: the channels differ")
+    moves = zip(*_moves(weight[2:], attrs, 1), _each(attrs.get("output_padding"), len(x) - 2, 0), strict=True)
+    sizes = ((n - 1) * s - 2 * p + d * (w - 1) + o + 1 for n, w, (s, p, d, o) in zip(x[2:], weight[2:], moves, strict=True))
+    return (x[0], weight[1] * attrs.get("groups", 1), *sizes)
+
+
 def _conv_shape(shapes: Sequence[Shape], attrs: Attrs) -> Shape:
     x, weight = shapes[:2]
     if len(x) != len(weight) or x[1] != weight[1] * attrs.get("groups", 1):
@@ -108,6 +131,13 @@ def _conv_shape(shapes: Sequence[Shape], attrs: Attrs) -> Shape:
 def _pool_shape(shapes: Sequence[Shape], attrs: Attrs, rank: int) -> Shape:
     window = _each(attrs["kernel_size"], rank, 1)
     return (*shapes[0][:-rank], *_places(shapes[0][-rank:], window, _moves(window, attrs)))
+
+
+def _transposed(rank: int) -> OpDef:
+    attrs = ("stride", "padding", "output_padding", "groups", "dilation")
+    return OpDef(f"conv_transpose{rank}d", "library", -1, _conv_transpose, attrs=attrs, optional=attrs, flops=2,
+                 torch=(f"conv_transpose{rank}d" + ".input" * (rank > 1),), shape=_conv_transpose_shape,
+                 eager=f"nn.functional.conv_transpose{rank}d")  # fmt: skip
 
 
 def _convolution(rank: int) -> OpDef:
@@ -128,16 +158,33 @@ def _pooling(kind: str, rank: int) -> OpDef:
                  shape=lambda s, a: _pool_shape(s, a, rank), eager=f"nn.functional.{kind}_pool{rank}d")  # fmt: skip
 
 
+def _pooled_from(rank: int) -> OpDef:
+    """The places that a pooling takes its elements from, counted over all of the trailing axes."""
+    attrs = ("kernel_size", "stride", "padding", "dilation", "dtype")
+
+    def call(x: Array, **at: Any) -> Array:
+        window = _each(at["kernel_size"], rank, 1)
+        moves = _moves(window, at)
+        places = np.broadcast_to(np.arange(math.prod(x.shape[-rank:])).reshape(x.shape[-rank:]), x.shape)
+        best = _windows(x, window, moves, -math.inf).argmax(-1)[..., None]
+        return np.take_along_axis(_windows(places, window, moves, 0), best, -1)[..., 0]
+
+    return OpDef(f"max_pool{rank}d_places", "library", 1, call, attrs=attrs, optional=attrs[1:],
+                 shape=lambda s, a: _pool_shape(s, a, rank), eager=f".max_pool{rank}d_places")  # fmt: skip
+
+
 LIBRARY: tuple[OpDef, ...] = (
     _fold("prod", np.prod, torch=("prod", "prod.dim_int")),
     _fold("argmax", np.argmax, "int64"),
     _fold("argmin", np.argmin, "int64"),
     _fold("any", np.any, "bool", torch=("any", "any.dim")),
     _fold("all", np.all, "bool", torch=("all", "all.dim")),
-    OpDef("cumsum", "library", 1, _cumsum, attrs=("dim",), torch=("cumsum",), shape=_first),
-    OpDef("flip", "library", 1, _flip, attrs=("dims",), torch=("flip",), shape=_first, flops=0),
+    OpDef("cumsum", "library", 1, _cumsum, attrs=("dim",), torch=("cumsum",), shape=first),
+    OpDef("flip", "library", 1, _flip, attrs=("dims",), torch=("flip",), shape=first, flops=0),
     OpDef("embedding", "library", 2, _embedding, attrs=("padding_idx",), optional=("padding_idx",), torch=("embedding",),
           shape=_rows, flops=0),
     *(_convolution(rank) for rank in (1, 2, 3)),
+    *(_transposed(rank) for rank in (1, 2, 3)),
+    *(_pooled_from(rank) for rank in (2, 3)),
     *(_pooling(kind, rank) for kind in ("max", "avg") for rank in (1, 2, 3)),
 )  # fmt: skip

@@ -33,11 +33,12 @@ NOTES = ("concat",)
 TYPES: dict[str, str] = {
     "axis": "integer", "dim": "integer", "padding_idx": "integer", "dims": "integers",
     "offset": "integer", "times": "integer", "start": "integer", "stop": "integer", "field": "integer",
-    "groups": "integer", "diagonal": "integer",
+    "groups": "integer", "diagonal": "integer", "dim1": "integer", "dim2": "integer", "k": "integer",
     "shape": "integers", "perm": "integers", "stride": "integers", "padding": "integers", "dilation": "integers",
-    "kernel_size": "integers", "output_size": "integers",
-    "rows": "text", "cols": "text", "dtype": "text", "callee": "text", "detail": "text",
-    "keepdims": "flag", "keepdim": "flag", "return_indices": "flag", "causal": "flag", **dict.fromkeys(NOTES, "flag"),
+    "kernel_size": "integers", "output_size": "integers", "output_padding": "integers",
+    "rows": "text", "cols": "text", "dtype": "text", "callee": "text", "detail": "text", "reduce": "text",
+    **dict.fromkeys(("keepdims", "keepdim", "causal", "descending", "largest", "sorted", "accumulate", "include_self",
+                     "align_corners"), "flag"), **dict.fromkeys(NOTES, "flag"),
 }  # fmt: skip
 """What the attributes are; every other one is a number, and held as an exact constant."""
 
@@ -142,9 +143,9 @@ class OpDef:
     optional: tuple[str, ...] = ()
     """Attributes that need not be there."""
     eager: str | None = ""
-    """The torch function that takes the operands and, as keywords under their names here, the attributes:
-    ``nn.functional.silu``. By default the one of the same name, or the
-    formula; None: the formula."""
+    """The torch function that takes the operands and, as keywords, the attributes: ``nn.functional.silu``. What is called
+    otherwise there, and what it takes beside, stand behind it: ``var axis:dim correction=0``; one that begins with a dot is a
+    function of :mod:`fuser.runtime.forms`. By default the one of the same name, or the formula; None: the formula."""
 
     def __post_init__(self) -> None:
         if self.numpy is missing and self.formula is not None:

@@ -13,7 +13,8 @@ Kinds of operator:
 value.
 
 Adding an operator is adding one entry: here for what others are made of, in :mod:`fuser.ir.formulas` for what is made of them
-element by element, in :mod:`fuser.ir.composites` for what becomes several, in :mod:`fuser.ir.library_ops` for what torch does.
+element by element, in :mod:`fuser.ir.composites` for what becomes several, in :mod:`fuser.ir.library_ops` and
+:mod:`fuser.ir.library_places` for what torch does.
 :class:`fuser.ir.opdef.OpDef` says what the columns are, and what follows where they are not given.
 """
 
@@ -37,6 +38,7 @@ from fuser.ir.interval import NOT_NEGATIVE
 from fuser.ir.interval import POSITIVE
 from fuser.ir.interval import Domain
 from fuser.ir.library_ops import LIBRARY
+from fuser.ir.library_places import PLACES
 from fuser.ir.opdef import OPS
 from fuser.ir.opdef import Array
 from fuser.ir.opdef import Attrs
@@ -138,13 +140,14 @@ _ALL = (
          relay=("divide",), torch=("div.Tensor", "div.Scalar"), fraction="quotient"),
     _map("maximum", 2, lambda a, b, **_: np.maximum(a, b), "tl.maximum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
          commutative=True,
-         relay=("maximum",), torch=("maximum", "max.other"), fraction="chosen"),
+         relay=("maximum",), torch=("maximum", "max.other", "clamp_min.Tensor"), fraction="chosen"),
     _map("where", 3, _where, "tl.where({0} != 0, {1}, {2})", typed="choices", relay=("where",),
-         torch=("where.self", "where.ScalarOther", "where.ScalarSelf"), domain=(CHOICE,), fraction="chosen"),
+         torch=("where.self", "where.ScalarOther", "where.ScalarSelf"), domain=(CHOICE,), fraction="chosen", eager=".where"),
     # element-wise, one operand
     _map("scale", 1, lambda x, **a: x * np.asarray(_scalar(a), x.dtype), "{0} * {scalar}", linear=(True,), degree="same",
-         attrs=("scalar",), fraction="same"),
-    _map("shift", 1, lambda x, **a: x + np.asarray(_scalar(a), x.dtype), "{0} + {scalar}", attrs=("scalar",), fraction="shift"),
+         attrs=("scalar",), fraction="same", eager="mul scalar:other"),
+    _map("shift", 1, lambda x, **a: x + np.asarray(_scalar(a), x.dtype), "{0} + {scalar}", attrs=("scalar",), fraction="shift",
+         eager="add scalar:other"),
     _map("neg", 1, lambda x, **_: -x, "-{0}", linear=(True,), degree="same", relay=("negative",), torch=("neg",),
          fraction="same"),
     _map("exp", 1, _quiet(np.exp), "tl.exp2({0} * 1.4426950408889634)", sfu=1.0, degree="exp", relay=("exp", "fast_exp"),
@@ -169,15 +172,17 @@ _ALL = (
     _map("gelu", 1, missing, "0.5 * {0} * (1.0 + tl.erf({0} * 0.7071067811865476))", sfu=2.0, flops=13, torch=("gelu",),
          image=Domain(lo=-0.17), formula=_gelu),
     _map("cast", 1, _cast, "{0}", linear=(True,), degree="same", attrs=("dtype",), typed="named", relay=("cast",),
-         torch=("to.dtype", "to.dtype_layout", "to.device", "to.other", "type_as", "_to_copy"), fraction="same"),
-    _map("causal_mask", 1, _causal_mask, "", degree="same", attrs=("offset",), indexed=True, fraction="same"),
+         torch=("to.dtype", "to.dtype_layout", "to.device", "to.other", "type_as", "_to_copy"), fraction="same",
+         eager=".cast dtype:dtype"),
+    _map("causal_mask", 1, _causal_mask, "", degree="same", attrs=("offset",), indexed=True, fraction="same",
+         eager=".causal_mask"),
     # contraction and folds
     OpDef("matmul", "contract", 2, _matmul, shape=shapes.matmul, linear=(True, True), degree="add", flops=2,
           relay=("nn.dense", "nn.batch_matmul", "nn.matmul"), torch=("matmul", "mm", "bmm"), fraction="product"),
     OpDef("sum", "reduce", 1, _sum, linear=(True,), degree="same", identity=0.0, attrs=("axis", "keepdims"),
-          relay=("sum",), torch=("sum", "sum.dim_IntList"), fraction="same"),
+          relay=("sum",), torch=("sum", "sum.dim_IntList"), fraction="same", eager="sum axis:dim keepdims:keepdim"),
     OpDef("max", "reduce", 1, _max, degree="same", identity=float("-inf"), attrs=("axis", "keepdims"), triton="nan_max",
-          relay=("max",), torch=("amax", "max"), fraction="chosen"),
+          relay=("max",), torch=("amax", "max"), fraction="chosen", eager="amax axis:dim keepdims:keepdim"),
     # views and copies
     OpDef("reshape", "view", 1, lambda x, *, shape, **_: np.reshape(x, shape), linear=(True,), degree="same", attrs=("shape",),
           shape=shapes.reshape, flops=0, relay=("reshape", "squeeze", "expand_dims", "nn.batch_flatten"),
@@ -185,24 +190,25 @@ _ALL = (
                  "squeeze", "squeeze.dim", "squeeze.dims"), fraction="same"),
     OpDef("transpose", "view", 1, lambda x, *, perm, **_: np.transpose(x, perm), linear=(True,), degree="same", attrs=("perm",),
           shape=shapes.transpose, flops=0, relay=("transpose",),
-          torch=("permute", "transpose.int", "t", "mT", "numpy_T"), fraction="same"),
+          torch=("permute", "transpose.int", "t", "mT", "numpy_T"), fraction="same", eager="permute perm:dims"),
     OpDef("broadcast", "view", 1, lambda x, *, shape, **_: np.broadcast_to(x, shape), linear=(True,), degree="same",
           attrs=("shape",), shape=shapes.broadcast, flops=0, relay=("broadcast_to",),
-          torch=("expand", "expand_as", "broadcast_to"), fraction="same"),
+          torch=("expand", "expand_as", "broadcast_to"), fraction="same", eager="broadcast_to shape:size"),
     OpDef("repeat", "view", 1, lambda x, *, axis, times, **_: np.repeat(x, times, axis), linear=(True,), degree="same",
           attrs=("axis", "times"), shape=shapes.repeat, flops=0, relay=("repeat",),
-          torch=("repeat_interleave.self_int",), fraction="same"),
+          torch=("repeat_interleave.self_int",), fraction="same", eager="repeat_interleave times:repeats axis:dim"),
     OpDef("concat", "data", -1, lambda *xs, axis, **_: np.concatenate(xs, axis), degree="equal", attrs=("axis",),
-          shape=shapes.concat, flops=0, relay=("concatenate", "stack"), torch=("cat", "stack"), fraction="part"),
+          shape=shapes.concat, flops=0, relay=("concatenate", "stack"), torch=("cat", "stack"), fraction="part",
+          eager=".concat"),
     OpDef("slice", "data", 1, lambda x, *, axis, start, stop, **_: np.take(x, range(start, stop), axis), linear=(True,),
           degree="same", attrs=("axis", "start", "stop"), shape=shapes.slice_of, flops=0, relay=("strided_slice",),
-          torch=("slice.Tensor", "narrow"), fraction="same"),
+          torch=("slice.Tensor", "narrow"), fraction="same", eager=".slice"),
     # what the importer keeps as it is: ``shape`` is the output's, ``callee`` the model's operator, ``detail`` its attributes
     # (JSON)
     OpDef("opaque", "opaque", -1, _opaque, attrs=("callee", "shape", "detail", "dtype", "field"), flops=0),
 )  # fmt: skip
 
-OPS.update((op.name, op) for op in (*_ALL, *FORMULAS, *COMPOSITES, *LIBRARY))
+OPS.update((op.name, op) for op in (*_ALL, *FORMULAS, *COMPOSITES, *LIBRARY, *PLACES))
 
 
 def op(name: str) -> OpDef:

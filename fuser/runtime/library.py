@@ -18,7 +18,6 @@ from fuser.ir.dtypes import result_dtype
 from fuser.ir.mugraph import AXIS
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
-from fuser.ir.opdef import own_attributes
 from fuser.ir.ops import op as op_def
 from fuser.ir.program import Tensor
 from fuser.ir.program import infer_shape
@@ -30,13 +29,13 @@ from fuser.runtime.torch_program import apply
 VIEWS = ("reshape", "transpose", "broadcast", "slice")
 """Operators that torch does by strides alone."""
 
-_WRITTEN = ("matmul", "scale", "shift", "relu", "square", "cast", "sum", "mean", "max", "softmax", "concat", "repeat", *VIEWS)
+_WRITTEN = ("matmul", "cast", "repeat", *VIEWS)
 """Operators that are written into a tensor in a form of their own."""
 
 
 def allocates(op: str) -> bool:
     """Whether torch allocates memory of its own at every call of an operator (inside a captured graph, once)."""
-    return op not in _WRITTEN and writes(op_def(op)) is None
+    return op not in _WRITTEN and writes(op_def(op), {}) is None
 
 
 def output_of(kernel: LibraryKernel, tensors: Mapping[str, Tensor]) -> Tensor:
@@ -114,26 +113,7 @@ def bind_library(op: str, attrs: Mapping[str, Any], args: list[Any], out: Any) -
 
 def _with_out(op: str, attrs: Mapping[str, Any], xs: list[Any], out: Any) -> Callable[[], Any] | None:
     """The form of an operator that writes into a given tensor, if torch has one."""
-    import torch
-
     x = xs[0]
-    if op == "square":
-        return lambda: torch.square(x, out=out)
-    if op == "relu":
-        return lambda: torch.clamp_min(x, 0, out=out)
-    if op == "scale":
-        return lambda: torch.mul(x, float(attrs["scalar"]), out=out)
-    if op == "shift":
-        return lambda: torch.add(x, float(attrs["scalar"]), out=out)
-    if op in ("sum", "mean", "max"):
-        function = torch.amax if op == "max" else getattr(torch, op)
-        dims, keep = tuple(attrs["axis"]), bool(attrs.get("keepdims"))
-        return lambda: function(x, dims, keep, out=out)
-    if op == "softmax":
-        axis = attrs.get("axis", -1)
-        return lambda: torch.softmax(x, axis, out=out)
-    if op == "concat":
-        return lambda: torch.cat(xs, attrs["axis"], out=out)
     if op == "reshape":
         seen = out.view(x.shape)  # torch would copy a strided operand now, not when it is called
         return lambda: seen.copy_(x)
@@ -145,11 +125,8 @@ def _with_out(op: str, attrs: Mapping[str, Any], xs: list[Any], out: Any) -> Cal
         parts = out.view(*x.shape[: axis + 1], times, *x.shape[axis + 1 :])
         source = x.unsqueeze(axis + 1).expand(parts.shape)
         return lambda: parts.copy_(source)
-    into = writes(op_def(op))
-    if into is None:
-        return None
-    named = numbers(own_attributes(op_def(op), attrs))
-    return lambda: into(*xs, **named, out=out)
+    into = writes(op_def(op), attrs)
+    return None if into is None else lambda: into(*xs, out=out)
 
 
 def _matmul(a: Any, b: Any, out: Any) -> Callable[[], None]:

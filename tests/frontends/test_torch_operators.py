@@ -37,6 +37,9 @@ TWO = (rand(4, 6), rand(6))
 CUBE = (rand(2, 6, 5),)
 IMAGE = (rand(2, 6, 7, 5),)
 
+INF = float("inf")
+PLACES = torch.tensor([[0, 2, 1], [5, 3, 4]])
+ROWS = (rand(4, 6), rand(6, 4).T)
 AB = (rand(3, 4), rand(5, 4))
 
 FUSED: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
@@ -81,6 +84,31 @@ FUSED: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "einsum of elements": (lambda x, y: torch.einsum("ij,j->ji", x, y), TWO),
     "triangles": (lambda x: x.triu(1) + x.tril(-1) * 2, CUBE),
     "roll": (lambda x: x.roll((1, -2), (0, 2)), CUBE),
+    **{f.__name__: (f, X) for f in (functional.hardshrink, functional.softshrink, functional.tanhshrink, torch.frac,
+        torch.deg2rad, torch.nan_to_num, torch.logit, torch.square, torch.positive)},
+    "xlogy": (torch.xlogy, TWO),
+    **{f.__name__: (f, ROWS) for f in (functional.pairwise_distance, functional.cosine_similarity, functional.mse_loss,
+        functional.huber_loss, functional.smooth_l1_loss)},
+    "threshold": (lambda x: functional.threshold(x, 0.1, 0.5), X),
+    "movements": (lambda x: x.movedim(0, 2).swapaxes(0, 1) , CUBE),
+    "arcs": (lambda x: torch.atan(x) + torch.asinh(x) + torch.acosh(x.abs() + 1) + torch.asin(x.tanh()), X),
+    "steps": (lambda x: x[:, ::3, ::3] + x[:, 1::3, 1::2] + x[:, 2:6:3, 1:4:2], CUBE),
+    "isfinite": (lambda x: torch.where((x / 0.0).isfinite() | x.isfinite(), x, 0.0) + torch.logaddexp(x, -x), X),
+    "acos": (lambda x: torch.acos(x.tanh()), X),
+    "atanh": (lambda x: torch.atanh(x.tanh()), X),
+    "atan2": (torch.atan2, (torch.tensor([0.0, -0.0, 0.0, -0.0, 2.0, -2.0, 0.0, -0.0, INF, 1.0, -1.0]),
+                            torch.tensor([1.0, 1.0, -1.0, -1.0, 0.0, -0.0, 0.0, -0.0, 2.0, -INF, -3.0]))),
+    "isinf": (lambda x: torch.where((x / 0.0).isinf() & ~x.isinf(), x, 0.0), X),
+    "pow of tensors": (lambda x, y: torch.pow(x.abs(), y) + torch.pow(x, y.round()) + torch.pow(2.5, x), TWO),
+    "bits with a number": (lambda x: torch.where((x > 0) & True, x, torch.where((x < -1) ^ True, -x, 0.5)), X),
+    "fill and copy": (lambda x, y: torch.fill(x, 2.0) + torch.ops.aten.copy(x, y) * x, TWO),
+    "padding": (lambda x: functional.pad(functional.pad(x, (1, -1, 2, 0), value=0.5), (0, 3)), CUBE),
+    "scattered slices": (lambda x: x.slice_scatter(x[:, 1:4] * 2, 1, 2, 5).select_scatter(x[:, :, 0], 2, 1), CUBE),
+    "distances": (torch.cdist, AB),
+    "copies of pixels": (lambda x: functional.interpolate(x, scale_factor=2), IMAGE),
+    "native dropout": (lambda x: torch.ops.aten.native_dropout(x, 0.5, False)[0] + 1, X),
+    "native batch norm": (lambda x: torch.ops.aten._native_batch_norm_legit(x, None, None, x[0, :, 0, 0].detach().clone(),
+                          x[0, :, 0, 1].abs() + 1, False, 0.1, 1e-5)[0], IMAGE),
 }  # fmt: skip
 LIBRARY: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "prod": (lambda x: x.prod(1) + x.prod(), X),
@@ -92,6 +120,25 @@ LIBRARY: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "embedding": (nn.Embedding(9, 4, dtype=torch.float64), (torch.tensor([[1, 2], [8, 0]]),)),
     "conv1d": (nn.Conv1d(6, 4, 3, dtype=torch.float64), CUBE),
     "conv2d": (nn.Conv2d(6, 9, 3, stride=2, padding=1, dilation=(1, 2), groups=3, dtype=torch.float64), IMAGE),
+    "transposed convolution": (nn.ConvTranspose2d(6, 9, 3, 2, 1, 1, groups=3, dilation=2, dtype=torch.float64), IMAGE),
+    "convolution": (lambda x, w, v: torch.ops.aten.convolution(x, w, None, [2, 1], [1, 0], [1, 1], False, [0, 0], 2)
+                    + torch.ops.aten.convolution(x, v, None, [2, 1], [2, 0], [1, 1], True, [1, 0], 2).sum(),
+                    (*IMAGE, rand(4, 3, 3, 2), rand(6, 2, 1, 2))),
+    "sort": (lambda x: (*x.sort(1), *x.sort(0, descending=True), x.argsort(-1)), X),
+    "topk": (lambda x: (*x.topk(3, 1), *x.topk(2, 0, largest=False)), X),
+    "any of several": (lambda x: ((x > 1).any((0, 2)), torch.all(x > -9, (0, 1))), CUBE),
+    "gather": (lambda x, i: (x.gather(1, i), x.index_select(1, i[0]), x[i[0]], x.view(1, 6, 6)[:, i, i]), (rand(6, 6), PLACES)),
+    "scatter": (lambda x, i: (x.scatter(1, i, x), x.scatter(0, i, 2.5), x.scatter_add(1, i, x * 2)), (rand(6, 6), PLACES)),
+    "scatter_reduce": (lambda x, i: tuple(x.scatter_reduce(1, i, x + 1, r, include_self=s) for s in (True, False)
+                       for r in ("sum", "prod", "mean", "amax", "amin")), (rand(6, 6), PLACES)),
+    "index_put": (lambda x, i: (x.index_put((i[0],), x[1]), torch.index_put(x, (i[0], i[1]), x[0, :3], True)),
+                  (rand(6, 6), PLACES)),
+    "masked_scatter": (lambda x, y: x.masked_scatter(x > y, x * 2), TWO),
+    "diagonal": (lambda x: x.diagonal(1, 0, 2), CUBE),
+    "borders": (lambda x: functional.pad(x, (2, 1, 0, 3), "reflect") + functional.pad(x, (1, 2, 3, 0), "replicate"), IMAGE),
+    "between pixels": (lambda x: functional.interpolate(x, (9, 4), mode="bilinear")
+                       + functional.interpolate(x, (9, 4), mode="bilinear", align_corners=True), IMAGE),
+    "pools with places": (lambda x: functional.max_pool2d(x, (2, 3), 2, (1, 1), return_indices=True), IMAGE),
     "pools": (lambda x: functional.max_pool2d(x, 2) + functional.avg_pool2d(x, 3, 2, 1)[..., 1:, 1:], IMAGE),
 }  # fmt: skip
 

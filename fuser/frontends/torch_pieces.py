@@ -1,0 +1,49 @@
+"""ATen operators as torch itself makes them of others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def mutates(node: Any) -> bool:
+    """Whether a call of a graph writes to what it is given."""
+    schema = getattr(node.target, "_schema", None)
+    return node.op == "call_function" and schema is not None and schema.is_mutable
+
+
+def pieces(node: Any) -> Any:
+    """A graph over the tensors among the arguments of a call, in order, which does the same by other operators; None where
+    torch knows none."""
+    import torch
+    from torch._decomp import decomposition_table
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.utils import _pytree as pytree
+
+    target = node.target
+    table = {target: made} if (made := decomposition_table.get(target)) else {}
+    if not table and not target._can_decompose():
+        return None
+    flat, spec = pytree.tree_flatten((node.args, node.kwargs))
+    places = [i for i, v in enumerate(flat) if isinstance(v, torch.fx.Node)]
+    known = [flat[i].meta.get("val") for i in places]
+    if not all(isinstance(v, torch._subclasses.FakeTensor) for v in known):
+        return None
+
+    def call(*tensors: Any) -> Any:
+        given = list(flat)
+        for i, t in zip(places, tensors, strict=True):
+            given[i] = t
+        args, kwargs = pytree.tree_unflatten(given, spec)
+        return target(*args, **kwargs)
+
+    try:
+        with known[0].fake_mode, torch.no_grad():
+            found = make_fx(call, decomposition_table=table)(*known)
+            if any(map(mutates, found.graph.nodes)):
+                found = make_fx(torch.func.functionalize(found))(*known)
+    except (RuntimeError, TypeError, ValueError, NotImplementedError):  # what torch's own rules raise for what they lack
+        return None
+    calls = [n for n in found.graph.nodes if n.op == "call_function"]
+    for n in calls:
+        n.meta.setdefault("stack_trace", node.stack_trace)
+    return None if any(n.target is target for n in calls) else found

@@ -1,0 +1,153 @@
+"""Operators of the op table that torch has in another form, on its tensors: operands, and attributes by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+
+def where(c: Any, x: Any, y: Any) -> Any:
+    import torch
+
+    return torch.where(c != 0, x, y)
+
+
+def cast(x: Any, dtype: str) -> Any:
+    """A reference in float64 stays in float64."""
+    import torch
+
+    return x if x.dtype == torch.float64 else x.to(getattr(torch, dtype))
+
+
+def causal_mask(x: Any, offset: Any = 0) -> Any:
+    import torch
+
+    keep = torch.ones(x.shape[-2:], dtype=torch.bool, device=x.device).tril(int(offset))
+    return x.masked_fill(~keep, -math.inf)
+
+
+def concat(*xs: Any, axis: int, out: Any = None) -> Any:
+    import torch
+
+    return torch.cat(xs, axis, out=out)
+
+
+def slice(x: Any, axis: int, start: int, stop: int) -> Any:
+    return x.narrow(axis, start, stop - start)
+
+
+def _at(indices: Sequence[Any], dims: Sequence[int]) -> list[Any]:
+    return [None] * dims[0] + [i.long() for i in indices]
+
+
+def index(x: Any, *indices: Any, dims: Sequence[int]) -> Any:
+    import torch
+
+    return torch.ops.aten.index(x, _at(indices, dims))
+
+
+def index_put(x: Any, values: Any, *indices: Any, dims: Sequence[int], accumulate: bool = False) -> Any:
+    import torch
+
+    return torch.ops.aten.index_put(x, _at(indices, dims), values, accumulate)
+
+
+def index_select(x: Any, index: Any, dim: int) -> Any:
+    return x.index_select(dim, index.long())
+
+
+def gather(x: Any, index: Any, dim: int) -> Any:
+    return x.gather(dim, index.long())
+
+
+def scatter(x: Any, index: Any, src: Any, dim: int) -> Any:
+    return x.scatter(dim, index.long(), src)
+
+
+def scatter_reduce(x: Any, index: Any, src: Any, dim: int, reduce: str, include_self: bool = True) -> Any:
+    return x.scatter_reduce(dim, index.long(), src, reduce, include_self=include_self)
+
+
+def masked_scatter(x: Any, mask: Any, source: Any) -> Any:
+    return x.masked_scatter(mask != 0, source)
+
+
+def argtopk(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
+    return x.topk(k, dim, largest, sorted)[1]
+
+
+def reflection_pad(x: Any, padding: Sequence[int]) -> Any:
+    from torch.nn import functional
+
+    return functional.pad(x, padding, "reflect")
+
+
+def replication_pad(x: Any, padding: Sequence[int]) -> Any:
+    from torch.nn import functional
+
+    return functional.pad(x, padding, "replicate")
+
+
+def bilinear(x: Any, output_size: Sequence[int], align_corners: bool = False) -> Any:
+    from torch.nn import functional
+
+    return functional.interpolate(x, tuple(output_size), mode="bilinear", align_corners=align_corners)
+
+
+def max_pool2d_places(x: Any, **attrs: Any) -> Any:
+    from torch.nn import functional
+
+    return functional.max_pool2d(x, return_indices=True, **attrs)[1]
+
+
+def max_pool3d_places(x: Any, **attrs: Any) -> Any:
+    from torch.nn import functional
+
+    return functional.max_pool3d(x, return_indices=True, **attrs)[1]
+
+
+def rms_norm(x: Any, gain: Any = None, eps: float = 1e-5) -> Any:
+    from torch.nn import functional
+
+    return functional.rms_norm(x, x.shape[-1:], gain, eps)
+
+
+def layer_norm(x: Any, gain: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
+    from torch.nn import functional
+
+    return functional.layer_norm(x, x.shape[-1:], gain, bias, eps)
+
+
+def group_norm(x: Any, gain: Any = None, bias: Any = None, *, groups: int, eps: float = 1e-5) -> Any:
+    from torch.nn import functional
+
+    return functional.group_norm(x, groups, gain, bias, eps)
+
+
+def instance_norm(x: Any, gain: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
+    from torch.nn import functional
+
+    return functional.instance_norm(x, None, None, gain, bias, eps=eps)
+
+
+def batch_norm(x: Any, mean: Any, var: Any, gain: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
+    from torch.nn import functional
+
+    return functional.batch_norm(x, mean, var, gain, bias, eps=eps)
+
+
+def explicit_attention(q: Any, k: Any, v: Any, mask: Any, scale: float, causal: bool, keep_nan: bool = False) -> Any:
+    """Matmul, softmax, matmul; a fully masked row gives zero. With ``keep_nan`` a NaN that is not of such a row stays one, at
+    the cost of another pass."""
+    import torch
+
+    scores = torch.matmul(q, k.transpose(-1, -2)) * scale
+    if mask is not None:
+        scores = scores + mask
+    if causal:
+        scores = causal_mask(scores, scores.shape[-1] - scores.shape[-2])
+    p = torch.softmax(scores, -1)
+    if mask is not None or causal:
+        p = p.masked_fill((scores == -math.inf).all(-1, keepdim=True), 0.0) if keep_nan else torch.nan_to_num(p, nan=0.0)
+    return torch.matmul(p, v)
