@@ -217,7 +217,7 @@ def _cut(c: Call, x: Ref, axis: int, start: int, stop: int) -> Ref:
     return x if (start, stop) == (0, x.shape[axis]) else c.b.op("slice", x, axis=axis, start=start, stop=stop)
 
 
-def _slice(c: Call) -> Ref | None:
+def _slice(c: Call) -> Ref:
     x = c.tensor("self")
     axis = c["dim"] % len(x.shape)
     if c.aten == "narrow":
@@ -226,15 +226,16 @@ def _slice(c: Call) -> Ref | None:
     return _cut(c, x, axis, start, stop) if step == 1 else _strided(c, x, axis, start, step)
 
 
-def _strided(c: Call, x: Ref, axis: int, start: int, step: int) -> Ref | None:
-    """Every ``step``-th element: one of each group of so many side by side. None where the groups do not fit."""
+def _strided(c: Call, x: Ref, axis: int, start: int, step: int) -> Ref:
+    """Every ``step``-th element: one of each group of so many side by side, and the last one of an axis that ends before."""
     count, n = c.shape[axis], x.shape[axis]
-    at = max(start + count * step - n, 0)
-    if at > min(start, step - 1):
-        return None
     lead, rest = x.shape[:axis], x.shape[axis + 1 :]
-    x = _cut(c, x, axis, start - at, start - at + count * step)
-    return c.reshape(_cut(c, c.reshape(x, (*lead, count, step, *rest)), axis + 1, at, at + 1), (*lead, count, *rest))
+    at = max(start + count * step - n, 0)
+    last = start + (count - 1) * step
+    whole, at = (count, at) if at <= min(start, step - 1) else (count - 1, 0)
+    groups = c.reshape(_cut(c, x, axis, start - at, start - at + whole * step), (*lead, whole, step, *rest))
+    y = c.reshape(_cut(c, groups, axis + 1, at, at + 1), (*lead, whole, *rest))
+    return y if whole == count else c.b.op("concat", y, _cut(c, x, axis, last, last + 1), axis=axis)
 
 
 def _select(c: Call) -> Ref:

@@ -138,7 +138,10 @@ def test_relay_imports_it(entry: OpDef) -> None:
 
 
 def test_the_document_is_current() -> None:
-    assert operators.PATH.read_text(encoding="utf-8") == operators.document(), "run python -m fuser.frontends.operators"
+    written, made = operators.PATH.read_text(encoding="utf-8"), operators.document()
+    if f"in torch {torch.__version__.split('+')[0]}," not in written:  # another torch has other core operators
+        written, made = (text.partition(operators.CORE)[0] for text in (written, made))
+    assert written == made, "run python -m fuser.frontends.operators"
 
 
 def test_what_is_missing_is_said_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
