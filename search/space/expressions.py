@@ -23,9 +23,11 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import combinations
 from itertools import permutations
 from itertools import product
 
+from fuser.disjoint import DisjointSets
 from fuser.errors import UnsupportedError
 from fuser.ir.mugraph import FREE
 from fuser.ir.mugraph import BlockGraph
@@ -146,20 +148,12 @@ def _flat(axes: tuple[str, ...], needs: Sequence[frozenset[str]]) -> Iterator[Ti
 
 def components(needs: Sequence[frozenset[str]]) -> list[list[frozenset[str]]]:
     """Groups of sets that share elements directly or through others, in order of their first member; empty sets are left out."""
-    groups: list[list[frozenset[str]]] = []
-    for need in needs:
-        if not need:
-            continue
-        joined = [g for g in groups if any(need & n for n in g)]
-        if not joined:
-            groups.append([need])
-            continue
-        first = joined[0]
-        for other in joined[1:]:
-            first += other
-            groups.remove(other)
-        first.append(need)
-    return groups
+    own = [n for n in needs if n]
+    joined = DisjointSets(range(len(own)))
+    for i, j in combinations(range(len(own)), 2):
+        if own[i] & own[j]:
+            joined.join(i, j)
+    return [[own[i] for i in members] for members in joined.sets()]
 
 
 def enclosing(expr: TilingExpr, axes: frozenset[str]) -> tuple[str, ...]:
