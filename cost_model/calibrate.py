@@ -1,9 +1,9 @@
 """Fit the constants of the refined model to measured schedules, and say how well a model ranks schedules that it was not fitted
 on.
 
-Damped Gauss-Newton on the logarithms of times and constants, robust against single odd rows (soft L1), with bounds that keep
-every constant physical. A schedule that takes ten times as long as the best of its workload counts a fifth: what matters is the
-order among the good ones. Numpy alone.
+Least squares of the logarithms of times over the logarithms of constants, robust against single odd rows (soft L1), with bounds
+that keep every constant physical. A schedule that takes ten times as long as the best of its workload counts a fifth: what
+matters is the order among the good ones.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import fields
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -135,45 +136,29 @@ def table(samples: Sequence[Sample], device: Device) -> Table:
 # -- fitting ------------------------------------------------------------------------------------------------------------------
 
 
-def fit(data: Table, start: Constants | None = None, steps: int = 40) -> Constants:
+def fit(data: Table, start: Constants | None = None) -> Constants:
     """Constants that explain the measured times; deterministic."""
+    from scipy.optimize import least_squares
+
     first = start or Constants()
-    names = list(BOUNDS)
-    low, high = (np.log([BOUNDS[n][i] for n in names]) for i in (0, 1))
-    origin: Counts = np.clip(np.log([getattr(first, n) for n in names]), low, high)
-    weight = _weights(data)
+    low, high = np.log(list(BOUNDS.values())).T
+    origin: Counts = np.clip(np.log([getattr(first, n) for n in BOUNDS]), low, high)
+    weight, count = _weights(data), len(data.seconds)
 
     def constants(x: Counts) -> Constants:
-        return replace(first, **{n: float(v) for n, v in zip(names, np.exp(x), strict=True)})
+        return replace(first, **dict(zip(BOUNDS, map(float, np.exp(x)), strict=True)))
 
     def errors(x: Counts) -> Counts:
-        return weight * np.log(data.predict(constants(x)) / data.seconds)
+        return np.concatenate([weight * np.log(data.predict(constants(x)) / data.seconds), PRIOR * (x - origin)])
 
-    def loss(e: Counts, x: Counts) -> float:
-        z = (e / ROBUST) ** 2
-        return float(2 * ROBUST**2 * np.sum(np.sqrt(1 + z) - 1) + PRIOR**2 * np.sum((x - origin) ** 2))
+    def loss(z: Counts) -> Counts:
+        """Soft L1 of the rows, the square of the prior; with both derivatives."""
+        t, prior = 1 + z[:count], z[count:]
+        robust = np.stack([2 * (np.sqrt(t) - 1), t**-0.5, -0.5 * t**-1.5])
+        return np.concatenate([robust, [prior, np.ones_like(prior), np.zeros_like(prior)]], axis=1)
 
-    x: Counts = origin
-    damping = 1e-2
-    e = errors(x)
-    now = loss(e, x)
-    for _ in range(steps):
-        jac = np.stack([(errors(x + h) - e) / 1e-4 for h in 1e-4 * np.eye(len(x))], axis=1)
-        robust = 1 / np.sqrt(1 + (e / ROBUST) ** 2)
-        normal = jac.T @ (robust[:, None] * jac) + PRIOR**2 * np.eye(len(x))
-        slope = jac.T @ (robust * e) + PRIOR**2 * (x - origin)
-        gained = 0.0
-        while damping < 1e6:
-            new: Counts = np.clip(x - np.linalg.solve(normal + damping * np.diag(np.diag(normal)), slope), low, high)
-            trial = errors(new)
-            value = loss(trial, new)
-            if value < now:
-                gained, x, e, now, damping = now - value, new, trial, value, damping / 5
-                break
-            damping *= 4
-        if gained < 1e-6 * now:
-            break
-    return constants(x)
+    robust_loss: Any = loss  # scipy has no types, and its default is a text
+    return constants(least_squares(errors, origin, bounds=(low, high), loss=robust_loss, f_scale=ROBUST).x)
 
 
 def _weights(data: Table) -> Counts:
@@ -198,27 +183,16 @@ class Accuracy:
     mape: float
 
 
-def ranks(x: Counts) -> Counts:
-    """Ranks, ties share their mean."""
-    _, inverse, counts = np.unique(x, return_inverse=True, return_counts=True)
-    return (np.cumsum(counts) - (counts - 1) / 2)[inverse]
-
-
-def spearman(x: Counts, y: Counts) -> float:
-    a, b = ranks(x) - (len(x) + 1) / 2, ranks(y) - (len(y) + 1) / 2
-    norm = float(np.sqrt((a @ a) * (b @ b)))
-    return float(a @ b) / norm if norm else 0.0
-
-
-def kendall(x: Counts, y: Counts) -> float:
-    """Kendall's τ-b."""
-    a, b = (np.sign(v[:, None] - v[None, :]) for v in (x, y))
-    norm = float(np.sqrt((a * a).sum() * (b * b).sum()))
-    return float((a * b).sum()) / norm if norm else 0.0
+def _correlation(of: Callable[[Counts, Counts], Any], x: Counts, y: Counts) -> float:
+    """A rank correlation of scipy; 0 where one side says nothing."""
+    return float(of(x, y).statistic) if np.ptp(x) and np.ptp(y) else 0.0
 
 
 def accuracy(data: Table, predicted: Counts) -> tuple[Accuracy, ...]:
     """One entry for each workload; ``predicted`` are seconds of each sample."""
+    from scipy.stats import kendalltau
+    from scipy.stats import spearmanr
+
     found = []
     for name in np.unique(data.workload):
         t, p = data.seconds[data.workload == name], predicted[data.workload == name]
@@ -227,8 +201,8 @@ def accuracy(data: Table, predicted: Counts) -> tuple[Accuracy, ...]:
             Accuracy(
                 str(name),
                 len(t),
-                spearman(p, t),
-                kendall(p, t),
+                _correlation(spearmanr, p, t),
+                _correlation(kendalltau, p, t),
                 float(t[first[0]] / t.min()),
                 float(t[first].min() / t.min()),
                 float(np.mean(np.abs(p / t - 1))),

@@ -12,6 +12,7 @@ import os
 from collections.abc import Mapping
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Annotated
 from typing import Any
 
@@ -94,7 +95,7 @@ def merged(old: report.Document, new: Mapping[str, Any]) -> dict[str, Any]:
     cases = [fresh.pop(c["workload"], c) for c in old["cases"]] + list(fresh.values())
     ratios = [c["speedup"] for c in cases if c["speedup"]]
     left = [n for n in dict.fromkeys((*old["left"], *new["left"])) if n not in {c["workload"] for c in cases}]
-    return {**new, "cases": cases, "left": left, "geometric_mean": report.geometric_mean(ratios) if ratios else None}
+    return {**new, "cases": cases, "left": left, "geometric_mean": geometric_mean(ratios) if ratios else None}
 
 
 def earlier(folder: Path) -> report.Document | None:

@@ -13,14 +13,13 @@ import argparse
 import math
 import os
 import re
-import statistics
 import time
-from collections.abc import Iterable
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from dataclasses import replace
 from pathlib import Path
+from statistics import geometric_mean
 
 import numpy as np
 from numpy.typing import NDArray
@@ -185,10 +184,6 @@ def family(name: str) -> str:
     return found[1] if found else name.partition("/")[0]
 
 
-def mean(ratios: Iterable[float]) -> float:
-    return math.exp(statistics.fmean(math.log(r) for r in ratios))
-
-
 def table(found: Sequence[Outcome]) -> str:
     """For each option and family: geometric mean of base over variant, wins, how many were timed, and what failed how often."""
     groups: dict[tuple[str, str], list[Outcome]] = {}
@@ -201,7 +196,9 @@ def table(found: Sequence[Outcome]) -> str:
         failed = sorted({o.status for o in mine} - {"ok"})
         text = ", ".join(f"{sum(o.status == s for o in mine)} {s}" for s in failed)
         numbers = (
-            f"{mean(timed):>7.3f}{max(timed):>7.3f}{sum(r > GAIN for r in timed):>6}" if timed else f"{'-':>7}{'-':>7}{0:>6}"
+            f"{geometric_mean(timed):>7.3f}{max(timed):>7.3f}{sum(r > GAIN for r in timed):>6}"
+            if timed
+            else f"{'-':>7}{'-':>7}{0:>6}"
         )
         lines.append(f"{option:<36}{who:<14}{numbers}{len(timed):>7}  {text}")
     lines.append("")

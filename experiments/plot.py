@@ -10,6 +10,7 @@ import io
 from collections.abc import Mapping
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 from experiments.report import digits
@@ -137,8 +138,6 @@ def _columns(axes: Any, cases: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _titles(figure: Any, suite: str, cases: Sequence[Mapping[str, Any]], found: Mapping[str, Any], height: float) -> None:
-    from experiments.report import geometric_mean
-
     where = found["environment"]
     ratios = [c["speedup"] for c in cases if c["speedup"]]
     mean = f"geometric mean {geometric_mean(ratios):.2f} ×, " if ratios else ""

@@ -5,12 +5,12 @@ The document is JSON and complete: tables and plots are drawn from it alone, so 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 from experiments.ceilings import Ceilings
@@ -28,10 +28,6 @@ BOUNDS = {"memory": "b", "arithmetic": "f", "launch": "l"}
 """Letters behind a floor: bytes, FLOPs, launch."""
 
 Document = Mapping[str, Any]
-
-
-def geometric_mean(values: Sequence[float]) -> float:
-    return math.exp(math.fsum(map(math.log, values)) / len(values))
 
 
 def document(

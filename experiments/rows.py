@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-import subprocess
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 from experiments.candidates import best_known
 from experiments.candidates import fastest_first
 from experiments.drawn import name_of
+from experiments.environment import commit
 from experiments.script import script
 from fuser.device import load_device
 from fuser.outputs import write_file
@@ -66,12 +66,11 @@ def write_best(device: str, path: Path) -> int:
         load(raw, [RAW])
         with best(raw, title) as found:
             compilers = Counter(r.compiler for r in found.rows())
-            commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=RAW, capture_output=True, text=True, check=True)
             about = {
                 "device": title,
                 "compilers": dict(sorted(compilers.items())),
                 "manifest": sha256(RAW / MANIFEST),
-                "commit": commit.stdout.strip(),
+                "commit": commit(RAW.parents[1]),
                 "command": shlex.join(["python", "-m", "experiments.rows", "--best", device]),
             }
             return found.export_lines(path, about)

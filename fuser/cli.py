@@ -60,7 +60,6 @@ EXTRAS: dict[str, str] = {
     "onnx": "pip install 'mufuser[onnx]'",
     "transformers": "pip install transformers",
     "triton": "pip install mufuser on Linux: Triton has no other wheels",
-    "z3": "pip install z3-solver",
     "matplotlib": "pip install 'mufuser[plot]'",
 }
 """How to get a package that a verb may need."""

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from statistics import geometric_mean
 
 from experiments.candidates import Choice
 from experiments.candidates import best_known
@@ -25,7 +26,6 @@ from experiments.compare import compare
 from experiments.gather import say
 from experiments.peers import FAST_PEERS
 from experiments.peers import peers_of
-from experiments.report import geometric_mean
 from experiments.script import script
 from fuser.errors import FuserError
 from fuser.errors import UsageError

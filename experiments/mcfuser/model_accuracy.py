@@ -15,6 +15,8 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
+from statistics import geometric_mean
 
 import numpy as np
 
@@ -73,16 +75,11 @@ def family(workload: str) -> str:
 
 
 def summary(rows: Sequence[Accuracy]) -> str:
-    def mean(key: str) -> float:
-        return float(np.mean([getattr(r, key) for r in rows]))
-
-    def geometric(key: str) -> float:
-        return float(np.exp(np.mean([np.log(getattr(r, key)) for r in rows])))
-
-    worst = max(r.regret for r in rows)
+    regret, regret8 = geometric_mean(r.regret for r in rows), geometric_mean(r.regret8 for r in rows)
     return (
-        f"ρ {mean('spearman'):.3f}  τ {mean('kendall'):.3f}  regret {geometric('regret'):.3f} (worst {worst:.2f})  "
-        f"of 8 {geometric('regret8'):.3f}  MAPE {100 * mean('mape'):.0f} %"
+        f"ρ {fmean(r.spearman for r in rows):.3f}  τ {fmean(r.kendall for r in rows):.3f}  "
+        f"regret {regret:.3f} (worst {max(r.regret for r in rows):.2f})  of 8 {regret8:.3f}  "
+        f"MAPE {100 * fmean(r.mape for r in rows):.0f} %"
     )
 
 

@@ -15,10 +15,10 @@ from fuser.ir.builder import Builder
 from fuser.ir.ops import OPS
 from fuser.ir.scalar import Scalar
 from fuser.superopt.expressions import question as ex
-from fuser.superopt.expressions import z3_reference as reference
 from fuser.superopt.expressions.abstraction import abstract
 from fuser.superopt.expressions.abstraction import of_program
 from tests.operators import NUMBERS
+from tests.superopt.expressions import z3_reference as reference
 
 A, B, C, D = (ex.var(n) for n in "ABCD")
 
