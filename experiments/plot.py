@@ -51,7 +51,7 @@ def draw(found: Mapping[str, Any], folder: Path, name: str = "bench", suffix: st
 
     several = suites(found)
     paths = []
-    settings = {"svg.hashsalt": "mufuser", "svg.fonttype": "none", "font.family": "DejaVu Sans", "font.size": 8}
+    settings: Any = {"svg.hashsalt": "mufuser", "svg.fonttype": "none", "font.family": "DejaVu Sans", "font.size": 8}
     with matplotlib.rc_context(settings):
         for suite in several:
             cases = [c for c in found["cases"] if c["workload"].startswith(f"{suite}/") and relative(c)]
