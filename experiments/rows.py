@@ -3,6 +3,7 @@
     python -m experiments.rows                      # check every file against the manifest, list it
     python -m experiments.rows --manifest           # write the manifest again, after rows were added
     python -m experiments.rows --best h200          # write the best known schedules, which are part of the package
+    python -m experiments.rows --best h200 --from out/rows.jsonl -o best.jsonl.xz    # those of an application's rows
 
 Needs no GPU. The best known schedules of a workload are the fastest that were right and never failed.
 """
@@ -23,6 +24,7 @@ from experiments.drawn import name_of
 from experiments.environment import commit
 from experiments.script import script
 from fuser.device import load_device
+from fuser.errors import UsageError
 from fuser.outputs import write_file
 from search.measure.known import MANIFEST
 from search.measure.known import PACKAGED
@@ -59,19 +61,20 @@ def best(raw: Records, title: str, count: int = BEST) -> Records:
     return found
 
 
-def write_best(device: str, path: Path) -> int:
-    """The file of a device in the package; returns the number of its rows."""
-    title = load_device(device).title
+def write_best(device: str, source: Path, path: Path) -> int:
+    """The best schedules of a device that the rows of ``source`` know, as a file; returns the number of its rows."""
+    title, origin = load_device(device).title, [] if source == RAW else ["--from", str(source)]
     with Records(":memory:") as raw:
-        load(raw, [RAW])
+        load(raw, [source])
         with best(raw, title) as found:
-            compilers = Counter(r.compiler for r in found.rows())
+            if not len(found):
+                raise UsageError(f"{source} has no correct kernel of {title}", "give rows of this device, or another device")
             about = {
                 "device": title,
-                "compilers": dict(sorted(compilers.items())),
-                "manifest": sha256(RAW / MANIFEST),
+                "compilers": dict(sorted(Counter(r.compiler for r in found.rows()).items())),
+                "rows": {f.name: sha256(f) for f in files_of(source)},
                 "commit": commit(RAW.parents[1]),
-                "command": shlex.join(["python", "-m", "experiments.rows", "--best", device]),
+                "command": shlex.join(["python", "-m", "experiments.rows", "--best", device, *origin]),
             }
             return found.export_lines(path, about)
 
@@ -81,10 +84,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     what = p.add_mutually_exclusive_group()
     what.add_argument("--manifest", action="store_true", help="write the manifest of the raw rows again")
     what.add_argument("--best", metavar="DEVICE", help="write the best known schedules of a device")
+    p.add_argument(
+        "--from", type=Path, default=RAW, dest="source", metavar="ROWS", help="rows that --best reads: a file or folder"
+    )
+    p.add_argument("-o", "--output", type=Path, help="file that --best writes; the package's own by default")
     args = p.parse_args(argv)
     if args.best:
-        path = PACKAGED / f"{args.best}.jsonl.xz"
-        print(f"{write_best(args.best, path)} rows in {path}")
+        path = args.output or PACKAGED / f"{args.best}.jsonl.xz"
+        print(f"{write_best(args.best, args.source, path)} rows in {path}")
         return 0
     if args.manifest:
         found = {f.name: entry(f) for f in sorted(RAW.glob("*.jsonl.xz"))}

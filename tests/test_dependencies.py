@@ -34,6 +34,7 @@ UNSEEN = {
     "cloudpickle": "TVM 0.27 imports it",
     "pytest-timeout": "an option of pytest",
     "pytest-xdist": "an option of pytest",
+    "pip": "builds and installs the wheel",
     "setuptools": "builds the wheel",
     "import-linter": "a command",
     "pyright": "a command",

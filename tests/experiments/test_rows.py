@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from experiments import rows
+from fuser.cli import main
 from fuser.errors import ModelFileError
+from fuser.errors import UsageError
 from search.measure.known import MANIFEST
 from search.measure.known import PACKAGED
 from search.measure.known import files_of
@@ -54,7 +56,8 @@ def test_the_best_schedules_of_the_package_are_those_of_the_rows(raw: Records, t
         found.export_lines(tmp_path / "again.jsonl")
     about, *lines = read_lines(H200)
     assert lines == list(read_lines(tmp_path / "again.jsonl")), "python -m experiments.rows --best h200"
-    assert about["about"]["manifest"] == rows.sha256(rows.RAW / MANIFEST)
+    listed = json.loads((rows.RAW / MANIFEST).read_text())
+    assert about["about"]["rows"] == {name: entry["sha256"] for name, entry in listed.items()}
     assert about["about"]["device"] == "NVIDIA H200"
     assert sum(about["about"]["compilers"].values()) == sum("workload" in line for line in lines)
     assert {"commit", "command"} <= set(about["about"])
@@ -112,6 +115,16 @@ def test_rows_are_packed_by_their_name(tmp_path: Path) -> None:
         records.export_lines(tmp_path / "a.jsonl.xz", {"device": "x"})
         assert load(again, [tmp_path]) == len(records) == 16
     assert next(iter(read_lines(tmp_path / "a.jsonl.xz"))) == {"about": {"device": "x"}}
+
+
+def test_an_application_makes_a_file_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "best.jsonl.xz"
+    assert rows.main(["--best", "h200", "--from", str(rows.RAW / SMALL), "-o", str(path)]) == 0
+    assert main(["bench", "graphene", "--case", "mlp20", "--schedules", str(path), "--top", "0", "--dry-run", "--json"]) == 0
+    (case,) = json.loads(capsys.readouterr().out.partition("\n")[2])["cases"]
+    assert len(case["records"]) == 3
+    with pytest.raises(UsageError, match="no correct kernel of NVIDIA A100"):
+        rows.main(["--best", "a100", "--from", str(rows.RAW / SMALL), "-o", str(path)])
 
 
 def test_the_command_checks_and_counts(capsys: pytest.CaptureFixture[str]) -> None:
