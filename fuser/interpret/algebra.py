@@ -11,11 +11,13 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+from typing import NamedTuple
 from typing import Protocol
 from typing import TypeVar
 
 import numpy as np
 
+from fuser.ir.flow import through
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import Stmt
@@ -159,46 +161,25 @@ def guarded(graph: KernelGraph) -> frozenset[tuple[str, str]]:
     Everything else follows IEEE arithmetic. Both rules hold across kernels, for the partial results of a split reduction.
     """
     found: set[tuple[str, str]] = set()
-    made: set[str] = set()  # device tensors that are computed from exponentials
-    sums: set[str] = set()  # those that are computed from sums of them
-    for k in graph.kernels:
-        if not isinstance(k, BlockGraph):
-            if k.op == "exp" or made & set(k.args):
-                made.add(k.output)
-            if sums & set(k.args) or (op_def(k.op).kind in ("reduce", "contract") and made & set(k.args)):
-                sums.add(k.output)
-            continue
-        inside = _exponentials(k, made)
-        summed = _summed(k, inside, sums)
-        for s in k.computes:
-            if s.op == "sub" and k.by_value[s.args[1]].op == "max":
-                found.add((k.name, s.value))
-            if s.op == "div" and s.args[0] in inside and s.args[1] in summed:
-                found.add((k.name, s.value))
-        made |= {s.access.tensor for s in k.stores if s.access and s.value in inside}
-        sums |= {s.access.tensor for s in k.stores if s.access and s.value in summed}
+
+    def compute(block: BlockGraph, s: Stmt, xs: list[_Origin]) -> _Origin:
+        shift = s.op == "sub" and block.by_value[s.args[1]].op == "max"
+        if shift or (s.op == "div" and xs[0].made and xs[1].summed):
+            found.add((block.name, s.value))
+        return _Origin.of(s.op, xs)
+
+    through(graph, dict.fromkeys(graph.inputs, _Origin()), compute, lambda k, xs: _Origin.of(k.op, xs))
     return frozenset(found)
 
 
-def _exponentials(block: BlockGraph, tensors: set[str]) -> set[str]:
-    """Values that are computed from exponentials."""
+class _Origin(NamedTuple):
+    """Whether a value is computed from exponentials, and from sums of them."""
 
-    def origin(s: Stmt) -> bool:
-        return s.op == "exp" or (s.kind == "load" and s.access is not None and s.access.source in tensors)
+    made: bool = False
+    summed: bool = False
 
-    inside: set[str] = set()
-    for s in block.stmts:
-        if s.kind != "store" and (origin(s) or inside & set(s.args)):
-            inside.add(s.value)
-    return inside
-
-
-def _summed(block: BlockGraph, inside: set[str], tensors: set[str]) -> set[str]:
-    """Those of the values ``inside``, which are computed from exponentials, that are computed from sums of them."""
-    found: set[str] = set()
-    for s in block.stmts:
-        if s.kind == "load" and s.access is not None and s.access.tensor in tensors:
-            found.add(s.value)
-        elif s.kind == "compute" and ((s.folds and inside & set(s.args)) or found & set(s.args)):
-            found.add(s.value)
-    return found
+    @staticmethod
+    def of(op: str, xs: Sequence[_Origin]) -> _Origin:
+        made = any(x.made for x in xs)
+        folds = op_def(op).kind in ("contract", "reduce")
+        return _Origin(made or op == "exp", any(x.summed for x in xs) or (folds and made))

@@ -44,6 +44,7 @@ from fuser.interpret.modular import plus
 from fuser.interpret.modular import power_tables
 from fuser.interpret.modular import prime_factors
 from fuser.ir.composites import expand
+from fuser.ir.mugraph import KernelGraph
 from fuser.ir.ops import Array
 from fuser.ir.program import TensorProgram
 from fuser.ir.scalar import Extent
@@ -243,13 +244,13 @@ class Field:
 
 
 def random_inputs(
-    program: TensorProgram, rng: np.random.Generator, field: Field, zeros: Collection[str] = ()
+    program: TensorProgram | KernelGraph, rng: np.random.Generator, field: Field, zeros: Collection[str] = ()
 ) -> dict[str, Value]:
     """Uniform residues for every input; random bits for boolean ones (masks); those of ``zeros`` are zero in half of their
     elements."""
     found: dict[str, Value] = {}
     for name in program.inputs:
-        t = program[name]
+        t = program.table[name]
         bits = field.integers(rng.integers(0, 2, t.shape)) if t.dtype == "bool" or name in zeros else None
         found[name] = bits if bits is not None and t.dtype == "bool" else field.random(t.shape, rng)
         if bits is not None and t.dtype != "bool":

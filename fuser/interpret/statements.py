@@ -18,6 +18,7 @@ from fuser.errors import FuserError
 from fuser.interpret.algebra import Algebra
 from fuser.interpret.algebra import Tile
 from fuser.interpret.algebra import guarded
+from fuser.ir.flow import through_kernels
 from fuser.ir.mugraph import AXIS
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
@@ -45,15 +46,16 @@ def run_kernels(
 ) -> dict[str, V]:
     """Every device tensor: inputs, intermediates, outputs. ``run`` gives those that a block writes, from those that are there and
     the names of its guarded values."""
-    tensors: dict[str, V] = {n: inputs[n] for n in graph.inputs}
     safe = guarded(graph)
-    for k in graph.kernels:
-        if isinstance(k, LibraryKernel):
-            attrs = bound(k.attrs, lambda e: algebra.shape(tensors[e.tensor])[e.dim])
-            tensors[k.output] = algebra.library(k.op, [tensors[n] for n in k.args], attrs)
-        else:
-            tensors.update(run(k, tensors, {value for kernel, value in safe if kernel == k.name}))
-    return tensors
+
+    def block(k: BlockGraph, tensors: Mapping[str, V]) -> Mapping[str, V]:
+        return run(k, tensors, {value for kernel, value in safe if kernel == k.name})
+
+    def library(k: LibraryKernel, tensors: Mapping[str, V]) -> V:
+        attrs = bound(k.attrs, lambda e: algebra.shape(tensors[e.tensor])[e.dim])
+        return algebra.library(k.op, [tensors[n] for n in k.args], attrs)
+
+    return through_kernels(graph, inputs, block, library)
 
 
 class Statements(Generic[V]):

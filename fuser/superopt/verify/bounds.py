@@ -23,12 +23,15 @@ from fuser.interpret.fields import error_bound
 from fuser.interpret.modular import prime_factors
 from fuser.ir.composites import expand
 from fuser.ir.dtypes import ROUNDS
+from fuser.ir.flow import through
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
+from fuser.ir.mugraph import Stmt
 from fuser.ir.opdef import OpDef
 from fuser.ir.opdef import evaluate
 from fuser.ir.ops import op as op_def
+from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram
 from fuser.ir.scalar import Scalar
 from fuser.ir.scalar import bound
@@ -147,43 +150,28 @@ def round_bound(program: TensorProgram, graph: KernelGraph, field: Field) -> tup
 
 def _program(program: TensorProgram, count: _Count, inputs: Mapping[str, Degree] | None = None) -> dict[str, Degree]:
     program = expand(program)
-    found: dict[str, Degree] = dict(inputs or dict.fromkeys(program.inputs, (1, 0)))
-    for node in program.nodes:
-        shape = program[node.output].shape
+
+    def apply(node: Node, xs: list[Degree]) -> Degree:
         source = program[node.inputs[0]].shape
         folded = 1
         if node.op == "matmul":
             folded = source[-1]
         elif op_def(node.op).kind == "reduce":
             folded = math.prod(source[i] for i in node.attr["axis"])
-        xs = [found[n] for n in node.inputs]
-        found[node.output] = count.apply(node.op, xs, program.bound(node), math.prod(shape), folded)
-    return found
+        return count.apply(node.op, xs, program.bound(node), math.prod(program[node.output].shape), folded)
+
+    return program.run(inputs or dict.fromkeys(program.inputs, (1, 0)), apply)
 
 
 def _graph(graph: KernelGraph, count: _Count) -> dict[str, Degree]:
-    found: dict[str, Degree] = dict.fromkeys(graph.inputs, (1, 0))
     shapes = {n: t.shape for n, t in graph.device_tensors.items()}
-    for k in graph.kernels:
-        if isinstance(k, LibraryKernel):
-            found |= _program(as_program(k, shapes), count, {n: found[n] for n in k.inputs})
-        else:
-            found |= _block(k, found, count)
-    return found
 
+    def compute(block: BlockGraph, s: Stmt, xs: list[Degree]) -> Degree:
+        extents = block.extents
+        elements, folded = (math.prod(extents[a] for a in axes) for axes in (s.axes, s.reduce))
+        return count.apply(s.op, xs, bound(s.attrs, lambda e: extents[e.tensor]), elements, folded)
 
-def _block(block: BlockGraph, tensors: Mapping[str, Degree], count: _Count) -> dict[str, Degree]:
-    values: dict[str, Degree] = {}
-    out: dict[str, Degree] = {}
-    extents = block.extents
-    for s in block.stmts:
-        if s.kind == "load" and s.access:
-            values[s.value] = tensors[s.access.source]
-        elif s.kind == "store" and s.access:
-            out[s.access.tensor] = values[s.value]
-        else:
-            elements = math.prod(extents[a] for a in s.axes)
-            folded = math.prod(extents[a] for a in s.reduce)
-            attrs = bound(s.attrs, lambda e: extents[e.tensor])
-            values[s.value] = count.apply(s.op, [values[a] for a in s.args], attrs, elements, folded)
-    return out
+    def library(k: LibraryKernel, xs: list[Degree]) -> Degree:
+        return _program(as_program(k, shapes), count, dict(zip(k.args, xs, strict=True)))[k.output]
+
+    return through(graph, dict.fromkeys(graph.inputs, (1, 0)), compute, library)

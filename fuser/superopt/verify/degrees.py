@@ -17,6 +17,7 @@ from fuser.interpret.field_algebra import FieldAlgebra
 from fuser.interpret.fields import Field
 from fuser.interpret.fields import Value
 from fuser.interpret.fields import ZeroDenominatorError
+from fuser.interpret.fields import random_inputs
 from fuser.interpret.flat import evaluate_flat
 from fuser.interpret.modular import modular_inverse
 from fuser.interpret.modular import modular_power
@@ -126,7 +127,7 @@ def _measure(
             return value
         return field.apply("mul", [value, Value(_along(factor, kept, axes, parts, block))])
 
-    inputs = {t.name: _input(t.name, t.dtype, t.shape, field, rng) for t in _tensors(small)}
+    inputs = random_inputs(small, rng, field)
     plain = evaluate_flat(algebra, small, inputs)
     moved = evaluate_flat(algebra, small, inputs, scaled)
     values: dict[tuple[str, str], int | None] = {}
@@ -142,14 +143,6 @@ def _measure(
         if outputs[name] != 0 and field.equal(plain.tensors[name], moved.tensors[name]):
             outputs[name] = 0
     return Degrees(exponential, over, values, outputs)
-
-
-def _tensors(graph: KernelGraph) -> list:  # type: ignore[type-arg]
-    return [graph.table[n] for n in graph.inputs]
-
-
-def _input(name: str, dtype: str, shape: tuple[int, ...], field: Field, rng: np.random.Generator) -> Value:
-    return field.integers(rng.integers(0, 2, shape)) if dtype == "bool" else field.random(shape, rng)
 
 
 def _along(

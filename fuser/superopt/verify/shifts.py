@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from fuser.ir.flow import through
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import Rescale
@@ -89,23 +90,12 @@ def rescaled_by_degrees(graph: KernelGraph, plain: KernelGraph, rng: np.random.G
 
 def nested(graph: KernelGraph) -> bool:
     """Some exponential depends on another one."""
-    tensors: set[str] = set()
-    for k in graph.kernels:
-        if not isinstance(k, BlockGraph):
-            if tensors & set(k.args):
-                if op_def(k.op).degree == "exp":
-                    return True
-                tensors.add(k.output)
-            elif op_def(k.op).degree == "exp":
-                tensors.add(k.output)
-            continue
-        inside: set[str] = set()
-        for s in k.stmts:
-            if s.access and s.kind == "load" and s.access.source in tensors:
-                inside.add(s.value)
-            if s.kind == "compute" and (s.op == "exp" or inside & set(s.args)):
-                if s.op == "exp" and inside & set(s.args):
-                    return True
-                inside.add(s.value)
-        tensors |= {s.access.tensor for s in k.stores if s.access and s.value in inside}
-    return False
+    found: list[str] = []
+
+    def inside(op: str, xs: list[bool]) -> bool:
+        exponential = op_def(op).degree == "exp"
+        found.extend([op] if exponential and any(xs) else [])
+        return exponential or any(xs)
+
+    through(graph, dict.fromkeys(graph.inputs, False), lambda _, s, xs: inside(s.op, xs), lambda k, xs: inside(k.op, xs))
+    return bool(found)
