@@ -96,7 +96,6 @@ class _Fake(Executable):
     """Launches go to a driver that does nothing; tensors are on the CPU."""
 
     def _load(self, artifacts: Any) -> Any:
-        from fuser.lower.compile import KernelArg
         from fuser.lower.compile import KernelArtifact
         from fuser.runtime.launch import LoadedKernel
 
@@ -105,10 +104,7 @@ class _Fake(Executable):
             if s is None:
                 found.append(None)
                 continue
-            args = tuple(KernelArg(n, d, h) for n, d, h in zip(s.args, s.dtypes, s.shapes, strict=True))
-            found.append(
-                LoadedKernel(KernelArtifact(s.name, "", "", b"", 90, args, s.outputs, (1, 1, 1), 4, 2, 0), 1, 2, 2, 0, 0)
-            )
+            found.append(LoadedKernel(KernelArtifact(s.name, s, "", b"", 90, 4, 0), 1, 2, 2, 0, 0))
         return found
 
 

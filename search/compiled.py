@@ -22,7 +22,7 @@ from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import Schedule
 from fuser.lower.compile import KernelArtifact
 from fuser.lower.compile import save_artifact
-from fuser.lower.triton_source import generate_graph
+from fuser.runtime.plan import plan
 from fuser.superopt.verify.verifier import Verdict
 from search.calling import as_module
 from search.calling import plain
@@ -105,7 +105,8 @@ class CompiledProgram:
         from fuser.runtime.graph_executor import Executable
 
         artifacts = [a for _, a in paired(self.graph, self.artifacts)] if self.artifacts else None
-        return Executable(self.graph, self.schedule, device=self.device, artifacts=artifacts, constants=self._constants())
+        planned = plan(self.realised.candidate, [a.source for a in self.artifacts])
+        return Executable(planned, device=self.device, artifacts=artifacts, constants=self._constants())
 
     @cached_property
     def _direct(self) -> bool:
@@ -222,7 +223,9 @@ class CompiledProgram:
     @cached_property
     def sources(self) -> tuple[str, ...]:
         """Triton source of each generated kernel, in launch order."""
-        return tuple(s.text for s in generate_graph(self.graph, self.schedule))
+        if self.device is None:
+            return tuple(a.source.text for a in self.artifacts)
+        return tuple(s.text for s in self._executable.plan.sources if s)
 
     @property
     def source(self) -> str:

@@ -22,12 +22,11 @@ def with_libraries(graphs: Iterable[KernelGraph]) -> tuple[KernelGraph, ...]:
     """The structures, and behind them those with some of their products done by a library: each once. A structure of nothing but
     products may be left to the library as a whole: it has the empty schedule then."""
     given = tuple(graphs)
-    found = {g.stable_hash(): g for g in given}
+    found = dict.fromkeys(given)
     for graph in given:
         names = products(graph)
         split = any(b.splits for b in graph.blocks)
         counts = (len(names),) if split else range(1, len(names) + 1) if len(names) <= EVERY else (1, len(names))
         for chosen in itertools.chain.from_iterable(itertools.combinations(names, n) for n in counts):
-            form = with_library(graph, chosen)
-            found.setdefault(form.stable_hash(), form)
-    return tuple(found.values())
+            found[with_library(graph, chosen)] = None
+    return tuple(found)

@@ -9,8 +9,6 @@ statements stand in the loops follows by dominance (:mod:`fuser.ir.tiling`). Mir
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,6 +27,7 @@ from fuser.ir.block import Rescale
 from fuser.ir.block import Stmt
 from fuser.ir.block import live
 from fuser.ir.block import ordered
+from fuser.ir.hashing import digest
 from fuser.ir.program import Tensor
 from fuser.ir.program import attributes_to_json
 from fuser.ir.program import infer_shape
@@ -164,7 +163,11 @@ class KernelGraph:
 
     def stable_hash(self) -> str:
         """SHA-256 of the canonical JSON; equal structures with equal sizes have equal hashes."""
-        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:
+        return digest(self.to_json())
 
     def __str__(self) -> str:
         head = f"µGraph {self.name}({', '.join(str(self.table.get(n, n)) for n in self.inputs)}) -> {', '.join(self.outputs)}"

@@ -5,8 +5,6 @@ A program says nothing of kernels. Shapes are static and positive; dtypes are th
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Callable
 from collections.abc import Container
@@ -24,6 +22,7 @@ import numpy as np
 from fuser.errors import ProgramError
 from fuser.files import shown
 from fuser.ir import reading
+from fuser.ir.hashing import digest
 from fuser.ir.ops import OPS
 from fuser.ir.ops import Array
 from fuser.ir.ops import op as op_def
@@ -258,9 +257,11 @@ class TensorProgram:
 
     def stable_hash(self) -> str:
         """SHA-256 of the canonical JSON, without the program's name."""
-        data = self.to_json()
-        del data["name"]
-        return hashlib.sha256(json.dumps(data, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:
+        return digest({k: v for k, v in self.to_json().items() if k != "name"})
 
     def __str__(self) -> str:
         lines = [f"program {self.name}({', '.join(str(self[n]) for n in self.inputs)})"]

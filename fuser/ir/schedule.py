@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +11,7 @@ from typing import Any
 
 from fuser.errors import UsageError
 from fuser.ir import reading
+from fuser.ir.hashing import digest
 from fuser.ir.mugraph import FREE
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.tiling import TilingExpr
@@ -105,7 +104,11 @@ class Schedule:
         return Schedule(tuple(KernelSchedule.from_json(k) for k in reading.items(data, "a schedule")))
 
     def stable_hash(self) -> str:
-        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:
+        return digest(self.to_json())
 
     def __str__(self) -> str:
         return " ; ".join(map(str, self.kernels))

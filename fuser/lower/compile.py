@@ -56,27 +56,30 @@ class KernelArtifact:
 
     ``name`` is the PTX entry; ``args`` are its pointers in order (two scratch pointers that are always NULL follow). ``grid``
     counts blocks, ``num_warps`` warps a block; ``shared_bytes`` is dynamic shared memory a block; ``registers`` are 32-bit
-    registers a thread and ``spills`` bytes of local memory a thread, -1 where the assembler did not say. ``pdl``: the kernel may
-    be launched before the one in front of it has ended (programmatic dependent launch). ``descriptors``: arguments that are
-    tensor descriptors and not pointers; a launcher that knows pointers alone cannot start such a kernel.
+    registers a thread and ``spills`` bytes of local memory a thread, -1 where the assembler did not say. ``descriptors``:
+    arguments that are tensor descriptors and not pointers; a launcher that knows pointers alone cannot start such a kernel.
     """
 
     name: str
-    source: str
+    source: KernelSource
     ptx: str
     cubin: bytes
     arch: int
-    args: tuple[KernelArg, ...]
-    outputs: tuple[str, ...]
-    grid: tuple[int, int, int]
     num_warps: int
-    num_stages: int
     shared_bytes: int
     registers: int = -1
     spills: int = -1
     compiler: str = ""
-    pdl: bool = False
     descriptors: tuple[Descriptor, ...] = ()
+
+    @property
+    def args(self) -> tuple[KernelArg, ...]:
+        s = self.source
+        return tuple(KernelArg(n, d, shape) for n, d, shape in zip(s.args, s.dtypes, s.shapes, strict=True))
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        return self.source.grid, 1, 1
 
     @cached_property
     def described(self) -> dict[str, Descriptor]:
@@ -85,20 +88,30 @@ class KernelArtifact:
 
     def over(self, source: KernelSource) -> KernelArtifact:
         """The same kernel over the tensors of an equal source."""
-        new = dict(zip((a.name for a in self.args), source.args, strict=True))
+        new = dict(zip(self.source.args, source.args, strict=True))
         return replace(
             self,
-            args=tuple(replace(a, name=new[a.name]) for a in self.args),
-            outputs=source.outputs,
+            source=replace(source, name=self.source.name, text=self.source.text),
             descriptors=tuple(replace(d, tensor=new[d.tensor]) for d in self.descriptors),
         )
 
     def manifest(self) -> dict[str, Any]:
         """Everything but the texts, for reports."""
-        data = asdict(self)
-        for key in ("source", "ptx", "cubin"):
-            del data[key]
-        return data
+        return {
+            "name": self.name,
+            "arch": self.arch,
+            "args": [asdict(a) for a in self.args],
+            "outputs": self.source.outputs,
+            "grid": self.grid,
+            "num_warps": self.num_warps,
+            "num_stages": self.source.num_stages,
+            "shared_bytes": self.shared_bytes,
+            "registers": self.registers,
+            "spills": self.spills,
+            "compiler": self.compiler,
+            "pdl": self.source.pdl,
+            "descriptors": [asdict(d) for d in self.descriptors],
+        }
 
 
 def cache_dir(kind: str = "kernels") -> Path:
@@ -176,20 +189,15 @@ def compile_kernel(source: KernelSource, arch: int, folder: Path | None = None) 
         )
     return KernelArtifact(
         kernel.metadata.name,
-        source.text,
+        source,
         kernel.asm["ptx"],
         kernel.asm["cubin"],
         arch,
-        tuple(KernelArg(n, d, s) for n, d, s in zip(source.args, source.dtypes, source.shapes, strict=True)),
-        source.outputs,
-        (source.grid, 1, 1),
         meta.num_warps,
-        source.num_stages,
         meta.shared,
         *resources(kernel.asm["cubin"]),
         compiler=f"triton {triton.__version__}"
         + (f", ptxas {triton.knobs.nvidia.ptxas.version}" if ASSEMBLER in os.environ else ""),
-        pdl=source.pdl,
         descriptors=_encoded(source, fn.arg_names, kernel) if source.descriptors else (),
     )
 
@@ -241,7 +249,7 @@ def intermediates(graph: KernelGraph, artifacts: tuple[KernelArtifact, ...]) -> 
 def save_artifact(artifact: KernelArtifact, folder: Path, stem: str) -> dict[str, Any]:
     """Write ``stem.py``, ``.ptx``, ``.cubin`` and ``.json`` into a folder; returns the manifest with the file names."""
     make_folder(folder)
-    write_file(folder / f"{stem}.py", artifact.source)
+    write_file(folder / f"{stem}.py", artifact.source.text)
     write_file(folder / f"{stem}.ptx", artifact.ptx)
     write_file(folder / f"{stem}.cubin", artifact.cubin)
     manifest = artifact.manifest() | {"files": [f"{stem}.py", f"{stem}.ptx", f"{stem}.cubin"]}

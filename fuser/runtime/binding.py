@@ -53,7 +53,7 @@ def launches(
         assert source is not None
         args = [table[n] for n in source.args]
         if isinstance(loaded, LoadedKernel):
-            dependent = loaded.artifact.pdl and may_overlap(plan, number)
+            dependent = loaded.artifact.source.pdl and may_overlap(plan, number)
             found.append(loaded.bind([t.data_ptr() for t in args], dependent))
         elif loaded is not None:
             found.append(loaded.bind([t.reshape(s) for t, s in zip(args, source.shapes, strict=True)]))

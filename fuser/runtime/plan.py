@@ -4,6 +4,7 @@ and the place of every intermediate."""
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -58,12 +59,12 @@ class Plan:
         return tuple(k.name for k in self.graph.kernels if isinstance(k, LibraryKernel) and allocates(k.op))
 
 
-def plan(candidate: Candidate) -> Plan:
-    """Generate every kernel and place the intermediates. Raises what :func:`generate_graph` raises, :class:`UsageError` where the
-    number of kernel schedules does not fit or two kernels disagree on the shape of a tensor."""
+def plan(candidate: Candidate, made: Sequence[KernelSource] = ()) -> Plan:
+    """Generate every kernel, but where they are ``made``, and place the intermediates. Raises what :func:`generate_graph` raises,
+    :class:`UsageError` where the number of kernel schedules does not fit or two kernels disagree on the shape of a tensor."""
     graph = candidate.graph
     tensors = dict(graph.table)
-    pairs = paired(graph, generate_graph(graph, candidate.schedule))
+    pairs = paired(graph, made or generate_graph(graph, candidate.schedule))
     for kernel, source in pairs:
         if isinstance(kernel, LibraryKernel):
             tensors.setdefault(kernel.output, output_of(kernel, tensors))

@@ -51,7 +51,7 @@ def _bare(program: TensorProgram) -> KernelGraph:
 def structures(program: TensorProgram) -> tuple[KernelGraph, ...]:
     """Every structure that lowers, the one-kernel form first. Raises :class:`UnsupportedError` if there is none."""
     program = expand(program)
-    found: dict[str, KernelGraph] = {}
+    found: dict[KernelGraph, None] = {}
     first: UnsupportedError | None = None
     spots = cut_points(program)
     chosen = cut_sets(spots)
@@ -63,14 +63,13 @@ def structures(program: TensorProgram) -> tuple[KernelGraph, ...]:
         except UnsupportedError as error:
             first = first or error
             continue
-        found.setdefault(graph.stable_hash(), graph)
+        found[graph] = None
         for split in split_reductions(bare) if len(spots) <= EVERY_CUT else ():
-            split = boxes.attach(split)
-            found.setdefault(split.stable_hash(), split)
+            found[boxes.attach(split)] = None
     if not found:
         raise first or UnsupportedError(f"{program.name!r} has no operator that a kernel could do")
-    stable = [g for g in found.values() if not unstable(g)]
-    return tuple(stable or found.values())  # an exponential of the program itself has nothing to be shifted by
+    stable = [g for g in found if not unstable(g)]
+    return tuple(stable or found)  # an exponential of the program itself has nothing to be shifted by
 
 
 def searched(program: TensorProgram, budget: float) -> tuple[KernelGraph, ...]:
@@ -79,16 +78,16 @@ def searched(program: TensorProgram, budget: float) -> tuple[KernelGraph, ...]:
     from fuser.superopt.generate.generator import Limits
     from fuser.superopt.search import superoptimize
 
-    found = {g.stable_hash(): g for g in structures(program)}
+    found = dict.fromkeys(structures(program))
     try:
         result = superoptimize(program, Limits(budget=budget), most=SEARCHED)
     except UnsupportedError:
-        return tuple(found.values())
+        return tuple(found)
     for item in result.structures:
         # an exponential that stayed bare may overflow; products of a library are for :mod:`search.libraries` to propose
         if not item.bare and len(item.graph.blocks) == len(item.graph.kernels):
-            found.setdefault(item.graph.stable_hash(), item.graph)
-    return tuple(found.values())
+            found[item.graph] = None
+    return tuple(found)
 
 
 def cut_sets(spots: Sequence[str]) -> list[tuple[str, ...]]:

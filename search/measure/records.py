@@ -35,6 +35,7 @@ from fuser.errors import EnvironmentError_
 from fuser.errors import FuserError
 from fuser.errors import ModelFileError
 from fuser.errors import UsageError
+from fuser.ir.hashing import canonical
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.schedule import Schedule
 from fuser.ir.serialize import graph_from_json
@@ -172,7 +173,7 @@ def _sound_structure(values: Sequence[Any]) -> bool:
 
 def schedule_text(schedule: Schedule) -> str:
     """Canonical JSON of a schedule, as rows keep it."""
-    return json.dumps(schedule.to_json(), sort_keys=True, separators=(",", ":"))
+    return canonical(schedule.to_json())
 
 
 def text_hash(*texts: str) -> str:
@@ -263,7 +264,7 @@ class Records:
 
     def _add_structure(self, graph: KernelGraph) -> str:
         digest = graph.stable_hash()
-        STRUCTURES.insert(self.db, (digest, json.dumps(graph.to_json(), sort_keys=True, separators=(",", ":"))))
+        STRUCTURES.insert(self.db, (digest, canonical(graph.to_json())))
         return digest
 
     # -- reading ------------------------------------------------------------------------------------------------------------

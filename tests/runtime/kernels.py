@@ -13,7 +13,6 @@ from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from fuser.ir.tiling import TilingExpr
-from fuser.lower.compile import KernelArg
 from fuser.lower.compile import KernelArtifact
 from fuser.lower.compile import compile_kernel
 from fuser.lower.triton_source import KernelSource
@@ -70,9 +69,8 @@ class OnFakeDriver(Executable):
             if s is None:
                 found.append(None)
                 continue
-            args = tuple(KernelArg(n, d, h) for n, d, h in zip(s.args, s.dtypes, s.shapes, strict=True))
-            artifact = KernelArtifact(s.name, s.text, "", b"", 90, args, s.outputs, (s.grid, 1, 1), 4, 2, 0, pdl=s.pdl)
-            self.fake.arguments[100 + i] = len(args)
+            artifact = KernelArtifact(s.name, s, "", b"", 90, 4, 0)
+            self.fake.arguments[100 + i] = len(s.args)
             found.append(LoadedKernel(artifact, 1, 100 + i, 2, 32, 0))
         return found
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from fuser.errors import FuserError
-from fuser.lower.compile import KernelArg
 from fuser.lower.compile import KernelArtifact
 from fuser.lower.descriptors import Descriptor
+from fuser.lower.triton_source import KernelSource
 from fuser.runtime import launch
 from fuser.runtime import tensor_map
 from fuser.runtime.cuda_driver import CudaError
@@ -52,8 +52,8 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
 
 
 def artifact() -> KernelArtifact:
-    args = (KernelArg("X", "float16", (4, 500, 128)), KernelArg("Y", "float16", (64,)))
-    return KernelArtifact("k", "", "", b"", 90, args, ("Y",), (1, 1, 1), 4, 2, 0, descriptors=(X,))
+    source = KernelSource("k", "", ("X", "Y"), ("float16", "float16"), ((4, 500, 128), (64,)), ("Y",), 1, 4, 2)
+    return KernelArtifact("k", source, "", b"", 90, 4, 0, descriptors=(X,))
 
 
 def test_the_driver_gets_dimensions_innermost_first_and_strides_in_bytes() -> None:

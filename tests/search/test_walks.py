@@ -1,0 +1,70 @@
+"""What a walk through the packages does once, it does once: nothing is generated, verified, hashed or read again on the way."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import fuser
+from fuser.device import load_device
+from fuser.ir import hashing
+from fuser.ir import mugraph
+from fuser.ir import program
+from fuser.ir import schedule
+from fuser.lower import triton_source
+from fuser.runtime import graph_executor
+from fuser.runtime import launch
+from fuser.superopt.verify import verdicts
+from search import compile as search_compile
+from tests.runtime.kernels import FakeDriver
+from tests.runtime.kernels import OnFakeDriver
+from tests.runtime.kernels import chain
+
+
+class Calls:
+    """Counts calls of functions by what ``key`` makes of their arguments."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.patch, self.seen = monkeypatch, Counter[Any]()
+
+    def of(self, name: str, key: Callable[..., Any], *modules: Any) -> None:
+        real = getattr(modules[0], name)
+
+        def counted(*args: Any, **named: Any) -> Any:
+            self.seen[name, key(*args)] += 1
+            return real(*args, **named)
+
+        for module in modules:
+            self.patch.setattr(module, name, counted)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    found = Calls(monkeypatch)
+    found.of("generate", lambda block, schedule, name, *_: name, triton_source)
+    found.of("verify", lambda program, graph: (program, graph), verdicts)
+    found.of("digest", hashing.canonical, mugraph, program, schedule)
+    return found
+
+
+def test_from_compile_to_a_launched_kernel(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search_compile, "_where", lambda *_: ("cuda", load_device("h200")))
+    driver = FakeDriver()
+    monkeypatch.setattr(launch, "driver", lambda: driver)
+    monkeypatch.setattr(OnFakeDriver, "fake", driver, raising=False)
+
+    def executable(planned: Any, *, device: str, artifacts: Any, constants: Any) -> OnFakeDriver:
+        assert device == "cuda" and all(a is None or a.cubin for a in artifacts)
+        return OnFakeDriver(planned, device="cpu", artifacts=artifacts, constants=constants)
+
+    monkeypatch.setattr(graph_executor, "Executable", executable)
+    run = fuser.compile(chain())
+    run(*(torch.zeros(chain()[n].shape, dtype=torch.float16) for n in "ABD"))
+    assert run.sources and run.source
+    assert len(driver.launches) == len(run.artifacts) > 0
+    assert {calls.seen["generate", a.source.name] for a in run.artifacts} == {1}
+    assert [k for k, n in calls.seen.items() if n > 1] == []
