@@ -105,7 +105,7 @@ class CompiledProgram:
         from fuser.runtime.graph_executor import Executable
 
         artifacts = [a for _, a in paired(self.graph, self.artifacts)] if self.artifacts else None
-        planned = plan(self.realised.candidate, [a.source for a in self.artifacts])
+        planned = plan(self.realised.candidate.candidate, [a.source for a in self.artifacts])
         return Executable(planned, device=self.device, artifacts=artifacts, constants=self._constants())
 
     @cached_property
