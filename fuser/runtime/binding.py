@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any
 
+from fuser.aten import call as call_aten
 from fuser.ir.mugraph import LibraryKernel
 from fuser.runtime.calls import Launch
 from fuser.runtime.launch import InterpretedKernel
 from fuser.runtime.launch import LoadedKernel
 from fuser.runtime.library import bind_library
+from fuser.runtime.library import call_of_result
 from fuser.runtime.library import constants
 from fuser.runtime.library import matmul_parts
 from fuser.runtime.library import multiply
@@ -41,14 +43,15 @@ def launches(
     """A launch for each launched kernel of the plan, over the tensors of ``table``. Library kernels look the tensors ``held`` up
     in ``late`` at every call: then nothing here keeps them alive."""
     found: list[Launch] = []
+    shared = _shared(plan)
     for number, i in enumerate(plan.launched):
         kernel, loaded, source = plan.graph.kernels[i], kernels[i], plan.sources[i]
         if isinstance(kernel, LibraryKernel):
             used = {root_of(t, plan.views) for t in (*kernel.args, kernel.output)}
             if late is not None and used & held:
-                found.append(_deferred(plan, kernel, table, held, late))
+                found.append(_deferred(plan, kernel, table, held, late, shared.get(number)))
             else:
-                found.append(_library(plan, kernel, table))
+                found.append(_library(plan, kernel, table, shared.get(number)))
             continue
         assert source is not None
         args = [table[n] for n in source.args]
@@ -75,15 +78,55 @@ def _value(plan: Plan, name: str, table: Mapping[str, Any]) -> Any:
     return table[name]
 
 
-def _library(plan: Plan, kernel: LibraryKernel, table: Mapping[str, Any]) -> Launch:
+Carry = Callable[[list[Any], Any], None]
+"""Carries out a library kernel: operands, and the tensor that is written."""
+
+
+def _shared(plan: Plan) -> dict[int, Carry]:
+    """Kernels that are results of one call of torch, on one stream, by their number: the first of them calls, the others take
+    what it left, and the last one drops it."""
+    calls: dict[Any, list[int]] = {}
+    for number, i in enumerate(plan.launched):
+        kernel = plan.graph.kernels[i]
+        for call in call_of_result(kernel):
+            calls.setdefault((call, plan.streams.stream[number]), []).append(number)
+    found: dict[int, Carry] = {}
+    for numbers in calls.values():
+        held: list[Any] = []
+        for number in numbers if len(numbers) > 1 else ():
+            kernel = plan.graph.kernels[plan.launched[number]]
+            assert isinstance(kernel, LibraryKernel)
+            found[number] = _result(dict(kernel.attrs), held, number == numbers[0], number == numbers[-1])
+    return found
+
+
+def _result(attrs: Mapping[str, Any], held: list[Any], first: bool, last: bool) -> Carry:
+    def carry(xs: list[Any], out: Any) -> None:
+        if first:
+            held[:] = call_aten(attrs["callee"], attrs["detail"], xs)
+        out.copy_(held[attrs["field"]])
+        if last:
+            held.clear()
+
+    return carry
+
+
+def _library(plan: Plan, kernel: LibraryKernel, table: Mapping[str, Any], carry: Carry | None) -> Launch:
     attrs = constants(kernel, plan.graph, plan.table)
-    args = [_value(plan, a, table) for a in kernel.args]
-    call = bind_library(kernel.op, attrs, args, _value(plan, kernel.output, table))
+    args, out = [_value(plan, a, table) for a in kernel.args], _value(plan, kernel.output, table)
+    if carry is not None:
+        return lambda _: carry(args, out)
+    call = bind_library(kernel.op, attrs, args, out)
     return lambda _: call()
 
 
 def _deferred(
-    plan: Plan, kernel: LibraryKernel, table: Mapping[str, Any], held: frozenset[str], late: Mapping[str, Any]
+    plan: Plan,
+    kernel: LibraryKernel,
+    table: Mapping[str, Any],
+    held: frozenset[str],
+    late: Mapping[str, Any],
+    carry: Carry | None,
 ) -> Launch:
     """A library kernel on tensors that only ``late`` has at the time of a call; what is known of their strides is worked out
     here."""
@@ -97,7 +140,9 @@ def _deferred(
     def call(_: int) -> None:
         for group in getters:
             *xs, out = [get(late) for get in group]
-            if kernel.op == "matmul":
+            if carry is not None:
+                carry(xs, out)
+            elif kernel.op == "matmul":
                 multiply(xs[0], xs[1], out)
             else:
                 bind_library(kernel.op, attrs, xs, out)()

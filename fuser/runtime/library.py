@@ -16,6 +16,7 @@ from typing import Any
 
 from fuser.ir.dtypes import result_dtype
 from fuser.ir.mugraph import AXIS
+from fuser.ir.mugraph import Kernel
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.ops import op as op_def
@@ -36,6 +37,13 @@ _WRITTEN = ("matmul", "cast", "repeat", *VIEWS)
 def allocates(op: str) -> bool:
     """Whether torch allocates memory of its own at every call of an operator (inside a captured graph, once)."""
     return op not in _WRITTEN and writes(op_def(op), {}) is None
+
+
+def call_of_result(kernel: Kernel) -> tuple[str, ...]:
+    """A name for the call of torch that a kernel takes one of several results of; none for other kernels."""
+    if not isinstance(kernel, LibraryKernel) or (attrs := dict(kernel.attrs)).get("field", -1) < 0:
+        return ()
+    return (f"{attrs['callee']} of {', '.join(kernel.args)} with {attrs['detail']}",)
 
 
 def output_of(kernel: LibraryKernel, tensors: Mapping[str, Tensor]) -> Tensor:

@@ -17,6 +17,7 @@ from fuser.ir.program import Tensor
 from fuser.lower.triton_source import KernelSource
 from fuser.lower.triton_source import generate_graph
 from fuser.runtime.library import allocates
+from fuser.runtime.library import call_of_result
 from fuser.runtime.library import output_of
 from fuser.runtime.library import root_of
 from fuser.runtime.library import views_of
@@ -88,10 +89,13 @@ def plan(candidate: Candidate, made: Sequence[KernelSource] = ()) -> Plan:
 
 
 def accesses_of(graph: KernelGraph) -> tuple[Access, ...]:
-    """What each kernel that is launched reads and writes; a view stands for the tensor behind it."""
+    """What each kernel that is launched reads and writes; a view stands for the tensor behind it. Results of one call of torch
+    are taken one after another."""
     views = views_of(graph)
-    return tuple(
-        Access(tuple(dict.fromkeys(root_of(t, views) for t in k.inputs)), k.outputs)
-        for k in graph.kernels
-        if k.outputs[0] not in views
-    )
+    found: list[Access] = []
+    for k in graph.kernels:
+        if k.outputs[0] not in views:
+            call = call_of_result(k)
+            reads = dict.fromkeys(root_of(t, views) for t in k.inputs)
+            found.append(Access((*reads, *call), (*k.outputs, *call)))
+    return tuple(found)

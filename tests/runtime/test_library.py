@@ -123,6 +123,26 @@ def test_views_are_no_kernels() -> None:
     assert not [n for n in called if "empty" in n or "clone" in n or "copy" in n]
 
 
+def test_results_of_one_call_are_one_call() -> None:
+    detail = '[[{"tensor": 0}, 1], {}]'
+    callee = "aten.median.dim"
+    kernels = [
+        LibraryKernel(
+            n, "opaque", ("X",), n, (("callee", callee), ("detail", detail), ("dtype", dtype), ("field", i), ("shape", (4,)))
+        )
+        for i, (n, dtype) in enumerate((("V", "float32"), ("I", "int64")))
+    ]
+    tensors = (Tensor("X", (4, 5), "float32"), Tensor("V", (4,), "float32"), Tensor("I", (4,), "int64"))
+    exe = Executable(KernelGraph("g", ("X",), tuple(kernels), ("V", "I"), tensors).validate(), Schedule(()), device="cpu")
+    for seed in range(2):
+        x = torch.rand(4, 5, generator=torch.Generator().manual_seed(seed))
+        with operators() as called:
+            found = exe(x)
+        assert called.count(callee) == 1
+        for got, want in zip(found, x.median(1), strict=True):
+            assert torch.equal(got, want)
+
+
 @st.composite
 def library_graphs(draw: st.DrawFn) -> KernelGraph:
     """Operators and views on squares of 4 × 4 and what becomes of them; the last result and some others are outputs."""

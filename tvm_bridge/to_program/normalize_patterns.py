@@ -36,21 +36,52 @@ def _affine(rw: Rewriter, name: str) -> tuple[str, float, float]:
     return name, a, b
 
 
+def _halved(rw: Rewriter, name: str, dtype: str) -> str | None:
+    """x, where the tensor is erf(x/√2)."""
+    node = rw.node(name, "erf")
+    x, slope, offset = _affine(rw, node.inputs[0]) if node else (name, 0.0, 0.0)
+    return x if not offset and _close(slope, math.sqrt(0.5), dtype) else None
+
+
+def _cubic(rw: Rewriter, name: str, dtype: str) -> str | None:
+    """x, where the tensor is tanh(√(2/π) (x + 0.044715 x³)), the sum or its product with x written out."""
+    node = rw.node(name, "tanh")
+    inner, slope, offset = _affine(rw, node.inputs[0]) if node else (name, 0.0, 0.0)
+    if offset or not _close(slope, math.sqrt(2 / math.pi), dtype):
+        return None
+    for op, constant in (("add", 0.0), ("mul", 1.0)):
+        sides = found.inputs if (found := rw.node(inner, op)) else ()
+        for x, other in (sides, sides[::-1]) if sides else ():
+            power, factor, shift = _affine(rw, other)
+            held = _cube(rw, power) if op == "add" else square.inputs[0] if (square := rw.node(power, "square")) else None
+            if held == x and shift == constant and _close(factor, 0.044715, dtype):
+                return x
+    return None
+
+
+def _cube(rw: Rewriter, name: str) -> str | None:
+    """x, where the tensor is x² · x."""
+    product = rw.node(name, "mul")
+    for left, x in (product.inputs, product.inputs[::-1]) if product else ():
+        if (square := rw.node(left, "square")) is not None and square.inputs[0] == x:
+            return x
+    return None
+
+
 def _gelu(rw: Rewriter, app: Application) -> str | None:
-    """c · x · (1 + erf(x/√2)) with any placement of the constants."""
+    """c · x · (1 + erf(x/√2)) with any placement of the constants, and the same with its approximation by tanh."""
     for left, right in (app.inputs, app.inputs[::-1]):
         root, a, b = _affine(rw, right)
-        erf = rw.node(root, "erf")
-        if erf is None or a == 0 or not _close(b, a, app.dtype):
-            continue
-        h, slope, offset = _affine(rw, erf.inputs[0])
         x, factor, constant = _affine(rw, left)
-        if x != h or offset or constant or not _close(slope, math.sqrt(0.5), app.dtype) or rw.shape(h) != app.shape:
+        if a == 0 or constant or not _close(b, a, app.dtype) or rw.shape(x) != app.shape:
             continue
-        whole = 2 * a * factor
-        if _close(whole, 1.0, app.dtype):
-            return rw.emit("gelu", h, name=app.name)
-        return rw.emit("scale", rw.emit("gelu", h, name=f"{app.name}.gelu"), name=app.name, scalar=Scalar.of(whole))
+        for op, argument in (("gelu", _halved), ("gelu_tanh", _cubic)):
+            if argument(rw, root, app.dtype) != x:
+                continue
+            whole = 2 * a * factor
+            if _close(whole, 1.0, app.dtype):
+                return rw.emit(op, x, name=app.name)
+            return rw.emit("scale", rw.emit(op, x, name=f"{app.name}.{op}"), name=app.name, scalar=Scalar.of(whole))
     return None
 
 

@@ -74,13 +74,26 @@ def test_gelu(form: str) -> None:
     assert _ops(m.clean(y)) == (["gelu", "scale"] if form == "doubled" else ["gelu"])
 
 
+@pytest.mark.parametrize("form", ["sum", "product", "doubled"])
+def test_gelu_by_tanh(form: str) -> None:
+    m = Model()
+    x = m.input("x", (2, 4))
+    small, root = m.const(0.044715), m.const(math.sqrt(2 / math.pi))
+    inner = x * (m.const(1.0) + small * (x * x)) if form == "product" else x + (x * x) * x * small
+    y = x * (m.const(1.0) + m.op("tanh", inner * root))
+    y = y if form == "doubled" else y * m.const(0.5)
+    assert _ops(m.clean(y)) == (["gelu_tanh", "scale"] if form == "doubled" else ["gelu_tanh"])
+
+
 def test_near_gelus_stay() -> None:
     m = Model()
     x, z = m.input("x", (2, 4)), m.input("z", (2, 4))
     slope = x * (m.const(1.0) + _erf(m, x * m.const(0.7)))
     other = z * (m.const(1.0) + _erf(m, x * m.const(math.sqrt(0.5))))
     uneven = x * (m.const(0.5) + _erf(m, x * m.const(math.sqrt(0.5))))
-    assert "gelu" not in _ops(m.clean(slope, other, uneven))
+    cube = x * (m.const(1.0) + m.op("tanh", (x + x * x * z * m.const(0.044715)) * m.const(math.sqrt(2 / math.pi))))
+    constant = x * (m.const(1.0) + m.op("tanh", (x + x * x * x * m.const(0.05)) * m.const(math.sqrt(2 / math.pi))))
+    assert not {"gelu", "gelu_tanh"} & set(_ops(m.clean(slope, other, uneven, cube, constant)))
 
 
 @pytest.mark.parametrize("square", ["square", "mul"])
