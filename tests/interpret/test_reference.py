@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from fuser.errors import UsageError
 from fuser.interpret.algebra import FloatAlgebra
 from fuser.interpret.algebra import Tile
 from fuser.interpret.algebra import guarded
+from fuser.interpret.flat import evaluate_flat
 from fuser.interpret.reference import interpret
 from fuser.interpret.reference import interpret_block
 from fuser.interpret.reference import interpret_in
@@ -31,7 +33,10 @@ from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.mugraph import Stmt
 from fuser.ir.ops import Array
+from fuser.ir.program import Tensor
 from fuser.ir.program import TensorProgram
+from fuser.ir.scalar import Extent
+from fuser.ir.scalar import Scalar
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from fuser.ir.schedule import bind
@@ -359,6 +364,16 @@ def test_inputs_and_schedules_that_do_not_fit(rng: np.random.Generator) -> None:
         interpret(case.graph, Schedule(()), inputs)
     with pytest.raises(InterpretError, match="but the tensor has shape"):
         interpret(case.graph, Schedule((schedule(""),)), inputs | {"A": inputs["A"].T})
+
+
+def test_a_library_kernels_constant_may_be_tied_to_an_intermediate(rng: np.random.Generator) -> None:
+    root = Scalar.power(Extent("t", 1), Fraction(-1, 2))
+    calls = (LibraryKernel("a", "relu", ("X",), "t"), LibraryKernel("b", "scale", ("t",), "Y", (("scalar", root),)))
+    graph = KernelGraph("calls", ("X",), calls, ("Y",), (Tensor("X", (3, 16)), Tensor("Y", (3, 16))))
+    x = rng.standard_normal((3, 16))
+    np.testing.assert_array_equal(interpret(graph, Schedule(()), {"X": x})["Y"], np.maximum(x, 0) / 4)
+    values = evaluate_flat(FloatAlgebra(), graph, {"X": x})
+    np.testing.assert_array_equal(values.tensors["Y"], np.maximum(x, 0) / 4)
 
 
 # -- another algebra -----------------------------------------------------------------------------------------
