@@ -19,19 +19,19 @@ def python(code: str) -> str:
     return done.stdout
 
 
-def test_import_is_fast_and_needs_numpy_alone() -> None:
+def test_import_is_light_and_needs_numpy_alone() -> None:
     code = f"""
-import sys, time
+import sys
 import numpy
-start = time.perf_counter()
+before = set(sys.modules)
 import fuser
 fuser.Builder, fuser.workload, fuser.load_device
-seconds = time.perf_counter() - start
-print(seconds, [m for m in {HEAVY!r} if m in sys.modules])
+new = set(sys.modules) - before
+print(len(new), [m for m in {HEAVY!r} if m in new])
 """
-    runs = [python(code).strip().split(" ", 1) for _ in range(3)]
-    assert {loaded for _, loaded in runs} == {"[]"}
-    assert min(float(seconds) for seconds, _ in runs) < 0.3
+    count, loaded = python(code).strip().split(" ", 1)
+    assert loaded == "[]"
+    assert int(count) < 100
 
 
 def test_overview_of_the_command_loads_nothing_heavy() -> None:

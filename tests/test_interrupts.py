@@ -40,12 +40,11 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Ended:
-    """``seconds`` from the signal to the end; ``left``: processes of its session that are still there."""
+    """``left``: processes of its session that are still there."""
 
     code: int
     stdout: str
     stderr: str
-    seconds: float
     left: tuple[int, ...]
     signalled: bool
 
@@ -64,10 +63,8 @@ def interrupted(
         except subprocess.TimeoutExpired:
             signalled = True
             (os.killpg if group else os.kill)(child.pid, number)
-        start = time.perf_counter()
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(30)
-        seconds = time.perf_counter() - start
         left = session(child.pid)
         for _ in range(20):
             if not left:
@@ -81,7 +78,7 @@ def interrupted(
         for file in (stdout, stderr):
             file.seek(0)
             texts.append(file.read())
-    return Ended(code, texts[0], texts[1], seconds, left, signalled)
+    return Ended(code, texts[0], texts[1], left, signalled)
 
 
 def session(leader: int) -> tuple[int, ...]:
@@ -114,7 +111,7 @@ def fault(end: Ended, wanted: int = 130) -> str:
         return f"not one line: {end.stderr[-1500:]}"
     if "Traceback" in end.stderr or "Warning" in end.stderr or "Exception" in end.stderr:
         return f"noise: {end.stderr[-1500:]}"
-    return f"took {end.seconds:.1f} s" if end.seconds > 10 else ""
+    return ""
 
 
 @pytest.fixture(scope="module")

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import settings
 from hypothesis import strategies as st
 
 from cost_model import paper
-from cost_model.features import evaluate
 from cost_model.features import features
 from cost_model.features import schedule_features
-from cost_model.shared_memory import equation1
-from cost_model.shared_memory import equation1_terms
 from fuser.device import load_device
 from fuser.errors import UsageError
 from fuser.ir.fuse import fuse
@@ -86,31 +82,6 @@ def test_flops_of_fp32_use_another_rate() -> None:
     block = fuse(workload("mcfuser/G1", dtype="float32")).blocks[0]
     e = paper.estimate(block, KernelSchedule(), A100)
     assert {t.rate for t in e.compute} == {156e12}
-
-
-NAMES = ("mcfuser/G1", "mcfuser/S6", "mirage/rmsnorm", "mirage/lora", "graphene/layernorm", "graphene/gemm", "graphene/lstm")
-
-
-@settings(deadline=None, max_examples=60)
-@given(st.sampled_from(NAMES), st.integers(0, 2**32 - 1))
-def test_arrays_agree_with_the_loop_tree(name: str, seed: int) -> None:
-    """A batch of random candidates, whichever loops are live, against each one counted by itself."""
-    from search.space.prune import expressions
-    from search.space.prune import tile_sets
-
-    rng = np.random.default_rng(seed)
-    block = fuse(workload(name)).blocks[0]
-    orders, _ = expressions(block)
-    order = orders[rng.integers(len(orders))]
-    tiles = {t.axis: rng.choice(t.values, 6) for t in tile_sets(block)}
-    groups = features(block, order, tiles)
-    times = evaluate(groups, lambda f: paper.seconds(f, A100))
-    shared = evaluate(groups, equation1)
-    for i in range(6):
-        schedule = KernelSchedule(tuple((a, int(v[i])) for a, v in tiles.items()), order)
-        e = paper.estimate(block, schedule, A100)
-        assert times[i] == pytest.approx(e.seconds, rel=1e-12)
-        assert shared[i] == e.shared_bytes == sum(equation1_terms(block, schedule).values())
 
 
 @settings(deadline=None, max_examples=30)

@@ -15,31 +15,30 @@ from fuser.device import load_device
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
-from fuser.ir.tiling import TilingExpr
 from fuser.lower.compile import compile_graph
 from fuser.superopt.structures import one_kernel
 from fuser.superopt.structures import structures
 from fuser.workloads import workload
+from tests.builders import schedule
 from tests.paths import DATA
 
 pytest.importorskip("triton")
 
 
-def schedule(order: str, warps: int, stages: int, **tiles: int) -> KernelSchedule:
-    return KernelSchedule(tuple(sorted(tiles.items())), TilingExpr.parse(order), (), warps, stages)
-
-
 CASES = {
-    "warp groups, pipelined": ("mcfuser/G2", schedule("n", 4, 3, m=64, n=128, k=64, h=128)),
-    "online softmax": ("mcfuser/S4", schedule("n", 4, 3, b=1, m=64, n=64, k=64, h=64)),
-    "fragments, product through shared memory": ("mcfuser/G9", schedule("n", 4, 2, m=16, n=64, k=128, h=128)),
-    "inner loop": ("mcfuser/G6", schedule("nk", 4, 3, m=32, n=64, k=64, h=64)),
-    "nothing pipelined": ("mcfuser/S7", schedule("", 8, 2, m=32, n=256, k=64, h=64)),
-    "product of a loop before": ("mcfuser/G1", schedule("kh", 4, 2, m=64, n=256, k=32, h=16)),
-    "rows in a loop before, half the warps beside them": ("mcfuser/G1", schedule("kh", 8, 1, m=64, n=256, k=32, h=32)),
-    "unrolled columns": ("mcfuser/G2", schedule("nh", 4, 2, m=64, n=128, k=64, h=32)),
-    "layers in a loop": ("graphene/mlp20", schedule("", 4, 3, m=64)),
-    "tiles in pieces": ("mcfuser/S6", schedule("n", 4, 3, b=1, m=64, n=64, k=80, h=80)),
+    "warp groups, pipelined": ("mcfuser/G2", schedule("n", warps=4, stages=3, m=64, n=128, k=64, h=128)),
+    "online softmax": ("mcfuser/S4", schedule("n", warps=4, stages=3, b=1, m=64, n=64, k=64, h=64)),
+    "fragments, product through shared memory": ("mcfuser/G9", schedule("n", warps=4, stages=2, m=16, n=64, k=128, h=128)),
+    "inner loop": ("mcfuser/G6", schedule("nk", warps=4, stages=3, m=32, n=64, k=64, h=64)),
+    "nothing pipelined": ("mcfuser/S7", schedule("", warps=8, stages=2, m=32, n=256, k=64, h=64)),
+    "product of a loop before": ("mcfuser/G1", schedule("kh", warps=4, stages=2, m=64, n=256, k=32, h=16)),
+    "rows in a loop before, half the warps beside them": (
+        "mcfuser/G1",
+        schedule("kh", warps=8, stages=1, m=64, n=256, k=32, h=32),
+    ),
+    "unrolled columns": ("mcfuser/G2", schedule("nh", warps=4, stages=2, m=64, n=128, k=64, h=32)),
+    "layers in a loop": ("graphene/mlp20", schedule("", warps=4, stages=3, m=64)),
+    "tiles in pieces": ("mcfuser/S6", schedule("n", warps=4, stages=3, b=1, m=64, n=64, k=80, h=80)),
 }
 
 
@@ -79,7 +78,7 @@ def test_schedules_of_many_structures() -> None:
 def test_the_copy_of_a_product_that_a_later_loop_reads() -> None:
     """The product of a whole row of tiles, 64 x 1024 in fp16, passes through shared memory and lies there while columns pass."""
     block, device = one_kernel(workload("mcfuser/G12")).blocks[0], load_device("a100")
-    kernel = schedule("kh", 4, 2, b=1, m=64, n=1024, k=16, h=16)
+    kernel = schedule("kh", warps=4, stages=2, b=1, m=64, n=1024, k=16, h=16)
     assert shared_memory(schedule_features(block, kernel), device)[0] >= 2 * 64 * 1024
 
 
@@ -100,5 +99,5 @@ def test_wide_accumulators_spill() -> None:
     """128 x 256 sums in fp32 are all the registers of four warps; with eight they fit."""
     block, device = one_kernel(workload("mcfuser/G6")).blocks[0], load_device("h200")
     for warps, fits in ((4, False), (8, True)):
-        f = schedule_features(block, schedule("nk", warps, 2, m=128, n=64, k=64, h=256))
+        f = schedule_features(block, schedule("nk", warps=warps, stages=2, m=128, n=64, k=64, h=256))
         assert (registers(f, device)[0] <= device.registers_per_thread) == fits

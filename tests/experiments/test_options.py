@@ -30,7 +30,7 @@ from search.measure.session import Options
 from search.measure.worker import Worker
 from search.space.variants import Variant
 from search.space.variants import variants
-from tests.lower.test_triton import schedule
+from tests.builders import schedule
 
 H200 = load_device("h200")
 

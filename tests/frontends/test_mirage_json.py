@@ -17,12 +17,9 @@ from fuser.superopt.commands import read_graph
 from fuser.superopt.verify.verdict import Accepted
 from fuser.superopt.verify.verifier import Rejected
 from fuser.superopt.verify.verifier import verify
+from tests.builders import lora
+from tests.builders import rms_gemm
 from tests.frontends import mirage_files as files
-
-
-def rms_norm() -> TensorProgram:
-    b = Builder("rmsnorm")
-    return b.build(Y=b.rms_norm(b.input("X", (16, 4096)), eps=0) @ b.input("W", (4096, 6144)))
 
 
 def attention(norm: bool = False) -> TensorProgram:
@@ -33,19 +30,13 @@ def attention(norm: bool = False) -> TensorProgram:
     return b.build(O=b.softmax(q @ k) @ v)
 
 
-def lora() -> TensorProgram:
-    b = Builder("lora")
-    x, w = b.input("X", (16, 256)), b.input("W", (256, 4096))
-    return b.build(Y=x @ w + (x @ b.input("A", (256, 16))) @ b.input("B", (16, 4096)))
-
-
 @pytest.mark.parametrize(
     ("program", "file"),
     [
-        (rms_norm(), files.rms_norm()),
-        (rms_norm(), files.rms_norm("accum")),
+        (rms_gemm(16, 4096, 6144, gain=False, eps=0), files.rms_norm()),
+        (rms_gemm(16, 4096, 6144, gain=False, eps=0), files.rms_norm("accum")),
         (attention(), files.attention()),
-        (lora(), files.lora()),
+        (lora(16, 256, 4096, 16), files.lora()),
     ],
 )
 def test_published_structures_are_verified(program: TensorProgram, file: list[files.Op]) -> None:
@@ -77,7 +68,7 @@ def test_a_wrong_map_is_refused() -> None:
     block = missing[2]["bgraph"]
     block["operators"][2]["op_type"] = "tb_forloop_accum_red_ld_mean_op"
     (graph,) = mirage_graphs(missing, ("X", "W"), ("Y",))
-    assert isinstance(verify(rms_norm(), graph), Rejected)
+    assert isinstance(verify(rms_gemm(16, 4096, 6144, gain=False, eps=0), graph), Rejected)
 
 
 def test_axes_follow_the_maps() -> None:
@@ -114,7 +105,7 @@ def test_errors() -> None:
 def test_the_command_reads_such_files(tmp_path: Path) -> None:
     path = tmp_path / "graphs.json"
     path.write_text(json.dumps([files.rms_norm(), files.rms_norm("accum")]))
-    program = rms_norm()
+    program = rms_gemm(16, 4096, 6144, gain=False, eps=0)
     for where in (str(path), f"{path}#1"):
         assert verify(program, read_graph(where, program), rounds=1).accepted
     with pytest.raises(UsageError, match="it has 2"):

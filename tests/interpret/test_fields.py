@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from fractions import Fraction
 
@@ -266,15 +265,3 @@ def test_stated_bounds() -> None:
     assert fields.error_bound(P, Q, 4, 1, 1) == pytest.approx(33 / Q)
     assert fields.error_bound(227, 113, 4, 3, 100) == 1  # small primes: the theorem says nothing
     assert 1e-3 < fields.error_bound(P, Q, 4, 2, 1) < 1e-2
-
-
-def test_throughput() -> None:
-    field = Field(rng())
-    a, b = field.random((256, 256), rng()), field.random((256, 256), rng(1))
-    found = []
-    for op, xs in (("matmul", (a, b)), ("mul", (a, b)), ("div", (a, b)), ("exp", (a,))):
-        start = time.perf_counter()
-        field.apply(op, xs)
-        found.append(f"{op} {1e3 * (time.perf_counter() - start):.1f} ms")
-    print("256 x 256, mod p:", ", ".join(found))
-    assert len(found) == 4

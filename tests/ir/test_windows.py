@@ -18,7 +18,6 @@ from fuser.ir.boxes import cuts_through_reshape
 from fuser.ir.boxes import through_reshape
 from fuser.ir.builder import Builder
 from fuser.ir.builder import Ref
-from fuser.ir.candidate import Candidate
 from fuser.ir.composites import expand
 from fuser.ir.fuse import fuse
 from fuser.ir.mugraph import FREE
@@ -30,12 +29,12 @@ from fuser.ir.schedule import Schedule
 from fuser.ir.serialize import graph_from_json
 from fuser.ir.windows import detach
 from fuser.ir.windows import windowed
-from fuser.lower.check import check
 from fuser.superopt.structures import structures
 from fuser.superopt.verify.verdict import Accepted
 from fuser.superopt.verify.verifier import Rejected
 from fuser.superopt.verify.verifier import verify
 from fuser.workloads import workload
+from tests.interpreted import checked
 
 
 def cut(b: Builder, x: Ref, axis: int, start: int, stop: int) -> Ref:
@@ -162,7 +161,7 @@ def test_parts_of_the_columns_of_each_head_are_boxes_of_the_reshaped_tensor() ->
     assert graph_from_json(graph.to_json()) == graph
     agree(program, graph, trivial(graph))
     assert isinstance(verify(program, graph), Accepted)
-    (outcome,) = check([(program, Candidate(graph, trivial(graph)))])
+    outcome = checked(program, graph, trivial(graph))
     assert outcome.passed
 
 

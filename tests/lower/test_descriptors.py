@@ -24,15 +24,11 @@ from fuser.lower.triton_source import generate
 from fuser.lower.triton_source import generate_graph
 from fuser.superopt.structures import one_kernel
 from fuser.superopt.structures import structures
-from tests.lower.test_triton import attention
-from tests.lower.test_triton import chain
-from tests.lower.test_triton import schedule
-from tests.lower.test_triton import three
-
-
-def gemm(m=96, n=128, k=64, dtype="float16") -> TensorProgram:
-    b = Builder("gemm", dtype)
-    return b.build(Y=b.input("X", (m, k)) @ b.input("W", (k, n)))
+from tests.builders import attention
+from tests.builders import chain
+from tests.builders import gemm
+from tests.builders import schedule
+from tests.builders import three_gemms
 
 
 def layer(m=64, n=64, k=64) -> TensorProgram:
@@ -78,7 +74,7 @@ def cases() -> dict[str, tuple[TensorProgram, KernelGraph, Schedule]]:
     add("attention, persistent", attention(), schedule("n", b=1, m=16, n=16), persistent=4)
     add("padded head", attention(k=80, h=80), schedule("n", b=1, m=16, n=16, knobs={"pad": True}))
     add("chain", chain(), schedule("n(k,h)", m=32, n=32, k=16, h=16))
-    add("three products", three(), schedule("hnk", m=16, n=32, h=16, k=16, p=48))
+    add("three products", three_gemms(), schedule("hnk", m=16, n=32, h=16, k=16, p=48))
     split = next(i for i, g in enumerate(structures(chain())) if any(b.splits for b in g.blocks) and len(g.blocks) == 2)
     parts = {"n_part": 3}
     add("split", chain(), schedule("n", parts, m=32, n=16, h=32), schedule("", parts, m=16, h=32), structure=split)

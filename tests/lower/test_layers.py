@@ -17,6 +17,7 @@ from fuser.lower.layers import find_layers
 from fuser.lower.triton_source import generate_graph
 from fuser.superopt.structures import structures
 from fuser.workloads import workload
+from tests.interpreted import checked
 
 
 def layers(order=(0, 1, 2, 3, 4), m=40, d=32, before=False, after="", dtype="float16") -> TensorProgram:
@@ -105,6 +106,6 @@ def test_a_kernel_behind_another_starts_with_the_first_weights_alone():
     early, late = text.split("gdc_wait()\n")
     assert early.count("tl.load(W_ptr") == 2
     assert "for layer in range(8):" in late
-    (outcome,) = check([(program, Candidate(graph, schedule))])
+    outcome = checked(program, graph, schedule)
     assert outcome.message == ""
     assert outcome.error < 2e-3

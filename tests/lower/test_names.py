@@ -5,14 +5,13 @@ from __future__ import annotations
 import pytest
 
 from fuser.ir.builder import Builder
-from fuser.ir.candidate import Candidate
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from fuser.ir.tiling import TilingExpr
-from fuser.lower.check import check
 from fuser.lower.triton_source import generate
 from fuser.superopt.structures import one_kernel
+from tests.interpreted import checked
 
 
 def divided(name: str, kept: str, rows: int = 32) -> TensorProgram:
@@ -33,7 +32,7 @@ def test_values_may_have_any_name(kept: str) -> None:
     schedule = KernelSchedule(tiles, TilingExpr.parse(""), (), 4, 2)
     source = generate(block, schedule)
     compile(source.text, source.name, "exec")
-    (found,) = check([(program, Candidate(graph, Schedule((schedule,))))])
+    found = checked(program, graph, Schedule((schedule,)))
     assert found.passed, found
 
 
@@ -44,5 +43,5 @@ def test_a_value_may_be_called_like_a_piece_of_another(kept: str) -> None:
     (block,) = graph.blocks
     first = block.axes[0].name
     schedule = KernelSchedule(((first, 48),), TilingExpr.parse(""), (), 4, 2)  # rows in pieces of 32 and 16
-    (found,) = check([(program, Candidate(graph, Schedule((schedule,))))])
+    found = checked(program, graph, Schedule((schedule,)))
     assert found.passed, found

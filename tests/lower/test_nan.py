@@ -22,11 +22,11 @@ from fuser.lower.triton_source import generate_graph
 from fuser.runtime.torch_program import reference
 from fuser.superopt.structures import one_kernel
 from fuser.superopt.structures import structures
-from tests.lower.test_triton import attention
+from tests.builders import attention
+from tests.builders import schedule
 from tests.lower.test_triton import map_names
 from tests.lower.test_triton import map_program
 from tests.lower.test_triton import rows_of_16
-from tests.lower.test_triton import schedule
 
 NAN, INF = math.nan, math.inf
 

@@ -16,7 +16,6 @@ from fuser.ir.ops import OPS
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
-from fuser.ir.tiling import TilingExpr
 from fuser.lower.check import check
 from fuser.lower.check import reduced_extents
 from fuser.lower.compile import compile_kernel
@@ -24,44 +23,15 @@ from fuser.lower.triton_source import generate
 from fuser.lower.triton_source import generate_graph
 from fuser.superopt.structures import one_kernel
 from fuser.superopt.structures import structures
+from tests.builders import attention
+from tests.builders import chain
+from tests.builders import schedule
+from tests.builders import three_gemms
+from tests.interpreted import checked
 from tests.operators import NUMBERS
 from tests.operators import elementwise
 
 TOLERANCE = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 1e-5}
-
-
-def schedule(
-    order: str = "", splits: dict[str, int] | None = None, knobs: dict[str, object] | None = None, **tiles: int
-) -> KernelSchedule:
-    return KernelSchedule(
-        tuple(sorted(tiles.items())),
-        TilingExpr.parse(order),
-        tuple(sorted((splits or {}).items())),
-        4,
-        2,
-        tuple((knobs or {}).items()),
-    )
-
-
-def attention(m=64, n=80, k=32, h=32, heads=2, causal=False, mask=(), dtype="float16") -> TensorProgram:
-    b = Builder("attention", dtype)
-    q, key, v = b.input("Q", (heads, m, k)), b.input("K", (heads, n, k)), b.input("V", (heads, n, h))
-    return b.build(O=b.attention(q, key, v, b.input("mask", mask) if mask else None, causal=causal))
-
-
-def chain(m=64, n=96, k=48, h=32, dtype="float16", activation="") -> TensorProgram:
-    b = Builder("chain", dtype)
-    a, w, v = b.input("A", (m, k)), b.input("B", (k, n)), b.input("D", (n, h))
-    c = a @ w
-    return b.build(E=(b.op(activation, c) if activation else c) @ v)
-
-
-def three(dtype="float16") -> TensorProgram:
-    b = Builder("three", dtype)
-    x = b.input("X", (48, 32))
-    for i, width in enumerate((64, 32, 48)):
-        x = x @ b.input(f"W{i}", (x.shape[1], width))
-    return b.build(Y=x)
 
 
 def normalized(op: str, rows: int, width: int, out: int = 32) -> TensorProgram:
@@ -124,7 +94,7 @@ def cases() -> dict[str, tuple[TensorProgram, KernelGraph, Schedule]]:
     add("tile 48 padded", chain(n=96), schedule("n", knobs={"pad": True}, m=32, n=48, h=32))
     add("float32", chain(dtype="float32"), schedule("nk", m=32, n=32, k=16, h=32))
     add("bfloat16", chain(dtype="bfloat16"), schedule("nk", m=32, n=32, k=16, h=32))
-    add("three products", three(), schedule("hnk", m=16, n=32, h=16, k=16, p=48))
+    add("three products", three_gemms(), schedule("hnk", m=16, n=32, h=16, k=16, p=48))
     add("attention", attention(), schedule("n", b=1, m=32, n=32))
     add("attention with a split head", attention(k=80, h=80), schedule("n", b=1, m=32, n=16))
     add("attention nk", attention(k=64), schedule("nk", b=1, m=32, n=32, k=16))
@@ -178,7 +148,7 @@ def test_every_element_wise_operator_compiles_without_a_gpu():
 def test_a_wrong_kernel_does_not_pass():
     """The check is able to fail: the same kernels for a different program."""
     program, graph, sched = CASES["relu chain nk"]
-    (outcome,) = check([(chain(), Candidate(graph, sched))])
+    outcome = checked(chain(), graph, sched)
     assert not outcome.passed
     assert program != chain()
 

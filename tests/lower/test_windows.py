@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from fuser.ir.candidate import Candidate
 from fuser.ir.fuse import fuse
-from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
-from fuser.ir.tiling import TilingExpr
-from fuser.lower.check import check
 from fuser.lower.check import reduced_extents
 from fuser.lower.triton_source import generate
 from fuser.superopt.structures import structures
 from fuser.workloads import workload
+from tests.builders import schedule
+from tests.interpreted import checked
 from tests.ir.test_windows import joint_attention
 from tests.ir.test_windows import joint_gated_mlp
 from tests.ir.test_windows import rotary_attention
-
-
-def schedule(order: str = "", **tiles: int) -> KernelSchedule:
-    return KernelSchedule(tuple(sorted(tiles.items())), TilingExpr.parse(order))
-
 
 LAYERS = workload("graphene/mlp20", layers=3, M=70, D=32)
 
@@ -47,14 +40,14 @@ def test_kernels_agree_with_float64():
         (rotary, fuse(rotary), Schedule((schedule("n", m=16, n=16, b=1),))),
         (program, graph, Schedule(tuple(schedule() for _ in graph.blocks))),
     ]
-    for outcome in check([(p, Candidate(g, s)) for p, g, s in jobs]):
+    for outcome in (checked(*job) for job in jobs):
         assert outcome.message == ""
         assert outcome.error < 2e-3
 
 
 def test_twenty_layers_stay_in_range_and_agree():
     deep = workload("graphene/mlp20", M=20, D=64)
-    (outcome,) = check([(deep, Candidate(fuse(deep), Schedule((schedule(m=16),))))])
+    outcome = checked(deep, fuse(deep), Schedule((schedule(m=16),)))
     assert outcome.message == ""
     assert outcome.error < 2e-3
 
@@ -64,7 +57,7 @@ def test_a_kernel_that_reads_another_window_does_not_pass():
     swapped = other.to_json()
     first = next(n for n in swapped["nodes"] if n["op"] == "slice")
     first["attrs"] |= {"start": 2, "stop": 3}
-    (outcome,) = check([(LAYERS, Candidate(fuse(type(other).from_json(swapped)), Schedule((schedule(m=16),))))])
+    outcome = checked(LAYERS, fuse(type(other).from_json(swapped)), Schedule((schedule(m=16),)))
     assert not outcome.passed
 
 
@@ -82,7 +75,7 @@ def test_reduced_sizes_of_a_tensor_that_is_read_along_several_axes_agree():
     graph = structures(program)[0]  # with stable exponentials: the scores are large
     sizes = reduced_extents(graph, Schedule((schedule(m=8),)))
     assert sizes["m"] == sizes["m1"] == 64
-    (outcome,) = check([(program, Candidate(graph, Schedule((schedule(m=32, n=1),))))])
+    outcome = checked(program, graph, Schedule((schedule(m=32, n=1),)))
     assert outcome.message == ""
     assert outcome.passed
 

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import replace
 
 from fuser.ir.builder import Builder
-from fuser.ir.mugraph import FREE
-from fuser.ir.mugraph import KernelGraph
-from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
-from fuser.ir.tiling import TilingExpr
 from fuser.lower.compile import KernelArtifact
 from fuser.lower.compile import compile_kernel
 from fuser.lower.triton_source import KernelSource
@@ -24,17 +19,13 @@ from fuser.runtime.launch import LoadedKernel
 from fuser.superopt.structures import one_kernel
 
 
-def knobs(order: str = "", splits: dict[str, int] | None = None, **tiles: int) -> KernelSchedule:
-    return KernelSchedule(tuple(sorted(tiles.items())), TilingExpr.parse(order), tuple(sorted((splits or {}).items())), 4, 2)
-
-
 def doubling() -> KernelSource:
     """Y = X + X over 64 elements."""
     b = Builder("doubling")
     x = b.input("X", (64,))
     graph = one_kernel(b.build(Y=x + x))
     axis = graph.blocks[0].axes[0].name
-    kernel = KernelSchedule(((axis, 16),), TilingExpr.parse(""), (), 4, 2)
+    kernel = KernelSchedule(((axis, 16),))
     return generate_graph(graph, Schedule((kernel,)))[0]
 
 
@@ -73,21 +64,3 @@ class OnFakeDriver(Executable):
             self.fake.arguments[100 + i] = len(s.args)
             found.append(LoadedKernel(artifact, 1, 100 + i, 2, 32, 0))
         return found
-
-
-def chain() -> TensorProgram:
-    """E = relu(A B) D."""
-    b = Builder("chain")
-    return b.build(E=b.relu(b.input("A", (48, 32)) @ b.input("B", (32, 40))) @ b.input("D", (40, 16)))
-
-
-def schedule_of(graph: KernelGraph, **options: str) -> Schedule:
-    """Tiles of 16 and what else there must be; ``options`` are those of all kernels but the first."""
-    kernels = []
-    for i, block in enumerate(graph.blocks):
-        counts = {a: 2 for a, e in block.extents.items() if e == FREE}
-        tiles = {a: 16 for a in block.extents if a not in counts}
-        loops = [a for a in tiles if a in block.reduced and tiles[a] < block.extents[a]]
-        kernel = knobs("".join(loops), counts, **tiles)
-        kernels.append(replace(kernel, knobs=tuple(sorted(options.items())) if i else ()))
-    return Schedule(tuple(kernels))

@@ -18,14 +18,14 @@ from fuser.ir.schedule import Schedule
 from fuser.runtime.plan import plan
 from fuser.superopt.structures import structures
 from fuser.workloads import workload
+from tests.builders import schedule
 from tests.paths import ROOT
-from tests.runtime.kernels import knobs
 
 
 def test_a_schedule_must_fit_its_graph() -> None:
     graph = structures(workload("mcfuser/G1"))[0]
     with pytest.raises(UsageError, match="1 generated kernels, the schedule is for 2"):
-        plan(Candidate(graph, Schedule((knobs(), knobs()))))
+        plan(Candidate(graph, Schedule((schedule(), schedule()))))
 
 
 def run_interpreted(body: str, tmp_path: Path) -> str:
@@ -44,30 +44,20 @@ import numpy as np
 import torch
 from fuser.errors import UsageError
 from fuser.ir.builder import Builder
-from fuser.ir.mugraph import FREE
 from fuser.ir.schedule import Schedule
 from fuser.runtime.graph_executor import Executable
 from fuser.runtime.torch_program import reference
 from fuser.superopt.structures import structures
-from tests.runtime.kernels import knobs
+from tests.builders import chain
+from tests.builders import tiles_of_16
 
-b = Builder("chain")
-program = b.build(E=(b.input("A", (48, 32)) @ b.input("B", (32, 40))) @ b.input("D", (40, 16)))
+program = chain(48, 40, 32, 16)
 torch.manual_seed(0)
 inputs = {n: torch.randn(program[n].shape).to(torch.float16) for n in program.inputs}
 want = reference(program, inputs)["E"]
 
 def error(found):
     return float((found.double() - want).norm() / want.norm())
-
-def schedule_of(graph):
-    kernels = []
-    for block in graph.blocks:
-        counts = {a: 2 for a, e in block.extents.items() if e == FREE}
-        tiles = {a: 16 for a in block.extents if a not in counts}
-        loops = [a for a in tiles if a in block.reduced and tiles[a] < block.extents[a]]
-        kernels.append(knobs("".join(loops), counts, **tiles))
-    return Schedule(tuple(kernels))
 """
 
 
@@ -75,7 +65,7 @@ def test_every_structure_of_a_chain_runs(tmp_path: Path) -> None:
     text = run_interpreted(
         """
         for graph in structures(program):
-            exe = Executable(graph, schedule_of(graph), device="cpu")
+            exe = Executable(graph, tiles_of_16(graph), device="cpu")
             exe.workspace.fill_(255)
             out = exe(*(inputs[n] for n in program.inputs))
             print(len(graph.kernels), exe.plan.bytes, error(out))
@@ -93,7 +83,7 @@ def test_inputs_by_dlpack_and_outputs_in_place(tmp_path: Path) -> None:
     text = run_interpreted(
         """
         graph = structures(program)[0]
-        exe = Executable(graph, schedule_of(graph), device="cpu")
+        exe = Executable(graph, tiles_of_16(graph), device="cpu")
         arrays = {n: x.numpy() for n, x in inputs.items()}
         mine = {"E": torch.full((48, 16), float("nan"), dtype=torch.float16)}
         found = exe.run(arrays, mine)
@@ -133,7 +123,7 @@ def test_library_kernels_and_generated_ones_in_one_graph(tmp_path: Path) -> None
         graph = next(g for g in structures(program) if len(g.kernels) == 2 and not any(k.splits for k in g.blocks))
         name = graph.intermediates[0]
         mixed = replace(graph, kernels=(LibraryKernel("gemm", "matmul", ("A", "B"), name), graph.kernels[1]))
-        exe = Executable(mixed, Schedule(schedule_of(graph).kernels[1:]), device="cpu")
+        exe = Executable(mixed, Schedule(tiles_of_16(graph).kernels[1:]), device="cpu")
         print(error(exe(*(inputs[n] for n in program.inputs))), exe.plan.sources[0])
         """,
         tmp_path,

@@ -27,11 +27,13 @@ from fuser.runtime.calls import Launch
 from fuser.runtime.graph_executor import REMEMBERED
 from fuser.runtime.streams import Access
 from fuser.runtime.streams import streams_of
-from fuser.superopt.structures import structures
+from tests.builders import chain
+from tests.builders import cut_in_two
+from tests.builders import tiles_of_16
 from tests.runtime.kernels import FakeDriver
 from tests.runtime.kernels import OnFakeDriver
-from tests.runtime.kernels import chain
-from tests.runtime.kernels import schedule_of
+
+CHAIN = chain(48, 40, 32, 16, "relu")
 
 
 @pytest.fixture
@@ -42,21 +44,17 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
     return fake
 
 
-def two_kernels() -> KernelGraph:
-    return next(g for g in structures(chain()) if len(g.kernels) == 2 and not any(b.splits for b in g.blocks))
-
-
 def library_first() -> KernelGraph:
     """A B by the library, the rest generated."""
-    graph = two_kernels()
+    graph = cut_in_two(CHAIN)
     (name,) = graph.intermediates
     return replace(graph, kernels=(LibraryKernel("gemm", "matmul", ("A", "B"), name), graph.kernels[1]))
 
 
 def made(graph: KernelGraph, **options: str) -> OnFakeDriver:
-    schedule = schedule_of(graph, **options) if len(graph.blocks) == len(graph.kernels) else None
+    schedule = tiles_of_16(graph, **options) if len(graph.blocks) == len(graph.kernels) else None
     if schedule is None:
-        schedule = Schedule(schedule_of(two_kernels()).kernels[1:])
+        schedule = Schedule(tiles_of_16(cut_in_two(CHAIN)).kernels[1:])
     return OnFakeDriver(graph, schedule, device="cpu")
 
 
@@ -83,7 +81,7 @@ def operators() -> Iterator[list[str]]:
 
 
 def test_kernels_get_the_addresses_of_their_tensors(driver: FakeDriver) -> None:
-    exe = made(two_kernels())
+    exe = made(cut_in_two(CHAIN))
     a, b, d = tensors()
     out = exe(a, b, d)
     (first, second) = driver.launches
@@ -94,7 +92,7 @@ def test_kernels_get_the_addresses_of_their_tensors(driver: FakeDriver) -> None:
 
 
 def test_a_call_on_the_same_tensors_only_launches(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
-    exe = made(two_kernels())
+    exe = made(cut_in_two(CHAIN))
     a, b, d = tensors()
     out = result()
     assert exe(a, b, d, out=out) is out
@@ -107,7 +105,7 @@ def test_a_call_on_the_same_tensors_only_launches(driver: FakeDriver, monkeypatc
 
 
 def test_few_addresses_are_remembered(driver: FakeDriver) -> None:
-    exe = made(two_kernels())
+    exe = made(cut_in_two(CHAIN))
     a, b, d = tensors()
     outs = [result() for _ in range(REMEMBERED + 5)]
     for out in (*outs, outs[0]):
@@ -116,7 +114,7 @@ def test_few_addresses_are_remembered(driver: FakeDriver) -> None:
     assert len(exe._packed) == REMEMBERED
 
 
-@pytest.mark.parametrize("graph", [two_kernels, library_first])
+@pytest.mark.parametrize("graph", [lambda: cut_in_two(CHAIN), library_first])
 def test_a_remembered_call_keeps_no_tensor_alive(graph: Any, driver: FakeDriver) -> None:
     exe = made(graph())
     given = tensors()
@@ -143,11 +141,11 @@ def test_library_kernels_write_their_slot_and_allocate_nothing(driver: FakeDrive
 
 
 def test_the_first_kernel_and_what_follows_a_library_never_overlap_others(driver: FakeDriver) -> None:
-    made(two_kernels(), pdl="early")(*tensors())
+    made(cut_in_two(CHAIN), pdl="early")(*tensors())
     assert [dependent for *_, dependent in driver.launches] == [False, True]
     driver.launches.clear()
     graph = library_first()
-    exe = OnFakeDriver(graph, Schedule(schedule_of(two_kernels(), pdl="early").kernels[1:]), device="cpu")
+    exe = OnFakeDriver(graph, Schedule(tiles_of_16(cut_in_two(CHAIN), pdl="early").kernels[1:]), device="cpu")
     exe(*tensors())
     assert [dependent for *_, dependent in driver.launches] == [False]
 
@@ -156,7 +154,7 @@ def test_a_library_kernel_may_have_a_constant_operand(driver: FakeDriver) -> Non
     a, b, d = tensors()
     a.normal_()
     b.normal_()
-    exe = OnFakeDriver(library_first(), Schedule(schedule_of(two_kernels()).kernels[1:]), device="cpu", constants={"B": b})
+    exe = OnFakeDriver(library_first(), Schedule(tiles_of_16(cut_in_two(CHAIN)).kernels[1:]), device="cpu", constants={"B": b})
     for _ in range(2):
         exe(a, d)
         torch.testing.assert_close(exe.intermediates[exe.plan.graph.intermediates[0]], a @ b)
@@ -164,20 +162,20 @@ def test_a_library_kernel_may_have_a_constant_operand(driver: FakeDriver) -> Non
 
 
 def test_constants_are_no_arguments(driver: FakeDriver) -> None:
-    graph = two_kernels()
+    graph = cut_in_two(CHAIN)
     a, b, d = tensors()
-    exe = OnFakeDriver(graph, schedule_of(graph), device="cpu", constants={"B": b})
+    exe = OnFakeDriver(graph, tiles_of_16(graph), device="cpu", constants={"B": b})
     assert exe.inputs == ("A", "D")
     exe(a, d)
     assert driver.launches[0][2][:2] == (a.data_ptr(), b.data_ptr())
     with pytest.raises(UsageError, match="'B' is a constant of 'chain'"):
         exe.run({"A": a, "B": b, "D": d})
     with pytest.raises(UsageError, match="no input 'W'"):
-        OnFakeDriver(graph, schedule_of(graph), device="cpu", constants={"W": b})
+        OnFakeDriver(graph, tiles_of_16(graph), device="cpu", constants={"W": b})
 
 
 def test_copies_are_made_of_inputs_that_kernels_cannot_take(driver: FakeDriver) -> None:
-    exe = made(two_kernels())
+    exe = made(cut_in_two(CHAIN))
     a, b, _ = tensors()
     across = a.t().contiguous().t()
     shifted = torch.zeros(40 * 16 + 1, dtype=torch.float16)[1:].view(40, 16)
@@ -189,7 +187,7 @@ def test_copies_are_made_of_inputs_that_kernels_cannot_take(driver: FakeDriver) 
 
 
 def test_what_does_not_fit_is_refused(driver: FakeDriver) -> None:
-    exe = made(two_kernels())
+    exe = made(cut_in_two(CHAIN))
     a, b, d = tensors()
     both = torch.zeros(48 * 48, dtype=torch.float16)
     refusals: list[tuple[str, tuple[Any, ...], Any]] = [
@@ -215,7 +213,7 @@ def test_what_does_not_fit_is_refused(driver: FakeDriver) -> None:
     with pytest.raises(UsageError, match="writes E, not F"):
         exe.run({"A": a, "B": b, "D": d}, {"F": result()})
     with pytest.raises(UsageError, match="needs a schedule"):
-        OnFakeDriver(two_kernels(), device="cpu")
+        OnFakeDriver(cut_in_two(CHAIN), device="cpu")
     assert driver.launches == []
     with torch.no_grad():
         exe(a.requires_grad_(), b, d)
@@ -302,7 +300,7 @@ class Named:
 
 
 def test_a_call_on_another_stream_waits_for_the_last_one(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
-    exe = made(two_kernels())
+    exe = made(cut_in_two(CHAIN))
     lines: list[str] = []
     streams = {n: Named(n, lines) for n in (5, 6)}
     now, capturing = [5], [False]
@@ -330,7 +328,7 @@ class Graph:
 
 def test_a_captured_call_replays_over_its_buffers(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     a, b, d = tensors()
-    exe = made(two_kernels())
+    exe = made(cut_in_two(CHAIN))
     with pytest.raises(UsageError, match="needs a GPU"):
         exe.capture({"A": a, "B": b, "D": d})
     monkeypatch.setattr(graph_executor, "capture_calls", lambda calls, warm: Graph(calls))

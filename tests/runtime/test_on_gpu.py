@@ -17,8 +17,11 @@ from fuser.ir.schedule import Schedule
 from fuser.runtime.graph_executor import Executable
 from fuser.runtime.torch_program import reference
 from fuser.superopt.structures import structures
-from tests.runtime.kernels import chain
-from tests.runtime.kernels import schedule_of
+from tests.builders import chain
+from tests.builders import cut_in_two
+from tests.builders import tiles_of_16
+
+CHAIN = chain(48, 40, 32, 16, "relu")
 
 pytestmark = pytest.mark.gpu
 
@@ -34,7 +37,7 @@ def close(found: Any, want: Any) -> None:
 
 
 def of_chain(*values: Any) -> Any:
-    return reference(chain(), dict(zip(chain().inputs, values, strict=True)))["E"]
+    return reference(CHAIN, dict(zip(CHAIN.inputs, values, strict=True)))["E"]
 
 
 def branches(size: int = 1024) -> KernelGraph:
@@ -77,8 +80,8 @@ def of_mixed(x: Any, v: Any, w: Any) -> Any:
 
 CASES = {
     "branches": (branches(), Schedule(()), of_branches, 2),
-    "mixed": (mixed(), schedule_of(mixed()), of_mixed, 2),
-    **{f"chain{i}": (g, schedule_of(g), of_chain, 1) for i, g in enumerate(structures(chain()))},
+    "mixed": (mixed(), tiles_of_16(mixed()), of_mixed, 2),
+    **{f"chain{i}": (g, tiles_of_16(g), of_chain, 1) for i, g in enumerate(structures(CHAIN))},
 }
 
 
@@ -154,9 +157,9 @@ def test_threads_and_streams_share_a_workspace() -> None:
 
 
 def test_constants_and_early_launches() -> None:
-    graph = next(g for g in structures(chain()) if len(g.kernels) == 2)
+    graph = cut_in_two(CHAIN)
     major, _ = torch.cuda.get_device_capability()
-    schedule = schedule_of(graph, **({"pdl": "early"} if major >= 9 else {}))
+    schedule = tiles_of_16(graph, **({"pdl": "early"} if major >= 9 else {}))
     a, b, d = inputs_of(graph)
     exe = Executable(graph, schedule, constants={"B": b, "D": d})
     for _ in range(3):

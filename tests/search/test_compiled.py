@@ -19,9 +19,11 @@ from fuser.superopt.rewrite.variants import with_libraries
 from fuser.superopt.structures import structures
 from search import compile as compiling
 from search.tune import tune_fast
-from tests.runtime.kernels import chain
-from tests.runtime.kernels import schedule_of
+from tests.builders import chain
+from tests.builders import tiles_of_16
 from tests.runtime.test_graph_executor import run_interpreted
+
+CHAIN = chain(48, 40, 32, 16, "relu")
 
 
 @pytest.fixture
@@ -37,7 +39,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, name: str, major: int, minor: int) -> N
 
 @pytest.mark.usefixtures("no_gpu")
 def test_a_target_without_its_gpu_is_compiled_offline(tmp_path: Path) -> None:
-    made = fuser.compile(chain(), target="a100", checked=False)
+    made = fuser.compile(CHAIN, target="a100", checked=False)
     assert made.device is None
     assert ".target sm_80" in made.ptx[0]
     assert "@triton.jit" in made.source
@@ -49,7 +51,7 @@ def test_a_target_without_its_gpu_is_compiled_offline(tmp_path: Path) -> None:
     (manifest,) = made.save(tmp_path)
     assert all((tmp_path / f).exists() for f in manifest["files"])
     with pytest.raises(EnvironmentError_, match="not for this machine"):
-        made(*(torch.zeros(chain()[n].shape) for n in chain().inputs))
+        made(*(torch.zeros(CHAIN[n].shape) for n in CHAIN.inputs))
 
 
 @pytest.mark.usefixtures("no_gpu")
@@ -62,13 +64,13 @@ def test_a_workload_by_name_is_tuned_as_the_tuner_does() -> None:
 
 @pytest.mark.usefixtures("no_gpu")
 def test_a_structure_and_a_schedule_of_ones_own() -> None:
-    graph = next(g for g in structures(chain()) if len(g.kernels) == 2 and not any(b.splits for b in g.blocks))
-    schedule = schedule_of(graph)
-    made = fuser.compile(chain(), graph=graph, schedule=schedule, target="h200", checked=False)
+    graph = next(g for g in structures(CHAIN) if len(g.kernels) == 2 and not any(b.splits for b in g.blocks))
+    schedule = tiles_of_16(graph)
+    made = fuser.compile(CHAIN, graph=graph, schedule=schedule, target="h200", checked=False)
     assert (made.graph, made.schedule) == (graph, schedule)
     assert len(made.ptx) == 2
-    assert fuser.compile(chain(), schedule=schedule, target="h200", checked=False).graph == graph
-    tuned = fuser.compile(chain(), graph=graph, target="h200", checked=False)
+    assert fuser.compile(CHAIN, schedule=schedule, target="h200", checked=False).graph == graph
+    tuned = fuser.compile(CHAIN, graph=graph, target="h200", checked=False)
     assert tuned.graph == graph
     with pytest.raises(UsageError, match="no structure of 'mirage/rmsnorm' has the schedule"):
         fuser.compile("mirage/rmsnorm", schedule=Schedule(schedule.kernels * 5), target="h200")
@@ -78,8 +80,8 @@ def test_a_structure_and_a_schedule_of_ones_own() -> None:
 
 @pytest.mark.usefixtures("no_gpu")
 def test_library_kernels_are_left_to_the_library() -> None:
-    graph = next(g for h in structures(chain()) if (g := with_libraries(h)))
-    made = fuser.compile(chain(), graph=graph, target="h200", checked=False)
+    graph = next(g for h in structures(CHAIN) if (g := with_libraries(h)))
+    made = fuser.compile(CHAIN, graph=graph, target="h200", checked=False)
     assert (len(made.graph.kernels), len(made.artifacts), len(made.sources)) == (2, 1, 1)
     assert "library" in made.explain()
 
@@ -127,7 +129,7 @@ def test_a_product_by_the_library_alone_runs_anywhere() -> None:
 )
 def test_what_cannot_be_done_is_said(said: str, hint: str, program: Any, options: dict[str, Any]) -> None:
     with pytest.raises(fuser.FuserError, match=said) as error:
-        fuser.compile(program or chain(), **options)
+        fuser.compile(program or CHAIN, **options)
     assert hint in error.value.hint
 
 
@@ -217,7 +219,7 @@ def test_a_module_with_its_parameters_bound(tmp_path: Path) -> None:
 def test_the_callable_on_a_gpu(capture: bool) -> None:
     from fuser.runtime.torch_program import reference
 
-    program = chain()
+    program = CHAIN
     made = fuser.compile(program, capture=capture, checked=False)
     inputs = [torch.randn(program[n].shape, device="cuda").to(torch.float16) for n in program.inputs]
     for _ in range(3):

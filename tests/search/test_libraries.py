@@ -37,18 +37,10 @@ from search.space.schedules import ScheduleSpace
 from search.tune import library_seconds
 from search.tune import rank_graph
 from search.tune import tune_fast
+from tests.builders import chain
+from tests.builders import gemm
 
 H200 = load_device("h200")
-
-
-def product() -> TensorProgram:
-    b = Builder("product")
-    return b.build(Y=b.input("A", (32, 64)) @ b.input("B", (64, 48)))
-
-
-def chain() -> TensorProgram:
-    b = Builder("chain")
-    return b.build(E=(b.input("A", (32, 16)) @ b.input("B", (16, 48))) @ b.input("D", (48, 16)))
 
 
 def called(graph: KernelGraph) -> str:
@@ -66,8 +58,8 @@ def added(program: TensorProgram) -> tuple[KernelGraph, ...]:
 
 
 def test_every_subset_of_few_products_may_be_left_to_the_library() -> None:
-    assert [called(g) for g in added(product())] == ["L"]
-    assert sorted(called(g) for g in added(chain())) == ["BBL", "BL", "LB", "LBB", "LL"]
+    assert [called(g) for g in added(gemm(32, 48, 64))] == ["L"]
+    assert sorted(called(g) for g in added(chain(32, 48, 16, 16))) == ["BBL", "BL", "LB", "LBB", "LL"]
     assert [called(g) for g in added(workload("mirage/lora"))] == ["LB"]
     assert added(workload("mcfuser/S1")) == ()
     b = Builder("long")
@@ -79,7 +71,7 @@ def test_every_subset_of_few_products_may_be_left_to_the_library() -> None:
 
 
 def test_a_lone_product_of_the_library_has_one_empty_schedule() -> None:
-    (graph,) = added(product())
+    (graph,) = added(gemm(32, 48, 64))
     space = ScheduleSpace(graph, H200)
     rng = np.random.default_rng(0)
     assert list(space.enumerate()) == [Schedule(())]
@@ -134,7 +126,7 @@ def test_mixed_structures_hold_at_reduced_sizes() -> None:
 
 
 def test_a_generated_kernel_behind_a_library_waits_for_it() -> None:
-    graphs = {called(g): g for g in added(chain())}
+    graphs = {called(g): g for g in added(chain(32, 48, 16, 16))}
     options = {k: [bool(s.options) for s in ScheduleSpace(g, H200).kernels] for k, g in graphs.items()}
     assert options == {"LB": [False], "BL": [False], "LL": [], "BBL": [False, True], "LBB": [False, True]}
 
@@ -147,7 +139,7 @@ def worker():
 
 
 def test_candidates_with_libraries_are_measured_and_kept(worker: Worker, tmp_path: Path) -> None:
-    program = chain()
+    program = chain(32, 48, 16, 16)
     rng = np.random.default_rng(0)
     items = [Candidate(g, ScheduleSpace(g, H200).sample(rng)) for g in added(program)]
     assert len({source_hash(i) for i in items}) == len(items)

@@ -43,3 +43,14 @@ def test_winners_compile_and_agree_with_float64():
             assert artifact.registers > 16
             assert artifact.spills <= 64
             assert artifact.shared_bytes <= device.smem_per_block
+
+
+@pytest.mark.parametrize("name", ["G4", "G5", "G6"])
+def test_long_inner_sums_are_not_fused(name: str) -> None:
+    """k of 256 and more over 512 rows: measured, two kernels beat one that computes the first product again and again."""
+    assert len(tune_fast(workload(f"mcfuser/{name}"), load_device("h200")).winner.graph.kernels) > 1
+
+
+@pytest.mark.parametrize("name", ["G1", "G2", "G3", "S1", "S4", "S7"])
+def test_short_ones_are_fused(name: str) -> None:
+    assert len(tune_fast(workload(f"mcfuser/{name}"), load_device("h200")).winner.graph.kernels) == 1

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 HIDDEN, HEADS, INNER = 64, 4, 128
+LAYERS = 2
 Make = Callable[[int], tuple[nn.Module, tuple[torch.Tensor, ...]]]
 """From a sequence length to a module that takes and gives tensors, and example inputs."""
 
@@ -51,7 +52,7 @@ def _bert(attention: str) -> Make:
     def config(t: Any) -> Any:
         return t.BertModel(
             t.BertConfig(
-                num_hidden_layers=2, hidden_size=HIDDEN, num_attention_heads=HEADS, intermediate_size=INNER, vocab_size=100,
+                num_hidden_layers=LAYERS, hidden_size=HIDDEN, num_attention_heads=HEADS, intermediate_size=INNER, vocab_size=100,
                 attn_implementation=attention,
             ),
             add_pooling_layer=False,
@@ -78,7 +79,7 @@ def _gpt2(attention: str) -> Make:
     return _transformer(
         lambda t: t.GPT2Model(
             t.GPT2Config(
-                n_layer=2, n_embd=HIDDEN, n_head=HEADS, n_inner=INNER, vocab_size=100, n_positions=256, use_cache=False,
+                n_layer=LAYERS, n_embd=HIDDEN, n_head=HEADS, n_inner=INNER, vocab_size=100, n_positions=256, use_cache=False,
                 attn_implementation=attention,
             )
         )
@@ -89,7 +90,7 @@ def _llama(attention: str) -> Make:
     return _transformer(
         lambda t: t.LlamaModel(
             t.LlamaConfig(
-                num_hidden_layers=2, hidden_size=HIDDEN, intermediate_size=INNER, num_attention_heads=HEADS,
+                num_hidden_layers=LAYERS, hidden_size=HIDDEN, intermediate_size=INNER, num_attention_heads=HEADS,
                 num_key_value_heads=2, vocab_size=100, use_cache=False, attn_implementation=attention,
             )
         )
@@ -100,7 +101,7 @@ def _distilbert(attention: str) -> Make:
     return _transformer(
         lambda t: t.DistilBertModel(
             t.DistilBertConfig(
-                n_layers=2, dim=HIDDEN, n_heads=HEADS, hidden_dim=INNER, vocab_size=100, attn_implementation=attention
+                n_layers=LAYERS, dim=HIDDEN, n_heads=HEADS, hidden_dim=INNER, vocab_size=100, attn_implementation=attention
             )
         )
     )
@@ -114,7 +115,7 @@ def _vit(length: int, kind: str = "ViT") -> tuple[nn.Module, tuple[torch.Tensor,
     rows = max(r for r in range(1, int(count**0.5) + 1) if count % r == 0)
     size = (4 * rows, 4 * (count // rows))
     config = getattr(t, f"{kind}Config")(
-        num_hidden_layers=2, hidden_size=HIDDEN, num_attention_heads=HEADS, intermediate_size=INNER, image_size=size,
+        num_hidden_layers=LAYERS, hidden_size=HIDDEN, num_attention_heads=HEADS, intermediate_size=INNER, image_size=size,
         patch_size=4, attn_implementation="eager", return_dict=False,
     )  # fmt: skip
     net = getattr(t, f"{kind}Model")(config, add_pooling_layer=False)
@@ -125,7 +126,7 @@ def _t5(length: int) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     import transformers as t
 
     config = t.T5Config(
-        d_model=HIDDEN, d_kv=16, d_ff=INNER, num_layers=2, num_heads=HEADS, vocab_size=100,
+        d_model=HIDDEN, d_kv=16, d_ff=INNER, num_layers=LAYERS, num_heads=HEADS, vocab_size=100,
         is_encoder_decoder=False, use_cache=False,
     )  # fmt: skip
     return _transformer(lambda t: t.T5EncoderModel(config))(length)
@@ -133,7 +134,7 @@ def _t5(length: int) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
 
 def _roberta(t: Any) -> nn.Module:
     config = t.RobertaConfig(
-        num_hidden_layers=2, hidden_size=HIDDEN, num_attention_heads=HEADS, intermediate_size=INNER, vocab_size=100,
+        num_hidden_layers=LAYERS, hidden_size=HIDDEN, num_attention_heads=HEADS, intermediate_size=INNER, vocab_size=100,
         max_position_embeddings=260, attn_implementation="sdpa",
     )  # fmt: skip
     return t.RobertaModel(config, add_pooling_layer=False)
@@ -141,7 +142,7 @@ def _roberta(t: Any) -> nn.Module:
 
 def _albert(t: Any) -> nn.Module:
     config = t.AlbertConfig(
-        num_hidden_layers=2, hidden_size=HIDDEN, num_attention_heads=HEADS, intermediate_size=INNER, vocab_size=100,
+        num_hidden_layers=LAYERS, hidden_size=HIDDEN, num_attention_heads=HEADS, intermediate_size=INNER, vocab_size=100,
         embedding_size=32, attn_implementation="eager",
     )  # fmt: skip
     return t.AlbertModel(config, add_pooling_layer=False)
@@ -150,8 +151,8 @@ def _albert(t: Any) -> nn.Module:
 def _electra(t: Any) -> nn.Module:
     return t.ElectraModel(
         t.ElectraConfig(
-            num_hidden_layers=2, hidden_size=HIDDEN, embedding_size=32, num_attention_heads=HEADS, intermediate_size=INNER,
-            vocab_size=100, attn_implementation="sdpa",
+            num_hidden_layers=LAYERS, hidden_size=HIDDEN, embedding_size=32, num_attention_heads=HEADS,
+            intermediate_size=INNER, vocab_size=100, attn_implementation="sdpa",
         )
     )  # fmt: skip
 
@@ -159,7 +160,7 @@ def _electra(t: Any) -> nn.Module:
 def _opt(t: Any) -> nn.Module:
     return t.OPTModel(
         t.OPTConfig(
-            num_hidden_layers=2, hidden_size=HIDDEN, ffn_dim=INNER, num_attention_heads=HEADS, vocab_size=100,
+            num_hidden_layers=LAYERS, hidden_size=HIDDEN, ffn_dim=INNER, num_attention_heads=HEADS, vocab_size=100,
             word_embed_proj_dim=HIDDEN, max_position_embeddings=256, use_cache=False, attn_implementation="eager",
         )
     )  # fmt: skip
@@ -168,7 +169,7 @@ def _opt(t: Any) -> nn.Module:
 def _neox(t: Any) -> nn.Module:
     return t.GPTNeoXModel(
         t.GPTNeoXConfig(
-            num_hidden_layers=2, hidden_size=HIDDEN, intermediate_size=INNER, num_attention_heads=HEADS, vocab_size=100,
+            num_hidden_layers=LAYERS, hidden_size=HIDDEN, intermediate_size=INNER, num_attention_heads=HEADS, vocab_size=100,
             use_cache=False, attn_implementation="eager",
         )
     )  # fmt: skip
@@ -177,8 +178,8 @@ def _neox(t: Any) -> nn.Module:
 def _mistral(t: Any) -> nn.Module:
     return t.MistralModel(
         t.MistralConfig(
-            num_hidden_layers=2, hidden_size=HIDDEN, intermediate_size=INNER, num_attention_heads=HEADS, num_key_value_heads=2,
-            vocab_size=100, use_cache=False, sliding_window=None, attn_implementation="sdpa",
+            num_hidden_layers=LAYERS, hidden_size=HIDDEN, intermediate_size=INNER, num_attention_heads=HEADS,
+            num_key_value_heads=2, vocab_size=100, use_cache=False, sliding_window=None, attn_implementation="sdpa",
         )
     )  # fmt: skip
 
@@ -186,8 +187,8 @@ def _mistral(t: Any) -> nn.Module:
 def _qwen(t: Any) -> nn.Module:
     return t.Qwen2Model(
         t.Qwen2Config(
-            num_hidden_layers=2, hidden_size=HIDDEN, intermediate_size=INNER, num_attention_heads=HEADS, num_key_value_heads=1,
-            vocab_size=100, use_cache=False, attn_implementation="eager",
+            num_hidden_layers=LAYERS, hidden_size=HIDDEN, intermediate_size=INNER, num_attention_heads=HEADS,
+            num_key_value_heads=1, vocab_size=100, use_cache=False, attn_implementation="eager",
         )
     )  # fmt: skip
 

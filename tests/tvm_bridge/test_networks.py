@@ -30,6 +30,7 @@ from tvm_bridge import api
 from tvm_bridge.result import Optimized
 from tvm_bridge.to_program.relay_import import read_model
 
+from . import networks
 from .networks import NETWORKS
 from .networks import network
 from .networks import traced
@@ -131,7 +132,9 @@ def check(found: Optimized, files: Files, kinds: set[str]) -> None:
 
 
 @pytest.mark.parametrize("name", NAMED)
-def test_a_network_is_built_with_its_regions(name: str, tmp_path: Path) -> None:
+def test_a_network_is_built_with_its_regions(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One layer; two of them are slow."""
+    monkeypatch.setattr(networks, "LAYERS", 1)
     files = save(name, 7, "params", tmp_path)
     check(built_here(files), files, CHAINS[name])
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -14,6 +19,7 @@ import pytest
 from fuser.cli import main
 from tests.paths import RELAY
 from tests.paths import ROOT
+from tvm_bridge.api import Optimized
 from tvm_bridge.api import optimize
 from tvm_bridge.read.relay_params import write_params
 
@@ -29,9 +35,33 @@ def run(capsys, *args: object) -> tuple[int, str, str]:
     return code, out.out, out.err
 
 
+@dataclass(frozen=True)
+class Ran:
+    """One run of the command: what it found, its standard output, its folder."""
+
+    found: Optimized
+    stdout: str
+    folder: Path
+
+
 @pytest.fixture(scope="module")
-def result():
-    return optimize(ENCODER, PARAMS, build=False)
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    found: list[Optimized] = []
+
+    def kept(*args: Any, **options: Any) -> Optimized:
+        found.append(optimize(*args, **options))
+        return found[-1]
+
+    folder, stdout = tmp_path_factory.mktemp("out"), io.StringIO()
+    with mock.patch("tvm_bridge.commands.optimize_model", kept), contextlib.redirect_stdout(stdout):
+        code = main(["optimize", str(ENCODER), "--params", str(PARAMS), "-o", str(folder), "--no-library", "--json"])
+    assert code == 0
+    return Ran(found[0], stdout.getvalue(), folder)
+
+
+@pytest.fixture(scope="module")
+def result(ran: Ran) -> Optimized:
+    return ran.found
 
 
 def test_the_attention_of_an_encoder_is_fused(result):
@@ -50,32 +80,32 @@ def test_every_contraction_is_in_a_region_or_has_a_reason(result):
     assert all(left.values())
 
 
-def test_the_command_writes_kernels_and_a_report(tmp_path, capsys):
-    code, out, _ = run(capsys, "optimize", ENCODER, "--params", PARAMS, "-o", tmp_path, "--no-library", "--json")
-    assert code == 0
-    report = json.loads(out)
-    assert report == json.loads((tmp_path / "report.json").read_text())
+def test_the_command_writes_kernels_and_a_report(ran):
+    report = json.loads(ran.stdout)
+    assert report == json.loads((ran.folder / "report.json").read_text())
     name = report["regions"][0]["kernels"][0]
     kernel = report["kernels"][name]
-    ptx = (tmp_path / "kernels" / f"{name}.ptx").read_text()
+    ptx = (ran.folder / "kernels" / f"{name}.ptx").read_text()
     assert ".target sm_90" in ptx
     assert f".visible .entry {name}" in ptx
-    assert (tmp_path / "kernels" / f"{name}.cubin").read_bytes().startswith(b"\x7fELF")
+    assert (ran.folder / "kernels" / f"{name}.cubin").read_bytes().startswith(b"\x7fELF")
     assert kernel["registers"] > 0
     assert set(report["kernels"]) == {k for r in report["regions"] for k in r["kernels"]}
 
 
-def test_the_report_follows_its_schema(tmp_path, capsys):
+def test_the_report_follows_its_schema(ran):
     jsonschema = pytest.importorskip("jsonschema")
     schema = json.loads((ROOT / "tvm_bridge" / "report.schema.json").read_text())
-    _, out, _ = run(capsys, "optimize", ENCODER, "--params", PARAMS, "-o", tmp_path, "--no-library", "--json")
-    jsonschema.validate(json.loads(out), schema)
+    jsonschema.validate(json.loads(ran.stdout), schema)
 
 
-def test_tables_fit_eighty_columns(tmp_path, capsys):
+def test_tables(result, tmp_path, capsys, monkeypatch, golden):
+    monkeypatch.setattr("tvm_bridge.commands.optimize_model", lambda *args, **options: result)
     code, out, _ = run(capsys, "optimize", ENCODER, "--params", PARAMS, "-o", tmp_path, "--no-library")
     assert code == 0
-    assert max(map(len, out.splitlines())) <= max(80, len(f"written to {tmp_path}: 1 kernels, report.json"))
+    table, _, written = out.rpartition("written to")
+    assert max(map(len, table.splitlines())) <= 80
+    golden.check("optimize.txt", f"{table}written to{written}".replace(str(tmp_path), "OUT"))
 
 
 def mlp(op: str = "nn.dense", shape: tuple[int | None, ...] = (64, 32)) -> str:
@@ -168,7 +198,7 @@ def test_the_built_model_runs_and_agrees(tmp_path):
 
     from .encoder import encoder
 
-    mod, params, inputs, expected = encoder(layers=2)
+    mod, params, inputs, expected = encoder(layers=1)
     found = partition_and_optimize(mod, params, target="a100")
     assert found.comparison is not None
     assert 0 <= found.comparison.relative < 1e-5

@@ -226,13 +226,11 @@ def test_random_kills_condemn_nobody(bench: Bench) -> None:
 
 @pytest.mark.slow
 def test_a_process_whose_children_live_on_is_found_dead(worker: Worker) -> None:
-    start = time.monotonic()
     worker.slow_patience, before = 30.0, worker.slow_patience
     try:
         assert statuses(worker, "fork", "fine") == ["crash", "ok"]
     finally:
         worker.slow_patience = before
-    assert time.monotonic() - start < 45
 
 
 def test_no_process_is_an_error_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:

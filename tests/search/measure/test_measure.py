@@ -30,16 +30,12 @@ from search.measure.session import Options
 from search.measure.timing import External
 from search.measure.timing import spread
 from search.measure.worker import Worker
+from tests.builders import chain
 
 HERE = "tests.search.measure.test_measure"
 
 
-def chain() -> TensorProgram:
-    b = Builder("chain")
-    return b.build(E=(b.input("A", (32, 16)) @ b.input("B", (16, 48))) @ b.input("D", (48, 16)))
-
-
-PROGRAM = chain()
+PROGRAM = chain(32, 48, 16, 16)
 GRAPH = one_kernel(PROGRAM)
 
 

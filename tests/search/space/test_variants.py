@@ -17,7 +17,7 @@ from fuser.superopt.structures import structures
 from fuser.workloads import workload
 from search.space.variants import Variant
 from search.space.variants import variants
-from tests.lower.test_triton import schedule
+from tests.builders import schedule
 
 H200, A100, B200 = load_device("h200"), load_device("a100"), load_device("b200")
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import itertools
 import pickle
-import time
 
 import pytest
 from hypothesis import HealthCheck
@@ -19,6 +18,7 @@ from fuser.superopt.expressions.abstraction import abstract
 from fuser.superopt.expressions.abstraction import of_program
 from tests.operators import NUMBERS
 from tests.superopt.expressions import z3_reference as reference
+from tests.work import at_most
 
 A, B, C, D = (ex.var(n) for n in "ABCD")
 
@@ -258,16 +258,13 @@ def test_silu_and_rsqrt_have_few_atoms() -> None:
     assert abstract("where", [C, A, ex.ZERO]) is ex.mul(ex.fn("mask", C), A)
 
 
-def test_questions_take_microseconds() -> None:
+def test_a_question_takes_a_few_calls() -> None:
     target = ex.Target(rms_norm_times_w()["O"])
     forms = [ex.var(n) for n in "XGW"]
     forms += [ex.div(ex.mul(a, b), ex.fn("sqrt", c)) for a, b, c in itertools.product(forms, repeat=3)]
     pairs = list(itertools.product(forms, repeat=2))
-    start = time.perf_counter()
-    built = [ex.reduce_sum([64], ex.mul(a, b)) for a, b in pairs]
-    middle = time.perf_counter()
-    kept = sum(map(target.keeps, built))
-    end = time.perf_counter()
-    build, ask = (1e6 * t / len(pairs) for t in (middle - start, end - middle))
-    print(f"build {build:.1f} µs, ask {ask:.1f} µs, {kept} of {len(pairs)} kept")
-    assert ask < 200
+    with at_most(10 * len(pairs)):
+        built = [ex.reduce_sum([64], ex.mul(a, b)) for a, b in pairs]
+    with at_most(5 * len(pairs)):
+        kept = sum(map(target.keeps, built))
+    assert 0 < kept < len(pairs)

@@ -16,7 +16,6 @@ from fuser.ir.fuse import fuse
 from fuser.ir.mugraph import FREE
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
-from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from fuser.ir.tiling import TilingExpr
@@ -26,12 +25,7 @@ from fuser.superopt.rewrite.stabilize import stabilize
 from fuser.superopt.rewrite.stabilize import stabilize_graph
 from fuser.superopt.rewrite.stabilize import unstable
 from fuser.superopt.verify.degrees import measured_degrees
-
-
-def attention(heads: int = 2, m: int = 6, n: int = 21, k: int = 5, h: int = 7) -> TensorProgram:
-    b = Builder("attention")
-    q, key, v = b.input("Q", (heads, m, k)), b.input("K", (heads, n, k)), b.input("V", (heads, n, h))
-    return b.build(O=b.attention(q, key, v))
+from tests.builders import attention
 
 
 def refusal(make: str) -> str:
@@ -91,7 +85,7 @@ def test_a_sum_over_the_whole_matrix_takes_the_maximum_of_the_whole_matrix() -> 
 
 def test_inferred_degrees_are_the_measured_ones() -> None:
     """T(λe) = λᵈ T(e) for every value of every structure of attention, λ independent for each row and each part of a split."""
-    for candidate in generate(attention()):
+    for candidate in generate(attention(6, 21, 5, 7)):
         if len(candidate.graph.blocks) < len(candidate.graph.kernels):
             continue  # libraries have no values to measure
         for licence in licences(candidate.graph):
@@ -129,7 +123,7 @@ def schedule(graph: KernelGraph, tile: int = 4) -> Schedule:
 
 
 def test_every_structure_of_attention_survives_large_scores() -> None:
-    program = attention()
+    program = attention(6, 21, 5, 7)
     rng = np.random.default_rng(0)
     inputs = {n: x * (40.0 if n != "V" else 1.0) for n, x in program.random_inputs(rng).items()}
     inputs = {n: np.asarray(x, np.float64) for n, x in inputs.items()}
@@ -145,7 +139,7 @@ def test_every_structure_of_attention_survives_large_scores() -> None:
 
 
 def test_parts_carry_their_maxima() -> None:
-    graph = next(c.graph for c in generate(attention()) if c.splits == ("n", ""))
+    graph = next(c.graph for c in generate(attention(6, 21, 5, 7)) if c.splits == ("n", ""))
     stable = stabilize_graph(graph)
     first, second = stable.blocks
     assert len(first.stores) == len(graph.blocks[0].stores) + 1

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 from fuser.ir.builder import Builder
-from fuser.ir.program import TensorProgram
 from fuser.superopt.rewrite.stabilize import unstable
 from fuser.superopt.structures import structures
-
-
-def attention(causal: bool = False) -> TensorProgram:
-    b = Builder("attention")
-    q, k, v = b.input("Q", (2, 64, 32)), b.input("K", (2, 96, 32)), b.input("V", (2, 96, 32))
-    return b.build(O=b.attention(q, k, v, causal=causal))
+from tests.builders import attention
 
 
 def test_no_structure_of_attention_keeps_a_bare_exponential():
     for causal in (False, True):
-        graphs = structures(attention(causal))
+        graphs = structures(attention(64, 96, 32, 32, causal=causal))
         assert len(graphs) >= 4
         assert not [unstable(g) for g in graphs if unstable(g)]
 
 
 def test_scores_between_kernels_are_fp32():
-    cut = [g for g in structures(attention()) if len(g.blocks) > 1]
+    cut = [g for g in structures(attention(64, 96, 32, 32)) if len(g.blocks) > 1]
     dtypes = {t.dtype for g in cut for name, t in g.device_tensors.items() if name in g.intermediates}
     assert dtypes == {"float32"}
 

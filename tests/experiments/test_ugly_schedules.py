@@ -10,48 +10,30 @@ from experiments.soundness.schedules import choose
 from fuser.device import load_device
 from fuser.errors import NoValidKernelError
 from fuser.ir.builder import Builder
-from fuser.ir.candidate import Candidate
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram
-from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
-from fuser.ir.tiling import TilingExpr
-from fuser.lower.check import check
 from fuser.lower.triton_source import generate
 from fuser.superopt.structures import one_kernel
 from fuser.superopt.structures import structures
+from tests.builders import attention
+from tests.builders import chain
+from tests.builders import gated_mlp
+from tests.builders import rms_gemm
+from tests.builders import schedule
+from tests.interpreted import checked
 
 DEVICE = load_device("h200")
 
 
-def attention(causal: bool = False) -> TensorProgram:
-    b = Builder("attention")
-    q, k, v = b.input("Q", (2, 23, 24)), b.input("K", (2, 70, 24)), b.input("V", (2, 70, 20))
-    return b.build(O=b.attention(q, k, v, causal=causal))
-
-
-def chain() -> TensorProgram:
-    b = Builder("chain")
-    return b.build(E=b.relu(b.input("A", (37, 24)) @ b.input("B", (24, 50))) @ b.input("D", (50, 20)))
-
-
-def rms_norm() -> TensorProgram:
-    b = Builder("rms")
-    return b.build(Y=b.rms_norm(b.input("X", (5, 100)), b.input("G", (100,))) @ b.input("W", (100, 36)))
-
-
-def gated() -> TensorProgram:
-    b = Builder("gated")
-    x = b.input("X", (7, 50))
-    return b.build(Y=b.silu(x @ b.input("W1", (50, 34))) * (x @ b.input("W2", (50, 34))))
-
-
-PROGRAMS = {"attention": attention(), "causal": attention(True), "chain": chain(), "rms_norm": rms_norm(), "gated": gated()}
-
-
-def schedule(order: str, warps: int = 4, splits: dict[str, int] | None = None, **tiles: int) -> KernelSchedule:
-    parts = tuple(sorted((splits or {}).items()))
-    return KernelSchedule(tuple(sorted(tiles.items())), TilingExpr.parse(order), parts, warps, 2)
+ATTENTION = attention(23, 70, 24, 20)
+PROGRAMS = {
+    "attention": ATTENTION,
+    "causal": attention(23, 70, 24, 20, causal=True),
+    "chain": chain(37, 50, 24, 20, "relu"),
+    "rms_norm": rms_gemm(5, 100, 36),
+    "gated": gated_mlp(7, 50, 34),
+}
 
 
 def draw(name: str, kinds: tuple[str, ...], seed: int) -> list[tuple[str, TensorProgram, KernelGraph, Schedule]]:
@@ -70,7 +52,7 @@ def test_ugly_schedules_agree_with_float64(name: str) -> None:
     pytest.importorskip("torch")
     jobs = draw(name, ("odd", "ragged", "parts", "loops"), 1)
     assert len({kind for kind, *_ in jobs}) == 4
-    outcomes = check([(p, Candidate(g, s)) for _, p, g, s in jobs])
+    outcomes = [checked(p, g, s) for _, p, g, s in jobs]
     wrong = [(kind, str(s), o.error, o.message) for (kind, _, _, s), o in zip(jobs, outcomes, strict=True) if not o.passed]
     assert not wrong
 
@@ -78,12 +60,12 @@ def test_ugly_schedules_agree_with_float64(name: str) -> None:
 def test_a_maximum_of_an_earlier_loop_rescales_nothing():
     """Sums that get a loop of their own, behind the one that has found the maximum, have no maximum that moves."""
     pytest.importorskip("torch")
-    program = attention()
+    program = ATTENTION
     graph = structures(program)[1]
     assert graph.blocks[0].splits
     first = schedule("(m,h,n)", splits={"n_part": 1}, b=1, m=16, n=16, h=10)
     assert str(first.order) == "(m,h,n)"
-    (outcome,) = check([(program, Candidate(graph, Schedule((first, schedule("hm", splits={"n_part": 1}, b=1, m=16, h=16)))))])
+    outcome = checked(program, graph, Schedule((first, schedule("hm", splits={"n_part": 1}, b=1, m=16, h=16))))
     assert outcome.passed
 
 
@@ -92,7 +74,7 @@ def test_every_trip_of_an_unrolled_loop_masks_what_it_loads():
     pytest.importorskip("torch")
     b = Builder("softmax")
     program = b.build(O=b.softmax(b.input("S", (24, 70))) @ b.input("V", (70, 20)))
-    (outcome,) = check([(program, Candidate(one_kernel(program), Schedule((schedule("km", m=7, k=50, n=20),))))])
+    outcome = checked(program, one_kernel(program), Schedule((schedule("km", m=7, k=50, n=20),)))
     assert outcome.passed
 
 
@@ -105,7 +87,7 @@ def test_accumulators_of_single_elements_are_refused():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_kind_says_what_is_ugly(kind: str) -> None:
-    graph = structures(attention())[1]
+    graph = structures(ATTENTION)[1]
     chosen = choose(graph, kind, np.random.default_rng(0), DEVICE)
     assert chosen is not None
     first = chosen.kernels[0]
@@ -126,5 +108,5 @@ def test_each_trip_of_an_unrolled_loop_has_its_own_masks():
     program = b.build(O=b.softmax(scores) @ v)
     block = schedule("(r,k)", b=1, r=8, k=16)
     graph = one_kernel(program)
-    (found,) = check([(program, Candidate(graph, Schedule((block,))))])
+    found = checked(program, graph, Schedule((block,)))
     assert found.passed and found.error < 1e-3, found

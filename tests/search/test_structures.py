@@ -26,22 +26,9 @@ from fuser.workloads import workload
 from search.space.prune import expressions
 from search.space.prune import tile_sets
 from search.tune import rank_graph
-
-
-def chain(activation: str = "", bias: bool = False) -> TensorProgram:
-    b = Builder("chain")
-    a, w, v = b.input("A", (32, 16)), b.input("B", (16, 48)), b.input("D", (48, 8))
-    c = a @ w
-    if activation:
-        c = b.op(activation, c)
-    e = c @ v
-    return b.build(E=e + b.input("bias", (8,)) if bias else e)
-
-
-def attention() -> TensorProgram:
-    b = Builder("attention")
-    q, k, v = b.input("Q", (2, 16, 8)), b.input("K", (2, 24, 8)), b.input("V", (2, 24, 8))
-    return b.build(O=b.attention(q, k, v))
+from tests.builders import attention
+from tests.builders import chain
+from tests.builders import lora
 
 
 def mixed() -> TensorProgram:
@@ -52,15 +39,12 @@ def mixed() -> TensorProgram:
     return b.build(O=b.op("cast", p, dtype="float16") @ v)
 
 
-def lora() -> TensorProgram:
-    b = Builder("lora")
-    x = b.input("X", (16, 32))
-    return b.build(Y=x @ b.input("W", (32, 24)) + (x @ b.input("A", (32, 4))) @ b.input("B", (4, 24)))
-
-
-@pytest.mark.parametrize("make", [chain, lambda: chain("relu", bias=True), attention, mixed, lora])
-def test_every_structure_computes_the_program(make, rng):
-    program = make()
+@pytest.mark.parametrize(
+    "program",
+    [chain(32, 48, 16, 8), chain(32, 48, 16, 8, "relu", bias=True), attention(16, 24, 8, 8), mixed(), lora(16, 32, 24, 4)],
+    ids=lambda p: p.name,
+)
+def test_every_structure_computes_the_program(program, rng):
     inputs = program.random_inputs(rng)
     expected = program.evaluate(inputs)
     graphs = structures(program)
@@ -79,15 +63,15 @@ def test_every_structure_computes_the_program(make, rng):
 
 
 def test_a_chain_is_fused_cut_and_split():
-    shapes = [[(bool(b.splits), len(b.stmts)) for b in g.blocks] for g in structures(chain())]
+    shapes = [[(bool(b.splits), len(b.stmts)) for b in g.blocks] for g in structures(chain(32, 48, 16, 8))]
     assert [len(s) for s in shapes] == [1, 2, 2, 3, 2, 3]
     assert shapes[0] == [(False, 6)]
     assert shapes[1][0][0]  # the sum over n split over the grid, and a kernel that adds the parts
 
 
 def test_cuts_stand_behind_the_element_wise_operators_of_a_contraction():
-    assert cut_points(chain("relu")) == ("relu_1",)
-    assert cut_points(chain()) == ("matmul_0",)
+    assert cut_points(chain(32, 48, 16, 8, "relu")) == ("relu_1",)
+    assert cut_points(chain(32, 48, 16, 8)) == ("matmul_0",)
 
 
 def test_a_product_with_several_readers_is_kept_where_a_reader_is_split():

@@ -1,0 +1,73 @@
+"""Nothing becomes a kernel without a verdict."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import fuser
+from fuser.errors import NoValidKernelError
+from fuser.errors import UsageError
+from fuser.ir.candidate import Candidate
+from fuser.ir.mugraph import BlockGraph
+from fuser.ir.mugraph import KernelGraph
+from fuser.superopt.structures import structures
+from fuser.superopt.verify.verdicts import kept_verdict
+from fuser.workloads import workload
+from search import realise as realising
+from search.realise import NOT_VERIFIED
+from search.realise import realise
+from search.space.evolve import Ranked
+from search.tune import tune_fast
+from tests.builders import chain
+from tests.builders import negated
+
+
+@pytest.mark.parametrize("where", [{"device": "cpu"}, {"target": "h200"}])
+def test_a_wrong_graph_of_ones_own_is_refused(where: dict[str, str]) -> None:
+    for graph in structures(chain(48, 40, 32, 16, "relu")):
+        with pytest.raises(UsageError, match="rejected: output 'E' differs"):
+            fuser.compile(chain(48, 40, 32, 16, "relu"), graph=negated(graph), checked=False, **where)
+
+
+def test_the_verdict_stays_with_the_compiled_program() -> None:
+    made = fuser.compile(chain(48, 40, 32, 16, "relu"), target="h200", checked=False)
+    assert made.verdict == kept_verdict(chain(48, 40, 32, 16, "relu"), made.graph)
+    assert made.verdict.accepted
+    assert str(made.verdict) in made.explain()
+
+
+def test_a_candidate_that_is_not_verified_is_never_lowered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong structure with the best estimate: the next structure takes its place, however many schedules the wrong one has."""
+    tuned = tune_fast(chain(48, 40, 32, 16, "relu"), fuser.load_device("h200"))
+    bad = negated(tuned.winner.graph)
+    mistaken = replace(
+        tuned,
+        winner=Ranked(Candidate(bad, tuned.winner.schedule), 0.0),
+        runners=(*(Ranked(Candidate(bad, c.schedule), 0.0) for c in tuned.runners), tuned.winner),
+    )
+    lowered: list[KernelGraph] = []
+    real = realising.compile_candidate
+
+    def compiled(candidate: Candidate, *rest: Any) -> Any:
+        lowered.append(candidate.graph)
+        return real(candidate, *rest)
+
+    monkeypatch.setattr(realising, "compile_candidate", compiled)
+    (done,) = realise([mistaken], fuser.load_device("h200"), checked=False)
+    assert lowered == [tuned.winner.graph]
+    assert done.rejected == {NOT_VERIFIED: 1 + len(tuned.runners)}
+    assert done.verdict.accepted
+    with pytest.raises(NoValidKernelError, match="no µGraph of 'chain' is verified: rejected"):
+        realise([replace(mistaken, runners=())], fuser.load_device("h200"), checked=False)
+    assert lowered == [tuned.winner.graph]
+
+
+def test_every_structure_can_follow_a_winner_that_falls() -> None:
+    program = workload("mirage/qknorm")
+    tuned = tune_fast(program, fuser.load_device("h200"))
+    ranked = (tuned.winner, *tuned.runners)
+    assert len({c.graph.stable_hash() for c in ranked}) == tuned.structures
+    assert all(isinstance(k, BlockGraph) for c in ranked for k in c.graph.kernels)

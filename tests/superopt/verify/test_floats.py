@@ -1,0 +1,117 @@
+"""What finite fields cannot see: overflow, NaN and cancellation in floating point."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fuser.ir.builder import Builder
+from fuser.ir.fuse import fuse
+from fuser.ir.mugraph import KernelGraph
+from fuser.ir.program import TensorProgram
+from fuser.superopt.structures import structures
+from fuser.superopt.verify.float_check import float_check
+from fuser.superopt.verify.float_check import relative_error
+from fuser.superopt.verify.verdict import Accepted
+from fuser.superopt.verify.verifier import Rejected
+from fuser.superopt.verify.verifier import verify
+from fuser.workloads import workload
+from tests.builders import edit
+
+
+def test_float_check_alone() -> None:
+    program = workload("graphene/layernorm", rows=64, D=64)
+    assert float_check(program, fuse(program)) < 1e-12
+    wrong = edit(fuse(program), next(s for s in fuse(program).blocks[0].computes if s.op == "shift").value, op="neg", attrs=())
+    assert not float_check(program, wrong) < 1e-3
+
+
+def _shifted_softmax(program: TensorProgram, by: str) -> TensorProgram:
+    """The same softmax of a program's first input, as quotients of exponentials that are shifted."""
+    b = Builder("shifted")
+    t = program[program.inputs[0]]
+    x = b.input(t.name, t.shape) * (1000 if "steep" in program.name else 1)
+    top = b.op("max", x, axis=(1,), keepdims=True)
+    e = b.exp({"bare": x, "minus": x - top, "plus": x + top, "twice": x - 2 * top, "half": x - 0.5 * top}[by])
+    return b.build(Y=e / b.sum(e, 1, keepdims=True))
+
+
+def shifted_softmax(shift) -> tuple[TensorProgram, KernelGraph]:
+    def make(name: str, y) -> TensorProgram:
+        b = Builder(name, "float32")
+        return b.build(O=y(b, b.input("X", (64, 256))))
+
+    def by_hand(b: Builder, x):
+        e = b.exp(shift(b, x))
+        return e / b.sum(e, 1, keepdims=True)
+
+    return make("softmax", lambda b, x: b.softmax(x)), fuse(make("by_hand", by_hand))
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_a_softmax_shifted_by_a_sum_is_refused_whatever_is_drawn(sign: float, seed: int) -> None:
+    program, graph = shifted_softmax(lambda b, x: x + b.sum(x, 1, keepdims=True) * sign)
+    assert not verify(program, graph, rng=np.random.default_rng(seed)).accepted
+
+
+def test_what_overflows_in_float32_alone_is_refused() -> None:
+    program, graph = shifted_softmax(lambda b, x: x + 100)
+    assert isinstance(verify(program, graph), Rejected)
+    assert verify(*shifted_softmax(lambda b, x: x + 1)).accepted
+
+
+def test_what_overflows_where_the_program_does_not_is_refused() -> None:
+    """In exact arithmetic all of these are equal."""
+    b = Builder("softmax")
+    plain = b.build(Y=b.softmax(b.input("X", (16, 64))))
+    b = Builder("steep softmax")
+    steep = b.build(Y=b.softmax(b.input("X", (16, 64)) * 1000))
+    for program, right, wrong in ((plain, ("bare", "minus", "half"), ("plus",)), (steep, ("minus",), ("bare", "plus", "twice"))):
+        for by in right:
+            assert isinstance(verdict := verify(program, fuse(_shifted_softmax(program, by)), rounds=1), Accepted), (by, verdict)
+        for by in wrong:
+            verdict = verify(program, fuse(_shifted_softmax(program, by)), rounds=1)
+            assert isinstance(verdict, Rejected), by
+            assert "float64" in verdict.why, by
+
+
+@pytest.mark.parametrize("factor", [1000, 90, -300, 1e-6])
+def test_steep_exponentials(factor: float) -> None:
+    """Where the program overflows, so may the µGraph, and only there."""
+    b = Builder("steep")
+    x = b.input("X", (16, 24))
+    program = b.build(Y=b.exp(x * factor))
+    b = Builder("square")
+    x = b.input("X", (16, 24))
+    e = b.exp(x * (factor / 2))
+    assert isinstance(verify(program, fuse(program), rounds=1), Accepted)
+    assert isinstance(verify(program, fuse(b.build(Y=e * e)), rounds=1), Accepted)
+    b = Builder("wrong")
+    assert not verify(program, fuse(b.build(Y=b.exp(b.input("X", (16, 24)) * (factor * 1.001)))), rounds=1).accepted
+
+
+def test_not_a_number_stands_where_it_should() -> None:
+    nan, inf = np.nan, np.inf
+    wanted = np.array([1.0, nan, inf, -inf])
+    assert relative_error(wanted, wanted) == 0
+    for got in (
+        [1.0, 2.0, inf, -inf],
+        [nan, nan, inf, -inf],
+        [1.0, nan, inf, inf],
+        [1.0, nan, 1e300, -inf],
+        [1.0, 0.0, inf, -inf],
+    ):
+        assert relative_error(np.array(got), wanted) == inf
+    assert relative_error(np.array([1.0, 0.0, inf, -inf]), wanted, masked=True) == 0
+
+
+def test_what_cancels_may_differ_by_its_rounding() -> None:
+    """A sum of tanh over the parts of a concatenation: at large factors little is left of it but rounding."""
+    b = Builder("cancels")
+    x, y, z = b.input("x", (2, 5)), b.input("y", (2, 5)), b.input("z", (4, 2))
+    both = b.op("concat", b.op("concat", x, y, axis=0), z, axis=1)
+    program = b.build(Y=b.op("sum", b.op("tanh", both), axis=(0, 1), keepdims=False))
+    for seed in range(8):
+        for graph in structures(program):
+            assert isinstance(verify(program, graph, rng=np.random.default_rng(seed), rounds=1), Accepted)
