@@ -12,6 +12,7 @@ from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -45,8 +46,11 @@ def known_constants(program: TensorProgram, small: TensorProgram) -> Known:
 
 def with_known_constants(graph: KernelGraph, small: KernelGraph, known: Known) -> KernelGraph:
     """A µGraph at reduced sizes, with the program's value of each constant that equals one of the program's at the real size."""
-    kernels = tuple(_renamed(old, new, (graph, small), known) for old, new in zip(graph.kernels, small.kernels, strict=True))
-    return replace(small, kernels=kernels)
+    kernels = []
+    for old, new in zip(graph.kernels, small.kernels, strict=True):
+        pairs = zip(_values(old, graph), _values(new, small), strict=True)
+        kernels.append(_with_values(new, [_chosen(real, own, known) for real, own in pairs]))
+    return replace(small, kernels=tuple(kernels))
 
 
 def constant(program: TensorProgram, graph: KernelGraph) -> bool:
@@ -58,14 +62,8 @@ def constant(program: TensorProgram, graph: KernelGraph) -> bool:
 def as_numbers(program: TensorProgram, graph: KernelGraph) -> tuple[TensorProgram, KernelGraph]:
     """Both with the numbers that their constants are at the real size."""
     nodes = tuple(replace(n, attrs=_with(n.attrs, _bound(n.attrs, _of_tensors(program.table)))) for n in program.nodes)
-    kernels: list[Kernel] = []
-    for k in graph.kernels:
-        if isinstance(k, LibraryKernel):
-            kernels.append(replace(k, attrs=_with(k.attrs, _bound(k.attrs, _of_tensors(graph.device_tensors)))))
-            continue
-        size = _of_axes(k.extents)
-        kernels.append(replace(k, stmts=tuple(replace(s, attrs=_with(s.attrs, _bound(s.attrs, size))) for s in k.stmts)))
-    return replace(program, nodes=nodes), replace(graph, kernels=tuple(kernels))
+    kernels = tuple(_with_values(k, _values(k, graph)) for k in graph.kernels)
+    return replace(program, nodes=nodes), replace(graph, kernels=kernels)
 
 
 def _constants(attrs: Attrs) -> Iterator[str]:
@@ -98,18 +96,16 @@ def _bound(attrs: Attrs, size: Size) -> dict[str, Scalar]:
     return found
 
 
-def _renamed(old: Kernel, new: Kernel, graphs: tuple[KernelGraph, KernelGraph], known: Known) -> Kernel:
-    if isinstance(old, LibraryKernel) and isinstance(new, LibraryKernel):
-        real, own = (_bound(k.attrs, _of_tensors(g.device_tensors)) for k, g in zip((old, new), graphs, strict=True))
-        return replace(new, attrs=_with(new.attrs, _chosen(real, own, known)))
-    assert not isinstance(old, LibraryKernel)
-    assert not isinstance(new, LibraryKernel)
-    stmts = []
-    for s, t in zip(old.stmts, new.stmts, strict=True):
-        real, own = _bound(s.attrs, _of_axes(old.extents)), _bound(t.attrs, _of_axes(new.extents))
-        chosen = _chosen(real, own, known)
-        stmts.append(replace(t, attrs=_with(t.attrs, chosen)) if chosen else t)
-    return replace(new, stmts=tuple(stmts))
+def _values(kernel: Kernel, graph: KernelGraph) -> list[dict[str, Scalar]]:
+    size = _of_tensors(graph.device_tensors) if isinstance(kernel, LibraryKernel) else _of_axes(kernel.extents)
+    return [_bound(attrs, size) for attrs in _attrs(kernel)]
+
+
+def _with_values(kernel: Kernel, values: Sequence[Mapping[str, Scalar]]) -> Kernel:
+    if isinstance(kernel, LibraryKernel):
+        return replace(kernel, attrs=_with(kernel.attrs, values[0]))
+    stmts = zip(kernel.stmts, values, strict=True)
+    return replace(kernel, stmts=tuple(replace(s, attrs=_with(s.attrs, v)) if v else s for s, v in stmts))
 
 
 def _chosen(real: Mapping[str, Scalar], own: Mapping[str, Scalar], known: Known) -> dict[str, Scalar]:
