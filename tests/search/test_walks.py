@@ -20,9 +20,9 @@ from fuser.runtime import graph_executor
 from fuser.runtime import launch
 from fuser.superopt.verify import verdicts
 from search import compile as search_compile
+from tests.builders import chain
 from tests.runtime.kernels import FakeDriver
 from tests.runtime.kernels import OnFakeDriver
-from tests.runtime.kernels import chain
 
 
 class Calls:
@@ -62,8 +62,8 @@ def test_from_compile_to_a_launched_kernel(calls: Calls, monkeypatch: pytest.Mon
         return OnFakeDriver(planned, device="cpu", artifacts=artifacts, constants=constants)
 
     monkeypatch.setattr(graph_executor, "Executable", executable)
-    run = fuser.compile(chain())
-    run(*(torch.zeros(chain()[n].shape, dtype=torch.float16) for n in "ABD"))
+    run = fuser.compile(chain(48, 40, 32, 16, "relu"))
+    run(*(torch.zeros(chain(48, 40, 32, 16, "relu")[n].shape, dtype=torch.float16) for n in "ABD"))
     assert run.sources and run.source
     assert len(driver.launches) == len(run.artifacts) > 0
     assert {calls.seen["generate", a.source.name] for a in run.artifacts} == {1}
