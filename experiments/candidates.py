@@ -24,8 +24,8 @@ from fuser.superopt.structures import structures
 from fuser.workloads import match
 from fuser.workloads import workload
 from search.libraries import with_libraries
-from search.measure.records import Record
 from search.measure.records import Records
+from search.measure.rows import Record
 from search.measure.timing import External
 from search.space.evolve import Ranked
 from search.tune import RUNNERS
@@ -150,8 +150,8 @@ def best_known(records: Records, name: str, device: str, count: int) -> tuple[Re
     for r in fastest_first(rows):
         if len(found) == count:
             break
-        if (r.structure, r.schedule) not in failed and (graph := records.structure(r.structure)):
-            found.setdefault(Candidate(graph, r.schedule_value()), r.time_us or math.inf)
+        if (r.structure, r.schedule) not in failed and (candidate := records.candidate(r)):
+            found.setdefault(candidate, r.time_us or math.inf)
     return tuple(Recorded(c, us) for c, us in found.items())
 
 

@@ -17,7 +17,7 @@ from fuser.console import note
 from fuser.ir.candidate import Candidate
 from fuser.ir.program import TensorProgram
 from search.measure.measurer import Bench
-from search.measure.records import Record
+from search.measure.rows import Record
 from search.measure.timing import External
 
 CHUNK = 8

@@ -18,9 +18,9 @@ from fuser.superopt.structures import one_kernel
 from fuser.superopt.structures import searched
 from fuser.superopt.structures import structures
 from search.measure.compiling import planned
-from search.measure.records import schedule_text
+from search.measure.measurement import Measurement
+from search.measure.rows import schedule_text
 from search.measure.timing import External
-from search.measure.timing import Measurement
 
 STRUCTURES = 12
 """Most structures of a program that are sampled; a deep chain has thousands."""

@@ -49,12 +49,12 @@ from fuser.workloads import match
 from fuser.workloads import workload
 from search.measure.compiling import planned
 from search.measure.known import load
+from search.measure.measurement import Measurement
 from search.measure.measurer import Bench
-from search.measure.records import Record
 from search.measure.records import Records
+from search.measure.rows import Record
 from search.measure.session import Options
 from search.measure.timing import External
-from search.measure.timing import Measurement
 
 CHUNK = 10
 """Candidates that are timed in turn with each other."""
@@ -187,7 +187,7 @@ def run(works: Sequence[Work], bench: Bench, seconds: float, finals: int = 0) ->
         if left < 3 or not best:
             say(f"no comparison for {work.name}: {'no correct schedule' if left >= 3 else 'time is up'}")
             continue
-        again = [Candidate(graph, r.schedule_value()) for r in best if (graph := bench.records.structure(r.structure))]
+        again = [c for r in best if (c := bench.records.candidate(r))]
         work.rows += bench.measure(work.program, [*again, *work.peers], again=True, compile_timeout=left)
 
 

@@ -43,8 +43,8 @@ from fuser.workloads import match
 from fuser.workloads import workload
 from search.measure.known import load
 from search.measure.measurer import Bench
-from search.measure.records import Record
 from search.measure.records import Records
+from search.measure.rows import Record
 from search.measure.session import Options
 from search.space.evolve import INSTANT
 from search.space.evolve import search

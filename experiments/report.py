@@ -48,9 +48,9 @@ def document(
             {
                 "workload": r.program.name,
                 "us": ours.time_us if ours else None,
-                "spread": ours.spread if ours else None,
-                "error": ours.error_fro if ours else None,
-                "kernels": ours.kernels if ours else None,
+                "spread": ours.measurement.spread if ours else None,
+                "error": ours.measurement.error_fro if ours else None,
+                "kernels": ours.measurement.kernels if ours else None,
                 "schedule": str(ours.schedule_value()) if ours else None,
                 "structure": ours.structure if ours else None,
                 "candidates": sum(x.kind == "kernel" for x in r.rows),
@@ -58,7 +58,12 @@ def document(
                 "floor_us": floor.us if floor else None,
                 "floor_bound": floor.bound if floor else None,
                 "peers": {
-                    n: {"us": p.time_us if p.ok else None, "status": p.status, "detail": p.detail, "error": p.error_fro}
+                    n: {
+                        "us": p.time_us if p.ok else None,
+                        "status": p.status,
+                        "detail": p.detail,
+                        "error": p.measurement.error_fro,
+                    }
                     for n, p in r.peers.items()
                 },
                 "best_peer": r.peer.structure if r.peer else None,

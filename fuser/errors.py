@@ -66,6 +66,10 @@ class NoValidKernelError(FuserError):
     code = "no-valid-kernel"
 
 
+class OutOfResourcesError(NoValidKernelError):
+    """A kernel that needs more shared memory or registers than a block can have on the device."""
+
+
 class EnvironmentError_(FuserError):
     """Something that is not installed, not present, or of the wrong version on this machine."""
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from fuser.device import Device
 from fuser.errors import FuserError
 from fuser.errors import NoValidKernelError
+from fuser.errors import OutOfResourcesError
 from fuser.ir.candidate import Candidate
 from fuser.ir.program import TensorProgram
 from fuser.lower.check import Check
@@ -57,7 +58,7 @@ def compile_candidate(candidate: Candidate, device: Device, folder: Path | None 
     artifacts = compile_graph(candidate.graph, candidate.schedule, device.arch, folder)
     for a in artifacts:
         if a.shared_bytes > device.smem_per_block:
-            raise NoValidKernelError(
+            raise OutOfResourcesError(
                 f"{a.name} needs {a.shared_bytes} bytes of shared memory, {device.title} has {device.smem_per_block}"
             )
     return artifacts
@@ -119,7 +120,7 @@ def _compiled(job: tuple[TensorProgram, tuple[Ranked, ...], Device, int]) -> _Ou
         try:
             artifacts = compile_candidate(candidate.candidate, device)
         except FuserError as error:
-            rejected["shared memory" if "shared memory" in error.message else "does not compile"] += 1
+            rejected["shared memory" if isinstance(error, OutOfResourcesError) else "does not compile"] += 1
             last = error
             continue
         spills = max((a.spills for a in artifacts), default=0)

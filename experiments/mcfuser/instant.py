@@ -36,8 +36,8 @@ from fuser.pools import SPAWN
 from fuser.workloads import match
 from search.measure.known import load
 from search.measure.measurer import Bench
-from search.measure.records import Record
 from search.measure.records import Records
+from search.measure.rows import Record
 from search.measure.session import Options
 from search.measure.timing import External
 
@@ -74,7 +74,7 @@ def table(results: Sequence[Result], runners: int) -> str:
             _time(best),
             _time(peer),
             f"{over_peer[-1]:.2f}" if winner.time_us and peer else "-",
-            f"{winner.error_fro:.1e}" if winner.error_fro is not None else "-",
+            f"{winner.measurement.error_fro:.1e}" if winner.measurement.error_fro is not None else "-",
         )
         line = f"{r.program.name:<18}" + "".join(f"{c:>{w}}" for c, w in zip(cells, WIDTHS, strict=True))
         lines.append(f"{line}  {len(winner.schedule_value().kernels)}k {winner.schedule_value()}")

@@ -33,12 +33,12 @@ from experiments.script import script
 from fuser.device import Device
 from fuser.device import load_device
 from fuser.ir.candidate import Candidate
+from fuser.ir.candidate import scheduled
 from fuser.ir.mugraph import KernelGraph
-from fuser.ir.mugraph import LibraryKernel
 from fuser.outputs import write_file
 from search.measure.known import files_of
-from search.measure.records import Record
-from search.measure.records import Records
+from search.measure.rows import Record
+from search.measure.rows import read_rows
 
 MODELLED = frozenset({"pdl", "prefetch", "lazy", "group", "evict"})
 """Options of the lowering of which the model knows, or that hardly change a time."""
@@ -47,24 +47,18 @@ MODELLED = frozenset({"pdl", "prefetch", "lazy", "group", "evict"})
 def read(paths: Sequence[Path], device: Device) -> list[Sample]:
     """Correct rows of kernels on a device; what was measured several times has its median."""
     graphs: dict[str, KernelGraph] = {}
-    found: dict[tuple[str, str, str], list[float]] = {}
-    for path in (file for place in paths for file in files_of(place)):
-        with Records(":memory:") as records:
-            records.import_lines(path)
-            for r in records.rows(kind="kernel", status="ok"):
-                if device.title.split()[-1].lower() not in r.device.lower() or not r.time_us:
-                    continue
-                if r.structure not in graphs and (graph := records.structure(r.structure)):
-                    graphs[r.structure] = graph
-                found.setdefault((r.workload, r.structure, r.schedule), []).append(r.time_us)
+    found: dict[tuple[str, str, str], list[Record]] = {}
+    for item in (x for place in paths for file in files_of(place) for x in read_rows(file)):
+        if not isinstance(item, Record):
+            graphs.setdefault(*item)
+        elif item.kind == "kernel" and item.ok and item.time_us and device.title.split()[-1].lower() in item.device.lower():
+            found.setdefault((item.workload, item.structure, item.schedule), []).append(item)
     samples = []
-    for (workload, structure, schedule), us in found.items():
-        value = Record(workload, "", structure, schedule, "", "", "").schedule_value()
-        if any(set(k.knob) - MODELLED for k in value.kernels) or any(
-            isinstance(k, LibraryKernel) for k in graphs[structure].kernels
-        ):
-            continue
-        samples.append(Sample(workload, Candidate(graphs[structure], value), 1e-6 * float(np.median(us))))
+    for (workload, structure, _), rows in found.items():
+        candidate = Candidate(graphs[structure], rows[0].schedule_value())
+        if any(k is None or set(k.knob) - MODELLED for _, k in scheduled(candidate.graph, candidate.schedule)):
+            continue  # a library's kernel, or an option that the model does not know
+        samples.append(Sample(workload, candidate, 1e-6 * float(np.median([r.time_us or np.nan for r in rows]))))
     return samples
 
 

@@ -31,9 +31,9 @@ from fuser.outputs import write_file
 from fuser.pools import SPAWN
 from search.measure.compiling import CompilePool
 from search.measure.compiling import planned
+from search.measure.measurement import Measurement
 from search.measure.session import Options
 from search.measure.timing import Kernels
-from search.measure.timing import Measurement
 from search.measure.worker import Worker
 
 AT_ONCE = 8
@@ -191,8 +191,8 @@ def _feed(state: State, deadline: float) -> None:
             continue
         built = state.pool.result(made, max(0.0, deadline - time.monotonic()))
         state.waiting.remove(job)
-        if built.status != "ok":
-            _record(state, job, "normal", Measurement(built.status, built.detail))
+        if not built.result.ok:
+            _record(state, job, "normal", built.result)
             continue
         kernels = Kernels(made, built.artifacts)
         state.ready.setdefault(job.case, []).append((job, kernels))

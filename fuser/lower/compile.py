@@ -21,6 +21,7 @@ from typing import Any
 
 from fuser.errors import EnvironmentError_
 from fuser.errors import NoValidKernelError
+from fuser.errors import OutOfResourcesError
 from fuser.errors import said
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.schedule import Schedule
@@ -147,12 +148,14 @@ def load_source(source: KernelSource, folder: Path | None = None) -> ModuleType:
 def compile_kernel(source: KernelSource, arch: int, folder: Path | None = None) -> KernelArtifact:
     """Compile for ``arch`` (80, 86, 90, 100: the compute capability without its point).
 
-    Raises :class:`NoValidKernelError` with the compiler's message where Triton refuses the kernel.
+    Raises :class:`NoValidKernelError` with the compiler's message where Triton refuses the kernel, as its subclass
+    :class:`OutOfResourcesError` where a block would need too much.
     """
     triton = triton_module()
     choose_assembler()
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
+    from triton.runtime.errors import OutOfResources
 
     if arch < 80:
         raise EnvironmentError_(f"Triton has no code generator for sm_{arch}", "choose a device of sm_80 or newer")
@@ -176,7 +179,8 @@ def compile_kernel(source: KernelSource, arch: int, folder: Path | None = None) 
                 options=options,
             )
         except Exception as error:  # Triton raises many classes; all of them mean that this candidate is not valid
-            raise NoValidKernelError(
+            refused = OutOfResourcesError if isinstance(error, OutOfResources) else NoValidKernelError
+            raise refused(
                 f"Triton cannot compile {source.name} for sm_{arch}: {type(error).__name__}: {said(error)[:400]}"
             ) from error
     meta = kernel.metadata

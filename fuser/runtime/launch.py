@@ -18,6 +18,7 @@ from typing import Any
 from fuser.errors import EnvironmentError_
 from fuser.errors import FuserError
 from fuser.errors import NoValidKernelError
+from fuser.errors import OutOfResourcesError
 from fuser.errors import said
 from fuser.lower.compile import KernelArtifact
 from fuser.lower.compile import load_source
@@ -168,7 +169,7 @@ class LoadedKernel:
 def load(artifact: KernelArtifact) -> LoadedKernel:
     """Load a cubin into torch's context on the current device.
 
-    Raises :class:`NoValidKernelError` where the kernel needs more shared memory or registers than a block can have here.
+    Raises :class:`OutOfResourcesError` where the kernel needs more shared memory or registers than a block can have here.
     """
     import torch
 
@@ -177,7 +178,7 @@ def load(artifact: KernelArtifact) -> LoadedKernel:
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     limit = getattr(properties, "shared_memory_per_block_optin", 227 << 10)
     if artifact.shared_bytes > limit:
-        raise NoValidKernelError(
+        raise OutOfResourcesError(
             f"{artifact.name} needs {artifact.shared_bytes} bytes of shared memory a block, the device has {limit}",
             "use smaller tiles or fewer stages",
         )

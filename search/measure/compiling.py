@@ -12,21 +12,21 @@ from concurrent.futures import Future
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from fuser.errors import EnvironmentError_
 from fuser.errors import FuserError
 from fuser.errors import NoValidKernelError
-from fuser.errors import UnsupportedError
 from fuser.interrupts import without_interrupts
 from fuser.ir.candidate import Candidate
 from fuser.lower.compile import KernelArtifact
 from fuser.lower.compile import compile_kernel
 from fuser.runtime.plan import Plan
 from fuser.runtime.plan import plan
-from search.measure.records import text_hash
-from search.measure.timing import Measurement
-from search.measure.timing import of_the_machine
+from search.measure.measurement import Measurement
+from search.measure.measurement import failed
+from search.measure.rows import text_hash
 from search.measure.worker import OUTSIDE
 from search.processes import ignore_interrupts
 
@@ -42,10 +42,8 @@ def planned(candidate: Candidate) -> Plan | Measurement:
 def _planned(candidate: Candidate) -> Plan | Measurement:
     try:
         return plan(candidate)
-    except UnsupportedError as error:
-        return Measurement("unsupported", error.message)
     except FuserError as error:
-        return Measurement("invalid", error.message)
+        return failed(error)
 
 
 def source_hash(candidate: Candidate) -> str:
@@ -64,14 +62,10 @@ def _source_hash(candidate: Candidate) -> str:
 
 @dataclass(frozen=True)
 class Built:
-    """Compiled kernels of a plan, or the class of the failure and what the compiler said; ``lasting`` as in
-    :class:`search.measure.timing.Measurement`."""
+    """Compiled kernels of a plan, or what the compiler said; ``result`` has the seconds that it took."""
 
-    status: str
-    detail: str = ""
+    result: Measurement
     artifacts: tuple[KernelArtifact | None, ...] = ()
-    seconds: float = 0.0
-    lasting: bool = True
 
 
 class _TooLong(Exception):
@@ -94,24 +88,19 @@ def _at_most(seconds: int) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def build(planned: Plan, arch: int, seconds: int = COMPILE_SECONDS) -> Built:
+def build(made: Plan, arch: int, seconds: int = COMPILE_SECONDS) -> Built:
     """Compile every generated kernel of a plan for ``arch``; runs in a process of the pool."""
     start = time.perf_counter()
-
-    def failed(status: str, detail: str, lasting: bool = True) -> Built:
-        return Built(status, detail, (), time.perf_counter() - start, lasting)
-
+    artifacts: tuple[KernelArtifact | None, ...] = ()
+    result = Measurement()
     try:
         with _at_most(seconds):
-            artifacts = tuple(compile_kernel(s, arch) if s else None for s in planned.sources)
+            artifacts = tuple(compile_kernel(s, arch) if s else None for s in made.sources)
     except (_TooLong, SystemError, RecursionError) as error:
-        return failed("compile", f"{type(error).__name__} after {time.perf_counter() - start:.0f} s")
+        result = Measurement("compile", f"{type(error).__name__} after {time.perf_counter() - start:.0f} s")
     except (NoValidKernelError, EnvironmentError_, OSError, MemoryError) as error:
-        text = str(getattr(error, "message", error)) or type(error).__name__
-        if of_the_machine(error) or not isinstance(error, NoValidKernelError):
-            return failed("compile", text, lasting=False)
-        return failed("resources" if "OutOfResources" in text or "shared memory" in text else "compile", text)
-    return Built("ok", "", artifacts, time.perf_counter() - start)
+        result = failed(error, "compile")
+    return Built(replace(result, seconds=time.perf_counter() - start), artifacts)
 
 
 def _quiet_start(cache: str) -> None:
@@ -166,7 +155,7 @@ class CompilePool:
     def result(self, planned: Plan, timeout: float | None = None) -> Built:
         """The compiled kernels. Raises :class:`TimeoutError` if they are not there in ``timeout`` seconds."""
         if not self.arch:
-            return Built("ok")
+            return Built(Measurement())
         self.submit(planned)
         future = self._futures[id(planned)]
         try:
@@ -196,7 +185,8 @@ class CompilePool:
                 built = future.result(2 * self.seconds)
         except (BrokenProcessPool, TimeoutError):
             killed = any(-(p.exitcode or 0) in OUTSIDE for p in processes)
-            built = Built("compile", "the compiler was killed" if killed else "the compiler crashed", lasting=not killed)
+            why = "the compiler was killed" if killed else "the compiler crashed"
+            built = Built(Measurement("compile", why, lasting=not killed))
         self._futures[id(planned)] = Future()
         self._futures[id(planned)].set_result(built)
         self._restart()

@@ -7,11 +7,11 @@ Two kinds of process do the work: a pool compiles on every core without touching
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import asdict
 from dataclasses import dataclass
 from dataclasses import field
 from dataclasses import replace
@@ -30,14 +30,14 @@ from fuser.runtime.plan import Plan
 from search.measure.compiling import CompilePool
 from search.measure.compiling import planned
 from search.measure.compiling import source_hash
-from search.measure.records import Record
+from search.measure.measurement import Measurement
 from search.measure.records import Records
 from search.measure.records import generator_version
-from search.measure.records import schedule_text
+from search.measure.rows import Record
+from search.measure.rows import schedule_text
 from search.measure.session import Options
 from search.measure.timing import External
 from search.measure.timing import Kernels
-from search.measure.timing import Measurement
 from search.measure.worker import Worker
 
 
@@ -91,34 +91,27 @@ class Bench:
 
     # -- rows ---------------------------------------------------------------------------------------------------------------
 
-    def record(
-        self, program: TensorProgram, item: Candidate | External, m: Measurement, batch: str = "", again: bool = False
-    ) -> Record:
-        """The row of a measurement."""
-        peer = isinstance(item, External)
-        found = {k: v for k, v in asdict(m).items() if k in Record.__dataclass_fields__}
-        return Record(
-            program.name,
-            program.stable_hash()[:16],
-            item.name if peer else item.graph.stable_hash(),
-            "" if peer else schedule_text(item.schedule),
-            "" if peer else source_hash(item),
-            self.worker.info["device"],
-            f"torch {self.worker.info['torch']}" if peer else self.compiler,
-            kind="peer" if peer else "kernel",
-            repeat=self.run if peer or again else "",
-            dtype=program[program.outputs[0]].dtype,
-            seed=self.options.seed,
-            generator="" if peer else self.generator,
-            environment=self.environment,
-            batch=batch,
-            timestamp=datetime.now(UTC).isoformat(timespec="seconds"),
-            **found,
-        )
+    def rows(self, program: TensorProgram, items: Sequence[Candidate | External], again: bool = False) -> list[Record]:
+        """The row of each item, with everything but a measurement."""
+        name, digest, dtype = program.name, program.stable_hash()[:16], program[program.outputs[0]].dtype
+        info, options = self.worker.info, {"dtype": dtype, "seed": self.options.seed, "environment": self.environment}
+        found: list[Record] = []
+        for item in items:
+            if isinstance(item, External):
+                torch = f"torch {info['torch']}"
+                row = Record(name, digest, item.name, "", "", info["device"], torch, kind="peer", repeat=self.run, **options)
+            else:
+                what = (item.graph.stable_hash(), schedule_text(item.schedule), source_hash(item))
+                repeat = self.run if again else ""
+                row = Record(
+                    name, digest, *what, info["device"], self.compiler, repeat=repeat, generator=self.generator, **options
+                )
+            found.append(row)
+        return found
 
     def known(self, program: TensorProgram, item: Candidate | External) -> Record | None:
         """The row of this candidate, if it was ever measured on such a device with this compiler."""
-        return self.records.find(self.record(program, item, Measurement("ok")).key)
+        return self.records.find(self.rows(program, [item])[0].key)
 
     # -- measuring ----------------------------------------------------------------------------------------------------------
 
@@ -142,51 +135,48 @@ class Bench:
         compiler; what is not ready then gets a ``timeout`` result. That, and whatever else may not be the candidate's fault, is
         not recorded, so that a later run tries it again.
         """
-        rows: dict[int, Record] = {}
-        results: dict[int, Measurement] = {}
-        jobs: dict[int, Kernels | External] = {}
-        fresh = [i for i, c in enumerate(items) if again or not self._read_back(program, i, c, rows)]
+        rows = self.rows(program, items, again)
+        known = {} if again else {i: r for i, row in enumerate(rows) if (r := self.records.find(row.key))}
+        fresh = [i for i in range(len(items)) if i not in known]
         self.submit([items[i] for i in fresh])
-        deadline = None if compile_timeout is None else time.monotonic() + compile_timeout
+        deadline = math.inf if compile_timeout is None else time.monotonic() + compile_timeout
+        jobs: dict[int, Kernels | External] = {}
+        results: dict[int, Measurement] = {}
         spent: dict[int, float] = {}
         for i in fresh:
-            item = items[i]
-            if isinstance(item, External):
-                jobs[i] = item
-            elif isinstance(made := planned(item), Measurement):
+            made = self._compiled(items[i], deadline)
+            if isinstance(made, Measurement):
                 results[i] = made
             else:
-                try:
-                    built = self.pool.result(made, None if deadline is None else max(0.0, deadline - time.monotonic()))
-                except TimeoutError:
-                    results[i] = Measurement("timeout", "the compiler was not done in the time of the run", lasting=False)
-                    continue
-                spent[i] = built.seconds
-                if built.status == "ok":
-                    jobs[i] = Kernels(made, built.artifacts)
-                else:
-                    results[i] = Measurement(built.status, built.detail, lasting=built.lasting)
+                jobs[i], spent[i] = made
         batch = f"{self.run}/{self.mark}-{self.batches}"
         self.batches += 1
         found = self.worker.run(program, list(jobs.values()), self.options) if jobs else []
         results |= dict(zip(jobs, found, strict=True))
+        now = datetime.now(UTC).isoformat(timespec="seconds")
         for i in fresh:
-            m = results[i]
-            rows[i] = self.record(program, items[i], m, batch if i in jobs else "", again)
-            rows[i] = replace(rows[i], seconds=m.seconds + spent.get(i, 0.0))
+            m = replace(results[i], seconds=results[i].seconds + spent.get(i, 0.0))
+            rows[i] = replace(rows[i], measurement=m, batch=batch if i in jobs else "", timestamp=now)
             if m.lasting:
                 self._keep(items[i], rows[i])
-        return [rows[i] for i in range(len(items))]
+        return [known.get(i, row) for i, row in enumerate(rows)]
 
-    def _read_back(self, program: TensorProgram, i: int, item: Candidate | External, rows: dict[int, Record]) -> bool:
-        row = self.known(program, item)
-        if row is not None:
-            rows[i] = row
-        return row is not None
+    def _compiled(self, item: Candidate | External, deadline: float) -> tuple[Kernels | External, float] | Measurement:
+        """What the worker measures and the seconds that it cost, or why there is nothing."""
+        if isinstance(item, External):
+            return item, 0.0
+        made = planned(item)
+        if isinstance(made, Measurement):
+            return made
+        try:
+            built = self.pool.result(made, None if math.isinf(deadline) else max(0.0, deadline - time.monotonic()))
+        except TimeoutError:
+            return Measurement("timeout", "the compiler was not done in the time of the run", lasting=False)
+        return (Kernels(made, built.artifacts), built.result.seconds) if built.result.ok else built.result
 
     def _keep(self, item: Candidate | External, row: Record) -> None:
         if isinstance(item, Candidate):
-            self.records.add_structure(item.graph)
+            self.records.add_structure(item.graph, row.structure)
         self.records.add(row, again=bool(row.repeat))
 
 

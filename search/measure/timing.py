@@ -18,16 +18,15 @@ from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
-from fuser.errors import NoValidKernelError
-from fuser.errors import UnsupportedError
 from fuser.errors import first_line
 from fuser.lower.compile import KernelArtifact
-from fuser.outputs import FULL
 from fuser.runtime.capture import capture_calls
 from fuser.runtime.cuda_driver import CudaError
 from fuser.runtime.graph_executor import Executable
 from fuser.runtime.launch import LoadedKernel
 from fuser.runtime.plan import Plan
+from search.measure.measurement import Measurement
+from search.measure.measurement import failed
 from search.measure.session import Session
 
 Call = Callable[[], Any]
@@ -50,40 +49,8 @@ class External:
     name: str
 
 
-@dataclass(frozen=True)
-class Measurement:
-    """What became of a candidate; fields as in :class:`search.measure.records.Record`. ``lasting`` is False for a failure that
-    may be the machine's fault (no memory, a full disk, a process that was killed): it is not kept, so that a later run tries
-    again."""
-
-    status: str
-    detail: str = ""
-    time_us: float | None = None
-    min_us: float | None = None
-    spread: float | None = None
-    error_fro: float | None = None
-    error_max: float | None = None
-    grid: int = 0
-    shared_bytes: int = 0
-    registers: int = -1
-    spills: int = -1
-    kernels: int = 1
-    calls: int = 0
-    replays: int = 0
-    seconds: float = 0.0
-    lasting: bool = True
-
-    @property
-    def ok(self) -> bool:
-        return self.status == "ok"
-
-
 REPEATS = 6
 """So often a result must come out the same."""
-
-
-NO_ROOM = ("no space left on device", "disk quota exceeded", "cannot allocate memory", "can't allocate memory", "out of memory")
-"""What compilers, libraries and drivers say where the machine lacks something."""
 
 
 class DeviceLost(Exception):
@@ -146,23 +113,7 @@ def _failed(device: str, error: Exception) -> Measurement:
         if isinstance(error, torch.cuda.OutOfMemoryError):
             torch.cuda.empty_cache()
         sync(device)
-    if of_the_machine(error):
-        return Measurement("resources", f"{type(error).__name__}: {first_line(error)}", lasting=False)
-    if isinstance(error, NoValidKernelError | CudaError):
-        return Measurement("resources", first_line(error))
-    if isinstance(error, UnsupportedError):
-        return Measurement("unsupported", first_line(error))
-    return Measurement("invalid", f"{type(error).__name__}: {first_line(error)}")
-
-
-def of_the_machine(error: BaseException | None) -> bool:
-    """Whether an error, or one that led to it, says that memory, disk or files ran out."""
-    while error is not None:
-        full = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in FULL)
-        if full or any(t in str(error).lower() for t in NO_ROOM):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+    return failed(error)
 
 
 def _prepare(session: Session, candidate: Kernels | External) -> _Prepared:

@@ -27,12 +27,12 @@ from fuser.ir.program import TensorProgram
 from search.measure.guard import Guard
 from search.measure.guard import Spoiled
 from search.measure.machine import device_info
+from search.measure.measurement import Measurement
 from search.measure.session import Options
 from search.measure.session import Session
 from search.measure.timing import DeviceLost
 from search.measure.timing import External
 from search.measure.timing import Kernels
-from search.measure.timing import Measurement
 from search.measure.timing import Watch
 from search.measure.timing import prepare
 from search.measure.timing import sync

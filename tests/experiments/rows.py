@@ -11,8 +11,9 @@ from fuser.ir.candidate import Candidate
 from fuser.ir.schedule import Schedule
 from fuser.superopt.structures import one_kernel
 from fuser.workloads import workload
-from search.measure.records import Record
-from search.measure.records import schedule_text
+from search.measure.rows import Record
+from search.measure.rows import record_of
+from search.measure.rows import schedule_text
 from tests.paths import ROOT
 
 RESULTS = ROOT / "experiments" / "results"
@@ -34,12 +35,14 @@ def kernel(name: str, us: float, candidate: Candidate | None = None, **fields: A
     graph = candidate.graph if candidate else one_kernel(workload(name))
     schedule = schedule_text(candidate.schedule) if candidate else schedule_text(Schedule(()))
     values = {"repeat": "bench", "batch": "bench/0", "time_us": us, "error_fro": 3e-4, "generator": "g1"} | fields
-    return Record(name, "p", graph.stable_hash(), schedule, "s", DEVICE, "triton 3.6.0", **values)
+    of = {"workload": name, "program": "p", "structure": graph.stable_hash(), "schedule": schedule, "source": "s"}
+    return record_of(of | {"device": DEVICE, "compiler": "triton 3.6.0"} | values)
 
 
 def peer(name: str, which: str, us: float | None, status: str = "ok", detail: str = "", **fields: Any) -> Record:
     values = {"repeat": "bench", "batch": "bench/0", "time_us": us, "status": status, "detail": detail} | fields
-    return Record(name, "p", which, "", "", DEVICE, "torch 2.11.0", kind="peer", **values)
+    of = {"workload": name, "program": "p", "structure": which, "schedule": "", "source": "", "kind": "peer"}
+    return record_of(of | {"device": DEVICE, "compiler": "torch 2.11.0"} | values)
 
 
 def result(name: str, us: float, peers: dict[str, float | str]) -> Result:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from typing import cast
@@ -25,8 +24,8 @@ from fuser.workloads import workload
 from search.measure.known import PACKAGED
 from search.measure.known import load
 from search.measure.measurer import Bench
-from search.measure.records import Record
 from search.measure.records import Records
+from search.measure.rows import Record
 from search.measure.timing import External
 from tests.experiments.rows import DEVICE
 from tests.experiments.rows import draw
@@ -197,7 +196,7 @@ def test_a_kernel_that_failed_to_compile_stays_with_its_comparison() -> None:
         go(records, [case(G1)])
         bad = draw(G1, 4)[3]
         stamp = next(records.rows(workload=G1)).timestamp
-        records.add(replace(kernel(G1, 0.0, bad, status="compile", batch=""), time_us=None, timestamp=stamp))
+        records.add(kernel(G1, 0.0, bad, status="compile", batch="", time_us=None, timestamp=stamp))
         rows = measured(cast(Bench, FakeBench(records)), case(G1))
         assert {r.status for r in rows} == {"ok", "compile"}
 

@@ -25,8 +25,8 @@ from fuser.ir.candidate import Candidate
 from fuser.workloads import workload
 from search.measure.compiling import planned
 from search.measure.measurer import Bench
-from search.measure.records import Record
 from search.measure.records import Records
+from search.measure.rows import Record
 from tests.experiments.rows import draw
 from tests.experiments.rows import kernel
 

@@ -23,9 +23,10 @@ from fuser.ir.schedule import Schedule
 from fuser.superopt.structures import one_kernel
 from fuser.workloads import workload
 from search.measure.compiling import CompilePool
+from search.measure.measurement import Measurement
 from search.measure.measurer import Bench
-from search.measure.records import Record
 from search.measure.records import Records
+from search.measure.rows import Record
 from search.measure.session import Options
 from search.measure.worker import Worker
 from search.space.variants import Variant
@@ -88,8 +89,11 @@ def test_a_base_that_failed_gives_no_ratio():
     b = Builder("small")
     program = b.build(Y=b.input("X", (64, 64)) @ b.input("W", (64, 64)))
     base = Candidate(one_kernel(program), Schedule((schedule("k", m=32, n=32, k=32),)))
-    row = Record("small", "", "", "", "", "", "", time_us=3.0)
-    (found,) = outcomes(Job("small", program, 0, base, (Variant("tma", base),)), [replace(row, status="wrong"), row])
+    row = Record("small", "", "", "", "", "", "", Measurement(time_us=3.0))
+    (found,) = outcomes(
+        Job("small", program, 0, base, (Variant("tma", base),)),
+        [replace(row, measurement=Measurement("wrong", time_us=3.0)), row],
+    )
     assert (found.ratio, found.status) == (None, "ok")
 
 

@@ -24,7 +24,7 @@ from experiments.soundness.run import Settings
 from experiments.soundness.sanitize import Sanitizer
 from fuser.errors import UsageError
 from fuser.workloads import workload_names
-from search.measure.timing import Measurement
+from search.measure.measurement import Measurement
 
 
 class Pretender:

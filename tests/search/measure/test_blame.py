@@ -20,12 +20,12 @@ from fuser.errors import EnvironmentError_
 from fuser.ir.program import TensorProgram
 from search.measure import worker as workers
 from search.measure.compiling import CompilePool
+from search.measure.measurement import Measurement
+from search.measure.measurement import of_the_machine
 from search.measure.measurer import Bench
 from search.measure.records import Records
 from search.measure.session import Options
 from search.measure.timing import External
-from search.measure.timing import Measurement
-from search.measure.timing import of_the_machine
 from search.measure.worker import Worker
 from tests.search.measure.test_measure import PROGRAM
 from tests.search.measure.test_measure import candidate

@@ -82,9 +82,9 @@ def test_right_candidates_are_timed_and_wrong_ones_named(worker: Worker) -> None
             assert r.ok == (r.time_us is not None)
             assert r.workload == "chain"
             assert r.device == "cpu-interpreter"
-        assert rows[0].error_fro is not None
-        assert rows[0].error_fro < 2e-3
-        assert rows[4].error_fro == pytest.approx(0.1, rel=0.02)
+        assert rows[0].measurement.error_fro is not None
+        assert rows[0].measurement.error_fro < 2e-3
+        assert rows[4].measurement.error_fro == pytest.approx(0.1, rel=0.02)
         assert "no such thing" in rows[6].detail
         assert [r.kind for r in rows] == ["kernel"] * 3 + ["peer"] * 4
         assert len({r.batch for r in rows if r.batch}) == 1
@@ -126,12 +126,12 @@ def test_builds_name_what_the_compiler_refuses() -> None:
     made = planned(candidate())
     assert isinstance(made, Plan)
     built = build(made, 90)
-    assert built.status == "ok"
+    assert built.result.status == "ok"
     assert len(built.artifacts) == 1
     source = made.sources[0]
     assert source is not None
     broken = replace(made, sources=(replace(source, text=source.text.replace("tl.dot(", "tl.no_such_thing(")),))
-    assert build(broken, 90).status == "compile"
+    assert build(broken, 90).result.status == "compile"
 
 
 def test_a_pool_compiles_in_the_background() -> None:
@@ -141,7 +141,7 @@ def test_a_pool_compiles_in_the_background() -> None:
         pool.submit(made)
         with pytest.raises(TimeoutError):
             pool.result(made, 0.0)
-        assert pool.result(made, 60).status == "ok"
+        assert pool.result(made, 60).result.status == "ok"
     with CompilePool(0) as pool:
         assert pool.ready(made)
         assert pool.result(made).artifacts == ()

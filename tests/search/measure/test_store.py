@@ -21,14 +21,30 @@ from fuser.errors import FuserError
 from fuser.errors import ModelFileError
 from fuser.errors import UsageError
 from fuser.superopt.structures import one_kernel
+from search.measure.measurement import Measurement
 from search.measure.records import RECORDS
 from search.measure.records import STRUCTURES
-from search.measure.records import Record
 from search.measure.records import Records
+from search.measure.rows import Record
+from search.measure.rows import record_of
 from tests.search.measure.test_measure import PROGRAM
 
-ROW = Record("suite/case", "p", "s", "[]", "h", "GPU", "triton 3.6.0", time_us=3.5, environment='{"driver": "1"}', generator="g")
-ROWS = tuple(replace(ROW, schedule=f"[{i}]", time_us=3.5 + i, detail="é" * (i % 40), kind="peer") for i in range(120))
+ROW = Record(
+    "suite/case",
+    "p",
+    "s",
+    "[]",
+    "h",
+    "GPU",
+    "triton 3.6.0",
+    Measurement(time_us=3.5),
+    environment='{"driver": "1"}',
+    generator="g",
+)
+ROWS = tuple(
+    record_of(ROW.cells | {"schedule": f"[{i}]", "time_us": 3.5 + i, "detail": "é" * (i % 40), "kind": "peer"})
+    for i in range(120)
+)
 
 
 def processes(folder: Path, code: str, count: int) -> list[subprocess.Popen[bytes]]:
@@ -184,7 +200,7 @@ def test_a_full_disk_is_an_error_of_the_machine(tmp_path: Path) -> None:
     with Records(path) as records:
         with pytest.raises(EnvironmentError_, match=r"r\.sqlite") as found:
             for i in range(10_000):
-                records.add(replace(ROW, schedule=str(i), detail="x" * 500))
+                records.add(record_of(ROW.cells | {"schedule": str(i), "detail": "x" * 500}))
                 done.append(str(i))
         assert found.value.exit_code == 6
         assert len(done) > 10
@@ -232,7 +248,7 @@ def test_what_is_no_such_file_is_named(tmp_path: Path) -> None:
             Records(tmp_path / name)
     (tmp_path / "empty").touch()
     with Records(tmp_path / "empty") as records:
-        assert records.add(replace(ROW, detail="nul \0 and \ud800", seconds=float("nan"), time_us=-0.0))
+        assert records.add(record_of(ROW.cells | {"detail": "nul \0 and \ud800", "seconds": float("nan"), "time_us": -0.0}))
         assert next(records.rows()).detail == "nul \0 and \\ud800"
     shutil.copy(tmp_path / "empty", tmp_path / "copy")
     with Records(tmp_path / "copy") as records:
