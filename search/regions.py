@@ -29,6 +29,12 @@ ABSORBED = {"scale", "causal_mask"}
 """Element-wise operators that a chain takes in front of its first contraction: they cost a kernel alone and nothing inside."""
 
 
+def _activates(node: Node) -> bool:
+    """A function of one operand that no arithmetic of fractions is."""
+    entry = op_def(node.op)
+    return entry.kind == "map" and entry.arity == 1 and not entry.fraction and not entry.indexed
+
+
 @dataclass(frozen=True)
 class Region:
     """A chain of a model. ``nodes`` are the results of its operators; ``program`` is the region alone (tensors renamed in order,
@@ -54,7 +60,7 @@ class Region:
         """What a person would call it."""
         if any(n.op in ("softmax", "attention") for n in self.program.nodes):
             return "attention"
-        return "MLP" if any(n.op in ("relu", "gelu", "silu", "tanh", "sigmoid") for n in self.program.nodes) else "GEMM chain"
+        return "MLP" if any(map(_activates, self.program.nodes)) else "GEMM chain"
 
 
 @dataclass(frozen=True)

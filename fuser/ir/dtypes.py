@@ -12,6 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from fuser.ir.opdef import Array
 from fuser.ir.ops import op as op_def
 
 ROUNDS = "rounds"
@@ -52,6 +55,14 @@ def holds(wide: str, narrow: str) -> bool:
     if wide in _FLOATS:
         return _FLOATS[wide][0] >= _bits(narrow)
     return wide != "bool" and _bits(wide) >= _bits(narrow) and (narrow.startswith("u") or not wide.startswith("u"))
+
+
+def rounded(x: Array, dtype: str) -> Array:
+    """Finite numbers in a dtype, halves to even; those of bfloat16, which numpy lacks, are kept in float32."""
+    if dtype != "bfloat16":
+        return x.astype(dtype)
+    bits = x.astype(np.float32).view(np.uint32)
+    return ((bits + np.uint32(0x7FFF) + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)).view(np.float32)
 
 
 def _bits(dtype: str) -> int:

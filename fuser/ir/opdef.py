@@ -131,6 +131,8 @@ class OpDef:
     typed: Literal["operands", "choices", "named", "truth"] = "operands"
     """What the result's dtype follows from (:mod:`fuser.ir.dtypes`): all operands; those behind a condition; the attribute
     ``dtype``; none, it is a condition."""
+    strided: bool = False
+    """The result is the operand under other strides: no library copies for it."""
     indexed: bool = False
     """The value depends on element indices: in a block, the attributes ``rows`` and ``cols`` name the axes."""
     formula: Callable[..., Term] | None = None
@@ -146,6 +148,11 @@ class OpDef:
     """The torch function that takes the operands and, as keywords, the attributes: ``nn.functional.silu``. What is called
     otherwise there, and what it takes beside, stand behind it: ``var axis:dim correction=0``; one that begins with a dot is a
     function of :mod:`fuser.runtime.forms`. By default the one of the same name, or the formula; None: the formula."""
+
+    @property
+    def relabels(self) -> bool:
+        """The same elements, under other indices or in another dtype."""
+        return self.strided or self.typed == "named"
 
     def __post_init__(self) -> None:
         if self.numpy is missing and self.formula is not None:

@@ -185,14 +185,14 @@ _ALL = (
           relay=("max",), torch=("amax", "max"), fraction="chosen", eager="amax axis:dim keepdims:keepdim"),
     # views and copies
     OpDef("reshape", "view", 1, lambda x, *, shape, **_: np.reshape(x, shape), linear=(True,), degree="same", attrs=("shape",),
-          shape=shapes.reshape, flops=0, relay=("reshape", "squeeze", "expand_dims", "nn.batch_flatten"),
+          shape=shapes.reshape, strided=True, flops=0, relay=("reshape", "squeeze", "expand_dims", "nn.batch_flatten"),
           torch=("view", "reshape", "_unsafe_view", "view_as", "flatten.using_ints", "unflatten.int", "unsqueeze",
                  "squeeze", "squeeze.dim", "squeeze.dims"), fraction="same"),
     OpDef("transpose", "view", 1, lambda x, *, perm, **_: np.transpose(x, perm), linear=(True,), degree="same", attrs=("perm",),
-          shape=shapes.transpose, flops=0, relay=("transpose",),
+          shape=shapes.transpose, strided=True, flops=0, relay=("transpose",),
           torch=("permute", "transpose.int", "t", "mT", "numpy_T"), fraction="same", eager="permute perm:dims"),
     OpDef("broadcast", "view", 1, lambda x, *, shape, **_: np.broadcast_to(x, shape), linear=(True,), degree="same",
-          attrs=("shape",), shape=shapes.broadcast, flops=0, relay=("broadcast_to",),
+          attrs=("shape",), shape=shapes.broadcast, strided=True, flops=0, relay=("broadcast_to",),
           torch=("expand", "expand_as", "broadcast_to"), fraction="same", eager="broadcast_to shape:size"),
     OpDef("repeat", "view", 1, lambda x, *, axis, times, **_: np.repeat(x, times, axis), linear=(True,), degree="same",
           attrs=("axis", "times"), shape=shapes.repeat, flops=0, relay=("repeat",),
@@ -201,7 +201,7 @@ _ALL = (
           shape=shapes.concat, flops=0, relay=("concatenate", "stack"), torch=("cat", "stack"), fraction="part",
           eager=".concat"),
     OpDef("slice", "data", 1, lambda x, *, axis, start, stop, **_: np.take(x, range(start, stop), axis), linear=(True,),
-          degree="same", attrs=("axis", "start", "stop"), shape=shapes.slice_of, flops=0, relay=("strided_slice",),
+          degree="same", attrs=("axis", "start", "stop"), shape=shapes.slice_of, strided=True, flops=0, relay=("strided_slice",),
           torch=("slice.Tensor", "narrow"), fraction="same", eager=".slice"),
     # what the importer keeps as it is: ``shape`` is the output's, ``callee`` the model's operator, ``detail`` its attributes
     # (JSON)

@@ -22,6 +22,7 @@ import numpy as np
 from fuser.errors import ProgramError
 from fuser.files import shown
 from fuser.ir import reading
+from fuser.ir.dtypes import rounded
 from fuser.ir.hashing import digest
 from fuser.ir.ops import OPS
 from fuser.ir.ops import Array
@@ -208,7 +209,7 @@ class TensorProgram:
         for name in self.inputs:
             t = self[name]
             x = place(name, rng.standard_normal(t.shape) * scale)
-            found[name] = x.astype(np.float32 if t.dtype == "bfloat16" else t.dtype)
+            found[name] = rounded(x, t.dtype)
         return found
 
     def to_json(self) -> dict[str, Any]:
@@ -300,7 +301,7 @@ def weight_factors(program: TensorProgram) -> dict[str, float]:
     origin = {n: n for n in program.inputs}
     factors: dict[str, float] = {}
     for node in program.nodes:
-        if node.op in ("reshape", "transpose", "broadcast", "slice", "cast") and node.inputs[0] in origin:
+        if OPS[node.op].relabels and node.inputs[0] in origin:
             origin[node.output] = origin[node.inputs[0]]
         elif node.op == "matmul" and node.inputs[1] in origin:
             factors[origin[node.inputs[1]]] = program[node.inputs[1]].shape[-2] ** -0.5

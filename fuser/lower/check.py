@@ -35,6 +35,7 @@ from fuser.interpret.reference import interpret
 from fuser.ir.candidate import Candidate
 from fuser.ir.candidate import paired
 from fuser.ir.candidate import scheduled_blocks
+from fuser.ir.dtypes import rounded
 from fuser.ir.fuse import fuse
 from fuser.ir.libraries import generated
 from fuser.ir.libraries import products
@@ -167,13 +168,12 @@ def random_inputs(graph: KernelGraph, rng: np.random.Generator, draw: Draw | Non
     found = {}
     for name in graph.inputs:
         t = graph.table[name]
-        dtype = np.float32 if t.dtype == "bfloat16" else t.dtype
         x = rng.standard_normal(t.shape)
         if t.dtype not in FLOAT_DTYPES:
             x = x > 0
         elif draw:
             x = draw.place(name, x)
-        found[name] = x.astype(dtype)
+        found[name] = rounded(x, t.dtype)
     return found
 
 

@@ -27,16 +27,14 @@ from fuser.ir.scalar import numbers
 from fuser.runtime.eager import writes
 from fuser.runtime.torch_program import apply
 
-VIEWS = ("reshape", "transpose", "broadcast", "slice")
-"""Operators that torch does by strides alone."""
-
-_WRITTEN = ("matmul", "cast", "repeat", *VIEWS)
+_WRITTEN = ("matmul", "cast", "repeat")
 """Operators that are written into a tensor in a form of their own."""
 
 
 def allocates(op: str) -> bool:
     """Whether torch allocates memory of its own at every call of an operator (inside a captured graph, once)."""
-    return op not in _WRITTEN and writes(op_def(op), {}) is None
+    entry = op_def(op)
+    return not entry.strided and op not in _WRITTEN and writes(entry, {}) is None
 
 
 def call_of_result(kernel: Kernel) -> tuple[str, ...]:
@@ -59,7 +57,7 @@ def views_of(graph: KernelGraph) -> dict[str, LibraryKernel]:
     generated = {t for k in graph.kernels if not isinstance(k, LibraryKernel) for t in k.inputs}
     found: dict[str, LibraryKernel] = {}
     for kernel in graph.kernels:
-        if not isinstance(kernel, LibraryKernel) or kernel.op not in VIEWS:
+        if not isinstance(kernel, LibraryKernel) or not op_def(kernel.op).strided:
             continue
         strided = kernel.args[0] in found and not _contiguous(kernel.args[0], found)
         if kernel.output in (*graph.outputs, *generated) or (kernel.op == "reshape" and strided):
@@ -125,7 +123,7 @@ def _with_out(op: str, attrs: Mapping[str, Any], xs: list[Any], out: Any) -> Cal
     if op == "reshape":
         seen = out.view(x.shape)  # torch would copy a strided operand now, not when it is called
         return lambda: seen.copy_(x)
-    if op in (*VIEWS, "cast"):
+    if op_def(op).relabels:
         source = x if op == "cast" else apply(op, [x], attrs)
         return lambda: out.copy_(source)
     if op == "repeat":

@@ -12,6 +12,7 @@ from fuser.ir.mugraph import Access
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import Kernel
 from fuser.ir.mugraph import KernelGraph
+from fuser.ir.ops import op as op_def
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
@@ -47,7 +48,7 @@ def title(part: Part) -> str:
 
 
 def _counts(op: str) -> bool:
-    return op not in ("reshape", "transpose", "broadcast", "slice", "cast")
+    return not op_def(op).relabels
 
 
 def _fresh(name: str, taken: set[str]) -> str:

@@ -119,3 +119,13 @@ def test_what_has_no_meaning_is_refused_where_it_is_written(make) -> None:
     b = Builder("p")
     with pytest.raises(ProgramError):
         make(b, b.input("X", (4, 8)))
+
+
+def test_inputs_of_bfloat16_are_numbers_of_bfloat16() -> None:
+    torch = pytest.importorskip("torch")
+    b = Builder("wide", "bfloat16")
+    program = b.build(Y=b.relu(b.input("X", (64, 64))))
+    x = program.random_inputs(np.random.default_rng(0))["X"]
+    drawn = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+    assert x.dtype == np.float32
+    np.testing.assert_array_equal(x, torch.from_numpy(drawn).bfloat16().float().numpy())

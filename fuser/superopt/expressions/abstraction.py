@@ -47,10 +47,6 @@ def _function(name: str) -> Rule:
     return lambda x, _extents, _attrs: fn(name, *x)
 
 
-def _same(x: Sequence[NF], _extents: Extents, _attrs: Attrs) -> NF:
-    return x[0]
-
-
 def _negative(x: NF) -> NF:
     return mul(const(-1), x)
 
@@ -84,16 +80,10 @@ RULES: dict[str, Rule] = {
     "exp": _elementwise(exp),
     "reciprocal": _elementwise(lambda x: div(ONE, x)),
     "square": _elementwise(lambda x: mul(x, x)),
-    "cast": _same,
     "matmul": lambda x, extents, _attrs: reduce_sum(extents, mul(x[0], x[1])),
     "concat_matmul": _concat_matmul,
     "sum": lambda x, extents, _attrs: reduce_sum(extents, x[0]),
     "max": lambda x, extents, _attrs: reduce_max(extents, x[0]),
-    "reshape": _same,
-    "transpose": _same,
-    "broadcast": _same,
-    "repeat": _same,
-    "slice": _same,
     "concat": _function("concat"),
 }
 """From operator to the expression of its output, given its operands' expressions, the extents it reduces, and its attributes.
@@ -107,6 +97,8 @@ def abstract(op: str, operands: Sequence[NF], extents: Extents = (), attrs: Attr
     if rule is not None:
         return rule(operands, extents, attrs)
     entry = OPS.get(op)
+    if entry is not None and entry.fraction == "same" and (entry.kind in ("view", "data") or entry.relabels):
+        return operands[0]
     if entry is not None and entry.formula is not None:
         return evaluate(entry.steps(attrs), operands, lambda name, xs, at: abstract(name, xs, (), at))
     if entry is None or entry.kind != "map" or entry.indexed:
