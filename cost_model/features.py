@@ -91,7 +91,7 @@ class Features:
 
     ``tile``, ``trips`` and ``grid`` say how each axis is divided; ``blocks`` is the number of thread blocks, every grid part
     counted; the trip counts in ``tree`` are placeholders. ``warps`` and ``stages`` are those of the schedules; ``options`` of
-    the lowering are common to all.
+    the lowering have a value for all, or an array of one for each (None where it is left out).
     """
 
     block: BlockGraph

@@ -105,9 +105,9 @@ def times(w: Work, device: Device, c: Constants) -> dict[str, Counts]:
     }
 
 
-def terms(f: Features, device: Device, constants: Constants | None = None, precision: str = "tf32x3") -> dict[str, Counts]:
+def terms(f: Features, device: Device, constants: Constants | None = None) -> dict[str, Counts]:
     """Every part of the estimate for each candidate: times in seconds, and the counts that they come from."""
-    w = work(f, device, precision)
+    w = work(f, device)
     found = times(w, device, constants or constants_of(device))
     found["blocks"], found["resident"] = w.blocks, np.minimum(w.resident, np.ceil(w.blocks / device.sm_count))
     found["occupancy"], found["shared_bytes"], found["registers"] = w.resident, w.shared, w.registers
@@ -125,8 +125,7 @@ def seconds(f: Features, device: Device, constants: Constants | None = None) -> 
 
 def estimate(block: BlockGraph, schedule: KernelSchedule, device: Device) -> dict[str, float]:
     """All terms for one schedule."""
-    precision = str(schedule.knob.get("precision", "tf32x3"))
-    return {k: float(v[0]) for k, v in terms(schedule_features(block, schedule), device, precision=precision).items()}
+    return {k: float(v[0]) for k, v in terms(schedule_features(block, schedule), device).items()}
 
 
 # -- what no generated kernel does --------------------------------------------------------------------------------------------

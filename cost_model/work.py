@@ -9,8 +9,10 @@ is executed once.
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from dataclasses import fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +33,8 @@ from fuser.device import Device
 from fuser.ir.mugraph import Stmt
 from fuser.ir.ops import op as op_def
 from fuser.ir.program import DTYPE_BYTES
+from fuser.lower.options import PRECISION
+from fuser.lower.options import option_of
 
 LOAD_REGISTERS = 96.0
 """Registers of a thread that loads outside of a pipeline can fill before they are stored to shared memory."""
@@ -92,7 +96,7 @@ def concatenate(parts: list[Work]) -> Work:
     return Work(*(np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(Work)))
 
 
-def work(f: Features, device: Device, precision: str = "tf32x3") -> Work:
+def work(f: Features, device: Device) -> Work:
     """Counts of each candidate of a group."""
     r = resources(f, device)
     zero = np.zeros(len(f))
@@ -115,7 +119,7 @@ def work(f: Features, device: Device, precision: str = "tf32x3") -> Work:
                 add(arithmetic=2.0 * lanes * device.sm_count / device.fp32_flops)
             tensors[stmt.access.tensor] = np.maximum(tensors.get(stmt.access.tensor, 0.0), size)
         elif i in r.dots:
-            _contraction(f, r, i, runs, device, precision, add)
+            _contraction(f, r, i, runs, device, add)
         else:
             lanes = f.product(r.lanes, dict.fromkeys((*stmt.axes, *stmt.reduce))) * copies.get(stmt.value, 1.0) * runs
             entry = op_def(stmt.op)
@@ -132,8 +136,23 @@ def work(f: Features, device: Device, precision: str = "tf32x3") -> Work:
     total["registers"], total["shared"] = r.registers, r.shared
     total["memory"] = sum(tensors.values(), zero)
     total["resident"] = occupancy(f, r, device)
-    total["dependent"] = zero + ("pdl" in f.options)
+    for name, value in f.options.items():
+        option = option_of(name)
+        if option is not None and option.counts:
+            add(**_counted(f, option.counts, value))
     return Work(**total)
+
+
+def _counted(f: Features, counts: Callable[[Any, Any], Mapping[str, Any]], value: Any) -> dict[str, Any]:
+    """What an option adds where it is set: its value, or one for each candidate, None where it is left out."""
+    if not isinstance(value, np.ndarray):
+        return dict(counts(f, value))
+    has = np.array([v is not None for v in value])
+    if not has.any():
+        return {}
+    any_value = value[has.argmax()]  # counts nothing
+    filled = np.array([v if some else any_value for v, some in zip(value, has, strict=True)])
+    return {k: has * amount for k, amount in counts(f, filled).items()}
 
 
 def occupancy(f: Features, r: Resources, device: Device) -> Counts:
@@ -210,12 +229,12 @@ def _access(f: Features, r: Resources, i: int, s: StmtFeatures, runs: Counts, ad
             break
 
 
-def _contraction(f: Features, r: Resources, i: int, runs: Counts, device: Device, precision: str, add: Add) -> None:
+def _contraction(f: Features, r: Resources, i: int, runs: Counts, device: Device, add: Add) -> None:
     d, stmt = r.dots[i], f.stmts[i].stmt
     left, right = f.block.by_value[d.left], f.block.by_value[d.right]
     item = min(DTYPE_BYTES[left.dtype], DTYPE_BYTES[right.dtype])
     dtype = left.dtype if DTYPE_BYTES[left.dtype] == item else right.dtype
-    peak = device.matmul_flops(dtype, precision) / device.sm_count
+    peak = device.matmul_flops(dtype, PRECISION.read(f.options)) / device.sm_count
     flops = 2.0 * f.product(r.lanes, stmt.related) * runs
     # a warp-group instruction of fewer than 32 columns waits for its 64 rows from shared memory
     narrow = np.maximum(32.0 * d.warp_cols / d.cols, 1.0)

@@ -30,6 +30,7 @@ from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from fuser.ir.tiling import TilingExpr
 from fuser.lower.options import OPTIONS
+from fuser.lower.options import rivals
 from fuser.lower.triton_source import generate_graph
 from search.space.hazards import hazardous
 from search.space.hazards import unwieldy
@@ -196,10 +197,9 @@ def _options(block: BlockGraph, rng: Rng) -> tuple[tuple[str, object], ...]:
     tensors = [*block.inputs, *block.outputs]
     chance = float(rng.choice((0.15, 0.4)))
     for option in sorted(OPTIONS.values(), key=lambda o: o.name == "evict"):
-        names = [f"{option.name}_{t}" for t in tensors] if option.per_tensor else [option.name]
-        for name in names:
-            moved = name.replace("evict_", "tma_") in found  # descriptors take no hint
-            if option.name in ("pdl", "precision") or moved or rng.random() > chance:
+        for tensor in tensors if option.tensors else ("",):
+            name, excluded = option.key(tensor), rivals(option, tensor).keys() & found.keys()
+            if option.name in ("pdl", "precision") or excluded or rng.random() > chance:
                 continue
             if option.name == "flatten" and "persistent" not in found:
                 continue

@@ -22,6 +22,8 @@ from fuser.lower.layer_code import rolled
 from fuser.lower.map_code import map_elements
 from fuser.lower.memory_code import load
 from fuser.lower.memory_code import store
+from fuser.lower.options import PERSISTENT
+from fuser.lower.options import SPECIALIZE
 from fuser.lower.writer import Writer
 
 COMPUTE: dict[str, Callable[[Writer, Stmt], None]] = {"map": map_elements, "contract": contract, "reduce": reduce}
@@ -70,8 +72,8 @@ def _unrolled(w: Writer, node: Loop) -> None:
 
 
 def _loop(w: Writer, node: Loop) -> None:
-    saved, owner, knob = dict(w.values), w.tiles.owner, w.tiles.schedule.knob
-    special = knob.get("specialize") and "persistent" not in knob and w.tiles.multiplies(node)
+    saved, owner, schedule = dict(w.values), w.tiles.owner, w.tiles.schedule
+    special = SPECIALIZE.of(schedule) and not PERSISTENT.of(schedule) and w.tiles.multiplies(node)
     trips = f"tl.range(0, {node.trips}, warp_specialize=True)" if special else f"range({node.trips})"
     with w.out.indented(f"for {w.trip(node.axis)} in {trips}:"):
         w.loops.append(node.axis)

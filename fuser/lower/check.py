@@ -53,6 +53,8 @@ from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from fuser.ir.serialize import graph_from_json
 from fuser.lower.descriptors import LEAST_BYTES
+from fuser.lower.options import PERSISTENT
+from fuser.lower.options import TMA
 
 FEW = 48
 """Largest extent of an axis that only a library sees."""
@@ -101,7 +103,7 @@ def reduced_extents(graph: KernelGraph, schedule: Schedule, free: Collection[str
                 steps[axis] = math.lcm(steps.get(axis, 1), step)
     for block, ks in scheduled_blocks(graph, schedule):
         for s in block.stmts:
-            if s.access and s.access.axes and ks.knob.get(f"tma_{s.access.source}") and s.access.axes[-1] in steps:
+            if s.access and s.access.axes and TMA.of(ks, s.access.source) and s.access.axes[-1] in steps:
                 # rows of a described tensor are whole units of memory
                 last = s.access.axes[-1]
                 steps[last] = math.lcm(steps[last], max(LEAST_BYTES // DTYPE_BYTES[s.dtype], 1))
@@ -156,8 +158,8 @@ def reduced_schedule(schedule: Schedule) -> Schedule:
     """The schedule with few enough persistent programs for the reduced grid."""
 
     def of(kernel: KernelSchedule) -> KernelSchedule:
-        programs = kernel.knob.get("persistent")
-        return kernel if programs is None else kernel.with_knobs(persistent=min(int(programs), PROGRAMS))
+        programs = PERSISTENT.of(kernel)
+        return PERSISTENT.set(kernel, min(programs, PROGRAMS)) if programs else kernel
 
     return Schedule(tuple(map(of, schedule.kernels)))
 

@@ -172,6 +172,7 @@ def compile_kernel(source: KernelSource, arch: int, folder: Path | None = None) 
         # without the divisibility hint loads are narrow and cp.async vanishes
         attrs = {(i,): [["tt.divisibility", 16]] for i, t in enumerate(source.args) if t not in source.described}
         options = {"num_warps": source.num_warps, "num_stages": source.num_stages, "enable_fp_fusion": True}
+        options |= dict(source.parameters)
         try:
             kernel = triton.compile(
                 ASTSource(fn, signature=signature, constexprs={}, attrs=attrs),
@@ -241,7 +242,8 @@ def neutral(source: KernelSource) -> str:
     names = {source.name: "kernel"} | {a: f"argument_{i}" for i, a in enumerate(arguments)}
     body = re.sub(r"[A-Za-z_]\w*", lambda m: names.get(m[0], m[0]), "\n".join(lines))
     boxes = [replace(d, tensor=str(source.args.index(d.tensor))) for d in source.descriptors]
-    return repr((body, source.dtypes, source.shapes, source.num_warps, source.num_stages, source.pdl, boxes, source.specialize))
+    launch = (source.num_warps, source.num_stages, source.pdl, source.specialize, source.parameters)
+    return repr((body, source.dtypes, source.shapes, launch, boxes))
 
 
 def intermediates(graph: KernelGraph, artifacts: tuple[KernelArtifact, ...]) -> dict[str, KernelArg]:

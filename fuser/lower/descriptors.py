@@ -19,10 +19,9 @@ from typing import Any
 
 from fuser.errors import NoValidKernelError
 from fuser.errors import UsageError
-from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import Stmt
 from fuser.ir.program import DTYPE_BYTES
-from fuser.ir.schedule import KernelSchedule
+from fuser.lower.options import TMA
 from fuser.lower.tiles import Tiles
 
 MAX_RANK = 5
@@ -60,15 +59,10 @@ class Descriptor:
         return 1 + 2 * len(self.shape)
 
 
-def descriptor_able(block: BlockGraph, schedule: KernelSchedule, tensor: str) -> bool:
-    """Whether the option ``tma_<tensor>`` is allowed."""
-    return not why_not(block, schedule, tensor)
-
-
-def why_not(block: BlockGraph, schedule: KernelSchedule, tensor: str) -> str:
+def why_not(tiles: Tiles, tensor: str) -> str:
     """What keeps a kernel from moving a tensor by descriptor; empty where nothing does."""
     try:
-        describe(Tiles.of(block, schedule, frozenset()), tensor)
+        describe(tiles, tensor)
     except NoValidKernelError as error:
         return error.message
     return ""
@@ -76,15 +70,8 @@ def why_not(block: BlockGraph, schedule: KernelSchedule, tensor: str) -> str:
 
 def described(tiles: Tiles) -> dict[str, Descriptor]:
     """The descriptors that a kernel's options ask for, by tensor. Raises :class:`NoValidKernelError` naming the tensor and the
-    condition that it does not meet, :class:`UsageError` for options that exclude each other."""
-    knob = tiles.schedule.knob
-    names = [n.removeprefix("tma_") for n, wanted in knob.items() if n.startswith("tma_") and wanted]
-    if both := [n for n in names if f"evict_{n}" in knob]:
-        raise UsageError(
-            f"{both[0]!r} of {tiles.block.name!r} has an eviction hint and a descriptor; Triton's descriptor loads take no hint",
-            f"leave out evict_{both[0]} or tma_{both[0]}",
-        )
-    return {n: describe(tiles, n) for n in names}
+    condition that it does not meet."""
+    return {n: describe(tiles, n) for n in TMA.named(tiles.schedule)}
 
 
 def describe(tiles: Tiles, tensor: str) -> Descriptor:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from fuser.ir.mugraph import Stmt
 from fuser.ir.ops import op as op_def
+from fuser.lower.options import PRECISION
 from fuser.lower.writer import TRITON_DTYPE
 from fuser.lower.writer import Combo
 from fuser.lower.writer import Value
@@ -90,7 +91,7 @@ def _dot(
         return text
 
     a, b = operand(left, rows + inner, len(rows)), operand(right, inner + cols, len(inner))
-    precision = f', input_precision="{w.tiles.schedule.knob.get("precision", "tf32x3")}"' if dtype == "float32" else ""
+    precision = f', input_precision="{PRECISION.of(w.tiles.schedule)}"' if dtype == "float32" else ""
     if len(layout) == 2:
         return f"tl.dot({a}, {b}, {acc}{precision})" if acc else f"tl.dot({a}, {b}{precision})"
     shape = ", ".join(str(by_axis[x].size) for x in layout)

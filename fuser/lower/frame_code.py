@@ -15,6 +15,11 @@ from fuser.ir.ops import op as op_def
 from fuser.ir.tiling import Node
 from fuser.lower.dependent_launch import divide
 from fuser.lower.dependent_launch import statements
+from fuser.lower.options import FLATTEN
+from fuser.lower.options import GROUP
+from fuser.lower.options import PERSISTENT
+from fuser.lower.options import SPECIALIZE
+from fuser.lower.options import in_grid_order
 from fuser.lower.prefetch_code import prefetch
 from fuser.lower.program_order import decode
 from fuser.lower.tiles import Tiles
@@ -34,14 +39,14 @@ class Chain:
 
 def persistent(t: Tiles) -> int:
     """Programs of a persistent kernel, no more than places of its grid; 0 for a kernel that has one for each place."""
-    knob = t.schedule.knob
-    if "persistent" not in knob:
-        if "flatten" in knob:
+    if not PERSISTENT.given_in(t.schedule):
+        if FLATTEN.given_in(t.schedule):
             raise UsageError(f"the option 'flatten' of {t.block.name!r} is for persistent kernels", "set persistent too")
         return 0
-    if knob["persistent"] < 1:
-        raise UsageError(f"{t.block.name!r} has {knob['persistent']} persistent programs", "use the number of SMs, say")
-    return min(knob["persistent"], t.places)
+    programs = PERSISTENT.of(t.schedule)
+    if programs < 1:
+        raise UsageError(f"{t.block.name!r} has {programs} persistent programs", "use the number of SMs, say")
+    return min(programs, t.places)
 
 
 def wait_once(w: Writer, chain: Chain) -> Chain:
@@ -55,7 +60,7 @@ def wait_once(w: Writer, chain: Chain) -> Chain:
 
 def check_specialized(w: Writer) -> bool:
     """Whether warps are specialized; :class:`NoValidKernelError` where there is nothing that they could share out."""
-    if not w.tiles.schedule.knob.get("specialize", False):
+    if not SPECIALIZE.of(w.tiles.schedule):
         return False
     if not any(w.tiles.multiplies(x) for x in loops_of(w.tiles.tree.body)) or not set(w.tiles.block.inputs) & set(w.described):
         raise NoValidKernelError(
@@ -89,14 +94,12 @@ def used(w: Writer, axis: str) -> bool:
 
 def decode_grid(w: Writer) -> None:
     """Decode the block's number; the last divided axis varies fastest, unless the option ``grid_order`` says otherwise."""
-    persistent = "persistent" in w.tiles.schedule.knob  # its loop sets pid
-    divided = [a for a, p in w.tiles.plans.items() if p.grid > 1]
-    wanted = [a for a in str(w.tiles.schedule.knob.get("grid_order", "")).split(".") if a in divided]
-    order = wanted + [a for a in divided if a not in wanted]
+    persistent = PERSISTENT.of(w.tiles.schedule)  # its loop sets pid
+    order = in_grid_order(w.tiles.schedule, [a for a, p in w.tiles.plans.items() if p.grid > 1])
     counters = {a: w.split_counter(a) for a in order}
     sizes = {counters[a]: w.tiles.plans[a].grid for a in order}
     if sizes:
         if not persistent:
             w.emit("pid = tl.program_id(0)")
-        for line in decode(list(sizes.items()), int(w.tiles.schedule.knob.get("group", 0))):
+        for line in decode(list(sizes.items()), GROUP.of(w.tiles.schedule)):
             w.emit(line)

@@ -15,6 +15,7 @@ from fuser.ir.tiling import Node
 from fuser.lower.layers import LEAST
 from fuser.lower.layers import Layers
 from fuser.lower.layers import find_layers
+from fuser.lower.options import UNROLL
 from fuser.lower.tiles import Tiles
 from fuser.lower.writer import TRITON_DTYPE
 from fuser.lower.writer import Value
@@ -24,7 +25,7 @@ from fuser.lower.writer import Writer
 def layers_of(w: Writer, nodes: Sequence[Node]) -> Layers | None:
     """The layers that a loop can do; none with the option ``unroll``."""
     stmts = [n for n in nodes if isinstance(n, Stmt)]
-    if len(stmts) < len(nodes) or w.tiles.schedule.knob.get("unroll"):
+    if len(stmts) < len(nodes) or UNROLL.of(w.tiles.schedule):
         return None
     found = find_layers(w.tiles.block, stmts, {a: p.tile for a, p in w.tiles.plans.items()})
     if found is None or not _simple(w, found):

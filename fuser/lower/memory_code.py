@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from fuser.ir.mugraph import Stmt
 from fuser.lower.descriptors import Descriptor
+from fuser.lower.options import EVICT
 from fuser.lower.pieces import Piece
 from fuser.lower.writer import TRITON_DTYPE
 from fuser.lower.writer import Writer
@@ -27,7 +28,7 @@ def load(w: Writer, stmt: Stmt) -> None:
             continue
         pointer = w.pointer(stmt, combo, layout)
         mask = w.masks(stmt.axes, combo, layout)
-        hint = w.tiles.schedule.knob.get(f"evict_{access.source}", "")
+        hint = EVICT.of(w.tiles.schedule, access.source)
         extra = (f", mask={mask}, other=0.0" if mask else "") + (f', eviction_policy="{hint}"' if hint else "")
         w.emit(f"{name} = tl.load({pointer}{extra})")
 

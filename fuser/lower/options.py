@@ -1,81 +1,334 @@
 """The lowering's options: what ``KernelSchedule.knobs`` may hold, one entry for each.
 
 An option changes how a kernel is executed and never what it computes. All are optional; some need a newer GPU. An option of a
-single tensor has the tensor's name behind an underscore (``evict_W``).
+single tensor has the tensor's name behind an underscore (``evict_W``). An entry is all that the generator, the searches and the
+model know of an option: what reads it asks the entry (``PAD.of(schedule)``), and what is handed to the compiler as it is
+(``parameter``) needs no line elsewhere.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+from typing import Generic
+from typing import TypeVar
 
 from fuser.errors import UsageError
+from fuser.ir.mugraph import BlockGraph
+from fuser.ir.schedule import KernelSchedule
+from fuser.lower.layers import find_layers
+from fuser.lower.places import Place
+from fuser.lower.places import operands
+
+T = TypeVar("T")
+
+
+def _itself(p: Place, choice: Any, tensor: str) -> Any:
+    return choice
 
 
 @dataclass(frozen=True)
-class Option:
-    """``values`` are those allowed (empty: any of ``kind``); ``capability`` is the least compute capability, without its
-    point; ``per_tensor`` options are named after a tensor."""
+class Option(Generic[T]):
+    """``values`` are those allowed (empty: any of ``kind``); ``default`` is what the lowering does without it (None: what else it
+    knows decides); ``capability`` is the least compute capability, without its point; ``behind``: for kernels behind a generated
+    one.
+
+    *Searches* try ``choices``, the likely ones first, None for leaving it out (none at all: it is not searched). ``at`` gives the
+    value that a choice stands for at a place, or None where it is not for it. ``given`` is the choice of schedules whose options
+    are not searched. It is tried with the option that it ``needs``, and never where the same tensor (or kernel) has one of those
+    that it ``excludes``, each with the reason.
+
+    ``tensors``: of an option that is named after a tensor, which ones of a block it may be for: by a label the first are tried
+    together, then (with ``store``, say) the second as well; ``apart``: each by itself too.
+
+    ``parameter``: the compiler's keyword that takes the value. ``counts``: what it adds to the model's counts
+    (:class:`cost_model.work.Work`, by field), given the features of a batch and its value, or its values in an array; without it
+    the model sees no effect.
+    """
 
     name: str
-    kind: type
+    kind: type[T]
     says: str
-    values: tuple[Any, ...] = ()
+    values: tuple[T, ...] = ()
+    default: T | None = None
     capability: int = 80
-    per_tensor: bool = False
+    behind: bool = False
+    choices: tuple[Any, ...] = ()
+    at: Callable[[Place, Any, str], T | None] = _itself
+    given: T | None = None
+    needs: str = ""
+    excludes: tuple[tuple[str, str], ...] = ()
+    tensors: Callable[[BlockGraph], Mapping[str, tuple[str, ...]]] | None = None
+    apart: bool = False
+    parameter: str = ""
+    counts: Callable[[Any, Any], Mapping[str, Any]] | None = None
 
     def allows(self, value: Any) -> bool:
         return type(value) is self.kind and (not self.values or value in self.values)
 
+    # -- in a schedule
 
-OPTIONS: dict[str, Option] = {
-    o.name: o
-    for o in (
-        Option("pad", bool, "compute odd tiles in one padded power of two, not in pieces (80 as 128, not as 64 + 16)"),
-        Option("precision", str, "how the tensor cores multiply float32", ("ieee", "tf32", "tf32x3")),
-        Option("grid_order", str, "axes of the grid joined by dots, the fastest last"),
-        Option("group", int, "so many tiles of the second fastest grid axis share those of the fastest in L2", (2, 4, 8, 16, 32)),
-        Option("evict", str, "how long L2 keeps a tensor's lines", ("evict_first", "evict_last"), per_tensor=True),
-        Option(
-            "pdl",
-            str,
-            "start before the kernel in front has ended: when all its blocks have started (early) or are about to store (late)",
-            ("early", "late"),
-            90,
-        ),
-        Option("unroll", bool, "equal layers of a deep chain are written one after the other, not as a loop over them"),
-        Option("lazy", bool, "sums of a loop stay apart by lane until it ends, where nothing rescales them"),
-        Option(
-            "prefetch", int, "trips of whose loads the lines come to L2 while the kernel waits (with pdl)", (1, 2, 3, 4, 6, 8), 90
-        ),
-        Option("tma", bool, "move a tensor's tiles by the host's tensor descriptor, not by pointers", (), 90, per_tensor=True),
-        Option("persistent", int, "so many programs, each of which computes one place of the grid after another"),
-        Option("flatten", bool, "of a persistent kernel: the pipeline of one place's loop goes on into the next place's"),
-        # Triton 3.6 makes kernels of it for sm_90 too: 29 of 32 of them gave NaN or wrong numbers on an H200
-        Option(
-            "specialize",
-            bool,
-            "some warps load by descriptors, others multiply: in the innermost loop or persistent one",
-            (),
-            100,
-        ),
-    )
-}
+    def key(self, tensor: str = "") -> str:
+        """Its name in a schedule."""
+        return f"{self.name}_{tensor}" if self.tensors else self.name
+
+    def read(self, knobs: Mapping[str, Any], tensor: str = "") -> T:
+        """Its value, or its default."""
+        return knobs.get(self.key(tensor), self.default)
+
+    def of(self, schedule: KernelSchedule, tensor: str = "") -> T:
+        return self.read(schedule.knob, tensor)
+
+    def named(self, schedule: KernelSchedule) -> tuple[str, ...]:
+        """Tensors for which it is set."""
+        return tuple(k.removeprefix(self.key()) for k, v in schedule.knobs if v and option_of(k) is self)
+
+    def given_in(self, schedule: KernelSchedule) -> bool:
+        return any(option_of(k) is self for k in schedule.knob)
+
+    def set(self, schedule: KernelSchedule, value: T | None, *tensors: str) -> KernelSchedule:
+        """The schedule with it, or without it for None."""
+        return schedule.with_knobs(**{self.key(t): value for t in tensors or ("",)})
+
+    # -- in a search
+
+    def label(self, choice: Any) -> str:
+        """What a choice is called: ``lazy``, ``group=8``, ``evict_last``."""
+        if choice is True or str(choice).startswith(self.name):
+            return self.name if choice is True else str(choice)
+        return f"{self.name}={'none' if choice is None else choice}"
+
+    def offered(self, arch: int, behind: bool) -> bool:
+        """Whether searches try it for kernels at all."""
+        return bool(self.choices) and arch >= self.capability and (behind or not self.behind)
+
+    def keys(self, block: BlockGraph) -> tuple[str, ...]:
+        """Its names in schedules of a block."""
+        if self.tensors is None:
+            return (self.name,)
+        return tuple(dict.fromkeys(self.key(t) for part in self.tensors(block).values() for t in part))
+
+    def at_place(self, p: Place, choice: Any, tensor: str = "") -> T | None:
+        """The value that a choice stands for, or None where the option is not for the place (or tensor), or left out."""
+        if choice is None or not self.offered(p.device.arch, p.behind):
+            return None
+        if any(k in p.schedule.knob for k in rivals(self, tensor)):
+            return None
+        if self.needs and not OPTIONS[self.needs].given_in(p.schedule):
+            return None
+        return self.at(p, choice, tensor)
 
 
-def option_of(name: str) -> Option | None:
+OPTIONS: dict[str, Option[Any]] = {}
+
+
+def entry(name: str, kind: type[T], says: str, **rest: Any) -> Option[T]:
+    """A new option, in the table."""
+    OPTIONS[name] = made = Option(name, kind, says, **rest)
+    return made
+
+
+# -- what their choices stand for
+
+
+def in_grid_order(schedule: KernelSchedule, axes: Iterable[str]) -> list[str]:
+    """Axes of the grid, the fastest last: those that the option names, then the others as they come."""
+    known = list(axes)
+    wanted = [a for a in GRID_ORDER.of(schedule).split(".") if a in known]
+    return wanted + [a for a in known if a not in wanted]
+
+
+def _turned(p: Place, choice: Any, tensor: str) -> str | None:
+    """The two fastest axes of the grid the other way round."""
+    names = in_grid_order(p.schedule, p.divided)
+    return ".".join((*names[:-2], names[-1], names[-2])) if len(names) > 1 else None
+
+
+def _grouped(p: Place, choice: int, tensor: str) -> int | None:
+    names = in_grid_order(p.schedule, p.divided)
+    return choice if len(names) > 1 and p.divided[names[-2]] >= choice else None
+
+
+def _hint(p: Place, choice: str, tensor: str) -> str | None:
+    """Keep what other programs read again, let go what they do not."""
+    return choice if p.reread(tensor) == (choice == "evict_last") else None
+
+
+def _equal_layers(p: Place, choice: bool, tensor: str) -> bool | None:
+    tiles = {a: plan.tile for a, plan in p.plans.items()}
+    return choice if find_layers(p.block, p.block.stmts, tiles) else None
+
+
+def _kept(p: Place, choice: bool, tensor: str) -> bool | None:
+    kept = p.facts.kept
+    return choice if kept(LAZY.set(p.schedule, choice)) != kept(p.schedule) else None
+
+
+def _movable(p: Place, choice: bool, tensor: str) -> bool | None:
+    return choice if p.facts.movable(p.schedule, tensor) else None
+
+
+def _programs(p: Place, choice: int, tensor: str) -> int | None:
+    """So many for each SM, as far as it holds them and they are fewer than the places of the grid."""
+    programs = choice * p.device.sm_count
+    return programs if programs < p.programs and choice <= max(p.facts.resident(), 1) else None
+
+
+def _looped(p: Place, choice: bool, tensor: str) -> bool | None:
+    return choice if p.loops else None
+
+
+def _shared_out(p: Place, choice: bool, tensor: str) -> bool | None:
+    loads = set(TMA.named(p.schedule)) & set(p.block.inputs)
+    return choice if loads and p.facts.multiplies(p.schedule) else None
+
+
+# -- the table
+
+# without choices: it rounds tiles up, which rule 3 has ruled on
+PAD = entry("pad", bool, "compute odd tiles in one padded power of two, not in pieces (80 as 128, not as 64 + 16)", default=False)
+# without choices: another precision is another result
+PRECISION = entry("precision", str, "how the tensor cores multiply float32", values=("ieee", "tf32", "tf32x3"), default="tf32x3")
+GRID_ORDER = entry(
+    "grid_order", str, "axes of the grid joined by dots, the fastest last", default="", choices=(True,), at=_turned
+)
+GROUP = entry(
+    "group",
+    int,
+    "so many tiles of the second fastest grid axis share those of the fastest in L2",
+    values=(2, 4, 8, 16, 32),
+    default=0,
+    choices=(4, 8, 16),
+    at=_grouped,
+)
+EVICT = entry(
+    "evict",
+    str,
+    "how long L2 keeps a tensor's lines",
+    values=("evict_first", "evict_last"),
+    default="",
+    choices=("evict_last", "evict_first"),
+    at=_hint,
+    excludes=(("tma", "Triton's descriptor loads take no eviction hint"),),
+    tensors=lambda block: {"": block.inputs},
+    apart=True,
+)
+PDL = entry(
+    "pdl",
+    str,
+    "start before the kernel in front has ended: when all its blocks have started (early) or are about to store (late)",
+    values=("early", "late"),
+    default="",
+    capability=90,
+    behind=True,
+    choices=("early", "late", None),
+    given="early",
+    counts=lambda f, value: {"dependent": 1.0},
+)
+UNROLL = entry(
+    "unroll",
+    bool,
+    "equal layers of a deep chain are written one after the other, not as a loop over them",
+    default=False,
+    choices=(True,),
+    at=_equal_layers,
+)
+LAZY = entry(
+    "lazy", bool, "sums of a loop stay apart by lane until it ends, where nothing rescales them", choices=(True,), at=_kept
+)
+PREFETCH = entry(
+    "prefetch",
+    int,
+    "trips of whose loads the lines come to L2 while the kernel waits (with pdl)",
+    values=(1, 2, 3, 4, 6, 8),
+    default=0,
+    capability=90,
+    behind=True,
+    choices=(1, 2, 4),
+    given=2,
+    needs="pdl",
+)
+TMA = entry(
+    "tma",
+    bool,
+    "move a tensor's tiles by the host's tensor descriptor, not by pointers",
+    default=False,
+    capability=90,
+    choices=(True,),
+    at=_movable,
+    tensors=lambda block: {"": operands(block), "store": block.outputs},
+)
+PERSISTENT = entry(
+    "persistent",
+    int,
+    "so many programs, each of which computes one place of the grid after another",
+    default=0,
+    choices=(1, 2, 4),
+    at=_programs,
+)
+FLATTEN = entry(
+    "flatten",
+    bool,
+    "of a persistent kernel: the pipeline of one place's loop goes on into the next place's",
+    default=False,
+    choices=(True,),
+    at=_looped,
+    needs="persistent",
+)
+# Triton 3.6 makes kernels of it for sm_90 too: 29 of 32 of them gave NaN or wrong numbers on an H200
+SPECIALIZE = entry(
+    "specialize",
+    bool,
+    "some warps load by descriptors, others multiply: in the innermost loop or persistent one",
+    default=False,
+    capability=100,
+    choices=(True,),
+    at=_shared_out,
+    needs="tma",
+)
+
+
+# -- names in schedules
+
+
+def option_of(name: str) -> Option[Any] | None:
     """The entry of a knob; ``None`` for an unknown one."""
-    if name in OPTIONS and not OPTIONS[name].per_tensor:
-        return OPTIONS[name]
-    found = OPTIONS.get(name.partition("_")[0])
-    return found if found is not None and found.per_tensor and "_" in name else None
+    whole, (stem, behind, _) = OPTIONS.get(name), name.partition("_")
+    found = whole or (OPTIONS.get(stem) if behind else None)
+    return found if found is not None and (found.tensors is None) == (whole is not None) else None
+
+
+def tensor_of(name: str) -> str:
+    """The tensor that a knob is about; empty where it is about none."""
+    option = option_of(name)
+    return name.partition("_")[2] if option is not None and option.tensors else ""
+
+
+def given(arch: int, behind: bool) -> tuple[tuple[str, Any], ...]:
+    """Options of schedules whose options are not searched. On an H200 those of a kernel behind another one pay for nearly all
+    schedules and cost none more than 2 %."""
+    found = (o for o in OPTIONS.values() if o.given is not None and o.offered(arch, behind))
+    return tuple(sorted((o.name, o.given) for o in found))
+
+
+def handed(schedule: KernelSchedule) -> tuple[tuple[str, Any], ...]:
+    """Keywords and values for the compiler, of options that it takes as they are."""
+    found = ((option_of(name), value) for name, value in schedule.knobs)
+    return tuple((o.parameter, value) for o, value in found if o is not None and o.parameter)
+
+
+def rivals(option: Option[Any], tensor: str) -> dict[str, str]:
+    """Names in a schedule that an option cannot stand beside, each with the reason."""
+    mine = dict(option.excludes) | {o.name: why for o in OPTIONS.values() for name, why in o.excludes if name == option.name}
+    return {OPTIONS[name].key(tensor): why for name, why in mine.items()}
 
 
 def check_options(knobs: Mapping[str, Any], tensors: Iterable[str], kernel: str) -> int:
     """The least compute capability that the options of a kernel need. Raises :class:`UsageError` for an unknown option, a value
-    that it does not have, or a tensor that the kernel does not use."""
+    that it does not have, a tensor that the kernel does not use, or options that exclude each other."""
     least = 80
     for name, value in knobs.items():
         option = option_of(name)
@@ -84,7 +337,11 @@ def check_options(knobs: Mapping[str, Any], tensors: Iterable[str], kernel: str)
         if not option.allows(value):
             values = ", ".join(map(repr, option.values)) or option.kind.__name__
             raise UsageError(f"{value!r} is not a value of the option {name!r} of {kernel!r}", f"values: {values}")
-        if option.per_tensor and (tensor := name.partition("_")[2]) not in set(tensors):
+        tensor = tensor_of(name)
+        if tensor and tensor not in set(tensors):
             raise UsageError(f"the option {name!r} of {kernel!r} names a tensor that the kernel does not use: {tensor!r}")
+        for other, why in rivals(option, tensor).items():
+            if value and knobs.get(other):
+                raise UsageError(f"{kernel!r} cannot have both options {name!r} and {other!r}: {why}", "leave one of them out")
         least = max(least, option.capability)
     return least

@@ -14,6 +14,7 @@ from fuser.ir.mugraph import Stmt
 from fuser.ir.program import DTYPE_BYTES
 from fuser.ir.tiling import Loop
 from fuser.ir.tiling import Node
+from fuser.lower.options import PREFETCH
 from fuser.lower.pieces import next_power
 from fuser.lower.writer import Combo
 from fuser.lower.writer import Writer
@@ -31,7 +32,7 @@ def prefetch_l2(pointers):
 def prefetch(w: Writer, nodes: Sequence[Node], earlier: Collection[str]) -> None:
     """For the loops among ``nodes``: lines of tensors that no earlier kernel writes, in so many trips as the option
     ``prefetch`` says."""
-    trips = int(w.tiles.schedule.knob.get("prefetch", 0))
+    trips = PREFETCH.of(w.tiles.schedule)
     for node in nodes if trips else ():
         if isinstance(node, Loop) and not node.unrolled:
             _trips(w, node, trips, earlier)

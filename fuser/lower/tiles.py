@@ -24,6 +24,8 @@ from fuser.ir.tiling import Loop
 from fuser.ir.tiling import LoopTree
 from fuser.ir.tiling import Node
 from fuser.lower.dependent_launch import statements
+from fuser.lower.options import LAZY
+from fuser.lower.options import PAD
 from fuser.lower.pieces import MMA
 from fuser.lower.pieces import Piece
 from fuser.lower.pieces import pieces_of
@@ -64,7 +66,7 @@ class Tiles:
     @cached_property
     def pieces(self) -> dict[str, tuple[Piece, ...]]:
         """Register blocks of every axis, those of all trips where its loop is unrolled."""
-        pad = bool(self.schedule.knob.get("pad", False))
+        pad = PAD.of(self.schedule)
         dots = {a for s in self.block.computes if self.is_dot(s) for v in s.args for a in self.block.by_value[v].axes}
         return {
             axis: pieces_of(plan, MMA if axis in dots and plan.tile > 1 else 1, pad, axis in self.tree.arrays)
@@ -147,7 +149,8 @@ class Tiles:
         if self.owner[stmt.value] in self.tree.arrays or any(len(self.pieces[a]) > 1 for a in stmt.reduce):
             return ()
         lanes = math.prod(self.pieces[a][0].size for a in self.dims((*stmt.axes, *stmt.reduce)))
-        if not self.schedule.knob.get("lazy", lanes <= LAZY_REGISTERS * 32 * self.schedule.num_warps):
+        lazy = LAZY.of(self.schedule)
+        if not (lanes <= LAZY_REGISTERS * 32 * self.schedule.num_warps if lazy is None else lazy):
             return ()
         return tuple(self.pieces[a][0] for a in self.dims(stmt.reduce))
 

@@ -13,6 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from fuser.errors import NoValidKernelError
 from fuser.errors import UnsupportedError
@@ -34,7 +35,10 @@ from fuser.lower.frame_code import persistent
 from fuser.lower.frame_code import used
 from fuser.lower.frame_code import wait_once
 from fuser.lower.layer_code import without_idle
+from fuser.lower.options import FLATTEN
+from fuser.lower.options import PDL
 from fuser.lower.options import check_options
+from fuser.lower.options import handed
 from fuser.lower.program_order import persistent_loop
 from fuser.lower.tiles import Tiles
 from fuser.lower.writer import TRITON_DTYPE
@@ -49,7 +53,8 @@ class KernelSource:
     """Generated source of one kernel: ``args`` are device tensors in order (inputs, then outputs), ``grid`` the number of
     blocks. ``pdl``: it waits by itself for the kernel in front, and may be launched before that has ended. ``capability`` is
     the least that its options need (90 for sm_90). ``descriptors``: arguments that are tensor descriptors and not
-    pointers, in order. ``specialize``: the compiler is to give its warps different work.
+    pointers, in order. ``specialize``: the compiler is to give its warps different work. ``parameters``: further
+    keywords of the compiler, from options that it takes as they are.
     """
 
     name: str
@@ -65,6 +70,7 @@ class KernelSource:
     capability: int = 80
     descriptors: tuple[Descriptor, ...] = ()
     specialize: bool = False
+    parameters: tuple[tuple[str, Any], ...] = ()
 
     @cached_property
     def described(self) -> dict[str, Descriptor]:
@@ -84,8 +90,8 @@ def generate_graph(graph: KernelGraph, schedule: Schedule) -> tuple[KernelSource
         before, after = pairs[i - 1][1] if i else None, pairs[i + 1][1] if i + 1 < len(pairs) else None
         chain = Chain(
             frozenset(t for k in graph.kernels[:i] for t in k.outputs),
-            before is not None and "pdl" in mine.knob,
-            str(after.knob.get("pdl", "")) if after else "",
+            before is not None and bool(PDL.of(mine)),
+            PDL.of(after) if after else "",
         )
         guards = frozenset(v for k, v in rules if k == block.name)
         found.append(generate(block, mine, f"{block.name}_{digest}", guards, chain))
@@ -117,7 +123,7 @@ def generate(
     chain, name = chain or Chain(), identifier(name or f"{block.name}_kernel")
     programs = persistent(tiles)
     if programs:
-        loop = persistent_loop(tiles.places, programs, bool(schedule.knob.get("flatten", False)), specialize)
+        loop = persistent_loop(tiles.places, programs, FLATTEN.of(schedule), specialize)
         once = wait_once(w, chain)
         with w.out.indented(loop):
             _write(w, once)
@@ -141,6 +147,7 @@ def generate(
         capability,
         tuple(w.described[t] for t in tensors if t in w.described),
         specialize,
+        handed(schedule),
     )
 
 

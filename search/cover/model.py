@@ -22,6 +22,7 @@ from fuser.ir.ops import op as op_def
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import Schedule
 from fuser.lower.compile import compile_sources
+from fuser.lower.options import PDL
 from fuser.lower.triton_source import generate_graph
 from fuser.superopt.verify.verifier import Verified
 from search.cover.borders import Border
@@ -50,8 +51,6 @@ from search.tune import Tuned
 
 SMALL = 3
 """Contractions up to which a program is one region for the tuner as a whole."""
-DEPENDENT = 90
-"""The first architecture with programmatic dependent launch."""
 NARROW = 256
 """Columns of every product up to which a deep chain may stay in one kernel."""
 
@@ -131,7 +130,7 @@ def compile_model(
     stages.begin("joining", "putting the kernels into one graph")
     found = tuple(done[p.program.stable_hash()] for p in chosen.parts)
     stitched = stitch(program, [(p, r.candidate.candidate) for p, r in zip(chosen.parts, found, strict=True)])
-    if device.arch >= DEPENDENT:
+    if device.arch >= PDL.capability:
         stitched = chained(stitched, device)
     artifacts = compile_sources(generate_graph(stitched.graph, stitched.schedule), device.arch, executor) if compiled else ()
     winner = Ranked(stitched, math.fsum(r.candidate.seconds for r in found))
@@ -202,7 +201,7 @@ def chained(candidate: Candidate, device: Device) -> Candidate:
     its results. (Lines of weights brought to L2 meanwhile cost more than they gain, on an H200: the kernel in front needs the
     bandwidth.)"""
     pairs = scheduled(candidate.graph, candidate.schedule)
-    kernels = tuple(s.with_knobs(pdl="early") if i else s for i, (_, s) in enumerate(pairs) if s)
+    kernels = tuple(PDL.set(s, PDL.given) if i else s for i, (_, s) in enumerate(pairs) if s)
     return with_launches(Candidate(candidate.graph, Schedule(kernels)), device)
 
 

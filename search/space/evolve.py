@@ -19,16 +19,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from cost_model.features import evaluate
 from fuser.errors import NoValidKernelError
 from fuser.errors import UsageError
 from fuser.ir.candidate import Candidate
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
-from search.space.schedules import Estimator
-from search.space.schedules import KernelSpace
-from search.space.schedules import Rows
+from search.space.kernels import Estimator
+from search.space.kernels import KernelSpace
+from search.space.kernels import Rows
 from search.space.schedules import ScheduleSpace
 
 Measure = Callable[[Sequence[Schedule]], Sequence[float]]
@@ -169,7 +168,7 @@ def _rank_kernel(
     found: list[tuple[float, int, KernelSchedule]] = []
     estimated = 0
     for batch in k.batches(splits):
-        seconds = evaluate(batch.groups, estimate)
+        seconds = batch.seconds(estimate, checked=True)
         for i in np.argsort(seconds, kind="stable")[:top].tolist():
             if np.isfinite(seconds[i]):
                 found.append((float(seconds[i]), estimated + i, batch.schedule(i)))

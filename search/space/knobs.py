@@ -6,19 +6,30 @@ value.
 
 from __future__ import annotations
 
-import math
 from abc import ABC
 from abc import abstractmethod
+from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from dataclasses import replace
+from typing import Any
 from typing import Generic
 from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
+from fuser.device import Device
 from fuser.errors import UsageError
+from fuser.ir.mugraph import BlockGraph
+from fuser.ir.schedule import KernelSchedule
 from fuser.ir.tiling import TilingExpr
+from fuser.lower.options import OPTIONS
+from fuser.lower.options import Option
+from fuser.lower.options import option_of
+from fuser.lower.options import tensor_of
+from fuser.lower.places import Place
 
 T = TypeVar("T")
 
@@ -28,6 +39,8 @@ class Knob(ABC, Generic[T]):
 
     name: str
     ordered: bool = False
+    weight: float = 0.5
+    """How often it is the one that a mutation changes, against others."""
 
     @property
     @abstractmethod
@@ -46,7 +59,10 @@ class Knob(ABC, Generic[T]):
         return map(self.decode, range(self.count))
 
     def sample_code(self, rng: np.random.Generator) -> int:
-        return int(rng.integers(self.count))
+        return int(self.sample_codes(1, rng)[0])
+
+    def sample_codes(self, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+        return rng.integers(self.count, size=count)
 
     def mutate_code(self, code: int, rng: np.random.Generator) -> int:
         """Another code (the same if there is but one): of an ordered knob mostly a neighbour, else any other."""
@@ -103,6 +119,7 @@ class TileSize(Choice[int]):
     """The tile size of an axis, ascending."""
 
     ordered = True
+    weight = 1.0
 
 
 class Split(Choice[int]):
@@ -111,73 +128,66 @@ class Split(Choice[int]):
     ordered = True
 
 
-@dataclass(frozen=True)
-class PowerOfTwo(Knob[int]):
-    """Powers of two from ``low`` to ``high``, both powers of two."""
+class Setting(Choice[Any]):
+    """An option of the lowering for a kernel, named as in its schedule: what its choices stand for is decided at a place
+    (:meth:`fuser.lower.options.Option.at_place`). The first is that of schedules whose options are not searched, and half of
+    all samples."""
 
-    name: str
-    low: int
-    high: int
-    ordered = True
-
-    def __post_init__(self) -> None:
-        for v in (self.low, self.high):
-            if v < 1 or v & (v - 1):
-                raise UsageError(f"the bound {v} of the knob {self.name!r} is no power of 2")
-        if self.low > self.high:
-            raise UsageError(f"the knob {self.name!r} has no value between {self.low} and {self.high}")
+    weight = 0.25
 
     @property
-    def count(self) -> int:
-        return self.high.bit_length() - self.low.bit_length() + 1
+    def option(self) -> Option[Any]:
+        found = option_of(self.name)
+        assert found is not None
+        return found
 
-    def decode(self, code: int) -> int:
-        return self.low << code
+    def sample_codes(self, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+        return np.where(rng.random(count) < 0.5, 0, super().sample_codes(count, rng))
 
-    def encode(self, value: int) -> int:
-        if not self.low <= value <= self.high or value & (value - 1):
-            raise self.unknown(value)
-        return value.bit_length() - self.low.bit_length()
-
-    def __str__(self) -> str:
-        return f"{self.name} ∈ {{{self.low}, …, {self.high}}} (powers of 2)"
+    def at(self, p: Place, code: int) -> Place:
+        """The place with the option as chosen, or without it where the choice is not for it."""
+        tensor = tensor_of(self.name)
+        value = self.option.at_place(p, self.decode(code), tensor)
+        return replace(p, schedule=self.option.set(p.schedule, value, tensor))
 
 
-@dataclass(frozen=True)
-class Permutation(Knob[tuple[str, ...]]):
-    """An order of ``items``; codes count permutations in lexicographic order of positions, and none of them is ever listed. A
-    mutation exchanges two items."""
+def settings(block: BlockGraph, device: Device, behind: bool) -> tuple[Setting, ...]:
+    """A knob for each option that searches try for a block, in the order in which they are decided."""
+    offered = (o for o in OPTIONS.values() if o.offered(device.arch, behind))
+    return tuple(Setting(key, tuple(dict.fromkeys((o.given, None, *o.choices)))) for o in offered for key in o.keys(block))
 
-    name: str
-    items: tuple[str, ...]
 
-    @property
-    def count(self) -> int:
-        return math.factorial(len(self.items))
+def settled(p: Place, knobs: Sequence[Setting], codes: Iterable[int]) -> KernelSchedule:
+    """The place's schedule with options as chosen, as far as they are for it. That is what repairs samples and mutants: a choice
+    that other tiles have ruled out comes back with the tiles that it is for."""
+    for knob, code in zip(knobs, codes, strict=True):
+        p = knob.at(p, code)
+    return p.schedule
 
-    def decode(self, code: int) -> tuple[str, ...]:
-        left, out = list(self.items), []
-        for n in range(len(left), 0, -1):
-            at, code = divmod(code, math.factorial(n - 1))
-            out.append(left.pop(at))
-        return tuple(out)
 
-    def encode(self, value: Sequence[str]) -> int:
-        if sorted(value) != sorted(self.items):
-            raise self.unknown(value)
-        left, code = list(self.items), 0
-        for item in value:
-            code += left.index(item) * math.factorial(len(left) - 1)
-            left.remove(item)
-        return code
+def settlements(p: Place, knobs: Sequence[Setting], before: tuple[int, ...] = ()) -> Iterator[tuple[int, ...]]:
+    """Codes of every set of options that a place allows, each set once."""
+    if len(before) == len(knobs):
+        yield before
+        return
+    seen: set[KernelSchedule] = set()
+    for code in range(knobs[len(before)].count):
+        here = knobs[len(before)].at(p, code)
+        if here.schedule not in seen:
+            seen.add(here.schedule)
+            yield from settlements(here, knobs, (*before, code))
 
-    def mutate_code(self, code: int, rng: np.random.Generator) -> int:
-        if len(self.items) < 2:
-            return code
-        value = list(self.decode(code))
-        i, j = rng.choice(len(value), 2, replace=False).tolist()
-        value[i], value[j] = value[j], value[i]
-        return self.encode(value)
 
-    def __str__(self) -> str:
-        return f"{self.name}: an order of {', '.join(self.items)}"
+def settings_of(p: Place, knobs: Sequence[Setting], schedule: KernelSchedule) -> tuple[int, ...]:
+    """The first codes that give a schedule's options. Raises :class:`UsageError` naming an option that no choice stands for."""
+    codes: list[int] = []
+    for knob in knobs:
+        wanted = schedule.knob.get(knob.name)
+        found = (c for c in range(knob.count) if knob.at(p, c).schedule.knob.get(knob.name) == wanted)
+        if (code := next(found, None)) is None:
+            raise knob.unknown(wanted)
+        codes.append(code)
+        p = knob.at(p, code)
+    if left := sorted(set(schedule.knob) - set(p.schedule.knob)):
+        raise UsageError(f"the option {left[0]!r} of {p.block.name!r} is not searched")
+    return tuple(codes)

@@ -12,6 +12,7 @@ from cost_model.refined import estimate
 from fuser.device import Device
 from fuser.ir.candidate import Candidate
 from fuser.ir.schedule import Schedule
+from fuser.lower.options import PDL
 
 LONG = 12e-6
 """Seconds of a kernel from which waiting blocks are in its way."""
@@ -21,11 +22,11 @@ SHORT = 0.4
 
 def with_launches(candidate: Candidate, device: Device) -> Candidate:
     """The candidate with ``pdl=late`` for short kernels behind long ones."""
-    if not any("pdl" in k.knob for k in candidate.schedule.kernels):
+    if not any(map(PDL.of, candidate.schedule.kernels)):
         return candidate
     seconds = [estimate(b, k, device)["seconds"] for b, k in candidate.blocks]
     kernels = list(candidate.schedule.kernels)
     for i in range(1, len(kernels)):
-        if "pdl" in kernels[i].knob and seconds[i - 1] > LONG and seconds[i] < SHORT * seconds[i - 1]:
-            kernels[i] = kernels[i].with_knobs(pdl="late")
+        if PDL.of(kernels[i]) and seconds[i - 1] > LONG and seconds[i] < SHORT * seconds[i - 1]:
+            kernels[i] = PDL.set(kernels[i], "late")
     return Candidate(candidate.graph, Schedule(tuple(kernels)))

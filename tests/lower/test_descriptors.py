@@ -17,9 +17,9 @@ from fuser.ir.schedule import Schedule
 from fuser.lower.check import check
 from fuser.lower.check import reduced_extents
 from fuser.lower.descriptors import Descriptor
-from fuser.lower.descriptors import descriptor_able
 from fuser.lower.descriptors import why_not
 from fuser.lower.descriptors import with_metadata
+from fuser.lower.tiles import Tiles
 from fuser.lower.triton_source import generate
 from fuser.lower.triton_source import generate_graph
 from fuser.superopt.structures import one_kernel
@@ -46,7 +46,7 @@ def all_described(graph: KernelGraph, sched: Schedule) -> Schedule:
     """The schedule with descriptors for every tensor that can have one."""
     kernels = []
     for block, kernel in zip(graph.blocks, sched.kernels, strict=True):
-        names = [t for t in (*block.inputs, *block.outputs) if descriptor_able(block, kernel, t)]
+        names = [t for t in (*block.inputs, *block.outputs) if not why_not(Tiles.of(block, kernel), t)]
         kernels.append(with_knobs(kernel, **{f"tma_{t}": True for t in names}))
     return Schedule(tuple(kernels))
 
@@ -130,7 +130,7 @@ def test_source_is_readable(name, golden):
 )
 def test_what_a_descriptor_cannot_do_is_refused(program, kernel, tensor, why):
     block = one_kernel(program).blocks[0]
-    assert why in why_not(block, kernel, tensor)
+    assert why in why_not(Tiles.of(block, kernel), tensor)
     with pytest.raises(NoValidKernelError, match=why):
         generate(block, with_knobs(kernel, **{f"tma_{tensor}": True}))
 
@@ -155,7 +155,7 @@ def test_a_tensor_read_in_two_kinds_of_boxes_keeps_its_pointer():
     block = one_kernel(b.build(Y=x @ x.T)).blocks[0]
     axes = [a.name for a in block.axes]
     tiles = dict(zip(axes, (16, 32, 64), strict=True))
-    assert "different boxes" in why_not(block, KernelSchedule(tuple(sorted(tiles.items()))), "X")
+    assert "different boxes" in why_not(Tiles.of(block, KernelSchedule(tuple(sorted(tiles.items())))), "X")
 
 
 def test_a_persistent_kernel_has_no_more_programs_than_places():

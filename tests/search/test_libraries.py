@@ -127,7 +127,7 @@ def test_mixed_structures_hold_at_reduced_sizes() -> None:
 
 def test_a_generated_kernel_behind_a_library_waits_for_it() -> None:
     graphs = {called(g): g for g in added(chain(32, 48, 16, 16))}
-    options = {k: [bool(s.options) for s in ScheduleSpace(g, H200).kernels] for k, g in graphs.items()}
+    options = {k: [bool(s.given) for s in ScheduleSpace(g, H200).kernels] for k, g in graphs.items()}
     assert options == {"LB": [False], "BL": [False], "LL": [], "BBL": [False, True], "LBB": [False, True]}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,7 @@ from fuser.ir.tiling import TilingExpr
 from search.space.knobs import Choice
 from search.space.knobs import Knob
 from search.space.knobs import Order
-from search.space.knobs import Permutation
-from search.space.knobs import PowerOfTwo
+from search.space.knobs import Setting
 from search.space.knobs import Split
 from search.space.knobs import TileSize
 
@@ -25,9 +23,8 @@ KNOBS: tuple[Knob[Any], ...] = (
     Order("order", tuple(map(TilingExpr.parse, ("nk", "nkh")))),
     TileSize("m", (16, 32, 64, 80)),
     Split("n_part", (2, 4, 8)),
-    PowerOfTwo("stages", 1, 8),
-    PowerOfTwo("one", 4, 4),
-    Permutation("loops", ("m", "n", "k", "h")),
+    Setting("group", (None, 4, 8, 16)),
+    Choice("one", (4,)),
 )
 
 
@@ -60,19 +57,9 @@ def test_sampling_reaches_every_value() -> None:
         assert {knob.sample_code(rng) for _ in range(500)} == set(range(knob.count))
 
 
-def test_permutations_come_in_lexicographic_order_without_being_listed() -> None:
-    knob = Permutation("loops", tuple("abcd"))
-    assert list(knob.enumerate()) == list(permutations("abcd"))
-    many = Permutation("many", tuple("abcdefghijklmnopqrst"))
-    value = many.decode(10**18)
-    assert many.encode(value) == 10**18
-
-
 def test_a_value_that_a_knob_lacks_is_a_usage_error() -> None:
-    for knob, value in ((KNOBS[0], 5), (KNOBS[4], 3), (KNOBS[6], ("m", "n"))):
+    for knob, value in ((KNOBS[0], 5), (KNOBS[2], 24), (KNOBS[4], 5)):
         with pytest.raises(UsageError, match=knob.name):
             knob.encode(value)
     with pytest.raises(UsageError, match="no value"):
         Choice("empty", ())
-    with pytest.raises(UsageError, match="no power of 2"):
-        PowerOfTwo("bad", 3, 8)

@@ -26,7 +26,7 @@ from fuser.ir.schedule import Schedule
 from fuser.ir.schedule import bind
 from fuser.superopt.structures import structures
 from fuser.workloads import workload
-from search.space.schedules import MAX_UNROLL
+from search.space.kernels import MAX_UNROLL
 from search.space.schedules import ScheduleSpace
 
 A100 = load_device("a100")

@@ -1,0 +1,67 @@
+"""A kernel under its schedule on a device, as options are decided for it: what one may ask before any source is written."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+from fuser.device import Device
+from fuser.ir.mugraph import BlockGraph
+from fuser.ir.ops import op as op_def
+from fuser.ir.schedule import AxisPlan
+from fuser.ir.schedule import KernelSchedule
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a kernel beyond its plans, asked only where an option depends on it.
+
+    ``movable``: whether a tensor may have a descriptor under a schedule; ``kept``: values whose sums stay apart by lane until
+    their loop ends; ``multiplies``: whether some innermost loop multiplies on tensor cores; ``resident``: programs that an SM
+    holds at the same time, by the model.
+    """
+
+    movable: Callable[[KernelSchedule, str], bool]
+    kept: Callable[[KernelSchedule], frozenset[str]]
+    multiplies: Callable[[KernelSchedule], bool]
+    resident: Callable[[], int]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A block with its split counts bound, under a schedule that may have options. ``behind``: the kernel in front of it is
+    generated too."""
+
+    block: BlockGraph
+    schedule: KernelSchedule
+    plans: dict[str, AxisPlan]
+    device: Device
+    behind: bool
+    facts: Facts
+
+    @cached_property
+    def divided(self) -> dict[str, int]:
+        """Axes of the grid and their sizes."""
+        return {a: p.grid for a, p in self.plans.items() if p.grid > 1}
+
+    @property
+    def programs(self) -> int:
+        return math.prod(self.divided.values())
+
+    @property
+    def loops(self) -> bool:
+        return any(plan.trips > 1 for plan in self.plans.values())
+
+    def reread(self, tensor: str) -> bool:
+        """Whether several programs read the same elements of an input."""
+        axes = {a for s in self.block.loads if s.access and s.access.source == tensor for a in s.axes}
+        return any(a not in axes for a in self.divided)
+
+
+def operands(block: BlockGraph) -> tuple[str, ...]:
+    """Device tensors whose tiles are multiplied as they are loaded."""
+    dots = (s for s in block.computes if op_def(s.op).kind == "contract")
+    loads = (block.by_value[a] for s in dots for a in s.args)
+    return tuple(dict.fromkeys(s.access.source for s in loads if s.access))

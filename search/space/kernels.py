@@ -1,0 +1,255 @@
+"""The free choices of one kernel but for its split counts: order, tile sizes, warps and stages, and options where they are asked
+for, as knobs and as batches of candidates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+from dataclasses import replace
+from functools import cached_property
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cost_model.features import Counts
+from cost_model.features import Features
+from cost_model.features import Sizes
+from cost_model.features import evaluate
+from cost_model.features import families
+from cost_model.features import features
+from cost_model.features import placed
+from cost_model.shared_memory import SLACK
+from cost_model.shared_memory import fits
+from fuser.device import Device
+from fuser.errors import NoValidKernelError
+from fuser.ir.mugraph import FREE
+from fuser.ir.mugraph import BlockGraph
+from fuser.ir.schedule import KernelSchedule
+from fuser.ir.tiling import Init
+from fuser.ir.tiling import TilingExpr
+from fuser.lower.layers import find_layers
+from fuser.lower.options import given
+from fuser.lower.places import Place
+from search.space.expressions import is_contraction
+from search.space.knobs import Choice
+from search.space.knobs import Knob
+from search.space.knobs import Order
+from search.space.knobs import Setting
+from search.space.knobs import TileSize
+from search.space.knobs import settings
+from search.space.knobs import settled
+from search.space.knobs import settlements
+from search.space.places import place_of
+from search.space.prune import distinct
+from search.space.prune import expressions
+from search.space.prune import grid_of
+from search.space.prune import tile_sets
+
+Estimator = Callable[[Features], Counts]
+"""Seconds of each candidate of a group; infinite where it cannot run."""
+Rows = NDArray[np.int64]
+
+MAX_UNROLL = 8
+"""Most tiles of one accumulator that are kept at once: a loop over them is unrolled in the generated code."""
+MAX_PIECES = 2
+"""Most power-of-two pieces of a tile (80 = 64 + 16), unless it is the whole axis."""
+CHUNK = 1 << 16
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Candidates of one kernel with the same order, as arrays by axis."""
+
+    kernel: KernelSpace
+    order: TilingExpr
+    tiles: Mapping[str, Sizes]
+    splits: Mapping[str, Any]
+    warps: Sizes
+    stages: Sizes
+    settings: Rows
+    """Codes of the options that are searched, by candidate."""
+
+    def __len__(self) -> int:
+        return len(self.warps)
+
+    @cached_property
+    def groups(self) -> tuple[Features, ...]:
+        given = dict(self.kernel.given)
+        return features(self.kernel.block, self.order, self.tiles, self.splits, self.warps, self.stages, given)
+
+    def plain(self, i: int) -> KernelSchedule:
+        """Without options that are searched."""
+        tiles = {a: int(v[i]) for a, v in self.tiles.items()}
+        splits = {a: int(np.broadcast_to(v, (len(self),))[i]) for a, v in self.splits.items()}
+        return self.kernel.schedule(self.order, tiles, splits, int(self.warps[i]), int(self.stages[i]))
+
+    def schedule(self, i: int) -> KernelSchedule:
+        return self.kernel.settled(self.plain(i), self.settings[i].tolist())
+
+    def seconds(self, estimate: Estimator, checked: bool = False) -> Counts:
+        """Seconds of each candidate with its options; infinite where it breaks a rule, unless that is ``checked``."""
+
+        def of(f: Features) -> Counts:
+            valid = np.ones(len(f), np.bool_) if checked else self.kernel.valid(f)
+            return np.where(valid, estimate(self.with_options(f, valid)), np.inf)
+
+        return evaluate(self.groups, of)
+
+    def with_options(self, f: Features, valid: NDArray[np.bool_]) -> Features:
+        """Features of some of its candidates that show the options which the model sees and which the valid ones have."""
+        seen = [s.name for s in self.kernel.settings if s.option.counts]
+        if not seen:
+            return f
+        chosen = [self.schedule(i).knob if ok else {} for i, ok in zip(f.index.tolist(), valid, strict=True)]
+        return replace(f, options={name: np.array([c.get(name) for c in chosen], object) for name in seen})
+
+
+@dataclass(frozen=True)
+class KernelSpace:
+    """The free choices of one block but for its split counts. ``limit``: rule 4's bytes of shared memory by equation 1."""
+
+    block: BlockGraph
+    order: Order
+    tiles: tuple[TileSize, ...]
+    warps: Choice[int]
+    stages: Choice[int]
+    limit: float
+    device: Device
+    behind: bool = False
+    settings: tuple[Setting, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def knobs(self) -> tuple[Knob[Any], ...]:
+        return (self.order, *self.tiles, self.warps, self.stages, *self.settings)
+
+    @cached_property
+    def given(self) -> tuple[tuple[str, Any], ...]:
+        """Options that every schedule has where they are not searched."""
+        return () if self.settings else given(self.device.arch, self.behind)
+
+    @property
+    def size(self) -> int:
+        return math.prod(k.count for k in self.knobs)
+
+    @property
+    def free(self) -> tuple[str, ...]:
+        """Split axes whose counts a schedule chooses."""
+        return tuple(a.name for a in self.block.axes if a.extent == FREE)
+
+    def valid(self, f: Features) -> NDArray[np.bool_]:
+        """Rule 4, few enough unrolled tiles, and no part of a split that is empty."""
+        ok = fits(f, 1, self.limit)
+        owner = dict(f.tree.owner)
+        for item, around in f.tree.walk():
+            if not isinstance(item, Init) and item.folds:
+                kept = families(item, [x.axis for x in around], owner.get(item.value))
+                ok = ok & (f.product(f.trips, kept) <= MAX_UNROLL)
+        for axis, _ in f.block.splits:
+            ok = ok & ((f.grid[axis] - 1) * f.trips[axis] * f.tile[axis] < f.extent[axis])
+        return ok
+
+    def repeated(self, f: Features) -> NDArray[np.bool_]:
+        """Whether an earlier order gives the same program with the same tiles."""
+        found = np.zeros(len(f), np.bool_)
+        live = {a for a, t in f.trips.items() if t[0] > 1}
+        for e in self.order.values:
+            if e == f.order:
+                break
+            named = set(e.axes)
+            if live & set(f.order.axes) <= named:
+                in_order = tuple(a for a in f.trips if a in live)
+                if str(placed(f.block, e, in_order)) == str(f.tree):
+                    same = np.ones(len(f), np.bool_)
+                    for a in named - live - set(f.order.axes):
+                        same &= f.grid[a] == 1
+                    found |= same
+        return found
+
+    def batches(self, splits: Mapping[str, int], chunk: int = CHUNK) -> Iterator[Batch]:
+        """Every valid candidate for given split counts, each program once."""
+        mine = {a: splits[a] for a in self.free}
+        choices: dict[str, Sequence[int]] = {k.name: k.values for k in self.tiles}
+        for e in self.order.values:
+            for grid in grid_of(choices, chunk):
+                groups = features(self.block, e, grid, mine)
+                keep = np.flatnonzero(evaluate(groups, lambda f: self.valid(f) & ~self.repeated(f)))
+                if not len(keep):
+                    continue
+                looped = evaluate(groups, lambda f: np.full(len(f), any(t[0] > 1 for t in f.trips.values())))
+                which, warps, stages = (
+                    x.ravel() for x in np.meshgrid(keep, self.warps.values, self.stages.values, indexing="ij")
+                )
+                # without a loop there is nothing to pipeline: one depth stands for all
+                used = looped[which] | (stages == self.stages.values[0])
+                which, warps, stages = which[used], warps[used], stages[used]
+                first = np.zeros((len(which), len(self.settings)), np.int64)
+                plain = Batch(self, e, {a: v[which] for a, v in grid.items()}, mine, warps, stages, first)
+                yield from self._with_settings(plain, chunk) if self.settings else (plain,)
+
+    def _with_settings(self, plain: Batch, chunk: int) -> Iterator[Batch]:
+        """The candidates with each set of options that is for them."""
+        every = ((i, codes) for i in range(len(plain)) for codes in settlements(self.place(plain.plain(i)), self.settings))
+        while part := list(islice(every, chunk)):
+            at = np.array([i for i, _ in part])
+            tiles = {a: v[at] for a, v in plain.tiles.items()}
+            codes = np.array([c for _, c in part], np.int64)
+            yield Batch(self, plain.order, tiles, plain.splits, plain.warps[at], plain.stages[at], codes)
+
+    def place(self, plain: KernelSchedule) -> Place:
+        return place_of(self.block, plain, self.device, self.behind)
+
+    def settled(self, plain: KernelSchedule, codes: Sequence[int]) -> KernelSchedule:
+        return settled(self.place(plain), self.settings, codes) if self.settings else plain
+
+    def schedule(
+        self, order: TilingExpr, tiles: Mapping[str, int], splits: Mapping[str, int], warps: int, stages: int
+    ) -> KernelSchedule:
+        """The schedule of a candidate: loops of one trip leave the order, and without loops the depth of the pipeline is the
+        default. Of options it has those that are given."""
+        (f,) = features(self.block, order, tiles, splits)
+        dead = [a for a, t in f.trips.items() if t[0] == 1]
+        if len(dead) == len(f.trips):
+            stages = self.stages.values[0]
+        by_axis = tuple(sorted(tiles.items()))
+        return KernelSchedule(by_axis, order.without(dead), tuple(sorted(splits.items())), warps, stages, self.given)
+
+
+def kernel_space(
+    block: BlockGraph, device: Device, slack: float = SLACK, behind: bool = False, options: bool = False
+) -> KernelSpace:
+    """The knobs of one block: the distinct orders that rules 1 and 2 leave, the tile sizes that rule 3 leaves, warps and
+    stages; with ``options`` also those of the lowering."""
+    left, note = expressions(block)
+    orders = sorted(distinct(block, left), key=lambda e: len(e.axes))
+    if not orders:
+        raise NoValidKernelError(f"kernel {block.name!r} has no order of loops that can run", "cut the program there")
+    tiles, notes = [], [note] if note else []
+    for t in tile_sets(block):
+        few = tuple(v for v in t.values if v.bit_count() <= MAX_PIECES or v >= t.extent)
+        tiles.append(TileSize(t.axis, few or t.values))
+        notes += [t.note] if t.note else []
+    chain = any(is_contraction(s) for s in block.computes)
+    most = device.max_threads_per_block // 32
+    warps = tuple(w for w in ((4, 8, 2) if chain else (4, 8, 16, 2, 1)) if w <= most)
+    # a loop over equal layers fetches their weights ahead, whatever the tiles are
+    stages = (3, 4, 2) if find_layers(block, block.stmts) else (2, 3, 4, 1) if chain else (2, 1)
+    return KernelSpace(
+        block,
+        Order("order", tuple(orders)),
+        tuple(tiles),
+        Choice("warps", warps),
+        Choice("stages", stages),
+        slack * device.smem_per_block,
+        device,
+        behind,
+        settings(block, device, behind) if options else (),
+        tuple(notes),
+    )

@@ -1,0 +1,61 @@
+"""The places of a kernel graph's schedule: where options of the lowering are tried."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+from cost_model import refined
+from cost_model.features import schedule_features
+from fuser.device import Device
+from fuser.ir.candidate import Candidate
+from fuser.ir.mugraph import BlockGraph
+from fuser.ir.mugraph import KernelGraph
+from fuser.ir.placement import place as placed
+from fuser.ir.schedule import KernelSchedule
+from fuser.ir.schedule import bind
+from fuser.lower.descriptors import why_not
+from fuser.lower.places import Facts
+from fuser.lower.places import Place
+from fuser.lower.tiles import Tiles
+from fuser.lower.tiles import loops_of
+
+
+def behind(graph: KernelGraph) -> tuple[bool, ...]:
+    """Of each graph-defined kernel, whether the one in front of it is graph-defined too."""
+    generated = [isinstance(k, BlockGraph) for k in graph.kernels]
+    return tuple(i > 0 and generated[i - 1] for i, mine in enumerate(generated) if mine)
+
+
+def places(base: Candidate, device: Device) -> list[Place]:
+    return [place_of(*mine, device, follows) for mine, follows in zip(base.blocks, behind(base.graph), strict=True)]
+
+
+def place_of(block: BlockGraph, schedule: KernelSchedule, device: Device, follows: bool) -> Place:
+    """A kernel's place. Raises :class:`fuser.errors.UsageError` where the schedule does not fit the block."""
+    bound, plans = bind(block, schedule)
+
+    @cache
+    def tree():
+        return placed(bound, schedule.order, plans)
+
+    @cache
+    def tiles(s: KernelSchedule) -> Tiles:
+        return Tiles(bound, plans, tree(), s, frozenset())
+
+    @cache
+    def resident() -> int:
+        f = replace(schedule_features(bound, schedule), options={})
+        registers, shared = int(refined.registers(f, device)[0]), int(refined.shared_memory(f, device)[0])
+        threads = 32 * schedule.num_warps
+        return device.blocks_per_sm(threads, min(registers, device.registers_per_thread), shared)
+
+    def kept(s: KernelSchedule) -> frozenset[str]:
+        return frozenset(x.value for x in bound.computes if tiles(s).kept(x))
+
+    def multiplies(s: KernelSchedule) -> bool:
+        return any(map(tiles(s).multiplies, loops_of(tree().body)))
+
+    return Place(
+        bound, schedule, plans, device, follows, Facts(lambda s, t: not why_not(tiles(s), t), kept, multiplies, resident)
+    )
