@@ -196,13 +196,17 @@ def bench(
             "--schedules", metavar="FROM", help="records (the default), model, or rows in a file or folder; may be repeated."
         ),
     ] = None,
-    top: Annotated[int, typer.Option("--top", min=0, help="Schedules of each case that the model puts first.")] = 3,
-    best: Annotated[int, typer.Option("--best", min=0, help="Schedules of each case that were the fastest so far.")] = 3,
+    top: Annotated[int, typer.Option("--top", min=0, metavar="N", help="Schedules of each case that the model puts first.")] = 3,
+    best: Annotated[
+        int, typer.Option("--best", min=0, metavar="N", help="Schedules of each case that were the fastest so far.")
+    ] = 3,
     random: Annotated[
         int | None,
-        typer.Option("--random", min=0, help=f"Random schedules of each case. [{RANDOM} where none are known, else 0]"),
+        typer.Option(
+            "--random", min=0, metavar="N", help=f"Random schedules of each case. [{RANDOM} where none are known, else 0]"
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of inputs and random schedules.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, metavar="N", help="Of inputs and random schedules.")] = 0,
     target: Annotated[str, typer.Option("--target", metavar="DEVICE", help="The device that the model assumes.")] = "h200",
     budget: Annotated[
         float,

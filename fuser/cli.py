@@ -7,6 +7,7 @@ what a user can cause, and returns None or an exit code. Documents go to stdout,
 from __future__ import annotations
 
 import difflib
+import inspect
 import sys
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -74,6 +75,11 @@ def overview(verbs: Mapping[str, Verb] = VERBS) -> str:
     return "\n".join(lines + [f"  {code:>3}  {what}" for code, what in EXIT_CODES])
 
 
+def flowed(text: str) -> str:
+    """Paragraphs without the line breaks of the source."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
+
+
 def load(verb: Verb) -> Callable[..., Any]:
     """The function of a verb; imports its module."""
     module, _, name = verb.target.partition(":")
@@ -83,9 +89,12 @@ def load(verb: Verb) -> Callable[..., Any]:
 def call(name: str, verb: Verb, args: Sequence[str]) -> int:
     """Parse ``args`` by the annotations of the verb's function and call it; returns the exit code."""
     import typer
+    from typer import rich_utils
 
+    rich_utils.RANGE_STRING = ""  # at 80 columns bounds would take half of the help; who exceeds one is told
+    function = load(verb)
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command(name)(load(verb))
+    app.command(name, help=flowed(inspect.getdoc(function) or verb.help))(function)
     command = typer.main.get_command(app)
     try:
         with command.make_context(f"mufuser {name}", list(args)) as context:  # its main() would swallow KeyboardInterrupt

@@ -61,7 +61,7 @@ def tune(
             help="Let the superoptimizer look for structures first.",
         ),
     ] = 0.0,
-    jobs: Annotated[int, typer.Option("-j", "--jobs", min=1, max=1024, help="Processes that compile.")] = 2,
+    jobs: Annotated[int, typer.Option("-j", "--jobs", min=1, max=1024, metavar="N", help="Processes that compile.")] = 2,
     check: Annotated[
         bool,
         typer.Option("--check/--no-check", help="Check winners against float64 in Triton's interpreter, without torch in numpy."),

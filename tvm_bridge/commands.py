@@ -38,9 +38,12 @@ def optimize(
     ] = True,
     compare: Annotated[bool, typer.Option("--compare/--no-compare", help="Compare with the unpartitioned model.")] = True,
     timeout: Annotated[
-        float | None, typer.Option("--timeout", min=1, help="Seconds that TVM may take (default: by the size of the model).")
+        float | None,
+        typer.Option(
+            "--timeout", min=1, metavar="SECONDS", help="Seconds that TVM may take (default: by the size of the model)."
+        ),
     ] = None,
-    jobs: Annotated[int, typer.Option("-j", "--jobs", min=1, max=1024, help="Processes that compile.")] = 2,
+    jobs: Annotated[int, typer.Option("-j", "--jobs", min=1, max=1024, metavar="N", help="Processes that compile.")] = 2,
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> int:
     """Find the regions of a Relay model that are worth fusing, tune and lower them, and put them back.

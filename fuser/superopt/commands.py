@@ -52,14 +52,15 @@ def superoptimize(
         list[str], typer.Argument(metavar="WORKLOAD|FILE...", help="Named workloads, globs of them, or programs as JSON.")
     ],
     max_block_ops: Annotated[
-        int, typer.Option("--max-block-ops", min=1, help="Most operators of one kernel; a composite is one.")
+        int, typer.Option("--max-block-ops", min=1, metavar="N", help="Most operators of one kernel; a composite is one.")
     ] = 7,
-    max_kernels: Annotated[int, typer.Option("--max-kernels", min=1, help="Most kernels of a graph.")] = 5,
+    max_kernels: Annotated[int, typer.Option("--max-kernels", min=1, metavar="N", help="Most kernels of a graph.")] = 5,
     budget: Annotated[
-        float, typer.Option("--budget", min=0.0, max=LONGEST, callback=finite, help="Seconds for each program.")
+        float,
+        typer.Option("--budget", min=0.0, max=LONGEST, callback=finite, metavar="SECONDS", help="Seconds for each program."),
     ] = 60.0,
-    most: Annotated[int, typer.Option("--most", min=1, help="Structures to verify and keep for each program.")] = 50,
-    processes: Annotated[int, typer.Option("--processes", min=1, max=1024, help="Processes that verify.")] = 2,
+    most: Annotated[int, typer.Option("--most", min=1, metavar="N", help="Structures to verify and keep for each program.")] = 50,
+    processes: Annotated[int, typer.Option("--processes", min=1, max=1024, metavar="N", help="Processes that verify.")] = 2,
     save: Annotated[str | None, typer.Option("--save", help="Directory for the µGraphs as JSON files.")] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
@@ -166,7 +167,7 @@ def _threads(graph: KernelGraph) -> str:
 def verify(
     program: Annotated[str, typer.Argument(metavar="WORKLOAD|FILE", help="The program: a named workload, or JSON.")],
     graph: Annotated[str, typer.Argument(help="The µGraph as JSON, ours or Mirage's (FILE#0, FILE#1, …).")],
-    rounds: Annotated[int, typer.Option("--rounds", min=1, max=100_000, help="Random tests.")] = 3,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, max=100_000, metavar="N", help="Random tests.")] = 3,
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> int:
     """Verify a µGraph against a program by random tests over finite fields and in float64."""
