@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass
 
 from cost_model.constants import constants_of
 from cost_model.program_time import operator_times
+from cost_model.refined import Product
+from cost_model.refined import attention_products
 from cost_model.refined import matmul_choice
+from cost_model.refined import matmul_product
 from fuser.device import Device
 from fuser.ir.program import DTYPE_BYTES
 from fuser.ir.program import Node
@@ -30,40 +32,21 @@ WORTH = 0.125
 have 0.157 and more on its devices, two products of 4096³ at most 0.06 on any, attention of such products 0.114."""
 
 
-@dataclass(frozen=True)
-class Product:
-    """A batched matmul (batch, m, k) × (batch, k, n)."""
-
-    batch: int
-    m: int
-    n: int
-    k: int
-    dtype: str
-
-    @property
-    def flops(self) -> int:
-        return 2 * self.batch * self.m * self.n * self.k
-
-
 def products(program: TensorProgram, node: Node) -> tuple[Product, ...]:
     """The products of a contraction: one of a matmul, two of attention."""
     shapes = [program[i].shape for i in node.inputs]
     dtype = program[node.inputs[0]].dtype
     if node.op == "attention":
         q, k, v = shapes[:3]
-        batch = math.prod(q[:-2])
-        return Product(batch, q[-2], k[-2], q[-1], dtype), Product(batch, q[-2], v[-1], k[-2], dtype)
+        return attention_products(q, k, v, dtype)
     a, b = shapes
-    *batch, m, n = program[node.output].shape
-    if math.prod(b[:-2]) == 1:  # the batch is further rows
-        batch, m = [], math.prod((*batch, m))
-    return (Product(math.prod(batch), m, n, a[-1], dtype),)
+    return (matmul_product(a, b, program[node.output].shape, dtype),)
 
 
 def intensity(p: Product, device: Device) -> float:
     """φ in FLOP per byte: over the bytes of the output and of the rows and columns that each wave of blocks reads, with the tiles
     that the model chooses."""
-    choice = matmul_choice(p.batch, p.m, p.n, p.k, p.dtype, device)
+    choice = matmul_choice(p, device)
     down, across = -(-p.m // choice.rows), -(-p.n // choice.columns)
     tm, tn = min(choice.rows, p.m), min(choice.columns, p.n)
     # blocks of one wave in the product of one batch, as the rectangle that reads least

@@ -7,6 +7,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from cost_model.refined import attention_products
+from cost_model.refined import matmul_product
 from cost_model.refined import matmul_seconds
 from cost_model.refined import memory_kernel_seconds
 from fuser.device import Device
@@ -68,21 +70,14 @@ def _seconds(program: TensorProgram, group: list[Node], device: Device) -> float
     dtype = program[first.output].dtype
     if first.op == "matmul" and dtype in DTYPE_BYTES:
         a, b = (program[i].shape for i in first.inputs)
-        batch = math.prod(program[first.output].shape[:-2])
-        m = a[-2]
-        if math.prod(b[:-2]) == 1:  # a shared right-hand side makes one tall matmul
-            batch, m = 1, batch * m
+        product = matmul_product(a, b, program[first.output].shape, dtype)
         extra = sum(program[i].nbytes for n in group[1:] for i in n.inputs if i not in inside)
-        return matmul_seconds(batch, m, b[-1], a[-1], dtype, device) + extra / device.memory_bandwidth
+        return matmul_seconds(product, device) + extra / device.memory_bandwidth
     if first.op == "attention":
         q, k, v = (program[i].shape for i in first.inputs[:3])
-        batch = math.prod(q[:-2])
-        scores = batch * q[-2] * k[-2] * DTYPE_BYTES[dtype]
-        return (
-            matmul_seconds(batch, q[-2], k[-2], q[-1], dtype, device)
-            + memory_kernel_seconds(2 * scores, device)
-            + matmul_seconds(batch, q[-2], v[-1], k[-2], dtype, device)
-        )
+        inner, outer = attention_products(q, k, v, dtype)
+        scores = inner.batch * inner.m * inner.n * DTYPE_BYTES[dtype]
+        return matmul_seconds(inner, device) + memory_kernel_seconds(2 * scores, device) + matmul_seconds(outer, device)
     # a normalization reads its input once for its statistics and once for its result; the second read comes from L2 where it fits
     return memory_kernel_seconds(nbytes, device)
 

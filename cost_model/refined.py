@@ -12,6 +12,7 @@ over a batch of candidates; :func:`terms` keeps each part visible.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from dataclasses import replace
 
@@ -132,6 +133,38 @@ def estimate(block: BlockGraph, schedule: KernelSchedule, device: Device) -> dic
 
 
 @dataclass(frozen=True)
+class Product:
+    """A batched matmul (batch, m, k) × (batch, k, n)."""
+
+    batch: int
+    m: int
+    n: int
+    k: int
+    dtype: str
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.batch * self.m * self.n * self.k
+
+
+Shape = tuple[int, ...]
+
+
+def matmul_product(a: Shape, b: Shape, out: Shape, dtype: str) -> Product:
+    """Of a matmul of these shapes."""
+    *batch, m, n = out
+    if math.prod(b[:-2]) == 1:  # the batch is further rows
+        batch, m = [], math.prod((*batch, m))
+    return Product(math.prod(batch), m, n, a[-1], dtype)
+
+
+def attention_products(q: Shape, k: Shape, v: Shape, dtype: str) -> tuple[Product, Product]:
+    """Of attention over queries, keys and values of these shapes."""
+    batch = math.prod(q[:-2])
+    return Product(batch, q[-2], k[-2], q[-1], dtype), Product(batch, q[-2], v[-1], k[-2], dtype)
+
+
+@dataclass(frozen=True)
 class LibraryChoice:
     """What the model takes a library's matmul to be: its tile of the output, the parts of its sum, and its time."""
 
@@ -141,20 +174,12 @@ class LibraryChoice:
     seconds: float
 
 
-def matmul_choice(
-    batch: int,
-    m: int,
-    n: int,
-    k: int,
-    dtype: str,
-    device: Device,
-    constants: Constants | None = None,
-    precision: str = "tf32",
-) -> LibraryChoice:
+def matmul_choice(p: Product, device: Device, constants: Constants | None = None, precision: str = "tf32") -> LibraryChoice:
     """A library matmul: the best of its usual tiles, with and without a split of the sum. ``precision`` is that of float32."""
     c = constants or constants_of(device)
-    sm, item = device.sm_count, DTYPE_BYTES[dtype]
-    peak = device.matmul_flops(dtype, precision) / sm
+    batch, m, n, k = p.batch, p.m, p.n, p.k
+    sm, item = device.sm_count, DTYPE_BYTES[p.dtype]
+    peak = device.matmul_flops(p.dtype, precision) / sm
     one = device.launch_latency + c.base
     memory = batch * (m * k + k * n + m * n) * item / (device.memory_bandwidth * c.memory_rate)
     best = LibraryChoice(0, 0, 0, np.inf)
@@ -177,18 +202,9 @@ def matmul_choice(
     return replace(best, seconds=one + best.seconds)
 
 
-def matmul_seconds(
-    batch: int,
-    m: int,
-    n: int,
-    k: int,
-    dtype: str,
-    device: Device,
-    constants: Constants | None = None,
-    precision: str = "tf32",
-) -> float:
+def matmul_seconds(p: Product, device: Device, constants: Constants | None = None, precision: str = "tf32") -> float:
     """Time of a library matmul: :func:`matmul_choice`."""
-    return matmul_choice(batch, m, n, k, dtype, device, constants, precision).seconds
+    return matmul_choice(p, device, constants, precision).seconds
 
 
 def memory_kernel_seconds(nbytes: float, device: Device, constants: Constants | None = None) -> float:

@@ -81,11 +81,8 @@ def library_seconds(graph: KernelGraph, kernel: LibraryKernel, device: Device) -
     if kernel.op != "matmul":
         return refined.memory_kernel_seconds(sum(tensors[a].nbytes for a in (*kernel.args, kernel.output)), device)
     a, b = (tensors[x].shape for x in kernel.args)
-    *batch, rows, columns = tensors[kernel.output].shape
-    if math.prod(b[:-2]) == 1:  # the batch is further rows
-        batch, rows = [], math.prod((*batch, rows))
-    dtype = tensors[kernel.args[0]].dtype
-    return refined.matmul_seconds(math.prod(batch), rows, columns, a[-1], dtype, device, precision="ieee")
+    product = refined.matmul_product(a, b, tensors[kernel.output].shape, tensors[kernel.args[0]].dtype)
+    return refined.matmul_seconds(product, device, precision="ieee")
 
 
 def require_instant(effort: str) -> None:

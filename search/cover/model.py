@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Mapping
 from concurrent.futures import Executor
@@ -115,6 +116,10 @@ def compile_model(
     tuned = dict(priced(candidates, device, libraries, seed, executor))
     considered = {p: tuned[p].winner.seconds if p in tuned else math.inf for p in candidates}
     done: dict[str, Realised] = {}
+
+    def kernels(several: list[Tuned]) -> list[Realised]:
+        return realise(several, device, executor, checked, seed) if compiled else [verified(t) for t in several]
+
     while True:
         stages.begin("choice", f"choosing among {len(tuned)} candidates with a kernel")
         chosen = cover(program, list(tuned), {p: t.winner.seconds for p, t in tuned.items()})
@@ -122,7 +127,7 @@ def compile_model(
         stages.begin(
             "kernels", f"{'compiling and checking' if compiled else 'verifying'} {distinct} distinct of {len(chosen.parts)} parts"
         )
-        failed = _realise(chosen, tuned, done, device, compiled, checked, seed, executor)
+        failed = _realise(chosen, tuned, done, kernels)
         if not failed:
             break
         tuned = _without(tuned, failed, device)
@@ -149,23 +154,13 @@ def _realise(
     chosen: Cover,
     tuned: Mapping[Part, Tuned],
     done: dict[str, Realised],
-    device: Device,
-    compiled: bool,
-    checked: bool,
-    seed: int,
-    executor: Executor | None,
+    kernels: Callable[[list[Tuned]], list[Realised]],
 ) -> frozenset[str]:
-    """Puts what stands for each chosen part into ``done``, by the hash of its program: equal parts are verified, compiled and
-    checked once. Returns the hashes of those of which no candidate holds."""
+    """Puts what ``kernels`` makes of each chosen part into ``done``, by the hash of its program: equal parts are verified,
+    compiled and checked once. Returns the hashes of those of which no candidate holds."""
     distinct = {k: tuned[p] for p in chosen.parts if (k := p.program.stable_hash()) not in done}
     done |= {k: Realised(t, t.winner, AS_IT_STANDS, ()) for k, t in distinct.items() if _stands(t)}
     left = {k: t for k, t in distinct.items() if k not in done}
-
-    def kernels(several: list[Tuned]) -> list[Realised]:
-        if compiled:
-            return realise(several, device, executor, checked=checked, seed=seed)
-        return [verified(t) for t in several]
-
     try:
         done |= dict(zip(left, kernels(list(left.values())), strict=True))
         return frozenset()

@@ -30,7 +30,7 @@ def test_phi_by_hand() -> None:
     a100 = load_device("a100")
     one = Product(1, 512, 512, 1024, "float16")
     assert intensity(one, a100) == pytest.approx(2 * 512 * 512 * 1024 / (2 * (512 * 512 + 2 * 512 * 1024)))
-    choice = matmul_choice(1, 4096, 4096, 4096, "float16", a100)
+    choice = matmul_choice(Product(1, 4096, 4096, 4096, "float16"), a100)
     whole = 2 * 4096**3 / (2 * 3 * 4096**2)
     tile = (
         2 * choice.rows * choice.columns * 4096 / (2 * (choice.rows * choice.columns + sum((choice.rows, choice.columns)) * 4096))
@@ -60,4 +60,5 @@ def test_saving_counts_launches_and_the_way_of_what_is_between() -> None:
 def test_the_choice_is_the_time() -> None:
     device = load_device("h200")
     for shape in ((1, 512, 512, 512), (8, 1024, 128, 1024), (1, 16, 4096, 4096)):
-        assert matmul_choice(*shape, "float16", device).seconds == matmul_seconds(*shape, "float16", device)
+        product = Product(*shape, "float16")
+        assert matmul_choice(product, device).seconds == matmul_seconds(product, device)

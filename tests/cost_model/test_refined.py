@@ -18,6 +18,7 @@ from cost_model.constants import fitted
 from cost_model.constants import parse_constants
 from cost_model.features import features
 from cost_model.features import schedule_features
+from cost_model.refined import Product
 from cost_model.refined import matmul_seconds
 from cost_model.refined import memory_kernel_seconds
 from cost_model.refined import seconds
@@ -125,7 +126,7 @@ def test_faster_devices_are_faster() -> None:
 
 
 def test_library_kernels() -> None:
-    small, large = (matmul_seconds(1, n, n, n, "float16", H200) for n in (512, 8192))
+    small, large = (matmul_seconds(Product(1, n, n, n, "float16"), H200) for n in (512, 8192))
     assert 2e-6 < small < 5e-6
     assert 1.0 < large / (2 * 8192**3 / H200.matmul_flops("float16")) < 3.0
     assert memory_kernel_seconds(4.8e9, H200) == pytest.approx(1e-3, rel=0.3)

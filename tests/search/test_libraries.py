@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cost_model.refined import Product
 from cost_model.refined import matmul_seconds
 from fuser.device import load_device
 from fuser.ir.builder import Builder
@@ -108,7 +109,7 @@ def test_products_of_a_library_cost_what_they_do_and_views_nothing() -> None:
     assert isinstance(kernel, LibraryKernel)
     assert library_seconds(graph, view, H200) == 0.0
     # a batch of one operand alone is further rows
-    assert library_seconds(graph, kernel, H200) == matmul_seconds(1, 1024, 256, 64, "float16", H200)
+    assert library_seconds(graph, kernel, H200) == matmul_seconds(Product(1, 1024, 256, 64, "float16"), H200)
 
 
 def test_mixed_structures_hold_at_reduced_sizes() -> None:
