@@ -42,7 +42,6 @@ from search.measure.rows import text_hash
 from search.measure.store import Table
 from search.measure.store import checksum
 from search.measure.store import failure
-from search.measure.store import fetch
 from search.measure.store import intact
 from search.measure.store import open_store
 from search.measure.store import transaction
@@ -189,8 +188,9 @@ class Records:
 
     def _select(self, table: Table, where: str, values: Sequence[Any], order: str = "rowid") -> Iterator[tuple[Any, ...]]:
         """The undamaged rows."""
+        sql = f"SELECT {table.names} FROM {table.name} WHERE {where} ORDER BY {order}"
         with self._safely():
-            for row in fetch(self.db, f"SELECT {table.names} FROM {table.name} WHERE {where} ORDER BY {order}", values):
+            for row in self.db.execute(sql, values).fetchall():
                 if intact(row):
                     yield row[:-1]
                     continue

@@ -18,6 +18,7 @@ from contextlib import closing
 from contextlib import contextmanager
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -148,21 +149,10 @@ def open_store(path: Path | str, tables: Sequence[Table]) -> sqlite3.Connection:
 
 
 def _connect(path: Path | str) -> sqlite3.Connection:
-    return sqlite3.connect(path, timeout=PATIENCE, isolation_level=None)
-
-
-def fetch(db: sqlite3.Connection, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-    """All rows of a query; text that is damaged beyond UTF-8 comes with replacements, so that its checksum is wrong."""
-    try:
-        return db.execute(sql, values).fetchall()
-    except sqlite3.OperationalError as error:
-        if "decode" not in str(error):
-            raise
-    db.text_factory = lambda data: data.decode("utf-8", "replace")
-    try:
-        return db.execute(sql, values).fetchall()
-    finally:
-        db.text_factory = str
+    """Text that is damaged beyond UTF-8 comes with replacements, so that its checksum is wrong."""
+    db = sqlite3.connect(path, timeout=PATIENCE, isolation_level=None)
+    db.text_factory = partial(str, encoding="utf-8", errors="replace")
+    return db
 
 
 def _ready(path: Path | str, tables: Sequence[Table]) -> sqlite3.Connection:
@@ -242,7 +232,6 @@ def _put_aside(path: Path, tables: Sequence[Table], why: sqlite3.Error) -> Fuser
 
 def _readable(db: sqlite3.Connection, t: Table, order: str) -> Iterator[tuple[Any, ...]]:
     """Rows with a right checksum, up to the first page that cannot be read, the number of the row in front."""
-    db.text_factory = lambda data: data.decode("utf-8", "replace")
     with suppress(sqlite3.Error):
         for row in db.execute(f"SELECT rowid, {t.names} FROM {t.name} NOT INDEXED ORDER BY rowid {order}"):
             if isinstance(row[0], int) and intact(row[1:]):
