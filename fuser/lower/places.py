@@ -43,8 +43,8 @@ class Place:
 
     @cached_property
     def divided(self) -> dict[str, int]:
-        """Axes of the grid and their sizes."""
-        return {a: p.grid for a, p in self.plans.items() if p.grid > 1}
+        """Axes of the grid and their sizes; a split axis shares its counter, which is one of them."""
+        return {a: p.grid for a, p in self.plans.items() if p.grid > 1 and not p.split}
 
     @property
     def programs(self) -> int:
@@ -56,7 +56,8 @@ class Place:
 
     def reread(self, tensor: str) -> bool:
         """Whether several programs read the same elements of an input."""
-        axes = {a for s in self.block.loads if s.access and s.access.source == tensor for a in s.axes}
+        loads = (s for s in self.block.loads if s.access and s.access.source == tensor)
+        axes = {self.plans[a].split or a for s in loads for a in s.axes}
         return any(a not in axes for a in self.divided)
 
 

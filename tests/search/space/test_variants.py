@@ -11,10 +11,12 @@ from fuser.ir.candidate import Candidate
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
+from fuser.lower.triton_source import generate
 from fuser.lower.triton_source import generate_graph
 from fuser.superopt.structures import one_kernel
 from fuser.superopt.structures import structures
 from fuser.workloads import workload
+from search.space.places import place_of
 from search.space.variants import Variant
 from search.space.variants import variants
 from tests.builders import schedule
@@ -102,6 +104,18 @@ def test_tensors_with_a_hint_keep_their_pointers():
     knobs = [v.candidate.schedule.kernels[0].knob for v in variants(Candidate(graph, base), H200)]
     assert any(k.get("tma_C") for k in knobs)
     assert not any(k.get("tma_A") for k in knobs)
+
+
+def test_the_parts_of_a_split_are_programs_once():
+    """Each part reads keys of its own, and the grid has as many programs as places."""
+    graph = next(g for g in structures(workload("mirage/gqa-inc")) if len(g.blocks) == 2 and g.blocks[0].splits)
+    split = graph.blocks[0]
+    tiles = tuple(sorted((a, 64 if a == "n" else 1 if a == "b" else n) for a, n in split.extents.items() if a != "n_part"))
+    kernel = KernelSchedule(tiles, schedule("n").order, (("n_part", 8),))
+    place = place_of(split, kernel, H200, False)
+    assert place.divided == {"n_part": 8} | ({"b": b} if (b := split.extents.get("b", 1)) > 1 else {})
+    assert place.programs == generate(split, kernel).grid
+    assert not place.reread("K")
 
 
 @pytest.mark.parametrize("name", ["mcfuser/S1", "mirage/gqa-spec"])
