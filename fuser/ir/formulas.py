@@ -226,7 +226,8 @@ FORMULAS: tuple[OpDef, ...] = (
                "bitwise_xor.Tensor", "bitwise_xor.Scalar", "__xor__.Tensor", commutative=True),
     _condition("logical_not", np.logical_not, "{0} == 0", "logical_not", "logical_not", "bitwise_not", arity=1),
     # formulas
-    _made("minimum", 2, lambda x, y: -(-x).then("maximum", -y), commutative=True, relay=("minimum",),
+    _made("minimum", 2, lambda x, y: -(-x).then("maximum", -y), numpy=lambda x, y, **_: np.minimum(x, y), commutative=True,
+          relay=("minimum",),
           torch=("minimum", "min.other", "clamp_max.Tensor"), flops=2),
     _made("trunc", 1, lambda x: x.then("sign") * x.then("abs").then("floor"), relay=("trunc",), flops=3, increasing=True),
     _made("clamp", 1, _clamp, attrs=("min", "max"), optional=("min", "max"), relay=("clip min:a_min max:a_max",), flops=2,
@@ -273,6 +274,7 @@ FORMULAS: tuple[OpDef, ...] = (
     _made("lerp", 3, lambda x, y, weight: x + (y - x) * weight, torch=("lerp.Tensor", "lerp.Scalar"), flops=3),
     _made("prelu", 2, lambda x, slope: x.then("relu") - (-x).then("relu") * slope, torch=(), relay=(), flops=4, eager=None),
     _made("isnan", 1, lambda x: x.then("ne", x), typed="truth", relay=("isnan",)),
+    _made("isfinite", 1, lambda x: (x - x).then("eq", x - x), typed="truth", relay=("isfinite",)),
     _made("isinf", 1, lambda x: x.then("eq", x).then("logical_and", (x - x).then("isnan")), typed="truth", relay=("isinf",)),
     _made("pow", 1, _power, attrs=("exponent",), torch=("pow.Tensor_Scalar",), relay=("power",), flops=3),
 )  # fmt: skip

@@ -201,7 +201,8 @@ def evaluate(steps: Sequence[Step], operands: Sequence[V], apply: Callable[[str,
     return values[-1]
 
 
-def names_of(columns: Sequence[str]) -> dict[str, dict[str, str]]:
+@cache
+def names_of(columns: tuple[str, ...]) -> dict[str, dict[str, str]]:
     """Names in another system to what the attributes are called there: from ``clip min:a_min`` to {clip: {min: a_min}}."""
     found: dict[str, dict[str, str]] = {}
     for entry in columns:
