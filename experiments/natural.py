@@ -202,7 +202,7 @@ def _activation(program: TensorProgram, node: Node) -> _Sum | None:
 def _addmm_relu(bias: Any, a: Any, b: Any) -> Any:
     import torch
 
-    return torch._addmm_activation(bias, a, b, use_gelu=False)
+    return torch._addmm_activation(bias, a, b, use_gelu=False)  # type: ignore[attr-defined]
 
 
 # -- blends -------------------------------------------------------------------------------------------------------------------

@@ -40,10 +40,10 @@ from fuser.files import printable
 from fuser.ir.ops import Array
 from fuser.outputs import replace_by
 from search.regions import Left
-from tvm_bridge.read.relay_params import read_params_typed
 from tvm_bridge.result import Comparison
 from tvm_bridge.result import FusedRegion
 from tvm_bridge.result import Optimized
+from tvm_bridge.to_program.relay_import import arrays_of
 
 if TYPE_CHECKING:
     from tvm_bridge.back.relay import LoadedModel
@@ -149,9 +149,8 @@ def _do(job: Job, folder: Path, stage: Stage) -> Any:
         import tvm
 
         return str(tvm.ir.save_json(mod))
-    values = {k: v for k, (v, _) in read_params_typed(job.params).items()} if job.params else {}
     stage("build")
-    result = live.build(_with_params(job.result, values), mod, arrays)
+    result = live.build(_with_params(job.result, arrays_of(arrays) or {}), mod, arrays)
     built = result.built
     assert isinstance(built, BuiltModel)
     if job.compare:

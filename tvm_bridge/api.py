@@ -42,7 +42,6 @@ from tvm_bridge.result import predicted_us
 from tvm_bridge.to_program.relay_import import RelayModel
 from tvm_bridge.to_program.relay_import import arrays_of
 from tvm_bridge.to_program.relay_import import from_json_text
-from tvm_bridge.to_program.relay_import import from_module
 from tvm_bridge.to_program.relay_import import is_typed
 from tvm_bridge.to_program.relay_import import read_model
 from tvm_bridge.to_program.relay_import import save_arrays
@@ -50,6 +49,9 @@ from tvm_bridge.to_program.relay_import import save_module
 from tvm_bridge.to_program.relay_import import to_program
 
 Step = Callable[[str], None]
+
+LIVE = "the module"
+"""The source of a live module."""
 
 
 class _Clock:
@@ -89,10 +91,9 @@ def optimize(
     require_instant(effort)
     device = load_device(target) if isinstance(target, str) else target
     check_device(device)
-    clock = _Clock()
+    clock, folder = _Clock(), apart.Folder()
     step("reading the model")
-    files = isinstance(model, str | Path)
-    if files:
+    if isinstance(model, str | Path):
         if params is not None and not isinstance(params, str | Path):
             raise UsageError("the parameters of a model file are a file too", "save them with tvm.runtime.save_param_dict")
         relay_model = read_model(model, params)
@@ -101,7 +102,7 @@ def optimize(
             raise UsageError(
                 "the parameters of a live module are arrays by name", "read them with tvm_bridge.read.relay_params.read_params"
             )
-        relay_model = _read_live(model, params)
+        model, relay_model = _read_live(model, params, folder)
     imported = to_program(relay_model)
     clock.lap("import")
     step("finding regions")
@@ -124,15 +125,16 @@ def optimize(
     result = Optimized(imported, device, regions, tuple(left), before, after, seconds=clock.seconds, seed=seed)
     if build is False:
         return result
-    return with_library(result, model, params, strict=build is True, compare=compare, step=step, timeout=timeout)
+    return with_library(result, model, params, strict=build is True, compare=compare, step=step, timeout=timeout, folder=folder)
 
 
-def _read_live(mod: Any, params: Mapping[str, Any] | None) -> RelayModel:
-    """A live module as the reader sees it. Types are inferred in a process of its own, where they are missing."""
-    if is_typed(mod):
-        return from_module(mod, params, infer=False)
-    folder = apart.Folder()
-    return from_json_text(apart.infer_types("the module", save_module(mod, folder.path)), arrays_of(params), "IRModule")
+def _read_live(mod: Any, params: Mapping[str, Any] | None, folder: apart.Folder) -> tuple[Path, RelayModel]:
+    """A live module as a file in ``folder``, and as the reader sees it. Types are inferred in a process of its own, where they
+    are missing."""
+    path = save_module(mod, folder.path)
+    if not is_typed(mod):
+        path.write_text(apart.infer_types(LIVE, path))
+    return path, from_json_text(path.read_text(), arrays_of(params), LIVE)
 
 
 def partition_and_optimize(
@@ -194,29 +196,27 @@ def lower_regions(
 
 def with_library(
     result: Optimized,
-    model: Any,
-    params: Any = None,
+    model: str | Path,
+    params: str | Path | Mapping[str, Any] | None = None,
     *,
     strict: bool = True,
     compare: bool = True,
     step: Step = lambda text: None,
     timeout: float | None = None,
+    folder: apart.Folder | None = None,
 ) -> Optimized:
-    """The result with the model built, in a process of its own, and compared with the unpartitioned one. ``model`` and ``params``
-    are those that the result was made from. Without ``strict`` what stands in the way is a note, and ``failure`` where a TVM is
-    installed that should have done it.
+    """The result with the model built, in a process of its own, and compared with the unpartitioned one. ``model`` is the file
+    that the result was made from, ``params`` too or arrays by name. Without ``strict`` what stands in the way is a note, and
+    ``failure`` where a TVM is installed that should have done it. ``folder`` has the file, where that is ours.
     """
     if not strict and find_spec("tvm") is None:
         return _noted(result, "TVM is not installed: no library was built (pip install 'mufuser[relay]')")
     clock = _Clock()
     step("building the model" + (" and comparing it with the unpartitioned one" if compare else ""))
     try:
-        folder = apart.Folder()
-        files = isinstance(model, str | Path)
-        name = str(model) if files else "the module"
-        source = str(model) if files else str(save_module(model, folder.path))
-        values = str(params) if files and params is not None else save_arrays(params, folder.path) if params else None
-        job = apart.Job(name, source, values, result, compare)
+        folder = folder or apart.Folder()
+        values = save_arrays(params, folder.path) if isinstance(params, Mapping) and params else params or None
+        job = apart.Job(result.imported.model.source, str(model), str(values) if values else None, result, compare)
         result = apart.build(job, folder, timeout)
     except FuserError as error:
         if strict:

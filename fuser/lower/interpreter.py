@@ -100,7 +100,7 @@ def _bfloat16_of_a_gpu() -> None:
 
     builder.create_dot = create_dot  # type: ignore[method-assign]
     builder.cast_impl = cast_impl  # type: ignore[method-assign]
-    builder.get_bf16 = lambda self, value: handle(_narrowed(np.array([value], np.float32)), tl.bfloat16)
+    builder.get_bf16 = lambda self, value: handle(_narrowed(np.array([value], np.float32)), tl.bfloat16)  # type: ignore[attr-defined]
 
 
 def _widened(bits: Array) -> Array:

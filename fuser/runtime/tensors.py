@@ -20,7 +20,7 @@ class Spec(NamedTuple):
     name: str
     shape: Any
     dtype: Any
-    index: int
+    index: int  # type: ignore[assignment]  # not the tuple's method
 
     @staticmethod
     def of(tensor: Tensor, device: Any) -> Spec:

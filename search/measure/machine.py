@@ -22,7 +22,7 @@ def device_info(device: str) -> dict[str, Any]:
         "l2_bytes": p.L2_cache_size,
         "cuda": torch.version.cuda,
         "driver": _driver_version(),
-        "ptxas": triton.knobs.nvidia.ptxas.version,
+        "ptxas": triton.knobs.nvidia.ptxas.version,  # type: ignore[attr-defined]
         **info,
     }
 

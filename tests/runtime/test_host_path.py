@@ -334,7 +334,7 @@ def test_a_captured_call_replays_over_its_buffers(driver: FakeDriver, monkeypatc
     monkeypatch.setattr(graph_executor, "capture_calls", lambda calls, warm: Graph(calls))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(exe, "_here", nullcontext)
-    exe.device = SimpleNamespace(type="cuda")
+    monkeypatch.setattr(exe, "device", SimpleNamespace(type="cuda"))
     ordered: list[int] = []
     exe._last_handle = 7  # the last call, on another stream, may still use the workspace
     monkeypatch.setattr(exe, "_order", lambda: ordered.append(exe._last_handle))

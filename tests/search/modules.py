@@ -114,7 +114,7 @@ of("binary cross entropy", functional.binary_cross_entropy_with_logits, (8, 4), 
 layer("batch norm", lambda: nn.BatchNorm2d(4), (2, 4, 6, 6))
 layer("group norm", lambda: nn.GroupNorm(2, 4), (2, 4, 6, 6))
 layer("instance norm", lambda: nn.InstanceNorm2d(4), (2, 4, 6, 6))
-layer("layer norm of images", lambda: nn.LayerNorm((4, 6, 6)), (2, 4, 6, 6))
+layer("layer norm of images", lambda: nn.LayerNorm([4, 6, 6]), (2, 4, 6, 6))
 layer("local response norm", lambda: nn.LocalResponseNorm(2), (2, 4, 6, 6))
 layer("pools", lambda: nn.Sequential(nn.MaxPool2d(2), nn.AvgPool2d(2), nn.AdaptiveAvgPool2d(1), nn.Flatten()), (2, 4, 16, 16))
 layer("pool of one dimension", lambda: nn.Sequential(nn.MaxPool1d(2), nn.AvgPool1d(3, padding=1)), (2, 4, 16))
@@ -147,7 +147,8 @@ def linear_with_epilogue() -> Made:
 @entry
 def convolution_with_epilogue() -> Made:
     bias = nn.Parameter(torch.randn(6, 1, 1))
-    module = Fn(lambda conv, x: torch.tanh(conv(x) - 0.5).min(1, keepdim=True)[0] * module.bias, nn.Conv2d(3, 6, 3), bias=bias)
+    run = lambda conv, x: torch.tanh(conv(x) - 0.5).min(1, keepdim=True)[0] * module.bias  # noqa: E731
+    module: Any = Fn(run, nn.Conv2d(3, 6, 3), bias=bias)
     return module, (torch.randn(2, 3, 8, 8),)
 
 
@@ -291,6 +292,8 @@ class Causal(nn.Module):
         self.c_attn, self.c_proj, self.heads = nn.Linear(width, 3 * width), nn.Linear(width, width), heads
         self.drop = nn.Dropout(0.1)
         self.register_buffer("bias", torch.tril(torch.ones(most, most)).view(1, 1, most, most))
+
+    bias: torch.Tensor
 
     def forward(self, x: Any) -> Any:
         b, t, c = x.size()

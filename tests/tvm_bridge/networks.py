@@ -208,10 +208,11 @@ def _bart(length: int) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
 def _whisper(length: int) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     import transformers as t
 
+    options: Any = {"attn_implementation": "eager"}
     config: Any = t.WhisperConfig(
         encoder_layers=2, decoder_layers=2, d_model=HIDDEN, encoder_attention_heads=HEADS, decoder_attention_heads=HEADS,
         encoder_ffn_dim=INNER, decoder_ffn_dim=INNER, vocab_size=100, num_mel_bins=8, max_source_positions=length,
-        attn_implementation="eager", pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1,
+        **options, pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1,
     )  # fmt: skip
     net = t.WhisperModel(config).encoder
     return First(net, lambda m, x: m(x, return_dict=False)), (torch.randn(1, 8, 2 * length),)

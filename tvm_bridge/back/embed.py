@@ -218,7 +218,7 @@ def host_function(symbol: str, kernels: RegionKernels, signature: Signature) -> 
         )
         for index, kernel in enumerate(kernels.kernels)
     ]
-    body: Any = tir.SeqStmt(launches) if len(launches) > 1 else launches[0]
+    body: Any = tir.SeqStmt([*launches]) if len(launches) > 1 else launches[0]
     for buffer in scratch.values():
         body = tir.Allocate(buffer.data, buffer.dtype, buffer.shape, tir.const(True, "bool"), body)
     function = tir.PrimFunc(handles, body, buffer_map=dict(zip(handles, buffers.values(), strict=True)))

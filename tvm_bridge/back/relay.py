@@ -91,7 +91,7 @@ _CONTEXT: contextvars.ContextVar[_Context | None] = contextvars.ContextVar("mufu
 def resolve_target(target: Any = "llvm") -> Any:
     """A TVM target with its host. ``native`` is LLVM with this machine's instruction set, and not portable."""
     if isinstance(target, str) and target == "native":
-        target = f"llvm -mcpu={tvm.get_global_func('target.llvm_get_system_cpu')()}"
+        target = f"llvm -mcpu={tvm.get_global_func('target.llvm_get_system_cpu')()}"  # type: ignore[misc]
     try:
         found = tvm.target.Target(target)
     except (tvm.TVMError, ValueError) as error:
@@ -124,7 +124,7 @@ def _cpu_module(symbol: str, function: Any, target: Any) -> Any:
         built = relay.build(
             tvm.IRModule.from_expr(plain), target=target, executor=executor, runtime=relay.backend.Runtime("cpp"), mod_name=symbol
         )
-        (lowered,) = built.lowered_ir_mods.values()
+        (lowered,) = built.lowered_ir_mods.values()  # type: ignore[union-attr]
         functions: dict[Any, Any] = {}
         for variable, body in lowered.functions.items():
             if variable.name_hint == "__tvm_main__":

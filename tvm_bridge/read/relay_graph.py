@@ -42,7 +42,7 @@ class Ref(NamedTuple):
     """A value of the graph: an input, a constant, or field ``field`` of the result of a node."""
 
     kind: Literal["input", "const", "node"]
-    index: int
+    index: int  # type: ignore[assignment]  # not the tuple's method
     field: int = 0
 
 

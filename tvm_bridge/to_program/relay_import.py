@@ -27,6 +27,7 @@ from tvm_bridge.read.relay_graph import RelayNode
 from tvm_bridge.read.relay_graph import RelayVar
 from tvm_bridge.read.relay_json import read_text
 from tvm_bridge.read.relay_ops import Array
+from tvm_bridge.read.relay_params import from_bfloat16
 from tvm_bridge.read.relay_params import read_params_typed
 from tvm_bridge.read.relay_reader import read_graph
 from tvm_bridge.to_program.normalize import normalize
@@ -147,8 +148,13 @@ def from_module(mod: Any, params: Mapping[str, Any] | None = None, source: str =
 
 
 def arrays_of(params: Mapping[str, Any] | None) -> dict[str, Array] | None:
-    """Parameters of a live module as numpy arrays."""
-    return None if params is None else {k: v.numpy() if hasattr(v, "numpy") else np.asarray(v) for k, v in params.items()}
+    """Parameters of a live module as numpy arrays (TVM gives the bits of bfloat16)."""
+
+    def array(v: Any) -> Array:
+        found = v.numpy() if hasattr(v, "numpy") else np.asarray(v)
+        return from_bfloat16(found) if str(getattr(v, "dtype", "")) == "bfloat16" and found.dtype == np.uint16 else found
+
+    return None if params is None else {k: array(v) for k, v in params.items()}
 
 
 def is_typed(mod: Any) -> bool:

@@ -12,6 +12,7 @@ import json
 import math
 import os
 from pathlib import Path
+from typing import Any
 
 os.environ["TOPHUB_LOCATION"] = "NONE"
 
@@ -81,7 +82,7 @@ def main() -> None:
     net, x = Encoder().eval(), torch.randn(1, 8, 16)
     mod, params = relay.frontend.from_pytorch(torch.jit.trace(net, x), [("x", (1, 8, 16))])
     save("encoder_torch", mod, params, x.numpy())
-    file = io.BytesIO()
+    file: Any = io.BytesIO()
     torch.onnx.export(net, (x,), file, input_names=["x"], opset_version=17, dynamo=False)
     mod, params = relay.frontend.from_onnx(onnx.load_from_string(file.getvalue()), {"x": (1, 8, 16)}, freeze_params=False)
     save("encoder_onnx", mod, params, x.numpy())

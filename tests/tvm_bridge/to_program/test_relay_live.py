@@ -215,7 +215,7 @@ def _onnx_module(net: Any, x: Any, name: str, opset: int) -> tuple[Any, Any, Inp
     import torch
     from tvm import relay
 
-    file = io.BytesIO()
+    file: Any = io.BytesIO()
     torch.onnx.export(net.eval(), (x,), file, input_names=[name], opset_version=opset, dynamo=False)
     mod, params = relay.frontend.from_onnx(onnx.load_from_string(file.getvalue()), {name: tuple(x.shape)})
     return mod, params, {name: x.numpy()}

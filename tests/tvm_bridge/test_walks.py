@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,8 +22,12 @@ from fuser.runtime import launch
 from fuser.superopt.verify import verdicts
 from search import compile as search_compile
 from tests.builders import chain
+from tests.paths import RELAY
 from tests.runtime.kernels import FakeDriver
 from tests.runtime.kernels import OnFakeDriver
+from tvm_bridge import api
+from tvm_bridge import report
+from tvm_bridge.to_program import relay_import
 
 
 class Calls:
@@ -48,6 +53,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     found.of("generate", lambda block, schedule, name, *_: name, triton_source)
     found.of("verify", lambda program, graph: (program, graph), verdicts)
     found.of("digest", hashing.canonical, mugraph, program, schedule)
+    found.of("read_graph", lambda text, *_: hash(text), relay_import)
+    found.of("read_params_typed", str, relay_import)
     return found
 
 
@@ -67,4 +74,13 @@ def test_from_compile_to_a_launched_kernel(calls: Calls, monkeypatch: pytest.Mon
     assert run.sources and run.source
     assert len(driver.launches) == len(run.artifacts) > 0
     assert {calls.seen["generate", a.source.name] for a in run.artifacts} == {1}
+    assert [k for k, n in calls.seen.items() if n > 1] == []
+
+
+def test_from_a_model_to_its_report(calls: Calls, tmp_path: Path) -> None:
+    model = RELAY / "encoder_torch.json"
+    found = api.optimize(model, model.with_suffix(".params"), build=False, check=False, jobs=1)
+    for _ in range(2):  # the command writes it before and after the library is built
+        report.document(found, tmp_path)
+    assert {"read_graph", "read_params_typed", "generate", "verify", "digest"} == {k[0] for k in calls.seen}
     assert [k for k, n in calls.seen.items() if n > 1] == []
