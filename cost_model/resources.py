@@ -241,7 +241,7 @@ def _bytes(f: Features, lanes: dict[str, Sizes], stmt: Stmt) -> Counts:
     return f.product(lanes, dict.fromkeys(stmt.axes)) * DTYPE_BYTES[stmt.dtype]
 
 
-def _shared(f: Features, lanes: dict[str, Sizes], dots: dict[int, Dot], pipelined: dict[int, Counts]) -> Counts:
+def _shared(f: Features, lanes: dict[str, Sizes], dots: dict[int, Dot], pipelined: dict[int, Counts]) -> Counts:  # noqa: C901
     """Bytes of shared memory: the most that is alive at once."""
     n = len(f.stmts)
     alive = [np.zeros(len(f)) for _ in range(n)]

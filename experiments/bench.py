@@ -182,7 +182,7 @@ def measure(
     return found, interrupted
 
 
-def bench(
+def bench(  # noqa: PLR0913
     suites: Annotated[
         list[str] | None, typer.Argument(metavar="SUITE", help="mcfuser, mirage, graphene, or globs of workloads.")
     ] = None,

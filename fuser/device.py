@@ -109,15 +109,6 @@ class Device:
         """Special-function operations (exp2, rcp, rsqrt, …) per second of the whole device."""
         return self.sfu_per_clock * self.clock * self.sm_count
 
-    @property
-    def smem_bandwidth(self) -> float:
-        """Shared-memory bytes per second of the whole device."""
-        return self.smem_bandwidth_per_sm * self.clock * self.sm_count
-
-    def has_tensor_cores(self, dtype: str) -> bool:
-        """Whether matmuls of ``dtype`` operands have tensor-core instructions here (float32 means tf32)."""
-        return self._tensor(dtype) is not None
-
     def _tensor(self, dtype: str) -> float | None:
         return {"float16": self.tensor_fp16, "bfloat16": self.tensor_bf16, "float32": self.tensor_tf32}.get(dtype)
 
@@ -157,14 +148,6 @@ class Device:
             self.registers_per_sm // (per_warp * warps),
             self.smem_per_sm // shared if shared else self.max_blocks_per_sm,
         )
-
-    def require_triton(self) -> None:
-        """Raises :class:`UnsupportedError` where Triton cannot compile for this device."""
-        if self.no_triton:
-            raise UnsupportedError(
-                f"no kernel can be compiled for {self.name} ({self.sm}): {self.no_triton}",
-                "estimates work (`explain`, `space`); to compile, choose one of " + ", ".join(compilable_devices()),
-            )
 
 
 def _quantity(where: str, key: str, entry: Any, unit: str) -> tuple[float, str]:

@@ -48,7 +48,7 @@ WITHOUT_GPU = "h200"
 """The device for which the interpreter's kernels are tuned where no target is given."""
 
 
-def compile_program(
+def compile_program(  # noqa: PLR0913
     program: Any,
     example_inputs: Sequence[Any] = (),
     *,

@@ -65,7 +65,7 @@ class _Clock:
         self.last = now
 
 
-def optimize(
+def optimize(  # noqa: PLR0913
     model: str | Path | Any,
     params: str | Path | Mapping[str, Any] | None = None,
     *,

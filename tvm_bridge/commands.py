@@ -25,7 +25,7 @@ from tvm_bridge.report import document
 from tvm_bridge.result import Optimized
 
 
-def optimize(
+def optimize(  # noqa: PLR0913
     model: Annotated[Path, typer.Argument(metavar="MODEL.json", help="A Relay model, written by tvm.ir.save_json.")],
     params: Annotated[Path | None, typer.Option("--params", help="Its parameters, written by save_param_dict.")] = None,
     target: Annotated[str, typer.Option("--target", help="The device; see mufuser devices.")] = "h200",

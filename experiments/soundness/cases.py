@@ -30,7 +30,7 @@ class Case:
         return self.program.name
 
 
-def attention(
+def attention(  # noqa: PLR0913
     name: str,
     heads: int,
     m: int,

@@ -69,7 +69,7 @@ class _Solver:
         self.uses[i, j] = dims
         return dims
 
-    def visit(self, i: int, node: Node) -> None:
+    def visit(self, i: int, node: Node) -> None:  # noqa: C901, PLR0912
         args = [self.operand(i, j, n) for j, n in enumerate(node.inputs)]
         shape = self.program[node.output].shape
         kind = op_def(node.op).kind

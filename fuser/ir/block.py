@@ -185,46 +185,51 @@ class BlockGraph:
 
     def validate(self) -> BlockGraph:
         known: dict[str, Stmt] = {}
-        names = set(self.extents)
-        if len(names) != len(self.axes):
+        if len(self.extents) != len(self.axes):
             raise ProgramError(f"block {self.name!r} has two axes of one name: {', '.join(a.name for a in self.axes)}")
         for s in self.stmts:
-            if missing := (s.related | set(s.access.axes if s.access else ())) - names:
-                raise ProgramError(f"block {self.name!r}: {s} uses the unknown axes {sorted(missing)}")
-            if any(len(set(axes)) < len(axes) for axes in (s.axes, s.reduce)):
-                raise ProgramError(f"block {self.name!r}: {s} has an axis twice")
-            if s.access and set(s.access.axes) != set(s.axes):
-                raise ProgramError(f"block {self.name!r}: {s} has axes {s.axes}, its access those of {s.access}")
-            if s.access and s.access.window:
-                self.check_window(s)
-            for a in (*s.args, *((s.value,) if s.kind == "store" else ())):
-                if a not in known:
-                    raise ProgramError(f"block {self.name!r}: {s} reads {a!r} before it is defined")
-            if s.kind == "store":
-                if extra := set(known[s.value].axes) - set(s.axes):
-                    raise ProgramError(f"block {self.name!r}: {s} drops the axes {sorted(extra)} of the value")
-            else:
-                if s.value in known:
-                    raise ProgramError(f"block {self.name!r}: {s.value!r} is defined twice")
+            self._check_axes(s)
+            self._check_operands(s, known)
+            self._check_shifts(s, known)
+            if s.kind != "store":
                 known[s.value] = s
-            if unknown := [d for d in (s.dtype, s.attr.get("dtype", s.dtype)) if d not in DTYPE_BYTES]:
-                raise ProgramError(f"block {self.name!r}: {s} has the unknown dtype {shown(unknown[0])}")
-            if wrong := [n for n in (*s.running, *(r.maximum for r in s.rescale)) if n in known and known[n].op != "max"]:
-                raise ProgramError(f"block {self.name!r}: {s} is shifted by {wrong[0]!r}, which is no maximum")
-            for r in s.rescale:
-                if r.maximum not in known or set(known[r.maximum].axes) - set(s.axes):
-                    raise ProgramError(
-                        f"block {self.name!r}: {s} is rescaled by {r.maximum!r}, which is absent or has other axes"
-                    )
-            if missing := s.constant_axes - names:
-                raise ProgramError(f"block {self.name!r}: {s} has a constant tied to the absent axes {sorted(missing)}")
-            if s.kind == "compute":
-                expected = self.axes_of(s.reduce, *(known[v].axes for v in s.args))
-                if set(s.axes) != expected:
-                    raise ProgramError(f"block {self.name!r}: {s} has axes {s.axes}, its operands give {sorted(expected)}")
         if not self.stores:
             raise ProgramError(f"block {self.name!r} stores nothing")
         return self
+
+    def _check_axes(self, s: Stmt) -> None:
+        names = set(self.extents)
+        if missing := (s.related | set(s.access.axes if s.access else ())) - names:
+            raise ProgramError(f"block {self.name!r}: {s} uses the unknown axes {sorted(missing)}")
+        if any(len(set(axes)) < len(axes) for axes in (s.axes, s.reduce)):
+            raise ProgramError(f"block {self.name!r}: {s} has an axis twice")
+        if s.access and set(s.access.axes) != set(s.axes):
+            raise ProgramError(f"block {self.name!r}: {s} has axes {s.axes}, its access those of {s.access}")
+        if s.access and s.access.window:
+            self.check_window(s)
+        if missing := s.constant_axes - names:
+            raise ProgramError(f"block {self.name!r}: {s} has a constant tied to the absent axes {sorted(missing)}")
+        if unknown := [d for d in (s.dtype, s.attr.get("dtype", s.dtype)) if d not in DTYPE_BYTES]:
+            raise ProgramError(f"block {self.name!r}: {s} has the unknown dtype {shown(unknown[0])}")
+
+    def _check_operands(self, s: Stmt, known: Mapping[str, Stmt]) -> None:
+        if missing := [a for a in (*s.args, *((s.value,) if s.kind == "store" else ())) if a not in known]:
+            raise ProgramError(f"block {self.name!r}: {s} reads {missing[0]!r} before it is defined")
+        if s.kind != "store" and s.value in known:
+            raise ProgramError(f"block {self.name!r}: {s.value!r} is defined twice")
+        if s.kind == "store" and (extra := set(known[s.value].axes) - set(s.axes)):
+            raise ProgramError(f"block {self.name!r}: {s} drops the axes {sorted(extra)} of the value")
+        if s.kind == "compute":
+            expected = self.axes_of(s.reduce, *(known[v].axes for v in s.args))
+            if set(s.axes) != expected:
+                raise ProgramError(f"block {self.name!r}: {s} has axes {s.axes}, its operands give {sorted(expected)}")
+
+    def _check_shifts(self, s: Stmt, known: Mapping[str, Stmt]) -> None:
+        if wrong := [n for n in (*s.running, *(r.maximum for r in s.rescale)) if n in known and known[n].op != "max"]:
+            raise ProgramError(f"block {self.name!r}: {s} is shifted by {wrong[0]!r}, which is no maximum")
+        for r in s.rescale:
+            if r.maximum not in known or set(known[r.maximum].axes) - set(s.axes):
+                raise ProgramError(f"block {self.name!r}: {s} is rescaled by {r.maximum!r}, which is absent or has other axes")
 
     def check_window(self, stmt: Stmt) -> None:
         """A window lies inside of its tensor."""

@@ -256,7 +256,7 @@ class _Boxes:
         left, right = node.inputs
         return {len(self.shape[node.inputs[j]]) - 1 - j: union(self.cuts[left][-1], self.cuts[right][-2])}
 
-    def operands(self, node: Node, box: Box) -> list[tuple[str, Box]]:
+    def operands(self, node: Node, box: Box) -> list[tuple[str, Box]]:  # noqa: C901, PLR0912
         """The box of each operand that a box of the result needs, in the order of the operands (contracted dimensions whole)."""
         shapes = [self.shape[n] for n in node.inputs]
         kind, x = op_def(node.op).kind, node.inputs[0]

@@ -93,7 +93,7 @@ def is_model(program: TensorProgram) -> bool:
     return sum(op_def(n.op).kind == "contract" or n.op == "attention" for n in program.nodes) > SMALL
 
 
-def compile_model(
+def compile_model(  # noqa: PLR0913
     program: TensorProgram,
     params: Mapping[str, Array],
     device: Device,

@@ -164,7 +164,7 @@ def _key(part: Part) -> str:
     return part.program.stable_hash()
 
 
-def _entry(
+def _entry(  # noqa: PLR0913
     number: int,
     program: TensorProgram,
     nodes: Sequence[str],

@@ -95,16 +95,6 @@ def measured_degrees(
     raise ZeroDenominatorError(f"a denominator of {graph.name!r} is zero at every draw")
 
 
-def shift_invariant(
-    graph: KernelGraph, kernel: str, exponential: str, rng: np.random.Generator, over: tuple[str, ...] | None = None
-) -> bool:
-    """Every output has degree 0 in a factor on this exponential that varies along the axes not in ``over``, and something is
-    summed over.
-    """
-    found = measured_degrees(graph, kernel, exponential, rng, over)
-    return bool(found.over) and found.invariant
-
-
 def _measure(
     tied: Structure,
     small: KernelGraph,

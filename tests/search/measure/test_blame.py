@@ -55,7 +55,7 @@ def peer(program: TensorProgram, name: str, device: str) -> Any:
     return call
 
 
-def act(action: str, inputs: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+def act(action: str, inputs: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:  # noqa: C901, PLR0912
     match action:
         case "exit":
             os._exit(9)
