@@ -18,6 +18,8 @@ from typing import Any
 
 import typer
 
+from experiments import model_bench
+from experiments import model_plan
 from experiments import report
 from experiments.candidates import RANDOM
 from experiments.candidates import Request
@@ -184,12 +186,15 @@ def measure(
 
 def bench(  # noqa: PLR0913
     suites: Annotated[
-        list[str] | None, typer.Argument(metavar="SUITE", help="mcfuser, mirage, graphene, or globs of workloads.")
+        list[str] | None,
+        typer.Argument(metavar="SUITE", help="mcfuser, mirage, graphene, or globs of workloads; models [NETWORK]..."),
     ] = None,
     case: Annotated[list[str] | None, typer.Option("--case", metavar="CASE", help="Only these, globs too: S?, '*:8'.")] = None,
-    peers: Annotated[str, typer.Option("--peers", metavar="NAMES", help=f"all, none, or some of {', '.join(PEERS)}.")] = ",".join(
-        FAST_PEERS
-    ),
+    peers: Annotated[
+        str | None,
+        typer.Option("--peers", metavar="NAMES", help=f"all, none, or some of {', '.join(PEERS)}. [{','.join(FAST_PEERS)}]"),
+    ] = None,
+    batch: Annotated[str, typer.Option("--batch", metavar="SIZES", help="Of models: batch sizes.")] = "1,8",
     schedules: Annotated[
         list[str] | None,
         typer.Option(
@@ -225,9 +230,10 @@ def bench(  # noqa: PLR0913
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> int:
-    """Measure named workloads beside what a user would pick instead.
+    """Measure named workloads, or whole networks, beside what a user would pick instead.
 
-    Every candidate is checked against float64, then all are timed in turn.
+    Every candidate is checked against float64, then all are timed in turn. `models` takes names of networks (bert-base, gpt2:8),
+    and nothing of them was measured before.
 
     The same command goes on where it ended; --budget bounds one call.
     """
@@ -237,8 +243,13 @@ def bench(  # noqa: PLR0913
         raise UsageError(
             "no suite is named", f"mufuser bench {SUITES[0]}; suites are {', '.join(SUITES)}; --list shows their cases"
         )
+    if suites and model_bench.SUITE in suites:
+        if suites[0] != model_bench.SUITE:
+            raise UsageError(f"networks are measured by themselves, not beside {suites[0]}", "mufuser bench models [NETWORK]...")
+        asked = model_bench.cases_of([*suites[1:], *(case or ())], model_bench.batches_of(batch))
+        return _networks(asked, model_bench.peers_of(peers), target, budget, output, name, list_, dry_run, json)
     names = cases_of(suites or SUITES, case or ())
-    wanted = peer_names(peers)
+    wanted = peer_names(",".join(FAST_PEERS) if peers is None else peers)
     device = load_device(target)
     if list_:
         found = listing(names, wanted if peers != "none" else PEERS)
@@ -265,6 +276,33 @@ def bench(  # noqa: PLR0913
         note(drawn)
     else:
         show(found, [f"written: {output}/bench.json, bench.md, rows.jsonl; {drawn}"])
+    return INTERRUPTED if interrupted else 0
+
+
+def _networks(
+    cases: Sequence[model_bench.Case],
+    peers: Sequence[str],
+    target: str,
+    budget: float,
+    folder: Path,
+    name: str,
+    list_: bool,
+    dry_run: bool,
+    json: bool,
+) -> int:
+    """``bench models``."""
+    if list_:
+        found: Any = model_plan.listing(cases, peers)
+        print_json(found) if json else model_plan.print_listing(found)
+        return 0
+    if dry_run:
+        found = model_plan.planned(cases, load_device(target))
+        print_json(found) if json else model_plan.print_plan(found)
+        return 0
+    need_gpu()
+    make_folder(folder)
+    found, interrupted = model_bench.run_all(cases, peers, name, budget, earlier(folder), lambda made: keep(folder, made))
+    print_json(found) if json else show(found, [f"written: {folder}/bench.json, bench.md"])
     return INTERRUPTED if interrupted else 0
 
 

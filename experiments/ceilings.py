@@ -91,7 +91,7 @@ def measure_ceilings(bench: Bench, copy_elements: int = COPY_ELEMENTS, matmul_si
 
 
 def contraction_flops(program: TensorProgram) -> int:
-    """Of matmuls and of attention; a multiply-add is two."""
+    """Of matmuls and of attention; a multiply-add is two. Causal attention needs what lies on and below its diagonal alone."""
     total = 0
     for node in program.nodes:
         shapes = [program[n].shape for n in node.inputs]
@@ -99,7 +99,11 @@ def contraction_flops(program: TensorProgram) -> int:
             total += 2 * math.prod(program[node.output].shape) * shapes[0][-1]
         elif node.op == "attention":
             rows, keys = math.prod(shapes[0][:-1]), shapes[1][-2]
-            total += 2 * rows * keys * (shapes[0][-1] + shapes[2][-1])
+            pairs = rows * keys
+            if node.attr.get("causal"):
+                n = shapes[0][-2]
+                pairs = rows // n * sum(min(keys, max(0, i + 1 + keys - n)) for i in range(n))
+            total += 2 * pairs * (shapes[0][-1] + shapes[2][-1])
     return total
 
 

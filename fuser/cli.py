@@ -32,10 +32,10 @@ class Verb:
 
 
 VERBS: dict[str, Verb] = {
-    "optimize": Verb("tvm_bridge.commands:optimize", "optimize a Relay model: find regions, tune, lower, put back"),
+    "optimize": Verb("tvm_bridge.commands:optimize", "choose, compile, run kernels of a model (.pt2, .onnx, Relay)"),
     "tune": Verb("search.tune_commands:tune", "choose schedules for named workloads and lower the winners"),
     "space": Verb("search.commands:space", "show the pruning funnel of a schedule space"),
-    "explain": Verb("search.tune_commands:explain", "cost terms of the winner beside those of its runner-up"),
+    "explain": Verb("search.tune_commands:explain", "why a workload's winner, a model's plan, or one of its kernels"),
     "superoptimize": Verb("fuser.superopt.commands:superoptimize", "search for verified µGraphs of a program"),
     "show": Verb("fuser.superopt.commands:show", "print or draw a µGraph"),
     "verify": Verb("fuser.superopt.commands:verify", "verify a µGraph against a program"),

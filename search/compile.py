@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
 from importlib.util import find_spec
 from math import nan
 from typing import Any
@@ -25,6 +27,7 @@ from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import Schedule
 from fuser.lower.triton_source import generate_graph
+from fuser.pools import APART
 from fuser.superopt.structures import searched
 from fuser.superopt.structures import structures
 from fuser.superopt.verify.verdicts import accepted
@@ -40,6 +43,8 @@ from search.realise import Realised
 from search.realise import realise
 from search.realise import verified
 from search.space.evolve import Ranked
+from search.stages import Say
+from search.stages import silent
 from search.tune import Tuned
 from search.tune import require_instant
 from search.tune import tune_fast
@@ -111,18 +116,47 @@ def compile_program(  # noqa: PLR0913
             dtype,
             {"target": target, "device": device, "capture": capture, "checked": checked, "seed": seed, "effort": effort},
         )
-    device, spec = _where(device, target, known.program.name)
+    device, spec = where_to_run(device, target, known.program.name)
     check_device(spec)
-    free = graph is None and schedule is None and not superoptimize
-    if free and is_model(known.program):
-        return _by_parts(known, spec, device, checked, seed, capture)
-    try:
-        done = _as_one(known.program, spec, device, graph, schedule, superoptimize, checked, seed)
-    except (NoValidKernelError, UnsupportedError):
-        if not free:
-            raise
-        return _by_parts(known, spec, device, checked, seed, capture)
+    if graph is None and schedule is None and not superoptimize:
+        return compile_imported(known, spec, device, checked=checked, seed=seed, capture=capture)
+    done = _as_one(known.program, spec, device, graph, schedule, superoptimize, checked, seed)
     return CompiledProgram(known.program, spec, done, device, known.params, known.inputs, capture, None, known.called)
+
+
+def compile_imported(
+    known: Imported,
+    spec: Device,
+    device: str | None,
+    *,
+    checked: bool = True,
+    seed: int = 0,
+    capture: bool = False,
+    jobs: int = 1,
+    say: Say = silent,
+) -> CompiledProgram:
+    """What the model alone chooses for a program, as one region or by parts. ``jobs`` processes price and compile; ``say`` is
+    told each stage as it begins."""
+    if not is_model(known.program):
+        say("tuning and checking one region")
+        try:
+            done = _as_one(known.program, spec, device, None, None, 0.0, checked, seed)
+            return CompiledProgram(known.program, spec, done, device, known.params, known.inputs, capture, None, known.called)
+        except (NoValidKernelError, UnsupportedError):
+            pass
+    with ProcessPoolExecutor(jobs, APART) if jobs > 1 else nullcontext() as pool:
+        model = compile_model(
+            known.program,
+            known.params,
+            spec,
+            libraries=device not in (None, "cpu"),
+            compiled=device != "cpu",
+            checked=checked,
+            seed=seed,
+            executor=pool,
+            say=say,
+        )
+    return CompiledProgram(model.program, spec, model.whole, device, model.params, known.inputs, capture, model, known.called)
 
 
 def _converted(known: Imported, given: Sequence[Any], dtype: str, options: Mapping[str, Any]) -> CompiledProgram:
@@ -145,20 +179,6 @@ def _examples(program: Any, known: Imported, inputs: Sequence[Any], keywords: Ma
     args, named = kept if kept is not None else ((inputs,) if alone else tuple(inputs), keywords)
     found = as_module(known.called, repr(known.program.name), args, named)
     return [found[n] for n in known.inputs]
-
-
-def _by_parts(known: Imported, spec: Device, device: str | None, checked: bool, seed: int, capture: bool) -> CompiledProgram:
-    """The program cut into parts, with library calls, and torch's for what there are none for."""
-    model = compile_model(
-        known.program,
-        known.params,
-        spec,
-        libraries=device not in (None, "cpu"),
-        compiled=device != "cpu",
-        checked=checked,
-        seed=seed,
-    )
-    return CompiledProgram(model.program, spec, model.whole, device, model.params, known.inputs, capture, model, known.called)
 
 
 def _as_one(
@@ -236,7 +256,7 @@ def _fits(graph: KernelGraph, schedule: Schedule) -> bool:
     return True
 
 
-def _where(device: str | None, target: str | Device | None, name: str) -> tuple[str | None, Device]:
+def where_to_run(device: str | None, target: str | Device | None, name: str) -> tuple[str | None, Device]:
     """Where the callable runs (None: nowhere, it is only compiled), and the device that kernels are made for."""
     spec = load_device(target) if isinstance(target, str) else target
     if device is not None and device.split(":")[0] not in ("cuda", "cpu"):

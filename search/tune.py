@@ -67,7 +67,7 @@ def rank_graph(
         return np.where(hazardous(f, device) | unwieldy(f), np.inf, refined.seconds(f, device))
 
     found = search(space, estimate, rng, effort)
-    top = [Ranked(with_launches(r.candidate, device), fixed + r.seconds) for r in found.top]
+    top = [Ranked(with_launches(r.candidate, device, r.seconds), fixed + r.seconds) for r in found.top]
     return top, found.estimated, found.notes
 
 

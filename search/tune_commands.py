@@ -21,7 +21,9 @@ from fuser.console import print_json
 from fuser.console import print_table
 from fuser.console import progress
 from fuser.device import load_device
+from fuser.errors import UsageError
 from fuser.files import file_stem
+from fuser.frontends.model_file import is_model_file
 from fuser.lower.compile import save_artifact
 from fuser.outputs import make_folder
 from fuser.outputs import write_file
@@ -31,6 +33,7 @@ from fuser.superopt.structures import searched
 from fuser.superopt.verify.verdicts import verdict_document
 from fuser.workloads import match
 from fuser.workloads import workload
+from search.model_commands import explain_model
 from search.realise import Realised
 from search.realise import realise
 from search.space.evolve import Ranked
@@ -153,8 +156,28 @@ def document(done: Realised, seconds: float, output: Path | None) -> dict[str, A
     }
 
 
-def explain(names: Names, target: Target = "h200", json: Json = False) -> None:
-    """Cost terms of the winner beside those of the best other candidate."""
+def explain(
+    names: Annotated[
+        list[str], typer.Argument(metavar="NAME...", help="Named workloads, globs of them, or the file of a model.")
+    ],
+    target: Target = "h200",
+    kernel: Annotated[
+        str | None, typer.Option("--kernel", metavar="NAME", help="Of a model: one kernel of its plan, by name, glob or number.")
+    ] = None,
+    params: Annotated[Path | None, typer.Option("--params", help="The parameters of a Relay model.")] = None,
+    json: Json = False,
+) -> None:
+    """Cost terms of the winner beside those of the best other candidate.
+
+    Of a model (.pt2, .onnx, Relay's .json): its plan and why neighbours are not fused, or one kernel of it.
+    """
+    if files := [n for n in names if is_model_file(n)]:
+        if len(names) > 1:
+            raise UsageError(f"{files[0]} is a model: it is explained alone", "one model a call")
+        explain_model(files[0], params, load_device(target), kernel, json)
+        return
+    if kernel is not None or params is not None:
+        raise UsageError(f"{'--kernel' if kernel else '--params'} belongs to a model", "name its file: .pt2, .onnx or .json")
     device = load_device(target)
     documents: list[dict[str, Any]] = []
     for name in match(names):

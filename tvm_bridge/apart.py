@@ -170,7 +170,8 @@ def _do(job: Job, folder: Path, stage: Stage) -> Any:
 
 def _with_params(result: Optimized, params: Mapping[str, Array]) -> Optimized:
     imported = result.imported
-    return replace(result, imported=replace(imported, model=replace(imported.model, params=params), params={}))
+    original = replace(imported, model=replace(imported.model, params=params), params={})
+    return replace(result, file=replace(result.file, imported=replace(result.file.imported, params={}), original=original))
 
 
 # -- the parent ---------------------------------------------------------------------------------------------------------------
@@ -308,7 +309,7 @@ def build(job: Job, folder: Folder, seconds: float | None = None) -> Optimized:
     """
     result = job.result
     assert result is not None
-    slim = replace(job, result=replace(_with_params(result, {}), built=None))
+    slim = replace(job, result=replace(_with_params(result, {}), built=None, made=None, trial=None))
     limit = seconds_for(job) if seconds is None else seconds
     done: _Answer = _run(slim, folder.path, limit)
     library = Library(slim, limit, done.device, folder) if Path(folder.path, "graph.so").exists() else None

@@ -1,13 +1,13 @@
-"""The main job: a Relay model in, a model with fused kernels out, on a machine without a GPU.
+"""The main job: a model in (of torch.export, ONNX or Relay), kernels for all of it out, on a machine without a GPU too.
 
-:func:`optimize` imports (files need no TVM), finds regions, tunes each distinct one with the model alone, lowers the winners
-through Triton to PTX, checks them, and, where a TVM with Relay is installed, carves the regions out, builds the model and
-compares it with the unpartitioned one.
+:func:`optimize` imports (files need no TVM), has an integer program choose the kernels that compute the whole model, lowers them
+through Triton to PTX and checks them; where there is a GPU of the target's kind it runs and times them. For Relay it also finds
+the regions that TVM can be given, and, where a TVM with Relay is installed, carves them out, builds the model and compares it
+with the unpartitioned one.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -21,16 +21,26 @@ from cost_model.program_time import program_seconds
 from cost_model.refined import check_device
 from fuser.device import Device
 from fuser.device import load_device
+from fuser.errors import EnvironmentError_
 from fuser.errors import FuserError
+from fuser.errors import UnsupportedError
 from fuser.errors import UsageError
+from fuser.frontends.imported import Imported
+from fuser.frontends.model_file import RELAY
+from fuser.frontends.model_file import ModelFile
+from fuser.frontends.model_file import read_model_file
 from fuser.ir.program import TensorProgram
 from fuser.pools import APART
+from search.compile import compile_imported
+from search.compile import where_to_run
 from search.realise import Realised
 from search.realise import realise
 from search.regions import Choice
 from search.regions import Left
 from search.regions import Region
 from search.regions import choose
+from search.stages import Stages
+from search.trial import tried
 from search.tune import Tuned
 from search.tune import require_instant
 from search.tune import tune_fast
@@ -43,7 +53,6 @@ from tvm_bridge.to_program.relay_import import RelayModel
 from tvm_bridge.to_program.relay_import import arrays_of
 from tvm_bridge.to_program.relay_import import from_json_text
 from tvm_bridge.to_program.relay_import import is_typed
-from tvm_bridge.to_program.relay_import import read_model
 from tvm_bridge.to_program.relay_import import save_arrays
 from tvm_bridge.to_program.relay_import import save_module
 from tvm_bridge.to_program.relay_import import to_program
@@ -52,17 +61,6 @@ Step = Callable[[str], None]
 
 LIVE = "the module"
 """The source of a live module."""
-
-
-class _Clock:
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self.last = time.perf_counter()
-
-    def lap(self, name: str) -> None:
-        now = time.perf_counter()
-        self.seconds[name] = self.seconds.get(name, 0.0) + now - self.last
-        self.last = now
 
 
 def optimize(  # noqa: PLR0913
@@ -78,38 +76,115 @@ def optimize(  # noqa: PLR0913
     step: Step = lambda text: None,
     seed: int = 0,
     timeout: float | None = None,
+    on: str | None = None,
+    whole: bool | None = None,
 ) -> Optimized:
-    """Partition a model, tune its regions, lower them, and build it.
+    """Choose kernels for a model, lower and check them, run them where there is a GPU for them, and build a Relay model with TVM.
 
-    ``model`` is the path of a ``save_json`` file, or a live ``IRModule``; ``params`` the path of a ``save_param_dict`` file, or
-    arrays by name. ``build`` asks for a compiled model (None: where a TVM with Relay is installed, and ``failure`` of the result
-    says why there is none). ``compare`` runs it against the unpartitioned one. TVM works in a process of its own, for ``timeout``
-    seconds at most (default: by the size of the model).
+    ``model`` is the path of a file that ``torch.export.save`` (``.pt2``), ONNX (``.onnx``) or Relay's ``save_json`` wrote, or a
+    live ``IRModule``; ``params`` the path of a ``save_param_dict`` file, or arrays by name, of a Relay model. ``on`` says where
+    the kernels run when they are made: ``cuda``, ``cpu`` (Triton's interpreter), ``none``, or by default a GPU of the target's
+    kind, if there is one. ``whole=False`` leaves out the kernels of the whole model, and finds alone the regions of a Relay model
+    that TVM is given (the default for a live module).
+
+    ``build`` asks for a Relay model compiled by TVM (None: where one is installed, and ``failure`` of the result says why there
+    is none). ``compare`` runs it against the unpartitioned one. TVM works in a process of its own, for ``timeout`` seconds at
+    most (default: by the size of the model).
 
     Raises :class:`fuser.errors.ModelFileError` for files that cannot be read; a model without regions worth fusing is no error.
     """
     require_instant(effort)
     device = load_device(target) if isinstance(target, str) else target
     check_device(device)
-    clock, folder = _Clock(), apart.Folder()
-    step("reading the model")
+    stages = Stages(step)
+    stages.begin("import", "reading the model")
+    live, folder = not isinstance(model, str | Path), apart.Folder()
+    file, path = _read(model, params, folder)
+    stages.end()
+    us = program_seconds(file.imported.program, device) * 1e6
+    result = Optimized(file, device, (), (), us, us, seed=seed)
+    if whole or (whole is None and not live):
+        result = _with_kernels(result, on, stages, jobs, check)
+    if file.form == RELAY:
+        result = _with_regions(result, stages, jobs, check)
+    stages.end()
+    result = replace(result, seconds=stages.seconds)
+    if build is False or file.form != RELAY:
+        return result
+    return with_library(result, path, params, strict=build is True, compare=compare, step=step, timeout=timeout, folder=folder)
+
+
+def _read(model: Any, params: Any, folder: apart.Folder) -> tuple[ModelFile, str | Path]:
+    """The model, and its file: of a live module one in ``folder``."""
     if isinstance(model, str | Path):
         if params is not None and not isinstance(params, str | Path):
             raise UsageError("the parameters of a model file are a file too", "save them with tvm.runtime.save_param_dict")
-        relay_model = read_model(model, params)
-    else:
-        if isinstance(params, str | Path):
-            raise UsageError(
-                "the parameters of a live module are arrays by name", "read them with tvm_bridge.read.relay_params.read_params"
-            )
-        model, relay_model = _read_live(model, params, folder)
-    imported = to_program(relay_model)
-    clock.lap("import")
-    step("finding regions")
+        return read_model_file(model, params), model
+    if isinstance(params, str | Path):
+        raise UsageError(
+            "the parameters of a live module are arrays by name", "read them with tvm_bridge.read.relay_params.read_params"
+        )
+    path, graph = _read_live(model, params, folder)
+    live = to_program(graph)
+    return ModelFile(live.model.source, RELAY, Imported(live.program, live.params, live.inputs), live), path
+
+
+def _with_kernels(result: Optimized, on: str | None, stages: Stages, jobs: int, check: bool) -> Optimized:
+    """The result with kernels for the whole model, and with what became of them where they run."""
+    where, notes = _where(on, result.device, result.file)
+    stages.begin("kernels of the model")
+    made = compile_imported(
+        result.file.imported,
+        result.device,
+        None if where == "cpu" else where,
+        checked=check,
+        seed=result.seed,
+        jobs=jobs,
+        say=stages.say,
+    )
+    result = replace(result, made=made, notes=notes)
+    if where is None:
+        return result
+    stages.begin("running", "running it")
+    run = made if where != "cpu" else replace(made, device="cpu", realised=replace(made.realised, artifacts=()))
+    try:
+        return replace(result, trial=tried(run, result.file, result.seed))
+    except UnsupportedError as error:
+        return _noted(result, f"it was not run: {error.message}")
+
+
+def _where(on: str | None, device: Device, file: ModelFile) -> tuple[str | None, tuple[str, ...]]:
+    """Where the kernels run when they are made (None: nowhere), and why not."""
+    if on not in (None, "cuda", "cpu", "none"):
+        raise UsageError(f"there is no device {on!r} to run on", "--on cuda, cpu or none")
+    if on == "none":
+        return None, ()
+    name = file.imported.program.name
+    opaque = {str(n.attr["callee"]) for n in file.imported.program.nodes if n.op == "opaque"}
+    if file.form == RELAY and opaque:
+        why = f"torch does not know {', '.join(sorted(opaque)[:4])} of Relay: the kernels cannot be run as a whole"
+        if on is not None:
+            raise UnsupportedError(why, "leave out --on")
+        return None, (why,)
+    if on == "cpu":
+        return where_to_run("cpu", device, name)[0], ()
+    try:
+        where = where_to_run(on, device, name)[0]
+    except EnvironmentError_:
+        if on is not None:
+            raise
+        where = None
+    return where, () if where else (f"there is no {device.title} here: nothing was run, times are predicted",)
+
+
+def _with_regions(result: Optimized, stages: Stages, jobs: int, check: bool) -> Optimized:
+    """The result with the regions of a Relay model that TVM can be given, tuned, lowered and checked."""
+    imported, device, seed = result.imported, result.device, result.seed
+    stages.begin("regions", "finding regions for TVM")
     tuned: dict[str, Tuned] = {}
     choices, left = find_regions(imported.program, device, tuned, frozenset(imported.origin), seed)
-    clock.lap("regions and tuning")
-    step(f"compiling {len({c.region.program.stable_hash() for c in choices})} distinct kernels for {len(choices)} regions")
+    distinct = len({c.region.program.stable_hash() for c in choices})
+    stages.begin("their kernels", f"compiling {distinct} distinct kernels for {len(choices)} regions")
     kernels, failed = lower_regions(choices, tuned, device, jobs, check, seed)
     regions = tuple(
         FusedRegion(f"{c.region.kind.lower().replace(' ', '_')}_{i}", c, kernels[c.region.program.stable_hash()])
@@ -119,13 +194,8 @@ def optimize(  # noqa: PLR0913
     for c in choices:
         if why := failed.get(c.region.program.stable_hash()):
             left += [Left(n, f"no kernel of the {c.region.kind} holds: {why}") for n in c.region.contractions]
-    clock.lap("lowering and checking")
-    before = program_seconds(imported.program, device) * 1e6
     after = predicted_us(imported.program, device, regions)
-    result = Optimized(imported, device, regions, tuple(left), before, after, seconds=clock.seconds, seed=seed)
-    if build is False:
-        return result
-    return with_library(result, model, params, strict=build is True, compare=compare, step=step, timeout=timeout, folder=folder)
+    return replace(result, regions=regions, left=tuple(left), after_us=after)
 
 
 def _read_live(mod: Any, params: Mapping[str, Any] | None, folder: apart.Folder) -> tuple[Path, RelayModel]:
@@ -211,8 +281,8 @@ def with_library(
     """
     if not strict and find_spec("tvm") is None:
         return _noted(result, "TVM is not installed: no library was built (pip install 'mufuser[relay]')")
-    clock = _Clock()
-    step("building the model" + (" and comparing it with the unpartitioned one" if compare else ""))
+    stages = Stages(step)
+    stages.begin("building", "building the model" + (" and comparing it with the unpartitioned one" if compare else ""))
     try:
         folder = folder or apart.Folder()
         values = save_arrays(params, folder.path) if isinstance(params, Mapping) and params else params or None
@@ -223,8 +293,8 @@ def with_library(
             raise
         absent = isinstance(error, RelayMissing)
         return replace(_noted(result, f"no library was built: {error.message}"), failure=None if absent else error)
-    clock.lap("building")
-    return replace(result, seconds={**result.seconds, **clock.seconds})
+    stages.end()
+    return replace(result, seconds={**result.seconds, **stages.seconds})
 
 
 def _noted(result: Optimized, note: str) -> Optimized:

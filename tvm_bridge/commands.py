@@ -5,6 +5,7 @@ from __future__ import annotations
 import json as json_text
 from collections import Counter
 from pathlib import Path
+from textwrap import fill
 from typing import Annotated
 from typing import Any
 
@@ -16,6 +17,7 @@ from fuser.console import print_table
 from fuser.console import print_text
 from fuser.errors import FuserError
 from fuser.errors import NothingSupportedError
+from fuser.errors import NoValidKernelError
 from fuser.outputs import make_folder
 from tvm_bridge.api import Step
 from tvm_bridge.api import optimize as optimize_model
@@ -26,39 +28,52 @@ from tvm_bridge.result import Optimized
 
 
 def optimize(  # noqa: PLR0913
-    model: Annotated[Path, typer.Argument(metavar="MODEL.json", help="A Relay model, written by tvm.ir.save_json.")],
-    params: Annotated[Path | None, typer.Option("--params", help="Its parameters, written by save_param_dict.")] = None,
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="A model: .pt2 (torch.export), .onnx, or Relay's .json (tvm.ir.save_json).")
+    ],
+    params: Annotated[
+        Path | None, typer.Option("--params", help="The parameters of a Relay model, written by save_param_dict.")
+    ] = None,
     target: Annotated[str, typer.Option("--target", help="The device; see mufuser devices.")] = "h200",
     effort: Annotated[str, typer.Option("--effort", help="instant, the only one: the model alone decides.")] = "instant",
-    output: Annotated[Path, typer.Option("-o", "--output", help="Folder for kernels, report.json and the library.")] = Path(
+    output: Annotated[Path, typer.Option("-o", "--output", help="Folder for kernels, report.json and plan.svg.")] = Path(
         "mufuser-out"
     ),
+    on: Annotated[
+        str | None,
+        typer.Option(
+            "--on", metavar="WHERE", help="Run it on cuda, cpu (Triton's interpreter), none. [a GPU of that kind, if any]"
+        ),
+    ] = None,
     library: Annotated[
-        bool, typer.Option("--library/--no-library", help="Build and export the model (needs TVM with Relay).")
+        bool, typer.Option("--library/--no-library", help="Build and export a Relay model (needs TVM with Relay).")
     ] = True,
-    compare: Annotated[bool, typer.Option("--compare/--no-compare", help="Compare with the unpartitioned model.")] = True,
+    compare: Annotated[bool, typer.Option("--compare/--no-compare", help="Compare it with the unpartitioned model.")] = True,
     timeout: Annotated[
         float | None,
         typer.Option(
             "--timeout", min=1, metavar="SECONDS", help="Seconds that TVM may take (default: by the size of the model)."
         ),
     ] = None,
-    jobs: Annotated[int, typer.Option("-j", "--jobs", min=1, max=1024, metavar="N", help="Processes that compile.")] = 2,
+    jobs: Annotated[
+        int, typer.Option("-j", "--jobs", min=1, max=1024, metavar="N", help="Processes that price and compile.")
+    ] = 2,
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> int:
-    """Find the regions of a Relay model that are worth fusing, tune and lower them, and put them back.
+    """Choose kernels for a whole model, compile and check them; run and time them where there is a GPU.
 
-    Writes Triton sources, PTX and cubins to OUTPUT/kernels, the report to OUTPUT/report.json, and the built model to
-    OUTPUT/model.so. Files that an earlier run wrote there (OUTPUT/files.json lists them) are replaced or removed.
+    Writes Triton sources, PTX and cubins to OUTPUT/kernels, the plan to OUTPUT/report.json, and its drawing to
+    OUTPUT/plan.svg. A Relay model is also built by TVM with the regions worth fusing, to OUTPUT/model.so. Files that an
+    earlier run wrote there (OUTPUT/files.json lists them) are replaced or removed.
     """
     make_folder(output)
     step: Step = (lambda text: None) if json else (lambda text: note(f"… {text}"))
-    result = optimize_model(model, params, target=target, effort=effort, build=False, jobs=jobs, step=step)
+    result = optimize_model(model, params, target=target, effort=effort, build=False, jobs=jobs, step=step, on=on, whole=True)
     report = _written(result, output)
-    if library:
+    if library and result.relay:
         result = with_library(result, model, params, strict=False, compare=compare, step=step, timeout=timeout)
         report = _written(result, output)
-    if error := result.failure or _nothing(result):
+    if error := result.failure or _nothing(result) or _wrong(result):
         if not json:
             show(result, report, output)
         raise error
@@ -83,47 +98,67 @@ def _written(result: Optimized, output: Path) -> dict[str, Any]:
 
 
 def _nothing(result: Optimized) -> FuserError | None:
-    if any(n.op in ("matmul", "attention") for n in result.program.nodes):
+    made = result.made
+    if any(n.op in ("matmul", "attention") for n in result.program.nodes) or (not result.relay and made and made.graph.blocks):
         return None
     seen = Counter(str(n.attr.get("callee", n.op)) for n in result.program.nodes)
     names = ", ".join(f"{k} ({v})" for k, v in seen.most_common(4))
     return NothingSupportedError(
-        f"{result.imported.model.source} has no contraction that could be fused; it consists of {names or 'nothing'}",
+        f"{result.file.source} has no contraction that could be fused; it consists of {names or 'nothing'}",
         "the model is left as it is",
     )
 
 
+def _wrong(result: Optimized) -> FuserError | None:
+    if result.trial is None or result.trial.ok:
+        return None
+    return NoValidKernelError(f"the kernels of {result.file.source} are wrong here: {result.trial}", "please report it")
+
+
 def show(result: Optimized, report: dict[str, Any], output: Path) -> None:
     """The report for people, at 80 columns."""
-    rows = [
-        (r["name"], r["structure"], f"{r['fused_us']:.1f}", f"{r['unfused_us']:.1f}", _error(r["check"]))
-        for r in report["regions"]
-    ]
-    print_table(
-        f"{len(rows)} fused regions on {result.device.title}",
-        ("region", "kernels", "fused µs >", "apart µs >", "error >"),
-        rows or [("none", "", "", "", "")],
-    )
-    reasons = Counter(item.reason for item in result.left)
-    if reasons:
-        print_table("contractions left alone", ("count >", "reason"), [(n, why) for why, n in reasons.most_common()])
-    rest = [(g["operator"], g["kernels"], f"{g['us']:.1f}") for g in report["predicted"]["rest"][:8]]
-    if rest:
-        print_table("the rest of the model, predicted", ("operator", "kernels >", "µs >"), rest)
+    assert result.made is not None
+    plan = result.made.plan
+    print_table(plan.title, plan.heads, plan.rows(), plan.notes())
+    if result.relay:
+        _show_regions(result, report)
     p = report["predicted"]
-    lines = [f"predicted: {p['before_us']:.0f} µs before, {p['after_us']:.0f} µs after ({p['speedup']:.2f}×)"]
+    lines = [f"predicted: {p['before_us']:.0f} µs with every operator apart, {p['plan_us']:.0f} µs so ({p['speedup']:.2f}×)"]
+    if result.relay:
+        lines.append(f"as TVM is given it: {p['after_us']:.0f} µs, with the regions fused")
     if result.comparison:
         c = result.comparison
         lines.append(
             f"largest difference from the unpartitioned model: {c.largest:.1e} ({c.relative:.1e} of its largest value; {c.ran})"
         )
+    if result.trial:
+        lines.append(str(result.trial))
     lines += list(result.notes)
     lines.append(
-        f"written to {output}: {len(report['kernels'])} kernels, report.json" + (", model.so" if report["library"] else "")
+        f"written to {output}: {len(report['kernels'])} kernels, report.json, plan.svg"
+        + (", model.so" if report["library"] else "")
     )
-    lines.append("time: " + ", ".join(f"{k} {v:.1f} s" for k, v in result.seconds.items()))
     for line in lines:
         print_text(line)
+    print_text(fill("time: " + ", ".join(f"{k} {v:.1f} s" for k, v in result.seconds.items()), 80))
+
+
+def _show_regions(result: Optimized, report: dict[str, Any]) -> None:
+    rows = [
+        (r["name"], r["structure"], f"{r['fused_us']:.1f}", f"{r['unfused_us']:.1f}", _error(r["check"]))
+        for r in report["regions"]
+    ]
+    print_table(
+        f"{len(rows)} regions for TVM",
+        ("region", "kernels", "fused µs >", "apart µs >", "error >"),
+        rows or [("none", "", "", "", "")],
+    )
+    reasons = Counter(item.reason for item in result.left)
+    if reasons:
+        print_table("contractions left to TVM", ("count >", "reason"), [(n, why) for why, n in reasons.most_common()])
+    rest = [(g["operator"], g["kernels"], f"{g['us']:.1f}") for g in report["predicted"]["rest"][:8]]
+    if rest:
+        print_table("the rest of the model with TVM, predicted", ("operator", "kernels >", "µs >"), rest)
 
 
 def _error(check: dict[str, Any] | None) -> str:

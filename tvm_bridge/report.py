@@ -5,6 +5,7 @@ file).
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,16 @@ from typing import Any
 import numpy as np
 
 from fuser.console import plain
+from fuser.ir.mugraph import BlockGraph
+from fuser.ir.program import Tensor
+from fuser.lower.compile import KernelArtifact
 from fuser.lower.compile import save_artifact
+from fuser.outputs import write_file
 from fuser.runtime.library import summary
 from fuser.superopt.verify.verdicts import verdict_document
+from search.compiled import CompiledProgram
+from search.cover.drawing import drawing
+from search.realise import Realised
 from tvm_bridge.result import FusedRegion
 from tvm_bridge.result import Optimized
 from tvm_bridge.result import unfused_operators
@@ -39,20 +47,22 @@ def _version(name: str) -> str:
 
 
 def document(result: Optimized, output: Path | None = None) -> dict[str, Any]:
-    """The report; with ``output`` the kernels are written to ``output/kernels`` and their files named."""
+    """The report; with ``output`` the kernels are written to ``output/kernels``, the plan is drawn to ``output/plan.svg``, and
+    their files named."""
     kernels: dict[str, dict[str, Any]] = {}
+    plan = None if result.made is None else _plan(result.made, kernels, output)
     regions = [_region(r, kernels, output) for r in result.regions]
     fused = math.fsum(r.predicted_us for r in result.regions)
+    program, planned = result.program, result.after_us if result.made is None else result.made.plan.us
     return plain(
         {
             "schema": SCHEMA,
             "model": {
-                "source": result.imported.model.source,
-                "relay_version": result.imported.model.graph.version,
-                "operators": len(result.program.nodes),
-                "inputs": [
-                    {"name": v.name, "shape": list(v.type.dims), "dtype": v.type.dtype} for v in result.imported.model.inputs
-                ],
+                "source": result.file.source,
+                "form": result.file.form,
+                "relay_version": result.imported.model.graph.version if result.relay else "",
+                "operators": len(program.nodes),
+                "inputs": [_tensor(program[n]) for n in result.file.imported.inputs],
             },
             "target": {"name": result.device.name, "title": result.device.title, "arch": result.device.sm},
             "effort": "instant",
@@ -60,11 +70,14 @@ def document(result: Optimized, output: Path | None = None) -> dict[str, Any]:
             "versions": versions(),
             "predicted": {
                 "before_us": result.before_us,
+                "plan_us": planned,
                 "after_us": result.after_us,
-                "speedup": result.before_us / result.after_us if result.after_us else 1.0,
+                "speedup": result.before_us / planned if planned else 1.0,
                 "fused_us": fused,
-                "rest": unfused_operators(result),
+                "rest": unfused_operators(result) if result.relay else [],
             },
+            "plan": plan,
+            "run": None if result.trial is None else {**asdict(result.trial), "ok": result.trial.ok},
             "regions": regions,
             "kernels": kernels,
             "left": [{"node": item.node, "reason": item.reason} for item in result.left],
@@ -82,14 +95,58 @@ def document(result: Optimized, output: Path | None = None) -> dict[str, Any]:
     )
 
 
+def _tensor(tensor: Tensor) -> dict[str, Any]:
+    return {"name": tensor.name, "shape": list(tensor.shape), "dtype": tensor.dtype}
+
+
+def _plan(made: CompiledProgram, kernels: dict[str, dict[str, Any]], output: Path | None) -> dict[str, Any]:
+    """The plan of the whole model; its kernels join ``kernels``."""
+    plan, artifacts = made.plan, iter(made.artifacts)
+    entries = {k.name: next(artifacts) for k in made.graph.kernels if isinstance(k, BlockGraph)} if made.artifacts else {}
+    found = made.model.found if made.model is not None else (made.realised,)
+    parts = []
+    for part, done in zip(plan.parts, found, strict=True):
+        compiled = [entries[n] for n in part.names if n in entries]
+        for artifact in compiled:
+            _save(artifact, str(done.verdict), kernels, output)
+        parts.append(
+            {
+                "names": part.names,
+                "library": part.library,
+                "operators": part.operators,
+                "nodes": part.nodes,
+                "reads": [_tensor(t) for t in part.reads],
+                "writes": [_tensor(t) | {"layout": text} for t, text in zip(part.writes, part.layouts, strict=True)],
+                "us": part.us,
+                "equal": part.key[:16],
+                "kernels": [a.name for a in compiled],
+                "structure": summary(done.candidate.graph),
+                "schedule": done.candidate.schedule.to_json(),
+                "verdict": done.verdict.kind,
+                "check": _check(done),
+            }
+        )
+    if output:
+        write_file(output / "plan.svg", drawing(plan))
+    choice = None if plan.choice is None else asdict(plan.choice)
+    return {"us": plan.us, "launches": plan.launches, "choice": choice, "parts": parts, "drawing": "plan.svg" if output else None}
+
+
+def _save(artifact: KernelArtifact, verdict: str, kernels: dict[str, dict[str, Any]], output: Path | None) -> None:
+    if artifact.name not in kernels:
+        manifest = save_artifact(artifact, output / "kernels", artifact.name) if output else artifact.manifest()
+        kernels[artifact.name] = manifest | {"verdict": verdict}
+
+
+def _check(done: Realised) -> dict[str, Any] | None:
+    check = done.check
+    return None if check is None else {"error": check.error, "max_error": check.max_error, "method": check.method}
+
+
 def _region(region: FusedRegion, kernels: dict[str, dict[str, Any]], output: Path | None) -> dict[str, Any]:
     done = region.realised
-    names = []
     for artifact in done.artifacts:
-        if artifact.name not in kernels:
-            manifest = save_artifact(artifact, output / "kernels", artifact.name) if output else artifact.manifest()
-            kernels[artifact.name] = manifest | {"verdict": str(done.verdict)}
-        names.append(artifact.name)
+        _save(artifact, str(done.verdict), kernels, output)
     return {
         "name": region.name,
         "kind": region.region.kind,
@@ -103,12 +160,10 @@ def _region(region: FusedRegion, kernels: dict[str, dict[str, Any]], output: Pat
         "structure": summary(done.candidate.graph),
         "schedule": done.candidate.schedule.to_json(),
         "mugraph": done.candidate.graph.to_json(),
-        "kernels": names,
+        "kernels": [a.name for a in done.artifacts],
         "candidates": done.tuned.candidates,
         "rejected": dict(done.rejected),
         "verdict": verdict_document(done.verdict),
-        "check": None
-        if done.check is None
-        else {"error": done.check.error, "max_error": done.check.max_error, "method": done.check.method},
+        "check": _check(done),
         "notes": list(done.tuned.notes),
     }

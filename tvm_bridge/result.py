@@ -14,11 +14,15 @@ from cost_model.program_time import operator_times
 from cost_model.program_time import program_seconds
 from fuser.device import Device
 from fuser.errors import FuserError
+from fuser.frontends.model_file import RELAY
+from fuser.frontends.model_file import ModelFile
 from fuser.ir.program import TensorProgram
+from search.compiled import CompiledProgram
 from search.realise import Realised
 from search.regions import Choice
 from search.regions import Left
 from search.regions import Region
+from search.trial import Trial
 from tvm_bridge.to_program.relay_import import ImportedModel
 
 if TYPE_CHECKING:
@@ -56,11 +60,13 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Optimized:
-    """What :func:`tvm_bridge.api.optimize` found. Times are the model's predictions in microseconds; ``seconds`` are those of the
-    steps on this machine. ``failure`` is why a library that could have been built was not.
+    """What :func:`tvm_bridge.api.optimize` found. ``made`` has the kernels of the whole model (and its plan), ``trial`` what
+    became of them where they ran; ``regions`` are those that TVM is given of a Relay model. Times are the model's predictions in
+    microseconds: ``before_us`` with every operator apart, ``after_us`` with the regions fused; ``seconds`` are those of the steps
+    on this machine. ``failure`` is why a library that could have been built was not.
     """
 
-    imported: ImportedModel
+    file: ModelFile
     device: Device
     regions: tuple[FusedRegion, ...]
     left: tuple[Left, ...]
@@ -72,10 +78,21 @@ class Optimized:
     failure: FuserError | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
     seed: int = 0
+    made: CompiledProgram | None = None
+    trial: Trial | None = None
 
     @property
     def program(self) -> TensorProgram:
-        return self.imported.program
+        return self.file.imported.program
+
+    @property
+    def imported(self) -> ImportedModel:
+        """The import of a Relay model."""
+        return self.file.original
+
+    @property
+    def relay(self) -> bool:
+        return self.file.form == RELAY
 
 
 def predicted_us(program: TensorProgram, device: Device, regions: Sequence[FusedRegion]) -> float:

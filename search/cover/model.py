@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Mapping
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from dataclasses import field
@@ -44,6 +45,7 @@ from search.realise import realise
 from search.realise import verified
 from search.regions import find_chains
 from search.space.evolve import Ranked
+from search.space.launches import block_seconds
 from search.space.launches import with_launches
 from search.stages import Say
 from search.stages import Stages
@@ -136,7 +138,9 @@ def compile_model(  # noqa: PLR0913
     found = tuple(done[p.program.stable_hash()] for p in chosen.parts)
     stitched = stitch(program, [(p, r.candidate.candidate) for p, r in zip(chosen.parts, found, strict=True)])
     if device.arch >= PDL.capability:
-        stitched = chained(stitched, device)
+        each = {id(r): r.candidate.candidate for r in found}
+        times = {i: block_seconds(early(c), device) for i, c in each.items()}
+        stitched = chained(stitched, device, [s for r in found for s in times[id(r)]])
     artifacts = compile_sources(generate_graph(stitched.graph, stitched.schedule), device.arch, executor) if compiled else ()
     winner = Ranked(stitched, math.fsum(r.candidate.seconds for r in found))
     priced_ = {id(t): t for t in tuned.values()}.values()
@@ -191,13 +195,18 @@ def _without(tuned: Mapping[Part, Tuned], failed: Collection[str], device: Devic
     return found
 
 
-def chained(candidate: Candidate, device: Device) -> Candidate:
+def chained(candidate: Candidate, device: Device, seconds: Sequence[float]) -> Candidate:
     """Kernels that may start before the one in front has ended: their launch and their indices are behind them when it has stored
     its results. (Lines of weights brought to L2 meanwhile cost more than they gain, on an H200: the kernel in front needs the
-    bandwidth.)"""
+    bandwidth.) ``seconds`` are those of each generated kernel."""
     pairs = scheduled(candidate.graph, candidate.schedule)
     kernels = tuple(PDL.set(s, PDL.given) if i else s for i, (_, s) in enumerate(pairs) if s)
-    return with_launches(Candidate(candidate.graph, Schedule(kernels)), device)
+    return with_launches(Candidate(candidate.graph, Schedule(kernels)), device, seconds=seconds)
+
+
+def early(candidate: Candidate) -> Candidate:
+    """The candidate with every kernel launched early."""
+    return Candidate(candidate.graph, Schedule(tuple(PDL.set(k, PDL.given) for k in candidate.schedule.kernels)))
 
 
 def narrow(program: TensorProgram) -> bool:

@@ -123,12 +123,13 @@ class Plan:
         total = sum(p.us for p in self.parts)
         lines = [f"{self.launches} kernels, {total:.2f} µs in all, without any overlap; of × equal ones the first are named"]
         lines += [str(self.choice)] if self.choice else []
-        if self.stages:
-            lines.append("time: " + ", ".join(f"{k} {v:.1f} s" for k, v in self.stages.items()))
         return lines
 
     def lines(self, width: int = 80) -> list[str]:
-        return table_text(self.title, self.heads, self.rows(), self.notes(), width).splitlines()
+        notes = self.notes()
+        if self.stages:
+            notes.append("time: " + ", ".join(f"{k} {v:.1f} s" for k, v in self.stages.items()))
+        return table_text(self.title, self.heads, self.rows(), notes, width).splitlines()
 
     def __str__(self) -> str:
         return "\n".join(self.lines())

@@ -8,6 +8,9 @@ below early is faster.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import inf
+
 from cost_model.refined import estimate
 from fuser.device import Device
 from fuser.ir.candidate import Candidate
@@ -20,13 +23,19 @@ SHORT = 0.4
 """Part of that kernel's time up to which the one behind it is only a tail."""
 
 
-def with_launches(candidate: Candidate, device: Device) -> Candidate:
-    """The candidate with ``pdl=late`` for short kernels behind long ones."""
-    if not any(map(PDL.of, candidate.schedule.kernels)):
+def block_seconds(candidate: Candidate, device: Device) -> list[float]:
+    """The estimate of each generated kernel."""
+    return [estimate(b, k, device)["seconds"] for b, k in candidate.blocks]
+
+
+def with_launches(candidate: Candidate, device: Device, total: float = inf, seconds: Sequence[float] | None = None) -> Candidate:
+    """The candidate with ``pdl=late`` for short kernels behind long ones. ``total`` is what all take together and ``seconds``
+    what each generated kernel takes, where that is known."""
+    if total <= LONG or not any(map(PDL.of, candidate.schedule.kernels)):
         return candidate
-    seconds = [estimate(b, k, device)["seconds"] for b, k in candidate.blocks]
+    times = block_seconds(candidate, device) if seconds is None else seconds
     kernels = list(candidate.schedule.kernels)
     for i in range(1, len(kernels)):
-        if PDL.of(kernels[i]) and seconds[i - 1] > LONG and seconds[i] < SHORT * seconds[i - 1]:
+        if PDL.of(kernels[i]) and times[i - 1] > LONG and times[i] < SHORT * times[i - 1]:
             kernels[i] = PDL.set(kernels[i], "late")
     return Candidate(candidate.graph, Schedule(tuple(kernels)))

@@ -135,17 +135,17 @@ def test_what_cannot_be_done_is_said(said: str, hint: str, program: Any, options
 
 def test_the_gpu_at_hand_is_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu(monkeypatch, "NVIDIA H200", 9, 0)
-    where, spec = compiling._where(None, None, "p")
+    where, spec = compiling.where_to_run(None, None, "p")
     assert (where, spec.name) == ("cuda", "h200")
-    where, spec = compiling._where("cuda:1", "h100", "p")
+    where, spec = compiling.where_to_run("cuda:1", "h100", "p")
     assert (where, spec.name) == ("cuda:1", "h100")
-    where, spec = compiling._where(None, "a100", "p")
+    where, spec = compiling.where_to_run(None, "a100", "p")
     assert (where, spec.name) == (None, "a100")
     with pytest.raises(UsageError, match=r"A100.* \(sm_80\) do not run on NVIDIA H200 \(sm_90\)"):
-        compiling._where("cuda", "a100", "p")
+        compiling.where_to_run("cuda", "a100", "p")
     gpu(monkeypatch, "NVIDIA L4", 8, 9)
     with pytest.raises(UsageError, match=r"GPU at hand, NVIDIA L4 \(sm_89\)") as error:
-        compiling._where(None, None, "p")
+        compiling.where_to_run(None, None, "p")
     assert "--target" in error.value.hint
     assert "device file" in error.value.hint
 

@@ -112,7 +112,7 @@ def built_here(files: Files) -> Optimized:
     from tvm_bridge.back import live
 
     with unranked():
-        found = api.optimize(files.model, files.params, build=False, jobs=1)
+        found = api.optimize(files.model, files.params, whole=False, build=False, jobs=1)
         mod, params = live.load(files.model, files.params, "the model")
         return live.build(found, mod, params)
 
@@ -160,7 +160,7 @@ def test_other_networks(name: str, length: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", NAMED)
 def test_the_whole_way_of_the_command(name: str, tmp_path: Path) -> None:
     files = save(name, 64, "params", tmp_path)
-    found = api.optimize(files.model, files.params, jobs=1)
+    found = api.optimize(files.model, files.params, whole=False, jobs=1)
     check(found, files, CHAINS[name])
     assert found.comparison is not None
     assert found.comparison.relative < 1e-5
@@ -174,7 +174,11 @@ def rows(names: list[str], lengths: list[int], sources: list[str], whole: bool) 
                 try:
                     with tempfile.TemporaryDirectory() as folder:
                         files = save(name, length, source, Path(folder))
-                        found = api.optimize(files.model, files.params, jobs=1, build=True) if whole else built_here(files)
+                        found = (
+                            api.optimize(files.model, files.params, whole=False, jobs=1, build=True)
+                            if whole
+                            else built_here(files)
+                        )
                         kinds = ", ".join(r.region.kind for r in found.regions) or "none"
                         lost = sum("stays with TVM" in n for n in found.notes)
                         what = (kinds + (f" ({lost} stay with TVM)" if lost else ""), f"{difference(found, files):.1e}")

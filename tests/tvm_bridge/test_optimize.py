@@ -91,7 +91,12 @@ def test_the_command_writes_kernels_and_a_report(ran):
     assert f".visible .entry {name}" in ptx
     assert (ran.folder / "kernels" / f"{name}.cubin").read_bytes().startswith(b"\x7fELF")
     assert kernel["registers"] > 0
-    assert set(report["kernels"]) == {k for r in report["regions"] for k in r["kernels"]}
+    assert set(report["kernels"]) == {k for r in (*report["regions"], *report["plan"]["parts"]) for k in r["kernels"]}
+    assert report["predicted"]["plan_us"] == report["plan"]["us"] < report["predicted"]["before_us"]
+    nodes = [n for p in report["plan"]["parts"] for n in p["nodes"]]
+    assert len(nodes) == len(set(nodes)) > 12
+    assert "nothing was run" in " ".join(report["notes"]) or report["run"]["ok"]
+    assert "</svg>" in (ran.folder / "plan.svg").read_text()
 
 
 def test_the_report_follows_its_schema(ran):
@@ -104,8 +109,9 @@ def test_tables(result, tmp_path, capsys, monkeypatch, golden):
     monkeypatch.setattr("tvm_bridge.commands.optimize_model", lambda *args, **options: result)
     code, out, _ = run(capsys, "optimize", ENCODER, "--params", PARAMS, "-o", tmp_path, "--no-library")
     assert code == 0
-    assert max(map(len, out.rpartition("written to")[0].splitlines())) <= 80
-    golden.check("optimize.txt", re.sub(r"\d+\.\d s", "0.0 s", out.replace(str(tmp_path), "OUT")))
+    out = out.replace(str(tmp_path), "OUT")
+    assert max(map(len, out.splitlines())) <= 80
+    golden.check("optimize.txt", re.sub(r"\d+\.\d+ s", "0.0 s", out.partition("time: ")[0]))
 
 
 def mlp(op: str = "nn.dense", shape: tuple[int | None, ...] = (64, 32)) -> str:
@@ -224,7 +230,8 @@ def test_a_script_without_a_guard_optimizes_with_several_processes(tmp_path: Pat
     script = tmp_path / "script.py"
     script.write_text(
         "import fuser\nprint('once')\n"
-        f"print(len(fuser.optimize({str(ENCODER)!r}, {str(PARAMS)!r}, build=False, check=False, jobs=2).regions) > 1)\n"
+        f"files = {str(ENCODER)!r}, {str(PARAMS)!r}\n"
+        "print(len(fuser.optimize(*files, build=False, check=False, jobs=2, whole=False).regions) > 1)\n"
     )
     root = ROOT
     environment = {**os.environ, "PYTHONPATH": str(root), "XDG_CACHE_HOME": str(tmp_path)}

@@ -20,6 +20,7 @@ import numpy as np
 from fuser.errors import EnvironmentError_
 from fuser.errors import ModelFileError
 from fuser.errors import UsageError
+from fuser.frontends.imported import Imported
 from fuser.ir.program import TensorProgram
 from tvm_bridge.read.relay_graph import Ref
 from tvm_bridge.read.relay_graph import RelayGraph
@@ -87,6 +88,10 @@ class ImportedModel:
         """Outputs of the program (and ``keep``) by name, opaque operators included."""
         return evaluate_program(self.program, {**self.params, **inputs}, compute, keep)
 
+    def original_outputs(self, inputs: Mapping[str, Array]) -> tuple[Array, ...]:
+        """Results of the graph as it is in the file, in float32."""
+        return self.model.evaluate(inputs)
+
     def between(self, inputs: Iterable[str], outputs: Iterable[str]) -> frozenset[int]:
         """Relay nodes on the way from the tensors ``inputs`` to the tensors ``outputs``: they depend on the former, and the
         latter on them. :class:`UsageError` names a tensor without an origin.
@@ -119,6 +124,12 @@ def read_model(path: str | Path, params_path: str | Path | None = None, inputs: 
     """
     params = read_params_typed(params_path) if params_path is not None else None
     return _model(read_text(path), str(path), params, str(params_path), inputs)
+
+
+def read_file(path: str | Path, params_path: str | Path | None = None) -> tuple[Imported, ImportedModel]:
+    """A model from its files as every frontend gives it, and with its Relay graph."""
+    model = to_program(read_model(path, params_path))
+    return Imported(model.program, model.params, model.inputs), model
 
 
 def from_json_text(

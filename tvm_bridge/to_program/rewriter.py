@@ -46,7 +46,7 @@ class Rewriter:
         for node in self.old.nodes:
             inputs = tuple(self.now(n) for n in node.inputs)
             attrs = renamed(node.attrs, self.now)
-            found = self.emit(node.op, *inputs, name=node.output, dtype=self.old[node.output].dtype, **attrs)
+            found = self._emit(node.op, inputs, node.output, self.old[node.output].dtype, attrs)
             if found != node.output:
                 self.moved[node.output] = found
         outputs = tuple(self.now(n) for n in self.old.outputs)
@@ -103,6 +103,10 @@ class Rewriter:
 
     def emit(self, op: str, *inputs: str, name: str, dtype: str = "", **attrs: Any) -> str:
         """The tensor of an operator application after the rules: an existing one, a constant, or a new node called ``name``."""
+        return self._emit(op, inputs, name, dtype, attrs)
+
+    def _emit(self, op: str, inputs: tuple[str, ...], name: str, dtype: str, attrs: Mapping[str, Any]) -> str:
+        """The same, of an operator that may have an attribute ``dtype`` too."""
         shape = infer_shape(op, [self.shape(i) for i in inputs], attrs)
         dtype = dtype or result_dtype(op, [self.dtype(i) for i in inputs], attrs)
         application = Application(op, inputs, attrs, name, shape, dtype)

@@ -1,0 +1,53 @@
+"""Files of models: each is read by the frontend of its form, and becomes a program with the values of its parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from fuser.errors import UsageError
+from fuser.frontends.imported import Imported
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """``form`` names the form of the file; ``original`` is what the frontend read, before it became a program: a
+    ``torch.export.ExportedProgram``, an ONNX graph, or an imported Relay model."""
+
+    source: str
+    form: str
+    imported: Imported
+    original: Any = None
+
+
+TORCH, ONNX, RELAY = "torch.export", "ONNX", "Relay"
+
+READERS: dict[str, tuple[str, str]] = {
+    ".pt2": (TORCH, "fuser.frontends.torch_file:read"),
+    ".onnx": (ONNX, "tvm_bridge.to_program.onnx_import:read_file"),
+    ".json": (RELAY, "tvm_bridge.to_program.relay_import:read_file"),
+}
+"""By suffix: what the form is called, and the function from a path to an import and what it is of. That of Relay also takes the
+path of a file of parameters. A reader of a higher layer is only a string here."""
+
+
+def is_model_file(name: str) -> bool:
+    """Whether an argument names a file of a model, and no workload."""
+    return Path(name).suffix in READERS
+
+
+def read_model_file(path: str | Path, params: str | Path | None = None) -> ModelFile:
+    """A model from a file; what has another suffix is taken for Relay. ``params`` is the file of a Relay model's parameters.
+
+    Raises :class:`fuser.errors.ModelFileError` for what cannot be read, and :class:`fuser.errors.UnsupportedError` for what has
+    no form as a program.
+    """
+    form, reader = READERS.get(Path(path).suffix, READERS[".json"])
+    if params is not None and form != RELAY:
+        raise UsageError(f"a model of {form} has its parameters in its file", "leave out --params")
+    module, _, name = reader.partition(":")
+    read = getattr(import_module(module), name)
+    imported, original = read(path, params) if form == RELAY else read(path)
+    return ModelFile(str(path), form, imported, original)

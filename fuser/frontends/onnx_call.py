@@ -1,0 +1,85 @@
+"""One node of an ONNX graph, as the rules of the import see it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fuser.errors import UnsupportedError
+from fuser.ir.builder import Builder
+from fuser.ir.builder import Ref
+from fuser.ir.ops import Array
+
+
+@dataclass(frozen=True)
+class Call:
+    """``args`` are tensors of the program, known arrays, or None for an input that is left out; ``attrs`` those that the node
+    has; ``opset`` is the version of ONNX; ``results`` the number of outputs that are read; ``constant`` makes a known array a
+    tensor of the program."""
+
+    b: Builder
+    op: str
+    args: tuple[Any, ...]
+    attrs: Mapping[str, Any]
+    opset: int
+    results: int
+    constant: Callable[[Array], Ref]
+    where: str
+
+    def unsupported(self, what: str, hint: str = "") -> UnsupportedError:
+        return UnsupportedError(
+            f"{self.where} {what}", hint or "export the part of the model around it, or another form of this operator"
+        )
+
+    def given(self, i: int) -> bool:
+        return i < len(self.args) and self.args[i] is not None
+
+    def ref(self, i: int) -> Ref:
+        """An input as a tensor of the program."""
+        if not self.given(i):
+            raise self.unsupported(f"lacks its input {i}")
+        value = self.args[i]
+        return value if isinstance(value, Ref) else self.constant(value)
+
+    def array(self, i: int, what: str) -> Array | None:
+        """An input that must be known; None where it is left out."""
+        if not self.given(i):
+            return None
+        if isinstance(self.args[i], Ref):
+            raise self.unsupported(f"has {what} that is computed", "export with static shapes, at the sizes that you deploy")
+        return self.args[i]
+
+    def ints(self, i: int, name: str) -> tuple[int, ...] | None:
+        """Integers that are an input, or in older versions an attribute."""
+        found = self.array(i, name)
+        if found is None:
+            value = self.attrs.get(name)
+            return None if value is None else tuple(value) if isinstance(value, (list, tuple)) else (int(value),)
+        return tuple(int(n) for n in np.asarray(found).reshape(-1))
+
+    def number(self, i: int, name: str) -> float | None:
+        found = self.array(i, name)
+        if found is None:
+            return self.attrs.get(name)
+        if found.size != 1:
+            raise self.unsupported(f"has {name} of {found.size} elements")
+        return float(found.reshape(-1)[0])
+
+    def only(self, **defaults: Any) -> None:
+        """These attributes have the values that the rule is for."""
+        for name, wanted in defaults.items():
+            value = self.attrs.get(name, wanted)
+            value = value.decode() if isinstance(value, bytes) else value
+            near = isinstance(wanted, float) and abs(float(value) - wanted) < 1e-5
+            if not near and value != wanted:
+                raise self.unsupported(f"has {name}={value}; only {wanted} is supported")
+
+    def axis(self, default: int, rank: int) -> int:
+        return self.attrs.get("axis", default) % rank
+
+    def reshape(self, x: Ref, shape: tuple[int, ...]) -> Ref:
+        return x if x.shape == shape else self.b.op("reshape", x, shape=shape)

@@ -1,0 +1,242 @@
+"""Models in ONNX files as programs. What depends on no input is computed by ONNX's own reference at import, shapes among it."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+from dataclasses import field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fuser.errors import EnvironmentError_
+from fuser.errors import FuserError
+from fuser.errors import ModelFileError
+from fuser.errors import UnsupportedError
+from fuser.errors import first_line
+from fuser.files import MODEL_BYTES
+from fuser.files import open_regular
+from fuser.files import printable
+from fuser.frontends.onnx_call import Call
+from fuser.frontends.onnx_rules import RULES
+from fuser.ir.builder import Builder
+from fuser.ir.builder import Ref
+from fuser.ir.ops import Array
+from fuser.ir.program import DTYPE_BYTES
+from fuser.ir.program import TensorProgram
+
+LARGEST_CONSTANT = 1 << 28
+"""Most elements of a tensor that is computed at import."""
+GROWING = ("ConstantOfShape", "Expand", "Tile", "Range", "OneHot", "Pad", "Resize", "EyeLike")
+"""Operators whose result may be much larger than what they read."""
+RANDOM = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial")
+
+
+@dataclass(frozen=True)
+class OnnxGraph:
+    """An ONNX model as a program: ``known`` has the values of all inputs but the user's, of which ``literals`` belong to the
+    model's text and are no parameters."""
+
+    source: str
+    model: Any = field(compare=False)
+    program: TensorProgram
+    known: Mapping[str, Array] = field(compare=False)
+    literals: frozenset[str]
+    inputs: tuple[str, ...]
+
+    def original_outputs(self, inputs: Mapping[str, Array]) -> tuple[Array, ...]:
+        """Results of the model as it is in the file, by ONNX's reference."""
+        from onnx.reference import ReferenceEvaluator
+
+        return tuple(np.asarray(x) for x in ReferenceEvaluator(self.model).run(None, dict(inputs)))
+
+
+def read_graph(path: str | Path) -> OnnxGraph:
+    """The model of a file. Raises :class:`ModelFileError` for what ONNX cannot load or check and for dynamic shapes, and
+    :class:`UnsupportedError` naming the node that has no form here."""
+    model = _load(path)
+    try:
+        return _Importer(str(path), model).run()
+    except FuserError as error:
+        raise type(error)(f"{path}: {error.message}", error.hint) from error
+
+
+def _load(path: str | Path) -> Any:
+    handle = open_regular(path)
+    size = os.fstat(handle).st_size
+    os.close(handle)
+    if size > MODEL_BYTES:
+        raise ModelFileError(f"{path}: has {size} bytes, more than the {MODEL_BYTES} that are read", "give another file")
+    try:
+        import onnx
+        from onnx import inliner
+    except ImportError as error:
+        raise EnvironmentError_("reading an ONNX file needs the package onnx", "pip install 'mufuser[onnx]'") from error
+    try:
+        model = onnx.load(str(path))
+        onnx.checker.check_model(model)
+        return inliner.inline_local_functions(model)
+    except Exception as error:
+        raise ModelFileError(
+            f"{path}: ONNX cannot load it: {printable(first_line(error), 300)}", "export the model again"
+        ) from error
+
+
+def _dtype(code: int, what: str) -> str:
+    import onnx
+
+    name = onnx.TensorProto.DataType.Name(code).lower()
+    name = {"float": "float32", "double": "float64"}.get(name, name)
+    if name not in DTYPE_BYTES:
+        raise UnsupportedError(f"{what} has dtype {name}, which is not supported", f"use one of {', '.join(DTYPE_BYTES)}")
+    return name
+
+
+class _Importer:
+    """One walk over the nodes of a graph."""
+
+    def __init__(self, source: str, model: Any) -> None:
+        self.source, self.model, self.graph = source, model, model.graph
+        named = [*self.graph.input, *self.graph.initializer, *self.graph.output]
+        self.builder = Builder(Path(source).stem, reserved=frozenset(v.name for v in named))
+        self.opset = max((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), default=1)
+        self.values: dict[str, Any] = {"": None}
+        self.known: dict[str, Array] = {}
+        self.literals: set[str] = set()
+        self.parameters: dict[int, tuple[str, str]] = {}
+        """Name and dtype of arrays that are parameters, by identity."""
+        self.refs: dict[int, Ref] = {}
+        self.read = {i for n in self.graph.node for i in n.input} | {o.name for o in self.graph.output}
+
+    def run(self) -> OnnxGraph:
+        from onnx import numpy_helper
+
+        for tensor in self.graph.initializer:
+            array = np.array(numpy_helper.to_array(tensor))  # writable, as torch wants it
+            self.values[tensor.name] = array
+            if array.size > 1 and tensor.name in self.read:
+                self.parameters[id(array)] = (tensor.name, _dtype(tensor.data_type, tensor.name))
+        inputs = [self._input(v) for v in self.graph.input if v.name not in self.values]
+        for node in self.graph.node:
+            found = self._node(node)
+            results = found if isinstance(found, (list, tuple)) else [found]
+            self.values |= {o: x for o, x in zip(node.output, results, strict=False) if o}
+        outputs: dict[str, Ref] = {}
+        for o in self.graph.output:
+            ref = self._ref(self.values[o.name])
+            if ref.name in self.builder.inputs or any(r is ref for r in outputs.values()):
+                ref = self.builder.op("reshape", ref, shape=ref.shape)
+            outputs[o.name] = ref
+        program = self.builder.build(**outputs)
+        return OnnxGraph(self.source, self.model, program, self.known, frozenset(self.literals), tuple(inputs))
+
+    def _input(self, value: Any) -> str:
+        kind = value.type.tensor_type
+        shape = []
+        for i, d in enumerate(kind.shape.dim):
+            if not d.HasField("dim_value") or d.dim_value < 1:
+                raise ModelFileError(
+                    f"dimension {i} of the input {value.name!r} is {d.dim_param or 'not given'}: shapes must be static",
+                    "export at the sizes that you deploy (without dynamic_axes)",
+                )
+            shape.append(int(d.dim_value))
+        ref = self.builder.input(value.name, tuple(shape), _dtype(kind.elem_type, f"the input {value.name!r}"))
+        self.values[value.name] = ref
+        return ref.name
+
+    def _node(self, node: Any) -> Any:
+        where = f"the node {node.name or ', '.join(node.output)!r} ({node.op_type})"
+        try:
+            args = tuple(self.values[i] for i in node.input)
+        except KeyError as error:
+            raise ModelFileError(f"{where} reads {error.args[0]!r}, which nothing computes", "the file is damaged") from error
+        attrs = _attributes(node)
+        if node.op_type == "Shape" and isinstance(args[0], Ref):
+            return np.array(args[0].shape[slice(attrs.get("start", 0), attrs.get("end"))], np.int64)
+        if node.op_type == "Size" and isinstance(args[0], Ref):
+            return np.array(math.prod(args[0].shape), np.int64)
+        if node.op_type == "Identity" and not isinstance(args[0], Ref):
+            return args[0]
+        if not any(isinstance(a, Ref) for a in args):
+            return self._computed(node, args, where)
+        rule = RULES.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+        if rule is None:
+            kind = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
+            raise UnsupportedError(
+                f"{where}: the operator {kind} has no counterpart in the op table",
+                "export the part of the model around it; torch.export (.pt2) leaves such operators to torch",
+            )
+        results = max((i + 1 for i, o in enumerate(node.output) if o in self.read), default=1)
+        call = Call(self.builder, node.op_type, args, attrs, self.opset, max(results, _outputs(node)), self._ref, where)
+        try:
+            return rule(call)
+        except UnsupportedError:
+            raise
+        except FuserError as error:
+            raise UnsupportedError(f"{where}: {error.message}", error.hint) from error
+
+    def _computed(self, node: Any, args: Sequence[Any], where: str) -> list[Array]:
+        """Results that depend on no input."""
+        if node.op_type in RANDOM:
+            raise UnsupportedError(f"{where} draws random numbers", "give them as an input")
+        if node.op_type in GROWING:
+            self._bounded(node, args, where)
+        from onnx.reference import ReferenceEvaluator
+
+        try:
+            names = [i for i in node.input if i]
+            found = ReferenceEvaluator(node, opsets=dict.fromkeys(("", node.domain), self.opset)).run(
+                None, {n: self.values[n] for n in names}
+            )
+        except Exception as error:
+            raise UnsupportedError(f"{where} cannot be computed at import: {first_line(error)}", "give it as an input") from error
+        return [np.asarray(x) for x in found]
+
+    def _bounded(self, node: Any, args: Sequence[Any], where: str) -> None:
+        if node.op_type == "Range":
+            start, limit, step = (float(np.asarray(a).reshape(-1)[0]) for a in args)
+            count = abs(limit - start) / max(abs(step), 1e-300)
+        else:
+            filled = node.op_type in ("ConstantOfShape", "EyeLike")  # the shape is all that they read
+            count = 1.0 if filled else float(np.asarray(args[0]).size)
+            for a in args if filled else args[1:]:
+                if a is not None and np.asarray(a).dtype.kind == "i":
+                    count *= float(np.prod(np.maximum(np.abs(np.asarray(a, np.float64)), 1.0)))
+        if not count <= LARGEST_CONSTANT:
+            raise UnsupportedError(f"{where} makes a constant of about {count:.0e} elements", "give it as an input")
+
+    def _ref(self, value: Any) -> Ref:
+        """A tensor of the program; a known array becomes an input with a value, once."""
+        if isinstance(value, Ref):
+            return value
+        if id(value) in self.refs:
+            return self.refs[id(value)]
+        name, dtype = self.parameters.get(id(value), ("", ""))
+        if not name:
+            name = f"constant_{len(self.known)}"
+            dtype = str(value.dtype)
+            self.literals.add(name)
+        if dtype not in DTYPE_BYTES:
+            raise UnsupportedError(
+                f"a constant has dtype {dtype}, which is not supported", f"use one of {', '.join(DTYPE_BYTES)}"
+            )
+        self.known[name] = value
+        self.refs[id(value)] = self.builder.input(name, value.shape or (1,), dtype)
+        if not value.shape:
+            self.known[name] = value.reshape(1)
+        return self.refs[id(value)]
+
+
+def _attributes(node: Any) -> dict[str, Any]:
+    from onnx import helper
+
+    return {a.name: helper.get_attribute_value(a) for a in node.attribute}
+
+
+def _outputs(node: Any) -> int:
+    """How many results a node says it has: those of a split are as many as its parts."""
+    return len(node.output) if node.op_type == "Split" else 1

@@ -1,0 +1,365 @@
+"""ONNX's operators: by their names in the op table, or by a rule where one is several of the table's or depends on attributes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from fuser.frontends.onnx_call import Call
+from fuser.ir.builder import Ref
+
+BY_NAME: dict[str, str] = {
+    "Abs": "abs", "Add": "add", "And": "logical_and", "Ceil": "ceil", "Cos": "cos", "Cosh": "cosh", "Div": "div", "Equal": "eq",
+    "Erf": "erf", "Exp": "exp", "Floor": "floor", "Greater": "gt", "GreaterOrEqual": "ge", "HardSwish": "hardswish",
+    "IsNaN": "isnan", "Less": "lt", "LessOrEqual": "le", "Log": "log", "Mish": "mish", "Mul": "mul", "Neg": "neg",
+    "Not": "logical_not", "Or": "logical_or", "PRelu": "prelu", "Reciprocal": "reciprocal", "Relu": "relu", "Round": "round",
+    "Sigmoid": "sigmoid", "Sign": "sign", "Sin": "sin", "Sinh": "sinh", "Softsign": "softsign", "Sqrt": "sqrt", "Sub": "sub",
+    "Tan": "tan", "Tanh": "tanh", "Where": "where", "Xor": "logical_xor",
+}  # fmt: skip
+"""Operators that are one of the table's, with its operands in its order and no attributes."""
+
+
+def by_name(c: Call) -> Ref:
+    return c.b.op(BY_NAME[c.op], *(c.ref(i) for i in range(len(c.args))))
+
+
+def identity(c: Call) -> Ref:
+    if c.op == "Dropout" and bool(np.any(c.array(2, "training_mode"))):
+        raise c.unsupported("is active", "export the model for inference")
+    return c.ref(0)
+
+
+# Element by element
+
+
+def _several(op: str) -> Callable[[Call], Ref]:
+    """Of any number of operands."""
+
+    def rule(c: Call) -> Ref:
+        x = c.ref(0)
+        for i in range(1, len(c.args)):
+            x = c.b.op(op, x, c.ref(i))
+        return x
+
+    return rule
+
+
+def _with(op: str, **attrs: tuple[str, float]) -> Callable[[Call], Ref]:
+    """Attributes of the table's by ONNX's names, with ONNX's defaults."""
+
+    def rule(c: Call) -> Ref:
+        return c.b.op(op, c.ref(0), **{ours: c.attrs.get(theirs, default) for ours, (theirs, default) in attrs.items()})
+
+    return rule
+
+
+def _selu(c: Call) -> Ref:
+    c.only(alpha=1.67326319217681884765625, gamma=1.05070102214813232421875)
+    return c.b.op("selu", c.ref(0))
+
+
+def _hard_sigmoid(c: Call) -> Ref:
+    x = c.ref(0) * float(c.attrs.get("alpha", 0.2)) + float(c.attrs.get("beta", 0.5))
+    return c.b.op("clamp", x, min=0.0, max=1.0)
+
+
+def _gelu(c: Call) -> Ref:
+    form = c.attrs.get("approximate", b"none")
+    return c.b.op("gelu_tanh", c.ref(0)) if form == b"tanh" else c.b.gelu(c.ref(0))
+
+
+def _clip(c: Call) -> Ref:
+    x = c.ref(0)
+    for i, op in ((1, "clamp_min"), (2, "clamp_max")):
+        name = op.removeprefix("clamp_")
+        bound = c.number(i, name)
+        if bound is not None and math.isfinite(bound) and abs(bound) < 3.4e38:
+            attrs: dict[str, Any] = {name: bound}
+            x = c.b.op(op, x, **attrs)
+    return x
+
+
+def _pow(c: Call) -> Ref:
+    x, n = c.ref(0), c.number(1, "exponent")
+    assert n is not None
+    return x if n == 1 else c.b.op("square", x) if n == 2 else c.b.op("sqrt", x) if n == 0.5 else c.b.op("pow", x, exponent=n)
+
+
+def _mod(c: Call) -> Ref:
+    return c.b.op("fmod" if c.attrs.get("fmod") else "remainder", c.ref(0), c.ref(1))
+
+
+def _cast(c: Call) -> Ref:
+    import onnx
+
+    name = onnx.TensorProto.DataType.Name(c.attrs["to"]).lower()
+    return c.b.op("cast", c.ref(0), dtype={"float": "float32", "double": "float64"}.get(name, name))
+
+
+def _trilu(c: Call) -> Ref:
+    x = c.ref(0)
+    k = int(c.number(1, "k") or 0)
+    keep = (np.triu if c.attrs.get("upper", 1) else np.tril)(np.ones(x.shape[-2:], bool), k)
+    return c.b.op("where", c.constant(keep), x, c.constant(np.zeros(1, x.tensor.dtype)))
+
+
+# Products
+
+
+def _matmul(c: Call) -> Ref:
+    x, y = c.ref(0), c.ref(1)
+    left, right = len(x.shape) == 1, len(y.shape) == 1
+    out = c.reshape(x, (1, *x.shape)) @ c.reshape(y, (*y.shape, 1)) if left and right else None
+    if out is None:
+        out = (c.reshape(x, (1, *x.shape)) if left else x) @ (c.reshape(y, (*y.shape, 1)) if right else y)
+    shape = out.shape[:-2] + (() if left else out.shape[-2:-1]) + (() if right else out.shape[-1:])
+    return c.reshape(out, shape or (1,))
+
+
+def _gemm(c: Call) -> Ref:
+    x, y = c.ref(0), c.ref(1)
+    out = (x.T if c.attrs.get("transA") else x) @ (y.T if c.attrs.get("transB") else y)
+    out = out if (alpha := c.attrs.get("alpha", 1.0)) == 1 else out * alpha
+    if not c.given(2):
+        return out
+    bias = c.ref(2)
+    return out + (bias if (beta := c.attrs.get("beta", 1.0)) == 1 else bias * beta)
+
+
+# Views and copies
+
+
+def _reshape(c: Call) -> Ref:
+    x, wanted = c.ref(0), c.ints(1, "shape")
+    assert wanted is not None
+    if not c.attrs.get("allowzero"):
+        wanted = tuple(x.shape[i] if n == 0 else n for i, n in enumerate(wanted))
+    if -1 in wanted:
+        rest = math.prod(x.shape) // max(1, math.prod(n for n in wanted if n != -1))
+        wanted = tuple(rest if n == -1 else n for n in wanted)
+    return c.reshape(x, wanted)
+
+
+def _flatten(c: Call) -> Ref:
+    x, at = c.ref(0), c.attrs.get("axis", 1)
+    at = at + len(c.ref(0).shape) if at < 0 else at
+    return c.reshape(x, (math.prod(x.shape[:at]), math.prod(x.shape[at:])))
+
+
+def _squeeze(c: Call) -> Ref:
+    x, axes = c.ref(0), c.ints(1, "axes")
+    gone = [i for i, n in enumerate(x.shape) if n == 1] if axes is None else [a % len(x.shape) for a in axes]
+    return c.reshape(x, tuple(n for i, n in enumerate(x.shape) if i not in gone))
+
+
+def _unsqueeze(c: Call) -> Ref:
+    x, axes = c.ref(0), c.ints(1, "axes") or ()
+    rank = len(x.shape) + len(axes)
+    new, rest = {a % rank for a in axes}, iter(x.shape)
+    return c.reshape(x, tuple(1 if i in new else next(rest) for i in range(rank)))
+
+
+def _transpose(c: Call) -> Ref:
+    x = c.ref(0)
+    perm = tuple(c.attrs.get("perm", reversed(range(len(x.shape)))))
+    return x if perm == tuple(range(len(perm))) else x.transpose(*perm)
+
+
+def _expand(c: Call) -> Ref:
+    x, shape = c.ref(0), np.broadcast_shapes(c.ref(0).shape, c.ints(1, "shape") or ())
+    return x if x.shape == shape else c.b.op("broadcast", x, shape=shape)
+
+
+def _tile(c: Call) -> Ref:
+    x, times = c.ref(0), c.ints(1, "repeats") or ()
+    split = tuple(e for n in x.shape for e in (1, n))
+    copied = tuple(e for t, n in zip(times, x.shape, strict=True) for e in (t, n))
+    if copied == split:
+        return x
+    whole = tuple(t * n for t, n in zip(times, x.shape, strict=True))
+    return c.reshape(c.b.op("broadcast", c.reshape(x, split), shape=copied), whole)
+
+
+def _concat(c: Call) -> Ref:
+    parts = [c.ref(i) for i in range(len(c.args))]
+    return parts[0] if len(parts) == 1 else c.b.op("concat", *parts, axis=c.axis(0, len(parts[0].shape)))
+
+
+def cut(c: Call, x: Ref, axis: int, start: int, stop: int) -> Ref:
+    return x if (start, stop) == (0, x.shape[axis]) else c.b.op("slice", x, axis=axis, start=start, stop=stop)
+
+
+def _split(c: Call) -> list[Ref]:
+    x = c.ref(0)
+    axis = c.axis(0, len(x.shape))
+    sizes = c.ints(1, "split")
+    if sizes is None:
+        each = -(-x.shape[axis] // c.results)
+        sizes = tuple(min(each, x.shape[axis] - i * each) for i in range(c.results))
+    ends = np.cumsum((0, *sizes))
+    return [cut(c, x, axis, int(a), int(b)) for a, b in itertools.pairwise(ends)]
+
+
+def _slice(c: Call) -> Ref:
+    x = c.ref(0)
+    starts, ends = c.ints(1, "starts") or (), c.ints(2, "ends") or ()
+    axes, steps = c.ints(3, "axes") or tuple(range(len(starts))), c.ints(4, "steps") or (1,) * len(starts)
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        if step != 1:
+            raise c.unsupported(f"has the step {step}; slices with a step of 1 are supported")
+        axis %= len(x.shape)
+        a, b, _ = slice(start, end).indices(x.shape[axis])
+        x = cut(c, x, axis, a, b)
+    return x
+
+
+def _gather(c: Call) -> Ref:
+    x = c.ref(0)
+    axis = c.axis(0, len(x.shape))
+    if isinstance(c.args[1], Ref):
+        if axis or len(x.shape) != 2:
+            raise c.unsupported("looks up along another axis than the rows of a table")
+        return c.b.op("embedding", x, c.ref(1), dtype=x.tensor.dtype)
+    index = np.asarray(c.args[1]) % x.shape[axis]
+    run = index.reshape(-1)
+    if not np.array_equal(run, run[0] + np.arange(run.size)):
+        raise c.unsupported("takes elements that do not follow on each other")
+    part = cut(c, x, axis, int(run[0]), int(run[-1]) + 1)
+    return c.reshape(part, (*x.shape[:axis], *index.shape, *x.shape[axis + 1 :]))
+
+
+# Folds and composites
+
+
+def _fold(op: str, before: str = "", after: str = "") -> Callable[[Call], Ref]:
+    def rule(c: Call) -> Ref:
+        x, axes = c.ref(0), c.ints(1, "axes")
+        if not axes and c.attrs.get("noop_with_empty_axes"):
+            return x
+        over = tuple(sorted(a % len(x.shape) for a in axes or range(len(x.shape))))
+        x = c.b.op(before, x) if before else x
+        y = c.b.op(op, x, axis=over, keepdims=bool(c.attrs.get("keepdims", 1)))
+        return c.b.op(after, y) if after else y
+
+    return rule
+
+
+def _arg(op: str) -> Callable[[Call], Ref]:
+    def rule(c: Call) -> Ref:
+        c.only(select_last_index=0)
+        x = c.ref(0)
+        return c.b.op(op, x, dim=c.axis(0, len(x.shape)), keepdim=bool(c.attrs.get("keepdims", 1)), dtype="int64")
+
+    return rule
+
+
+def _cumsum(c: Call) -> Ref:
+    c.only(exclusive=0, reverse=0)
+    (dim,) = c.ints(1, "axis") or (0,)
+    return c.b.op("cumsum", c.ref(0), dim=dim % len(c.ref(0).shape))
+
+
+def _softmax(op: str) -> Callable[[Call], Ref]:
+    def rule(c: Call) -> Ref:
+        x = c.ref(0)
+        axis = c.axis(-1 if c.opset >= 13 else 1, len(x.shape))
+        if c.opset < 13 and axis != len(x.shape) - 1:
+            raise c.unsupported("flattens the axes behind its own", "export with opset 13 or later")
+        return c.b.op(op, x, axis=axis)
+
+    return rule
+
+
+def _layer_norm(c: Call) -> Ref:
+    x, eps = c.ref(0), float(c.attrs.get("epsilon", 1e-5))
+    if c.results > 1:
+        raise c.unsupported("has its statistics read")
+    axis = c.axis(-1, len(x.shape))
+    size = math.prod(x.shape[axis:])
+    vectors = [c.reshape(c.ref(i), (size,)) for i in (1, 2) if c.given(i)]
+    return c.reshape(c.b.op("layer_norm", c.reshape(x, (*x.shape[:axis], size)), *vectors, eps=eps), x.shape)
+
+
+def _batch_norm(c: Call) -> Ref:
+    c.only(training_mode=0)
+    x, gain, bias, mean, variance = (c.ref(i) for i in range(5))
+    return c.b.op("batch_norm", x, mean, variance, gain, bias, eps=float(c.attrs.get("epsilon", 1e-5)))
+
+
+def _instance_norm(c: Call) -> Ref:
+    return c.b.op("instance_norm", c.ref(0), c.ref(1), c.ref(2), eps=float(c.attrs.get("epsilon", 1e-5)))
+
+
+def _group_norm(c: Call) -> Ref:
+    x, gain, bias, groups = c.ref(0), c.ref(1), c.ref(2), c.attrs["num_groups"]
+    if gain.shape != (x.shape[1],):
+        raise c.unsupported("has a gain for each group", "export with opset 21 or later")
+    return c.b.op("group_norm", x, gain, bias, groups=groups, eps=float(c.attrs.get("epsilon", 1e-5)))
+
+
+# Windows that move
+
+
+def _moves(c: Call, rank: int) -> dict[str, Any]:
+    """Stride, padding and dilation, as torch has them."""
+    c.only(auto_pad="NOTSET", ceil_mode=0)
+    pads = tuple(c.attrs.get("pads", (0,) * 2 * rank))
+    if pads[:rank] != pads[rank:]:
+        raise c.unsupported(f"has the pads {pads}, which differ at the two ends")
+    moves: dict[str, Any] = {"stride": tuple(c.attrs.get("strides", (1,) * rank)), "padding": pads[:rank]}
+    return moves | {"dilation": tuple(c.attrs.get("dilations", (1,) * rank))}
+
+
+def _conv(c: Call) -> Ref:
+    rank = len(c.ref(0).shape) - 2
+    operands = [c.ref(i) for i in range(3) if c.given(i)]
+    return c.b.op(f"conv{rank}d", *operands, groups=c.attrs.get("group", 1), **_moves(c, rank))
+
+
+def _pool(kind: str) -> Callable[[Call], Ref]:
+    def rule(c: Call) -> Ref:
+        rank = len(c.ref(0).shape) - 2
+        moves = _moves(c, rank)
+        if kind == "avg":
+            if any(moves["padding"]) and not c.attrs.get("count_include_pad"):
+                raise c.unsupported("does not count its padding")
+            if set(moves.pop("dilation")) != {1}:
+                raise c.unsupported("is dilated")
+        if c.results > 1:
+            raise c.unsupported("has its indices read")
+        return c.b.op(f"{kind}_pool{rank}d", c.ref(0), kernel_size=tuple(c.attrs["kernel_shape"]), **moves)
+
+    return rule
+
+
+def _global(op: str) -> Callable[[Call], Ref]:
+    def rule(c: Call) -> Ref:
+        x = c.ref(0)
+        return c.b.op(op, x, axis=tuple(range(2, len(x.shape))), keepdims=True)
+
+    return rule
+
+
+RULES: dict[str, Callable[[Call], Any]] = {
+    **dict.fromkeys(BY_NAME, by_name), **dict.fromkeys(("Identity", "Dropout"), identity),
+    "Max": _several("maximum"), "Min": _several("minimum"), "Sum": _several("add"), "Clip": _clip, "Pow": _pow, "Mod": _mod,
+    "LeakyRelu": _with("leaky_relu", negative_slope=("alpha", 0.01)), "Celu": _with("celu", alpha=("alpha", 1.0)),
+    "Elu": lambda c: c.b.op("elu", c.ref(0), alpha=c.attrs.get("alpha", 1.0), scale=1.0, input_scale=1.0),
+    "Softplus": lambda c: c.b.op("softplus", c.ref(0), beta=1.0, threshold=20.0), "Selu": _selu, "HardSigmoid": _hard_sigmoid,
+    "Gelu": _gelu, "Cast": _cast, "CastLike": lambda c: c.b.op("cast", c.ref(0), dtype=c.ref(1).tensor.dtype), "Trilu": _trilu,
+    "MatMul": _matmul, "Gemm": _gemm, "Reshape": _reshape, "Flatten": _flatten, "Squeeze": _squeeze, "Unsqueeze": _unsqueeze,
+    "Transpose": _transpose, "Expand": _expand, "Tile": _tile, "Concat": _concat, "Split": _split, "Slice": _slice,
+    "Gather": _gather, "ReduceSum": _fold("sum"), "ReduceMean": _fold("mean"), "ReduceMax": _fold("max"),
+    "ReduceMin": _fold("min"), "ReduceL1": _fold("sum", before="abs"), "ReduceL2": _fold("vector_norm"),
+    "ReduceSumSquare": _fold("sum", before="square"), "ReduceLogSum": _fold("sum", after="log"),
+    "ReduceLogSumExp": _fold("logsumexp"), "ArgMax": _arg("argmax"), "ArgMin": _arg("argmin"), "CumSum": _cumsum,
+    "Softmax": _softmax("softmax"), "LogSoftmax": _softmax("log_softmax"), "LayerNormalization": _layer_norm,
+    "BatchNormalization": _batch_norm, "InstanceNormalization": _instance_norm, "GroupNormalization": _group_norm,
+    "Conv": _conv, "MaxPool": _pool("max"), "AveragePool": _pool("avg"), "GlobalAveragePool": _global("mean"),
+    "GlobalMaxPool": _global("max"),
+}  # fmt: skip
+"""A rule for each operator; it returns a tensor, or a list of them for several results."""

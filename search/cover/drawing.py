@@ -1,0 +1,105 @@
+"""A plan as a drawing (SVG): a box for each part with its operators, from above to below as tensors flow; the darker, the longer
+it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+from xml.sax.saxutils import escape
+
+from fuser.files import printable
+from search.cover.plan import Kernels
+from search.cover.plan import Plan
+
+LINE, PAD, GAP_X, GAP_Y, CHARACTER = 16, 8, 28, 44, 7.2
+"""Pixels: of a line of text, around the text of a box, between boxes, and of a character."""
+MOST = 44
+"""Characters of a line in a box."""
+
+
+def drawing(plan: Plan) -> str:
+    """The whole text of an SVG file."""
+    labels = {p.number: _label(p, plan) for p in plan.parts}
+    sizes = {i: (CHARACTER * max(map(len, lines)) + 2 * PAD, LINE * len(lines) + 2 * PAD) for i, lines in labels.items()}
+    writer = {t.name: p.number for p in plan.parts for t in p.writes}
+    edges = [(writer[t.name], p.number, t.name) for p in plan.parts for t in p.reads if t.name in writer]
+    rows = _rows(plan.parts, edges)
+    width = max(sum(sizes[i][0] + GAP_X for i in row) for row in rows.values()) + GAP_X if rows else 2 * GAP_X
+    places, y = {}, float(2 * LINE + GAP_Y)
+    for row in rows.values():
+        x = (width - sum(sizes[i][0] + GAP_X for i in row) + GAP_X) / 2
+        for i in row:
+            places[i] = (x, y)
+            x += sizes[i][0] + GAP_X
+        y += max(sizes[i][1] for i in row) + GAP_Y
+    longest = max((p.us for p in plan.parts), default=0.0)
+    title = _text(plan.title)
+    width = max(width, CHARACTER * len(plan.title) + 2 * GAP_X)
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{y:.0f}" '
+            f'viewBox="0 0 {width:.0f} {y:.0f}" font-family="monospace" font-size="12">',
+            f"<title>{title}</title>",
+            '<defs><marker id="end" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
+            '<path d="M0 0L8 4L0 8z" fill="#555"/></marker></defs>',
+            f'<rect width="{width:.0f}" height="{y:.0f}" fill="white"/>',
+            f'<text x="{GAP_X}" y="{2 * LINE}" font-weight="bold">{title}</text>',
+            *(_edge(places, sizes, a, b, name) for a, b, name in edges),
+            *(_box(p, places[p.number], sizes[p.number], labels[p.number], longest) for p in plan.parts),
+            "</svg>\n",
+        ]
+    )
+
+
+def _rows(parts: Sequence[Kernels], edges: Sequence[tuple[int, int, str]]) -> dict[int, list[int]]:
+    """Parts by their distance from the inputs."""
+    depth: dict[int, int] = {}
+    for part in parts:  # in launch order: what is read is there before
+        depth[part.number] = 1 + max((depth[a] for a, b, _ in edges if b == part.number), default=-1)
+    rows: dict[int, list[int]] = {}
+    for number, level in depth.items():
+        rows.setdefault(level, []).append(number)
+    return dict(sorted(rows.items()))
+
+
+def _label(part: Kernels, plan: Plan) -> list[str]:
+    """Lines of a box: kernels, operators, how its results lie, and its time."""
+    share = f" ({part.us / plan.us:.1%})" if plan.us else ""
+    kernels = [*(part.names or ("a view",))]
+    kernels = kernels if len(kernels) <= 3 else [*kernels[:2], f"and {len(kernels) - 2} more"]
+    time = f"{part.us:.2f} µs{share}" + (", a library's" if part.library else "")
+    return [_cut(x) for x in (*kernels, part.title, *(f"→ {x}" for x in part.layouts[:3]), time)]
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MOST else f"{text[: MOST - 1]}…"
+
+
+def _text(text: str) -> str:
+    return escape(printable(text))
+
+
+def _box(part: Kernels, place: tuple[float, float], size: tuple[float, float], lines: Sequence[str], longest: float) -> str:
+    (x, y), (w, h) = place, size
+    share = part.us / longest if longest else 0.0
+    light = 97 - 32 * share
+    hue = 40 if part.library else 210
+    bold = ' font-weight="bold"'
+    text = "".join(
+        f'<tspan x="{x + PAD:.1f}" dy="{LINE}"{"" if i else bold}>{_text(line)}</tspan>' for i, line in enumerate(lines)
+    )
+    tip = _text(f"{', '.join(part.nodes)} of {', '.join(map(str, part.reads))}")
+    return (
+        f'<g><title>{tip}</title><rect x="{x:.1f}" y="{y:.1f}" width="{w:.1f}" height="{h:.1f}" rx="4" '
+        f'fill="hsl({hue},60%,{light:.0f}%)" stroke="#333"/><text y="{y + PAD - 4:.1f}">{text}</text></g>'
+    )
+
+
+def _edge(places: Mapping[int, tuple[float, float]], sizes: Mapping[int, tuple[float, float]], a: int, b: int, name: str) -> str:
+    x1, y1 = places[a][0] + sizes[a][0] / 2, places[a][1] + sizes[a][1]
+    x2, y2 = places[b][0] + sizes[b][0] / 2, places[b][1]
+    bend = (y2 - y1) / 2
+    # what passes other rows goes around their boxes
+    side = 0.0 if y2 - y1 <= GAP_Y + 1 else max(sizes[a][0], sizes[b][0])
+    path = f"M{x1:.1f} {y1:.1f}C{x1 + side:.1f} {y1 + bend:.1f} {x2 + side:.1f} {y2 - bend:.1f} {x2:.1f} {y2:.1f}"
+    return f'<path d="{path}" fill="none" stroke="#777" marker-end="url(#end)"><title>{_text(name)}</title></path>'

@@ -1,0 +1,61 @@
+"""Times of whole calls as replays of CUDA graphs, all in turn, inside this process."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from collections.abc import Mapping
+from typing import Any
+
+ROUNDS, SECONDS = 7, 0.05
+"""Rounds in which all contestants take turns, and how long each replays in one."""
+
+
+def captured(call: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+    """The output of a call, and the replay of its CUDA graph."""
+    import torch
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream), torch.no_grad():
+        for _ in range(2):
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph):
+        out = call()
+    graph.replay()
+    torch.cuda.synchronize()
+    return out, graph.replay
+
+
+def in_turn(replays: Mapping[str, Callable[[], None]]) -> dict[str, list[float]]:
+    """Microseconds of a replay in each round, in turn."""
+    import torch
+
+    counts: dict[str, int] = {}
+    for name, replay in replays.items():
+        start, end = torch.cuda.Event(True), torch.cuda.Event(True)
+        replay()
+        start.record()
+        for _ in range(5):
+            replay()
+        end.record()
+        torch.cuda.synchronize()
+        counts[name] = max(5, int(SECONDS * 5e3 / start.elapsed_time(end)))
+    found: dict[str, list[float]] = {n: [] for n in replays}
+    for _ in range(ROUNDS):
+        for name, replay in replays.items():
+            start, end = torch.cuda.Event(True), torch.cuda.Event(True)
+            start.record()
+            for _ in range(counts[name]):
+                replay()
+            end.record()
+            torch.cuda.synchronize()
+            found[name].append(1e3 * start.elapsed_time(end) / counts[name])
+    return found
+
+
+def medians(replays: Mapping[str, Callable[[], None]]) -> dict[str, float]:
+    """Median microseconds of a replay over the rounds."""
+    return {n: statistics.median(ts) for n, ts in in_turn(replays).items()}

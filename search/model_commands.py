@@ -1,0 +1,36 @@
+"""What commands say of a whole model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fuser.console import note
+from fuser.console import plain
+from fuser.console import print_json
+from fuser.console import print_table
+from fuser.console import print_text
+from fuser.device import Device
+from fuser.frontends.model_file import read_model_file
+from search.cover.model import compile_model
+from search.explained import explained_part
+from search.explained import neighbours
+from search.stages import silent
+
+
+def explain_model(path: str, params: Path | None, device: Device, kernel: str | None, json: bool) -> None:
+    """The plan of a model and why its neighbours are apart, or one kernel of it. Nothing is compiled."""
+    say = silent if json else lambda text: note(f"… {text}")
+    say("reading the model")
+    known = read_model_file(path, params).imported
+    model = compile_model(known.program, known.params, device, compiled=False, checked=False, say=say)
+    plan = model.plan
+    part = None if kernel is None else plan.find(kernel)
+    if json:
+        borders = model.borders(None if part is None else part.number)
+        shown = {"plan": plan} if part is None else {"kernel": part}
+        print_json({"target": device.name, "model": path, **shown, "borders": plain(borders)})
+    elif part is None:
+        print_table(plan.title, plan.heads, plan.rows(), plan.notes())
+        print_text("\n".join(["", "why they are apart:", *neighbours(model)]))
+    else:
+        print_text("\n".join(explained_part(part, model)))

@@ -1,0 +1,140 @@
+"""A compiled model on the machine at hand, beside what it was made of: do they agree, and how long do they take?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fuser.agreement import agreement
+from fuser.agreement import tolerance
+from fuser.frontends.imported import Imported
+from fuser.frontends.model_file import TORCH
+from fuser.frontends.model_file import ModelFile
+from fuser.ir.ops import Array
+from fuser.ir.program import TensorProgram
+from search.compiled import CompiledProgram
+
+
+@dataclass(frozen=True)
+class Trial:
+    """``difference`` is the largest relative Frobenius norm over all results, of what was made from the original, and ``limit``
+    what is accepted; ``us`` and ``original_us`` are medians of CUDA-graph replays in turn (None where nothing was timed, or the
+    original does not run there)."""
+
+    where: str
+    original: str
+    difference: float
+    limit: float
+    us: float | None = None
+    original_us: float | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.difference <= self.limit
+
+    def __str__(self) -> str:
+        times = "" if self.us is None else f": {self.us:.1f} µs measured"
+        beside = "" if self.original_us is None else f", {self.original} {self.original_us:.1f} µs"
+        says = f"differs from {self.original} by {self.difference:.1e}"
+        return f"ran {self.where}{times}{beside}; {says}" + ("" if self.ok else f", more than {self.limit:.0e}")
+
+
+def tried(run: CompiledProgram, file: ModelFile, seed: int = 0) -> Trial:
+    """Run what was made of a model, and the model, on the same inputs; time both where there is a GPU."""
+    import torch
+
+    known = file.imported
+    values = inputs_of(known, file.original, np.random.default_rng(seed))
+    dtypes = {known.program[n].dtype for n in known.program.inputs}
+    limit = 2 * tolerance(dtypes)  # both round
+    placed = {n: _tensor(torch, known.program, n, x).to(run.device) for n, x in values.items()}
+    if run.device == "cpu":
+        got = run.by_name(placed)
+        wanted = _numpy(file, values) if file.form != TORCH else _eager(file, placed, "cpu")()
+        return Trial("in Triton's interpreter", _called(file), _difference(got, wanted), limit)
+    from search.measure.replays import captured
+    from search.measure.replays import medians
+
+    mine = run.captured(**placed)
+    mine.replay()
+    torch.cuda.synchronize()
+    got = {n: y.clone() for n, y in mine.outputs.items()}
+    replays: dict[str, Callable[[], None]] = {"ours": mine.replay}
+    if file.form == TORCH:
+        wanted, replays["original"] = captured(_eager(file, placed, str(run.device)))
+    else:
+        wanted = _numpy(file, values)
+    difference = _difference(got, wanted)
+    times = medians(replays)
+    name = torch.cuda.get_device_name(run.device)
+    return Trial(f"on {name}", _called(file), difference, limit, times["ours"], times.get("original"))
+
+
+def _called(file: ModelFile) -> str:
+    return "torch eager" if file.form == TORCH else f"the {file.form} model in numpy"
+
+
+def inputs_of(known: Imported, original: Any, rng: np.random.Generator) -> dict[str, Any]:
+    """The user's inputs by name: those that the file has as examples, else random ones (indices below the size of each table that
+    they look up in)."""
+    from search.calling import as_module
+
+    if (kept := getattr(original, "example_inputs", None)) is not None and known.called is not None:
+        return as_module(known.called, known.program.name, *kept)
+    program = known.program
+    found: dict[str, Any] = {}
+    for name in known.inputs:
+        t = program[name]
+        if t.dtype.startswith(("int", "uint")):
+            tables = [program[n.inputs[0]].shape[0] for n in program.nodes if n.op == "embedding" and n.inputs[1] == name]
+            found[name] = rng.integers(0, min(tables, default=2), t.shape).astype(t.dtype)
+        elif t.dtype == "bool":
+            found[name] = rng.integers(0, 2, t.shape).astype(bool)
+        else:
+            found[name] = rng.standard_normal(t.shape).astype(np.float32 if t.dtype == "bfloat16" else t.dtype)
+    return found
+
+
+def _tensor(torch: Any, program: TensorProgram, name: str, value: Any) -> Any:
+    x = value if isinstance(value, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(value))
+    return x.detach().to(getattr(torch, program[name].dtype))
+
+
+def _eager(file: ModelFile, values: Mapping[str, Any], device: str) -> Callable[[], dict[str, Any]]:
+    """The original as a call that returns its results by the program's names."""
+    import torch
+    from torch.export.passes import move_to_device_pass
+    from torch.utils import _pytree as pytree
+
+    called = file.imported.called
+    assert called is not None
+    flat = [values[n] if n else fixed for n, fixed in zip(called.inputs, called.fixed, strict=True)]
+    args, keywords = pytree.tree_unflatten(flat, called.arguments)
+    module = move_to_device_pass(file.original, device).module() if device != "cpu" else file.original.module()
+
+    def call() -> dict[str, Any]:
+        with torch.no_grad():
+            leaves = pytree.tree_leaves(module(*args, **keywords))
+        return {r.name: y for r, y in zip(called.results, leaves, strict=True) if r.name}
+
+    return call
+
+
+def _numpy(file: ModelFile, values: Mapping[str, Any]) -> dict[str, Array]:
+    results = file.original.original_outputs({n: np.asarray(x) for n, x in values.items()})
+    return dict(zip(file.imported.program.outputs, results, strict=True))
+
+
+def _difference(got: Mapping[str, Any], wanted: Mapping[str, Any]) -> float:
+    """The largest difference of any result; infinite where NaN or infinity stand elsewhere."""
+    worst = 0.0
+    for name, theirs in wanted.items():
+        pair = (got[name], theirs)
+        y, z = (np.asarray(x.detach().cpu().double() if hasattr(x, "detach") else x, np.float64) for x in pair)
+        found = agreement(y, z, "float64", np.inf)
+        worst = max(worst, found.error if found.ok else np.inf)
+    return worst

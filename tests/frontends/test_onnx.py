@@ -1,0 +1,276 @@
+"""ONNX files as programs: every operator against ONNX's reference, whole models, and files that cannot be read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx")
+
+from onnx import TensorProto  # noqa: E402
+from onnx import helper  # noqa: E402
+from onnx import numpy_helper  # noqa: E402
+
+from fuser.errors import FuserError  # noqa: E402
+from fuser.errors import ModelFileError  # noqa: E402
+from fuser.errors import UnsupportedError  # noqa: E402
+from fuser.frontends.model_file import read_model_file  # noqa: E402
+from fuser.frontends.onnx_rules import RULES  # noqa: E402
+from tests.damage import damaged_bytes  # noqa: E402
+
+OPSET = 21
+CODES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "int64": TensorProto.INT64, "bool": TensorProto.BOOL}
+X = (2, 3, 4)
+I = TensorProto
+
+
+def saved(
+    folder: Path,
+    nodes: Sequence[Any],
+    inputs: Mapping[str, tuple[Any, ...]],
+    outputs: Sequence[str],
+    known: Mapping[str, Any] | None = None,
+    dtypes: Mapping[str, str] | None = None,
+    opset: int = OPSET,
+) -> Path:
+    """A file of these nodes; ``known`` are initializers."""
+    kinds = dtypes or {}
+    values = [helper.make_tensor_value_info(n, CODES[kinds.get(n, "float32")], s) for n, s in inputs.items()]
+    results = [helper.make_tensor_value_info(n, CODES[kinds.get(n, "float32")], ()) for n in outputs]  # unused
+    weights = [numpy_helper.from_array(np.asarray(x), n) for n, x in (known or {}).items()]
+    graph = helper.make_graph(list(nodes), "g", values, results, weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+    path = folder / "model.onnx"
+    onnx.save(model, path)
+    return path
+
+
+def agree(path: Path, rng: np.random.Generator, positive: bool = False, rtol: float = 1e-5) -> Any:
+    """The program of a file gives what ONNX's reference gives."""
+    file = read_model_file(path)
+    program = file.imported.program
+    values = {}
+    for name in file.imported.inputs:
+        t = program[name]
+        x = rng.standard_normal(t.shape)
+        values[name] = {"int64": (x * 2).astype(int) % 3, "bool": x > 0}.get(t.dtype, abs(x) + 0.5 if positive else x).astype(
+            t.dtype
+        )
+    got = program.evaluate(values | dict(file.imported.params))
+    wanted = file.original.original_outputs(values)
+    assert len(got) == len(wanted)
+    for y, z in zip(got.values(), wanted, strict=True):
+        assert y.shape == (z.shape or (1,))
+        np.testing.assert_allclose(y, z.reshape(y.shape), rtol=rtol, atol=1e-5)
+    return file
+
+
+def i(*values: int) -> Any:
+    return np.array(values, np.int64)
+
+
+F = np.float32
+ONE: dict[str, tuple[Sequence[tuple[int, ...]], dict[str, Any], Sequence[Any]]] = {
+    # operator: shapes of its inputs, attributes, known inputs behind them
+    **{n: ([X], {}, []) for n in (
+        "Abs", "Ceil", "Cos", "Cosh", "Erf", "Exp", "Floor", "HardSwish", "Mish", "Neg", "Relu", "Round", "Sigmoid", "Sign",
+        "Sin", "Sinh", "Softsign", "Tan", "Tanh", "Identity", "Celu", "Selu", "HardSigmoid", "Gelu", "Softplus", "Elu",
+        "LeakyRelu", "Transpose", "Flatten", "Softmax", "LogSoftmax",
+    )},
+    **{n: ([(2, 3, 4, 5)], {}, []) for n in ("GlobalAveragePool", "GlobalMaxPool")},
+    **{n: ([X], {}, []) for n in ("Log", "Sqrt", "Reciprocal")},
+    **{n: ([X, (3, 1)], {}, []) for n in ("Add", "Sub", "Mul", "Div", "Max", "Min", "Sum", "PRelu")},
+    "Mod": ([X, (4,)], {"fmod": 1}, []), "Clip": ([X], {}, [F(-0.5), F(0.7)]), "Pow": ([X], {}, [F(3)]),
+    "Cast": ([X], {"to": TensorProto.FLOAT16}, []), "Trilu": ([X], {"upper": 0}, [i(1).reshape(())]),
+    "MatMul": ([X, (4, 5)], {}, []), "Gemm": ([(3, 4), (5, 4), (5,)], {"transB": 1, "alpha": 0.5, "beta": 2.0}, []),
+    "Reshape": ([X], {}, [i(0, -1)]), "Squeeze": ([(2, 1, 3, 1)], {}, [i(1)]), "Unsqueeze": ([X], {}, [i(0, -1)]),
+    "Expand": ([(3, 1)], {}, [i(2, 3, 4)]), "Tile": ([X], {}, [i(2, 1, 3)]), "Concat": ([X, X], {"axis": -1}, []),
+    "Slice": ([X], {}, [i(1, -3), i(3, 2**40), i(1, 2)]), "Gather": ([X], {"axis": 1}, [i(1, 2)]),
+    **{n: ([X], {"keepdims": 0}, [i(-1)]) for n in (
+        "ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSumExp",
+    )},
+    "ReduceLogSum": ([X], {}, [i(0, 1)]), "CumSum": ([X], {}, [i(1).reshape(())]),
+    "ArgMax": ([X], {"axis": 1}, []), "ArgMin": ([X], {"axis": -1, "keepdims": 0}, []),
+    "LayerNormalization": ([X, (3, 4), (3, 4)], {"axis": 1}, []),
+    "InstanceNormalization": ([(2, 3, 4, 4), (3,), (3,)], {}, []),
+    "GroupNormalization": ([(2, 4, 5), (4,), (4,)], {"num_groups": 2}, []),
+    "Conv": ([(1, 4, 6, 6), (4, 2, 3, 3), (4,)], {"group": 2, "pads": [1, 1, 1, 1], "strides": [2, 1]}, []),
+    "MaxPool": ([(1, 2, 6, 6)], {"kernel_shape": [2, 3], "strides": [2, 1]}, []),
+    "AveragePool": ([(1, 2, 6, 6)], {"kernel_shape": [2, 2], "strides": [2, 2]}, []),
+}  # fmt: skip
+POSITIVE = ("Log", "Sqrt", "Reciprocal", "ReduceLogSum", "Div", "Mod")
+OTHERWISE = {"And", "Or", "Xor", "Not", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "IsNaN", "Where", "Split",
+             "BatchNormalization", "Dropout", "CastLike"}  # fmt: skip
+"""Operators of the tests below."""
+
+
+@pytest.mark.parametrize("op", sorted(ONE))
+def test_an_operator_is_what_onnx_says(op: str, tmp_path: Path, rng: np.random.Generator) -> None:
+    shapes, attrs, known = ONE[op]
+    inputs = {f"x{n}": s for n, s in enumerate(shapes)}
+    constants = {f"k{n}": k for n, k in enumerate(known)}
+    node = helper.make_node(op, [*inputs, *constants], ["y"], "here", **attrs)
+    dtypes = {"y": "int64" if op.startswith("Arg") else "float16" if op == "Cast" else "float32"}
+    opset = 21 if op not in ("Gelu", "Mish") else 20
+    path = saved(tmp_path, [node], inputs, ["y"], constants, dtypes, opset)
+    agree(path, rng, op in POSITIVE, 1e-2 if op == "Cast" else 1e-4)
+
+
+def test_every_rule_is_tested() -> None:
+    assert set(RULES) == set(ONE) | OTHERWISE
+
+
+def test_conditions_choose(tmp_path: Path, rng: np.random.Generator) -> None:
+    nodes = [
+        helper.make_node("Greater", ["x", "y"], ["a"]),
+        helper.make_node("LessOrEqual", ["x", "zero"], ["b"]),
+        helper.make_node("Less", ["y", "zero"], ["c"]),
+        helper.make_node("GreaterOrEqual", ["y", "x"], ["d"]),
+        helper.make_node("Equal", ["x", "y"], ["e"]),
+        helper.make_node("IsNaN", ["x"], ["n"]),
+        helper.make_node("Or", ["a", "b"], ["ab"]),
+        helper.make_node("And", ["c", "d"], ["cd"]),
+        helper.make_node("Xor", ["ab", "cd"], ["f"]),
+        helper.make_node("Or", ["f", "e"], ["g"]),
+        helper.make_node("Or", ["g", "n"], ["h"]),
+        helper.make_node("Not", ["h"], ["no"]),
+        helper.make_node("Where", ["no", "x", "y"], ["z"]),
+        helper.make_node("CastLike", ["no", "x"], ["w"]),
+        helper.make_node("Dropout", ["w"], ["v"]),
+    ]
+    agree(saved(tmp_path, nodes, {"x": X, "y": X}, ["z", "v"], {"zero": np.zeros(1, F)}), rng)
+
+
+def test_splits_by_sizes_and_evenly(tmp_path: Path, rng: np.random.Generator) -> None:
+    nodes = [
+        helper.make_node("Split", ["x", "sizes"], ["a", "b"], axis=-1),
+        helper.make_node("Split", ["x"], ["c", "d", "e"], axis=1, num_outputs=3),
+    ]
+    agree(saved(tmp_path, nodes, {"x": X}, ["a", "b", "d", "e"], {"sizes": i(1, 3)}), rng)
+
+
+def test_batch_norm_and_conv_with_weights(tmp_path: Path, rng: np.random.Generator) -> None:
+    known = {n: abs(rng.standard_normal(4)).astype(F) for n in ("gain", "bias", "mean", "var")}
+    known["w"] = rng.standard_normal((4, 3, 3, 3)).astype(F)
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], pads=[1] * 4),
+        helper.make_node("BatchNormalization", ["c", "gain", "bias", "mean", "var"], ["n"]),
+        helper.make_node("Relu", ["n"], ["y"]),
+    ]
+    file = agree(saved(tmp_path, nodes, {"x": (1, 3, 5, 5)}, ["y"], known), rng, rtol=1e-4)
+    assert {n.op for n in file.imported.program.nodes} >= {"conv2d", "relu"}
+
+
+def encoder(folder: Path, rng: np.random.Generator) -> Path:
+    """Embedding, attention as exporters write it (shapes computed, scale as a quotient, a mask), GELU by erf, norms in pieces."""
+    d, h, n = 16, 2, 8
+    known: dict[str, Any] = {w: rng.standard_normal((d, d)).astype(F) / 4 for w in ("wq", "wk", "wv", "wo", "w1", "w2")} | {
+        "table": rng.standard_normal((10, d)).astype(F),
+        "gain": np.ones(d, F),
+        "bias": np.zeros(d, F),
+    }
+    known |= {"heads": i(0, 0, h, d // h), "root": F(np.sqrt(d // h)), "two": F(2), "half": F(0.5), "one": F(1), "eps": F(1e-5)}
+    known |= {"root2": F(np.sqrt(2)), "last": i(-1), "dd": i(d), "first": i(0), "second": i(2)}
+    nodes = [
+        helper.make_node("Gather", ["table", "ids"], ["x"]),
+        helper.make_node("Shape", ["ids"], ["shape"]),
+        helper.make_node("Concat", ["shape", "dd"], ["flat"], axis=0),
+    ]
+    for name, perm in (("q", [0, 2, 1, 3]), ("k", [0, 2, 3, 1]), ("v", [0, 2, 1, 3])):
+        nodes.append(helper.make_node("MatMul", ["x", f"w{name}"], [f"{name}0"]))
+        nodes.append(helper.make_node("Reshape", [f"{name}0", "heads"], [f"{name}1"]))
+        nodes.append(helper.make_node("Transpose", [f"{name}1"], [f"{name}2"], perm=perm))
+    nodes += [
+        helper.make_node("MatMul", ["q2", "k2"], ["s"]),
+        helper.make_node("Div", ["s", "root"], ["scaled"]),
+        helper.make_node("Softmax", ["scaled"], ["p"], axis=-1),
+        helper.make_node("MatMul", ["p", "v2"], ["a"]),
+        helper.make_node("Transpose", ["a"], ["a1"], perm=[0, 2, 1, 3]),
+        helper.make_node("Reshape", ["a1", "flat"], ["a2"]),
+        helper.make_node("MatMul", ["a2", "wo"], ["o"]),
+        helper.make_node("Add", ["x", "o"], ["r"]),
+        helper.make_node("ReduceMean", ["r", "last"], ["mean"]),
+        helper.make_node("Sub", ["r", "mean"], ["c"]),
+        helper.make_node("Pow", ["c", "two"], ["c2"]),
+        helper.make_node("ReduceMean", ["c2", "last"], ["var"]),
+        helper.make_node("Add", ["var", "eps"], ["var1"]),
+        helper.make_node("Sqrt", ["var1"], ["dev"]),
+        helper.make_node("Div", ["c", "dev"], ["n0"]),
+        helper.make_node("Mul", ["n0", "gain"], ["n1"]),
+        helper.make_node("Add", ["n1", "bias"], ["n"]),
+        helper.make_node("MatMul", ["n", "w1"], ["u"]),
+        helper.make_node("Div", ["u", "root2"], ["u1"]),
+        helper.make_node("Erf", ["u1"], ["u2"]),
+        helper.make_node("Add", ["u2", "one"], ["u3"]),
+        helper.make_node("Mul", ["u", "u3"], ["u4"]),
+        helper.make_node("Mul", ["u4", "half"], ["g"]),
+        helper.make_node("MatMul", ["g", "w2"], ["f"]),
+        helper.make_node("Add", ["n", "f"], ["y"]),
+    ]
+    return saved(folder, nodes, {"ids": (1, n)}, ["y"], known, {"ids": "int64"})
+
+
+def test_what_exporters_take_apart_is_put_together(tmp_path: Path, rng: np.random.Generator) -> None:
+    file = agree(encoder(tmp_path, rng), rng, rtol=1e-4)
+    ops = [n.op for n in file.imported.program.nodes]
+    assert {"embedding", "matmul", "softmax", "layer_norm", "gelu"} <= set(ops)
+    assert not {"erf", "sqrt", "div"} & set(ops)
+    assert "table" in file.imported.params
+
+
+@pytest.mark.slow
+def test_an_onnx_model_is_optimized_and_run(tmp_path: Path, rng: np.random.Generator, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    from fuser.cli import main
+
+    path = encoder(tmp_path, rng)
+    assert main(["optimize", str(path), "-o", str(tmp_path / "out"), "--on", "cpu", "-j", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "embedding" in out
+    assert "differs from the ONNX model in numpy by" in out
+
+
+def bad(folder: Path) -> dict[str, tuple[Path, str]]:
+    def node(op: str, name: str = "here", **attrs: Any) -> Path:
+        (folder / name).mkdir()
+        return saved(folder / name, [helper.make_node(op, ["x"], ["y"], name, **attrs)], {"x": (1, 4)}, ["y"])
+
+    (folder / "dynamic").mkdir()
+    dynamic = saved(folder / "dynamic", [helper.make_node("Relu", ["x"], ["y"])], {"x": ("batch", 4)}, ["y"])
+    (folder / "huge").mkdir()
+    grown = [helper.make_node("ConstantOfShape", ["size"], ["z"], "much"), helper.make_node("Add", ["x", "z"], ["y"])]
+    huge = saved(folder / "huge", grown, {"x": (1, 4)}, ["y"], {"size": i(2**20, 2**20)})
+    text = folder / "text.onnx"
+    text.write_text("{}")
+    return {
+        "unknown": (node("Hardmax", "top"), r"the node 'top' \(Hardmax\): the operator Hardmax has no counterpart"),
+        "option": (node("Selu", "odd", alpha=2.0), r"the node 'odd' \(Selu\) has alpha=2"),
+        "dynamic": (dynamic, "dimension 0 of the input 'x' is batch"),
+        "huge": (huge, "the node 'much' .* makes a constant of about 1e\\+12 elements"),
+        "text": (text, "ONNX cannot load it"),
+        "absent": (folder / "absent.onnx", "No such file"),
+    }
+
+
+@pytest.mark.parametrize("name", ["unknown", "option", "dynamic", "huge", "text", "absent"])
+def test_what_cannot_be_read_is_named(name: str, tmp_path: Path) -> None:
+    path, reason = bad(tmp_path)[name]
+    with pytest.raises(UnsupportedError if name in ("unknown", "option", "huge") else ModelFileError, match=reason) as found:
+        read_model_file(path)
+    assert str(path) in found.value.message
+
+
+def test_damaged_files_are_errors(tmp_path: Path, rng: np.random.Generator) -> None:
+    good = encoder(tmp_path, rng).read_bytes()
+    path = tmp_path / "damaged.onnx"
+    for _ in range(40):
+        path.write_bytes(damaged_bytes(rng, good))
+        try:
+            read_model_file(path)
+        except FuserError as error:
+            assert "damaged.onnx" in error.message

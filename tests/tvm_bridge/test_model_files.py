@@ -1,0 +1,116 @@
+"""Files of models of every form through one pipeline: optimized, run, explained; and files that are none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from fuser.cli import main  # noqa: E402
+from fuser.errors import FuserError  # noqa: E402
+from fuser.errors import ModelFileError  # noqa: E402
+from fuser.frontends.model_file import read_model_file  # noqa: E402
+from tests.damage import damaged_bytes  # noqa: E402
+from tests.paths import ROOT  # noqa: E402
+from tests.search.cover.test_model import ROWS  # noqa: E402
+from tests.search.cover.test_model import WIDTH  # noqa: E402
+from tests.search.cover.test_model import layers  # noqa: E402
+
+
+class Summed(torch.nn.Module):
+    """What a library computes."""
+
+    def forward(self, x: Any) -> Any:
+        return torch.cumsum(x, -1)
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "layer.pt2"
+    module = torch.nn.Sequential(layers(1), Summed()).eval()
+    torch.export.save(torch.export.export(module, (torch.randn(ROWS, WIDTH).half(),)), path)
+    return path
+
+
+def test_an_exported_module_is_optimized_run_and_drawn(
+    exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    code = main(["optimize", str(exported), "-o", str(tmp_path), "--on", "cpu", "--jobs", "1", "--json"])
+    out = capsys.readouterr()
+    assert code == 0, out.err
+    report = json.loads(out.out)
+    jsonschema.validate(report, json.loads((ROOT / "tvm_bridge" / "report.schema.json").read_text()))
+    assert report["model"]["form"] == "torch.export"
+    assert report["run"]["ok"]
+    assert report["run"]["difference"] < 5e-3
+    ops = [op for p in report["plan"]["parts"] for op in p["operators"]]
+    assert {"matmul", "attention", "layer_norm", "gelu", "cumsum"} <= set(ops)
+    assert report["plan"]["choice"]["gap"] <= 1e-4
+    assert sum(p["us"] for p in report["plan"]["parts"]) == pytest.approx(report["predicted"]["plan_us"])
+    kernels = [k for p in report["plan"]["parts"] for k in p["kernels"]]
+    assert kernels
+    for name in kernels:
+        assert ".target sm_90" in (tmp_path / "kernels" / f"{name}.ptx").read_text()
+    drawing = ElementTree.fromstring((tmp_path / "plan.svg").read_text())
+    boxes = [x for x in drawing.iter() if x.tag.endswith("}g")]
+    assert len(boxes) == len(report["plan"]["parts"])
+    text = "".join(drawing.itertext())
+    assert all(n in text for p in report["plan"]["parts"] for n in p["names"][:2])
+
+
+def test_a_model_and_one_of_its_kernels_are_explained(exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", str(exported)]) == 0
+    out, err = capsys.readouterr()
+    assert "plan of layer for NVIDIA H200" in out
+    assert "is apart from" in out
+    table = out.split("why they are apart:")[0].splitlines()
+    assert max(map(len, table)) <= 80
+    assert [x for x in err.splitlines() if x.startswith("… pricing")]
+    assert main(["explain", str(exported), "--kernel", "0"]) == 0
+    out, _ = capsys.readouterr()
+    assert "reads " in out
+    assert "chosen:" in out
+    assert main(["explain", str(exported), "--kernel", "conv"]) == 2
+    assert "no kernel 'conv'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "reason"),
+    [
+        (["optimize", "{model}", "--params", "x.params"], 2, "has its parameters in its file"),
+        (["optimize", "{model}", "--on", "tpu"], 2, "no device 'tpu'"),
+        (["explain", "{model}", "mcfuser/G1"], 2, "explained alone"),
+        (["explain", "mcfuser/G1", "--kernel", "0"], 2, "--kernel belongs to a model"),
+        (["explain", "absent.pt2"], 3, "absent.pt2"),
+        (["optimize", "absent.pt2"], 3, "absent.pt2"),
+    ],
+)
+def test_wrong_arguments_are_named(
+    args: list[str], code: int, reason: str, exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [a.format(model=exported) for a in args] + (["-o", str(tmp_path)] if args[0] == "optimize" else [])
+    assert main(given) == code
+    assert reason in capsys.readouterr().err
+
+
+def test_a_damaged_archive_is_an_error_that_names_it(exported: Path, tmp_path: Path, rng: np.random.Generator) -> None:
+    bad, whole = tmp_path / "bad.pt2", exported.read_bytes()
+    ended: list[Any] = []
+    for _ in range(20):
+        bad.write_bytes(damaged_bytes(rng, whole))
+        try:
+            ended.append(read_model_file(bad))
+        except FuserError as error:
+            assert "bad.pt2" in error.message
+            ended.append(type(error))
+    assert ended.count(ModelFileError) > 10
+    bad.write_text("{}")
+    with pytest.raises(ModelFileError, match=r"no archive of torch\.export"):
+        read_model_file(bad)
