@@ -192,7 +192,9 @@ def bench(  # noqa: PLR0913
     case: Annotated[list[str] | None, typer.Option("--case", metavar="CASE", help="Only these, globs too: S?, '*:8'.")] = None,
     peers: Annotated[
         str | None,
-        typer.Option("--peers", metavar="NAMES", help=f"all, none, or some of {', '.join(PEERS)}. [{','.join(FAST_PEERS)}]"),
+        typer.Option(
+            "--peers", metavar="NAMES", help=f"all, none, or some of {', '.join(PEERS)} (default: {','.join(FAST_PEERS)})."
+        ),
     ] = None,
     batch: Annotated[str, typer.Option("--batch", metavar="SIZES", help="Of models: batch sizes.")] = "1,8",
     schedules: Annotated[

@@ -42,7 +42,9 @@ def optimize(  # noqa: PLR0913
     on: Annotated[
         str | None,
         typer.Option(
-            "--on", metavar="WHERE", help="Run it on cuda, cpu (Triton's interpreter), none. [a GPU of that kind, if any]"
+            "--on",
+            metavar="WHERE",
+            help="Run it on cuda, cpu (Triton's interpreter), none (default: a GPU of that kind, if any).",
         ),
     ] = None,
     library: Annotated[
