@@ -249,7 +249,13 @@ def bench(  # noqa: PLR0913
         if suites[0] != model_bench.SUITE:
             raise UsageError(f"networks are measured by themselves, not beside {suites[0]}", "mufuser bench models [NETWORK]...")
         asked = model_bench.cases_of([*suites[1:], *(case or ())], model_bench.batches_of(batch))
-        return _networks(asked, model_bench.peers_of(peers), target, budget, output, name, list_, dry_run, json)
+        among = model_bench.peers_of(peers)
+        if list_ or dry_run:
+            found = model_plan.listing(asked, among) if list_ else model_plan.planned(asked, load_device(target))
+            show_ = model_plan.print_listing if list_ else model_plan.print_plan
+            print_json(found) if json else show_(found)
+            return 0
+        return _networks(asked, among, budget, output, name, json)
     names = cases_of(suites or SUITES, case or ())
     wanted = peer_names(",".join(FAST_PEERS) if peers is None else peers)
     device = load_device(target)
@@ -281,26 +287,8 @@ def bench(  # noqa: PLR0913
     return INTERRUPTED if interrupted else 0
 
 
-def _networks(
-    cases: Sequence[model_bench.Case],
-    peers: Sequence[str],
-    target: str,
-    budget: float,
-    folder: Path,
-    name: str,
-    list_: bool,
-    dry_run: bool,
-    json: bool,
-) -> int:
-    """``bench models``."""
-    if list_:
-        found: Any = model_plan.listing(cases, peers)
-        print_json(found) if json else model_plan.print_listing(found)
-        return 0
-    if dry_run:
-        found = model_plan.planned(cases, load_device(target))
-        print_json(found) if json else model_plan.print_plan(found)
-        return 0
+def _networks(cases: Sequence[model_bench.Case], peers: Sequence[str], budget: float, folder: Path, name: str, json: bool) -> int:
+    """``bench models`` on a GPU."""
     need_gpu()
     make_folder(folder)
     found, interrupted = model_bench.run_all(cases, peers, name, budget, earlier(folder), lambda made: keep(folder, made))
