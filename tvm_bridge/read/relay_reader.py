@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 import tvm_bridge.read.relay_conv
+import tvm_bridge.read.relay_nn
 import tvm_bridge.read.relay_shapes  # noqa: F401 - enters its operators into the table
 from fuser.errors import ModelFileError
 from fuser.errors import UnsupportedError
