@@ -170,3 +170,7 @@ def test_the_readme_s_python_runs_in_the_interpreter(monkeypatch: pytest.MonkeyP
     x, w, v = (found[n].double() for n in "xwv")
     assert torch.allclose(found["y"].double(), torch.relu(x @ w) @ v, atol=0.1, rtol=1e-2)
     assert "verified" in capsys.readouterr().out
+
+
+def test_files_of_the_packages_stay_small() -> None:
+    assert {str(p): n for p in SOURCES if (n := len(p.read_text().splitlines())) > 415} == {}

@@ -28,6 +28,10 @@ from tvm_bridge.read.relay_graph import RelayNode
 from tvm_bridge.read.relay_graph import RelayVar
 from tvm_bridge.read.relay_graph import TensorType
 from tvm_bridge.read.relay_json import JsonNodes
+from tvm_bridge.read.relay_module import children
+from tvm_bridge.read.relay_module import functions_of
+from tvm_bridge.read.relay_module import span_of
+from tvm_bridge.read.relay_module import var_name
 from tvm_bridge.read.relay_ops import Array
 from tvm_bridge.read.relay_ops import Operands
 from tvm_bridge.read.relay_ops import TypeRuleError
@@ -94,8 +98,7 @@ def read_graph(text: str, source: str, params: Mapping[str, Array] | None = None
 class _GraphReader:
     def __init__(self, file: JsonNodes, params: Mapping[str, Array]) -> None:
         self.file, self.params = file, params
-        self.functions: dict[int, tuple[str, int]] = {}
-        self.by_name: dict[str, int] = {}
+        self.by_name, self.functions = functions_of(file)
         self.inputs: list[RelayVar] = []
         self.constants: list[RelayConstant] = []
         self.nodes: list[RelayNode] = []
@@ -120,7 +123,7 @@ class _GraphReader:
     # Module and types
 
     def read(self) -> RelayGraph:
-        main = self._main()
+        main = self.by_name["main"]
         frame = _Frame("main")
         self.order["main"] = self._post_order(main)
         names: set[str] = set()
@@ -139,28 +142,8 @@ class _GraphReader:
                 raise ModelFileError(f"{self.file.source}: an output has the dynamic type {graph.type_of(ref)}", _FIX)
         return graph
 
-    def _main(self) -> int:
-        f, root = self.file, self.file.root
-        if f.kind(root) == "relay.Function":
-            return root
-        if f.kind(root) != "IRModule":
-            raise ModelFileError(
-                f"{f.source}: holds a {f.kind(root) or 'null'}, not a Relay module", "save the IRModule with tvm.ir.save_json"
-            )
-        for key, function in f.pairs(f.ref(root, "functions")):
-            name = key if isinstance(key, str) else f.text_field(key, "name_hint")
-            self.by_name[name] = function
-            if isinstance(key, int):
-                self.functions[key] = (name, function)
-        if "main" not in self.by_name or f.kind(self.by_name["main"]) != "relay.Function":
-            found = ", ".join(self.by_name) or "none"
-            raise ModelFileError(
-                f"{f.source}: has no Relay function main (functions: {found})", "save a Relay module, not a lowered or Relax one"
-            )
-        return self.by_name["main"]
-
     def _input(self, var: int, names: set[str]) -> Ref:
-        name = self._var_name(var)
+        name = var_name(self.file, var)
         twins = self.twins.get(name, 0)
         self.twins[name] = twins + 1
         name += "_" * twins
@@ -181,10 +164,6 @@ class _GraphReader:
         if name in self.params and self.params[name].size <= _SMALL and self.params[name].dtype.kind in "iub":
             self.known[ref] = self.params[name]
         return ref
-
-    def _var_name(self, var: int) -> str:
-        vid = self.file.ref(var, "vid")
-        return self.file.text_field(vid, "name_hint") if vid else self.file.text_field(var, "name_hint")
 
     def _types(self, i: int, depth: int = 0) -> TensorType | tuple[Any, ...] | None:
         """A type node: a tensor, a tuple, or None where there is none."""
@@ -226,24 +205,8 @@ class _GraphReader:
             self.spend()
             if self.file.kind(i) == "relay.Call":
                 stack.append((i, True))
-            stack += [(c, False) for c in reversed(self._children(i))]
+            stack += [(c, False) for c in reversed(children(self.file, i))]
         return order
-
-    def _children(self, i: int) -> list[int]:
-        f, kind = self.file, self.file.kind(i)
-        if kind == "relay.Call":
-            return [f.ref(i, "op"), *f.items(f.ref(i, "args"))]
-        if kind == "relay.Function":
-            return [f.ref(i, "body")]
-        if kind == "relay.Let":
-            return [f.ref(i, "value"), f.ref(i, "body")]
-        if kind == "relay.Tuple":
-            return f.items(f.ref(i, "fields"))
-        if kind == "relay.TupleGetItem":
-            return [f.ref(i, "tuple_value")]
-        if kind == "relay.If":
-            return [f.ref(i, "cond"), f.ref(i, "true_branch"), f.ref(i, "false_branch")]
-        return []
 
     # Expressions: a step yields the expressions that it needs, so that depth costs no Python stack
 
@@ -284,7 +247,7 @@ class _GraphReader:
             found, looked = frame.lookup(i)
             self.spend(looked)
             if found is None:
-                raise f.fail(i, f"is the variable {self._var_name(i)!r}, which is not bound")
+                raise f.fail(i, f"is the variable {var_name(self.file, i)!r}, which is not bound")
             return found
         if kind == "relay.Constant":
             return self._constant(i)
@@ -371,7 +334,7 @@ class _GraphReader:
         operands = Operands(tuple(self._type_of(r) for r in flat), attrs, values)
         types, is_tuple = self._result(i, op, operands)
         self.spend(len(flat) + len(types))
-        node = RelayNode(len(self.nodes), op, tuple(flat), tuple(sorted(attrs.items())), types, self._span(i),
+        node = RelayNode(len(self.nodes), op, tuple(flat), tuple(sorted(attrs.items())), types, span_of(self.file, i),
                          (function, self.order.get(function, {}).get(i, -1)))  # fmt: skip
         self.nodes.append(node)
         self._fold_small(node, values)
@@ -407,7 +370,7 @@ class _GraphReader:
             return (found,), False
         if isinstance(found, tuple) and found and all(isinstance(t, TensorType) and t.static for t in found):
             return found, True
-        where = f"{self.file.source}: {op} (node {i}{', ' + self._span(i) if self._span(i) else ''})"
+        where = f"{self.file.source}: {op} (node {i}{', ' + span_of(self.file, i) if span_of(self.file, i) else ''})"
         entry = relay_op(op)
         if entry is None:
             dynamic = "" if found is None else f" but {found}"
@@ -429,16 +392,6 @@ class _GraphReader:
             if why := impossible(t):
                 raise ModelFileError(f"{where}: gives {why}", "the model is not well typed")
         return (types, True) if isinstance(types, tuple) else ((types,), False)
-
-    def _span(self, i: int) -> str:
-        span = self.file.ref(i, "span")
-        if not span:
-            return ""
-        if self.file.kind(span) != "Span":  # a sequence of spans: the first
-            items = self.file.items(self.file.ref(span, "spans")) if "spans" in self.file.fields(span) else []
-            span = items[0] if items else 0
-        name = self.file.ref(span, "source_name") if span else 0
-        return self.file.text(name) or self.file.text_field(name, "name") if name else ""
 
     def _fold_small(self, node: RelayNode, values: tuple[Array | None, ...]) -> None:
         """Values of small constant results: shapes and index ranges that later types depend on."""

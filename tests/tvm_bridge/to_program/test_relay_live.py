@@ -14,6 +14,7 @@ import pytest
 from fuser.errors import ModelFileError
 from tvm_bridge.read.relay_ops import relay_op
 from tvm_bridge.to_program.relay_import import ImportedModel
+from tvm_bridge.to_program.relay_import import arrays_of
 from tvm_bridge.to_program.relay_import import from_json_text
 from tvm_bridge.to_program.relay_import import from_module
 from tvm_bridge.to_program.relay_import import live_calls
@@ -329,3 +330,12 @@ def test_an_ill_typed_module_is_an_error() -> None:
     x, y = relay.var("x", shape=(2, 3)), relay.var("y", shape=(4, 5))
     with pytest.raises(ModelFileError, match="cannot infer its types"):
         from_module(tvm.IRModule.from_expr(relay.Function([x, y], relay.add(x, y))))
+
+
+def test_parameters_of_bfloat16_are_their_values() -> None:
+    import tvm
+
+    bits = np.array([0x3F80, 0xC000], np.uint16)
+    array = tvm.nd.empty((2,), "bfloat16").copyfrom(bits)
+    found = arrays_of({"w": array})
+    assert found is not None and found["w"].tolist() == [1.0, -2.0]
