@@ -48,7 +48,9 @@ class Calls:
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Calls:
+    monkeypatch.setenv("MUFUSER_CACHE", str(tmp_path / "cache"))  # verdicts are found anew
+    monkeypatch.setattr(verdicts, "_KNOWN", {})
     found = Calls(monkeypatch)
     found.of("generate", lambda block, schedule, name, *_: name, triton_source)
     found.of("verify", lambda program, graph: (program, graph), verdicts)
@@ -59,7 +61,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
 
 
 def test_from_compile_to_a_launched_kernel(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search_compile, "_where", lambda *_: ("cuda", load_device("h200")))
+    monkeypatch.setattr(search_compile, "where_to_run", lambda *_: ("cuda", load_device("h200")))
     driver = FakeDriver()
     monkeypatch.setattr(launch, "driver", lambda: driver)
     monkeypatch.setattr(OnFakeDriver, "fake", driver, raising=False)
