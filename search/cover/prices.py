@@ -1,19 +1,27 @@
-"""What a part costs: the best candidate that fast tuning finds for it. Equal parts are priced once."""
+"""What a part costs: the best candidate that fast tuning finds for it. Equal parts are priced once, and what was found stays in
+the cache folder, by the hash of the program, the device's numbers and our own source."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Mapping
 from concurrent.futures import Executor
+from contextlib import suppress
 from itertools import repeat
+from pathlib import Path
+from typing import Any
 
+from fuser import kept
 from fuser.device import Device
 from fuser.errors import FuserError
+from fuser.files import BAD_VALUE
 from fuser.ir.candidate import Candidate
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import Schedule
+from fuser.ir.serialize import graph_from_json
+from fuser.lower.compile import cache_dir
 from fuser.superopt.structures import structures
 from search.cover.parts import Part
 from search.cover.parts import moves_only
@@ -31,11 +39,49 @@ def priced(
     which no kernel can be generated always are."""
     keys = {part: part.program.stable_hash() for part in parts}
     distinct = {key: part.program for part, key in keys.items()}
+    files = {key: _file(key, device, libraries, seed) for key in distinct}
+    best: dict[str, Tuned | None] = {}
+    for key, program in distinct.items():
+        with suppress(*BAD_VALUE, FuserError):  # a value that this program did not write
+            (value,) = kept.read(files[key])
+            best[key] = _tuned(value, program, device)
+    left = {key: program for key, program in distinct.items() if key not in best}
     run = executor.map if executor else map
-    jobs = len(distinct)
-    tuned = run(_best, distinct.values(), repeat(device, jobs), repeat(libraries, jobs), repeat(seed, jobs))
-    best = dict(zip(distinct, tuned, strict=True))
-    return {part: found for part, key in keys.items() if (found := best[key]) is not None}
+    jobs = len(left)
+    found = run(_best, left.values(), repeat(device, jobs), repeat(libraries, jobs), repeat(seed, jobs))
+    for key, tuned in zip(left, found, strict=True):
+        best[key] = tuned
+        kept.write(files[key], _document(tuned))
+    return {part: tuned for part, key in keys.items() if (tuned := best[key]) is not None}
+
+
+def _file(program: str, device: Device, libraries: bool, seed: int) -> Path:
+    source = kept.source_hash("fuser", "cost_model", "search")
+    return cache_dir("prices") / f"{kept.text_hash(source, program, repr(device), f'{libraries} {seed}')}.json"
+
+
+def _document(tuned: Tuned | None) -> dict[str, Any] | None:
+    """What was found as JSON, each structure once."""
+    if tuned is None:
+        return None
+    ranked = (tuned.winner, *tuned.runners)
+    graphs = list({id(r.graph): r.graph for r in ranked}.values())
+    places = {id(g): i for i, g in enumerate(graphs)}
+    return {
+        "graphs": [g.to_json() for g in graphs],
+        "ranked": [[places[id(r.graph)], r.schedule.to_json(), r.estimate] for r in ranked],
+        "structures": tuned.structures,
+        "candidates": tuned.candidates,
+        "notes": tuned.notes,
+    }
+
+
+def _tuned(value: Any, program: TensorProgram, device: Device) -> Tuned | None:
+    if value is None:
+        return None
+    graphs = [graph_from_json(g) for g in value["graphs"]]
+    winner, *runners = (Ranked(Candidate(graphs[i], Schedule.from_json(s)), estimate) for i, s, estimate in value["ranked"])
+    return Tuned(program, device.name, winner, tuple(runners), value["structures"], value["candidates"], tuple(value["notes"]))
 
 
 def _best(program: TensorProgram, device: Device, libraries: bool, seed: int) -> Tuned | None:

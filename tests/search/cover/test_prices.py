@@ -1,0 +1,70 @@
+"""Prices of parts are kept: found again to the letter, by another process too, and never of other source, devices or options."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fuser.device import load_device
+from fuser.ir.builder import Builder
+from search.cover import prices
+from search.cover.parts import Part
+from search.cover.parts import parts
+from search.cover.prices import priced
+from search.tune import Tuned
+
+H200 = load_device("h200")
+
+
+@pytest.fixture
+def few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Part, ...]:
+    monkeypatch.setenv("MUFUSER_CACHE", str(tmp_path))
+    b = Builder("few")
+    x, w = b.input("X", (64, 32)), b.input("W", (32, 64))
+    return parts(b.build(Y=b.op("cumsum", b.gelu(x @ w), dim=1)))
+
+
+def same(a: Tuned, b: Tuned) -> bool:
+    return repr((a.winner, a.runners, a.structures, a.candidates, a.notes)) == repr(
+        (b.winner, b.runners, b.structures, b.candidates, b.notes)
+    )
+
+
+def never(*_: object) -> None:
+    raise AssertionError("tuned again")
+
+
+def test_what_was_found_is_found_again(few: tuple[Part, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    first = priced(few, H200)
+    assert any(t.runners for t in first.values())
+    monkeypatch.setattr(prices, "_best", never)
+    again = priced(few, H200)
+    assert again.keys() == first.keys()
+    assert all(same(first[p], again[p]) for p in first)
+
+
+def test_other_devices_options_and_damaged_files_are_tuned_again(
+    few: tuple[Part, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = priced(few, H200)
+    files = sorted((tmp_path / "prices").iterdir())
+    assert len(files) == len({p.program.stable_hash() for p in few})
+    files[0].write_text(files[0].read_text()[:-9])
+    files[1].write_text("")
+    asked: list[str] = []
+    real = prices._best
+
+    def counted(program, device, libraries, seed):
+        asked.append(device.name)
+        return real(program, device, libraries, seed)
+
+    monkeypatch.setattr(prices, "_best", counted)
+    again = priced(few, H200)
+    assert len(asked) == 2
+    assert all(same(first[p], again[p]) for p in first)
+    priced(few, replace(H200, memory_bandwidth=H200.memory_bandwidth / 2))
+    assert len(asked) == 2 + len(files)
+    priced(few, H200, libraries=False)
+    assert len(asked) == 2 + 2 * len(files)
