@@ -11,20 +11,27 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import dataclass
 from dataclasses import field
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version
+from json import dumps
 from pathlib import Path
 
+from fuser import kept
 from fuser.device import Device
 from fuser.errors import FuserError
 from fuser.errors import NoValidKernelError
 from fuser.errors import OutOfResourcesError
+from fuser.files import BAD_VALUE
 from fuser.ir.candidate import Candidate
 from fuser.ir.program import TensorProgram
 from fuser.lower.check import Check
 from fuser.lower.check import check
 from fuser.lower.compile import KernelArtifact
+from fuser.lower.compile import cache_dir
 from fuser.lower.compile import compile_graph
 from fuser.superopt.verify.verdicts import kept_verdict
 from fuser.superopt.verify.verifier import Verdict
@@ -134,6 +141,34 @@ def _compiled(job: tuple[TensorProgram, tuple[Ranked, ...], Device, int]) -> _Ou
     return replace(fallback[1], compiled=compiled, rejected=dict(rejected))
 
 
+def kept_checks(jobs: Sequence[tuple[TensorProgram, Candidate]], seed: int) -> list[Check]:
+    """The outcome of each check; those that were passed stay in the cache folder, by the candidate, our own source, and the
+    versions of what ran it."""
+    source = kept.source_hash("fuser.ir", "fuser.interpret", "fuser.lower")
+    ran = " ".join(_version(n) for n in ("triton", "torch", "numpy"))
+    found: dict[int, Check] = {}
+    files: list[Path] = []
+    for i, (program, c) in enumerate(jobs):
+        text = dumps([program.to_json(), c.graph.to_json(), c.schedule.to_json(), seed])
+        files.append(cache_dir("checks") / f"{kept.text_hash(source, ran, text)}.json")
+        with suppress(*BAD_VALUE):
+            ((largest, error, extents, method),) = kept.read(files[i])
+            found[i] = Check(largest, error, tuple((k, v) for k, v in extents), method)
+    left = [i for i in range(len(jobs)) if i not in found]
+    for i, outcome in zip(left, check([jobs[i] for i in left], seed) if left else (), strict=True):
+        found[i] = outcome
+        if outcome.passed:
+            kept.write(files[i], [outcome.max_error, outcome.error, outcome.extents, outcome.method])
+    return [found[i] for i in range(len(jobs))]
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
+
+
 def realise(
     tuned: Sequence[Tuned], device: Device, executor: Executor | None = None, checked: bool = True, seed: int = 0
 ) -> list[Realised]:
@@ -157,7 +192,7 @@ def realise(
             left[i] -= r.compiled
         if not checked:
             break
-        checks = check([(tuned[i].program, r.candidate.candidate) for i in todo if (r := found[i])], seed)
+        checks = kept_checks([(tuned[i].program, r.candidate.candidate) for i in todo if (r := found[i])], seed)
         again: list[int] = []
         for i, outcome in zip(list(todo), checks, strict=True):
             r = found[i]

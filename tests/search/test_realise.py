@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import fuser
+from fuser.device import load_device
 from fuser.errors import NoValidKernelError
 from fuser.errors import UsageError
 from fuser.ir.candidate import Candidate
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
+from fuser.lower.check import Check
 from fuser.superopt.structures import structures
 from fuser.superopt.verify.verdicts import kept_verdict
 from fuser.workloads import workload
 from search import realise as realising
 from search.realise import NOT_VERIFIED
+from search.realise import kept_checks
 from search.realise import realise
 from search.space.evolve import Ranked
 from search.tune import tune_fast
@@ -71,3 +75,17 @@ def test_every_structure_can_follow_a_winner_that_falls() -> None:
     ranked = (tuned.winner, *tuned.runners)
     assert len({c.graph.stable_hash() for c in ranked}) == tuned.structures
     assert all(isinstance(k, BlockGraph) for c in ranked for k in c.graph.kernels)
+
+
+def test_a_check_that_was_passed_is_kept_and_one_that_failed_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MUFUSER_CACHE", str(tmp_path))
+    program = workload("mcfuser/G1")
+    winner = tune_fast(program, load_device("h200")).winner.candidate
+    good, bad = Check(1e-3, 1e-4, (("m", 64),), "triton"), Check(1.0, 1.0, (), "triton", "it differs")
+    answers = [bad, good]
+    monkeypatch.setattr("search.realise.check", lambda jobs, seed: [answers.pop(0) for _ in jobs])
+    assert kept_checks([(program, winner)], 0) == [bad]
+    assert kept_checks([(program, winner)], 0) == [good]
+    assert kept_checks([(program, winner)], 0) == [good], "it is not asked for again"
+    answers.append(bad)
+    assert kept_checks([(program, winner)], 1) == [bad], "of another seed it is"
