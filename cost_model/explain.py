@@ -25,7 +25,7 @@ TIMES = (
     "l2",
     "seconds",
 )
-COUNTS = ("waves", "blocks", "resident", "occupancy", "spills", "registers", "shared_bytes", "l2_bytes", "memory_bytes")
+COUNTS = ("waves", "blocks", "resident", "occupancy", "spills", "cuts", "registers", "shared_bytes", "l2_bytes", "memory_bytes")
 
 MEANING = {
     "launch": "start of the kernel in a graph",
@@ -47,6 +47,7 @@ MEANING = {
     "resident": "blocks an SM works on at once",
     "occupancy": "blocks an SM could hold",
     "spills": "slowdown by spilled registers",
+    "cuts": "slowdown by a product in pieces",
     "registers": "registers that a thread wants",
     "shared_bytes": "shared memory a block, B",
     "l2_bytes": "bytes through L2",

@@ -1,7 +1,7 @@
 """The default model: time of a generated kernel from what each block does (:mod:`cost_model.work`) and some constants of the
 device.
 
-    time = launch + base + norm(waves · chain, throughput, memory) · spills
+    time = launch + base + norm(waves · chain, throughput, memory) · spills · cuts
 
 *Chain* is the life of one block: loads that it has to wait for, trips, contractions, folds and exchanges one after the other,
 and at least what its pipeline needs to bring the data. *Waves* is how often an SM starts over, which occupancy decides.
@@ -35,6 +35,9 @@ from fuser.ir.schedule import KernelSchedule
 
 SPILL_RAMP = 40.0
 """Registers beyond those of a thread at which spills cost all that they can."""
+SLIVERS, PIECES = 0.3, 0.15
+"""Slowdown of a kernel with one product whose tile is cut into powers of two along a side, with a piece of 16 columns (48 as 32 and
+16) and without (96 as 64 and 32): by exchanging tiles within four networks on an H200 (experiments/results/h200-chains)."""
 LIBRARY_NORM = 2.0
 """How far a library's matmul overlaps arithmetic and memory. With it eager PyTorch on an H200 is met within 5 % (root mean square
 over 19 programs of matmuls, small and skinny ones, and a large product)."""
@@ -83,7 +86,8 @@ def times(w: Work, device: Device, c: Constants) -> dict[str, Counts]:
     memory = _join(6.0, into_sm, l2, dram)
     over = np.clip((w.registers - device.registers_per_thread) / SPILL_RAMP, 0.0, 1.0)
     spills = 1.0 + over * np.where(w.wgmma > w.mma, c.spill_groups, c.spill)
-    body = _join(c.norm, waves * chain, throughput, memory) * spills
+    cuts = 1.0 + SLIVERS * w.slivers + PIECES * w.pieces
+    body = _join(c.norm, waves * chain, throughput, memory) * spills * cuts
     launch = np.full(len(w), device.launch_latency)
     base = c.base - c.overlap * w.dependent
     return {
@@ -102,6 +106,7 @@ def times(w: Work, device: Device, c: Constants) -> dict[str, Counts]:
         "device_memory": dram,
         "l2": l2,
         "spills": spills,
+        "cuts": cuts,
         "waves": waves,
     }
 

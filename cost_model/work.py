@@ -35,6 +35,7 @@ from fuser.ir.ops import op as op_def
 from fuser.ir.program import DTYPE_BYTES
 from fuser.lower.options import PRECISION
 from fuser.lower.options import option_of
+from fuser.lower.pieces import MMA
 
 LOAD_REGISTERS = 96.0
 """Registers of a thread that loads outside of a pipeline can fill before they are stored to shared memory."""
@@ -59,7 +60,8 @@ class Work:
     which the compiler unrolls; ``fetched``: trips of pipelined loops, each divided by the trips that their loads run ahead,
     ``unbuffered``: those in which loads and arithmetic take turns; ``trips``: trips of all loops; ``dots``, ``folds``:
     executions of contractions and row folds; ``passes``: exchanges through shared memory with a barrier. ``memory``: bytes of
-    the tensors, each once.
+    the tensors, each once. ``slivers``, ``pieces``: 1 where the one product of a kernel is cut into powers of two along a side, with
+    a piece of 16 columns and without.
     """
 
     blocks: Counts
@@ -86,6 +88,8 @@ class Work:
     passes: Counts
     memory: Counts
     dependent: Counts
+    slivers: Counts
+    pieces: Counts
 
     def __len__(self) -> int:
         return len(self.blocks)
@@ -132,6 +136,8 @@ def work(f: Features, device: Device) -> Work:
                     across = next((d.warp_cols for d in r.dots.values()), f.warps)
                     add(passes=np.where(across > 1, runs, 0.0))
     _loops(f, r, add)
+    _cuts(f, r, add)
+    _again(f, add)
     total["blocks"], total["warps"] = f.blocks, f.warps.astype(float)
     total["registers"], total["shared"] = r.registers, r.shared
     total["memory"] = sum(tensors.values(), zero)
@@ -256,6 +262,32 @@ def _pieces(f: Features) -> dict[str, Sizes]:
         sizes, which = np.unique(t, return_inverse=True)
         found[a] = np.array([n.bit_count() if n % 16 == 0 else 1 for n in sizes.tolist()])[which]
     return found
+
+
+def _cuts(f: Features, r: Resources, add: Add) -> None:
+    """Whether the tile of the one product is no power of two along a side."""
+    if len(r.dots) != 1:
+        return
+    stmt = f.stmts[next(iter(r.dots))].stmt
+    sizes = [f.tile[a].astype(np.int64) for a in stmt.axes]
+    cut = [(n % MMA == 0) & ((n & (n - 1)) > 0) for n in sizes]
+    thin = [c & ((n & -n) == MMA) for c, n in zip(cut, sizes, strict=True)]
+    add(
+        slivers=np.logical_or.reduce(thin).astype(float),
+        pieces=(np.logical_or.reduce(cut) & ~np.logical_or.reduce(thin)).astype(float),
+    )
+
+
+def _again(f: Features, add: Add) -> None:
+    """Rows that are read again, loop after loop, wait each time, where no product has a pipeline."""
+    if any(contracts(s.stmt) for s in f.stmts):
+        return
+    seen: set[str] = set()
+    for s in f.stmts:
+        if s.stmt.kind == "load" and s.loops:
+            if s.stmt.value in seen:
+                add(waits=(f.product(f.trips, s.loops) > 1).astype(float))
+            seen.add(s.stmt.value)
 
 
 def _loops(f: Features, r: Resources, add: Add) -> None:

@@ -109,6 +109,8 @@ class OpDef:
     degree: Literal["add", "sub", "equal", "zero", "same", "exp"] = "zero"
     triton: str = ""
     """Follows from the formula."""
+    narrow: str = ""
+    """As ``triton``, of fewer instructions, where the result's dtype has no more than 16 bits."""
     flops: float = 1.0
     sfu: float = 0.0
     identity: float | None = None

@@ -12,11 +12,13 @@ from fuser.errors import NoValidKernelError
 from fuser.errors import UsageError
 from fuser.ir.mugraph import Stmt
 from fuser.ir.ops import op as op_def
+from fuser.ir.tiling import Loop
 from fuser.ir.tiling import Node
 from fuser.lower.dependent_launch import divide
 from fuser.lower.dependent_launch import statements
 from fuser.lower.options import FLATTEN
 from fuser.lower.options import GROUP
+from fuser.lower.options import HOIST
 from fuser.lower.options import PERSISTENT
 from fuser.lower.options import SPECIALIZE
 from fuser.lower.options import in_grid_order
@@ -75,6 +77,8 @@ def dependent_body(w: Writer, chain: Chain, body: Callable[[Sequence[Node]], Non
     if chain.next == "early":
         w.cuda("gdc_launch_dependents")
     early, late = divide(w.tiles.tree.body, chain.earlier) if chain.waits else ((), w.tiles.tree.body)
+    if HOIST.of(w.tiles.schedule):
+        late = hoisted(late)
     body(early)
     if chain.waits:
         prefetch(w, late, chain.earlier)
@@ -84,6 +88,13 @@ def dependent_body(w: Writer, chain: Chain, body: Callable[[Sequence[Node]], Non
     if chain.next == "late":
         w.cuda("gdc_launch_dependents")
     body(late[store:])
+
+
+def hoisted(nodes: Sequence[Node]) -> tuple[Node, ...]:
+    """Loads behind the first loop come in front of it: what an epilogue reads is there when the loop ends."""
+    first = next((i for i, n in enumerate(nodes) if isinstance(n, Loop)), len(nodes))
+    loads = [n for n in nodes[first:] if isinstance(n, Stmt) and n.kind == "load"]
+    return (*nodes[:first], *loads, *(n for n in nodes[first:] if n not in loads))
 
 
 def used(w: Writer, axis: str) -> bool:

@@ -26,6 +26,9 @@ from fuser.lower.writer import Combo
 from fuser.lower.writer import Writer
 from fuser.lower.writer import spread
 
+NARROW = ("float16", "bfloat16")
+"""Dtypes of results for which an operator's ``narrow`` text is exact enough."""
+
 
 def map_elements(w: Writer, stmt: Stmt) -> None:
     layout = w.tiles.natural(stmt)
@@ -113,6 +116,8 @@ def _map_text(w: Writer, stmt: Stmt, name: str, combo: Combo, layout: Sequence[s
         return f"{_times(args[0], _held_factor(w, stmt.args[0]) * LOG2E)} - {args[1]} * {_number(LOG2E)}"
     if stmt.op == "div" and set(w.values[stmt.args[1]].layout) < set(layout):
         return f"{args[0]} * {_reciprocal(w, stmt, combo, layout, ready)}"
+    if entry.narrow and stmt.dtype in NARROW:
+        return entry.narrow.format(*args)
     text = _text(w, stmt.op, args, _constants(w, stmt), name)
     if stmt.op == "div" and stmt.value in w.tiles.guards:
         text = f"tl.where({args[1]} == 0.0, 0.0, {text})"

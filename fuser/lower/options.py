@@ -157,6 +157,10 @@ def _hint(p: Place, choice: str, tensor: str) -> str | None:
     return choice if p.reread(tensor) == (choice == "evict_last") else None
 
 
+def _behind_loop(p: Place, choice: bool, tensor: str) -> bool | None:
+    return choice if p.loops and any(not set(s.axes) & set(p.schedule.order.axes) for s in p.block.loads) else None
+
+
 def _equal_layers(p: Place, choice: bool, tensor: str) -> bool | None:
     tiles = {a: plan.tile for a, plan in p.plans.items()}
     return choice if find_layers(p.block, p.block.stmts, tiles) else None
@@ -250,6 +254,14 @@ PREFETCH = entry(
     choices=(1, 2, 4),
     given=2,
     needs="pdl",
+)
+HOIST = entry(
+    "hoist",
+    bool,
+    "what is read behind the main loop is loaded in front of it",
+    default=False,
+    choices=(True,),
+    at=_behind_loop,
 )
 TMA = entry(
     "tma",

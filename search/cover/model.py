@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Mapping
-from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from dataclasses import field
@@ -16,13 +15,10 @@ from functools import cached_property
 from fuser.device import Device
 from fuser.errors import NoValidKernelError
 from fuser.errors import UnsupportedError
-from fuser.ir.candidate import Candidate
-from fuser.ir.candidate import scheduled
 from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.ops import Array
 from fuser.ir.ops import op as op_def
 from fuser.ir.program import TensorProgram
-from fuser.ir.schedule import Schedule
 from fuser.lower.compile import compile_sources
 from fuser.lower.options import PDL
 from fuser.lower.triton_source import generate_graph
@@ -32,21 +28,20 @@ from search.cover.borders import borders
 from search.cover.fold import folded
 from search.cover.ilp import Cover
 from search.cover.ilp import cover
+from search.cover.offers import Pricing
+from search.cover.offers import best_form
 from search.cover.pack import packed
 from search.cover.parts import Part
-from search.cover.parts import parts
 from search.cover.plan import Plan
 from search.cover.plan import plan_of_parts
 from search.cover.prices import by_library
-from search.cover.prices import priced
+from search.cover.select import selected
 from search.cover.stitch import stitch
 from search.realise import Realised
 from search.realise import realise
 from search.realise import verified
-from search.regions import find_chains
 from search.space.evolve import Ranked
-from search.space.launches import block_seconds
-from search.space.launches import with_launches
+from search.space.launches import chained
 from search.stages import Say
 from search.stages import Stages
 from search.stages import silent
@@ -54,8 +49,6 @@ from search.tune import Tuned
 
 SMALL = 3
 """Contractions up to which a program is one region for the tuner as a whole."""
-NARROW = 256
-"""Columns of every product up to which a deep chain may stay in one kernel."""
 
 
 AS_IT_STANDS = Verified(0, (), False, 0.0, ("library calls, one for each operator of the program",), (), 0.0)
@@ -111,12 +104,11 @@ def compile_model(  # noqa: PLR0913
     begins. Raises :class:`fuser.errors.NoValidKernelError` naming an operator that nothing can compute."""
     stages = Stages(say)
     stages.begin("candidates", f"looking for candidates among {len(program.nodes)} operators")
-    program, params = packed(*folded(program, params))
-    chains = [frozenset(r.nodes) for r in find_chains(program, device)[0]]
-    candidates = parts(program, [*chains, *([frozenset(n.output for n in program.nodes)] if narrow(program) else [])])
-    stages.begin("prices", f"pricing {len(candidates)} candidates for {device.title}")
-    tuned = dict(priced(candidates, device, libraries, seed, executor))
-    considered = {p: tuned[p].winner.seconds if p in tuned else math.inf for p in candidates}
+    program, params = selected(*packed(*folded(program, params)))
+    stages.begin("prices", f"pricing candidates for {device.title}")
+    offers = best_form(program, params, Pricing(device, libraries, seed, executor))
+    program, params, tuned = offers.program, offers.params, dict(offers.tuned)
+    considered = {p: tuned[p].winner.seconds if p in tuned else math.inf for p in offers.parts}
     done: dict[str, Realised] = {}
 
     def kernels(several: list[Tuned]) -> list[Realised]:
@@ -138,9 +130,7 @@ def compile_model(  # noqa: PLR0913
     found = tuple(done[p.program.stable_hash()] for p in chosen.parts)
     stitched = stitch(program, [(p, r.candidate.candidate) for p, r in zip(chosen.parts, found, strict=True)])
     if device.arch >= PDL.capability:
-        each = {id(r): r.candidate.candidate for r in found}
-        times = {i: block_seconds(early(c), device) for i, c in each.items()}
-        stitched = chained(stitched, device, [s for r in found for s in times[id(r)]])
+        stitched = chained(stitched, device)
     artifacts = compile_sources(generate_graph(stitched.graph, stitched.schedule), device.arch, executor) if compiled else ()
     winner = Ranked(stitched, math.fsum(r.candidate.seconds for r in found))
     priced_ = {id(t): t for t in tuned.values()}.values()
@@ -193,23 +183,3 @@ def _without(tuned: Mapping[Part, Tuned], failed: Collection[str], device: Devic
         if other is not None:
             found[part] = other
     return found
-
-
-def chained(candidate: Candidate, device: Device, seconds: Sequence[float]) -> Candidate:
-    """Kernels that may start before the one in front has ended: their launch and their indices are behind them when it has stored
-    its results. (Lines of weights brought to L2 meanwhile cost more than they gain, on an H200: the kernel in front needs the
-    bandwidth.) ``seconds`` are those of each generated kernel."""
-    pairs = scheduled(candidate.graph, candidate.schedule)
-    kernels = tuple(PDL.set(s, PDL.given) if i else s for i, (_, s) in enumerate(pairs) if s)
-    return with_launches(Candidate(candidate.graph, Schedule(kernels)), device, seconds=seconds)
-
-
-def early(candidate: Candidate) -> Candidate:
-    """The candidate with every kernel launched early."""
-    return Candidate(candidate.graph, Schedule(tuple(PDL.set(k, PDL.given) for k in candidate.schedule.kernels)))
-
-
-def narrow(program: TensorProgram) -> bool:
-    """A chain whose rows a block can keep from one product to the next: all of it may be one kernel."""
-    ends = [program[n.output].shape[-1] for n in program.nodes if op_def(n.op).kind == "contract"]
-    return len(program.outputs) == 1 and max(ends, default=0) <= NARROW

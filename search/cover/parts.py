@@ -25,6 +25,8 @@ LONGEST = 16
 """Most operators in front of one in one part, contractions not counted."""
 EPILOGUE = frozenset({"map"})
 """Kinds of operators that may stand behind a contraction in one part."""
+BESIDE = EPILOGUE | {"reduce"}
+"""With what the epilogue reads of sums: the statistics of a normalization, say."""
 ROWS = frozenset({"map", "reduce", "composite"})
 """Kinds of operators that make a part without contractions: normalizations, softmax, sums of rows."""
 
@@ -62,19 +64,28 @@ def contracts(node: Node) -> bool:
     return op_def(node.op).kind == "contract" or node.op == "attention"
 
 
-def parts(program: TensorProgram, further: Collection[frozenset[str]] = ()) -> tuple[Part, ...]:
-    """Every candidate, each once. ``further`` are sets of results that are worth a part besides: chains of contractions, say."""
-    return tuple(_Finder(program).run(further))
+def parts(
+    program: TensorProgram,
+    further: Collection[frozenset[str]] = (),
+    tails: Mapping[str, frozenset[str]] | None = None,
+    steps: Collection[str] = (),
+) -> tuple[Part, ...]:
+    """Every candidate, each once. ``further`` are sets of results that are worth a part besides: chains of contractions, say.
+    ``tails``: for a result the sums over its rows that the kernel which makes it may leave too. ``steps`` are results on the way
+    to others that no kernel is cut between."""
+    return tuple(_Finder(program, tails or {}, steps).run(further))
 
 
 class _Finder:
-    def __init__(self, program: TensorProgram) -> None:
-        self.program = program
+    def __init__(self, program: TensorProgram, tails: Mapping[str, frozenset[str]], steps: Collection[str]) -> None:
+        self.program, self.tails, self.steps = program, tails, steps
+        self.sums = frozenset().union(*tails.values())
         self.made = program.producers
         self.order = {n.output: i for i, n in enumerate(program.nodes)}
 
     def run(self, further: Collection[frozenset[str]]) -> Iterator[Part]:
         cores = dict.fromkeys(self.cores())
+        cores |= {core | tail: None for core in tuple(cores) for end, tail in self.tails.items() if self.ends_at(core, end)}
         cores |= {frozenset(n for n in core if not moves_only(self.made[n])): None for core in further}
         stored = {c: self.stored(c) for c in cores}
         tops = frozenset(v for ways in stored.values() for way in ways for v in way if v not in self.readers)
@@ -88,6 +99,11 @@ class _Finder:
         for view in self.copied():
             found.setdefault((frozenset(), (), (view,)), self.copy(view))
         yield from found.values()
+
+    def ends_at(self, core: frozenset[str], end: str) -> bool:
+        """A product with what stands behind it, up to ``end``."""
+        last = max(core, key=self.order.__getitem__, default="")
+        return last == end and any(contracts(self.made[n]) for n in core)
 
     # -- what reads what ----------------------------------------------------------------------------------------------------
 
@@ -129,26 +145,30 @@ class _Finder:
             if moves_only(node):
                 continue
             yield frozenset((node.output,))
-            if op_def(node.op).kind in ("opaque", "library") or contracts(node):
+            if op_def(node.op).kind in ("opaque", "library") or contracts(node) or node.output in self.steps:
                 continue
             yield from self.cones(node.output, EPILOGUE)
+            yield from self.cones(node.output, BESIDE)
             yield from self.cones(node.output, ROWS)
 
     def cones(self, end: str, kinds: Collection[str]) -> Iterator[frozenset[str]]:
         core = {end}
-        while len(core) <= LONGEST:
+        while sum(n not in self.steps for n in core) <= LONGEST:
             front = {p for n in core for p in self.operands(n)} - core
             ready = [p for p in front if self.readers[p] <= core and p not in self.program.outputs]
             contractions = frozenset(p for p in ready if contracts(self.made[p]))
-            if kinds is EPILOGUE and contractions:
+            more = [p for p in ready if p not in contractions and p not in self.sums]
+            more = [p for p in more if op_def(self.made[p].op).kind in kinds or (p in self.steps and kinds is not EPILOGUE)]
+            whole = not any(p in self.steps for p in more)
+            if contractions and whole and (kinds is EPILOGUE or (kinds is BESIDE and not more)):
                 yield frozenset(core) | contractions
                 for one in contractions if len(contractions) > 1 else ():
                     yield frozenset(core) | {one}
-            more = [p for p in ready if p not in contractions and op_def(self.made[p].op).kind in kinds]
+            if kinds is not BESIDE and whole and len(core) > 1:
+                yield frozenset(core)
             if not more:
                 return
-            core.add(max(more, key=self.order.__getitem__))
-            yield frozenset(core)
+            core.add(max(more, key=lambda p: (p in self.steps, self.order[p])))
 
     def operands(self, name: str) -> Iterator[str]:
         """Results that are no views and of which an operator reads views, or them."""

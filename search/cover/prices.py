@@ -33,14 +33,19 @@ from search.tune import tune_fast
 
 
 def priced(
-    parts: Iterable[Part], device: Device, libraries: bool = True, seed: int = 0, executor: Executor | None = None
+    parts: Iterable[Part],
+    device: Device,
+    libraries: bool = True,
+    seed: int = 0,
+    executor: Executor | None = None,
+    known: dict[str, Tuned | None] | None = None,
 ) -> Mapping[Part, Tuned]:
     """What fast tuning finds for every part that has a kernel; ``libraries``: products may be left to a library, as operators for
-    which no kernel can be generated always are."""
+    which no kernel can be generated always are. ``known`` are prices by the hash of a part's program; new ones are added."""
+    best = {} if known is None else known
     keys = {part: part.program.stable_hash() for part in parts}
-    distinct = {key: part.program for part, key in keys.items()}
+    distinct = {key: part.program for part, key in keys.items() if key not in best}
     files = {key: _file(key, device, libraries, seed) for key in distinct}
-    best: dict[str, Tuned | None] = {}
     for key, program in distinct.items():
         with suppress(*BAD_VALUE, FuserError):  # a value that this program did not write
             (value,) = kept.read(files[key])

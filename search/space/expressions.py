@@ -38,6 +38,9 @@ from fuser.ir.tiling import TilingExpr
 MAX_AXES = 7
 """Most loops whose expressions are enumerated: 7 loops have 5,040 deep expressions, 8 eight times as many."""
 
+SHORT = 64
+"""Elements of a sum beside a product up to which it is no loop."""
+
 MAX_CHAIN = 3
 """Most contractions of a block whose inner loops are tiled. A loop around a layer of a deeper chain would do all layers before it
 again in each trip, or keep one of their tiles for each."""
@@ -107,8 +110,19 @@ def _feeds_contraction(block: BlockGraph, value: str) -> bool:
 
 def expression_axes(block: BlockGraph) -> tuple[str, ...]:
     """The loops of a block's expressions, in the order of its axes."""
-    used = {a for c in computations(block) for a in c.axes}
+    used = {a for c in computations(block) for a in c.axes} - short_sums(block)
     return tuple(a.name for a in block.axes if a.name in used)
+
+
+def short_sums(block: BlockGraph) -> frozenset[str]:
+    """Axes over which a kernel with a product sums a few elements beside it, the sums of a row's groups, say: no loop is worth
+    its place in the expressions, which are many times as many with each."""
+    if not any(is_contraction(s) for s in block.computes):
+        return frozenset()
+    multiplied = {a for s in block.computes if is_contraction(s) for a in (*s.axes, *s.reduce)}
+    stored = {a for s in block.stores for a in s.axes}
+    small = {a.name for a in block.axes if 1 < a.extent <= SHORT}
+    return frozenset(a for s in block.computes if not is_contraction(s) for a in s.reduce if a in small) - multiplied - stored
 
 
 def too_deep(block: BlockGraph) -> str:

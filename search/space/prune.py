@@ -34,6 +34,7 @@ from search.space.expressions import expression_axes
 from search.space.expressions import is_contraction
 from search.space.expressions import rule1
 from search.space.expressions import rule2
+from search.space.expressions import short_sums
 from search.space.expressions import tiling_expressions
 from search.space.expressions import too_deep
 
@@ -134,6 +135,8 @@ def tile_sets(block: BlockGraph) -> tuple[TileSet, ...]:
             sizes: tuple[int, ...] = (1,)
         elif a.name in chained:
             sizes = multiples(a.extent) if chained[a.name] else powers(a.extent)
+        elif a.name in short_sums(block):
+            sizes = (a.extent,)
         elif a.name in block.reduced:
             sizes = powers(a.extent, MMA)
         elif a.name in bindable(block) and (a.name in last or a.name in loops):

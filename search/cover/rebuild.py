@@ -1,0 +1,85 @@
+"""Programs with some operators written otherwise, and the test that this changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Mapping
+
+import numpy as np
+
+from fuser.errors import UnsupportedError
+from fuser.interpret.field_values import ZeroDenominatorError
+from fuser.interpret.fields import Field
+from fuser.interpret.fields import evaluate_program
+from fuser.interpret.fields import random_inputs
+from fuser.ir.builder import Builder
+from fuser.ir.builder import Ref
+from fuser.ir.program import TensorProgram
+from fuser.ir.scalar import Extent
+from fuser.ir.scalar import Scalar
+
+Rule = Callable[[Builder, dict[str, Ref]], Ref]
+"""What stands for an operator: a tensor of its name, made by a builder of tensors that are made already; inputs that it adds are
+added to these."""
+ROUNDS = 3
+"""Random tests of a rewriting."""
+
+
+def rebuild(program: TensorProgram, rules: Mapping[str, Rule]) -> TensorProgram:
+    """The program with what ``rules`` make of the results that they name, without what nothing reads any more. Inputs that rules
+    add come behind the program's."""
+    b = Builder(program.name, reserved=frozenset(program.table))
+    refs = {n: b.input(n, program[n].shape, program[n].dtype) for n in program.inputs}
+    for node in program.nodes:
+        if node.output in rules:
+            refs[node.output] = rules[node.output](b, refs)
+            continue
+        attrs = {k: v for k, v in node.attrs if k != "dtype"}
+        inputs = (refs[i] for i in node.inputs)
+        refs[node.output] = b.op(node.op, *inputs, name=node.output, dtype=program[node.output].dtype, **attrs)
+    return living(b.build(*(refs[n] for n in program.outputs)))
+
+
+def living(program: TensorProgram) -> TensorProgram:
+    """The program without operators and inputs that no output needs."""
+    needed = set(program.outputs)
+    for node in reversed(program.nodes):
+        if node.output in needed:
+            needed |= set(node.inputs)
+    nodes = tuple(n for n in program.nodes if n.output in needed)
+    inputs = tuple(n for n in program.inputs if n in needed)
+    tensors = tuple(t for t in program.tensors if t.name in needed)
+
+    def tied(value: object) -> object:
+        if not isinstance(value, Scalar):
+            return value
+        bases = [
+            program[x.tensor].shape[x.dim] if isinstance(x, Extent) and x.tensor not in needed else x for x, _ in value.powers
+        ]
+        return Scalar(value.coeff, tuple(zip(bases, (e for _, e in value.powers), strict=True))).normal()
+
+    kept = tuple(type(n)(n.op, n.inputs, n.output, tuple((k, tied(v)) for k, v in n.attrs)) for n in nodes)
+    return TensorProgram(program.name, inputs, kept, program.outputs, tensors).validate()
+
+
+def equal(one: TensorProgram, other: TensorProgram, numbers: Mapping[str, np.ndarray] | None = None) -> bool:
+    """Whether two programs with the same outputs agree in random tests over finite fields (Mirage, section 5). Inputs in
+    ``numbers`` are integers, the others random; those of the same name are the same."""
+    rng = np.random.default_rng(0)
+    left = ROUNDS
+    for _ in range(4 * ROUNDS):
+        field = Field(rng)
+        values = {n: v for p in (one, other) for n, v in random_inputs(p, rng, field).items()}
+        values |= {n: field.integers(x) for n, x in (numbers or {}).items()}
+        try:
+            a, b = (evaluate_program(p, values, field) for p in (one, other))
+        except ZeroDenominatorError:
+            continue
+        except UnsupportedError:
+            return False
+        if not all(field.equal(x, y) for x, y in zip(a.values(), b.values(), strict=True)):
+            return False
+        left -= 1
+        if not left:
+            return True
+    return False
