@@ -60,8 +60,8 @@ class Work:
     which the compiler unrolls; ``fetched``: trips of pipelined loops, each divided by the trips that their loads run ahead,
     ``unbuffered``: those in which loads and arithmetic take turns; ``trips``: trips of all loops; ``dots``, ``folds``:
     executions of contractions and row folds; ``passes``: exchanges through shared memory with a barrier. ``memory``: bytes of
-    the tensors, each once. ``slivers``, ``pieces``: 1 where the one product of a kernel is cut into powers of two along a side, with
-    a piece of 16 columns and without.
+    the tensors, each once. ``slivers``, ``pieces``: 1 where the one product of a kernel is cut into powers of two along a side,
+    with a piece of 16 columns and without.
     """
 
     blocks: Counts

@@ -1,10 +1,11 @@
 """Normalizations without a kernel of their own.
 
-The kernel that makes the rows leaves their sums with them, part by part: for each group of columns the sum and the squares about
-the group's own mean, which no large mean can cancel. A product with the normalized rows multiplies the rows as they are with
-weights that hold the gain, and corrects its result: ``(y·W' − mean ⊗ colsum(W')) · rstd + beta·W``, with ``W' = gamma ∘ W`` laid down
-once, when a model is compiled. What adds the normalized rows takes them again from the rows and their sums. Partial sums are stored,
-not added by atomics: the results repeat bit for bit. Every form is compared with the operator in random tests over finite fields.
+The kernel that makes the rows leaves their sums with them, part by part: for each group of columns the sum and the squares
+about the group's own mean, which no large mean can cancel. A product with the normalized rows multiplies the rows as they are
+with weights that hold the gain, and corrects its result: ``(y·W' − mean ⊗ colsum(W')) · rstd + beta·W``, with ``W' = gamma ∘ W``
+laid down once, when a model is compiled. What adds the normalized rows takes them again from the rows and their sums. Partial
+sums are stored, not added by atomics: the results repeat bit for bit. Every form is compared with the operator in random tests
+over finite fields.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ NARROW = ("float16", "bfloat16")
 
 @dataclass(frozen=True)
 class Norm:
-    """A normalization whose readers can do without it: ``products`` multiply its result with a parameter, ``sums`` are element-wise
-    operators on it."""
+    """A normalization whose readers can do without it: ``products`` multiply its result with a parameter, ``sums`` are
+    element-wise operators on it."""
 
     node: Node
     products: tuple[Node, ...]
