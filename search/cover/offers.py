@@ -28,9 +28,9 @@ NARROW = 256
 GROUP = 64
 """Columns whose sums a kernel leaves together: those of a tile of its product."""
 DEARER = 1.1
-"""Up to so many times its cost the form without normalizations is taken. The model counts what a kernel fewer saves at less than it
-is in a chain, and sums that are read in front of the main loop at more: on an H200 the form was 12 % faster where it was priced 6 %
-dearer (BERT base, 512 tokens)."""
+"""Up to so many times its cost the form without normalizations is taken. The model counts what a kernel fewer saves at less
+than it is in a chain, and sums that are read in front of the main loop at more: on an H200 the form was 12 % faster where it
+was priced 6 % dearer (BERT base, 512 tokens)."""
 
 
 @dataclass(frozen=True)
