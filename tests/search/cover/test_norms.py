@@ -1,0 +1,43 @@
+"""Models without kernels for their normalizations: what shares rows, and what is rounded."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fuser.ir.builder import Builder
+from fuser.ir.dtypes import rounded
+from search.cover.fold import folded
+from search.cover.norms import norms
+from search.cover.norms import without
+
+
+def test_two_normalizations_of_the_same_rows() -> None:
+    """A parallel layer's, say; those of one kind share their sums."""
+    b = Builder("parallel")
+    x = b.input("x", (4, 64), "float16")
+    weights = [b.input(n, (64, 64), "float16") for n in ("w0", "w1", "w2", "w3")]
+    gains = [b.input(n, (64,), "float16") for n in ("g0", "g1", "g2")]
+    rows = b.op("add", x, b.op("matmul", x, weights[0]), name="rows")
+    kinds = ("layer_norm", "layer_norm", "rms_norm")
+    ends = [b.op("matmul", b.op(k, rows, g, eps=1e-5), w) for k, g, w in zip(kinds, gains, weights[1:], strict=True)]
+    program = b.build(ends[0], ends[1], ends[2])
+    rng = np.random.default_rng(0)
+    values = {n: rng.standard_normal(program[n].shape) for n in program.inputs}
+    found = norms(program, {n: v for n, v in values.items() if n != "x"})
+    assert len(found) == 3
+    less, tails = without(program, dict.fromkeys(found, 32))
+    assert sum(n.op == "square" and n.output in tails["rows"] for n in less.nodes) == 2
+    before, after = program.evaluate(values), less.evaluate(values)
+    for (name, wanted), got in zip(before.items(), after.values(), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-9, atol=1e-9, err_msg=name)
+
+
+def test_what_is_folded_is_rounded_to_bfloat16() -> None:
+    """A weight with a gain, and the sum of its columns: of the weight as the kernel reads it."""
+    b = Builder("gain")
+    x, w, g = b.input("x", (4, 64), "bfloat16"), b.input("w", (64, 64), "bfloat16"), b.input("g", (64,), "bfloat16")
+    program = b.build(b.op("matmul", x, b.op("mul", w, g, name="scaled", dtype="bfloat16")))
+    rng = np.random.default_rng(0)
+    params = {n: rounded(rng.standard_normal(program[n].shape).astype(np.float32), "bfloat16") for n in ("w", "g")}
+    _, values = folded(program, params)
+    assert np.array_equal(values["scaled"], rounded(values["scaled"], "bfloat16"))
