@@ -102,7 +102,7 @@ def without(program: TensorProgram, chosen: Mapping[Norm, int]) -> tuple[TensorP
 
 def _sums(node: Node) -> tuple[str, ...]:
     """Names of the results that sum up the rows of a normalization."""
-    steps = ("sum", "mean", "off", "off2", "square") if node.op == "layer_norm" else ("y2", "square")
+    steps = ("stored", "sum", "mean", "off", "off2", "square") if node.op == "layer_norm" else ("y2", "square")
     return tuple(_sum(node, step) for step in steps)
 
 
@@ -137,6 +137,8 @@ def _summed(b: Builder, rows: Ref, node: Node, group: int) -> dict[str, Ref]:
     if node.op == "rms_norm":
         squares = b.op("square", parts, name=named["y2"], dtype="float32")
         return {named["square"]: b.op("sum", squares, axis=(last,), name=named["square"], dtype="float32")}
+    # of the rows as products read them: what rounding adds to a whole row goes with its mean
+    parts = b.op("cast", parts, name=named["stored"], dtype=rows.tensor.dtype)
     total = b.op("sum", parts, axis=(last,), keepdims=True, name=named["sum"], dtype="float32")
     mean = b.op("scale", total, scalar=Scalar.of(group).inverse(), name=named["mean"], dtype="float32")
     off = b.op("sub", parts, mean, name=named["off"], dtype="float32")

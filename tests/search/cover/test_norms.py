@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
+import fuser
 from fuser.ir.builder import Builder
 from fuser.ir.builder import Ref
 from fuser.ir.dtypes import rounded
@@ -63,3 +65,18 @@ def test_selections_of_what_the_caller_gives_are_no_products() -> None:
     made, params = selected(b.build(turned(b.op("matmul", x, w))), {"w": np.zeros((32, 32), np.float16)})
     assert [n.op for n in made.nodes] == ["matmul", "matmul"]
     assert len(params) == 2
+
+
+def test_moments_are_of_the_rows_that_products_read() -> None:
+    """Rows of one number that no float16 is: rounded, they are off by as much everywhere, which must not count as a deviation."""
+    torch = pytest.importorskip("torch")
+    b = Builder("constant")
+    x, w = b.input("x", (16, 64), "float16"), b.input("w", (64, 64), "float16")
+    rows = b.op("shift", x, scalar=0.1003, name="rows")
+    product = b.op("matmul", b.op("layer_norm", rows, eps=1e-5), w, name="product")
+    program = b.build(rows, product)
+    params = {"w": np.abs(np.random.default_rng(0).standard_normal((64, 64))).astype(np.float16)}
+    less, _ = without(program, dict.fromkeys(norms(program, params), 64))
+    run = fuser.compile(less, device="cpu")
+    _, found = run(*(torch.tensor({"x": np.ones((16, 64), np.float16), **params}[n]) for n in less.inputs))
+    assert float(found.abs().max()) < 1e-2
