@@ -6,13 +6,21 @@ import numpy as np
 import pytest
 
 import fuser
+from fuser.device import load_device
+from fuser.errors import NoValidKernelError
 from fuser.ir.builder import Builder
 from fuser.ir.builder import Ref
 from fuser.ir.dtypes import rounded
+from search.cover import model
+from search.cover import offers
 from search.cover.fold import folded
 from search.cover.norms import norms
 from search.cover.norms import without
+from search.cover.prices import by_library
 from search.cover.select import selected
+from search.realise import Realised
+from search.realise import verified
+from search.tune import Tuned
 
 
 def test_two_normalizations_of_the_same_rows() -> None:
@@ -80,3 +88,37 @@ def test_moments_are_of_the_rows_that_products_read() -> None:
     run = fuser.compile(less, device="cpu")
     _, found = run(*(torch.tensor({"x": np.ones((16, 64), np.float16), **params}[n]) for n in less.inputs))
     assert float(found.abs().max()) < 1e-2
+
+
+def test_the_form_as_written_is_there_where_the_other_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    b = Builder("model")
+    x = b.input("x", (16, 64), "float16")
+    weights = [b.input(f"w{i}", (64, 64), "float16") for i in range(4)]
+    rows = b.op("add", x, b.op("matmul", x, weights[0]))
+    y = b.op("layer_norm", rows, eps=1e-5)
+    for w in weights[1:]:
+        y = b.op("matmul", y, w)
+    program = b.build(y)
+    params = {w.name: np.ones(w.shape, np.float16) for w in weights}
+
+    failed: list[str] = []
+
+    def fails(tuned: Tuned) -> Realised:
+        if any("square" in n.op for n in tuned.program.nodes):
+            failed.append(tuned.program.name)
+            raise NoValidKernelError("none holds", "none")
+        return verified(tuned)
+
+    monkeypatch.setattr(offers, "DEARER", 1.5)
+    monkeypatch.setattr(model, "verified", fails)
+    made = model.compile_model(program, params, load_device("h200"), libraries=False, compiled=False)
+    assert failed
+    assert any(n.op == "layer_norm" for n in made.program.nodes)
+
+
+def test_a_product_of_another_dtype_is_no_library_call() -> None:
+    for dtype in ("float16", "float32"):
+        b = Builder("wide")
+        x, w = b.input("x", (16, 64), "float16"), b.input("w", (64, 64), "float16")
+        found = by_library(b.build(b.op("matmul", x, w, dtype=dtype)), load_device("h200"))
+        assert (found is not None) == (dtype == "float16")
