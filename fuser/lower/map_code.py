@@ -107,7 +107,7 @@ def _map_text(w: Writer, stmt: Stmt, name: str, combo: Combo, layout: Sequence[s
     if stmt.op == "causal_mask":
         return _causal(w, stmt, args[0], combo, layout)
     if stmt.op == "cast":
-        return args[0]
+        return _rounded(args[0], stmt.dtype) if _as_stored(w, stmt) else args[0]
     if stmt.op == "exp":
         return f"tl.exp2({_times(args[0], _held_factor(w, stmt.args[0]) * LOG2E)})"
     if stmt.op == "sub" and stmt.value in w.tiles.guards and not stmt.running:
@@ -122,6 +122,16 @@ def _map_text(w: Writer, stmt: Stmt, name: str, combo: Combo, layout: Sequence[s
     if stmt.op == "div" and stmt.value in w.tiles.guards:
         text = f"tl.where({args[1]} == 0.0, 0.0, {text})"
     return text
+
+
+def _as_stored(w: Writer, stmt: Stmt) -> bool:
+    """A cast to the dtype that a value computed here has already asks for what a reader of its tensor would find."""
+    source = w.tiles.block.by_value[stmt.args[0]]
+    return source.kind == "compute" and source.dtype == stmt.dtype and stmt.dtype in NARROW
+
+
+def _rounded(text: str, dtype: str) -> str:
+    return f"{text}.to(tl.{dtype}).to(tl.float32)"
 
 
 def _text(w: Writer, op: str, args: Sequence[str], numbers: Mapping[str, float], name: str) -> str:

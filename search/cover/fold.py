@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from fuser.errors import FuserError
+from fuser.ir.dtypes import rounded
 from fuser.ir.ops import Array
 from fuser.ir.ops import op as op_def
 from fuser.ir.program import TensorProgram
@@ -55,4 +56,4 @@ def _value(program: TensorProgram, name: str, known: Mapping[str, Array]) -> Arr
     except FuserError:
         return None
     dtype = program[name].dtype
-    return value.astype(np.float32 if dtype == "bfloat16" else dtype)
+    return rounded(value.astype(np.float32), dtype) if dtype == "bfloat16" else value.astype(dtype)

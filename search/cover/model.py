@@ -28,6 +28,7 @@ from search.cover.borders import borders
 from search.cover.fold import folded
 from search.cover.ilp import Cover
 from search.cover.ilp import cover
+from search.cover.offers import Offers
 from search.cover.offers import Pricing
 from search.cover.offers import best_form
 from search.cover.pack import packed
@@ -107,8 +108,8 @@ def compile_model(  # noqa: PLR0913
     program, params = selected(*packed(*folded(program, params)))
     stages.begin("prices", f"pricing candidates for {device.title}")
     offers = best_form(program, params, Pricing(device, libraries, seed, executor))
-    program, params, tuned = offers.program, offers.params, dict(offers.tuned)
-    considered = {p: tuned[p].winner.seconds if p in tuned else math.inf for p in offers.parts}
+    tuned = dict(offers.tuned)
+    considered = _considered(offers)
     done: dict[str, Realised] = {}
 
     def kernels(several: list[Tuned]) -> list[Realised]:
@@ -116,7 +117,11 @@ def compile_model(  # noqa: PLR0913
 
     while True:
         stages.begin("choice", f"choosing among {len(tuned)} candidates with a kernel")
-        chosen = cover(program, list(tuned), {p: t.winner.seconds for p, t in tuned.items()})
+        chosen = _within(offers, tuned)
+        if chosen is None:
+            offers = offers.otherwise or offers
+            tuned, considered = dict(offers.tuned), _considered(offers)
+            continue
         distinct = len({p.program.stable_hash() for p in chosen.parts})
         stages.begin(
             "kernels", f"{'compiling and checking' if compiled else 'verifying'} {distinct} distinct of {len(chosen.parts)} parts"
@@ -126,6 +131,7 @@ def compile_model(  # noqa: PLR0913
             break
         tuned = _without(tuned, failed, device)
         considered |= {p: tuned[p].winner.seconds if p in tuned else math.inf for p in considered}
+    program, params = offers.program, offers.params
     stages.begin("joining", "putting the kernels into one graph")
     found = tuple(done[p.program.stable_hash()] for p in chosen.parts)
     stitched = stitch(program, [(p, r.candidate.candidate) for p, r in zip(chosen.parts, found, strict=True)])
@@ -142,6 +148,21 @@ def compile_model(  # noqa: PLR0913
     stages.end()
     realised = Realised(whole, winner, weakest, artifacts, rejected=dict(rejected))
     return Model(program, params, chosen, found, realised, device, considered, stages.seconds)
+
+
+def _within(offers: Offers, tuned: Mapping[Part, Tuned]) -> Cover | None:
+    """The cheapest cover; none where there is another form, and this one has none within its limit."""
+    try:
+        chosen = cover(offers.program, list(tuned), {p: t.winner.seconds for p, t in tuned.items()})
+    except NoValidKernelError:
+        if offers.otherwise is None:
+            raise
+        return None
+    return chosen if chosen.seconds <= offers.limit else None
+
+
+def _considered(offers: Offers) -> dict[Part, float]:
+    return {p: offers.tuned[p].winner.seconds if p in offers.tuned else math.inf for p in offers.parts}
 
 
 def _realise(

@@ -86,31 +86,32 @@ def without(program: TensorProgram, chosen: Mapping[Norm, int]) -> tuple[TensorP
         for norm, group in chosen.items()
         if proved(norm.node.op, program[norm.rows].shape[-1], group, len(norm.node.inputs) - 1, norm.node.attrs)
     }
-    summed = {norm.rows: norm for norm in kept}
+    summed: dict[str, dict[str, Norm]] = {}
     for norm in kept:
+        summed.setdefault(norm.rows, {}).setdefault(norm.node.op, norm)  # several normalizations of the same rows share the sums
         for node in norm.sums:
             again.setdefault(node.output, []).append(norm)
     for name in (*summed, *again):
-        rules[name] = _rows_rule(program, name, summed.get(name), again.get(name, []), kept)
+        rules[name] = _rows_rule(program, name, tuple(summed.get(name, {}).values()), again.get(name, []), kept)
     for norm, group in kept.items():
         for product in norm.products:
             rules[product.output] = _product_rule(program, norm, product, group)
-    tails = {name: frozenset(_sums(norm.node)) for name, norm in summed.items()}
+    tails = {name: frozenset(s for norm in some.values() for s in _sums(norm.node)) for name, some in summed.items()}
     return (rebuild(program, rules) if rules else program), tails
 
 
 def _sums(node: Node) -> tuple[str, ...]:
     """Names of the results that sum up the rows of a normalization."""
-    n = node.output
-    return (
-        (f"{n}.sum", f"{n}.mean", f"{n}.off", f"{n}.off2", f"{n}.square")
-        if node.op == "layer_norm"
-        else (f"{n}.y2", f"{n}.square")
-    )
+    steps = ("stored", "sum", "mean", "off", "off2", "square") if node.op == "layer_norm" else ("y2", "square")
+    return tuple(_sum(node, step) for step in steps)
+
+
+def _sum(node: Node, step: str) -> str:
+    return f"{node.inputs[0]}.{node.op}.{step}"
 
 
 def _rows_rule(
-    program: TensorProgram, name: str, summed: Norm | None, again: Collection[Norm], groups: Mapping[Norm, int]
+    program: TensorProgram, name: str, summed: Collection[Norm], again: Collection[Norm], groups: Mapping[Norm, int]
 ) -> Rule:
     """An element-wise operator that takes normalized rows again from the rows, and whose result is summed up."""
     maker = program.producers[name]
@@ -120,8 +121,8 @@ def _rows_rule(
         inputs = [taken[i] if i in taken else refs[i] for i in maker.inputs]
         attrs = {k: v for k, v in maker.attrs if k != "dtype"}
         made = b.op(maker.op, *inputs, name=name, dtype=program[name].dtype, **attrs)
-        if summed is not None:
-            refs |= _summed(b, made, summed.node, groups[summed])
+        for norm in summed:
+            refs |= _summed(b, made, norm.node, groups[norm])
         return made
 
     return rule
@@ -130,17 +131,20 @@ def _rows_rule(
 def _summed(b: Builder, rows: Ref, node: Node, group: int) -> dict[str, Ref]:
     """Sums over groups of columns, and the squares about each group's mean (of all, for an RMS norm)."""
     *front, width = rows.shape
-    parts = b.op("reshape", rows, shape=(*front, width // group, group), name=f"{node.output}.groups")
+    named = {n.rpartition(".")[-1]: n for n in _sums(node)}
+    parts = b.op("reshape", rows, shape=(*front, width // group, group), name=f"{rows.name}.{node.op}.groups")
     last = len(front) + 1
     if node.op == "rms_norm":
-        squares = b.op("square", parts, name=f"{node.output}.y2", dtype="float32")
-        return {f"{node.output}.square": b.op("sum", squares, axis=(last,), name=f"{node.output}.square", dtype="float32")}
-    total = b.op("sum", parts, axis=(last,), keepdims=True, name=f"{node.output}.sum", dtype="float32")
-    mean = b.op("scale", total, scalar=Scalar.of(group).inverse(), name=f"{node.output}.mean", dtype="float32")
-    off = b.op("sub", parts, mean, name=f"{node.output}.off", dtype="float32")
-    squares = b.op("square", off, name=f"{node.output}.off2", dtype="float32")
-    square = b.op("sum", squares, axis=(last,), keepdims=True, name=f"{node.output}.square", dtype="float32")
-    return {f"{node.output}.sum": total, f"{node.output}.square": square}
+        squares = b.op("square", parts, name=named["y2"], dtype="float32")
+        return {named["square"]: b.op("sum", squares, axis=(last,), name=named["square"], dtype="float32")}
+    # of the rows as products read them: what rounding adds to a whole row goes with its mean
+    parts = b.op("cast", parts, name=named["stored"], dtype=rows.tensor.dtype)
+    total = b.op("sum", parts, axis=(last,), keepdims=True, name=named["sum"], dtype="float32")
+    mean = b.op("scale", total, scalar=Scalar.of(group).inverse(), name=named["mean"], dtype="float32")
+    off = b.op("sub", parts, mean, name=named["off"], dtype="float32")
+    squares = b.op("square", off, name=named["off2"], dtype="float32")
+    square = b.op("sum", squares, axis=(last,), keepdims=True, name=named["square"], dtype="float32")
+    return {total.name: total, square.name: square}
 
 
 def _moments(b: Builder, refs: Mapping[str, Ref], node: Node, width: int, group: int) -> tuple[Ref | None, Ref]:
@@ -156,10 +160,10 @@ def _moments(b: Builder, refs: Mapping[str, Ref], node: Node, width: int, group:
         shifted = b.op("shift", b.op("scale", variance, scalar=each, dtype="float32"), scalar=eps, dtype="float32")
         return b.op("sqrt", shifted, dtype="float32")
 
-    square = refs[f"{node.output}.square"]
+    square = refs[_sum(node, "square")]
     if node.op == "rms_norm":
         return None, root(total(square))
-    sums = refs[f"{node.output}.sum"]
+    sums = refs[_sum(node, "sum")]
     mean = b.op("scale", total(sums), scalar=each, dtype="float32")
     if width == group:
         return mean, root(total(square))

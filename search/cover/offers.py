@@ -7,8 +7,11 @@ from collections.abc import Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from dataclasses import field
+from dataclasses import replace
+from math import inf
 
 from fuser.device import Device
+from fuser.errors import NoValidKernelError
 from fuser.ir.ops import Array
 from fuser.ir.ops import op as op_def
 from fuser.ir.program import TensorProgram
@@ -46,12 +49,15 @@ class Pricing:
 
 @dataclass(frozen=True)
 class Offers:
-    """A form of a model, all its candidates, and those with a kernel."""
+    """A form of a model, all its candidates, and those with a kernel; ``otherwise``: the form for where so many of these do not
+    hold that a cover takes more than ``limit`` seconds."""
 
     program: TensorProgram
     params: Mapping[str, Array]
     parts: tuple[Part, ...]
     tuned: Mapping[Part, Tuned]
+    otherwise: Offers | None = None
+    limit: float = inf
 
     def cover(self) -> Cover:
         return cover(self.program, list(self.tuned), {p: t.winner.seconds for p, t in self.tuned.items()})
@@ -67,7 +73,11 @@ def best_form(program: TensorProgram, params: Mapping[str, Array], pricing: Pric
     less, weights = folded(less, params)
     steps = {n.output for n in less.nodes} - set(program.table) - set().union(*tails.values())
     lean = _offers(less, weights, pricing, tails, steps)
-    return lean if lean.cover().seconds < DEARER * plain.cover().seconds else plain
+    limit = DEARER * plain.cover().seconds
+    try:
+        return replace(lean, otherwise=plain, limit=limit) if lean.cover().seconds < limit else plain
+    except NoValidKernelError:
+        return plain
 
 
 def _group(width: int) -> int:

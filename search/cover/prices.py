@@ -22,6 +22,7 @@ from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import Schedule
 from fuser.ir.serialize import graph_from_json
 from fuser.lower.compile import cache_dir
+from fuser.runtime.library import output_of
 from fuser.superopt.structures import structures
 from search.cover.parts import Part
 from search.cover.parts import moves_only
@@ -108,6 +109,11 @@ def by_library(program: TensorProgram, device: Device) -> Tuned | None:
     try:
         graph = KernelGraph(program.name, program.inputs, kernels, program.outputs, tuple(program[n] for n in ends)).validate()
         seconds = sum(library_seconds(graph, k, device) for k in kernels)
+        made = {n: program[n] for n in program.inputs}
+        for kernel in kernels:
+            made[kernel.output] = output_of(kernel, made)
     except FuserError:
+        return None
+    if any(made[n].dtype != program[n].dtype for n in program.outputs):  # a product of float16 that is float32, say
         return None
     return Tuned(program, device.name, Ranked(Candidate(graph, Schedule(())), seconds), (), 1, 1)

@@ -2,7 +2,8 @@
 
 The half turn of a rotary embedding, ``concat(-x[..., d/2:], x[..., :d/2])``, is ``x @ R`` with one 1 or -1 in each column of R:
 exact in any dtype, and a contraction like any other, to which a kernel adds what stands behind it. Copies of the parts and their
-concatenation would each be a kernel.
+concatenation would each be a kernel. Zero times infinity is no number, though: only what comes of a product is multiplied, not
+what the caller gives or what a mask fills.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 from fuser.ir.builder import Builder
 from fuser.ir.builder import Ref
 from fuser.ir.ops import Array
+from fuser.ir.ops import op as op_def
 from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram
 from fuser.ir.subprogram import subprogram
@@ -29,12 +31,16 @@ DTYPES = ("float16", "bfloat16")
 """Those that tensor cores multiply and add without rounding a single term."""
 
 
+MASKS = ("causal_mask", "where")
+"""Operators that put infinities among numbers."""
+
+
 def selected(program: TensorProgram, params: Mapping[str, Array]) -> tuple[TensorProgram, dict[str, Array]]:
     """The program with selections along the last axis as products, and its parameters with their matrices."""
     found = dict(params)
     rules: dict[str, Rule] = {}
     for node in program.nodes:
-        selection = _selection(program, node)
+        selection = _selection(program, node, params)
         if selection is not None:
             source, matrix = selection
             name = _named(matrix, program, found)
@@ -60,7 +66,7 @@ def _product(output: str, source: str, name: str, matrix: Array, dtype: str) -> 
     return rule
 
 
-def _selection(program: TensorProgram, node: Node) -> tuple[str, Array] | None:
+def _selection(program: TensorProgram, node: Node, params: Mapping[str, Array]) -> tuple[str, Array] | None:
     """The tensor whose parts a concatenation along the last axis puts together, and the matrix that does the same."""
     result = program[node.output]
     last = len(result.shape) - 1
@@ -73,13 +79,31 @@ def _selection(program: TensorProgram, node: Node) -> tuple[str, Array] | None:
     width = program[source].shape[-1]
     if others or program[source].dtype != result.dtype or min(width, result.shape[-1]) < NARROWEST:
         return None
-    if max(width, result.shape[-1]) > WIDEST:
+    if max(width, result.shape[-1]) > WIDEST or not _of_products(program, source, params):
         return None
     columns = [(start + i, sign) for _, start, stop, sign in (p for p in pieces if p) for i in range(stop - start)]
     matrix = np.zeros((width, len(columns)), np.float16 if result.dtype == "float16" else np.float32)
     for column, (row, sign) in enumerate(columns):
         matrix[row, column] = sign
     return (source, matrix) if _proved(program, node, source, matrix) else None
+
+
+def _of_products(program: TensorProgram, name: str, params: Mapping[str, Array]) -> bool:
+    """Whether a tensor is made of results of products and finite parameters: an infinity in it spoiled its row before."""
+    todo, seen = [name], set[str]()
+    while todo:
+        name = todo.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        node = program.producers.get(name)
+        if node is None and (name not in params or not np.isfinite(params[name]).all()):
+            return False
+        if node is not None and op_def(node.op).kind != "contract":
+            if node.op in MASKS or op_def(node.op).kind in ("opaque", "library"):
+                return False
+            todo += node.inputs
+    return True
 
 
 def _proved(program: TensorProgram, node: Node, source: str, matrix: Array) -> bool:
