@@ -76,10 +76,10 @@ def _output(command: list[str]) -> str:
         return ""
 
 
-def need_gpu() -> None:
+def need_gpu(ways_out: str = WAYS_OUT) -> None:
     """Raise :class:`EnvironmentError_` with a way out where torch finds no GPU."""
     import torch
 
     if not torch.cuda.is_available():
         built = "this torch was built without CUDA" if torch.version.cuda is None else "torch finds no usable NVIDIA GPU"
-        raise EnvironmentError_(f"measuring needs a GPU, and {built}", WAYS_OUT)
+        raise EnvironmentError_(f"measuring needs a GPU, and {built}", ways_out)

@@ -163,43 +163,48 @@ class Image(nn.Module):
 
 @dataclass(frozen=True)
 class Network:
-    """``make(batch)`` gives a module in fp32 on the CPU and the shapes of its inputs."""
+    """``layers`` are those that it was published with; ``build`` makes it with another number of them."""
 
     title: str
-    make: Callable[[int], tuple[nn.Module, tuple[tuple[int, ...], ...]]]
+    layers: int
+    build: Callable[[int, int], tuple[nn.Module, tuple[tuple[int, ...], ...]]]
+
+    def make(self, batch: int, layers: int | None = None) -> tuple[nn.Module, tuple[tuple[int, ...], ...]]:
+        """The module in fp32 on the CPU, and the shapes of its inputs."""
+        return self.build(batch, self.layers if layers is None else layers)
 
 
-def _bert(layers: int, width: int, heads: int) -> Callable[[int], tuple[nn.Module, Any]]:
-    return lambda b: (nn.Sequential(*(PostNorm(width, heads) for _ in range(layers))), ((b, 512, width),))
+def _bert(width: int, heads: int) -> Callable[[int, int], tuple[nn.Module, Any]]:
+    return lambda b, layers: (nn.Sequential(*(PostNorm(width, heads) for _ in range(layers))), ((b, 512, width),))
 
 
-def _gpt2(b: int) -> tuple[nn.Module, Any]:
-    return nn.Sequential(*(PreNorm(768, 12, True) for _ in range(12)), nn.LayerNorm(768)), ((b, 128, 768),)
+def _gpt2(b: int, layers: int) -> tuple[nn.Module, Any]:
+    return nn.Sequential(*(PreNorm(768, 12, True) for _ in range(layers)), nn.LayerNorm(768)), ((b, 128, 768),)
 
 
-def _vit(b: int) -> tuple[nn.Module, Any]:
-    return Image(197, nn.Sequential(*(PreNorm(768, 12, False) for _ in range(12)))), ((b, 197, 768),)
+def _vit(b: int, layers: int) -> tuple[nn.Module, Any]:
+    return Image(197, nn.Sequential(*(PreNorm(768, 12, False) for _ in range(layers)))), ((b, 197, 768),)
 
 
-def _mixer(b: int) -> tuple[nn.Module, Any]:
-    return Image(196, nn.Sequential(*(Mixer(196, 768, 384, 3072) for _ in range(12)))), ((b, 196, 768),)
+def _mixer(b: int, layers: int) -> tuple[nn.Module, Any]:
+    return Image(196, nn.Sequential(*(Mixer(196, 768, 384, 3072) for _ in range(layers)))), ((b, 196, 768),)
 
 
-def _llama(b: int) -> tuple[nn.Module, Any]:
-    return Decoder(4, 2048, 32, 8, 8192, 128), ((b, 128, 2048),)
+def _llama(b: int, layers: int) -> tuple[nn.Module, Any]:
+    return Decoder(layers, 2048, 32, 8, 8192, 128), ((b, 128, 2048),)
 
 
-def _decode(b: int) -> tuple[nn.Module, Any]:
-    return Decoder(4, 2048, 32, 8, 8192, 1, 4096), ((b, 1, 2048), *((b, 8, 4096, 64),) * 8)
+def _decode(b: int, layers: int) -> tuple[nn.Module, Any]:
+    return Decoder(layers, 2048, 32, 8, 8192, 1, 4096), ((b, 1, 2048), *((b, 8, 4096, 64),) * (2 * layers))
 
 
 NETWORKS = {
-    "bert-small": Network("BERT small, 512 tokens", _bert(4, 512, 8)),
-    "bert-base": Network("BERT base, 512 tokens", _bert(12, 768, 12)),
-    "bert-large": Network("BERT large, 512 tokens", _bert(24, 1024, 16)),
-    "gpt2": Network("GPT-2, 128 tokens", _gpt2),
-    "vit-b": Network("ViT-B/16", _vit),
-    "mixer-b": Network("MLP-Mixer-B/16", _mixer),
-    "llama-prefill": Network("LLaMA of 4 layers, 128 tokens", _llama),
-    "llama-decode": Network("LLaMA of 4 layers, one token, 4096 keys", _decode),
+    "bert-small": Network("BERT small, 512 tokens", 4, _bert(512, 8)),
+    "bert-base": Network("BERT base, 512 tokens", 12, _bert(768, 12)),
+    "bert-large": Network("BERT large, 512 tokens", 24, _bert(1024, 16)),
+    "gpt2": Network("GPT-2, 128 tokens", 12, _gpt2),
+    "vit-b": Network("ViT-B/16", 12, _vit),
+    "mixer-b": Network("MLP-Mixer-B/16", 12, _mixer),
+    "llama-prefill": Network("LLaMA of 4 layers, 128 tokens", 4, _llama),
+    "llama-decode": Network("LLaMA of 4 layers, one token, 4096 keys", 4, _decode),
 }

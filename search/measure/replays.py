@@ -29,8 +29,8 @@ def captured(call: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
     return out, graph.replay
 
 
-def in_turn(replays: Mapping[str, Callable[[], None]]) -> dict[str, list[float]]:
-    """Microseconds of a replay in each round, in turn."""
+def in_turn(replays: Mapping[str, Callable[[], None]], rounds: int = ROUNDS, seconds: float = SECONDS) -> dict[str, list[float]]:
+    """Microseconds of a replay in each round, in turn; ``seconds`` is how long each replays in one."""
     import torch
 
     counts: dict[str, int] = {}
@@ -42,9 +42,9 @@ def in_turn(replays: Mapping[str, Callable[[], None]]) -> dict[str, list[float]]
             replay()
         end.record()
         torch.cuda.synchronize()
-        counts[name] = max(5, int(SECONDS * 5e3 / start.elapsed_time(end)))
+        counts[name] = max(5, int(seconds * 5e3 / start.elapsed_time(end)))
     found: dict[str, list[float]] = {n: [] for n in replays}
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         for name, replay in replays.items():
             start, end = torch.cuda.Event(True), torch.cuda.Event(True)
             start.record()

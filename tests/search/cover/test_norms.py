@@ -1,124 +1,135 @@
-"""Models without kernels for their normalizations: what shares rows, and what is rounded."""
+"""Normalizations without kernels of their own, and selections as products."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-import fuser
-from fuser.device import load_device
-from fuser.errors import NoValidKernelError
 from fuser.ir.builder import Builder
-from fuser.ir.builder import Ref
-from fuser.ir.dtypes import rounded
-from search.cover import model
-from search.cover import offers
+from fuser.ir.ops import op as op_def
+from fuser.ir.program import TensorProgram
+from fuser.ir.scalar import Scalar
 from search.cover.fold import folded
 from search.cover.norms import norms
+from search.cover.norms import proved
 from search.cover.norms import without
-from search.cover.prices import by_library
+from search.cover.parts import parts
 from search.cover.select import selected
-from search.realise import Realised
-from search.realise import verified
-from search.tune import Tuned
+
+WIDTH = 128
 
 
-def test_two_normalizations_of_the_same_rows() -> None:
-    """A parallel layer's, say; those of one kind share their sums."""
-    b = Builder("parallel")
-    x = b.input("x", (4, 64), "float16")
-    weights = [b.input(n, (64, 64), "float16") for n in ("w0", "w1", "w2", "w3")]
-    gains = [b.input(n, (64,), "float16") for n in ("g0", "g1", "g2")]
-    rows = b.op("add", x, b.op("matmul", x, weights[0]), name="rows")
-    kinds = ("layer_norm", "layer_norm", "rms_norm")
-    ends = [b.op("matmul", b.op(k, rows, g, eps=1e-5), w) for k, g, w in zip(kinds, gains, weights[1:], strict=True)]
-    program = b.build(ends[0], ends[1], ends[2])
+def weights(program: TensorProgram, seed: int = 0) -> dict[str, np.ndarray]:
+    """Random values of every input but x."""
+    rng = np.random.default_rng(seed)
+    return {n: rng.standard_normal(program[n].shape).astype(np.float32) for n in program.inputs if n != "x"}
+
+
+def layer(norm: str, gain: int, again: bool) -> TensorProgram:
+    """Rows behind a product and a residual, normalized, multiplied, and (``again``) added to what comes out."""
+    b = Builder("layer")
+    x = b.input("x", (24, WIDTH))
+    rows = x + x @ b.input("first", (WIDTH, WIDTH)) + b.input("bias", (WIDTH,))
+    eps = {"eps": Scalar.of(1e-5)}
+    y = b.op(norm, rows, *(b.input(f"affine_{i}", (WIDTH,)) for i in range(gain)), **eps)
+    z = b.op("gelu", y @ b.input("second", (64, WIDTH)).T) @ b.input("third", (64, WIDTH))
+    return b.build(out=y + z if again else z)
+
+
+@pytest.mark.parametrize(
+    ("norm", "gain"), [("layer_norm", 0), ("layer_norm", 1), ("layer_norm", 2), ("rms_norm", 0), ("rms_norm", 1)]
+)
+@pytest.mark.parametrize("again", [False, True])
+def test_the_form_without_a_normalization_computes_the_same(norm: str, gain: int, again: bool) -> None:
+    program = layer(norm, gain, again)
+    params = weights(program)
+    (found,) = norms(program, params)
+    less, tails = without(program, {found: 64})
+    assert norm not in {n.op for n in less.nodes}
+    assert tails.keys() == {found.rows}
+    x = np.random.default_rng(1).standard_normal((24, WIDTH)) * 3 + 20  # a mean much larger than the spread
+    wide = {n: v.astype(np.float64) for n, v in params.items()} | {"x": x}
+    (want,) = program.evaluate(wide).values()
+    (got,) = less.evaluate({n: wide[n] for n in less.inputs}).values()
+    np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-9 * np.abs(want).max())
+
+
+def test_weights_are_scaled_when_a_model_is_compiled() -> None:
+    program = layer("layer_norm", 2, again=True)
+    params = weights(program)
+    less, _ = without(program, dict.fromkeys(norms(program, params), 64))
+    small, held = folded(less, params)
+    assert all(any(i not in held for i in n.inputs) or op_def(n.op).kind == "view" for n in small.nodes)
+    assert sum(n.op == "matmul" for n in small.nodes) == sum(n.op == "matmul" for n in program.nodes)
+
+
+def test_one_kernel_may_leave_the_sums_and_one_read_them() -> None:
+    program = layer("layer_norm", 2, again=False)
+    params = weights(program)
+    (found,) = norms(program, params)
+    less, tails = without(program, {found: 64})
+    small, _ = folded(less, params)
+    steps = {n.output for n in small.nodes} - set(program.table) - tails[found.rows]
+    offered = parts(small, (), tails, steps)
+    assert any(
+        {found.rows, *tails[found.rows]} <= set(p.nodes) and any(n.op == "matmul" for n in p.program.nodes) for p in offered
+    )
+    corrected = found.products[0].output
+    whole = [p for p in offered if corrected in p.nodes and any(n.op == "matmul" for n in p.program.nodes)]
+    assert any(set(p.reads) & set(small.producers) == {found.rows, *(set(tails[found.rows]) & set(p.reads))} for p in whole)
+
+
+def test_what_others_read_keeps_its_normalization() -> None:
+    b = Builder("shared")
+    x = b.input("x", (16, WIDTH))
+    rows = b.op("relu", x)
+    y = b.op("layer_norm", rows, eps=Scalar.of(1e-5))
+    w = b.input("w", (WIDTH, 32))
+    program = b.build(out=y @ w, seen=y)
+    assert not norms(program, {"w": np.zeros((WIDTH, 32), np.float32)})  # its rows are a result themselves
+    direct = Builder("direct")
+    x = direct.input("x", (16, WIDTH))
+    y = direct.op("layer_norm", x, eps=Scalar.of(1e-5)) @ direct.input("w", (WIDTH, 32))
+    assert not norms(direct.build(out=y), {"w": np.zeros((WIDTH, 32), np.float32)})  # nobody here makes its rows
+
+
+def test_a_wrong_epsilon_or_group_is_not_proved(monkeypatch: pytest.MonkeyPatch) -> None:
+    eps = (("eps", Scalar.of(1e-5)),)
+    assert proved("layer_norm", 96, 32, 2, eps)
+    monkeypatch.setattr("search.cover.norms._again", lambda b, refs, node, rows, affine, group: rows)
+    assert not proved("layer_norm", 64, 32, 2, eps)
+
+
+def rotary(width: int, sign: int = -1) -> TensorProgram:
+    b = Builder("rotary")
+    x, cos, sin = b.input("x", (2, 8, width)), b.input("cos", (8, width)), b.input("sin", (8, width))
+    half = width // 2
+    low, high = (b.op("slice", x, axis=2, start=i * half, stop=(i + 1) * half) for i in range(2))
+    turned = b.op("concat", -high if sign < 0 else high, low, axis=2)
+    return b.build(out=x * cos + turned * sin)
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_a_rotary_embedding_is_a_product(sign: int) -> None:
+    program = rotary(64, sign)
+    made, params = selected(program, {})
+    assert [n.op for n in made.nodes].count("matmul") == 1
+    assert not {"concat", "slice", "neg"} & {n.op for n in made.nodes}
     rng = np.random.default_rng(0)
     values = {n: rng.standard_normal(program[n].shape) for n in program.inputs}
-    found = norms(program, {n: v for n, v in values.items() if n != "x"})
-    assert len(found) == 3
-    less, tails = without(program, dict.fromkeys(found, 32))
-    assert sum(n.op == "square" and n.output in tails["rows"] for n in less.nodes) == 2
-    before, after = program.evaluate(values), less.evaluate(values)
-    for (name, wanted), got in zip(before.items(), after.values(), strict=True):
-        np.testing.assert_allclose(got, wanted, rtol=1e-9, atol=1e-9, err_msg=name)
+    (want,) = program.evaluate(values).values()
+    (got,) = made.evaluate(values | {n: v.astype(np.float64) for n, v in params.items()}).values()
+    np.testing.assert_array_equal(got, want)
 
 
-def test_what_is_folded_is_rounded_to_bfloat16() -> None:
-    """A weight with a gain, and the sum of its columns: of the weight as the kernel reads it."""
-    b = Builder("gain")
-    x, w, g = b.input("x", (4, 64), "bfloat16"), b.input("w", (64, 64), "bfloat16"), b.input("g", (64,), "bfloat16")
-    program = b.build(b.op("matmul", x, b.op("mul", w, g, name="scaled", dtype="bfloat16")))
-    rng = np.random.default_rng(0)
-    params = {n: rounded(rng.standard_normal(program[n].shape).astype(np.float32), "bfloat16") for n in ("w", "g")}
-    _, values = folded(program, params)
-    assert np.array_equal(values["scaled"], rounded(values["scaled"], "bfloat16"))
-
-
-def turned(x: Ref) -> Ref:
-    b, d = x.builder, x.shape[-1] // 2
-    front = b.op("slice", x, axis=1, start=0, stop=d)
-    back = b.op("slice", x, axis=1, start=d, stop=2 * d)
-    return b.op("concat", b.op("neg", back), front, axis=1)
-
-
-def test_selections_of_what_the_caller_gives_are_no_products() -> None:
-    """Zero times an infinity in them would be no number."""
-    b = Builder("turns")
-    x, w = b.input("x", (4, 32), "float16"), b.input("w", (32, 32), "float16")
-    given = b.build(turned(x))
-    assert selected(given, {})[0] == given
-    b = Builder("turns")
-    x, w = b.input("x", (4, 32), "float16"), b.input("w", (32, 32), "float16")
-    made, params = selected(b.build(turned(b.op("matmul", x, w))), {"w": np.zeros((32, 32), np.float16)})
-    assert [n.op for n in made.nodes] == ["matmul", "matmul"]
-    assert len(params) == 2
-
-
-def test_moments_are_of_the_rows_that_products_read() -> None:
-    """Rows of one number that no float16 is: rounded, they are off by as much everywhere, which must not count as a deviation."""
-    torch = pytest.importorskip("torch")
-    b = Builder("constant")
-    x, w = b.input("x", (16, 64), "float16"), b.input("w", (64, 64), "float16")
-    rows = b.op("shift", x, scalar=0.1003, name="rows")
-    product = b.op("matmul", b.op("layer_norm", rows, eps=1e-5), w, name="product")
-    program = b.build(rows, product)
-    params = {"w": np.abs(np.random.default_rng(0).standard_normal((64, 64))).astype(np.float16)}
-    less, _ = without(program, dict.fromkeys(norms(program, params), 64))
-    run = fuser.compile(less, device="cpu")
-    _, found = run(*(torch.tensor({"x": np.ones((16, 64), np.float16), **params}[n]) for n in less.inputs))
-    assert float(found.abs().max()) < 1e-2
-
-
-def test_the_form_as_written_is_there_where_the_other_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    b = Builder("model")
-    x = b.input("x", (16, 64), "float16")
-    weights = [b.input(f"w{i}", (64, 64), "float16") for i in range(4)]
-    rows = b.op("add", x, b.op("matmul", x, weights[0]))
-    y = b.op("layer_norm", rows, eps=1e-5)
-    for w in weights[1:]:
-        y = b.op("matmul", y, w)
-    program = b.build(y)
-    params = {w.name: np.ones(w.shape, np.float16) for w in weights}
-
-    failed: list[str] = []
-
-    def fails(tuned: Tuned) -> Realised:
-        if any("square" in n.op for n in tuned.program.nodes):
-            failed.append(tuned.program.name)
-            raise NoValidKernelError("none holds", "none")
-        return verified(tuned)
-
-    monkeypatch.setattr(offers, "DEARER", 1.5)
-    monkeypatch.setattr(model, "verified", fails)
-    made = model.compile_model(program, params, load_device("h200"), libraries=False, compiled=False)
-    assert failed
-    assert any(n.op == "layer_norm" for n in made.program.nodes)
-
-
-def test_a_product_of_another_dtype_is_no_library_call() -> None:
-    for dtype in ("float16", "float32"):
-        b = Builder("wide")
-        x, w = b.input("x", (16, 64), "float16"), b.input("w", (64, 64), "float16")
-        found = by_library(b.build(b.op("matmul", x, w, dtype=dtype)), load_device("h200"))
-        assert (found is not None) == (dtype == "float16")
+def test_layers_share_one_selection_and_others_stay() -> None:
+    b = Builder("two")
+    x = b.input("x", (4, 64))
+    for _ in range(2):
+        low, high = b.op("slice", x, axis=1, start=0, stop=32), b.op("slice", x, axis=1, start=32, stop=64)
+        x = b.op("tanh", b.op("concat", high, low, axis=1))
+    wide = b.op("concat", x, x, axis=0)
+    made, params = selected(b.build(out=wide), {})
+    assert len(params) == 1
+    assert [n.op for n in made.nodes] == ["matmul", "tanh", "matmul", "tanh", "concat"]
+    assert selected(rotary(1024), {})[0] == rotary(1024)  # a product so wide costs more than the copies
