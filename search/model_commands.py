@@ -31,6 +31,7 @@ def explain_model(path: str, params: Path | None, device: Device, kernel: str | 
         print_json({"target": device.name, "model": path, **shown, "borders": plain(borders)})
     elif part is None:
         print_table(plan.title, plan.heads, plan.rows(), plan.notes())
-        print_text("\n".join(["", "why they are apart:", *neighbours(model)]))
+        if apart := neighbours(model):
+            print_text("\n".join(["", "why they are apart:", *apart]))
     else:
         print_text("\n".join(explained_part(part, model)))
