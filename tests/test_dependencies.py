@@ -19,7 +19,7 @@ EXTRAS = PROJECT["optional-dependencies"]
 MODULES = {"z3-solver": "z3", "xtc-tvm-python-bindings": "tvm", "apache-tvm": "tvm"}
 """Where a distribution and its module differ in name."""
 MAY = {
-    "fuser": ("torch",),
+    "fuser": ("torch", "onnx"),
     "cost_model": (),
     "search": ("torch",),
     "tvm_bridge": ("relay",),

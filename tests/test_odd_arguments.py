@@ -45,7 +45,7 @@ def cases() -> list[tuple[tuple[int, ...], list[str]]]:
         add((USAGE,), "bench", "mcfuser", "--case", odd, "--list", *(["--target", "none"] if any_names else []))
         add((USAGE,), "bench", "mcfuser", "--peers", odd, "--target", "none")
         add((USAGE,), "bench", "mcfuser", "--on", odd)
-        add((USAGE,), "bench", "mcfuser", "--schedules", odd, "--dry-run")
+        add((USAGE, FILE), "bench", "mcfuser", "--schedules", odd, "--dry-run")
         add((USAGE, FILE), "bench", "--table", odd)
         add((USAGE, FILE, SUPPORT), "optimize", odd, "-o", "{out}")
         add((USAGE,), "optimize", MODEL, "--target", odd, "-o", "{out}")

@@ -41,6 +41,7 @@ from search.space.knobs import settlements
 from search.space.places import places
 from search.space.schedules import ScheduleSpace
 from search.space.variants import variants
+from tests.builders import chain
 
 DEVICES = {name: load_device(name) for name in ("h200", "a100", "b200")}
 H200 = DEVICES["h200"]
@@ -131,9 +132,10 @@ def test_samples_and_mutants_lower_with_their_options(name: str, target: str) ->
 
 def test_every_option_that_is_searched_is_drawn_somewhere() -> None:
     found, rng = set[str](), np.random.default_rng(0)
-    for graph in (graphs("mcfuser/S1")[0], pair(), graphs("mirage/mha-inc")[0], graphs("graphene/mlp20")[0]):
+    biased = structures(chain(bias=True))[0]
+    for graph in (graphs("mcfuser/S1")[0], pair(), graphs("mirage/mha-inc")[0], graphs("graphene/mlp20")[0], biased):
         space = ScheduleSpace(graph, DEVICES["b200"], options=True)
-        for row in space.population(40, rng):
+        for row in space.population(400, rng):
             found |= {o.name for k in space.schedule(row).kernels for n in k.knob if (o := option_of(n))}
     assert found == {o.name for o in OPTIONS.values() if o.choices}
 
