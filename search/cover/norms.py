@@ -65,7 +65,8 @@ def _by_weight(program: TensorProgram, node: Node, rows: str, params: Mapping[st
     """A product of the rows with a matrix that is a parameter, or its transpose."""
     if node.op != "matmul" or node.inputs[0] != rows or node.inputs[1] == rows or len(program[node.inputs[1]].shape) != 2:
         return False
-    return _weight(program, node)[0] in params and program[node.inputs[1]].dtype == program[rows].dtype
+    dtypes = {program[n].dtype for n in (rows, node.inputs[1], node.output)}
+    return _weight(program, node)[0] in params and len(dtypes) == 1
 
 
 def _weight(program: TensorProgram, product: Node) -> tuple[str, bool]:

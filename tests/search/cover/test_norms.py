@@ -30,8 +30,7 @@ def layer(norm: str, gain: int, again: bool) -> TensorProgram:
     b = Builder("layer")
     x = b.input("x", (24, WIDTH))
     rows = x + x @ b.input("first", (WIDTH, WIDTH)) + b.input("bias", (WIDTH,))
-    eps = {"eps": Scalar.of(1e-5)}
-    y = b.op(norm, rows, *(b.input(f"affine_{i}", (WIDTH,)) for i in range(gain)), **eps)
+    y = b.op(norm, rows, *(b.input(f"affine_{i}", (WIDTH,)) for i in range(gain)), eps=Scalar.of(1e-5))
     z = b.op("gelu", y @ b.input("second", (64, WIDTH)).T) @ b.input("third", (64, WIDTH))
     return b.build(out=y + z if again else z)
 
