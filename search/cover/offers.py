@@ -21,6 +21,7 @@ from search.cover.ilp import cover
 from search.cover.norms import norms
 from search.cover.norms import without
 from search.cover.parts import Part
+from search.cover.parts import contracts
 from search.cover.parts import parts
 from search.cover.prices import priced
 from search.regions import find_chains
@@ -28,6 +29,8 @@ from search.tune import Tuned
 
 NARROW = 256
 """Columns of every product up to which a deep chain may stay in one kernel."""
+LONGEST = 3
+"""Products of the longest chain that is offered as one part; attention has two."""
 GROUP = 64
 """Columns whose sums a kernel leaves together: those of a tile of its product."""
 DEARER = 1.1
@@ -95,7 +98,7 @@ def _offers(
     tails: Mapping[str, frozenset[str]] | None = None,
     steps: Collection[str] = (),
 ) -> Offers:
-    chains = [frozenset(r.nodes) for r in find_chains(program, pricing.device)[0]]
+    chains = [frozenset(r.nodes) for r in find_chains(program, pricing.device)[0] if _short(r.program)]
     whole = [frozenset(n.output for n in program.nodes)] if narrow(program) else []
     candidates = parts(program, [*chains, *whole], tails, steps)
     return Offers(
@@ -104,6 +107,11 @@ def _offers(
         candidates,
         priced(candidates, pricing.device, pricing.libraries, pricing.seed, pricing.executor, pricing.known),
     )
+
+
+def _short(chain: TensorProgram) -> bool:
+    """Chains of more products have hundreds of thousands of schedules, and hardly one that a kernel is better for."""
+    return sum(1 + (n.op == "attention") for n in chain.nodes if contracts(n)) <= LONGEST
 
 
 def narrow(program: TensorProgram) -> bool:

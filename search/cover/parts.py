@@ -101,9 +101,10 @@ class _Finder:
         yield from found.values()
 
     def ends_at(self, core: frozenset[str], end: str) -> bool:
-        """A product with what stands behind it, up to ``end``."""
+        """A product with what stands behind it, up to ``end``, or element-wise operators alone."""
         last = max(core, key=self.order.__getitem__, default="")
-        return last == end and any(contracts(self.made[n]) for n in core)
+        kinds = {op_def(self.made[n].op).kind for n in core}
+        return last == end and (kinds == EPILOGUE or any(contracts(self.made[n]) for n in core))
 
     # -- what reads what ----------------------------------------------------------------------------------------------------
 
@@ -157,7 +158,7 @@ class _Finder:
             front = {p for n in core for p in self.operands(n)} - core
             ready = [p for p in front if self.readers[p] <= core and p not in self.program.outputs]
             contractions = frozenset(p for p in ready if contracts(self.made[p]))
-            more = [p for p in ready if p not in contractions and p not in self.sums]
+            more = [p for p in ready if p not in contractions and (p not in self.sums or end in self.sums)]
             more = [p for p in more if op_def(self.made[p].op).kind in kinds or (p in self.steps and kinds is not EPILOGUE)]
             whole = not any(p in self.steps for p in more)
             if contractions and whole and (kinds is EPILOGUE or (kinds is BESIDE and not more)):

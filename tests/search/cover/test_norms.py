@@ -78,6 +78,16 @@ def test_one_kernel_may_leave_the_sums_and_one_read_them() -> None:
     assert any(set(p.reads) & set(small.producers) == {found.rows, *(set(tails[found.rows]) & set(p.reads))} for p in whole)
 
 
+def test_rows_that_no_product_makes_are_summed_where_they_are_made() -> None:
+    program = layer("rms_norm", 1, again=False)
+    params = weights(program)
+    (found,) = norms(program, params)
+    less, tails = without(program, {found: 64})
+    steps = {n.output for n in less.nodes} - set(program.table) - tails[found.rows]
+    together = {found.rows, *tails[found.rows]}
+    assert any(set(p.nodes) == together for p in parts(folded(less, params)[0], (), tails, steps))
+
+
 def test_what_others_read_keeps_its_normalization() -> None:
     b = Builder("shared")
     x = b.input("x", (16, WIDTH))
