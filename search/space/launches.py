@@ -48,8 +48,8 @@ def chained(candidate: Candidate, device: Device) -> Candidate:
 
     A kernel that comes early finds SMs idle that the one in front leaves; where several of its blocks fit on an SM they pile up
     there and not on those that are free a moment later. So only blocks that have an SM to themselves come early, and kernels
-    without products that are a few small blocks for each SM. On an H200 that was right in 17 of 19 places of three networks, by
-    up to 2.4 µs a kernel (experiments/results/h200-chains).
+    without products that are a few small blocks for each SM. On an H200 the other choice was at most 0.15 µs a kernel better,
+    and up to 2.4 µs worse, in the 18 places of three networks where both were timed (experiments/results/h200-chains).
     """
     found: list[KernelSchedule] = []
     for i, p in enumerate(places(candidate, device)):
