@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from dataclasses import field
+from dataclasses import replace
 from functools import cached_property
 
 from fuser.device import Device
@@ -27,7 +28,6 @@ from search.cover.borders import Border
 from search.cover.borders import borders
 from search.cover.fold import folded
 from search.cover.ilp import Cover
-from search.cover.ilp import cover
 from search.cover.offers import Offers
 from search.cover.offers import Pricing
 from search.cover.offers import best_form
@@ -108,30 +108,26 @@ def compile_model(  # noqa: PLR0913
     program, params = selected(*packed(*folded(program, params)))
     stages.begin("prices", f"pricing candidates for {device.title}")
     offers = best_form(program, params, Pricing(device, libraries, seed, executor))
-    tuned = dict(offers.tuned)
-    considered = _considered(offers)
     done: dict[str, Realised] = {}
 
     def kernels(several: list[Tuned]) -> list[Realised]:
         return realise(several, device, executor, checked, seed) if compiled else [verified(t) for t in several]
 
     while True:
-        stages.begin("choice", f"choosing among {len(tuned)} candidates with a kernel")
-        chosen = _within(offers, tuned)
+        stages.begin("choice", f"choosing among {len(offers.tuned)} candidates with a kernel")
+        chosen = _within(offers)
         if chosen is None:
             offers = offers.otherwise or offers
-            tuned, considered = dict(offers.tuned), _considered(offers)
             continue
         distinct = len({p.program.stable_hash() for p in chosen.parts})
         stages.begin(
             "kernels", f"{'compiling and checking' if compiled else 'verifying'} {distinct} distinct of {len(chosen.parts)} parts"
         )
-        failed = _realise(chosen, tuned, done, kernels)
+        failed = _realise(chosen, offers.tuned, done, kernels)
         if not failed:
             break
-        tuned = _without(tuned, failed, device)
-        considered |= {p: tuned[p].winner.seconds if p in tuned else math.inf for p in considered}
-    program, params = offers.program, offers.params
+        offers = replace(offers, tuned=_without(offers.tuned, failed, device))
+    program, params, tuned = offers.program, offers.params, offers.tuned
     stages.begin("joining", "putting the kernels into one graph")
     found = tuple(done[p.program.stable_hash()] for p in chosen.parts)
     stitched = stitch(program, [(p, r.candidate.candidate) for p, r in zip(chosen.parts, found, strict=True)])
@@ -147,13 +143,13 @@ def compile_model(  # noqa: PLR0913
         rejected.update(r.rejected)
     stages.end()
     realised = Realised(whole, winner, weakest, artifacts, rejected=dict(rejected))
-    return Model(program, params, chosen, found, realised, device, considered, stages.seconds)
+    return Model(program, params, chosen, found, realised, device, _considered(offers), stages.seconds)
 
 
-def _within(offers: Offers, tuned: Mapping[Part, Tuned]) -> Cover | None:
+def _within(offers: Offers) -> Cover | None:
     """The cheapest cover; none where there is another form, and this one has none within its limit."""
     try:
-        chosen = cover(offers.program, list(tuned), {p: t.winner.seconds for p, t in tuned.items()})
+        chosen = offers.cheapest
     except NoValidKernelError:
         if offers.otherwise is None:
             raise

@@ -23,6 +23,7 @@ from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram
 from fuser.ir.scalar import Scalar
 from search.cover.rebuild import Rule
+from search.cover.rebuild import copied
 from search.cover.rebuild import equal
 from search.cover.rebuild import rebuild
 
@@ -119,9 +120,7 @@ def _rows_rule(
 
     def rule(b: Builder, refs: dict[str, Ref]) -> Ref:
         taken = {n.node.output: _again(b, refs, n.node, refs[n.rows], _affine(n.node, refs), groups[n]) for n in again}
-        inputs = [taken[i] if i in taken else refs[i] for i in maker.inputs]
-        attrs = {k: v for k, v in maker.attrs if k != "dtype"}
-        made = b.op(maker.op, *inputs, name=name, dtype=program[name].dtype, **attrs)
+        made = copied(b, program, maker, [taken[i] if i in taken else refs[i] for i in maker.inputs])
         for norm in summed:
             refs |= _summed(b, made, norm.node, groups[norm])
         return made

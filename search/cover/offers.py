@@ -8,6 +8,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from dataclasses import field
 from dataclasses import replace
+from functools import cached_property
 from math import inf
 
 from fuser.device import Device
@@ -62,7 +63,9 @@ class Offers:
     otherwise: Offers | None = None
     limit: float = inf
 
-    def cover(self) -> Cover:
+    @cached_property
+    def cheapest(self) -> Cover:
+        """The cheapest cover. Raises :class:`NoValidKernelError` where these parts compute not all of the program."""
         return cover(self.program, list(self.tuned), {p: t.winner.seconds for p, t in self.tuned.items()})
 
 
@@ -76,9 +79,9 @@ def best_form(program: TensorProgram, params: Mapping[str, Array], pricing: Pric
     less, weights = folded(less, params)
     steps = {n.output for n in less.nodes} - set(program.table) - set().union(*tails.values())
     lean = _offers(less, weights, pricing, tails, steps)
-    limit = DEARER * plain.cover().seconds
+    limit = DEARER * plain.cheapest.seconds
     try:
-        return replace(lean, otherwise=plain, limit=limit) if lean.cover().seconds < limit else plain
+        return replace(lean, otherwise=plain, limit=limit) if lean.cheapest.seconds < limit else plain
     except NoValidKernelError:
         return plain
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -21,6 +22,7 @@ from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram
 from fuser.ir.scalar import Extent
 from fuser.ir.scalar import bound
+from search.cover.rebuild import copied
 
 
 @dataclass(frozen=True)
@@ -85,10 +87,8 @@ class _Packer:
             if node.output in self.groups:
                 self._join(self.groups[node.output])
             elif node.output not in self.inside and not self._only_packed(node):
-                attrs = {k: v for k, v in bound(node.attrs, self._extent).items() if k != "dtype"}
-                self.refs[node.output] = self.b.op(
-                    node.op, *(self.refs[i] for i in node.inputs), name=node.output, dtype=program[node.output].dtype, **attrs
-                )
+                here = replace(node, attrs=tuple(bound(node.attrs, self._extent).items()))
+                self.refs[node.output] = copied(self.b, program, here, [self.refs[i] for i in node.inputs])
         made = self.b.build(**{n: self.refs[n] for n in program.outputs})
         return made, {n: x for n, x in self.params.items() if n not in gone}
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,9 +16,10 @@ from fuser.interpret.fields import evaluate_program
 from fuser.interpret.fields import random_inputs
 from fuser.ir.builder import Builder
 from fuser.ir.builder import Ref
+from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram
 from fuser.ir.scalar import Extent
-from fuser.ir.scalar import Scalar
+from fuser.ir.scalar import bound
 
 Rule = Callable[[Builder, dict[str, Ref]], Ref]
 """What stands for an operator: a tensor of its name, made by a builder of tensors that are made already; inputs that it adds are
@@ -34,10 +37,14 @@ def rebuild(program: TensorProgram, rules: Mapping[str, Rule]) -> TensorProgram:
         if node.output in rules:
             refs[node.output] = rules[node.output](b, refs)
             continue
-        attrs = {k: v for k, v in node.attrs if k != "dtype"}
-        inputs = (refs[i] for i in node.inputs)
-        refs[node.output] = b.op(node.op, *inputs, name=node.output, dtype=program[node.output].dtype, **attrs)
+        refs[node.output] = copied(b, program, node, [refs[i] for i in node.inputs])
     return living(b.build(*(refs[n] for n in program.outputs)))
+
+
+def copied(b: Builder, program: TensorProgram, node: Node, inputs: Sequence[Ref]) -> Ref:
+    """An operator of a program on other operands, under its name and with its dtype."""
+    attrs = {k: v for k, v in node.attrs if k != "dtype"}
+    return b.op(node.op, *inputs, name=node.output, dtype=program[node.output].dtype, **attrs)
 
 
 def living(program: TensorProgram) -> TensorProgram:
@@ -50,15 +57,10 @@ def living(program: TensorProgram) -> TensorProgram:
     inputs = tuple(n for n in program.inputs if n in needed)
     tensors = tuple(t for t in program.tensors if t.name in needed)
 
-    def tied(value: object) -> object:
-        if not isinstance(value, Scalar):
-            return value
-        bases = [
-            program[x.tensor].shape[x.dim] if isinstance(x, Extent) and x.tensor not in needed else x for x, _ in value.powers
-        ]
-        return Scalar(value.coeff, tuple(zip(bases, (e for _, e in value.powers), strict=True))).normal()
+    def place(e: Extent) -> Extent | int:
+        return e if e.tensor in needed else program.extent(e)
 
-    kept = tuple(type(n)(n.op, n.inputs, n.output, tuple((k, tied(v)) for k, v in n.attrs)) for n in nodes)
+    kept = tuple(replace(n, attrs=tuple(bound(n.attrs, place).items())) for n in nodes)
     return TensorProgram(program.name, inputs, kept, program.outputs, tensors).validate()
 
 
