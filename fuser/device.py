@@ -249,11 +249,6 @@ def list_devices() -> tuple[Device, ...]:
     return tuple(sorted(_builtin().values(), key=lambda d: (d.arch, d.name)))
 
 
-def compilable_devices() -> tuple[str, ...]:
-    """Names of the devices that Triton compiles for."""
-    return tuple(d.name for d in list_devices() if not d.no_triton)
-
-
 def _plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 

@@ -75,14 +75,6 @@ def interpret_in(algebra: Algebra[V], graph: KernelGraph, schedule: Schedule, in
     return run_kernels(algebra, graph, inputs, lambda _, *given: _Kernel(algebra, *next(plans), *given).run())
 
 
-def interpret_block(
-    block: BlockGraph, schedule: KernelSchedule, inputs: Mapping[str, Array], dtype: Any = np.float64
-) -> dict[str, Array]:
-    """:func:`interpret` for one kernel."""
-    graph = KernelGraph(block.name, block.inputs, (block,), block.outputs)
-    return interpret(graph, Schedule((schedule,)), inputs, dtype)
-
-
 @dataclass(eq=False)
 class _Value(Generic[V]):
     """A value in scope. A plain value has one tile; an accumulator has one for each trip of the loops in ``free``."""

@@ -9,14 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fuser.ir.candidate import scheduled_blocks
 from fuser.ir.mugraph import BlockGraph
-from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import Stmt
 from fuser.ir.placement import place
 from fuser.ir.schedule import AxisPlan
 from fuser.ir.schedule import KernelSchedule
-from fuser.ir.schedule import Schedule
 from fuser.ir.schedule import bind
 from fuser.ir.tiling import Loop
 from fuser.ir.tiling import LoopTree
@@ -111,11 +108,6 @@ def block_maps(block: BlockGraph, schedule: KernelSchedule) -> BlockMaps:
         tuple(maps(s) for s in block.loads),
         tuple(maps(s) for s in block.stores),
     )
-
-
-def graph_maps(graph: KernelGraph, schedule: Schedule) -> tuple[BlockMaps, ...]:
-    """Maps of every graph-defined kernel, in launch order."""
-    return tuple(block_maps(b, s) for b, s in scheduled_blocks(graph, schedule))
 
 
 def loop_axes(tree: LoopTree) -> tuple[tuple[str, int], ...]:

@@ -64,12 +64,6 @@ def integer(value: Any, where: str, low: int = -NUMBER, high: int = NUMBER) -> i
     return value
 
 
-def flag(value: Any, where: str) -> bool:
-    if not isinstance(value, bool):
-        raise wrong(where, value, "true or false")
-    return value
-
-
 def names(value: Any, where: str) -> tuple[str, ...]:
     return tuple(text(v, where) for v in items(value, where))
 

@@ -9,14 +9,16 @@ from hypothesis import given
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from fuser.interpret.reference import interpret_block
+from fuser.interpret.reference import interpret
 from fuser.ir.mugraph import Access
 from fuser.ir.mugraph import Axis
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import Stmt
 from fuser.ir.ops import Array
 from fuser.ir.schedule import KernelSchedule
+from fuser.ir.schedule import Schedule
 from fuser.ir.tiling import TilingExpr
+from tests.ir.blocks import graph_of
 
 AXES = "mnkh"
 MAPS = {"add": np.add, "mul": np.multiply, "maximum": np.maximum}
@@ -105,6 +107,6 @@ def test_random_blocks(data: st.DataObject) -> None:
     rng = np.random.default_rng(0)
     inputs = {s.value: rng.uniform(-1, 1, [block.extents[a] for a in s.axes]) for s in block.loads}
     expected = evaluate(block, inputs)
-    got = interpret_block(block, data.draw(schedules(block)), inputs)
+    got = interpret(graph_of(block), Schedule((data.draw(schedules(block)),)), inputs)
     for name, x in expected.items():
         np.testing.assert_allclose(got[name], x, rtol=1e-9, atol=1e-9 * (1 + np.abs(x).max()))

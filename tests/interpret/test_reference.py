@@ -24,7 +24,6 @@ from fuser.interpret.algebra import Tile
 from fuser.interpret.algebra import guarded
 from fuser.interpret.flat import evaluate_flat
 from fuser.interpret.reference import interpret
-from fuser.interpret.reference import interpret_block
 from fuser.interpret.reference import interpret_in
 from fuser.interpret.statements import InterpretError
 from fuser.ir.builder import Builder
@@ -41,7 +40,7 @@ from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from fuser.ir.schedule import bind
 from fuser.ir.tiling import TilingExpr
-from fuser.superopt.rewrite.stabilize import stabilize
+from fuser.superopt.rewrite.stabilize import stabilize_graph
 from tests.ir.blocks import Case
 from tests.ir.blocks import compute
 from tests.ir.blocks import gemm_chain
@@ -168,7 +167,7 @@ def _program(build: Callable[[Builder], Any]) -> TensorProgram:
 def _both(program: TensorProgram, inputs: Mapping[str, Array], plan: KernelSchedule, stable: bool = True) -> tuple[Array, Array]:
     graph = fuse(program)
     if stable:
-        graph = replace(graph, kernels=(stabilize(graph.blocks[0]),))
+        graph = stabilize_graph(graph)
     return interpret(graph, Schedule((plan,)), inputs)["y"], program.evaluate(inputs)["y"]
 
 
@@ -411,10 +410,3 @@ def test_residues_agree_exactly_in_any_order(order: str, rng: np.random.Generato
     tensors = interpret_in(Residues(), case.graph, Schedule((schedule(order, m=4, n=4, k=4, h=4),)), inputs)
     a, b, d = (inputs[n].astype(object) for n in "ABD")
     assert (tensors["E"] == ((a @ b % Residues.p) ** 2 @ d) % Residues.p).all()
-
-
-def test_one_block_alone(rng: np.random.Generator) -> None:
-    case = gemm_chain(SMALL)
-    inputs = case.inputs(rng)
-    out = interpret_block(case.block, schedule("nk", n=5, k=4), inputs)
-    np.testing.assert_allclose(out["E"], case.expected(inputs), rtol=1e-9)

@@ -9,7 +9,6 @@ import pytest
 from fuser.errors import EnvironmentError_
 from fuser.ir.fuse import fuse
 from fuser.ir.maps import block_maps
-from fuser.ir.maps import graph_maps
 from fuser.ir.mugraph import Access
 from fuser.ir.mugraph import Axis
 from fuser.ir.mugraph import BlockGraph
@@ -37,7 +36,8 @@ def test_rmsnorm_has_the_published_maps() -> None:
 
 def test_split_keys_are_a_grid_dimension_and_a_loop() -> None:
     graph = split_online(EXTENTS).graph
-    first, second = graph_maps(graph, Schedule((schedule("n", ("g", 4), m=16, n=8), schedule("", ("g", 4), m=16))))
+    schedules = (schedule("n", ("g", 4), m=16, n=8), schedule("", ("g", 4), m=16))
+    first, second = (block_maps(b, s) for b, s in zip(graph.blocks, schedules, strict=True))
     assert [first.imap(t) for t in "QKV"] == ["(0,-,-)", "(-,0,-)", "(-,0,-)"]
     assert [first.fmap(t) for t in "QKV"] == ["-", "0", "0"]
     assert first.omap("Op") == "(1,0,-)"  # partial results lie side by side along the split
@@ -91,7 +91,7 @@ def test_programs_get_maps() -> None:
     b = Builder("mlp")
     x, w = b.input("x", (32, 64)), b.input("w", (64, 48))
     graph = fuse(b.build(y=b.op("relu", b.op("matmul", x, w))))
-    (maps,) = graph_maps(graph, Schedule((schedule("k", m=16, n=16, k=16),)))
+    maps = block_maps(graph.blocks[0], schedule("k", m=16, n=16, k=16))
     assert (maps.imap("x"), maps.imap("w"), maps.omap("y")) == ("(0,-,-)", "(-,1,-)", "(0,1,-)")
 
 

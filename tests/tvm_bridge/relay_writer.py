@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import base64
 import json
+import struct
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tvm_bridge.read.relay_params import encode_tensor
+from tvm_bridge.read.relay_params import PARAMS_MAGIC
+from tvm_bridge.read.relay_params import TENSOR_MAGIC
 
 
 class RelayWriter:
@@ -90,3 +94,18 @@ class RelayWriter:
         self.global_function("main", self.inputs, body)
         root = self.node("IRModule", functions=self.node("Map", data=self.functions))
         return json.dumps({"root": root, "nodes": self.nodes, "b64ndarrays": self.blobs, "attrs": {"tvm_version": self.version}})
+
+
+def write_params(path: Path, params: Mapping[str, np.ndarray]) -> None:
+    """A parameter file as TVM writes it (numpy dtypes, so no bfloat16)."""
+    names = [n.encode() for n in params]
+    parts = [struct.pack("<QQQ", PARAMS_MAGIC, 0, len(names)), *(struct.pack("<Q", len(n)) + n for n in names)]
+    path.write_bytes(b"".join([*parts, struct.pack("<Q", len(names)), *map(encode_tensor, params.values())]))
+
+
+def encode_tensor(value: np.ndarray) -> bytes:
+    """TVM's serialisation of one tensor on the CPU."""
+    code = {"b": 1, "i": 0, "u": 1, "f": 2}[value.dtype.kind]
+    bits = 1 if value.dtype.kind == "b" else value.dtype.itemsize * 8
+    head = struct.pack("<QQiiiBBH", TENSOR_MAGIC, 0, 1, 0, value.ndim, code, bits, 1)
+    return head + struct.pack(f"<{value.ndim}qq", *value.shape, value.nbytes) + np.ascontiguousarray(value).tobytes()

@@ -20,9 +20,9 @@ import pytest
 from fuser.cli import main
 from tests.paths import RELAY
 from tests.paths import ROOT
+from tests.tvm_bridge.relay_writer import write_params
 from tvm_bridge.api import Optimized
 from tvm_bridge.api import optimize
-from tvm_bridge.read.relay_params import write_params
 
 from .relay_writer import RelayWriter
 

@@ -12,7 +12,6 @@ import math
 import mmap
 import os
 import struct
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -164,21 +163,3 @@ def read_params_typed(path: str | Path) -> dict[str, tuple[Array, str]]:
 def read_params(path: str | Path) -> dict[str, Array]:
     """Name to array of a parameter file; see :func:`read_params_typed`."""
     return {name: value for name, (value, _) in read_params_typed(path).items()}
-
-
-def write_params(path: str | Path, params: Mapping[str, Array]) -> None:
-    """The inverse of :func:`read_params` (numpy dtypes, so no bfloat16)."""
-    names = [n.encode() for n in params]
-    parts = [struct.pack("<QQQ", PARAMS_MAGIC, 0, len(names)), *(struct.pack("<Q", len(n)) + n for n in names)]
-    parts.append(struct.pack("<Q", len(names)))
-    for value in params.values():
-        parts.append(encode_tensor(value))
-    Path(path).write_bytes(b"".join(parts))
-
-
-def encode_tensor(value: Array) -> bytes:
-    """TVM's serialisation of one tensor on the CPU."""
-    code = {"b": 1, "i": 0, "u": 1, "f": 2}[value.dtype.kind]
-    bits = 1 if value.dtype.kind == "b" else value.dtype.itemsize * 8
-    head = struct.pack("<QQiiiBBH", TENSOR_MAGIC, 0, 1, 0, value.ndim, code, bits, 1)
-    return head + struct.pack(f"<{value.ndim}qq", *value.shape, value.nbytes) + np.ascontiguousarray(value).tobytes()

@@ -17,14 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from fuser.errors import EnvironmentError_
 from fuser.errors import ModelFileError
 from fuser.errors import UsageError
 from fuser.frontends.imported import Imported
 from fuser.ir.program import TensorProgram
 from tvm_bridge.read.relay_graph import Ref
 from tvm_bridge.read.relay_graph import RelayGraph
-from tvm_bridge.read.relay_graph import RelayNode
 from tvm_bridge.read.relay_graph import RelayVar
 from tvm_bridge.read.relay_json import read_text
 from tvm_bridge.read.relay_ops import Array
@@ -140,24 +138,6 @@ def from_json_text(
     return _model(text, source, typed, f"the parameters of {source}", inputs)
 
 
-def from_module(mod: Any, params: Mapping[str, Any] | None = None, source: str = "IRModule", infer: bool = True) -> RelayModel:
-    """A live ``tvm.IRModule`` (with Relay functions); calls keep the post-order that ``mod`` has after ``InferType``, which
-    ``infer`` runs."""
-    try:
-        import tvm
-        from tvm import relay
-    except ImportError as error:
-        raise EnvironmentError_(
-            f"TVM with Relay is not installed ({error})", "pip install 'mufuser[relay]', or give a save_json file"
-        ) from None
-    try:
-        text = tvm.ir.save_json(relay.transform.InferType()(mod) if infer else mod)
-    except tvm.error.TVMError as error:
-        last = str(error).strip().splitlines()[-1] if str(error).strip() else "unknown error"
-        raise ModelFileError(f"{source}: TVM cannot infer its types: {last}", "the module is not well typed") from None
-    return from_json_text(text, arrays_of(params), source)
-
-
 def arrays_of(params: Mapping[str, Any] | None) -> dict[str, Array] | None:
     """Parameters of a live module as numpy arrays (TVM gives the bits of bfloat16)."""
 
@@ -193,15 +173,6 @@ def save_arrays(params: Mapping[str, Any], folder: Path) -> str:
     arrays = {k: v if isinstance(v, tvm.nd.NDArray) else tvm.nd.array(np.asarray(v)) for k, v in params.items()}
     path.write_bytes(tvm.runtime.save_param_dict(arrays))
     return str(path)
-
-
-def live_calls(mod: Any, function: str = "main") -> list[Any]:
-    """The Call expressions of a live module's function, indexed by ``RelayNode.call[1]``."""
-    from tvm import relay
-
-    found: list[Any] = []
-    relay.analysis.post_order_visit(mod[function], lambda e: found.append(e) if isinstance(e, relay.Call) else None)
-    return found
 
 
 def _model(
@@ -281,9 +252,3 @@ def to_program(model: RelayModel, clean: bool = True) -> ImportedModel:
     return ImportedModel(
         model, program, {n: v for n, v in known.items() if n in kept}, {n: r for n, r in origin.items() if n in tensors}
     )
-
-
-def relay_node(imported: ImportedModel, tensor: str) -> RelayNode | None:
-    """The Relay call that computes a tensor, if it has one."""
-    ref = imported.origin.get(tensor)
-    return imported.model.graph.nodes[ref.index] if ref is not None and ref.kind == "node" else None

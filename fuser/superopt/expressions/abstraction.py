@@ -8,31 +8,25 @@ in both branches: ``mask(c)·a + mask'(c)·b``. Softmax and attention use the ba
 from __future__ import annotations
 
 from collections.abc import Callable
-from collections.abc import Hashable
-from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
 from fuser.errors import UnsupportedError
-from fuser.ir.composites import expand
 from fuser.ir.opdef import evaluate
 from fuser.ir.opdef import own_attributes
 from fuser.ir.ops import OPS
-from fuser.ir.program import Node
-from fuser.ir.program import TensorProgram
-from fuser.superopt.expressions.question import NF
-from fuser.superopt.expressions.question import ONE
-from fuser.superopt.expressions.question import Extent
-from fuser.superopt.expressions.question import add
-from fuser.superopt.expressions.question import const
-from fuser.superopt.expressions.question import div
-from fuser.superopt.expressions.question import exp
-from fuser.superopt.expressions.question import fn
-from fuser.superopt.expressions.question import mul
-from fuser.superopt.expressions.question import reduce_max
-from fuser.superopt.expressions.question import reduce_sum
-from fuser.superopt.expressions.question import var
+from fuser.superopt.expressions.normal_form import NF
+from fuser.superopt.expressions.normal_form import ONE
+from fuser.superopt.expressions.normal_form import Extent
+from fuser.superopt.expressions.normal_form import add
+from fuser.superopt.expressions.normal_form import const
+from fuser.superopt.expressions.normal_form import div
+from fuser.superopt.expressions.normal_form import exp
+from fuser.superopt.expressions.normal_form import fn
+from fuser.superopt.expressions.normal_form import mul
+from fuser.superopt.expressions.normal_form import reduce_max
+from fuser.superopt.expressions.normal_form import reduce_sum
 
 Attrs = Mapping[str, Any]
 Extents = Sequence[Extent]
@@ -108,29 +102,3 @@ def abstract(op: str, operands: Sequence[NF], extents: Extents = (), attrs: Attr
         )
     args = sorted(operands, key=lambda e: e.number) if entry.commutative else operands
     return fn(op, *args, params=own_attributes(entry, attrs))
-
-
-def reduced_dims(program: TensorProgram, node: Node) -> tuple[tuple[str, int], ...]:
-    """(tensor, dimension) of every axis that the operator reduces; of a matmul the left operand's."""
-    rank = len(program[node.inputs[0]].shape)
-    if node.op == "matmul":
-        return ((node.inputs[0], rank - 1),)
-    if node.op in ("sum", "max"):
-        return tuple((node.inputs[0], d) for d in sorted({int(d) % rank for d in node.attr["axis"]}))
-    return ()
-
-
-def of_program(program: TensorProgram, extents: Callable[[str, int], Iterable[Extent]] | None = None) -> dict[str, NF]:
-    """The normal form of each tensor of a program, whose composites are expanded first (inputs and outputs keep their names).
-
-    ``extents(tensor, dim)`` names the extents of a reduced axis, whose product it is; by default its size. Raises
-    :class:`UnsupportedError` for an operator without a rule.
-    """
-    program = expand(program)
-    forms = {name: var(name) for name in program.inputs}
-    for node in program.nodes:
-        reduced: list[Hashable] = []
-        for tensor, dim in reduced_dims(program, node):
-            reduced += extents(tensor, dim) if extents else (program[tensor].shape[dim],)
-        forms[node.output] = abstract(node.op, [forms[n] for n in node.inputs], reduced, node.attr)
-    return forms

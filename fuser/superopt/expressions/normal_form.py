@@ -101,15 +101,6 @@ ZERO = intern({})
 ONE = intern({((), None): 1})
 
 
-def clear() -> None:
-    """Forget all interned forms. Forms made before must not meet forms made after."""
-    for table in (FACTORS, WEIGHTS, _FACTOR_NUMBERS, _EXTENT_FACTORS, _FORMS, _PRODUCTS):
-        table.clear()
-    _FORMS[frozenset()] = ZERO
-    _FORMS[((), None)] = ONE
-    _random.seed(0)
-
-
 def _factor(factor: Factor) -> int:
     number = _FACTOR_NUMBERS.get(factor)
     if number is None:

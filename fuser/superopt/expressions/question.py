@@ -26,62 +26,20 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable
 
-from fuser.superopt.expressions import normal_form
 from fuser.superopt.expressions.normal_form import FACTORS
-from fuser.superopt.expressions.normal_form import MAX_TERMS
 from fuser.superopt.expressions.normal_form import NF
 from fuser.superopt.expressions.normal_form import ONE
 from fuser.superopt.expressions.normal_form import TOP
 from fuser.superopt.expressions.normal_form import WEIGHTS
-from fuser.superopt.expressions.normal_form import ZERO
-from fuser.superopt.expressions.normal_form import Extent
 from fuser.superopt.expressions.normal_form import Factor
 from fuser.superopt.expressions.normal_form import Term
-from fuser.superopt.expressions.normal_form import add
-from fuser.superopt.expressions.normal_form import axis
-from fuser.superopt.expressions.normal_form import const
-from fuser.superopt.expressions.normal_form import div
-from fuser.superopt.expressions.normal_form import exp
-from fuser.superopt.expressions.normal_form import fn
 from fuser.superopt.expressions.normal_form import intern
-from fuser.superopt.expressions.normal_form import mul
-from fuser.superopt.expressions.normal_form import reduce_max
-from fuser.superopt.expressions.normal_form import reduce_sum
 from fuser.superopt.expressions.normal_form import single_max
 from fuser.superopt.expressions.normal_form import times_term
-from fuser.superopt.expressions.normal_form import var
-
-__all__ = [
-    "MAX_TERMS",
-    "NF",
-    "ONE",
-    "TOP",
-    "ZERO",
-    "Extent",
-    "Target",
-    "add",
-    "axis",
-    "clear",
-    "const",
-    "div",
-    "exp",
-    "fn",
-    "is_subexpression",
-    "mul",
-    "reduce_max",
-    "reduce_sum",
-    "var",
-]
 
 _DENOMINATOR_WEIGHT = 0.7390851332151607  # any generic number: keeps x·y/x apart from y in the order of terms
 
 _QUOTIENTS: dict[tuple[NF, NF], NF | bool | None] = {}
-
-
-def clear() -> None:
-    """Forget all interned forms. Forms made before must not meet forms made after."""
-    normal_form.clear()
-    _QUOTIENTS.clear()
 
 
 # Exact division
@@ -213,10 +171,6 @@ class Target:
             found = self._cache[e] = self.everything or e is TOP or self._decide(e)
         return found
 
-    def reaches(self, e: NF) -> bool:
-        """Whether ``e`` equals an output (TOP may)."""
-        return self.everything or e is TOP or e in self.outputs
-
     def _decide(self, e: NF) -> bool:
         if not e.terms:
             return True
@@ -257,8 +211,3 @@ def _contains(t: NF, e: NF, c: Term) -> bool:
         if product is None or t.terms.get(product, 0) < count:
             return False
     return True
-
-
-def is_subexpression(e: NF, *targets: NF) -> bool:
-    """Whether ``e`` is an abstract subexpression of one of the targets; for many questions keep a :class:`Target`."""
-    return Target(*targets).keeps(e)

@@ -78,7 +78,6 @@ class Report:
     counts: Counts = field(default_factory=Counts)
     op_graphs: int = 0
     kernel_graphs: int = 0
-    duplicates: int = 0
     seconds: float = 0.0
     stopped: str = ""
 
@@ -123,7 +122,6 @@ def generate(program: TensorProgram, limits: Limits | None = None, report: Repor
         for candidate in structures if max_ops == most else itertools.islice(structures, EARLY):
             key = signature(candidate.graph).text
             if key in seen:
-                report.duplicates += 1
                 continue
             seen.add(key)
             report.kernel_graphs += 1

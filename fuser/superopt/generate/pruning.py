@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 
 from fuser.superopt.expressions.normal_form import FACTORS
+from fuser.superopt.expressions.normal_form import NF
+from fuser.superopt.expressions.normal_form import TOP
 from fuser.superopt.expressions.normal_form import Term
-from fuser.superopt.expressions.question import NF
-from fuser.superopt.expressions.question import TOP
 from fuser.superopt.expressions.question import Target
 from fuser.superopt.expressions.question import _contains
 from fuser.superopt.expressions.question import _divide_term

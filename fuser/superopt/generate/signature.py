@@ -1,8 +1,7 @@
 """Structure signatures: what a µGraph does, whatever its values are called, its operands' order, and its grid and tile sizes.
 
 A kernel's signature lists what it stores, each as an expression over what it loads; a fold names the axes that it sums over.
-Whether a fold is in a loop body or an epilogue follows from a schedule (:func:`arrangement`), and so do the paper's maps
-(:mod:`fuser.ir.maps`).
+Whether a fold is in a loop body or an epilogue follows from a schedule, and so do the paper's maps (:mod:`fuser.ir.maps`).
 """
 
 from __future__ import annotations
@@ -16,11 +15,6 @@ from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.mugraph import Stmt
 from fuser.ir.ops import op as op_def
-from fuser.ir.placement import place
-from fuser.ir.schedule import KernelSchedule
-from fuser.ir.schedule import bind
-from fuser.ir.tiling import Loop
-from fuser.ir.tiling import Node
 
 
 @dataclass(frozen=True)
@@ -97,37 +91,3 @@ def _text(s: Stmt, texts: Mapping[str, str]) -> str:
     over = f"/{','.join(s.reduce)}" if s.reduce else ""
     rescaled = f"^{','.join(str(r.degree) for r in s.rescale)}" if s.rescale else ""
     return f"{s.op}{over}{rescaled}({', '.join([*args, *extra])})"
-
-
-@dataclass(frozen=True)
-class Arrangement:
-    """Operators of one kernel by where they stand under a schedule, each sorted: ``loops`` has a row for each loop in order
-    (axis, operators in its body and in loops inside of it), ``epilogue`` what stands in no loop after one, ``prologue``
-    before."""
-
-    loops: tuple[tuple[str, tuple[str, ...]], ...]
-    prologue: tuple[str, ...]
-    epilogue: tuple[str, ...]
-
-
-def arrangement(block: BlockGraph, schedule: KernelSchedule) -> Arrangement:
-    """Loop bodies and epilogue of a block under a schedule (extents of split axes included in it)."""
-    bound, plans = bind(block, schedule)
-    loops: list[tuple[str, tuple[str, ...]]] = []
-    outside: tuple[list[str], list[str]] = ([], [])
-
-    def inner(nodes: tuple[Node, ...]) -> list[str]:
-        found: list[str] = []
-        for n in nodes:
-            if isinstance(n, Loop):
-                found += inner(n.body)
-            elif isinstance(n, Stmt) and n.kind == "compute":
-                found.append(n.op)
-        return found
-
-    for n in place(bound, schedule.order, plans).body:
-        if isinstance(n, Loop):
-            loops.append((n.axis, tuple(sorted(inner(n.body)))))
-        elif isinstance(n, Stmt) and n.kind == "compute":
-            outside[bool(loops)].append(n.op)
-    return Arrangement(tuple(loops), tuple(sorted(outside[0])), tuple(sorted(outside[1])))

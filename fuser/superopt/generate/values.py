@@ -24,9 +24,9 @@ from fuser.ir.mugraph import Stmt
 from fuser.ir.mugraph import ordered
 from fuser.ir.ops import op as op_def
 from fuser.superopt.expressions.abstraction import abstract
-from fuser.superopt.expressions.question import NF
-from fuser.superopt.expressions.question import TOP
-from fuser.superopt.expressions.question import var
+from fuser.superopt.expressions.normal_form import NF
+from fuser.superopt.expressions.normal_form import TOP
+from fuser.superopt.expressions.normal_form import var
 from fuser.superopt.generate.fingerprint import INTERPRETED
 from fuser.superopt.generate.fingerprint import Instance
 from fuser.superopt.generate.fingerprint import Residues

@@ -42,29 +42,22 @@ class Licence:
     degrees: tuple[tuple[str, int], ...]
     refused: str = ""
     kernel: int = 0
-    elsewhere: tuple[tuple[int, str, int], ...] = ()
-    """Degrees in later kernels, as (kernel, value, degree)."""
 
     @property
     def granted(self) -> bool:
         return not self.refused
 
 
-def licences(graph: BlockGraph | KernelGraph) -> tuple[Licence, ...]:
-    """One :class:`Licence` for each exponential."""
-    graph = _as_graph(graph)
-    return tuple(_Degrees(graph, k, s).licence() for k, b in _blocks(graph) for s in b.computes if s.op == "exp")
-
-
-def stabilize(block: BlockGraph) -> BlockGraph:
-    """The block with a running maximum for every exponential that is licensed; the others stay as they are."""
-    (found,) = stabilize_graph(_as_graph(block)).blocks
-    return found.validate()
+def licences(graph: KernelGraph) -> tuple[Licence, ...]:
+    """One :class:`Licence` for each exponential that is not stabilized."""
+    return tuple(
+        _Degrees(graph, k, s).licence() for k, b in _blocks(graph) for s in b.computes if s.op == "exp" and not _shifted(b, s)
+    )
 
 
 def stabilize_graph(graph: KernelGraph) -> KernelGraph:
-    """The same of a whole kernel graph: partial results of split sums carry their maxima to the kernel that adds them, and
-    scores that a kernel leaves to another one are fp32."""
+    """The graph with a running maximum for every exponential that is licensed; the others stay as they are. Partial results of
+    split sums carry their maxima to the kernel that adds them, and scores that a kernel leaves to another one are fp32."""
     for k, block in _blocks(graph):
         for value in [s.value for s in block.computes if s.op == "exp"]:
             graph = _stabilized(graph, k, value) or graph
@@ -73,24 +66,13 @@ def stabilize_graph(graph: KernelGraph) -> KernelGraph:
 
 def unstable(graph: KernelGraph) -> tuple[str, ...]:
     """Exponentials without a maximum, and why."""
-    found: list[str] = []
-    for k, block in _blocks(graph):
-        for s in block.computes:
-            if s.op == "exp" and not _shifted(block, s):
-                found.append(f"{block.name}.{s.value}: {_Degrees(graph, k, s).licence().refused or 'not stabilized'}")
-    return tuple(found)
+    return tuple(f"{graph.kernels[x.kernel].name}.{x.exponential}: {x.refused or 'not stabilized'}" for x in licences(graph))
 
 
 def _shifted(block: BlockGraph, s: Stmt) -> bool:
     """The operand is already a difference to a running maximum."""
     inner = block.by_value[s.args[0]]
     return inner.kind == "compute" and inner.op == "sub" and bool(inner.running)
-
-
-def _as_graph(graph: BlockGraph | KernelGraph) -> KernelGraph:
-    if isinstance(graph, KernelGraph):
-        return graph
-    return KernelGraph(graph.name, graph.inputs, (graph,), graph.outputs)
 
 
 def _blocks(graph: KernelGraph) -> list[tuple[int, BlockGraph]]:
@@ -114,11 +96,10 @@ class _Degrees:
         refused = self.infer()
         over = () if refused else self.over()
         mine = tuple((v, d) for (k, v), d in self.degree.items() if k == self.kernel)
-        rest = tuple((k, v, d) for (k, v), d in self.degree.items() if k != self.kernel)
         if not refused and not over:
             refused = "nothing is summed over its axes"
         refused = refused or self.consistent(over)
-        return Licence(self.exp.value, () if refused else over, mine, refused, self.kernel, rest)
+        return Licence(self.exp.value, () if refused else over, mine, refused, self.kernel)
 
     def infer(self) -> str:
         """Fill ``degree``; returns why the factor does not cancel, or nothing."""

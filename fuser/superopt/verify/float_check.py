@@ -18,7 +18,6 @@ from fuser.interpret.statements import InterpretError
 from fuser.ir.domain import input_domains
 from fuser.ir.interval import ANY
 from fuser.ir.interval import place
-from fuser.ir.mugraph import KernelGraph
 from fuser.ir.ops import Array
 from fuser.ir.ops import op as op_def
 from fuser.ir.program import Node
@@ -32,7 +31,6 @@ from fuser.superopt.verify.magnitudes import scaled
 from fuser.superopt.verify.magnitudes import shifted
 from fuser.superopt.verify.reduced import Case
 from fuser.superopt.verify.reduced import Reduction
-from fuser.superopt.verify.reduced import reduction
 
 TOLERANCE = 1e-8
 """Largest relative Frobenius error that passes."""
@@ -44,18 +42,9 @@ SINGLE, SINGLE_MOST = 1e-4, 0.1
 """Error in float32 of a program that is well conditioned, and that with which a µGraph of it may get: it lost its values."""
 
 
-def float_check(
-    program: TensorProgram, graph: KernelGraph, schedule: Schedule | None = None, rng: np.random.Generator | None = None
-) -> float:
-    """Largest relative Frobenius error of the outputs in float64, at reduced sizes (:mod:`fuser.superopt.verify.reduced`),
-    infinite where NaN or infinity differ. Raises :class:`fuser.superopt.verify.interface.MismatchError` where the tensors do not
-    fit."""
-    rng = rng or np.random.default_rng(0)
-    return float_error(reduction(program, graph), schedule, rng)
-
-
 def float_error(tied: Reduction, schedule: Schedule | None, rng: np.random.Generator, turn: int = 0) -> float:
-    """:func:`float_check` for axes that are tied already; of two turns in a row every extent differs.
+    """Largest relative Frobenius error of the outputs in float64, at reduced sizes (:mod:`fuser.superopt.verify.reduced`),
+    infinite where NaN or infinity differ; of two turns in a row every extent differs.
 
     Inputs are compared as they are drawn and at larger factors (:mod:`.magnitudes`), and several times where exponents are not
     all shifted by their maximum: what is equal in exact arithmetic may overflow where the program does not, with some inputs.

@@ -34,7 +34,6 @@ from fuser.superopt.verify.checking import real_schedules
 from fuser.superopt.verify.conditions import conditions
 from fuser.superopt.verify.masks import block_offsets
 from fuser.superopt.verify.reduced import Reduction
-from fuser.superopt.verify.reduced import reduction
 from fuser.superopt.verify.shifts import stabilized
 
 ELEMENTS = 1 << 22
@@ -59,24 +58,9 @@ class BlockTest:
     differs: bool = False
 
 
-def verify_blocks(
-    program: TensorProgram,
-    graph: KernelGraph,
-    schedule: Schedule | None = None,
-    rng: np.random.Generator | None = None,
-    most: int = ELEMENTS,
-) -> BlockTest:
-    """One exact test over a finite field of a sample of output blocks, with the schedule as it is, or else with the first of
-    :func:`fuser.superopt.verify.checking.real_schedules` that the µGraph takes.
-
-    Raises :class:`UnsupportedError` or :class:`fuser.superopt.verify.interface.MismatchError` where µGraph and program cannot be
-    brought together.
-    """
-    return block_test(reduction(program, graph), schedule, rng or np.random.default_rng(0), most)
-
-
 def block_test(tied: Reduction, schedule: Schedule | None, rng: np.random.Generator, most: int = ELEMENTS) -> BlockTest:
-    """:func:`verify_blocks` for axes that are tied already."""
+    """One exact test over a finite field of a sample of output blocks, with the schedule as it is, or else with the first of
+    :func:`fuser.superopt.verify.checking.real_schedules` that the µGraph takes. Raises :class:`UnsupportedError`."""
     found = BlockTest(False, "no schedule fits", (), (), False)
     for chosen in (schedule,) if schedule is not None else real_schedules(tied.structure.graph):
         found = _scheduled(tied, chosen, rng, most)

@@ -14,7 +14,7 @@ from typing import Any
 
 import z3
 
-from fuser.superopt.expressions import question
+from fuser.superopt.expressions import normal_form as nf
 
 Expr = tuple[Any, ...]
 Pattern = Any
@@ -38,19 +38,19 @@ AXIOMS: dict[str, tuple[Pattern, Pattern]] = {
 """Equivalence axioms of Mirage's table 2; x, y, z are expressions, i and j extents, () the extent 1."""
 
 
-def normal_form(e: Expr) -> question.NF:
+def normal_form(e: Expr) -> nf.NF:
     """The normal form of a plain term."""
     match e:
         case ("var", name):
-            return question.var(name)
+            return nf.var(name)
         case ("sum", extents, x):
-            return question.reduce_sum(extents, normal_form(x))
+            return nf.reduce_sum(extents, normal_form(x))
         case ("fn", name, x):
-            return question.fn(name, normal_form(x))
+            return nf.fn(name, normal_form(x))
         case ("exp", x):
-            return question.exp(normal_form(x))
+            return nf.exp(normal_form(x))
         case (op, x, y):
-            return {"add": question.add, "mul": question.mul, "div": question.div}[op](normal_form(x), normal_form(y))
+            return {"add": nf.add, "mul": nf.mul, "div": nf.div}[op](normal_form(x), normal_form(y))
     raise ValueError(f"{e} is no expression")
 
 

@@ -17,9 +17,9 @@ from fuser.ir.builder import Ref
 from fuser.ir.program import TensorProgram
 from fuser.ir.subprogram import rename
 from fuser.superopt.expressions.abstraction import abstract
-from fuser.superopt.expressions.question import NF
+from fuser.superopt.expressions.normal_form import NF
+from fuser.superopt.expressions.normal_form import var
 from fuser.superopt.expressions.question import Target
-from fuser.superopt.expressions.question import var
 from fuser.superopt.generate.extract import op_graphs
 from fuser.superopt.generate.fingerprint import Instance
 from fuser.superopt.generate.generator import Limits

@@ -4,19 +4,31 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from fuser.ir.mugraph import KernelGraph
+from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from fuser.ir.tiling import TilingExpr
 from fuser.superopt.structures import structures
-from fuser.superopt.verify.real_size import verify_blocks
+from fuser.superopt.verify.real_size import ELEMENTS
+from fuser.superopt.verify.real_size import BlockTest
+from fuser.superopt.verify.real_size import block_test
+from fuser.superopt.verify.reduced import reduction
 from fuser.superopt.verify.verdict import Accepted
 from fuser.superopt.verify.verifier import Rejected
 from fuser.superopt.verify.verifier import verify
 from fuser.workloads import workload
 from tests.builders import edit
 from tests.builders import postponed
+
+
+def verify_blocks(
+    program: TensorProgram, graph: KernelGraph, schedule: Schedule | None = None, most: int = ELEMENTS
+) -> BlockTest:
+    return block_test(reduction(program, graph), schedule, np.random.default_rng(0), most)
 
 
 def test_real_size_by_output_blocks() -> None:

@@ -15,13 +15,13 @@ from hypothesis.extra.numpy import arrays
 
 from fuser.errors import ModelFileError
 from tests.paths import RELAY
+from tests.tvm_bridge.relay_writer import write_params
 from tvm_bridge.read.relay_params import PARAMS_MAGIC
 from tvm_bridge.read.relay_params import TENSOR_MAGIC
 from tvm_bridge.read.relay_params import from_bfloat16
 from tvm_bridge.read.relay_params import read_params
 from tvm_bridge.read.relay_params import read_params_typed
 from tvm_bridge.read.relay_params import round_bfloat16
-from tvm_bridge.read.relay_params import write_params
 
 DTYPES = ("float16", "float32", "float64", "int8", "uint8", "int32", "int64", "bool")
 

@@ -14,16 +14,15 @@ from fuser.ir.program import TensorProgram
 from tests.operators import NUMBERS
 from tests.paths import RELAY
 from tests.tvm_bridge.relay_writer import RelayWriter
+from tests.tvm_bridge.relay_writer import write_params
 from tvm_bridge.read.relay_graph import TensorType
 from tvm_bridge.read.relay_ops import evaluate
 from tvm_bridge.read.relay_ops import table_entries
 from tvm_bridge.read.relay_params import read_params
-from tvm_bridge.read.relay_params import write_params
 from tvm_bridge.to_program.relay_eval import graph_values
 from tvm_bridge.to_program.relay_import import ImportedModel
 from tvm_bridge.to_program.relay_import import from_json_text
 from tvm_bridge.to_program.relay_import import read_model
-from tvm_bridge.to_program.relay_import import relay_node
 from tvm_bridge.to_program.relay_import import to_program
 
 MODELS = ["encoder_torch", "encoder_onnx"]
@@ -83,9 +82,7 @@ def test_a_region_of_the_program_is_found_in_the_relay_graph() -> None:
     assert ops["nn.batch_matmul"] == 2
     assert ops["nn.softmax"] == ops["divide"] == 1
     assert not {"nn.bias_add", "nn.layer_norm"} & set(ops)
-    call = relay_node(imported, softmax.output)
-    assert call is not None
-    assert call.op == "nn.softmax"
+    assert imported.model.graph.nodes[imported.origin[softmax.output].index].op == "nn.softmax"
     assert imported.between(inputs[1:], [context.output]) <= found
     with pytest.raises(UsageError, match="no counterpart"):
         imported.between(["nowhere"], [context.output])
