@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import replace
@@ -38,7 +39,8 @@ def rebuild(program: TensorProgram, rules: Mapping[str, Rule]) -> TensorProgram:
             refs[node.output] = rules[node.output](b, refs)
             continue
         refs[node.output] = copied(b, program, node, [refs[i] for i in node.inputs])
-    return living(b.build(*(refs[n] for n in program.outputs)))
+    unread = {n for n in program.inputs if not program.consumers[n]}
+    return living(b.build(*(refs[n] for n in program.outputs)), unread)
 
 
 def copied(b: Builder, program: TensorProgram, node: Node, inputs: Sequence[Ref]) -> Ref:
@@ -47,9 +49,9 @@ def copied(b: Builder, program: TensorProgram, node: Node, inputs: Sequence[Ref]
     return b.op(node.op, *inputs, name=node.output, dtype=program[node.output].dtype, **attrs)
 
 
-def living(program: TensorProgram) -> TensorProgram:
-    """The program without operators and inputs that no output needs."""
-    needed = set(program.outputs)
+def living(program: TensorProgram, kept: Collection[str] = ()) -> TensorProgram:
+    """The program without operators and inputs that no output needs, but with those ``kept``."""
+    needed = {*program.outputs, *kept}
     for node in reversed(program.nodes):
         if node.output in needed:
             needed |= set(node.inputs)
@@ -60,8 +62,8 @@ def living(program: TensorProgram) -> TensorProgram:
     def place(e: Extent) -> Extent | int:
         return e if e.tensor in needed else program.extent(e)
 
-    kept = tuple(replace(n, attrs=tuple(bound(n.attrs, place).items())) for n in nodes)
-    return TensorProgram(program.name, inputs, kept, program.outputs, tensors).validate()
+    alive = tuple(replace(n, attrs=tuple(bound(n.attrs, place).items())) for n in nodes)
+    return TensorProgram(program.name, inputs, alive, program.outputs, tensors).validate()
 
 
 def equal(one: TensorProgram, other: TensorProgram, numbers: Mapping[str, np.ndarray] | None = None) -> bool:
