@@ -53,6 +53,8 @@ class Bench:
     run: str = ""
     batches: int = 0
     mark: str = field(default_factory=lambda: uuid.uuid4().hex[:6])
+    kernels: dict[str, Kernels] = field(default_factory=dict)
+    """What was compiled, by the hash of its sources."""
 
     @staticmethod
     def open(
@@ -118,8 +120,12 @@ class Bench:
     def submit(self, candidates: Sequence[Candidate | External]) -> None:
         """Begin to compile in the background."""
         for c in candidates:
-            if isinstance(c, Candidate) and isinstance(made := planned(c), Plan):
+            if isinstance(c, Candidate) and isinstance(made := planned(c), Plan) and source_hash(c) not in self.kernels:
                 self.pool.submit(made)
+
+    def ahead(self, candidates: Sequence[Candidate]) -> None:
+        """Begin to compile what may be asked for soon."""
+        self.submit(candidates)
 
     def measure(
         self,
@@ -135,6 +141,23 @@ class Bench:
         compiler; what is not ready then gets a ``timeout`` result. That, and whatever else may not be the candidate's fault, is
         not recorded, so that a later run tries it again.
         """
+        return self._measured(program, items, again, compile_timeout)[0]
+
+    def compare(
+        self, program: TensorProgram, candidates: Sequence[Candidate], beside: Candidate | None = None, again: bool = False
+    ) -> tuple[list[Measurement], Measurement | None]:
+        """As :meth:`measure`, with ``beside`` (measured before) timed in turn with what is new, if anything is."""
+        rows, other = self._measured(program, candidates, again, None, beside)
+        return [r.measurement for r in rows], other
+
+    def _measured(
+        self,
+        program: TensorProgram,
+        items: Sequence[Candidate | External],
+        again: bool,
+        compile_timeout: float | None,
+        beside: Candidate | None = None,
+    ) -> tuple[list[Record], Measurement | None]:
         rows = self.rows(program, items, again)
         known = {} if again else {i: r for i, row in enumerate(rows) if (r := self.records.find(row.key))}
         fresh = [i for i in range(len(items)) if i not in known]
@@ -149,6 +172,9 @@ class Bench:
                 results[i] = made
             else:
                 jobs[i], spent[i] = made
+        extra = self._compiled(beside, deadline) if beside and jobs else None
+        if isinstance(extra, tuple):
+            jobs[-1] = extra[0]
         batch = f"{self.run}/{self.mark}-{self.batches}"
         self.batches += 1
         found = self.worker.run(program, list(jobs.values()), self.options) if jobs else []
@@ -159,7 +185,7 @@ class Bench:
             rows[i] = replace(rows[i], measurement=m, batch=batch if i in jobs else "", timestamp=now)
             if m.lasting:
                 self._keep(items[i], rows[i])
-        return [known.get(i, row) for i, row in enumerate(rows)]
+        return [known.get(i, row) for i, row in enumerate(rows)], results.get(-1)
 
     def _compiled(self, item: Candidate | External, deadline: float) -> tuple[Kernels | External, float] | Measurement:
         """What the worker measures and the seconds that it cost, or why there is nothing."""
@@ -168,11 +194,17 @@ class Bench:
         made = planned(item)
         if isinstance(made, Measurement):
             return made
+        name = source_hash(item)
+        if name in self.kernels:
+            return self.kernels[name], 0.0
         try:
             built = self.pool.result(made, None if math.isinf(deadline) else max(0.0, deadline - time.monotonic()))
         except TimeoutError:
             return Measurement("timeout", "the compiler was not done in the time of the run", lasting=False)
-        return (Kernels(made, built.artifacts), built.result.seconds) if built.result.ok else built.result
+        if not built.result.ok:
+            return built.result
+        self.kernels[name] = Kernels(made, built.artifacts)
+        return self.kernels[name], built.result.seconds
 
     def _keep(self, item: Candidate | External, row: Record) -> None:
         if isinstance(item, Candidate):

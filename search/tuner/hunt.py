@@ -1,0 +1,170 @@
+"""The search for the fastest candidate of one program by measurements, algorithm 1 over structures, schedules and options
+together, as two questions: which candidates to measure next, and what to make of what was measured.
+
+A generation is the top n of the pool by the model, corrected by what the measurements so far say of its error. Between
+generations the pool grows by mutants of what was measured fastest and of what is predicted to be. A search has converged when
+generations bring no gain. It depends on nothing but its seed and what it is told.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+from dataclasses import field
+
+import numpy as np
+
+from fuser.ir.candidate import Candidate
+from fuser.ir.program import TensorProgram
+from search.measure.measurement import Measurement
+from search.space.evolve import Effort
+from search.space.evolve import Generation
+from search.space.evolve import Ranked
+from search.tuner.pool import Entry
+from search.tuner.pool import Pool
+from search.tuner.residual import Residual
+
+PARENTS = 32
+"""Candidates that mutants are made of: the best by measurement or prediction."""
+SHARPNESS = 12.0
+"""How much more often the faster of two is a parent: the power of 1/seconds (the paper's is 1, over a whole population)."""
+BOLDNESS = 1.0
+"""Deviations below its prediction at which a candidate is taken to be: what nobody knows is worth a try."""
+
+
+@dataclass
+class Hunt:
+    """One program's search. ``weight`` is how often a model runs it; ``corrected`` False leaves the model's estimates as they
+    are."""
+
+    program: TensorProgram
+    pool: Pool
+    effort: Effort
+    seed: int = 0
+    weight: int = 1
+    corrected: bool = True
+    boldness: float = BOLDNESS
+    residual: Residual = field(default_factory=Residual)
+    times: dict[Entry, float] = field(default_factory=dict)
+    """Seconds of what was measured, infinite where it failed."""
+    failures: Counter[str] = field(default_factory=Counter)
+    history: list[Generation] = field(default_factory=list)
+    stale: int = 0
+    asked: int = 0
+
+    def __post_init__(self) -> None:
+        self.rng = np.random.default_rng(self.seed)
+
+    # -- what is known ------------------------------------------------------------------------------------------------------
+
+    @property
+    def best(self) -> Entry | None:
+        """The fastest that was measured."""
+        found = min(self.times.items(), key=lambda x: x[1], default=None)
+        return found[0] if found and math.isfinite(found[1]) else None
+
+    @property
+    def seconds(self) -> float:
+        """Of the best; before anything was measured, the model's estimate of its first choice."""
+        best = self.best
+        return self.times[best] if best else min(e.estimate for e in self.pool.entries.values())
+
+    @property
+    def done(self) -> bool:
+        return self.stale >= self.effort.patience or len(self.history) >= self.effort.generations
+
+    @property
+    def why(self) -> str:
+        return "converged" if self.stale >= self.effort.patience else "generations"
+
+    def predicted(self, entries: Sequence[Entry]) -> tuple[np.ndarray, np.ndarray]:
+        """Seconds of each, and the relative deviation of that."""
+        mean, deviation = self.residual.predict([e.features for e in entries])
+        return np.array([e.estimate for e in entries]) * np.exp(mean if self.corrected else 0.0), deviation
+
+    @property
+    def gain(self) -> float:
+        """Seconds of the whole model that another generation may save: from the best so far to where the best unmeasured ones
+        are, optimistically, predicted."""
+        left = [e for e in self.pool.entries.values() if e not in self.times]
+        if self.done or not left:
+            return 0.0
+        seconds, deviation = self.predicted(left)
+        hoped = float(np.min(seconds * np.exp(-self.boldness * deviation)))
+        return self.weight * max(self.seconds - hoped, 0.0)
+
+    # -- the two questions --------------------------------------------------------------------------------------------------
+
+    def ask(self, count: int = 0) -> list[Entry]:
+        """The next generation: candidates that were not measured yet, none where there are no more."""
+        if self.asked:
+            self._breed()
+        self.asked += 1
+        return self._top(count or self.effort.top)
+
+    def ahead(self, count: int) -> list[Entry]:
+        """What may well be asked for next: compilers can begin."""
+        return self._top(count)
+
+    def tell(self, found: Sequence[tuple[Entry, Measurement, float]]) -> None:
+        """What became of a generation; the seconds of those that are right, beside the best so far."""
+        before = self.seconds if self.best else math.inf
+        for entry, measurement, seconds in found:
+            if measurement.ok and 0 < seconds < math.inf:
+                self.times[entry] = seconds
+                self.residual.add(entry.features, seconds / entry.estimate)
+            else:
+                self.times[entry] = math.inf
+                self.failures[measurement.status] += 1
+        now = self.seconds if self.best else math.inf
+        fastest = min((s for _, m, s in found if m.ok), default=math.inf)
+        self.history.append(Generation(fastest, now, len(found)))
+        gained = now < before * (1 - self.effort.epsilon)
+        self.stale = 0 if gained or not math.isfinite(now) else self.stale + 1
+
+    def settle(self, times: Mapping[Entry, float]) -> None:
+        """Times of the fastest, taken once more in turn with each other; those that failed now are out."""
+        self.times |= times
+
+    # -- parts --------------------------------------------------------------------------------------------------------------
+
+    def _top(self, count: int) -> list[Entry]:
+        left = [e for e in self.pool.entries.values() if e not in self.times]
+        if not left:
+            return []
+        estimates = np.array([e.estimate for e in left])
+        if not self.corrected:
+            return [left[i] for i in np.argsort(estimates, kind="stable")[:count]]
+        if not self.residual.ratios:  # nobody knows anything: the model's first, and of each structure one
+            return self._first(left, count)
+        chosen = self.residual.choose([e.features for e in left], estimates, count, self.boldness)
+        return [left[i] for i in chosen]
+
+    def _first(self, left: Sequence[Entry], count: int) -> list[Entry]:
+        """The best by the model; of those that differ in little the best few alone."""
+        order = sorted(left, key=lambda e: e.estimate)
+        return [order[i] for i in self.residual.choose([e.features for e in order], np.array([e.estimate for e in order]), count, 0.3)]
+
+    def _breed(self) -> None:
+        every = list(self.pool.entries.values())
+        seconds, _ = self.predicted(every)
+        known = np.array([self.times.get(e, s) for e, s in zip(every, seconds, strict=True)])
+        parents = np.argsort(known, kind="stable")[:PARENTS]
+        parents = parents[np.isfinite(known[parents])]
+        weights = (known[parents[0]] / known[parents]) ** SHARPNESS
+        self.pool.breed([every[i] for i in parents], weights.tolist(), self.effort.population, self.rng)
+
+    def top(self, count: int) -> list[Ranked]:
+        """The fastest, then the best predicted of what was not measured."""
+        found = sorted((x for x in self.times.items() if math.isfinite(x[1])), key=lambda x: x[1])
+        ranked = [Ranked(e.candidate, e.estimate, s) for e, s in found[:count]]
+        left = sorted((e for e in self.pool.entries.values() if e not in self.times), key=lambda e: e.estimate)
+        return ranked + [Ranked(e.candidate, e.estimate) for e in left[: count - len(ranked)]]
+
+
+def known_candidates(hunt: Hunt, candidates: Sequence[Candidate]) -> None:
+    """Puts candidates that somebody knows already into a search."""
+    hunt.pool.include(candidates)

@@ -1,0 +1,241 @@
+"""The candidates of one program, of all its structures together, each with the model's estimate and the features by which
+measurements tell about others.
+
+A structure's best schedules by the model come first (all of its space is ranked where that is small enough); further ones are
+mutants of promising ones, with options of the lowering as knobs beside tiles, orders, warps and stages.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+from dataclasses import field
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from cost_model import refined
+from cost_model.features import Counts
+from cost_model.features import Features
+from cost_model.features import evaluate
+from fuser.device import Device
+from fuser.errors import NoValidKernelError
+from fuser.errors import UnsupportedError
+from fuser.errors import UsageError
+from fuser.ir.candidate import Candidate
+from fuser.ir.mugraph import KernelGraph
+from fuser.ir.mugraph import LibraryKernel
+from fuser.ir.schedule import KernelSchedule
+from fuser.ir.schedule import Schedule
+from fuser.lower.options import option_of
+from search.space.evolve import Effort
+from search.space.evolve import Ranked
+from search.space.evolve import search
+from search.space.hazards import hazardous
+from search.space.hazards import unwieldy
+from search.space.kernels import Batch
+from search.space.kernels import Rows
+from search.space.launches import with_launches
+from search.space.schedules import ScheduleSpace
+from search.tune import library_seconds
+
+FIRST = 24
+"""Schedules of a structure, the model's best, that the pool begins with."""
+WORTH = 2.0
+"""Structures whose best estimate is so many times the best of all are left out."""
+TERMS = ("waits", "busy", "fetch", "throughput", "memory")
+"""Parts of the model's time that may be misjudged as a whole; the first three are of one wave of blocks."""
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """A candidate that may be measured: ``structure`` is the number of its structure, ``row`` its codes there, ``estimate`` the
+    model's time in seconds."""
+
+    structure: int
+    row: tuple[int, ...]
+    candidate: Candidate
+    estimate: float
+    features: Mapping[str, float]
+
+    @property
+    def key(self) -> tuple[int, Schedule]:
+        return self.structure, self.candidate.schedule
+
+
+@dataclass(frozen=True, eq=False)
+class Structure:
+    """One structure of a program with its schedules; ``fixed`` are the seconds of what a library does."""
+
+    number: int
+    space: ScheduleSpace
+    device: Device
+    fixed: float
+
+    @cached_property
+    def graph(self) -> KernelGraph:
+        return self.space.graph
+
+    def first(self, effort: Effort, seed: int) -> list[Ranked]:
+        """The model's best, without the options of the lowering. Raises :class:`NoValidKernelError` where nothing fits the
+        device."""
+        plain = ScheduleSpace(self.graph, self.device)
+
+        def estimate(f: Features) -> Counts:
+            return np.where(self.refused(f), np.inf, refined.seconds(f, self.device))
+
+        return list(search(plain, estimate, np.random.default_rng(seed), effort).top)
+
+    def of(self, found: Sequence[Ranked]) -> list[Entry]:
+        """Entries of schedules that were ranked without their options."""
+        launched = [with_launches(r.candidate, self.device, r.seconds).schedule for r in found]
+        rows = [self.space.row(s) for s in dict.fromkeys(launched)]
+        return self.entries(np.array(rows, np.int64).reshape(len(rows), len(self.space.knobs)))
+
+    def refused(self, f: Features) -> Any:
+        return hazardous(f, self.device) | unwieldy(f)
+
+    def entries(self, rows: Rows) -> list[Entry]:
+        """The rows that can run, with their estimates."""
+        if not self.space.kernels:
+            return [self._entry((), Schedule(()), self.fixed, {})]
+        total, terms, schedules = self._evaluated(rows)
+        found = []
+        for i, row in enumerate(rows.tolist()):
+            if np.isfinite(total[i]):
+                seconds = float(total[i])
+                shares = {f"term:{t}": float(x[i]) / seconds for t, x in terms.items()}
+                found.append(self._entry(tuple(row), Schedule(tuple(schedules[i])), self.fixed + seconds, shares))
+        return found
+
+    def _entry(self, row: tuple[int, ...], schedule: Schedule, seconds: float, shares: Mapping[str, float]) -> Entry:
+        features = {"all:": 1.0, f"structure:{self.number}": 1.0, **shares}
+        for i, k in enumerate(schedule.kernels):
+            features |= described(k, f"{self.number}.{i}")
+        return Entry(self.number, row, Candidate(self.graph, schedule), seconds, features)
+
+    def _evaluated(self, rows: Rows) -> tuple[Counts, dict[str, Counts], list[list[KernelSchedule]]]:
+        """Seconds of each row's generated kernels, what its terms are in all, and their schedules."""
+        total = np.zeros(len(rows))
+        terms = {t: np.zeros(len(rows)) for t in TERMS}
+        schedules: list[list[KernelSchedule]] = [[] for _ in rows]
+        for _, index, batch in self.space.kernel_batches(rows):
+            seconds, parts = self._batch(batch)
+            total[index] += seconds
+            for t in TERMS:
+                terms[t][index] += np.where(np.isfinite(seconds), parts[t], 0.0)
+            for at, i in enumerate(index.tolist()):
+                if np.isfinite(total[i]):
+                    schedules[i].append(batch.schedule(at))
+        return total, terms, schedules
+
+    def _batch(self, batch: Batch) -> tuple[Counts, dict[str, Counts]]:
+        known: dict[int, Mapping[str, Counts]] = {}
+
+        def terms(f: Features) -> Mapping[str, Counts]:
+            if id(f) not in known:
+                ok = batch.kernel.valid(f) & ~self.refused(f)
+                shown = batch.with_options(f, ok)
+                found = refined.terms(shown, self.device)
+                fits = found["shared_bytes"] <= self.device.smem_per_block
+                known[id(f)] = {**found, "seconds": np.where(ok & fits, found["seconds"], np.inf)}
+            return known[id(f)]
+
+        def part(name: str) -> Counts:
+            waves = name in ("waits", "busy", "fetch")
+            return evaluate(batch.groups, lambda f: terms(f)[name] * (terms(f)["waves"] if waves else 1.0))
+
+        return evaluate(batch.groups, lambda f: terms(f)["seconds"]), {t: part(t) for t in TERMS}
+
+
+def described(k: KernelSchedule, place: str) -> dict[str, float]:
+    """Features of a kernel's schedule; ``place`` is its structure and number."""
+    found = {f"order:{place} {k.order}": 1.0, f"warps:{place} {k.num_warps}": 1.0, f"stages:{place} {k.num_stages}": 1.0}
+    for axis, size in k.tiles:
+        found[f"tile:{place} {axis} {size}"] = 1.0
+        found[f"size:{place} {axis}"] = math.log2(size) - 5.0
+    found |= {f"split:{place} {a} {n}": 1.0 for a, n in k.splits}
+    for name, value in k.knobs:
+        option = option_of(name)
+        found[f"option:{option.name if option else name} {value}"] = 1.0
+        found[f"its:{place} {name} {value}"] = 1.0
+    return found
+
+
+@dataclass
+class Pool:
+    """All candidates so far, each once, in the order in which they came."""
+
+    structures: tuple[Structure, ...]
+    entries: dict[tuple[int, Schedule], Entry] = field(default_factory=dict)
+
+    def add(self, entries: Sequence[Entry]) -> list[Entry]:
+        """Those that are new."""
+        new = [e for e in {e.key: e for e in entries}.values() if e.key not in self.entries]
+        self.entries |= {e.key: e for e in new}
+        return new
+
+    def breed(self, parents: Sequence[Entry], weights: Sequence[float], count: int, rng: np.random.Generator) -> list[Entry]:
+        """Mutants of parents drawn by weight; those that are new and can run. Half of them differ in one knob, a quarter in
+        two, and so on."""
+        share = np.array(weights)
+        drawn = rng.choice(len(parents), count, p=share / share.sum())
+        rows: dict[int, list[list[int]]] = {}
+        for i in drawn.tolist():
+            parent = parents[i]
+            structure = self.structures[parent.structure]
+            row: Sequence[int] = parent.row
+            for _ in range(int(rng.geometric(0.5))):
+                row = structure.space.mutate_row(row, rng)
+            rows.setdefault(parent.structure, []).append(list(row))
+        made: list[Entry] = []
+        for number, codes in rows.items():
+            structure = self.structures[number]
+            if structure.space.knobs:
+                made += structure.entries(np.unique(np.array(codes, np.int64), axis=0))
+        return self.add(made)
+
+    def include(self, candidates: Sequence[Candidate]) -> list[Entry]:
+        """Entries of candidates that somebody knows already; those outside of the space are left out."""
+        made: list[Entry] = []
+        for c in candidates:
+            for s in self.structures:
+                if s.graph == c.graph:
+                    try:
+                        row = s.space.row(c.schedule)
+                    except (UsageError, KeyError):
+                        break
+                    made += s.entries(np.array([row], np.int64).reshape(1, -1))
+                    break
+        self.add(made)
+        return made
+
+
+def pool_of(graphs: Sequence[KernelGraph], device: Device, effort: Effort, seed: int = 0) -> Pool:
+    """The pool of a program: its structures but those that are far from the best, with the model's best schedules of each. Raises
+    :class:`NoValidKernelError` where none has any."""
+    tried: list[tuple[float, list[Ranked], Structure]] = []
+    for graph in graphs:
+        try:
+            fixed = math.fsum(library_seconds(graph, k, device) for k in graph.kernels if isinstance(k, LibraryKernel))
+            structure = Structure(len(tried), ScheduleSpace(graph, device, options=True), device, fixed)
+            found = structure.first(replace(effort, top=FIRST), seed)
+        except (NoValidKernelError, UnsupportedError):
+            continue
+        tried.append((fixed + found[0].seconds, found, structure))
+    if not tried:
+        raise NoValidKernelError(f"no schedule fits {device.title}: {len(graphs)} structures were tried")
+    least = min(seconds for seconds, _, _ in tried)
+    pool = Pool(tuple(s for _, _, s in tried))
+    for seconds, found, structure in tried:
+        if seconds <= WORTH * least:
+            pool.add(structure.of(found))
+    return pool
+
+
+def ranked(entry: Entry, measured: float | None = None) -> Ranked:
+    return Ranked(entry.candidate, entry.estimate, measured)
