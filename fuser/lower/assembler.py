@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib.metadata
+import importlib.util
 import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 VARIABLE = "TRITON_PTXAS_PATH"
@@ -42,13 +45,38 @@ def installed() -> list[tuple[Version, str]]:
     paths = [str(Path(h) / "bin" / "ptxas") for h in homes if h] + [shutil.which("ptxas") or ""]
     found = []
     for path in dict.fromkeys(p for p in paths if p and os.access(p, os.X_OK)):
-        try:
-            text = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=True).stdout
-        except (OSError, subprocess.SubprocessError):
-            continue
-        if version := version_of(text):
+        if version := _version(path):
             found.append((version, path))
     return sorted(found, reverse=True)
+
+
+def _own() -> str:
+    """Triton's own, found without loading Triton."""
+    spec = importlib.util.find_spec("triton")
+    folders = (spec.submodule_search_locations or []) if spec else []
+    return next((str(p) for f in folders if (p := Path(f) / "backends" / "nvidia" / "bin" / "ptxas").exists()), "")
+
+
+@functools.cache
+def _version(path: str) -> Version | None:
+    try:
+        return version_of(subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=True).stdout)
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def compiler() -> str:
+    """Triton's version, and that of the assembler where it is not the one that comes with it."""
+    choose()
+    try:
+        triton = f"triton {importlib.metadata.version('triton')}"
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+    chosen = os.environ.get(VARIABLE)
+    if not chosen:
+        return triton
+    version = _version(chosen)
+    return f"{triton}, ptxas {version[0]}.{version[1]}" if version else f"{triton}, {chosen}"
 
 
 @functools.cache
@@ -57,10 +85,7 @@ def choose() -> None:
     driver = driver_version()
     if os.environ.get(VARIABLE) or driver is None:
         return
-    from triton import knobs
-
-    own = re.match(r"(\d+)\.(\d+)", str(knobs.nvidia.ptxas.version))
-    least = (int(own[1]), int(own[2])) if own else (0, 0)
+    least = _version(_own()) or (0, 0)
     for version, path in installed():
         if least < version <= driver:
             os.environ[VARIABLE] = path
@@ -71,8 +96,7 @@ def choose() -> None:
 def _forget_version() -> None:
     """Triton's cache of compiled kernels goes by the assembler's version, which it asks for once: what this process has compiled
     before must not decide it."""
-    from triton.backends.nvidia import compiler
-
-    forget = getattr(getattr(compiler, "get_ptxas_version", None), "cache_clear", None)
+    module = sys.modules.get("triton.backends.nvidia.compiler")
+    forget = getattr(getattr(module, "get_ptxas_version", None), "cache_clear", None)
     if forget is not None:
         forget()

@@ -11,8 +11,10 @@ import re
 import sys
 from collections.abc import Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import asdict
 from dataclasses import dataclass
+from dataclasses import fields
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -25,8 +27,9 @@ from fuser.errors import OutOfResourcesError
 from fuser.errors import said
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.schedule import Schedule
-from fuser.lower.assembler import VARIABLE as ASSEMBLER
+from fuser.lower import kept_kernels
 from fuser.lower.assembler import choose as choose_assembler
+from fuser.lower.assembler import compiler
 from fuser.lower.cubin import resources
 from fuser.lower.descriptors import Descriptor
 from fuser.lower.descriptors import with_metadata
@@ -146,11 +149,22 @@ def load_source(source: KernelSource, folder: Path | None = None) -> ModuleType:
 
 
 def compile_kernel(source: KernelSource, arch: int, folder: Path | None = None) -> KernelArtifact:
-    """Compile for ``arch`` (80, 86, 90, 100: the compute capability without its point).
+    """Compile for ``arch`` (80, 86, 90, 100: the compute capability without its point); what was compiled before is in the cache
+    folder.
 
     Raises :class:`NoValidKernelError` with the compiler's message where Triton refuses the kernel, as its subclass
     :class:`OutOfResourcesError` where a block would need too much.
     """
+    path = kept_kernels.place(cache_dir("compiled"), source, arch)
+    with suppress(TypeError):  # fields of another version
+        if values := kept_kernels.read(path):
+            return KernelArtifact(source=source, arch=arch, **values)
+    made = _compiled(source, arch, folder)
+    kept_kernels.write(path, {f.name: getattr(made, f.name) for f in fields(made) if f.name not in ("source", "arch")})
+    return made
+
+
+def _compiled(source: KernelSource, arch: int, folder: Path | None) -> KernelArtifact:
     triton = triton_module()
     choose_assembler()
     from triton.backends.compiler import GPUTarget
@@ -201,8 +215,7 @@ def compile_kernel(source: KernelSource, arch: int, folder: Path | None = None) 
         meta.num_warps,
         meta.shared,
         *resources(kernel.asm["cubin"]),
-        compiler=f"triton {triton.__version__}"
-        + (f", ptxas {triton.knobs.nvidia.ptxas.version}" if ASSEMBLER in os.environ else ""),
+        compiler=compiler(),
         descriptors=_encoded(source, fn.arg_names, kernel) if source.descriptors else (),
     )
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 import uuid
 from collections.abc import Sequence
@@ -24,8 +23,8 @@ from fuser.ir.candidate import Candidate
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import Schedule
-from fuser.lower.assembler import VARIABLE as ASSEMBLER
 from fuser.lower.assembler import choose as choose_assembler
+from fuser.lower.assembler import compiler
 from fuser.runtime.plan import Plan
 from search.measure.compiling import CompilePool
 from search.measure.compiling import planned
@@ -79,9 +78,7 @@ class Bench:
     @cached_property
     def compiler(self) -> str:
         """Triton's version, and that of the assembler where it is not the one that comes with it."""
-        info = self.worker.info
-        own = ASSEMBLER in os.environ and "ptxas" in info
-        return f"triton {info['triton']}" + (f", ptxas {info['ptxas']}" if own else "")
+        return compiler()
 
     @cached_property
     def generator(self) -> str:

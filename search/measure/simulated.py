@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
+from statistics import NormalDist
 
 from cost_model.refined import estimate
 from fuser.device import Device
@@ -74,6 +75,4 @@ def hash_of(text: str) -> int:
 
 def _quantile(part: float) -> float:
     """How many deviations a normal number is beyond in ``part`` of all cases."""
-    from statistics import NormalDist
-
     return NormalDist().inv_cdf(1.0 - part / 2.0) if part > 0 else math.inf

@@ -104,7 +104,7 @@ class Campaign:
 
     def _finals(self, end: float) -> None:
         """The fastest few of each search, in turn with each other: what wins by luck of a batch is found out."""
-        for number, hunt in enumerate(self.hunts):
+        for hunt in self.hunts:
             best = hunt.best
             if best is None or self.clock() >= end:
                 continue
@@ -113,6 +113,5 @@ class Campaign:
             if len(close) < 2:
                 continue
             found, _ = self.judge.compare(hunt.program, [e.candidate for e in close], again=True)
-            times = {e: m.time_us * 1e-6 if m.ok and m.time_us else math.inf for e, m in zip(close, found, strict=True)}
-            hunt.settle(times)
+            hunt.settle(list(zip(close, found, strict=True)))
             self.watch(hunt)

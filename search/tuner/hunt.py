@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
@@ -33,6 +32,8 @@ SHARPNESS = 12.0
 """How much more often the faster of two is a parent: the power of 1/seconds (the paper's is 1, over a whole population)."""
 BOLDNESS = 1.0
 """Deviations below its prediction at which a candidate is taken to be: what nobody knows is worth a try."""
+FIRST_BOLDNESS = 0.3
+"""The same for the first generation, when there is no best yet that others could be measured beside."""
 
 
 @dataclass
@@ -125,9 +126,16 @@ class Hunt:
         gained = now < before * (1 - self.effort.epsilon)
         self.stale = 0 if gained or not math.isfinite(now) else self.stale + 1
 
-    def settle(self, times: Mapping[Entry, float]) -> None:
-        """Times of the fastest, taken once more in turn with each other; those that failed now are out."""
-        self.times |= times
+    def settle(self, found: Sequence[tuple[Entry, Measurement]]) -> None:
+        """The fastest, measured once more in turn with each other; those that failed now are out. The first of them is the best:
+        its time stays, the others are told beside it."""
+        first = found[0][1]
+        drift = self.times[found[0][0]] / (first.time_us * 1e-6) if first.ok and first.time_us else 1.0
+        for entry, measurement in found:
+            good = measurement.ok and measurement.time_us
+            self.times[entry] = measurement.time_us * 1e-6 * drift if good and measurement.time_us else math.inf
+            self.failures[measurement.status] += not good
+        self.failures = +self.failures
 
     # -- parts --------------------------------------------------------------------------------------------------------------
 
@@ -146,7 +154,8 @@ class Hunt:
     def _first(self, left: Sequence[Entry], count: int) -> list[Entry]:
         """The best by the model; of those that differ in little the best few alone."""
         order = sorted(left, key=lambda e: e.estimate)
-        return [order[i] for i in self.residual.choose([e.features for e in order], np.array([e.estimate for e in order]), count, 0.3)]
+        estimates = np.array([e.estimate for e in order])
+        return [order[i] for i in self.residual.choose([e.features for e in order], estimates, count, FIRST_BOLDNESS)]
 
     def _breed(self) -> None:
         every = list(self.pool.entries.values())

@@ -12,11 +12,12 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+Floats = NDArray[np.floating[Any]]
 
 PRIOR: Mapping[str, float] = {
     "all": 0.25,
@@ -101,9 +102,7 @@ class _Posterior:
         """When candidate ``i`` will have been measured; the mean is as it is."""
         common = self.rows @ self.rows[i] - self.told @ self.told[i]
         common /= np.sqrt(self.variance[i] + NOISE**2)
-        return _Posterior(
-            self.rows, np.c_[self.told, common], self.mean, np.maximum(self.variance - common**2, 0.0)
-        )
+        return _Posterior(self.rows, np.c_[self.told, common], self.mean, np.maximum(self.variance - common**2, 0.0))
 
 
 def _matrices(seen: Sequence[Mapping[str, float]], new: Sequence[Mapping[str, float]]) -> tuple[Floats, Floats]:

@@ -1,0 +1,157 @@
+"""Algorithm 1 over structures, schedules and options together, measured on a device that does not exist."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from fuser.ir.candidate import Candidate
+from fuser.ir.program import TensorProgram
+from search.measure.measurement import Measurement
+from search.measure.simulated import Simulated
+from tests.builders import chain
+from tests.search.tuner.cases import H200
+from tests.search.tuner.cases import PROGRAM
+from tests.search.tuner.cases import hunt
+from tests.search.tuner.cases import pool
+from tests.search.tuner.cases import run
+
+
+def test_a_pool_has_the_best_of_several_structures() -> None:
+    known = pool()
+    assert len({number for number, _ in known.entries}) > 2
+    for e in list(known.entries.values())[::20]:
+        s = known.structures[e.structure]
+        assert s.space.schedule(list(e.row)) == e.candidate.schedule
+        assert e.estimate > 0
+
+
+def test_the_winner_was_measured_and_is_better_than_the_models_first_choice() -> None:
+    for seed in range(3):
+        judge = Simulated(H200, seed)
+        search = hunt(seed=seed)
+        first = min(search.pool.entries.values(), key=lambda e: e.estimate)
+        campaign = run([search], judge)
+        assert campaign.why == "converged"
+        assert search.best is not None
+        assert judge.seconds(search.best.candidate) <= judge.seconds(first.candidate)
+        assert search.best.candidate in judge.measured
+        assert len(search.times) == sum(g.measured for g in search.history)
+
+
+def test_options_are_searched_with_tiles() -> None:
+    """A device on which descriptors make everything a third faster, of which the model knows nothing."""
+
+    class Tma(Simulated):
+        def seconds(self, candidate: Candidate) -> float:
+            names = [n for _, k in candidate.blocks for n, _ in k.knobs]
+            return super().seconds(candidate) * (0.67 if any(n.startswith("tma") for n in names) else 1.0)
+
+    search = hunt()
+    run([search], Tma(H200, spread=0.0, noise=0.0, failing=0.0))
+    assert search.best is not None
+    assert any(n.startswith("tma") for _, k in search.best.candidate.blocks for n, _ in k.knobs)
+
+
+def test_the_same_seed_gives_the_same_winner() -> None:
+    def once(seed: int) -> list[tuple[str, float]]:
+        search, judge = hunt(seed=seed), Simulated(H200, 5)
+        run([search], judge)
+        return [(str(r.schedule), r.seconds) for r in search.top(8)]
+
+    assert once(1) == once(1)
+
+
+def test_the_residual_saves_measurements() -> None:
+    """Of the time lost beside the best that either finds, the corrected search loses less, over several devices."""
+    lost = {True: 0.0, False: 0.0}
+    for seed in range(3):
+        found = {}
+        for corrected in (True, False):
+            search, judge = hunt(seed=seed, generations=4), Simulated(H200, seed, spread=0.05)
+            search.corrected = corrected
+            run([search], judge)
+            assert search.best is not None
+            found[corrected] = judge.seconds(search.best.candidate)
+        for corrected, seconds in found.items():
+            lost[corrected] += math.log(seconds / min(found.values()))
+    assert lost[True] < lost[False]
+
+
+@pytest.mark.parametrize("broken", ["wrong", "timeout", "crash", "compile", "resources"])
+def test_what_fails_is_counted_by_class_and_never_wins(broken: str) -> None:
+    class Odd(Simulated):
+        def measure(self, candidate: Candidate) -> Measurement:
+            found = super().measure(candidate)
+            return replace(found, status=broken) if self.bad(candidate) else found
+
+        def bad(self, candidate: Candidate) -> bool:
+            return self.draw("bad", candidate.schedule.stable_hash(), candidate.graph.stable_hash()) < 0
+
+    search, judge = hunt(generations=3), Odd(H200, failing=0.0)
+    run([search], judge)
+    assert search.best is not None
+    assert search.failures[broken] == sum(math.isinf(s) for s in search.times.values()) > 3
+    assert not judge.bad(search.best.candidate)
+
+
+def test_where_everything_fails_nothing_wins() -> None:
+    search = hunt(generations=3)
+    run([search], Simulated(H200, failing=1.0))
+    assert search.best is None
+    assert sum(search.failures.values()) == len(search.times) == 24
+
+
+def test_drift_between_generations_is_no_gain() -> None:
+    """A clock that slows down by a tenth with every batch: times are told beside the best of before."""
+
+    class Slowing(Simulated):
+        batches = 0
+
+        def compare(
+            self, program: TensorProgram, candidates: Sequence[Candidate], beside: Candidate | None = None, again: bool = False
+        ) -> tuple[list[Measurement], Measurement | None]:
+            self.batches += 1
+            found, other = super().compare(program, candidates, beside, again)
+            slow = [replace(m, time_us=(m.time_us or 0.0) * 1.1**self.batches) for m in (*found, *([other] if other else []))]
+            return slow[: len(found)], slow[-1] if other else None
+
+    search, judge = hunt(), Slowing(H200, noise=0.0, failing=0.0)
+    run([search], judge)
+    assert search.best is not None
+    assert judge.measured.index(search.best.candidate) >= 8, "later generations are slower by the clock, and win"
+    true = {e: judge.seconds(e.candidate) for e in search.times}
+    assert true[search.best] == min(true.values())
+
+
+def test_time_goes_to_where_most_can_be_gained() -> None:
+    """Of two programs the one that a model runs fifty times gets the measurements that a budget allows."""
+    now = [0.0]
+
+    class Slow(Simulated):
+        def measure(self, candidate: Candidate) -> Measurement:
+            now[0] += 1.0
+            return super().measure(candidate)
+
+    often, once = hunt(chain(512, 128, 64, 64), patience=99), hunt(PROGRAM, patience=99)
+    often.weight = 50
+    campaign = run([once, often], Slow(H200), seconds=40.0, clock=lambda: now[0])
+    assert campaign.why == "budget"
+    assert len(often.times) > 2 * len(once.times)
+
+
+def test_ctrl_c_keeps_the_best_so_far() -> None:
+    class Stopped(Simulated):
+        def measure(self, candidate: Candidate) -> Measurement:
+            if len(self.measured) == 13:
+                raise KeyboardInterrupt
+            return super().measure(candidate)
+
+    search = hunt()
+    campaign = run([search], Stopped(H200))
+    assert campaign.why == "interrupted"
+    assert search.best is not None
+    assert len(search.times) == 8
