@@ -10,6 +10,7 @@ from dataclasses import field
 from dataclasses import replace
 from functools import cached_property
 from math import inf
+from math import prod
 
 from fuser.device import Device
 from fuser.errors import NoValidKernelError
@@ -21,6 +22,7 @@ from search.cover.ilp import Cover
 from search.cover.ilp import cover
 from search.cover.norms import norms
 from search.cover.norms import without
+from search.cover.parts import FEW
 from search.cover.parts import Part
 from search.cover.parts import contracts
 from search.cover.parts import parts
@@ -72,7 +74,8 @@ class Offers:
 def best_form(program: TensorProgram, params: Mapping[str, Array], pricing: Pricing) -> Offers:
     """The form with the cheapest cover."""
     plain = _offers(program, params, pricing)
-    groups = {norm: group for norm in norms(program, params) if (group := _group(program[norm.rows].shape[-1]))}
+    tall = [n for n in norms(program, params) if prod(program[n.rows].shape[:-1]) > FEW]
+    groups = {norm: group for norm in tall if (group := _group(program[norm.rows].shape[-1]))}
     if not groups:
         return plain
     less, tails = without(program, groups)

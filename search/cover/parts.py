@@ -7,6 +7,7 @@ shows it (heads inside, say), where nothing else reads it: then its reader finds
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -23,10 +24,13 @@ from fuser.ir.subprogram import subprogram
 
 LONGEST = 16
 """Most operators in front of one in one part, contractions not counted."""
+FEW = 16
+"""Rows up to which every block of a product may normalize them again: they are kilobytes beside its weights."""
 EPILOGUE = frozenset({"map"})
 """Kinds of operators that may stand behind a contraction in one part."""
 BESIDE = EPILOGUE | {"reduce"}
 """With what the epilogue reads of sums: the statistics of a normalization, say."""
+NORMS = ("layer_norm", "rms_norm")
 ROWS = frozenset({"map", "reduce", "composite"})
 """Kinds of operators that make a part without contractions: normalizations, softmax, sums of rows."""
 
@@ -86,6 +90,7 @@ class _Finder:
     def run(self, further: Collection[frozenset[str]]) -> Iterator[Part]:
         cores = dict.fromkeys(self.cores())
         cores |= {core | tail: None for core in tuple(cores) for end, tail in self.tails.items() if self.ends_at(core, end)}
+        cores |= {core | front: None for core in tuple(cores) if (front := self.normalized(core))}
         cores |= {frozenset(n for n in core if not moves_only(self.made[n])): None for core in further}
         stored = {c: self.stored(c) for c in cores}
         tops = frozenset(v for ways in stored.values() for way in ways for v in way if v not in self.readers)
@@ -170,6 +175,15 @@ class _Finder:
             if not more:
                 return
             core.add(max(more, key=lambda p: (p in self.steps, self.order[p])))
+
+    def normalized(self, core: frozenset[str]) -> frozenset[str]:
+        """Normalizations of a few rows in front of products of a core, which nothing else reads."""
+        front = {p for n in core if contracts(self.made[n]) for p in self.operands(n)} - core
+        return frozenset(
+            p
+            for p in front
+            if self.made[p].op in NORMS and math.prod(self.program[p].shape[:-1]) <= FEW and self.readers[p] <= core
+        )
 
     def operands(self, name: str) -> Iterator[str]:
         """Results that are no views and of which an operator reads views, or them."""
