@@ -297,12 +297,19 @@ def split_block(block: BlockGraph, axis: str) -> tuple[BlockGraph, BlockGraph]:
         begin.append(Stmt("load", f"{s.value}_part", access.axes, accumulator(s.dtype), access=access))
         begin.append(Stmt("compute", s.value, s.axes, s.dtype, "sum", (f"{s.value}_part",), (parts,)))
     made = {s.value for s in (*begin, *tail)}
+    again: set[str] = set()
     for name in dict.fromkeys(a for s in tail for a in s.args):
-        if name not in made:
-            source = block.by_value[name]
-            if source.kind != "load":
-                raise UnsupportedError(f"what follows the split of {block.name!r} needs {name!r} of the first kernel")
+        if name in made:
+            continue
+        source = block.by_value[name]
+        if source.kind == "load":
             loads.append(source)
+            continue
+        if any(axis in (*block.by_value[v].axes, *block.by_value[v].reduce) for v in (name, *_ancestors(block, source))):
+            raise UnsupportedError(f"what follows the split of {block.name!r} needs {name!r} of the first kernel")
+        again |= {name, *_ancestors(block, source)}
+    # what the split has no part in is computed again: a term beside the sums, say
+    loads = [s for s in block.stmts if s.kind != "store" and (s in loads or s.value in again)]
     stmts = (*begin, *loads, *tail)
     free = (Axis(parts, FREE),)
 

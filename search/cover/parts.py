@@ -90,7 +90,7 @@ class _Finder:
     def run(self, further: Collection[frozenset[str]]) -> Iterator[Part]:
         cores = dict.fromkeys(self.cores())
         cores |= {core | tail: None for core in tuple(cores) for end, tail in self.tails.items() if self.ends_at(core, end)}
-        cores |= {core | front: None for core in tuple(cores) if (front := self.normalized(core))}
+        cores |= {core | front: None for core in tuple(cores) if (front := self.in_front(core))}
         cores |= {frozenset(n for n in core if not moves_only(self.made[n])): None for core in further}
         stored = {c: self.stored(c) for c in cores}
         tops = frozenset(v for ways in stored.values() for way in ways for v in way if v not in self.readers)
@@ -176,14 +176,13 @@ class _Finder:
                 return
             core.add(max(more, key=lambda p: (p in self.steps, self.order[p])))
 
-    def normalized(self, core: frozenset[str]) -> frozenset[str]:
-        """Normalizations of a few rows in front of products of a core, which nothing else reads."""
+    def in_front(self, core: frozenset[str]) -> frozenset[str]:
+        """What a product takes along where nothing else reads it: normalizations of a few rows, and concatenations, which are
+        places to load from."""
         front = {p for n in core if contracts(self.made[n]) for p in self.operands(n)} - core
-        return frozenset(
-            p
-            for p in front
-            if self.made[p].op in NORMS and math.prod(self.program[p].shape[:-1]) <= FEW and self.readers[p] <= core
-        )
+        few = (p for p in front if math.prod(self.program[p].shape[:-1]) <= FEW and self.made[p].op in NORMS)
+        joined = (p for p in front if self.made[p].op == "concat")
+        return frozenset(p for p in (*few, *joined) if self.readers[p] <= core and p not in self.program.outputs)
 
     def operands(self, name: str) -> Iterator[str]:
         """Results that are no views and of which an operator reads views, or them."""

@@ -60,7 +60,7 @@ def stabilize_graph(graph: KernelGraph) -> KernelGraph:
     split sums carry their maxima to the kernel that adds them, and scores that a kernel leaves to another one are fp32."""
     for k, block in _blocks(graph):
         for value in [s.value for s in block.computes if s.op == "exp"]:
-            graph = _stabilized(graph, k, value) or graph
+            graph = _stabilized(graph, k, value) or _together(graph, k, value) or graph
     return widen_scores(graph).validate()
 
 
@@ -70,9 +70,17 @@ def unstable(graph: KernelGraph) -> tuple[str, ...]:
 
 
 def _shifted(block: BlockGraph, s: Stmt) -> bool:
-    """The operand is already a difference to a running maximum."""
+    """The operand is already a difference to a running maximum, or to one over several exponentials."""
     inner = block.by_value[s.args[0]]
-    return inner.kind == "compute" and inner.op == "sub" and bool(inner.running)
+    return inner.kind == "compute" and inner.op == "sub" and (bool(inner.running) or _below(block, *inner.args))
+
+
+def _below(block: BlockGraph, value: str, top: str) -> bool:
+    """``top`` is the larger of several maxima, one of them that of ``value``."""
+    s = block.by_value[top]
+    return s.op == "maximum" and any(
+        a == value or _below(block, value, a) or (block.by_value[a].op == "max" and block.by_value[a].args == (value,)) for a in s.args
+    )
 
 
 def _blocks(graph: KernelGraph) -> list[tuple[int, BlockGraph]]:
@@ -82,13 +90,22 @@ def _blocks(graph: KernelGraph) -> list[tuple[int, BlockGraph]]:
 class _Degrees:
     """Degrees of all values of a graph in the factor of one exponential."""
 
-    def __init__(self, graph: KernelGraph, kernel: int, exp: Stmt, positive: frozenset[Key] = frozenset()) -> None:
+    def __init__(
+        self,
+        graph: KernelGraph,
+        kernel: int,
+        exp: Stmt,
+        positive: frozenset[Key] = frozenset(),
+        beside: frozenset[Key] = frozenset(),
+    ) -> None:
         self.graph, self.kernel, self.exp, self.positive = graph, kernel, exp, positive
         block = graph.kernels[kernel]
         assert isinstance(block, BlockGraph)
         self.block = block
-        self.degree: dict[Key, int] = {(kernel, exp.value): 1}
-        self.holds: set[Key] = {(kernel, exp.value)}
+        self.group = beside | {(kernel, exp.value)}
+        """The exponentials that have the factor: one, or several that are terms of the same sums."""
+        self.degree: dict[Key, int] = dict.fromkeys(self.group, 1)
+        self.holds: set[Key] = set(self.group)
         """Values that are at least the maximal term: positive sums of the exponential."""
         self.stored: dict[str, Key] = {}
 
@@ -120,7 +137,7 @@ class _Degrees:
                     self.stored[s.access.tensor] = key
                     if s.access.tensor in self.graph.outputs and self.degree.get(key):
                         return f"output {s.value} has degree {self.degree[key]}: no division takes the factor out"
-                elif s.kind == "compute" and not (s is self.exp and k == self.kernel) and (why := self.visit(k, s)):
+                elif s.kind == "compute" and key not in self.group and (why := self.visit(k, s)):
                     return why
         return ""
 
@@ -152,10 +169,10 @@ class _Degrees:
             self.degree[k, s.value] = d
         return ""
 
-    def over(self) -> tuple[str, ...]:
-        """Axes of the exponent over which its kernel sums values that carry the factor."""
+    def over(self, exponent: str = "") -> tuple[str, ...]:
+        """Axes of the exponent (or another one) over which its kernel sums values that carry the factor."""
         summed = {a for s in self.block.computes if s.folds and self.carries(self.kernel, s) for a in s.reduce}
-        return tuple(a for a in self.block.by_value[self.exp.args[0]].axes if a in summed)
+        return tuple(a for a in self.block.by_value[exponent or self.exp.args[0]].axes if a in summed)
 
     def carries(self, k: int, s: Stmt) -> bool:
         return any(self.degree.get((k, a), 0) for a in s.args)
@@ -183,21 +200,33 @@ def _scales_up(s: Stmt) -> bool:
     return s.op == "scale" and s.attr["scalar"].coeff > 0
 
 
-def _stabilized(graph: KernelGraph, kernel: int, value: str, positive: frozenset[Key] = frozenset()) -> KernelGraph | None:
+def _together(graph: KernelGraph, kernel: int, value: str) -> KernelGraph | None:
+    """The graph with an exponential made safe together with all others that are still bare: terms of the same sums, where keys
+    come from several tensors."""
+    bare = {(k, s.value) for k, b in _blocks(graph) for s in b.computes if s.op == "exp" and not _shifted(b, s)}
+    return _stabilized(graph, kernel, value, beside=frozenset(bare - {(kernel, value)})) if len(bare) > 1 else None
+
+
+def _stabilized(
+    graph: KernelGraph, kernel: int, value: str, positive: frozenset[Key] = frozenset(), beside: frozenset[Key] = frozenset()
+) -> KernelGraph | None:
     """The graph with one exponential made safe, or None where that is not licensed (there or where its parts are added).
 
-    ``positive`` are values known to be at least 1: partial sums that hold their own maximal term.
+    ``positive`` are values known to be at least 1: partial sums that hold their own maximal term. ``beside`` are exponentials
+    that are made safe with it, by one maximum.
     """
     block = graph.kernels[kernel]
     assert isinstance(block, BlockGraph)
     exp = block.by_value[value]
     if _shifted(block, exp):
         return None
-    degrees = _Degrees(graph, kernel, exp, positive)
+    degrees = _Degrees(graph, kernel, exp, positive, beside)
     licence = degrees.licence()
     if not licence.granted:
         return None
     parts = tuple(g for a, g in block.splits if a in licence.axes)
+    if beside and not parts:
+        return _under_one(graph, kernel, degrees)
     top = _fresh(f"{value}_max", block)
     shifted = _shift(block, licence, top)
     kernels = list(graph.kernels)
@@ -222,11 +251,54 @@ def _stabilized(graph: KernelGraph, kernel: int, value: str, positive: frozenset
             factors.append((k, factor))
     found = replace(graph, kernels=tuple(kernels))
     for k, factor in factors:
-        after = _stabilized(found, k, factor, frozenset(degrees.holds))
+        after = _stabilized(found, k, factor, frozenset(degrees.holds), beside)
         if after is None:
             return None
         found = after
     return found
+
+
+def _under_one(graph: KernelGraph, kernel: int, degrees: _Degrees) -> KernelGraph | None:
+    """The graph with the exponentials of a kernel shifted by the largest of all their operands, which is known before the first
+    of them; None where another kernel has one, or they keep different axes."""
+    block = degrees.block
+    names = [s.value for s in block.computes if (kernel, s.value) in degrees.group]
+    if len(names) != len(degrees.group):
+        return None
+    tops: list[Stmt] = []
+    for name in names:
+        (x,) = block.by_value[name].args
+        axes, over = block.by_value[x].axes, degrees.over(x)
+        dtype = accumulator(block.by_value[x].dtype)
+        kept = tuple(a for a in axes if a not in over)
+        tops.append(Stmt("compute", _fresh(f"{name}_max", block), kept, dtype, "max", (x,), over) if over else block.by_value[x])
+    if len({frozenset(t.axes) for t in tops}) > 1:
+        return None
+    joined: list[Stmt] = []
+    for i, t in enumerate(tops[1:]):
+        before = joined[-1] if joined else tops[0]
+        name = _fresh(f"{names[0]}_top{i or ''}", block)
+        joined.append(Stmt("compute", name, before.axes, before.dtype, "maximum", (before.value, t.value)))
+    early: list[Stmt] = []
+    late: list[Stmt] = []
+    behind: set[str] = set(names)
+    for s in block.stmts:
+        if not (s.value in behind or set(s.args) & behind or (s.kind == "store" and s.value in behind)):
+            early.append(s)
+            continue
+        if s.kind == "compute":
+            behind.add(s.value)
+        if s.value in names and s.kind == "compute":
+            shifted = _fresh(f"{s.value}_shifted", block)
+            (x,) = s.args
+            axes = block.by_value[x].axes
+            late.append(Stmt("compute", shifted, axes, joined[-1].dtype, "sub", (x, joined[-1].value)))
+            s = replace(s, args=(shifted,))  # noqa: PLW2901
+        late.append(s)
+    made = [t for t in tops if t.value not in block.by_value]
+    kernels = list(graph.kernels)
+    kernels[kernel] = replace(block, stmts=(*early, *made, *joined, *late))
+    return replace(graph, kernels=tuple(kernels))
 
 
 def _weighted(
