@@ -105,8 +105,8 @@ class _Degrees:
         self.group = beside | {(kernel, exp.value)}
         """The exponentials that have the factor: one, or several that are terms of the same sums."""
         self.degree: dict[Key, int] = dict.fromkeys(self.group, 1)
-        self.holds: set[Key] = set(self.group)
-        """Values that are at least the maximal term: positive sums of the exponential."""
+        self.holds: dict[Key, frozenset[Key]] = {e: frozenset({e}) for e in self.group}
+        """Values that are at least the largest term of exponentials, positive sums of them, with those that they sum."""
         self.stored: dict[str, Key] = {}
 
     def licence(self) -> Licence:
@@ -132,7 +132,7 @@ class _Degrees:
                     if source and self.degree.get(source):
                         self.degree[key] = self.degree[source]
                         if source in self.holds:
-                            self.holds.add(key)
+                            self.holds[key] = self.holds[source]
                 elif s.kind == "store" and s.access:
                     self.stored[s.access.tensor] = key
                     if s.access.tensor in self.graph.outputs and self.degree.get(key):
@@ -159,12 +159,15 @@ class _Degrees:
             return f"{s.value} = {s.op}({', '.join(s.args)}) has operands of degrees {ds}"
         if d and s.op == "max":
             return f"{s.value} takes a maximum of values of degree {d}"
-        if s.op == "div" and ds[1] and keys[1] not in self.holds:
+        if s.op == "div" and ds[1] and self.holds.get(keys[1]) != self.group:
             return f"the denominator {s.args[1]} of {s.value} need not hold the maximal term"
-        if s.op == "mul" and any(a in self.holds and b in self.positive for a, b in (keys, keys[::-1])):
-            self.holds.add((k, s.value))  # a partial sum that holds its own maximal term, times the exponential of its maximum
-        if s.op in ("sum", "cast") or (s.op == "add" and all(a in self.holds for a in keys)) or _scales_up(s):
-            self.holds |= {(k, s.value)} if keys[0] in self.holds else set()
+        for a, b in (keys, keys[::-1]) if s.op == "mul" else ():
+            if a in self.holds and b in self.positive:
+                # a partial sum that holds its own maximal term, times the exponential of its maximum
+                self.holds[k, s.value] = self.holds[a]
+        added = s.op == "add" and all(a in self.holds for a in keys)
+        if (s.op in ("sum", "cast") or added or _scales_up(s)) and keys[0] in self.holds:
+            self.holds[k, s.value] = frozenset().union(*(self.holds[a] for a in keys))
         if d:
             self.degree[k, s.value] = d
         return ""

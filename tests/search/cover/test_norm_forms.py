@@ -92,7 +92,7 @@ def test_moments_are_of_the_rows_that_products_read() -> None:
 
 def test_the_form_as_written_is_there_where_the_other_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     b = Builder("model")
-    x = b.input("x", (16, 64), "float16")
+    x = b.input("x", (32, 64), "float16")
     weights = [b.input(f"w{i}", (64, 64), "float16") for i in range(4)]
     rows = b.op("add", x, b.op("matmul", x, weights[0]))
     y = b.op("layer_norm", rows, eps=1e-5)
