@@ -17,6 +17,8 @@ from fuser.ir.mugraph import FREE
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
+from fuser.ir.tiling import TilingExpr
+from fuser.superopt.rewrite.stabilize import unstable
 from fuser.superopt.structures import EVERY_CUT
 from fuser.superopt.structures import MAX_CUTS
 from fuser.superopt.structures import cut_points
@@ -39,9 +41,20 @@ def mixed() -> TensorProgram:
     return b.build(O=b.op("cast", p, dtype="float16") @ v)
 
 
+def decoding(keys: tuple[int, ...] = (24, 1)) -> TensorProgram:
+    """Attention over keys and values in several tensors: a cache, and new rows."""
+    b = Builder("decoding")
+    q = b.input("Q", (2, 3, 8))
+    k, v = (b.op("concat", *(b.input(f"{x}{i}", (2, n, 8)) for i, n in enumerate(keys)), axis=1) for x in "KV")
+    return b.build(O=b.attention(q, k, v))
+
+
 @pytest.mark.parametrize(
     "program",
-    [chain(32, 48, 16, 8), chain(32, 48, 16, 8, "relu", bias=True), attention(16, 24, 8, 8), mixed(), lora(16, 32, 24, 4)],
+    [
+        *(chain(32, 48, 16, 8), chain(32, 48, 16, 8, "relu", bias=True), attention(16, 24, 8, 8), mixed(), lora(16, 32, 24, 4)),
+        *(decoding(), decoding((24, 2)), decoding((11, 24, 1))),
+    ],
     ids=lambda p: p.name,
 )
 def test_every_structure_computes_the_program(program, rng):
@@ -67,6 +80,22 @@ def test_a_chain_is_fused_cut_and_split():
     assert [len(s) for s in shapes] == [1, 2, 2, 3, 2, 3]
     assert shapes[0] == [(False, 6)]
     assert shapes[1][0][0]  # the sum over n split over the grid, and a kernel that adds the parts
+
+
+@pytest.mark.parametrize("largest", ["Q", "K0", "K1"])
+def test_keys_in_several_tensors_share_a_maximum_and_are_split(largest, rng):
+    program = decoding()
+    found = structures(program)
+    assert not any(map(unstable, found))
+    split = next(g for g in found if [b.splits[:1] for b in g.blocks] == [(("n", "n_part"),), ()])
+    inputs = {n: x.astype(np.float64) * (300.0 if n == largest else 1.0) for n, x in program.random_inputs(rng).items()}
+    parts = (("n_part", 3),)
+    schedule = Schedule((KernelSchedule((("n", 4),), TilingExpr(("n",)), parts), KernelSchedule(splits=parts)))
+    got = interpret(split, schedule, inputs)["O"]
+    keys, values = (np.concatenate([inputs[f"{x}0"], inputs[f"{x}1"]], 1) for x in "KV")
+    scores = inputs["Q"] @ keys.swapaxes(1, 2) / np.sqrt(8)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    np.testing.assert_allclose(got, weights @ values / weights.sum(-1, keepdims=True), rtol=1e-6, atol=1e-9)
 
 
 def test_cuts_stand_behind_the_element_wise_operators_of_a_contraction():

@@ -79,7 +79,8 @@ def _below(block: BlockGraph, value: str, top: str) -> bool:
     """``top`` is the larger of several maxima, one of them that of ``value``."""
     s = block.by_value[top]
     return s.op == "maximum" and any(
-        a == value or _below(block, value, a) or (block.by_value[a].op == "max" and block.by_value[a].args == (value,)) for a in s.args
+        a == value or _below(block, value, a) or (block.by_value[a].op == "max" and block.by_value[a].args == (value,))
+        for a in s.args
     )
 
 

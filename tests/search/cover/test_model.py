@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 import fuser  # noqa: E402
 from fuser.device import load_device  # noqa: E402
 from fuser.frontends.torch_export import from_torch  # noqa: E402
+from fuser.ir.mugraph import BlockGraph  # noqa: E402
 from fuser.ir.mugraph import LibraryKernel  # noqa: E402
 from search.cover.fold import folded  # noqa: E402
 from search.cover.model import AS_IT_STANDS  # noqa: E402
@@ -68,6 +69,34 @@ def test_two_layers_agree_with_the_module() -> None:
     assert "attention" in text
     assert "chosen by an integer program" in text
     assert max(map(len, text.splitlines()[2:-1])) <= 100
+
+
+class Step(torch.nn.Module):
+    """A decoding step: a normalized row, a cache of keys and values that it is joined to, a product behind a second norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4))
+        self.first, self.second = torch.nn.RMSNorm(WIDTH), torch.nn.RMSNorm(WIDTH)
+        self.up = torch.nn.Linear(WIDTH, WIDTH, bias=False)
+
+    def forward(self, x: Any, keys: Any, values: Any) -> Any:
+        h = self.first(x)
+        q, k, v = (f(h).view(1, 1, HEADS, -1).transpose(1, 2) for f in (self.q, self.k, self.v))
+        k, v = torch.cat((keys, k), 2), torch.cat((values, v), 2)
+        x = x + self.o(torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(1, 1, WIDTH))
+        return x + self.up(self.second(x))
+
+
+def test_a_decoding_step_copies_no_cache_and_has_no_kernel_for_a_norm() -> None:
+    torch.manual_seed(0)
+    module = Step().eval().half()
+    inputs = (torch.randn(1, 1, WIDTH).half(), *(torch.randn(1, HEADS, 48, WIDTH // HEADS).half() for _ in range(2)))
+    run = fuser.compile(module, inputs, device="cpu")
+    ops = [{s.op for s in k.computes} if isinstance(k, BlockGraph) else {k.op} for k in run.graph.kernels]
+    assert not any("concat" in o for o in ops)
+    assert all("matmul" in o for o in ops if "sqrt" in o)
+    assert error(run(*inputs), module, *inputs) < 2e-3
 
 
 def test_what_the_table_lacks_is_torchs() -> None:
