@@ -297,7 +297,7 @@ def _under_one(graph: KernelGraph, kernel: int, degrees: _Degrees) -> KernelGrap
             (x,) = s.args
             axes = block.by_value[x].axes
             late.append(Stmt("compute", shifted, axes, joined[-1].dtype, "sub", (x, joined[-1].value)))
-            s = replace(s, args=(shifted,))  # noqa: PLW2901
+            s = replace(s, args=(shifted,))
         late.append(s)
     made = [t for t in tops if t.value not in block.by_value]
     kernels = list(graph.kernels)
