@@ -37,6 +37,8 @@ from cost_model.lives import made_by
 from cost_model.lives import read_together
 from cost_model.lives import real
 from cost_model.lives import span
+from cost_model.rows import FETCHED
+from cost_model.rows import moved_at_once
 from fuser.device import Device
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import Stmt
@@ -222,7 +224,7 @@ def _pipelined(f: Features, lanes: dict[str, Sizes], dots: dict[int, Dot]) -> di
             tensor |= dots[j].tensor
             groups |= dots[j].groups & (s.stmt.value in (dots[j].left, dots[j].right))
         dims = sum(f.tile[a] > 1 for a in dict.fromkeys(s.stmt.axes))
-        wide = (dims < 2) | (_bytes(f, lanes, s.stmt) >= 4 * 32 * f.warps)
+        wide = ((dims < 2) | (_bytes(f, lanes, s.stmt) >= 4 * 32 * f.warps)) & (moved_at_once(f, s.stmt) >= FETCHED)
         buffers = np.where(groups, f.stages, np.maximum(f.stages - 1, 1)) * f.product(f.trips, unrolled(f, s))
         found[i] = np.where(tensor & wide & (f.stages > 1), buffers, 0.0)
     return found

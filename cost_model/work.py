@@ -29,6 +29,9 @@ from cost_model.resources import contracts
 from cost_model.resources import layers_of
 from cost_model.resources import resources
 from cost_model.resources import unrolled
+from cost_model.rows import SECTOR
+from cost_model.rows import sectors
+from cost_model.rows import slower
 from fuser.device import Device
 from fuser.ir.mugraph import Stmt
 from fuser.ir.ops import op as op_def
@@ -39,9 +42,6 @@ from fuser.lower.pieces import MMA
 
 LOAD_REGISTERS = 96.0
 """Registers of a thread that loads outside of a pipeline can fill before they are stored to shared memory."""
-SECTOR = 32
-"""Bytes in which memory is read."""
-
 
 Add = Callable[..., None]
 """Adds amounts, given by name, to the counts of :class:`Work`."""
@@ -117,6 +117,8 @@ def work(f: Features, device: Device) -> Work:
         runs = _runs(f, i, s)
         if stmt.access is not None:
             _access(f, r, i, s, runs, add)
+            extra = slower(f, stmt) * f.product(r.lanes, dict.fromkeys(stmt.axes)) * runs
+            add(arithmetic=2.0 * extra * device.sm_count / device.fp32_flops)
             size = f.product(f.extent, stmt.access.axes) * DTYPE_BYTES[stmt.dtype]
             if stmt.kind == "load" and any(u.kind == "compute" and not contracts(u) for u in f.block.users(stmt.value)):
                 lanes = f.product(r.lanes, dict.fromkeys(stmt.axes)) * copies.get(stmt.value, 1.0) * runs
@@ -223,7 +225,7 @@ def _run_bytes(f: Features, stmt: Stmt) -> Counts:
 
 def _access(f: Features, r: Resources, i: int, s: StmtFeatures, runs: Counts, add: Add) -> None:
     run = _run_bytes(f, s.stmt)
-    amount = s.bytes * s.fill * runs * np.ceil(run / SECTOR) * SECTOR / run
+    amount = s.bytes * s.fill * runs * sectors(f, s.stmt, run) * SECTOR / run
     if s.stmt.kind == "store":
         add(stored=amount, passes=runs if r.dots else 0.0 * runs)
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 
@@ -36,11 +37,15 @@ class Access:
     A dimension of several axes is what a reshape leaves behind: ``(("b",), ("s",), ("head", "d"))`` reads [b, s, head·d].
     What a slice leaves behind is a ``window``: ``tensor`` then names the slice (``W[3]``), and the window says where it lies
     in which device tensor.
+
+    With a ``pitch`` rows lie so many elements apart, and what is between two of them is zero: 197 columns in rows of 200, whose
+    first elements are aligned. It is a matter of memory alone, and nothing that is computed depends on it.
     """
 
     tensor: str
     dims: tuple[tuple[str, ...], ...]
     window: Window | None = None
+    pitch: int = 0
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -52,6 +57,8 @@ class Access:
             out["window"] = {"tensor": w.tensor, "shape": list(w.shape), "starts": list(w.starts)}
             if w.view:
                 out["window"]["view"] = list(w.view)
+        if self.pitch:
+            out["pitch"] = self.pitch
         return out
 
     @property
@@ -64,15 +71,24 @@ class Access:
         return tuple(math.prod(extents[a] for a in dim) for dim in self.dims)
 
     def source_shape(self, extents: Mapping[str, int]) -> tuple[int, ...]:
-        """Of the device tensor in memory."""
+        """Of the device tensor."""
         return self.window.shape if self.window else self.shape(extents)
+
+    def memory_shape(self, extents: Mapping[str, int]) -> tuple[int, ...]:
+        """Of the device tensor as it lies in memory, with what is between its rows."""
+        shape = self.source_shape(extents)
+        return (*shape[:-1], self.pitch) if self.pitch else shape
+
+    def resized(self, extents: Mapping[str, int], step: int) -> Access:
+        """The access at other sizes: rows begin at multiples of ``step`` elements."""
+        columns = math.prod(extents[a] for a in self.dims[-1])
+        return replace(self, pitch=-(-columns // step) * step)
 
     def strides(self, extents: Mapping[str, int]) -> dict[str, int]:
         """Elements between neighbours along each axis, for a row-major tensor."""
         found, outer = dict[str, int](), 1
-        for dim, extent in zip(
-            reversed(self.dims), reversed(self.window.seen if self.window else self.shape(extents)), strict=True
-        ):
+        lies = self.window.seen if self.window else self.memory_shape(extents)
+        for dim, extent in zip(reversed(self.dims), reversed(lies), strict=True):
             step = outer
             for axis in reversed(dim):
                 found[axis] = step
@@ -85,4 +101,5 @@ class Access:
         dims = ("·".join(d) or ("1" if not self.window else "") for d in self.dims)
         places = (f"{x}+{d}" if x and d else d or str(x) for x, d in zip(starts, dims, strict=True))
         view = f"({','.join(map(str, self.window.view))})" if self.window and self.window.view else ""
-        return f"{self.source}{view}[{', '.join(places)}]"
+        pitch = f" in rows of {self.pitch}" if self.pitch else ""
+        return f"{self.source}{view}[{', '.join(places)}]{pitch}"

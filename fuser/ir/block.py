@@ -18,6 +18,7 @@ from fuser.ir.access import Access
 from fuser.ir.ops import op as op_def
 from fuser.ir.program import DTYPE_BYTES
 from fuser.ir.program import attributes_to_json
+from fuser.ir.rows import row_step
 from fuser.ir.scalar import Scalar
 from fuser.ir.scalar import tied
 
@@ -181,7 +182,15 @@ class BlockGraph:
 
     def with_extents(self, sizes: Mapping[str, int]) -> BlockGraph:
         """The same structure at other sizes (reduced sizes for checking, split counts of a schedule)."""
-        return replace(self, axes=tuple(Axis(a.name, sizes.get(a.name, a.extent)) for a in self.axes))
+        new = replace(self, axes=tuple(Axis(a.name, sizes.get(a.name, a.extent)) for a in self.axes))
+        if not any(s.access and s.access.pitch for s in self.stmts):
+            return new
+
+        def resized(s: Stmt) -> Stmt:
+            pitched = s.access if s.access and s.access.pitch else None
+            return replace(s, access=pitched.resized(new.extents, row_step(s.dtype))) if pitched else s
+
+        return replace(new, stmts=tuple(map(resized, self.stmts)))
 
     def validate(self) -> BlockGraph:
         known: dict[str, Stmt] = {}
@@ -207,6 +216,8 @@ class BlockGraph:
             raise ProgramError(f"block {self.name!r}: {s} has axes {s.axes}, its access those of {s.access}")
         if s.access and s.access.window:
             self.check_window(s)
+        if s.access and s.access.pitch:
+            self._check_pitch(s, s.access)
         if missing := s.constant_axes - names:
             raise ProgramError(f"block {self.name!r}: {s} has a constant tied to the absent axes {sorted(missing)}")
         if unknown := [d for d in (s.dtype, s.attr.get("dtype", s.dtype)) if d not in DTYPE_BYTES]:
@@ -245,6 +256,13 @@ class BlockGraph:
         )
         if not inside:
             raise ProgramError(f"block {self.name!r}: {stmt} has shape {sizes}, which is not inside of {whole}")
+
+    def _check_pitch(self, s: Stmt, access: Access) -> None:
+        """Rows of one axis, none of which reaches into the next."""
+        if access.window or len(access.dims[-1:]) != 1 or len(access.dims[-1]) != 1:
+            raise ProgramError(f"block {self.name!r}: {s} has rows that are no single axis of a whole tensor")
+        if access.pitch < self.extents[access.dims[-1][0]]:
+            raise ProgramError(f"block {self.name!r}: {s} has rows of {access.pitch} elements, which are longer")
 
     def to_json(self) -> dict[str, Any]:
         return {

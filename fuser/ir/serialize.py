@@ -32,6 +32,7 @@ def _access_from_json(data: Any, where: str) -> Access:
         read.text(read.get(d, "tensor", where), f"the tensor of {where}"),
         tuple(read.names(x, f"a dimension of {where}") for x in dims),
         _window_from_json(d["window"], f"the window of {where}") if d.get("window") is not None else None,
+        read.integer(d.get("pitch", 0), f"the pitch of {where}", 0),
     )
 
 

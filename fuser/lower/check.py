@@ -48,6 +48,7 @@ from fuser.ir.ops import op as op_def
 from fuser.ir.program import DTYPE_BYTES
 from fuser.ir.program import FLOAT_DTYPES
 from fuser.ir.program import TensorProgram
+from fuser.ir.rows import out_of_rows
 from fuser.ir.scalar import bound
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
@@ -198,7 +199,7 @@ def run_graph(graph: KernelGraph, schedule: Schedule, inputs: Mapping[str, Array
             args = [np.asarray(values[a], np.float32) for a in kernel.args]
             attrs = bound(kernel.attrs, lambda e: values[e.tensor].shape[e.dim])
             values[kernel.output] = op_def(kernel.op).numpy(*args, **attrs)
-    return {n: np.asarray(values[n]).reshape(graph.table[n].shape) for n in graph.outputs}
+    return {n: out_of_rows(np.asarray(values[n]), graph.table[n].shape, n) for n in graph.outputs}
 
 
 def check_here(program: TensorProgram, candidate: Candidate, seed: int, method: str) -> Check:

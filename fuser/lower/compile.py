@@ -26,6 +26,7 @@ from fuser.errors import NoValidKernelError
 from fuser.errors import OutOfResourcesError
 from fuser.errors import said
 from fuser.ir.mugraph import KernelGraph
+from fuser.ir.rows import in_rows
 from fuser.ir.schedule import Schedule
 from fuser.lower import kept_kernels
 from fuser.lower.assembler import choose as choose_assembler
@@ -288,7 +289,8 @@ def interpret_source(source: KernelSource, inputs: dict[str, Any], poison: float
         if name in source.outputs:
             tensors.append(torch.full(shape, poison, dtype=getattr(torch, dtype)))
         else:
-            tensors.append(torch.tensor(inputs[name]).to(getattr(torch, dtype)).reshape(shape).contiguous())
+            value = torch.tensor(in_rows(inputs[name], shape))
+            tensors.append(value.to(getattr(torch, dtype)).reshape(shape).contiguous())
     with form(interpreted=True):
         getattr(load_source(source), source.name)[(source.grid,)](*host_arguments(source, tensors))
     return {n: t.float().numpy() for n, t in zip(source.args, tensors, strict=True) if n in source.outputs}

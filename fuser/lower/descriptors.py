@@ -21,6 +21,7 @@ from fuser.errors import NoValidKernelError
 from fuser.errors import UsageError
 from fuser.ir.mugraph import Stmt
 from fuser.ir.program import DTYPE_BYTES
+from fuser.ir.rows import ROW_BYTES
 from fuser.lower.options import TMA
 from fuser.lower.tiles import Tiles
 
@@ -31,7 +32,7 @@ HOST_TYPE = {8: 10, 9: 8, 10: 9}
 """The driver's number of an element type where the compiler's differs."""
 LEAST_BOX = 128
 """Bytes: shared memory of a box begins at a multiple of that; Triton 3.6 puts smaller ones next to each other."""
-LEAST_BYTES = 16
+LEAST_BYTES = ROW_BYTES
 """Of a box along its innermost dimension; every stride and the address are multiples of it."""
 DTYPES = frozenset({"float16", "bfloat16", "float32", "int32"})
 
@@ -91,6 +92,8 @@ def _describe(tiles: Tiles, stmt: Stmt) -> Descriptor:
     access, extents = stmt.access, tiles.block.extents
     assert access is not None
     tensor, strides = access.source, access.strides(extents)
+    if access.pitch and stmt.kind == "store":
+        raise _refuse(tiles, tensor, "what is between its rows would stay as it was")
     if stmt.dtype not in DTYPES:
         raise _refuse(tiles, tensor, f"elements are {stmt.dtype}")
     item = DTYPE_BYTES[stmt.dtype]

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Sequence
 
+from fuser.errors import NoValidKernelError
 from fuser.ir.mugraph import Stmt
+from fuser.ir.program import FLOAT_DTYPES
 from fuser.lower.descriptors import Descriptor
 from fuser.lower.options import EVICT
 from fuser.lower.pieces import Piece
 from fuser.lower.writer import TRITON_DTYPE
+from fuser.lower.writer import Combo
 from fuser.lower.writer import Writer
+from fuser.lower.writer import spread
 
 
 def load(w: Writer, stmt: Stmt) -> None:
@@ -27,7 +32,7 @@ def load(w: Writer, stmt: Stmt) -> None:
             w.emit(f"{name} = {text}")
             continue
         pointer = w.pointer(stmt, combo, layout)
-        mask = w.masks(stmt.axes, combo, layout)
+        mask = w.masks(stmt.axes, combo, layout, access)
         hint = EVICT.of(w.tiles.schedule, access.source)
         extra = (f", mask={mask}, other=0.0" if mask else "") + (f', eviction_policy="{hint}"' if hint else "")
         w.emit(f"{name} = tl.load({pointer}{extra})")
@@ -48,14 +53,33 @@ def store(w: Writer, stmt: Stmt) -> None:
         text = w.read(stmt.value, stmt.axes, combo, layout, fp32=False)
         if set(held) != set(layout):
             text = f"tl.broadcast_to({text}, ({', '.join(str(by_axis[a].size) for a in layout)}))"
-        mask = w.masks(stmt.axes, combo, layout)
+        mask = w.masks(stmt.axes, combo, layout, access)
         extra = f", mask={mask}" if mask else ""
+        if access.pitch and not by_tma:
+            text = _with_zeros(w, stmt, combo, layout, text)
         if stmt.dtype != w.values[stmt.value].dtype:
             text = f"{text}.to({TRITON_DTYPE[stmt.dtype]})" if layout else f"tl.cast({text}, {TRITON_DTYPE[stmt.dtype]})"
         if by_tma:
             w.emit(_store_box(w, w.argument(access.source), by_tma, by_axis, text))
             continue
         w.emit(f"tl.store({w.pointer(stmt, combo, layout)}, {text}{extra})")
+
+
+def _with_zeros(w: Writer, stmt: Stmt, combo: Combo, layout: Sequence[str], text: str) -> str:
+    """The value with zeros where there is no column, up to the next row."""
+    assert stmt.access is not None
+    (axis,) = stmt.access.dims[-1]
+    plan = w.tiles.plans[axis]
+    covered = max(p.offset + p.size for p in w.active[axis]) if plan.grid * plan.trips == 1 else plan.grid * plan.chunk
+    if covered < stmt.access.pitch:
+        raise NoValidKernelError(
+            f"tiles of {plan.tile} of {axis!r} of {w.tiles.block.name!r} leave what is behind {plan.extent} columns unwritten",
+            f"choose a tile that covers {stmt.access.pitch}",
+        )
+    piece = dict(zip(stmt.axes, combo, strict=True))[axis]
+    if not (mask := w.mask(axis, piece)):
+        return text
+    return f"tl.where({spread(mask, (axis,) if axis in layout else (), layout)}, {text}, {0.0 if stmt.dtype in FLOAT_DTYPES else 0})"
 
 
 def _box_text(w: Writer, d: Descriptor, by_axis: Mapping[str, Piece]) -> str:

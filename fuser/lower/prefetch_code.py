@@ -92,7 +92,7 @@ def _lines(w: Writer, stmt: Stmt, combo: Combo) -> str:
             index = f"tl.minimum({index}, {extent - 1})"
         if axis in wide:
             index = spread(index if index.isidentifier() else f"({index})", (axis,), wide)
-        if math.prod(access.source_shape(w.tiles.block.extents)) >= 2**31:
+        if math.prod(access.memory_shape(w.tiles.block.extents)) >= 2**31:
             index = f"tl.cast({index}, tl.int64)"
         terms.append(f"{index} * {strides[axis]}" if strides[axis] != 1 else index)
     return " + ".join(terms)

@@ -138,7 +138,7 @@ def generate(
         _text(w, name, arguments),
         tuple(tensors),
         tuple(access[t].dtype for t in tensors),
-        tuple(access[t].access.source_shape(tiles.block.extents) for t in tensors),  # type: ignore[union-attr]
+        tuple(access[t].access.memory_shape(tiles.block.extents) for t in tensors),  # type: ignore[union-attr]
         tiles.block.outputs,
         programs or tiles.places,
         schedule.num_warps,

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
 
+from fuser.ir.access import Access
 from fuser.ir.mugraph import Stmt
 from fuser.lower.descriptors import Descriptor
 from fuser.lower.emitter import Emitter
@@ -140,6 +141,18 @@ class Writer:
         """Name of the mask of a piece, or nothing where every lane is an element."""
         return self.out.piece(f"ok {axis}", self._suffix((axis,), (piece,))) if self.tiles.masked(axis, piece) else ""
 
+    def row_mask(self, axis: str, piece: Piece, pitch: int) -> str:
+        """Name of the mask of a piece in rows of ``pitch`` elements: what is between the columns and there is zero in memory, so
+        that whole vectors are moved."""
+        if not (mask := self.mask(axis, piece)):
+            return ""
+        return self.out.piece(f"ok {axis} {pitch}", self._suffix((axis,), (piece,))) if pitch in self.pitches(axis) else mask
+
+    def pitches(self, axis: str) -> tuple[int, ...]:
+        """The pitches of rows that an axis alone indexes."""
+        accesses = (s.access for s in self.tiles.block.stmts if s.access and s.access.pitch)
+        return tuple(dict.fromkeys(a.pitch for a in accesses if a.dims[-1] == (axis,)))
+
     def start(self, axis: str, piece: Piece) -> str:
         """Index of the first element of a piece; empty for 0."""
         plan = self.tiles.plans[axis]
@@ -168,13 +181,16 @@ class Writer:
                 limits = []
                 if piece.padded and (plan.trips > 1 or plan.grid > 1):
                     limits.append(f"tl.arange(0, {piece.size}) < {piece.limit}")
-                limits.append(f"{name} < {plan.extent}")
-                self.emit(f"{mask} = {' & '.join(f'({x})' for x in limits) if len(limits) > 1 else limits[0]}")
+                for at, extent in ((mask, plan.extent), *((self.row_mask(axis, piece, n), n) for n in self.pitches(axis))):
+                    inside = [*limits, f"{name} < {extent}"]
+                    self.emit(f"{at} = {' & '.join(f'({x})' for x in inside) if len(inside) > 1 else inside[0]}")
 
-    def masks(self, axes: Sequence[str], combo: Combo, layout: Sequence[str]) -> str:
+    def masks(self, axes: Sequence[str], combo: Combo, layout: Sequence[str], access: Access | None = None) -> str:
+        """The mask of a combination of pieces; of ``access``, with what is between its rows."""
         found = []
         for axis, piece in zip(axes, combo, strict=True):
-            if mask := self.mask(axis, piece):
+            pitched = access is not None and access.pitch and access.dims[-1] == (axis,)
+            if mask := self.row_mask(axis, piece, access.pitch) if access and pitched else self.mask(axis, piece):
                 found.append(spread(mask, (axis,) if axis in layout else (), layout))
         return " & ".join(found)
 
@@ -182,7 +198,7 @@ class Writer:
         access, extents = stmt.access, self.tiles.block.extents
         assert access is not None
         strides = access.strides(extents)
-        size = math.prod(access.source_shape(extents))
+        size = math.prod(access.memory_shape(extents))
         terms = [self.argument(access.source)]
         if access.window and access.window.offset:
             terms.append(str(access.window.offset))
