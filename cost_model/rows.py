@@ -1,8 +1,8 @@
 """Rows that do not begin where a thread can load many elements at once: what they cost more.
 
-A thread moves up to 16 bytes at once, as many as the strides of the rows, the place of a window and the mask at the end of a row are
-multiples of. Fewer bytes take as many more instructions; fewer than 4 are never fetched ahead into shared memory; and a run of
-bytes that begins anywhere lies in more sectors.
+A thread moves up to 16 bytes at once, as many as the strides of the rows, the place of a window and the mask at the end of a row
+are multiples of. Fewer bytes take as many more instructions; fewer than 4 are never fetched ahead into shared memory; and a run
+of bytes that begins anywhere lies in more sectors.
 """
 
 from __future__ import annotations

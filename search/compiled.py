@@ -124,7 +124,7 @@ class CompiledProgram:
         import torch
 
         return {
-            n: torch.from_numpy(x).to(device=self.device, dtype=getattr(torch, self.program[n].dtype))
+            n: torch.from_numpy(x).to(device=self.device, dtype=getattr(torch, self.graph.table[n].dtype))
             for n, x in self.params.items()
             if n in self.graph.inputs
         }

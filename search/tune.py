@@ -15,10 +15,12 @@ import numpy as np
 from cost_model import refined
 from cost_model.features import Counts
 from cost_model.features import Features
+from cost_model.features import schedule_features
 from fuser.device import Device
 from fuser.errors import NoValidKernelError
 from fuser.errors import UnsupportedError
 from fuser.errors import UsageError
+from fuser.ir.candidate import Candidate
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.program import TensorProgram
@@ -69,6 +71,14 @@ def rank_graph(
     found = search(space, estimate, rng, effort)
     top = [Ranked(with_launches(r.candidate, device, r.seconds), fixed + r.seconds) for r in found.top]
     return top, found.estimated, found.notes
+
+
+def graph_seconds(candidate: Candidate, device: Device) -> float:
+    """Estimate of a candidate as a search has it; infinite where it cannot run."""
+    graph = candidate.graph
+    fixed = (library_seconds(graph, k, device) for k in graph.kernels if isinstance(k, LibraryKernel))
+    made = (float(refined.seconds(schedule_features(b, k), device)[0]) for b, k in candidate.blocks)
+    return math.fsum((*fixed, *made))
 
 
 def library_seconds(graph: KernelGraph, kernel: LibraryKernel, device: Device) -> float:

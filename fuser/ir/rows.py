@@ -1,7 +1,7 @@
 """Rows of tensors in memory: each begins at an aligned address, with zeros between its end and the next.
 
-A thread moves 16 bytes at once where their address is a multiple of 16, and a tensor descriptor asks for such strides: rows of 197
-fp16 numbers, which are read one by one, become rows of 200.
+A thread moves 16 bytes at once where their address is a multiple of 16, and a tensor descriptor asks for such strides: rows of
+197 fp16 numbers, which are read one by one, become rows of 200.
 """
 
 from __future__ import annotations

@@ -79,7 +79,9 @@ def _with_zeros(w: Writer, stmt: Stmt, combo: Combo, layout: Sequence[str], text
     piece = dict(zip(stmt.axes, combo, strict=True))[axis]
     if not (mask := w.mask(axis, piece)):
         return text
-    return f"tl.where({spread(mask, (axis,) if axis in layout else (), layout)}, {text}, {0.0 if stmt.dtype in FLOAT_DTYPES else 0})"
+    return (
+        f"tl.where({spread(mask, (axis,) if axis in layout else (), layout)}, {text}, {0.0 if stmt.dtype in FLOAT_DTYPES else 0})"
+    )
 
 
 def _box_text(w: Writer, d: Descriptor, by_axis: Mapping[str, Piece]) -> str:

@@ -49,13 +49,13 @@ class _Borders:
     def __init__(self, program: TensorProgram, chosen: Cover, considered: Mapping[Part, float], device: Device) -> None:
         self.program, self.chosen, self.considered, self.device = program, chosen, considered, device
         self.made = program.producers
-        self.writer = {w: i for i, p in enumerate(chosen.parts) for w in p.writes}
+        self.writer = {s: i for i, p in enumerate(chosen.parts) for s in p.leaves}
 
     def find(self, part: int | None) -> Iterator[Border]:
         seen: set[tuple[str, ...]] = set()
         for second, reader in enumerate(self.chosen.parts):
-            for tensor in reader.reads:
-                first = self.writer.get(tensor)
+            for tensor, pitch in reader.takes:
+                first = self.writer.get((tensor, pitch))
                 if first is None or part not in (None, first, second) or not reader.nodes:
                     continue
                 writer = self.chosen.parts[first]
@@ -63,7 +63,7 @@ class _Borders:
                 user = next((n for n in reader.nodes if root in map(self.root, self.made[n].inputs)), "")
                 if root not in writer.nodes or not user:
                     continue
-                key = (*(p.program.stable_hash() for p in (writer, reader)), self.made[root].op, self.made[user].op)
+                key = (*(p.key for p in (writer, reader)), self.made[root].op, self.made[user].op)
                 if key not in seen:
                     seen.add(key)
                     yield Border(first, second, tensor, root, user, self.reason(root, user))

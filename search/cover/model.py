@@ -100,14 +100,17 @@ def compile_model(  # noqa: PLR0913
     seed: int = 0,
     executor: Executor | None = None,
     say: Say = silent,
+    layouts: bool = True,
+    greedy: bool = False,
 ) -> Model:
     """Choose parts, tune and check each distinct one, and put their kernels into one graph. ``say`` is told each stage as it
-    begins. Raises :class:`fuser.errors.NoValidKernelError` naming an operator that nothing can compute."""
+    begins. ``layouts`` and ``greedy`` are to compare with (:class:`search.cover.offers.Pricing`). Raises
+    :class:`fuser.errors.NoValidKernelError` naming an operator that nothing can compute."""
     stages = Stages(say)
     stages.begin("candidates", f"looking for candidates among {len(program.nodes)} operators")
     program, params = selected(*packed(*folded(program, params)))
     stages.begin("prices", f"pricing candidates for {device.title}")
-    offers = best_form(program, params, Pricing(device, libraries, seed, executor))
+    offers = best_form(program, params, Pricing(device, libraries, seed, executor, layouts=layouts, greedy=greedy))
     done: dict[str, Realised] = {}
 
     def kernels(several: list[Tuned]) -> list[Realised]:
@@ -119,7 +122,7 @@ def compile_model(  # noqa: PLR0913
         if chosen is None:
             offers = offers.otherwise or offers
             continue
-        distinct = len({p.program.stable_hash() for p in chosen.parts})
+        distinct = len({p.key for p in chosen.parts})
         stages.begin(
             "kernels", f"{'compiling and checking' if compiled else 'verifying'} {distinct} distinct of {len(chosen.parts)} parts"
         )
@@ -129,8 +132,8 @@ def compile_model(  # noqa: PLR0913
         offers = replace(offers, tuned=_without(offers.tuned, failed, device))
     program, params, tuned = offers.program, offers.params, offers.tuned
     stages.begin("joining", "putting the kernels into one graph")
-    found = tuple(done[p.program.stable_hash()] for p in chosen.parts)
-    stitched = stitch(program, [(p, r.candidate.candidate) for p, r in zip(chosen.parts, found, strict=True)])
+    found = tuple(done[p.key] for p in chosen.parts)
+    stitched, params = stitch(program, params, [(p, r.candidate.candidate) for p, r in zip(chosen.parts, found, strict=True)])
     if device.arch >= PDL.capability:
         stitched = chained(stitched, device)
     artifacts = compile_sources(generate_graph(stitched.graph, stitched.schedule), device.arch, executor) if compiled else ()
@@ -167,9 +170,9 @@ def _realise(
     done: dict[str, Realised],
     kernels: Callable[[list[Tuned]], list[Realised]],
 ) -> frozenset[str]:
-    """Puts what ``kernels`` makes of each chosen part into ``done``, by the hash of its program: equal parts are verified,
-    compiled and checked once. Returns the hashes of those of which no candidate holds."""
-    distinct = {k: tuned[p] for p in chosen.parts if (k := p.program.stable_hash()) not in done}
+    """Puts what ``kernels`` makes of each chosen part into ``done``, by its key: equal parts are verified,
+    compiled and checked once. Returns the keys of those of which no candidate holds."""
+    distinct = {k: tuned[p] for p in chosen.parts if (k := p.key) not in done}
     done |= {k: Realised(t, t.winner, AS_IT_STANDS, ()) for k, t in distinct.items() if _stands(t)}
     left = {k: t for k, t in distinct.items() if k not in done}
     try:
@@ -196,7 +199,9 @@ def _without(tuned: Mapping[Part, Tuned], failed: Collection[str], device: Devic
     """The parts but those whose kernels do not hold: a library call stands for what is one operator."""
     found: dict[Part, Tuned] = {}
     for part, known in tuned.items():
-        other = by_library(part.program, device) if part.program.stable_hash() in failed else known
+        other = known
+        if part.key in failed:
+            other = None if part.rows else by_library(part.program, device)
         if other is not None:
             found[part] = other
     return found

@@ -18,8 +18,10 @@ from fuser.ir.ops import Array
 from fuser.ir.ops import op as op_def
 from fuser.ir.program import TensorProgram
 from search.cover.fold import folded
+from search.cover.greedy import greedy_cover
 from search.cover.ilp import Cover
 from search.cover.ilp import cover
+from search.cover.layouts import with_layouts
 from search.cover.norms import norms
 from search.cover.norms import without
 from search.cover.parts import FEW
@@ -44,13 +46,16 @@ was priced 6 % dearer (BERT base, 512 tokens)."""
 
 @dataclass(frozen=True)
 class Pricing:
-    """How parts are priced; ``known`` are prices by the hash of a part's program."""
+    """How parts are priced and chosen; ``known`` are prices by the key of a part. Without ``layouts`` every tensor lies row after
+    row, as its operator gives it; ``greedy``: the part that gains most is taken first. Both are there to be compared with."""
 
     device: Device
     libraries: bool = True
     seed: int = 0
     executor: Executor | None = None
     known: dict[str, Tuned | None] = field(default_factory=dict)
+    layouts: bool = True
+    greedy: bool = False
 
 
 @dataclass(frozen=True)
@@ -64,11 +69,13 @@ class Offers:
     tuned: Mapping[Part, Tuned]
     otherwise: Offers | None = None
     limit: float = inf
+    greedy: bool = False
 
     @cached_property
     def cheapest(self) -> Cover:
         """The cheapest cover. Raises :class:`NoValidKernelError` where these parts compute not all of the program."""
-        return cover(self.program, list(self.tuned), {p: t.winner.seconds for p, t in self.tuned.items()})
+        choose = greedy_cover if self.greedy else cover
+        return choose(self.program, list(self.tuned), {p: t.winner.seconds for p, t in self.tuned.items()})
 
 
 def best_form(program: TensorProgram, params: Mapping[str, Array], pricing: Pricing) -> Offers:
@@ -106,12 +113,15 @@ def _offers(
 ) -> Offers:
     chains = [frozenset(r.nodes) for r in find_chains(program, pricing.device)[0] if _short(r.program)]
     whole = [frozenset(n.output for n in program.nodes)] if narrow(program) else []
-    candidates = parts(program, [*chains, *whole], tails, steps)
+    candidates = parts(program, [*chains, *whole], tails, steps, pricing.layouts)
+    if pricing.layouts:
+        candidates = with_layouts(program, candidates, params)
     return Offers(
         program,
         params,
         candidates,
         priced(candidates, pricing.device, pricing.libraries, pricing.seed, pricing.executor, pricing.known),
+        greedy=pricing.greedy,
     )
 
 

@@ -35,28 +35,61 @@ ROWS = frozenset({"map", "reduce", "composite"})
 """Kinds of operators that make a part without contractions: normalizations, softmax, sums of rows."""
 
 
+Stored = tuple[str, int]
+"""A tensor of the model as it lies in memory: its name, and the elements of its rows (0: row after row)."""
+Rows = tuple[tuple[str, int], ...]
+"""Tensors of a part's program that lie in longer rows, and the elements of these."""
+
+
+def stored_name(stored: Stored) -> str:
+    """A name for a tensor in a layout."""
+    name, pitch = stored
+    return f"{name}@{pitch}" if pitch else name
+
+
 @dataclass(frozen=True)
 class Part:
     """``nodes`` are the results of its operators, without views. ``program`` is the part alone, with tensors renamed in order, so
-    that equal parts are equal programs; ``names`` maps the model's tensors to the program's."""
+    that equal parts are equal programs; ``names`` maps the model's tensors to the program's. ``rows`` are those at its border
+    that lie in longer rows; ``weights``, parameters, may."""
 
     nodes: tuple[str, ...]
     program: TensorProgram
     names: tuple[tuple[str, str], ...]
+    rows: Rows = ()
+    weights: Rows = ()
 
     @cached_property
-    def _back(self) -> dict[str, str]:
+    def back(self) -> dict[str, str]:
+        """The model's tensors by the program's."""
         return {v: k for k, v in self.names}
+
+    @cached_property
+    def key(self) -> str:
+        """Equal for parts that are one computation, in the same layouts."""
+        return f"{self.program.stable_hash()}{self.rows or ''}{self.weights or ''}"
+
+    @cached_property
+    def takes(self) -> tuple[Stored, ...]:
+        """What must be in device memory, in what layout."""
+        rows = dict(self.rows)
+        return tuple((self.back[n], rows.get(n, 0)) for n in self.program.inputs)
+
+    @cached_property
+    def leaves(self) -> tuple[Stored, ...]:
+        """What it leaves in device memory, in what layout."""
+        rows = dict(self.rows)
+        return tuple((self.back[n], rows.get(n, 0)) for n in self.program.outputs)
 
     @cached_property
     def reads(self) -> tuple[str, ...]:
         """Tensors of the model that must be in device memory."""
-        return tuple(self._back[n] for n in self.program.inputs)
+        return tuple(self.back[n] for n in self.program.inputs)
 
     @cached_property
     def writes(self) -> tuple[str, ...]:
         """Tensors of the model that it leaves in device memory."""
-        return tuple(self._back[n] for n in self.program.outputs)
+        return tuple(self.back[n] for n in self.program.outputs)
 
 
 def moves_only(node: Node) -> bool:
@@ -73,16 +106,17 @@ def parts(
     further: Collection[frozenset[str]] = (),
     tails: Mapping[str, frozenset[str]] | None = None,
     steps: Collection[str] = (),
+    views: bool = True,
 ) -> tuple[Part, ...]:
-    """Every candidate, each once. ``further`` are sets of results that are worth a part besides: chains of contractions, say.
-    ``tails``: for a result the sums over its rows that the kernel which makes it may leave too. ``steps`` are results on the way
-    to others that no kernel is cut between."""
-    return tuple(_Finder(program, tails or {}, steps).run(further))
+    """Every candidate, each once; with ``views``, those too that store a result as a view of it shows it. ``further`` are sets of
+    results that are worth a part besides: chains of contractions, say. ``tails``: for a result the sums over its rows that the
+    kernel which makes it may leave too. ``steps`` are results on the way to others that no kernel is cut between."""
+    return tuple(_Finder(program, tails or {}, steps, views).run(further))
 
 
 class _Finder:
-    def __init__(self, program: TensorProgram, tails: Mapping[str, frozenset[str]], steps: Collection[str]) -> None:
-        self.program, self.tails, self.steps = program, tails, steps
+    def __init__(self, program: TensorProgram, tails: Mapping[str, frozenset[str]], steps: Collection[str], views: bool) -> None:
+        self.program, self.tails, self.steps, self.views = program, tails, steps, views
         self.sums = frozenset().union(*tails.values())
         self.made = program.producers
         self.order = {n.output: i for i, n in enumerate(program.nodes)}
@@ -206,7 +240,7 @@ class _Finder:
         outside = [n for n in core if n in self.program.outputs or self.readers[n] - core]
         plain = tuple(sorted(outside, key=self.order.__getitem__))
         ways = [plain]
-        if plain and (view := self.only_view(plain[-1])):
+        if self.views and plain and (view := self.only_view(plain[-1])):
             ways.append((*plain[:-1], view))
         return ways
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from fuser.console import table_text
@@ -19,8 +20,9 @@ from fuser.ir.program import Tensor
 from fuser.ir.program import TensorProgram
 from fuser.runtime.library import views_of
 from search.cover.ilp import Cover
-from search.cover.parts import Part
+from search.cover.parts import Stored
 from search.cover.parts import moves_only
+from search.cover.parts import stored_name
 from search.realise import Realised
 
 
@@ -145,7 +147,7 @@ def plan_of_parts(
     for number, (part, done) in enumerate(zip(cover.parts, found, strict=True)):
         mine = graph.kernels[at : at + len(done.candidate.graph.kernels)]
         at += len(mine)
-        entries.append(_entry(number, program, part.nodes, part.reads, part.writes, mine, views, done, _key(part)))
+        entries.append(_entry(number, program, part.nodes, part.takes, part.leaves, mine, views, done, part.key))
     assert at == len(names)
     choice = Choice(cover.candidates, cover.gap, cover.solving, cover.rounds)
     return Plan(program.name, device, tuple(entries), sum(e.us for e in entries), choice, dict(stages))
@@ -156,21 +158,25 @@ def plan_of_region(program: TensorProgram, device: str, done: Realised) -> Plan:
     graph = done.candidate.graph
     nodes = tuple(n.output for n in program.nodes if not moves_only(n))
     entry = _entry(
-        0, program, nodes, program.inputs, program.outputs, graph.kernels, views_of(graph), done, program.stable_hash()
+        0,
+        program,
+        nodes,
+        [(n, 0) for n in program.inputs],
+        [(n, 0) for n in program.outputs],
+        graph.kernels,
+        views_of(graph),
+        done,
+        program.stable_hash(),
     )
     return Plan(program.name, device, (entry,), entry.us)
-
-
-def _key(part: Part) -> str:
-    return part.program.stable_hash()
 
 
 def _entry(  # noqa: PLR0913
     number: int,
     program: TensorProgram,
     nodes: Sequence[str],
-    reads: Sequence[str],
-    writes: Sequence[str],
+    reads: Sequence[Stored],
+    writes: Sequence[Stored],
     kernels: Sequence[Kernel],
     views: Mapping[str, object],
     done: Realised,
@@ -184,17 +190,19 @@ def _entry(  # noqa: PLR0913
         sum(isinstance(k, LibraryKernel) for k in launched),
         tuple(str(made[n].attr.get("callee", made[n].op)) for n in nodes),
         tuple(nodes),
-        tuple(program[n] for n in reads),
-        tuple(program[n] for n in writes),
-        tuple(layout(program, n) for n in writes),
+        tuple(replace(program[s[0]], name=stored_name(s)) for s in reads),
+        tuple(replace(program[s[0]], name=stored_name(s)) for s in writes),
+        tuple(layout(program, *s) for s in writes),
         done.candidate.us,
         key,
     )
 
 
-def layout(program: TensorProgram, name: str) -> str:
+def layout(program: TensorProgram, name: str, pitch: int = 0) -> str:
     """How a stored tensor lies: its extents from the outermost to the innermost; behind them those that the operator gives it,
-    where it is stored as a view shows it."""
+    where it is stored as a view shows it, and the elements of its rows where these are longer."""
+    if pitch:
+        return f"{layout(program, name)} in rows of {pitch}"
     shape = _extents(program[name])
     root = name
     while (maker := program.producers.get(root)) is not None and moves_only(maker):

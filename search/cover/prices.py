@@ -3,11 +3,14 @@ the cache folder, by the hash of the program, the device's numbers and our own s
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Mapping
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from itertools import repeat
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,8 @@ from fuser.device import Device
 from fuser.errors import FuserError
 from fuser.files import BAD_VALUE
 from fuser.ir.candidate import Candidate
+from fuser.ir.layouts import laid
+from fuser.ir.layouts import rows_of
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.program import TensorProgram
@@ -25,12 +30,19 @@ from fuser.lower.compile import cache_dir
 from fuser.runtime.library import output_of
 from fuser.superopt.structures import structures
 from search.cover.parts import Part
+from search.cover.parts import Rows
 from search.cover.parts import moves_only
 from search.libraries import with_libraries
 from search.space.evolve import Ranked
 from search.tune import Tuned
+from search.tune import graph_seconds
 from search.tune import library_seconds
 from search.tune import tune_fast
+
+Laid = dict[Rows, Tuned | None]
+"""What was found for a part in each choice of layouts."""
+BEST = 6
+"""Candidates of a layout that are tried in another one."""
 
 
 def priced(
@@ -42,28 +54,37 @@ def priced(
     known: dict[str, Tuned | None] | None = None,
 ) -> Mapping[Part, Tuned]:
     """What fast tuning finds for every part that has a kernel; ``libraries``: products may be left to a library, as operators for
-    which no kernel can be generated always are. ``known`` are prices by the hash of a part's program; new ones are added."""
+    which no kernel can be generated always are. ``known`` are prices by the key of a part; new ones are added."""
     best = {} if known is None else known
-    keys = {part: part.program.stable_hash() for part in parts}
-    distinct = {key: part.program for part, key in keys.items() if key not in best}
-    files = {key: _file(key, device, libraries, seed) for key in distinct}
-    for key, program in distinct.items():
-        with suppress(*BAD_VALUE, FuserError):  # a value that this program did not write
-            (value,) = kept.read(files[key])
-            best[key] = _tuned(value, program, device)
-    left = {key: program for key, program in distinct.items() if key not in best}
+    parts = tuple(parts)
+    jobs: dict[tuple[str, Rows], tuple[TensorProgram, Rows, dict[Rows, str]]] = {}
+    for part in parts:
+        if part.key not in best:
+            job = jobs.setdefault((part.program.stable_hash(), part.weights), (part.program, part.weights, {}))
+            job[2][part.rows] = part.key
+    files = {k: _file(program, tuple(rows), weights, device, libraries, seed) for k, (program, weights, rows) in jobs.items()}
+    left = []
+    for key, (program, _, rows) in jobs.items():
+        try:
+            (values,) = kept.read(files[key])
+            found = [None if v is None else _tuned(v, program, device) for v in values]
+            best |= dict(zip(rows.values(), found, strict=True))
+        except (*BAD_VALUE, FuserError):  # there is none, or this program did not write it
+            left.append(key)
     run = executor.map if executor else map
-    jobs = len(left)
-    found = run(_best, left.values(), repeat(device, jobs), repeat(libraries, jobs), repeat(seed, jobs))
-    for key, tuned in zip(left, found, strict=True):
-        best[key] = tuned
-        kept.write(files[key], _document(tuned))
-    return {part: tuned for part, key in keys.items() if (tuned := best[key]) is not None}
+    asked = [(jobs[k][0], tuple(jobs[k][2]), jobs[k][1]) for k in left]
+    every = run(_best, asked, repeat(device, len(left)), repeat(libraries, len(left)), repeat(seed, len(left)))
+    for key, one in zip(left, every, strict=True):
+        best |= {jobs[key][2][rows]: tuned for rows, tuned in one.items()}
+        kept.write(files[key], [_document(one[rows]) for rows in jobs[key][2]])
+    return {part: tuned for part in parts if (tuned := best[part.key]) is not None}
 
 
-def _file(program: str, device: Device, libraries: bool, seed: int) -> Path:
+def _file(program: TensorProgram, rows: Sequence[Rows], weights: Rows, device: Device, libraries: bool, seed: int) -> Path:
     source = kept.source_hash("fuser", "cost_model", "search")
-    return cache_dir("prices") / f"{kept.text_hash(source, program, repr(device), f'{libraries} {seed}')}.json"
+    layouts = f"{rows} {weights}"
+    text = kept.text_hash(source, program.stable_hash(), layouts, repr(device), f"{libraries} {seed}")
+    return cache_dir("prices") / f"{text}.json"
 
 
 def _document(tuned: Tuned | None) -> dict[str, Any] | None:
@@ -82,20 +103,55 @@ def _document(tuned: Tuned | None) -> dict[str, Any] | None:
     }
 
 
-def _tuned(value: Any, program: TensorProgram, device: Device) -> Tuned | None:
-    if value is None:
-        return None
+def _tuned(value: Any, program: TensorProgram, device: Device) -> Tuned:
     graphs = [graph_from_json(g) for g in value["graphs"]]
     winner, *runners = (Ranked(Candidate(graphs[i], Schedule.from_json(s)), estimate) for i, s, estimate in value["ranked"])
     return Tuned(program, device.name, winner, tuple(runners), value["structures"], value["candidates"], tuple(value["notes"]))
 
 
-def _best(program: TensorProgram, device: Device, libraries: bool, seed: int) -> Tuned | None:
+def _best(asked: tuple[TensorProgram, tuple[Rows, ...], Rows], device: Device, libraries: bool, seed: int) -> Laid:
+    """The best of a program in each choice of layouts: searched for the ends, of which most and least tensors lie in longer rows;
+    those between take the best of what was found for these."""
+    program, several, weights = asked
     try:
         graphs = structures(program)
-        return tune_fast(program, device, seed=seed, graphs=with_libraries(graphs) if libraries else graphs)
     except FuserError:
-        return by_library(program, device)
+        return {rows: None if rows else by_library(program, device) for rows in several}
+    with_calls = with_libraries(graphs) if libraries else graphs
+    found: Laid = {}
+    ends = {min(several, key=len), max(several, key=len)}
+    for rows in sorted(ends, key=len):
+        try:
+            found[rows] = tune_fast(program, device, seed=seed, graphs=_every(with_calls, rows, weights))
+        except FuserError:
+            found[rows] = None if rows else by_library(program, device)
+    ranked = [r for t in found.values() if t is not None for r in (t.winner, *t.runners)[:BEST]]
+    for rows in several:
+        if rows not in found:
+            found[rows] = _between(program, ranked, rows, dict(weights), device)
+    return found
+
+
+def _every(graphs: Iterable[KernelGraph], rows: Rows, weights: Rows) -> tuple[KernelGraph, ...]:
+    """The graphs with ``rows``, and with longer rows of the weights too."""
+    some = dict.fromkeys((rows, (*rows, *weights)))
+    return tuple(x for g in graphs for r in some if (x := laid(g, r)) is not None)
+
+
+def _between(
+    program: TensorProgram, ranked: Iterable[Ranked], rows: Rows, weights: Collection[str], device: Device
+) -> Tuned | None:
+    """The best of other layouts' candidates with ``rows``; their weights stay as they are."""
+    mine: list[Ranked] = []
+    for r in ranked:
+        plain = laid(r.graph, tuple((n, 0) for n in rows_of(r.graph) if n not in weights))
+        graph = laid(plain, rows) if plain else None
+        if graph is None:
+            continue
+        with suppress(FuserError):
+            mine.append(Ranked(new := Candidate(graph, r.schedule), graph_seconds(new, device)))
+    mine = sorted((r for r in mine if r.seconds < inf), key=lambda r: r.seconds)
+    return Tuned(program, device.name, mine[0], tuple(mine[1:]), 1, len(mine)) if mine else None
 
 
 def by_library(program: TensorProgram, device: Device) -> Tuned | None:

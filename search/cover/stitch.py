@@ -8,25 +8,36 @@ from dataclasses import replace
 
 from fuser.ir.candidate import Candidate
 from fuser.ir.fuse import identifier
+from fuser.ir.layouts import rows_of
 from fuser.ir.mugraph import Access
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import Kernel
 from fuser.ir.mugraph import KernelGraph
+from fuser.ir.ops import Array
 from fuser.ir.ops import op as op_def
+from fuser.ir.program import Tensor
 from fuser.ir.program import TensorProgram
+from fuser.ir.rows import in_rows
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from search.cover.parts import Part
+from search.cover.parts import Stored
+from search.cover.parts import stored_name
 
 
-def stitch(program: TensorProgram, chosen: Sequence[tuple[Part, Candidate]]) -> Candidate:
-    """The kernels of every part in turn, over the tensors of the model."""
+def stitch(
+    program: TensorProgram, params: Mapping[str, Array], chosen: Sequence[tuple[Part, Candidate]]
+) -> tuple[Candidate, dict[str, Array]]:
+    """The kernels of every part in turn, over the tensors of the model, and the parameters as they are to lie in memory."""
     kernels: list[Kernel] = []
     schedules: list[KernelSchedule] = []
-    taken, written = set(program.table), {name for part, _ in chosen for name in part.writes}
+    taken, written = set(program.table), {stored_name(s) for part, _ in chosen for s in part.leaves}
+    pitched: dict[str, Stored] = {}
     for number, (part, candidate) in enumerate(chosen):
         graph = candidate.graph
-        new = {ours: theirs for theirs, ours in part.names}
+        rows = rows_of(graph)
+        new = {ours: stored_name((theirs, rows.get(ours, 0))) for theirs, ours in part.names}
+        pitched |= {new[ours]: (theirs, rows[ours]) for theirs, ours in part.names if ours in rows}
         for name in graph.intermediates:
             # a view inside of one part may be what another one writes
             if new.get(name) in (None, *written):
@@ -36,9 +47,17 @@ def stitch(program: TensorProgram, chosen: Sequence[tuple[Part, Candidate]]) -> 
         for i, kernel in enumerate(graph.kernels):
             kernels.append(renamed(kernel, new, prefix if len(graph.kernels) == 1 else f"{prefix}_{i}"))
         schedules += candidate.schedule.kernels
-    tensors = tuple(program[n] for n in dict.fromkeys((*program.inputs, *program.outputs)))
-    whole = KernelGraph(program.name, program.inputs, tuple(kernels), program.outputs, tensors)
-    return Candidate(whole.validate(), Schedule(tuple(schedules)))
+    reads = {t for k in kernels for t in k.inputs}
+    longer = {new: stored for new, stored in pitched.items() if stored[0] in params and new in reads}
+    gone = {name for name, _ in longer.values()} - reads
+    inputs = (*(n for n in program.inputs if n not in gone), *longer)
+    tensors = {n: program[n] for n in (*program.inputs, *program.outputs) if n not in gone}
+    laid = {n: x for n, x in params.items() if n not in gone}
+    for new, (name, pitch) in longer.items():
+        shape = (*program[name].shape[:-1], pitch)
+        tensors[new], laid[new] = Tensor(new, shape, program[name].dtype), in_rows(params[name], shape)
+    whole = KernelGraph(program.name, inputs, tuple(kernels), program.outputs, tuple(tensors.values()))
+    return Candidate(whole.validate(), Schedule(tuple(schedules))), laid
 
 
 def title(part: Part) -> str:

@@ -1,0 +1,128 @@
+"""Layouts between the parts of a model: which there are, what they cost, and that what is chosen computes the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from fuser.device import load_device  # noqa: E402
+from fuser.ir.builder import Builder  # noqa: E402
+from fuser.ir.layouts import rows_of  # noqa: E402
+from fuser.ir.program import TensorProgram  # noqa: E402
+from fuser.runtime.graph_executor import Executable  # noqa: E402
+from fuser.runtime.plan import plan  # noqa: E402
+from search.cover.greedy import greedy_cover  # noqa: E402
+from search.cover.ilp import cover  # noqa: E402
+from search.cover.layouts import with_layouts  # noqa: E402
+from search.cover.model import Model  # noqa: E402
+from search.cover.model import compile_model  # noqa: E402
+from search.cover.parts import parts  # noqa: E402
+from search.cover.prices import priced  # noqa: E402
+from tests.search.cover.test_cover import random_program  # noqa: E402
+
+H200 = load_device("h200")
+COLUMNS = 197
+
+
+def narrow() -> tuple[TensorProgram, dict[str, Any]]:
+    """Through 197 columns, and back; the rows between are a result too."""
+    b = Builder("narrow")
+    x, w, v = b.input("X", (128, 256)), b.input("W", (256, COLUMNS)), b.input("V", (COLUMNS, 256))
+    h = b.op("softmax", x @ w, axis=-1)
+    program = b.build(Y=b.gelu(h @ v), H=h)
+    rng = np.random.default_rng(0)
+    return program, {n: (rng.standard_normal(program[n].shape) / 16).astype(np.float16) for n in "WV"}
+
+
+@pytest.fixture(scope="module")
+def models() -> dict[bool, Model]:
+    program, params = narrow()
+    return {on: compile_model(program, params, H200, libraries=False, compiled=False, layouts=on) for on in (True, False)}
+
+
+def test_every_choice_and_every_conversion_is_offered() -> None:
+    program, params = narrow()
+    plain = parts(program)
+    found = with_layouts(program, plain, params)
+    wide = 200
+    assert {p.nodes for p in found} == {p.nodes for p in plain} | {()}
+    ways = {(p.takes[0][1], p.leaves[0][1]) for p in found if p.nodes == ("H",)}
+    assert ways == {(0, 0), (wide, 0), (0, wide), (wide, wide)}
+    product = [p for p in found if p.nodes == (program.nodes[0].output,)]
+    assert [(p.rows, p.weights) for p in product] == [((), (("x1", wide),)), ((("y0", wide),), (("x1", wide),))]
+    copies = {(p.takes, p.leaves) for p in found if not p.nodes}
+    assert ((("H", 0),), (("H", wide),)) in copies
+    assert ((("H", wide),), (("H", 0),)) in copies
+    assert len({p.key for p in found}) < len(found), "conversions of equal tensors are equal"
+
+
+def test_aligned_tensors_have_one_layout() -> None:
+    b = Builder("even")
+    x, w = b.input("X", (48, 64)), b.input("W", (64, 40))
+    program = b.build(Y=b.relu(x @ w))
+    assert with_layouts(program, parts(program), ("W",)) == parts(program)
+
+
+def test_longer_rows_are_cheaper_where_they_are_read(models: dict[bool, Model]) -> None:
+    program, params = narrow()
+    found = with_layouts(program, parts(program), params)
+    back = [p for p in found if p.nodes and p.program.nodes[0].op == "matmul" and p.leaves == (("Y", 0),)]
+    back = [p for p in back if len(p.nodes) == 2 and p.takes[0][0] == "H"]
+    times = {p.takes[0][1]: t.winner.seconds for p, t in priced(back, H200, libraries=False).items()}
+    assert times[200] < times[0]
+
+
+def test_what_is_chosen_is_stored_so_and_computes_the_same(models: dict[bool, Model]) -> None:
+    program, params = narrow()
+    x = np.random.default_rng(1).standard_normal((128, 256)).astype(np.float16)
+    wanted = program.evaluate({"X": x, **params})
+    for on, model in models.items():
+        run = Executable(
+            plan(model.whole.candidate.candidate),
+            device="cpu",
+            constants={n: torch.from_numpy(p) for n, p in model.params.items()},
+        )
+        got = run.run({"X": torch.from_numpy(x)})
+        for name, y in wanted.items():
+            np.testing.assert_allclose(got[name].double().numpy(), y, atol=4e-3)
+        assert bool(rows_of(model.whole.candidate.graph)) == on
+
+
+def test_parameters_are_laid_once(models: dict[bool, Model]) -> None:
+    _, params = narrow()
+    laid = models[True].params
+    assert set(models[False].params) == {"W", "V"}
+    longer = [n for n in laid if n.endswith("@200")]
+    assert longer
+    for name in longer:
+        old = params[name.removesuffix("@200")]
+        assert np.array_equal(laid[name][:, :COLUMNS], old)
+        assert not laid[name][:, COLUMNS:].any()
+        assert name.removesuffix("@200") not in laid, "nothing reads it as it was"
+
+
+def test_the_plan_names_layouts(models: dict[bool, Model]) -> None:
+    model = models[True]
+    assert model.cover.seconds < models[False].cover.seconds
+    stored = {t.name for part in model.plan.parts for t in part.writes}
+    assert stored >= {"H", "Y"}
+    leaves = [text for part in model.plan.parts for text in part.layouts]
+    assert any("in rows of 200" in text for text in leaves) == any("@" in n for n in stored)
+
+
+def test_greedy_is_no_cheaper() -> None:
+    rng = np.random.default_rng(5)
+    worse = 0
+    for _ in range(20):
+        program = random_program(rng, 7)
+        found = parts(program)
+        seconds = {p: float(rng.integers(1, 20)) * 1e-6 for p in found}
+        best, greedy = cover(program, found, seconds), greedy_cover(program, found, seconds)
+        assert {n for p in greedy.parts for n in p.nodes} == {n for p in best.parts for n in p.nodes}
+        assert greedy.seconds >= best.seconds * (1 - 1e-3)
+        worse += greedy.seconds > best.seconds * 1.01
+    assert worse
