@@ -59,16 +59,17 @@ class Tuned:
 
 
 def rank_graph(
-    graph: KernelGraph, device: Device, rng: np.random.Generator, effort: Effort = INSTANT
+    graph: KernelGraph, device: Device, rng: np.random.Generator, effort: Effort = INSTANT, worth: float = math.inf
 ) -> tuple[list[Ranked], int, tuple[str, ...]]:
-    """Schedules of one structure by the model, best first; the number of estimates, and notes of the space."""
+    """Schedules of one structure by the model, best first; the number of estimates, and notes of the space. A structure that
+    will take much longer than ``worth`` seconds is not searched in full."""
     fixed = math.fsum(library_seconds(graph, k, device) for k in graph.kernels if isinstance(k, LibraryKernel))
     space = ScheduleSpace(graph, device)
 
     def estimate(f: Features) -> Counts:
         return np.where(hazardous(f, device) | unwieldy(f), np.inf, refined.seconds(f, device))
 
-    found = search(space, estimate, rng, effort)
+    found = search(space, estimate, rng, effort, worth=worth - fixed)
     top = [Ranked(with_launches(r.candidate, device, r.seconds), fixed + r.seconds) for r in found.top]
     return top, found.estimated, found.notes
 
@@ -109,10 +110,12 @@ def tune_fast(
     seed: int = 0,
     graphs: Sequence[KernelGraph] | None = None,
     kernels: bool = True,
+    worth: float = math.inf,
 ) -> Tuned:
     """Fast tuning: the model alone decides, among ``graphs`` (by default those that need no search). Raises
     :class:`NoValidKernelError` where no schedule fits the device, and :class:`fuser.errors.UnsupportedError` where no structure
-    lowers. ``kernels=False``: estimates are wanted, also for devices that no kernel can be compiled for."""
+    lowers. ``kernels=False``: estimates are wanted, also for devices that no kernel can be compiled for. ``worth``: seconds in
+    which the program can be done otherwise; what is much slower is not searched in full."""
     if kernels:
         refined.check_device(device)
     graphs = structures(program) if graphs is None else graphs
@@ -121,10 +124,11 @@ def tune_fast(
     count = 0
     for graph in graphs:
         try:
-            ranked, n, said = rank_graph(graph, device, np.random.default_rng(seed), effort)
+            ranked, n, said = rank_graph(graph, device, np.random.default_rng(seed), effort, worth)
         except (NoValidKernelError, UnsupportedError):
             continue
         found += ranked
+        worth = min(worth, ranked[0].seconds) if math.isfinite(worth) else worth
         count += n
         notes |= dict.fromkeys(said)
     if not found:

@@ -21,6 +21,7 @@ from search.cover.parts import LONGEST
 from search.cover.parts import Part
 from search.cover.parts import contracts
 from search.cover.parts import moves_only
+from search.cover.parts import root
 from search.regions import find_chains
 
 
@@ -69,10 +70,7 @@ class _Borders:
                     yield Border(first, second, tensor, root, user, self.reason(root, user))
 
     def root(self, name: str) -> str:
-        """The result that a view shows."""
-        while name in self.made and moves_only(self.made[name]):
-            (name,) = self.made[name].inputs
-        return name
+        return root(self.program, name)
 
     def reason(self, maker: str, reader: str) -> str:
         for node in (self.made[maker], self.made[reader]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from collections.abc import Mapping
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from dataclasses import field
@@ -28,6 +29,7 @@ from search.cover.parts import FEW
 from search.cover.parts import Part
 from search.cover.parts import contracts
 from search.cover.parts import parts
+from search.cover.parts import root
 from search.cover.prices import priced
 from search.regions import find_chains
 from search.tune import Tuned
@@ -116,13 +118,42 @@ def _offers(
     candidates = parts(program, [*chains, *whole], tails, steps, pricing.layouts)
     if pricing.layouts:
         candidates = with_layouts(program, candidates, params)
-    return Offers(
-        program,
-        params,
-        candidates,
-        priced(candidates, pricing.device, pricing.libraries, pricing.seed, pricing.executor, pricing.known),
-        greedy=pricing.greedy,
-    )
+    joined = {p for p in candidates if _short(p.program) and sum(map(contracts, p.program.nodes)) > 1}
+    tuned = dict(_priced([p for p in candidates if p not in joined], pricing))
+    tuned |= _priced([p for p in candidates if p in joined], pricing, _apart(program, joined, tuned))
+    return Offers(program, params, candidates, {p: tuned[p] for p in candidates if p in tuned}, greedy=pricing.greedy)
+
+
+def _priced(candidates: Sequence[Part], pricing: Pricing, worth: Mapping[str, float] | None = None) -> Mapping[Part, Tuned]:
+    return priced(candidates, pricing.device, pricing.libraries, pricing.seed, pricing.executor, pricing.known, worth)
+
+
+def _apart(program: TensorProgram, joined: Collection[Part], tuned: Mapping[Part, Tuned]) -> dict[str, float]:
+    """Seconds of the cheapest cover by smaller parts, all tensors row after row, of what each part with several products computes,
+    by the hash of its program; infinite where there is none."""
+    found: dict[str, float] = {}
+    holders: dict[str, list[Part]] = {}
+    for part in tuned:
+        for node in part.nodes if not part.rows else ():
+            holders.setdefault(node, []).append(part)
+    for part in joined:
+        key = part.program.stable_hash()
+        if key not in found:
+            inside = {p: tuned[p] for n in part.nodes for p in holders.get(n, ()) if set(p.nodes) <= set(part.nodes)}
+            found[key] = _cheapest(program, part, inside)
+    return found
+
+
+def _cheapest(program: TensorProgram, part: Part, smaller: Mapping[Part, Tuned]) -> float:
+    mine = set(part.nodes)
+    nodes = tuple(n for n in program.nodes if root(program, n.output) in mine)
+    made = {n.output for n in nodes}
+    given = tuple(t.name for t in program.tensors if t.name not in made)
+    try:
+        alone = replace(program, inputs=given, nodes=nodes, outputs=part.writes)
+        return cover(alone, list(smaller), {p: t.winner.seconds for p, t in smaller.items()}).seconds
+    except NoValidKernelError:
+        return inf
 
 
 def _short(chain: TensorProgram) -> bool:

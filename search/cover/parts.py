@@ -97,6 +97,13 @@ def moves_only(node: Node) -> bool:
     return op_def(node.op).kind == "view" or node.op == "slice"
 
 
+def root(program: TensorProgram, name: str) -> str:
+    """The result, or input, that a view shows."""
+    while (node := program.producers.get(name)) is not None and moves_only(node):
+        (name,) = node.inputs
+    return name
+
+
 def contracts(node: Node) -> bool:
     return op_def(node.op).kind == "contract" or node.op == "attention"
 
@@ -225,7 +232,8 @@ class _Finder:
     def apart(self, core: frozenset[str]) -> bool:
         """What the core computes is read outside and comes back into it: it cannot run as one step."""
         inside, tainted = set(core), set[str]()
-        for node in self.program.nodes:
+        places = [self.order[n] for n in core]
+        for node in self.program.nodes[min(places, default=0) : max(places, default=-1) + 1]:
             if node.output in core:
                 if any(i in tainted for i in node.inputs):
                     return True
@@ -271,8 +279,7 @@ class _Finder:
         return nodes
 
     def root(self, name: str) -> str:
-        """The result that a view shows."""
-        return self.made[chain[-1]].inputs[0] if (chain := self.chain(name)) else name
+        return root(self.program, name)
 
     def chain(self, name: str) -> list[str]:
         """Views that lead to ``name`` from what is none."""

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import repeat
 from math import inf
 from pathlib import Path
@@ -19,10 +20,12 @@ from fuser.device import Device
 from fuser.errors import FuserError
 from fuser.files import BAD_VALUE
 from fuser.ir.candidate import Candidate
+from fuser.ir.composites import expand
 from fuser.ir.layouts import laid
 from fuser.ir.layouts import rows_of
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
+from fuser.ir.ops import op as op_def
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import Schedule
 from fuser.ir.serialize import graph_from_json
@@ -52,9 +55,12 @@ def priced(
     seed: int = 0,
     executor: Executor | None = None,
     known: dict[str, Tuned | None] | None = None,
+    worth: Mapping[str, float] | None = None,
 ) -> Mapping[Part, Tuned]:
     """What fast tuning finds for every part that has a kernel; ``libraries``: products may be left to a library, as operators for
-    which no kernel can be generated always are. ``known`` are prices by the key of a part; new ones are added."""
+    which no kernel can be generated always are. ``known`` are prices by the key of a part; new ones are added. ``worth``, by the
+    hash of a part's program: seconds that its operators take in smaller parts. Of such a part only structures are looked at that
+    have its products in one kernel, and slow ones not for long."""
     best = {} if known is None else known
     parts = tuple(parts)
     jobs: dict[tuple[str, Rows], tuple[TensorProgram, Rows, dict[Rows, str]]] = {}
@@ -62,7 +68,8 @@ def priced(
         if part.key not in best:
             job = jobs.setdefault((part.program.stable_hash(), part.weights), (part.program, part.weights, {}))
             job[2][part.rows] = part.key
-    files = {k: _file(program, tuple(rows), weights, device, libraries, seed) for k, (program, weights, rows) in jobs.items()}
+    worths = {k: (worth or {}).get(k[0]) for k in jobs}
+    files = {k: _file(p, (*rows, *w, worths[k]), device, libraries, seed) for k, (p, w, rows) in jobs.items()}
     left = []
     for key, (program, _, rows) in jobs.items():
         try:
@@ -72,7 +79,7 @@ def priced(
         except (*BAD_VALUE, FuserError):  # there is none, or this program did not write it
             left.append(key)
     run = executor.map if executor else map
-    asked = [(jobs[k][0], tuple(jobs[k][2]), jobs[k][1]) for k in left]
+    asked = [_Asked(jobs[k][0], tuple(jobs[k][2]), jobs[k][1], worths[k]) for k in left]
     every = run(_best, asked, repeat(device, len(left)), repeat(libraries, len(left)), repeat(seed, len(left)))
     for key, one in zip(left, every, strict=True):
         best |= {jobs[key][2][rows]: tuned for rows, tuned in one.items()}
@@ -80,10 +87,19 @@ def priced(
     return {part: tuned for part in parts if (tuned := best[part.key]) is not None}
 
 
-def _file(program: TensorProgram, rows: Sequence[Rows], weights: Rows, device: Device, libraries: bool, seed: int) -> Path:
+@dataclass(frozen=True)
+class _Asked:
+    """A program, the choices of layouts at its border, the weights that may lie in longer rows, and what it must be worth."""
+
+    program: TensorProgram
+    rows: tuple[Rows, ...]
+    weights: Rows
+    worth: float | None
+
+
+def _file(program: TensorProgram, more: Sequence[Any], device: Device, libraries: bool, seed: int) -> Path:
     source = kept.source_hash("fuser", "cost_model", "search")
-    layouts = f"{rows} {weights}"
-    text = kept.text_hash(source, program.stable_hash(), layouts, repr(device), f"{libraries} {seed}")
+    text = kept.text_hash(source, program.stable_hash(), repr(more), repr(device), f"{libraries} {seed}")
     return cache_dir("prices") / f"{text}.json"
 
 
@@ -109,20 +125,21 @@ def _tuned(value: Any, program: TensorProgram, device: Device) -> Tuned:
     return Tuned(program, device.name, winner, tuple(runners), value["structures"], value["candidates"], tuple(value["notes"]))
 
 
-def _best(asked: tuple[TensorProgram, tuple[Rows, ...], Rows], device: Device, libraries: bool, seed: int) -> Laid:
+def _best(asked: _Asked, device: Device, libraries: bool, seed: int) -> Laid:
     """The best of a program in each choice of layouts: searched for the ends, of which most and least tensors lie in longer rows;
     those between take the best of what was found for these."""
-    program, several, weights = asked
+    program, several, weights = asked.program, asked.rows, asked.weights
+    worth = inf if asked.worth is None else asked.worth
     try:
-        graphs = structures(program)
+        graphs = structures(program) if asked.worth is None else _together(program, structures(program))
     except FuserError:
         return {rows: None if rows else by_library(program, device) for rows in several}
-    with_calls = with_libraries(graphs) if libraries else graphs
+    with_calls = with_libraries(graphs) if libraries and asked.worth is None else graphs
     found: Laid = {}
     ends = {min(several, key=len), max(several, key=len)}
     for rows in sorted(ends, key=len):
         try:
-            found[rows] = tune_fast(program, device, seed=seed, graphs=_every(with_calls, rows, weights))
+            found[rows] = tune_fast(program, device, seed=seed, graphs=_every(with_calls, rows, weights), worth=worth)
         except FuserError:
             found[rows] = None if rows else by_library(program, device)
     ranked = [r for t in found.values() if t is not None for r in (t.winner, *t.runners)[:BEST]]
@@ -152,6 +169,12 @@ def _between(
             mine.append(Ranked(new := Candidate(graph, r.schedule), graph_seconds(new, device)))
     mine = sorted((r for r in mine if r.seconds < inf), key=lambda r: r.seconds)
     return Tuned(program, device.name, mine[0], tuple(mine[1:]), 1, len(mine)) if mine else None
+
+
+def _together(program: TensorProgram, graphs: Sequence[KernelGraph]) -> tuple[KernelGraph, ...]:
+    """Structures that have all products in one kernel: others are cut where smaller parts end."""
+    wanted = sum(op_def(n.op).kind == "contract" for n in expand(program).nodes)
+    return tuple(g for g in graphs if any(sum(op_def(s.op).kind == "contract" for s in b.computes) >= wanted for b in g.blocks))
 
 
 def by_library(program: TensorProgram, device: Device) -> Tuned | None:

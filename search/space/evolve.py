@@ -57,6 +57,13 @@ class Effort:
 INSTANT = Effort("instant", 512, 8, 0.01, 40, 5, 400_000)
 QUICK = Effort("quick", 512, 8, 0.01, 40, 1, 400_000)
 FULL = Effort("full", 1024, 16, 0.002, 400, 4, 4_000_000, 600.0)
+SAMPLED = 8192
+"""Schedules that are drawn of a large space to see whether it is worth a search."""
+ENOUGH = 200
+"""Of these so many must be able to run, for the best of them to mean something."""
+HOPELESS = 1.3
+"""How much longer the best of a sample may take than what is known, for a search. In the spaces of chains of a BERT and a LLaMA
+the best of all was at most 1.26 times faster than the best of the sample."""
 EFFORTS: Mapping[str, Effort] = {e.name: e for e in (INSTANT, QUICK, FULL)}
 
 
@@ -247,10 +254,18 @@ def search(
     effort: Effort = INSTANT,
     measure: Measure | None = None,
     strategy: str = "",
+    worth: float = np.inf,
 ) -> SearchResult:
     """The best schedules of a space. Without a strategy: exhaustive for the model alone where the space is small enough for
-    the effort, else evolution. Raises :class:`NoValidKernelError` where nothing can run and :class:`UsageError` for an
+    the effort, else evolution. A space of more than :data:`SAMPLED` estimates of which a sample takes much longer than ``worth``
+    seconds is left at that. Raises :class:`NoValidKernelError` where nothing can run and :class:`UsageError` for an
     unknown strategy."""
+    if np.isfinite(worth) and space.work > SAMPLED and space.kernels:
+        rows = space.sample_rows(SAMPLED, rng)
+        seconds = space.estimate_rows(rows, estimate)
+        if np.isfinite(seconds).sum() >= ENOUGH and seconds.min() > HOPELESS * worth:
+            top = _ranked(space, rows, seconds, effort.top)
+            return SearchResult("sample", tuple(top), len(rows), 0, "hopeless", notes=space.notes)
     if not strategy:
         strategy = "exhaustive" if measure is None and space.work <= effort.exhaustive else "evolution"
     if strategy not in STRATEGIES:
