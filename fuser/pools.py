@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from multiprocessing import current_process
 from multiprocessing.context import ForkContext
 from multiprocessing.context import ForkProcess
 from multiprocessing.context import SpawnContext
@@ -10,6 +12,16 @@ from multiprocessing.context import SpawnProcess
 from types import ModuleType
 
 from fuser.interrupts import without_interrupts
+
+
+MOST = 8
+"""Children of one call at most."""
+
+
+def cores() -> int:
+    """Processes that a call may spread its work over: as many as this one may use cores, at most :data:`MOST`. 1 in a process
+    that must not have children."""
+    return 1 if current_process().daemon else min(len(os.sched_getaffinity(0)), MOST)
 
 
 class _Spawned(SpawnProcess):

@@ -28,6 +28,7 @@ from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import Schedule
 from fuser.lower.triton_source import generate_graph
 from fuser.pools import APART
+from fuser.pools import cores
 from fuser.superopt.structures import searched
 from fuser.superopt.structures import structures
 from fuser.superopt.verify.verdicts import accepted
@@ -132,11 +133,12 @@ def compile_imported(
     checked: bool = True,
     seed: int = 0,
     capture: bool = False,
-    jobs: int = 1,
+    jobs: int | None = None,
     say: Say = silent,
 ) -> CompiledProgram:
-    """What the model alone chooses for a program, as one region or by parts. ``jobs`` processes price and compile; ``say`` is
-    told each stage as it begins."""
+    """What the model alone chooses for a program, as one region or by parts. ``jobs`` processes price and compile (None: one for
+    each core); ``say`` is told each stage as it begins."""
+    jobs = cores() if jobs is None else jobs
     if not is_model(known.program):
         say("tuning and checking one region")
         try:
