@@ -129,7 +129,7 @@ def _priced(candidates: Sequence[Part], pricing: Pricing, worth: Mapping[str, fl
 
 
 def _apart(program: TensorProgram, joined: Collection[Part], tuned: Mapping[Part, Tuned]) -> dict[str, float]:
-    """Seconds of the cheapest cover by smaller parts, all tensors row after row, of what each part with several products computes,
+    """Seconds of the cheapest cover by smaller parts, tensors row after row, of what each part with several products computes,
     by the hash of its program; infinite where there is none."""
     found: dict[str, float] = {}
     holders: dict[str, list[Part]] = {}

@@ -68,3 +68,17 @@ def test_other_devices_options_and_damaged_files_are_tuned_again(
     assert len(asked) == 2 + len(files)
     priced(few, H200, libraries=False)
     assert len(asked) == 2 + 2 * len(files)
+
+
+def test_a_part_with_several_products_has_them_in_one_kernel() -> None:
+    b = Builder("two")
+    x, w, v = b.input("X", (512, 64)), b.input("W", (64, 512)), b.input("V", (512, 64))
+    program = b.build(Y=b.relu(x @ w) @ v)
+    (both,) = (p for p in parts(program, [frozenset(n.output for n in program.nodes)]) if len(p.nodes) == 3)
+    (alone,) = priced([both], H200).values()
+    (fused,) = priced([both], H200, worth={both.program.stable_hash(): 1.0}).values()
+    assert any(len(r.graph.blocks) == 1 < len(r.graph.kernels) or len(r.graph.blocks) > 1 for r in alone.runners)
+    for ranked in (fused.winner, *fused.runners):
+        assert any(sum(s.op == "matmul" for s in block.computes) == 2 for block in ranked.graph.blocks)
+    best = min(r.seconds for r in (alone.winner, *alone.runners) if len(r.graph.kernels) == 1)
+    assert fused.winner.seconds <= best

@@ -158,6 +158,16 @@ def test_what_the_model_refuses_is_never_chosen() -> None:
         rank(space(), lambda f: np.full(len(f), np.inf))
 
 
+def test_what_will_not_pay_is_not_searched() -> None:
+    whole = search(space("mcfuser/G12"), model, np.random.default_rng(0))
+    little = search(space("mcfuser/G12"), model, np.random.default_rng(0), worth=whole.best.seconds / 2)
+    assert little.why == "hopeless"
+    assert little.estimated < whole.estimated
+    assert whole.best.seconds <= little.best.seconds < np.inf
+    same = search(space("mcfuser/G12"), model, np.random.default_rng(0), worth=whole.best.seconds)
+    assert same.best.schedule == whole.best.schedule
+
+
 def test_unknown_strategy() -> None:
     with pytest.raises(UsageError, match="annealing"):
         search(space(), model, np.random.default_rng(0), strategy="annealing")
