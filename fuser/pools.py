@@ -13,7 +13,6 @@ from types import ModuleType
 
 from fuser.interrupts import without_interrupts
 
-
 MOST = 8
 """Children of one call at most."""
 
