@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from typing import Any
 from typing import Literal
+from typing import Protocol
 
 import numpy as np
 
@@ -78,6 +79,20 @@ class Job:
     compare: bool = False
     executor: Executor = "graph"
 
+    def do(self, folder: Path, stage: Stage) -> Any:
+        """The model built, compared and exported (by the child)."""
+        return _do(self, folder, stage)
+
+
+class Work(Protocol):
+    """What a child does; ``name`` is what the user calls it. ``do`` leaves files in the folder, says at which stage of
+    :data:`DOING` it is, and returns what can be pickled."""
+
+    @property
+    def name(self) -> str: ...
+
+    def do(self, folder: Path, stage: Stage) -> Any: ...
+
 
 def seconds_for(job: Job) -> float:
     """How long a job may take."""
@@ -103,10 +118,10 @@ class _Answer:
 def serve(folder: str) -> None:
     """The child: does ``folder/job`` and leaves ``folder/answer``."""
     _settle()
-    job: Job = pickle.loads(Path(folder, "job").read_bytes())
+    job: Work = pickle.loads(Path(folder, "job").read_bytes())
     answer: Any
     try:
-        answer = _do(job, Path(folder), lambda stage: Path(folder, "stage").write_text(stage))
+        answer = job.do(Path(folder), lambda stage: Path(folder, "stage").write_text(stage))
     except FuserError as error:
         answer = error
     except MemoryError:
@@ -135,7 +150,7 @@ def _failed(name: str, error: Exception) -> FuserError:
     lines = str(error).strip().splitlines() or [""]
     return UnsupportedError(
         f"TVM cannot build {name}: {type(error).__name__}: {printable(lines[-1], 400)}",
-        "give --no-library (build=False) to have the kernels alone",
+        "give --no-library or --runtime torch (build=False) to have the kernels alone",
     )
 
 
@@ -177,7 +192,7 @@ def _with_params(result: Optimized, params: Mapping[str, Array]) -> Optimized:
 # -- the parent ---------------------------------------------------------------------------------------------------------------
 
 
-def _run(job: Job, folder: Path, seconds: float) -> Any:
+def run(job: Work, folder: Path, seconds: float) -> Any:
     """The child's answer to a job; raises what stands in its way."""
     for name in ("answer", "stage"):
         (folder / name).unlink(missing_ok=True)
@@ -194,7 +209,7 @@ def _run(job: Job, folder: Path, seconds: float) -> Any:
         except subprocess.TimeoutExpired:
             raise EnvironmentError_(
                 f"TVM did not finish within {seconds:.0f} s: {_doing(job, folder)}",
-                "give it more time (--timeout), or leave TVM out (--no-library)",
+                "give it more time (--timeout), or leave TVM out (--no-library, --runtime torch)",
             ) from None
         finally:
             with suppress(ProcessLookupError, PermissionError):
@@ -211,7 +226,7 @@ def _run(job: Job, folder: Path, seconds: float) -> Any:
     return answer
 
 
-def _doing(job: Job, folder: Path) -> str:
+def _doing(job: Work, folder: Path) -> str:
     try:
         stage = (folder / "stage").read_text()
     except OSError:
@@ -219,15 +234,15 @@ def _doing(job: Job, folder: Path) -> str:
     return "while " + DOING.get(stage, DOING["start"]).format(job.name)
 
 
-def _death(job: Job, folder: Path, code: int) -> FuserError:
+def _death(job: Work, folder: Path, code: int) -> FuserError:
     doing = _doing(job, folder)
     name = signal.Signals(-code).name if -code in signal.valid_signals() else f"exit code {code}"
     if name == "SIGKILL":
         return EnvironmentError_(
             f"the process that runs TVM was killed {doing}: there was probably not enough memory",
-            "give it a machine with more memory, or leave TVM out (--no-library)",
+            "give it a machine with more memory, or leave TVM out (--no-library, --runtime torch)",
         )
-    hint = "save the model again with the TVM that is installed, or leave TVM out (--no-library)"
+    hint = "save the model again with the TVM that is installed, or leave TVM out (--no-library, --runtime torch)"
     if "it loaded" in doing:
         return ModelFileError(f"TVM crashed ({name}) {doing}", hint)
     last = (folder / "log").read_text(errors="replace").strip().splitlines()[-1:]
@@ -256,7 +271,7 @@ class Library:
     def _path(self, executor: Executor) -> Path:
         path = Path(self.folder.path, f"{executor}.so")
         if not path.exists():
-            _run(replace(self.job, executor=executor, compare=False), self.folder.path, self.seconds)
+            run(replace(self.job, executor=executor, compare=False), self.folder.path, self.seconds)
         if not path.exists():
             raise EnvironmentError_("the library was not exported", "install gcc or clang, or set CXX")
         return path
@@ -311,7 +326,7 @@ def build(job: Job, folder: Folder, seconds: float | None = None) -> Optimized:
     assert result is not None
     slim = replace(job, result=replace(_with_params(result, {}), built=None, made=None, trial=None))
     limit = seconds_for(job) if seconds is None else seconds
-    done: _Answer = _run(slim, folder.path, limit)
+    done: _Answer = run(slim, folder.path, limit)
     library = Library(slim, limit, done.device, folder) if Path(folder.path, "graph.so").exists() else None
     return replace(
         result,
@@ -327,4 +342,4 @@ def build(job: Job, folder: Folder, seconds: float | None = None) -> Optimized:
 def infer_types(name: str, model: Path, seconds: float = START_SECONDS) -> str:
     """The text of a module in which every expression has a type, from one in which they may not."""
     folder = Folder()
-    return _run(Job(name, str(model), None), folder.path, seconds)
+    return run(Job(name, str(model), None), folder.path, seconds)

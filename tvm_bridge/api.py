@@ -46,6 +46,9 @@ from search.tune import require_instant
 from search.tune import tune_fast
 from tvm_bridge import apart
 from tvm_bridge.flavour import RelayMissing
+from tvm_bridge.flavour import require_relax
+from tvm_bridge.relaxed import INSIDE
+from tvm_bridge.relaxed import relax_library
 from tvm_bridge.result import FusedRegion
 from tvm_bridge.result import Optimized
 from tvm_bridge.result import predicted_us
@@ -58,6 +61,9 @@ from tvm_bridge.to_program.relay_import import save_module
 from tvm_bridge.to_program.relay_import import to_program
 
 Step = Callable[[str], None]
+
+RELAX, RELAY_RUNTIME, TORCH_RUNTIME = "relax", "relay", "torch"
+RUNTIMES = (RELAX, RELAY_RUNTIME, TORCH_RUNTIME)
 
 LIVE = "the module"
 """The source of a live module."""
@@ -78,6 +84,8 @@ def optimize(  # noqa: PLR0913
     timeout: float | None = None,
     on: str | None = None,
     whole: bool | None = None,
+    runtime: str | None = None,
+    weights: str = INSIDE,
 ) -> Optimized:
     """Choose kernels for a model, lower and check them, run them where there is a GPU for them, and build a Relay model with TVM.
 
@@ -91,9 +99,17 @@ def optimize(  # noqa: PLR0913
     is none). ``compare`` runs it against the unpartitioned one. TVM works in a process of its own, for ``timeout`` seconds at
     most (default: by the size of the model).
 
+    ``runtime`` says what is to run the result: ``torch``, the kernels alone; ``relay``, a Relay model with the regions that it
+    is given; ``relax``, all kernels of any model as one library for the virtual machine of TVM 0.27, with its ``weights``
+    ``inside`` or ``beside`` it. By default a Relay model is for Relay, another for torch.
+
     Raises :class:`fuser.errors.ModelFileError` for files that cannot be read; a model without regions worth fusing is no error.
     """
     require_instant(effort)
+    if runtime is not None and runtime not in RUNTIMES:
+        raise UsageError(f"there is no runtime {runtime!r}", f"one of {', '.join(RUNTIMES)}")
+    if runtime == RELAX:
+        require_relax()
     device = load_device(target) if isinstance(target, str) else target
     check_device(device)
     stages = Stages(step)
@@ -101,17 +117,23 @@ def optimize(  # noqa: PLR0913
     live, folder = not isinstance(model, str | Path), apart.Folder()
     file, path = _read(model, params, folder)
     stages.end()
+    if runtime == RELAY_RUNTIME and file.form != RELAY:
+        raise UsageError(f"{file.source} is no Relay model, so that Relay cannot run it", "--runtime relax or torch")
     us = program_seconds(file.imported.program, device) * 1e6
     result = Optimized(file, device, (), (), us, us, seed=seed)
-    if whole or (whole is None and not live):
-        result = _with_kernels(result, on, stages, jobs, check)
-    if file.form == RELAY:
+    if whole or (whole is None and (not live or runtime is not None)) or runtime == RELAX:
+        result = _with_kernels(result, on, stages, jobs, check, runtime)
+    for_relay = file.form == RELAY and runtime in (None, RELAY_RUNTIME)
+    if for_relay:
         result = _with_regions(result, stages, jobs, check)
     stages.end()
     result = replace(result, seconds=stages.seconds)
-    if build is False or file.form != RELAY:
+    if build is False or not (for_relay or runtime == RELAX):
         return result
-    return with_library(result, path, params, strict=build is True, compare=compare, step=step, timeout=timeout, folder=folder)
+    if runtime == RELAX:
+        return with_relax(result, weights=weights, step=step, timeout=timeout)
+    strict = build is True or runtime is not None
+    return with_library(result, path, params, strict=strict, compare=compare, step=step, timeout=timeout, folder=folder)
 
 
 def _read(model: Any, params: Any, folder: apart.Folder) -> tuple[ModelFile, str | Path]:
@@ -129,14 +151,17 @@ def _read(model: Any, params: Any, folder: apart.Folder) -> tuple[ModelFile, str
     return ModelFile(live.model.source, RELAY, Imported(live.program, live.params, live.inputs), live), path
 
 
-def _with_kernels(result: Optimized, on: str | None, stages: Stages, jobs: int, check: bool) -> Optimized:
-    """The result with kernels for the whole model, and with what became of them where they run."""
+def _with_kernels(
+    result: Optimized, on: str | None, stages: Stages, jobs: int, check: bool, runtime: str | None = None
+) -> Optimized:
+    """The result with kernels for the whole model, and with what became of them where they run. For Relax all of them are
+    generated: it has no library of products."""
     where, notes = _where(on, result.device, result.file)
     stages.begin("kernels of the model")
     made = compile_imported(
         result.file.imported,
         result.device,
-        None if where == "cpu" else where,
+        None if where == "cpu" or runtime == RELAX else where,
         checked=check,
         seed=result.seed,
         jobs=jobs,
@@ -146,8 +171,10 @@ def _with_kernels(result: Optimized, on: str | None, stages: Stages, jobs: int, 
     if where is None:
         return result
     stages.begin("running", "running it")
-    run = made if where != "cpu" else replace(made, device="cpu", realised=replace(made.realised, artifacts=()))
+    run = replace(made, device="cpu", realised=replace(made.realised, artifacts=())) if where == "cpu" else made
     try:
+        if run.device is None:
+            run = replace(run, device=where)
         return replace(result, trial=tried(run, result.file, result.seed))
     except UnsupportedError as error:
         return _noted(result, f"it was not run: {error.message}")
@@ -295,6 +322,18 @@ def with_library(
         return replace(_noted(result, f"no library was built: {error.message}"), failure=None if absent else error)
     stages.end()
     return replace(result, seconds={**result.seconds, **stages.seconds})
+
+
+def with_relax(
+    result: Optimized, *, weights: str = INSIDE, step: Step = lambda text: None, timeout: float | None = None
+) -> Optimized:
+    """The result with its kernels as one library for TVM 0.27. Raises what :func:`tvm_bridge.relaxed.relax_library` raises."""
+    assert result.made is not None
+    stages = Stages(step)
+    stages.begin("building", "building the library for TVM's virtual machine")
+    library = relax_library(result.made, result.file.source, weights=weights, seconds=timeout)
+    stages.end()
+    return replace(result, built=library, seconds={**result.seconds, **stages.seconds})
 
 
 def _noted(result: Optimized, note: str) -> Optimized:

@@ -19,9 +19,12 @@ from fuser.errors import FuserError
 from fuser.errors import NothingSupportedError
 from fuser.errors import NoValidKernelError
 from fuser.outputs import make_folder
+from tvm_bridge.api import RELAX
+from tvm_bridge.api import TORCH_RUNTIME
 from tvm_bridge.api import Step
 from tvm_bridge.api import optimize as optimize_model
 from tvm_bridge.api import with_library
+from tvm_bridge.api import with_relax
 from tvm_bridge.output import publish
 from tvm_bridge.report import document
 from tvm_bridge.result import Optimized
@@ -47,6 +50,17 @@ def optimize(  # noqa: PLR0913
             help="Run it on cuda, cpu (Triton's interpreter), none (default: a GPU of that kind, if any).",
         ),
     ] = None,
+    runtime: Annotated[
+        str | None,
+        typer.Option(
+            "--runtime",
+            metavar="NAME",
+            help="What runs it: torch, relay, or relax (a library for TVM 0.27; default: relay for Relay models, else torch).",
+        ),
+    ] = None,
+    weights: Annotated[
+        str, typer.Option("--weights", metavar="WHERE", help="Of a library for relax: inside of it, or beside it.")
+    ] = "inside",
     library: Annotated[
         bool, typer.Option("--library/--no-library", help="Build and export a Relay model (needs TVM with Relay).")
     ] = True,
@@ -65,15 +79,20 @@ def optimize(  # noqa: PLR0913
     """Choose kernels for a whole model, compile and check them; run and time them where there is a GPU.
 
     Writes Triton sources, PTX and cubins to OUTPUT/kernels, the plan to OUTPUT/report.json, and its drawing to
-    OUTPUT/plan.svg. A Relay model is also built by TVM with the regions worth fusing, to OUTPUT/model.so. Files that an
-    earlier run wrote there (OUTPUT/files.json lists them) are replaced or removed.
+    OUTPUT/plan.svg. A Relay model is also built by TVM with the regions worth fusing, to OUTPUT/model.so. With --runtime relax
+    every model is built, with all of its kernels, and OUTPUT/model.so runs in TVM's virtual machine; mufuser package puts it into
+    a folder with all that it needs. Files that an earlier run wrote there (OUTPUT/files.json lists them) are replaced or removed.
     """
     make_folder(output)
     step: Step = (lambda text: None) if json else (lambda text: note(f"… {text}"))
-    result = optimize_model(model, params, target=target, effort=effort, build=False, jobs=jobs, step=step, on=on, whole=True)
+    options = {"target": target, "effort": effort, "jobs": jobs, "step": step, "on": on, "runtime": runtime}
+    result = optimize_model(model, params, build=False, whole=True, **options)
     report = _written(result, output)
-    if library and result.relay:
-        result = with_library(result, model, params, strict=False, compare=compare, step=step, timeout=timeout)
+    if library and runtime == RELAX:
+        result = with_relax(result, weights=weights, step=step, timeout=timeout)
+        report = _written(result, output)
+    elif library and result.relay and runtime != TORCH_RUNTIME:
+        result = with_library(result, model, params, strict=runtime is not None, compare=compare, step=step, timeout=timeout)
         report = _written(result, output)
     if error := result.failure or _nothing(result) or _wrong(result):
         if not json:

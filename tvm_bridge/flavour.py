@@ -20,6 +20,9 @@ from fuser.errors import EnvironmentError_
 
 RELAY_HINT = "install the Relay flavour, `pip install 'mufuser[relay]'`, in an environment of its own"
 
+RELAX_VERSION = "0.27"
+RELAX_HINT = "install the Relax flavour, `pip install 'mufuser[relax]'`, in an environment of its own"
+
 
 class RelayMissing(EnvironmentError_):
     """There is no TVM with Relay in this environment, or it cannot be used."""
@@ -82,4 +85,16 @@ def require_relay() -> Flavour:
     found = detect()
     if found.name != "relay":
         raise RelayMissing(f"TVM {found.version} has no Relay (the last one with it is 0.19)", RELAY_HINT)
+    return found
+
+
+def require_relax() -> str:
+    """The version of the installed TVM, which must be one with Relax that we know. TVM is not imported."""
+    names = importlib.metadata.packages_distributions().get("tvm", ())
+    check_distributions(names)
+    if not names or importlib.util.find_spec("tvm") is None:
+        raise EnvironmentError_("a library for TVM's virtual machine needs TVM 0.27, and no TVM is installed here", RELAX_HINT)
+    found = importlib.metadata.version(names[0])
+    if not found.startswith(RELAX_VERSION):
+        raise EnvironmentError_(f"a library for TVM's virtual machine needs TVM {RELAX_VERSION}, not {found}", RELAX_HINT)
     return found

@@ -28,6 +28,7 @@ from tvm_bridge.to_program.relay_import import ImportedModel
 if TYPE_CHECKING:
     from tvm_bridge.apart import Library
     from tvm_bridge.back.relay import BuiltModel
+    from tvm_bridge.relaxed import RelaxLibrary
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class Optimized:
     left: tuple[Left, ...]
     before_us: float
     after_us: float
-    built: Library | BuiltModel | None = None
+    built: Library | BuiltModel | RelaxLibrary | None = None
     comparison: Comparison | None = None
     notes: tuple[str, ...] = ()
     failure: FuserError | None = None

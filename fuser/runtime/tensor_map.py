@@ -19,7 +19,7 @@ BYTES = 128
 ALIGNMENT = 64
 """Of a map in memory, in bytes."""
 _INTERLEAVE_NONE = 0
-_L2_PROMOTION_128B = 2
+L2_PROMOTION_128B = 2
 _FILL_ZERO = 0
 
 
@@ -45,7 +45,7 @@ def encoding(d: Descriptor, address: int) -> tuple[Any, ...]:
         (ctypes.c_uint32 * rank)(*(1 for _ in d.shape)),
         ctypes.c_int(_INTERLEAVE_NONE),
         ctypes.c_int(d.swizzle),
-        ctypes.c_int(_L2_PROMOTION_128B),
+        ctypes.c_int(L2_PROMOTION_128B),
         ctypes.c_int(_FILL_ZERO),
     )
 

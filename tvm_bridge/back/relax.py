@@ -1,0 +1,175 @@
+"""A recipe as one module of Relax (TVM 0.27), and as a library that TVM's virtual machine runs on a GPU.
+
+Kernels are embedded as they were compiled, each called by a host function of its own; Relax plans the memory between them, and
+captures them in CUDA graphs. The weights are constants of the library, or a tuple that is the last argument of ``main`` (and that
+a CUDA graph keeps: it must be the same one in every call). ``about`` returns JSON that says what the library is.
+
+Nothing here needs a GPU, but all of it a process that ends afterwards (:mod:`tvm_bridge.back.offline_cuda`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+from typing import Literal
+
+from fuser.errors import EnvironmentError_
+from fuser.errors import UnsupportedError
+from fuser.errors import said
+from fuser.ir.ops import Array
+from fuser.ir.program import Tensor
+from tvm_bridge.back import offline_cuda
+from tvm_bridge.back import relax_library
+from tvm_bridge.back.recipe import Launch
+from tvm_bridge.back.recipe import Recipe
+from tvm_bridge.back.relax_launch import Code
+from tvm_bridge.back.relax_launch import cuda_module
+from tvm_bridge.back.relax_launch import host_function
+from tvm_bridge.flavour import import_tvm
+
+Weights = Literal["inside", "beside"]
+
+FORMAT = 1
+"""Of what ``about`` returns; another number is another convention of calling ``main``."""
+
+
+def module_of(recipe: Recipe, values: Mapping[str, Array] | None, code: Code = "cubin") -> Any:
+    """The module: ``main`` over the inputs, with ``values`` of the weights as constants, or without them over a tuple of weights
+    too."""
+    tvm, relax = import_tvm(), _relax()
+    builder = relax.BlockBuilder()
+    known: dict[str, Any] = {n: relax.Var(f"x{i}", _type(recipe.table[n])) for i, n in enumerate(recipe.inputs)}
+    params = list(known.values())
+    packed = None
+    if values is None:
+        packed = relax.Var("weights", relax.TupleType([_type(recipe.table[n]) for n in recipe.weights]))
+        params.append(packed)
+    else:
+        known |= {n: relax.const(_tensor(recipe.table[n], values[n])) for n in recipe.weights}
+    with builder.function("main", params, attrs={"num_input": len(recipe.inputs)}):
+        with builder.dataflow():
+            if packed is not None:
+                known |= {n: builder.emit(relax.TupleGetItem(packed, i)) for i, n in enumerate(recipe.weights)}
+            functions: dict[Any, Any] = {}
+            for step in recipe.steps:
+                if isinstance(step, Launch):
+                    known |= _launched(builder, step, known, recipe.table, functions)
+                else:
+                    made = relax_library.function(step, recipe.table).without_attr("global_symbol")
+                    called = builder.add_func(made.with_attr("Primitive", 0).without_attr("Primitive"), f"library_{step.op}")
+                    known[step.output] = builder.emit(relax.Call(called, [known[n] for n in step.args]))
+            found = [known[n] for n in recipe.outputs]
+            result = builder.emit_output(found[0] if len(found) == 1 else relax.Tuple(found))
+        builder.emit_func_output(result)
+    with builder.function("about", []):
+        builder.emit_func_output(tvm.ir.StringImm(json.dumps(about(recipe, "beside" if values is None else "inside"))))
+    entries = {s.entry: s for s in recipe.launches}
+    module = builder.get().with_attr("external_mods", [cuda_module(s, code) for s in entries.values()])
+    return relax.transform.InlinePrivateFunctions()(module) if recipe.calls else module
+
+
+def about(recipe: Recipe, weights: Weights) -> dict[str, Any]:
+    """What a library is, for whoever loads it."""
+
+    def signature(names: tuple[str, ...]) -> list[dict[str, Any]]:
+        return [{"name": n, "shape": list(recipe.table[n].shape), "dtype": recipe.table[n].dtype} for n in names]
+
+    return {
+        "format": FORMAT,
+        "model": recipe.name,
+        "arch": recipe.arch,
+        "tvm": version("apache-tvm"),
+        "mufuser": _version("mufuser"),
+        "inputs": signature(recipe.inputs),
+        "outputs": signature(recipe.outputs),
+        "weights": {"where": weights, "tensors": signature(recipe.weights)},
+    }
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
+
+
+def _launched(
+    builder: Any, step: Launch, known: Mapping[str, Any], table: Mapping[str, Tensor], functions: dict[Any, Any]
+) -> dict[str, Any]:
+    """The results of a launch by name. Launches of one entry over equal tensors share their host function."""
+    relax = _relax()
+    ends = tuple((table[n].shape, table[n].dtype) for n in (*step.inputs, *step.outputs))
+    order = tuple((*step.inputs, *step.outputs).index(n) for n in step.args)
+    key = (step.entry, ends, order)
+    if key not in functions:
+        name = f"launch_{len(functions)}_{step.entry}"
+        functions[key] = builder.add_func(host_function(name, step, table), name)
+    types = [_type(table[n]) for n in step.outputs]
+    args = [known[n] for n in step.inputs]
+    made = builder.emit(relax.call_tir(functions[key], relax.Tuple(args), types if len(types) > 1 else types[0]))
+    if len(types) == 1:
+        return {step.outputs[0]: made}
+    return {n: builder.emit(relax.TupleGetItem(made, i)) for i, n in enumerate(step.outputs)}
+
+
+def _relax() -> Any:
+    return import_module("tvm.relax")
+
+
+def _type(tensor: Tensor) -> Any:
+    return _relax().TensorType(tensor.shape, tensor.dtype)
+
+
+def _tensor(tensor: Tensor, value: Array) -> Any:
+    """A weight in its dtype, on the CPU."""
+    import numpy as np
+
+    tvm = import_tvm()
+    if tensor.dtype != "bfloat16":
+        return tvm.runtime.tensor(np.ascontiguousarray(value, tensor.dtype).reshape(tensor.shape))
+    import ml_dtypes
+
+    return tvm.runtime.tensor(np.ascontiguousarray(value).astype(ml_dtypes.bfloat16).reshape(tensor.shape))
+
+
+def compiled(recipe: Recipe, module: Any, graphs: bool = True) -> Any:
+    """The module compiled for the recipe's architecture; ``graphs``: what can be captured is replayed as a CUDA graph."""
+    tvm, pipeline = import_tvm(), import_module("tvm.relax.backend.cuda.pipeline")
+    major, minor = divmod(recipe.arch, 10)
+    suffix = "a" if recipe.arch >= 90 else ""
+    target = tvm.target.Target({"kind": "cuda", "arch": f"sm_{major}{minor}{suffix}"}, host={"kind": "llvm"})
+    if recipe.calls:
+        relax_library.need_compiler(recipe.calls)
+    legal = [*pipeline.library_dispatch_passes(target), *pipeline.legalize_passes(target)] if recipe.calls else []
+    passes = [*legal, *pipeline.dataflow_lower_passes(target), *pipeline.finalize_passes(target)]
+    try:
+        with target, tvm.transform.PassContext(config={"relax.backend.use_cuda_graph": graphs}):
+            return tvm.compile(module, target=target, relax_pipeline=tvm.transform.Sequential(passes))
+    except (tvm.error.InternalError, ValueError, RuntimeError, TypeError) as error:
+        raise UnsupportedError(
+            f"TVM {tvm.__version__} does not compile {recipe.name!r}: {said(error)[-400:]}", "run it in torch (--runtime torch)"
+        ) from error
+
+
+def write_library(
+    recipe: Recipe, values: Mapping[str, Array], path: Path, weights: str = "inside", code: Code = "cubin", graphs: bool = True
+) -> bool:
+    """Compile a recipe and write it to ``path``, with ``beside`` the weights to ``path.with_suffix('.params')``; whether the
+    CUDA driver had to be replaced by a stand-in. Raises :class:`UnsupportedError`, :class:`EnvironmentError_`."""
+    tvm = import_tvm()
+    stood_in = offline_cuda.load(tvm)
+    offline_cuda.compiler()
+    module = compiled(recipe, module_of(recipe, values if weights == "inside" else None, code), graphs)
+    try:
+        module.export_library(str(path))
+    except RuntimeError as error:
+        raise EnvironmentError_(f"the library cannot be linked: {said(error)[-300:]}", "install gcc or clang") from error
+    if weights == "beside":
+        tensors = {n: _tensor(recipe.table[n], values[n]) for n in recipe.weights}
+        tvm.runtime.save_param_dict_to_file(tensors, str(path.with_suffix(".params")))
+    return stood_in
