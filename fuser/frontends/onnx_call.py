@@ -45,6 +45,10 @@ class Call:
         value = self.args[i]
         return value if isinstance(value, Ref) else self.constant(value)
 
+    def filled(self, number: float, like: Ref) -> Ref:
+        """A number as a tensor of one element."""
+        return self.constant(np.array([number], like.tensor.dtype))
+
     def array(self, i: int, what: str) -> Array | None:
         """An input that must be known; None where it is left out."""
         if not self.given(i):

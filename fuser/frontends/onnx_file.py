@@ -239,4 +239,4 @@ def _attributes(node: Any) -> dict[str, Any]:
 
 def _outputs(node: Any) -> int:
     """How many results a node says it has: those of a split are as many as its parts."""
-    return len(node.output) if node.op_type == "Split" else 1
+    return len(node.output) if node.op_type in ("Split", "TopK") else 1

@@ -9,15 +9,22 @@ from typing import Any
 
 import numpy as np
 
+from fuser.frontends.composed import cut
+from fuser.frontends.composed import einsum
+from fuser.frontends.composed import strided
+from fuser.frontends.composed import tiled
 from fuser.frontends.onnx_call import Call
+from fuser.frontends.onnx_places import PLACES
+from fuser.frontends.onnx_windows import WINDOWS
 from fuser.ir.builder import Ref
 
 BY_NAME: dict[str, str] = {
-    "Abs": "abs", "Add": "add", "And": "logical_and", "Ceil": "ceil", "Cos": "cos", "Cosh": "cosh", "Div": "div", "Equal": "eq",
+    "Abs": "abs", "Add": "add", "And": "logical_and", "Ceil": "ceil", "Cos": "cos", "Cosh": "cosh", "Equal": "eq",
     "Erf": "erf", "Exp": "exp", "Floor": "floor", "Greater": "gt", "GreaterOrEqual": "ge", "HardSwish": "hardswish",
     "IsNaN": "isnan", "Less": "lt", "LessOrEqual": "le", "Log": "log", "Mish": "mish", "Mul": "mul", "Neg": "neg",
     "Not": "logical_not", "Or": "logical_or", "PRelu": "prelu", "Reciprocal": "reciprocal", "Relu": "relu", "Round": "round",
     "Sigmoid": "sigmoid", "Sign": "sign", "Sin": "sin", "Sinh": "sinh", "Softsign": "softsign", "Sqrt": "sqrt", "Sub": "sub",
+    "Acos": "acos", "Acosh": "acosh", "Asin": "asin", "Asinh": "asinh", "Atan": "atan", "Atanh": "atanh",
     "Tan": "tan", "Tanh": "tanh", "Where": "where", "Xor": "logical_xor",
 }  # fmt: skip
 """Operators that are one of the table's, with its operands in its order and no attributes."""
@@ -27,10 +34,10 @@ def by_name(c: Call) -> Ref:
     return c.b.op(BY_NAME[c.op], *(c.ref(i) for i in range(len(c.args))))
 
 
-def identity(c: Call) -> Ref:
+def identity(c: Call) -> Any:
     if c.op == "Dropout" and bool(np.any(c.array(2, "training_mode"))):
         raise c.unsupported("is active", "export the model for inference")
-    return c.ref(0)
+    return c.ref(0) if c.results < 2 else (c.ref(0), c.constant(np.ones(c.ref(0).shape, bool)))
 
 
 # Element by element
@@ -57,6 +64,30 @@ def _with(op: str, **attrs: tuple[str, float]) -> Callable[[Call], Ref]:
     return rule
 
 
+def _mean(c: Call) -> Ref:
+    return _several("add")(c) * (1 / len(c.args))
+
+
+def _thresholded(c: Call) -> Ref:
+    x = c.ref(0)
+    return c.b.op("where", c.b.op("gt", x, c.filled(c.attrs.get("alpha", 1.0), x)), x, c.filled(0.0, x))
+
+
+def _shrink(c: Call) -> Ref:
+    x, bound, bias = c.ref(0), c.attrs.get("lambd", 0.5), c.attrs.get("bias", 0.0)
+    inner = c.b.op("where", c.b.op("lt", x, c.filled(-bound, x)), x + bias, c.filled(0.0, x))
+    return c.b.op("where", c.b.op("gt", x, c.filled(bound, x)), x - bias, inner)
+
+
+def _is_inf(c: Call) -> Ref:
+    x = c.ref(0)
+    signs = [s for s, n in ((1, "detect_positive"), (-1, "detect_negative")) if c.attrs.get(n, 1)]
+    if not signs:
+        raise c.unsupported("looks for no infinity")
+    found = [c.b.op("eq", x, c.filled(s * math.inf, x)) for s in signs]
+    return found[0] if len(found) == 1 else c.b.op("logical_or", *found)
+
+
 def _selu(c: Call) -> Ref:
     c.only(alpha=1.67326319217681884765625, gamma=1.05070102214813232421875)
     return c.b.op("selu", c.ref(0))
@@ -74,19 +105,29 @@ def _gelu(c: Call) -> Ref:
 
 def _clip(c: Call) -> Ref:
     x = c.ref(0)
-    for i, op in ((1, "clamp_min"), (2, "clamp_max")):
-        name = op.removeprefix("clamp_")
+    for i, name in ((1, "min"), (2, "max")):
+        if c.given(i) and isinstance(c.args[i], Ref):
+            x = c.b.op("maximum" if name == "min" else "minimum", x, c.ref(i))
+            continue
         bound = c.number(i, name)
         if bound is not None and math.isfinite(bound) and abs(bound) < 3.4e38:
             attrs: dict[str, Any] = {name: bound}
-            x = c.b.op(op, x, **attrs)
+            x = c.b.op(f"clamp_{name}", x, **attrs)
     return x
 
 
 def _pow(c: Call) -> Ref:
-    x, n = c.ref(0), c.number(1, "exponent")
+    x = c.ref(0)
+    if isinstance(c.args[1], Ref) or np.size(c.args[1]) != 1:
+        return c.b.op("power", x, c.b.op("cast", c.ref(1), dtype=x.tensor.dtype))
+    n = c.number(1, "exponent")
     assert n is not None
     return x if n == 1 else c.b.op("square", x) if n == 2 else c.b.op("sqrt", x) if n == 0.5 else c.b.op("pow", x, exponent=n)
+
+
+def _div(c: Call) -> Ref:
+    y = c.b.op("div", c.ref(0), c.ref(1))
+    return y if c.ref(0).tensor.dtype.startswith(("float", "bfloat")) else c.b.op("trunc", y)
 
 
 def _mod(c: Call) -> Ref:
@@ -128,6 +169,13 @@ def _gemm(c: Call) -> Ref:
         return out
     bias = c.ref(2)
     return out + (bias if (beta := c.attrs.get("beta", 1.0)) == 1 else bias * beta)
+
+
+def _einsum(c: Call) -> Ref:
+    y = einsum(c.b, c.attrs["equation"].decode(), [c.ref(i) for i in range(len(c.args))])
+    if y is None:
+        raise c.unsupported(f"is {c.attrs['equation'].decode()!r}: a diagonal, or ellipses of different ranks")
+    return y
 
 
 # Views and copies
@@ -175,22 +223,12 @@ def _expand(c: Call) -> Ref:
 
 
 def _tile(c: Call) -> Ref:
-    x, times = c.ref(0), c.ints(1, "repeats") or ()
-    split = tuple(e for n in x.shape for e in (1, n))
-    copied = tuple(e for t, n in zip(times, x.shape, strict=True) for e in (t, n))
-    if copied == split:
-        return x
-    whole = tuple(t * n for t, n in zip(times, x.shape, strict=True))
-    return c.reshape(c.b.op("broadcast", c.reshape(x, split), shape=copied), whole)
+    return tiled(c.b, c.ref(0), c.ints(1, "repeats") or ())
 
 
 def _concat(c: Call) -> Ref:
     parts = [c.ref(i) for i in range(len(c.args))]
     return parts[0] if len(parts) == 1 else c.b.op("concat", *parts, axis=c.axis(0, len(parts[0].shape)))
-
-
-def cut(c: Call, x: Ref, axis: int, start: int, stop: int) -> Ref:
-    return x if (start, stop) == (0, x.shape[axis]) else c.b.op("slice", x, axis=axis, start=start, stop=stop)
 
 
 def _split(c: Call) -> list[Ref]:
@@ -201,7 +239,7 @@ def _split(c: Call) -> list[Ref]:
         each = -(-x.shape[axis] // c.results)
         sizes = tuple(min(each, x.shape[axis] - i * each) for i in range(c.results))
     ends = np.cumsum((0, *sizes))
-    return [cut(c, x, axis, int(a), int(b)) for a, b in itertools.pairwise(ends)]
+    return [cut(c.b, x, axis, int(a), int(b)) for a, b in itertools.pairwise(ends)]
 
 
 def _slice(c: Call) -> Ref:
@@ -209,27 +247,13 @@ def _slice(c: Call) -> Ref:
     starts, ends = c.ints(1, "starts") or (), c.ints(2, "ends") or ()
     axes, steps = c.ints(3, "axes") or tuple(range(len(starts))), c.ints(4, "steps") or (1,) * len(starts)
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        if step != 1:
-            raise c.unsupported(f"has the step {step}; slices with a step of 1 are supported")
         axis %= len(x.shape)
-        a, b, _ = slice(start, end).indices(x.shape[axis])
-        x = cut(c, x, axis, a, b)
+        at = range(*slice(start, end, step).indices(x.shape[axis]))
+        if not at:
+            raise c.unsupported("takes nothing")
+        x = strided(c.b, x, axis, min(at[0], at[-1]), len(at), abs(step))
+        x = c.b.op("flip", x, dims=(axis,)) if step < 0 and len(at) > 1 else x
     return x
-
-
-def _gather(c: Call) -> Ref:
-    x = c.ref(0)
-    axis = c.axis(0, len(x.shape))
-    if isinstance(c.args[1], Ref):
-        if axis or len(x.shape) != 2:
-            raise c.unsupported("looks up along another axis than the rows of a table")
-        return c.b.op("embedding", x, c.ref(1), dtype=x.tensor.dtype)
-    index = np.asarray(c.args[1]) % x.shape[axis]
-    run = index.reshape(-1)
-    if not np.array_equal(run, run[0] + np.arange(run.size)):
-        raise c.unsupported("takes elements that do not follow on each other")
-    part = cut(c, x, axis, int(run[0]), int(run[-1]) + 1)
-    return c.reshape(part, (*x.shape[:axis], *index.shape, *x.shape[axis + 1 :]))
 
 
 # Folds and composites
@@ -250,38 +274,82 @@ def _fold(op: str, before: str = "", after: str = "") -> Callable[[Call], Ref]:
 
 def _arg(op: str) -> Callable[[Call], Ref]:
     def rule(c: Call) -> Ref:
-        c.only(select_last_index=0)
         x = c.ref(0)
-        return c.b.op(op, x, dim=c.axis(0, len(x.shape)), keepdim=bool(c.attrs.get("keepdims", 1)), dtype="int64")
+        dim, last = c.axis(0, len(x.shape)), bool(c.attrs.get("select_last_index", 0))
+        x = c.b.op("flip", x, dims=(dim,)) if last else x
+        place = c.b.op(op, x, dim=dim, keepdim=bool(c.attrs.get("keepdims", 1)), dtype="int64")
+        return c.constant(np.array([x.shape[dim] - 1])) - place if last else place
 
     return rule
 
 
 def _cumsum(c: Call) -> Ref:
-    c.only(exclusive=0, reverse=0)
-    (dim,) = c.ints(1, "axis") or (0,)
-    return c.b.op("cumsum", c.ref(0), dim=dim % len(c.ref(0).shape))
+    x = c.ref(0)
+    dim = (c.ints(1, "axis") or (0,))[0] % len(x.shape)
+    ordered = c.b.op("flip", x, dims=(dim,)) if c.attrs.get("reverse") else x
+    y = c.b.op("cumsum", ordered, dim=dim)
+    y = y - ordered if c.attrs.get("exclusive") else y
+    return c.b.op("flip", y, dims=(dim,)) if c.attrs.get("reverse") else y
+
+
+def _prod(c: Call) -> Ref:
+    """Along several axes one by one, the last first."""
+    x, axes = c.ref(0), c.ints(1, "axes")
+    if not axes and c.attrs.get("noop_with_empty_axes"):
+        return x
+    for a in sorted({a % len(x.shape) for a in axes or range(len(x.shape))}, reverse=True):
+        x = c.b.op("prod", x, dim=a, keepdim=bool(c.attrs.get("keepdims", 1)))
+    return x
 
 
 def _softmax(op: str) -> Callable[[Call], Ref]:
     def rule(c: Call) -> Ref:
         x = c.ref(0)
         axis = c.axis(-1 if c.opset >= 13 else 1, len(x.shape))
-        if c.opset < 13 and axis != len(x.shape) - 1:
-            raise c.unsupported("flattens the axes behind its own", "export with opset 13 or later")
-        return c.b.op(op, x, axis=axis)
+        if c.opset >= 13 or axis == len(x.shape) - 1:
+            return c.b.op(op, x, axis=axis)
+        flat = c.reshape(x, (math.prod(x.shape[:axis]), math.prod(x.shape[axis:])))
+        return c.reshape(c.b.op(op, flat, axis=1), x.shape)
 
     return rule
 
 
-def _layer_norm(c: Call) -> Ref:
+def _layer_norm(c: Call) -> Any:
     x, eps = c.ref(0), float(c.attrs.get("epsilon", 1e-5))
-    if c.results > 1:
-        raise c.unsupported("has its statistics read")
     axis = c.axis(-1, len(x.shape))
     size = math.prod(x.shape[axis:])
     vectors = [c.reshape(c.ref(i), (size,)) for i in (1, 2) if c.given(i)]
-    return c.reshape(c.b.op("layer_norm", c.reshape(x, (*x.shape[:axis], size)), *vectors, eps=eps), x.shape)
+    y = c.reshape(c.b.op("layer_norm", c.reshape(x, (*x.shape[:axis], size)), *vectors, eps=eps), x.shape)
+    if c.results < 2:
+        return y
+    over = tuple(range(axis, len(x.shape)))
+    mean = c.b.op("mean", x, axis=over, keepdims=True)
+    return y, mean, c.b.op("rsqrt", c.b.op("mean", c.b.op("square", x - mean), axis=over, keepdims=True) + eps)
+
+
+def _lp_norm(c: Call) -> Ref:
+    x, p = c.ref(0), c.attrs.get("p", 2)
+    axis = c.axis(-1, len(x.shape))
+    x1 = x if p == 2 else c.b.op("abs", x)
+    return c.b.op("div", x, c.b.op("vector_norm" if p == 2 else "sum", x1, axis=(axis,), keepdims=True))
+
+
+def _mean_variance(c: Call) -> Ref:
+    x = c.ref(0)
+    over = tuple(a % len(x.shape) for a in c.attrs.get("axes", (0, 2, 3)))
+    centred = x - c.b.op("mean", x, axis=over, keepdims=True)
+    deviation = c.b.op("sqrt", c.b.op("mean", c.b.op("square", centred), axis=over, keepdims=True))
+    return c.b.op("div", centred, deviation + 1e-9)
+
+
+def _hardmax(c: Call) -> Ref:
+    x = c.ref(0)
+    axis = c.axis(-1 if c.opset >= 13 else 1, len(x.shape))
+    if c.opset < 13 and axis != len(x.shape) - 1:
+        raise c.unsupported("flattens the axes behind its own", "export with opset 13 or later")
+    best = c.b.op("argmax", x, dim=axis, keepdim=True, dtype="int64")
+    places = np.arange(x.shape[axis]).reshape(-1, *(1,) * (len(x.shape) - axis - 1))
+    return c.b.op("cast", c.b.op("eq", c.b.op("broadcast", best, shape=x.shape), c.constant(places)), dtype=x.tensor.dtype)
 
 
 def _batch_norm(c: Call) -> Ref:
@@ -301,65 +369,24 @@ def _group_norm(c: Call) -> Ref:
     return c.b.op("group_norm", x, gain, bias, groups=groups, eps=float(c.attrs.get("epsilon", 1e-5)))
 
 
-# Windows that move
-
-
-def _moves(c: Call, rank: int) -> dict[str, Any]:
-    """Stride, padding and dilation, as torch has them."""
-    c.only(auto_pad="NOTSET", ceil_mode=0)
-    pads = tuple(c.attrs.get("pads", (0,) * 2 * rank))
-    if pads[:rank] != pads[rank:]:
-        raise c.unsupported(f"has the pads {pads}, which differ at the two ends")
-    moves: dict[str, Any] = {"stride": tuple(c.attrs.get("strides", (1,) * rank)), "padding": pads[:rank]}
-    return moves | {"dilation": tuple(c.attrs.get("dilations", (1,) * rank))}
-
-
-def _conv(c: Call) -> Ref:
-    rank = len(c.ref(0).shape) - 2
-    operands = [c.ref(i) for i in range(3) if c.given(i)]
-    return c.b.op(f"conv{rank}d", *operands, groups=c.attrs.get("group", 1), **_moves(c, rank))
-
-
-def _pool(kind: str) -> Callable[[Call], Ref]:
-    def rule(c: Call) -> Ref:
-        rank = len(c.ref(0).shape) - 2
-        moves = _moves(c, rank)
-        if kind == "avg":
-            if any(moves["padding"]) and not c.attrs.get("count_include_pad"):
-                raise c.unsupported("does not count its padding")
-            if set(moves.pop("dilation")) != {1}:
-                raise c.unsupported("is dilated")
-        if c.results > 1:
-            raise c.unsupported("has its indices read")
-        return c.b.op(f"{kind}_pool{rank}d", c.ref(0), kernel_size=tuple(c.attrs["kernel_shape"]), **moves)
-
-    return rule
-
-
-def _global(op: str) -> Callable[[Call], Ref]:
-    def rule(c: Call) -> Ref:
-        x = c.ref(0)
-        return c.b.op(op, x, axis=tuple(range(2, len(x.shape))), keepdims=True)
-
-    return rule
-
-
 RULES: dict[str, Callable[[Call], Any]] = {
     **dict.fromkeys(BY_NAME, by_name), **dict.fromkeys(("Identity", "Dropout"), identity),
-    "Max": _several("maximum"), "Min": _several("minimum"), "Sum": _several("add"), "Clip": _clip, "Pow": _pow, "Mod": _mod,
+    "Max": _several("maximum"), "Min": _several("minimum"), "Sum": _several("add"), "Clip": _clip, "Pow": _pow, "Div": _div,
+    "Mod": _mod,
     "LeakyRelu": _with("leaky_relu", negative_slope=("alpha", 0.01)), "Celu": _with("celu", alpha=("alpha", 1.0)),
     "Elu": lambda c: c.b.op("elu", c.ref(0), alpha=c.attrs.get("alpha", 1.0), scale=1.0, input_scale=1.0),
     "Softplus": lambda c: c.b.op("softplus", c.ref(0), beta=1.0, threshold=20.0), "Selu": _selu, "HardSigmoid": _hard_sigmoid,
     "Gelu": _gelu, "Cast": _cast, "CastLike": lambda c: c.b.op("cast", c.ref(0), dtype=c.ref(1).tensor.dtype), "Trilu": _trilu,
     "MatMul": _matmul, "Gemm": _gemm, "Reshape": _reshape, "Flatten": _flatten, "Squeeze": _squeeze, "Unsqueeze": _unsqueeze,
     "Transpose": _transpose, "Expand": _expand, "Tile": _tile, "Concat": _concat, "Split": _split, "Slice": _slice,
-    "Gather": _gather, "ReduceSum": _fold("sum"), "ReduceMean": _fold("mean"), "ReduceMax": _fold("max"),
+    "Einsum": _einsum, "ReduceSum": _fold("sum"), "ReduceMean": _fold("mean"), "ReduceMax": _fold("max"),
     "ReduceMin": _fold("min"), "ReduceL1": _fold("sum", before="abs"), "ReduceL2": _fold("vector_norm"),
     "ReduceSumSquare": _fold("sum", before="square"), "ReduceLogSum": _fold("sum", after="log"),
     "ReduceLogSumExp": _fold("logsumexp"), "ArgMax": _arg("argmax"), "ArgMin": _arg("argmin"), "CumSum": _cumsum,
     "Softmax": _softmax("softmax"), "LogSoftmax": _softmax("log_softmax"), "LayerNormalization": _layer_norm,
     "BatchNormalization": _batch_norm, "InstanceNormalization": _instance_norm, "GroupNormalization": _group_norm,
-    "Conv": _conv, "MaxPool": _pool("max"), "AveragePool": _pool("avg"), "GlobalAveragePool": _global("mean"),
-    "GlobalMaxPool": _global("max"),
+    "LpNormalization": _lp_norm, "MeanVarianceNormalization": _mean_variance, "ReduceProd": _prod,
+    "ThresholdedRelu": _thresholded,
+    "Shrink": _shrink, "IsInf": _is_inf, "Mean": _mean, "Hardmax": _hardmax, **WINDOWS, **PLACES,
 }  # fmt: skip
 """A rule for each operator; it returns a tensor, or a list of them for several results."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from typing import Any
 
+from fuser.frontends import composed
 from fuser.frontends.torch_call import Call
 from fuser.frontends.torch_call import dtype_name
 from fuser.frontends.torch_call import number_of
@@ -91,47 +90,6 @@ def by_channels(c: Call) -> Any:
 
 
 def einsum(c: Call) -> Ref | None:
-    """Products pair by pair, each a matmul of what is summed; an ellipsis or a diagonal is left."""
-    spec = c["equation"].replace(" ", "")
-    left, arrow, out = spec.partition("->")
-    terms = left.split(",")
-    if "." in spec or any(len(set(t)) < len(t) for t in terms):
-        return None
-    out = out if arrow else "".join(sorted(a for a in set(left) - {","} if left.count(a) == 1))
-    operands = [(t, c.ref(x, c.dtype)) for t, x in zip(terms, c["tensors"], strict=True)]
-    while len(operands) > 1:
-        later = set(out).union(*(t for t, _ in operands[2:]))
-        operands[:2] = [_pair(c, operands[0], operands[1], later)]
-    names, x = _summed(c, *operands[0], set(out))
-    return c.reshape(_ordered(c, names, x, out), c.shape)
-
-
-def _summed(c: Call, names: str, x: Ref, kept: set[str]) -> tuple[str, Ref]:
-    over = tuple(i for i, a in enumerate(names) if a not in kept)
-    if not over:
-        return names, x
-    return "".join(a for a in names if a in kept), c.b.op("sum", x, axis=over, keepdims=False)
-
-
-def _ordered(c: Call, names: str, x: Ref, want: Sequence[str]) -> Ref:
-    perm = tuple(names.index(a) for a in want)
-    return x if perm == tuple(range(len(perm))) else x.transpose(*perm)
-
-
-def _pair(c: Call, left: tuple[str, Ref], right: tuple[str, Ref], later: set[str]) -> tuple[str, Ref]:
-    """The product of two operands, summed over what they share and nobody reads later."""
-    (na, a), (nb, b) = (_summed(c, n, x, later | set(other)) for (n, x), other in ((left, right[0]), (right, left[0])))
-    batch = [x for x in na if x in nb and x in later]
-    inner = [x for x in na if x in nb and x not in later]
-    rows, columns = [x for x in na if x not in nb], [x for x in nb if x not in na]
-    size = {x: n for names, t in ((na, a), (nb, b)) for x, n in zip(names, t.shape, strict=True)}
-
-    def extent(names: Sequence[str]) -> int:
-        return math.prod(size[x] for x in names)
-
-    shape = tuple(size[x] for x in batch)
-    x = c.reshape(_ordered(c, na, a, [*batch, *rows, *inner]), (*shape, extent(rows), extent(inner)))
-    y = c.reshape(_ordered(c, nb, b, [*batch, *inner, *columns]), (*shape, extent(inner), extent(columns)))
-    product = c.b.op("mul", x, y) if not inner else x @ y
-    names = [*batch, *rows, *columns]
-    return "".join(names), c.reshape(product, tuple(size[x] for x in names))
+    """Products pair by pair; diagonals are left."""
+    y = composed.einsum(c.b, c["equation"], [c.ref(x, c.dtype) for x in c["tensors"]])
+    return y and c.reshape(y, c.shape)

@@ -7,6 +7,10 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
+from fuser.frontends.composed import bordered
+from fuser.frontends.composed import cut
+from fuser.frontends.composed import strided
+from fuser.frontends.composed import tiled
 from fuser.frontends.torch_call import Call
 from fuser.frontends.torch_call import dtype_name
 from fuser.frontends.torch_call import is_tensor
@@ -204,17 +208,11 @@ def _repeat(c: Call) -> Ref:
 
 
 def _tile(c: Call) -> Ref:
-    """Whole copies along each axis, the copies as an axis of their own."""
-    x, times = c.tensor("self"), c["repeats"]
-    shape = (*(1,) * (len(times) - len(x.shape)), *x.shape)
-    split = tuple(e for extent in shape for e in (1, extent))
-    copied = tuple(e for n, extent in zip(times, shape, strict=True) for e in (n, extent))
-    x = c.reshape(x, shape if copied == split else split)
-    return c.reshape(x if copied == split else c.b.op("broadcast", x, shape=copied), c.shape)
+    return tiled(c.b, c.tensor("self"), c["repeats"])
 
 
 def _cut(c: Call, x: Ref, axis: int, start: int, stop: int) -> Ref:
-    return x if (start, stop) == (0, x.shape[axis]) else c.b.op("slice", x, axis=axis, start=start, stop=stop)
+    return cut(c.b, x, axis, start, stop)
 
 
 def _slice(c: Call) -> Ref:
@@ -222,20 +220,8 @@ def _slice(c: Call) -> Ref:
     axis = c["dim"] % len(x.shape)
     if c.aten == "narrow":
         return _cut(c, x, axis, c["start"] % x.shape[axis], c["start"] % x.shape[axis] + c["length"])
-    start, stop, step = slice(c["start"], c["end"], c["step"]).indices(x.shape[axis])
-    return _cut(c, x, axis, start, stop) if step == 1 else _strided(c, x, axis, start, step)
-
-
-def _strided(c: Call, x: Ref, axis: int, start: int, step: int) -> Ref:
-    """Every ``step``-th element: one of each group of so many side by side, and the last one of an axis that ends before."""
-    count, n = c.shape[axis], x.shape[axis]
-    lead, rest = x.shape[:axis], x.shape[axis + 1 :]
-    at = max(start + count * step - n, 0)
-    last = start + (count - 1) * step
-    whole, at = (count, at) if at <= min(start, step - 1) else (count - 1, 0)
-    groups = c.reshape(_cut(c, x, axis, start - at, start - at + whole * step), (*lead, whole, step, *rest))
-    y = c.reshape(_cut(c, groups, axis + 1, at, at + 1), (*lead, whole, *rest))
-    return y if whole == count else c.b.op("concat", y, _cut(c, x, axis, last, last + 1), axis=axis)
+    start, _, step = slice(c["start"], c["end"], c["step"]).indices(x.shape[axis])
+    return strided(c.b, x, axis, start, c.shape[axis], step)
 
 
 def _select(c: Call) -> Ref:
@@ -303,19 +289,10 @@ def _scattered(c: Call) -> Ref:
 
 
 def _constant_pad(c: Call) -> Ref:
-    """A border of one number, axis by axis from the last; a negative border is cut off."""
+    """A border of one number; torch names the last axis first."""
     x, pad = c.tensor("self"), c["pad"]
-    for i, (before, behind) in enumerate(zip(pad[::2], pad[1::2], strict=True)):
-        axis = len(x.shape) - 1 - i
-        x = _cut(c, x, axis, max(-before, 0), x.shape[axis] - max(-behind, 0))
-
-        def border(n: int, like: Ref = x, axis: int = axis) -> list[Ref]:
-            shape = (*like.shape[:axis], n, *like.shape[axis + 1 :])
-            return [c.b.op("broadcast", c.filled(c["value"] or 0), shape=shape)] if n > 0 else []
-
-        parts = [*border(before), x, *border(behind)]
-        x = x if len(parts) == 1 else c.b.op("concat", *parts, axis=axis)
-    return x
+    pairs = [*zip(pad[::2], pad[1::2], strict=True)][::-1]
+    return bordered(c.b, x, [*[(0, 0)] * (len(x.shape) - len(pairs)), *pairs], lambda: c.filled(c["value"] or 0))
 
 
 def _glu(c: Call) -> Ref:

@@ -47,6 +47,8 @@ MAX_RANK = 32
 MAX_ELEMENTS = 2**62
 """Most elements of a tensor: offsets in it stay 64-bit numbers."""
 
+WIDE = ("int32", "int64", "uint32", "uint64")
+"""Whole numbers that float32 does not hold."""
 FLOAT_DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 
@@ -132,6 +134,20 @@ class TensorProgram:
     @cached_property
     def producers(self) -> dict[str, Node]:
         return {n.output: n for n in self.nodes}
+
+    @cached_property
+    def whole_numbers(self) -> tuple[str, ...]:
+        """Results that are computed, not just moved, in whole numbers, or of comparing wide ones: kernels compute in float32."""
+
+        def exact(node: Node) -> bool:
+            entry = op_def(node.op)
+            if entry.kind in ("view", "data", "library", "opaque") or node.op == "cast":
+                return False
+            if entry.typed == "truth":
+                return any(self[n].dtype in WIDE for n in node.inputs)
+            return self[node.output].dtype not in FLOAT_DTYPES
+
+        return tuple(n.output for n in self.nodes if exact(n))
 
     @cached_property
     def consumers(self) -> dict[str, tuple[Node, ...]]:

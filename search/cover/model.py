@@ -18,7 +18,6 @@ from fuser.errors import NoValidKernelError
 from fuser.errors import UnsupportedError
 from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.ops import Array
-from fuser.ir.ops import op as op_def
 from fuser.ir.program import TensorProgram
 from fuser.lower.compile import compile_sources
 from fuser.lower.options import PDL
@@ -33,6 +32,7 @@ from search.cover.offers import Pricing
 from search.cover.offers import best_form
 from search.cover.pack import packed
 from search.cover.parts import Part
+from search.cover.parts import contracts
 from search.cover.plan import Plan
 from search.cover.plan import plan_of_parts
 from search.cover.prices import by_library
@@ -85,8 +85,9 @@ class Model:
 
 
 def is_model(program: TensorProgram) -> bool:
-    """Whether a program is more than one region: it has more contractions than a fused kernel is searched for."""
-    return sum(op_def(n.op).kind == "contract" or n.op == "attention" for n in program.nodes) > SMALL
+    """Whether a program is more than one region: it has more contractions than a fused kernel is searched for, or what no
+    generated kernel computes."""
+    return sum(map(contracts, program.nodes)) > SMALL or bool(program.whole_numbers)
 
 
 def compile_model(  # noqa: PLR0913

@@ -131,8 +131,11 @@ def _best(asked: _Asked, device: Device, libraries: bool, seed: int) -> Laid:
     program, several, weights = asked.program, asked.rows, asked.weights
     worth = inf if asked.worth is None else asked.worth
     try:
-        graphs = structures(program) if asked.worth is None else _together(program, structures(program))
+        graphs = () if program.whole_numbers else structures(program)
+        graphs = graphs if asked.worth is None else _together(program, graphs)
     except FuserError:
+        graphs = ()
+    if not graphs:
         return {rows: None if rows else by_library(program, device) for rows in several}
     with_calls = with_libraries(graphs) if libraries and asked.worth is None else graphs
     found: Laid = {}

@@ -163,3 +163,17 @@ def test_products_of_a_library_are_verified_too() -> None:
     products = [f for p, f in zip(model.cover.parts, model.found, strict=True) if any(n.op == "matmul" for n in p.program.nodes)]
     assert any(not f.candidate.graph.blocks for f in products)
     assert all(f.verdict is not AS_IT_STANDS for f in products)
+
+
+def test_whole_numbers_stay_exact_beyond_those_of_float32(rng: np.random.Generator) -> None:
+    b = fuser.Builder("whole")
+    i, n = b.input("i", (4, 3), "int64"), b.input("n", (4, 3), "int64")
+    x = b.input("x", (4, 8))
+    moved = b.op("shift", i, scalar=16777217)
+    program = b.build(j=moved * n, y=b.op("gather", x, b.op("remainder", i, n), dim=1), e=b.op("eq", i, moved))
+    run = fuser.compile(program, target="h200", device="cpu")
+    given, by = torch.tensor(rng.integers(2**40, 2**50, (4, 3))), torch.full((4, 3), 8)
+    values = torch.tensor(rng.standard_normal((4, 8)), dtype=torch.float16)
+    got = run(values, given, by) if run.inputs[0] == "x" else run(given, by, values)
+    wanted = {"j": (given + 16777217) * by, "y": values.gather(1, given % by), "e": torch.zeros(4, 3, dtype=torch.bool)}
+    assert all(torch.equal(y, wanted[name]) for name, y in zip(program.outputs, got, strict=True))

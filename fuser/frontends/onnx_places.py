@@ -1,0 +1,99 @@
+"""ONNX's lookups, orders and scatters: rules from a node to operators of a program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from fuser.frontends.composed import cut
+from fuser.frontends.onnx_call import Call
+from fuser.ir.builder import Ref
+
+
+def _counted(c: Call, i: int, n: int) -> Ref:
+    """Indices as they count from the front: known ones here, others by what is added to the negative ones."""
+    if not isinstance(c.args[i], Ref):
+        return c.constant(np.asarray(c.args[i]).astype(np.int64) % n)
+    index = c.ref(i)
+    zero = c.constant(np.zeros(1, index.tensor.dtype))
+    return c.b.op("where", c.b.op("lt", index, zero), index + c.constant(np.array([n], index.tensor.dtype)), index)
+
+
+def _gather(c: Call) -> Ref:
+    x = c.ref(0)
+    axis = c.axis(0, len(x.shape))
+    if isinstance(c.args[1], Ref):
+        if axis == 0 and len(x.shape) == 2:
+            return c.b.op("embedding", x, c.ref(1), dtype=x.tensor.dtype)
+        return c.b.op("index", x, c.ref(1), dims=(axis,))
+    index = np.asarray(c.args[1]) % x.shape[axis]
+    run = index.reshape(-1)
+    if run.size and np.array_equal(run, run[0] + np.arange(run.size)):
+        part = cut(c.b, x, axis, int(run[0]), int(run[-1]) + 1)
+        return c.reshape(part, (*x.shape[:axis], *index.shape, *x.shape[axis + 1 :]))
+    return c.b.op("index", x, c.constant(index), dims=(axis,))
+
+
+def _gather_elements(c: Call) -> Ref:
+    x = c.ref(0)
+    axis = c.axis(0, len(x.shape))
+    return c.b.op("gather", x, _counted(c, 1, x.shape[axis]), dim=axis)
+
+
+def _gather_nd(c: Call) -> Ref:
+    """By known places, one after the other along the leading axes."""
+    c.only(batch_dims=0)
+    places, x = c.array(1, "indices"), c.ref(0)
+    assert places is not None
+    columns = [c.constant(places[..., i] % x.shape[i]) for i in range(places.shape[-1])]
+    return c.b.op("index", x, *columns, dims=tuple(range(len(columns))))
+
+
+def _scatter_elements(c: Call) -> Ref:
+    x = c.ref(0)
+    axis = c.axis(0, len(x.shape))
+    reduce = c.attrs.get("reduction", b"none").decode()
+    joined = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
+    index, src = _counted(c, 1, x.shape[axis]), c.ref(2)
+    if reduce == "none":
+        return c.b.op("scatter", x, index, src, dim=axis)
+    return c.b.op("scatter_reduce", x, index, src, dim=axis, reduce=joined[reduce])
+
+
+def _scatter_nd(c: Call) -> Ref:
+    places, x = c.array(1, "indices"), c.ref(0)
+    assert places is not None
+    reduce = c.attrs.get("reduction", b"none")
+    if reduce not in (b"none", b"add"):
+        raise c.unsupported(f"joins by {reduce.decode()}")
+    columns = [c.constant(places[..., i] % x.shape[i]) for i in range(places.shape[-1])]
+    return c.b.op("index_put", x, c.ref(2), *columns, dims=tuple(range(len(columns))), accumulate=reduce == b"add")
+
+
+def _top_k(c: Call) -> tuple[Ref, Ref]:
+    x, (k,) = c.ref(0), c.ints(1, "k") or (1,)
+    axis = c.axis(-1, len(x.shape))
+    largest, ordered = bool(c.attrs.get("largest", 1)), bool(c.attrs.get("sorted", 1))
+    places = c.b.op("argtopk", x, k=k, dim=axis, largest=largest, sorted=ordered, dtype="int64")
+    return c.b.op("gather", x, places, dim=axis), places
+
+
+def _one_hot(c: Call) -> Ref:
+    """Whether an index is that of each place along a new axis."""
+    index, depth, values = c.ref(0), int(c.number(1, "depth") or 0), c.array(2, "values")
+    assert values is not None
+    axis = c.attrs.get("axis", -1) % (len(index.shape) + 1)
+    lead, rest = index.shape[:axis], index.shape[axis:]
+    at = np.arange(depth, dtype=index.tensor.dtype).reshape(depth, *(1,) * len(rest))
+    wanted = c.reshape(_counted(c, 0, depth), (*lead, 1, *rest))
+    hit = c.b.op("eq", c.b.op("broadcast", wanted, shape=(*lead, depth, *rest)), c.constant(at))
+    off, on = (c.constant(np.asarray(values)[i : i + 1]) for i in (0, 1))
+    return c.b.op("where", hit, on, off)
+
+
+PLACES: dict[str, Callable[[Call], Any]] = {
+    "Gather": _gather, "GatherElements": _gather_elements, "GatherND": _gather_nd, "ScatterElements": _scatter_elements,
+    "Scatter": _scatter_elements, "ScatterND": _scatter_nd, "TopK": _top_k, "OneHot": _one_hot,
+}  # fmt: skip
