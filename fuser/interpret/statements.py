@@ -9,6 +9,7 @@ from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Mapping
 from collections.abc import Sequence
+from math import prod
 from typing import Generic
 from typing import TypeVar
 
@@ -49,7 +50,13 @@ def run_kernels(
     safe = guarded(graph)
 
     def block(k: BlockGraph, tensors: Mapping[str, V]) -> Mapping[str, V]:
-        return run(k, tensors, {value for kernel, value in safe if kernel == k.name})
+        made = run(k, tensors, {value for kernel, value in safe if kernel == k.name})
+        return {n: _as_whole(x, graph.table[n].shape) if n in graph.table else x for n, x in made.items()}
+
+    def _as_whole(x: V, shape: tuple[int, ...]) -> V:
+        """A tensor that a kernel writes with fewer dimensions, as the program has it."""
+        own = algebra.shape(x)
+        return algebra.lift(lambda y: y.reshape(shape), x) if len(own) < len(shape) and prod(own) == prod(shape) else x
 
     def library(k: LibraryKernel, tensors: Mapping[str, V]) -> V:
         attrs = bound(k.attrs, lambda e: algebra.shape(tensors[e.tensor])[e.dim])
@@ -97,10 +104,9 @@ class Statements(Generic[V]):
     def source(self, stmt: Stmt) -> V:
         assert stmt.access is not None
         source, full, shape = self.tensors[stmt.access.source], self.full(stmt), stmt.access.source_shape(self.extents)
-        if self.algebra.shape(source) != shape:
+        if (own := self.algebra.shape(source)) != shape and not (len(shape) < len(own) and prod(shape) == prod(own)):
             raise InterpretError(
-                f"kernel {self.block.name!r} reads {stmt.access} of shape {shape}, "
-                f"but the tensor has shape {self.algebra.shape(source)}"
+                f"kernel {self.block.name!r} reads {stmt.access} of shape {shape}, but the tensor has shape {own}"
             )
         if box := stmt.access.window:
             seen, sizes = box.seen, stmt.access.shape(self.extents)

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import asdict
 from dataclasses import dataclass
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -40,7 +41,9 @@ from fuser.ir.fuse import fuse
 from fuser.ir.libraries import generated
 from fuser.ir.libraries import products
 from fuser.ir.libraries import with_library
+from fuser.ir.merge import merged
 from fuser.ir.mugraph import FREE
+from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.ops import Array
@@ -90,6 +93,7 @@ def reduced_extents(graph: KernelGraph, schedule: Schedule, free: Collection[str
     if len(graph.blocks) < len(graph.kernels) or _read_both_ways(graph):
         return graph.extents
     steps: dict[str, int] = {}
+    divided: dict[str, int] = {}
     full: dict[str, int] = {}
     for block, ks in scheduled_blocks(graph, schedule):
         counts = dict(ks.splits)
@@ -100,6 +104,8 @@ def reduced_extents(graph: KernelGraph, schedule: Schedule, free: Collection[str
             full[axis] = extent
             tile = ks.tile.get(axis, extent)
             step = tile * counts.get(split_of.get(axis, ""), 1)
+            if axis in split_of and axis not in contracted(block):
+                divided[axis] = of_parts(extent, tile, counts[split_of[axis]])
             if tile < extent:
                 steps[axis] = math.lcm(steps.get(axis, 1), step)
     for block, ks in scheduled_blocks(graph, schedule):
@@ -112,10 +118,29 @@ def reduced_extents(graph: KernelGraph, schedule: Schedule, free: Collection[str
     for axis, extent in full.items():
         step = steps.get(axis)
         small = 2 * step + extent % step if step else FEW if axis in free else extent
-        sizes[axis] = min(extent, small)
+        sizes[axis] = min(extent, divided.get(axis, small))
     while apart := _read_in_shapes(graph, sizes):
         sizes |= {a: full[a] for a in apart}
     return sizes
+
+
+def contracted(block: BlockGraph) -> set[str]:
+    """Axes over which a block sums products."""
+    return {a for s in block.computes if op_def(s.op).kind == "contract" for a in s.reduce}
+
+
+def of_parts(extent: int, tile: int, parts: int) -> int:
+    """An extent at which no part is empty, each has a loop if it really has one, and the last is as ragged."""
+    trips = math.ceil(extent / (parts * tile))
+    few, rest = few_parts(parts), extent % tile
+    if trips * parts * tile == extent:
+        return few * tile * min(trips, 2)
+    return ((few - 1) * tile + (rest or tile)) if trips == 1 else (2 * few - 1) * tile + rest
+
+
+def few_parts(parts: int) -> int:
+    """Parts of a split at reduced size: as many, or a few where there are hundreds."""
+    return parts if parts <= MANY_PARTS else FEW_PARTS if parts & (parts - 1) == 0 else FEW_PARTS - 3
 
 
 def _read_in_shapes(graph: KernelGraph, sizes: Mapping[str, int]) -> set[str]:
@@ -137,6 +162,12 @@ def _read_both_ways(graph: KernelGraph) -> bool:
     return bool({a.source for a in accesses if a.window} & {a.source for a in accesses if not a.window})
 
 
+def _joins(program: TensorProgram, graph: KernelGraph) -> bool:
+    """Some kernel sees a tensor of the program with fewer dimensions."""
+    accesses = [s.access for b in graph.blocks for s in b.stmts if s.access and s.access.tensor in program.table]
+    return any(len(a.dims) < len(program[a.tensor].shape) for a in accesses)
+
+
 def _at_reduced_sizes(program: TensorProgram, graph: KernelGraph, schedule: Schedule) -> tuple[dict[str, int], KernelGraph]:
     """The reduced extents, and the graph with them. A library's products take part as blocks that divide nothing."""
     called = tuple(k.name for k in graph.kernels if isinstance(k, LibraryKernel))
@@ -151,14 +182,17 @@ def _at_reduced_sizes(program: TensorProgram, graph: KernelGraph, schedule: Sche
     return sizes, graph.with_extents(sizes)
 
 
+MANY_PARTS, FEW_PARTS = 64, 16
+"""Parts of a split that are not checked one by one, and how many stand for them."""
 PROGRAMS = 3
 """Of a persistent kernel at reduced size, so that each of them computes several places."""
 
 
 def reduced_schedule(schedule: Schedule) -> Schedule:
-    """The schedule with few enough persistent programs for the reduced grid."""
+    """The schedule with few enough persistent programs for the reduced grid, and with few parts."""
 
     def of(kernel: KernelSchedule) -> KernelSchedule:
+        kernel = replace(kernel, splits=tuple((a, few_parts(n)) for a, n in kernel.splits))
         programs = PERSISTENT.of(kernel)
         return PERSISTENT.set(kernel, min(programs, PROGRAMS)) if programs else kernel
 
@@ -180,9 +214,13 @@ def random_inputs(graph: KernelGraph, rng: np.random.Generator, draw: Draw | Non
     return found
 
 
-def plain(program: TensorProgram, sizes: Mapping[str, int]) -> Candidate:
-    """The program as written, in one block without tiles: the reference at other sizes."""
-    graph = fuse(program).with_extents(sizes)
+def plain(program: TensorProgram, sizes: Mapping[str, int], joined: bool = False) -> Candidate:
+    """The program as written, in one block without tiles: the reference at other sizes. ``joined``: they are of axes that were
+    merged."""
+    graph = fuse(program)
+    if joined:
+        graph = replace(graph, kernels=tuple(map(merged, graph.blocks)))
+    graph = graph.with_extents(sizes)
     return Candidate(graph, Schedule(tuple(KernelSchedule() for _ in graph.blocks)))
 
 
@@ -231,7 +269,7 @@ def _reference(
     with np.errstate(all="ignore"):
         if _read_both_ways(graph):
             return program.evaluate(inputs)
-        written = plain(program, sizes)
+        written = plain(program, sizes, _joins(program, graph))
         return interpret(written.graph, written.schedule, inputs)
 
 

@@ -99,7 +99,10 @@ def hoisted(nodes: Sequence[Node]) -> tuple[Node, ...]:
 
 def used(w: Writer, axis: str) -> bool:
     """Whether pointers, masks or operators need the indices of an axis; descriptors need none."""
-    needs = (s for s in w.tiles.block.stmts if axis in s.axes and not (s.access and s.access.source in w.described))
+    stmts = w.tiles.block.stmts
+    if not any(axis in s.related for s in stmts):  # only constants are made of it
+        return False
+    needs = (s for s in stmts if axis in s.axes and not (s.access and s.access.source in w.described))
     return any(s.access or op_def(s.op).indexed for s in needs) or any(w.tiles.masked(axis, p) for p in w.tiles.pieces[axis])
 
 

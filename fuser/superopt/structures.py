@@ -12,21 +12,17 @@ from fuser.ir.axes import axes_of
 from fuser.ir.composites import expand
 from fuser.ir.fuse import fuse
 from fuser.ir.fuse import fuse_nodes
-from fuser.ir.mugraph import FREE
-from fuser.ir.mugraph import Access
-from fuser.ir.mugraph import Axis
-from fuser.ir.mugraph import BlockGraph
+from fuser.ir.merge import merged
 from fuser.ir.mugraph import Kernel
 from fuser.ir.mugraph import KernelGraph
-from fuser.ir.mugraph import Stmt
-from fuser.ir.mugraph import live
 from fuser.ir.ops import op as op_def
 from fuser.ir.program import TensorProgram
-from fuser.ir.program import accumulator
 from fuser.ir.windows import windowed
 from fuser.superopt.rewrite.postpone import postpone_divisions
 from fuser.superopt.rewrite.stabilize import stabilize_graph
 from fuser.superopt.rewrite.stabilize import unstable
+from fuser.superopt.splits import split_folds
+from fuser.superopt.splits import split_reductions
 
 SEARCHED = 64
 """Most structures that are taken from the superoptimizer: the model ranks each of them with all its schedules."""
@@ -55,16 +51,19 @@ def structures(program: TensorProgram) -> tuple[KernelGraph, ...]:
     first: UnsupportedError | None = None
     spots = cut_points(program)
     chosen = cut_sets(spots)
+    whole = all(op_def(n.op).kind != "contract" for n in program.nodes)
     for cuts in chosen:
         try:
             boxes = windowed(program, cuts)
             bare = cut(boxes.program, cuts)
+            if whole:
+                bare = replace(bare, kernels=tuple(merged(b, boxes.windows) for b in bare.blocks))
             graph = boxes.attach(stabilize_graph(bare))
         except UnsupportedError as error:
             first = first or error
             continue
         found[graph] = None
-        for split in split_reductions(bare) if len(spots) <= EVERY_CUT else ():
+        for split in split_folds(bare) if whole else split_reductions(bare) if len(spots) <= EVERY_CUT else ():
             found[boxes.attach(split)] = None
     if not found:
         raise first or UnsupportedError(f"{program.name!r} has no operator that a kernel could do")
@@ -185,138 +184,3 @@ def _extends(program: TensorProgram, nodes: set[str], last: set[str], cuts: list
     """A further output that reads what the last segment computes belongs into the same kernel."""
     reads = {i for n in nodes for i in program.producers[n].inputs}
     return bool(reads & last) and not any(c in last for c in cuts)
-
-
-def split_reductions(graph: KernelGraph) -> list[KernelGraph]:
-    """For each kernel and each axis that it sums over last: the same with that sum split over the grid, and a kernel that adds
-    the parts and goes on. More blocks where a fused kernel has too few (split-K, FlashDecoding's split keys)."""
-    found: list[KernelGraph] = []
-    for i, kernel in enumerate(graph.kernels):
-        if not isinstance(kernel, BlockGraph) or kernel.splits:
-            continue
-        for axis in last_reductions(kernel):
-            try:
-                first, second = split_block(kernel, axis)
-            except UnsupportedError:
-                continue  # what follows the sums needs more of the first kernel than the sums
-            before, after = graph.kernels[:i], graph.kernels[i + 1 :]
-            chains: list[tuple[Kernel, ...]] = [(*before, first, second, *after)]
-            needed = (*graph.outputs, *(t for k in after[1:] for t in k.inputs))
-            if after and isinstance(after[0], BlockGraph) and (joined := join(second, after[0], needed)):
-                chains.append((*before, first, joined, *after[1:]))
-            for kernels in chains:
-                try:
-                    found.append(stabilize_graph(replace(graph, kernels=kernels).validate()))
-                except UnsupportedError:
-                    continue
-    return found
-
-
-def join(first: BlockGraph, second: BlockGraph, needed: Sequence[str] = ()) -> BlockGraph | None:
-    """Two kernels as one block that computes what the first stores where the second would load it, once more in each block of
-    the grid; ``None`` where the second reads it under another shape, or others need it too (``needed``: outputs, and what
-    kernels behind them read)."""
-    stores = {s.access.tensor: s for s in first.stores if s.access}
-    loads = [s for s in second.loads if s.access and s.access.tensor in stores]
-    if set(stores) & set(needed) or {s.access.tensor for s in loads if s.access} != set(stores):
-        return None
-    value: dict[str, str] = {}
-    for s in loads:
-        made = stores[s.access.tensor]  # type: ignore[union-attr]
-        if s.access != made.access or s.dtype != made.dtype:
-            return None
-        value[s.value] = made.value
-    mine = [s for s in first.stmts if s.kind != "store"]
-    names = {s.value for s in mine}
-    theirs = [replace(s, args=tuple(value.get(a, a) for a in s.args)) for s in second.stmts if s not in loads]
-    if clash := {s.value for s in theirs if s.kind != "store"} & names:
-        same = {s.value for s in theirs if s.kind == "load" and s in mine}
-        if clash - same:
-            return None
-        theirs = [s for s in theirs if s.value not in same or s.kind == "store"]
-    extents = dict(first.extents)
-    if any(extents.get(a.name, a.extent) != a.extent for a in second.axes):
-        return None
-    axes = (*first.axes, *(a for a in second.axes if a.name not in extents))
-    return BlockGraph(second.name, axes, (*mine, *theirs), (*first.splits, *second.splits)).validate()
-
-
-def last_reductions(block: BlockGraph) -> tuple[str, ...]:
-    """Axes over which something is summed that no other sum follows."""
-    folds = [s for s in block.computes if s.folds]
-    found: dict[str, None] = {}
-    for s in folds:
-        later = {v for t in folds if t is not s and s.value in _ancestors(block, t) for v in t.reduce}
-        if not later and len(s.reduce) == 1 and s.op != "max":
-            found[s.reduce[0]] = None
-    return tuple(found)
-
-
-def _ancestors(block: BlockGraph, stmt: Stmt) -> frozenset[str]:
-    seen: set[str] = set()
-    todo = list(stmt.args)
-    while todo:
-        value = todo.pop()
-        if value not in seen:
-            seen.add(value)
-            todo += block.by_value[value].args
-    return frozenset(seen)
-
-
-def split_block(block: BlockGraph, axis: str) -> tuple[BlockGraph, BlockGraph]:
-    """The block up to its sums over ``axis``, each part of which another block of the grid does, and the block that adds the
-    partial results and does what follows.
-
-    Raises :class:`UnsupportedError` where what follows needs a value of the first block that is neither loaded nor such a sum.
-    """
-    parts = f"{axis}_part"
-    sums = [s for s in block.computes if s.folds and axis in s.reduce]
-    if any(s.op == "max" or len(s.reduce) > 1 or axis in s.axes for s in sums):
-        raise UnsupportedError(f"the sums of {block.name!r} over {axis!r} cannot be split")
-    partial = {s.value for s in sums}
-    after = {s.value for s in block.computes if partial & _ancestors(block, s)}
-    if after & partial:
-        raise UnsupportedError(f"a sum over {axis!r} of {block.name!r} needs another one")
-    head: list[Stmt] = []
-    loads: list[Stmt] = []
-    for s in block.stmts:
-        if s.value in partial and s.kind == "compute":
-            head.append(replace(s, axes=(parts, *s.axes)))
-        elif s.kind != "store" and s.value not in after:
-            head.append(s)
-    tail = [s for s in block.stmts if (s.kind == "store" or s.value in after)]
-    if any(s.kind == "store" and s.value not in after | partial for s in tail):
-        raise UnsupportedError(f"{block.name!r} stores a value that is not summed over {axis!r}")
-    begin: list[Stmt] = []
-    for s in sums:
-        stored = next((t.access for t in block.stores if t.value == s.value), None)
-        tensor = f"{stored.tensor if stored else s.value}_part"
-        access = Access(tensor, tuple((a,) for a in (parts, *s.axes)))
-        # partial sums stay in fp32: rounding them would cost accuracy that the one-kernel form has
-        head.append(Stmt("store", s.value, access.axes, accumulator(s.dtype), access=access))
-        begin.append(Stmt("load", f"{s.value}_part", access.axes, accumulator(s.dtype), access=access))
-        begin.append(Stmt("compute", s.value, s.axes, s.dtype, "sum", (f"{s.value}_part",), (parts,)))
-    made = {s.value for s in (*begin, *tail)}
-    again: set[str] = set()
-    for name in dict.fromkeys(a for s in tail for a in s.args):
-        if name in made:
-            continue
-        source = block.by_value[name]
-        if source.kind == "load":
-            loads.append(source)
-            continue
-        if any(axis in (*block.by_value[v].axes, *block.by_value[v].reduce) for v in (name, *_ancestors(block, source))):
-            raise UnsupportedError(f"what follows the split of {block.name!r} needs {name!r} of the first kernel")
-        again |= {name, *_ancestors(block, source)}
-    # what the split has no part in is computed again: a term beside the sums, say
-    loads = [s for s in block.stmts if s.kind != "store" and (s in loads or s.value in again)]
-    stmts = (*begin, *loads, *tail)
-    free = (Axis(parts, FREE),)
-
-    def used(statements: Sequence[Stmt]) -> tuple[Axis, ...]:
-        names = {a for s in statements for a in (*s.axes, *s.reduce, *s.constant_axes)}
-        return free + tuple(a for a in block.axes if a.name in names)
-
-    needed = live(head)
-    first = BlockGraph(f"{block.name}_split", used(needed), needed, ((axis, parts),))
-    return first.validate(), BlockGraph(f"{block.name}_sum", used(stmts), stmts).validate()

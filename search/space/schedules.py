@@ -28,9 +28,11 @@ from cost_model.shared_memory import SLACK
 from fuser.device import Device
 from fuser.errors import NoValidKernelError
 from fuser.errors import UsageError
+from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
+from search.space.expressions import is_contraction
 from search.space.kernels import Batch
 from search.space.kernels import Estimator
 from search.space.kernels import KernelSpace
@@ -42,6 +44,18 @@ from search.space.knobs import settings_of
 from search.space.places import behind
 
 SPLITS = (2, 4, 8, 16, 32, 64)
+MANY = tuple(1 << i for i in range(1, 13))
+"""Parts of what has no product: partial results are a few numbers, and every SM needs blocks that wait for memory."""
+NEAR = 0.9
+"""Parts that fill this much of the device's SMs, or of whole waves of them, need no number of their own."""
+
+
+def counts_of(block: BlockGraph, device: Device) -> tuple[int, ...]:
+    """The numbers of parts that are tried for a block: powers of two, without products also whole waves."""
+    if any(is_contraction(s) for s in block.computes):
+        return SPLITS
+    waves = [device.sm_count << i for i in range(4)]
+    return tuple(sorted({*MANY, *(w for w in waves if not any(NEAR * w <= n <= w for n in MANY))}))
 
 
 @dataclass(frozen=True)
@@ -63,14 +77,16 @@ class ScheduleSpace:
     def splits(self) -> tuple[Split, ...]:
         """A knob for each axis that counts the parts of a split, shared by the kernels that have it."""
         most: dict[str, int] = {}
+        tried: dict[str, tuple[int, ...]] = {}
         for k in self.kernels:
             for axis, parts in k.block.splits:
                 if parts in k.free:
+                    tried[parts] = counts_of(k.block, self.device)
                     # a part has at least one tile of every tile size that is left
                     least = min(t.values[0] for t in k.tiles if t.name == axis)
-                    most[parts] = min(most.get(parts, SPLITS[-1]), k.block.extents[axis] // least)
+                    most[parts] = min(most.get(parts, tried[parts][-1]), k.block.extents[axis] // least)
         free = dict.fromkeys(a for k in self.kernels for a in k.free)
-        return tuple(Split(a, tuple(s for s in SPLITS if s <= most.get(a, SPLITS[-1])) or (1,)) for a in free)
+        return tuple(Split(a, tuple(s for s in tried.get(a, SPLITS) if s <= most.get(a, SPLITS[-1])) or (1,)) for a in free)
 
     @cached_property
     def knobs(self) -> tuple[Knob[Any], ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from fuser.errors import ProgramError
 from fuser.errors import UnsupportedError
 from fuser.ir.mugraph import KernelGraph
@@ -57,6 +59,7 @@ def check_interface(program: TensorProgram, graph: KernelGraph) -> None:
     for k in graph.blocks:
         for s in k.stmts:
             if s.access and s.access.tensor in program.table and s.access.tensor in (*program.inputs, *program.outputs):
-                shape = s.access.shape(k.extents)
-                if shape != program[s.access.tensor].shape:
-                    raise MismatchError(f"{k.name!r}: {s} has shape {shape}, not {program[s.access.tensor].shape}")
+                shape, wanted = s.access.shape(k.extents), program[s.access.tensor].shape
+                joined = len(shape) < len(wanted) and math.prod(shape) == math.prod(wanted)
+                if shape != wanted and not joined:
+                    raise MismatchError(f"{k.name!r}: {s} has shape {shape}, not {wanted}")

@@ -257,8 +257,10 @@ class _Ties:
     def touch(self, tensor: str, kernel: str, dims: Dims, what: str) -> None:
         own = [[self.known[kernel, a] for a in d] for d in dims]
         before = self.tensors.setdefault(tensor, own)
-        if len(own) != len(before):
+        if len(own) > len(before):
             raise MismatchError(f"{what} has {len(own)} dimensions, {tensor!r} has {len(before)}")
+        if len(own) < len(before):  # dimensions that always go together are one there
+            before, own = ([[x for dim in side for x in dim]] for side in (before, own))
         for old, new in zip(before, own, strict=True):
             _tie(old, new, what)
 
