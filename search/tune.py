@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -39,6 +40,10 @@ RUNNERS = 16
 """Candidates that are kept behind the winner: what is compiled next if it does not hold."""
 
 
+REMEMBERED = 8192
+"""Kernels of which a process remembers the ranking."""
+
+
 @dataclass(frozen=True)
 class Tuned:
     """The winner, what came next (best first; other structures and the winner's own next schedules, and in the end the best of
@@ -64,7 +69,7 @@ def rank_graph(
     """Schedules of one structure by the model, best first; the number of estimates, and notes of the space. A structure that
     will take much longer than ``worth`` seconds is not searched in full."""
     fixed = math.fsum(library_seconds(graph, k, device) for k in graph.kernels if isinstance(k, LibraryKernel))
-    space = ScheduleSpace(graph, device)
+    space = ScheduleSpace(graph, device, ranked=_ranked(device))
 
     def estimate(f: Features) -> Counts:
         return np.where(hazardous(f, device) | unwieldy(f), np.inf, refined.seconds(f, device))
@@ -80,6 +85,17 @@ def graph_seconds(candidate: Candidate, device: Device) -> float:
     fixed = (library_seconds(graph, k, device) for k in graph.kernels if isinstance(k, LibraryKernel))
     made = (float(refined.seconds(schedule_features(b, k), device)[0]) for b, k in candidate.blocks)
     return math.fsum((*fixed, *made))
+
+
+_RANKED: dict[Device, dict[Any, Any]] = {}
+
+
+def _ranked(device: Device) -> dict[Any, Any]:
+    """What this process has ranked for a device: structures of a program, and parts of a model, share most of their kernels."""
+    found = _RANKED.setdefault(device, {})
+    if len(found) > REMEMBERED:
+        found.clear()
+    return found
 
 
 def library_seconds(graph: KernelGraph, kernel: LibraryKernel, device: Device) -> float:

@@ -50,7 +50,9 @@ def _together(block: BlockGraph, fixed: Collection[str], outer: str, inner: str)
         if any(_power(v, outer) != _power(v, inner) for _, v in s.attrs if isinstance(v, Scalar)):
             return False
         if s.access and pair & set(s.access.axes):
-            if s.access.window or s.access.tensor in fixed or (outer, inner) not in pairwise(s.access.axes):
+            held = s.access.window or s.access.tensor in fixed
+            apart = held or (outer, inner) not in pairwise(s.access.axes)
+            if apart:
                 return False
     return True
 

@@ -149,16 +149,17 @@ def rank(space: ScheduleSpace, estimate: Estimator, top: int = 8) -> SearchResul
     schedule is left.
     """
     found: list[tuple[float, int, tuple[KernelSchedule, ...]]] = []
-    known: dict[tuple[int, tuple[int, ...]], list[tuple[float, KernelSchedule]]] = {}
-    estimated = 0
+    known = {} if space.ranked is None else space.ranked
+    blocks = [replace(k.block, name="") for k in space.kernels]  # names of kernels change nothing
+    seen: dict[object, int] = {}
     for splits in space.split_choices():
         lists = []
         for number, k in enumerate(space.kernels):
-            key = (number, tuple(splits[a] for a in k.free))
+            key = (blocks[number], k.behind, k.settings, k.limit, tuple(splits[a] for a in k.free), top)
             if key not in known:
-                known[key], n = _rank_kernel(k, splits, estimate, top)
-                estimated += n
-            lists.append(known[key])
+                known[key] = _rank_kernel(k, splits, estimate, top)
+            lists.append(known[key][0])
+            seen[key] = known[key][1]
         combined: list[tuple[float, tuple[KernelSchedule, ...]]] = [(0.0, ())]
         for ranked in lists:
             combined = heapq.nsmallest(top, ((t + u, (*s, v)) for t, s in combined for u, v in ranked), key=lambda x: x[0])
@@ -166,7 +167,7 @@ def rank(space: ScheduleSpace, estimate: Estimator, top: int = 8) -> SearchResul
     best = tuple(Ranked(Candidate(space.graph, Schedule(s)), t) for t, _, s in heapq.nsmallest(top, found))
     if not best:
         raise none_left(space)
-    return SearchResult("exhaustive", best, estimated, 0, "complete", notes=space.notes)
+    return SearchResult("exhaustive", best, sum(seen.values()), 0, "complete", notes=space.notes)
 
 
 def _rank_kernel(

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import replace
 from functools import cached_property
+from functools import lru_cache
 from itertools import islice
 from typing import Any
 
@@ -222,13 +223,19 @@ class KernelSpace:
         return KernelSchedule(by_axis, order.without(dead), tuple(sorted(splits.items())), warps, stages, self.given)
 
 
+@lru_cache(maxsize=1024)
+def _orders(block: BlockGraph) -> tuple[tuple[TilingExpr, ...], str]:
+    """The distinct orders of a block's loops, those of few loops first; kernels of many structures share a block."""
+    left, note = expressions(block)
+    return tuple(sorted(distinct(block, left), key=lambda e: len(e.axes))), note
+
+
 def kernel_space(
     block: BlockGraph, device: Device, slack: float = SLACK, behind: bool = False, options: bool = False
 ) -> KernelSpace:
     """The knobs of one block: the distinct orders that rules 1 and 2 leave, the tile sizes that rule 3 leaves, warps and
     stages; with ``options`` also those of the lowering."""
-    left, note = expressions(block)
-    orders = sorted(distinct(block, left), key=lambda e: len(e.axes))
+    orders, note = _orders(replace(block, name=""))
     if not orders:
         raise NoValidKernelError(f"kernel {block.name!r} has no order of loops that can run", "cut the program there")
     tiles, notes = [], [note] if note else []
@@ -243,7 +250,7 @@ def kernel_space(
     stages = (3, 4, 2) if find_layers(block, block.stmts) else (2, 3, 4, 1) if chain else (2, 1)
     return KernelSpace(
         block,
-        Order("order", tuple(orders)),
+        Order("order", orders),
         tuple(tiles),
         Choice("warps", warps),
         Choice("stages", stages),

@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from dataclasses import field
 from dataclasses import replace
 from functools import cached_property
 from itertools import product
@@ -67,6 +68,8 @@ class ScheduleSpace:
     device: Device
     slack: float = SLACK
     options: bool = False
+    ranked: dict[Any, Any] | None = field(default=None, compare=False, repr=False)
+    """What was found for single kernels with one estimator: spaces that share it rank a kernel that they have in common once."""
 
     @cached_property
     def kernels(self) -> tuple[KernelSpace, ...]:
