@@ -19,10 +19,10 @@ from fuser.ir.ops import op as op_def
 from fuser.ir.program import TensorProgram
 from fuser.ir.windows import windowed
 from fuser.superopt.rewrite.postpone import postpone_divisions
+from fuser.superopt.rewrite.splits import split_folds
+from fuser.superopt.rewrite.splits import split_reductions
 from fuser.superopt.rewrite.stabilize import stabilize_graph
 from fuser.superopt.rewrite.stabilize import unstable
-from fuser.superopt.splits import split_folds
-from fuser.superopt.splits import split_reductions
 
 SEARCHED = 64
 """Most structures that are taken from the superoptimizer: the model ranks each of them with all its schedules."""

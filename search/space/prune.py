@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from itertools import combinations
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -126,7 +127,8 @@ def tile_sets(block: BlockGraph) -> tuple[TileSet, ...]:
     splits = {g for _, g in block.splits}
     batch, loops, chained = set(batch_axes(block)), expression_axes(block), _contracted(block)
     stored, whole = block.stores[0].access, bool(too_deep(block))
-    last = [a for a in (stored.axes if stored else ()) if a not in batch][-2:]
+    last = [a for a in (stored.axes if stored else ()) if a not in batch and a not in splits][-2:]
+    runs = _runs(block)
     found = []
     for a in block.axes:
         if a.name in splits or a.extent == FREE:
@@ -140,7 +142,7 @@ def tile_sets(block: BlockGraph) -> tuple[TileSet, ...]:
         elif a.name in block.reduced:
             sizes = powers(a.extent, MMA)
         elif a.name in bindable(block) and (a.name in last or a.name in loops):
-            sizes = powers(a.extent, MMA if a.name == last[-1] else 1) if a.name in last else (1,)
+            sizes = powers(a.extent, MMA if a.name == last[-1] and a.name in runs else 1) if a.name in last else (1,)
         else:
             sizes = (1,) if a.name in bindable(block) else (a.extent,)
         if sizes == (1,) or (whole and a.name not in bindable(block)):
@@ -149,6 +151,16 @@ def tile_sets(block: BlockGraph) -> tuple[TileSet, ...]:
         values, note = rule3(a.extent, sizes)
         found.append(TileSet(a.name, a.extent, len(sizes), values, f"axis {a.name}: {note}" if note else ""))
     return tuple(found)
+
+
+def _runs(block: BlockGraph) -> set[str]:
+    """Axes along which elements lie side by side in a large tensor that a block reads or writes. What a kernel without products
+    sums over lies so alone: rows of its result need no width of their own."""
+    sizes = {s: prod(block.extents[a] or 1 for a in s.axes) for s in (*block.loads, *block.stores) if s.access and s.axes}
+    largest = max(sizes.values(), default=1)
+    if any(is_contraction(s) for s in block.computes):
+        return set(block.extents)
+    return {s.access.axes[-1] for s, n in sizes.items() if s.access and n == largest}
 
 
 def _whole(extent: int) -> int:

@@ -12,8 +12,8 @@ from fuser.ir.builder import Ref
 from fuser.ir.fuse import fuse
 from fuser.ir.mugraph import KernelGraph
 from fuser.superopt.rewrite.postpone import postpone_divisions
+from fuser.superopt.rewrite.splits import split_block
 from fuser.superopt.rewrite.stabilize import licences
-from fuser.superopt.splits import split_block
 from fuser.superopt.verify.degrees import Degrees
 from fuser.superopt.verify.degrees import measured_degrees
 from fuser.workloads import workload

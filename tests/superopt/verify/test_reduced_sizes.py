@@ -19,8 +19,8 @@ from fuser.ir.mugraph import Stmt
 from fuser.ir.program import TensorProgram
 from fuser.ir.scalar import Extent
 from fuser.ir.scalar import Scalar
+from fuser.superopt.rewrite.splits import split_block
 from fuser.superopt.rewrite.stabilize import stabilize_graph
-from fuser.superopt.splits import split_block
 from fuser.superopt.verify.masks import Mask
 from fuser.superopt.verify.masks import reduced_offsets
 from fuser.superopt.verify.reduced import reduction

@@ -60,7 +60,7 @@ def test_nested_exponentials() -> None:
 
 def test_masked_split_with_partial_maxima() -> None:
     """Rows that see nothing of a part: its maximum is that of nothing, and its weight is zero."""
-    from fuser.superopt.splits import split_block
+    from fuser.superopt.rewrite.splits import split_block
 
     program = CAUSAL
     graph = postponed(program)

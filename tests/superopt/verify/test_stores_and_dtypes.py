@@ -16,7 +16,7 @@ from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.mugraph import Stmt
 from fuser.ir.program import TensorProgram
-from fuser.superopt.splits import split_block
+from fuser.superopt.rewrite.splits import split_block
 from fuser.superopt.structures import structures
 from fuser.superopt.verify.verifier import Rejected
 from fuser.superopt.verify.verifier import verify

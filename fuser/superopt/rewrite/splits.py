@@ -1,7 +1,7 @@
 """Sums divided over the grid: a kernel that leaves partial results, many blocks of it, and one that joins them and goes on.
 
 Kernels with products are split at the last of their sums (split-K, FlashDecoding's split keys), a program without any along
-whatever it folds (:mod:`fuser.superopt.partial`), where a kernel would have few blocks otherwise.
+whatever it folds (:mod:`.partial`), where a kernel would have few blocks otherwise.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import Stmt
 from fuser.ir.mugraph import live
 from fuser.ir.program import accumulator
-from fuser.superopt.partial import parted
+from fuser.superopt.rewrite.partial import parted
 from fuser.superopt.rewrite.stabilize import stabilize_graph
 
 LONG = 2048
