@@ -97,11 +97,15 @@ def hoisted(nodes: Sequence[Node]) -> tuple[Node, ...]:
     return (*nodes[:first], *loads, *(n for n in nodes[first:] if n not in loads))
 
 
+LARGEST = 1 << 20
+"""Most elements of a tensor in Triton."""
+
+
 def used(w: Writer, axis: str) -> bool:
     """Whether pointers, masks or operators need the indices of an axis; descriptors need none."""
     stmts = w.tiles.block.stmts
-    if not any(axis in s.related for s in stmts):  # only constants are made of it
-        return False
+    if w.tiles.plans[axis].tile > LARGEST and not any(axis in s.related for s in stmts):
+        return False  # only constants are made of it, and Triton has no such range
     needs = (s for s in stmts if axis in s.axes and not (s.access and s.access.source in w.described))
     return any(s.access or op_def(s.op).indexed for s in needs) or any(w.tiles.masked(axis, p) for p in w.tiles.pieces[axis])
 
