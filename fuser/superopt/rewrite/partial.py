@@ -73,6 +73,9 @@ class _Parted:
         self.head: list[Stmt] = []
         self.begin: list[Stmt] = []
         self.left: dict[str, str] = {}
+        reads = [s for s in block.loads if s.access and axis in s.axes]
+        self.along = all(s.access is not None and s.access.axes[-1] == axis for s in reads)
+        """Each part reads rows: then what the parts of a row leave lies side by side, else what one part leaves of all rows."""
 
     def run(self, name: str) -> tuple[BlockGraph, BlockGraph]:
         if not self.first or any(op_def(s.op).kind == "contract" for s in self.block.computes):
@@ -109,7 +112,10 @@ class _Parted:
         if value in self.left:
             return []
         self.left[value] = self.fresh(f"{value}_part")
-        access = Access(self.left[value], tuple((a,) for a in self.with_part(axes)))
+        order = self.with_part(axes)
+        if self.along:
+            order = (*order[1:], order[0])
+        access = Access(self.left[value], tuple((a,) for a in order))
         self.head.append(Stmt("store", value, access.axes, accumulator(dtype), access=access))
         return [Stmt("load", self.left[value], access.axes, accumulator(dtype), access=access)]
 

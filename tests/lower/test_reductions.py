@@ -1,0 +1,73 @@
+"""Kernels of reductions in parts: their source, and what they compute in Triton's interpreter."""
+
+from __future__ import annotations
+
+import pytest
+
+from fuser.ir.builder import Builder
+from fuser.ir.mugraph import KernelGraph
+from fuser.ir.program import TensorProgram
+from fuser.ir.schedule import KernelSchedule
+from fuser.ir.schedule import Schedule
+from fuser.lower.check import few_parts
+from fuser.lower.check import of_parts
+from fuser.lower.triton_source import generate_graph
+from fuser.superopt.structures import structures
+from tests.conftest import Golden
+from tests.interpreted import checked
+
+
+def normalized(rows: int = 3, columns: int = 5000) -> TensorProgram:
+    b = Builder("long rows", "float32")
+    return b.build(Y=b.layer_norm(b.input("X", (rows, columns))))
+
+
+def softmax() -> TensorProgram:
+    b = Builder("long softmax", "float32")
+    return b.build(Y=b.softmax(b.input("X", (3, 5000))))
+
+
+def error(*shape: int) -> TensorProgram:
+    b = Builder("error", "float32")
+    difference = b.input("X", shape) - b.input("Z", shape)
+    return b.build(Y=b.op("mean", b.op("square", difference), axis=tuple(range(len(shape)))))
+
+
+def parts(program: TensorProgram) -> KernelGraph:
+    (graph,) = (g for g in structures(program) if len(g.blocks) == 2)
+    return graph
+
+
+def schedule(graph: KernelGraph, count: int, tile: int, then: int) -> Schedule:
+    first, second = graph.blocks
+    ((axis, part),) = first.splits
+    rows = {a: 1 for a in first.spatial if a != part}
+    wide = {a: then for a in second.extents if a == axis and a in second.spatial}
+    kernels = (rows | {axis: tile}, rows | wide)
+    return Schedule(tuple(KernelSchedule(tuple(sorted(tiles.items())), splits=((part, count),)) for tiles in kernels))
+
+
+def test_the_source_of_a_normalization_of_long_rows(golden: Golden) -> None:
+    graph = parts(normalized())
+    sources = generate_graph(graph, schedule(graph, 5, 1024, 2048))
+    golden.check("reduction_in_parts.py", "\n\n".join(s.text for s in sources))
+
+
+@pytest.mark.parametrize("program", [normalized(), softmax(), error(50, 100), error(7, 11, 13, 5)], ids=lambda p: p.name)
+@pytest.mark.parametrize(("count", "tile"), [(5, 1024), (5, 512), (3, 256)])
+def test_parts_of_one_tile_and_of_several(program: TensorProgram, count: int, tile: int) -> None:
+    graph = parts(program)
+    found = checked(program, graph, schedule(graph, count, tile, 1024))
+    assert found.passed, found.message
+
+
+@pytest.mark.parametrize(
+    ("extent", "tile", "count"), [(1 << 20, 1024, 1024), (1000003, 4096, 245), (10 * 1024, 1024, 5), (9000, 64, 64)]
+)
+def test_no_part_is_empty_at_a_reduced_size(extent: int, tile: int, count: int) -> None:
+    small, few = of_parts(extent, tile, count), few_parts(count)
+    trips = -(-small // (few * tile))
+    assert small <= extent
+    assert (few - 1) * trips * tile < small <= few * trips * tile
+    assert (trips == 1) == (count * tile >= extent)
+    assert bool(small % tile) == bool(extent % tile)
