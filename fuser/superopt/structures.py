@@ -17,6 +17,7 @@ from fuser.ir.mugraph import Kernel
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.ops import op as op_def
 from fuser.ir.program import TensorProgram
+from fuser.ir.rows import pitch_of
 from fuser.ir.windows import windowed
 from fuser.superopt.rewrite.postpone import postpone_divisions
 from fuser.superopt.rewrite.splits import split_folds
@@ -56,15 +57,18 @@ def structures(program: TensorProgram) -> tuple[KernelGraph, ...]:
         try:
             boxes = windowed(program, cuts)
             bare = cut(boxes.program, cuts)
+            plain = boxes.attach(stabilize_graph(bare))
             if whole:
                 bare = replace(bare, kernels=tuple(merged(b, boxes.windows) for b in bare.blocks))
-            graph = boxes.attach(stabilize_graph(bare))
+            graph = boxes.attach(stabilize_graph(bare)) if whole else plain
         except UnsupportedError as error:
             first = first or error
             continue
         found[graph] = None
         for split in split_folds(bare) if whole else split_reductions(bare) if len(spots) <= EVERY_CUT else ():
             found[boxes.attach(split)] = None
+        if any(pitch_of(program[n]) for n in (*program.inputs, *program.outputs)):
+            found[plain] = None  # longer rows are those of the tensors as they are
     if not found:
         raise first or UnsupportedError(f"{program.name!r} has no operator that a kernel could do")
     stable = [g for g in found if not unstable(g)]

@@ -52,12 +52,19 @@ def stitch(
     gone = {name for name, _ in longer.values()} - reads
     inputs = (*(n for n in program.inputs if n not in gone), *longer)
     tensors = {n: program[n] for n in (*program.inputs, *program.outputs) if n not in gone}
+    tensors |= {n: program[n] for n in joined(program, kernels)}
     laid = {n: x for n, x in params.items() if n not in gone}
     for new, (name, pitch) in longer.items():
         shape = (*program[name].shape[:-1], pitch)
         tensors[new], laid[new] = Tensor(new, shape, program[name].dtype), in_rows(params[name], shape)
     whole = KernelGraph(program.name, inputs, tuple(kernels), program.outputs, tuple(tensors.values()))
     return Candidate(whole.validate(), Schedule(tuple(schedules))), laid
+
+
+def joined(program: TensorProgram, kernels: Sequence[Kernel]) -> list[str]:
+    """Tensors of the model that a kernel writes with fewer dimensions than others read."""
+    stores = [s.access for k in kernels if isinstance(k, BlockGraph) for s in k.stores if s.access]
+    return [a.tensor for a in stores if a.tensor in program.table and len(a.dims) < len(program[a.tensor].shape)]
 
 
 def title(part: Part) -> str:

@@ -50,7 +50,7 @@ def schedule(graph: KernelGraph, count: int, tile: int, then: int) -> Schedule:
 def test_the_source_of_a_normalization_of_long_rows(golden: Golden) -> None:
     graph = parts(normalized())
     sources = generate_graph(graph, schedule(graph, 5, 1024, 2048))
-    golden.check("reduction_in_parts.py", "\n\n".join(s.text for s in sources))
+    golden.check("reduction_in_parts.txt", "\n\n".join(s.text for s in sources))
 
 
 @pytest.mark.parametrize("program", [normalized(), softmax(), error(50, 100), error(7, 11, 13, 5)], ids=lambda p: p.name)
