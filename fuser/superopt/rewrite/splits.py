@@ -29,6 +29,10 @@ ROWS = 1 << 16
 """Sums that are many enough to fill any device without parts."""
 
 
+SMALL = 4
+"""What the second kernel of a split computes again is at most one part in so many of the largest operator."""
+
+
 def split_folds(graph: KernelGraph) -> list[KernelGraph]:
     """A program of one kernel without products in two: along each axis that it folds, parts of it and what joins them."""
     (block,) = graph.blocks
@@ -166,6 +170,9 @@ def split_block(block: BlockGraph, axis: str) -> tuple[BlockGraph, BlockGraph]:
         if any(axis in (*block.by_value[v].axes, *block.by_value[v].reduce) for v in (name, *_ancestors(block, source))):
             raise UnsupportedError(f"what follows the split of {block.name!r} needs {name!r} of the first kernel")
         again |= {name, *_ancestors(block, source)}
+    work = {s.value: prod(block.extents[a] for a in s.related) for s in block.computes}
+    if SMALL * sum(work[v] for v in again & set(work)) > max(work.values()):
+        raise UnsupportedError(f"what follows the split of {block.name!r} would compute most of the first kernel again")
     # what the split has no part in is computed again: a term beside the sums, say
     loads = [s for s in block.stmts if s.kind != "store" and (s in loads or s.value in again)]
     stmts = (*begin, *loads, *tail)
