@@ -7,10 +7,11 @@ faster. So floors come from the vendor's peaks, or from what was measured where 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from experiments.peers import TARGET
+from cost_model.floor import contraction_flops
+from cost_model.floor import nbytes
 from fuser.device import Device
 from fuser.device import load_device
 from fuser.errors import EnvironmentError_
@@ -88,28 +89,6 @@ def measure_ceilings(bench: Bench, copy_elements: int = COPY_ELEMENTS, matmul_si
             raise EnvironmentError_(f"{program.name} cannot be measured here: {row.status}: {row.detail}", "is the device free?")
         times.append(row.time_us / 1e6)
     return Ceilings(4 * copy_elements / times[0], 2 * matmul_size**3 / times[1], times[2])
-
-
-def contraction_flops(program: TensorProgram) -> int:
-    """Of matmuls and of attention; a multiply-add is two. Causal attention needs what lies on and below its diagonal alone."""
-    total = 0
-    for node in program.nodes:
-        shapes = [program[n].shape for n in node.inputs]
-        if node.op == "matmul":
-            total += 2 * math.prod(program[node.output].shape) * shapes[0][-1]
-        elif node.op == "attention":
-            rows, keys = math.prod(shapes[0][:-1]), shapes[1][-2]
-            pairs = rows * keys
-            if node.attr.get("causal"):
-                n = shapes[0][-2]
-                pairs = rows // n * sum(min(keys, max(0, i + 1 + keys - n)) for i in range(n))
-            total += 2 * pairs * (shapes[0][-1] + shapes[2][-1])
-    return total
-
-
-def nbytes(program: TensorProgram) -> int:
-    """Of all inputs and outputs."""
-    return sum(program[n].nbytes for n in (*program.inputs, *program.outputs))
 
 
 def floor_of(program: TensorProgram, ceilings: Ceilings) -> Floor:

@@ -40,6 +40,7 @@ from search.converted import converted
 from search.cover.model import compile_model
 from search.cover.model import is_model
 from search.libraries import with_libraries
+from search.measure.machine import gpu_at_hand
 from search.realise import Realised
 from search.realise import realise
 from search.realise import verified
@@ -267,7 +268,7 @@ def where_to_run(device: str | None, target: str | Device | None, name: str) -> 
         return device, spec or load_device(WITHOUT_GPU)
     if device is None and spec is not None and find_spec("torch") is None:
         return None, spec
-    gpu = _gpu(device)
+    gpu = gpu_at_hand(device)
     if gpu is None:
         if device is None and spec is not None:
             return None, spec
@@ -291,17 +292,3 @@ def where_to_run(device: str | None, target: str | Device | None, name: str) -> 
             f"kernels for {spec.title} ({spec.sm}) do not run on {title} (sm_{arch})", "leave out device= or target="
         )
     return None, spec
-
-
-def _gpu(device: str | None) -> tuple[str, int] | None:
-    """Name and architecture of a GPU; None where there is none."""
-    try:
-        import torch
-    except ImportError as error:
-        raise EnvironmentError_(
-            "running kernels needs torch", "pip install 'mufuser[torch]', or only compile: target='h200', or `mufuser tune`"
-        ) from error
-    if not torch.cuda.is_available():
-        return None
-    properties = torch.cuda.get_device_properties(device or "cuda")
-    return properties.name, 10 * properties.major + properties.minor

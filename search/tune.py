@@ -7,6 +7,7 @@ is small enough), and structures compete by the sum of their kernels.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,7 @@ from fuser.runtime.library import views_of
 from fuser.superopt.structures import structures
 from search.space.evolve import INSTANT
 from search.space.evolve import Effort
+from search.space.evolve import Generation
 from search.space.evolve import Ranked
 from search.space.evolve import search
 from search.space.hazards import hazardous
@@ -45,6 +47,21 @@ REMEMBERED = 8192
 
 
 @dataclass(frozen=True)
+class Searched:
+    """How a winner was found by measurements: ``origin`` is ``measured``, ``model`` where nothing could be measured, or the
+    records that it was taken from; ``why`` what ended the search; ``failures`` are counted by class; ``seconds`` were spent;
+    ``first_seconds`` is the measured time of the model's first choice (NaN where it has none)."""
+
+    origin: str
+    why: str
+    measured: int
+    failures: Mapping[str, int]
+    history: tuple[Generation, ...]
+    seconds: float
+    first_seconds: float
+
+
+@dataclass(frozen=True)
 class Tuned:
     """The winner, what came next (best first; other structures and the winner's own next schedules, and in the end the best of
     every structure that is not among them), and how much was looked at.
@@ -57,6 +74,7 @@ class Tuned:
     structures: int
     candidates: int
     notes: tuple[str, ...] = ()
+    searched: Searched | None = None
 
     @property
     def runner_up(self) -> Ranked | None:

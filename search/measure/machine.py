@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from fuser.errors import EnvironmentError_
+
 
 def device_info(device: str) -> dict[str, Any]:
     """What a row says about the machine: device name and limits, versions of compiler, torch and driver."""
@@ -25,6 +27,20 @@ def device_info(device: str) -> dict[str, Any]:
         "ptxas": triton.knobs.nvidia.ptxas.version,  # type: ignore[attr-defined]
         **info,
     }
+
+
+def gpu_at_hand(device: str | None = None) -> tuple[str, int] | None:
+    """Name and architecture of a GPU; None where there is none. Raises :class:`EnvironmentError_` without torch."""
+    try:
+        import torch
+    except ImportError as error:
+        raise EnvironmentError_(
+            "running kernels needs torch", "pip install 'mufuser[torch]', or only compile: target='h200', or `mufuser tune`"
+        ) from error
+    if not torch.cuda.is_available():
+        return None
+    properties = torch.cuda.get_device_properties(device or "cuda")
+    return properties.name, 10 * properties.major + properties.minor
 
 
 def _driver_version() -> str:

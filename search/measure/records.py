@@ -45,6 +45,8 @@ from search.measure.store import failure
 from search.measure.store import intact
 from search.measure.store import open_store
 from search.measure.store import transaction
+from search.measure.winners import WINNERS
+from search.measure.winners import Winner
 
 SHARED = ("device", "compiler", "generator", "environment")
 """Fields that nearly all rows of a run share."""
@@ -85,7 +87,7 @@ class Records:
     def __init__(self, path: Path | str) -> None:
         self.path = path
         self.damaged: set[tuple[str, Any]] = set()
-        self.db = open_store(path, (RECORDS, STRUCTURES))
+        self.db = open_store(path, (RECORDS, STRUCTURES, WINNERS))
         self._file = self._there()
         self._graphs: dict[str, KernelGraph] = {}
 
@@ -151,6 +153,20 @@ class Records:
     def _add_structure(self, digest: str, graph: KernelGraph) -> None:
         STRUCTURES.insert(self.db, (digest, canonical(graph.to_json())))
 
+    def add_winner(self, winner: Winner, graph: KernelGraph) -> None:
+        """Keep what a search ended with, in place of what an earlier one did; its structure too."""
+        with self._writing():
+            self._add_structure(winner.structure, graph)
+            WINNERS.insert(self.db, winner.values(), replace=True)
+
+    def _add_winner(self, winner: Winner) -> bool:
+        """That of another store, unless ours was searched as far, or is faster."""
+        where = [getattr(winner, n) for n in WINNERS.key]
+        ours = next(self.winners(**dict(zip(WINNERS.key, where, strict=True))), None)
+        if ours and (ours.rank, -ours.time_us) >= (winner.rank, -winner.time_us):
+            return False
+        return WINNERS.insert(self.db, winner.values(), replace=True)
+
     # -- reading ------------------------------------------------------------------------------------------------------------
 
     def structure(self, digest: str) -> KernelGraph | None:
@@ -173,6 +189,11 @@ class Records:
         if unknown := sorted(set(where) - set(COLUMNS)):
             raise UsageError(f"tuning records have no columns {', '.join(unknown)}")
         return self._records(" AND ".join(f"{k} = ?" for k in where) or "1", tuple(where.values()))
+
+    def winners(self, **where: str) -> Iterator[Winner]:
+        """Winners whose columns have the given values."""
+        sql = " AND ".join(f"{k} = ?" for k in where) or "1"
+        return (Winner(*row) for row in self._select(WINNERS, sql, tuple(where.values()), "rowid"))
 
     def best(self, workload: str, device: str, kind: str = "kernel") -> Record | None:
         """The fastest correct row of a workload on a device."""

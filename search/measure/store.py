@@ -30,8 +30,8 @@ from fuser.errors import UsageError
 from fuser.outputs import locked
 from fuser.outputs import make_folder
 
-VERSION = 2
-"""Of the tables. Those of version 1 had no checksums."""
+VERSION = 3
+"""Of the tables. Those of version 1 had no checksums, those of version 2 no winners."""
 
 PATIENCE = 60.0
 """Seconds to wait for another process that writes."""
@@ -169,7 +169,7 @@ def _ready(path: Path | str, tables: Sequence[Table]) -> sqlite3.Connection:
         names = {n for (n,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         if not names & {t.name for t in tables}:
             raise ModelFileError(f"{path} is a database of another program", "choose another file")
-        if version not in (1, VERSION):
+        if version not in range(1, VERSION + 1):
             raise ModelFileError(
                 f"the tuning records {path} have version {version}, this program reads {VERSION}",
                 "export them with the program that wrote them, or choose another file",
@@ -178,25 +178,32 @@ def _ready(path: Path | str, tables: Sequence[Table]) -> sqlite3.Connection:
         if problem != "ok":
             raise sqlite3.DatabaseError(f"SQLite's own check finds: {' '.join(problem.split())}")
         if version == 1:
-            _migrate(path, db, tables)
-        elif set(found) != {sql for t in tables for sql in t.created}:
+            _migrate(path, db, [t for t in tables if t.name in names])
+        there = [t for t in tables if t.name in names]
+        if version > 1 and set(found) != {sql for t in there for sql in t.created}:
             raise sqlite3.DatabaseError("the description of its tables is not the one that was written")
+        if version < VERSION:
+            with transaction(db):
+                missing = [t for t in tables if t.name not in names]
+                _create(db, missing if db.execute("PRAGMA user_version").fetchone()[0] < VERSION else ())
+        elif len(there) < len(tables):
+            raise sqlite3.DatabaseError("it lacks a table")
     except (sqlite3.Error, FuserError):
         db.close()
         raise
     return db
 
 
-def _create(db: sqlite3.Connection, tables: Iterable[Table]) -> None:
+def _create(db: sqlite3.Connection, tables: Iterable[Table], version: int = VERSION) -> None:
     for sql in (s for t in tables for s in t.created):
         db.execute(sql)
-    db.execute(f"PRAGMA user_version = {VERSION}")
+    db.execute(f"PRAGMA user_version = {version}")
 
 
 def _migrate(path: Path | str, db: sqlite3.Connection, tables: Sequence[Table]) -> None:
     """Tables without checksums get them. What cannot have been written is left out, since nothing else tells what is damaged."""
     with transaction(db):
-        if db.execute("PRAGMA user_version").fetchone()[0] == VERSION:
+        if db.execute("PRAGMA user_version").fetchone()[0] > 1:
             return
         kept = left = 0
         for t in tables:
@@ -204,7 +211,7 @@ def _migrate(path: Path | str, db: sqlite3.Connection, tables: Sequence[Table]) 
             if there != set(t.columns):
                 raise sqlite3.DatabaseError(f"the table {t.name} has other columns than those of version 1")
             db.execute(f"ALTER TABLE {t.name} RENAME TO old_{t.name}")
-        _create(db, tables)
+        _create(db, tables, 2)
         for t in tables:
             for row in db.execute(f"SELECT {', '.join(t.columns)} FROM old_{t.name} ORDER BY rowid"):
                 good = t.sound(row)

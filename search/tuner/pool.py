@@ -31,7 +31,9 @@ from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
+from fuser.ir.program import TensorProgram
 from fuser.lower.options import option_of
+from fuser.superopt.verify.verdicts import kept_verdict
 from search.space.evolve import Effort
 from search.space.evolve import Ranked
 from search.space.evolve import search
@@ -215,9 +217,9 @@ class Pool:
         return made
 
 
-def pool_of(graphs: Sequence[KernelGraph], device: Device, effort: Effort, seed: int = 0) -> Pool:
-    """The pool of a program: its structures but those that are far from the best, with the model's best schedules of each. Raises
-    :class:`NoValidKernelError` where none has any."""
+def pool_of(program: TensorProgram, graphs: Sequence[KernelGraph], device: Device, effort: Effort, seed: int = 0) -> Pool:
+    """The pool of a program: its verified structures but those that are far from the best, with the model's best schedules of
+    each. Raises :class:`NoValidKernelError` where none has any."""
     tried: list[tuple[float, list[Ranked], Structure]] = []
     for graph in graphs:
         try:
@@ -228,12 +230,20 @@ def pool_of(graphs: Sequence[KernelGraph], device: Device, effort: Effort, seed:
             continue
         tried.append((fixed + found[0].seconds, found, structure))
     if not tried:
-        raise NoValidKernelError(f"no schedule fits {device.title}: {len(graphs)} structures were tried")
-    least = min(seconds for seconds, _, _ in tried)
+        raise NoValidKernelError(
+            f"no schedule of {program.name!r} fits {device.title}: {len(graphs)} structures were tried",
+            "choose a device with more shared memory, or cut the region",
+        )
     pool = Pool(tuple(s for _, _, s in tried))
-    for seconds, found, structure in tried:
-        if seconds <= WORTH * least:
+    least = math.inf
+    for seconds, found, structure in sorted(tried, key=lambda x: x[0]):
+        if seconds > WORTH * least:
+            break
+        if kept_verdict(program, structure.graph).accepted:
+            least = min(least, seconds)
             pool.add(structure.of(found))
+    if not pool.entries:
+        raise NoValidKernelError(f"no µGraph of {program.name!r} is verified")
     return pool
 
 

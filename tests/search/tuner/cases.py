@@ -23,7 +23,7 @@ PROGRAM = chain(256, 128, 64, 64)
 
 @lru_cache
 def pool(program: TensorProgram = PROGRAM) -> Pool:
-    return pool_of(structures(program), H200, QUICK)
+    return pool_of(program, structures(program), H200, QUICK)
 
 
 def hunt(program: TensorProgram = PROGRAM, seed: int = 0, **effort: Any) -> Hunt:

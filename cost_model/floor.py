@@ -1,0 +1,36 @@
+"""The least time that a program can take on a device: every input read once, every output written once, at the vendor's peaks."""
+
+from __future__ import annotations
+
+import math
+
+from fuser.device import Device
+from fuser.ir.program import TensorProgram
+
+
+def contraction_flops(program: TensorProgram) -> int:
+    """Of matmuls and of attention; a multiply-add is two. Causal attention needs what lies on and below its diagonal alone."""
+    total = 0
+    for node in program.nodes:
+        shapes = [program[n].shape for n in node.inputs]
+        if node.op == "matmul":
+            total += 2 * math.prod(program[node.output].shape) * shapes[0][-1]
+        elif node.op == "attention":
+            rows, keys = math.prod(shapes[0][:-1]), shapes[1][-2]
+            pairs = rows * keys
+            if node.attr.get("causal"):
+                n = shapes[0][-2]
+                pairs = rows // n * sum(min(keys, max(0, i + 1 + keys - n)) for i in range(n))
+            total += 2 * pairs * (shapes[0][-1] + shapes[2][-1])
+    return total
+
+
+def nbytes(program: TensorProgram) -> int:
+    """Of all inputs and outputs."""
+    return sum(program[n].nbytes for n in (*program.inputs, *program.outputs))
+
+
+def floor_seconds(program: TensorProgram, device: Device) -> float:
+    """A bound on any kernels of the program; a launch is not counted."""
+    peak = device.matmul_flops(program[program.outputs[0]].dtype, "tf32")
+    return max(nbytes(program) / device.memory_bandwidth, contraction_flops(program) / peak)

@@ -1,0 +1,37 @@
+"""What an effort is called: ``instant``, ``quick``, ``full``, ``full:SECONDS``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import isfinite
+
+from fuser.errors import UsageError
+from search.space.evolve import EFFORTS
+from search.space.evolve import Effort
+
+WORDS = "instant (the model alone decides), quick (measures on the GPU until it has converged), full:SECONDS (measures so long)"
+"""For help and errors."""
+
+
+def effort_of(text: str) -> Effort:
+    """Raises :class:`UsageError` for what is no effort."""
+    name, colon, seconds = text.partition(":")
+    if name not in EFFORTS:
+        raise UsageError(f"there is no effort {text!r}", f"efforts are {WORDS}")
+    found = EFFORTS[name]
+    if not colon:
+        return found
+    if found.seconds is None:
+        raise UsageError(f"the effort {name!r} takes no seconds: {text!r}", "full:SECONDS does")
+    try:
+        budget = float(seconds)
+    except ValueError:
+        budget = 0.0
+    if not (isfinite(budget) and budget > 0):
+        raise UsageError(f"{seconds!r} of the effort {text!r} is no time in seconds", "full:300, say")
+    return replace(found, seconds=budget)
+
+
+def measures(effort: Effort) -> bool:
+    """Whether it needs a device to measure on."""
+    return effort.name != "instant"

@@ -1,0 +1,63 @@
+"""What a search measures with: the GPU at hand, or a device that does not exist."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from fuser.device import Device
+from fuser.device import load_device
+from fuser.errors import EnvironmentError_
+from fuser.errors import UsageError
+from search.measure.machine import gpu_at_hand
+from search.measure.measurer import Bench
+from search.measure.records import Records
+from search.measure.session import Options
+from search.measure.simulated import Simulated
+from search.tuner.campaign import Judge
+from search.tuner.memory import Memory
+
+OPTIONS = Options(rounds=7, replay_ms=6.0)
+COMPILE_SECONDS = 30
+"""A kernel that takes longer to compile is given up in this search."""
+
+
+@contextmanager
+def open_judge(device: Device, memory: Memory, effort: str, jobs: int | None = None) -> Iterator[Judge]:
+    """What measures candidates for a device. Raises :class:`EnvironmentError_` where there is no GPU of its kind."""
+    if memory.simulated:
+        yield Simulated(device, int(memory.simulated))
+        return
+    require_gpu(device, effort)
+    records = memory.records if memory.records is not None else Records(":memory:")
+    with Bench.open("cuda", records, OPTIONS, jobs, run="search") as bench:
+        bench.pool.seconds = COMPILE_SECONDS
+        yield bench
+
+
+def require_gpu(device: Device, effort: str) -> None:
+    """Raises :class:`EnvironmentError_` unless there is a GPU of the device's kind here."""
+    hint = (
+        "the effort instant needs none; what was measured on another machine can be brought here (mufuser records export, "
+        "import): then it is taken without measuring"
+    )
+    try:
+        found = gpu_at_hand()
+    except EnvironmentError_ as error:
+        raise EnvironmentError_(f"the effort {effort!r} measures on a GPU: {error.message}", f"{error.hint}; {hint}") from error
+    if found is None:
+        raise EnvironmentError_(f"the effort {effort!r} measures on a GPU, and there is none here", hint)
+    title, arch = found
+    if arch != device.arch or not _same(title, device):
+        raise EnvironmentError_(
+            f"the effort {effort!r} measures on {device.title}, and the GPU here is {title} (sm_{arch})",
+            f"choose its own target; {hint}",
+        )
+
+
+def _same(title: str, device: Device) -> bool:
+    """Whether a GPU is of a device's kind, as far as devices are known."""
+    try:
+        return load_device(title).name == device.name
+    except UsageError:
+        return True  # nobody knows it: whoever chose the target does

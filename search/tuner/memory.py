@@ -1,0 +1,222 @@
+"""What is known of a program before anybody searches: winners and measurements in the user's records, and in files that are shipped
+with this package or with an application."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from dataclasses import field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from fuser.console import warn
+from fuser.device import Device
+from fuser.errors import FuserError
+from fuser.errors import UsageError
+from fuser.ir.candidate import Candidate
+from fuser.ir.mugraph import LibraryKernel
+from fuser.ir.program import TensorProgram
+from fuser.lower.assembler import compiler
+from fuser.lower.compile import cache_dir
+from search.measure.compiling import source_hash
+from search.measure.known import PACKAGED
+from search.measure.known import SUFFIXES
+from search.measure.known import load
+from search.measure.records import Records
+from search.measure.rows import Record
+from search.measure.winners import Winner
+from search.space.evolve import Effort
+from search.space.evolve import Ranked
+
+FILE = "records.sqlite"
+"""Of the user's records, in the cache folder."""
+LIBRARY = "library"
+"""The scope of a choice in which products may be left to a library."""
+
+
+def program_key(program: TensorProgram) -> str:
+    """By what rows and winners know a program."""
+    return program.stable_hash()[:16]
+
+
+def names_of(device: Device) -> tuple[str, ...]:
+    """The names by which rows know a device."""
+    return tuple(dict.fromkeys((device.title, *device.aliases)))
+
+
+@dataclass(frozen=True)
+class Known:
+    """A candidate that was measured, in seconds. ``origin`` is where that is written; ``winner`` what its search said, if it
+    was searched to the end."""
+
+    ranked: Ranked
+    origin: str
+    winner: Winner | None = None
+
+
+@dataclass
+class Memory:
+    """``records`` are the user's (None: nothing is read or kept), ``files`` those that are shipped. ``simulated`` marks times of
+    a device that does not exist: they are kept apart from all others."""
+
+    records: Records | None = None
+    files: tuple[Path, ...] = ()
+    simulated: str = ""
+    misses: list[str] = field(default_factory=list)
+
+    def device_name(self, device: Device) -> str:
+        return f"simulated {device.title} {self.simulated}" if self.simulated else device.title
+
+    def find(self, program: TensorProgram, device: Device, scope: str, effort: Effort) -> Known | None:
+        """What an effort needs not search for: the winner of a search as far as this or, for ``instant``, the fastest of all that
+        was measured. ``misses`` says afterwards why what looks like it is not used."""
+        self.misses.clear()
+        if self.records is not None and (known := self._won(program, device, scope, effort)):
+            return known
+        if effort.name != "instant":
+            return None
+        sources: list[tuple[str, Records]] = [] if self.records is None else [(str(self.records.path), self.records)]
+        sources += [] if self.simulated else [(str(f), shipped(f)) for f in self.files]
+        for origin, records in sources:
+            for row in fastest(records, program, self._names(device)):
+                candidate = self._usable(records, row, scope)
+                if candidate is not None and row.time_us:
+                    return Known(Ranked(candidate, float("nan"), row.time_us * 1e-6), origin)
+        return None
+
+    def candidates(self, program: TensorProgram, device: Device, count: int) -> list[Candidate]:
+        """The fastest that anybody knows: what a search begins with."""
+        found: dict[Candidate, None] = {}
+        sources = [*([] if self.records is None else [self.records]), *([] if self.simulated else map(shipped, self.files))]
+        for records in sources:
+            for row in list(fastest(records, program, self._names(device)))[:count]:
+                with suppress(FuserError):
+                    if candidate := records.candidate(row):
+                        found[candidate] = None
+        return list(found)
+
+    def keep(self, winner: Winner, candidate: Candidate) -> None:
+        """What cannot be written is said, and costs nothing else."""
+        if self.records is None:
+            return
+        try:
+            self.records.add_winner(winner, candidate.graph)
+        except FuserError as error:
+            warn(f"{error.message}: the winner is not kept")
+
+    # -- parts --------------------------------------------------------------------------------------------------------------
+
+    def _names(self, device: Device) -> tuple[str, ...]:
+        return (self.device_name(device),) if self.simulated else names_of(device)
+
+    def _won(self, program: TensorProgram, device: Device, scope: str, effort: Effort) -> Known | None:
+        assert self.records is not None
+        key, title = program_key(program), self.device_name(device)
+        wanted = ("instant", "quick", "full").index(effort.name)
+        for w in self.records.winners(program=key):
+            why = ""
+            if w.device != title:
+                why = f"it is of {w.device}"
+            elif w.compiler != compiler():
+                why = f"it was compiled by {w.compiler}, here is {compiler() or 'no compiler'}"
+            elif w.scope != scope:
+                why = f"it was chosen {'with' if w.scope == LIBRARY else 'without'} a library's products"
+            elif w.rank < wanted:
+                why = f"it was searched with the effort {w.effort or 'interrupted'}"
+            else:
+                graph = self.records.structure(w.structure)
+                candidate = Candidate(graph, _schedule(w)) if graph else None
+                if candidate is None:
+                    why = "its structure is lost"
+                elif source_hash(candidate) != w.source:
+                    why = "its kernels are generated in another way today"
+                else:
+                    return Known(Ranked(candidate, w.estimate_us * 1e-6, w.time_us * 1e-6), str(self.records.path), w)
+            self.misses.append(f"winner of {w.timestamp or 'some day'} ({w.time_us:.2f} µs) is not used: {why}")
+        return None
+
+    def _usable(self, records: Records, row: Record, scope: str) -> Candidate | None:
+        """The candidate of a row, if it is what would run here."""
+        why = ""
+        candidate = None
+        if not same_compiler(row.compiler):
+            why = f"it was compiled by {row.compiler}, here is {compiler() or 'no compiler'}"
+        else:
+            try:
+                candidate = records.candidate(row)
+            except FuserError as error:
+                why = error.message
+            if candidate is None:
+                why = why or "its structure is lost"
+            elif scope != LIBRARY and any(isinstance(k, LibraryKernel) for k in candidate.graph.kernels):
+                why = "a library does some of its products"
+            elif source_hash(candidate) != row.source:
+                why = "its kernels are generated in another way today"
+        if why:
+            self.misses.append(f"row of {row.timestamp or 'some day'} ({row.time_us:.2f} µs) is not used: {why}")
+            return None
+        return candidate
+
+
+def same_compiler(other: str) -> bool:
+    """Whether a kernel is what it was: the same Triton, and the same assembler or, where nothing can be run, any."""
+    here = compiler()
+    return other == here or (", ptxas" not in here and other.partition(",")[0] == here)
+
+
+def fastest(records: Records, program: TensorProgram, devices: Iterable[str]) -> Iterator[Record]:
+    """Correct rows of a program, the fastest first, of candidates that never failed."""
+    rows = [r for d in devices for r in records.rows(program=program_key(program), device=d, kind="kernel")]
+    failed = {(r.structure, r.schedule, r.source) for r in rows if not r.ok}
+    good = (r for r in rows if r.ok and r.time_us and (r.structure, r.schedule, r.source) not in failed)
+    return iter(sorted(good, key=lambda r: r.time_us or 0.0))
+
+
+def _schedule(winner: Winner) -> Any:
+    import json
+
+    from fuser.ir.schedule import Schedule
+
+    return Schedule.from_json(json.loads(winner.schedule))
+
+
+@lru_cache
+def shipped(path: Path) -> Records:
+    """The rows of a file or folder that is only read, once a process."""
+    records = Records(":memory:")
+    load(records, [path])
+    return records
+
+
+def user_file() -> Path:
+    return cache_dir("records") / FILE
+
+
+def open_memory(records: str | Path | bool | None = None, simulated: str = "") -> Memory:
+    """The memory of a command: by default the user's records and the package's; of a path that file in their place (a file or
+    folder of JSON lines is read beside the user's); False none. Records that cannot be opened are said and done without."""
+    if records is False:
+        return Memory(None, (), simulated)
+    files: Sequence[Path] = ()
+    path = user_file()
+    if isinstance(records, str | Path):
+        chosen = Path(records)
+        if chosen.is_dir() or chosen.name.endswith(SUFFIXES):
+            if not os.path.exists(chosen):
+                raise UsageError(f"there are no records {chosen}", "give a SQLite file, or one of JSON lines that exists")
+            files = (chosen,)
+        else:
+            path = chosen
+    try:
+        opened = Records(path)
+    except FuserError as error:
+        if isinstance(records, str | Path) and not files:
+            raise
+        warn(f"{error.message}: nothing is remembered in this run" + (f" ({error.hint})" if error.hint else ""))
+        opened = None
+    return Memory(opened, (*files, PACKAGED), simulated)

@@ -1,0 +1,153 @@
+"""Programs tuned with an effort: what is known is taken, the rest searched by measurements, and what was found is kept."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import UTC
+from datetime import datetime
+
+from fuser.device import Device
+from fuser.errors import NoValidKernelError
+from fuser.ir.mugraph import KernelGraph
+from fuser.ir.program import TensorProgram
+from fuser.lower.assembler import compiler
+from search.measure.compiling import source_hash
+from search.measure.rows import schedule_text
+from search.measure.winners import Winner
+from search.space.evolve import Effort
+from search.tune import RUNNERS
+from search.tune import Searched
+from search.tune import Tuned
+from search.tuner.campaign import Campaign
+from search.tuner.campaign import Judge
+from search.tuner.hunt import Hunt
+from search.tuner.memory import Known
+from search.tuner.memory import Memory
+from search.tuner.memory import program_key
+from search.tuner.pool import pool_of
+
+BEGIN = 4
+"""Schedules that somebody knows, with which a search begins."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A program to tune among some structures; ``weight`` is how often it runs, ``scope`` what it may use (see
+    :mod:`search.tuner.memory`)."""
+
+    program: TensorProgram
+    graphs: tuple[KernelGraph, ...]
+    weight: int = 1
+    scope: str = ""
+
+
+Watch = Callable[[Sequence[Hunt], Campaign], None]
+
+
+def known(task: Task, device: Device, effort: Effort, memory: Memory) -> Tuned | None:
+    """What is known of a program, as far as the effort would search."""
+    start = time.perf_counter()
+    found = memory.find(task.program, device, task.scope, effort)
+    return _remembered(task, device, found, time.perf_counter() - start) if found else None
+
+
+def tune_measured(
+    tasks: Sequence[Task],
+    device: Device,
+    effort: Effort,
+    memory: Memory,
+    judge: Callable[[], AbstractContextManager[Judge]],
+    seed: int = 0,
+    watch: Watch = lambda hunts, campaign: None,
+) -> list[Tuned]:
+    """Each program's winner and what came next, in order. ``judge`` opens what measures, where anything has to be. Raises
+    :class:`NoValidKernelError` naming a program of which no candidate is right, and KeyboardInterrupt where Ctrl-C comes before
+    there is anything to return."""
+    found: dict[int, Tuned] = {i: t for i, task in enumerate(tasks) if (t := known(task, device, effort, memory))}
+    left = [i for i in range(len(tasks)) if i not in found]
+    if not left:
+        return [found[i] for i in range(len(tasks))]
+    with judge() as measuring:
+        hunts = [_hunt(tasks[i], device, effort, memory, seed) for i in left]
+        campaign = Campaign(hunts, measuring, effort.seconds)
+        campaign.watch = lambda _: watch(hunts, campaign)
+        campaign.run()
+    for number, (i, hunt) in enumerate(zip(left, hunts, strict=True)):
+        found[i] = _searched(hunt, campaign, number, device)
+        if hunt.best is not None:
+            _keep(tasks[i], hunt, found[i], memory, device)
+    return [found[i] for i in range(len(tasks))]
+
+
+def _hunt(task: Task, device: Device, effort: Effort, memory: Memory, seed: int) -> Hunt:
+    pool = pool_of(task.program, task.graphs, device, effort, seed)
+    pool.include(memory.candidates(task.program, device, BEGIN))
+    return Hunt(task.program, pool, effort, seed, task.weight)
+
+
+def _searched(hunt: Hunt, campaign: Campaign, number: int, device: Device) -> Tuned:
+    ranked = hunt.top(1 + RUNNERS)
+    interrupted = campaign.why == "interrupted"
+    if hunt.times and hunt.best is None and not interrupted:
+        counts = ", ".join(f"{n} {what}" for what, n in hunt.failures.most_common())
+        raise NoValidKernelError(
+            f"none of {len(hunt.times)} measured candidates of {hunt.program.name!r} is right and runs: {counts}",
+            "the effort instant does not measure; look at the failures with mufuser records list",
+        )
+    first = min(hunt.pool.entries.values(), key=lambda e: e.estimate)
+    searched = Searched(
+        "measured" if hunt.best else "model",
+        hunt.why if hunt.done else campaign.why,
+        len(hunt.times),
+        dict(hunt.failures),
+        tuple(hunt.history),
+        campaign.spent.get(number, 0.0),
+        hunt.times.get(first, math.nan),
+    )
+    structures = len({e.structure for e in hunt.pool.entries.values()})
+    return Tuned(
+        hunt.program, device.name, ranked[0], tuple(ranked[1:]), structures, len(hunt.pool.entries), searched=searched
+    )
+
+
+def _keep(task: Task, hunt: Hunt, tuned: Tuned, memory: Memory, device: Device) -> None:
+    winner, searched = tuned.winner, tuned.searched
+    assert searched is not None
+    first = searched.first_seconds
+    complete = hunt.done or (searched.why == "budget" and hunt.effort.seconds is not None)
+    memory.keep(
+        Winner(
+            program_key(task.program),
+            memory.device_name(device),
+            compiler(),
+            task.scope,
+            task.program.name,
+            winner.graph.stable_hash(),
+            schedule_text(winner.schedule),
+            source_hash(winner.candidate),
+            hunt.effort.name if complete else "",
+            winner.us,
+            winner.estimate * 1e6,
+            first * 1e6 if math.isfinite(first) else 0.0,
+            hunt.seed,
+            searched.measured,
+            sum(searched.failures.values()),
+            searched.seconds,
+            searched.why,
+            datetime.now(UTC).isoformat(timespec="seconds"),
+        ),
+        winner.candidate,
+    )
+
+
+def _remembered(task: Task, device: Device, found: Known, seconds: float) -> Tuned:
+    w = found.winner
+    failures = {"failed": w.failed} if w and w.failed else {}
+    first = w.first_us * 1e-6 if w and w.first_us else math.nan
+    searched = Searched(found.origin, w.why if w else "known", w.measured if w else 0, failures, (), seconds, first)
+    return Tuned(task.program, device.name, found.ranked, (), 1, 1, searched=searched)
