@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from experiments.peers import TARGET
 from cost_model.floor import contraction_flops
 from cost_model.floor import nbytes
+from experiments.peers import TARGET
 from fuser.device import Device
 from fuser.device import load_device
 from fuser.errors import EnvironmentError_

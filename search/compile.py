@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
+from dataclasses import dataclass
 from importlib.util import find_spec
 from math import nan
+from pathlib import Path
 from typing import Any
 
 from cost_model.refined import check_device
@@ -48,8 +50,16 @@ from search.space.evolve import Ranked
 from search.stages import Say
 from search.stages import silent
 from search.tune import Tuned
-from search.tune import require_instant
 from search.tune import tune_fast
+from search.tuner.efforts import effort_of
+from search.tuner.efforts import measures
+from search.tuner.live import live
+from search.tuner.memory import GENERATED
+from search.tuner.memory import LIBRARY
+from search.tuner.memory import open_memory
+from search.tuner.tuning import MODEL_ALONE
+from search.tuner.tuning import Task
+from search.tuner.tuning import Tuning
 
 WITHOUT_GPU = "h200"
 """The device for which the interpreter's kernels are tuned where no target is given."""
@@ -63,6 +73,7 @@ def compile_program(  # noqa: PLR0913
     graph: KernelGraph | None = None,
     schedule: Schedule | None = None,
     effort: str = "instant",
+    records: str | Path | bool | None = None,
     superoptimize: float = 0.0,
     device: str | None = None,
     capture: bool = False,
@@ -81,10 +92,17 @@ def compile_program(  # noqa: PLR0913
 
     ``target`` names the device to tune for, or its file; by default the GPU at hand. ``graph`` and ``schedule`` choose for you;
     with one of them the other is still searched. ``superoptimize``: seconds that the superoptimizer may look for structures.
-    What runs on a GPU may leave products to its library (cuBLAS). The model alone decides (``effort`` ``instant``); nothing is
-    measured. Whatever structure is chosen is verified against the program first (``graph`` too); the callable's ``verdict`` says
-    with what evidence. ``checked``: the winner runs at a reduced size in Triton's interpreter against float64, and the next
-    candidate takes its place where it fails.
+    What runs on a GPU may leave products to its library (cuBLAS).
+
+    ``effort``: with ``instant`` nothing is measured, but what was measured before is taken where the program, the device and
+    the versions are the same; else the model alone decides. ``quick`` measures on the GPU at hand until it has converged,
+    ``full:SECONDS`` so long; Ctrl-C ends it with the best so far. What was found is kept in ``records``: by default those of the
+    user (in the cache folder) with the package's beside, else a file of records, or JSON lines that an application ships;
+    False for none.
+
+    Whatever structure is chosen is verified against the program first (``graph`` too); the callable's ``verdict`` says with what
+    evidence. ``checked``: the winner runs at a reduced size in Triton's interpreter against float64, and the next candidate
+    takes its place where it fails; what was measured was checked where it ran.
 
     ``device`` is where the callable runs: ``cuda``, ``cuda:1``, or ``cpu`` for Triton's interpreter (slow). By default the GPU,
     if there is one of the target's architecture; with a ``target`` and no such GPU, kernels are only compiled. With ``capture``
@@ -99,8 +117,9 @@ def compile_program(  # noqa: PLR0913
     :class:`fuser.errors.UnsupportedError` where no kernel can be made.
     """
     require_type("effort", effort, str)
-    require_instant(effort)
+    wanted = effort_of(effort)
     for what, value, kinds in (
+        ("records", records, (str, Path, bool)),
         ("target", target, (str, Device)),
         ("graph", graph, (KernelGraph,)),
         ("schedule", schedule, (Schedule,)),
@@ -116,17 +135,21 @@ def compile_program(  # noqa: PLR0913
             known,
             _examples(program, known, example_inputs, example_kwargs or {}),
             dtype,
-            {"target": target, "device": device, "capture": capture, "checked": checked, "seed": seed, "effort": effort},
+            {"target": target, "device": device, "capture": capture, "checked": checked, "seed": seed, "effort": effort}
+            | {"records": records},
         )
     device, spec = where_to_run(device, target, known.program.name)
     check_device(spec)
+    if measures(wanted) and device == "cpu":
+        raise UsageError(f"the effort {effort!r} measures on a GPU, not in Triton's interpreter", "leave out device= or effort=")
+    tuning = MODEL_ALONE if device == "cpu" else Tuning(wanted, open_memory(records), watch=lambda: live(spec))
     if graph is None and schedule is None and not superoptimize:
-        return compile_imported(known, spec, device, checked=checked, seed=seed, capture=capture)
-    done = _as_one(known.program, spec, device, graph, schedule, superoptimize, checked, seed)
+        return compile_imported(known, spec, device, checked=checked, seed=seed, capture=capture, tuning=tuning)
+    done = _as_one(known.program, spec, device, (graph, schedule, superoptimize), _How(checked, seed, tuning))
     return CompiledProgram(known.program, spec, done, device, known.params, known.inputs, capture, None, known.called)
 
 
-def compile_imported(
+def compile_imported(  # noqa: PLR0913
     known: Imported,
     spec: Device,
     device: str | None,
@@ -136,14 +159,15 @@ def compile_imported(
     capture: bool = False,
     jobs: int | None = None,
     say: Say = silent,
+    tuning: Tuning = MODEL_ALONE,
 ) -> CompiledProgram:
-    """What the model alone chooses for a program, as one region or by parts. ``jobs`` processes price and compile (None: one for
-    each core); ``say`` is told each stage as it begins."""
+    """What ``tuning`` chooses for a program, as one region or by parts. ``jobs`` processes price and compile (None: one for each
+    core); ``say`` is told each stage as it begins."""
     jobs = cores() if jobs is None else jobs
     if not is_model(known.program):
         say("tuning and checking one region")
         try:
-            done = _as_one(known.program, spec, device, None, None, 0.0, checked, seed)
+            done = _as_one(known.program, spec, device, (None, None, 0.0), _How(checked, seed, tuning))
             return CompiledProgram(known.program, spec, done, device, known.params, known.inputs, capture, None, known.called)
         except (NoValidKernelError, UnsupportedError):
             pass
@@ -158,6 +182,7 @@ def compile_imported(
             seed=seed,
             executor=pool,
             say=say,
+            tuning=tuning,
         )
     return CompiledProgram(model.program, spec, model.whole, device, model.params, known.inputs, capture, model, known.called)
 
@@ -184,29 +209,39 @@ def _examples(program: Any, known: Imported, inputs: Sequence[Any], keywords: Ma
     return [found[n] for n in known.inputs]
 
 
+@dataclass(frozen=True)
+class _How:
+    checked: bool
+    seed: int
+    tuning: Tuning
+
+
 def _as_one(
     program: TensorProgram,
     spec: Device,
     device: str | None,
-    graph: KernelGraph | None,
-    schedule: Schedule | None,
-    superoptimize: float,
-    checked: bool,
-    seed: int,
+    given: tuple[KernelGraph | None, Schedule | None, float],
+    how: _How,
 ) -> Realised:
-    """The program as one region."""
+    """The program as one region; ``given`` are a structure, a schedule, and seconds for the superoptimizer."""
+    graph, schedule, superoptimize = given
     graphs = _graphs(program, graph, schedule, superoptimize)
     if graph is not None:
         accepted(program, graph)
-    if graph is None and schedule is None and device not in (None, "cpu"):
+    library = graph is None and schedule is None and device not in (None, "cpu")
+    if library:
         graphs = with_libraries(graphs)
     if schedule is not None:
         tuned = Tuned(program, spec.name, Ranked(Candidate(graphs[0], schedule), nan), (), 1, 1)
     else:
-        tuned = tune_fast(program, spec, seed=seed, graphs=graphs)
+        scope = LIBRARY if library else GENERATED
+        if graph is not None or superoptimize:
+            scope = f"{scope} {graph.stable_hash() if graph else f'superoptimized {superoptimize:g} s'}".strip()
+        (found,) = how.tuning.tune([Task(program, graphs, 1, scope)], spec, how.seed)
+        tuned = found or tune_fast(program, spec, seed=how.seed, graphs=graphs)
     if device == "cpu":
         return verified(tuned)
-    return realise([tuned], spec, checked=checked, seed=seed)[0]
+    return realise([tuned], spec, checked=how.checked, seed=how.seed)[0]
 
 
 def _imported(program: Any, example_inputs: Sequence[Any], example_kwargs: Mapping[str, Any]) -> Imported:

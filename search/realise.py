@@ -131,7 +131,7 @@ def _compiled(job: tuple[TensorProgram, tuple[Ranked, ...], Device, int]) -> _Ou
             last = error
             continue
         spills = max((a.spills for a in artifacts), default=0)
-        if spills <= SPILL_LIMIT:
+        if spills <= SPILL_LIMIT or candidate.measured is not None:
             return _Outcome(i, verdict, artifacts, compiled, dict(rejected))
         rejected["spills"] += 1
         if fallback is None or spills < fallback[0]:
@@ -175,7 +175,7 @@ def realise(
     """Kernels for each tuned program, in order; compilation is spread over ``executor``.
 
     A winner that is not verified or fails its numerical check is dropped for the next candidate; :class:`NoValidKernelError` if
-    none is left.
+    none is left. What was measured was checked where it ran, at its real size.
     """
     pending: list[tuple[Ranked, ...]] = [(t.winner, *t.runners) for t in tuned]
     found: list[Realised | None] = [None] * len(tuned)
@@ -190,11 +190,10 @@ def realise(
             found[i] = Realised(tuned[i], pending[i][r.at], r.verdict, r.artifacts)
             pending[i] = pending[i][r.at + 1 :]
             left[i] -= r.compiled
-        if not checked:
-            break
-        checks = kept_checks([(tuned[i].program, r.candidate.candidate) for i in todo if (r := found[i])], seed)
+        doubtful = [i for i in todo if checked and (r := found[i]) and r.candidate.measured is None]
+        checks = kept_checks([(tuned[i].program, r.candidate.candidate) for i in doubtful if (r := found[i])], seed)
         again: list[int] = []
-        for i, outcome in zip(list(todo), checks, strict=True):
+        for i, outcome in zip(doubtful, checks, strict=True):
             r = found[i]
             assert r is not None
             found[i] = replace(r, check=outcome)

@@ -29,6 +29,7 @@ from fuser.errors import UsageError
 from fuser.errors import first_line
 from search.torch_pieces import Piece
 from search.torch_pieces import pieces
+from search.tuner.efforts import effort_of
 
 LARGEST_CONSTANT = 1 << 22
 """Most elements of a buffer of integers or booleans that is taken as a constant while nobody writes to it."""
@@ -41,7 +42,7 @@ class Settings:
     ``device``: ``cpu`` runs kernels for tensors of the CPU in Triton's interpreter (slow; else torch runs them). ``target``: the
     device to tune for, by default the GPU at hand. ``freeze``: parameters and buffers keep the values that they have at the first
     call; by default later writes to them are seen. ``shapes``: sizes for which a graph with symbolic sizes is compiled at most;
-    torch runs further ones. ``checked``: as for ``fuser.compile``.
+    torch runs further ones. ``checked``, ``effort`` and ``records``: as for ``fuser.compile``.
     """
 
     device: str | None = None
@@ -49,12 +50,15 @@ class Settings:
     freeze: bool = False
     shapes: int = 8
     checked: bool = True
+    effort: str = "instant"
+    records: str | bool | None = None
 
 
 def torch_backend(
     module: Any, example_inputs: Sequence[Any], *, mode: str | None = None, options: Mapping[str, Any] | None = None
 ) -> Callable[..., Any]:
-    """A backend of ``torch.compile``; :class:`Settings` are its ``options``. ``mode`` changes nothing: nothing is measured."""
+    """A backend of ``torch.compile``; :class:`Settings` are its ``options``. ``mode`` changes nothing: ``options`` has the
+    effort."""
     try:
         settings = _settings(options or {})
     except UsageError as error:
@@ -75,6 +79,7 @@ def _settings(options: Mapping[str, Any]) -> Settings:
         )
     if not isinstance(settings.shapes, int) or settings.shapes < 1:
         raise UsageError(f"shapes={settings.shapes!r} is no number of sizes", "pass 1 or more")
+    effort_of(settings.effort)
     return settings
 
 
@@ -202,7 +207,8 @@ class Door:
                 "interpreter, which is slow)"
             )
             return Made(None)
-        options = {"device": str(where), "target": self.settings.target, "checked": self.settings.checked}
+        names = ("target", "checked", "effort", "records")
+        options = {"device": str(where)} | {n: getattr(self.settings, n) for n in names}
         graph, kept, run, into = _functional(self.module, args, self._kept)
         places = [n.name for n in graph.graph.nodes if n.op == "placeholder"]
         inner, found = pieces(graph, {places[i]: args[i] for i in kept}, "graph", where, options)

@@ -21,7 +21,6 @@ from cost_model.features import schedule_features
 from fuser.device import Device
 from fuser.errors import NoValidKernelError
 from fuser.errors import UnsupportedError
-from fuser.errors import UsageError
 from fuser.ir.candidate import Candidate
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
@@ -64,7 +63,7 @@ class Searched:
 @dataclass(frozen=True)
 class Tuned:
     """The winner, what came next (best first; other structures and the winner's own next schedules, and in the end the best of
-    every structure that is not among them), and how much was looked at.
+    every structure that is not among them), and how much was looked at. ``seconds`` it took, where somebody cares.
     """
 
     program: TensorProgram
@@ -75,6 +74,7 @@ class Tuned:
     candidates: int
     notes: tuple[str, ...] = ()
     searched: Searched | None = None
+    seconds: float = 0.0
 
     @property
     def runner_up(self) -> Ranked | None:
@@ -128,13 +128,6 @@ def library_seconds(graph: KernelGraph, kernel: LibraryKernel, device: Device) -
     a, b = (tensors[x].shape for x in kernel.args)
     product = refined.matmul_product(a, b, tensors[kernel.output].shape, tensors[kernel.args[0]].dtype)
     return refined.matmul_seconds(product, device, precision="ieee")
-
-
-def require_instant(effort: str) -> None:
-    """Efforts that measure belong to searches on a GPU (:mod:`search.space.evolve`). Raises :class:`UsageError` for any but
-    instant."""
-    if effort != INSTANT.name:
-        raise UsageError(f"effort {effort!r} is not available", "the only one is 'instant': the model alone decides")
 
 
 def tune_fast(

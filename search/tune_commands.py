@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from json import dumps
 from pathlib import Path
 from typing import Annotated
@@ -13,43 +15,67 @@ import typer
 
 from cost_model.explain import COUNTS
 from cost_model.explain import explain as explain_terms
+from cost_model.refined import check_device
 from cost_model.refined import estimate
 from fuser.arguments import LONGEST
 from fuser.arguments import finite
+from fuser.console import note
 from fuser.console import plain
 from fuser.console import print_json
 from fuser.console import print_table
 from fuser.console import progress
+from fuser.device import Device
 from fuser.device import load_device
 from fuser.errors import UsageError
 from fuser.files import file_stem
 from fuser.frontends.model_file import is_model_file
+from fuser.interrupts import INTERRUPTED
+from fuser.ir.program import TensorProgram
 from fuser.lower.compile import save_artifact
 from fuser.outputs import make_folder
 from fuser.outputs import write_file
 from fuser.pools import SPAWN
 from fuser.runtime.library import summary
 from fuser.superopt.structures import searched
+from fuser.superopt.structures import structures
 from fuser.superopt.verify.verdicts import verdict_document
 from fuser.workloads import match
 from fuser.workloads import workload
+from search.libraries import with_libraries
 from search.model_commands import explain_model
 from search.realise import Realised
 from search.realise import realise
+from search.space.evolve import Effort
 from search.space.evolve import Ranked
 from search.tune import Tuned
-from search.tune import require_instant
 from search.tune import tune_fast
+from search.tune_report import NoRecords
+from search.tune_report import RecordsFile
+from search.tune_report import Simulate
+from search.tune_report import measured_document
+from search.tune_report import show_measured
+from search.tuner.convergence import draw
+from search.tuner.convergence import require_matplotlib
+from search.tuner.efforts import WORDS
+from search.tuner.efforts import effort_of
+from search.tuner.efforts import measures
+from search.tuner.live import live
+from search.tuner.memory import GENERATED
+from search.tuner.memory import LIBRARY
+from search.tuner.memory import Memory
+from search.tuner.memory import open_memory
+from search.tuner.tuning import Task
+from search.tuner.tuning import Tuning
 
 Names = Annotated[list[str], typer.Argument(metavar="WORKLOAD...", help="Named workloads, or globs of them ('mcfuser/*').")]
 Target = Annotated[str, typer.Option("--target", help="The device; see mufuser devices.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 
 
-def tune(
+def tune(  # noqa: PLR0913
     names: Names,
     target: Target = "h200",
-    effort: Annotated[str, typer.Option("--effort", help="instant, the only one: the model alone decides.")] = "instant",
+    effort: Annotated[str, typer.Option("--effort", metavar="EFFORT", help=f"{WORDS}.")] = "instant",
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Folder for sources, PTX, cubins and report.json.")
     ] = None,
@@ -64,52 +90,121 @@ def tune(
             help="Let the superoptimizer look for structures first.",
         ),
     ] = 0.0,
-    jobs: Annotated[int, typer.Option("-j", "--jobs", min=1, max=1024, metavar="N", help="Processes that compile.")] = 2,
+    jobs: Annotated[
+        int | None,
+        typer.Option("-j", "--jobs", min=1, max=1024, metavar="N", help="Processes that compile. [2; all cores, to measure]"),
+    ] = None,
     check: Annotated[
         bool,
         typer.Option("--check/--no-check", help="Check winners against float64 in Triton's interpreter, without torch in numpy."),
     ] = True,
+    records: RecordsFile = None,
+    no_records: NoRecords = False,
+    seed: Annotated[int, typer.Option("--seed", min=0, metavar="N", help="Of the search.")] = 0,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE", help="Draw how the search converged (.svg, .pdf, .png).")
+    ] = None,
+    simulate: Simulate = None,
     json: Json = False,
-) -> None:
-    """Choose schedules for named workloads with the model, compile the winners to PTX and cubin, and check them."""
-    require_instant(effort)
+) -> int:
+    """Choose schedules for named workloads, compile the winners to PTX and cubin, and check them.
+
+    With the efforts quick and full the fastest candidates are measured on the GPU, and kept: the next call, of instant too, takes
+    the winner at once.
+    """
+    wanted = effort_of(effort)
     device = load_device(target)
     found = match(names)
+    if plot:
+        require_matplotlib()
     if output:
         make_folder(output)
-    tuned: list[Tuned] = []
-    seconds: list[float] = []
-    with progress("tuning", len(found), quiet=json) as step:
-        for name in found:
-            program = workload(name)
-            graphs = searched(program, superoptimize) if superoptimize else None
-            start = time.perf_counter()
-            tuned.append(tune_fast(program, device, graphs=graphs))
-            seconds.append(time.perf_counter() - start)
-            step(name)
+    memory = open_memory(False if no_records else records, "" if simulate is None else str(simulate))
     start = time.perf_counter()
-    if jobs > 1 and len(tuned) > 1:
-        with ProcessPoolExecutor(jobs, SPAWN) as pool:
+    tuned = _tuned(found, device, wanted, memory, superoptimize, seed, jobs, json)
+    searching = time.perf_counter() - start
+    interrupted = any(t.searched is not None and t.searched.why == "interrupted" for t in tuned)
+    tuned = [t for t in tuned if not interrupted or (t.searched is not None and t.searched.origin != "model")]
+    if interrupted and not tuned:
+        raise KeyboardInterrupt
+    start = time.perf_counter()
+    if (jobs or 2) > 1 and len(tuned) > 1 and not interrupted:
+        with ProcessPoolExecutor(jobs or 2, SPAWN) as pool:
             done = realise(tuned, device, pool, check)
     else:
         done = realise(tuned, device, None, check)
     compiled = time.perf_counter() - start
-    records = [document(r, s, output) for r, s in zip(done, seconds, strict=True)]
+    documents = [document(r, output, device) for r in done]
     report = {
         "schema": 1,
         "target": device.name,
         "arch": device.sm,
         "effort": effort,
+        "search_seconds": searching,
         "compile_seconds": compiled,
-        "workloads": records,
+        "interrupted": interrupted,
+        "workloads": documents,
     }
+    notes = [f"written to {output}"] if output else []
     if output:
         write_file(output / "report.json", dumps(plain(report), indent=1) + "\n")
+    if plot:
+        notes.append(f"drawn: {plot}" if draw(tuned, plot) else "nothing was measured: nothing drawn")
     if json:
         print_json(report)
-        return
+    elif any(t.searched for t in tuned):
+        show_measured(device, documents, done, searching, notes, simulate is not None)
+    else:
+        _show_instant(device, documents, compiled, check, notes)
+    if interrupted:
+        note("interrupted: what was measured is kept, the same command goes on")
+    return INTERRUPTED if interrupted else 0
+
+
+def _tuned(
+    names: Sequence[str],
+    device: Device,
+    effort: Effort,
+    memory: Memory,
+    superoptimize: float,
+    seed: int,
+    jobs: int | None,
+    quiet: bool,
+) -> list[Tuned]:
+    """Each workload tuned, in order."""
+    tuning = Tuning(effort, memory, jobs, lambda: live(device, quiet))
+    scope = (LIBRARY if measures(effort) else GENERATED) if not superoptimize else f"superoptimized {superoptimize:g} s"
+    if measures(effort):
+        check_device(device)
+        tasks = [_task(workload(n), superoptimize, scope) for n in names]
+        return [t for t in tuning.tune(tasks, device, seed) if t is not None]
+    tuned: list[Tuned] = []
+    with progress("tuning", len(names), quiet=quiet) as step:
+        for name in names:
+            program = workload(name)
+            (known,) = tuning.tune([Task(program, (), 1, scope)], device, seed)
+            tuned.append(known or _fast(program, device, superoptimize))
+            step(name)
+    return tuned
+
+
+def _task(program: TensorProgram, superoptimize: float, scope: str) -> Task:
+    graphs = searched(program, superoptimize) if superoptimize else structures(program)
+    return Task(program, with_libraries(graphs), 1, scope)
+
+
+def _fast(program: TensorProgram, device: Device, superoptimize: float) -> Tuned:
+    graphs = searched(program, superoptimize) if superoptimize else None
+    start = time.perf_counter()
+    tuned = tune_fast(program, device, graphs=graphs)
+    return replace(tuned, seconds=time.perf_counter() - start)
+
+
+def _show_instant(
+    device: Device, documents: Sequence[dict[str, Any]], compiled: float, check: bool, notes: Sequence[str]
+) -> None:
     rows = []
-    for r in records:
+    for r in documents:
         worst = r["check"].error if r["check"] else None
         rows.append(
             (
@@ -124,13 +219,12 @@ def tune(
     done_to = (
         f"verified, compiled for {device.sm} and checked" if check else f"verified and compiled for {device.sm}, not checked,"
     )
-    notes = [f"{len(rows)} winners {done_to} in {compiled:.1f} s"] + ([f"written to {output}"] if output else [])
-    print_table(
-        f"{device.title}, the model alone", ("workload", "kernels", "schedule", "est. µs >", "tuned ms >", "error >"), rows, notes
-    )
+    first = f"{len(rows)} winners {done_to} in {compiled:.1f} s"
+    heads = ("workload", "kernels", "schedule", "est. µs >", "tuned ms >", "error >")
+    print_table(f"{device.title}, the model alone", heads, rows, [first, *notes])
 
 
-def document(done: Realised, seconds: float, output: Path | None) -> dict[str, Any]:
+def document(done: Realised, output: Path | None, device: Device) -> dict[str, Any]:
     """One workload of the report."""
     winner, tuned = done.candidate, done.tuned
     stem = file_stem(tuned.program.name.replace("/", "_").replace(":", "_b"))
@@ -144,12 +238,13 @@ def document(done: Realised, seconds: float, output: Path | None) -> dict[str, A
         "schedule": str(winner.schedule),
         "schedules": winner.schedule.to_json(),
         "mugraph": winner.graph.to_json(),
-        "estimate_us": winner.us,
+        "estimate_us": winner.estimate * 1e6,
         "runner_up_us": tuned.runner_up.us if tuned.runner_up else None,
         "structures": tuned.structures,
         "candidates": tuned.candidates,
         "rejected": done.rejected,
-        "tuning_seconds": seconds,
+        "tuning_seconds": tuned.searched.seconds if tuned.searched else tuned.seconds,
+        **measured_document(winner, tuned, device),
         "kernels": kernels,
         "verdict": verdict_document(done.verdict),
         "check": done.check,

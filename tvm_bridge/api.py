@@ -42,8 +42,13 @@ from search.regions import choose
 from search.stages import Stages
 from search.trial import tried
 from search.tune import Tuned
-from search.tune import require_instant
 from search.tune import tune_fast
+from search.tuner.efforts import effort_of
+from search.tuner.efforts import measures
+from search.tuner.judges import require_gpu
+from search.tuner.live import live as watching
+from search.tuner.memory import open_memory
+from search.tuner.tuning import Tuning
 from tvm_bridge import apart
 from tvm_bridge.flavour import RelayMissing
 from tvm_bridge.flavour import require_relax
@@ -75,6 +80,7 @@ def optimize(  # noqa: PLR0913
     *,
     target: str | Device = "h200",
     effort: str = "instant",
+    records: str | Path | bool | None = None,
     build: bool | None = None,
     compare: bool = True,
     check: bool = True,
@@ -95,6 +101,9 @@ def optimize(  # noqa: PLR0913
     kind, if there is one. ``whole=False`` leaves out the kernels of the whole model, and finds alone the regions of a Relay model
     that TVM is given (the default for a live module).
 
+    ``effort`` and ``records`` are those of :func:`fuser.compile`, for the kernels of the whole model; the regions that TVM is
+    given are chosen by the model alone.
+
     ``build`` asks for a Relay model compiled by TVM (None: where one is installed, and ``failure`` of the result says why there
     is none). ``compare`` runs it against the unpartitioned one. TVM works in a process of its own, for ``timeout`` seconds at
     most (default: by the size of the model).
@@ -105,13 +114,16 @@ def optimize(  # noqa: PLR0913
 
     Raises :class:`fuser.errors.ModelFileError` for files that cannot be read; a model without regions worth fusing is no error.
     """
-    require_instant(effort)
+    wanted = effort_of(effort)
     if runtime is not None and runtime not in RUNTIMES:
         raise UsageError(f"there is no runtime {runtime!r}", f"one of {', '.join(RUNTIMES)}")
     if runtime == RELAX:
         require_relax()
     device = load_device(target) if isinstance(target, str) else target
     check_device(device)
+    tuning = Tuning(wanted, open_memory(records), watch=lambda: watching(device))
+    if measures(wanted) and tuning.memory.records is None:
+        require_gpu(device, effort)
     stages = Stages(step)
     stages.begin("import", "reading the model")
     live, folder = not isinstance(model, str | Path), apart.Folder()
@@ -122,7 +134,7 @@ def optimize(  # noqa: PLR0913
     us = program_seconds(file.imported.program, device) * 1e6
     result = Optimized(file, device, (), (), us, us, seed=seed)
     if whole or (whole is None and (not live or runtime is not None)) or runtime == RELAX:
-        result = _with_kernels(result, on, stages, jobs, check, runtime)
+        result = _with_kernels(result, on, stages, jobs, check, tuning, runtime)
     for_relay = file.form == RELAY and runtime in (None, RELAY_RUNTIME)
     if for_relay:
         result = _with_regions(result, stages, jobs, check)
@@ -152,7 +164,7 @@ def _read(model: Any, params: Any, folder: apart.Folder) -> tuple[ModelFile, str
 
 
 def _with_kernels(
-    result: Optimized, on: str | None, stages: Stages, jobs: int, check: bool, runtime: str | None = None
+    result: Optimized, on: str | None, stages: Stages, jobs: int, check: bool, tuning: Tuning, runtime: str | None = None
 ) -> Optimized:
     """The result with kernels for the whole model, and with what became of them where they run. For Relax all of them are
     generated: it has no library of products."""
@@ -166,8 +178,9 @@ def _with_kernels(
         seed=result.seed,
         jobs=jobs,
         say=stages.say,
+        tuning=tuning,
     )
-    result = replace(result, made=made, notes=notes)
+    result = replace(result, made=made, notes=notes, effort=tuning.effort.name)
     if where is None:
         return result
     stages.begin("running", "running it")

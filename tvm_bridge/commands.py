@@ -19,6 +19,9 @@ from fuser.errors import FuserError
 from fuser.errors import NothingSupportedError
 from fuser.errors import NoValidKernelError
 from fuser.outputs import make_folder
+from search.tune_report import NoRecords
+from search.tune_report import RecordsFile
+from search.tuner.efforts import WORDS
 from tvm_bridge.api import RELAX
 from tvm_bridge.api import TORCH_RUNTIME
 from tvm_bridge.api import Step
@@ -38,7 +41,9 @@ def optimize(  # noqa: PLR0913
         Path | None, typer.Option("--params", help="The parameters of a Relay model, written by save_param_dict.")
     ] = None,
     target: Annotated[str, typer.Option("--target", help="The device; see mufuser devices.")] = "h200",
-    effort: Annotated[str, typer.Option("--effort", help="instant, the only one: the model alone decides.")] = "instant",
+    effort: Annotated[str, typer.Option("--effort", metavar="EFFORT", help=f"{WORDS}.")] = "instant",
+    records: RecordsFile = None,
+    no_records: NoRecords = False,
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder for kernels, report.json and plan.svg.")] = Path(
         "mufuser-out"
     ),
@@ -85,7 +90,8 @@ def optimize(  # noqa: PLR0913
     """
     make_folder(output)
     step: Step = (lambda text: None) if json else (lambda text: note(f"… {text}"))
-    options = {"target": target, "effort": effort, "jobs": jobs, "step": step, "on": on, "runtime": runtime}
+    kept = False if no_records else records
+    options = {"target": target, "effort": effort, "records": kept, "jobs": jobs, "step": step, "on": on, "runtime": runtime}
     result = optimize_model(model, params, build=False, whole=True, **options)
     report = _written(result, output)
     if library and runtime == RELAX:

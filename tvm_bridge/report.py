@@ -65,7 +65,7 @@ def document(result: Optimized, output: Path | None = None) -> dict[str, Any]:
                 "inputs": [_tensor(program[n]) for n in result.file.imported.inputs],
             },
             "target": {"name": result.device.name, "title": result.device.title, "arch": result.device.sm},
-            "effort": "instant",
+            "effort": result.effort,
             "seed": result.seed,
             "versions": versions(),
             "predicted": {

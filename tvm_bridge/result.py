@@ -81,6 +81,7 @@ class Optimized:
     seed: int = 0
     made: CompiledProgram | None = None
     trial: Trial | None = None
+    effort: str = "instant"
 
     @property
     def program(self) -> TensorProgram:

@@ -14,14 +14,17 @@ from dataclasses import replace
 from functools import cached_property
 
 from fuser.device import Device
+from fuser.errors import FuserError
 from fuser.errors import NoValidKernelError
 from fuser.errors import UnsupportedError
+from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.ops import Array
 from fuser.ir.program import TensorProgram
 from fuser.lower.compile import compile_sources
 from fuser.lower.options import PDL
 from fuser.lower.triton_source import generate_graph
+from fuser.superopt.structures import structures
 from fuser.superopt.verify.verifier import Verified
 from search.cover.borders import Border
 from search.cover.borders import borders
@@ -38,6 +41,7 @@ from search.cover.plan import plan_of_parts
 from search.cover.prices import by_library
 from search.cover.select import selected
 from search.cover.stitch import stitch
+from search.libraries import with_libraries
 from search.realise import Realised
 from search.realise import realise
 from search.realise import verified
@@ -47,6 +51,12 @@ from search.stages import Say
 from search.stages import Stages
 from search.stages import silent
 from search.tune import Tuned
+from search.tuner.efforts import measures
+from search.tuner.memory import GENERATED
+from search.tuner.memory import LIBRARY
+from search.tuner.tuning import MODEL_ALONE
+from search.tuner.tuning import Task
+from search.tuner.tuning import Tuning
 
 SMALL = 3
 """Contractions up to which a program is one region for the tuner as a whole."""
@@ -101,11 +111,13 @@ def compile_model(  # noqa: PLR0913
     seed: int = 0,
     executor: Executor | None = None,
     say: Say = silent,
+    tuning: Tuning = MODEL_ALONE,
     layouts: bool = True,
     greedy: bool = False,
 ) -> Model:
-    """Choose parts, tune and check each distinct one, and put their kernels into one graph. ``say`` is told each stage as it
-    begins. ``layouts`` and ``greedy`` are to compare with (:class:`search.cover.offers.Pricing`). Raises
+    """Choose parts, tune and check each distinct one, and put their kernels into one graph. The model alone prices the
+    candidates; those that are chosen are tuned by ``tuning``. ``say`` is told each stage as it begins. ``layouts`` and
+    ``greedy`` are to compare with (:class:`search.cover.offers.Pricing`). Raises
     :class:`fuser.errors.NoValidKernelError` naming an operator that nothing can compute."""
     stages = Stages(say)
     stages.begin("candidates", f"looking for candidates among {len(program.nodes)} operators")
@@ -113,6 +125,7 @@ def compile_model(  # noqa: PLR0913
     stages.begin("prices", f"pricing candidates for {device.title}")
     offers = best_form(program, params, Pricing(device, libraries, seed, executor, layouts=layouts, greedy=greedy))
     done: dict[str, Realised] = {}
+    better: dict[str, Tuned] = {}
 
     def kernels(several: list[Tuned]) -> list[Realised]:
         return realise(several, device, executor, checked, seed) if compiled else [verified(t) for t in several]
@@ -123,6 +136,9 @@ def compile_model(  # noqa: PLR0913
         if chosen is None:
             offers = offers.otherwise or offers
             continue
+        if found := _tuned(chosen, better, device, tuning, libraries, seed, stages):
+            better |= found
+            offers = replace(offers, tuned={p: better.get(p.key, t) for p, t in offers.tuned.items()})
         distinct = len({p.key for p in chosen.parts})
         stages.begin(
             "kernels", f"{'compiling and checking' if compiled else 'verifying'} {distinct} distinct of {len(chosen.parts)} parts"
@@ -148,6 +164,30 @@ def compile_model(  # noqa: PLR0913
     stages.end()
     realised = Realised(whole, winner, weakest, artifacts, rejected=dict(rejected))
     return Model(program, params, chosen, found, realised, device, _considered(offers), stages.seconds)
+
+
+def _tuned(
+    chosen: Cover, before: Mapping[str, Tuned], device: Device, tuning: Tuning, libraries: bool, seed: int, stages: Stages
+) -> dict[str, Tuned]:
+    """What is known or measured of the chosen parts, by their keys; time goes to where it saves most. Parts in layouts of their
+    own stay as the model has them."""
+    count = Counter(p.key for p in chosen.parts)
+    programs = {p.key: p.program for p in chosen.parts if p.key not in before and p.key == p.program.stable_hash()}
+    scope, tasks = LIBRARY if libraries else GENERATED, dict[str, Task]()
+    for key, program in programs.items():
+        graphs: tuple[KernelGraph, ...] = ()
+        if measures(tuning.effort):
+            try:
+                graphs = structures(program)
+            except FuserError:
+                continue  # operators that a library has alone
+        tasks[key] = Task(program, with_libraries(graphs) if libraries else graphs, count[key], scope)
+    if not tasks or tuning is MODEL_ALONE:
+        return {}
+    if measures(tuning.effort):
+        stages.begin("measuring", f"measuring {len(tasks)} distinct parts")
+    found = tuning.tune(list(tasks.values()), device, seed)
+    return {key: t for key, t in zip(tasks, found, strict=True) if t is not None and t.winner.measured is not None}
 
 
 def _within(offers: Offers) -> Cover | None:

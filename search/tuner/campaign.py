@@ -53,6 +53,8 @@ class Campaign:
     watch: Callable[[Hunt], None] = lambda hunt: None
     clock: Callable[[], float] = time.monotonic
     why: str = "converged"
+    current: int = 0
+    """The search that measures now."""
     spent: dict[int, float] = field(default_factory=dict)
     """Seconds of each search, by its number."""
     _pending: dict[int, list[Entry]] = field(default_factory=dict)
@@ -91,7 +93,7 @@ class Campaign:
         return max(self._pending, key=lambda i: (self.hunts[i].gain, -i))
 
     def _generation(self, number: int) -> None:
-        start = self.clock()
+        start, self.current = self.clock(), number
         hunt, entries = self.hunts[number], self._pending[number]
         best = hunt.best
         found, beside = self.judge.compare(hunt.program, [e.candidate for e in entries], best.candidate if best else None)
@@ -104,8 +106,8 @@ class Campaign:
 
     def _finals(self, end: float) -> None:
         """The fastest few of each search, in turn with each other: what wins by luck of a batch is found out."""
-        for hunt in self.hunts:
-            best = hunt.best
+        for number, hunt in enumerate(self.hunts):
+            self.current, best = number, hunt.best
             if best is None or self.clock() >= end:
                 continue
             close = [e for e, s in sorted(hunt.times.items(), key=lambda x: x[1]) if s <= (1 + CLOSE) * hunt.times[best]]

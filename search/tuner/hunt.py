@@ -32,6 +32,8 @@ SHARPNESS = 12.0
 """How much more often the faster of two is a parent: the power of 1/seconds (the paper's is 1, over a whole population)."""
 BOLDNESS = 1.0
 """Deviations below its prediction at which a candidate is taken to be: what nobody knows is worth a try."""
+LEAST = 4
+"""Candidates of each structure of the pool that are measured before it is given up."""
 FIRST_BOLDNESS = 0.3
 """The same for the first generation, when there is no best yet that others could be measured beside."""
 
@@ -143,19 +145,32 @@ class Hunt:
         left = [e for e in self.pool.entries.values() if e not in self.times]
         if not left:
             return []
-        estimates = np.array([e.estimate for e in left])
         if not self.corrected:
-            return [left[i] for i in np.argsort(estimates, kind="stable")[:count]]
-        if not self.residual.ratios:  # nobody knows anything: the model's first, and of each structure one
+            return sorted(left, key=lambda e: e.estimate)[:count]
+        if not self.residual.ratios:
             return self._first(left, count)
-        chosen = self.residual.choose([e.features for e in left], estimates, count, self.boldness)
-        return [left[i] for i in chosen]
+        chosen = self._neglected(left, max(1, count // 4))
+        rest = [e for e in left if e not in chosen]
+        return chosen + self._chosen(rest, count - len(chosen), self.boldness)
+
+    def _chosen(self, among: Sequence[Entry], count: int, boldness: float) -> list[Entry]:
+        estimates = np.array([e.estimate for e in among])
+        return [among[i] for i in self.residual.choose([e.features for e in among], estimates, count, boldness)]
+
+    def _neglected(self, left: Sequence[Entry], count: int) -> list[Entry]:
+        """One candidate each of the structures that were hardly measured: one bad schedule says little about all of them."""
+        tried = Counter(e.structure for e in self.times)
+        seconds, _ = self.predicted(left)
+        best: dict[int, float] = {}
+        for e, s in zip(left, seconds.tolist(), strict=True):
+            if tried[e.structure] < LEAST:
+                best[e.structure] = min(best.get(e.structure, math.inf), s)
+        numbers = sorted(best, key=lambda n: best[n])[:count]
+        return [self._chosen([e for e in left if e.structure == n], 1, self.boldness)[0] for n in numbers]
 
     def _first(self, left: Sequence[Entry], count: int) -> list[Entry]:
         """The best by the model; of those that differ in little the best few alone."""
-        order = sorted(left, key=lambda e: e.estimate)
-        estimates = np.array([e.estimate for e in order])
-        return [order[i] for i in self.residual.choose([e.features for e in order], estimates, count, FIRST_BOLDNESS)]
+        return self._chosen(sorted(left, key=lambda e: e.estimate), count, FIRST_BOLDNESS)
 
     def _breed(self) -> None:
         every = list(self.pool.entries.values())

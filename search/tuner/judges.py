@@ -13,9 +13,9 @@ from search.measure.machine import gpu_at_hand
 from search.measure.measurer import Bench
 from search.measure.records import Records
 from search.measure.session import Options
-from search.measure.simulated import Simulated
 from search.tuner.campaign import Judge
 from search.tuner.memory import Memory
+from search.tuner.simulated import Simulated
 
 OPTIONS = Options(rounds=7, replay_ms=6.0)
 COMPILE_SECONDS = 30

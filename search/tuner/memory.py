@@ -1,8 +1,9 @@
-"""What is known of a program before anybody searches: winners and measurements in the user's records, and in files that are shipped
-with this package or with an application."""
+"""What is known of a program before anybody searches: winners and measurements in the user's records, and in files that are
+shipped with this package or with an application."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable
 from collections.abc import Iterator
@@ -12,7 +13,6 @@ from dataclasses import dataclass
 from dataclasses import field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from fuser.console import warn
 from fuser.device import Device
@@ -21,6 +21,7 @@ from fuser.errors import UsageError
 from fuser.ir.candidate import Candidate
 from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.program import TensorProgram
+from fuser.ir.schedule import Schedule
 from fuser.lower.assembler import compiler
 from fuser.lower.compile import cache_dir
 from search.measure.compiling import source_hash
@@ -35,8 +36,9 @@ from search.space.evolve import Ranked
 
 FILE = "records.sqlite"
 """Of the user's records, in the cache folder."""
-LIBRARY = "library"
-"""The scope of a choice in which products may be left to a library."""
+GENERATED, LIBRARY = "", "library"
+"""Scopes of a choice: every kernel is generated, or products may be left to a library. There are others for what a caller
+restricts in ways of his own; rows of single measurements say nothing about those."""
 
 
 def program_key(program: TensorProgram) -> str:
@@ -78,7 +80,7 @@ class Memory:
         self.misses.clear()
         if self.records is not None and (known := self._won(program, device, scope, effort)):
             return known
-        if effort.name != "instant":
+        if effort.name != "instant" or scope not in (GENERATED, LIBRARY):
             return None
         sources: list[tuple[str, Records]] = [] if self.records is None else [(str(self.records.path), self.records)]
         sources += [] if self.simulated else [(str(f), shipped(f)) for f in self.files]
@@ -124,8 +126,8 @@ class Memory:
                 why = f"it is of {w.device}"
             elif w.compiler != compiler():
                 why = f"it was compiled by {w.compiler}, here is {compiler() or 'no compiler'}"
-            elif w.scope != scope:
-                why = f"it was chosen {'with' if w.scope == LIBRARY else 'without'} a library's products"
+            elif w.scope != scope and (w.scope, scope) != (LIBRARY, GENERATED):
+                why = f"it was chosen among others ({w.scope or 'generated kernels alone'})"
             elif w.rank < wanted:
                 why = f"it was searched with the effort {w.effort or 'interrupted'}"
             else:
@@ -133,6 +135,8 @@ class Memory:
                 candidate = Candidate(graph, _schedule(w)) if graph else None
                 if candidate is None:
                     why = "its structure is lost"
+                elif scope == GENERATED and _with_library(candidate):
+                    why = "a library does some of its products"
                 elif source_hash(candidate) != w.source:
                     why = "its kernels are generated in another way today"
                 else:
@@ -153,7 +157,7 @@ class Memory:
                 why = error.message
             if candidate is None:
                 why = why or "its structure is lost"
-            elif scope != LIBRARY and any(isinstance(k, LibraryKernel) for k in candidate.graph.kernels):
+            elif scope == GENERATED and _with_library(candidate):
                 why = "a library does some of its products"
             elif source_hash(candidate) != row.source:
                 why = "its kernels are generated in another way today"
@@ -177,11 +181,11 @@ def fastest(records: Records, program: TensorProgram, devices: Iterable[str]) ->
     return iter(sorted(good, key=lambda r: r.time_us or 0.0))
 
 
-def _schedule(winner: Winner) -> Any:
-    import json
+def _with_library(candidate: Candidate) -> bool:
+    return any(isinstance(k, LibraryKernel) for k in candidate.graph.kernels)
 
-    from fuser.ir.schedule import Schedule
 
+def _schedule(winner: Winner) -> Schedule:
     return Schedule.from_json(json.loads(winner.schedule))
 
 

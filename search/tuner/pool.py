@@ -29,9 +29,9 @@ from fuser.errors import UsageError
 from fuser.ir.candidate import Candidate
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
+from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
-from fuser.ir.program import TensorProgram
 from fuser.lower.options import option_of
 from fuser.superopt.verify.verdicts import kept_verdict
 from search.space.evolve import Effort
@@ -49,6 +49,8 @@ FIRST = 24
 """Schedules of a structure, the model's best, that the pool begins with."""
 WORTH = 2.0
 """Structures whose best estimate is so many times the best of all are left out."""
+TOGETHER = 0.2
+"""Part of the mutations that change an option for all tensors of a kernel: descriptors for all of them, say."""
 TERMS = ("waits", "busy", "fetch", "throughput", "memory")
 """Parts of the model's time that may be misjudged as a whole; the first three are of one wave of blocks."""
 
@@ -100,6 +102,28 @@ class Structure:
 
     def refused(self, f: Features) -> Any:
         return hazardous(f, self.device) | unwieldy(f)
+
+    @cached_property
+    def together(self) -> tuple[tuple[int, ...], ...]:
+        """Places in a row of the settings of one option for the tensors of one kernel, where there are several."""
+        found: dict[tuple[int, str], list[int]] = {}
+        at = len(self.space.splits)
+        for number, k in enumerate(self.space.kernels):
+            first = at + len(k.knobs) - len(k.settings)
+            for i, setting in enumerate(k.settings):
+                found.setdefault((number, setting.option.name), []).append(first + i)
+            at += len(k.knobs)
+        return tuple(tuple(x) for x in found.values() if len(x) > 1)
+
+    def mutated(self, row: Sequence[int], rng: np.random.Generator) -> list[int]:
+        """A row in which one knob has changed, or an option for all tensors of a kernel at once."""
+        if not self.together or rng.random() > TOGETHER:
+            return self.space.mutate_row(row, rng)
+        out, places = list(row), self.together[int(rng.integers(len(self.together)))]
+        code = int(rng.integers(self.space.knobs[places[0]].count))
+        for at in places:
+            out[at] = min(code, self.space.knobs[at].count - 1)
+        return out
 
     def entries(self, rows: Rows) -> list[Entry]:
         """The rows that can run, with their estimates."""
@@ -192,7 +216,7 @@ class Pool:
             structure = self.structures[parent.structure]
             row: Sequence[int] = parent.row
             for _ in range(int(rng.geometric(0.5))):
-                row = structure.space.mutate_row(row, rng)
+                row = structure.mutated(row, rng)
             rows.setdefault(parent.structure, []).append(list(row))
         made: list[Entry] = []
         for number, codes in rows.items():

@@ -38,6 +38,8 @@ NOISE = 0.03
 """Standard deviation of what no feature explains."""
 
 
+FARTHEST = 0.4
+"""Largest logarithm of a ratio that is believed."""
 NEAR = 256
 """Candidates, the best predicted, among which is chosen."""
 
@@ -50,9 +52,10 @@ class Residual:
     ratios: list[float] = field(default_factory=list)
 
     def add(self, features: Mapping[str, float], ratio: float) -> None:
-        """A measurement, ``ratio`` times as long as the model's estimate."""
+        """A measurement, ``ratio`` times as long as the model's estimate. What is far off is so for a reason that no feature has,
+        and tells little about others."""
         self.seen.append(features)
-        self.ratios.append(float(np.log(ratio)))
+        self.ratios.append(float(np.clip(np.log(ratio), -FARTHEST, FARTHEST)))
 
     def predict(self, candidates: Sequence[Mapping[str, float]]) -> tuple[Floats, Floats]:
         """Mean and standard deviation of the logarithm of measured over estimated time."""

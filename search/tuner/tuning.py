@@ -7,7 +7,9 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from contextlib import nullcontext
 from dataclasses import dataclass
+from dataclasses import field
 from datetime import UTC
 from datetime import datetime
 
@@ -19,13 +21,16 @@ from fuser.lower.assembler import compiler
 from search.measure.compiling import source_hash
 from search.measure.rows import schedule_text
 from search.measure.winners import Winner
+from search.space.evolve import INSTANT
 from search.space.evolve import Effort
 from search.tune import RUNNERS
 from search.tune import Searched
 from search.tune import Tuned
 from search.tuner.campaign import Campaign
 from search.tuner.campaign import Judge
+from search.tuner.efforts import measures
 from search.tuner.hunt import Hunt
+from search.tuner.judges import open_judge
 from search.tuner.memory import Known
 from search.tuner.memory import Memory
 from search.tuner.memory import program_key
@@ -33,6 +38,10 @@ from search.tuner.pool import pool_of
 
 BEGIN = 4
 """Schedules that somebody knows, with which a search begins."""
+
+
+Watch = Callable[[Sequence[Hunt], Campaign], None]
+"""Hears of every generation."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +55,29 @@ class Task:
     scope: str = ""
 
 
-Watch = Callable[[Sequence[Hunt], Campaign], None]
+@dataclass(frozen=True)
+class Tuning:
+    """How programs are tuned: by the ``effort``, with what ``memory`` knows. ``jobs`` processes compile (None: all cores but
+    one)."""
+
+    effort: Effort = INSTANT
+    memory: Memory = field(default_factory=Memory)
+    jobs: int | None = None
+    watch: Callable[[], AbstractContextManager[Watch]] = lambda: nullcontext(lambda hunts, campaign: None)
+
+    def tune(self, tasks: Sequence[Task], device: Device, seed: int = 0) -> list[Tuned | None]:
+        """What is known of each program or found by measuring; None where the model alone is to decide."""
+        if not measures(self.effort):
+            return [known(task, device, self.effort, self.memory) for task in tasks]
+        with self.watch() as watch:
+            return list(tune_measured(tasks, device, self.effort, self.memory, lambda: self._judge(device), seed, watch))
+
+    def _judge(self, device: Device) -> AbstractContextManager[Judge]:
+        return open_judge(device, self.memory, self.effort.name, self.jobs)
+
+
+MODEL_ALONE = Tuning()
+"""Nothing is measured, and nothing remembered."""
 
 
 def known(task: Task, device: Device, effort: Effort, memory: Memory) -> Tuned | None:
@@ -110,9 +141,7 @@ def _searched(hunt: Hunt, campaign: Campaign, number: int, device: Device) -> Tu
         hunt.times.get(first, math.nan),
     )
     structures = len({e.structure for e in hunt.pool.entries.values()})
-    return Tuned(
-        hunt.program, device.name, ranked[0], tuple(ranked[1:]), structures, len(hunt.pool.entries), searched=searched
-    )
+    return Tuned(hunt.program, device.name, ranked[0], tuple(ranked[1:]), structures, len(hunt.pool.entries), searched=searched)
 
 
 def _keep(task: Task, hunt: Hunt, tuned: Tuned, memory: Memory, device: Device) -> None:

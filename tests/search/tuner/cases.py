@@ -9,12 +9,12 @@ from typing import Any
 from fuser.device import load_device
 from fuser.ir.program import TensorProgram
 from fuser.superopt.structures import structures
-from search.measure.simulated import Simulated
 from search.space.evolve import QUICK
 from search.tuner.campaign import Campaign
 from search.tuner.hunt import Hunt
 from search.tuner.pool import Pool
 from search.tuner.pool import pool_of
+from search.tuner.simulated import Simulated
 from tests.builders import chain
 
 H200 = load_device("h200")

@@ -11,7 +11,7 @@ import pytest
 from fuser.ir.candidate import Candidate
 from fuser.ir.program import TensorProgram
 from search.measure.measurement import Measurement
-from search.measure.simulated import Simulated
+from search.tuner.simulated import Simulated
 from tests.builders import chain
 from tests.search.tuner.cases import H200
 from tests.search.tuner.cases import PROGRAM
@@ -71,7 +71,7 @@ def test_the_residual_saves_measurements() -> None:
     for seed in range(3):
         found = {}
         for corrected in (True, False):
-            search, judge = hunt(seed=seed, generations=4), Simulated(H200, seed, spread=0.05)
+            search, judge = hunt(seed=seed, generations=4), Simulated(H200, seed, spread=0.03)
             search.corrected = corrected
             run([search], judge)
             assert search.best is not None

@@ -15,8 +15,10 @@ from cost_model.refined import estimate
 from fuser.device import Device
 from fuser.ir.candidate import Candidate
 from fuser.ir.hashing import canonical
+from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.program import TensorProgram
 from search.measure.measurement import Measurement
+from search.tune import library_seconds
 
 
 @dataclass
@@ -40,14 +42,15 @@ class Simulated:
 
     def seconds(self, candidate: Candidate) -> float:
         """The true time of a candidate."""
-        total = 0.0
+        calls = (k for k in candidate.graph.kernels if isinstance(k, LibraryKernel))
+        total = sum(library_seconds(candidate.graph, k, self.device) for k in calls)
         structure = candidate.graph.stable_hash()
         for i, (block, k) in enumerate(candidate.blocks):
             about = [("tile", a, n) for a, n in k.tiles] + [("option", n, v) for n, v in k.knobs]
             about += [("warps", k.num_warps), ("stages", k.num_stages), ("order", str(k.order))]
             factor = sum(self.draw(structure, i, *x) for x in about)
             total += estimate(block, k, self.device)["seconds"] * math.exp(self.spread * factor)
-        return total * math.exp(3.0 * self.spread * self.draw(structure)) if total else 10e-6
+        return total * math.exp(3.0 * self.spread * self.draw(structure))
 
     def measure(self, candidate: Candidate) -> Measurement:
         """One measurement, with the noise of this one."""

@@ -1,0 +1,99 @@
+"""What a search ended with, as a table and in a report; and the options of commands that search."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+from typing import Any
+
+import typer
+
+from cost_model.floor import floor_seconds
+from fuser.console import print_table
+from fuser.device import Device
+from search.realise import Realised
+from search.space.evolve import Ranked
+from search.tune import Tuned
+from search.tuner.live import counts_text
+
+RecordsFile = Annotated[
+    str | None,
+    typer.Option("--records", metavar="PATH", help="Tuning records in place of the user's, or rows to read beside them."),
+]
+NoRecords = Annotated[bool, typer.Option("--no-records", help="Take nothing that was measured before, and keep nothing.")]
+Simulate = Annotated[
+    int | None,
+    typer.Option("--simulate", min=0, metavar="SEED", help="Measure on a made-up device, to try a search without a GPU."),
+]
+HEADS = ("workload", "kernels", "schedule", "est. >", "first >", "best µs >", "floor >", "tried >")
+
+
+def measured_document(winner: Ranked, tuned: Tuned, device: Device) -> dict[str, Any]:
+    """What a report says of measurements; nothing of a choice by the model alone."""
+    if tuned.searched is None:
+        return {}
+    s = tuned.searched
+    return {
+        "measured_us": winner.measured * 1e6 if winner.measured is not None else None,
+        "first_us": s.first_seconds * 1e6 if math.isfinite(s.first_seconds) else None,
+        "floor_us": floor_seconds(tuned.program, device) * 1e6,
+        "search": {
+            "origin": s.origin,
+            "ended": s.why,
+            "measured": s.measured,
+            "failures": dict(s.failures),
+            "generations": [
+                {"best_us": g.best * 1e6, "best_so_far_us": g.best_so_far * 1e6, "measured": g.measured} for g in s.history
+            ],
+        },
+    }
+
+
+def show_measured(
+    device: Device,
+    documents: Sequence[dict[str, Any]],
+    done: Sequence[Realised],
+    seconds: float,
+    notes: Sequence[str],
+    simulated: bool,
+) -> None:
+    """The table at the end: times of the model's estimate, its first choice and the winner, in microseconds."""
+    rows = []
+    for d in documents:
+        us, first = d.get("measured_us"), d.get("first_us")
+        tried = d["search"]["measured"] if "search" in d else 0
+        estimate = d["estimate_us"]
+        rows.append(
+            (
+                d["workload"],
+                d["structure"],
+                d["schedule"],
+                f"{estimate:.2f}" if math.isfinite(estimate) else "-",
+                "-" if first is None else f"{first:.2f}",
+                "-" if us is None else f"{us:.2f}",
+                f"{d['floor_us']:.2f}" if "floor_us" in d else "-",
+                str(tried) if tried else "-",
+            )
+        )
+    title = f"{device.title}, {'simulated' if simulated else 'measured'}"
+    print_table(title, HEADS, rows, [*summary_lines(done, seconds), *notes])
+
+
+def summary_lines(done: Sequence[Realised], seconds: float) -> list[str]:
+    """What was measured and what failed, where winners come from, and how they are had again."""
+    searches = [r.tuned.searched for r in done if r.tuned.searched]
+    fresh = [s for s in searches if s.origin == "measured"]
+    lines = []
+    if fresh:
+        failures: Counter[str] = sum((Counter(s.failures) for s in fresh), Counter())
+        ends = ", ".join(f"{n} {why}" for why, n in Counter(s.why for s in fresh).most_common())
+        lines.append(f"{sum(s.measured for s in fresh)} measured, {counts_text(failures)}, {seconds:.1f} s; searches: {ends}")
+    taken = Counter(s.origin for s in searches if s.origin not in ("measured", "model"))
+    lines += [f"{n} taken from {Path(origin).name} ({origin})" for origin, n in taken.items()]
+    if done:
+        name = done[0].tuned.program.name
+        lines.append(f"in Python: run = fuser.compile({name!r}, target={done[0].tuned.device!r})")
+    return lines
