@@ -28,7 +28,9 @@ Simulate = Annotated[
     int | None,
     typer.Option("--simulate", min=0, metavar="SEED", help="Measure on a made-up device, to try a search without a GPU."),
 ]
-HEADS = ("workload", "kernels", "schedule", "est. >", "first >", "best µs >", "floor >", "tried >")
+HEADS = ("workload", "kernels", "est. >", "first >", "best µs >", "floor >", "tried >")
+FEW = 4
+"""Programs whose schedules are shown below the table."""
 
 
 def measured_document(winner: Ranked, tuned: Tuned, device: Device) -> dict[str, Any]:
@@ -70,7 +72,6 @@ def show_measured(
             (
                 d["workload"],
                 d["structure"],
-                d["schedule"],
                 f"{estimate:.2f}" if math.isfinite(estimate) else "-",
                 "-" if first is None else f"{first:.2f}",
                 "-" if us is None else f"{us:.2f}",
@@ -78,8 +79,9 @@ def show_measured(
                 str(tried) if tried else "-",
             )
         )
+    schedules = [f"{d['workload']}: {d['schedule']}" for d in documents] if len(documents) <= FEW else []
     title = f"{device.title}, {'simulated' if simulated else 'measured'}"
-    print_table(title, HEADS, rows, [*summary_lines(done, seconds), *notes])
+    print_table(title, HEADS, rows, [*schedules, *summary_lines(done, seconds), *notes])
 
 
 def summary_lines(done: Sequence[Realised], seconds: float) -> list[str]:
