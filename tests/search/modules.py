@@ -34,19 +34,22 @@ class Fn(nn.Module):
 
 
 def of(name: str, f: Callable[..., Any], *inputs: Any) -> None:
-    """An entry that is one function; inputs are shapes or what makes a tensor."""
-
-    def made() -> Made:
-        return Fn(f), tuple(torch.randn(i) if isinstance(i, tuple) else i() for i in inputs)
-
-    SUITE[name] = made
+    """An entry that is one function."""
+    layer(name, lambda: Fn(f), *inputs)
 
 
 def layer(name: str, make: Callable[[], Any], *inputs: Any) -> None:
+    """An entry of a module; inputs are shapes or what makes a tensor."""
+
     def made() -> Made:
         return make(), tuple(torch.randn(i) if isinstance(i, tuple) else i() for i in inputs)
 
     SUITE[name] = made
+
+
+def using(layers: Callable[[], list[Any]], *inputs: Any) -> Callable[[Callable[..., Any]], None]:
+    """An entry of a function of layers and inputs, under its name."""
+    return lambda f: layer(f.__name__.replace("_", " "), lambda: Fn(f, *layers()), *inputs)
 
 
 def ids(count: int, *shape: int) -> Callable[[], Any]:
@@ -137,11 +140,11 @@ layer("transformer", lambda: nn.Transformer(16, 2, 1, 1, 32, batch_first=True), 
 # -- some layers with what stands behind them -----------------------------------------------------------------------------------
 
 
-@entry
-def linear_with_epilogue() -> Made:
-    return Fn(lambda f, x: torch.logsumexp(functional.mish(torch.clamp(f(x) * 2 + f(x), -2, 2)), 1, True), nn.Linear(20, 28)), (
-        torch.randn(9, 20),
-    )
+layer(
+    "linear with epilogue",
+    lambda: Fn(lambda f, x: torch.logsumexp(functional.mish(torch.clamp(f(x) * 2 + f(x), -2, 2)), 1, True), nn.Linear(20, 28)),
+    (9, 20),
+)
 
 
 @entry
@@ -152,48 +155,28 @@ def convolution_with_epilogue() -> Made:
     return module, (torch.randn(2, 3, 8, 8),)
 
 
-@entry
-def linear_sum_max_mean() -> Made:
-    def run(f: Any, x: Any) -> Any:
-        x = f(x).sum(1, keepdim=True)
-        x = torch.max(x, 1, keepdim=True)[0]
-        return torch.logsumexp(torch.mean(x, 1, keepdim=True), 1, keepdim=True)
-
-    return Fn(run, nn.Linear(20, 28)), (torch.randn(9, 20),)
+@using(lambda: [nn.Linear(20, 28)], (9, 20))
+def linear_sum_max_mean(f: Any, x: Any) -> Any:
+    x = f(x).sum(1, keepdim=True)
+    x = torch.max(x, 1, keepdim=True)[0]
+    return torch.logsumexp(torch.mean(x, 1, keepdim=True), 1, keepdim=True)
 
 
-@entry
-def linear_group_norm_hardtanh() -> Made:
-    return nn.Sequential(nn.Linear(16, 24), nn.GroupNorm(4, 24), nn.Hardtanh(-2, 2)), (torch.randn(6, 16),)
-
-
-@entry
-def linear_batch_norm_softmax() -> Made:
-    return nn.Sequential(nn.Linear(16, 24), nn.BatchNorm1d(24), nn.Softmax(1)), (torch.randn(6, 16),)
-
-
-@entry
-def linear_with_dropout() -> Made:
-    return nn.Sequential(nn.Linear(16, 24), nn.Dropout(0.2), nn.GELU(), nn.LayerNorm(24)), (torch.randn(6, 16),)
+layer("linear group norm hardtanh", lambda: nn.Sequential(nn.Linear(16, 24), nn.GroupNorm(4, 24), nn.Hardtanh(-2, 2)), (6, 16))
+layer("linear batch norm softmax", lambda: nn.Sequential(nn.Linear(16, 24), nn.BatchNorm1d(24), nn.Softmax(1)), (6, 16))
+layer("linear with dropout", lambda: nn.Sequential(nn.Linear(16, 24), nn.Dropout(0.2), nn.GELU(), nn.LayerNorm(24)), (6, 16))
 
 
 # -- networks -------------------------------------------------------------------------------------------------------------------
 
 
-@entry
-def MLP() -> Made:  # noqa: N802
-    return nn.Sequential(nn.Linear(20, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 10)), (torch.randn(4, 20),)
+layer("MLP", lambda: nn.Sequential(nn.Linear(20, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 10)), (4, 20))
+layer("deep narrow MLP", lambda: nn.Sequential(*(f() for _ in range(6) for f in (lambda: nn.Linear(16, 16), nn.Tanh))), (4, 16))
 
 
-@entry
-def deep_narrow_MLP() -> Made:  # noqa: N802
-    return nn.Sequential(*(f() for _ in range(6) for f in (lambda: nn.Linear(16, 16), nn.Tanh))), (torch.randn(4, 16),)
-
-
-@entry
-def gated_MLP() -> Made:  # noqa: N802
-    linears = (nn.Linear(16, 32, bias=False), nn.Linear(16, 32, bias=False), nn.Linear(32, 16, bias=False))
-    return Fn(lambda g, u, d, x: d(functional.silu(g(x)) * u(x)), *linears), (torch.randn(2, 3, 16),)
+@using(lambda: [nn.Linear(i, o, bias=False) for i, o in ((16, 32), (16, 32), (32, 16))], (2, 3, 16))
+def gated_MLP(gate: Any, up: Any, down: Any, x: Any) -> Any:  # noqa: N802
+    return down(functional.silu(gate(x)) * up(x))
 
 
 @entry
@@ -241,10 +224,9 @@ def mobile_block() -> Made:
     return Fn(lambda f, x: x + f(x), nn.Sequential(*body)), (torch.randn(1, 4, 8, 8),)
 
 
-@entry
-def squeeze_and_excite() -> Made:
-    gate = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(8, 2, 1), nn.SiLU(), nn.Conv2d(2, 8, 1), nn.Sigmoid())
-    return Fn(lambda g, x: x * g(x), gate), (torch.randn(2, 8, 6, 6),)
+@using(lambda: [nn.AdaptiveAvgPool2d(1), nn.Conv2d(8, 2, 1), nn.Conv2d(2, 8, 1)], (2, 8, 6, 6))
+def squeeze_and_excite(pool: Any, down: Any, up: Any, x: Any) -> Any:
+    return x * torch.sigmoid(up(functional.silu(down(pool(x)))))
 
 
 @entry
@@ -259,26 +241,20 @@ def UNet() -> Made:  # noqa: N802
     return Fn(run, pair(3, 4), pair(4, 8), nn.ConvTranspose2d(8, 4, 2, 2), pair(8, 2)), (torch.randn(1, 3, 8, 8),)
 
 
-@entry
-def dense_block() -> Made:
-    layers = [nn.Sequential(nn.BatchNorm2d(4 * (i + 1)), nn.ReLU(), nn.Conv2d(4 * (i + 1), 4, 3, padding=1)) for i in range(3)]
-
-    def run(*args: Any) -> Any:
-        found = [args[-1]]
-        for f in args[:-1]:
-            found.append(f(torch.cat(found, 1)))
-        return torch.cat(found, 1)
-
-    return Fn(run, *layers), (torch.randn(1, 4, 6, 6),)
+@using(
+    lambda: [nn.Sequential(nn.BatchNorm2d(4 * i), nn.ReLU(), nn.Conv2d(4 * i, 4, 3, padding=1)) for i in (1, 2, 3)], (1, 4, 6, 6)
+)
+def dense_block(*args: Any) -> Any:
+    found = [args[-1]]
+    for f in args[:-1]:
+        found.append(f(torch.cat(found, 1)))
+    return torch.cat(found, 1)
 
 
-@entry
-def shuffled_channels() -> Made:
-    def run(f: Any, x: Any) -> Any:
-        b, c, h, w = f(x).shape
-        return f(x).view(b, 2, c // 2, h, w).transpose(1, 2).contiguous().view(b, c, h, w)
-
-    return Fn(run, nn.Conv2d(4, 8, 1, groups=2)), (torch.randn(1, 4, 6, 6),)
+@using(lambda: [nn.Conv2d(4, 8, 1, groups=2)], (1, 4, 6, 6))
+def shuffled_channels(f: Any, x: Any) -> Any:
+    b, c, h, w = f(x).shape
+    return f(x).view(b, 2, c // 2, h, w).transpose(1, 2).contiguous().view(b, c, h, w)
 
 
 class NewGELU(nn.Module):
@@ -314,9 +290,7 @@ class GPTBlock(nn.Module):
         return x + self.mlp(self.ln_2(x))
 
 
-@entry
-def GPT_block() -> Made:  # noqa: N802
-    return GPTBlock(), (torch.randn(2, 8, 16),)
+layer("GPT block", GPTBlock, (2, 8, 16))
 
 
 @entry
@@ -335,30 +309,25 @@ def GPT() -> Made:  # noqa: N802
     return Model(), (torch.randint(0, 20, (2, 8)),)
 
 
-@entry
-def relu_attention() -> Made:
-    def run(qkv: Any, x: Any) -> Any:
-        q, k, v = qkv(x).view(2, 8, 3, 2, 8).permute(2, 0, 3, 1, 4)
-        att = (q @ k.transpose(-2, -1) / math.sqrt(8)).masked_fill(torch.tril(torch.ones(8, 8)) == 0, float("-inf"))
-        return (functional.relu(att) @ v).transpose(1, 2).reshape(2, 8, 16)
-
-    return Fn(run, nn.Linear(16, 48)), (torch.randn(2, 8, 16),)
+@using(lambda: [nn.Linear(16, 48)], (2, 8, 16))
+def relu_attention(qkv: Any, x: Any) -> Any:
+    q, k, v = qkv(x).view(2, 8, 3, 2, 8).permute(2, 0, 3, 1, 4)
+    att = (q @ k.transpose(-2, -1) / math.sqrt(8)).masked_fill(torch.tril(torch.ones(8, 8)) == 0, float("-inf"))
+    return (functional.relu(att) @ v).transpose(1, 2).reshape(2, 8, 16)
 
 
-@entry
-def rotary_attention() -> Made:
-    def turned(x: Any, cos: Any, sin: Any) -> Any:
-        a, b = x.chunk(2, -1)
-        return x * cos + torch.cat((-b, a), -1) * sin
+def turned(x: Any, cos: Any, sin: Any) -> Any:
+    a, b = x.chunk(2, -1)
+    return x * cos + torch.cat((-b, a), -1) * sin
 
-    def run(q: Any, k: Any, v: Any, x: Any) -> Any:
-        angle = torch.outer(torch.arange(6.0), 1.0 / 10000 ** (torch.arange(0, 8, 2).float() / 8)).repeat(1, 2)
-        heads = [f(x).view(2, 6, -1, 8).transpose(1, 2) for f in (q, k, v)]
-        q, k = (turned(h, angle.cos(), angle.sin()) for h in heads[:2])
-        k, v = (h.repeat_interleave(2, 1) for h in (k, heads[2]))
-        return functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(2, 6, 32)
 
-    return Fn(run, nn.Linear(16, 32), nn.Linear(16, 16), nn.Linear(16, 16)), (torch.randn(2, 6, 16),)
+@using(lambda: [nn.Linear(16, 32), nn.Linear(16, 16), nn.Linear(16, 16)], (2, 6, 16))
+def rotary_attention(q: Any, k: Any, v: Any, x: Any) -> Any:
+    angle = torch.outer(torch.arange(6.0), 1.0 / 10000 ** (torch.arange(0, 8, 2).float() / 8)).repeat(1, 2)
+    heads = [f(x).view(2, 6, -1, 8).transpose(1, 2) for f in (q, k, v)]
+    q, k = (turned(h, angle.cos(), angle.sin()) for h in heads[:2])
+    k, v = (h.repeat_interleave(2, 1) for h in (k, heads[2]))
+    return functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(2, 6, 32)
 
 
 @entry
@@ -400,53 +369,40 @@ def vision_transformer() -> Made:
     return Model(), (torch.randn(2, 3, 8, 8),)
 
 
-@entry
-def mixer_block() -> Made:
-    def run(n1: Any, t1: Any, t2: Any, n2: Any, c1: Any, c2: Any, x: Any) -> Any:
-        x = x + t2(functional.gelu(t1(n1(x).transpose(1, 2)))).transpose(1, 2)
-        return x + c2(functional.gelu(c1(n2(x))))
-
-    layers = (nn.LayerNorm(16), nn.Linear(9, 12), nn.Linear(12, 9), nn.LayerNorm(16), nn.Linear(16, 32), nn.Linear(32, 16))
-    return Fn(run, *layers), (torch.randn(2, 9, 16),)
+def mixer_layers() -> list[Any]:
+    return [nn.LayerNorm(16), nn.Linear(9, 12), nn.Linear(12, 9), nn.LayerNorm(16), nn.Linear(16, 32), nn.Linear(32, 16)]
 
 
-@entry
-def recurrent_cell_by_hand() -> Made:
-    def run(cell: Any, out: Any, x: Any) -> Any:
-        h = torch.zeros(x.shape[1], 12)
-        for step in x:
-            h = torch.tanh(cell(torch.cat((step, h), 1)))
-        return out(h), h
-
-    return Fn(run, nn.Linear(20, 12), nn.Linear(12, 4)), (torch.randn(3, 2, 8),)
+@using(mixer_layers, (2, 9, 16))
+def mixer_block(n1: Any, t1: Any, t2: Any, n2: Any, c1: Any, c2: Any, x: Any) -> Any:
+    x = x + t2(functional.gelu(t1(n1(x).transpose(1, 2)))).transpose(1, 2)
+    return x + c2(functional.gelu(c1(n2(x))))
 
 
-@entry
-def state_space_scan() -> Made:
-    def run(a: Any, b: Any) -> Any:
-        sums = torch.cumsum(a, -1)
-        decay = (sums[..., :, None] - sums[..., None, :]).masked_fill(~torch.tril(torch.ones(8, 8, dtype=torch.bool)), -torch.inf)
-        return torch.einsum("bij,bjd->bid", decay.exp(), b)
-
-    return Fn(run), (-torch.rand(2, 8), torch.randn(2, 8, 4))
+@using(lambda: [nn.Linear(20, 12), nn.Linear(12, 4)], (3, 2, 8))
+def recurrent_cell_by_hand(cell: Any, out: Any, x: Any) -> Any:
+    h = torch.zeros(x.shape[1], 12)
+    for step in x:
+        h = torch.tanh(cell(torch.cat((step, h), 1)))
+    return out(h), h
 
 
-@entry
-def mixture_of_experts() -> Made:
-    def run(gate: Any, up: Any, down: Any, x: Any) -> Any:
-        weights, chosen = torch.topk(gate(x).softmax(-1), 2)
-        dense = torch.zeros(x.shape[0], 4).scatter(1, chosen, weights)
-        each = torch.stack([d(functional.gelu(u(x))) for u, d in zip(up, down, strict=True)], 1)
-        return (dense.unsqueeze(-1) * each).sum(1)
-
-    experts = [nn.ModuleList(nn.Linear(i, o) for _ in range(4)) for i, o in ((8, 16), (16, 8))]
-    return Fn(run, nn.Linear(8, 4), *experts), (torch.randn(6, 8),)
+@using(list, lambda: -torch.rand(2, 8), (2, 8, 4))
+def state_space_scan(a: Any, b: Any) -> Any:
+    sums = torch.cumsum(a, -1)
+    decay = (sums[..., :, None] - sums[..., None, :]).masked_fill(~torch.tril(torch.ones(8, 8, dtype=torch.bool)), -torch.inf)
+    return torch.einsum("bij,bjd->bid", decay.exp(), b)
 
 
-@entry
-def vector_of_residuals() -> Made:
-    def run(f: Any, x: Any, c: Any) -> Any:
-        assigned = functional.softmax(f(x), -1)
-        return functional.normalize(assigned.transpose(1, 2) @ x - assigned.sum(1).unsqueeze(-1) * c, p=2.0, dim=-1)
+@using(lambda: [nn.Linear(8, 4), *(nn.ModuleList(nn.Linear(i, o) for _ in range(4)) for i, o in ((8, 16), (16, 8)))], (6, 8))
+def mixture_of_experts(gate: Any, up: Any, down: Any, x: Any) -> Any:
+    weights, chosen = torch.topk(gate(x).softmax(-1), 2)
+    dense = torch.zeros(x.shape[0], 4).scatter(1, chosen, weights)
+    each = torch.stack([d(functional.gelu(u(x))) for u, d in zip(up, down, strict=True)], 1)
+    return (dense.unsqueeze(-1) * each).sum(1)
 
-    return Fn(run, nn.Linear(12, 5)), (torch.randn(2, 9, 12), torch.randn(5, 12))
+
+@using(lambda: [nn.Linear(12, 5)], (2, 9, 12), (5, 12))
+def vector_of_residuals(f: Any, x: Any, c: Any) -> Any:
+    assigned = functional.softmax(f(x), -1)
+    return functional.normalize(assigned.transpose(1, 2) @ x - assigned.sum(1).unsqueeze(-1) * c, p=2.0, dim=-1)

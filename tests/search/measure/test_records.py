@@ -22,25 +22,12 @@ from fuser.ir.tiling import TilingExpr
 from fuser.superopt.structures import one_kernel
 from fuser.workloads import workload
 from search.measure.measurement import STATUSES
-from search.measure.measurement import Measurement
 from search.measure.records import Records
 from search.measure.rows import Record
 from search.measure.rows import record_from_json
 from search.measure.rows import record_of
 from search.measure.rows import schedule_text
-
-ROW = Record(
-    "mcfuser/G1",
-    "p",
-    "s",
-    "[]",
-    "h",
-    "GPU",
-    "triton 3.6.0",
-    Measurement(time_us=3.5),
-    environment='{"driver": "1"}',
-    generator="g",
-)
+from tests.search.measure.row import ROW
 
 
 def changed(**cells: Any) -> Record:

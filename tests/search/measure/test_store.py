@@ -21,26 +21,13 @@ from fuser.errors import FuserError
 from fuser.errors import ModelFileError
 from fuser.errors import UsageError
 from fuser.superopt.structures import one_kernel
-from search.measure.measurement import Measurement
 from search.measure.records import RECORDS
 from search.measure.records import STRUCTURES
 from search.measure.records import Records
-from search.measure.rows import Record
 from search.measure.rows import record_of
+from tests.search.measure.row import ROW
 from tests.search.measure.test_measure import PROGRAM
 
-ROW = Record(
-    "suite/case",
-    "p",
-    "s",
-    "[]",
-    "h",
-    "GPU",
-    "triton 3.6.0",
-    Measurement(time_us=3.5),
-    environment='{"driver": "1"}',
-    generator="g",
-)
 ROWS = tuple(
     record_of(ROW.cells | {"schedule": f"[{i}]", "time_us": 3.5 + i, "detail": "é" * (i % 40), "kind": "peer"})
     for i in range(120)

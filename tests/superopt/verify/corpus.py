@@ -64,7 +64,6 @@ def _replacements(edits: list[str]) -> Iterator[tuple[str, str]]:
 
 WRONG = tuple(_edited("wrong.txt"))
 RIGHT = (
-    *(Case(f.name, f.program, f.text, f.dtype) for f in FAMILIES.values()),
+    *(Case(f.name, f.program, f.text, f.dtype) for f in (*FAMILIES.values(), *OTHERS)),
     *_edited("right.txt"),
-    *(Case(r.name, r.program, r.text, r.dtype) for r in OTHERS),
 )

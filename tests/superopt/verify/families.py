@@ -197,48 +197,11 @@ def layers(b: Builder) -> TensorProgram:
 
 
 def _families() -> Iterator[Family]:
-    texts = dict(
-        re.findall(r"^== (\w+)\n(.*?)(?=^==|\Z)", (MUGRAPHS / "families.txt").read_text("utf-8"), re.DOTALL | re.MULTILINE)
-    )
-    for name, text in texts.items():
-        make, dtype = _PROGRAMS[name]
-        yield Family(name, make, text, dtype)
+    texts = (MUGRAPHS / "families.txt").read_text("utf-8")
+    for name, text in re.findall(r"^== (\w+)\n(.*?)(?=^==|\Z)", texts, re.DOTALL | re.MULTILINE):
+        make = _OTHER_NAMES.get(name) or globals()[name]
+        yield Family(name, make, text, "float32" if name == "whole_numbers" else "float16")
 
 
-_HALF: tuple[Callable[[Builder], TensorProgram], ...] = (
-    causal,
-    plain,
-    decode,
-    shifted_mask,
-    two_masks,
-    split_k,
-    split_gemm,
-    two_splits,
-    close_masks,
-    one_row,
-    gemm,
-    turned,
-    softmax,
-    halves,
-    rope,
-    rms,
-    layer_norm,
-    choice,
-    weights_as_condition,
-    padding,
-    two_outputs,
-    grouped,
-    views,
-    activation,
-    extremes,
-    chain,
-    broadcasting,
-    layers,
-)
-_PROGRAMS = {f.__name__: (f, "float16") for f in _HALF} | {
-    "online": (causal, "float16"),
-    "split_keys": (plain, "float16"),
-    "whole_numbers": (whole_numbers, "float32"),
-    "two_kernels": (two_outputs, "float16"),
-}
+_OTHER_NAMES = {"online": causal, "split_keys": plain, "two_kernels": two_outputs}
 FAMILIES = {f.name: f for f in _families()}

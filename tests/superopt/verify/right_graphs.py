@@ -5,27 +5,9 @@ Left out are laws of single functions (relu(3x) = 3 relu(x)): a function that is
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
-
-from fuser.ir.builder import Builder
-from fuser.ir.program import TensorProgram
 from tests.superopt.verify import families
 from tests.superopt.verify import right_programs as programs
-
-
-@dataclass(frozen=True)
-class Right:
-    name: str
-    make: Callable[[Builder], TensorProgram]
-    text: str
-    dtype: str = "float16"
-
-    @cached_property
-    def program(self) -> TensorProgram:
-        return self.make(Builder("right", self.dtype))
-
+from tests.superopt.verify.families import Family
 
 _STABLE = """
     kernel attention [b=2, m=256, n=256, h=64, k=64]
@@ -45,14 +27,14 @@ _STABLE = """
 
 RIGHT = (
     # -- constants of one size
-    Right("a sum of what is shifted", programs.shifted_sum, """
+    Family("a sum of what is shifted", programs.shifted_sum, """
         kernel sums [m=48, k=128]
           x = load X[m, k]
           s = sum(x) over k
           y = shift(s, scalar=1/2*|k|)
           store Y[m] = y
         """),
-    Right("a mean as a sum of parts that are scaled", programs.mean, """
+    Family("a mean as a sum of parts that are scaled", programs.mean, """
         kernel parts [m=48, k=128, p=?] split k over p
           x = load X[m, k]
           c = scale(x, scalar=|k|^-1)
@@ -65,7 +47,7 @@ RIGHT = (
         """),
     # -- masks
     # -- repeated heads
-    Right("attention of grouped heads, read where they lie", programs.grouped_attention, """
+    Family("attention of grouped heads, read where they lie", programs.grouped_attention, """
         kernel attention [g=2, r=4, m=16, n=48, h=32, k=32]
           q = load Q[g·r, m, k]
           t = load K[g, n, k]
@@ -78,7 +60,7 @@ RIGHT = (
           o = div(a, d)
           store O[g·r, m, h] = o
         """),
-    Right("attention of grouped heads, split over its keys, with maxima", programs.grouped_attention, """
+    Family("attention of grouped heads, split over its keys, with maxima", programs.grouped_attention, """
         kernel parts [g=2, r=4, m=16, n=48, h=32, k=32, p=?] split n over p
           q = load Q[g·r, m, k]
           t = load K[g, n, k]
@@ -105,7 +87,7 @@ RIGHT = (
           o = div(a, d)
           store O[g·r, m, h] = o
         """),
-    Right("repeated columns times their weights", programs.repeated_columns, """
+    Family("repeated columns times their weights", programs.repeated_columns, """
         kernel product [m=24, n=16, k=40, r=3]
           x = load X[m, k]
           w = load W[k·r, n]
@@ -113,7 +95,7 @@ RIGHT = (
           y = matmul(x, v) over k
           store Y[m, n] = y
         """),
-    Right("a function before its rows are repeated", programs.repeated_rows, """
+    Family("a function before its rows are repeated", programs.repeated_rows, """
         kernel rows [m=24, r=2, n=40]
           x = load X[m, n]
           z = load Z[m·r, n]
@@ -121,7 +103,7 @@ RIGHT = (
           y = mul(e, z)
           store Y[m·r, n] = y
         """),
-    Right("a sum of repeated columns is a multiple", programs.repeated_sum, """
+    Family("a sum of repeated columns is a multiple", programs.repeated_sum, """
         kernel sums [m=24, k=40]
           x = load X[m, k]
           s = sum(x) over k
@@ -129,7 +111,7 @@ RIGHT = (
           store Y[m] = y
         """),
     # -- windows
-    Right("a sum of unequal pieces", programs.row_sum, """
+    Family("a sum of unequal pieces", programs.row_sum, """
         kernel pieces [m=48, i=100, j=28]
           x = load X[0+m, 0+i]
           y = load X[0+m, 100+j]
@@ -138,7 +120,7 @@ RIGHT = (
           s = add(a, b)
           store Y[m] = s
         """),
-    Right("a sum of even and odd columns", programs.row_sum, """
+    Family("a sum of even and odd columns", programs.row_sum, """
         kernel pieces [m=48, k=64]
           x = load X(48,64,2)[0+m, 0+k, 0+]
           y = load X(48,64,2)[0+m, 0+k, 1+]
@@ -146,7 +128,7 @@ RIGHT = (
           s = sum(z) over k
           store Y[m] = s
         """),
-    Right("halves of a tensor that is sliced into quarters", programs.quarters, """
+    Family("halves of a tensor that is sliced into quarters", programs.quarters, """
         kernel quarters [m=24, n=32]
           x = load X[0+m, 0+n]
           y = load X[0+m, 32+n]
@@ -155,7 +137,7 @@ RIGHT = (
           store Y[m, n] = z
         """),
     # -- algebra
-    Right("a sum behind its products", programs.sum_of_two, """
+    Family("a sum behind its products", programs.sum_of_two, """
         kernel both [m=32, n=48, k=64]
           x = load X[m, k]
           y = load Y[m, k]
@@ -165,7 +147,7 @@ RIGHT = (
           z = add(p, q)
           store Z[m, n] = z
         """),
-    Right("keys times values first", programs.linear_attention, """
+    Family("keys times values first", programs.linear_attention, """
         kernel state [b=2, n=64, h=32, k=32]
           t = load K[b, n, k]
           v = load V[b, n, h]
@@ -177,7 +159,7 @@ RIGHT = (
           o = matmul(q, s) over k
           store O[b, m, h] = o
         """),
-    Right("the second product of a chain first", families.chain, """
+    Family("the second product of a chain first", families.chain, """
         kernel all [m=64, n=64, k=64, h=64]
           a = load A[m, k]
           b = load B[k, h]
@@ -186,26 +168,26 @@ RIGHT = (
           e = matmul(a, bd) over k
           store E[m, n] = e
         """),
-    Right("two calls of a library", families.chain, """
+    Family("two calls of a library", families.chain, """
         library first: T = matmul(A, B)
         library second: E = matmul(T, D)
         """),
-    Right("two calls of a library, from the right", families.chain, """
+    Family("two calls of a library, from the right", families.chain, """
         library first: T = matmul(B, D)
         library second: E = matmul(A, T)
         """),
-    Right("a product of transposed matrices, turned at the end", programs.transposed, """
+    Family("a product of transposed matrices, turned at the end", programs.transposed, """
         library left: P = transpose(B, perm=(1,0))
         library right: Q = transpose(A, perm=(1,0))
         library product: Y = matmul(P, Q)
         """),
-    Right("softmax with its maximum", families.plain, _STABLE),
-    Right("softmax shifted by the mean of the scores", families.plain, _STABLE.replace(
+    Family("softmax with its maximum", families.plain, _STABLE),
+    Family("softmax shifted by the mean of the scores", families.plain, _STABLE.replace(
         "top = max(x) over n", "all = sum(x) over n\n top = scale(all, scalar=|n|^-1)")),
-    Right("causal softmax with its maximum", families.causal, _STABLE
+    Family("causal softmax with its maximum", families.causal, _STABLE
           .replace("top = max(x)", "w = causal_mask(x, rows=m, cols=n, offset=0)\n top = max(w)")
           .replace("sub(x, top)", "sub(w, top)")),
-    Right("an exponential of a difference as a quotient", programs.exp_of_sum, """
+    Family("an exponential of a difference as a quotient", programs.exp_of_sum, """
         kernel quotient [m=32, n=48]
           x = load X[m, n]
           y = load Y[n]
@@ -214,14 +196,14 @@ RIGHT = (
           z = div(e, f)
           store Z[m, n] = z
         """),
-    Right("a steep exponential", programs.steep, """
+    Family("a steep exponential", programs.steep, """
         kernel steep [m=32, n=48]
           x = load X[m, n]
           s = scale(x, scalar=1000)
           y = exp(s)
           store Y[m, n] = y
         """),
-    Right("a steep softmax with its maximum", programs.steep_softmax, """
+    Family("a steep softmax with its maximum", programs.steep_softmax, """
         kernel steep [m=32, n=48]
           x = load X[m, n]
           s = scale(x, scalar=1000)
@@ -232,7 +214,7 @@ RIGHT = (
           y = div(e, d)
           store Y[m, n] = y
         """),
-    Right("softmax without a maximum", programs.softmax, """
+    Family("softmax without a maximum", programs.softmax, """
         kernel bare [m=32, n=48]
           x = load X[m, n]
           e = exp(x)
@@ -240,7 +222,7 @@ RIGHT = (
           y = div(e, d)
           store Y[m, n] = y
         """),
-    Right("softmax in two kernels", programs.softmax, """
+    Family("softmax in two kernels", programs.softmax, """
         kernel weights [m=32, n=48]
           x = load X[m, n]
           t = max(x) over n
@@ -255,7 +237,7 @@ RIGHT = (
           y = div(e, d)
           store Y[m, n] = y
         """),
-    Right("the mean of squares less the square of the mean", programs.variance, """
+    Family("the mean of squares less the square of the mean", programs.variance, """
         kernel variance [m=16, k=60]
           x = load X[m, k]
           s = sum(x) over k
@@ -268,7 +250,7 @@ RIGHT = (
           store Y[m] = y
         """),
     # -- how work is divided
-    Right("one row", programs.one_row, """
+    Family("one row", programs.one_row, """
         kernel attention [b=3, m=1, n=37, h=16, k=16]
           q = load Q[b, m, k]
           t = load K[b, n, k]
@@ -282,21 +264,21 @@ RIGHT = (
           o = div(a, d)
           store O[b, m, h] = o
     """),
-    Right("rows of two axes", families.gemm, """
+    Family("rows of two axes", families.gemm, """
         kernel product [i=6, j=8, n=64, k=128]
           x = load X[i·j, k]
           w = load W[k, n]
           y = matmul(x, w) over k
           store Y[i·j, n] = y
         """),
-    Right("a sum over two axes of one dimension", programs.row_sum, """
+    Family("a sum over two axes of one dimension", programs.row_sum, """
         kernel sums [m=48, i=8, j=16]
           x = load X[m, i·j]
           a = sum(x) over i
           s = sum(a) over j
           store Y[m] = s
         """),
-    Right("a product whose sum is two axes, with an intermediate that is turned", families.gemm, """
+    Family("a product whose sum is two axes, with an intermediate that is turned", families.gemm, """
         kernel partial [m=48, n=64, i=8, j=16]
           x = load X[m, i·j]
           w = load W[i·j, n]
@@ -307,7 +289,7 @@ RIGHT = (
           y = sum(s) over j
           store Y[m, n] = y
         """),
-    Right("a gated product by a library and a kernel", programs.gated, """
+    Family("a gated product by a library and a kernel", programs.gated, """
         library gate: G = matmul(X, W)
         kernel rest [m=32, n=48, k=64]
           g = load G[m, n]
@@ -319,7 +301,7 @@ RIGHT = (
           y = mul(h, t)
           store Y[m, n] = y
         """),
-    Right("casts between floating types left out", programs.mixed, """
+    Family("casts between floating types left out", programs.mixed, """
         kernel all [m=32, n=48, k=64]
           x = load X[m, k]
           w = load W[k, n]
