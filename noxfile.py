@@ -12,6 +12,7 @@ nox.options.reuse_venv = "yes"
 nox.options.error_on_missing_interpreters = True
 
 ENVIRONMENT = {"TOPHUB_LOCATION": "NONE"}  # TVM would look for tuning logs on the network
+PARALLEL = ["-n", "2", "--dist", "worksteal"]  # a process gets whole files, so that each fixture of a file is made once
 
 
 @nox.session
@@ -37,7 +38,7 @@ def relax(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Tests that are not slow, with Relay, torch and the model packages; the GPU's are skipped where there is none."""
     session.install("-e", ".[relay,torch,onnx,models,plot,test]")
-    args = session.posargs or ["-n", "2"]
+    args = session.posargs or PARALLEL
     session.run("pytest", "-m", "not relax and not slow", *args, env=ENVIRONMENT)
 
 
@@ -45,11 +46,11 @@ def tests(session: nox.Session) -> None:
 def slow(session: nox.Session) -> None:
     """The tests that take more than about ten seconds each: half an hour. Not run by default."""
     session.install("-e", ".[relay,torch,onnx,models,plot,test]")
-    session.run("pytest", "-m", "slow and not relax", *(session.posargs or ["-n", "2"]), env=ENVIRONMENT)
+    session.run("pytest", "-m", "slow and not relax", *(session.posargs or PARALLEL), env=ENVIRONMENT)
 
 
 @nox.session
 def newest(session: nox.Session) -> None:
     """The tests that need no TVM with the newest Triton that we allow; the one with Relay is held at 3.6. Not run by default."""
     session.install("-e", ".[torch,models,test]")
-    session.run("pytest", "-m", "not relax and not relay", *(session.posargs or ["-n", "2"]))
+    session.run("pytest", "-m", "not relax and not relay", *(session.posargs or PARALLEL))

@@ -56,6 +56,7 @@ from fuser.runtime.graph_executor import Executable
 from fuser.runtime.launch import LoadedKernel
 from fuser.runtime.plan import plan
 from search.cover.model import Model
+from search.cover.offers import Pricing
 from search.measure.replays import in_turn
 
 ROUNDS, SECONDS = 5, 0.004
@@ -235,7 +236,7 @@ def run(network: str, layers: int | None, budget: float, path: Path) -> dict[str
     known = from_torch(module.eval().half().requires_grad_(False), tuple(torch.randn(s).half() for s in sizes))
     with ProcessPoolExecutor(os.cpu_count(), SPAWN) as pool:
         note(f"… a plan of {network} for {device.title}")
-        model = compile_model(known.program, known.params, device, compiled=False, checked=False, executor=pool)
+        model = compile_model(known.program, known.params, Pricing(device, executor=pool), compiled=False, checked=False)
         first = best = model.whole.candidate.candidate
         bench = GpuBench(model, pool)
         whole = bench.time(first, first)

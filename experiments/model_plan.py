@@ -16,6 +16,7 @@ from fuser.console import plain
 from fuser.console import print_table
 from fuser.device import Device
 from fuser.errors import FuserError
+from search.cover.offers import Pricing
 
 
 def listing(cases: Sequence[Case], peers: Sequence[str]) -> dict[str, Any]:
@@ -51,7 +52,7 @@ def planned(cases: Sequence[Case], device: Device) -> dict[str, Any]:
         least = floor(known.program, device)
         row = {"workload": case.name, "floor_us": least.us, "floor_bound": least.bound}
         try:
-            plan = compile_model(known.program, known.params, device, compiled=False, checked=False).plan
+            plan = compile_model(known.program, known.params, Pricing(device), compiled=False, checked=False).plan
             row |= {"predicted_us": plan.us, "kernels": plan.launches, "choice": plan.choice, "plan": plan.lines(), "note": ""}
         except FuserError as problem:
             row |= {"predicted_us": None, "kernels": None, "choice": None, "plan": [], "note": problem.message}

@@ -41,6 +41,7 @@ from search.converted import conversion
 from search.converted import converted
 from search.cover.model import compile_model
 from search.cover.model import is_model
+from search.cover.offers import Pricing
 from search.libraries import with_libraries
 from search.measure.machine import gpu_at_hand
 from search.realise import Realised
@@ -175,12 +176,9 @@ def compile_imported(  # noqa: PLR0913
         model = compile_model(
             known.program,
             known.params,
-            spec,
-            libraries=device not in (None, "cpu"),
+            Pricing(spec, device not in (None, "cpu"), seed, pool),
             compiled=device != "cpu",
             checked=checked,
-            seed=seed,
-            executor=pool,
             say=say,
             tuning=tuning,
         )

@@ -12,6 +12,7 @@ from fuser.console import print_text
 from fuser.device import Device
 from fuser.frontends.model_file import read_model_file
 from search.cover.model import compile_model
+from search.cover.offers import Pricing
 from search.explained import explained_part
 from search.explained import neighbours
 from search.stages import silent
@@ -22,7 +23,7 @@ def explain_model(path: str, params: Path | None, device: Device, kernel: str | 
     say = silent if json else lambda text: note(f"… {text}")
     say("reading the model")
     known = read_model_file(path, params).imported
-    model = compile_model(known.program, known.params, device, compiled=False, checked=False, say=say)
+    model = compile_model(known.program, known.params, Pricing(device), compiled=False, checked=False, say=say)
     plan = model.plan
     part = None if kernel is None else plan.find(kernel)
     if json:

@@ -30,18 +30,16 @@ class Case:
         return self.program.name
 
 
-def attention(  # noqa: PLR0913
+def attention(
     name: str,
-    heads: int,
-    m: int,
-    n: int,
-    k: int,
-    h: int,
+    sizes: tuple[int, int, int, int, int],
     inputs: tuple[str, ...] = ("normal",),
     mask: tuple[int, ...] = (),
     causal: bool = False,
     dtype: str = "float16",
 ) -> Case:
+    """``sizes``: heads, queries, keys, widths of keys and of values."""
+    heads, m, n, k, h = sizes
     b = Builder(f"odd/{name}", dtype)
     q, key, v = b.input("Q", (heads, m, k)), b.input("K", (heads, n, k)), b.input("V", (heads, n, h))
     return Case(b.build(O=b.attention(q, key, v, b.input("mask", mask) if mask else None, causal=causal)), inputs)
@@ -111,21 +109,21 @@ def products() -> Iterator[Case]:
 
 def odd_cases() -> Iterator[Case]:
     """Programs of odd sizes, dtypes and inputs."""
-    yield attention("attention-197", 3, 197, 197, 64, 64, SCORES)
-    yield attention("attention-197-bf16", 3, 197, 197, 64, 64, SCORES, dtype="bfloat16")
-    yield attention("attention-197-fp32", 2, 197, 197, 64, 64, SCORES, dtype="float32")
+    yield attention("attention-197", (3, 197, 197, 64, 64), SCORES)
+    yield attention("attention-197-bf16", (3, 197, 197, 64, 64), SCORES, dtype="bfloat16")
+    yield attention("attention-197-fp32", (2, 197, 197, 64, 64), SCORES, dtype="float32")
     for size in (72, 80, 96):
-        yield attention(f"attention-head-{size}", 2, 100, 256, size, size, ("normal", "logits"))
-    yield attention("attention-head-64-40", 2, 64, 300, 64, 40)
-    yield attention("attention-3000-keys", 2, 64, 3000, 64, 64, SCORES)
-    yield attention("attention-1-query", 4, 1, 1000, 64, 64, SCORES)
+        yield attention(f"attention-head-{size}", (2, 100, 256, size, size), ("normal", "logits"))
+    yield attention("attention-head-64-40", (2, 64, 300, 64, 40))
+    yield attention("attention-3000-keys", (2, 64, 3000, 64, 64), SCORES)
+    yield attention("attention-1-query", (4, 1, 1000, 64, 64), SCORES)
     yield repeated_heads()
     yield folded_heads()
-    yield attention("causal-197", 2, 197, 197, 64, 64, SCORES, causal=True)
-    yield attention("causal-more-keys", 2, 100, 333, 64, 64, ("normal", "logits"), causal=True)
-    yield attention("causal-more-queries", 2, 150, 70, 64, 64, ("normal", "logits"), causal=True)
-    yield attention("mask-of-keys", 3, 50, 333, 64, 64, ("masked",), mask=(1, 1, 333))
-    yield attention("mask-with-empty-rows", 3, 50, 333, 64, 64, ("masked",), mask=(1, 50, 333))
+    yield attention("causal-197", (2, 197, 197, 64, 64), SCORES, causal=True)
+    yield attention("causal-more-keys", (2, 100, 333, 64, 64), ("normal", "logits"), causal=True)
+    yield attention("causal-more-queries", (2, 150, 70, 64, 64), ("normal", "logits"), causal=True)
+    yield attention("mask-of-keys", (3, 50, 333, 64, 64), ("masked",), mask=(1, 1, 333))
+    yield attention("mask-with-empty-rows", (3, 50, 333, 64, 64), ("masked",), mask=(1, 50, 333))
     yield from products()
     yield from norms()
 

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Mapping
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from dataclasses import field
 from dataclasses import replace
@@ -100,30 +99,25 @@ def is_model(program: TensorProgram) -> bool:
     return sum(map(contracts, program.nodes)) > SMALL or bool(program.whole_numbers)
 
 
-def compile_model(  # noqa: PLR0913
+def compile_model(
     program: TensorProgram,
     params: Mapping[str, Array],
-    device: Device,
+    pricing: Pricing,
     *,
-    libraries: bool = True,
     compiled: bool = True,
     checked: bool = True,
-    seed: int = 0,
-    executor: Executor | None = None,
     say: Say = silent,
     tuning: Tuning = MODEL_ALONE,
-    layouts: bool = True,
-    greedy: bool = False,
 ) -> Model:
     """Choose parts, tune and check each distinct one, and put their kernels into one graph. The model alone prices the
-    candidates; those that are chosen are tuned by ``tuning``. ``say`` is told each stage as it begins. ``layouts`` and
-    ``greedy`` are to compare with (:class:`search.cover.offers.Pricing`). Raises
+    candidates; those that are chosen are tuned by ``tuning``. ``say`` is told each stage as it begins. Raises
     :class:`fuser.errors.NoValidKernelError` naming an operator that nothing can compute."""
+    device, executor, seed = pricing.device, pricing.executor, pricing.seed
     stages = Stages(say)
     stages.begin("candidates", f"looking for candidates among {len(program.nodes)} operators")
     program, params = selected(*packed(*folded(program, params)))
     stages.begin("prices", f"pricing candidates for {device.title}")
-    offers = best_form(program, params, Pricing(device, libraries, seed, executor, layouts=layouts, greedy=greedy))
+    offers = best_form(program, params, pricing)
     done: dict[str, Realised] = {}
     better: dict[str, Tuned] = {}
 
@@ -136,7 +130,7 @@ def compile_model(  # noqa: PLR0913
         if chosen is None:
             offers = offers.otherwise or offers
             continue
-        if found := _tuned(chosen, better, device, tuning, libraries, seed, stages):
+        if found := _tuned(chosen, better, pricing, tuning, stages):
             better |= found
             offers = replace(offers, tuned={p: better.get(p.key, t) for p, t in offers.tuned.items()})
         distinct = len({p.key for p in chosen.parts})
@@ -166,14 +160,12 @@ def compile_model(  # noqa: PLR0913
     return Model(program, params, chosen, found, realised, device, _considered(offers), stages.seconds)
 
 
-def _tuned(
-    chosen: Cover, before: Mapping[str, Tuned], device: Device, tuning: Tuning, libraries: bool, seed: int, stages: Stages
-) -> dict[str, Tuned]:
+def _tuned(chosen: Cover, before: Mapping[str, Tuned], pricing: Pricing, tuning: Tuning, stages: Stages) -> dict[str, Tuned]:
     """What is known or measured of the chosen parts, by their keys; time goes to where it saves most. Parts in layouts of their
     own stay as the model has them."""
     count = Counter(p.key for p in chosen.parts)
     programs = {p.key: p.program for p in chosen.parts if p.key not in before and p.key == p.program.stable_hash()}
-    scope, tasks = LIBRARY if libraries else GENERATED, dict[str, Task]()
+    scope, tasks = LIBRARY if pricing.libraries else GENERATED, dict[str, Task]()
     for key, program in programs.items():
         graphs: tuple[KernelGraph, ...] = ()
         if measures(tuning.effort):
@@ -181,12 +173,12 @@ def _tuned(
                 graphs = structures(program)
             except FuserError:
                 continue  # operators that a library has alone
-        tasks[key] = Task(program, with_libraries(graphs) if libraries else graphs, count[key], scope)
+        tasks[key] = Task(program, with_libraries(graphs) if pricing.libraries else graphs, count[key], scope)
     if not tasks or tuning is MODEL_ALONE:
         return {}
     if measures(tuning.effort):
         stages.begin("measuring", f"measuring {len(tasks)} distinct parts")
-    found = tuning.tune(list(tasks.values()), device, seed)
+    found = tuning.tune(list(tasks.values()), pricing.device, pricing.seed)
     return {key: t for key, t in zip(tasks, found, strict=True) if t is not None and t.winner.measured is not None}
 
 

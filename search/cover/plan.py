@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
-from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from fuser.console import table_text
@@ -20,9 +19,8 @@ from fuser.ir.program import Tensor
 from fuser.ir.program import TensorProgram
 from fuser.runtime.library import views_of
 from search.cover.ilp import Cover
-from search.cover.parts import Stored
+from search.cover.parts import Part
 from search.cover.parts import moves_only
-from search.cover.parts import stored_name
 from search.realise import Realised
 
 
@@ -147,7 +145,7 @@ def plan_of_parts(
     for number, (part, done) in enumerate(zip(cover.parts, found, strict=True)):
         mine = graph.kernels[at : at + len(done.candidate.graph.kernels)]
         at += len(mine)
-        entries.append(_entry(number, program, part.nodes, part.takes, part.leaves, mine, views, done, part.key))
+        entries.append(_entry(number, program, part, mine, views, done))
     assert at == len(names)
     choice = Choice(cover.candidates, cover.gap, cover.solving, cover.rounds)
     return Plan(program.name, device, tuple(entries), sum(e.us for e in entries), choice, dict(stages))
@@ -157,30 +155,13 @@ def plan_of_region(program: TensorProgram, device: str, done: Realised) -> Plan:
     """The plan of a program that is one region."""
     graph = done.candidate.graph
     nodes = tuple(n.output for n in program.nodes if not moves_only(n))
-    entry = _entry(
-        0,
-        program,
-        nodes,
-        [(n, 0) for n in program.inputs],
-        [(n, 0) for n in program.outputs],
-        graph.kernels,
-        views_of(graph),
-        done,
-        program.stable_hash(),
-    )
+    part = Part(nodes, program, tuple((n, n) for n in (*program.inputs, *program.outputs)))
+    entry = _entry(0, program, part, graph.kernels, views_of(graph), done)
     return Plan(program.name, device, (entry,), entry.us)
 
 
-def _entry(  # noqa: PLR0913
-    number: int,
-    program: TensorProgram,
-    nodes: Sequence[str],
-    reads: Sequence[Stored],
-    writes: Sequence[Stored],
-    kernels: Sequence[Kernel],
-    views: Mapping[str, object],
-    done: Realised,
-    key: str,
+def _entry(
+    number: int, program: TensorProgram, part: Part, kernels: Sequence[Kernel], views: Mapping[str, object], done: Realised
 ) -> Kernels:
     launched = [k for k in kernels if k.outputs[0] not in views]
     made = program.producers
@@ -188,13 +169,13 @@ def _entry(  # noqa: PLR0913
         number,
         tuple(k.name for k in launched),
         sum(isinstance(k, LibraryKernel) for k in launched),
-        tuple(str(made[n].attr.get("callee", made[n].op)) for n in nodes),
-        tuple(nodes),
-        tuple(replace(program[s[0]], name=stored_name(s)) for s in reads),
-        tuple(replace(program[s[0]], name=stored_name(s)) for s in writes),
-        tuple(layout(program, *s) for s in writes),
+        tuple(str(made[n].attr.get("callee", made[n].op)) for n in part.nodes),
+        part.nodes,
+        tuple(program[n] for n in part.reads),
+        tuple(program[n] for n in part.writes),
+        tuple(layout(program, n) for n in part.writes),
         done.candidate.us,
-        key,
+        part.key,
     )
 
 

@@ -95,13 +95,13 @@ class Block(nn.Module):
 
     def __init__(self, rows: int = 4, width: int = 16) -> None:
         super().__init__()
-        self.qkv, self.norm = nn.Linear(width, 3 * width), nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
         self.register_buffer("mask", torch.ones(rows, rows).tril().bool())
 
     def forward(self, x: Any) -> Any:
         q, k, v = self.qkv(x).chunk(3, -1)
         scores = (q @ k.transpose(-1, -2) / 4).masked_fill(~self.mask, float("-inf"))
-        return self.norm(x + scores.softmax(-1) @ v)
+        return scores.softmax(-1) @ v
 
 
 def test_the_entry_point_is_the_backend() -> None:

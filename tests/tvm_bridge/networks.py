@@ -383,4 +383,4 @@ def network(name: str, length: int, seed: int = 0) -> tuple[nn.Module, tuple[tor
 def traced(net: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Any:
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
-        return torch.jit.trace(net, inputs, strict=False)
+        return torch.jit.trace(net, inputs, strict=False, check_trace=False)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -22,9 +23,10 @@ from fuser.runtime import launch
 from fuser.superopt.verify import verdicts
 from search import compile as search_compile
 from tests.builders import chain
-from tests.paths import RELAY
 from tests.runtime.kernels import FakeDriver
 from tests.runtime.kernels import OnFakeDriver
+from tests.tvm_bridge.relay_writer import RelayWriter
+from tests.tvm_bridge.relay_writer import write_params
 from tvm_bridge import api
 from tvm_bridge import report
 from tvm_bridge.to_program import relay_import
@@ -80,8 +82,14 @@ def test_from_compile_to_a_launched_kernel(calls: Calls, monkeypatch: pytest.Mon
 
 
 def test_from_a_model_to_its_report(calls: Calls, tmp_path: Path) -> None:
-    model = RELAY / "encoder_torch.json"
-    found = api.optimize(model, model.with_suffix(".params"), build=False, check=False, jobs=1)
+    w = RelayWriter()
+    q, k, v = w.input("q", (2, 32, 16)), w.input("k", (2, 16, 32)), w.input("v", (2, 32, 16))
+    scores = w.call("nn.batch_matmul", q, k, transpose_a=0, transpose_b=0)
+    model, params = tmp_path / "m.json", tmp_path / "m.params"
+    model.write_text(w.module(w.call("nn.batch_matmul", w.call("nn.softmax", scores, axis=-1), v, transpose_a=0, transpose_b=0)))
+    write_params(params, {"k": np.ones((2, 16, 32), "float32"), "v": np.ones((2, 32, 16), "float32")})
+    found = api.optimize(model, params, build=False, check=False, jobs=1)
+    assert found.regions and found.made
     for _ in range(2):  # the command writes it before and after the library is built
         report.document(found, tmp_path)
     assert {"read_graph", "read_params_typed", "generate", "verify", "digest"} == {k[0] for k in calls.seen}

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
 from functools import cached_property
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from typing import Literal
@@ -112,12 +113,30 @@ def signature(function: Any) -> tuple[list[tuple[tuple[int, ...], str]], list[tu
     return _shapes([p.type_annotation for p in function.params]), _shapes(outputs)
 
 
+class _Body:
+    """What the function of a region computes: equal to those of the same structure."""
+
+    def __init__(self, function: Any) -> None:
+        self.function = relay.Function(function.params, function.body, function.ret_type)
+
+    def __hash__(self) -> int:
+        return int(tvm.ir.structural_hash(self.function))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Body) and bool(tvm.ir.structural_equal(self.function, other.function))
+
+
 def _cpu_module(symbol: str, function: Any, target: Any) -> Any:
-    """The region's own body, compiled.
+    """The region's own body, compiled: once, though it is compared with its program and is then part of the model.
 
     One function ``symbol(inputs…, outputs…)`` over the fused operators, by the ahead-of-time executor.
     """
-    plain = cpu_form(relay.Function(function.params, function.body, function.ret_type))
+    return _compiled(symbol, _Body(function), str(target))
+
+
+@lru_cache(maxsize=64)
+def _compiled(symbol: str, body: _Body, target: str) -> Any:
+    plain = cpu_form(body.function)
     executor = relay.backend.Executor("aot", {"interface-api": "packed", "unpacked-api": False})
     # The weights are arguments, so that there is little to fold; and this executor cannot lower a constant tensor of booleans.
     with tvm.transform.PassContext(opt_level=3, disabled_pass=["FoldConstant"]):
@@ -126,14 +145,14 @@ def _cpu_module(symbol: str, function: Any, target: Any) -> Any:
         )
         (lowered,) = built.lowered_ir_mods.values()  # type: ignore[union-attr]
         functions: dict[Any, Any] = {}
-        for variable, body in lowered.functions.items():
+        for variable, made in lowered.functions.items():
             if variable.name_hint == "__tvm_main__":
-                main = tvm.tir.PrimFunc(body.params, body.body, body.ret_type, body.buffer_map)
+                main = tvm.tir.PrimFunc(made.params, made.body, made.ret_type, made.buffer_map)
                 functions[tvm.ir.GlobalVar(symbol)] = main.with_attr("global_symbol", symbol).with_attr(
-                    "target", body.attrs["target"]
+                    "target", made.attrs["target"]
                 )
             else:
-                functions[variable] = body
+                functions[variable] = made
         return tvm.build(tvm.IRModule(functions), target=target)
 
 

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from search.cover.offers import Pricing
+
 torch = pytest.importorskip("torch")
 
 from fuser.device import load_device  # noqa: E402
@@ -41,7 +43,9 @@ def narrow() -> tuple[TensorProgram, dict[str, Any]]:
 @pytest.fixture(scope="module")
 def models() -> dict[bool, Model]:
     program, params = narrow()
-    return {on: compile_model(program, params, H200, libraries=False, compiled=False, layouts=on) for on in (True, False)}
+    return {
+        on: compile_model(program, params, Pricing(H200, libraries=False, layouts=on), compiled=False) for on in (True, False)
+    }
 
 
 def test_every_choice_and_every_conversion_is_offered() -> None:

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from search.cover.offers import Pricing
+
 torch = pytest.importorskip("torch")
 
 import fuser  # noqa: E402
@@ -111,7 +113,7 @@ def test_what_the_table_lacks_is_torchs() -> None:
 def test_equal_layers_are_compiled_once() -> None:
     module, x = layers(3), torch.randn(ROWS, WIDTH).half()
     known = from_torch(module, (x,))
-    model = compile_model(known.program, known.params, load_device("h200"), checked=False)
+    model = compile_model(known.program, known.params, Pricing(load_device("h200")), checked=False)
     kernels = model.whole.artifacts
     assert len(kernels) >= 9
     assert len({a.cubin for a in kernels}) <= len(kernels) // 2 + 3  # the first layer's may be launched otherwise
@@ -159,7 +161,7 @@ def test_products_of_a_library_are_verified_too() -> None:
             return x
 
     known = from_torch(Wide().half(), (torch.randn(512, 2048).half(),))
-    model = compile_model(known.program, known.params, load_device("h200"), checked=False)
+    model = compile_model(known.program, known.params, Pricing(load_device("h200")), checked=False)
     products = [f for p, f in zip(model.cover.parts, model.found, strict=True) if any(n.op == "matmul" for n in p.program.nodes)]
     assert any(not f.candidate.graph.blocks for f in products)
     assert all(f.verdict is not AS_IT_STANDS for f in products)

@@ -16,6 +16,7 @@ from search.cover import offers
 from search.cover.fold import folded
 from search.cover.norms import norms
 from search.cover.norms import without
+from search.cover.offers import Pricing
 from search.cover.prices import by_library
 from search.cover.select import selected
 from search.realise import Realised
@@ -111,7 +112,7 @@ def test_the_form_as_written_is_there_where_the_other_does_not_hold(monkeypatch:
 
     monkeypatch.setattr(offers, "DEARER", 1.5)
     monkeypatch.setattr(model, "verified", fails)
-    made = model.compile_model(program, params, load_device("h200"), libraries=False, compiled=False)
+    made = model.compile_model(program, params, Pricing(load_device("h200"), libraries=False), compiled=False)
     assert failed
     assert any(n.op == "layer_norm" for n in made.program.nodes)
 

@@ -135,7 +135,8 @@ def test_every_option_that_is_searched_is_drawn_somewhere() -> None:
     biased = structures(chain(bias=True))[0]
     for graph in (graphs("mcfuser/S1")[0], pair(), graphs("mirage/mha-inc")[0], graphs("graphene/mlp20")[0], biased):
         space = ScheduleSpace(graph, DEVICES["b200"], options=True)
-        for row in space.population(400, rng):
+        rows = 40 if len(graph.blocks[0].loads) > 4 else 400  # one of twenty products has forty times as many values to draw
+        for row in space.population(rows, rng):
             found |= {o.name for k in space.schedule(row).kernels for n in k.knob if (o := option_of(n))}
     assert found == {o.name for o in OPTIONS.values() if o.choices}
 
