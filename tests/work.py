@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
+from collections.abc import Callable
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
+from typing import Any
+
+import pytest
 
 
 @dataclass
@@ -32,3 +37,20 @@ def at_most(calls: int) -> Iterator[Work]:
         yield work
     finally:
         sys.setprofile(before)
+
+
+class Calls:
+    """Counts calls of functions by what ``key`` makes of their arguments."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.patch, self.seen = monkeypatch, Counter[Any]()
+
+    def of(self, name: str, key: Callable[..., Any], *modules: Any) -> None:
+        real = getattr(modules[0], name)
+
+        def counted(*args: Any, **named: Any) -> Any:
+            self.seen[name, key(*args)] += 1
+            return real(*args, **named)
+
+        for module in modules:
+            self.patch.setattr(module, name, counted)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from functools import lru_cache
 
 from fuser.errors import UnsupportedError
 from fuser.ir.factors import Factor
@@ -142,6 +143,11 @@ def axes_of(program: TensorProgram, data: bool = False) -> AxisMap:
 
     Raises :class:`UnsupportedError` where an intermediate is used with contradicting axes or a reshape does not factor.
     """
+    return _solved(program, data)
+
+
+@lru_cache(maxsize=32)  # every candidate of a program is held against its axes
+def _solved(program: TensorProgram, data: bool) -> AxisMap:
     reads = {n: sum(node.inputs.count(n) for node in program.nodes) for n in program.inputs}
     several = [n for n, count in reads.items() if count > 1]
     reason = ""

@@ -79,10 +79,11 @@ def superoptimize(
                     note(f"{piece.program.name} is left alone: {piece.why}")
                 continue
             found += len(result.structures)
-            documents.append(document(result))
             if save:
                 _save(Path(save), result)
-            if not json:
+            if json:
+                documents.append(document(result))
+            else:
                 _print(result)
     if json:
         print_json({"searches": documents})

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING
 from dataclasses import dataclass
 from dataclasses import fields
+from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -79,7 +80,7 @@ class Record:
     def schedule_value(self) -> Schedule:
         """Raises :class:`ModelFileError` where the text is none."""
         try:
-            return Schedule.from_json(json.loads(self.schedule))
+            return _schedule(self.schedule)
         except (FuserError, *BAD_LINE) as error:
             what = f"a tuning record of {self.workload} has no schedule: {self.schedule[:60]!r}"
             raise ModelFileError(what, "restore the file that it came from") from error
@@ -141,6 +142,16 @@ _CASTS: Mapping[str, Callable[[Any], Any]] = {
 }
 
 
+@lru_cache(maxsize=1 << 14)
+def _schedule(text: str) -> Schedule:
+    return Schedule.from_json(json.loads(text))
+
+
+@lru_cache(maxsize=1 << 10)  # most structures are in several files
+def _graph(text: str) -> KernelGraph:
+    return graph_from_json(json.loads(text))
+
+
 def schedule_text(schedule: Schedule) -> str:
     """Canonical JSON of a schedule, as rows keep it."""
     return canonical(schedule.to_json())
@@ -183,7 +194,7 @@ def read_rows(path: Path) -> Iterator[Record | tuple[str, KernelGraph]]:
     for number, item in numbered_lines(path):
         try:
             if "graph" in item:
-                graph = graph_from_json(item["graph"])
+                graph = _graph(canonical(item["graph"]))
                 if graph.stable_hash() != item["structure"]:
                     raise ValueError("its µGraph is not the one that its hash names")
                 yield item["structure"], graph

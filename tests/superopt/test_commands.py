@@ -8,12 +8,22 @@ from pathlib import Path
 import pytest
 
 from fuser.cli import main
+from fuser.ir import axes
+from fuser.superopt import commands
+from fuser.superopt import search
+from fuser.superopt.generate.partition import partition
 from fuser.workloads import workload
+from tests.work import Calls
 
 
 def run(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str]:
     code = main(args)
     return code, capsys.readouterr().out
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    return Calls(monkeypatch)
 
 
 @pytest.fixture
@@ -58,3 +68,15 @@ def test_a_program_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str
     path.write_text("{}", encoding="utf-8")
     assert run(capsys, "superoptimize", str(path))[0] == 3
     assert run(capsys, "superoptimize", "no/such")[0] == 2
+
+
+def test_what_a_search_does_once_it_does_once(calls: Calls, capsys: pytest.CaptureFixture[str]) -> None:
+    axes._solved.cache_clear()
+    partition.cache_clear()
+    calls.of("_Solver", lambda *args: args, axes)
+    calls.of("stabilize_graph", lambda graph: graph, search)
+    calls.of("verify", lambda program, graph: (program, graph), search)
+    calls.of("signature", lambda graph: graph, commands)
+    assert run(capsys, "superoptimize", "mirage/lora", "--processes", "1", "--most", "3", "--json")[0] == 0
+    assert {name for name, _ in calls.seen} == {"_Solver", "stabilize_graph", "verify", "signature"}
+    assert [k for k, n in calls.seen.items() if n > 1] == []

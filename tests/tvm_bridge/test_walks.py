@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,26 +25,10 @@ from tests.runtime.kernels import FakeDriver
 from tests.runtime.kernels import OnFakeDriver
 from tests.tvm_bridge.relay_writer import RelayWriter
 from tests.tvm_bridge.relay_writer import write_params
+from tests.work import Calls
 from tvm_bridge import api
 from tvm_bridge import report
 from tvm_bridge.to_program import relay_import
-
-
-class Calls:
-    """Counts calls of functions by what ``key`` makes of their arguments."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.patch, self.seen = monkeypatch, Counter[Any]()
-
-    def of(self, name: str, key: Callable[..., Any], *modules: Any) -> None:
-        real = getattr(modules[0], name)
-
-        def counted(*args: Any, **named: Any) -> Any:
-            self.seen[name, key(*args)] += 1
-            return real(*args, **named)
-
-        for module in modules:
-            self.patch.setattr(module, name, counted)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ greedily in program order, where few tensors are alive.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from fuser.errors import UnsupportedError
 from fuser.ir.axes import axes_of
@@ -34,6 +35,7 @@ class Piece:
         return not self.why
 
 
+@lru_cache(maxsize=8)
 def partition(program: TensorProgram, max_operators: int = MAX_OPERATORS) -> tuple[Piece, ...]:
     """The program as LAX pieces and the rest. Their inputs and outputs are tensors of the program."""
     runs: list[tuple[list[Node], str]] = []

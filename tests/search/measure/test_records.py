@@ -21,13 +21,16 @@ from fuser.ir.schedule import Schedule
 from fuser.ir.tiling import TilingExpr
 from fuser.superopt.structures import one_kernel
 from fuser.workloads import workload
+from search.measure import rows
 from search.measure.measurement import STATUSES
 from search.measure.records import Records
 from search.measure.rows import Record
+from search.measure.rows import read_rows
 from search.measure.rows import record_from_json
 from search.measure.rows import record_of
 from search.measure.rows import schedule_text
 from tests.search.measure.row import ROW
+from tests.work import Calls
 
 
 def changed(**cells: Any) -> Record:
@@ -105,6 +108,23 @@ def test_structures_and_schedules_come_back(tmp_path: Path) -> None:
         assert b.structure(row.structure) == graph
         assert row.schedule_value() == schedule
         assert b.structure("none") is None
+
+
+def test_a_structure_of_several_files_and_a_schedule_of_several_rows_are_parsed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph, schedule = one_kernel(workload("mcfuser/S6")), Schedule((KernelSchedule((("b", 3),), TilingExpr(("n",)), (), 8, 3),))
+    with Records(":memory:") as records:
+        records.add(replace(ROW, structure=records.add_structure(graph), schedule=schedule_text(schedule)))
+        for name in ("a", "b"):
+            records.export_lines(tmp_path / f"{name}.jsonl")
+    calls = Calls(monkeypatch)
+    calls.of("graph_from_json", lambda data: data["name"], rows)
+    calls.of("from_json", str, Schedule)
+    rows._graph.cache_clear()
+    found = [x for name in ("a", "b") for x in read_rows(tmp_path / f"{name}.jsonl")]
+    assert [x.schedule_value() for x in found if isinstance(x, Record)] == [schedule] * 2
+    assert sorted(calls.seen.values()) == [1, 1]
 
 
 def test_shared_values_are_written_once(tmp_path: Path) -> None:
