@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from fuser.console import table_text
@@ -21,6 +22,7 @@ from fuser.runtime.library import views_of
 from search.cover.ilp import Cover
 from search.cover.parts import Part
 from search.cover.parts import moves_only
+from search.cover.parts import stored_name
 from search.realise import Realised
 
 
@@ -171,9 +173,9 @@ def _entry(
         sum(isinstance(k, LibraryKernel) for k in launched),
         tuple(str(made[n].attr.get("callee", made[n].op)) for n in part.nodes),
         part.nodes,
-        tuple(program[n] for n in part.reads),
-        tuple(program[n] for n in part.writes),
-        tuple(layout(program, n) for n in part.writes),
+        tuple(replace(program[s[0]], name=stored_name(s)) for s in part.takes),
+        tuple(replace(program[s[0]], name=stored_name(s)) for s in part.leaves),
+        tuple(layout(program, *s) for s in part.leaves),
         done.candidate.us,
         part.key,
     )
