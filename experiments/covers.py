@@ -42,7 +42,7 @@ from fuser.outputs import write_file
 from fuser.pools import APART
 
 WAYS: dict[str, dict[str, bool]] = {"ilp": {}, "greedy": {"greedy": True}, "row-major": {"layouts": False}}
-"""Arguments of :func:`search.cover.model.compile_model`."""
+"""Of :class:`search.cover.offers.Pricing`."""
 NARROW = "narrow"
 """A network of ours: residual MLPs through 389 columns, whose rows are not aligned."""
 
@@ -84,6 +84,7 @@ def made(name: str, target: str, executor: Any = None) -> Iterator[dict[str, Any
 
     from fuser.frontends.torch_export import from_torch
     from search.cover.model import compile_model
+    from search.cover.offers import Pricing
 
     module, shapes = network(name)
     dtype = getattr(torch, DTYPE)
@@ -91,14 +92,8 @@ def made(name: str, target: str, executor: Any = None) -> Iterator[dict[str, Any
     found: dict[str, Any] = {}
     for way, options in WAYS.items():
         start = time.perf_counter()
-        model = compile_model(
-            known.program,
-            known.params,
-            load_device(target),
-            checked=False,
-            executor=executor,
-            **options,  # type: ignore[arg-type]
-        )
+        pricing = Pricing(load_device(target), executor=executor, **options)
+        model = compile_model(known.program, known.params, pricing, checked=False)
         found[way] = {
             "candidate": model.whole.candidate.candidate,
             "artifacts": model.whole.artifacts,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
+from dataclasses import replace
 from functools import cached_property
 from math import isnan
 from pathlib import Path
@@ -22,6 +23,7 @@ from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import Schedule
 from fuser.lower.compile import KernelArtifact
 from fuser.lower.compile import save_artifact
+from fuser.runtime.plan import Plan as Launches
 from fuser.runtime.plan import plan
 from fuser.superopt.verify.verifier import Verdict
 from search.calling import as_module
@@ -105,8 +107,13 @@ class CompiledProgram:
         from fuser.runtime.graph_executor import Executable
 
         artifacts = [a for _, a in paired(self.graph, self.artifacts)] if self.artifacts else None
-        planned = plan(self.realised.candidate.candidate, [a.source for a in self.artifacts])
-        return Executable(planned, device=self.device, artifacts=artifacts, constants=self._constants())
+        return Executable(self._planned, device=self.device, artifacts=artifacts, constants=self._constants())
+
+    @cached_property
+    def _planned(self) -> Launches:
+        if self.model is not None:
+            return self.model.planned
+        return plan(self.realised.candidate.candidate, [a.source for a in self.artifacts])
 
     @cached_property
     def _direct(self) -> bool:
@@ -251,7 +258,7 @@ class CompiledProgram:
         """Its kernels: what each computes, how it leaves its results, what the model expects of it."""
         if self.model is not None:
             return self.model.plan
-        return plan_of_region(self.program, self.target.title, self.realised)
+        return replace(plan_of_region(self.program, self.target.title, self.realised), workspace=self._planned.workspace)
 
     def explain(self, kernel: str | None = None) -> str:
         """Why this one: structure, schedule, what the model expects of each kernel beside the runner-up, and what fell out. Of a

@@ -129,7 +129,15 @@ def _plan(made: CompiledProgram, kernels: dict[str, dict[str, Any]], output: Pat
     if output:
         write_file(output / "plan.svg", drawing(plan))
     choice = None if plan.choice is None else asdict(plan.choice)
-    return {"us": plan.us, "launches": plan.launches, "choice": choice, "parts": parts, "drawing": "plan.svg" if output else None}
+    space = plan.workspace
+    return {
+        "us": plan.us,
+        "launches": plan.launches,
+        "choice": choice,
+        "workspace": space and {"bytes": space.bytes, "least": space.bound, "gap": space.gap, "tensors": len(space.slots)},
+        "parts": parts,
+        "drawing": "plan.svg" if output else None,
+    }
 
 
 def _save(artifact: KernelArtifact, verdict: str, kernels: dict[str, dict[str, Any]], output: Path | None) -> None:

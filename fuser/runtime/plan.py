@@ -25,6 +25,7 @@ from fuser.runtime.streams import Access
 from fuser.runtime.streams import Streams
 from fuser.runtime.streams import streams_of
 from fuser.runtime.workspace import Slot
+from fuser.runtime.workspace import Workspace
 from fuser.runtime.workspace import place
 
 
@@ -32,15 +33,22 @@ from fuser.runtime.workspace import place
 class Plan:
     """``sources`` has one entry for each kernel of the graph, None for a library kernel; ``tensors`` are all device tensors.
     ``launched`` are the kernels that are launched, by their index in the graph (a strided view is none); ``streams`` counts those
-    alone. ``slots`` place each intermediate in one workspace of ``bytes``."""
+    alone. ``workspace`` has a place for each intermediate."""
 
     candidate: Candidate
     sources: tuple[KernelSource | None, ...]
     tensors: tuple[Tensor, ...]
     launched: tuple[int, ...]
     streams: Streams
-    slots: tuple[Slot, ...]
-    bytes: int
+    workspace: Workspace
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        return self.workspace.slots
+
+    @property
+    def bytes(self) -> int:
+        return self.workspace.bytes
 
     @property
     def graph(self) -> KernelGraph:
@@ -84,8 +92,10 @@ def plan(candidate: Candidate, made: Sequence[KernelSource] = ()) -> Plan:
     accesses = accesses_of(graph)
     streams = streams_of(accesses)
     inside = {n: tensors[n] for n in graph.intermediates if n not in views}
-    slots, total = place(accesses, inside, streams)
-    return Plan(candidate, tuple(s for _, s in pairs), tuple(tensors.values()), launched, streams, slots, total)
+    sources = tuple(s for _, s in pairs)
+    early = [n for n, i in enumerate(launched) if (s := sources[i]) is not None and s.pdl]
+    workspace = place(accesses, inside, streams, early)
+    return Plan(candidate, sources, tuple(tensors.values()), launched, streams, workspace)
 
 
 def accesses_of(graph: KernelGraph) -> tuple[Access, ...]:

@@ -23,6 +23,8 @@ from fuser.ir.program import TensorProgram
 from fuser.lower.compile import compile_sources
 from fuser.lower.options import PDL
 from fuser.lower.triton_source import generate_graph
+from fuser.runtime.plan import Plan as Launches
+from fuser.runtime.plan import plan
 from fuser.superopt.structures import structures
 from fuser.superopt.verify.verifier import Verified
 from search.cover.borders import Border
@@ -85,7 +87,14 @@ class Model:
     @cached_property
     def plan(self) -> Plan:
         """Its kernels, for people."""
-        return plan_of_parts(self.program, self.device.title, self.cover, self.found, self.whole.candidate.graph, self.stages)
+        made = self.whole.candidate.graph
+        found = plan_of_parts(self.program, self.device.title, self.cover, self.found, made, self.stages)
+        return replace(found, workspace=self.planned.workspace)
+
+    @cached_property
+    def planned(self) -> Launches:
+        """Its kernels as they are launched, and where tensors between them lie."""
+        return plan(self.whole.candidate.candidate, [a.source for a in self.whole.artifacts])
 
     def borders(self, part: int | None = None) -> list[Border]:
         """Why neighbours of the plan, or those of one part, are kernels of their own. Solves the integer program again for

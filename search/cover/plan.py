@@ -11,6 +11,7 @@ from dataclasses import field
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
+from fuser.console import bytes_text
 from fuser.console import table_text
 from fuser.errors import UsageError
 from fuser.ir.mugraph import Kernel
@@ -19,6 +20,7 @@ from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.program import Tensor
 from fuser.ir.program import TensorProgram
 from fuser.runtime.library import views_of
+from fuser.runtime.workspace import Workspace
 from search.cover.ilp import Cover
 from search.cover.parts import Part
 from search.cover.parts import moves_only
@@ -68,13 +70,15 @@ class Choice:
 
 @dataclass(frozen=True)
 class Plan:
-    """All parts in launch order. ``us`` is the predicted time of a call; ``stages`` are the seconds that making it took."""
+    """All parts in launch order. ``us`` is the predicted time of a call; ``workspace`` has a place for what lies between kernels;
+    ``stages`` are the seconds that making it took."""
 
     name: str
     device: str
     parts: tuple[Kernels, ...]
     us: float
     choice: Choice | None = None
+    workspace: Workspace | None = None
     stages: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -125,6 +129,7 @@ class Plan:
         total = sum(p.us for p in self.parts)
         lines = [f"{self.launches} kernels, {total:.2f} µs in all, without any overlap; of × equal ones the first are named"]
         lines += [str(self.choice)] if self.choice else []
+        lines += [_said(self.workspace)] if self.workspace and self.workspace.slots else []
         return lines
 
     def lines(self, width: int = 80) -> list[str]:
@@ -135,6 +140,11 @@ class Plan:
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
+
+
+def _said(space: Workspace) -> str:
+    gap = f"at most {space.gap:.1%} more than needed" if space.gap else "no placement takes less"
+    return f"workspace: {bytes_text(space.bytes)} for {len(space.slots)} intermediate{'s' * (len(space.slots) > 1)}: {gap}"
 
 
 def plan_of_parts(
@@ -150,7 +160,7 @@ def plan_of_parts(
         entries.append(_entry(number, program, part, mine, views, done))
     assert at == len(names)
     choice = Choice(cover.candidates, cover.gap, cover.solving, cover.rounds)
-    return Plan(program.name, device, tuple(entries), sum(e.us for e in entries), choice, dict(stages))
+    return Plan(program.name, device, tuple(entries), sum(e.us for e in entries), choice, stages=dict(stages))
 
 
 def plan_of_region(program: TensorProgram, device: str, done: Realised) -> Plan:

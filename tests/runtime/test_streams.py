@@ -107,9 +107,12 @@ def test_every_read_finds_what_was_written_for_it(made: Made, data: st.DataObjec
     at_will = data.draw(st.booleans())
     stream = [data.draw(st.integers(0, 3)) for _ in accesses] if at_will else assign(accesses)
     streams = synchronise(accesses, stream)
-    slots, total = place(accesses, tensors, streams)
-    assert all(s.offset % WORKSPACE_ALIGNMENT == 0 and s.end <= total for s in slots)
+    early = [i for i in range(len(accesses)) if data.draw(st.booleans())]
+    found = place(accesses, tensors, streams, early, few=0)
+    slots = found.slots
+    assert all(s.offset % WORKSPACE_ALIGNMENT == 0 and s.end <= found.bytes for s in slots)
     assert {s.tensor.name for s in slots} == set(tensors)
+    assert found.bound <= found.bytes
     Simulated(accesses, slots, actions(streams), calls=2).run(data)
 
 
@@ -183,10 +186,7 @@ def test_streams_are_few(most: int, used: int) -> None:
 def test_slots_are_used_again_on_one_stream_only() -> None:
     tensors = {n: Tensor(n, (64,), "float16") for n in "ABCD"}
     chain = graph("X:A", "A:B", "B:C", "C:D", "D:E")
-    _, total = place(chain, tensors, streams_of(chain))
-    assert total == 2 * WORKSPACE_ALIGNMENT
+    assert place(chain, tensors, streams_of(chain)).bytes == 2 * WORKSPACE_ALIGNMENT
     branches = graph("X:A", "Y:C", "A:B", "C:D", "BD:E")
-    _, beside = place(branches, tensors, streams_of(branches))
-    assert beside == 4 * WORKSPACE_ALIGNMENT
-    _, in_turn = place(branches, tensors, streams_of(branches, most=1))
-    assert in_turn == 3 * WORKSPACE_ALIGNMENT
+    assert place(branches, tensors, streams_of(branches)).bytes == 4 * WORKSPACE_ALIGNMENT
+    assert place(branches, tensors, streams_of(branches, most=1)).bytes == 3 * WORKSPACE_ALIGNMENT

@@ -47,6 +47,10 @@ def test_the_table_fits_and_adds_up(run: Any) -> None:
     text = " ".join(" ".join(lines).split())
     assert re.search(r"among \d+ candidates: (no gap|gap \d\.\de-\d\d), \d+\.\d\d s", text)
     assert all(stage in text for stage in ("candidates", "prices", "choice", "kernels"))
+    space = run.plan.workspace
+    assert 0 < space.bound <= space.bytes <= 1.2 * space.bound
+    assert f"for {len(space.slots)} intermediates: " in text
+    assert run._executable.workspace.nbytes == space.bytes
 
 
 def test_a_result_that_is_stored_otherwise_says_so() -> None:
