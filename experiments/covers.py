@@ -41,7 +41,7 @@ from fuser.outputs import make_folder
 from fuser.outputs import write_file
 from fuser.pools import APART
 
-WAYS: dict[str, dict[str, bool]] = {"ilp": {}, "greedy": {"greedy": True}, "row-major": {"layouts": False}}
+WAYS: dict[str, dict[str, Any]] = {"ilp": {}, "greedy": {"greedy": True}, "row-major": {"layouts": False}}
 """Of :class:`search.cover.offers.Pricing`."""
 NARROW = "narrow"
 """A network of ours: residual MLPs through 389 columns, whose rows are not aligned."""
