@@ -44,6 +44,8 @@ from search.tune import tune_fast
 
 Laid = dict[Rows, Tuned | None]
 """What was found for a part in each choice of layouts."""
+FEW = 8
+"""Programs that are priced sooner than other processes start."""
 BEST = 6
 """Candidates of a layout that are tried in another one."""
 
@@ -78,7 +80,7 @@ def priced(
             best |= dict(zip(rows.values(), found, strict=True))
         except (*BAD_VALUE, FuserError):  # there is none, or this program did not write it
             left.append(key)
-    run = executor.map if executor else map
+    run = executor.map if executor and len(left) > FEW else map
     asked = [_Asked(jobs[k][0], tuple(jobs[k][2]), jobs[k][1], worths[k]) for k in left]
     every = run(_best, asked, repeat(device, len(left)), repeat(libraries, len(left)), repeat(seed, len(left)))
     for key, one in zip(left, every, strict=True):

@@ -1,0 +1,302 @@
+"""Many small modules, as users write them, behind ``fuser.compile``: do all run and agree with torch, and how fast are they?
+
+    python -m experiments.modules check                      # small, in Triton's interpreter, on any machine
+    python -m experiments.modules compile --target h200      # real sizes, kernels compiled offline
+    python -m experiments.modules time -o table.txt          # on a GPU, beside eager torch and torch.compile
+
+``--only GLOB`` takes some of them. ``time`` compiles in several processes, each of which keeps what it made; when all are done
+(or ``--seconds`` are over) they measure one after the other, so that nothing else runs on the GPU. Times are of calls one after
+the other (events around many), and of a CUDA graph of one call; µs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import fuser
+from experiments.suite import SUITE
+
+PATIENCE = 120
+"""Seconds that a module may take to compile."""
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+def made(name: str, small: bool, dtype: Any = torch.float32, device: str = "cpu") -> tuple[Any, tuple[Any, ...]]:
+    """A module of the suite and its inputs."""
+    torch.manual_seed(0)
+    module, inputs = SUITE[name](small)
+    module = module.eval().to(device=device, dtype=dtype)
+    return module, tuple(x.to(device, dtype if x.is_floating_point() else x.dtype) for x in inputs)
+
+
+def error(got: Any, want: Any) -> float:
+    """The largest error of a tensor, relative to its norm; infinite where results are of different kinds."""
+    mine, tree = torch.utils._pytree.tree_flatten(got)
+    theirs, wanted = torch.utils._pytree.tree_flatten(want)
+    if tree != wanted or any(x.shape != y.shape for x, y in zip(mine, theirs, strict=True)):
+        return float("inf")
+    worst = 0.0
+    for x, y in zip(mine, theirs, strict=True):
+        if not torch.equal(x.isnan(), y.isnan()):
+            return float("inf")
+        x, y = (t.detach().double().nan_to_num(0, 9e9, -9e9) for t in (x, y))
+        worst = max(worst, float((x - y).norm() / (y.norm() + 1e-9)))
+    return worst
+
+
+@contextmanager
+def patience(seconds: float) -> Iterator[None]:
+    def ring(*_: object) -> None:
+        raise TimeoutError(f"more than {seconds:.0f} s")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+# -- without a GPU --------------------------------------------------------------------------------------------------------------
+
+
+def checked(name: str, dtype: Any) -> str:
+    module, inputs = made(name, True, dtype)
+    with torch.no_grad():
+        want = module(*inputs)
+        run = fuser.compile(module, inputs, device="cpu")
+        wrong = error(run(*inputs), want)
+    assert wrong < (1e-3 if dtype is torch.float32 else 3e-2), f"error {wrong:.1e}"
+    return f"{len(run.graph.blocks)} kernels, {len(run.graph.kernels) - len(run.graph.blocks)} calls, error {wrong:.0e}"
+
+
+def compiled(name: str, dtype: Any, target: str) -> str:
+    module, inputs = made(name, False, dtype)
+    run = fuser.compile(module, inputs, target=target)
+    return f"{len(run.graph.blocks)} kernels, {len(run.graph.kernels) - len(run.graph.blocks)} calls, {run.realised.candidate.us:.1f} µs"
+
+
+def each(names: Sequence[str], what: Callable[[str], str]) -> int:
+    """Tries each; the number of those that failed."""
+    failed = 0
+    for name in names:
+        start = time.process_time(), time.perf_counter()
+        try:
+            with patience(PATIENCE):
+                said = what(name)
+        except Exception as caught:  # noqa: BLE001 - whatever fails is what we want to know
+            failed += 1
+            said = f"FAILED {type(caught).__name__}: {str(caught)[:200]}"
+        cpu, wall = time.process_time() - start[0], time.perf_counter() - start[1]
+        print(f"{name:32}{said}  ({cpu:.1f} s CPU, {wall:.1f} s)", flush=True)
+    return failed
+
+
+# -- on a GPU -------------------------------------------------------------------------------------------------------------------
+
+
+def calls_us(call: Callable[[], Any]) -> float:
+    """Calls one after the other: the least of some runs of about 10 ms."""
+    for _ in range(3):
+        call()
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    call()
+    torch.cuda.synchronize()
+    several = max(3, min(200, int(0.01 / (time.perf_counter() - start))))
+    best = float("inf")
+    for _ in range(5):
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first.record()
+        for _ in range(several):
+            call()
+        last.record()
+        torch.cuda.synchronize()
+        best = min(best, first.elapsed_time(last) / several)
+    return 1e3 * best
+
+
+def graph_us(call: Callable[[], Any]) -> float:
+    graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        call()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        call()
+    return calls_us(graph.replay)
+
+
+def prepared(name: str, dtype: Any, doors: Sequence[str]) -> dict[str, Any]:
+    """What there is to measure of a module: callables by name, and the row so far."""
+    module, inputs = made(name, False, dtype, "cuda")
+    row: dict[str, Any] = {"name": name}
+    calls: dict[str, Callable[[], Any]] = {"eager": lambda: module(*inputs)}
+    wide = [module.double(), *(x.double() if x.is_floating_point() else x for x in inputs)]
+    exact = wide[0](*wide[1:])
+    module.to(dtype)
+    row["eager_error"] = error(calls["eager"](), exact)
+    compilers: dict[str, Callable[[], Callable[..., Any]]] = {
+        "ours": lambda: fuser.compile(module, inputs),
+        "door": lambda: torch.compile(module, backend=fuser.torch_backend, dynamic=False),
+        "inductor": lambda: torch.compile(module, dynamic=False),
+    }
+    for peer in ("ours", "inductor", *doors):
+        start = time.perf_counter(), time.process_time()
+        try:
+            with patience(PATIENCE):
+                run = compilers[peer]()
+                row[f"{peer}_error"] = error(run(*inputs), exact)
+            calls[peer] = lambda run=run: run(*inputs)
+            row[f"{peer}_plan"] = repr(run)[-150:] if peer == "ours" else ""
+        except Exception as caught:  # noqa: BLE001
+            row[f"{peer}_failed"] = f"{type(caught).__name__}: {str(caught)[:300]}"
+        row[f"{peer}_seconds"] = time.perf_counter() - start[0], time.process_time() - start[1]
+        torch._dynamo.reset()
+    return {"row": row, "calls": calls}
+
+
+def worker(args: argparse.Namespace, names: Sequence[str]) -> None:
+    """Prepares its modules until the time is over, waits for ``go``, then measures while it holds the lock."""
+    os.sched_setaffinity(0, {args.worker % os.cpu_count()})  # type: ignore[operator]
+    warnings.simplefilter("ignore")
+    folder, until = Path(args.folder), time.time() + args.seconds
+    ready, done = [], (folder / f"rows_{args.worker}.jsonl").open("w")
+    with torch.no_grad():
+        for name in names:
+            if time.time() > until:
+                print(f"{name} left out: no time", flush=True)
+                continue
+            try:
+                ready.append(prepared(name, DTYPES[args.dtype], args.doors))
+            except Exception as caught:  # noqa: BLE001
+                print(f"{name} FAILED {type(caught).__name__}: {str(caught)[:200]}", flush=True)
+            print(json.dumps(ready[-1]["row"]) if ready else name, flush=True)
+            torch.cuda.empty_cache()
+        (folder / f"ready_{args.worker}").touch()
+        while not (folder / "go").exists():
+            time.sleep(0.1)
+        for one in ready:
+            with (folder / "lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                for kind, timed in (("calls", calls_us), ("graph", graph_us)):
+                    for peer, call in one["calls"].items():
+                        try:
+                            one["row"][f"{peer}_{kind}"] = timed(call)
+                        except Exception as caught:  # noqa: BLE001
+                            one["row"][f"{peer}_{kind}_failed"] = str(caught)[:200]
+                torch.cuda.synchronize()
+            done.write(json.dumps(one["row"]) + "\n")
+            done.flush()
+
+
+def start(args: argparse.Namespace, names: Sequence[str]) -> list[subprocess.Popen[bytes]]:
+    folder = Path(args.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    found = []
+    for i in range(args.jobs):
+        mine = ["--folder", args.folder, "--seconds", str(args.seconds), "--dtype", args.dtype, "--worker", str(i)]
+        words = [
+            sys.executable,
+            "-m",
+            "experiments.modules",
+            "work",
+            *mine,
+            "--doors",
+            *args.doors,
+            "--names",
+            *names[i :: args.jobs],
+        ]
+        env = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+        found.append(subprocess.Popen(words, stdout=(folder / f"log_{i}").open("w"), stderr=subprocess.STDOUT, env=env))
+    return found
+
+
+def wait(args: argparse.Namespace, most: float) -> None:
+    """Until all workers are ready."""
+    until = time.time() + most
+    while time.time() < until and len(list(Path(args.folder).glob("ready_*"))) < args.jobs:
+        time.sleep(0.5)
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """A line for each module: µs of calls and in a graph, errors, and how many times faster than torch.compile."""
+    lines = [
+        f"{'module':30}{'calls: eager':>13}{'inductor':>10}{'ours':>10}{'×':>7}{'graph: eager':>14}{'inductor':>10}{'ours':>10}{'×':>7}   errors, seconds"
+    ]
+
+    def ratio(r: dict[str, Any], kind: str) -> float:
+        return r.get(f"inductor_{kind}", float("nan")) / r.get(f"ours_{kind}", float("nan"))
+
+    for r in sorted(rows, key=lambda r: ratio(r, "graph")):
+        text = f"{r['name']:30}"
+        for kind, first in (("calls", 13), ("graph", 14)):
+            times = [r.get(f"{p}_{kind}", float("nan")) for p in ("eager", "inductor", "ours")]
+            text += f"{times[0]:{first}.1f}{times[1]:10.1f}{times[2]:10.1f}{ratio(r, kind):7.2f}"
+        text += f"   {r.get('eager_error', -1):.0e} {r.get('ours_error', -1):.0e}  {r.get('ours_seconds', (0, 0))[0]:.1f} s"
+        text += "".join(f"  {k}: {v}" for k, v in r.items() if k.endswith("failed"))
+        lines.append(text)
+    return "\n".join(lines)
+
+
+def main() -> int:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("what", choices=("check", "compile", "time", "prepare", "measure", "work"))
+    p.add_argument("--only", nargs="*", default=["*"])
+    p.add_argument("--names", nargs="*")
+    p.add_argument("--dtype", choices=DTYPES, default="float32")
+    p.add_argument("--target", default="h200")
+    p.add_argument("--folder", default="/tmp/modules")
+    p.add_argument("--jobs", type=int, default=os.cpu_count())
+    p.add_argument("--seconds", type=float, default=1e9)
+    p.add_argument("--worker", type=int)
+    p.add_argument("--doors", nargs="*", default=[])
+    p.add_argument("-o", "--output")
+    args = p.parse_args()
+    names = args.names or [n for n in SUITE if any(fnmatch(n, g) for g in args.only)]
+    warnings.simplefilter("ignore")
+    if args.what == "check":
+        return each(names, lambda n: checked(n, DTYPES[args.dtype])) > 0
+    if args.what == "compile":
+        return each(names, lambda n: compiled(n, DTYPES[args.dtype], args.target)) > 0
+    if args.what == "work":
+        worker(args, names)
+        return 0
+    if args.what in ("time", "prepare"):
+        start(args, names)
+        wait(args, args.seconds + PATIENCE)
+    if args.what in ("time", "measure"):
+        (Path(args.folder) / "go").touch()
+        seen, still = -1, time.time()
+        while time.time() - still < 15:
+            rows = [json.loads(x) for f in Path(args.folder).glob("rows_*.jsonl") for x in f.read_text().splitlines()]
+            if len(rows) != seen:
+                seen, still = len(rows), time.time()
+            time.sleep(0.5)
+        text = table(rows)
+        print(text)
+        if args.output:
+            Path(args.output).write_text(text + "\n")
+            Path(args.output).with_suffix(".json").write_text(json.dumps(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

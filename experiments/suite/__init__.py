@@ -1,0 +1,14 @@
+"""Modules as users write them, each small for a check on a CPU and large for a GPU: what `experiments.modules` runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from experiments.suite import blocks
+from experiments.suite import layers
+from experiments.suite import nets
+from experiments.suite import products
+
+SUITE: dict[str, Callable[[bool], Any]] = {**layers.CASES, **products.CASES, **blocks.CASES, **nets.CASES}
+"""By name: a function of whether the small one is wanted that makes a module and its inputs."""
