@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from dataclasses import field
 from dataclasses import replace
@@ -224,6 +225,10 @@ class CompiledProgram:
         run = self._executable
         into = self._into(out) or run.empty_outputs()
         return run.capture(self._named(inputs, named), {n: into[n] for n in self.outputs})
+
+    def turn(self) -> AbstractContextManager[None]:
+        """See :meth:`fuser.runtime.graph_executor.Executable.turn`."""
+        return self._executable.turn()
 
     # -- what was made ------------------------------------------------------------------------------------------------------
 

@@ -27,12 +27,17 @@ from fuser.errors import FuserError
 from fuser.errors import LeftToTorch
 from fuser.errors import UsageError
 from fuser.errors import first_line
+from search.torch_pieces import Givens
 from search.torch_pieces import Piece
 from search.torch_pieces import pieces
 from search.tuner.efforts import effort_of
 
 LARGEST_CONSTANT = 1 << 22
 """Most elements of a buffer of integers or booleans that is taken as a constant while nobody writes to it."""
+
+
+REPLAYING = ("reduce-overhead", "max-autotune")
+"""Modes of ``torch.compile`` that ask for CUDA graphs."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,9 @@ class Settings:
     ``device``: ``cpu`` runs kernels for tensors of the CPU in Triton's interpreter (slow; else torch runs them). ``target``: the
     device to tune for, by default the GPU at hand. ``freeze``: parameters and buffers keep the values that they have at the first
     call; by default later writes to them are seen. ``shapes``: sizes for which a graph with symbolic sizes is compiled at most;
-    torch runs further ones. ``checked``, ``effort`` and ``records``: as for ``fuser.compile``.
+    torch runs further ones. ``checked``, ``effort`` and ``records``: as for ``fuser.compile``. ``cudagraphs``: from the second
+    call on a CUDA graph is replayed (on a GPU): parameters and buffers are read where they lie, other inputs are copied in, and
+    results out.
     """
 
     device: str | None = None
@@ -52,15 +59,16 @@ class Settings:
     checked: bool = True
     effort: str = "instant"
     records: str | bool | None = None
+    cudagraphs: bool = False
 
 
 def torch_backend(
     module: Any, example_inputs: Sequence[Any], *, mode: str | None = None, options: Mapping[str, Any] | None = None
 ) -> Callable[..., Any]:
-    """A backend of ``torch.compile``; :class:`Settings` are its ``options``. ``mode`` changes nothing: ``options`` has the
-    effort."""
+    """A backend of ``torch.compile``; :class:`Settings` are its ``options``. The modes for which torch's own compiler replays CUDA
+    graphs do so here; else ``mode`` changes nothing: ``options`` has the effort."""
     try:
-        settings = _settings(options or {})
+        settings = _settings({"cudagraphs": mode in REPLAYING, **(options or {})})
     except UsageError as error:
         return _refusing(error)
     sources = [_source(n) for n in module.graph.nodes if n.op == "placeholder"]
@@ -211,7 +219,9 @@ class Door:
         options = {"device": str(where)} | {n: getattr(self.settings, n) for n in names}
         graph, kept, run, into = _functional(self.module, args, self._kept)
         places = [n.name for n in graph.graph.nodes if n.op == "placeholder"]
-        inner, found = pieces(graph, {places[i]: args[i] for i in kept}, "graph", where, options)
+        fixed = {n for n, s in zip(places, self.sources, strict=True) if _is_static(s)} if len(places) == len(args) else ()
+        replayed = frozenset(fixed) if self.settings.cudagraphs else None
+        inner, found = pieces(graph, Givens({places[i]: args[i] for i in kept}, replayed), "graph", where, options)
         into.append(inner)
         for why in dict.fromkeys(p.why for p in found if p.why):
             self._say(f"torch runs a part of a graph that could not be compiled: {why}")

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
+from dataclasses import field
 from operator import itemgetter
 from typing import Any
 
@@ -22,6 +23,7 @@ from fuser.ir.mugraph import BlockGraph
 from fuser.ir.program import DTYPE_BYTES
 from search.compile import compile_program
 from search.compiled import CompiledProgram
+from search.torch_graphs import Replayed
 
 Views = tuple[tuple[Any, tuple[Any, ...], dict[str, Any]], ...]
 """Views to be taken of a result, in order: operator, arguments behind the tensor, keyword arguments."""
@@ -37,13 +39,27 @@ class Piece:
     why: str = ""
 
 
-def pieces(module: Any, held: Mapping[str, Any], name: str, where: Any, options: Mapping[str, Any]) -> tuple[Any, list[Piece]]:
+@dataclass(frozen=True)
+class Givens:
+    """What is known of placeholders: ``held`` never change, and have a value by name; ``replayed``: calls replay CUDA graphs (None:
+    they do not), in which those named are read where they lie."""
+
+    held: Mapping[str, Any] = field(default_factory=dict)
+    replayed: frozenset[str] | None = None
+
+    def of(self, names: Mapping[str, str]) -> Givens:
+        """For another graph, whose placeholders have ``names`` in this one."""
+        replayed = None if self.replayed is None else frozenset(k for k, v in names.items() if v in self.replayed)
+        return Givens({k: self.held[v] for k, v in names.items() if v in self.held}, replayed)
+
+
+def pieces(module: Any, givens: Givens, name: str, where: Any, options: Mapping[str, Any]) -> tuple[Any, list[Piece]]:
     """A callable on the inputs of an ATen graph (``torch.fx.GraphModule`` with fake tensors) that returns a tuple of its results,
-    and its pieces. ``held`` are placeholders that never change, by name; ``where`` is the device of its kernels."""
+    and its pieces. ``where`` is the device of its kernels."""
     import torch
 
     if _all_taken(module, where):
-        piece = compiled(module, held, name, options)
+        piece = compiled(module, givens, name, options)
         return piece.run, [piece]
     whole = _partitioned(module, where)
     found: list[Piece] = []
@@ -52,8 +68,8 @@ def pieces(module: Any, held: Mapping[str, Any], name: str, where: Any, options:
             continue
         inner = whole.get_submodule(node.target)
         places = [n for n in inner.graph.nodes if n.op == "placeholder"]
-        mine = {p.name: held[a.name] for p, a in zip(places, node.args, strict=True) if a.op == "placeholder" and a.name in held}
-        piece = compiled(inner, mine, f"{name}_{len(found)}", options)
+        names = {p.name: a.name for p, a in zip(places, node.args, strict=True) if a.op == "placeholder"}
+        piece = compiled(inner, givens.of(names), f"{name}_{len(found)}", options)
         single = not isinstance(_output(inner).args[0], (tuple, list))
         found.append(piece)
         setattr(whole, node.target, _Call(torch, piece.run, single))
@@ -130,7 +146,7 @@ def _partitioned(module: Any, where: Any) -> Any:
 # -- one piece ------------------------------------------------------------------------------------------------------------------
 
 
-def compiled(module: Any, held: Mapping[str, Any], name: str, options: Mapping[str, Any]) -> Piece:
+def compiled(module: Any, givens: Givens, name: str, options: Mapping[str, Any]) -> Piece:
     """Kernels for a graph, or torch's own run of it where there are none. Whatever fails is the ``why`` of that."""
     single = not isinstance(_output(module).args[0], (tuple, list))
     eager = Piece((lambda *args: (module(*args),)) if single else module.forward)
@@ -139,7 +155,7 @@ def compiled(module: Any, held: Mapping[str, Any], name: str, options: Mapping[s
     try:
         ends = [_end(n) for n in _leaves(_output(module).args[0])]
         bases = list(dict.fromkeys(e.base for e in ends if e.computed))
-        known, results = from_graph(_returning(module, bases), held, name)
+        known, results = from_graph(_returning(module, bases), givens.held, name)
         made = compile_program(known, **options)
     except Exception as error:  # noqa: BLE001 - torch runs a graph that cannot be compiled, whatever the reason
         return Piece(eager.run, None, first_line(error))
@@ -149,11 +165,14 @@ def compiled(module: Any, held: Mapping[str, Any], name: str, options: Mapping[s
     names = {n.name: i for i, n in enumerate(places)}
     taken_in = itemgetter(*[names[n] for n in known.inputs]) if known.inputs else None
     one = len(known.inputs) == 1
+    call = made
+    if givens.replayed is not None and made.device not in (None, "cpu"):
+        call = Replayed(made, [n in givens.replayed for n in known.inputs])
     gets = [_getter(e, places, bases, results, made.outputs) for e in ends]
 
     def run(*args: Any) -> tuple[Any, ...]:
         given = () if taken_in is None else (taken_in(args),) if one else taken_in(args)
-        found = made(*given)
+        found = call(*given)
         if not isinstance(found, tuple):
             found = (found,)
         return tuple([get(args, found) for get in gets])

@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -231,6 +233,15 @@ class Executable:
             del self._packed[next(iter(self._packed))]
         self._packed[key] = packed
         return packed
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """What is launched inside comes behind all earlier calls, whatever their stream or thread: for replays of what was
+        captured."""
+        with self._here(), self._lock:
+            if self._current() != self._last_handle:
+                self._order()
+            yield
 
     def _order(self) -> None:
         """This stream is not that of the last call: it waits for it, since both calls use the workspace."""
