@@ -38,6 +38,10 @@ class ProgramError(FuserError):
     code = "program"
 
 
+class UntraceableError(ProgramError):
+    """A module that is no one graph."""
+
+
 class ModelFileError(FuserError):
     """A model or parameter file that cannot be read."""
 

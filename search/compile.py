@@ -21,6 +21,7 @@ from fuser.device import load_device
 from fuser.errors import EnvironmentError_
 from fuser.errors import NoValidKernelError
 from fuser.errors import UnsupportedError
+from fuser.errors import UntraceableError
 from fuser.errors import UsageError
 from fuser.frontends.imported import Imported
 from fuser.frontends.torch_export import from_torch
@@ -44,6 +45,7 @@ from search.cover.model import is_model
 from search.cover.offers import Pricing
 from search.libraries import with_libraries
 from search.measure.machine import gpu_at_hand
+from search.piecewise import PiecewiseModule
 from search.realise import Realised
 from search.realise import realise
 from search.realise import verified
@@ -89,7 +91,8 @@ def compile_program(  # noqa: PLR0913
     and dtypes of ``example_inputs`` (and ``example_kwargs``), a ``torch.export.ExportedProgram``, or what
     :func:`fuser.from_torch` returns. Parameters of a module are bound with the values that they have now: they are not arguments
     of the callable, which is called as the module is and returns what it returns. What no kernel can be made for is left to
-    torch.
+    torch; a module whose control flow depends on values is compiled graph by graph when it is called
+    (:class:`search.piecewise.PiecewiseModule`).
 
     ``target`` names the device to tune for, or its file; by default the GPU at hand. ``graph`` and ``schedule`` choose for you;
     with one of them the other is still searched. ``superoptimize``: seconds that the superoptimizer may look for structures.
@@ -130,7 +133,14 @@ def compile_program(  # noqa: PLR0913
         require_type(what, value, *kinds, type(None))
     require_number("superoptimize", superoptimize, 0.0)
     require_number("seed", seed, 0, whole=True)
-    known = _imported(program, example_inputs, example_kwargs or {})
+    try:
+        known = _imported(program, example_inputs, example_kwargs or {})
+    except UntraceableError as error:
+        where, spec = where_to_run(device, target, type(program).__name__)
+        if where is None or dtype or graph or schedule or superoptimize:
+            raise
+        options = {"checked": checked, "effort": effort, "records": records, "cudagraphs": capture}
+        return PiecewiseModule(program, spec, where, options, error.message)  # type: ignore[return-value]
     if dtype is not None:
         return _converted(
             known,

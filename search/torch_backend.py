@@ -65,7 +65,7 @@ class Settings:
 def torch_backend(
     module: Any, example_inputs: Sequence[Any], *, mode: str | None = None, options: Mapping[str, Any] | None = None
 ) -> Callable[..., Any]:
-    """A backend of ``torch.compile``; :class:`Settings` are its ``options``. The modes for which torch's own compiler replays CUDA
+    """A backend of ``torch.compile``; :class:`Settings` are its ``options``. The modes in which torch's own compiler replays CUDA
     graphs do so here; else ``mode`` changes nothing: ``options`` has the effort."""
     try:
         settings = _settings({"cudagraphs": mode in REPLAYING, **(options or {})})

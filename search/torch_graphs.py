@@ -53,7 +53,9 @@ class Replayed:
 
     def _capture(self, inputs: Sequence[Any]) -> Captured:
         named = zip(self.made.inputs, inputs, self.fixed, strict=True)
-        buffers = {n: x if fixed else torch.empty_like(x, memory_format=torch.contiguous_format).copy_(x) for n, x, fixed in named}
+        buffers = {
+            n: x if fixed else torch.empty_like(x, memory_format=torch.contiguous_format).copy_(x) for n, x, fixed in named
+        }
         return self.made.captured(**buffers)
 
     def _replay(self, captured: Captured, inputs: Sequence[Any]) -> Any:

@@ -41,8 +41,8 @@ class Piece:
 
 @dataclass(frozen=True)
 class Givens:
-    """What is known of placeholders: ``held`` never change, and have a value by name; ``replayed``: calls replay CUDA graphs (None:
-    they do not), in which those named are read where they lie."""
+    """What is known of placeholders: ``held`` never change, and have a value by name; ``replayed``: calls replay CUDA graphs
+    (None: they do not), in which those named are read where they lie."""
 
     held: Mapping[str, Any] = field(default_factory=dict)
     replayed: frozenset[str] | None = None

@@ -9,6 +9,7 @@ from experiments.suite import blocks
 from experiments.suite import layers
 from experiments.suite import nets
 from experiments.suite import products
+from experiments.suite import vision
 
-SUITE: dict[str, Callable[[bool], Any]] = {**layers.CASES, **products.CASES, **blocks.CASES, **nets.CASES}
+SUITE: dict[str, Callable[[bool], Any]] = {**layers.CASES, **products.CASES, **blocks.CASES, **nets.CASES, **vision.CASES}
 """By name: a function of whether the small one is wanted that makes a module and its inputs."""

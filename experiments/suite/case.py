@@ -50,3 +50,8 @@ def fn(run: Callable[..., Any], *shapes: tuple[int, ...], small: tuple[tuple[int
 def scaled(make: Callable[[Callable[[int, int], int]], Made]) -> Case:
     """A case written with ``n(real, small)`` in place of sizes."""
     return lambda little: make(lambda real, small: small if little else real)
+
+
+def images(n: Callable[[int, int], int], size: int = 64, small: int = 16, channels: int = 3, batch: int = 8) -> Tensor:
+    """Random images; a check has smaller ones."""
+    return torch.randn(n(batch, 1), channels, n(size, small), n(size, small))

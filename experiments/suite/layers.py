@@ -16,14 +16,37 @@ WIDE = (2048, 16384)
 IMAGES = (16, 64, 128, 128)
 
 ACTIVATIONS = {
-    "relu": nn.ReLU, "leaky_relu": lambda: nn.LeakyReLU(0.1), "sigmoid": nn.Sigmoid, "tanh": nn.Tanh, "gelu": nn.GELU,
-    "gelu_tanh": lambda: nn.GELU(approximate="tanh"), "silu": nn.SiLU, "selu": nn.SELU, "elu": nn.ELU, "celu": nn.CELU,
-    "hardsigmoid": nn.Hardsigmoid, "hardswish": nn.Hardswish, "hardtanh": nn.Hardtanh, "softplus": nn.Softplus,
-    "softsign": nn.Softsign, "relu6": nn.ReLU6, "mish": nn.Mish, "logsigmoid": nn.LogSigmoid, "tanhshrink": nn.Tanhshrink,
-    "softshrink": nn.Softshrink, "hardshrink": nn.Hardshrink, "threshold": lambda: nn.Threshold(0.1, 2.0), "prelu": nn.PReLU,
-    "rrelu": nn.RReLU, "glu": nn.GLU, "softmax": lambda: nn.Softmax(1), "log_softmax": lambda: nn.LogSoftmax(1),
-    "softmin": lambda: nn.Softmin(1), "dropout": nn.Dropout, "identity": nn.Identity,
-}  # fmt: skip
+    "relu": nn.ReLU,
+    "leaky_relu": lambda: nn.LeakyReLU(0.1),
+    "sigmoid": nn.Sigmoid,
+    "tanh": nn.Tanh,
+    "gelu": nn.GELU,
+    "gelu_tanh": lambda: nn.GELU(approximate="tanh"),
+    "silu": nn.SiLU,
+    "selu": nn.SELU,
+    "elu": nn.ELU,
+    "celu": nn.CELU,
+    "hardsigmoid": nn.Hardsigmoid,
+    "hardswish": nn.Hardswish,
+    "hardtanh": nn.Hardtanh,
+    "softplus": nn.Softplus,
+    "softsign": nn.Softsign,
+    "relu6": nn.ReLU6,
+    "mish": nn.Mish,
+    "logsigmoid": nn.LogSigmoid,
+    "tanhshrink": nn.Tanhshrink,
+    "softshrink": nn.Softshrink,
+    "hardshrink": nn.Hardshrink,
+    "threshold": lambda: nn.Threshold(0.1, 2.0),
+    "prelu": nn.PReLU,
+    "rrelu": nn.RReLU,
+    "glu": nn.GLU,
+    "softmax": lambda: nn.Softmax(1),
+    "log_softmax": lambda: nn.LogSoftmax(1),
+    "softmin": lambda: nn.Softmin(1),
+    "dropout": nn.Dropout,
+    "identity": nn.Identity,
+}
 
 CASES: dict[str, Case] = {f"act_{n}": of(make, WIDE) for n, make in ACTIVATIONS.items()}
 CASES["act_new_gelu"] = fn(lambda x: 0.5 * x * (1 + torch.tanh(0.7978845608 * (x + 0.044715 * torch.pow(x, 3.0)))), (2048, 8192))
@@ -97,7 +120,9 @@ CASES |= {
     "gather": fn(lambda x: torch.gather(x, 1, x.argsort(1)[:, :4]), (1024, 512)),
     "tril": fn(lambda x: x.tril() + x.triu(1) * 2, (4096, 4096)),
     "one_hot": scaled(lambda n: (Fn(lambda x: functional.one_hot(x, 10).float()), (torch.randint(0, 10, (n(8192, 6),)),))),
-    "embedding": scaled(lambda n: (nn.Embedding(n(30000, 20), n(768, 8)), (torch.randint(0, n(30000, 20), (n(16, 2), n(512, 5))),))),
+    "embedding": scaled(
+        lambda n: (nn.Embedding(n(30000, 20), n(768, 8)), (torch.randint(0, n(30000, 20), (n(16, 2), n(512, 5))),))
+    ),
     "embedding_bag": scaled(lambda n: (nn.EmbeddingBag(n(30000, 20), n(256, 8)), (torch.randint(0, 20, (n(512, 3), n(32, 4))),))),
     "upsample_nearest": of(lambda: nn.Upsample(scale_factor=2), (16, 32, 64, 64)),
     "upsample_bilinear": of(lambda: nn.Upsample(scale_factor=2, mode="bilinear"), (16, 32, 64, 64)),
@@ -109,9 +134,19 @@ CASES |= {
     "channel_shuffle": of(lambda: nn.ChannelShuffle(4), (16, 64, 56, 56)),
     "cosine_similarity": of(lambda: nn.CosineSimilarity(-1), (4096, 1024), (4096, 1024)),
     "pairwise_distance": of(nn.PairwiseDistance, (4096, 1024), (4096, 1024)),
-    "bilinear": scaled(lambda n: (nn.Bilinear(n(64, 6), n(64, 5), n(32, 4)), (torch.randn(n(256, 7), n(64, 6)), torch.randn(n(256, 7), n(64, 5))))),
-    "flatten_linear": scaled(lambda n: (nn.Sequential(nn.Flatten(), nn.Linear(n(4096, 27), n(256, 5))), (torch.randn(n(64, 2), 3 if n(0, 1) else 16, n(16, 3), n(16, 3)),))),
-}  # fmt: skip
+    "bilinear": scaled(
+        lambda n: (
+            nn.Bilinear(n(64, 6), n(64, 5), n(32, 4)),
+            (torch.randn(n(256, 7), n(64, 6)), torch.randn(n(256, 7), n(64, 5))),
+        )
+    ),
+    "flatten_linear": scaled(
+        lambda n: (
+            nn.Sequential(nn.Flatten(), nn.Linear(n(4096, 27), n(256, 5))),
+            (torch.randn(n(64, 2), 3 if n(0, 1) else 16, n(16, 3), n(16, 3)),),
+        )
+    ),
+}
 
 CONVOLUTIONS = {
     "conv_1d": (lambda c: nn.Conv1d(c, 2 * c, 3, 2, 4), (16, 64, 4096)),
@@ -120,12 +155,15 @@ CONVOLUTIONS = {
     "conv_2d_stride": (lambda c: nn.Conv2d(c, c, (3, 5), (2, 1), (1, 2), bias=False), (16, 64, 56, 56)),
     "conv_1x1": (lambda c: nn.Conv2d(c, 2 * c, 1), (16, 64, 56, 56)),
     "conv_depthwise": (lambda c: nn.Conv2d(c, c, 3, padding=1, groups=c), (16, 64, 112, 112)),
-    "conv_separable": (lambda c: nn.Sequential(nn.Conv2d(c, c, 3, padding=1, groups=c, bias=False), nn.Conv2d(c, 2 * c, 1)), (16, 64, 56, 56)),
+    "conv_separable": (
+        lambda c: nn.Sequential(nn.Conv2d(c, c, 3, padding=1, groups=c, bias=False), nn.Conv2d(c, 2 * c, 1)),
+        (16, 64, 56, 56),
+    ),
     "conv_3d": (lambda c: nn.Conv3d(c, c, 3), (4, 16, 16, 32, 32)),
     "conv_transpose_1d": (lambda c: nn.ConvTranspose1d(c, c, 3, 2), (16, 64, 1024)),
     "conv_transpose_2d": (lambda c: nn.ConvTranspose2d(c, c // 2, 3, 2, 1, 1), (16, 64, 32, 32)),
     "conv_transpose_3d": (lambda c: nn.ConvTranspose3d(c, c, 3, 2), (4, 16, 8, 16, 16)),
-}  # fmt: skip
+}
 
 
 def _convolution(make, shape) -> Case:
@@ -139,14 +177,19 @@ def _convolution(make, shape) -> Case:
 CASES |= {name: _convolution(make, shape) for name, (make, shape) in CONVOLUTIONS.items()}
 
 LOSSES = {
-    "mse": nn.MSELoss, "l1": nn.L1Loss, "smooth_l1": nn.SmoothL1Loss, "huber": nn.HuberLoss, "bce_logits": nn.BCEWithLogitsLoss,
+    "mse": nn.MSELoss,
+    "l1": nn.L1Loss,
+    "smooth_l1": nn.SmoothL1Loss,
+    "huber": nn.HuberLoss,
+    "bce_logits": nn.BCEWithLogitsLoss,
     "kl": lambda: Fn(lambda x, y: functional.kl_div(x.log_softmax(-1), y.softmax(-1), reduction="batchmean")),
     "hinge": lambda: Fn(lambda x, y: torch.clamp(1 - x * y.sign(), min=0).mean()),
     "cosine": lambda: Fn(lambda x, y: (1 - functional.cosine_similarity(x, y, 1)).mean()),
     "triplet": lambda: Fn(lambda x, y: functional.triplet_margin_loss(x, y, x.flip(0))),
     "gaussian": lambda: Fn(lambda x, y: functional.gaussian_nll_loss(x, y, torch.ones_like(x))),
-    "poisson": nn.PoissonNLLLoss, "soft_margin": lambda: Fn(lambda x, y: functional.soft_margin_loss(x, y.sign())),
-}  # fmt: skip
+    "poisson": nn.PoissonNLLLoss,
+    "soft_margin": lambda: Fn(lambda x, y: functional.soft_margin_loss(x, y.sign())),
+}
 CASES |= {f"loss_{name}": of(make, (4096, 2048), (4096, 2048)) for name, make in LOSSES.items()}
 
 
@@ -164,16 +207,52 @@ CASES |= {
 CASES |= {
     "rnn": scaled(lambda n: (nn.RNN(n(128, 6), n(256, 8), batch_first=True), (torch.randn(n(16, 2), n(64, 3), n(128, 6)),))),
     "lstm": scaled(lambda n: (nn.LSTM(n(128, 6), n(256, 8), 2), (torch.randn(n(64, 3), n(16, 2), n(128, 6)),))),
-    "lstm_bidirectional": scaled(lambda n: (nn.LSTM(n(128, 6), n(256, 8), bidirectional=True), (torch.randn(n(64, 3), n(16, 2), n(128, 6)),))),
-    "gru": scaled(lambda n: (nn.GRU(n(128, 6), n(256, 8)), (torch.randn(n(64, 3), n(16, 2), n(128, 6)), torch.randn(1, n(16, 2), n(256, 8))))),
+    "lstm_bidirectional": scaled(
+        lambda n: (nn.LSTM(n(128, 6), n(256, 8), bidirectional=True), (torch.randn(n(64, 3), n(16, 2), n(128, 6)),))
+    ),
+    "gru": scaled(
+        lambda n: (
+            nn.GRU(n(128, 6), n(256, 8)),
+            (torch.randn(n(64, 3), n(16, 2), n(128, 6)), torch.randn(1, n(16, 2), n(256, 8))),
+        )
+    ),
     "lstm_cell": scaled(lambda n: (nn.LSTMCell(n(256, 6), n(512, 8)), (torch.randn(n(64, 2), n(256, 6)),))),
     "gru_cell": scaled(lambda n: (nn.GRUCell(n(256, 6), n(512, 8)), (torch.randn(n(64, 2), n(256, 6)),))),
     "rnn_cell": scaled(lambda n: (nn.RNNCell(n(256, 6), n(512, 8)), (torch.randn(n(64, 2), n(256, 6)),))),
-    "multihead": scaled(lambda n: (Fn(lambda f, x: f(x, x, x, need_weights=False)[0], nn.MultiheadAttention(n(512, 16), n(8, 2), batch_first=True)), (torch.randn(n(8, 2), n(256, 5), n(512, 16)),))),
-    "multihead_weights": scaled(lambda n: (Fn(lambda f, x: f(x, x, x), nn.MultiheadAttention(n(512, 16), n(8, 2))), (torch.randn(n(128, 5), n(8, 2), n(512, 16)),))),
+    "multihead": scaled(
+        lambda n: (
+            Fn(lambda f, x: f(x, x, x, need_weights=False)[0], nn.MultiheadAttention(n(512, 16), n(8, 2), batch_first=True)),
+            (torch.randn(n(8, 2), n(256, 5), n(512, 16)),),
+        )
+    ),
+    "multihead_weights": scaled(
+        lambda n: (
+            Fn(lambda f, x: f(x, x, x), nn.MultiheadAttention(n(512, 16), n(8, 2))),
+            (torch.randn(n(128, 5), n(8, 2), n(512, 16)),),
+        )
+    ),
     "attention": fn(functional.scaled_dot_product_attention, *((8, 16, 512, 64),) * 3, small=((1, 2, 9, 16),) * 3),
-    "attention_causal": fn(lambda q, k, v: functional.scaled_dot_product_attention(q, k, v, is_causal=True), *((8, 16, 512, 64),) * 3, small=((1, 2, 9, 16),) * 3),
-    "encoder_layer": scaled(lambda n: (nn.TransformerEncoderLayer(n(512, 16), n(8, 2), n(2048, 32), batch_first=True), (torch.randn(n(8, 2), n(128, 6), n(512, 16)),))),
-    "decoder_layer": scaled(lambda n: (nn.TransformerDecoderLayer(n(512, 16), n(8, 2), n(2048, 32), batch_first=True), (torch.randn(n(8, 2), n(128, 6), n(512, 16)), torch.randn(n(8, 2), n(64, 5), n(512, 16))))),
-    "transformer": scaled(lambda n: (nn.Transformer(n(256, 16), 2, 1, 1, n(512, 32), batch_first=True), (torch.randn(n(4, 2), n(64, 6), n(256, 16)), torch.randn(n(4, 2), n(64, 5), n(256, 16))))),
-}  # fmt: skip
+    "attention_causal": fn(
+        lambda q, k, v: functional.scaled_dot_product_attention(q, k, v, is_causal=True),
+        *((8, 16, 512, 64),) * 3,
+        small=((1, 2, 9, 16),) * 3,
+    ),
+    "encoder_layer": scaled(
+        lambda n: (
+            nn.TransformerEncoderLayer(n(512, 16), n(8, 2), n(2048, 32), batch_first=True),
+            (torch.randn(n(8, 2), n(128, 6), n(512, 16)),),
+        )
+    ),
+    "decoder_layer": scaled(
+        lambda n: (
+            nn.TransformerDecoderLayer(n(512, 16), n(8, 2), n(2048, 32), batch_first=True),
+            (torch.randn(n(8, 2), n(128, 6), n(512, 16)), torch.randn(n(8, 2), n(64, 5), n(512, 16))),
+        )
+    ),
+    "transformer": scaled(
+        lambda n: (
+            nn.Transformer(n(256, 16), 2, 1, 1, n(512, 32), batch_first=True),
+            (torch.randn(n(4, 2), n(64, 6), n(256, 16)), torch.randn(n(4, 2), n(64, 5), n(256, 16))),
+        )
+    ),
+}

@@ -55,8 +55,18 @@ CASES: dict[str, Case] = {
     "linear_one_column": scaled(lambda n: (nn.Linear(n(4096, 8), 1), (torch.randn(n(1024, 5), n(4096, 8)),))),
     "linear_channels": scaled(lambda n: (nn.Linear(n(96, 8), n(384, 6)), (torch.randn(n(8, 2), n(56, 3), n(56, 3), n(96, 8)),))),
     "matrix_power": fn(lambda a: torch.linalg.matrix_power(a / 50, 3), (1024, 1024)),
-    "outer_sum": fn(lambda q, k, v: (q.softmax(-1) @ (k.softmax(-2).transpose(-1, -2) @ v)), *((8, 8, 1024, 64),) * 3),
-    "pairwise": fn(lambda x, y: torch.cdist(x, y), (1024, 64), (1024, 64)),
+    "outer_sum": fn(lambda q, k, v: q.softmax(-1) @ (k.softmax(-2).transpose(-1, -2) @ v), *((8, 8, 1024, 64),) * 3),
+    "pairwise": fn(torch.cdist, (1024, 64), (1024, 64)),
     "pairwise_by_hand": fn(lambda x, y: x.pow(2).sum(-1)[:, None] + y.pow(2).sum(-1) - 2 * x @ y.T, (2048, 128), (2048, 128)),
-    "low_rank": scaled(lambda n: (Fn(lambda f, a, b, x: f(x) + 0.5 * b(a(x)), nn.Linear(n(2048, 16), n(2048, 16)), nn.Linear(n(2048, 16), n(16, 4), bias=False), nn.Linear(n(16, 4), n(2048, 16), bias=False)), (torch.randn(n(512, 6), n(2048, 16)),))),
-}  # fmt: skip
+    "low_rank": scaled(
+        lambda n: (
+            Fn(
+                lambda f, a, b, x: f(x) + 0.5 * b(a(x)),
+                nn.Linear(n(2048, 16), n(2048, 16)),
+                nn.Linear(n(2048, 16), n(16, 4), bias=False),
+                nn.Linear(n(16, 4), n(2048, 16), bias=False),
+            ),
+            (torch.randn(n(512, 6), n(2048, 16)),),
+        )
+    ),
+}

@@ -22,6 +22,7 @@ from fuser.aten import call as run_aten
 from fuser.aten import described
 from fuser.errors import ProgramError
 from fuser.errors import UnsupportedError
+from fuser.errors import UntraceableError
 from fuser.frontends.imported import Called
 from fuser.frontends.imported import Held
 from fuser.frontends.imported import Imported
@@ -109,7 +110,7 @@ def _export(module: Any, example_inputs: tuple[Any, ...], example_kwargs: dict[s
     # torch.export without dynamo runs the module on fake tensors and passes on what the module raises
     except (RuntimeError, TypeError, ValueError) as error:
         first = str(error).strip().split("\n", 1)[0]
-        raise ProgramError(
+        raise UntraceableError(
             f"torch.export cannot trace {name}: {first}",
             "run the module on the example inputs; its control flow must not depend on the values of tensors, and it must return "
             "tensors (no cache: use_cache=False); torch.compile(module, backend='mufuser') takes every module",
