@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any
 from fuser.errors import UsageError
 from fuser.ir.ops import Array
 from fuser.outputs import replace_by
+from fuser.outputs import write_file
 from search.compiled import CompiledProgram
 from tvm_bridge.apart import START_SECONDS
 from tvm_bridge.apart import Folder
@@ -23,6 +25,8 @@ from tvm_bridge.back.relax_launch import Code
 from tvm_bridge.flavour import require_relax
 
 INSIDE, BESIDE = "inside", "beside"
+ABOUT = "model.json"
+"""The file beside a library that says what it is, as its function ``about`` does."""
 SECONDS_A_STEP = 1.0
 
 
@@ -48,10 +52,11 @@ class RelaxJob:
 
 @dataclass(frozen=True)
 class RelaxLibrary:
-    """A library for TVM's virtual machine. ``weights``: constants of it (``inside``), or a file ``.params`` ``beside`` it."""
+    """A library for TVM's virtual machine. ``weights``: constants of it (``inside``), or a file ``.params`` ``beside`` it.
+    ``about`` says what it is: inputs, outputs, weights, architecture, versions."""
 
     name: str
-    recipe: Recipe = field(repr=False)
+    about: Mapping[str, Any] = field(repr=False)
     weights: str
     folder: Folder = field(repr=False)
 
@@ -61,12 +66,14 @@ class RelaxLibrary:
         return (made, made.with_suffix(".params")) if self.weights == BESIDE else (made,)
 
     def export(self, path: str | Path) -> Path:
-        """Write the library, and its weights where they are beside it: to the same name with ``.params``."""
+        """Write the library; under the same name with ``.params`` its weights, where they are beside it, and with ``.json`` what
+        it is."""
         path = Path(path)
         if path.suffix != ".so":
             raise UsageError(f"a library ends in .so, not {path.name!r}")
         for file in self.files:
             replace_by(path.with_suffix(file.suffix), lambda partial, file=file: shutil.copyfile(file, partial))
+        write_file(path.with_suffix(".json"), json.dumps(self.about, indent=1) + "\n")
         return path
 
 
@@ -97,5 +104,5 @@ def relax_library(
     values = {n: made.params[n] for n in recipe.weights}
     job = RelaxJob(name, recipe, values, weights, code, graphs)
     limit = START_SECONDS + SECONDS_A_STEP * len(recipe.steps) if seconds is None else seconds
-    run(job, folder.path, limit)
-    return RelaxLibrary(name, recipe, weights, folder)
+    about: dict[str, Any] = run(job, folder.path, limit)
+    return RelaxLibrary(name, about, about["weights"]["where"], folder)

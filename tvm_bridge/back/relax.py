@@ -16,7 +16,6 @@ from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-from typing import Literal
 
 from fuser.errors import EnvironmentError_
 from fuser.errors import UnsupportedError
@@ -31,8 +30,6 @@ from tvm_bridge.back.relax_launch import Code
 from tvm_bridge.back.relax_launch import cuda_module
 from tvm_bridge.back.relax_launch import host_function
 from tvm_bridge.flavour import import_tvm
-
-Weights = Literal["inside", "beside"]
 
 FORMAT = 1
 """Of what ``about`` returns; another number is another convention of calling ``main``."""
@@ -73,7 +70,7 @@ def module_of(recipe: Recipe, values: Mapping[str, Array] | None, code: Code = "
     return relax.transform.InlinePrivateFunctions()(module) if recipe.calls else module
 
 
-def about(recipe: Recipe, weights: Weights) -> dict[str, Any]:
+def about(recipe: Recipe, weights: str) -> dict[str, Any]:
     """What a library is, for whoever loads it."""
 
     def signature(names: tuple[str, ...]) -> list[dict[str, Any]]:
@@ -84,6 +81,7 @@ def about(recipe: Recipe, weights: Weights) -> dict[str, Any]:
         "model": recipe.name,
         "arch": recipe.arch,
         "tvm": version("apache-tvm"),
+        "tvm_ffi": version("apache-tvm-ffi"),
         "mufuser": _version("mufuser"),
         "inputs": signature(recipe.inputs),
         "outputs": signature(recipe.outputs),
@@ -158,11 +156,12 @@ def compiled(recipe: Recipe, module: Any, graphs: bool = True) -> Any:
 
 def write_library(
     recipe: Recipe, values: Mapping[str, Array], path: Path, weights: str = "inside", code: Code = "cubin", graphs: bool = True
-) -> bool:
-    """Compile a recipe and write it to ``path``, with ``beside`` the weights to ``path.with_suffix('.params')``; whether the
-    CUDA driver had to be replaced by a stand-in. Raises :class:`UnsupportedError`, :class:`EnvironmentError_`."""
+) -> dict[str, Any]:
+    """Compile a recipe and write it to ``path``, with ``beside`` the weights to ``path.with_suffix('.params')``; what
+    :func:`about` says of it. Raises :class:`UnsupportedError`, :class:`EnvironmentError_`."""
     tvm = import_tvm()
-    stood_in = offline_cuda.load(tvm)
+    weights = weights if recipe.weights else "inside"
+    offline_cuda.load(tvm)
     offline_cuda.compiler()
     module = compiled(recipe, module_of(recipe, values if weights == "inside" else None, code), graphs)
     try:
@@ -172,4 +171,4 @@ def write_library(
     if weights == "beside":
         tensors = {n: _tensor(recipe.table[n], values[n]) for n in recipe.weights}
         tvm.runtime.save_param_dict_to_file(tensors, str(path.with_suffix(".params")))
-    return stood_in
+    return about(recipe, weights)

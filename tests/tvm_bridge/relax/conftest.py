@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 from collections.abc import Callable
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,6 +20,7 @@ from tests.builders import three_gemms
 from tests.builders import tiles_of_16
 from tests.tvm_bridge.relax.fake_gpu import FakeGpu
 from tvm_bridge.back.recipe import Recipe
+from tvm_bridge.relaxed import ABOUT
 
 WEIGHTS = ("W0", "W1", "W2")
 
@@ -72,13 +75,16 @@ def gpu(_installed: FakeGpu) -> Callable[[Recipe], FakeGpu]:
 
 @pytest.fixture
 def written(tmp_path: Path) -> Callable[..., Path]:
-    """Writes a library in this process."""
+    """Writes a library in this process, into a folder of its own."""
+    count = itertools.count()
 
     def write(recipe: Recipe, values: Mapping[str, Array], weights: str = "inside", **options: object) -> Path:
         from tvm_bridge.back.relax import write_library
 
-        path = tmp_path / "model.so"
-        write_library(recipe, values, path, weights, **options)  # type: ignore[arg-type]
-        return path
+        folder = tmp_path / f"made{next(count)}"
+        folder.mkdir()
+        about = write_library(recipe, values, folder / "model.so", weights, **options)  # type: ignore[arg-type]
+        (folder / ABOUT).write_text(json.dumps(about))
+        return folder / "model.so"
 
     return write

@@ -70,12 +70,8 @@ class FakeGpu:
 
     def install(self, folder: Path) -> None:
         """Make TVM's CUDA library use this GPU."""
-        for name, versions in (("libcudart.so.13", "libcudart.so.13"), ("libcuda.so.1", "")):
-            (folder / "map").write_text(f"{versions} {{ global: cu*; fake*; }};")
-            source = Path(__file__).with_name("fake_gpu.c")
-            flags = ["-shared", "-fPIC", f"-Wl,-soname,{name}", f"-Wl,--version-script,{folder / 'map'}", "-w"]
-            subprocess.run([compiler(), "-x", "c", *flags, "-o", folder / name, source], check=True)
-            library = ctypes.CDLL(str(folder / name), ctypes.RTLD_GLOBAL)
+        for path in libraries(folder):
+            library = ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
             self._hook = getattr(self, "_hook", None) or HOOK(self._called)
             library.fake_gpu_hook(self._hook)
 
@@ -132,6 +128,16 @@ class FakeGpu:
             tensors.append(_tensor(value, shape, dtype))
         assert not any(values), "hidden pointers are null"
         InterpretedKernel(source).bind(tensors)()
+
+
+def libraries(folder: Path) -> list[Path]:
+    """The CUDA runtime and the driver of the fake GPU. Alone, without a hook, launches do nothing."""
+    for name, versions in (("libcudart.so.13", "libcudart.so.13"), ("libcuda.so.1", "")):
+        (folder / "map").write_text(f"{versions} {{ global: cu*; fake*; }};")
+        source = Path(__file__).with_name("fake_gpu.c")
+        flags = ["-shared", "-fPIC", f"-Wl,-soname,{name}", f"-Wl,--version-script,{folder / 'map'}", "-w"]
+        subprocess.run([compiler(), "-x", "c", *flags, "-o", folder / name, source], check=True)
+    return [folder / "libcudart.so.13", folder / "libcuda.so.1"]
 
 
 def _tensor(address: int, shape: tuple[int, ...], dtype: str) -> Any:
