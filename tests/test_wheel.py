@@ -15,7 +15,7 @@ import pytest
 from tests.paths import ROOT
 
 PACKAGES = ("fuser", "cost_model", "search", "tvm_bridge", "experiments")
-DATA = {".toml", ".json", ".xz"}
+DATA = {".toml", ".json", ".xz", ".cpp"}
 
 
 def run(*args: str, cwd: Path, path: Path | None = None, seconds: float = 250) -> subprocess.CompletedProcess[str]:

@@ -13,8 +13,8 @@ import pytest
 from fuser.ir.ops import Array
 from fuser.runtime.tensor_map import encoding
 from search.compiled import CompiledProgram
-from tests.tvm_bridge.relax.fake_gpu import FakeGpu
-from tests.tvm_bridge.relax.fake_gpu import Map
+from tests.tvm_bridge.fake_gpu import FakeGpu
+from tests.tvm_bridge.fake_gpu import Map
 from tvm_bridge.back.recipe import Recipe
 from tvm_bridge.back.recipe import recipe_of
 from tvm_bridge.flavour import import_tvm

@@ -21,8 +21,8 @@ from fuser.errors import EnvironmentError_
 from fuser.errors import UsageError
 from fuser.ir.ops import Array
 from search.compiled import CompiledProgram
-from tests.tvm_bridge.relax.fake_gpu import FakeGpu
-from tests.tvm_bridge.relax.fake_gpu import libraries
+from tests.tvm_bridge.fake_gpu import FakeGpu
+from tests.tvm_bridge.fake_gpu import libraries
 from tvm_bridge import package
 from tvm_bridge.back.offline_cuda import compiler
 from tvm_bridge.back.recipe import Recipe
