@@ -83,10 +83,6 @@ def _rate(block: BlockGraph, stmt: Stmt, device: Device) -> float:
     return device.matmul_flops(block.by_value[stmt.args[0]].dtype)
 
 
-def _contracts(stmt: Stmt) -> bool:
-    return stmt.kind == "compute" and op_def(stmt.op).kind == "contract"
-
-
 def estimate(block: BlockGraph, schedule: KernelSchedule, device: Device) -> PaperEstimate:
     """The model for one schedule, counted from its loop tree. Raises :class:`fuser.errors.UsageError` where it does not fit
     the block."""
@@ -102,7 +98,7 @@ def estimate(block: BlockGraph, schedule: KernelSchedule, device: Device) -> Pap
         if s.access is not None:
             amount = math.prod(plans[a].tile for a in dict.fromkeys(s.access.axes)) * DTYPE_BYTES[s.dtype]
             memory.append(Term(s.key, amount, trips, n_block, device.memory_bandwidth))
-        elif _contracts(s):
+        elif s.contracts:
             amount = op_def(s.op).flops * math.prod(plans[a].tile for a in s.related)
             compute.append(Term(s.key, amount, trips, n_block, _rate(bound, s, device)))
     shared = equation1_terms(block, schedule)
@@ -115,6 +111,6 @@ def seconds(f: Features, device: Device) -> Counts:
     for s in f.stmts:
         if s.stmt.access is not None:
             t += s.bytes * s.runs / device.memory_bandwidth
-        elif _contracts(s.stmt):
+        elif s.stmt.contracts:
             t += s.flops * s.runs / _rate(f.block, s.stmt, device)
     return t * (f.blocks + device.sm_count)

@@ -42,7 +42,6 @@ from cost_model.rows import moved_at_once
 from fuser.device import Device
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import Stmt
-from fuser.ir.ops import op as op_def
 from fuser.ir.program import DTYPE_BYTES
 from fuser.lower.layers import find_layers
 
@@ -124,17 +123,13 @@ def sides(f: Features, stmt: Stmt) -> tuple[Stmt, Stmt]:
     return (a, b) if own[0] <= own[1] else (b, a)
 
 
-def contracts(stmt: Stmt) -> bool:
-    return stmt.kind == "compute" and op_def(stmt.op).kind == "contract"
-
-
 def _lanes(f: Features) -> dict[str, Sizes]:
-    in_dots = {x for s in f.block.computes if contracts(s) for v in s.args for x in f.block.by_value[v].axes}
+    in_dots = {x for s in f.block.computes if s.contracts for v in s.args for x in f.block.by_value[v].axes}
     return {a: padded(t, LEAST if a in in_dots else 1) for a, t in f.tile.items()}
 
 
 def _dots(f: Features, lanes: dict[str, Sizes], device: Device) -> dict[int, Dot]:
-    at = [i for i, s in enumerate(f.stmts) if contracts(s.stmt)]
+    at = [i for i, s in enumerate(f.stmts) if s.stmt.contracts]
     ends_of = {a: t & -t for a, t in lanes.items()}
     tall: dict[int, NDArray[np.bool_]] = {}
     shape: dict[int, tuple[Stmt, Stmt, Counts, Counts, Counts]] = {}
@@ -190,7 +185,7 @@ def _feeds(f: Features, i: int) -> tuple[int, ...]:
         s = f.stmts[j]
         if s.stmt.kind != "compute" or not reached & set(s.stmt.args) or real(f, s.loops)[: len(loops)] != loops:
             continue
-        if contracts(s.stmt):
+        if s.stmt.contracts:
             if real(f, s.loops) == loops:
                 found.append(j)
         elif not s.stmt.folds:

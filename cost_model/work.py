@@ -25,7 +25,6 @@ from cost_model.lives import from_loads
 from cost_model.lives import home
 from cost_model.lives import real
 from cost_model.resources import Resources
-from cost_model.resources import contracts
 from cost_model.resources import layers_of
 from cost_model.resources import resources
 from cost_model.resources import unrolled
@@ -120,7 +119,7 @@ def work(f: Features, device: Device) -> Work:
             extra = slower(f, stmt) * f.product(r.lanes, dict.fromkeys(stmt.axes)) * runs
             add(arithmetic=2.0 * extra * device.sm_count / device.fp32_flops)
             size = f.product(f.extent, stmt.access.axes) * DTYPE_BYTES[stmt.dtype]
-            if stmt.kind == "load" and any(u.kind == "compute" and not contracts(u) for u in f.block.users(stmt.value)):
+            if stmt.kind == "load" and any(u.kind == "compute" and not u.contracts for u in f.block.users(stmt.value)):
                 lanes = f.product(r.lanes, dict.fromkeys(stmt.axes)) * copies.get(stmt.value, 1.0) * runs
                 add(arithmetic=2.0 * lanes * device.sm_count / device.fp32_flops)
             tensors[stmt.access.tensor] = np.maximum(tensors.get(stmt.access.tensor, 0.0), size)
@@ -282,7 +281,7 @@ def _cuts(f: Features, r: Resources, add: Add) -> None:
 
 def _again(f: Features, add: Add) -> None:
     """Rows that are read again, loop after loop, wait each time, where no product has a pipeline."""
-    if any(contracts(s.stmt) for s in f.stmts):
+    if any(s.stmt.contracts for s in f.stmts):
         return
     seen: set[str] = set()
     for s in f.stmts:

@@ -87,14 +87,15 @@ def find_chains(
     regions: list[Region] = []
     reasons: dict[str, str] = {}
     for node in program.nodes:
-        if _is_contraction(node):
+        if contracts(node):
             found, reasons[node.output] = _Chain(program, device, node, borders).grow()
             regions += found
     return regions, reasons
 
 
-def _is_contraction(node: Node) -> bool:
-    return node.op in ("matmul", "attention")
+def contracts(node: Node) -> bool:
+    """A product, or two that are one operator."""
+    return op_def(node.op).kind == "contract" or node.op == "attention"
 
 
 class _Chain:
@@ -147,7 +148,7 @@ class _Chain:
             if len(users) != 1:
                 return f"its result is read by {len(users)} operators"
             (user,) = users
-            if _is_contraction(user):
+            if contracts(user):
                 return ([*nodes, user.output], user) if user.inputs.count(name) == 1 else f"{user.output} reads {name} twice"
             kind = OPS[user.op].kind
             if kind not in ("map", "view", "reduce", "composite"):
@@ -302,7 +303,7 @@ def choose(
     taken.sort(key=lambda c: order[c.region.nodes[0]])
     left: list[Left] = []
     for node in program.nodes:
-        if _is_contraction(node) and node.output not in covered:
+        if contracts(node) and node.output not in covered:
             tried = [c for c in choices if node.output in c.region.contractions and c.saved_us <= 0]
             better = any(node.output in c.region.contractions and c.saved_us > 0 for c in choices)
             best = max(tried, key=lambda c: c.saved_us, default=None)

@@ -130,12 +130,12 @@ class FloatAlgebra:
             return np.einsum(spec, *args, optimize=len(args) > 2)
 
     def fold(self, op: str, x: Array, axes: tuple[int, ...]) -> Array:
-        if op == "sum":
+        if op_def(op).adds:
             return np.sum(x, axis=axes)
         return np.max(x, axis=axes, initial=-np.inf)
 
     def combine(self, op: str, acc: Array, x: Array) -> Array:
-        return acc + x if op == "sum" else np.maximum(acc, x)
+        return op_def(op_def(op).combine).numpy(acc, x)
 
     def identity(self, op: str, shape: tuple[int, ...]) -> Array:
         value = op_def(op).identity

@@ -80,16 +80,16 @@ class FieldAlgebra:
     def fold(self, op: str, x: Value, axes: tuple[int, ...]) -> Value:
         if not axes:
             return x
-        if op == "max" and any(x.shape[i] == 0 for i in axes):
+        if not op_def(op).adds and any(x.shape[i] == 0 for i in axes):
             return self.identity(op, tuple(n for i, n in enumerate(x.shape) if i not in axes))
         return self.field.apply(op, [x], {"axis": axes})
 
     def combine(self, op: str, acc: Value, x: Value) -> Value:
-        return self.field.apply("add", [acc, x]) if op == "sum" else self.field.larger(acc, x)
+        return self.field.apply(op_def(op).combine, [acc, x])
 
     def identity(self, op: str, shape: tuple[int, ...]) -> Value:
         zero = self._constant(0, shape)
-        return zero if op == "sum" else Value(zero.p, zero.q, np.ones(shape, bool))
+        return zero if op_def(op).adds else Value(zero.p, zero.q, np.ones(shape, bool))
 
     def rescale(self, acc: Value, degree: int, old: Value, new: Value) -> Value:
         if not self.field.law:

@@ -16,7 +16,6 @@ from fuser.interpret.field_values import hidden
 from fuser.interpret.field_values import lift
 from fuser.interpret.modular import modular_matmul
 from fuser.ir.dtypes import ROUNDS
-from fuser.ir.opdef import Array
 from fuser.ir.opdef import evaluate
 from fuser.ir.opdef import own_attributes
 from fuser.ir.ops import op as op_def
@@ -31,16 +30,6 @@ Rule = Callable[["Field", Sequence[Value], Mapping[str, Any]], Value]
 def _visible(op: str, xs: Sequence[Value]) -> None:
     if any(x.minus_inf is not None for x in xs):
         raise UnsupportedError(f"{op} of a masked value", "apply exp or max to it first")
-
-
-def _ring(name: str, f: Callable[..., Array]) -> Rule:
-    """Arithmetic of unmasked values."""
-
-    def rule(field: Field, xs: Sequence[Value], _attrs: Mapping[str, Any]) -> Value:
-        _visible(name, xs)
-        return field.ring(f, *xs)
-
-    return rule
 
 
 def _add(field: Field, xs: Sequence[Value], _attrs: Mapping[str, Any]) -> Value:
@@ -135,11 +124,15 @@ def _reciprocal(field: Field, xs: Sequence[Value], _attrs: Mapping[str, Any]) ->
 
 
 def by_default(field: Field, op: str, xs: Sequence[Value], attrs: Mapping[str, Any]) -> Value | None:
-    """The evaluation that follows from an operator's entry: its formula; of another element-wise operator a random function, or
-    predicate, of its name and attributes; views and copies of one operand move residues. None where none follows."""
+    """The evaluation that follows from an operator's entry: its formula; arithmetic of residues; of another element-wise
+    operator a random function, or predicate, of its name and attributes; views and copies of one operand move residues. None
+    where none follows."""
     entry = op_def(op)
     if entry.formula is not None:
         return evaluate(entry.steps(attrs), xs, field.apply)
+    if entry.exact:
+        _visible(op, xs)
+        return field.ring(lambda *given: entry.numpy(*given[:-1]) % given[-1], *xs)
     if entry.kind in ("view", "data") and len(xs) == 1:
         return xs[0].map(lambda x: entry.numpy(x, **attrs))
     if entry.kind != "map" or entry.indexed:
@@ -150,16 +143,12 @@ def by_default(field: Field, op: str, xs: Sequence[Value], attrs: Mapping[str, A
 
 RULES: dict[str, Rule] = {
     "add": _add,
-    "sub": _ring("sub", lambda x, y, m: (x - y) % m),
-    "mul": _ring("mul", lambda x, y, m: x * y % m),
     "div": _quotient,
     "maximum": lambda field, xs, _attrs: field.larger(xs[0], xs[1]),
     "where": _where,
     "scale": _scale,
     "shift": _shift,
-    "neg": _ring("neg", lambda x, m: -x % m),
     "reciprocal": _reciprocal,
-    "square": _ring("square", lambda x, m: x * x % m),
     "causal_mask": _causal_mask,
     "exp": lambda field, xs, _attrs: field.exp(xs[0]),
     "cast": _cast,

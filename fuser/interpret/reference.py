@@ -215,7 +215,6 @@ class _Kernel(Generic[V]):
                 )
             self.define(stmt, x)
             return
-        op = "sum" if stmt.op == "matmul" else stmt.op
         key = tuple(self.trip[a] for a in acc.free)
         old = acc.tiles.get(key)
         for r in stmt.rescale:
@@ -223,7 +222,8 @@ class _Kernel(Generic[V]):
             if old is not None:
                 old = self.algebra.rescale(old, r.degree, acc.seen[r.maximum, key], new)
             acc.seen[r.maximum, key] = new
-        acc.tiles[key] = self.algebra.combine(op, self.algebra.identity(op, self.algebra.shape(x)) if old is None else old, x)
+        old = self.algebra.identity(stmt.op, self.algebra.shape(x)) if old is None else old
+        acc.tiles[key] = self.algebra.combine(stmt.op, old, x)
 
     def store(self, stmt: Stmt) -> None:
         assert stmt.access is not None

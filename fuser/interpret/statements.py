@@ -127,7 +127,7 @@ class Statements(Generic[V]):
         if absent := set(stmt.reduce) - known:
             raise InterpretError(f"kernel {self.block.name!r}: {stmt} sums over {sorted(absent)}, which no operand has")
         kept = tuple(a for a in stmt.axes if a in known)
-        if stmt.op == "matmul":
+        if stmt.contracts:
             letter = dict(zip(sorted(known), string.ascii_letters, strict=False))
             spec = ",".join("".join(letter[a] for a in own) for own in axes) + "->" + "".join(letter[a] for a in kept)
             x = self.algebra.contract(stmt.op, spec, args)

@@ -89,6 +89,15 @@ class Stmt:
     def folds(self) -> bool:
         return self.kind == "compute" and op_def(self.op).kind in ("contract", "reduce")
 
+    @property
+    def contracts(self) -> bool:
+        return self.kind == "compute" and op_def(self.op).kind == "contract"
+
+    @property
+    def adds(self) -> bool:
+        """It folds by adding."""
+        return self.kind == "compute" and op_def(self.op).adds
+
     def __str__(self) -> str:
         shape = f"[{','.join(self.axes)}]"
         if self.kind == "load":

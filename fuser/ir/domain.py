@@ -74,7 +74,7 @@ class _Demands:
         with np.errstate(all="ignore"):
             if rule is not None:
                 found = rule(self.program, node, xs)
-            elif entry.kind in ("view", "data") or node.op in ("cast", "max"):
+            elif _of_elements(entry):
                 found = Domain(min(x.lo for x in xs), max(x.hi for x in xs), all(x.nonzero for x in xs))
             elif entry.increasing:
                 found = _increased(entry, self.program.bound(node), xs[0])
@@ -101,7 +101,7 @@ class _Demands:
         rule = _DEMANDS.get(node.op)
         if rule is not None:
             return rule(self, node, d)
-        if entry.kind in ("view", "data") or node.op in ("cast", "max"):
+        if _of_elements(entry):
             return [(n, d) for n in node.inputs]
         if entry.increasing:
             f = partial(entry.numpy, **self.program.bound(node))
@@ -178,6 +178,11 @@ def _folded(program: TensorProgram, node: Node, xs: list[Domain]) -> Domain:
 
 def _count(program: TensorProgram, node: Node) -> float:
     return program[node.inputs[0]].elements / program[node.output].elements
+
+
+def _of_elements(entry: OpDef) -> bool:
+    """Every element of the result is one of an operand's."""
+    return entry.kind in ("view", "data") or entry.relabels or (entry.kind == "reduce" and not entry.adds)
 
 
 def _contracted(program: TensorProgram, node: Node, xs: list[Domain]) -> Domain:
@@ -278,7 +283,7 @@ def _demand_div(s: _Demands, node: Node, d: Domain) -> list[tuple[str, Domain]]:
 
 def _demand_fold(s: _Demands, node: Node, d: Domain) -> list[tuple[str, Domain]]:
     """Every element does its share."""
-    n, d = (_count(s.program, node) if node.op == "sum" else 1.0), _one_sided(d)
+    n, d = (_count(s.program, node) if op_def(node.op).adds else 1.0), _one_sided(d)
     return [(node.inputs[0], Domain(d.lo / n, d.hi / n, d.nonzero))]
 
 

@@ -114,6 +114,8 @@ class OpDef:
     flops: float = 1.0
     sfu: float = 0.0
     identity: float | None = None
+    combine: str = ""
+    """Of a contraction or a fold: the operator that puts two parts together."""
     attrs: tuple[str, ...] = ()
     commutative: bool = False
     relay: tuple[str, ...] = ()
@@ -155,6 +157,17 @@ class OpDef:
     def relabels(self) -> bool:
         """The same elements, under other indices or in another dtype."""
         return self.strided or self.typed == "named"
+
+    @property
+    def adds(self) -> bool:
+        """A contraction, or a fold, whose parts are added."""
+        return self.combine == "add"
+
+    @property
+    def exact(self) -> bool:
+        """Element-wise arithmetic of a ring: numpy's result for residues is the residue of the result."""
+        ring = self.fraction in ("sum", "product", "square", "same")
+        return self.kind == "map" and ring and self.formula is None and not self.attrs
 
     def __post_init__(self) -> None:
         if self.numpy is missing and self.formula is not None:

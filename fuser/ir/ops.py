@@ -182,12 +182,12 @@ _ALL = (
     _map("causal_mask", 1, _causal_mask, "", degree="same", attrs=("offset",), indexed=True, fraction="same",
          eager=".causal_mask"),
     # contraction and folds
-    OpDef("matmul", "contract", 2, _matmul, shape=shapes.matmul, linear=(True, True), degree="add", flops=2,
-          relay=("nn.dense", "nn.batch_matmul", "nn.matmul"), torch=("matmul", "mm", "bmm"), fraction="product"),
-    OpDef("sum", "reduce", 1, _sum, linear=(True,), degree="same", identity=0.0, attrs=("axis", "keepdims"),
+    OpDef("matmul", "contract", 2, _matmul, shape=shapes.matmul, linear=(True, True), degree="add", flops=2, identity=0.0,
+          combine="add", relay=("nn.dense", "nn.batch_matmul", "nn.matmul"), torch=("matmul", "mm", "bmm"), fraction="product"),
+    OpDef("sum", "reduce", 1, _sum, linear=(True,), degree="same", identity=0.0, combine="add", attrs=("axis", "keepdims"),
           relay=("sum",), torch=("sum", "sum.dim_IntList"), fraction="same", eager="sum axis:dim keepdims:keepdim"),
-    OpDef("max", "reduce", 1, _max, degree="same", identity=float("-inf"), attrs=("axis", "keepdims"), triton="nan_max",
-          relay=("max",), torch=("amax", "max"), fraction="chosen", eager="amax axis:dim keepdims:keepdim"),
+    OpDef("max", "reduce", 1, _max, degree="same", identity=float("-inf"), combine="maximum", attrs=("axis", "keepdims"),
+          triton="nan_max", relay=("max",), torch=("amax", "max"), fraction="chosen", eager="amax axis:dim keepdims:keepdim"),
     # views and copies
     OpDef("reshape", "view", 1, lambda x, *, shape, **_: np.reshape(x, shape), linear=(True,), degree="same", attrs=("shape",),
           shape=shapes.reshape, strided=True, flops=0, relay=("reshape", "squeeze", "expand_dims", "nn.batch_flatten"),

@@ -354,7 +354,7 @@ class _Boxes:
         if len(terms) == 1:
             return self.b.op(node.op, *terms[0], name=label, dtype=dtype, **attrs)
         total: Ref | None = None
-        combine = "maximum" if node.op == "max" else "add"
+        combine = op_def(node.op).combine
         for i, term in enumerate(terms):
             part = self.b.op(node.op, *term, name=f"{label}.{i}", dtype=dtype, **attrs)
             last = i == len(terms) - 1

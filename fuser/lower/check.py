@@ -126,7 +126,7 @@ def reduced_extents(graph: KernelGraph, schedule: Schedule, free: Collection[str
 
 def contracted(block: BlockGraph) -> set[str]:
     """Axes over which a block sums products."""
-    return {a for s in block.computes if op_def(s.op).kind == "contract" for a in s.reduce}
+    return {a for s in block.computes if s.contracts for a in s.reduce}
 
 
 def of_parts(extent: int, tile: int, parts: int) -> int:

@@ -52,7 +52,7 @@ def divide(body: tuple[Node, ...], earlier: Collection[str]) -> tuple[tuple[Node
         # a value made in several places would be made again too early or too late
         again = any(makers.get(v, 0) > 1 for v in mine)
         # of a deep chain only the first weights: all of them at once would not fit
-        deep = isinstance(node, Stmt) and node.kind == "load" and sum(isinstance(n, Stmt) and n.op == "matmul" for n in late) > 1
+        deep = isinstance(node, Stmt) and node.kind == "load" and sum(isinstance(n, Stmt) and n.contracts for n in late) > 1
         is_late = waits or deep or bool(reads & late_values) or (bool(late) and again)
         target = late if is_late else early
         target.extend(inits.pop(v) for v in [v for v in inits if v in mine])

@@ -156,7 +156,7 @@ def _rescale(w: Writer, stmt: Stmt) -> None:
 
 def _folded(w: Writer, stmt: Stmt, text: str, dim: int) -> str:
     """One dimension folded away."""
-    if stmt.op == "sum":
+    if stmt.adds:
         return f"tl.sum({text}, {dim})"
     if _only_shifts(w, stmt):
         return f"tl.max({text}, {dim})"
@@ -166,9 +166,9 @@ def _folded(w: Writer, stmt: Stmt, text: str, dim: int) -> str:
 
 def _joined(w: Writer, stmt: Stmt, a: str, b: str) -> str:
     """Two parts of a fold."""
-    if stmt.op == "sum":
-        return f"{a} + {b}"
-    return f"tl.maximum({a}, {b})" if _only_shifts(w, stmt) else op_def("maximum").triton.format(a, b)
+    entry = op_def(stmt.op)
+    plain = not entry.adds and _only_shifts(w, stmt)
+    return f"tl.maximum({a}, {b})" if plain else op_def(entry.combine).triton.format(a, b)
 
 
 def _only_shifts(w: Writer, stmt: Stmt) -> bool:
@@ -180,7 +180,8 @@ def _only_shifts(w: Writer, stmt: Stmt) -> bool:
 
 def reduce(w: Writer, stmt: Stmt) -> None:
     (arg,) = stmt.args
-    state, text = ("neginf", 'float("-inf")') if stmt.op == "max" else ("zero", "0.0")
+    later = not stmt.adds  # a positive factor of the maximum
+    state, text = ("neginf", 'float("-inf")') if later else ("zero", "0.0")
     _mask_with(w, arg, stmt.reduce, state, text)
     _rescale(w, stmt)
     layout = w.tiles.natural(stmt)
@@ -191,7 +192,6 @@ def reduce(w: Writer, stmt: Stmt) -> None:
         inner = w.tiles.dims(stmt.reduce)
         parts = []
         for over in w.combos(stmt.reduce):
-            later = stmt.op == "max"  # a positive factor of the maximum
             part = w.read(arg, (*stmt.axes, *stmt.reduce), combo + over, (*layout, *inner), factor=not later)
             for i in () if w.tiles.kept(stmt) else reversed(range(len(inner))):
                 part = _folded(w, stmt, part, len(layout) + i)
@@ -203,7 +203,7 @@ def reduce(w: Writer, stmt: Stmt) -> None:
         total = parts[0]
         for p in parts[1:]:
             total = _joined(w, stmt, total, p)
-        if stmt.op == "max" and w.inside(stmt.value):
+        if later and w.inside(stmt.value):
             new, shift, scale = (w.out.beside(name, what) for what in ("new", "shift", "scale"))
             w.emit(f"{new} = {total}")
             w.emit(f'{shift} = tl.where({new} == float("-inf"), 0.0, {new})')

@@ -66,7 +66,7 @@ def find_layers(block: BlockGraph, stmts: Sequence[Stmt], tiles: Mapping[str, in
     in which layers agree too."""
     sizes = {a: (n, (tiles or {}).get(a, n)) for a, n in block.extents.items()}
     best: Layers | None = None
-    dots = [i for i, s in enumerate(stmts) if s.op == "matmul"]
+    dots = [i for i, s in enumerate(stmts) if s.contracts]
     for size in sorted({b - a for a, b in itertools.pairwise(dots)}):
         for first in range(len(stmts) - LEAST * size + 1):
             found = _run(block, tuple(stmts), first, size, sizes)
@@ -166,4 +166,4 @@ def _closed(block: BlockGraph, layers: Layers) -> bool:
             outside = [u for u in block.users(s.value) if id(u) not in inside]
             if outside and s.value != handed:
                 return False
-    return all(u.op == "matmul" for u in block.users(layers.initial) if u in layers.group(0))
+    return all(u.contracts for u in block.users(layers.initial) if u in layers.group(0))

@@ -9,7 +9,6 @@ from functools import cached_property
 
 from fuser.device import Device
 from fuser.ir.mugraph import BlockGraph
-from fuser.ir.ops import op as op_def
 from fuser.ir.schedule import AxisPlan
 from fuser.ir.schedule import KernelSchedule
 
@@ -63,6 +62,6 @@ class Place:
 
 def operands(block: BlockGraph) -> tuple[str, ...]:
     """Device tensors whose tiles are multiplied as they are loaded."""
-    dots = (s for s in block.computes if op_def(s.op).kind == "contract")
+    dots = (s for s in block.computes if s.contracts)
     loads = (block.by_value[a] for s in dots for a in s.args)
     return tuple(dict.fromkeys(s.access.source for s in loads if s.access))

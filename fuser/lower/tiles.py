@@ -142,7 +142,7 @@ class Tiles:
     def kept(self, stmt: Stmt) -> tuple[Piece, ...]:
         """The dimensions that a sum keeps until its loop ends: tiles are added lane by lane, and lanes and warps meet once, not
         in every trip. Empty where they meet in every trip. The option ``lazy`` decides; without it, whether the tile is small."""
-        folds = stmt.op == "sum" or (op_def(stmt.op).kind == "contract" and not self.is_dot(stmt))
+        folds = stmt.adds and not self.is_dot(stmt)
         read = any(stmt.value in s.running for s in self.block.computes)
         if not folds or stmt.rescale or read or stmt.value not in self.owner:
             return ()

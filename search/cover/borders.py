@@ -19,9 +19,9 @@ from search.cover.ilp import Cover
 from search.cover.ilp import cover
 from search.cover.parts import LONGEST
 from search.cover.parts import Part
-from search.cover.parts import contracts
 from search.cover.parts import moves_only
 from search.cover.parts import root
+from search.regions import contracts
 from search.regions import find_chains
 
 

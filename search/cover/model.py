@@ -36,7 +36,6 @@ from search.cover.offers import Pricing
 from search.cover.offers import best_form
 from search.cover.pack import packed
 from search.cover.parts import Part
-from search.cover.parts import contracts
 from search.cover.plan import Plan
 from search.cover.plan import plan_of_parts
 from search.cover.prices import by_library
@@ -46,6 +45,7 @@ from search.libraries import with_libraries
 from search.realise import Realised
 from search.realise import realise
 from search.realise import verified
+from search.regions import contracts
 from search.space.evolve import Ranked
 from search.space.launches import chained
 from search.stages import Say

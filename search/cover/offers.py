@@ -27,10 +27,10 @@ from search.cover.norms import norms
 from search.cover.norms import without
 from search.cover.parts import FEW
 from search.cover.parts import Part
-from search.cover.parts import contracts
 from search.cover.parts import parts
 from search.cover.parts import root
 from search.cover.prices import priced
+from search.regions import contracts
 from search.regions import find_chains
 from search.tune import Tuned
 

@@ -21,6 +21,7 @@ from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram
 from fuser.ir.subprogram import canonical
 from fuser.ir.subprogram import subprogram
+from search.regions import contracts
 
 LONGEST = 16
 """Most operators in front of one in one part, contractions not counted."""
@@ -102,10 +103,6 @@ def root(program: TensorProgram, name: str) -> str:
     while (node := program.producers.get(name)) is not None and moves_only(node):
         (name,) = node.inputs
     return name
-
-
-def contracts(node: Node) -> bool:
-    return op_def(node.op).kind == "contract" or node.op == "attention"
 
 
 def parts(

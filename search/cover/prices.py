@@ -179,7 +179,7 @@ def _between(
 def _together(program: TensorProgram, graphs: Sequence[KernelGraph]) -> tuple[KernelGraph, ...]:
     """Structures that have all products in one kernel: others are cut where smaller parts end."""
     wanted = sum(op_def(n.op).kind == "contract" for n in expand(program).nodes)
-    return tuple(g for g in graphs if any(sum(op_def(s.op).kind == "contract" for s in b.computes) >= wanted for b in g.blocks))
+    return tuple(g for g in graphs if any(sum(s.contracts for s in b.computes) >= wanted for b in g.blocks))
 
 
 def by_library(program: TensorProgram, device: Device) -> Tuned | None:

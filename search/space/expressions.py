@@ -31,8 +31,6 @@ from fuser.disjoint import DisjointSets
 from fuser.errors import UnsupportedError
 from fuser.ir.mugraph import FREE
 from fuser.ir.mugraph import BlockGraph
-from fuser.ir.mugraph import Stmt
-from fuser.ir.ops import op as op_def
 from fuser.ir.tiling import TilingExpr
 
 MAX_AXES = 7
@@ -60,10 +58,6 @@ class Computation:
         return self.spatial | self.reduce
 
 
-def is_contraction(stmt: Stmt) -> bool:
-    return stmt.kind == "compute" and op_def(stmt.op).kind == "contract"
-
-
 def bindable(block: BlockGraph) -> tuple[str, ...]:
     """Axes that may be divided over the grid: they index every stored value, and nothing is summed over them."""
     return tuple(a for a in block.spatial if a not in block.reduced)
@@ -72,7 +66,7 @@ def bindable(block: BlockGraph) -> tuple[str, ...]:
 @lru_cache(maxsize=1024)
 def batch_axes(block: BlockGraph) -> tuple[str, ...]:
     """Axes that every contraction keeps in both operands and in its value; none in a block without contractions."""
-    contractions = [s for s in block.computes if is_contraction(s)]
+    contractions = [s for s in block.computes if s.contracts]
     if not contractions:
         return ()
     kept = set(bindable(block)) - {g for _, g in block.splits}
@@ -87,10 +81,10 @@ def computations(block: BlockGraph) -> tuple[Computation, ...]:
     """The computation blocks in program order; see the module's text for which statements count."""
     free = {a.name for a in block.axes if a.extent == FREE} | {g for _, g in block.splits}
     outside = free | set(batch_axes(block))
-    contracted = {a for s in block.computes if is_contraction(s) for a in s.related}
+    contracted = {a for s in block.computes if s.contracts for a in s.related}
     found = []
     for s in block.computes:
-        if is_contraction(s) or (s.folds and not set(s.reduce) <= contracted | free):
+        if s.contracts or (s.folds and not set(s.reduce) <= contracted | free):
             spatial, reduce = frozenset(s.axes) - outside, frozenset(s.reduce) - outside
             found.append(Computation(s.value, spatial, reduce, _feeds_contraction(block, s.value)))
     return tuple(found)
@@ -100,7 +94,7 @@ def _feeds_contraction(block: BlockGraph, value: str) -> bool:
     todo, seen = [value], {value}
     while todo:
         for user in block.users(todo.pop()):
-            if user.kind == "compute" and is_contraction(user):
+            if user.contracts:
                 return True
             if user.value not in seen:
                 seen.add(user.value)
@@ -117,17 +111,17 @@ def expression_axes(block: BlockGraph) -> tuple[str, ...]:
 def short_sums(block: BlockGraph) -> frozenset[str]:
     """Axes over which a kernel with a product sums a few elements beside it, the sums of a row's groups, say: no loop is worth
     its place in the expressions, which are many times as many with each."""
-    if not any(is_contraction(s) for s in block.computes):
+    if not any(s.contracts for s in block.computes):
         return frozenset()
-    multiplied = {a for s in block.computes if is_contraction(s) for a in (*s.axes, *s.reduce)}
+    multiplied = {a for s in block.computes if s.contracts for a in (*s.axes, *s.reduce)}
     stored = {a for s in block.stores for a in s.axes}
     small = {a.name for a in block.axes if 1 < a.extent <= SHORT}
-    return frozenset(a for s in block.computes if not is_contraction(s) for a in s.reduce if a in small) - multiplied - stored
+    return frozenset(a for s in block.computes if not s.contracts for a in s.reduce if a in small) - multiplied - stored
 
 
 def too_deep(block: BlockGraph) -> str:
     """Why a search does not enumerate the expressions of a block; empty if it does."""
-    axes, chain = len(expression_axes(block)), sum(is_contraction(s) for s in block.computes)
+    axes, chain = len(expression_axes(block)), sum(s.contracts for s in block.computes)
     if axes > MAX_AXES:
         return f"block {block.name!r} has {axes} loops: the expressions of more than {MAX_AXES} are not enumerated"
     if chain > MAX_CHAIN:

@@ -116,5 +116,5 @@ def _sides(block: BlockGraph, stmt: Stmt) -> tuple[Stmt, Stmt]:
 def _shared(block: BlockGraph, load: Stmt) -> bool:
     """The loaded value is an operand of a contraction and of something else."""
     users = [u for u in block.users(load.value) if u.kind == "compute"]
-    dots = [u for u in users if op_def(u.op).kind == "contract"]
+    dots = [u for u in users if u.contracts]
     return bool(dots) and len(users) > 1

@@ -38,7 +38,6 @@ from fuser.ir.tiling import TilingExpr
 from fuser.lower.layers import find_layers
 from fuser.lower.options import given
 from fuser.lower.places import Place
-from search.space.expressions import is_contraction
 from search.space.knobs import Choice
 from search.space.knobs import Knob
 from search.space.knobs import Order
@@ -243,7 +242,7 @@ def kernel_space(
         few = tuple(v for v in t.values if v.bit_count() <= MAX_PIECES or v >= t.extent)
         tiles.append(TileSize(t.axis, few or t.values))
         notes += [t.note] if t.note else []
-    chain = any(is_contraction(s) for s in block.computes)
+    chain = any(s.contracts for s in block.computes)
     most = device.max_threads_per_block // 32
     warps = tuple(w for w in ((4, 8, 2) if chain else (4, 8, 16, 2, 1)) if w <= most)
     # a loop over equal layers fetches their weights ahead, whatever the tiles are

@@ -14,7 +14,6 @@ from cost_model.refined import estimate
 from fuser.device import Device
 from fuser.ir.candidate import Candidate
 from fuser.ir.mugraph import BlockGraph
-from fuser.ir.ops import op as op_def
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from fuser.lower.options import HOIST
@@ -57,7 +56,7 @@ def chained(candidate: Candidate, device: Device) -> Candidate:
         if HOIST.at_place(p, True):
             mine = HOIST.set(mine, True)
         if i or not isinstance(candidate.graph.kernels[0], BlockGraph):
-            product = any(op_def(s.op).kind == "contract" for s in p.block.computes)
+            product = any(s.contracts for s in p.block.computes)
             early = p.facts.resident() == 1 if product else p.programs <= SMALL_BLOCKS * device.sm_count
             mine = PDL.set(mine, "early" if early else "late")
         found.append(mine)

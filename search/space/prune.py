@@ -32,7 +32,6 @@ from fuser.ir.tiling import TilingExpr
 from search.space.expressions import batch_axes
 from search.space.expressions import bindable
 from search.space.expressions import expression_axes
-from search.space.expressions import is_contraction
 from search.space.expressions import rule1
 from search.space.expressions import rule2
 from search.space.expressions import short_sums
@@ -158,7 +157,7 @@ def _runs(block: BlockGraph) -> set[str]:
     sums over lies so alone: rows of its result need no width of their own."""
     sizes = {s: prod(block.extents[a] or 1 for a in s.axes) for s in (*block.loads, *block.stores) if s.access and s.axes}
     largest = max(sizes.values(), default=1)
-    if any(is_contraction(s) for s in block.computes):
+    if any(s.contracts for s in block.computes):
         return set(block.extents)
     return {s.access.axes[-1] for s, n in sizes.items() if s.access and n == largest}
 
@@ -172,7 +171,7 @@ def _contracted(block: BlockGraph) -> dict[str, bool]:
     batch = set(batch_axes(block))
     found: dict[str, bool] = {}
     for s in block.computes:
-        if not is_contraction(s):
+        if not s.contracts:
             continue
         left, right = (set(block.by_value[a].axes) - batch for a in s.args)
         for side in (left - right, right - left, set(s.reduce)):

@@ -33,7 +33,6 @@ from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
-from search.space.expressions import is_contraction
 from search.space.kernels import Batch
 from search.space.kernels import Estimator
 from search.space.kernels import KernelSpace
@@ -53,7 +52,7 @@ NEAR = 0.9
 
 def counts_of(block: BlockGraph, device: Device) -> tuple[int, ...]:
     """The numbers of parts that are tried for a block: powers of two, without products also whole waves."""
-    if any(is_contraction(s) for s in block.computes):
+    if any(s.contracts for s in block.computes):
         return SPLITS
     waves = [device.sm_count << i for i in range(4)]
     return tuple(sorted({*MANY, *(w for w in waves if not any(NEAR * w <= n <= w for n in MANY))}))

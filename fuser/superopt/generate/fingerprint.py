@@ -11,7 +11,7 @@ instances; a function that is no field operation (exp, sqrt, relu, …) is a ran
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
 from collections.abc import Hashable
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -24,6 +24,7 @@ from fuser.interpret.modular import mix
 from fuser.ir.opdef import Step
 from fuser.ir.opdef import evaluate
 from fuser.ir.opdef import own_attributes
+from fuser.ir.ops import OPS
 from fuser.ir.ops import op as op_def
 from fuser.ir.scalar import Extent
 from fuser.ir.scalar import Scalar
@@ -70,22 +71,16 @@ class Instance:
         entry = op_def(op)
         if entry.kind == "contract":
             return self.fold(args[0] * args[1] % P, reduce)
-        if op == "sum":
-            return self.fold(args[0], reduce)
-        if op == "max":
-            return np.max(args[0], axis=self._dims(reduce), keepdims=True)
-        rule = _FIELD.get(op)
-        if rule is not None:
-            return rule(*args) % P
-        if op == "div":
-            inverse = _inverse(args[1])
-            return None if inverse is None else args[0] * inverse % P
-        if op == "scale":
-            return args[0] * self.constant(attrs["scalar"]) % P
-        if op == "shift":
-            return (args[0] + self.constant(attrs["scalar"])) % P
-        if op == "reciprocal":
-            return _inverse(args[0])
+        if entry.kind == "reduce":
+            return self.fold(args[0], reduce) if entry.adds else np.max(args[0], axis=self._dims(reduce), keepdims=True)
+        if entry.exact or entry.typed == "named" or op == "maximum":
+            return entry.numpy(*args) % P
+        if entry.fraction in ("quotient", "inverse"):
+            inverse = _inverse(args[-1])
+            return None if inverse is None else math.prod(args[:-1], start=inverse) % P
+        if "scalar" in entry.attrs and entry.fraction:
+            constant = self.constant(attrs["scalar"])
+            return (args[0] + constant if entry.fraction == "shift" else args[0] * constant) % P
         if entry.formula is not None:
             return self._formula(entry.steps(attrs), args)
         if op == "where":
@@ -149,17 +144,7 @@ class Instance:
         return np.arange(SIZE, dtype=np.int64).reshape(shape)
 
 
-_FIELD: dict[str, Callable[..., Residues]] = {
-    "add": lambda a, b: a + b,
-    "sub": lambda a, b: a - b,
-    "mul": lambda a, b: a * b,
-    "neg": lambda a: -a,
-    "square": lambda a: a * a,
-    "cast": lambda a: a,
-    "maximum": np.maximum,
-}
-
-INTERPRETED = frozenset((*_FIELD, "div", "reciprocal", "scale", "shift")) - {"maximum"}
+INTERPRETED = frozenset(n for n, e in OPS.items() if e.kind == "map" and not e.indexed and e.fraction not in ("", "chosen"))
 """Element-wise operators that are field operations: their operands need not be ones that the program has."""
 
 

@@ -176,7 +176,7 @@ def _worth(block: BlockGraph, stage: Mapping[str, int], k: int, splits: Sequence
 
 
 def _reduced(block: BlockGraph, stage: Mapping[str, int], k: int) -> list[str]:
-    return list(dict.fromkeys(a for s in block.computes if stage[s.value] == k and s.op != "max" for a in s.reduce))
+    return list(dict.fromkeys(a for s in block.computes if stage[s.value] == k and s.adds for a in s.reduce))
 
 
 def _after_splits(block: BlockGraph, stage: Mapping[str, int], splits: Sequence[str]) -> dict[str, int] | None:
@@ -200,7 +200,7 @@ def _after_splits(block: BlockGraph, stage: Mapping[str, int], splits: Sequence[
             if moved[s.value] != k:
                 continue
             crosses = s.value in stored or any(moved[u.value] > k for u in block.users(s.value) if u.kind == "compute")
-            if crosses != (s.value in folds) or (s.op == "max" and s.value in folds):
+            if crosses != (s.value in folds) or (s.value in folds and not s.adds):
                 return None
     return moved
 

@@ -78,7 +78,7 @@ class _Parted:
         """Each part reads rows: then what the parts of a row leave lies side by side, else what one part leaves of all rows."""
 
     def run(self, name: str) -> tuple[BlockGraph, BlockGraph]:
-        if not self.first or any(op_def(s.op).kind == "contract" for s in self.block.computes):
+        if not self.first or any(s.contracts for s in self.block.computes):
             raise UnsupportedError(f"{self.block.name!r} has no sum over {self.axis!r} to divide, or a product")
         after = {v for v, found in self.behind.items() if found & {s.value for s in self.first}}
         first = {s.value for s in self.first}

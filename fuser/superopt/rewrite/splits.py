@@ -109,7 +109,7 @@ def last_reductions(block: BlockGraph) -> tuple[str, ...]:
     found: dict[str, None] = {}
     for s in folds:
         later = {v for t in folds if t is not s and s.value in _ancestors(block, t) for v in t.reduce}
-        if not later and len(s.reduce) == 1 and s.op != "max":
+        if not later and len(s.reduce) == 1 and s.adds:
             found[s.reduce[0]] = None
     return tuple(found)
 
@@ -133,7 +133,7 @@ def split_block(block: BlockGraph, axis: str) -> tuple[BlockGraph, BlockGraph]:
     """
     parts = f"{axis}_part"
     sums = [s for s in block.computes if s.folds and axis in s.reduce]
-    if any(s.op == "max" or len(s.reduce) > 1 or axis in s.axes for s in sums):
+    if any(not s.adds or len(s.reduce) > 1 or axis in s.axes for s in sums):
         raise UnsupportedError(f"the sums of {block.name!r} over {axis!r} cannot be split")
     partial = {s.value for s in sums}
     after = {s.value for s in block.computes if partial & _ancestors(block, s)}

@@ -27,7 +27,7 @@ def concatenated(graph: KernelGraph) -> KernelGraph | None:
             makers = [block.by_value[a] for a in s.args]
             if (
                 s.op == "add"
-                and all(m.op == "matmul" and m.axes == s.axes and len(block.users(m.value)) == 1 for m in makers)
+                and all(m.contracts and m.axes == s.axes and len(block.users(m.value)) == 1 for m in makers)
                 and len(set(s.args)) == 2
             ):
                 s = replace(s, attrs=(*s.attrs, ("concat", True)))

@@ -154,7 +154,7 @@ def _program(program: TensorProgram, count: _Count, inputs: Mapping[str, Degree]
     def apply(node: Node, xs: list[Degree]) -> Degree:
         source = program[node.inputs[0]].shape
         folded = 1
-        if node.op == "matmul":
+        if op_def(node.op).kind == "contract":
             folded = source[-1]
         elif op_def(node.op).kind == "reduce":
             folded = math.prod(source[i] for i in node.attr["axis"])
