@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated
 from typing import Any
 
@@ -94,7 +93,7 @@ def summary_lines(done: Sequence[Realised], seconds: float) -> list[str]:
         ends = ", ".join(f"{n} {why}" for why, n in Counter(s.why for s in fresh).most_common())
         lines.append(f"{sum(s.measured for s in fresh)} measured, {counts_text(failures)}, {seconds:.1f} s; searches: {ends}")
     taken = Counter(s.origin for s in searches if s.origin not in ("measured", "model"))
-    lines += [f"{n} taken from {Path(origin).name} ({origin})" for origin, n in taken.items()]
+    lines += [f"{n} known before: {origin}" for origin, n in taken.items()]
     if done:
         name = done[0].tuned.program.name
         lines.append(f"in Python: run = fuser.compile({name!r}, target={done[0].tuned.device!r})")

@@ -182,7 +182,7 @@ def _tuned(chosen: Cover, before: Mapping[str, Tuned], pricing: Pricing, tuning:
                 graphs = structures(program)
             except FuserError:
                 continue  # operators that a library has alone
-        tasks[key] = Task(program, with_libraries(graphs) if pricing.libraries else graphs, count[key], scope)
+        tasks[key] = Task(program, with_libraries(graphs) if pricing.libraries else graphs, count[key], scope, optional=True)
     if not tasks or tuning is MODEL_ALONE:
         return {}
     if measures(tuning.effort):

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import signal
 import time
+from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Iterator
+from collections.abc import Sequence
+from concurrent.futures import CancelledError
 from concurrent.futures import Future
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from dataclasses import replace
 from typing import Any
+from typing import TypeVar
 
 from fuser.errors import EnvironmentError_
 from fuser.errors import FuserError
@@ -22,6 +26,7 @@ from fuser.interrupts import without_interrupts
 from fuser.ir.candidate import Candidate
 from fuser.lower.compile import KernelArtifact
 from fuser.lower.compile import compile_kernel
+from fuser.pools import APART
 from fuser.runtime.plan import Plan
 from fuser.runtime.plan import plan
 from search.measure.measurement import Measurement
@@ -30,6 +35,8 @@ from search.measure.rows import text_hash
 from search.measure.worker import OUTSIDE
 from search.processes import ignore_interrupts
 
+T = TypeVar("T")
+R = TypeVar("R")
 COMPILE_SECONDS = 60
 """After that long a kernel is not worth waiting for."""
 
@@ -104,8 +111,10 @@ def build(made: Plan, arch: int, seconds: int = COMPILE_SECONDS) -> Built:
 
 
 def _quiet_start(cache: str) -> None:
-    """A pool process ignores Ctrl-C (its parent ends it)."""
+    """A pool process ignores Ctrl-C (its parent ends it), and what its compiler prints is no part of a command's document."""
     ignore_interrupts()
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
     if cache:
         os.environ["TRITON_CACHE_DIR"] = cache
 
@@ -129,8 +138,7 @@ class CompilePool:
         self.close()
 
     def _start(self, workers: int) -> ProcessPoolExecutor:
-        context = multiprocessing.get_context("spawn")
-        return ProcessPoolExecutor(workers, mp_context=context, initializer=_quiet_start, initargs=(self.cache,))
+        return ProcessPoolExecutor(workers, mp_context=APART, initializer=_quiet_start, initargs=(self.cache,))
 
     def _begin(self, pool: ProcessPoolExecutor, planned: Plan) -> Future[Built]:
         with without_interrupts():  # the first one starts the processes
@@ -148,6 +156,26 @@ class CompilePool:
             self._restart()
             self._futures[id(planned)] = self._begin(self._pool, planned)
         self._plans[id(planned)] = planned  # keeps the id taken
+
+    def each(self, work: Callable[[T], R], jobs: Sequence[T]) -> Iterable[R]:
+        """Other work for these processes: its results, in order. Where one of them dies this process does what is left."""
+        if not self.arch or len(jobs) < 2:
+            return map(work, jobs)
+        if self._pool is None:
+            self._pool = self._start(self.workers)
+        try:
+            with without_interrupts():
+                futures = [self._pool.submit(work, job) for job in jobs]
+        except BrokenProcessPool:
+            self._restart()
+            return map(work, jobs)
+        return (self._or_here(f, work, job) for f, job in zip(futures, jobs, strict=True))
+
+    def _or_here(self, future: Future[R], work: Callable[[T], R], job: T) -> R:
+        try:
+            return future.result()
+        except (BrokenProcessPool, CancelledError):
+            return work(job)
 
     def ready(self, planned: Plan) -> bool:
         return not self.arch or (id(planned) in self._futures and self._futures[id(planned)].done())

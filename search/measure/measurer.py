@@ -10,6 +10,8 @@ import json
 import math
 import time
 import uuid
+from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
@@ -18,6 +20,7 @@ from datetime import UTC
 from datetime import datetime
 from functools import cached_property
 from typing import Any
+from typing import TypeVar
 
 from fuser.ir.candidate import Candidate
 from fuser.ir.mugraph import KernelGraph
@@ -38,6 +41,9 @@ from search.measure.session import Options
 from search.measure.timing import External
 from search.measure.timing import Kernels
 from search.measure.worker import Worker
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 @dataclass
@@ -119,6 +125,10 @@ class Bench:
         for c in candidates:
             if isinstance(c, Candidate) and isinstance(made := planned(c), Plan) and source_hash(c) not in self.kernels:
                 self.pool.submit(made)
+
+    def each(self, work: Callable[[T], R], jobs: Sequence[T]) -> Iterable[R]:
+        """Work for the processes that compile, in order; by this one where they cannot do it."""
+        return self.pool.each(work, jobs)
 
     def ahead(self, candidates: Sequence[Candidate]) -> None:
         """Begin to compile what may be asked for soon."""

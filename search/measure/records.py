@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -221,12 +222,13 @@ class Records:
 
     # -- in and out ---------------------------------------------------------------------------------------------------------
 
-    def export_lines(self, path: Path, about: Mapping[str, Any] | None = None, **where: Any) -> int:
+    def export_lines(self, path: Path, about: Mapping[str, Any] | None = None, winners: bool = False, **where: Any) -> int:
         """Structures and rows as JSON lines, packed where the name ends in ``.xz``; returns the number of rows. A line
         ``{"common": …}`` has the values that most rows share (machine, versions); rows after it leave them out. Rows have the
-        checksum of all their values. ``about`` is a first line for people."""
+        checksum of all their values. ``about`` is a first line for people; ``winners``: those of searches too."""
         rows = list(self.rows(**where))
-        used = {r.structure for r in rows}
+        wins = list(self.winners(**{k: v for k, v in where.items() if k in WINNERS.columns})) if winners else []
+        used = {r.structure for r in (*rows, *wins)}
         common = _common(rows)
 
         def line(value: dict[str, Any]) -> bytes:
@@ -241,6 +243,8 @@ class Records:
             file.write(line({"common": common}))
             for row in rows:
                 file.write(line(row.to_json(common) | {"checksum": checksum(row.values())}))
+            for w in wins:
+                file.write(line({"winner": asdict(w), "checksum": checksum(w.values())}))
         return len(rows)
 
     def import_lines(self, path: Path) -> int:
@@ -249,9 +253,33 @@ class Records:
         with self._writing():
             return sum(self._take(item) for item in read_rows(path))
 
-    def _take(self, item: Record | tuple[str, KernelGraph]) -> bool:
+    def merge(self, other: Records) -> int:
+        """Add the rows, structures and winners of another store; returns how many of them were new. Where both have a winner, the
+        one that was searched further stays, or the faster."""
+        with self._writing():
+            for digest, text in list(other._select(STRUCTURES, "1", (), "hash")):
+                STRUCTURES.insert(self.db, (digest, text))
+            new = sum(self._add(row) for row in other.rows())
+            return new + sum(self._add_winner(w) for w in other.winners())
+
+    def remove(self, rows: Sequence[Record], winners: Sequence[Winner]) -> None:
+        """Forget rows and winners, and structures that nothing names any more; the file gets smaller."""
+        with self._writing():
+            for r in rows:
+                self.db.execute(f"DELETE FROM records WHERE {' AND '.join(f'{n} = ?' for n in KEY)}", r.key)
+            for w in winners:
+                key = [getattr(w, n) for n in WINNERS.key]
+                self.db.execute(f"DELETE FROM winners WHERE {' AND '.join(f'{n} = ?' for n in WINNERS.key)}", key)
+            named = "SELECT structure FROM records UNION SELECT structure FROM winners"
+            self.db.execute(f"DELETE FROM structures WHERE hash NOT IN ({named})")
+        with self._safely():
+            self.db.execute("VACUUM")
+
+    def _take(self, item: Record | Winner | tuple[str, KernelGraph]) -> bool:
         if isinstance(item, Record):
             return self._add(item)
+        if isinstance(item, Winner):
+            return self._add_winner(item)
         self._add_structure(*item)
         return False
 

@@ -29,6 +29,7 @@ from search.measure.lines import typed
 from search.measure.measurement import STATUSES
 from search.measure.measurement import Measurement
 from search.measure.store import checksum
+from search.measure.winners import Winner
 
 
 @dataclass(frozen=True)
@@ -187,9 +188,20 @@ def record_from_json(data: Mapping[str, Any]) -> Record:
     return record
 
 
-def read_rows(path: Path) -> Iterator[Record | tuple[str, KernelGraph]]:
-    """What a file of lines holds, checked: rows, and before them their structures with the hashes by which rows name them. Raises
-    :class:`ModelFileError` with the number of the line."""
+def winner_of(item: Mapping[str, Any]) -> Winner:
+    """Of a line; raises :class:`ValueError` where it is not what was written."""
+    kinds = {f.name: str(f.type) for f in fields(Winner)}
+    if set(item["winner"]) != set(kinds):
+        raise ValueError("it is no winner of this version")
+    found = Winner(**{n: typed(v, kinds[n]) for n, v in item["winner"].items()})
+    if item["checksum"] != checksum(found.values()):
+        raise ValueError("it does not fit its checksum")
+    return found
+
+
+def read_rows(path: Path) -> Iterator[Record | Winner | tuple[str, KernelGraph]]:
+    """What a file of lines holds, checked: rows and winners, and before them their structures with the hashes by which they name
+    them. Raises :class:`ModelFileError` with the number of the line."""
     common: dict[str, Any] = {}
     for number, item in numbered_lines(path):
         try:
@@ -198,6 +210,8 @@ def read_rows(path: Path) -> Iterator[Record | tuple[str, KernelGraph]]:
                 if graph.stable_hash() != item["structure"]:
                     raise ValueError("its µGraph is not the one that its hash names")
                 yield item["structure"], graph
+            elif "winner" in item:
+                yield winner_of(item)
             elif "common" in item:
                 common = dict(item["common"])
             elif "about" not in item:

@@ -9,7 +9,6 @@ process that was killed, or that ends before anybody is at work) is tried again 
 from __future__ import annotations
 
 import math
-import multiprocessing
 import os
 import pickle
 import signal
@@ -24,6 +23,7 @@ from fuser.errors import EnvironmentError_
 from fuser.errors import first_line
 from fuser.interrupts import without_interrupts
 from fuser.ir.program import TensorProgram
+from fuser.pools import APART
 from search.measure.guard import Guard
 from search.measure.guard import Spoiled
 from search.measure.machine import device_info
@@ -200,9 +200,8 @@ class Worker:
         )
 
     def _spawn(self) -> Connection:
-        context = multiprocessing.get_context("spawn")
-        self._pipe, there = context.Pipe()
-        self._process = context.Process(target=serve, args=(there, self.device, self.index), daemon=True)
+        self._pipe, there = APART.Pipe()
+        self._process = APART.Process(target=serve, args=(there, self.device, self.index), daemon=True)
         with without_interrupts():
             self._process.start()
         there.close()

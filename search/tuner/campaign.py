@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
 from typing import Protocol
+from typing import TypeVar
 
 from fuser.ir.candidate import Candidate
 from fuser.ir.program import TensorProgram
@@ -28,8 +30,16 @@ CLOSE = 0.03
 """Finalists are at most so much slower than the best."""
 
 
+T = TypeVar("T")
+R = TypeVar("R")
+
+
 class Judge(Protocol):
     """What measures candidates."""
+
+    def each(self, work: Callable[[T], R], jobs: Sequence[T]) -> Iterable[R]:
+        """The work for each job, in order, by all processes that there are; begins at once."""
+        ...
 
     def ahead(self, candidates: Sequence[Candidate]) -> None:
         """Begin to compile them."""

@@ -24,6 +24,7 @@ from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import Schedule
 from fuser.lower.assembler import compiler
 from fuser.lower.compile import cache_dir
+from search.measure.careful import Careful
 from search.measure.compiling import source_hash
 from search.measure.known import PACKAGED
 from search.measure.known import SUFFIXES
@@ -33,9 +34,12 @@ from search.measure.rows import Record
 from search.measure.winners import Winner
 from search.space.evolve import Effort
 from search.space.evolve import Ranked
+from search.tune import graph_seconds
 
 FILE = "records.sqlite"
 """Of the user's records, in the cache folder."""
+PACKAGE = "the package"
+"""The origin of what this package brings."""
 GENERATED, LIBRARY = "", "library"
 """Scopes of a choice: every kernel is generated, or products may be left to a library. There are others for what a caller
 restricts in ways of his own; rows of single measurements say nothing about those."""
@@ -83,12 +87,12 @@ class Memory:
         if effort.name != "instant" or scope not in (GENERATED, LIBRARY):
             return None
         sources: list[tuple[str, Records]] = [] if self.records is None else [(str(self.records.path), self.records)]
-        sources += [] if self.simulated else [(str(f), shipped(f)) for f in self.files]
+        sources += [] if self.simulated else [(PACKAGE if f == PACKAGED else str(f), shipped(f)) for f in self.files]
         for origin, records in sources:
             for row in fastest(records, program, self._names(device)):
                 candidate = self._usable(records, row, scope)
                 if candidate is not None and row.time_us:
-                    return Known(Ranked(candidate, float("nan"), row.time_us * 1e-6), origin)
+                    return Known(Ranked(candidate, graph_seconds(candidate, device), row.time_us * 1e-6), origin)
         return None
 
     def candidates(self, program: TensorProgram, device: Device, count: int) -> list[Candidate]:
@@ -103,13 +107,8 @@ class Memory:
         return list(found)
 
     def keep(self, winner: Winner, candidate: Candidate) -> None:
-        """What cannot be written is said, and costs nothing else."""
-        if self.records is None:
-            return
-        try:
+        if self.records is not None:
             self.records.add_winner(winner, candidate.graph)
-        except FuserError as error:
-            warn(f"{error.message}: the winner is not kept")
 
     # -- parts --------------------------------------------------------------------------------------------------------------
 
@@ -217,10 +216,20 @@ def open_memory(records: str | Path | bool | None = None, simulated: str = "") -
         else:
             path = chosen
     try:
-        opened = Records(path)
+        opened = Careful(path)
     except FuserError as error:
         if isinstance(records, str | Path) and not files:
             raise
         warn(f"{error.message}: nothing is remembered in this run" + (f" ({error.hint})" if error.hint else ""))
         opened = None
     return Memory(opened, (*files, PACKAGED), simulated)
+
+
+def holds(records: Records, row: Record | Winner) -> bool:
+    """Whether the kernels of a row would be generated as they were when it was measured."""
+    try:
+        graph = records.structure(row.structure)
+        schedule = row.schedule_value() if isinstance(row, Record) else _schedule(row)
+        return graph is not None and source_hash(Candidate(graph, schedule)) == row.source
+    except FuserError:
+        return False

@@ -8,6 +8,7 @@ mutants of promising ones, with options of the lowering as knobs beside tiles, o
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -196,7 +197,7 @@ def described(k: KernelSchedule, place: str) -> dict[str, float]:
 class Pool:
     """All candidates so far, each once, in the order in which they came."""
 
-    structures: tuple[Structure, ...]
+    structures: Mapping[int, Structure]
     entries: dict[tuple[int, Schedule], Entry] = field(default_factory=dict)
 
     def add(self, entries: Sequence[Entry]) -> list[Entry]:
@@ -229,7 +230,7 @@ class Pool:
         """Entries of candidates that somebody knows already; those outside of the space are left out."""
         made: list[Entry] = []
         for c in candidates:
-            for s in self.structures:
+            for s in self.structures.values():
                 if s.graph == c.graph:
                     try:
                         row = s.space.row(c.schedule)
@@ -241,35 +242,44 @@ class Pool:
         return made
 
 
-def pool_of(program: TensorProgram, graphs: Sequence[KernelGraph], device: Device, effort: Effort, seed: int = 0) -> Pool:
-    """The pool of a program: its verified structures but those that are far from the best, with the model's best schedules of
-    each. Raises :class:`NoValidKernelError` where none has any."""
-    tried: list[tuple[float, list[Ranked], Structure]] = []
-    for graph in graphs:
-        try:
-            fixed = math.fsum(library_seconds(graph, k, device) for k in graph.kernels if isinstance(k, LibraryKernel))
-            structure = Structure(len(tried), ScheduleSpace(graph, device, options=True), device, fixed)
-            found = structure.first(replace(effort, top=FIRST), seed)
-        except (NoValidKernelError, UnsupportedError):
-            continue
-        tried.append((fixed + found[0].seconds, found, structure))
-    if not tried:
+Part = tuple[Structure, list[Entry]]
+"""A structure with its first entries."""
+Job = tuple[TensorProgram, KernelGraph, int, Device, Effort, int]
+
+
+def jobs_of(program: TensorProgram, graphs: Sequence[KernelGraph], device: Device, effort: Effort, seed: int = 0) -> list[Job]:
+    """What :func:`part` is to be called with for the pool of a program."""
+    return [(program, g, i, device, effort, seed) for i, g in enumerate(graphs)]
+
+
+def part(job: Job) -> Part | None:
+    """A structure's part of the pool; None where it is not verified or nothing of it fits the device. May run in a process of its
+    own."""
+    program, graph, number, device, effort, seed = job
+    try:
+        fixed = math.fsum(library_seconds(graph, k, device) for k in graph.kernels if isinstance(k, LibraryKernel))
+        structure = Structure(number, ScheduleSpace(graph, device, options=True), device, fixed)
+        if not kept_verdict(program, graph).accepted:
+            return None
+        entries = structure.of(structure.first(replace(effort, top=FIRST), seed))
+    except (NoValidKernelError, UnsupportedError):
+        return None
+    return (structure, entries) if entries else None
+
+
+def pool_of(program: TensorProgram, device: Device, parts: Iterable[Part | None]) -> Pool:
+    """The pool of a program: its structures but those that are far from the best, with the model's best schedules of each. Raises
+    :class:`NoValidKernelError` where none has any."""
+    every = list(parts)
+    found = [p for p in every if p is not None]
+    if not found:
         raise NoValidKernelError(
-            f"no schedule of {program.name!r} fits {device.title}: {len(graphs)} structures were tried",
+            f"no schedule of {program.name!r} fits {device.title}: {len(every)} structures were tried",
             "choose a device with more shared memory, or cut the region",
         )
-    pool = Pool(tuple(s for _, _, s in tried))
-    least = math.inf
-    for seconds, found, structure in sorted(tried, key=lambda x: x[0]):
-        if seconds > WORTH * least:
-            break
-        if kept_verdict(program, structure.graph).accepted:
-            least = min(least, seconds)
-            pool.add(structure.of(found))
-    if not pool.entries:
-        raise NoValidKernelError(f"no µGraph of {program.name!r} is verified")
+    best = {s.number: min(e.estimate for e in entries) for s, entries in found}
+    pool = Pool({s.number: s for s, _ in found})
+    for s, entries in sorted(found, key=lambda p: best[p[0].number]):
+        if best[s.number] <= WORTH * min(best.values()):
+            pool.add(entries)
     return pool
-
-
-def ranked(entry: Entry, measured: float | None = None) -> Ranked:
-    return Ranked(entry.candidate, entry.estimate, measured)

@@ -6,10 +6,13 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
 from statistics import NormalDist
+from typing import TypeVar
 
 from cost_model.refined import estimate
 from fuser.device import Device
@@ -19,6 +22,9 @@ from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.program import TensorProgram
 from search.measure.measurement import Measurement
 from search.tune import library_seconds
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 @dataclass
@@ -61,6 +67,10 @@ class Simulated:
             return Measurement(status, "as the simulation has it")
         us = self.seconds(candidate) * 1e6 * math.exp(self.noise * self.draw("noise", name, len(self.measured)))
         return Measurement("ok", time_us=us, min_us=us, spread=self.noise, kernels=len(candidate.graph.kernels))
+
+    def each(self, work: Callable[[T], R], jobs: Sequence[T]) -> Iterable[R]:
+        """By this process."""
+        return map(work, jobs)
 
     def ahead(self, candidates: Sequence[Candidate]) -> None:
         """There is nothing to compile."""

@@ -34,6 +34,8 @@ from search.tuner.judges import open_judge
 from search.tuner.memory import Known
 from search.tuner.memory import Memory
 from search.tuner.memory import program_key
+from search.tuner.pool import jobs_of
+from search.tuner.pool import part
 from search.tuner.pool import pool_of
 
 BEGIN = 4
@@ -47,12 +49,13 @@ Watch = Callable[[Sequence[Hunt], Campaign], None]
 @dataclass(frozen=True)
 class Task:
     """A program to tune among some structures; ``weight`` is how often it runs, ``scope`` what it may use (see
-    :mod:`search.tuner.memory`)."""
+    :mod:`search.tuner.memory`); ``optional``: that nothing of it can be searched is no error."""
 
     program: TensorProgram
     graphs: tuple[KernelGraph, ...]
     weight: int = 1
     scope: str = ""
+    optional: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ class Tuning:
         if not measures(self.effort):
             return [known(task, device, self.effort, self.memory) for task in tasks]
         with self.watch() as watch:
-            return list(tune_measured(tasks, device, self.effort, self.memory, lambda: self._judge(device), seed, watch))
+            return tune_measured(tasks, device, self.effort, self.memory, lambda: self._judge(device), seed, watch)
 
     def _judge(self, device: Device) -> AbstractContextManager[Judge]:
         return open_judge(device, self.memory, self.effort.name, self.jobs)
@@ -95,30 +98,49 @@ def tune_measured(
     judge: Callable[[], AbstractContextManager[Judge]],
     seed: int = 0,
     watch: Watch = lambda hunts, campaign: None,
-) -> list[Tuned]:
-    """Each program's winner and what came next, in order. ``judge`` opens what measures, where anything has to be. Raises
-    :class:`NoValidKernelError` naming a program of which no candidate is right, and KeyboardInterrupt where Ctrl-C comes before
-    there is anything to return."""
+) -> list[Tuned | None]:
+    """Each program's winner and what came next, in order (None where it is optional and there is none). ``judge`` opens what
+    measures, where anything has to be. Raises :class:`NoValidKernelError` naming a program of which no candidate is right, and
+    KeyboardInterrupt where Ctrl-C comes before there is anything to return."""
     found: dict[int, Tuned] = {i: t for i, task in enumerate(tasks) if (t := known(task, device, effort, memory))}
     left = [i for i in range(len(tasks)) if i not in found]
     if not left:
-        return [found[i] for i in range(len(tasks))]
+        return [found.get(i) for i in range(len(tasks))]
     with judge() as measuring:
-        hunts = [_hunt(tasks[i], device, effort, memory, seed) for i in left]
+        hunts, left = _hunts(tasks, left, device, effort, memory, seed, measuring)
         campaign = Campaign(hunts, measuring, effort.seconds)
         campaign.watch = lambda _: watch(hunts, campaign)
         campaign.run()
     for number, (i, hunt) in enumerate(zip(left, hunts, strict=True)):
-        found[i] = _searched(hunt, campaign, number, device)
+        try:
+            found[i] = _searched(hunt, campaign, number, device)
+        except NoValidKernelError:
+            if tasks[i].optional:
+                continue
+            raise
         if hunt.best is not None:
             _keep(tasks[i], hunt, found[i], memory, device)
-    return [found[i] for i in range(len(tasks))]
+    return [found.get(i) for i in range(len(tasks))]
 
 
-def _hunt(task: Task, device: Device, effort: Effort, memory: Memory, seed: int) -> Hunt:
-    pool = pool_of(task.program, task.graphs, device, effort, seed)
-    pool.include(memory.candidates(task.program, device, BEGIN))
-    return Hunt(task.program, pool, effort, seed, task.weight)
+def _hunts(
+    tasks: Sequence[Task], left: Sequence[int], device: Device, effort: Effort, memory: Memory, seed: int, judge: Judge
+) -> tuple[list[Hunt], list[int]]:
+    """The searches, and which tasks they are of. Their pools are made by the processes that will compile."""
+    parts = [judge.each(part, jobs_of(tasks[i].program, tasks[i].graphs, device, effort, seed)) for i in left]
+    hunts, numbers = list[Hunt](), list[int]()
+    for i, found in zip(left, parts, strict=True):
+        task = tasks[i]
+        try:
+            pool = pool_of(task.program, device, found)
+        except NoValidKernelError:
+            if task.optional:
+                continue
+            raise
+        pool.include(memory.candidates(task.program, device, BEGIN))
+        hunts.append(Hunt(task.program, pool, effort, seed, task.weight))
+        numbers.append(i)
+    return hunts, numbers
 
 
 def _searched(hunt: Hunt, campaign: Campaign, number: int, device: Device) -> Tuned:

@@ -13,6 +13,8 @@ from search.space.evolve import QUICK
 from search.tuner.campaign import Campaign
 from search.tuner.hunt import Hunt
 from search.tuner.pool import Pool
+from search.tuner.pool import jobs_of
+from search.tuner.pool import part
 from search.tuner.pool import pool_of
 from search.tuner.simulated import Simulated
 from tests.builders import chain
@@ -23,7 +25,7 @@ PROGRAM = chain(256, 128, 64, 64)
 
 @lru_cache
 def pool(program: TensorProgram = PROGRAM) -> Pool:
-    return pool_of(program, structures(program), H200, QUICK)
+    return pool_of(program, H200, map(part, jobs_of(program, structures(program), H200, QUICK)))
 
 
 def hunt(program: TensorProgram = PROGRAM, seed: int = 0, **effort: Any) -> Hunt:

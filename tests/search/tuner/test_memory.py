@@ -1,0 +1,232 @@
+"""What was measured is taken at once where it would be the same, by every effort that asks for no more, and nowhere else."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fuser.errors import NoValidKernelError
+from fuser.ir.candidate import Candidate
+from fuser.superopt.structures import structures
+from fuser.workloads import workload
+from search.measure.compiling import source_hash
+from search.measure.measurement import Measurement
+from search.measure.records import Records
+from search.measure.rows import Record
+from search.measure.rows import schedule_text
+from search.measure.store import Table
+from search.space.evolve import EFFORTS
+from search.space.evolve import FULL
+from search.space.evolve import INSTANT
+from search.space.evolve import QUICK
+from search.space.evolve import Effort
+from search.tune import Tuned
+from search.tune import tune_fast
+from search.tuner import memory as memories
+from search.tuner.memory import GENERATED
+from search.tuner.memory import LIBRARY
+from search.tuner.memory import Memory
+from search.tuner.memory import open_memory
+from search.tuner.memory import program_key
+from search.tuner.simulated import Simulated
+from search.tuner.tuning import Task
+from search.tuner.tuning import Tuning
+from search.tuner.tuning import tune_measured
+from tests.builders import chain
+from tests.search.tuner.cases import H200
+from tests.search.tuner.cases import PROGRAM
+from tests.work import at_most
+
+SHORT = replace(QUICK, population=16, generations=2)
+
+
+@pytest.fixture
+def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Memory:
+    monkeypatch.setenv("MUFUSER_CACHE", str(tmp_path))
+    return open_memory(None, "7")
+
+
+def task(**options: Any) -> Task:
+    return Task(PROGRAM, structures(PROGRAM), **options)
+
+
+def searched(memory: Memory, effort: Effort = SHORT, judge: type[Simulated] = Simulated, **options: Any) -> Tuned:
+    (found,) = tune_measured([task(**options)], H200, effort, memory, lambda: nullcontext(judge(H200, 7)))
+    assert found is not None
+    return found
+
+
+class Nobody(Simulated):
+    def measure(self, candidate: Candidate) -> Measurement:
+        pytest.fail("it was measured again")
+
+
+def test_a_second_call_measures_nothing_and_finds_the_same(memory: Memory) -> None:
+    first = searched(memory)
+    assert first.searched and first.searched.origin == "measured"
+    again = open_memory(None, "7")
+    with at_most(60_000):
+        second = searched(again, judge=Nobody)
+    assert second.winner.candidate == first.winner.candidate
+    assert second.winner.measured == pytest.approx(first.winner.measured)
+    assert second.searched and second.searched.origin.endswith("records.sqlite")
+
+
+@pytest.mark.parametrize("effort", EFFORTS)
+def test_a_winner_serves_every_effort_that_asks_for_no_more(memory: Memory, effort: str) -> None:
+    searched(memory)
+    known = memory.find(PROGRAM, H200, GENERATED, EFFORTS[effort])
+    assert (known is not None) == (effort != "full")
+    if known is None:
+        assert "quick" in memory.misses[0]
+    assert memory.find(chain(256, 128, 64, 32), H200, GENERATED, INSTANT) is None
+
+
+def test_a_further_search_takes_the_place_of_the_winner(memory: Memory) -> None:
+    searched(memory)
+    searched(memory, replace(FULL, population=16, generations=3))
+    assert memory.records is not None
+    (winner,) = memory.records.winners()
+    assert winner.effort == "full"
+
+
+def test_another_device_compiler_or_generator_is_a_miss_that_says_why(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    searched(memory)
+    assert memory.find(PROGRAM, replace(H200, title="Other"), GENERATED, QUICK) is None
+    assert "it is of simulated NVIDIA H200 7" in memory.misses[0]
+    with monkeypatch.context() as patch:
+        patch.setattr(memories, "compiler", lambda: "triton 9.9")
+        assert memory.find(PROGRAM, H200, GENERATED, QUICK) is None
+        assert "here is triton 9.9" in memory.misses[0]
+    with monkeypatch.context() as patch:
+        patch.setattr(memories, "source_hash", lambda c: "other")
+        assert memory.find(PROGRAM, H200, GENERATED, QUICK) is None
+        assert "generated in another way" in memory.misses[0]
+    assert memory.find(PROGRAM, H200, LIBRARY, QUICK) is None, "what a library could do was not tried"
+    assert memory.find(PROGRAM, H200, GENERATED, QUICK)
+
+
+def test_what_was_not_searched_to_the_end_serves_instant_alone(memory: Memory) -> None:
+    class Stopped(Simulated):
+        def measure(self, candidate: Candidate) -> Measurement:
+            if len(self.measured) == 10:
+                raise KeyboardInterrupt
+            return super().measure(candidate)
+
+    found = searched(memory, judge=Stopped)
+    assert found.searched and found.searched.why == "interrupted"
+    assert found.winner.measured
+    assert memory.find(PROGRAM, H200, GENERATED, QUICK) is None
+    known = memory.find(PROGRAM, H200, GENERATED, INSTANT)
+    assert known and known.ranked.candidate == found.winner.candidate
+
+
+def row_of(candidate: Candidate, us: float, **options: Any) -> Record:
+    what = (candidate.graph.stable_hash(), schedule_text(candidate.schedule), source_hash(candidate))
+    found = Record(
+        PROGRAM.name,
+        program_key(PROGRAM),
+        *what,
+        H200.title,
+        memories.compiler(),
+        Measurement(time_us=us),
+        timestamp="2026-01-01",
+    )
+    return replace(found, **options)
+
+
+def test_instant_takes_the_fastest_row_that_never_failed(memory: Memory) -> None:
+    tuned = tune_fast(PROGRAM, H200)
+    candidates = [r.candidate for r in (tuned.winner, *tuned.runners)][:4]
+    real = replace(memory, simulated="", files=())
+    assert real.records is not None
+    rows = [row_of(c, 9.0 - i) for i, c in enumerate(candidates)]
+    bad = replace(row_of(candidates[3], 1.0), repeat="again", measurement=Measurement("wrong"))
+    other = replace(row_of(candidates[1], 2.0), compiler="triton 2.0")
+    for c in candidates:
+        real.records.add_structure(c.graph)
+    for r in (*rows, bad, other):
+        real.records.add(r)
+    known = real.find(PROGRAM, H200, GENERATED, INSTANT)
+    assert known and known.ranked.candidate == candidates[2]
+    assert known.ranked.us == pytest.approx(7.0)
+    assert "triton 2.0" in real.misses[0]
+    assert real.find(PROGRAM, H200, GENERATED, QUICK) is None, "rows are no search"
+    (found,) = Tuning(INSTANT, real).tune([task()], H200)
+    assert found and found.winner.candidate == candidates[2]
+
+
+def test_an_application_ships_its_own(memory: Memory, tmp_path: Path) -> None:
+    best = tune_fast(PROGRAM, H200).runners[2].candidate
+    with Records(":memory:") as mine:
+        mine.add_structure(best.graph)
+        mine.add(row_of(best, 3.0))
+        mine.export_lines(tmp_path / "ours.jsonl.xz")
+    shipped = open_memory(tmp_path / "ours.jsonl.xz")
+    known = shipped.find(PROGRAM, H200, GENERATED, INSTANT)
+    assert known and known.ranked.candidate == best
+    assert known.origin.endswith("ours.jsonl.xz")
+    assert open_memory(False).find(PROGRAM, H200, GENERATED, INSTANT) is None
+
+
+def test_the_package_knows_its_workloads() -> None:
+    program = workload("mcfuser/S2")
+    known = open_memory(False)
+    assert known.find(program, H200, GENERATED, INSTANT) is None
+    known = Memory(None, (memories.PACKAGED,))
+    found = known.find(program, H200, GENERATED, INSTANT)
+    assert found and found.origin == memories.PACKAGE
+    assert 5 < found.ranked.us < 8
+    assert found.ranked.estimate * 1e6 == pytest.approx(found.ranked.us, rel=0.3)
+
+
+@pytest.mark.parametrize("trouble", ["removed", "locked", "full"])
+def test_trouble_with_the_records_costs_no_search(
+    memory: Memory, trouble: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "records" / "records.sqlite"
+    if trouble == "removed":
+        path.unlink()
+    else:
+        code = sqlite3.SQLITE_BUSY if trouble == "locked" else sqlite3.SQLITE_FULL
+
+        def refuse(*_: Any, **__: Any) -> bool:
+            error = sqlite3.OperationalError(f"the database is {trouble}")
+            error.sqlite_errorcode = code
+            raise error
+
+        monkeypatch.setattr(Table, "insert", refuse)
+    found = searched(memory)
+    assert found.winner.measured
+    assert "the search goes on" in capsys.readouterr().err
+
+
+def test_records_that_cannot_be_opened_are_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MUFUSER_CACHE", str(tmp_path))
+    (tmp_path / "records").write_text("a file where a folder should be")
+    assert open_memory().records is None
+    assert "nothing is remembered" in capsys.readouterr().err
+    (tmp_path / "records").unlink()
+    (tmp_path / "records").mkdir()
+    (tmp_path / "records" / "records.sqlite").write_bytes(b"not SQLite" * 4096)
+    assert open_memory().records is None
+    assert "damaged" in capsys.readouterr().err
+    assert open_memory().records is not None, "the damaged file is put aside"
+
+
+def test_where_nothing_runs_that_is_said_by_class(memory: Memory) -> None:
+    class Failing(Simulated):
+        def measure(self, candidate: Candidate) -> Measurement:
+            return Measurement("wrong", "odd")
+
+    with pytest.raises(NoValidKernelError, match=r"none of \d+ measured candidates of 'chain' is right and runs: \d+ wrong"):
+        searched(memory, judge=Failing)
+    (nothing,) = tune_measured([task(optional=True)], H200, SHORT, memory, lambda: nullcontext(Failing(H200)))
+    assert nothing is None
