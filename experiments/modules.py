@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_flatten
 
 import fuser
 from experiments.suite import SUITE
@@ -48,8 +49,8 @@ def made(name: str, small: bool, dtype: Any = torch.float32, device: str = "cpu"
 
 def error(got: Any, want: Any) -> float:
     """The largest error of a tensor, relative to its norm; infinite where results are of different kinds."""
-    mine, tree = torch.utils._pytree.tree_flatten(got)
-    theirs, wanted = torch.utils._pytree.tree_flatten(want)
+    mine, tree = tree_flatten(got)
+    theirs, wanted = tree_flatten(want)
     if tree != wanted or any(x.shape != y.shape for x, y in zip(mine, theirs, strict=True)):
         return float("inf")
     worst = 0.0
@@ -286,6 +287,7 @@ def main() -> int:
     if args.what in ("time", "measure"):
         (Path(args.folder) / "go").touch()
         seen, still = -1, time.time()
+        rows: list[dict[str, Any]] = []
         while time.time() - still < 15:
             rows = [json.loads(x) for f in Path(args.folder).glob("rows_*.jsonl") for x in f.read_text().splitlines()]
             if len(rows) != seen:

@@ -63,6 +63,10 @@ class UnsupportedError(FuserError):
     code = "unsupported"
 
 
+class RandomError(UnsupportedError):
+    """An operator that draws random numbers."""
+
+
 class NoValidKernelError(FuserError):
     """No candidate survived pruning, compilation or the numerical check."""
 

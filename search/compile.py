@@ -20,9 +20,10 @@ from fuser.device import Device
 from fuser.device import load_device
 from fuser.errors import EnvironmentError_
 from fuser.errors import NoValidKernelError
+from fuser.errors import RandomError
 from fuser.errors import UnsupportedError
-from fuser.errors import UntraceableError
 from fuser.errors import UsageError
+from fuser.errors import first_line
 from fuser.frontends.imported import Imported
 from fuser.frontends.torch_export import from_torch
 from fuser.ir.candidate import Candidate
@@ -46,6 +47,7 @@ from search.cover.offers import Pricing
 from search.libraries import with_libraries
 from search.measure.machine import gpu_at_hand
 from search.piecewise import PiecewiseModule
+from search.piecewise import runs
 from search.realise import Realised
 from search.realise import realise
 from search.realise import verified
@@ -64,6 +66,8 @@ from search.tuner.tuning import MODEL_ALONE
 from search.tuner.tuning import Task
 from search.tuner.tuning import Tuning
 
+CHOSEN = ("graph", "schedule", "superoptimize", "dtype")
+"""Options that ask for a program as a whole."""
 WITHOUT_GPU = "h200"
 """The device for which the interpreter's kernels are tuned where no target is given."""
 
@@ -91,8 +95,8 @@ def compile_program(  # noqa: PLR0913
     and dtypes of ``example_inputs`` (and ``example_kwargs``), a ``torch.export.ExportedProgram``, or what
     :func:`fuser.from_torch` returns. Parameters of a module are bound with the values that they have now: they are not arguments
     of the callable, which is called as the module is and returns what it returns. What no kernel can be made for is left to
-    torch; a module whose control flow depends on values is compiled graph by graph when it is called
-    (:class:`search.piecewise.PiecewiseModule`).
+    torch; a module that is no program (its control flow depends on values, it writes to its buffers or inputs, it has empty or
+    complex tensors) is compiled graph by graph when it is called (:class:`search.piecewise.PiecewiseModule`), if it can run here.
 
     ``target`` names the device to tune for, or its file; by default the GPU at hand. ``graph`` and ``schedule`` choose for you;
     with one of them the other is still searched. ``superoptimize``: seconds that the superoptimizer may look for structures.
@@ -120,44 +124,89 @@ def compile_program(  # noqa: PLR0913
     a ``graph`` that the verifier does not accept, and :class:`fuser.errors.NoValidKernelError` or
     :class:`fuser.errors.UnsupportedError` where no kernel can be made.
     """
-    require_type("effort", effort, str)
-    wanted = effort_of(effort)
-    for what, value, kinds in (
-        ("records", records, (str, Path, bool)),
-        ("target", target, (str, Device)),
-        ("graph", graph, (KernelGraph,)),
-        ("schedule", schedule, (Schedule,)),
-        ("device", device, (str,)),
-        ("dtype", dtype, (str,)),
-    ):
-        require_type(what, value, *kinds, type(None))
-    require_number("superoptimize", superoptimize, 0.0)
-    require_number("seed", seed, 0, whole=True)
+    options = _Options(target, graph, schedule, effort, superoptimize, device, capture, checked, seed, dtype, records)
+    options.check()
     try:
-        known = _imported(program, example_inputs, example_kwargs or {})
-    except UntraceableError as error:
-        where, spec = where_to_run(device, target, type(program).__name__)
-        if where is None or dtype or graph or schedule or superoptimize:
+        return _as_program(program, example_inputs, example_kwargs or {}, options)
+    except (UsageError, EnvironmentError_):
+        raise
+    except Exception as error:
+        if (other := _by_graphs(program, example_inputs, example_kwargs or {}, options, error)) is None:
             raise
-        options = {"checked": checked, "effort": effort, "records": records, "cudagraphs": capture}
-        return PiecewiseModule(program, spec, where, options, error.message)  # type: ignore[return-value]
-    if dtype is not None:
-        return _converted(
-            known,
-            _examples(program, known, example_inputs, example_kwargs or {}),
-            dtype,
-            {"target": target, "device": device, "capture": capture, "checked": checked, "seed": seed, "effort": effort}
-            | {"records": records},
-        )
-    device, spec = where_to_run(device, target, known.program.name)
+        return other  # type: ignore[return-value]
+
+
+@dataclass(frozen=True)
+class _Options:
+    """What :func:`compile_program` is told besides the program."""
+
+    target: str | Device | None
+    graph: KernelGraph | None
+    schedule: Schedule | None
+    effort: str
+    superoptimize: float
+    device: str | None
+    capture: bool
+    checked: bool
+    seed: int
+    dtype: str | None
+    records: str | Path | bool | None
+
+    def check(self) -> None:
+        """Raises :class:`UsageError` for what is of another type, and for an effort that there is not."""
+        require_type("effort", self.effort, str)
+        effort_of(self.effort)
+        for what, kinds in (
+            ("records", (str, Path, bool)),
+            ("target", (str, Device)),
+            ("graph", (KernelGraph,)),
+            ("schedule", (Schedule,)),
+            ("device", (str,)),
+            ("dtype", (str,)),
+        ):
+            require_type(what, getattr(self, what), *kinds, type(None))
+        require_number("superoptimize", self.superoptimize, 0.0)
+        require_number("seed", self.seed, 0, whole=True)
+
+    def only(self, *names: str) -> dict[str, Any]:
+        return {n: getattr(self, n) for n in names}
+
+
+def _as_program(program: Any, inputs: Sequence[Any], keywords: Mapping[str, Any], options: _Options) -> CompiledProgram:
+    known = _imported(program, inputs, keywords)
+    if options.dtype is not None:
+        more = options.only("target", "device", "capture", "checked", "seed", "effort", "records")
+        return _converted(known, _examples(program, known, inputs, keywords), options.dtype, more)
+    device, spec = where_to_run(options.device, options.target, known.program.name)
     check_device(spec)
+    wanted = effort_of(options.effort)
     if measures(wanted) and device == "cpu":
-        raise UsageError(f"the effort {effort!r} measures on a GPU, not in Triton's interpreter", "leave out device= or effort=")
-    tuning = MODEL_ALONE if device == "cpu" else Tuning(wanted, open_memory(records), watch=lambda: live(spec))
-    if graph is None and schedule is None and not superoptimize:
+        what = f"the effort {options.effort!r} measures on a GPU, not in Triton's interpreter"
+        raise UsageError(what, "leave out device= or effort=")
+    tuning = MODEL_ALONE if device == "cpu" else Tuning(wanted, open_memory(options.records), watch=lambda: live(spec))
+    checked, seed, capture = options.checked, options.seed, options.capture
+    chosen = (options.graph, options.schedule, options.superoptimize)
+    if not any(chosen):
         return compile_imported(known, spec, device, checked=checked, seed=seed, capture=capture, tuning=tuning)
-    done = _as_one(known.program, spec, device, (graph, schedule, superoptimize), _How(checked, seed, tuning))
+    done = _as_one(known.program, spec, device, chosen, _How(checked, seed, tuning))
     return CompiledProgram(known.program, spec, done, device, known.params, known.inputs, capture, None, known.called)
+
+
+def _by_graphs(
+    module: Any, inputs: Sequence[Any], keywords: Mapping[str, Any], options: _Options, error: Exception
+) -> PiecewiseModule | None:
+    """A module that is no program as a whole, graph by graph; None where there is nothing to run it on, where more was asked for,
+    or where the module itself fails. Modules that draw random numbers since they are in training mode are refused."""
+    if not hasattr(module, "named_parameters") or not hasattr(module, "forward") or any(options.only(*CHOSEN).values()):
+        return None
+    if isinstance(error, RandomError) and module.training:
+        return None
+    where, spec = where_to_run(options.device, options.target, type(module).__name__)
+    given = (inputs,) if hasattr(inputs, "shape") else tuple(inputs)
+    if where is None or not runs(module, given, keywords):
+        return None
+    more = options.only("checked", "effort", "records") | {"cudagraphs": options.capture}
+    return PiecewiseModule(module, spec, where, more, first_line(error))
 
 
 def compile_imported(  # noqa: PLR0913

@@ -1,10 +1,12 @@
-"""Modules that ``torch.export`` cannot trace as a whole (their control flow depends on values, say): compiled graph by graph, as
-``torch.compile`` finds them."""
+"""Modules that are no program (their control flow depends on values, say): compiled graph by graph, as ``torch.compile`` finds
+them."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from dataclasses import field
 from functools import cached_property
@@ -15,10 +17,22 @@ from fuser.device import Device
 from fuser.errors import LeftToTorch
 
 
+def runs(module: Any, inputs: Sequence[Any], keywords: Mapping[str, Any]) -> bool:
+    """Whether a module runs on some inputs; neither is changed."""
+    import torch
+
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            deepcopy(module)(*deepcopy(inputs), **deepcopy(dict(keywords)))
+    except Exception:  # noqa: BLE001 - whatever the module raises
+        return False
+    return True
+
+
 @dataclass(eq=False, repr=False)
 class PiecewiseModule:
     """A module whose graphs are compiled when they are called first; it is called as the module is, and returns what the module
-    returns. Between the graphs the module's own Python runs. Parameters keep the values that they have at the first call."""
+    returns. Between the graphs the module's own Python runs. It is a copy: what is written to the module later is not seen."""
 
     module: Any
     target: Device
@@ -27,7 +41,9 @@ class PiecewiseModule:
     why: str = ""
 
     def __post_init__(self) -> None:
-        warnings.warn(f"{self.why}: its graphs are compiled one by one, when they are called first", LeftToTorch, stacklevel=4)
+        said = f"{type(self.module).__name__} is no program: {self.why}; its graphs are compiled one by one, when they are called"
+        warnings.warn(said, LeftToTorch, stacklevel=4)
+        self.module = deepcopy(self.module).to(self.device)
 
     @cached_property
     def _run(self) -> Any:

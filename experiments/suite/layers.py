@@ -58,7 +58,7 @@ CASES |= {
     "group_norm": scaled(lambda n: (nn.GroupNorm(n(8, 2), n(64, 4)), (torch.randn(n(16, 2), n(64, 4), n(128, 5), n(128, 5)),))),
     "layer_norm": scaled(lambda n: (nn.LayerNorm(n(1024, 20)), (torch.randn(n(8192, 6), n(1024, 20)),))),
     "layer_norm_3d": scaled(
-        lambda n: (nn.LayerNorm((n(64, 2), n(64, 3), n(64, 4))), (torch.randn(16, n(64, 2), n(64, 3), n(64, 4)),))
+        lambda n: (nn.LayerNorm([n(64, 2), n(64, 3), n(64, 4)]), (torch.randn(16, n(64, 2), n(64, 3), n(64, 4)),))
     ),
     "rms_norm": scaled(lambda n: (nn.RMSNorm(n(1024, 20)), (torch.randn(n(8192, 6), n(1024, 20)),))),
     "rms_norm_channels": fn(lambda x: x / torch.sqrt(x.pow(2).mean(1, keepdim=True) + 1e-5), IMAGES),

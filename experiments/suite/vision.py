@@ -178,7 +178,11 @@ def shufflenet(n: N) -> Made:
 
 def squeezenet(n: N) -> Made:
     c = n(64, 8)
-    run = lambda s, a, b, x: torch.cat(((y := torch.relu(s(x))) is not None and torch.relu(a(y)), torch.relu(b(y))), 1)  # noqa: E731
+
+    def run(s: Any, a: Any, b: Any, x: Tensor) -> Tensor:
+        y = torch.relu(s(x))
+        return torch.cat((torch.relu(a(y)), torch.relu(b(y))), 1)
+
     return Fn(run, nn.Conv2d(2 * c, c // 2, 1), nn.Conv2d(c // 2, c, 1), nn.Conv2d(c // 2, c, 3, padding=1)), (
         images(n, 56, 8, 2 * c),
     )

@@ -21,6 +21,7 @@ from typing import Any
 from fuser.aten import call as run_aten
 from fuser.aten import described
 from fuser.errors import ProgramError
+from fuser.errors import RandomError
 from fuser.errors import UnsupportedError
 from fuser.errors import UntraceableError
 from fuser.frontends.imported import Called
@@ -71,10 +72,9 @@ def from_torch(
             warnings.simplefilter("ignore", FutureWarning)
             exported = exported.run_decompositions({})
     signature = exported.graph_signature
-    if signature.buffers_to_mutate or signature.user_inputs_to_mutate:
-        changed = ", ".join([*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()])
+    if changed := [str(s.target) for s in signature.output_specs if s.kind.name.endswith("_MUTATION")]:
         raise UnsupportedError(
-            f"the module writes to {changed}: a program has no side effects",
+            f"the module writes to {', '.join(changed)}: a program has no side effects",
             "return the new value, call module.eval(), or use torch.compile(module, backend='mufuser')",
         )
     importer = _Importer(exported.graph_module, name, {s.arg.name: _held(exported, s) for s in signature.input_specs})
@@ -238,6 +238,8 @@ class _Importer:
         result = node.meta.get("val")
         if isinstance(result, torch.Tensor):
             _static(node, result.shape)
+            if result.layout is not torch.strided:
+                raise UnsupportedError(f"{node.name} is no dense tensor: its layout is {result.layout}", "convert it in front")
         if not _has_ref((args, kwargs)):
             if draws(node, args, kwargs):
                 raise self._unsupported(node, str(node.target))
@@ -346,7 +348,8 @@ class _Importer:
         return place
 
     def _unsupported(self, node: Any, what: str) -> UnsupportedError:
-        return UnsupportedError(
+        kind = RandomError if hasattr(node.target, "tags") and draws(node, node.args, node.kwargs) else UnsupportedError
+        return kind(
             f"the operator {what} has no counterpart in the op table: {self._where(node)}",
             "import the part of the module around it (export a submodule), or add the operator to fuser/ir/ops.py",
         )

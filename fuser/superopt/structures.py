@@ -146,7 +146,9 @@ def cut(program: TensorProgram, cuts: tuple[str, ...]) -> KernelGraph:
     kernels: list[Kernel] = []
     for i, nodes in enumerate(_segments(program, cuts)):
         block = fuse_nodes(program, axes, nodes, f"{program.name}_{i}")
-        if set(block.outputs) - set(cuts) - set(program.outputs):
+        # a view is made again by each kernel, and what it shows is no output of the one that computes it
+        between = {*block.outputs, *(n for n in block.inputs if n not in program.inputs)}
+        if between - set(cuts) - set(program.outputs):
             raise UnsupportedError(f"cutting {program.name!r} at {cuts} leaves other tensors between the kernels")
         kernels.append(postpone_divisions(block))
     return KernelGraph(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -29,7 +30,7 @@ class Choosing(torch.nn.Module):
 
 def test_control_flow_on_values_runs_graph_by_graph() -> None:
     module, x = Choosing().eval(), torch.randn(4, 8)
-    with pytest.warns(LeftToTorch, match=r"torch\.export cannot trace Choosing.*one by one"):
+    with pytest.warns(LeftToTorch, match=r"Choosing is no program: torch\.export cannot trace.*one by one"):
         run = fuser.compile(module, (x,), device="cpu")
     for given, named in (((x,), {}), ((1000 * x,), {}), ((x,), {"scale": 2.0})):
         with torch.no_grad():
@@ -41,3 +42,41 @@ def test_control_flow_on_values_runs_graph_by_graph() -> None:
 def test_nothing_is_compiled_of_it_for_another_machine() -> None:
     with pytest.raises(UntraceableError, match="cannot trace Choosing"):
         fuser.compile(Choosing().eval(), (torch.randn(4, 8),), target="h200")
+
+
+class Fn(torch.nn.Module):
+    def __init__(self, run: Any) -> None:
+        super().__init__()
+        self.run = run
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.run(*inputs)
+
+
+NO_PROGRAMS: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "float64": (torch.nn.Linear(8, 8).double(), (torch.randn(4, 8).double(),)),
+    "complex": (Fn(lambda x: torch.fft.fft(x).abs()), (torch.randn(4, 8),)),
+    "empty": (Fn(lambda x, y: torch.cat([x, y]) * 2), (torch.randn(0, 8), torch.randn(3, 8))),
+    "as many as there are": (Fn(lambda x: x[x > 0] + 1), (torch.randn(3, 8),)),
+    "a number of a tensor": (Fn(lambda x: x * x.sum().item()), (torch.randn(3, 8),)),
+    "small integers": (Fn(lambda x: x.float() / 255), (torch.ones(4, 3, dtype=torch.uint8),)),
+    "written inputs": (Fn(lambda x: x.add_(1).relu()), (torch.randn(3, 8),)),
+    "written parameters": (torch.nn.Embedding(10, 4, max_norm=1.0), (torch.arange(3),)),
+    "sparse": (Fn(lambda x: torch.sparse.mm(x.to_sparse(), x.T)), (torch.randn(3, 8),)),
+    "statistics of a batch": (torch.nn.BatchNorm1d(8).train(), (torch.randn(5, 8),)),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", NO_PROGRAMS)
+def test_what_is_no_program_runs_all_the_same(name: str) -> None:
+    module, inputs = NO_PROGRAMS[name]
+    with torch.no_grad():
+        want = copy.deepcopy(module)(*copy.deepcopy(inputs))
+        run = fuser.compile(module, copy.deepcopy(inputs), device="cpu")
+        torch.testing.assert_close(run(*copy.deepcopy(inputs)), want)
+
+
+def test_what_fails_by_itself_fails_when_it_is_compiled() -> None:
+    with pytest.raises(fuser.FuserError, match="cannot trace Linear"):
+        fuser.compile(torch.nn.Linear(8, 8), (torch.randn(4, 9),), device="cpu")

@@ -150,3 +150,14 @@ def test_of_a_deep_chain_rule_4_counts_what_is_alive_at_once():
     assert layer <= alive(f)[0] <= layer + 2 * 128
     assert equation1(f)[0] > 6 * layer
     assert evaluate((f,), alive)[0] == alive(f)[0]
+
+
+def test_a_cut_that_leaves_a_result_between_kernels_is_no_structure() -> None:
+    """Softmax whose view both kernels read: only the product is stored."""
+    b = Builder("both")
+    x, w = b.input("X", (2, 5, 8)), b.input("W", (8, 4))
+    s = b.op("reshape", b.op("softmax", b.op("reshape", x @ w, shape=(10, 4)), axis=1), shape=(2, 5, 4))
+    product, total = b.op("transpose", s, perm=(0, 2, 1)) @ x, b.op("sum", s, axis=(1,), keepdims=True)
+    program = b.build(Y=b.op("transpose", product, perm=(0, 2, 1)) * total)
+    for graph in structures(program):
+        graph.validate()
