@@ -35,7 +35,7 @@ VERBS: dict[str, Verb] = {
     "optimize": Verb("tvm_bridge.commands:optimize", "choose, compile, run kernels of a model (.pt2, .onnx, Relay)"),
     "package": Verb("tvm_bridge.package_commands:package", "a library of optimize --runtime relax with all that runs it"),
     "tune": Verb("search.tune_commands:tune", "choose schedules for named workloads and lower the winners"),
-    "records": Verb("search.records_commands:records", "what was measured: list, show, why, merge, prune, export, import"),
+    "records": Verb("search.records_commands:records", "measurements: list, show, why, merge, prune, export, import"),
     "space": Verb("search.commands:space", "show the pruning funnel of a schedule space"),
     "explain": Verb("search.tune_commands:explain", "why a workload's winner, a model's plan, or one of its kernels"),
     "superoptimize": Verb("fuser.superopt.commands:superoptimize", "search for verified µGraphs of a program"),
