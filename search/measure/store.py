@@ -150,7 +150,8 @@ def open_store(path: Path | str, tables: Sequence[Table]) -> sqlite3.Connection:
 
 def _connect(path: Path | str) -> sqlite3.Connection:
     """Text that is damaged beyond UTF-8 comes with replacements, so that its checksum is wrong."""
-    db = sqlite3.connect(path, timeout=PATIENCE, isolation_level=None)
+    own = str(path) != ":memory:"  # what lies in memory alone is read by every thread, once it is there
+    db = sqlite3.connect(path, timeout=PATIENCE, isolation_level=None, check_same_thread=own)
     db.text_factory = partial(str, encoding="utf-8", errors="replace")
     return db
 
