@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import time
+from contextlib import suppress
 from typing import Any
 
 from fuser.errors import EnvironmentError_
+from fuser.interrupts import without_interrupts
 
 
 def device_info(device: str) -> dict[str, Any]:
@@ -27,6 +33,63 @@ def device_info(device: str) -> dict[str, Any]:
         "ptxas": triton.knobs.nvidia.ptxas.version,  # type: ignore[attr-defined]
         **info,
     }
+
+
+QUERY = {
+    "clocks.current.sm": "sm_clock_mhz",
+    "clocks.current.memory": "memory_clock_mhz",
+    "clocks_throttle_reasons.active": "throttled",
+    "temperature.gpu": "temperature_c",
+    "power.draw": "power_w",
+}
+"""What nvidia-smi is asked about the moment, and its name in a row. What holds the clocks back is a mask of bits: 1 is idleness, 4 the
+power limit, 8, 20, 40 and 80 (hexadecimal) are heat and the board's own brakes."""
+
+
+EVERY = 2.0
+"""Seconds between two questions."""
+
+
+class Conditions:
+    """Clocks, heat and what holds the clocks back, asked for in the background: an answer is there for the batch after the next.
+    Nothing where there is no nvidia-smi."""
+
+    def __init__(self) -> None:
+        self._asked: subprocess.Popen[str] | None = None
+        self._when = -EVERY
+        self._command = shutil.which("nvidia-smi")
+        self.now: dict[str, str] = {}
+
+    def ask(self) -> dict[str, str]:
+        """The latest answer; asks again."""
+        if self._command is None:
+            return {}
+        if self._asked is not None and self._asked.poll() is not None:
+            self.now = parse_conditions(self._asked.communicate()[0]) or self.now
+            self._asked = None
+        if self._asked is None and time.monotonic() - self._when > EVERY:
+            self._when = time.monotonic()
+            index = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+            query = [f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader,nounits", "-i", index]
+            with suppress(OSError), without_interrupts():
+                self._asked = subprocess.Popen(
+                    [self._command, *query], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+                )
+        return self.now
+
+    def close(self) -> None:
+        if self._asked is not None:
+            self._asked.kill()
+            self._asked.communicate()
+            self._asked = None
+
+
+def parse_conditions(text: str) -> dict[str, str]:
+    """The first line of nvidia-smi's answer to :data:`QUERY`; what it does not know is left out."""
+    values = [v.strip() for v in (text.splitlines() or [""])[0].split(",")]
+    if len(values) != len(QUERY):
+        return {}
+    return {name: v for name, v in zip(QUERY.values(), values, strict=True) if v and not v.startswith("[")}
 
 
 def gpu_at_hand(device: str | None = None) -> tuple[str, int] | None:

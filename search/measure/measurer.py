@@ -32,6 +32,7 @@ from fuser.runtime.plan import Plan
 from search.measure.compiling import CompilePool
 from search.measure.compiling import planned
 from search.measure.compiling import source_hash
+from search.measure.machine import Conditions
 from search.measure.measurement import Measurement
 from search.measure.records import Records
 from search.measure.records import generator_version
@@ -58,6 +59,7 @@ class Bench:
     run: str = ""
     batches: int = 0
     mark: str = field(default_factory=lambda: uuid.uuid4().hex[:6])
+    conditions: Conditions = field(default_factory=Conditions)
     kernels: dict[str, Kernels] = field(default_factory=dict)
     """What was compiled, by the hash of its sources."""
 
@@ -78,6 +80,7 @@ class Bench:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.conditions.close()
         self.pool.close()
         self.worker.close()
 
@@ -90,9 +93,11 @@ class Bench:
     def generator(self) -> str:
         return generator_version()
 
-    @cached_property
+    @property
     def environment(self) -> str:
-        return json.dumps(self.worker.info, sort_keys=True)
+        """The machine, and its clocks at the last batches."""
+        now = self.conditions.ask() if self.worker.device == "cuda" else {}
+        return json.dumps({**self.worker.info, **now}, sort_keys=True)
 
     # -- rows ---------------------------------------------------------------------------------------------------------------
 
@@ -151,10 +156,16 @@ class Bench:
         return self._measured(program, items, again, compile_timeout)[0]
 
     def compare(
-        self, program: TensorProgram, candidates: Sequence[Candidate], beside: Candidate | None = None, again: bool = False
+        self,
+        program: TensorProgram,
+        candidates: Sequence[Candidate],
+        beside: Candidate | None = None,
+        again: bool = False,
+        seconds: float | None = None,
     ) -> tuple[list[Measurement], Measurement | None]:
-        """As :meth:`measure`, with ``beside`` (measured before) timed in turn with what is new, if anything is."""
-        rows, other = self._measured(program, candidates, again, None, beside)
+        """As :meth:`measure`, with ``beside`` (measured before) timed in turn with what is new, if anything is. ``seconds`` are
+        waited for compilers."""
+        rows, other = self._measured(program, candidates, again, seconds, beside)
         return [r.measurement for r in rows], other
 
     def _measured(

@@ -25,6 +25,7 @@ from fuser.runtime.cuda_driver import CudaError
 from fuser.runtime.graph_executor import Executable
 from fuser.runtime.launch import LoadedKernel
 from fuser.runtime.plan import Plan
+from search.measure.contest import undecided
 from search.measure.measurement import Measurement
 from search.measure.measurement import failed
 from search.measure.session import Session
@@ -310,7 +311,9 @@ def _replay_cuda(session: Session, live: Mapping[int, _Prepared], watch: Watch) 
             p.graph.replay()
         sync(session.device)
     order = list(live)
-    for _ in range(session.options.rounds):
+    for done in range(max(session.options.rounds, session.options.most_rounds)):
+        if done >= session.options.rounds and not (order := undecided(found)):
+            break
         watch.doing(-1)
         events = []
         for i in order:

@@ -46,10 +46,15 @@ class Judge(Protocol):
         ...
 
     def compare(
-        self, program: TensorProgram, candidates: Sequence[Candidate], beside: Candidate | None = None, again: bool = False
+        self,
+        program: TensorProgram,
+        candidates: Sequence[Candidate],
+        beside: Candidate | None = None,
+        again: bool = False,
+        seconds: float | None = None,
     ) -> tuple[list[Measurement], Measurement | None]:
         """What became of each, and of ``beside``, which is timed in turn with them; checked against float64 before. What was
-        measured before is not measured again, unless ``again``."""
+        measured before is not measured again, unless ``again``. ``seconds`` are waited for compilers."""
         ...
 
 
@@ -78,7 +83,7 @@ class Campaign:
                 self._prepare(i)
             while self._pending and self.clock() < end:
                 number = self._next(limited=self.seconds is not None)
-                self._generation(number)
+                self._generation(number, end)
                 self._prepare(number)
             if self._pending:
                 self.why = "budget"
@@ -102,11 +107,14 @@ class Campaign:
             return next(iter(self._pending))
         return max(self._pending, key=lambda i: (self.hunts[i].gain, -i))
 
-    def _generation(self, number: int) -> None:
+    def _generation(self, number: int, end: float) -> None:
         start, self.current = self.clock(), number
         hunt, entries = self.hunts[number], self._pending[number]
         best = hunt.best
-        found, beside = self.judge.compare(hunt.program, [e.candidate for e in entries], best.candidate if best else None)
+        left = None if math.isinf(end) else max(end - start, 0.0)
+        found, beside = self.judge.compare(
+            hunt.program, [e.candidate for e in entries], best.candidate if best else None, seconds=left
+        )
         drift = 1.0
         if best and beside and beside.ok and beside.time_us:
             drift = hunt.times[best] / (beside.time_us * 1e-6)

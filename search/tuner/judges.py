@@ -17,7 +17,7 @@ from search.tuner.campaign import Judge
 from search.tuner.memory import Memory
 from search.tuner.simulated import Simulated
 
-OPTIONS = Options(rounds=7, replay_ms=6.0)
+OPTIONS = Options(rounds=5, most_rounds=21, replay_ms=6.0)
 COMPILE_SECONDS = 30
 """A kernel that takes longer to compile is given up in this search."""
 

@@ -76,7 +76,12 @@ class Simulated:
         """There is nothing to compile."""
 
     def compare(
-        self, program: TensorProgram, candidates: Sequence[Candidate], beside: Candidate | None = None, again: bool = False
+        self,
+        program: TensorProgram,
+        candidates: Sequence[Candidate],
+        beside: Candidate | None = None,
+        again: bool = False,
+        seconds: float | None = None,
     ) -> tuple[list[Measurement], Measurement | None]:
         """A measurement of each candidate, and one of ``beside`` in turn with them."""
         return [self.measure(c) for c in candidates], self.measure(beside) if beside else None

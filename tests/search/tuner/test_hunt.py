@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -112,10 +113,15 @@ def test_drift_between_generations_is_no_gain() -> None:
         batches = 0
 
         def compare(
-            self, program: TensorProgram, candidates: Sequence[Candidate], beside: Candidate | None = None, again: bool = False
+            self,
+            program: TensorProgram,
+            candidates: Sequence[Candidate],
+            beside: Candidate | None = None,
+            *args: Any,
+            **options: Any,
         ) -> tuple[list[Measurement], Measurement | None]:
             self.batches += 1
-            found, other = super().compare(program, candidates, beside, again)
+            found, other = super().compare(program, candidates, beside)
             slow = [replace(m, time_us=(m.time_us or 0.0) * 1.1**self.batches) for m in (*found, *([other] if other else []))]
             return slow[: len(found)], slow[-1] if other else None
 
