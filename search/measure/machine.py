@@ -42,8 +42,8 @@ QUERY = {
     "temperature.gpu": "temperature_c",
     "power.draw": "power_w",
 }
-"""What nvidia-smi is asked about the moment, and its name in a row. What holds the clocks back is a mask of bits: 1 is idleness, 4 the
-power limit, 8, 20, 40 and 80 (hexadecimal) are heat and the board's own brakes."""
+"""What nvidia-smi is asked about the moment, and its name in a row. What holds the clocks back is a mask of bits: 1 is idleness,
+4 the power limit, 8, 20, 40 and 80 (hexadecimal) are heat and the board's own brakes."""
 
 
 EVERY = 2.0

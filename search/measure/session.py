@@ -20,11 +20,11 @@ from fuser.runtime.torch_program import reference
 @dataclass(frozen=True)
 class Options:
     """How to measure. ``l2_factor``: inputs and outputs of all sets together are that many times the L2 cache. ``rounds``
-    replays are timed (0: candidates are only checked), up to ``most_rounds`` of those whose difference to the fastest is not clear;
-    one replay holds each set once, or fewer where it would last longer than
-    ``replay_ms``. ``tolerance`` overrides the largest accepted Frobenius error (by default by dtype). ``inputs`` names a
-    function ``module:name`` that draws the inputs, called with (program, generator, device); by default they are standard
-    normal, times ``scale``, brought into the program's domain (:mod:`fuser.drawing`)."""
+    replays are timed (0: candidates are only checked), up to ``most_rounds`` of those whose difference to the fastest is not
+    clear; one replay holds each set once, or fewer where it would last longer than ``replay_ms``. ``tolerance`` overrides the
+    largest accepted Frobenius error (by default by dtype). ``inputs`` names a function ``module:name`` that draws the inputs,
+    called with (program, generator, device); by default they are standard normal, times ``scale``, brought into the program's
+    domain (:mod:`fuser.drawing`)."""
 
     seed: int = 0
     rounds: int = 11
