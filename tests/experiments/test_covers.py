@@ -9,9 +9,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from experiments import covers  # noqa: E402
-from fuser.errors import UsageError  # noqa: E402
-from fuser.ir.rows import row_step  # noqa: E402
+from experiments import covers
+from fuser.errors import UsageError
+from fuser.ir.rows import row_step
 
 CASE = {
     "network": "gpt2",
