@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ torch = pytest.importorskip("torch")
 
 from fuser.device import load_device  # noqa: E402
 from fuser.ir.builder import Builder  # noqa: E402
+from fuser.ir.candidate import Candidate  # noqa: E402
 from fuser.ir.layouts import rows_of  # noqa: E402
 from fuser.ir.program import TensorProgram  # noqa: E402
 from fuser.runtime.graph_executor import Executable  # noqa: E402
@@ -24,6 +26,7 @@ from search.cover.model import Model  # noqa: E402
 from search.cover.model import compile_model  # noqa: E402
 from search.cover.parts import parts  # noqa: E402
 from search.cover.prices import priced  # noqa: E402
+from search.cover.stitch import stitch  # noqa: E402
 from tests.search.cover.test_cover import random_program  # noqa: E402
 
 H200 = load_device("h200")
@@ -81,19 +84,32 @@ def test_longer_rows_are_cheaper_where_they_are_read(models: dict[bool, Model]) 
 
 
 def test_what_is_chosen_is_stored_so_and_computes_the_same(models: dict[bool, Model]) -> None:
-    program, params = narrow()
-    x = np.random.default_rng(1).standard_normal((128, 256)).astype(np.float16)
-    wanted = program.evaluate({"X": x, **params})
     for on, model in models.items():
-        run = Executable(
-            plan(model.whole.candidate.candidate),
-            device="cpu",
-            constants={n: torch.from_numpy(p) for n, p in model.params.items()},
-        )
-        got = run.run({"X": torch.from_numpy(x)})
-        for name, y in wanted.items():
-            np.testing.assert_allclose(got[name].double().numpy(), y, atol=4e-3)
+        agrees(model.whole.candidate.candidate, model.params)
         assert bool(rows_of(model.whole.candidate.graph)) == on
+
+
+def test_conversions_are_kernels() -> None:
+    """What makes the rows may not make longer ones, and what reads them wants these."""
+    program, params = narrow()
+    found = priced(with_layouts(program, parts(program), params), H200, libraries=False)
+    seconds = {p: t.winner.seconds for p, t in found.items()}
+    for part in found:
+        if part.nodes and (("H", 200) in part.leaves or (("H", 0) in part.takes)):
+            seconds[part] = float("inf")
+    chosen = cover(program, list(found), seconds)
+    assert [(p.takes, p.leaves) for p in chosen.parts if not p.nodes] == [((("H", 0),), (("H", 200),))]
+    agrees(*stitch(program, params, [(p, found[p].winner.candidate) for p in chosen.parts]))
+
+
+def agrees(candidate: Candidate, params: Mapping[str, Any]) -> None:
+    """It computes what the narrow program does, in Triton's interpreter."""
+    program, plain = narrow()
+    x = np.random.default_rng(1).standard_normal((128, 256)).astype(np.float16)
+    run = Executable(plan(candidate), device="cpu", constants={n: torch.from_numpy(p) for n, p in params.items()})
+    got = run.run({"X": torch.from_numpy(x)})
+    for name, y in program.evaluate({"X": x, **plain}).items():
+        np.testing.assert_allclose(got[name].double().numpy(), y, atol=4e-3)
 
 
 def test_parameters_are_laid_once(models: dict[bool, Model]) -> None:
