@@ -19,7 +19,6 @@ from cost_model.refined import check_device
 from cost_model.refined import estimate
 from fuser.arguments import LONGEST
 from fuser.arguments import finite
-from fuser.console import note
 from fuser.console import plain
 from fuser.console import print_json
 from fuser.console import print_table
@@ -29,7 +28,7 @@ from fuser.device import load_device
 from fuser.errors import UsageError
 from fuser.files import file_stem
 from fuser.frontends.model_file import is_model_file
-from fuser.interrupts import INTERRUPTED
+from fuser.interrupts import Terminated
 from fuser.ir.program import TensorProgram
 from fuser.lower.compile import save_artifact
 from fuser.outputs import make_folder
@@ -64,6 +63,7 @@ from search.tuner.memory import GENERATED
 from search.tuner.memory import LIBRARY
 from search.tuner.memory import Memory
 from search.tuner.memory import open_memory
+from search.tuner.tuning import STOPPED
 from search.tuner.tuning import Task
 from search.tuner.tuning import Tuning
 
@@ -106,7 +106,7 @@ def tune(  # noqa: PLR0913
     ] = None,
     simulate: Simulate = None,
     json: Json = False,
-) -> int:
+) -> None:
     """Choose schedules for named workloads, compile the winners to PTX and cubin, and check them.
 
     With the efforts quick and full the fastest candidates are measured on the GPU, and kept: the next call, of instant too, takes
@@ -123,12 +123,13 @@ def tune(  # noqa: PLR0913
     start = time.perf_counter()
     tuned = _tuned(found, device, wanted, memory, superoptimize, seed, jobs, json)
     searching = time.perf_counter() - start
-    interrupted = any(t.searched is not None and t.searched.why == "interrupted" for t in tuned)
-    tuned = [t for t in tuned if not interrupted or (t.searched is not None and t.searched.origin != "model")]
-    if interrupted and not tuned:
-        raise KeyboardInterrupt
+    stopped = next((t.searched.why for t in tuned if t.searched and t.searched.why in STOPPED), "")
+    stop = Terminated if stopped == "terminated" else KeyboardInterrupt
+    tuned = [t for t in tuned if not stopped or (t.searched is not None and t.searched.origin != "model")]
+    if stopped and not tuned:
+        raise stop
     start = time.perf_counter()
-    if (jobs or 2) > 1 and len(tuned) > 1 and not interrupted:
+    if (jobs or 2) > 1 and len(tuned) > 1 and not stopped:
         with ProcessPoolExecutor(jobs or 2, SPAWN) as pool:
             done = realise(tuned, device, pool, check)
     else:
@@ -142,7 +143,7 @@ def tune(  # noqa: PLR0913
         "effort": effort,
         "search_seconds": searching,
         "compile_seconds": compiled,
-        "interrupted": interrupted,
+        "interrupted": bool(stopped),
         "workloads": documents,
     }
     notes = [f"written to {output}"] if output else []
@@ -156,9 +157,8 @@ def tune(  # noqa: PLR0913
         show_measured(device, documents, done, searching, notes, simulate is not None)
     else:
         _show_instant(device, documents, compiled, check, notes)
-    if interrupted:
-        note("interrupted: what was measured is kept, the same command goes on")
-    return INTERRUPTED if interrupted else 0
+    if stopped:
+        raise stop("what was measured is kept, the same command goes on")
 
 
 def _tuned(

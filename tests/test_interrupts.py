@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from search.measure.records import Records
 from tests.paths import RELAY
 
 MUFUSER = (sys.executable, "-m", "fuser")
@@ -26,6 +28,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "space": (*MUFUSER, "space", "--gemm-chain", "1024", "1024", "512", "512"),
     "explain": (*MUFUSER, "explain", "mcfuser/S2"),
     "tune": (*MUFUSER, "tune", "mcfuser/G1", "mcfuser/G2", "mcfuser/S1", "-o", "{out}"),
+    "tune-measured": (*MUFUSER, "tune", "mcfuser/G1", "mcfuser/G4", "--effort", "full:60", "--simulate", "1", "--records",
+                      "{out}/records.sqlite", "--json"),
     "superoptimize": (*MUFUSER, "superoptimize", "mirage/mlp", "mirage/rmsnorm", "--budget", "20", "--save", "{out}"),
     "verify": (*MUFUSER, "verify", "mcfuser/G1", "{graph}", "--rounds", "30"),
     "show": (*MUFUSER, "show", "{graph}"),
@@ -120,8 +124,6 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def good_graph(folder: Path) -> str:
-    import json
-
     from fuser.superopt.structures import structures
     from fuser.workloads import workload
 
@@ -144,6 +146,24 @@ def test_a_signal_ends_a_command_in_one_line(
 ) -> None:
     end = interrupted(COMMANDS[name], after, group, number, graph, str(tmp_path))
     assert fault(end, 130 if number == signal.SIGINT else 143) in ("", "python")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("after", "group", "number"), [(1.0, True, 2), (6.0, True, 2), (12.0, False, 2), (20.0, True, 2), (20.0, False, 15)]
+)
+def test_a_search_that_is_stopped_keeps_what_it_has(after: float, group: bool, number: int, tmp_path: Path) -> None:
+    end = interrupted(COMMANDS["tune-measured"], after, group, number, out=str(tmp_path))
+    assert fault(end, 130 if number == signal.SIGINT else 143) in ("", "python")
+    if end.stdout:
+        document = json.loads(end.stdout)
+        assert document["interrupted"]
+        assert all(w["measured_us"] > 0 and w["kernels"] for w in document["workloads"])
+        with Records(tmp_path / "records.sqlite") as records:
+            kept = {w.workload: w for w in records.winners()}
+        assert set(kept) == {w["workload"] for w in document["workloads"]}
+        assert {w.effort for w in kept.values()} == {""}
+    assert end.stdout or after < 20
 
 
 @pytest.mark.parametrize("more", ["", " --json"])

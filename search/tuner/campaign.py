@@ -16,6 +16,7 @@ from dataclasses import field
 from typing import Protocol
 from typing import TypeVar
 
+from fuser.interrupts import Terminated
 from fuser.ir.candidate import Candidate
 from fuser.ir.program import TensorProgram
 from search.measure.measurement import Measurement
@@ -88,8 +89,8 @@ class Campaign:
             if self._pending:
                 self.why = "budget"
             self._finals(end)
-        except KeyboardInterrupt:
-            self.why = "interrupted"
+        except KeyboardInterrupt as error:
+            self.why = "terminated" if isinstance(error, Terminated) else "interrupted"
 
     def _prepare(self, number: int) -> None:
         """Ask a search for its next generation, and let compilers begin."""
@@ -118,7 +119,8 @@ class Campaign:
         drift = 1.0
         if best and beside and beside.ok and beside.time_us:
             drift = hunt.times[best] / (beside.time_us * 1e-6)
-        hunt.tell([(e, m, (m.time_us or math.inf) * 1e-6 * drift) for e, m in zip(entries, found, strict=True)])
+        told = [(e, m) for e, m in zip(entries, found, strict=True) if m.lasting or m.status != "timeout"]  # time was up
+        hunt.tell([(e, m, (m.time_us or math.inf) * 1e-6 * drift) for e, m in told])
         self.spent[number] = self.spent.get(number, 0.0) + self.clock() - start
         self.watch(hunt)
 

@@ -38,6 +38,8 @@ from search.tuner.pool import jobs_of
 from search.tuner.pool import part
 from search.tuner.pool import pool_of
 
+STOPPED = ("interrupted", "terminated")
+"""Ends of a search that a user has made."""
 BEGIN = 4
 """Schedules that somebody knows, with which a search begins."""
 
@@ -145,7 +147,7 @@ def _hunts(
 
 def _searched(hunt: Hunt, campaign: Campaign, number: int, device: Device) -> Tuned:
     ranked = hunt.top(1 + RUNNERS)
-    interrupted = campaign.why == "interrupted"
+    interrupted = campaign.why in STOPPED
     if hunt.times and hunt.best is None and not interrupted:
         counts = ", ".join(f"{n} {what}" for what, n in hunt.failures.most_common())
         raise NoValidKernelError(
