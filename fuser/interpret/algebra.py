@@ -155,7 +155,8 @@ class FloatAlgebra:
 def guarded(graph: KernelGraph) -> frozenset[tuple[str, str]]:
     """The (kernel, value) pairs of differences and quotients that have a defined result where everything is masked:
 
-    * x − max, for a folded maximum, is −inf where x is −inf, even if the maximum is −inf too: what is absent stays absent;
+    * x − max, for a folded maximum or the larger of several, is −inf where x is −inf, even if the maximum is −inf too: what is
+      absent stays absent;
     * a / b, where both are computed from exponentials and b sums them, is 0 where both are 0: a fully masked row gives 0.
 
     Everything else follows IEEE arithmetic. Both rules hold across kernels, for the partial results of a split reduction.
@@ -163,13 +164,22 @@ def guarded(graph: KernelGraph) -> frozenset[tuple[str, str]]:
     found: set[tuple[str, str]] = set()
 
     def compute(block: BlockGraph, s: Stmt, xs: list[_Origin]) -> _Origin:
-        shift = s.op == "sub" and block.by_value[s.args[1]].op == "max"
+        shift = s.op == "sub" and (block.by_value[s.args[1]].op == "max" or shared_top(block, *s.args))
         if shift or (s.op == "div" and xs[0].made and xs[1].summed):
             found.add((block.name, s.value))
         return _Origin.of(s.op, xs)
 
     through(graph, dict.fromkeys(graph.inputs, _Origin()), compute, lambda k, xs: _Origin.of(k.op, xs))
     return frozenset(found)
+
+
+def shared_top(block: BlockGraph, value: str, top: str) -> bool:
+    """``top`` is the larger of several maxima, one of them that of ``value``: several exponentials are shifted by it."""
+    s = block.by_value[top]
+    if s.op != "maximum":
+        return False
+    made = [block.by_value[a] for a in s.args]
+    return any(m.value == value or (m.op == "max" and m.args == (value,)) or shared_top(block, value, m.value) for m in made)
 
 
 class _Origin(NamedTuple):

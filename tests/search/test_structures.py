@@ -98,6 +98,25 @@ def test_keys_in_several_tensors_share_a_maximum_and_are_split(largest, rng):
     np.testing.assert_allclose(got, weights @ values / weights.sum(-1, keepdims=True), rtol=1e-6, atol=1e-9)
 
 
+def test_keys_in_several_tensors_may_all_be_masked(rng):
+    b = Builder("masked")
+    q, m = b.input("Q", (2, 3, 8)), b.input("M", (3, 25))
+    k, v = (b.op("concat", b.input(f"{x}0", (2, 24, 8)), b.input(f"{x}1", (2, 1, 8)), axis=1) for x in "KV")
+    program = b.build(O=b.attention(q, k, v, m))
+    inputs = {n: x.astype(np.float64) for n, x in program.random_inputs(rng).items()} | {"M": np.zeros((3, 25))}
+    inputs["M"][0], inputs["M"][1, :24], inputs["M"][2, 24] = -np.inf, -np.inf, -np.inf
+    expected = program.evaluate(inputs)["O"]
+    assert not expected[:, 0].any()
+    for graph in structures(program):
+        schedule = Schedule(
+            tuple(
+                KernelSchedule(tuple((a, 5) for a, _ in k.splits), splits=tuple((a.name, 3) for a in k.axes if a.extent == FREE))
+                for k in graph.blocks
+            )
+        )
+        np.testing.assert_allclose(interpret(graph, schedule, inputs)["O"], expected, atol=1e-12)
+
+
 def test_cuts_stand_behind_the_element_wise_operators_of_a_contraction():
     assert cut_points(chain(32, 48, 16, 8, "relu")) == ("relu_1",)
     assert cut_points(chain(32, 48, 16, 8)) == ("matmul_0",)

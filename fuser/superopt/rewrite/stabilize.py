@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from dataclasses import replace
 
+from fuser.interpret.algebra import shared_top
 from fuser.ir.mugraph import Access
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
@@ -74,16 +75,7 @@ def unstable(graph: KernelGraph) -> tuple[str, ...]:
 def _shifted(block: BlockGraph, s: Stmt) -> bool:
     """The operand is already a difference to a running maximum, or to one over several exponentials."""
     inner = block.by_value[s.args[0]]
-    return inner.kind == "compute" and inner.op == "sub" and (bool(inner.running) or _below(block, *inner.args))
-
-
-def _below(block: BlockGraph, value: str, top: str) -> bool:
-    """``top`` is the larger of several maxima, one of them that of ``value``."""
-    s = block.by_value[top]
-    return s.op == "maximum" and any(
-        a == value or _below(block, value, a) or (block.by_value[a].op == "max" and block.by_value[a].args == (value,))
-        for a in s.args
-    )
+    return inner.kind == "compute" and inner.op == "sub" and (bool(inner.running) or shared_top(block, *inner.args))
 
 
 def _below_maximum(block: BlockGraph, exponential: str) -> bool:
