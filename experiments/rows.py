@@ -22,6 +22,7 @@ from experiments.candidates import best_known
 from experiments.candidates import fastest_first
 from experiments.drawn import name_of
 from experiments.environment import commit
+from experiments.products import SUITES
 from experiments.script import script
 from fuser.device import load_device
 from fuser.errors import UsageError
@@ -50,9 +51,10 @@ def entry(file: Path) -> dict[str, Any]:
 
 
 def best(raw: Records, title: str, count: int = BEST) -> Records:
-    """The fastest rows of every workload on a device."""
+    """The fastest rows of every workload on a device, but of programs that the model alone is judged on."""
     found = Records(":memory:")
-    for name in sorted({r.workload for r in raw.rows(device=title, kind="kernel")}):
+    names = {r.workload for r in raw.rows(device=title, kind="kernel")}
+    for name in sorted(n for n in names if n.partition("/")[0] not in SUITES):
         for known in best_known(raw, name, title, count):
             structure, schedule = name_of(known.candidate)
             rows = raw.rows(workload=name, device=title, structure=structure, schedule=schedule)

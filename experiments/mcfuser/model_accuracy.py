@@ -29,6 +29,8 @@ from cost_model.calibrate import held_out
 from cost_model.calibrate import table
 from cost_model.calibrate import to_toml
 from cost_model.constants import Constants
+from cost_model.features import schedule_features
+from experiments.products import SUITES
 from experiments.script import script
 from fuser.device import Device
 from fuser.device import load_device
@@ -39,9 +41,10 @@ from fuser.outputs import write_file
 from search.measure.known import files_of
 from search.measure.rows import Record
 from search.measure.rows import read_rows
+from search.space.hazards import unwieldy
 
-MODELLED = frozenset({"pdl", "prefetch", "lazy", "group", "evict"})
-"""Options of the lowering of which the model knows, or that hardly change a time."""
+UNKNOWN = frozenset({"unroll", "specialize", "pad"})
+"""Options of the lowering that change a time and of which the model knows nothing."""
 
 
 def read(paths: Sequence[Path], device: Device) -> list[Sample]:
@@ -56,15 +59,19 @@ def read(paths: Sequence[Path], device: Device) -> list[Sample]:
     samples = []
     for (workload, structure, _), rows in found.items():
         candidate = Candidate(graphs[structure], rows[0].schedule_value())
-        if any(k is None or set(k.knob) - MODELLED for _, k in scheduled(candidate.graph, candidate.schedule)):
+        if any(k is None or set(k.knob) & UNKNOWN for _, k in scheduled(candidate.graph, candidate.schedule)):
             continue  # a library's kernel, or an option that the model does not know
+        if any(unwieldy(schedule_features(b, k)).any() for b, k in candidate.blocks):
+            continue  # never chosen
         samples.append(Sample(workload, candidate, 1e-6 * float(np.median([r.time_us or np.nan for r in rows]))))
     return samples
 
 
 def family(workload: str) -> str:
-    """Workloads that are alike: ``mcfuser/G``, ``mcfuser/S``, each network of Mirage at all batch sizes."""
+    """Workloads that are alike: ``mcfuser/G``, ``mcfuser/S``, each network of Mirage at all batch sizes, all products."""
     suite, name = workload.split("/", 1)
+    if suite in SUITES:  # left out as a whole
+        return suite
     return f"{suite}/{name.split(':')[0].split('-')[-1]}" if suite == "mirage" else f"{suite}/{name[0]}"
 
 

@@ -1,0 +1,164 @@
+"""Whether a search with the superoptimizer ends with a slower kernel than one without, over programs that are drawn.
+
+    python -m experiments.searched choose -o out/searched.json --seed 1 --count 30    # tunes each twice; needs no GPU
+    python -m experiments.searched compile out/searched.json --budget 60              # fills Triton's cache
+    python -m experiments.searched measure out/searched.json -o out/searched-rows.jsonl --budget 60
+
+Of both searches the winner and some runners-up are measured, all of a program in turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import geometric_mean
+from typing import Any
+
+from experiments.gather import say
+from experiments.products import drawn_programs
+from experiments.script import script
+from experiments.spread import ROUNDS
+from experiments.spread import compile_all
+from fuser.console import print_table
+from fuser.device import Device
+from fuser.device import load_device
+from fuser.errors import FuserError
+from fuser.errors import UsageError
+from fuser.files import read_json
+from fuser.ir.candidate import Candidate
+from fuser.ir.program import TensorProgram
+from fuser.ir.schedule import Schedule
+from fuser.ir.serialize import graph_from_json
+from fuser.outputs import make_folder
+from fuser.outputs import write_file
+from fuser.superopt.structures import searched
+from fuser.superopt.structures import structures
+from search.measure.measurer import Bench
+from search.measure.records import Records
+from search.tune import Tuned
+from search.tune import tune_fast
+
+SLOWER = 1.05
+"""Times slower with the superoptimizer from which the search has lost by it."""
+
+
+def entry(tuned: Tuned, runners: int) -> list[list[Any]]:
+    """The winner and the best of other structures, with their estimates."""
+    kept, shown = [tuned.winner], {id(tuned.winner.graph)}
+    for r in tuned.runners:
+        if id(r.graph) not in shown and len(kept) <= runners:
+            kept.append(r)
+            shown.add(id(r.graph))
+    return [[r.graph.to_json(), r.schedule.to_json(), r.us] for r in kept]
+
+
+def choose(program: TensorProgram, device: Device, budget: float, runners: int) -> dict[str, Any]:
+    """Both searches of a program."""
+    start = time.perf_counter()
+    plain = tune_fast(program, device, graphs=structures(program))
+    graphs = searched(program, budget)
+    other = tune_fast(program, device, graphs=graphs)
+    say(
+        f"{program.name}: {plain.winner.us:.2f} µs of {plain.structures} structures, {other.winner.us:.2f} of {len(graphs)}, "
+        f"{time.perf_counter() - start:.0f} s"
+    )
+    return {"plain": entry(plain, runners), "searched": entry(other, runners)}
+
+
+def read(value: dict[str, Any]) -> dict[str, list[Candidate]]:
+    return {k: [Candidate(graph_from_json(g), Schedule.from_json(s)) for g, s, _ in entries] for k, entries in value.items()}
+
+
+def measure(found: dict[TensorProgram, dict[str, list[Candidate]]], bench: Bench, budget: float) -> list[dict[str, Any]]:
+    """Times of all candidates of each program, None for what is not right or was not ready."""
+    start, rows = time.monotonic(), []
+    for program, kinds in found.items():
+        left = budget - (time.monotonic() - start)
+        if left < 2:
+            say(f"time is up after {len(rows)} programs")
+            break
+        every = list(dict.fromkeys(c for cs in kinds.values() for c in cs))
+        times = dict(zip(every, bench.measure(program, every, compile_timeout=left), strict=True))
+        rows.append(
+            {"program": program.name}
+            | {k: [times[c].time_us if times[c].ok else None for c in cs] for k, cs in kinds.items()}
+            | {"failed": [f"{r.status}: {r.detail[:80]}" for r in times.values() if not r.ok]}
+        )
+    return rows
+
+
+def print_result(rows: Sequence[dict[str, Any]]) -> None:
+    """Each program, and how often the search has lost."""
+    shown, ratios = [], []
+    for r in rows:
+        plain, mine = r["plain"][0], r["searched"][0]
+        best = min((t for k in ("plain", "searched") for t in r[k] if t), default=None)
+        if plain and mine and best:
+            ratios.append(mine / plain)
+            shown.append((r["program"], f"{plain:.2f}", f"{mine:.2f}", f"{mine / plain:.3f}", f"{best:.2f}"))
+        else:
+            shown.append((r["program"], plain or "-", mine or "-", "-", "; ".join(r["failed"])[:60]))
+    print_table("Without and with the superoptimizer", ("program", "without µs>", "with µs>", "ratio>", "best µs>"), shown)
+    if ratios:
+        lost = sum(x > SLOWER for x in ratios)
+        print(
+            f"with over without: {geometric_mean(ratios):.3f} (worst {max(ratios):.2f}), slower by 5 %: {lost} of {len(ratios)}"
+        )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    p = argparse.ArgumentParser(prog="python -m experiments.searched", description=(__doc__ or "").splitlines()[0])
+    p.add_argument("what", choices=("choose", "compile", "measure", "table"))
+    p.add_argument("file", nargs="?", type=Path, help="what choose wrote; for table, what measure wrote")
+    p.add_argument("-o", "--out", type=Path, default=None)
+    p.add_argument("--seed", type=int, default=1, help="of the drawn programs")
+    p.add_argument("--count", type=int, default=30, help="of programs")
+    p.add_argument("--runners", type=int, default=3, help="runners-up of other structures")
+    p.add_argument("--superoptimize", type=float, default=6.0, metavar="SECONDS", help="of the superoptimizer for each program")
+    p.add_argument("--budget", type=float, default=60.0, help="seconds of compile or measure")
+    p.add_argument("--workers", type=int, default=None, help="compiling processes (cores by default)")
+    p.add_argument("--target", default="h200")
+    p.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    args = p.parse_args(argv)
+    os.environ.setdefault("MUFUSER_CACHE", str(Path(os.environ.get("TMPDIR", "/tmp")) / "mufuser"))
+    if args.what == "table":
+        print_result(read_json(args.file, error=UsageError)["rows"])
+        return 0
+    device = load_device(args.target)
+    if args.what != "compile" and args.out is None:
+        raise UsageError("a file for the result is needed", "-o FILE")
+    if args.what == "choose":
+        chosen: dict[str, Any] = {}
+        for name, program in drawn_programs(args.seed, args.count).items():
+            try:
+                chosen[name] = choose(program, device, args.superoptimize, args.runners)
+            except FuserError as error:
+                say(f"{name} left out: {error.message}")
+            write_file(args.out, json.dumps({"seed": args.seed, "count": args.count, "programs": chosen}) + "\n")
+        return 0
+    if args.file is None:
+        raise UsageError("a file of candidates is needed", "python -m experiments.searched choose -o FILE")
+    value = read_json(args.file, error=UsageError)
+    programs = drawn_programs(value["seed"], value["count"])
+    found = {programs[n]: read(v) for n, v in value["programs"].items()}
+    if args.what == "compile":
+        every = {p: list(dict.fromkeys(c for cs in kinds.values() for c in cs)) for p, kinds in found.items()}
+        say(f"{compile_all(every, device.arch, args.workers, args.budget)} of {sum(map(len, every.values()))} compiled")
+        return 0
+    make_folder(args.out.parent)
+    name = f"searched-{time.strftime('%Y%m%dT%H%M%S')}"
+    with Records(":memory:") as records, Bench.open(args.device, records, ROUNDS, args.workers, name) as bench:
+        rows = measure(found, bench, args.budget)
+        result = {"environment": json.loads(bench.environment), "compiler": bench.compiler, "rows": rows}
+        write_file(args.out.with_suffix(".json"), json.dumps(result, indent=1) + "\n")
+        say(f"{records.export_lines(args.out)} rows in {args.out}")
+    print_result(rows)
+    return 0
+
+
+if __name__ == "__main__":
+    script(main)
