@@ -27,7 +27,7 @@ REFERENCE = "h200"
 class Constants:
     """``*_cost`` are multiples of the time at the peak rate of one SM; the unit of every field is in :data:`UNITS`."""
 
-    base: float = 0.6e-6
+    base: float = 0.4e-6
     overlap: float = 0.5e-6
     wait: float = 0.40e-6
     rewait: float = 0.2e-6
@@ -38,21 +38,26 @@ class Constants:
     block: float = 0.03e-6
     fold: float = 0.02e-6
     exchange: float = 0.17e-6
-    group_cost: float = 1.2
+    group_cost: float = 1.0
     fragment_cost: float = 1.6
     flat_cost: float = 8.0
     special_cost: float = 1.0
     arithmetic_cost: float = 2.0
     move_cost: float = 1.0
-    serial: float = 0.3
-    block_bandwidth: float = 50.0
+    operand_cost: float = 1.6
+    issue_cost: float = 2.0
+    descriptor: float = 0.1e-6
     sm_bandwidth: float = 64.0
-    l2_rate: float = 1.0
-    memory_rate: float = 0.85
+    merged: float = 0.6
+    l2_rate: float = 0.6
+    memory_rate: float = 0.92
     spill_groups: float = 1.5
     spill: float = 0.5
+    slivers: float = 0.3
+    pieces: float = 0.15
+    parts: float = 0.05
     norm: float = 1.5
-    library: float = 1.2
+    library: float = 1.05
 
 
 UNITS: dict[str, tuple[str, str]] = {
@@ -68,20 +73,25 @@ UNITS: dict[str, tuple[str, str]] = {
     "fold": ("s", "one row fold"),
     "exchange": ("s", "one exchange through shared memory with its barriers"),
     "group_cost": ("x", "contractions by warp groups"),
-    "fragment_cost": ("x", "contractions on fragments, where there are warp groups; elsewhere group_cost holds"),
+    "fragment_cost": ("x", "contractions on fragments, where there are warp groups (elsewhere group_cost holds); not fitted"),
     "flat_cost": ("x", "contractions without tensor cores"),
     "special_cost": ("x", "special functions"),
     "arithmetic_cost": ("x", "fp32 arithmetic"),
     "move_cost": ("x", "bytes between shared memory and registers"),
-    "serial": ("x", "part of its contractions that a block waits for, although others could run"),
-    "block_bandwidth": ("B/clk", "from L2 into one block"),
-    "sm_bandwidth": ("B/clk", "from L2 into one SM"),
+    "operand_cost": ("x", "bytes that warp groups read from shared memory"),
+    "issue_cost": ("x", "instructions of threads that load and store by pointers, with their addresses and masks"),
+    "descriptor": ("s", "start of the loads by descriptors"),
+    "sm_bandwidth": ("B/clk", "from L2 into one SM; the width of its port, not fitted"),
+    "merged": ("x", "part of what several blocks load at the same time that L2 serves once"),
     "l2_rate": ("x", "bandwidth of L2 that is reached"),
-    "memory_rate": ("x", "bandwidth of device memory that is reached"),
+    "memory_rate": ("x", "bandwidth of device memory that is reached; not fitted, between a copy and a read"),
     "spill_groups": ("x", "slowdown where warp groups spill registers"),
     "spill": ("x", "slowdown where others spill registers"),
-    "norm": ("1", "exponent that joins chain, throughput and memory; 1 is their sum, infinity the largest"),
-    "library": ("x", "contractions of library kernels"),
+    "slivers": ("x", "slowdown of a product with a tile in powers of two, one of 16 (48 as 32 and 16)"),
+    "pieces": ("x", "slowdown where none of them has 16 (96 as 64 and 32)"),
+    "parts": ("x", "slowdown of a product whose sum is cut so"),
+    "norm": ("1", "exponent that joins chain and roof; 1 is their sum, infinity the larger"),
+    "library": ("x", "contractions of library kernels, times group_cost; not fitted"),
 }
 _CLOCKED = ("trip", "block", "contraction", "fold", "exchange", "streamed")
 """Times that are cycles of an SM; those of memory do not follow the clock."""

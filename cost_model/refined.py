@@ -1,20 +1,20 @@
 """The default model: time of a generated kernel from what each block does (:mod:`cost_model.work`) and some constants of the
 device.
 
-    time = launch + base + norm(waves · chain, throughput, memory) · spills · cuts
+    time = launch + base + (waits + norm(waves · turns, roof)) · spills · cuts
 
-*Chain* is the life of one block: loads that it has to wait for, trips, contractions, folds and exchanges one after the other,
-and at least what its pipeline needs to bring the data. *Waves* is how often an SM starts over, which occupancy decides.
-*Throughput* is what the busiest SM needs for the arithmetic of all its blocks; *memory* what device memory, L2 or the path into
-an SM need. The norm lies between the largest of the three (nothing in each other's way) and their sum. Everything is an array
-over a batch of candidates; :func:`terms` keeps each part visible.
+*Roof* is the largest of what each resource needs for all blocks of the busiest SM, or of the device: tensor cores with the
+instructions that load by pointers, special functions, arithmetic, shared memory, the path into an SM, L2 and device memory.
+*Turns* are what a block does in turn with its loads, one trip after the other, and *waits* the loads that nothing hides.
+*Waves* is how often an SM starts over, which occupancy decides. The norm lies between the larger of the two (nothing in each
+other's way) and their sum. Everything is an array over a batch of candidates; :func:`terms` keeps each part visible.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from dataclasses import replace
+from dataclasses import fields
 
 import numpy as np
 
@@ -35,12 +35,12 @@ from fuser.ir.schedule import KernelSchedule
 
 SPILL_RAMP = 40.0
 """Registers beyond those of a thread at which spills cost all that they can."""
-SLIVERS, PIECES = 0.3, 0.15
-"""Slowdown of a kernel with one product whose tile is cut into powers of two along a side, with a piece of 16 columns (48 as 32
-and 16) and without (96 as 64 and 32): by exchanging tiles within three networks on an H200 (experiments/results/h200-chains)."""
-LIBRARY_NORM = 2.0
-"""How far a library's matmul overlaps arithmetic and memory. With it eager PyTorch on an H200 is met within 5 % (root mean square
-over 19 programs of matmuls, small and skinny ones, and a large product)."""
+ROOF = 8.0
+"""Exponent that joins resources: all but the largest."""
+ISSUED = 2048.0
+"""Bytes a clock that the four schedulers of an SM move by an instruction of 16 bytes a thread each."""
+SIDES, SPLITS, DEPTH = (64, 128, 256), (1, 2, 4), 64
+"""Rows and columns, parts of the sum, and depth of the tiles of a library's matmul."""
 TIE = 1e-4
 """Relative weight of what decides between candidates of equal time: fewer registers and bytes of shared memory."""
 
@@ -64,47 +64,62 @@ def times(w: Work, device: Device, c: Constants) -> dict[str, Counts]:
     sm, clock = device.sm_count, device.clock
     mma = c.fragment_cost if device.arch >= WGMMA else c.group_cost
     tensor = c.group_cost * w.wgmma + mma * w.mma + c.flat_cost * w.flat
-    special = c.special_cost * w.special + c.arithmetic_cost * w.arithmetic
-    move = c.move_cost * w.fragments / (device.smem_bandwidth_per_sm * clock)
+    special = c.special_cost * w.special
+    arithmetic = c.arithmetic_cost * w.arithmetic
+    issue = c.issue_cost * w.issued / (ISSUED * clock)
+    shared = device.smem_bandwidth_per_sm * clock
+    move = c.move_cost * w.fragments / shared
     traffic = w.loaded + w.stored
 
+    # a persistent program computes several places
+    programs = np.ceil(w.programs / sm)
+    each = programs * np.ceil(w.blocks / w.programs)
+    resident = np.minimum(w.resident, programs)
+    waves = np.ceil(each / resident)
     # a quarter of the SM's units serves each fourth warp
     alone = np.maximum(4.0 / w.warps, 1.0)
-    each = np.ceil(w.blocks / sm)
-    shared_out = np.maximum(4.0 / (w.warps * np.minimum(w.resident, each)), 1.0)
-    steps = w.trips * c.trip + w.dots * c.contraction + w.folds * c.fold + w.passes * c.exchange + w.streamed * c.streamed
-    busy = steps + alone * (c.serial * tensor + special + move)
-    fetch = w.fetched * c.fetch + traffic / (c.block_bandwidth * clock)
-    waits = w.waits * c.wait + w.rewaits * c.rewait + w.unbuffered * c.fetch
-    chain = waits + _join(4.0, busy, fetch)
+    shared_out = each * np.maximum(4.0 / (w.warps * resident), 1.0)
 
-    waves = np.ceil(each / w.resident)
-    throughput = each * (shared_out * (tensor + special + move) + c.block)
-    into_sm = each * traffic / (c.sm_bandwidth * clock)
-    l2 = w.blocks * traffic / (device.l2_bandwidth * c.l2_rate)
+    steps = w.trips * c.trip + w.dots * c.contraction + w.folds * c.fold + w.passes * c.exchange + w.streamed * c.streamed
+    busy = steps + alone * (c.group_cost * w.exposed + arithmetic + issue + move)
+    busy = busy + w.bare / (c.sm_bandwidth * clock)
+    fetch = w.fetched * c.fetch
+    waits = w.waits * c.wait + w.rewaits * c.rewait + w.unbuffered * c.fetch + w.boxes * c.descriptor
+    # a pipeline that goes on from place to place waits once
+    starts = programs * c.block
+    turns = waves * (busy + fetch) + (waves - 1.0) * np.where(w.flattened > 0, 0.0, waits) + starts
+
+    into_sm = each * w.loaded / (c.sm_bandwidth * clock)
+    l2 = w.blocks * (traffic - c.merged * w.common) / (device.l2_bandwidth * c.l2_rate)
     dram = w.memory / (device.memory_bandwidth * c.memory_rate)
-    memory = _join(6.0, into_sm, l2, dram)
+    # what feeds them limits tensor cores too; threads that load by pointers do not start products meanwhile
+    products = _join(ROOF, shared_out * tensor, each * c.operand_cost * w.operands / shared)
+    units = (products + shared_out * issue, *(shared_out * x for x in (special, arithmetic, move)))
+    roof = _join(ROOF, *units, into_sm, l2, dram)
     over = np.clip((w.registers - device.registers_per_thread) / SPILL_RAMP, 0.0, 1.0)
     spills = 1.0 + over * np.where(w.wgmma > w.mma, c.spill_groups, c.spill)
-    cuts = 1.0 + SLIVERS * w.slivers + PIECES * w.pieces
-    body = _join(c.norm, waves * chain, throughput, memory) * spills * cuts
+    cuts = 1.0 + c.slivers * w.slivers + c.pieces * w.pieces + c.parts * w.parts
+    body = (waits + _join(c.norm, turns, roof)) * spills * cuts
     launch = np.full(len(w), device.launch_latency)
     base = c.base - c.overlap * w.dependent
     return {
         "seconds": launch + base + body,
         "launch": launch,
         "base": base,
-        "chain": chain,
+        "chain": waits + busy + fetch,
         "waits": waits,
         "fetch": fetch,
         "busy": busy,
-        "throughput": throughput,
-        "tensor": each * tensor,
-        "special": each * special,
-        "move": each * move,
-        "memory": memory,
+        "starts": starts,
+        "roof": roof,
+        "tensor": products,
+        "issue": shared_out * issue,
+        "special": shared_out * special,
+        "arithmetic": shared_out * arithmetic,
+        "move": shared_out * move,
         "device_memory": dram,
         "l2": l2,
+        "into_sm": into_sm,
         "spills": spills,
         "cuts": cuts,
         "waves": waves,
@@ -115,7 +130,7 @@ def terms(f: Features, device: Device, constants: Constants | None = None) -> di
     """Every part of the estimate for each candidate: times in seconds, and the counts that they come from."""
     w = work(f, device)
     found = times(w, device, constants or constants_of(device))
-    found["blocks"], found["resident"] = w.blocks, np.minimum(w.resident, np.ceil(w.blocks / device.sm_count))
+    found["blocks"], found["resident"] = w.blocks, np.minimum(w.resident, np.ceil(w.programs / device.sm_count))
     found["occupancy"], found["shared_bytes"], found["registers"] = w.resident, w.shared, w.registers
     found["l2_bytes"], found["memory_bytes"] = w.blocks * (w.loaded + w.stored), w.memory
     return found
@@ -180,31 +195,49 @@ class LibraryChoice:
 
 
 def matmul_choice(p: Product, device: Device, constants: Constants | None = None, precision: str = "tf32") -> LibraryChoice:
-    """A library matmul: the best of its usual tiles, with and without a split of the sum. ``precision`` is that of float32."""
+    """A library matmul: a kernel with the best of its usual tiles, with and without a split of the sum. ``precision`` is that of
+    float32."""
     c = constants or constants_of(device)
-    batch, m, n, k = p.batch, p.m, p.n, p.k
-    sm, item = device.sm_count, DTYPE_BYTES[p.dtype]
-    peak = device.matmul_flops(p.dtype, precision) / sm
-    one = device.launch_latency + c.base
-    memory = batch * (m * k + k * n + m * n) * item / (device.memory_bandwidth * c.memory_rate)
-    best = LibraryChoice(0, 0, 0, np.inf)
-    for tm in (64, 128, 256):
-        for tn in (64, 128, 256):
-            for split in (1, 2, 4):
-                blocks = batch * -(-m // tm) * -(-n // tn) * split
-                each, part = -(-blocks // sm), -(-k // split)
-                steps = -(-part // 64)
-                work_ = c.library * 2 * tm * tn * part / peak
-                traffic = (tm + tn) * part * item
-                fetch = max(traffic / (c.block_bandwidth * device.clock), steps * c.fetch / 4)
-                chain = (1 + (split > 1)) * c.wait + max(steps * c.contraction + c.serial * work_, fetch) + 2 * c.exchange
-                l2 = blocks * traffic / (device.l2_bandwidth * c.l2_rate)
-                parts = np.array([each * chain, each * work_, max(memory, l2)])
-                summed = one if split > 1 else 0.0  # a kernel of its own adds the parts
-                seconds = float(np.sum(parts**LIBRARY_NORM) ** (1 / LIBRARY_NORM)) + summed
-                if seconds < best.seconds:
-                    best = LibraryChoice(tm, tn, split, seconds)
-    return replace(best, seconds=one + best.seconds)
+    rows, columns, split = (x.ravel().astype(float) for x in np.meshgrid(SIDES, SIDES, SPLITS, indexing="ij"))
+    seconds = times(_library_work(p, rows, columns, split, device, c.library, precision), device, c)["seconds"]
+    # a kernel of its own adds the parts
+    seconds = seconds + np.where(split > 1, device.launch_latency + c.base, 0.0)
+    best = int(np.argmin(seconds))
+    return LibraryChoice(int(rows[best]), int(columns[best]), int(split[best]), float(seconds[best]))
+
+
+def _library_work(
+    p: Product, rows: Counts, columns: Counts, split: Counts, device: Device, slower: float, precision: str
+) -> Work:
+    """What a block of a library's kernel does: as one of ours with four buffers, loads by descriptors where there are any."""
+    item, zero = DTYPE_BYTES[p.dtype], np.zeros(len(rows))
+    across = np.ceil(p.n / columns)
+    blocks = p.batch * np.ceil(p.m / rows) * across * split
+    depth = np.ceil(p.k / split)
+    steps = np.ceil(depth / DEPTH)
+    together = np.minimum(blocks, device.sm_count)
+    left, right = rows * depth * item, columns * depth * item
+    tensor = slower * 2.0 * rows * columns * depth * device.sm_count / device.matmul_flops(p.dtype, precision)
+    grouped = device.arch >= WGMMA
+    counts = dict.fromkeys((f.name for f in fields(Work)), zero) | {
+        "blocks": blocks,
+        "programs": blocks,
+        "resident": np.where(rows * columns <= SIDES[0] ** 2, 2.0, 1.0),
+        "warps": np.full(len(rows), 8.0),
+        "wgmma" if grouped else "mma": tensor,
+        "loaded": left + right,
+        "stored": rows * columns * item,
+        "common": left * (1.0 - np.ceil(together / across) / together) + right * (1.0 - np.minimum(across, together) / together),
+        "issued": zero if grouped else left + right,
+        "boxes": zero + grouped,
+        "waits": zero + 1.0,
+        "fetched": steps / 3.0,
+        "trips": steps,
+        "dots": steps,
+        "passes": zero + 1.0,
+        "memory": zero + p.batch * (p.m * p.k + p.k * p.n + p.m * p.n) * item,
+    }
+    return Work(**counts)
 
 
 def matmul_seconds(p: Product, device: Device, constants: Constants | None = None, precision: str = "tf32") -> float:

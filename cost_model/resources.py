@@ -24,6 +24,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from cost_model.execution import hoisted
 from cost_model.features import BufferFeatures
 from cost_model.features import Counts
 from cost_model.features import Features
@@ -339,6 +340,9 @@ def _registers(f: Features, lanes: dict[str, Sizes], dots: dict[int, Dot], pipel
         elif stmt.kind == "load":
             ahead = pipelined[i] > 0 if i in pipelined else (f.stages > 1) & (stmt.value in layered)
             loading[i] = np.where(ahead, 0.0, LOADED * size)
+            early = hoisted(f, i)
+            for p in range(i if early.any() else 0):
+                alive[p] = alive[p] + np.where(early, size * DTYPE_BYTES[stmt.dtype] / 4, 0.0)
         elif stmt.kind == "compute":
             alive[i] = alive[i] + (0.0 if dots else FLAT * size)
     # a load takes what is free: it is done in pieces where there is little

@@ -15,8 +15,16 @@ from dataclasses import fields
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from cost_model.execution import at_once
+from cost_model.execution import described
+from cost_model.execution import flattened
+from cost_model.execution import instructions
+from cost_model.execution import kept
+from cost_model.execution import outside
+from cost_model.execution import programs
+from cost_model.execution import readers
+from cost_model.execution import warps_along
 from cost_model.features import Counts
 from cost_model.features import Features
 from cost_model.features import Sizes
@@ -25,12 +33,13 @@ from cost_model.lives import from_loads
 from cost_model.lives import home
 from cost_model.lives import real
 from cost_model.resources import Resources
-from cost_model.resources import layers_of
 from cost_model.resources import resources
 from cost_model.resources import unrolled
 from cost_model.rows import SECTOR
 from cost_model.rows import sectors
 from cost_model.rows import slower
+from cost_model.waits import Add
+from cost_model.waits import loops
 from fuser.device import Device
 from fuser.ir.mugraph import Stmt
 from fuser.ir.ops import op as op_def
@@ -39,31 +48,36 @@ from fuser.lower.options import PRECISION
 from fuser.lower.options import option_of
 from fuser.lower.pieces import MMA
 
-LOAD_REGISTERS = 96.0
-"""Registers of a thread that loads outside of a pipeline can fill before they are stored to shared memory."""
-
-Add = Callable[..., None]
-"""Adds amounts, given by name, to the counts of :class:`Work`."""
-
 
 @dataclass(frozen=True, eq=False)
 class Work:
     """Arrays with one entry for each candidate.
 
-    ``blocks`` of the grid, ``resident`` of them that an SM can hold, ``warps`` of a block, ``registers`` that a thread wants,
-    ``shared`` bytes. ``wgmma``, ``mma`` and ``flat`` are seconds of contractions on one SM at its peak rate: warp-group
-    instructions, fragment instructions, plain arithmetic; ``special`` and ``arithmetic`` the same for special functions and fp32
-    work. ``fragments``: bytes moved between shared memory and registers. ``loaded`` and ``stored``: bytes to and from L2 in
-    whole sectors. ``dependent``: 1 where the kernel starts before the one in front of it has ended. ``waits``: loads whose
-    latency nothing hides, ``rewaits``: those that were under way before; ``streamed``: loads in loops without a contraction,
-    which the compiler unrolls; ``fetched``: trips of pipelined loops, each divided by the trips that their loads run ahead,
-    ``unbuffered``: those in which loads and arithmetic take turns; ``trips``: trips of all loops; ``dots``, ``folds``:
-    executions of contractions and row folds; ``passes``: exchanges through shared memory with a barrier. ``memory``: bytes of
-    the tensors, each once. ``slivers``, ``pieces``: 1 where the one product of a kernel is cut into powers of two along a side,
-    with a piece of 16 columns and without.
+    ``blocks`` are places of the grid, ``programs`` those that are launched (fewer of a persistent kernel; ``flattened``: 1 where
+    its pipeline goes on from place to place), ``resident`` of them that an SM can hold, ``warps`` of a block, ``registers`` that
+    a thread wants, ``shared`` bytes.
+
+    ``wgmma``, ``mma`` and ``flat`` are seconds of contractions on one SM at its peak rate: warp-group instructions, fragment
+    instructions, plain arithmetic; ``special`` and ``arithmetic`` the same for special functions and fp32 work. ``exposed``:
+    seconds of contractions that no pipeline runs beside loads, the last trip of each pipeline among them. ``fragments``: bytes
+    moved between shared memory and registers; ``operands``: bytes that warp groups read from it.
+
+    ``loaded`` and ``stored``: bytes to and from L2 in whole sectors. ``common``: those of the loads that other blocks want at the
+    same time; ``bare``: those loaded outside of pipelines, the first trip of each pipeline among them. ``issued``: bytes that
+    threads move by pointers, as if by instructions of full width; ``boxes``: 1 where descriptors load. ``memory``: bytes of the
+    tensors, each once.
+
+    ``dependent``: 1 where the kernel starts before the one in front of it has ended. ``waits``: loads whose latency nothing
+    hides, ``rewaits``: those that were under way before; ``streamed``: loads in loops without a contraction, which the compiler
+    unrolls; ``fetched``: trips of pipelined loops, each divided by the trips that their loads run ahead, ``unbuffered``: those in
+    which loads and arithmetic take turns; ``trips``: trips of all loops; ``dots``, ``folds``: executions of contractions and row
+    folds; ``passes``: exchanges through shared memory with a barrier. ``slivers``, ``pieces``: 1 where the one product of a
+    kernel is cut into powers of two along a side, with a piece of 16 columns and without; ``parts``: 1 where its sum is.
     """
 
     blocks: Counts
+    programs: Counts
+    flattened: Counts
     resident: Counts
     warps: Counts
     registers: Counts
@@ -74,8 +88,14 @@ class Work:
     special: Counts
     arithmetic: Counts
     fragments: Counts
+    operands: Counts
+    exposed: Counts
     loaded: Counts
+    bare: Counts
     stored: Counts
+    common: Counts
+    issued: Counts
+    boxes: Counts
     waits: Counts
     rewaits: Counts
     streamed: Counts
@@ -89,6 +109,7 @@ class Work:
     dependent: Counts
     slivers: Counts
     pieces: Counts
+    parts: Counts
 
     def __len__(self) -> int:
         return len(self.blocks)
@@ -109,13 +130,15 @@ def work(f: Features, device: Device) -> Work:
         for name, amount in amounts.items():
             total[name] = total[name] + amount
 
+    total["resident"] = resident = occupancy(f, r, device)
+    together = at_once(f, resident, device)
     copies = _repeats(f, r)
     tensors: dict[str, Counts] = {}
     for i, s in enumerate(f.stmts):
         stmt = s.stmt
         runs = _runs(f, i, s)
         if stmt.access is not None:
-            _access(f, r, i, s, runs, add)
+            _access(f, r, i, s, runs, together, add)
             extra = slower(f, stmt) * f.product(r.lanes, dict.fromkeys(stmt.axes)) * runs
             add(arithmetic=2.0 * extra * device.sm_count / device.fp32_flops)
             size = f.product(f.extent, stmt.access.axes) * DTYPE_BYTES[stmt.dtype]
@@ -126,23 +149,32 @@ def work(f: Features, device: Device) -> Work:
         elif i in r.dots:
             _contraction(f, r, i, runs, device, add)
         else:
-            lanes = f.product(r.lanes, dict.fromkeys((*stmt.axes, *stmt.reduce))) * copies.get(stmt.value, 1.0) * runs
+            lanes_of = f.product(r.lanes, dict.fromkeys((*stmt.axes, *stmt.reduce)))
+            lanes = lanes_of * copies.get(stmt.value, 1.0) * runs
             entry = op_def(stmt.op)
             add(special=entry.sfu * lanes * device.sm_count / device.sfu_rate)
             # one operation an element takes the slot of a multiply-add
             add(arithmetic=2.0 * max(entry.flops, 1.0) * lanes * device.sm_count / device.fp32_flops)
             if stmt.folds:
+                runs = np.where(kept(f, s, lanes_of), f.product(f.trips, outside(f, s)), runs)
                 add(folds=runs)
-                if not r.dots or any(d.warp_cols.max() > 1 for d in r.dots.values()):
-                    across = next((d.warp_cols for d in r.dots.values()), f.warps)
+                if not r.dots:
+                    across, moved = warps_along(f, stmt)
+                    add(
+                        passes=np.where(across > 1, runs, 0.0),
+                        fragments=np.where(across > 1, moved * across * lanes_of * runs, 0.0),
+                    )
+                elif any(d.warp_cols.max() > 1 for d in r.dots.values()):
+                    across = next(d.warp_cols for d in r.dots.values())
                     add(passes=np.where(across > 1, runs, 0.0))
-    _loops(f, r, add)
+    loops(f, r, add)
     _cuts(f, r, add)
     _again(f, add)
     total["blocks"], total["warps"] = f.blocks, f.warps.astype(float)
+    total["boxes"] = np.minimum(total["boxes"], 1.0)
     total["registers"], total["shared"] = r.registers, r.shared
     total["memory"] = sum(tensors.values(), zero)
-    total["resident"] = occupancy(f, r, device)
+    total["programs"], total["flattened"] = programs(f), flattened(f).astype(float)
     for name, value in f.options.items():
         option = option_of(name)
         if option is not None and option.counts:
@@ -222,14 +254,23 @@ def _run_bytes(f: Features, stmt: Stmt) -> Counts:
     return run
 
 
-def _access(f: Features, r: Resources, i: int, s: StmtFeatures, runs: Counts, add: Add) -> None:
+def inner_trips(f: Features, i: int) -> Counts:
+    """Trips of the innermost loop around a statement."""
+    return f.product(f.trips, home(f, i)[-1:])
+
+
+def _access(f: Features, r: Resources, i: int, s: StmtFeatures, runs: Counts, together: Counts, add: Add) -> None:
     run = _run_bytes(f, s.stmt)
     amount = s.bytes * s.fill * runs * sectors(f, s.stmt, run) * SECTOR / run
+    boxes = described(f, s.stmt)
+    add(issued=np.where(boxes, 0.0, instructions(s.bytes * runs, run)))
     if s.stmt.kind == "store":
         add(stored=amount, passes=runs if r.dots else 0.0 * runs)
         return
-    add(loaded=amount)
+    add(loaded=amount, common=amount * (1.0 - 1.0 / readers(f, s.stmt, together)))
+    add(boxes=boxes * 1.0)
     plain = r.pipelined[i] == 0 if i in r.pipelined else np.ones(len(f), bool)
+    add(bare=np.where(plain, amount, amount / inner_trips(f, i)))
     for d in r.dots.values():
         if s.stmt.value in (d.left, d.right):
             add(fragments=np.where(d.tensor & plain, s.bytes * runs, 0.0))
@@ -243,10 +284,17 @@ def _contraction(f: Features, r: Resources, i: int, runs: Counts, device: Device
     dtype = left.dtype if DTYPE_BYTES[left.dtype] == item else right.dtype
     peak = device.matmul_flops(dtype, PRECISION.read(f.options)) / device.sm_count
     flops = 2.0 * f.product(r.lanes, stmt.related) * runs
-    # a warp-group instruction of fewer than 32 columns waits for its 64 rows from shared memory
-    narrow = np.maximum(32.0 * d.warp_cols / d.cols, 1.0)
-    add(wgmma=np.where(d.groups, flops * d.repeat * narrow / peak, 0.0))
-    add(mma=np.where(d.tensor & ~d.groups, flops * d.repeat / peak, 0.0))
+    seconds = flops * d.repeat / peak
+    add(wgmma=np.where(d.groups, seconds, 0.0))
+    # each instruction reads its 64 rows and its columns from shared memory
+    read = (d.rows * d.warp_cols * (left.kind == "load") + d.cols * np.ceil(d.rows / 64)) * d.inner * item * runs
+    add(operands=np.where(d.groups, read, 0.0))
+    ahead = np.zeros(len(f), np.bool_)
+    for j, buffers in r.pipelined.items():
+        if home(f, j) == real(f, f.stmts[i].loops):
+            ahead |= buffers > 0
+    add(exposed=np.where(d.tensor, np.where(ahead, seconds / inner_trips(f, i), seconds), 0.0))
+    add(mma=np.where(d.tensor & ~d.groups, seconds, 0.0))
     add(flat=np.where(d.tensor, 0.0, flops * device.sm_count / device.fp32_flops))
     # every warp reads the fragments of its rows and columns
     read = (d.rows * d.warp_cols * from_loads(f, left) + d.cols * d.warp_rows) * d.inner * item * runs
@@ -266,16 +314,17 @@ def _pieces(f: Features) -> dict[str, Sizes]:
 
 
 def _cuts(f: Features, r: Resources, add: Add) -> None:
-    """Whether the tile of the one product is no power of two along a side."""
+    """Whether the tile of the one product is no power of two along a side, or in its sum."""
     if len(r.dots) != 1:
         return
     stmt = f.stmts[next(iter(r.dots))].stmt
-    sizes = [f.tile[a].astype(np.int64) for a in stmt.axes]
-    cut = [(n % MMA == 0) & ((n & (n - 1)) > 0) for n in sizes]
+    inside, sizes = ([f.tile[a].astype(np.int64) for a in axes] for axes in (stmt.reduce, stmt.axes))
+    cut, apart = ([(n % MMA == 0) & ((n & (n - 1)) > 0) for n in x] for x in (sizes, inside))
     thin = [c & ((n & -n) == MMA) for c, n in zip(cut, sizes, strict=True)]
     add(
         slivers=np.logical_or.reduce(thin).astype(float),
         pieces=(np.logical_or.reduce(cut) & ~np.logical_or.reduce(thin)).astype(float),
+        parts=np.logical_or.reduce(apart).astype(float),
     )
 
 
@@ -289,81 +338,3 @@ def _again(f: Features, add: Add) -> None:
             if s.stmt.value in seen:
                 add(waits=(f.product(f.trips, s.loops) > 1).astype(float))
             seen.add(s.stmt.value)
-
-
-def _loops(f: Features, r: Resources, add: Add) -> None:
-    """Trips, exposed latencies and what pipelines fetch ahead."""
-    loops: dict[tuple[str, ...], Counts] = {}
-    for s in f.stmts:
-        around = real(f, s.loops)
-        for depth in range(1, len(around) + 1):
-            loops.setdefault(around[:depth], f.product(f.trips, around[:depth]))
-    for runs in loops.values():
-        add(trips=runs)
-    ahead: dict[tuple[str, ...], NDArray[np.bool_]] = {}
-    for i, buffers in r.pipelined.items():
-        around = home(f, i)
-        ahead[around] = ahead.get(around, np.zeros(len(f), bool)) | (buffers > 0)
-    grouped = np.zeros(len(f), bool)
-    for d in r.dots.values():
-        grouped |= d.groups
-    for around, used in ahead.items():
-        runs = np.where(used, f.product(f.trips, around), 0.0)
-        # fragments of two stages have one buffer: the next trip is fetched when this one is done
-        alone = (f.stages == 2) & ~grouped
-        add(fetched=np.where(alone, 0.0, runs / np.maximum(f.stages - 1, 1)), unbuffered=np.where(alone, runs, 0.0))
-    _latencies(f, r, ahead, add)
-
-
-def _latencies(f: Features, r: Resources, ahead: dict[tuple[str, ...], NDArray[np.bool_]], add: Add) -> None:
-    """Loads that a block waits for. Between two loops all loads are under way early: those behind arithmetic, and the first
-    loads of a pipeline that follows, cost less than the first ones."""
-    seen: dict[tuple[tuple[str, ...], int], NDArray[np.bool_]] = {}
-    passed: dict[tuple[str, ...], int] = {}
-    group: dict[tuple[tuple[str, ...], int, int], list[tuple[Counts, Counts]]] = {}
-
-    def wait(scope: tuple[str, ...], runs: Counts) -> None:
-        key = scope, passed.get(scope, 0)
-        before = seen.get(key, np.zeros(len(f), bool))
-        add(waits=np.where(before, 0.0, runs), rewaits=np.where(before, runs, 0.0))
-        seen[key] = before | (runs > 0)
-
-    def flush() -> None:
-        for (scope, _, _), loads in group.items():
-            # a thread that loads more than its registers hold waits several times
-            filled = np.maximum(sum(x for _, x in loads) / LOAD_REGISTERS, 1.0)
-            wait(scope, np.maximum.reduce([x for x, _ in loads]) * filled)
-        group.clear()
-
-    layered = layers_of(f.block)
-    if layered:
-        later = float(max(layered.values()))
-        add(trips=np.full(len(f), later + 1), fetched=np.where(f.stages > 1, later / np.maximum(f.stages - 1, 1), 0.0))
-    around: tuple[str, ...] = ()
-    computes = 0
-    for i, s in enumerate(f.stmts):
-        now = real(f, s.loops)
-        common = next((d for d, (x, y) in enumerate(zip(around, now, strict=False)) if x != y), min(len(around), len(now)))
-        if common < len(now) or common < len(around):
-            flush()
-        for depth in range(common, len(around)):
-            passed[around[:depth]] = passed.get(around[:depth], 0) + 1
-        for depth in range(common, len(now)):
-            if now[: depth + 1] in ahead:
-                wait(now[:depth], np.where(ahead[now[: depth + 1]], f.product(f.trips, now[:depth]), 0.0))
-        around = now
-        computes += s.stmt.kind == "compute"
-        if s.stmt.kind != "load":
-            continue
-        scope = home(f, i)
-        plain = np.where(r.pipelined[i] > 0, 0.0, 1.0) if i in r.pipelined else np.ones(len(f))
-        if layered.get(s.stmt.value, 0):
-            plain = np.where(f.stages > 1, 0.0, plain)
-        runs = plain * f.product(f.trips, scope)
-        if not r.dots and scope:
-            add(streamed=runs)
-            continue
-        if len(scope) == len(now):
-            runs = runs * f.product(f.trips, unrolled(f, s))
-        group.setdefault((scope, passed.get(scope, 0), computes), []).append((runs, plain * s.bytes / (128.0 * f.warps)))
-    flush()

@@ -34,7 +34,10 @@ from search.space.evolve import Ranked
 from search.space.evolve import search
 from search.space.hazards import hazardous
 from search.space.hazards import unwieldy
+from search.space.kernels import Estimator
 from search.space.launches import with_launches
+from search.space.polish import polished
+from search.space.polish import with_assumed
 from search.space.schedules import ScheduleSpace
 
 RUNNERS = 16
@@ -82,19 +85,36 @@ class Tuned:
 
 
 def rank_graph(
-    graph: KernelGraph, device: Device, rng: np.random.Generator, effort: Effort = INSTANT, worth: float = math.inf
+    graph: KernelGraph,
+    device: Device,
+    rng: np.random.Generator,
+    effort: Effort = INSTANT,
+    worth: float = math.inf,
+    options: bool = False,
+    best: float = math.inf,
 ) -> tuple[list[Ranked], int, tuple[str, ...]]:
     """Schedules of one structure by the model, best first; the number of estimates, and notes of the space. A structure that
-    will take much longer than ``worth`` seconds is not searched in full."""
+    will take much longer than ``worth`` seconds is not searched in full. ``options``: the best get options of the lowering,
+    where they come near ``best`` seconds with them."""
     fixed = math.fsum(library_seconds(graph, k, device) for k in graph.kernels if isinstance(k, LibraryKernel))
-    space = ScheduleSpace(graph, device, ranked=_ranked(device))
+    space = ScheduleSpace(graph, device, ranked=_ranked(device, options))
+    estimate = estimator(device)
+
+    def assuming(f: Features) -> Counts:
+        return estimate(with_assumed(f, device))
+
+    found = search(space, assuming if options else estimate, rng, effort, worth=worth - fixed)
+    top = [Ranked(with_launches(r.candidate, device, r.seconds), fixed + r.seconds) for r in found.top]
+    return polished(top, device, estimate, best) if options else top, found.estimated, found.notes
+
+
+def estimator(device: Device) -> Estimator:
+    """The model's seconds; infinite for what compilers are known to make wrong or slow code of."""
 
     def estimate(f: Features) -> Counts:
         return np.where(hazardous(f, device) | unwieldy(f), np.inf, refined.seconds(f, device))
 
-    found = search(space, estimate, rng, effort, worth=worth - fixed)
-    top = [Ranked(with_launches(r.candidate, device, r.seconds), fixed + r.seconds) for r in found.top]
-    return top, found.estimated, found.notes
+    return estimate
 
 
 def graph_seconds(candidate: Candidate, device: Device) -> float:
@@ -105,12 +125,13 @@ def graph_seconds(candidate: Candidate, device: Device) -> float:
     return math.fsum((*fixed, *made))
 
 
-_RANKED: dict[Device, dict[Any, Any]] = {}
+_RANKED: dict[tuple[Device, bool], dict[Any, Any]] = {}
 
 
-def _ranked(device: Device) -> dict[Any, Any]:
-    """What this process has ranked for a device: structures of a program, and parts of a model, share most of their kernels."""
-    found = _RANKED.setdefault(device, {})
+def _ranked(device: Device, options: bool) -> dict[Any, Any]:
+    """What this process has ranked for a device, with or without assumed options: structures of a program, and parts of a model,
+    share most of their kernels."""
+    found = _RANKED.setdefault((device, options), {})
     if len(found) > REMEMBERED:
         found.clear()
     return found
@@ -138,11 +159,13 @@ def tune_fast(
     graphs: Sequence[KernelGraph] | None = None,
     kernels: bool = True,
     worth: float = math.inf,
+    options: bool = True,
 ) -> Tuned:
     """Fast tuning: the model alone decides, among ``graphs`` (by default those that need no search). Raises
     :class:`NoValidKernelError` where no schedule fits the device, and :class:`fuser.errors.UnsupportedError` where no structure
     lowers. ``kernels=False``: estimates are wanted, also for devices that no kernel can be compiled for. ``worth``: seconds in
-    which the program can be done otherwise; what is much slower is not searched in full."""
+    which the program can be done otherwise; what is much slower is not searched in full. ``options``: the best schedules get
+    options of the lowering, which a launcher of ours has to know."""
     if kernels:
         refined.check_device(device)
     graphs = structures(program) if graphs is None else graphs
@@ -151,7 +174,8 @@ def tune_fast(
     count = 0
     for graph in graphs:
         try:
-            ranked, n, said = rank_graph(graph, device, np.random.default_rng(seed), effort, worth)
+            best = min((r.seconds for r in found), default=math.inf)
+            ranked, n, said = rank_graph(graph, device, np.random.default_rng(seed), effort, worth, options, best)
         except (NoValidKernelError, UnsupportedError):
             continue
         found += ranked

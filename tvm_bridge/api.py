@@ -268,7 +268,7 @@ def find_regions(
     def fused(region: TensorProgram) -> float:
         key = region.stable_hash()
         if key not in tuned:
-            tuned[key] = tune_fast(region, device, seed=seed)
+            tuned[key] = tune_fast(region, device, seed=seed, options=False)  # TVM's launcher knows no descriptors
         return tuned[key].winner.us
 
     whole = program_seconds(program, device)

@@ -45,8 +45,8 @@ class Option(Generic[T]):
     together, then (with ``store``, say) the second as well; ``apart``: each by itself too.
 
     ``parameter``: the compiler's keyword that takes the value. ``counts``: what it adds to the model's counts
-    (:class:`cost_model.work.Work`, by field), given the features of a batch and its value, or its values in an array; without it
-    the model sees no effect.
+    (:class:`cost_model.work.Work`, by field), given the features of a batch and its value, or its values in an array;
+    ``modelled``: the model asks for it itself (:mod:`cost_model.execution`). Without either the model sees no effect.
     """
 
     name: str
@@ -65,6 +65,7 @@ class Option(Generic[T]):
     apart: bool = False
     parameter: str = ""
     counts: Callable[[Any, Any], Mapping[str, Any]] | None = None
+    modelled: bool = False
 
     def allows(self, value: Any) -> bool:
         return type(value) is self.kind and (not self.values or value in self.values)
@@ -94,6 +95,11 @@ class Option(Generic[T]):
         return schedule.with_knobs(**{self.key(t): value for t in tensors or ("",)})
 
     # -- in a search
+
+    @property
+    def seen(self) -> bool:
+        """Whether estimates depend on it."""
+        return self.modelled or self.counts is not None
 
     def label(self, choice: Any) -> str:
         """What a choice is called: ``lazy``, ``group=8``, ``evict_last``."""
@@ -241,7 +247,12 @@ UNROLL = entry(
     at=_equal_layers,
 )
 LAZY = entry(
-    "lazy", bool, "sums of a loop stay apart by lane until it ends, where nothing rescales them", choices=(True,), at=_kept
+    "lazy",
+    bool,
+    "sums of a loop stay apart by lane until it ends, where nothing rescales them",
+    choices=(True,),
+    at=_kept,
+    modelled=True,
 )
 PREFETCH = entry(
     "prefetch",
@@ -262,6 +273,7 @@ HOIST = entry(
     default=False,
     choices=(True,),
     at=_behind_loop,
+    modelled=True,
 )
 TMA = entry(
     "tma",
@@ -272,6 +284,7 @@ TMA = entry(
     choices=(True,),
     at=_movable,
     tensors=lambda block: {"": operands(block), "store": block.outputs},
+    modelled=True,
 )
 PERSISTENT = entry(
     "persistent",
@@ -280,6 +293,7 @@ PERSISTENT = entry(
     default=0,
     choices=(1, 2, 4),
     at=_programs,
+    modelled=True,
 )
 FLATTEN = entry(
     "flatten",
@@ -289,6 +303,7 @@ FLATTEN = entry(
     choices=(True,),
     at=_looped,
     needs="persistent",
+    modelled=True,
 )
 # Triton 3.6 makes kernels of it for sm_90 too: 29 of 32 of them gave NaN or wrong numbers on an H200
 SPECIALIZE = entry(

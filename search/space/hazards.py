@@ -76,18 +76,26 @@ def unwieldy(f: Features) -> NDArray[np.bool_]:
     it through shared memory, compiles for minutes and spills thousands of bytes. One element of the extra axes at a time is
     fine. A loaded operand that is summed over several axes at once (heads and what is in them, say) goes the same way in every
     trip: such kernels took three to five times their estimate on an H200. Those that cut both the sum and a side of a product
-    into powers of two (160 into 128 and 32, 96 into 64 and 32) have four small products in each trip, and took twice theirs."""
+    into powers of two (160 into 128 and 32, 96 into 64 and 32) have four small products in each trip, and took twice theirs. So
+    did those that cut the sum where groups of warps stand side by side along the columns: more warps than the rows have."""
     found = np.zeros(len(f), dtype=bool)
     for s in f.stmts:
         if s.stmt.kind == "compute" and op_def(s.stmt.op).kind == "contract":
             found |= sum((f.tile[a] > 1).astype(np.int64) for a in s.stmt.reduce) > 1
             sides = [a for a in {x for v in s.stmt.args for x in f.block.by_value[v].axes} if a not in s.stmt.reduce]
-            found |= _cut(f, s.stmt.reduce) & _cut(f, sides)
+            found |= _cut(f, s.stmt.reduce) & (_cut(f, sides) | _side_by_side(f, s.stmt))
             for value in s.stmt.args:
                 operand = f.block.by_value[value]
                 if operand.kind == "compute":
                     found |= sum((f.tile[a] > 1).astype(np.int64) for a in operand.axes) > 2
     return found
+
+
+def _side_by_side(f: Features, stmt: Stmt) -> NDArray[np.bool_]:
+    """Whether warp groups share the rows of a product: each of their warps takes 16 of them."""
+    left, right = _sides(f.block, stmt)
+    rows = f.product(f.tile, set(left.axes) - set(right.axes) - set(stmt.reduce))
+    return (rows % 64 == 0) & (f.warps > 4) & (16 * f.warps > rows)
 
 
 def _cut(f: Features, axes: Sequence[str]) -> NDArray[np.bool_]:
@@ -114,7 +122,8 @@ def _sides(block: BlockGraph, stmt: Stmt) -> tuple[Stmt, Stmt]:
 
 
 def _shared(block: BlockGraph, load: Stmt) -> bool:
-    """The loaded value is an operand of a contraction and of something else."""
+    """The loaded value is an operand of a contraction and of something else. (Two contractions may share it: none of 400 such
+    kernels was wrong.)"""
     users = [u for u in block.users(load.value) if u.kind == "compute"]
     dots = [u for u in users if u.contracts]
-    return bool(dots) and len(users) > 1
+    return bool(dots) and len(users) > len(dots)

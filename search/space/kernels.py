@@ -104,7 +104,7 @@ class Batch:
 
     def with_options(self, f: Features, valid: NDArray[np.bool_]) -> Features:
         """Features of some of its candidates that show the options which the model sees and which the valid ones have."""
-        seen = [s.name for s in self.kernel.settings if s.option.counts]
+        seen = [s.name for s in self.kernel.settings if s.option.seen]
         if not seen:
             return f
         chosen = [self.schedule(i).knob if ok else {} for i, ok in zip(f.index.tolist(), valid, strict=True)]
@@ -229,6 +229,13 @@ def _orders(block: BlockGraph) -> tuple[tuple[TilingExpr, ...], str]:
     return tuple(sorted(distinct(block, left), key=lambda e: len(e.axes))), note
 
 
+def deeper(block: BlockGraph) -> tuple[int, ...]:
+    """Depths of a pipeline that only blocks have room for whose products are sums over one axis: one loop, no tile between."""
+    sums = {s.reduce for s in block.computes if s.contracts}
+    made = any(block.by_value[a].kind == "compute" for s in block.computes if s.contracts for a in s.args)
+    return (5,) if len(sums) == 1 and not made else ()
+
+
 def kernel_space(
     block: BlockGraph, device: Device, slack: float = SLACK, behind: bool = False, options: bool = False
 ) -> KernelSpace:
@@ -246,7 +253,7 @@ def kernel_space(
     most = device.max_threads_per_block // 32
     warps = tuple(w for w in ((4, 8, 2) if chain else (4, 8, 16, 2, 1)) if w <= most)
     # a loop over equal layers fetches their weights ahead, whatever the tiles are
-    stages = (3, 4, 2) if find_layers(block, block.stmts) else (2, 3, 4, 1) if chain else (2, 1)
+    stages = (3, 4, 2) if find_layers(block, block.stmts) else (2, 3, 4, *deeper(block), 1) if chain else (2, 1)
     return KernelSpace(
         block,
         Order("order", orders),

@@ -63,7 +63,7 @@ def test_parts_bound_the_estimate(order: str, sizes: tuple[int, ...], warps: int
     t = {k: float(v[0]) for k, v in terms(f, device).items()}
     assert all(np.isfinite(v) and v >= 0 for v in t.values())
     fixed = t["launch"] + t["base"]
-    parts = [t["waves"] * t["chain"], t["throughput"], t["memory"]]
+    parts = [t["waves"] * t["chain"] + t["starts"], t["roof"]]
     assert max(parts) <= (t["seconds"] - fixed) * (1 + 1e-9)
     assert t["seconds"] - fixed <= sum(parts) * t["spills"] * (1 + 1e-9)
     assert t["chain"] >= t["waits"]

@@ -27,7 +27,7 @@ from fuser.workloads import workload
 from search.space.schedules import ScheduleSpace
 
 H200 = load_device("h200")
-TRUE = Constants(base=1.1e-6, wait=0.6e-6, trip=0.1e-6, exchange=0.3e-6, arithmetic_cost=3.0, block_bandwidth=30.0)
+TRUE = Constants(base=1.1e-6, wait=0.6e-6, trip=0.1e-6, exchange=0.3e-6, arithmetic_cost=3.0)
 
 
 def samples(names: tuple[str, ...], count: int) -> list[Sample]:
@@ -52,7 +52,7 @@ def test_constants_are_found_again(made) -> None:
     found = fit(made)
     before, after = (np.abs(np.log(made.predict(c) / made.seconds)).mean() for c in (Constants(), found))
     assert after < 0.06 < before
-    for name in ("wait", "block_bandwidth"):
+    for name in ("wait", "exchange"):
         true, start, end = (getattr(c, name) for c in (TRUE, Constants(), found))
         assert abs(np.log(end / true)) < 0.5 * abs(np.log(start / true))
 

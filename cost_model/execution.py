@@ -1,0 +1,139 @@
+"""What options of the lowering change of the counts of a block: who computes addresses, how many programs there are, and which of
+those that run at the same time read the same bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cost_model.features import Counts
+from cost_model.features import Features
+from cost_model.features import StmtFeatures
+from fuser.device import Device
+from fuser.ir.mugraph import Stmt
+from fuser.ir.program import DTYPE_BYTES
+from fuser.lower.options import FLATTEN
+from fuser.lower.options import HOIST
+from fuser.lower.options import LAZY
+from fuser.lower.options import PERSISTENT
+from fuser.lower.options import TMA
+from fuser.lower.options import Option
+from fuser.lower.tiles import LAZY_REGISTERS
+
+VECTOR = 16
+"""Bytes that one instruction of a thread moves at most."""
+CONFLICTS = 4
+"""Lanes for each warp that want the same bank where warps exchange the parts of a sum that is not along the innermost axis:
+partial results of products with their sums over the grid, added by four warps along the parts, took an H200 33 µs, not 10."""
+
+
+def setting(f: Features, option: Option[Any], tensor: str = "") -> NDArray[Any]:
+    """The value of an option for each candidate; its default (or nothing, as 0) where it is left out."""
+    value = f.options.get(option.key(tensor))
+    default = option.default or 0
+    if isinstance(value, np.ndarray):
+        return np.array([default if v is None else v for v in value])
+    return np.full(len(f), default if value is None else value)
+
+
+def is_set(f: Features, option: Option[Any], tensor: str = "") -> NDArray[np.bool_]:
+    """Whether candidates have a switch."""
+    if option.key(tensor) not in f.options:
+        return np.zeros(len(f), np.bool_)
+    return setting(f, option, tensor).astype(np.bool_)
+
+
+def described(f: Features, stmt: Stmt) -> NDArray[np.bool_]:
+    """Whether a tensor descriptor moves a load or store."""
+    assert stmt.access is not None
+    return is_set(f, TMA, stmt.access.source)
+
+
+def instructions(amount: Counts, run: Counts) -> Counts:
+    """What threads issue to move an amount of bytes in runs of so many side by side, as bytes of the widest instructions."""
+    return amount * VECTOR / np.minimum(run, VECTOR)
+
+
+def hoisted(f: Features, i: int) -> NDArray[np.bool_]:
+    """Whether a load behind the first loop comes in front of it."""
+    if HOIST.key() not in f.options:
+        return np.zeros(len(f), np.bool_)
+    behind = not f.stmts[i].loops and any(s.loops for s in f.stmts[:i])
+    return is_set(f, HOIST) & behind
+
+
+def programs(f: Features) -> Counts:
+    """Programs of the grid: one for each place, fewer of a persistent kernel."""
+    if PERSISTENT.key() not in f.options:
+        return f.blocks
+    asked = setting(f, PERSISTENT).astype(float)
+    return np.where(asked > 0, np.minimum(asked, f.blocks), f.blocks)
+
+
+def flattened(f: Features) -> NDArray[np.bool_]:
+    """Whether the pipeline of a persistent kernel goes on from place to place."""
+    return is_set(f, FLATTEN) & (programs(f) < f.blocks)
+
+
+def readers(f: Features, stmt: Stmt, together: Counts) -> Counts:
+    """How many of the programs that run ``together`` read the same bytes of a load. The last axis of the grid varies fastest."""
+    split = dict(f.block.splits)
+    mine = {split.get(a, a) for a in stmt.axes}
+    left, different = np.minimum(together, f.blocks), np.ones(len(f))
+    for axis in reversed([a for a in f.grid if a not in split]):
+        here = np.minimum(left, f.grid[axis])
+        if axis in mine:
+            different = different * here
+        left = np.ceil(left / f.grid[axis])
+    return np.maximum(np.minimum(together, f.blocks) / different, 1.0)
+
+
+def at_once(f: Features, resident: Counts, device: Device) -> Counts:
+    """Programs that run at the same time."""
+    return np.minimum(resident * device.sm_count, programs(f))
+
+
+def warps_along(f: Features, stmt: Stmt) -> tuple[Counts, float]:
+    """Warps that stand along the sum of a fold, each with a part of it, as Triton spreads the tile that is loaded: 16 bytes a
+    thread along the innermost axis, then lanes and after them warps along that axis and the others from the first on. And the
+    bytes that shared memory moves for each element and each of several, conflicts between banks included: none where the sum is
+    along the innermost axis, since lanes have added most of it by then."""
+    load = f.block.by_value[stmt.args[0]]
+    if load.access is None:
+        return f.warps.astype(float), 0.0
+    axes = [a for dim in load.access.dims for a in dim]
+    left: dict[str, Counts] = {a: 2.0 ** np.ceil(np.log2(f.tile[a])) for a in axes}
+    inner = axes[-1]
+    wide = np.minimum(VECTOR / DTYPE_BYTES[load.dtype], np.multiply.reduce([*left.values()]) / (32.0 * f.warps))
+    left[inner] = np.maximum(left[inner] / np.maximum(wide, 1.0), 1.0)
+    along = np.ones(len(f))
+    for threads, counted in ((np.full(len(f), 32.0), False), (f.warps.astype(float), True)):
+        for a in (inner, *axes[:-1]):
+            here = np.minimum(threads, left[a])
+            left[a], threads = left[a] / here, threads / here
+            if counted and a in stmt.reduce:
+                along = along * here
+    return along, 0.0 if inner in stmt.reduce else CONFLICTS * 2 * DTYPE_BYTES["float32"]
+
+
+def outside(f: Features, s: StmtFeatures) -> tuple[str, ...]:
+    """The loops around the one that accumulates a value."""
+    owner = dict(f.tree.owner).get(s.stmt.value)
+    return s.loops[: s.loops.index(owner)] if owner in s.loops else s.loops
+
+
+def kept(f: Features, s: StmtFeatures, lanes: Counts) -> NDArray[np.bool_]:
+    """Whether a sum of so many lanes stays apart by lane until its loop ends (:meth:`fuser.lower.tiles.Tiles.kept`)."""
+    owner = dict(f.tree.owner).get(s.stmt.value)
+    running = any(s.stmt.value in x.running for x in f.block.computes)
+    if s.stmt.op != "sum" or s.stmt.rescale or running or owner not in s.loops or owner in f.tree.arrays:
+        return np.zeros(len(f), np.bool_)
+    small = lanes <= LAZY_REGISTERS * 32 * f.warps
+    if LAZY.key() not in f.options:
+        return small
+    asked = f.options[LAZY.key()]
+    if not isinstance(asked, np.ndarray):
+        return small if asked is None else np.full(len(f), asked)
+    return np.array([x if mine is None else mine for mine, x in zip(asked, small, strict=True)])

@@ -1,0 +1,166 @@
+"""Options of the lowering for the best schedules of a search.
+
+What options gain depends on the tiles: so the best few schedules get them, each kernel by itself, in all sets that the options of
+the table allow there. That costs a few estimates for each kernel, where options as further knobs would multiply the space. Where
+they decide which tiles are best, in products with one loop, the search itself assumes those that usually pay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+from dataclasses import replace
+from math import inf
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cost_model.features import Features
+from cost_model.features import evaluate
+from cost_model.features import features
+from fuser.device import Device
+from fuser.ir.candidate import Candidate
+from fuser.ir.mugraph import BlockGraph
+from fuser.ir.mugraph import Stmt
+from fuser.ir.program import DTYPE_BYTES
+from fuser.ir.schedule import KernelSchedule
+from fuser.ir.schedule import Schedule
+from fuser.lower.descriptors import LEAST_BYTES
+from fuser.lower.descriptors import MAX_BOX
+from fuser.lower.options import HOIST
+from fuser.lower.options import OPTIONS
+from fuser.lower.options import TMA
+from fuser.lower.options import Option
+from fuser.lower.places import Place
+from fuser.lower.places import operands
+from search.space.evolve import Ranked
+from search.space.kernels import Estimator
+from search.space.kernels import deeper
+from search.space.places import places
+from search.space.variants import moves
+
+FEW = 4
+"""Schedules of a graph that get options."""
+WITHIN, NEAR = 1.25, 1.05
+"""Times the best estimate up to which a schedule may become the best by options; where the search has assumed them already."""
+GAIN = 0.98
+"""Of its time without them a kernel may take with options to be given them: what is even stays plain."""
+
+
+def polished(ranked: Sequence[Ranked], device: Device, estimate: Estimator, best: float = inf) -> list[Ranked]:
+    """Ranked schedules of a graph (best first) with their own estimates, those that come near ``best`` seconds with options too
+    where these make them faster; best first. Where the search assumed options, the others are left out."""
+    known: dict[tuple[int, KernelSchedule], _Kernel] = {}
+    found: list[Ranked] = []
+    exact = not any(map(assumable, ranked[0].graph.blocks))
+    for i, r in enumerate(ranked):
+        if i and (i >= FEW or r.seconds > (WITHIN if exact else NEAR) * min(best, ranked[0].seconds)):
+            found += ranked[i:] if exact else ()
+            break
+        kernels = []
+        for (block, mine), place in zip(r.candidate.blocks, places(r.candidate, device), strict=True):
+            if (key := (id(block), mine)) not in known:
+                known[key] = _Kernel.of(block, place, estimate)
+            kernels.append(known[key])
+        plain = r if exact else replace(r, estimate=r.estimate + sum(k.plain - k.assumed for k in kernels))
+        found.append(plain)
+        gained = sum(k.plain - k.seconds for k in kernels)
+        if gained > 0:
+            schedule = Schedule(tuple(k.schedule for k in kernels))
+            found.append(replace(plain, candidate=Candidate(r.graph, schedule), estimate=plain.estimate - gained))
+    return sorted(found, key=lambda r: r.seconds)
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    """A kernel with the options that suit it best: seconds with them, without any, and with those that its search assumed."""
+
+    schedule: KernelSchedule
+    seconds: float
+    plain: float
+    assumed: float
+
+    @staticmethod
+    def of(block: BlockGraph, place: Place, estimate: Estimator) -> _Kernel:
+        tried = sets(place)
+        seconds = estimated(block, tried, estimate)
+        plain, at = float(seconds[0]), int(np.argmin(seconds))
+        assumed = float(seconds[_assumed(tried, block)]) if assumable(block) else plain
+        if seconds[at] < GAIN * plain:
+            return _Kernel(tried[at], float(seconds[at]), plain, assumed)
+        return _Kernel(tried[0], plain, plain, assumed)
+
+
+def assumable(block: BlockGraph) -> bool:
+    """Whether the search of a block assumes options: its products are sums over one axis, so that it is one loop, whose tiles
+    descriptors move and whose epilogue may be loaded in front of it. They decide there which tiles are best."""
+    return bool(deeper(block))
+
+
+def _assumed(tried: Sequence[KernelSchedule], block: BlockGraph) -> int:
+    """Which of the sets the search has assumed: the largest one of these options."""
+    names = {HOIST.key(), *map(TMA.key, operands(block))}
+    counts = [len(s.knobs) if set(s.knob) <= names | set(tried[0].knob) else 0 for s in tried]
+    return int(np.argmax(counts))
+
+
+def with_assumed(f: Features, device: Device) -> Features:
+    """The candidates with operands by descriptors where their tiles allow it, and the epilogue's loads in front of the loop."""
+    if not assumable(f.block) or not TMA.offered(device.arch, False):
+        return f
+    found: dict[str, Any] = {HOIST.key(): np.full(len(f), True, object)}
+    for tensor in operands(f.block):
+        moved = np.logical_and.reduce([_fits(f, s) for s in f.block.loads if s.access and s.access.source == tensor])
+        found[TMA.key(tensor)] = moved.astype(object)
+    return replace(f, options={**f.options, **found})
+
+
+def _fits(f: Features, load: Stmt) -> NDArray[np.bool_]:
+    """Which tiles of a load a descriptor can move, as far as tiles decide (:mod:`fuser.lower.descriptors`)."""
+    assert load.access is not None
+    *rest, inner = load.access.axes or ("",)
+    found = np.ones(len(f), np.bool_)
+    for a in dict.fromkeys((*rest, inner)):
+        size = f.tile[a].astype(np.int64)
+        found &= ((size & (size - 1)) == 0) & (size <= MAX_BOX)
+    item, strides = DTYPE_BYTES[load.dtype], load.access.strides(f.block.extents)
+    aligned = all(strides[a] * item % LEAST_BYTES == 0 for a in rest)
+    return found & (f.tile[inner] * item >= LEAST_BYTES) & aligned
+
+
+def sets(place: Place) -> list[KernelSchedule]:
+    """The place's schedule, and it with every set of options that the model sees and the place allows, each once."""
+    found = {place.schedule: None}
+    for option in OPTIONS.values():
+        # those that are given are decided by rules: what they gain depends on the kernel in front
+        if option.seen and option.given is None and option.offered(place.device.arch, place.behind):
+            found |= dict.fromkeys(s for mine in tuple(found) for s in _with(option, replace(place, schedule=mine)))
+    return list(found)
+
+
+def _with(option: Option[Any], p: Place) -> list[KernelSchedule]:
+    if option.needs and not OPTIONS[option.needs].given_in(p.schedule):
+        return []
+    return [s for move in moves(option, [p]) if not move.detail and (s := move.edit(p)) is not None]
+
+
+def estimated(block: BlockGraph, tried: Sequence[KernelSchedule], estimate: Estimator) -> np.ndarray:
+    """Seconds of schedules of a block that differ in their options alone."""
+    first = tried[0]
+    names = dict.fromkeys(n for s in tried for n in s.knob)
+    values: Mapping[str, Any] = {n: np.array([s.knob.get(n) for s in tried], object) for n in names}
+    groups = features(
+        block,
+        first.order,
+        {a: np.full(len(tried), t) for a, t in first.tile.items()},
+        dict(first.splits),
+        first.num_warps,
+        first.num_stages,
+    )
+
+    def of(f: Features) -> Any:
+        return estimate(replace(f, options={n: v[f.index] for n, v in values.items()}))
+
+    return evaluate(groups, of)

@@ -1,0 +1,106 @@
+"""The best schedules get the options that the model says they gain by, and nothing else changes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from cost_model.features import Counts
+from cost_model.features import Features
+from fuser.device import load_device
+from fuser.ir.builder import Builder
+from fuser.ir.candidate import Candidate
+from fuser.ir.schedule import KernelSchedule
+from fuser.ir.schedule import Schedule
+from fuser.ir.tiling import TilingExpr
+from fuser.lower.options import FLATTEN
+from fuser.lower.options import HOIST
+from fuser.lower.options import OPTIONS
+from fuser.lower.options import PERSISTENT
+from fuser.lower.options import TMA
+from fuser.lower.options import Option
+from fuser.lower.triton_source import generate_graph
+from fuser.superopt.structures import one_kernel
+from fuser.superopt.structures import structures
+from fuser.workloads import workload
+from search.space.places import places
+from search.space.polish import WITHIN
+from search.space.polish import estimated
+from search.space.polish import polished
+from search.space.polish import sets
+from search.tune import estimator
+from search.tune import graph_seconds
+from search.tune import tune_fast
+
+H200, A100 = load_device("h200"), load_device("a100")
+LESS = Option("less", int, "an option that halves a kernel's waits", values=(1,), choices=(1,), modelled=False)
+
+
+def product(m: int = 64, n: int = 64, k: int = 64) -> Candidate:
+    tiles = (("k", k), ("m", m), ("n", n))
+    return Candidate(one_kernel(workload("graphene/gemm")), Schedule((KernelSchedule(tiles, TilingExpr.parse("k"), (), 4, 3),)))
+
+
+def test_sets_are_what_the_table_allows() -> None:
+    """By descriptors or not, persistent or not, flattened only if persistent; each lowers, none twice."""
+    (place,) = places(product(), H200)
+    found = sets(place)
+    assert found[0] == place.schedule and len(set(found)) == len(found) > 6
+    assert all(replace(s, knobs=()) == place.schedule for s in found)
+    assert {bool(TMA.named(s)) for s in found} == {True, False}
+    assert {PERSISTENT.given_in(s) for s in found if FLATTEN.of(s)} == {True}
+    for s in found:
+        generate_graph(product().graph, Schedule((s,)))
+    (old,) = places(product(), A100)
+    assert not any(TMA.named(s) for s in sets(old))
+
+
+def test_estimates_are_those_of_each_alone() -> None:
+    (place,) = places(product(), H200)
+    block, tried, estimate = product().graph.blocks[0], sets(place), estimator(H200)
+    alone = [estimated(block, [s], estimate)[0] for s in tried]
+    np.testing.assert_allclose(estimated(block, tried, estimate), alone, rtol=1e-12)
+
+
+def test_a_new_option_that_pays_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An entry with counts is enough, in every kernel; without a gain none is chosen."""
+    program = workload("mcfuser/G4")
+    monkeypatch.setitem(OPTIONS, "less", replace(LESS, counts=lambda f, value: {"waits": -0.5}))
+    assert {s.knob.get("less") for s in tune_fast(program, H200).winner.schedule.kernels} == {1}
+    plain = tune_fast(program, H200, options=False).winner
+    assert not any("less" in s.knob for s in plain.schedule.kernels)
+    monkeypatch.setitem(OPTIONS, "less", replace(LESS, counts=lambda f, value: {"waits": 0.5}))
+    assert not any("less" in s.knob for r in tune_fast(program, H200).runners for s in r.schedule.kernels)
+
+
+def test_only_what_may_win_is_tried() -> None:
+    """Schedules far behind the best are left as they are, and a kernel of several candidates is estimated once."""
+    graph = next(g for g in structures(workload("mcfuser/S1")) if len(g.blocks) == 1)
+    best = tune_fast(workload("mcfuser/S1"), H200, graphs=(graph,), options=False).winner
+    calls = []
+
+    def counting(f: Features) -> Counts:
+        calls.append(f)
+        return np.where(np.arange(len(f)) > 0, 0.5e-6, 1e-6)
+
+    slow = replace(best, estimate=2 * WITHIN * best.seconds)
+    found = polished([best, best, slow], H200, counting)
+    assert len(found) == 5 and slow in found and best in found and len(calls) == 1
+    assert found[0].seconds == pytest.approx(best.seconds - 0.5e-6) and found[0].schedule != best.schedule
+
+
+@pytest.mark.parametrize(("m", "k", "n"), [(512, 3072, 768), (128, 4096, 512), (1024, 1024, 1024)])
+def test_products_with_a_residual_get_descriptors(m: int, k: int, n: int) -> None:
+    """Their own estimates, not those that the search assumed; the epilogue's operands come before the loop."""
+    b = Builder("product")
+    x, w, bias, rest = b.input("X", (m, k)), b.input("W", (k, n)), b.input("b", (n,)), b.input("R", (m, n))
+    tuned = tune_fast(b.build(Y=x @ w + bias + rest), H200)
+    for r in (tuned.winner, *tuned.runners[:4]):
+        assert graph_seconds(r.candidate, H200) == pytest.approx(r.seconds, rel=1e-9)
+    whole = next(r.schedule.kernels[0] for r in (tuned.winner, *tuned.runners) if len(r.schedule.kernels) == 1)
+    assert {"X", "W"} <= set(TMA.named(whole)) and HOIST.of(whole)
+    plain = tune_fast(tuned.program, H200, options=False)
+    first, alone = (min(r.seconds for r in (t.winner, *t.runners) if len(r.schedule.kernels) == 1) for t in (tuned, plain))
+    assert tuned.winner.seconds <= plain.winner.seconds and first < alone
