@@ -132,6 +132,7 @@ def _plan(made: CompiledProgram, kernels: dict[str, dict[str, Any]], output: Pat
     space = plan.workspace
     return {
         "us": plan.us,
+        "chained_us": plan.chained_us,
         "launches": plan.launches,
         "choice": choice,
         "workspace": space and {"bytes": space.bytes, "least": space.bound, "gap": space.gap, "tensors": len(space.slots)},

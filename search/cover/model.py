@@ -52,6 +52,7 @@ from search.stages import Say
 from search.stages import Stages
 from search.stages import silent
 from search.tune import Tuned
+from search.tune import graph_seconds
 from search.tuner.efforts import measures
 from search.tuner.memory import GENERATED
 from search.tuner.memory import LIBRARY
@@ -89,7 +90,13 @@ class Model:
         """Its kernels, for people."""
         made = self.whole.candidate.graph
         found = plan_of_parts(self.program, self.device.title, self.cover, self.found, made, self.stages)
-        return replace(found, workspace=self.planned.workspace)
+        return replace(found, chained_us=self._chained_us(), workspace=self.planned.workspace)
+
+    def _chained_us(self) -> float | None:
+        try:
+            return graph_seconds(self.whole.candidate.candidate, self.device) * 1e6
+        except FuserError:  # a library kernel of tensors whose shape a schedule chooses
+            return None
 
     @cached_property
     def planned(self) -> Launches:

@@ -70,14 +70,16 @@ class Choice:
 
 @dataclass(frozen=True)
 class Plan:
-    """All parts in launch order. ``us`` is the predicted time of a call; ``workspace`` has a place for what lies between kernels;
-    ``stages`` are the seconds that making it took."""
+    """All parts in launch order. ``us`` is the predicted time of a call, kernel after kernel, and ``chained_us`` less what each
+    hides of its start behind the one in front (None where that is not known); ``workspace`` has a place for what lies between
+    kernels; ``stages`` are the seconds that making it took."""
 
     name: str
     device: str
     parts: tuple[Kernels, ...]
     us: float
     choice: Choice | None = None
+    chained_us: float | None = None
     workspace: Workspace | None = None
     stages: Mapping[str, float] = field(default_factory=dict)
 
@@ -128,6 +130,8 @@ class Plan:
     def notes(self) -> list[str]:
         total = sum(p.us for p in self.parts)
         lines = [f"{self.launches} kernels, {total:.2f} µs in all, without any overlap; of × equal ones the first are named"]
+        if self.chained_us is not None and self.chained_us < total - 0.005:
+            lines.append(f"about {self.chained_us:.1f} µs where each begins while the one in front of it still runs")
         lines += [str(self.choice)] if self.choice else []
         lines += [_said(self.workspace)] if self.workspace and self.workspace.slots else []
         return lines

@@ -47,6 +47,8 @@ def test_the_table_fits_and_adds_up(run: Any) -> None:
     text = " ".join(" ".join(lines).split())
     assert re.search(r"among \d+ candidates: (no gap|gap \d\.\de-\d\d), \d+\.\d\d s", text)
     assert all(stage in text for stage in ("candidates", "prices", "choice", "kernels"))
+    assert 0 < run.plan.chained_us < run.plan.us, "kernels behind others hide a part of their start"
+    assert f"about {run.plan.chained_us:.1f} µs where each begins" in text
     space = run.plan.workspace
     assert 0 < space.bound <= space.bytes <= 1.2 * space.bound
     assert f"for {len(space.slots)} intermediates: " in text
