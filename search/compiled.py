@@ -26,7 +26,7 @@ from fuser.lower.compile import KernelArtifact
 from fuser.lower.compile import save_artifact
 from fuser.runtime.plan import Plan as Launches
 from fuser.runtime.plan import plan
-from fuser.superopt.verify.verifier import Verdict
+from fuser.superopt.verify.verdict import Verdict
 from search.calling import as_module
 from search.calling import plain
 from search.calling import returned

@@ -33,8 +33,8 @@ from fuser.lower.check import check
 from fuser.lower.compile import KernelArtifact
 from fuser.lower.compile import cache_dir
 from fuser.lower.compile import compile_graph
+from fuser.superopt.verify.verdict import Verdict
 from fuser.superopt.verify.verdicts import kept_verdict
-from fuser.superopt.verify.verifier import Verdict
 from search.space.evolve import Ranked
 from search.tune import Tuned
 

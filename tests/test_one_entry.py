@@ -36,7 +36,7 @@ from fuser.runtime.torch_program import reference
 from fuser.superopt.generate.generator import Limits
 from fuser.superopt.generate.generator import generate
 from fuser.superopt.structures import one_kernel
-from fuser.superopt.verify.verifier import Verified
+from fuser.superopt.verify.verdict import Verified
 from fuser.superopt.verify.verifier import verify
 from search.regions import find_chains
 from tests.tvm_bridge.relay_writer import RelayWriter

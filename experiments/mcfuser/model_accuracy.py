@@ -51,10 +51,11 @@ def read(paths: Sequence[Path], device: Device) -> list[Sample]:
     """Correct rows of kernels on a device; what was measured several times has its median."""
     graphs: dict[str, KernelGraph] = {}
     found: dict[tuple[str, str, str], list[Record]] = {}
+    name = device.title.split()[-1].lower()
     for item in (x for place in paths for file in files_of(place) for x in read_rows(file)):
-        if not isinstance(item, Record):
+        if isinstance(item, tuple):
             graphs.setdefault(*item)
-        elif item.kind == "kernel" and item.ok and item.time_us and device.title.split()[-1].lower() in item.device.lower():
+        elif isinstance(item, Record) and item.kind == "kernel" and item.ok and item.time_us and name in item.device.lower():
             found.setdefault((item.workload, item.structure, item.schedule), []).append(item)
     samples = []
     for (workload, structure, _), rows in found.items():

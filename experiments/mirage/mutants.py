@@ -48,9 +48,9 @@ from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram
 from fuser.outputs import make_folder
 from fuser.outputs import write_file
-from fuser.superopt.verify.verifier import Rejected
-from fuser.superopt.verify.verifier import Unknown
-from fuser.superopt.verify.verifier import Verified
+from fuser.superopt.verify.verdict import Rejected
+from fuser.superopt.verify.verdict import Unknown
+from fuser.superopt.verify.verdict import Verified
 from fuser.superopt.verify.verifier import verify
 
 OUT = Path(__file__).parent / "results" / "mutants.json"

@@ -27,8 +27,8 @@ from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from fuser.ir.tiling import TilingExpr
 from fuser.superopt.rewrite.postpone import postpone_divisions
+from fuser.superopt.rewrite.splits import split_block
 from fuser.superopt.rewrite.stabilize import stabilize_graph
-from fuser.superopt.structures import split_block
 
 Rewrite = Callable[[BlockGraph, np.random.Generator], BlockGraph]
 

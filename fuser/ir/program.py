@@ -49,6 +49,8 @@ MAX_ELEMENTS = 2**62
 
 WIDE = ("int32", "int64", "uint32", "uint64")
 """Whole numbers that float32 does not hold."""
+NARROW = ("float16", "bfloat16")
+"""Those that tensor cores multiply, and add in float32 without rounding a term."""
 FLOAT_DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 

@@ -20,14 +20,12 @@ from fuser.ir.mugraph import Stmt
 from fuser.ir.opdef import evaluate
 from fuser.ir.opdef import missing
 from fuser.ir.ops import op as op_def
+from fuser.ir.program import NARROW
 from fuser.ir.scalar import Scalar
 from fuser.lower.fold_code import LOG2E
 from fuser.lower.writer import Combo
 from fuser.lower.writer import Writer
 from fuser.lower.writer import spread
-
-NARROW = ("float16", "bfloat16")
-"""Dtypes of results for which an operator's ``narrow`` text is exact enough."""
 
 
 def map_elements(w: Writer, stmt: Stmt) -> None:

@@ -35,9 +35,9 @@ from fuser.superopt.generate.partition import partition
 from fuser.superopt.rewrite.stabilize import stabilize_graph
 from fuser.superopt.rewrite.stabilize import unstable
 from fuser.superopt.verify.verdict import Accepted
-from fuser.superopt.verify.verifier import Rejected
-from fuser.superopt.verify.verifier import Unknown
-from fuser.superopt.verify.verifier import Verdict
+from fuser.superopt.verify.verdict import Rejected
+from fuser.superopt.verify.verdict import Unknown
+from fuser.superopt.verify.verdict import Verdict
 from fuser.superopt.verify.verifier import verify
 
 AHEAD = 8

@@ -14,6 +14,7 @@ from fuser.errors import FuserError
 from fuser.ir.dtypes import rounded
 from fuser.ir.ops import Array
 from fuser.ir.ops import op as op_def
+from fuser.ir.program import NARROW
 from fuser.ir.program import TensorProgram
 
 
@@ -50,7 +51,7 @@ def folded(program: TensorProgram, params: Mapping[str, Array]) -> tuple[TensorP
 
 def _value(program: TensorProgram, name: str, known: Mapping[str, Array]) -> Array | None:
     node = program.producers[name]
-    arrays = [np.asarray(known[i], np.float32) if program[i].dtype in ("float16", "bfloat16") else known[i] for i in node.inputs]
+    arrays = [np.asarray(known[i], np.float32) if program[i].dtype in NARROW else known[i] for i in node.inputs]
     try:
         value = np.asarray(op_def(node.op).numpy(*arrays, **program.bound(node)))
     except FuserError:

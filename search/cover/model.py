@@ -26,7 +26,7 @@ from fuser.lower.triton_source import generate_graph
 from fuser.runtime.plan import Plan as Launches
 from fuser.runtime.plan import plan
 from fuser.superopt.structures import structures
-from fuser.superopt.verify.verifier import Verified
+from fuser.superopt.verify.verdict import Verified
 from search.cover.borders import Border
 from search.cover.borders import borders
 from search.cover.fold import folded

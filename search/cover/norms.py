@@ -19,6 +19,7 @@ from fuser.ir.builder import Builder
 from fuser.ir.builder import Ref
 from fuser.ir.ops import Array
 from fuser.ir.ops import op as op_def
+from fuser.ir.program import NARROW
 from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram
 from fuser.ir.scalar import Scalar
@@ -28,7 +29,6 @@ from search.cover.rebuild import equal
 from search.cover.rebuild import rebuild
 
 NORMS = ("layer_norm", "rms_norm")
-NARROW = ("float16", "bfloat16")
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from fuser.ir.builder import Builder
 from fuser.ir.builder import Ref
 from fuser.ir.ops import Array
 from fuser.ir.ops import op as op_def
+from fuser.ir.program import NARROW
 from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram
 from fuser.ir.subprogram import subprogram
@@ -27,10 +28,6 @@ WIDEST = 256
 """Extents up to which a selection is worth a product."""
 NARROWEST = 16
 """The least extent that tensor cores sum over."""
-DTYPES = ("float16", "bfloat16")
-"""Those that tensor cores multiply and add without rounding a single term."""
-
-
 MASKS = ("causal_mask", "where")
 """Operators that put infinities among numbers."""
 
@@ -70,7 +67,7 @@ def _selection(program: TensorProgram, node: Node, params: Mapping[str, Array]) 
     """The tensor whose parts a concatenation along the last axis puts together, and the matrix that does the same."""
     result = program[node.output]
     last = len(result.shape) - 1
-    if node.op != "concat" or node.attr["axis"] % (last + 1) != last or result.dtype not in DTYPES or last < 1:
+    if node.op != "concat" or node.attr["axis"] % (last + 1) != last or result.dtype not in NARROW or last < 1:
         return None
     pieces = [_piece(program, name, last) for name in node.inputs]
     if any(p is None for p in pieces):

@@ -16,7 +16,6 @@ from dataclasses import field
 
 import numpy as np
 
-from fuser.ir.candidate import Candidate
 from fuser.ir.program import TensorProgram
 from search.measure.measurement import Measurement
 from search.space.evolve import Effort
@@ -187,8 +186,3 @@ class Hunt:
         ranked = [Ranked(e.candidate, e.estimate, s) for e, s in found[:count]]
         left = sorted((e for e in self.pool.entries.values() if e not in self.times), key=lambda e: e.estimate)
         return ranked + [Ranked(e.candidate, e.estimate) for e in left[: count - len(ranked)]]
-
-
-def known_candidates(hunt: Hunt, candidates: Sequence[Candidate]) -> None:
-    """Puts candidates that somebody knows already into a search."""
-    hunt.pool.include(candidates)

@@ -15,7 +15,7 @@ from fuser.ir.builder import Builder
 from fuser.ir.program import TensorProgram
 from fuser.superopt.commands import read_graph
 from fuser.superopt.verify.verdict import Accepted
-from fuser.superopt.verify.verifier import Rejected
+from fuser.superopt.verify.verdict import Rejected
 from fuser.superopt.verify.verifier import verify
 from tests.builders import lora
 from tests.builders import rms_gemm

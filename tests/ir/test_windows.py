@@ -31,7 +31,7 @@ from fuser.ir.windows import detach
 from fuser.ir.windows import windowed
 from fuser.superopt.structures import structures
 from fuser.superopt.verify.verdict import Accepted
-from fuser.superopt.verify.verifier import Rejected
+from fuser.superopt.verify.verdict import Rejected
 from fuser.superopt.verify.verifier import verify
 from fuser.workloads import workload
 from tests.interpreted import checked

@@ -25,11 +25,11 @@ from tvm_bridge.back.carve import Numbering
 from tvm_bridge.back.carve import RegionSpec
 from tvm_bridge.back.carve import carve
 from tvm_bridge.back.carve import number
+from tvm_bridge.back.carve import region_symbols
 from tvm_bridge.back.embed import RegionKernels
 from tvm_bridge.back.relay import BuiltModel
 from tvm_bridge.back.relay import build as build_module
 from tvm_bridge.back.relay import check_region
-from tvm_bridge.back.relay import region_symbols
 from tvm_bridge.back.relay import resolve_target
 from tvm_bridge.flavour import import_tvm
 from tvm_bridge.flavour import require_relay

@@ -46,33 +46,11 @@ from tvm.relay.backend.executor_factory import GraphExecutorFactoryModule  # noq
 from tvm.runtime.vm import VirtualMachine  # noqa: E402
 
 from tvm_bridge.back.carve import COMPILER  # noqa: E402
-from tvm_bridge.back.carve import ExprRef  # noqa: E402
-from tvm_bridge.back.carve import Numbering  # noqa: E402
-from tvm_bridge.back.carve import RegionSpec  # noqa: E402
-from tvm_bridge.back.carve import carve  # noqa: E402
 from tvm_bridge.back.carve import inline_regions  # noqa: E402
 from tvm_bridge.back.carve import number  # noqa: E402
 from tvm_bridge.back.carve import region_functions  # noqa: E402
-from tvm_bridge.back.carve import region_symbols  # noqa: E402
 from tvm_bridge.back.cpu_form import cpu_form  # noqa: E402
 from tvm_bridge.to_program.fold import fold_weights  # noqa: E402
-
-__all__ = [
-    "BuiltModel",
-    "ExprRef",
-    "LoadedModel",
-    "Numbering",
-    "RegionSpec",
-    "build",
-    "carve",
-    "check_region",
-    "load",
-    "number",
-    "region_functions",
-    "region_symbols",
-    "resolve_target",
-    "run_region",
-]
 
 Array = np.ndarray[Any, Any]
 Executor = Literal["graph", "vm"]

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
+from collections.abc import Iterator
 
 from fuser.superopt.expressions.normal_form import FACTORS
 from fuser.superopt.expressions.normal_form import NF
@@ -168,31 +169,35 @@ class Target:
         """False only if no expression that is equal to an output contains one that is equal to ``e``."""
         found = self._cache.get(e)
         if found is None:
-            found = self._cache[e] = self.everything or e is TOP or self._decide(e)
+            found = self.everything or e is TOP or next(self.images(e), None) is not None or self._partial_max(e)
+            self._cache[e] = found
         return found
 
-    def _decide(self, e: NF) -> bool:
+    def images(self, e: NF) -> Iterator[tuple[NF, Term | None]]:
+        """Every place where a multiple of ``e`` is contained, with the multiplier (None: division left it open)."""
         if not e.terms:
-            return True
+            yield from ((level, None) for level in self.levels[:1])
+            return
         # the term of e with the rarest factor has the fewest images to try
-        best: list[tuple[NF, Term]] | None = None
-        chosen: Term | None = None
+        places: list[tuple[NF, Term]] | None = None
+        chosen = next(iter(e.terms))
         for term in e.terms:
             for number in term[0]:
-                places = self._by_factor.get(number)
-                if places is None:
-                    return self._partial_max(e)
-                if best is None or len(places) < len(best):
-                    best, chosen = places, term
-        if best is None or chosen is None:
-            best, chosen = [(level, t) for level in self.levels for t in level.terms], next(iter(e.terms))
-        for level, image in best:
+                found = self._by_factor.get(number)
+                if found is None:
+                    return
+                if places is None or len(found) < len(places):
+                    places, chosen = found, term
+        if places is None:
+            places = [(level, t) for level in self.levels for t in level.terms]
+        for level, image in places:
             if len(level.terms) < len(e.terms):
                 continue
             c = _divide_term(image, chosen)
-            if c is True or (c and _contains(level, e, c)):
-                return True
-        return self._partial_max(e)
+            if c is True:
+                yield level, None
+            elif c and _contains(level, e, c):
+                yield level, c
 
     def _partial_max(self, e: NF) -> bool:
         inner = single_max(e)

@@ -8,7 +8,6 @@ alone let pass, such as (Σₖ x)·w[k].
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from collections.abc import Mapping
 
 from fuser.superopt.expressions.normal_form import FACTORS
@@ -16,8 +15,6 @@ from fuser.superopt.expressions.normal_form import NF
 from fuser.superopt.expressions.normal_form import TOP
 from fuser.superopt.expressions.normal_form import Term
 from fuser.superopt.expressions.question import Target
-from fuser.superopt.expressions.question import _contains
-from fuser.superopt.expressions.question import _divide_term
 
 
 class AxisTarget(Target):
@@ -55,28 +52,3 @@ class AxisTarget(Target):
             return False  # something would have to divide by a bare extent
         left = axes - self.axes.get(level, self.divisors)
         return not left or left <= {FACTORS[f].name for f in factors if FACTORS[f].kind == "extent"}
-
-    def images(self, e: NF) -> Iterator[tuple[NF, Term | None]]:
-        """Every place where a multiple of ``e`` is contained, with the multiplier (None: division left it open)."""
-        if not e.terms:
-            yield from ((level, None) for level in self.levels[:1])
-            return
-        places: list[tuple[NF, Term]] | None = None
-        chosen = next(iter(e.terms))
-        for term in e.terms:
-            for number in term[0]:
-                found = self._by_factor.get(number)
-                if found is None:
-                    return
-                if places is None or len(found) < len(places):
-                    places, chosen = found, term
-        if places is None:
-            places = [(level, t) for level in self.levels for t in level.terms]
-        for level, image in places:
-            if len(level.terms) < len(e.terms):
-                continue
-            c = _divide_term(image, chosen)
-            if c is True:
-                yield level, None
-            elif c and _contains(level, e, c):
-                yield level, c

@@ -12,8 +12,7 @@ from dataclasses import replace
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.ops import op as op_def
-
-NARROW = ("float16", "bfloat16")
+from fuser.ir.program import NARROW
 
 
 def widen_scores(graph: KernelGraph) -> KernelGraph:

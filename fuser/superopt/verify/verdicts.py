@@ -16,7 +16,7 @@ from fuser.errors import UsageError
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram
 from fuser.lower.compile import cache_dir
-from fuser.superopt.verify.verifier import Verdict
+from fuser.superopt.verify.verdict import Verdict
 from fuser.superopt.verify.verifier import verify
 
 _KNOWN: dict[str, Verdict] = {}

@@ -62,8 +62,6 @@ from fuser.superopt.verify.verdict import Unknown
 from fuser.superopt.verify.verdict import Verdict
 from fuser.superopt.verify.verdict import Verified
 
-__all__ = ["Agrees", "Rejected", "Unknown", "Verdict", "Verified", "replay", "verify"]
-
 ROUNDS = 3
 DRAWS = 8
 """Draws of a round before zero denominators count as a property of the µGraph."""

@@ -24,9 +24,9 @@ from fuser.superopt.structures import structures
 from fuser.superopt.verify.bounds import _RULES
 from fuser.superopt.verify.bounds import _Count
 from fuser.superopt.verify.bounds import round_bound
+from fuser.superopt.verify.verdict import Agrees
+from fuser.superopt.verify.verdict import Verified
 from fuser.superopt.verify.verdicts import verdict_document
-from fuser.superopt.verify.verifier import Agrees
-from fuser.superopt.verify.verifier import Verified
 from fuser.superopt.verify.verifier import verify
 from tests.operators import NUMBERS
 from tests.operators import elementwise

@@ -14,7 +14,7 @@ from fuser.ir.scalar import Extent
 from fuser.ir.scalar import Scalar
 from fuser.superopt.structures import structures
 from fuser.superopt.verify.verdict import Accepted
-from fuser.superopt.verify.verifier import Rejected
+from fuser.superopt.verify.verdict import Rejected
 from fuser.superopt.verify.verifier import verify
 from tests.builders import edit
 

@@ -14,7 +14,7 @@ from fuser.superopt.verify.float_check import float_error
 from fuser.superopt.verify.float_check import relative_error
 from fuser.superopt.verify.reduced import reduction
 from fuser.superopt.verify.verdict import Accepted
-from fuser.superopt.verify.verifier import Rejected
+from fuser.superopt.verify.verdict import Rejected
 from fuser.superopt.verify.verifier import verify
 from fuser.workloads import workload
 from tests.builders import edit

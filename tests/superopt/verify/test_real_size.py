@@ -18,7 +18,7 @@ from fuser.superopt.verify.real_size import BlockTest
 from fuser.superopt.verify.real_size import block_test
 from fuser.superopt.verify.reduced import reduction
 from fuser.superopt.verify.verdict import Accepted
-from fuser.superopt.verify.verifier import Rejected
+from fuser.superopt.verify.verdict import Rejected
 from fuser.superopt.verify.verifier import verify
 from fuser.workloads import workload
 from tests.builders import edit

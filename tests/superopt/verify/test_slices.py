@@ -15,8 +15,8 @@ from fuser.ir.program import TensorProgram
 from fuser.ir.windows import windowed
 from fuser.superopt.structures import structures
 from fuser.superopt.verify.verdict import Accepted
-from fuser.superopt.verify.verifier import Rejected
-from fuser.superopt.verify.verifier import Unknown
+from fuser.superopt.verify.verdict import Rejected
+from fuser.superopt.verify.verdict import Unknown
 from fuser.superopt.verify.verifier import verify
 
 

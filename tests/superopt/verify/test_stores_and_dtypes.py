@@ -18,7 +18,7 @@ from fuser.ir.mugraph import Stmt
 from fuser.ir.program import TensorProgram
 from fuser.superopt.rewrite.splits import split_block
 from fuser.superopt.structures import structures
-from fuser.superopt.verify.verifier import Rejected
+from fuser.superopt.verify.verdict import Rejected
 from fuser.superopt.verify.verifier import verify
 
 

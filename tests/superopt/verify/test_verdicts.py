@@ -9,10 +9,10 @@ import pytest
 
 from fuser.superopt.structures import structures
 from fuser.superopt.verify import verdicts
+from fuser.superopt.verify.verdict import Rejected
+from fuser.superopt.verify.verdict import Unknown
+from fuser.superopt.verify.verdict import Verified
 from fuser.superopt.verify.verdicts import kept_verdict
-from fuser.superopt.verify.verifier import Rejected
-from fuser.superopt.verify.verifier import Unknown
-from fuser.superopt.verify.verifier import Verified
 from fuser.workloads import workload
 
 

@@ -14,10 +14,10 @@ from fuser.ir.schedule import Schedule
 from fuser.ir.tiling import TilingExpr
 from fuser.superopt.structures import structures
 from fuser.superopt.verify.verdict import Accepted
-from fuser.superopt.verify.verifier import Agrees
-from fuser.superopt.verify.verifier import Rejected
-from fuser.superopt.verify.verifier import Unknown
-from fuser.superopt.verify.verifier import Verified
+from fuser.superopt.verify.verdict import Agrees
+from fuser.superopt.verify.verdict import Rejected
+from fuser.superopt.verify.verdict import Unknown
+from fuser.superopt.verify.verdict import Verified
 from fuser.superopt.verify.verifier import replay
 from fuser.superopt.verify.verifier import verify
 from fuser.workloads import workload

@@ -23,19 +23,19 @@ from fuser.ir.builder import Builder  # noqa: E402
 from tests.paths import ROOT  # noqa: E402
 from tests.tvm_bridge.encoder import encoder  # noqa: E402
 from tests.tvm_bridge.encoder import regions  # noqa: E402
+from tvm_bridge.back.carve import RegionSpec  # noqa: E402
+from tvm_bridge.back.carve import carve  # noqa: E402
 from tvm_bridge.back.carve import op_name  # noqa: E402
+from tvm_bridge.back.carve import region_functions  # noqa: E402
+from tvm_bridge.back.carve import region_symbols  # noqa: E402
 from tvm_bridge.back.relay import BuiltModel  # noqa: E402
-from tvm_bridge.back.relay import ExprRef  # noqa: E402
-from tvm_bridge.back.relay import RegionSpec  # noqa: E402
 from tvm_bridge.back.relay import _compiled  # noqa: E402
 from tvm_bridge.back.relay import build  # noqa: E402
-from tvm_bridge.back.relay import carve  # noqa: E402
 from tvm_bridge.back.relay import check_region  # noqa: E402
 from tvm_bridge.back.relay import load  # noqa: E402
-from tvm_bridge.back.relay import number  # noqa: E402
-from tvm_bridge.back.relay import region_functions  # noqa: E402
-from tvm_bridge.back.relay import region_symbols  # noqa: E402
 from tvm_bridge.back.relay import run_region  # noqa: E402
+from tvm_bridge.to_program.numbering import ExprRef  # noqa: E402
+from tvm_bridge.to_program.numbering import number  # noqa: E402
 
 FRESH = """
 import sys, numpy as np
