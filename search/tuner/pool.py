@@ -52,7 +52,7 @@ WORTH = 2.0
 """Structures whose best estimate is so many times the best of all are left out."""
 TOGETHER = 0.2
 """Part of the mutations that change an option for all tensors of a kernel: descriptors for all of them, say."""
-TERMS = ("waits", "busy", "fetch", "throughput", "memory")
+TERMS = ("waits", "busy", "fetch", "tensor", "l2")
 """Parts of the model's time that may be misjudged as a whole; the first three are of one wave of blocks."""
 
 
