@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass
+from dataclasses import replace
 from itertools import repeat
 from math import inf
 from pathlib import Path
@@ -144,7 +145,8 @@ def _best(asked: _Asked, device: Device, libraries: bool, seed: int) -> Laid:
     ends = {min(several, key=len), max(several, key=len)}
     for rows in sorted(ends, key=len):
         try:
-            found[rows] = tune_fast(program, device, seed=seed, graphs=_every(with_calls, rows, weights), worth=worth)
+            best = tune_fast(program, device, seed=seed, graphs=_every(with_calls, rows, weights), worth=worth)
+            found[rows] = _with_plain(best, dict(weights), device)
         except FuserError:
             found[rows] = None if rows else by_library(program, device)
     ranked = [r for t in found.values() if t is not None for r in (t.winner, *t.runners)[:BEST]]
@@ -155,9 +157,22 @@ def _best(asked: _Asked, device: Device, libraries: bool, seed: int) -> Laid:
 
 
 def _every(graphs: Iterable[KernelGraph], rows: Rows, weights: Rows) -> tuple[KernelGraph, ...]:
-    """The graphs with ``rows``, and with longer rows of the weights too."""
-    some = dict.fromkeys((rows, (*rows, *weights)))
-    return tuple(x for g in graphs for r in some if (x := laid(g, r)) is not None)
+    """The graphs with ``rows``, and with longer rows of the weights where a graph can take them."""
+    ways = ((laid(g, (*rows, *weights)), g) for g in graphs)
+    return tuple(x for longer, g in ways if (x := longer or laid(g, rows)) is not None)
+
+
+def _with_plain(tuned: Tuned, weights: Collection[str], device: Device) -> Tuned:
+    """What was found, and the best of it with weights row after row: longer rows are more to read."""
+    more: list[Ranked] = []
+    for r in (tuned.winner, *tuned.runners)[:BEST]:
+        if rows_of(r.graph).keys() & set(weights) and (graph := laid(r.graph, [(n, 0) for n in weights])) is not None:
+            with suppress(FuserError):
+                more.append(Ranked(new := Candidate(graph, r.schedule), graph_seconds(new, device)))
+    if not more:
+        return tuned
+    winner, *runners = sorted((tuned.winner, *tuned.runners, *more), key=lambda r: r.seconds)
+    return replace(tuned, winner=winner, runners=tuple(runners))
 
 
 def _between(
