@@ -31,6 +31,7 @@ from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import Schedule
 from fuser.ir.serialize import graph_from_json
 from fuser.lower.compile import cache_dir
+from fuser.lower.options import tensor_of
 from fuser.runtime.library import output_of
 from fuser.superopt.structures import structures
 from search.cover.parts import Part
@@ -168,11 +169,18 @@ def _with_plain(tuned: Tuned, weights: Collection[str], device: Device) -> Tuned
     for r in (tuned.winner, *tuned.runners)[:BEST]:
         if rows_of(r.graph).keys() & set(weights) and (graph := laid(r.graph, [(n, 0) for n in weights])) is not None:
             with suppress(FuserError):
-                more.append(Ranked(new := Candidate(graph, r.schedule), graph_seconds(new, device)))
+                more.append(_ranked(graph, r, weights, device))
     if not more:
         return tuned
     winner, *runners = sorted((tuned.winner, *tuned.runners, *more), key=lambda r: r.seconds)
     return replace(tuned, winner=winner, runners=tuple(runners))
+
+
+def _ranked(graph: KernelGraph, like: Ranked, moved: Collection[str], device: Device) -> Ranked:
+    """The graph with another's schedules, without the options of tensors that lie otherwise: a descriptor may not fit them."""
+    kernels = (s.with_knobs(**{k: None for k, _ in s.knobs if tensor_of(k) in moved}) for s in like.schedule.kernels)
+    candidate = Candidate(graph, Schedule(tuple(kernels)))
+    return Ranked(candidate, graph_seconds(candidate, device))
 
 
 def _between(
@@ -186,7 +194,7 @@ def _between(
         if graph is None:
             continue
         with suppress(FuserError):
-            mine.append(Ranked(new := Candidate(graph, r.schedule), graph_seconds(new, device)))
+            mine.append(_ranked(graph, r, {*rows_of(r.graph), *rows_of(graph)} - set(weights), device))
     mine = sorted((r for r in mine if r.seconds < inf), key=lambda r: r.seconds)
     return Tuned(program, device.name, mine[0], tuple(mine[1:]), 1, len(mine)) if mine else None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from fuser.ir.candidate import Candidate
 from fuser.ir.fuse import identifier
@@ -20,6 +21,8 @@ from fuser.ir.program import TensorProgram
 from fuser.ir.rows import in_rows
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
+from fuser.lower.options import option_of
+from fuser.lower.options import tensor_of
 from search.cover.parts import Part
 from search.cover.parts import Stored
 from search.cover.parts import stored_name
@@ -46,7 +49,7 @@ def stitch(
         prefix = f"{title(part)}_{number}"
         for i, kernel in enumerate(graph.kernels):
             kernels.append(renamed(kernel, new, prefix if len(graph.kernels) == 1 else f"{prefix}_{i}"))
-        schedules += candidate.schedule.kernels
+        schedules += (on_tensors(s, new) for s in candidate.schedule.kernels)
     reads = {t for k in kernels for t in k.inputs}
     longer = {new: stored for new, stored in pitched.items() if stored[0] in params and new in reads}
     gone = {name for name, _ in longer.values()} - reads
@@ -82,6 +85,15 @@ def _fresh(name: str, taken: set[str]) -> str:
         name += "_"
     taken.add(name)
     return name
+
+
+def on_tensors(schedule: KernelSchedule, new: Mapping[str, str]) -> KernelSchedule:
+    """The schedule with other names of device tensors, after which some of its options are named."""
+    knobs: dict[str, Any] = {}
+    for name, value in schedule.knobs:
+        option, tensor = option_of(name), tensor_of(name)
+        knobs[option.key(new.get(tensor, tensor)) if option and tensor else name] = value
+    return replace(schedule, knobs=tuple(sorted(knobs.items())))
 
 
 def renamed(kernel: Kernel, new: Mapping[str, str], name: str) -> Kernel:

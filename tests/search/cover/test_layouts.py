@@ -17,6 +17,7 @@ from fuser.ir.builder import Builder  # noqa: E402
 from fuser.ir.candidate import Candidate  # noqa: E402
 from fuser.ir.layouts import rows_of  # noqa: E402
 from fuser.ir.program import TensorProgram  # noqa: E402
+from fuser.ir.schedule import KernelSchedule  # noqa: E402
 from fuser.runtime.graph_executor import Executable  # noqa: E402
 from fuser.runtime.plan import plan  # noqa: E402
 from search.cover.greedy import greedy_cover  # noqa: E402
@@ -26,6 +27,7 @@ from search.cover.model import Model  # noqa: E402
 from search.cover.model import compile_model  # noqa: E402
 from search.cover.parts import parts  # noqa: E402
 from search.cover.prices import priced  # noqa: E402
+from search.cover.stitch import on_tensors  # noqa: E402
 from search.cover.stitch import stitch  # noqa: E402
 from tests.search.cover.test_cover import random_program  # noqa: E402
 
@@ -146,3 +148,9 @@ def test_greedy_is_no_cheaper() -> None:
         assert greedy.seconds >= best.seconds * (1 - 1e-3)
         worse += greedy.seconds > best.seconds * 1.01
     assert worse
+
+
+def test_options_of_tensors_follow_their_names() -> None:
+    schedule = KernelSchedule(knobs=(("evict_x1", "evict_last"), ("pdl", "early"), ("tma_x0", True)))
+    found = on_tensors(schedule, {"x0": "X", "x1": "W@200"})
+    assert found.knob == {"tma_X": True, "evict_W@200": "evict_last", "pdl": "early"}
