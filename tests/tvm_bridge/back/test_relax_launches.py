@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+import fuser
 from fuser.ir.ops import Array
 from fuser.runtime.tensor_map import encoding
 from search.compiled import CompiledProgram
+from tests.paths import RELAY
 from tests.tvm_bridge.fake_gpu import FakeGpu
 from tests.tvm_bridge.fake_gpu import Map
 from tvm_bridge.back.recipe import Recipe
@@ -111,3 +113,15 @@ def test_code_that_the_driver_refuses_is_an_error(
     run = machine(written(recipe, chain.params, graphs=False))["main"]
     with pytest.raises(Exception, match="CUDA_ERROR_FAKE"):
         run(on_device(given(rng)))
+
+
+def test_a_relay_model_from_a_file_runs_there(gpu: Use, written: Write, rng: np.random.Generator) -> None:
+    """Saved by TVM 0.19, run by TVM 0.27."""
+    found = fuser.optimize(RELAY / "encoder_torch.json", RELAY / "encoder_torch.params", runtime="torch", on="none", jobs=1)
+    made = found.made
+    recipe = recipe_of(made)
+    gpu(recipe)
+    run = machine(written(recipe, made.params))["main"]
+    values = {n: rng.standard_normal(made.program[n].shape).astype(made.program[n].dtype) for n in made.inputs}
+    (original,) = found.imported.original_outputs(values)
+    assert np.abs(run(*(on_device(values[n]) for n in made.inputs)).numpy() - original).max() < 1e-5

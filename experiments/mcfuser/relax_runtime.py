@@ -1,0 +1,289 @@
+"""Whole networks as libraries of TVM 0.27 on a GPU: with our kernels and as TVM alone makes them, beside our runtime and torch.
+
+    python -m experiments.mcfuser.relax_runtime build FOLDER      # with TVM 0.27, without a GPU
+    python -m experiments.mcfuser.relax_runtime prepare FOLDER    # on the GPU's machine: the plans again, with their weights
+    python -m experiments.mcfuser.relax_runtime run FOLDER -o OUT # there: compared with float64, then timed in turn
+
+TVM alone is its default pipeline for CUDA: schedules by rule (DLight), which know no tensor cores of Hopper. It is no strong
+peer; tuned schedules need TVM's compiler on the machine with the GPU. ``run`` needs TVM's runtime alone: that of FOLDER/runtime,
+where ``mufuser package`` put it, or one that is installed. Weights are random from a seed, and arguments of the libraries.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pickle
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from experiments.networks import NETWORKS
+from experiments.script import script
+from fuser.device import load_device
+from fuser.outputs import make_folder
+from fuser.outputs import write_file
+
+DEFAULT = ("bert-small", "bert-base", "bert-large", "vit-b", "gpt2")
+TARGET = "h200"
+COLUMNS = {
+    "tvm+ours": "TVM's virtual machine with our kernels, a call captured as one CUDA graph",
+    "own graphs": "the same library, which captures by itself what it can",
+    "calls": "the same kernels without graphs, wall clock of a call from Python, launches included",
+    "ours": "our own runtime with the same plan",
+    "default": "our own runtime with products of cuBLAS where the model prefers them",
+    "tvm": "TVM alone",
+    "eager": "torch eager with SDPA",
+    "inductor": "torch.compile",
+}
+
+
+def network(name: str) -> tuple[Any, tuple[tuple[int, ...], ...]]:
+    import torch
+
+    torch.manual_seed(0)
+    net, shapes = NETWORKS[name].make(1)
+    return net.eval().half(), shapes
+
+
+def plan_of(name: str, device: str | None) -> Any:
+    """The compiled program of a network; with ``device`` None all products are generated."""
+    import torch
+
+    from fuser.frontends.torch_export import from_torch
+    from search.compile import compile_imported
+
+    net, shapes = network(name)
+    with torch.no_grad(), warnings.catch_warnings(action="ignore"):
+        known = from_torch(net, tuple(torch.zeros(s, dtype=torch.float16) for s in shapes))
+    return replace(compile_imported(known, load_device(TARGET), device, checked=False, jobs=4), called=None)
+
+
+# -- build --------------------------------------------------------------------------------------------------------------------
+
+
+def build(folder: Path, names: list[str]) -> None:
+    """Libraries of each network: ``NAME-plain.so`` and ``NAME-graphs.so`` with our kernels, ``NAME-tvm.so`` of TVM alone."""
+    from tvm_bridge.back.offline_cuda import load
+    from tvm_bridge.back.recipe import recipe_of
+    from tvm_bridge.back.relax import compiled
+    from tvm_bridge.back.relax import module_of
+    from tvm_bridge.flavour import import_tvm
+
+    load(import_tvm())
+    for name in names:
+        start = time.perf_counter()
+        recipe = recipe_of(plan_of(name, None))
+        planned = time.perf_counter()
+        for kind in ("plain", "graphs"):
+            compiled(recipe, module_of(recipe, None), kind == "graphs").export_library(str(folder / f"{name}-{kind}.so"))
+        built = time.perf_counter()
+        _alone(name).export_library(str(folder / f"{name}-tvm.so"))
+        seconds = {"plan": planned - start, "libraries": built - planned, "tvm": time.perf_counter() - built}
+        write_file(folder / f"{name}.json", json.dumps({"kernels": len(recipe.launches), "seconds": seconds}) + "\n")
+        print(name, len(recipe.launches), seconds, flush=True)
+
+
+def _alone(name: str) -> Any:
+    """A network compiled by TVM's default pipeline, weights as arguments."""
+    import torch
+    import tvm
+    from tvm import relax
+    from tvm.relax.frontend.torch import from_exported_program
+
+    from tvm_bridge.back.relax_library import need_compiler
+
+    def linear(x: Any, w: Any, b: Any = None, _: str = "") -> Any:
+        """TVM's importer gives products of float16 in float32, and cannot add a bias to them."""
+        y = relax.op.astype(relax.op.matmul(x, relax.op.permute_dims(w), out_dtype="float32"), "float16")  # type: ignore[attr-defined]
+        return y if b is None else relax.op.add(y, b)  # type: ignore[attr-defined]
+
+    net, shapes = network(name)
+    need_compiler(())
+    with torch.no_grad(), warnings.catch_warnings(action="ignore"):
+        exported = torch.export.export(net, tuple(torch.zeros(s, dtype=torch.float16) for s in shapes))
+        relax.op.linear = linear  # type: ignore[attr-defined]
+        made = from_exported_program(
+            exported, keep_params_as_input=True, unwrap_unit_return_tuple=True, run_ep_decomposition=False
+        )
+    module, _ = relax.frontend.detach_params(made)  # type: ignore[attr-defined]
+    limits = {"max_threads_per_block": 1024, "max_shared_memory_per_block": 232448, "thread_warp_size": 32}
+    target = tvm.target.Target({"kind": "cuda", "arch": "sm_90a", **limits}, host={"kind": "llvm"})
+    with target:
+        return tvm.compile(module, target=target)  # type: ignore[attr-defined]
+
+
+# -- run ----------------------------------------------------------------------------------------------------------------------
+
+
+def prepare(folder: Path, names: list[str]) -> None:
+    """``NAME.pkl``: the plans, with the weights as they have them. And torch.compile's kernels in its cache."""
+    import torch
+
+    for name in names:
+        made = {kind: plan_of(name, device) for kind, device in (("ours", None), ("default", "cuda:0"))}
+        made["default"] = replace(made["default"], device=None)
+        (folder / f"{name}.pkl").write_bytes(pickle.dumps(made))
+        net, shapes = network(name)
+        with torch.no_grad():
+            torch.compile(net.cuda())(torch.zeros(shapes[0], dtype=torch.float16, device="cuda"))
+        print(name, [len(m.graph.kernels) for m in made.values()], flush=True)
+
+
+def run(folder: Path, names: list[str], output: Path) -> None:
+    """Compare and time each network; the table after each."""
+    make_folder(output)
+    rows: dict[str, dict[str, Any]] = {}
+    for name in names:
+        try:
+            rows[name] = measure(folder, name)
+        except Exception as error:  # noqa: BLE001 - the others go on
+            rows[name] = {"failed": f"{type(error).__name__}: {str(error)[-400:]}"}
+        write_file(output / "relax.json", json.dumps(rows, indent=1) + "\n")
+        write_file(output / "relax.txt", table(rows))
+        print(name, rows[name], flush=True)
+
+
+def measure(folder: Path, name: str) -> dict[str, Any]:
+    """Microseconds and relative errors of all contestants on one network."""
+    import torch
+
+    from search.measure.replays import captured
+    from search.measure.replays import medians
+
+    net, shapes = network(name)
+    torch.manual_seed(1)
+    x = torch.randn(*shapes[0]).half().cuda()
+    net = net.cuda()
+    with torch.no_grad():
+        wanted = net.double()(x.double())
+    net.half()
+    plans = {k: replace(p, device="cuda") for k, p in pickle.loads((folder / f"{name}.pkl").read_bytes()).items()}
+    outputs: dict[str, Any] = {}
+    replays: dict[str, Callable[[], Any]] = {}
+    for kind, plan in plans.items():
+        outputs[kind], replays[kind] = captured(lambda plan=plan: plan(x))
+    constants = plans["ours"]._constants()
+    plain = Machine(folder, f"{name}-plain.so", x, constants)
+    outputs["tvm+ours"], replays["tvm+ours"] = plain.captured()
+    graphs = Machine(folder, f"{name}-graphs.so", x, constants)
+    outputs["own graphs"], replays["own graphs"] = graphs.output(), graphs.call
+    alone = Machine(folder, f"{name}-tvm.so", x, [p for _, p in net.named_parameters()])
+    outputs["tvm"], replays["tvm"] = alone.captured()
+    torch._dynamo.reset()
+    compiled = torch.compile(net)
+    for kind, module in (("eager", net), ("inductor", compiled)):
+        outputs[kind], replays[kind] = captured(lambda module=module: module(x))
+    errors = {k: float((y.double() - wanted).norm() / wanted.norm()) for k, y in outputs.items()}
+    same = bool((outputs["tvm+ours"] == outputs["ours"]).all())
+    us = medians(replays) | {"calls": wall(plain.call)}
+    return {"us": us, "error": errors, "same bits": same, **json.loads((folder / f"{name}.json").read_text())}
+
+
+class Machine:
+    """A library on TVM's virtual machine over torch tensors. ``weights`` are by name, or in the order of its arguments."""
+
+    def __init__(self, folder: Path, file: str, x: Any, weights: Any) -> None:
+        import torch
+
+        loader = folder / "runtime"
+        sys.path.insert(0, str(loader))
+        from mufuser_model import runtime
+
+        self.ffi = runtime(loader)
+        machine = self.ffi.load_module(str(folder / file))["vm_load_executable"]()
+        machine["vm_initialization"](2, torch.cuda.current_device(), 2, 1, 0, 2)
+        if isinstance(weights, dict):
+            tensors = json.loads(machine["about"]())["weights"]["tensors"]
+            for spec in tensors:
+                have = weights.get(spec["name"])
+                if have is None or list(have.shape) != spec["shape"]:
+                    raise ValueError(f"{file} is of another plan: {spec['name']} {spec['shape']}")
+            more = [tuple(weights[s["name"]].contiguous() for s in tensors)]
+        else:
+            more = [w.detach() for w in weights]
+        self.keep = machine
+        self.main, self.args = machine["main"], [self._given(a) for a in (x, *more)]
+
+    def _given(self, value: Any) -> Any:
+        many = isinstance(value, tuple)
+        return self.ffi.convert(tuple(map(self.ffi.from_dlpack, value))) if many else self.ffi.from_dlpack(value)
+
+    def call(self) -> Any:
+        return self.main(*self.args)
+
+    def output(self) -> Any:
+        """The output after some calls: those that capture, and replays."""
+        import torch
+
+        for _ in range(4):
+            found = self.call()
+        torch.cuda.synchronize()
+        return torch.from_dlpack(found).clone()
+
+    def captured(self) -> tuple[Any, Callable[[], None]]:
+        import torch
+
+        self.output()
+        graph = torch.cuda.CUDAGraph()
+        with self.ffi.use_torch_stream(torch.cuda.graph(graph, capture_error_mode="relaxed")):
+            found = self.call()
+        graph.replay()
+        torch.cuda.synchronize()
+        return torch.from_dlpack(found), lambda keep=(self, found): graph.replay()
+
+
+def wall(call: Callable[[], Any], calls: int = 100, rounds: int = 5) -> float:
+    """Microseconds of a call, of many in a row."""
+    import torch
+
+    found = []
+    for _ in range(rounds):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(calls):
+            call()
+        torch.cuda.synchronize()
+        found.append((time.perf_counter() - start) / calls * 1e6)
+    return statistics.median(found)
+
+
+def table(rows: dict[str, dict[str, Any]]) -> str:
+    """Microseconds; what the first column is against others; errors against float64."""
+    lines = [
+        f"{'network':<12}" + "".join(f"{c:>11}" for c in COLUMNS) + f"{'×tvm':>8}{'×inductor':>11}{'error':>10}{'eager':>10}"
+    ]
+    for name, row in rows.items():
+        if "failed" in row:
+            lines.append(f"{name:<12}{row['failed']}")
+            continue
+        us, error = row["us"], row["error"]
+        ratios = f"{us['tvm'] / us['tvm+ours']:>8.2f}{us['inductor'] / us['tvm+ours']:>11.2f}"
+        times = "".join(f"{us[c]:>11.1f}" for c in COLUMNS)
+        same = "" if row["same bits"] else "  other bits than ours"
+        lines.append(f"{name:<12}{times}{ratios}{error['tvm+ours']:>10.1e}{error['eager']:>10.1e}{same}")
+    return "\n".join([*lines, "", *(f"{c}: {what}" for c, what in COLUMNS.items())]) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("step", choices=("build", "prepare", "run"))
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("names", nargs="*", help=f"networks (default: {' '.join(DEFAULT)})")
+    parser.add_argument("-o", "--output", type=Path, default=Path("h200-relax"))
+    given = parser.parse_args()
+    make_folder(given.folder)
+    names = given.names or list(DEFAULT)
+    if given.step == "run":
+        run(given.folder, names, given.output)
+    else:
+        (build if given.step == "build" else prepare)(given.folder, names)
+
+
+if __name__ == "__main__":
+    script(main)
