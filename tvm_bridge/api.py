@@ -17,6 +17,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from cost_model.program_time import program_seconds
 from cost_model.refined import check_device
 from fuser.device import Device
@@ -52,6 +54,8 @@ from search.tuner.tuning import Tuning
 from tvm_bridge import apart
 from tvm_bridge.flavour import RelayMissing
 from tvm_bridge.flavour import require_relax
+from tvm_bridge.read.relax_module import is_relax
+from tvm_bridge.read.relax_module import read_relax
 from tvm_bridge.relaxed import INSIDE
 from tvm_bridge.relaxed import relax_library
 from tvm_bridge.result import FusedRegion
@@ -59,6 +63,7 @@ from tvm_bridge.result import Optimized
 from tvm_bridge.result import predicted_us
 from tvm_bridge.to_program.relay_import import RelayModel
 from tvm_bridge.to_program.relay_import import arrays_of
+from tvm_bridge.to_program.relay_import import check_params
 from tvm_bridge.to_program.relay_import import from_json_text
 from tvm_bridge.to_program.relay_import import is_typed
 from tvm_bridge.to_program.relay_import import save_arrays
@@ -70,6 +75,8 @@ Step = Callable[[str], None]
 RELAX, RELAY_RUNTIME, TORCH_RUNTIME = "relax", "relay", "torch"
 RUNTIMES = (RELAX, RELAY_RUNTIME, TORCH_RUNTIME)
 
+RELAX_MODULE = "Relax"
+"""The form of a live module of Relax."""
 LIVE = "the module"
 """The source of a live module."""
 
@@ -96,10 +103,10 @@ def optimize(  # noqa: PLR0913
     """Choose kernels for a model, lower and check them, run them where there is a GPU for them, and build a Relay model with TVM.
 
     ``model`` is the path of a file that ``torch.export.save`` (``.pt2``), ONNX (``.onnx``) or Relay's ``save_json`` wrote, or a
-    live ``IRModule``; ``params`` the path of a ``save_param_dict`` file, or arrays by name, of a Relay model. ``on`` says where
-    the kernels run when they are made: ``cuda``, ``cpu`` (Triton's interpreter), ``none``, or by default a GPU of the target's
-    kind, if there is one. ``whole=False`` leaves out the kernels of the whole model, and finds alone the regions of a Relay model
-    that TVM is given (the default for a live module).
+    live ``IRModule`` of Relay or Relax; ``params`` the path of a ``save_param_dict`` file, or arrays by name, of such a model.
+    ``on`` says where the kernels run when they are made: ``cuda``, ``cpu`` (Triton's interpreter), ``none``, or by default a GPU
+    of the target's kind, if there is one. ``whole=False`` leaves out the kernels of the whole model, and finds alone the regions
+    of a Relay model that TVM is given (the default for a live module of Relay).
 
     ``effort`` and ``records`` are those of :func:`fuser.compile`, for the kernels of the whole model; the regions that TVM is
     given are chosen by the model alone.
@@ -110,13 +117,16 @@ def optimize(  # noqa: PLR0913
 
     ``runtime`` says what is to run the result: ``torch``, the kernels alone; ``relay``, a Relay model with the regions that it
     is given; ``relax``, all kernels of any model as one library for the virtual machine of TVM 0.27, with its ``weights``
-    ``inside`` or ``beside`` it. By default a Relay model is for Relay, another for torch.
+    ``inside`` or ``beside`` it. By default a Relay model is for Relay, a module of Relax for Relax, another for torch.
 
     Raises :class:`fuser.errors.ModelFileError` for files that cannot be read; a model without regions worth fusing is no error.
     """
     wanted = effort_of(effort)
     if runtime is not None and runtime not in RUNTIMES:
         raise UsageError(f"there is no runtime {runtime!r}", f"one of {', '.join(RUNTIMES)}")
+    live = not isinstance(model, str | Path)
+    if live and is_relax(model):
+        runtime, whole = runtime or RELAX, True
     if runtime == RELAX:
         require_relax()
     device = load_device(target) if isinstance(target, str) else target
@@ -126,7 +136,7 @@ def optimize(  # noqa: PLR0913
         require_gpu(device, effort)
     stages = Stages(step)
     stages.begin("import", "reading the model")
-    live, folder = not isinstance(model, str | Path), apart.Folder()
+    folder = apart.Folder()
     file, path = _read(model, params, folder)
     stages.end()
     if runtime == RELAY_RUNTIME and file.form != RELAY:
@@ -158,6 +168,9 @@ def _read(model: Any, params: Any, folder: apart.Folder) -> tuple[ModelFile, str
         raise UsageError(
             "the parameters of a live module are arrays by name", "read them with tvm_bridge.read.relay_params.read_params"
         )
+    if is_relax(model):
+        live = to_program(relax_model(model, params))
+        return ModelFile(LIVE, RELAX_MODULE, Imported(live.program, live.params, live.inputs), live), LIVE
     path, graph = _read_live(model, params, folder)
     live = to_program(graph)
     return ModelFile(live.model.source, RELAY, Imported(live.program, live.params, live.inputs), live), path
@@ -201,7 +214,7 @@ def _where(on: str | None, device: Device, file: ModelFile) -> tuple[str | None,
         return None, ()
     name = file.imported.program.name
     opaque = {str(n.attr["callee"]) for n in file.imported.program.nodes if n.op == "opaque"}
-    if file.form == RELAY and opaque:
+    if file.form in (RELAY, RELAX_MODULE) and opaque:
         why = f"torch does not know {', '.join(sorted(opaque)[:4])} of Relay: the kernels cannot be run as a whole"
         if on is not None:
             raise UnsupportedError(why, "leave out --on")
@@ -247,10 +260,23 @@ def _read_live(mod: Any, params: Mapping[str, Any] | None, folder: apart.Folder)
     return path, from_json_text(path.read_text(), arrays_of(params), LIVE)
 
 
+def relax_model(mod: Any, params: Mapping[str, Any] | None) -> RelayModel:
+    """A live module of Relax with its parameters: arrays by name, or as ``relax.frontend.detach_params`` gives them, a list of
+    those of ``main``, which are its last arguments."""
+    graph = read_relax(mod)
+    if params is not None and set(params) == {"main"} and isinstance(params["main"], Sequence):
+        values = list(params["main"])
+        params = dict(zip((v.name for v in graph.inputs[len(graph.inputs) - len(values) :]), values, strict=True))
+    found = arrays_of(params) or {}
+    check_params(graph, {k: (np.asarray(v), np.asarray(v).dtype.name) for k, v in found.items()}, LIVE, "its parameters")
+    return RelayModel(graph, found, LIVE)
+
+
 def partition_and_optimize(
     mod: Any, params: Mapping[str, Any] | None = None, *, target: str = "h200", effort: str = "instant"
 ) -> Optimized:
-    """:func:`optimize` for a live Relay module; ``.built`` is the model that runs."""
+    """:func:`optimize` for a live module of Relay or Relax: ``.built`` is the Relay model that runs, with regions of ours;
+    ``.library`` of a module of Relax all of its kernels (:class:`tvm_bridge.relaxed.RelaxLibrary`)."""
     return optimize(mod, params, target=target, effort=effort, build=True)
 
 
@@ -346,7 +372,7 @@ def with_relax(
     stages.begin("building", "building the library for TVM's virtual machine")
     library = relax_library(result.made, result.file.source, weights=weights, seconds=timeout)
     stages.end()
-    return replace(result, built=library, seconds={**result.seconds, **stages.seconds})
+    return replace(result, library=library, seconds={**result.seconds, **stages.seconds})
 
 
 def _noted(result: Optimized, note: str) -> Optimized:

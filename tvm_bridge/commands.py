@@ -115,8 +115,8 @@ def _written(result: Optimized, output: Path) -> dict[str, Any]:
     """The report, written to ``output`` with the kernels and the library in the place of those of an earlier run."""
 
     def write(folder: Path) -> dict[str, Any]:
-        if result.built is not None:
-            result.built.export(folder / "model.so")
+        if made := result.built or result.library:
+            made.export(folder / "model.so")
         report = document(result, folder)
         (folder / "report.json").write_text(json_text.dumps(report, indent=1) + "\n")
         return report

@@ -88,7 +88,7 @@ def document(result: Optimized, output: Path | None = None) -> dict[str, Any]:
                 "relative_difference": result.comparison.relative,
                 "ran": result.comparison.ran,
             },
-            "library": "model.so" if result.built is not None and output else None,
+            "library": "model.so" if (result.built or result.library) and output else None,
             "notes": list(result.notes),
             "seconds": dict(result.seconds),
         }

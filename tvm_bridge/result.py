@@ -64,7 +64,8 @@ class Optimized:
     """What :func:`tvm_bridge.api.optimize` found. ``made`` has the kernels of the whole model (and its plan), ``trial`` what
     became of them where they ran; ``regions`` are those that TVM is given of a Relay model. Times are the model's predictions in
     microseconds: ``before_us`` with every operator apart, ``after_us`` with the regions fused; ``seconds`` are those of the steps
-    on this machine. ``failure`` is why a library that could have been built was not.
+    on this machine. ``built`` is a Relay model that TVM built, ``library`` the kernels of the whole model as one library for
+    TVM 0.27. ``failure`` is why a library that could have been built was not.
     """
 
     file: ModelFile
@@ -73,7 +74,8 @@ class Optimized:
     left: tuple[Left, ...]
     before_us: float
     after_us: float
-    built: Library | BuiltModel | RelaxLibrary | None = None
+    built: Library | BuiltModel | None = None
+    library: RelaxLibrary | None = None
     comparison: Comparison | None = None
     notes: tuple[str, ...] = ()
     failure: FuserError | None = None
