@@ -124,7 +124,7 @@ CASES: dict[str, Case] = {
     ),
     "conv3_softmax_pool": behind_conv3(lambda f, x: functional.max_pool3d(functional.max_pool3d(f(x).softmax(1), 2), 2)),
     "conv3_min_softmax": behind_conv3(lambda f, x: f(x).min(2)[0].softmax(1)),
-    "conv3_group_mean": behind_conv3(lambda f, g, x: g(f(x)).mean((1, 2, 3, 4)), lambda o: nn.GroupNorm(4, o)),
+    "conv3_group_mean": behind_conv3(lambda f, g, x: (1 + g(f(x))).mean((1, 2, 3, 4)), lambda o: nn.GroupNorm(4, o)),
     "conv3_mish_tanh": behind_conv3(lambda f, x: torch.tanh(functional.mish(f(x)))),
     "conv3_pool_lse_relu": behind_conv3(
         lambda f, x: torch.relu(torch.logsumexp(functional.max_pool3d(f(x), 2), 1, keepdim=True))

@@ -123,6 +123,7 @@ class _Finder:
         self.program, self.tails, self.steps, self.views = program, tails, steps, views
         self.sums = frozenset().union(*tails.values())
         self.made = program.producers
+        self.roots: dict[str, str] = {}
         self.order = {n.output: i for i, n in enumerate(program.nodes)}
 
     def run(self, further: Collection[frozenset[str]]) -> Iterator[Part]:
@@ -276,7 +277,9 @@ class _Finder:
         return nodes
 
     def root(self, name: str) -> str:
-        return root(self.program, name)
+        if name not in self.roots:
+            self.roots[name] = root(self.program, name)
+        return self.roots[name]
 
     def chain(self, name: str) -> list[str]:
         """Views that lead to ``name`` from what is none."""
