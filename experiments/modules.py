@@ -174,12 +174,13 @@ def prepared(name: str, dtype: Any, doors: Sequence[str]) -> dict[str, Any]:
         except Exception as caught:  # noqa: BLE001
             row[f"{peer}_failed"] = f"{type(caught).__name__}: {str(caught)[:300]}"
         row[f"{peer}_seconds"] = time.perf_counter() - start[0], time.process_time() - start[1]
-        torch._dynamo.reset()
     return {"row": row, "calls": calls}
 
 
 def worker(args: argparse.Namespace, names: Sequence[str]) -> None:
     """Prepares its modules until the time is over, waits for ``go``, then measures while it holds the lock."""
+    torch._dynamo.config.recompile_limit = 1000  # modules share the forward of a class: what is thrown away would be made again
+    torch._dynamo.config.accumulated_recompile_limit = 10000
     os.sched_setaffinity(0, {args.worker % os.cpu_count()})  # type: ignore[operator]
     warnings.simplefilter("ignore")
     folder, until = Path(args.folder), time.time() + args.seconds
@@ -271,6 +272,7 @@ def main() -> int:
     p.add_argument("--folder", default="/tmp/modules")
     p.add_argument("--jobs", type=int, default=os.cpu_count())
     p.add_argument("--seconds", type=float, default=1e9)
+    p.add_argument("--patience", type=float, default=PATIENCE, help="seconds to wait for workers that are not ready")
     p.add_argument("--worker", type=int)
     p.add_argument("--doors", nargs="*", default=[])
     p.add_argument("-o", "--output")
@@ -288,10 +290,11 @@ def main() -> int:
         start(args, names)
         wait(args, args.seconds + PATIENCE)
     if args.what in ("time", "measure"):
+        wait(args, args.patience)
         (Path(args.folder) / "go").touch()
         seen, still = -1, time.time()
         rows: list[dict[str, Any]] = []
-        while time.time() - still < 15:
+        while time.time() - still < 30:
             rows = [json.loads(x) for f in Path(args.folder).glob("rows_*.jsonl") for x in f.read_text().splitlines()]
             if len(rows) != seen:
                 seen, still = len(rows), time.time()

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
+import select
 import sys
 from collections.abc import Collection
 from collections.abc import Iterator
@@ -56,6 +55,9 @@ from fuser.ir.scalar import bound
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from fuser.ir.serialize import graph_from_json
+from fuser.lower.checker import CHECKER
+from fuser.lower.checker import IDLE
+from fuser.lower.checker import CheckerEnded
 from fuser.lower.descriptors import LEAST_BYTES
 from fuser.lower.options import PERSISTENT
 from fuser.lower.options import TMA
@@ -282,32 +284,13 @@ def check(jobs: Sequence[tuple[TensorProgram, Candidate]], seed: int = 0) -> Ite
         for program, candidate in jobs:
             yield _guarded(program, candidate, seed, "numpy")
         return
-    env = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-    lines = "".join(json.dumps(_to_json(*job, seed)) + "\n" for job in jobs)
-    with subprocess.Popen(
-        [sys.executable, "-m", "fuser.lower.check"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=env,
-    ) as worker:
+    for program, candidate in jobs:
         try:
-            out, err = worker.communicate(lines, timeout=TIMEOUT)
-        except subprocess.TimeoutExpired:
-            worker.kill()
-            out, err = worker.communicate()
-            err += f"\nno answer within {TIMEOUT:.0f} s"
-    answers = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
-    for i, (_, candidate) in enumerate(jobs):
-        if i < len(answers):
-            a = answers[i]
+            a = json.loads(CHECKER.ask(json.dumps(_to_json(program, candidate, seed)), TIMEOUT))
             yield Check(a["max_error"], a["error"], tuple((k, v) for k, v in a["extents"]), a["method"], a["message"])
-        else:
-            reason = (err.strip().splitlines() or ["no output"])[-1]
-            yield Check(
-                math.inf, math.inf, (), "triton", f"the interpreter ended before it checked {candidate.graph.name!r}: {reason}"
-            )
+        except CheckerEnded as ended:
+            why = f"the interpreter ended before it checked {candidate.graph.name!r}: {ended}"
+            yield Check(math.inf, math.inf, (), "triton", why)
 
 
 def _to_json(program: TensorProgram, candidate: Candidate, seed: int) -> dict[str, Any]:
@@ -325,8 +308,8 @@ def _guarded(program: TensorProgram, candidate: Candidate, seed: int, method: st
 
 
 def main() -> None:
-    """Answer JSON jobs on standard input, one line each."""
-    for line in sys.stdin:
+    """Answer JSON jobs on standard input, one line each, until there is none for a while."""
+    while select.select([sys.stdin], [], [], IDLE)[0] and (line := sys.stdin.readline()):
         job = json.loads(line)
         candidate = Candidate(graph_from_json(job["graph"]), Schedule.from_json(job["schedule"]))
         result = _guarded(TensorProgram.from_json(job["program"]), candidate, job["seed"], "triton")

@@ -1,0 +1,95 @@
+"""The process that runs kernels in Triton's interpreter. It stays for the next check, since starting one (torch, Triton) takes
+longer than most checks; it ends with this process, or when nobody asked it for a while."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import threading
+from contextlib import suppress
+from typing import Any
+
+IDLE = 300.0
+"""Seconds without a job after which it ends by itself."""
+
+
+class CheckerEnded(Exception):
+    """There is no answer; the text is the last that the process said."""
+
+
+class Checker:
+    """Answers a line by a line. One for all threads of a process; a process that was forked has one of its own."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[str] | None = None
+        self._owner = 0
+        self._said: Any = None
+        self._others: list[Any] = []
+
+    def ask(self, line: str, timeout: float) -> str:
+        """The answer. Raises :class:`CheckerEnded` where the process ends first, or needs more than ``timeout`` seconds."""
+        with self._lock:
+            process = self._started()
+            assert process.stdin is not None
+            assert process.stdout is not None
+            try:
+                process.stdin.write(line + "\n")
+                process.stdin.flush()
+                ready, _, _ = select.select([process.stdout], [], [], timeout)
+                answer = process.stdout.readline() if ready else ""
+                while answer and not answer.startswith("{"):  # what a kernel prints
+                    answer = process.stdout.readline()
+            except BaseException as error:
+                why = self._end()  # an answer that nobody reads would be taken for that to the next job
+                if isinstance(error, OSError):
+                    raise CheckerEnded(why) from error
+                raise
+            if answer:
+                return answer
+            why = self._end()
+            raise CheckerEnded(why if ready else f"no answer within {timeout:.0f} s")
+
+    def _started(self) -> subprocess.Popen[str]:
+        if self._process is not None and self._owner == os.getpid() and self._process.poll() is None:
+            return self._process
+        if self._owner == os.getpid():
+            self._end()
+        else:
+            self._others.append((self._process, self._said))  # of the process that this one was forked from: not ours to end
+        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - it lives as long as the process
+        env = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+        words = [sys.executable, "-m", "fuser.lower.check"]
+        self._process = subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said, text=True, env=env
+        )
+        self._owner = os.getpid()
+        return self._process
+
+    def _end(self) -> str:
+        """Ends the process; the last line that it said."""
+        process, self._process = self._process, None
+        if process is None or self._owner != os.getpid():
+            return "no output"
+        process.kill()
+        process.wait()
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                with suppress(OSError):  # what was not read by the process
+                    stream.close()
+        self._said.seek(0)
+        lines = self._said.read().strip().splitlines()
+        self._said.close()
+        return lines[-1] if lines else "no output"
+
+    def close(self) -> None:
+        with self._lock:
+            self._end()
+
+
+CHECKER = Checker()
+atexit.register(CHECKER.close)

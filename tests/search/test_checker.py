@@ -1,0 +1,44 @@
+"""The process that checks kernels: one for many checks, another where it has ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+from fuser.device import load_device
+from fuser.ir.candidate import Candidate
+from fuser.ir.fuse import fuse
+from fuser.lower.check import check
+from fuser.lower.checker import CHECKER
+from fuser.lower.checker import Checker
+from fuser.lower.checker import CheckerEnded
+from fuser.workloads import workload
+from search.tune import tune_fast
+
+
+def test_one_process_checks_again_and_another_takes_its_place() -> None:
+    program = workload("mcfuser/G1", M=32, N=32, K=16, H=16)
+    candidate = Candidate(fuse(program), tune_fast(program, load_device("h200"), graphs=[fuse(program)]).winner.schedule)
+    first = next(check([(program, candidate)]))
+    process = CHECKER._process
+    assert first.passed
+    assert process is not None
+    assert next(check([(program, candidate)])) == first
+    assert CHECKER._process is process
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert next(check([(program, candidate)])) == first
+
+
+def test_no_answer_in_time_ends_the_process() -> None:
+    checker = Checker()
+    with pytest.raises(CheckerEnded, match="no answer within 0 s"):
+        checker.ask("{}", 0.0)
+    assert checker._process is None
+    with pytest.raises(CheckerEnded, match="KeyError"):
+        checker.ask("{}", 60.0)
+    checker.close()
