@@ -63,6 +63,7 @@ EXTRAS: dict[str, str] = {
     "onnx": "pip install 'mufuser[onnx]'",
     "transformers": "pip install transformers",
     "triton": "pip install mufuser on Linux: Triton has no other wheels",
+    "distributed": "pip install 'mufuser[dask]'",
     "matplotlib": "pip install 'mufuser[plot]'",
 }
 """How to get a package that a verb may need."""

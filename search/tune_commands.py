@@ -44,7 +44,6 @@ from search.libraries import with_libraries
 from search.model_commands import explain_model
 from search.realise import Realised
 from search.realise import realise
-from search.space.evolve import Effort
 from search.space.evolve import Ranked
 from search.tune import Tuned
 from search.tune import tune_fast
@@ -61,8 +60,8 @@ from search.tuner.efforts import measures
 from search.tuner.live import live
 from search.tuner.memory import GENERATED
 from search.tuner.memory import LIBRARY
-from search.tuner.memory import Memory
 from search.tuner.memory import open_memory
+from search.tuner.spread import dask_executor
 from search.tuner.tuning import STOPPED
 from search.tuner.tuning import Task
 from search.tuner.tuning import Tuning
@@ -105,6 +104,9 @@ def tune(  # noqa: PLR0913
         Path | None, typer.Option("--plot", metavar="FILE", help="Draw how the search converged (.svg, .pdf, .png).")
     ] = None,
     simulate: Simulate = None,
+    dask: Annotated[
+        str | None, typer.Option("--dask", metavar="ADDRESS", help="Measure on the workers of a Dask cluster, a GPU each.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Choose schedules for named workloads, compile the winners to PTX and cubin, and check them.
@@ -121,7 +123,9 @@ def tune(  # noqa: PLR0913
         make_folder(output)
     memory = open_memory(False if no_records else records, "" if simulate is None else str(simulate))
     start = time.perf_counter()
-    tuned = _tuned(found, device, wanted, memory, superoptimize, seed, jobs, json)
+    executor = dask_executor(dask) if dask and measures(wanted) else None
+    tuning = Tuning(wanted, memory, jobs, executor, lambda: live(device, json))
+    tuned = _tuned(found, device, tuning, superoptimize, seed, json)
     searching = time.perf_counter() - start
     stopped = next((t.searched.why for t in tuned if t.searched and t.searched.why in STOPPED), "")
     stop = Terminated if stopped == "terminated" else KeyboardInterrupt
@@ -164,17 +168,14 @@ def tune(  # noqa: PLR0913
 def _tuned(
     names: Sequence[str],
     device: Device,
-    effort: Effort,
-    memory: Memory,
+    tuning: Tuning,
     superoptimize: float,
     seed: int,
-    jobs: int | None,
     quiet: bool,
 ) -> list[Tuned]:
     """Each workload tuned, in order."""
-    tuning = Tuning(effort, memory, jobs, lambda: live(device, quiet))
-    scope = (LIBRARY if measures(effort) else GENERATED) if not superoptimize else f"superoptimized {superoptimize:g} s"
-    if measures(effort):
+    scope = (LIBRARY if measures(tuning.effort) else GENERATED) if not superoptimize else f"superoptimized {superoptimize:g} s"
+    if measures(tuning.effort):
         check_device(device)
         tasks = [_task(workload(n), superoptimize, scope) for n in names]
         return [t for t in tuning.tune(tasks, device, seed) if t is not None]

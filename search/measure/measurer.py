@@ -153,7 +153,7 @@ class Bench:
         compiler; what is not ready then gets a ``timeout`` result. That, and whatever else may not be the candidate's fault, is
         not recorded, so that a later run tries it again.
         """
-        return self._measured(program, items, again, compile_timeout)[0]
+        return self.measured(program, items, again, compile_timeout)[0]
 
     def compare(
         self,
@@ -165,10 +165,10 @@ class Bench:
     ) -> tuple[list[Measurement], Measurement | None]:
         """As :meth:`measure`, with ``beside`` (measured before) timed in turn with what is new, if anything is. ``seconds`` are
         waited for compilers."""
-        rows, other = self._measured(program, candidates, again, seconds, beside)
+        rows, other = self.measured(program, candidates, again, seconds, beside)
         return [r.measurement for r in rows], other
 
-    def _measured(
+    def measured(
         self,
         program: TensorProgram,
         items: Sequence[Candidate | External],
@@ -176,6 +176,7 @@ class Bench:
         compile_timeout: float | None,
         beside: Candidate | None = None,
     ) -> tuple[list[Record], Measurement | None]:
+        """A row of each item, and what was measured of ``beside``."""
         rows = self.rows(program, items, again)
         known = {} if again else {i: r for i, row in enumerate(rows) if (r := self.records.find(row.key))}
         fresh = [i for i in range(len(items)) if i not in known]
