@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from dataclasses import field
 from dataclasses import replace
@@ -36,15 +37,13 @@ from fuser.ir.schedule import Schedule
 from fuser.lower.options import option_of
 from fuser.superopt.verify.verdicts import kept_verdict
 from search.space.evolve import Effort
-from search.space.evolve import Ranked
-from search.space.evolve import search
 from search.space.hazards import hazardous
 from search.space.hazards import unwieldy
 from search.space.kernels import Batch
 from search.space.kernels import Rows
-from search.space.launches import with_launches
 from search.space.schedules import ScheduleSpace
 from search.tune import library_seconds
+from search.tune import rank_graph
 
 FIRST = 24
 """Schedules of a structure, the model's best, that the pool begins with."""
@@ -52,8 +51,10 @@ WORTH = 2.0
 """Structures whose best estimate is so many times the best of all are left out."""
 TOGETHER = 0.2
 """Part of the mutations that change an option for all tensors of a kernel: descriptors for all of them, say."""
-TERMS = ("waits", "busy", "fetch", "tensor", "l2")
-"""Parts of the model's time that may be misjudged as a whole; the first three are of one wave of blocks."""
+TERMS = ("waits", "busy", "fetch", "starts", "tensor", "issue", "move", "device_memory", "l2", "into_sm")
+"""Parts of the model's time that may be misjudged as a whole."""
+WAVES = ("busy", "fetch")
+"""Those that are of one wave of blocks."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,20 +86,17 @@ class Structure:
     def graph(self) -> KernelGraph:
         return self.space.graph
 
-    def first(self, effort: Effort, seed: int) -> list[Ranked]:
-        """The model's best, without the options of the lowering. Raises :class:`NoValidKernelError` where nothing fits the
-        device."""
-        plain = ScheduleSpace(self.graph, self.device)
-
-        def estimate(f: Features) -> Counts:
-            return np.where(self.refused(f), np.inf, refined.seconds(f, self.device))
-
-        return list(search(plain, estimate, np.random.default_rng(seed), effort).top)
-
-    def of(self, found: Sequence[Ranked]) -> list[Entry]:
-        """Entries of schedules that were ranked without their options."""
-        launched = [with_launches(r.candidate, self.device, r.seconds).schedule for r in found]
-        rows = [self.space.row(s) for s in dict.fromkeys(launched)]
+    def first(self, effort: Effort, seed: int) -> list[Entry]:
+        """The model's best, with the options of the lowering that it gives them and without any. Raises
+        :class:`NoValidKernelError` where nothing fits the device."""
+        found: dict[Schedule, None] = {}
+        for options in (True, False):
+            ranked, _, _ = rank_graph(self.graph, self.device, np.random.default_rng(seed), effort, options=options)
+            found |= dict.fromkeys(r.schedule for r in ranked)
+        rows = []
+        for schedule in found:
+            with suppress(UsageError):  # options that are chosen and not searched
+                rows.append(self.space.row(schedule))
         return self.entries(np.array(rows, np.int64).reshape(len(rows), len(self.space.knobs)))
 
     def refused(self, f: Features) -> Any:
@@ -173,7 +171,7 @@ class Structure:
             return known[id(f)]
 
         def part(name: str) -> Counts:
-            waves = name in ("waits", "busy", "fetch")
+            waves = name in WAVES
             return evaluate(batch.groups, lambda f: terms(f)[name] * (terms(f)["waves"] if waves else 1.0))
 
         return evaluate(batch.groups, lambda f: terms(f)["seconds"]), {t: part(t) for t in TERMS}
@@ -261,7 +259,7 @@ def part(job: Job) -> Part | None:
         structure = Structure(number, ScheduleSpace(graph, device, options=True), device, fixed)
         if not kept_verdict(program, graph).accepted:
             return None
-        entries = structure.of(structure.first(replace(effort, top=FIRST), seed))
+        entries = structure.first(replace(effort, top=FIRST), seed)
     except (NoValidKernelError, UnsupportedError):
         return None
     return (structure, entries) if entries else None

@@ -1,5 +1,5 @@
-"""Measuring by several processes, on one host or many: any :class:`concurrent.futures.Executor` whose workers have a GPU each, a Dask
-cluster's among them.
+"""Measuring by several processes, on one host or many: any :class:`concurrent.futures.Executor` whose workers have a GPU each,
+those of a Dask cluster among them.
 
 A generation is shared out; each part is timed in turn with the best so far, by which the times of different GPUs are told. A part
 whose worker is lost is done again by another.
