@@ -31,7 +31,7 @@ def lint(session: nox.Session) -> None:
 def relax(session: nox.Session) -> None:
     """Tests that need Relax: libraries for TVM's virtual machine, run on a GPU in the memory of the host."""
     session.install("-e", ".[relax,torch,test]")
-    session.run("pytest", "-q", "-m", "relax", *(session.posargs or ["tests/tvm_bridge"]), env=ENVIRONMENT)
+    session.run("pytest", "-q", "-m", "relax", *(session.posargs or ["-n", "2", "tests/tvm_bridge"]), env=ENVIRONMENT)
 
 
 @nox.session

@@ -166,6 +166,8 @@ def show(result: Optimized, report: dict[str, Any], output: Path) -> None:
         f"written to {output}: {len(report['kernels'])} kernels, report.json, plan.svg"
         + (", model.so" if report["library"] else "")
     )
+    if result.library:
+        lines.append(f"to run model.so on a machine with the GPU, without mufuser: mufuser package {output}")
     for line in lines:
         print_text(line)
     print_text(fill("time: " + ", ".join(f"{k} {v:.1f} s" for k, v in result.seconds.items()), 80))
