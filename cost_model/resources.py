@@ -124,8 +124,14 @@ def sides(f: Features, stmt: Stmt) -> tuple[Stmt, Stmt]:
     return (a, b) if own[0] <= own[1] else (b, a)
 
 
+def vector(block: BlockGraph, stmt: Stmt) -> bool:
+    """A contraction without rows or columns: nothing pads its tiles, since no tensor core computes it."""
+    a, b = (set(block.by_value[v].axes) - set(stmt.reduce) for v in stmt.args)
+    return not (a - b and b - a)
+
+
 def _lanes(f: Features) -> dict[str, Sizes]:
-    in_dots = {x for s in f.block.computes if s.contracts for v in s.args for x in f.block.by_value[v].axes}
+    in_dots = {x for s in f.block.computes if s.contracts and not vector(f.block, s) for x in s.related}
     return {a: padded(t, LEAST if a in in_dots else 1) for a, t in f.tile.items()}
 
 

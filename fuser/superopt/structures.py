@@ -19,6 +19,7 @@ from fuser.ir.ops import op as op_def
 from fuser.ir.program import TensorProgram
 from fuser.ir.rows import pitch_of
 from fuser.ir.windows import windowed
+from fuser.superopt.rewrite.few_rows import of_few_rows
 from fuser.superopt.rewrite.postpone import postpone_divisions
 from fuser.superopt.rewrite.splits import split_folds
 from fuser.superopt.rewrite.splits import split_reductions
@@ -49,6 +50,7 @@ def structures(program: TensorProgram) -> tuple[KernelGraph, ...]:
     """Every structure that lowers, the one-kernel form first. Raises :class:`UnsupportedError` if there is none."""
     program = expand(program)
     found: dict[KernelGraph, None] = {}
+    further: dict[KernelGraph, None] = {}
     first: UnsupportedError | None = None
     spots = cut_points(program)
     chosen = cut_sets(spots)
@@ -69,6 +71,9 @@ def structures(program: TensorProgram) -> tuple[KernelGraph, ...]:
             found[boxes.attach(split)] = None
         if any(pitch_of(program[n]) for n in (*program.inputs, *program.outputs)):
             found[plain] = None  # longer rows are those of the tensors as they are
+        if len(spots) <= EVERY_CUT:
+            further |= {boxes.attach(g): None for g in of_few_rows(bare)}
+    found |= further
     if not found:
         raise first or UnsupportedError(f"{program.name!r} has no operator that a kernel could do")
     stable = [g for g in found if not unstable(g)]

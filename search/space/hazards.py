@@ -22,11 +22,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cost_model.features import Features
+from cost_model.resources import vector
 from fuser.device import Device
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import Stmt
-from fuser.ir.ops import op as op_def
 from fuser.lower.pieces import MMA
+
+CRAMMED = 1024 + 64
+"""Bytes of operands of a thread: about all its registers. So many still came as fast as fewer, twice as many ten times slower."""
+BROAD = 64
+"""Columns of a product without tensor cores that are fast."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,7 @@ def hazardous(f: Features, device: Device) -> NDArray[np.bool_]:
     for s in f.stmts:
         if "shared load" in here and s.stmt.kind == "load" and s.loops and _shared(f.block, s.stmt):
             found |= f.stages > 1
-        if "narrow product" in here and s.stmt.kind == "compute" and op_def(s.stmt.op).kind == "contract":
+        if "narrow product" in here and s.stmt.contracts:
             left, right = _sides(f.block, s.stmt)
             if left.kind != "compute":
                 continue
@@ -77,10 +82,11 @@ def unwieldy(f: Features) -> NDArray[np.bool_]:
     fine. A loaded operand that is summed over several axes at once (heads and what is in them, say) goes the same way in every
     trip: such kernels took three to five times their estimate on an H200. Those that cut both the sum and a side of a product
     into powers of two (160 into 128 and 32, 96 into 64 and 32) have four small products in each trip, and took twice theirs. So
-    did those that cut the sum where groups of warps stand side by side along the columns: more warps than the rows have."""
-    found = np.zeros(len(f), dtype=bool)
+    did those that cut the sum where groups of warps stand side by side along the columns: more warps than the rows have. Those
+    whose threads load more than their registers hold for products without tensor cores took ten times theirs."""
+    found = _crammed(f) | _broad(f) | _halting(f)
     for s in f.stmts:
-        if s.stmt.kind == "compute" and op_def(s.stmt.op).kind == "contract":
+        if s.stmt.contracts:
             found |= sum((f.tile[a] > 1).astype(np.int64) for a in s.stmt.reduce) > 1
             sides = [a for a in {x for v in s.stmt.args for x in f.block.by_value[v].axes} if a not in s.stmt.reduce]
             found |= _cut(f, s.stmt.reduce) & (_cut(f, sides) | _side_by_side(f, s.stmt))
@@ -96,6 +102,41 @@ def _side_by_side(f: Features, stmt: Stmt) -> NDArray[np.bool_]:
     left, right = _sides(f.block, stmt)
     rows = f.product(f.tile, set(left.axes) - set(right.axes) - set(stmt.reduce))
     return (rows % 64 == 0) & (f.warps > 4) & (16 * f.warps > rows)
+
+
+def _crammed(f: Features) -> NDArray[np.bool_]:
+    """Whether a thread holds more than :data:`CRAMMED` bytes of operands of products without rows or columns."""
+    products = [s.stmt for s in f.stmts if s.stmt.contracts]
+    values = {v for s in products if vector(f.block, s) for v in s.args}
+    held = sum((s.bytes for s in f.stmts if s.stmt.kind == "load" and s.stmt.value in values), np.zeros(len(f)))
+    return held > CRAMMED * 32 * f.warps
+
+
+def _broad(f: Features) -> NDArray[np.bool_]:
+    """Whether a product without tensor cores has more than :data:`BROAD` columns that lie side by side in memory: on an H200 128
+    of them took twice, 256 three times as long as 32 in as many blocks."""
+    found = np.zeros(len(f), dtype=bool)
+    for s in f.stmts:
+        if not s.stmt.contracts or not vector(f.block, s.stmt):
+            continue
+        for access in (f.block.by_value[v].access for v in s.stmt.args):
+            last = access.dims[-1][-1:] if access and len(access.axes) > 1 and access.dims else ()
+            if last and last[0] not in s.stmt.reduce:
+                found |= f.tile[last[0]] > BROAD
+    return found
+
+
+def _halting(f: Features) -> NDArray[np.bool_]:
+    """Whether a product of up to 16 rows or columns reads what it multiplies in a loop without fetching ahead: 1.2 to 8 times as
+    long as its pipelined siblings on an H200."""
+    found = np.zeros(len(f), dtype=bool)
+    for s in f.stmts:
+        if not s.stmt.contracts or vector(f.block, s.stmt):
+            continue
+        a, b = (set(f.block.by_value[v].axes) for v in s.stmt.args)
+        least = np.minimum(f.product(f.tile, a - b), f.product(f.tile, b - a))
+        found |= (f.stages == 1) & (least <= MMA) & (f.product(f.trips, set(s.loops) & set(s.stmt.reduce)) > 1)
+    return found
 
 
 def _cut(f: Features, axes: Sequence[str]) -> NDArray[np.bool_]:

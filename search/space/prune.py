@@ -23,6 +23,7 @@ from cost_model.features import Sizes
 from cost_model.features import evaluate
 from cost_model.features import features
 from cost_model.features import placed
+from cost_model.resources import vector
 from cost_model.shared_memory import SLACK
 from cost_model.shared_memory import equation1_printed
 from fuser.device import Device
@@ -44,6 +45,8 @@ PADDING = 0.05
 """Rule 3: the padding of an extent that is no power of 2 stays below this part of it."""
 RELAXED = 0.35
 """Where rule 3 leaves no tile: powers of two up to this padding are kept beside the tile of least padding."""
+FINE = (4, 8)
+"""Tiles of rows of a weight that no tensor core multiplies."""
 CHUNK = 1 << 20
 
 
@@ -136,6 +139,7 @@ def tile_sets(block: BlockGraph) -> tuple[TileSet, ...]:
             sizes: tuple[int, ...] = (1,)
         elif a.name in chained:
             sizes = multiples(a.extent) if chained[a.name] else powers(a.extent)
+            sizes = (*FINE, *sizes) if _fine(block, a.name) and a.extent > MMA else sizes
         elif a.name in short_sums(block):
             sizes = (a.extent,)
         elif a.name in block.reduced:
@@ -164,6 +168,19 @@ def _runs(block: BlockGraph) -> set[str]:
 
 def _whole(extent: int) -> int:
     return max(extent, MMA)
+
+
+def _fine(block: BlockGraph, axis: str) -> bool:
+    """Whether all products with an axis are without tensor cores, and their operands lie along another axis: a few rows of a
+    weight that is read along its rows are as good as sixteen."""
+    for s in block.computes:
+        if not s.contracts or axis not in s.related:
+            continue
+        operands = [block.by_value[a] for a in s.args]
+        loads = [o.access for o in operands if axis in o.axes]
+        if not vector(block, s) or axis in s.reduce or any(x is None or axis in x.dims[-1] for x in loads):
+            return False
+    return True
 
 
 def _contracted(block: BlockGraph) -> dict[str, bool]:

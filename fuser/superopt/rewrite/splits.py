@@ -49,12 +49,15 @@ def split_folds(graph: KernelGraph) -> list[KernelGraph]:
     return found
 
 
-def split_reductions(graph: KernelGraph) -> list[KernelGraph]:
-    """For each kernel and each axis that it sums over last: the same with that sum split over the grid, and a kernel that adds
-    the parts and goes on. More blocks where a fused kernel has too few (split-K, FlashDecoding's split keys)."""
+def split_reductions(graph: KernelGraph, products: bool = False) -> list[KernelGraph]:
+    """For each kernel (with ``products``, each with contractions) and each axis that it sums over last: the same with that sum
+    split over the grid, and a kernel that adds the parts and goes on. More blocks where a fused kernel has too few (split-K,
+    FlashDecoding's split keys)."""
     found: list[KernelGraph] = []
     for i, kernel in enumerate(graph.kernels):
         if not isinstance(kernel, BlockGraph) or kernel.splits:
+            continue
+        if products and not any(s.contracts for s in kernel.computes):
             continue
         for axis in last_reductions(kernel):
             try:
@@ -132,6 +135,8 @@ def split_block(block: BlockGraph, axis: str) -> tuple[BlockGraph, BlockGraph]:
     Raises :class:`UnsupportedError` where what follows needs a value of the first block that is neither loaded nor such a sum.
     """
     parts = f"{axis}_part"
+    while parts in block.extents:
+        parts += "_"
     sums = [s for s in block.computes if s.folds and axis in s.reduce]
     if any(not s.adds or len(s.reduce) > 1 or axis in s.axes for s in sums):
         raise UnsupportedError(f"the sums of {block.name!r} over {axis!r} cannot be split")
