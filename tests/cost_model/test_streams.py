@@ -32,7 +32,7 @@ def test_nothing_pads_the_tile_of_a_product_without_rows() -> None:
     """So many terms are multiplied, whatever the tile of the columns is."""
     few, many = (estimate(block(1, turned=True), schedule(4, 2, k=1024, n=n), H200) for n in (4, 16))
     assert np.isclose(few["blocks"] * few["tensor"], 4 * few["blocks"] * many["tensor"] / 4, rtol=0.1)
-    assert 4096 * 4096 * 2 / H200.memory_bandwidth < few["seconds"] < 1.7 * 4096 * 4096 * 2 / H200.memory_bandwidth
+    assert 4096 * 4096 * 2 / H200.memory_bandwidth < few["seconds"] < 2.0 * 4096 * 4096 * 2 / H200.memory_bandwidth
 
 
 def test_tiles_of_a_few_rows_of_a_weight() -> None:
