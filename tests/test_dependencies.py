@@ -21,7 +21,7 @@ MODULES = {"z3-solver": "z3", "xtc-tvm-python-bindings": "tvm", "apache-tvm": "t
 MAY = {
     "fuser": ("torch", "onnx"),
     "cost_model": (),
-    "search": ("torch",),
+    "search": ("torch", "plot", "dask"),
     "tvm_bridge": ("relay",),
     "experiments": ("torch", "relay", "models", "plot"),
     "tests": tuple(EXTRAS),
