@@ -24,6 +24,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from cost_model import streaming
 from cost_model.execution import hoisted
 from cost_model.features import BufferFeatures
 from cost_model.features import Counts
@@ -351,5 +352,9 @@ def _registers(f: Features, lanes: dict[str, Sizes], dots: dict[int, Dot], pipel
                 alive[p] = alive[p] + np.where(early, size * DTYPE_BYTES[stmt.dtype] / 4, 0.0)
         elif stmt.kind == "compute":
             alive[i] = alive[i] + (0.0 if dots else FLAT * size)
+    if not dots and streaming.streams(f):
+        for low, high, size in streaming.held(f, lanes):
+            for p in range(low + 1, high):
+                alive[p] = alive[p] + size
     # a load takes what is free: it is done in pieces where there is little
     return np.maximum.reduce(alive + [np.minimum(alive[i] + x, ELASTIC) for i, x in loading.items()])

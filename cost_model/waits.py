@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from cost_model import streaming
 from cost_model.execution import described
 from cost_model.execution import flattened
 from cost_model.execution import hoisted
@@ -78,6 +79,7 @@ def _latencies(f: Features, r: Resources, ahead: dict[tuple[str, ...], NDArray[n
         later = float(max(layered.values()))
         add(trips=np.full(len(f), later + 1), fetched=np.where(f.stages > 1, later / np.maximum(f.stages - 1, 1), 0.0))
     around: tuple[str, ...] = ()
+    waited: set[tuple[str, ...]] = set()
     computes = 0
     for i, s in enumerate(f.stmts):
         now = real(f, s.loops)
@@ -101,7 +103,8 @@ def _latencies(f: Features, r: Resources, ahead: dict[tuple[str, ...], NDArray[n
             plain = np.where(hoisted(f, i), 0.0, plain)
         runs = plain * f.product(f.trips, scope)
         if not r.dots and scope:
-            add(streamed=runs)
+            add(streamed=runs, waits=streaming.in_turn(f, r.lanes, scope, runs) * (scope not in waited))
+            waited.add(scope)
             continue
         if len(scope) == len(now):
             runs = runs * f.product(f.trips, unrolled(f, s))

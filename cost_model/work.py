@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from cost_model import streaming
 from cost_model.execution import at_once
 from cost_model.execution import described
 from cost_model.execution import flattened
@@ -132,7 +133,7 @@ def work(f: Features, device: Device) -> Work:
 
     total["resident"] = resident = occupancy(f, r, device)
     together = at_once(f, resident, device)
-    copies = _repeats(f, r)
+    copies, streamed = _repeats(f, r), streaming.streams(f)
     tensors: dict[str, Counts] = {}
     for i, s in enumerate(f.stmts):
         stmt = s.stmt
@@ -142,6 +143,8 @@ def work(f: Features, device: Device) -> Work:
             extra = slower(f, stmt) * f.product(r.lanes, dict.fromkeys(stmt.axes)) * runs
             add(arithmetic=2.0 * extra * device.sm_count / device.fp32_flops)
             size = f.product(f.extent, stmt.access.axes) * DTYPE_BYTES[stmt.dtype]
+            if streamed:
+                size = size * streaming.short_runs(f, stmt, _run_bytes(f, stmt))
             if stmt.kind == "load" and any(u.kind == "compute" and not u.contracts for u in f.block.users(stmt.value)):
                 lanes = f.product(r.lanes, dict.fromkeys(stmt.axes)) * copies.get(stmt.value, 1.0) * runs
                 add(arithmetic=2.0 * lanes * device.sm_count / device.fp32_flops)
@@ -175,6 +178,9 @@ def work(f: Features, device: Device) -> Work:
     total["registers"], total["shared"] = r.registers, r.shared
     total["memory"] = sum(tensors.values(), zero)
     total["programs"], total["flattened"] = programs(f), flattened(f).astype(float)
+    if streamed:
+        total["memory"] = streaming.few_warps(f) * (total["memory"] + f.blocks * streaming.read_again(f))
+        total["memory"] = total["memory"] * streaming.spilled(f, r.lanes, device)
     for name, value in f.options.items():
         option = option_of(name)
         if option is not None and option.counts:

@@ -159,15 +159,18 @@ def guarded(graph: KernelGraph) -> frozenset[tuple[str, str]]:
       absent stays absent;
     * a / b, where both are computed from exponentials and b sums them, is 0 where both are 0: a fully masked row gives 0.
 
+    * a / n, for a number n of elements that is summed up from ones, is 0 where there are none: a part of a split may be empty.
+
     Everything else follows IEEE arithmetic. Both rules hold across kernels, for the partial results of a split reduction.
     """
     found: set[tuple[str, str]] = set()
 
     def compute(block: BlockGraph, s: Stmt, xs: list[_Origin]) -> _Origin:
         shift = s.op == "sub" and (block.by_value[s.args[1]].op == "max" or shared_top(block, *s.args))
-        if shift or (s.op == "div" and xs[0].made and xs[1].summed):
+        if shift or (s.op == "div" and ((xs[0].made and xs[1].summed) or xs[1].counted == "count")):
             found.add((block.name, s.value))
-        return _Origin.of(s.op, xs)
+        origin = _Origin.of(s.op, xs)
+        return origin._replace(counted="zero") if s.op == "sub" and s.args[0] == s.args[1] else origin
 
     through(graph, dict.fromkeys(graph.inputs, _Origin()), compute, lambda k, xs: _Origin.of(k.op, xs))
     return frozenset(found)
@@ -183,13 +186,17 @@ def shared_top(block: BlockGraph, value: str, top: str) -> bool:
 
 
 class _Origin(NamedTuple):
-    """Whether a value is computed from exponentials, and from sums of them."""
+    """Whether a value is computed from exponentials, and from sums of them; ``counted``: whether it is x − x (``zero``), that
+    and one, or a sum of such ones (``count``)."""
 
     made: bool = False
     summed: bool = False
+    counted: str = ""
 
     @staticmethod
     def of(op: str, xs: Sequence[_Origin]) -> _Origin:
         made = any(x.made for x in xs)
         folds = op_def(op).kind in ("contract", "reduce")
-        return _Origin(made or op == "exp", any(x.summed for x in xs) or (folds and made))
+        last = xs[0].counted if xs else ""
+        counted = {("shift", "zero"): "one", ("sum", "one"): "count", ("sum", "count"): "count"}.get((op, last), "")
+        return _Origin(made or op == "exp", any(x.summed for x in xs) or (folds and made), counted)

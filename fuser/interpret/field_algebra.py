@@ -61,6 +61,8 @@ class FieldAlgebra:
             return self.field.apply(op, [x.map(lambda y: np.broadcast_to(y, tile.shape()))], tile.indexed(attrs))
         if op == "sub" and tile.guarded:
             return self._difference(*args)
+        if op == "div" and tile.guarded and all(x.minus_inf is None for x in args):
+            return self.field.quotient(*args, empty=True)
         return self.field.apply(op, args, attrs)
 
     def _difference(self, x: Value, top: Value) -> Value:

@@ -209,13 +209,14 @@ class Field:
         qs = [x.q for x in xs if x.q is not None]
         return Value(f(*(x.p for x in xs), self.p), f(*qs, self.q) if len(qs) == len(xs) else None)
 
-    def quotient(self, a: Value, b: Value) -> Value:
-        """a/b; 0/0 is 0 where a mask may have removed a whole row (the one defined output of such a row)."""
+    def quotient(self, a: Value, b: Value, empty: bool = False) -> Value:
+        """a/b; 0/0 is 0 where a mask may have removed a whole row (the one defined output of such a row), or where both are sums
+        that may be ``empty``."""
 
         def divide(x: Array, y: Array, m: int) -> Array:
             zero = y == 0
             if zero.any():
-                if not self.masked or np.any(np.where(zero, x, 0)):
+                if not (self.masked or empty) or np.any(np.where(zero, x, 0)):
                     raise ZeroDenominatorError("a denominator is zero")
                 y = np.where(zero, 1, y)
             return x * modular_inverse(y, m) % m

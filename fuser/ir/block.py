@@ -144,6 +144,11 @@ class BlockGraph:
         """The statement that defines each value."""
         return {s.value: s for s in self.stmts if s.kind != "store"}
 
+    @cached_property
+    def contracts(self) -> bool:
+        """Whether it has a product."""
+        return any(s.contracts for s in self.computes)
+
     @property
     def loads(self) -> tuple[Stmt, ...]:
         return tuple(s for s in self.stmts if s.kind == "load")

@@ -32,6 +32,9 @@ SEARCHED = 64
 MAX_CUTS = 3
 """Most tensors at which a program is cut; chains are short."""
 
+FEW_AXES = 4
+"""Axes of a kernel without products up to which it is offered with none of them merged, too."""
+
 EVERY_CUT = 6
 """Most places to cut of which every choice is tried; beyond, the program is a deep chain of equal layers."""
 
@@ -69,7 +72,8 @@ def structures(program: TensorProgram) -> tuple[KernelGraph, ...]:
         found[graph] = None
         for split in split_folds(bare) if whole else split_reductions(bare) if len(spots) <= EVERY_CUT else ():
             found[boxes.attach(split)] = None
-        if any(pitch_of(program[n]) for n in (*program.inputs, *program.outputs)):
+        odd = any(pitch_of(program[n]) for n in (*program.inputs, *program.outputs))
+        if whole and odd and all(len(b.axes) <= FEW_AXES for b in plain.blocks):
             found[plain] = None  # longer rows are those of the tensors as they are
         if len(spots) <= EVERY_CUT:
             further |= {boxes.attach(g): None for g in of_few_rows(bare)}

@@ -58,6 +58,8 @@ Rows = NDArray[np.int64]
 
 MAX_UNROLL = 8
 """Most tiles of one accumulator that are kept at once: a loop over them is unrolled in the generated code."""
+FILLED = 0.75
+"""Least share of the parts of a split that have any elements, where no product is summed: others leave neutral elements."""
 MAX_PIECES = 2
 """Most power-of-two pieces of a tile (80 = 64 + 16), unless it is the whole axis."""
 CHUNK = 1 << 16
@@ -153,7 +155,8 @@ class KernelSpace:
                 kept = families(item, [x.axis for x in around], owner.get(item.value))
                 ok = ok & (f.product(f.trips, kept) <= MAX_UNROLL)
         for axis, _ in f.block.splits:
-            ok = ok & ((f.grid[axis] - 1) * f.trips[axis] * f.tile[axis] < f.extent[axis])
+            filled = FILLED if not f.block.contracts else 1.0
+            ok = ok & ((filled * f.grid[axis] - 1) * f.trips[axis] * f.tile[axis] < f.extent[axis])
         return ok
 
     def repeated(self, f: Features) -> NDArray[np.bool_]:

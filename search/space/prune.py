@@ -143,7 +143,7 @@ def tile_sets(block: BlockGraph) -> tuple[TileSet, ...]:
         elif a.name in short_sums(block):
             sizes = (a.extent,)
         elif a.name in block.reduced:
-            sizes = powers(a.extent, MMA)
+            sizes = powers(a.extent, MMA if block.contracts or a.name in runs else 1)
         elif a.name in bindable(block) and (a.name in last or a.name in loops):
             sizes = powers(a.extent, MMA if a.name == last[-1] and a.name in runs else 1) if a.name in last else (1,)
         else:
@@ -161,7 +161,7 @@ def _runs(block: BlockGraph) -> set[str]:
     sums over lies so alone: rows of its result need no width of their own."""
     sizes = {s: prod(block.extents[a] or 1 for a in s.axes) for s in (*block.loads, *block.stores) if s.access and s.axes}
     largest = max(sizes.values(), default=1)
-    if any(s.contracts for s in block.computes):
+    if block.contracts:
         return set(block.extents)
     return {s.access.axes[-1] for s, n in sizes.items() if s.access and n == largest}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Collection
 from collections.abc import Iterator
 
 from fuser.ir.candidate import scheduled_blocks
@@ -20,6 +21,7 @@ PARTS = 3
 REAL_TILE = 128
 REAL_ROWS = 8
 REAL_PARTS = 4
+REAL_TRIPS, LONGEST_TILE = 1024, 2048
 """Tiles along what is summed over and along what is not, and parts, of a test at the real size."""
 
 NESTED = 6
@@ -52,22 +54,29 @@ def real_schedules(graph: KernelGraph) -> Iterator[Schedule]:
     """Schedules of a µGraph at its real size: tiles of middling sizes, every reduced axis a loop, splits in four parts, in up to
     six orders of the loops."""
     orders = [itertools.islice(itertools.permutations(_loops(b)), 6) for b in graph.blocks]
+    summed = {a for b in graph.blocks for a in b.reduced}
     for chosen in itertools.zip_longest(*orders):
         loops = [c if c is not None else tuple(_loops(b)) for b, c in zip(graph.blocks, chosen, strict=True)]
-        yield Schedule(tuple(_middling(b, c) for b, c in zip(graph.blocks, loops, strict=True)))
+        yield Schedule(tuple(_middling(b, c, summed) for b, c in zip(graph.blocks, loops, strict=True)))
 
 
-def _middling(block: BlockGraph, loops: tuple[str, ...]) -> KernelSchedule:
+def real_tile(extent: int) -> int:
+    """Tile of an axis that is summed over: of very long ones a larger one, so that a test has no thousands of trips."""
+    return min(max(REAL_TILE, extent // REAL_TRIPS), LONGEST_TILE, extent)
+
+
+def _middling(block: BlockGraph, loops: tuple[str, ...], summed: Collection[str]) -> KernelSchedule:
+    """``summed``: axes that some kernel sums over; what another one does along them has tiles as long."""
     parts = dict(block.splits)
     counts = {a: n or REAL_PARTS for a, n in block.extents.items() if n == FREE or a in parts.values()}
     tiles: dict[str, int] = {}
     for axis, extent in block.extents.items():
         if axis in parts:
-            tiles[axis] = min(REAL_TILE, math.ceil(extent / counts[parts[axis]]))
+            tiles[axis] = min(real_tile(extent), math.ceil(extent / counts[parts[axis]]))
         elif axis in loops:
-            tiles[axis] = min(REAL_TILE, extent)
+            tiles[axis] = real_tile(extent)
         elif axis in block.spatial and axis not in block.reduced and axis not in counts:
-            tiles[axis] = min(REAL_ROWS, extent)
+            tiles[axis] = real_tile(extent) if axis in summed else min(REAL_ROWS, extent)
     return KernelSchedule(tuple(sorted(tiles.items())), TilingExpr(loops), tuple(sorted(counts.items())))
 
 

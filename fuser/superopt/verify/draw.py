@@ -27,6 +27,8 @@ trip.
 _MASKED = 11
 """Least rows and columns of a causal mask."""
 _BUMPS = 200
+_FEW = 3
+"""Atoms of one axis of which each may be as large as if it were the axis."""
 
 
 def draw_sizes(tied: Structure, rng: np.random.Generator, masks: Sequence[Mask] = (), turn: int = 0) -> list[int]:
@@ -38,11 +40,23 @@ def draw_sizes(tied: Structure, rng: np.random.Generator, masks: Sequence[Mask] 
     return _Draw(tied, masks, turn).run(rng)
 
 
+def _light(tied: Structure) -> list[str]:
+    """The roles of the atoms. Where many of them make up one axis, their product has its tiles and parts: the last atom alone has
+    as many elements as the role asks for."""
+    found = list(tied.roles)
+    for atoms in tied.atoms.values():
+        if len(atoms) > _FEW:
+            for i in atoms[:-1]:
+                found[i] = "grid"
+    return found
+
+
 class _Draw:
     def __init__(self, tied: Structure, masks: Sequence[Mask], turn: int) -> None:
         self.tied, self.turn = tied, turn
         self.masks = [g for g in groups(masks).values() if g[0].rows or g[0].columns]
         self.sizes = [0] * len(tied.real)
+        self.roles = _light(tied)
         for count, i in enumerate(i for i, real in enumerate(tied.real) if real == FREE):
             self.sizes[i] = PARTS + turn % 2 + count
 
@@ -60,8 +74,10 @@ class _Draw:
 
     def least(self) -> list[int]:
         rows = _ROWS if any(s.rescale for b in self.tied.graph.blocks for s in b.computes) else 1
-        least = [max(rows, _LEAST[role]) for role in self.tied.roles]
+        least = [max(rows, _LEAST[role]) for role in self.roles]
         for i, counts in self.tied.parts.items():
+            if self.roles[i] != "split":
+                continue
             least[i] = max(least[i], *(_LEAST["split"] + _PART * (self.sizes[c] - PARTS) for c in counts))
         for group in self.masks:
             atoms = {*group[0].rows, *group[0].columns}
@@ -72,7 +88,7 @@ class _Draw:
 
     def set(self, i: int, extent: int) -> None:
         """The least extent from this on that no atom has, of the parity of the turn (so that turns differ), ragged in loops."""
-        role, counts = self.tied.roles[i], [self.sizes[c] for c in self.tied.parts.get(i, ())] or [1]
+        role, counts = self.roles[i], [self.sizes[c] for c in self.tied.parts.get(i, ())] or [1]
         while (
             extent in self.sizes
             or extent % 2 != self.turn % 2

@@ -116,7 +116,10 @@ def _sizes(tied: Reduction, schedule: Schedule, most: int) -> list[int]:
     parts = [1] * len(structure.real)
     for block, ks in scheduled_blocks(structure.graph, schedule):
         counts, split = dict(ks.splits), dict(block.splits)
+        indexed = {a for s in block.stmts for a in s.related}  # of others only constants are made
         for axis, extent in block.extents.items():
+            if axis not in indexed:
+                continue
             atoms = structure.atoms[block.name, axis]
             if len(atoms) == 1 and extent != FREE:
                 step = ks.tile.get(axis, extent) * counts.get(split.get(axis, ""), 1)

@@ -1,0 +1,124 @@
+"""What decides where a kernel has no product and the memory is what it waits for: runs of memory, warps, loops that meet in every
+trip, rows that are read again, and what is held from one fold to the next. Measured on an H200 with about 200 schedules of 15
+reductions, normalizations and element-wise operators."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cost_model.execution import kept
+from cost_model.features import Counts
+from cost_model.features import Features
+from cost_model.features import Sizes
+from cost_model.lives import last_use
+from cost_model.lives import real
+from fuser.device import Device
+from fuser.ir.mugraph import Stmt
+from fuser.ir.program import DTYPE_BYTES
+
+LARGE = 1 << 24
+"""Bytes of a tensor from which these things matter."""
+LINE, SHORT_RUN = 128, 0.12
+"""Bytes of a line of the cache, and what each further part of one costs that another block reads: sums of columns took
+12 % longer with rows of 64 bytes."""
+AGAIN = 0.7
+"""Bytes of device memory that a byte read again from L2 costs: the blocks of a device are in both phases at once."""
+OWN, SPILLED = 36.0, 0.016
+"""Registers for addresses and the like, and what a register costs that a thread does not have: a softmax of 256 elements a thread
+took 1.3 times, a loss of two such rows four times as long."""
+FEW_WARPS = {1: 1.1, 2: 1.04}
+"""Slowdown of memory with so many warps a block."""
+
+
+def streams(f: Features) -> bool:
+    """Whether a block has no product and reads so much that device memory decides. What is smaller lies in L2, and other things
+    matter: launches, waits."""
+    if f.block.contracts:
+        return False
+    sizes = (f.product(f.extent, s.access.axes).max(initial=0.0) * DTYPE_BYTES[s.dtype] for s in f.block.loads if s.access)
+    return max(sizes, default=0.0) >= LARGE
+
+
+def short_runs(f: Features, stmt: Stmt, run: Counts) -> Counts:
+    """How much more of device memory is read for a tile whose rows (of ``run`` bytes) are shorter than a line."""
+    if stmt.access is None or not stmt.access.axes:
+        return np.ones(len(f))
+    return 1.0 + SHORT_RUN * np.maximum(LINE / run - 1.0, 0.0)
+
+
+def few_warps(f: Features) -> Counts:
+    return np.array([FEW_WARPS.get(n, 1.0) for n in f.warps.tolist()])
+
+
+def spilled(f: Features, lanes: Mapping[str, Sizes], device: Device) -> Counts:
+    """Slowdown by values that are held in more registers than a thread can have: of 16 warps, 128."""
+    limit = np.minimum(device.registers_per_thread, device.registers_per_sm / (32.0 * f.warps))
+    return 1.0 + SPILLED * np.maximum(OWN + pressure(f, lanes) - limit, 0.0)
+
+
+def read_again(f: Features) -> Counts:
+    """Bytes of device memory that what a block loads again, loop after loop, counts as."""
+    seen: set[str] = set()
+    total = np.zeros(len(f))
+    for s in f.stmts:
+        if s.stmt.kind == "load" and s.loops:
+            if s.stmt.value in seen:
+                total = total + AGAIN * np.where(f.product(f.trips, s.loops) > 1, s.bytes * s.fill * s.runs, 0.0)
+            seen.add(s.stmt.value)
+    return total
+
+
+def meets(f: Features, lanes: Mapping[str, Sizes], scope: tuple[str, ...]) -> NDArray[np.bool_]:
+    """Whether a loop has a fold for which lanes and warps meet in every trip, so that no load runs ahead."""
+    found = np.zeros(len(f), bool)
+    for s in f.stmts:
+        if s.stmt.folds and real(f, s.loops)[: len(scope)] == scope:
+            found |= ~kept(f, s, f.product(lanes, (*s.stmt.axes, *s.stmt.reduce)))
+    return found
+
+
+def in_turn(f: Features, lanes: Mapping[str, Sizes], scope: tuple[str, ...], runs: Counts) -> Counts:
+    """Trips of a loop whose loads are waited for each time."""
+    return np.zeros(len(f)) if f.block.contracts else np.where(meets(f, lanes, scope), runs, 0.0)
+
+
+def held(f: Features, lanes: Mapping[str, Sizes]) -> list[tuple[int, int, Counts]]:
+    """Registers a thread for each value that is held over a fold, or from its load to its store: first and last position, and how
+    many. What is only folded passes through a few."""
+    found = []
+    for i, s in enumerate(f.stmts):
+        stmt = s.stmt
+        if stmt.kind == "store" or stmt.folds or not stmt.axes:
+            continue
+        last = last_use(f, i)
+        over = any(t.stmt.folds and t.loops == s.loops for t in f.stmts[i + 1 : last])
+        if not over and not (stmt.kind == "load" and _stored(f, i)):
+            continue
+        wide = min(DTYPE_BYTES[stmt.dtype], 4) / 4 if stmt.kind == "load" else 1.0
+        found.append((i, last, wide * f.product(lanes, dict.fromkeys(stmt.axes)) / (32.0 * f.warps)))
+    return found
+
+
+def _stored(f: Features, i: int) -> bool:
+    """What element-wise operators make of a value is stored in the same loops."""
+    names = {f.stmts[i].stmt.value}
+    for s in f.stmts[i + 1 :]:
+        if s.loops != f.stmts[i].loops:
+            continue
+        if s.stmt.kind == "store" and s.stmt.value in names:
+            return True
+        if s.stmt.kind == "compute" and not s.stmt.folds and names & set(s.stmt.args):
+            names.add(s.stmt.value)
+    return False
+
+
+def pressure(f: Features, lanes: Mapping[str, Sizes]) -> Counts:
+    """The most registers a thread that are held at once."""
+    alive = [np.zeros(len(f)) for _ in f.stmts]
+    for low, high, size in held(f, lanes):
+        for p in range(low, high):  # the last reader takes their place
+            alive[p] = alive[p] + size
+    return np.maximum.reduce(alive)
