@@ -41,6 +41,7 @@ from search.cover.plan import plan_of_parts
 from search.cover.prices import by_library
 from search.cover.select import selected
 from search.cover.stitch import stitch
+from search.cover.turned import turned
 from search.libraries import with_libraries
 from search.realise import Realised
 from search.realise import realise
@@ -131,7 +132,7 @@ def compile_model(
     device, executor, seed = pricing.device, pricing.executor, pricing.seed
     stages = Stages(say)
     stages.begin("candidates", f"looking for candidates among {len(program.nodes)} operators")
-    program, params = selected(*packed(*folded(program, params)))
+    program, params = turned(*selected(*packed(*folded(program, params))), pricing.device)
     stages.begin("prices", f"pricing candidates for {device.title}")
     offers = best_form(program, params, pricing)
     done: dict[str, Realised] = {}
