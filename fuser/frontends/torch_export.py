@@ -38,6 +38,8 @@ from fuser.frontends.torch_pieces import pieces
 from fuser.frontends.torch_rules import BY_ATEN
 from fuser.frontends.torch_rules import BY_TABLE
 from fuser.frontends.torch_rules import IDENTITY
+from fuser.frontends.torch_shapes import misstated
+from fuser.frontends.torch_shapes import true_states
 from fuser.ir.builder import Builder
 from fuser.ir.builder import Ref
 from fuser.ir.opdef import names_of
@@ -104,7 +106,7 @@ def _export(module: Any, example_inputs: tuple[Any, ...], example_kwargs: dict[s
     import torch
 
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), true_states():
             warnings.simplefilter("ignore", UserWarning)  # attributes that a module sets anew, such as the weights of an LSTM
             return torch.export.export(module, example_inputs, example_kwargs)
     # torch.export without dynamo runs the module on fake tensors and passes on what the module raises
@@ -289,6 +291,7 @@ class _Importer:
     def _left(self, node: Any, args: Any, kwargs: Any) -> Any:
         """An operator that the table lacks is torch's to compute: now where parameters alone decide it, else at every call."""
         import torch
+        from torch.fx.node import map_arg
 
         result = node.meta.get("val")
         if result is None:  # an assertion
@@ -307,6 +310,8 @@ class _Importer:
         known = self._pieces(node, args, kwargs)
         if known is not None:
             return known
+        if other := misstated(node.target, *map_arg((node.args, node.kwargs), lambda n: n.meta.get("val")), result):
+            raise self._unsupported(node, f"{callee} with results of shapes {other},")
         if isinstance(result, torch.Tensor):
             return self._opaque(node, result, -1, refs, callee, detail)
         used = {u.args[1] for u in node.users if u.target is operator.getitem and u.users}  # some of the others may be empty

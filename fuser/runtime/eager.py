@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 from collections.abc import Mapping
+from collections.abc import Sequence
 from functools import cache
 from functools import partial
 from typing import Any
@@ -25,14 +26,20 @@ def eager(entry: OpDef, attrs: Mapping[str, Any]) -> Callable[..., Any] | None:
 def writes(entry: OpDef, attrs: Mapping[str, Any]) -> Callable[..., Any] | None:
     """The same with ``out``, a tensor that it writes into without memory of its own."""
     name, names, fixed = _column(entry)
-    form = _writing(name.rsplit(".", 1)[-1]) if name and entry.kind in _WRITTEN else None
+    if not name or entry.kind not in _WRITTEN:
+        return None
+    given = _keywords(entry, attrs, names, fixed)
+    if entry.kind == "library":
+        form = _taking(name, frozenset(k for k, v in given.items() if v is not None))
+    else:
+        form = _writing(name.rsplit(".", 1)[-1])
     if form is None:
         return None
     function = _dotted(name) if fixed or names else form
-    return function and partial(function, **_keywords(entry, attrs, names, fixed))
+    return function and partial(function, **given)
 
 
-_WRITTEN = ("map", "reduce", "composite", "data")
+_WRITTEN = ("map", "reduce", "composite", "data", "library")
 """Kinds of operators that torch may write into a given tensor."""
 
 
@@ -69,11 +76,24 @@ def _dotted(name: str) -> Callable[..., Any] | None:
 def _writing(name: str) -> Callable[..., Any] | None:
     """The ATen operator of this name that writes into ``out`` without memory of its own: those that torch derives from the
     functional ones allocate and copy."""
+    return next(iter(_overloads(name, ("out", "Tensor_out", "IntList_out", "correction_out"))), None)
+
+
+@cache
+def _taking(name: str, given: frozenset[str]) -> Callable[..., Any] | None:
+    """The same of an operator of a library: the overload that takes these arguments beside its operand and needs no other."""
+    for overload in _overloads(name, ("out", "int_out", "all_out")):
+        own = overload._schema.arguments[1:]
+        needed = {a.name for a in own if not a.has_default_value() and not a.is_out and a.type.kind() != "OptionalType"}
+        if needed <= given <= {a.name for a in own}:
+            return overload
+    return None
+
+
+def _overloads(name: str, overloads: Sequence[str]) -> list[Any]:
     import torch
 
     packet = getattr(torch.ops.aten, name, None)
-    for overload in ("out", "Tensor_out", "IntList_out", "correction_out"):
-        full = f"aten::{name}.{overload}"
-        if overload in getattr(packet, "overloads", list)() and torch._C._dispatch_has_kernel_for_dispatch_key(full, "CPU"):  # type: ignore[attr-defined]
-            return getattr(packet, overload)
-    return None
+    known = [o for o in overloads if o in getattr(packet, "overloads", list)()]
+    has = torch._C._dispatch_has_kernel_for_dispatch_key  # type: ignore[attr-defined]
+    return [getattr(packet, o) for o in known if has(f"aten::{name}.{o}", "CPU")]

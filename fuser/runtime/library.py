@@ -31,10 +31,10 @@ _WRITTEN = ("matmul", "cast", "repeat")
 """Operators that are written into a tensor in a form of their own."""
 
 
-def allocates(op: str) -> bool:
+def allocates(op: str, attrs: Mapping[str, Any]) -> bool:
     """Whether torch allocates memory of its own at every call of an operator (inside a captured graph, once)."""
     entry = op_def(op)
-    return not entry.strided and op not in _WRITTEN and writes(entry, {}) is None
+    return not entry.strided and op not in _WRITTEN and writes(entry, attrs) is None
 
 
 def call_of_result(kernel: Kernel) -> tuple[str, ...]:
@@ -132,7 +132,17 @@ def _with_out(op: str, attrs: Mapping[str, Any], xs: list[Any], out: Any) -> Cal
         source = x.unsqueeze(axis + 1).expand(parts.shape)
         return lambda: parts.copy_(source)
     into = writes(op_def(op), attrs)
-    return None if into is None else lambda: into(*xs, out=out)
+    if into is None or (op_def(op).kind == "library" and not _typed(op, x.dtype, out.dtype)):
+        return None
+    return lambda: into(*xs, out=out)
+
+
+@functools.cache
+def _typed(op: str, operand: Any, out: Any) -> bool:
+    """Whether a library operator has results of the dtype ``out`` by itself: only those can be written without a cast."""
+    import torch
+
+    return apply(op, [torch.empty((1, 1), dtype=operand, device="meta")], {"dim": 0}).dtype == out
 
 
 def _matmul(a: Any, b: Any, out: Any) -> Callable[[], None]:

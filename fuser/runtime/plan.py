@@ -65,7 +65,7 @@ class Plan:
     @property
     def scratch(self) -> tuple[str, ...]:
         """Library kernels for which torch allocates memory of its own at every call."""
-        return tuple(k.name for k in self.graph.kernels if isinstance(k, LibraryKernel) and allocates(k.op))
+        return tuple(k.name for k in self.graph.kernels if isinstance(k, LibraryKernel) and allocates(k.op, dict(k.attrs)))
 
 
 def plan(candidate: Candidate, made: Sequence[KernelSource] = ()) -> Plan:

@@ -1,0 +1,75 @@
+"""Shapes that torch states wrongly while it traces."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._decomp import decompositions
+
+from fuser.errors import UnsupportedError
+from fuser.frontends.torch_export import from_torch
+from fuser.runtime.torch_program import run_program
+
+
+class Last(nn.Module):
+    """What follows the last state of the last layer."""
+
+    def __init__(self, lstm: nn.LSTM) -> None:
+        super().__init__()
+        self.lstm, self.line = lstm, nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.line(self.lstm(x)[1][0][-1])
+
+
+@pytest.fixture
+def as_torch_2_11(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """An LSTM is traced as on a GPU, by a torch whose trace has last states of a dimension too many."""
+    own = decompositions.one_layer_lstm
+
+    def one_layer_lstm(*args: Any, **kwargs: Any) -> Any:
+        y, last = own(*args, **kwargs)
+        return y, tuple(s.reshape(1, *s.shape[-2:]).squeeze(1) for s in last)
+
+    monkeypatch.setattr(decompositions, "one_layer_lstm", one_layer_lstm)
+    with torch.backends.mkldnn.flags(enabled=False):
+        yield
+
+
+LSTMS = {"two layers": {"num_layers": 2}, "both ways": {"bidirectional": True}, "one": {}, "batch first": {"batch_first": True}}
+
+
+@pytest.mark.usefixtures("as_torch_2_11")
+@pytest.mark.parametrize("form", sorted(LSTMS))
+def test_the_last_states_of_an_lstm_have_the_shape_that_they_have_when_it_runs(form: str) -> None:
+    torch.manual_seed(0)
+    lstm = nn.LSTM(6, 8, **LSTMS[form]).eval()
+    x = torch.randn(3, 2, 6)
+    for module in (lstm, Last(lstm)):
+        known = from_torch(module, (x,))
+        params = {n: torch.from_numpy(v) for n, v in known.params.items()}
+        with torch.no_grad():
+            (name,) = set(known.program.inputs) - set(params)
+            got = run_program(known.program, {**params, name: x})
+            want = module(x)
+        for (n, y), z in zip(got.items(), (want[0], *want[1]) if module is lstm else (want,), strict=True):
+            assert known.program.table[n].shape == tuple(z.shape)
+            torch.testing.assert_close(y, z)
+
+
+@pytest.mark.usefixtures("as_torch_2_11")
+@pytest.mark.filterwarnings("ignore:The tensor attributes")
+def test_a_program_that_was_traced_with_wrong_shapes_is_refused() -> None:
+    module, x = nn.LSTM(6, 8, 2).eval(), torch.randn(3, 2, 6)
+    exported = torch.export.export(module, (x,))
+    with pytest.raises(UnsupportedError, match=r"aten\.lstm\.input.*\(2, 2, 8\).*traced as.*\(2, 1, 2, 8\)"):
+        from_torch(exported)
+
+
+def test_own_one_layer_form_of_torch_is_back_after_a_trace() -> None:
+    own = decompositions.one_layer_lstm
+    from_torch(nn.LSTM(6, 8).eval(), (torch.randn(3, 2, 6),))
+    assert decompositions.one_layer_lstm is own
