@@ -40,8 +40,6 @@ LONGEST = 3
 """Products of the longest chain that is offered as one part; attention has two."""
 GROUP = 64
 """Columns whose sums a kernel leaves together: those of a tile of its product."""
-FEW = 16
-"""Rows up to which a product sums them again in each of its blocks: they are a few kilobytes beside a block's weights."""
 DEARER = 1.1
 """Up to so many times its cost the form without normalizations is taken. The model counts what a kernel fewer saves at less
 than it is in a chain, and sums that are read in front of the main loop at more: on an H200 the form was 12 % faster where it

@@ -108,7 +108,7 @@ ONE: dict[str, tuple[Sequence[tuple[int, ...]], dict[str, Any], Sequence[Any]]] 
     "Hardmax": ([X], {"axis": 1}, []), "Einsum": ([X, (5, 4, 2)], {"equation": "ijk,lki->jl"}, []),
     "IsInf": ([X], {}, []), "LRN": ([(5, 5, 3, 3)], {"size": 3}, []), "Pad": ([X], {"mode": "reflect"}, [i(0, 1, 2, 0, 0, 1)]),
     "ConvTranspose": ([(1, 4, 3, 3), (4, 2, 3, 3)], {"pads": [1, 0, 0, 1], "strides": [2, 1]}, []),
-    "Resize": ([(1, 2, 3, 4)], {"mode": "linear"}, [F([0] * 4 + [1] * 4), F([1, 1, 2, 1.5])]),
+    "Resize": ([(1, 2, 3, 4)], {"mode": "linear"}, [np.array([0] * 4 + [1] * 4, F), np.array([1, 1, 2, 1.5], F)]),
     "DepthToSpace": ([(2, 8, 2, 3)], {"blocksize": 2}, []), "SpaceToDepth": ([(2, 3, 4, 6)], {"blocksize": 2}, []),
     "GatherElements": ([X], {"axis": 1}, [np.ones((2, 1, 4), np.int64) * -1]),
     "GatherND": ([X], {}, [np.array([[0, -1], [1, 0]])]),

@@ -269,3 +269,12 @@ def test_folds_of_the_library_write_in_place_where_the_result_has_their_dtype(na
             torch.testing.assert_close(out, want.to(to))
             assert any(n.endswith("out") for n in called) == (own and to == want.dtype), (called, attrs, to)
         assert allocates(name, attrs) != own
+
+
+@pytest.mark.parametrize("value", [-3.4028234663852886e38, 2.0**63, -(2.0**63), 2.0**62, 3.0])
+def test_whole_constants_of_any_size(value: float) -> None:
+    x = torch.ones(2)
+    assert apply("scale", [x.double()], {"scalar": value}).tolist() == [value, value]
+    assert apply("scale", [x], {"scalar": value}).dtype == torch.float32
+    if abs(value) < 2.0**63:
+        assert apply("scale", [x.long()], {"scalar": value}).dtype == torch.int64

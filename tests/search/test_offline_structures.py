@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from functools import lru_cache
 
 import pytest
@@ -63,8 +64,11 @@ def test_published_structure_compiles_offline(name: str, target: str) -> None:
         assert 0 <= artifact.spills <= SPILLS.get(name, SPILL_LIMIT)
         assert 0 < artifact.registers <= 255
         assert len(artifact.cubin) > 1000
-        # its tensors, and two pointers to scratch memory that is never needed
-        assert len(re.findall(r"\.param \.u64 ", artifact.ptx)) == len(artifact.args) + 2
+        # its pointers, a map with extents (of 32 bits) and strides for each descriptor, and two pointers to scratch memory that
+        # is never needed
+        maps, ranks = len(artifact.descriptors), sum(len(d.shape) for d in artifact.descriptors)
+        found = Counter(re.findall(r"\.param (?:\.align \d+ )?\.(\w+) ", artifact.ptx))
+        assert found == Counter(u64=len(artifact.args) - maps + 2 + ranks, u32=ranks, b8=maps)
         used = set(INSTRUCTION.findall(artifact.ptx))
         sizes = rows(block, schedule)
         assert bool(used) == bool(sizes)
