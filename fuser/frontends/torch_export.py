@@ -310,7 +310,8 @@ class _Importer:
         known = self._pieces(node, args, kwargs)
         if known is not None:
             return known
-        if other := misstated(node.target, *map_arg((node.args, node.kwargs), lambda n: n.meta.get("val")), result):
+        fakes: Any = map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
+        if other := misstated(node.target, fakes[0], fakes[1], result):
             raise self._unsupported(node, f"{callee} with results of shapes {other},")
         if isinstance(result, torch.Tensor):
             return self._opaque(node, result, -1, refs, callee, detail)
