@@ -31,6 +31,7 @@ from experiments.environment import need_gpu
 from experiments.roles import Row
 from experiments.roles import Timing
 from experiments.roles import descend
+from experiments.script import own_cache
 from experiments.script import script
 from fuser.agreement import agreements
 from fuser.console import note
@@ -283,7 +284,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if (args.layers is not None and args.layers < 1) or not math.isfinite(args.budget) or args.budget <= 0:
         raise UsageError("--layers and --budget are positive numbers", "--layers 6 --budget 300")
     need_gpu("--table RESULT.json shows an earlier result without one")
-    os.environ.setdefault("MUFUSER_CACHE", str(Path(os.environ.get("TMPDIR", "/tmp")) / "mufuser"))
+    own_cache()
     make_folder(args.out.parent)
     print_summary(run(args.network, args.layers, args.budget, args.out))
     return 0

@@ -29,6 +29,7 @@ from cost_model.features import Counts
 from cost_model.features import Features
 from experiments.candidates import best_known
 from experiments.gather import say
+from experiments.script import own_cache
 from experiments.script import script
 from fuser.device import Device
 from fuser.device import load_device
@@ -237,7 +238,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
     start = time.monotonic()
-    os.environ.setdefault("MUFUSER_CACHE", str(Path(os.environ.get("TMPDIR", "/tmp")) / "mufuser"))
+    own_cache()
     names = match(args.case or ["mcfuser/*"])
     make_folder(args.out.parent)
     run_name = args.name or f"options-{time.strftime('%Y%m%dT%H%M%S')}"

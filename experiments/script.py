@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
 from fuser import cli
 from fuser.interrupts import said
 
 INTERRUPTED = 130
+
+
+def own_cache() -> None:
+    """Caches of a run lie in the folder for temporary files, not among the user's, unless ``MUFUSER_CACHE`` names one."""
+    os.environ.setdefault("MUFUSER_CACHE", str(Path(os.environ.get("TMPDIR", "/tmp")) / "mufuser"))
 
 
 def script(main: Callable[[], int | None]) -> NoReturn:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 
 from experiments.gather import say
 from experiments.products import drawn_programs
+from experiments.script import own_cache
 from experiments.script import script
 from experiments.spread import ROUNDS
 from experiments.spread import compile_all
@@ -124,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("--target", default="h200")
     p.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     args = p.parse_args(argv)
-    os.environ.setdefault("MUFUSER_CACHE", str(Path(os.environ.get("TMPDIR", "/tmp")) / "mufuser"))
+    own_cache()
     if args.what == "table":
         print_result(read_json(args.file, error=UsageError)["rows"])
         return 0

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import re
 import time
 from collections.abc import Iterator
@@ -35,6 +34,7 @@ from experiments.gather import Work
 from experiments.gather import run
 from experiments.gather import say
 from experiments.products import programs
+from experiments.script import own_cache
 from experiments.script import script
 from fuser.device import Device
 from fuser.device import load_device
@@ -213,7 +213,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("--target", default="h200")
     p.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     args = p.parse_args(argv)
-    os.environ.setdefault("MUFUSER_CACHE", str(Path(os.environ.get("TMPDIR", "/tmp")) / "mufuser"))
+    own_cache()
     device = load_device(args.target)
     if args.what == "choose":
         if args.out is None:

@@ -15,8 +15,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from dataclasses import field
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version
 from json import dumps
 from pathlib import Path
 
@@ -26,6 +24,7 @@ from fuser.errors import FuserError
 from fuser.errors import NoValidKernelError
 from fuser.errors import OutOfResourcesError
 from fuser.files import BAD_VALUE
+from fuser.installed import version_of
 from fuser.ir.candidate import Candidate
 from fuser.ir.program import TensorProgram
 from fuser.lower.check import Check
@@ -145,7 +144,7 @@ def kept_checks(jobs: Sequence[tuple[TensorProgram, Candidate]], seed: int) -> l
     """The outcome of each check; those that were passed stay in the cache folder, by the candidate, our own source, and the
     versions of what ran it."""
     source = kept.source_hash("fuser.ir", "fuser.interpret", "fuser.lower")
-    ran = " ".join(_version(n) for n in ("triton", "torch", "numpy"))
+    ran = " ".join(version_of(n) for n in ("triton", "torch", "numpy"))
     found: dict[int, Check] = {}
     files: list[Path] = []
     for i, (program, c) in enumerate(jobs):
@@ -160,13 +159,6 @@ def kept_checks(jobs: Sequence[tuple[TensorProgram, Candidate]], seed: int) -> l
         if outcome.passed:
             kept.write(files[i], [outcome.max_error, outcome.error, outcome.extents, outcome.method])
     return [found[i] for i in range(len(jobs))]
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return ""
 
 
 def realise(

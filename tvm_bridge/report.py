@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fuser.console import plain
+from fuser.installed import version_of
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.program import Tensor
 from fuser.lower.compile import KernelArtifact
@@ -32,18 +32,11 @@ SCHEMA = 1
 
 def versions() -> dict[str, str]:
     """Versions of what had a part in the result."""
-    found = {"mufuser": _version("mufuser"), "numpy": np.__version__, "triton": _version("triton")}
+    found = {"mufuser": version_of("mufuser"), "numpy": np.__version__, "triton": version_of("triton")}
     for name in ("xtc-tvm-python-bindings", "apache-tvm", "torch"):
-        if version := _version(name):
+        if version := version_of(name):
             found[name] = version
     return found
-
-
-def _version(name: str) -> str:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def document(result: Optimized, output: Path | None = None) -> dict[str, Any]:

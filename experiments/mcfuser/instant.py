@@ -26,6 +26,7 @@ from experiments.compare import compare
 from experiments.gather import say
 from experiments.peers import FAST_PEERS
 from experiments.peers import peers_of
+from experiments.script import own_cache
 from experiments.script import script
 from fuser.errors import FuserError
 from fuser.errors import UsageError
@@ -112,7 +113,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
     make_folder(args.out)
-    os.environ.setdefault("MUFUSER_CACHE", str(Path(os.environ.get("TMPDIR", "/tmp")) / "mufuser"))
+    own_cache()
     names = match(args.workloads)
     peer_names = [] if args.peers == "none" else args.peers.split(",")
     results: list[Result] = []

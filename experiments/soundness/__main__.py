@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from experiments.script import own_cache
 from experiments.script import script
 from experiments.soundness.run import Settings
 from experiments.soundness.run import run
@@ -46,7 +47,7 @@ def parse(argv: Sequence[str] | None) -> tuple[list[str], Settings]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     start = time.monotonic()
-    os.environ.setdefault("MUFUSER_CACHE", str(Path(os.environ.get("TMPDIR", "/tmp")) / "mufuser"))
+    own_cache()
     cases, settings = parse(argv)
     make_folder(settings.out)
     return run(cases, settings, start)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fuser.errors import UnsupportedError
+from fuser.frontends.composed import reshaped
 from fuser.ir.builder import Builder
 from fuser.ir.builder import Ref
 from fuser.ir.ops import Array
@@ -86,4 +87,4 @@ class Call:
         return self.attrs.get("axis", default) % rank
 
     def reshape(self, x: Ref, shape: tuple[int, ...]) -> Ref:
-        return x if x.shape == shape else self.b.op("reshape", x, shape=shape)
+        return reshaped(self.b, x, shape)

@@ -42,13 +42,18 @@ def _gather_elements(c: Call) -> Ref:
     return c.b.op("gather", x, _counted(c, 1, x.shape[axis]), dim=axis)
 
 
+def _columns(c: Call) -> list[Ref]:
+    """Known places as an index of each leading axis."""
+    places, x = c.array(1, "indices"), c.ref(0)
+    assert places is not None
+    return [c.constant(places[..., i] % x.shape[i]) for i in range(places.shape[-1])]
+
+
 def _gather_nd(c: Call) -> Ref:
     """By known places, one after the other along the leading axes."""
     c.only(batch_dims=0)
-    places, x = c.array(1, "indices"), c.ref(0)
-    assert places is not None
-    columns = [c.constant(places[..., i] % x.shape[i]) for i in range(places.shape[-1])]
-    return c.b.op("index", x, *columns, dims=tuple(range(len(columns))))
+    places = _columns(c)
+    return c.b.op("index", c.ref(0), *places, dims=tuple(range(len(places))))
 
 
 def _scatter_elements(c: Call) -> Ref:
@@ -63,13 +68,11 @@ def _scatter_elements(c: Call) -> Ref:
 
 
 def _scatter_nd(c: Call) -> Ref:
-    places, x = c.array(1, "indices"), c.ref(0)
-    assert places is not None
+    places = _columns(c)
     reduce = c.attrs.get("reduction", b"none")
     if reduce not in (b"none", b"add"):
         raise c.unsupported(f"joins by {reduce.decode()}")
-    columns = [c.constant(places[..., i] % x.shape[i]) for i in range(places.shape[-1])]
-    return c.b.op("index_put", x, c.ref(2), *columns, dims=tuple(range(len(columns))), accumulate=reduce == b"add")
+    return c.b.op("index_put", c.ref(0), c.ref(2), *places, dims=tuple(range(len(places))), accumulate=reduce == b"add")
 
 
 def _top_k(c: Call) -> tuple[Ref, Ref]:

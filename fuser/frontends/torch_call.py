@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fuser.errors import UnsupportedError
+from fuser.frontends.composed import reshaped
 from fuser.ir.builder import Builder
 from fuser.ir.builder import Ref
 from fuser.ir.opdef import TYPES
@@ -130,7 +131,7 @@ class Call:
         return dtype_name(torch.result_type(*found) if len(found) == 2 else found[0].dtype, self.where)
 
     def reshape(self, x: Ref, shape: tuple[int, ...]) -> Ref:
-        return x if x.shape == shape else self.b.op("reshape", x, shape=shape)
+        return reshaped(self.b, x, shape)
 
 
 def is_tensor(value: Any) -> bool:

@@ -211,15 +211,11 @@ def _tile(c: Call) -> Ref:
     return tiled(c.b, c.tensor("self"), c["repeats"])
 
 
-def _cut(c: Call, x: Ref, axis: int, start: int, stop: int) -> Ref:
-    return cut(c.b, x, axis, start, stop)
-
-
 def _slice(c: Call) -> Ref:
     x = c.tensor("self")
     axis = c["dim"] % len(x.shape)
     if c.aten == "narrow":
-        return _cut(c, x, axis, c["start"] % x.shape[axis], c["start"] % x.shape[axis] + c["length"])
+        return cut(c.b, x, axis, c["start"] % x.shape[axis], c["start"] % x.shape[axis] + c["length"])
     start, _, step = slice(c["start"], c["end"], c["step"]).indices(x.shape[axis])
     return strided(c.b, x, axis, start, c.shape[axis], step)
 
@@ -228,7 +224,7 @@ def _select(c: Call) -> Ref:
     x = c.tensor("self")
     axis = c["dim"] % len(x.shape)
     i = c["index"] % x.shape[axis]
-    return c.reshape(_cut(c, x, axis, i, i + 1), c.shape)
+    return c.reshape(cut(c.b, x, axis, i, i + 1), c.shape)
 
 
 def _split(c: Call) -> list[Ref]:
@@ -239,7 +235,7 @@ def _split(c: Call) -> list[Ref]:
     start = 0
     for part in c.result:
         stop = start + (1 if len(part.shape) < len(x.shape) else part.shape[axis])
-        parts.append(c.reshape(_cut(c, x, axis, start, stop), tuple(part.shape)))
+        parts.append(c.reshape(cut(c.b, x, axis, start, stop), tuple(part.shape)))
         start = stop
     return parts
 
@@ -260,7 +256,7 @@ def _roll(c: Call) -> Ref | None:
     for shift, dim in zip(c["shifts"], c["dims"], strict=True):
         axis, n = dim % len(x.shape), x.shape[dim]
         if at := -shift % n:
-            x = c.b.op("concat", _cut(c, x, axis, at, n), _cut(c, x, axis, 0, at), axis=axis)
+            x = c.b.op("concat", cut(c.b, x, axis, at, n), cut(c.b, x, axis, 0, at), axis=axis)
     return x
 
 
@@ -283,7 +279,7 @@ def _scattered(c: Call) -> Ref:
         raise c.unsupported(f"has the step {step}", "slices with a step of 1 are supported")
     stop = stop if c["index"] is None else start + 1
     src = c.reshape(src, (*x.shape[:axis], stop - start, *x.shape[axis + 1 :]))
-    parts = [_cut(c, x, axis, a, b) for a, b in ((0, start), (stop, n)) if a < b]
+    parts = [cut(c.b, x, axis, a, b) for a, b in ((0, start), (stop, n)) if a < b]
     parts.insert(1 if start else 0, src)
     return src if len(parts) == 1 else c.b.op("concat", *parts, axis=axis)
 
@@ -299,7 +295,7 @@ def _glu(c: Call) -> Ref:
     x = c.tensor("self")
     axis = c["dim"] % len(x.shape)
     half = x.shape[axis] // 2
-    return c.b.op("mul", _cut(c, x, axis, 0, half), c.b.op("sigmoid", _cut(c, x, axis, half, 2 * half)))
+    return c.b.op("mul", cut(c.b, x, axis, 0, half), c.b.op("sigmoid", cut(c.b, x, axis, half, 2 * half)))
 
 
 def _prelu(c: Call) -> Ref:

@@ -6,15 +6,17 @@ chosen for the operators that are together in this way as a cover chooses them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
+from graphlib import CycleError
+from graphlib import TopologicalSorter
 
 from fuser.ir.program import TensorProgram
 from search.cover.ilp import Cover
 from search.cover.ilp import cover
 from search.cover.parts import Part
 from search.cover.parts import moves_only
+from search.cover.parts import root
 
 Together = frozenset[str]
 """Operators of one part, by their results."""
@@ -41,33 +43,13 @@ def greedy_cover(program: TensorProgram, parts: Sequence[Part], seconds: Mapping
 
 def _in_circle(program: TensorProgram, taken: Mapping[str, Together]) -> bool:
     """Whether some parts would wait for each other."""
-    roots: dict[str, str] = {}
     waits: dict[Together, set[Together]] = {}
     for node in program.nodes:
-        if moves_only(node):
-            roots[node.output] = roots.get(node.inputs[0], node.inputs[0])
-            continue
-        mine = taken.get(node.output)
-        if mine is None:
-            continue
-        front = (taken.get(roots.get(i, i)) for i in node.inputs)
-        waits.setdefault(mine, set()).update(f for f in front if f is not None and f != mine)
-    return _circular(waits)
-
-
-def _circular(waits: Mapping[Together, Iterable[Together]]) -> bool:
-    left = {k: set(v) for k, v in waits.items()}
-    readers: dict[Together, list[Together]] = {}
-    for key, front in left.items():
-        for f in front:
-            readers.setdefault(f, []).append(key)
-    ready = [k for k, front in left.items() if not front]
-    done = 0
-    while ready:
-        key = ready.pop()
-        done += 1
-        for reader in readers.get(key, ()):
-            left[reader].discard(key)
-            if not left[reader]:
-                ready.append(reader)
-    return done < len(left)
+        if not moves_only(node) and (mine := taken.get(node.output)) is not None:
+            front = (taken.get(root(program, i)) for i in node.inputs)
+            waits.setdefault(mine, set()).update(f for f in front if f is not None and f != mine)
+    try:
+        TopologicalSorter(waits).prepare()
+    except CycleError:
+        return True
+    return False

@@ -180,6 +180,8 @@ def compile_model(
 def _tuned(chosen: Cover, before: Mapping[str, Tuned], pricing: Pricing, tuning: Tuning, stages: Stages) -> dict[str, Tuned]:
     """What is known or measured of the chosen parts, by their keys; time goes to where it saves most. Parts in layouts of their
     own stay as the model has them."""
+    if tuning is MODEL_ALONE:
+        return {}
     count = Counter(p.key for p in chosen.parts)
     programs = {p.key: p.program for p in chosen.parts if p.key not in before and p.key == p.program.stable_hash()}
     scope, tasks = LIBRARY if pricing.libraries else GENERATED, dict[str, Task]()
@@ -191,7 +193,7 @@ def _tuned(chosen: Cover, before: Mapping[str, Tuned], pricing: Pricing, tuning:
             except FuserError:
                 continue  # operators that a library has alone
         tasks[key] = Task(program, with_libraries(graphs) if pricing.libraries else graphs, count[key], scope, optional=True)
-    if not tasks or tuning is MODEL_ALONE:
+    if not tasks:
         return {}
     if measures(tuning.effort):
         stages.begin("measuring", f"measuring {len(tasks)} distinct parts")

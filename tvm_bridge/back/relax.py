@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from typing import Any
 from fuser.errors import EnvironmentError_
 from fuser.errors import UnsupportedError
 from fuser.errors import said
+from fuser.installed import version_of
 from fuser.ir.ops import Array
 from fuser.ir.program import Tensor
 from tvm_bridge.back import offline_cuda
@@ -82,18 +82,11 @@ def about(recipe: Recipe, weights: str) -> dict[str, Any]:
         "arch": recipe.arch,
         "tvm": version("apache-tvm"),
         "tvm_ffi": version("apache-tvm-ffi"),
-        "mufuser": _version("mufuser"),
+        "mufuser": version_of("mufuser"),
         "inputs": signature(recipe.inputs),
         "outputs": signature(recipe.outputs),
         "weights": {"where": weights, "tensors": signature(recipe.weights)},
     }
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return ""
 
 
 def _launched(
