@@ -47,8 +47,7 @@ def is_set(f: Features, option: Option[Any], tensor: str = "") -> NDArray[np.boo
 
 def described(f: Features, stmt: Stmt) -> NDArray[np.bool_]:
     """Whether a tensor descriptor moves a load or store."""
-    assert stmt.access is not None
-    return is_set(f, TMA, stmt.access.source)
+    return is_set(f, TMA, stmt.at.source)
 
 
 def instructions(amount: Counts, run: Counts) -> Counts:

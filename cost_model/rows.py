@@ -28,8 +28,7 @@ INSTRUCTIONS = 6.0
 
 def row_bytes(f: Features, stmt: Stmt) -> int:
     """Bytes, up to a sector, of which the beginning of every row of an access is a multiple."""
-    access = stmt.access
-    assert access is not None
+    access = stmt.at
     strides = access.strides(f.block.extents)
     starts = [s for a, s in strides.items() if s != 1 and f.block.extents[a] != 1]
     offset = access.window.offset if access.window else 0
@@ -38,8 +37,7 @@ def row_bytes(f: Features, stmt: Stmt) -> int:
 
 def moved_at_once(f: Features, stmt: Stmt) -> Counts:
     """Bytes that a thread can move at once: a power of two up to 16. What the tile allows is not looked at."""
-    access = stmt.access
-    assert access is not None
+    access = stmt.at
     item = DTYPE_BYTES[stmt.dtype]
     bytes_ = max(math.gcd(row_bytes(f, stmt), ROW_BYTES), item)
     last = next((a for a in reversed(access.axes) if f.block.extents[a] != 1), "")
@@ -53,8 +51,7 @@ def moved_at_once(f: Features, stmt: Stmt) -> Counts:
 def slower(f: Features, stmt: Stmt) -> Counts:
     """Further instructions for each element of a tile."""
     item, at_once = DTYPE_BYTES[stmt.dtype], moved_at_once(f, stmt)
-    assert stmt.access is not None
-    described = np.array([bool(x) for x in np.atleast_1d(TMA.read(f.options, stmt.access.source))])
+    described = np.array([bool(x) for x in np.atleast_1d(TMA.read(f.options, stmt.at.source))])
     return np.where(described, 0.0, INSTRUCTIONS * item * (1.0 / at_once - 1.0 / max(ROW_BYTES, item)))
 
 

@@ -249,8 +249,7 @@ def _made_of(f: Features, stmt: Stmt) -> set[str]:
 
 def _run_bytes(f: Features, stmt: Stmt) -> Counts:
     """Bytes of a tile that lie side by side in memory; rows of a window of some columns do not."""
-    assert stmt.access is not None
-    access = stmt.access
+    access = stmt.at
     run = np.full(len(f), float(DTYPE_BYTES[stmt.dtype]))
     whole = np.ones(len(f), bool)
     for i, dim in reversed(list(enumerate(access.dims))):

@@ -31,12 +31,6 @@ Mutation = Callable[[BlockGraph, np.random.Generator], BlockGraph]
 _WHOLE = ("int8", "bool", "int32", "uint8", "int64")
 
 
-def _stmt(rng: np.random.Generator, found: list[Stmt]) -> Stmt:
-    s = pick(rng, found)
-    assert isinstance(s, Stmt)
-    return s
-
-
 def behind(block: BlockGraph, s: Stmt, *new: Stmt) -> BlockGraph:
     """``new`` statements behind ``s``; what reads it reads the last of them."""
     last = new[-1]
@@ -53,14 +47,14 @@ def wrong_offset(block: BlockGraph, rng: np.random.Generator) -> BlockGraph:
     """A causal mask with another offset, with its axes exchanged, or where there is none."""
     masks = [s for s in block.computes if s.op == "causal_mask"]
     if masks and rng.integers(4):
-        s = _stmt(rng, masks)
+        s = pick(rng, masks)
         rows, cols = s.attr["rows"], s.attr["cols"]
         if not rng.integers(4):
             return swap(block, s, replace(s, attrs=tuple(sorted({**s.attr, "rows": cols, "cols": rows}.items()))))
         offset = int(rng.integers(1 - block.extents.get(rows, 1), block.extents.get(cols, 1)))
         return swap(block, s, replace(s, attrs=tuple(sorted({**s.attr, "offset": offset}.items()))))
     into = [block.by_value[s.args[0]] for s in block.computes if s.op == "exp"]
-    s = _stmt(rng, [s for s in into if len(s.axes) > 1 and s.kind == "compute" and not s.folds and not s.running] or masks)
+    s = pick(rng, [s for s in into if len(s.axes) > 1 and s.kind == "compute" and not s.folds and not s.running] or masks)
     rows, cols = (str(a) for a in rng.permutation(list(s.axes))[:2])
     offset = int(rng.integers(1 - block.extents[rows], block.extents[cols]))
     return behind(block, s, made(block, s, "causal_mask", s.value, rows=rows, cols=cols, offset=offset))
@@ -69,20 +63,17 @@ def wrong_offset(block: BlockGraph, rng: np.random.Generator) -> BlockGraph:
 def wrong_window(block: BlockGraph, rng: np.random.Generator) -> BlockGraph:
     """A window that starts elsewhere, or two windows of one tensor exchanged."""
     windows = [s for s in block.loads if s.access and s.access.window]
-    s = _stmt(rng, windows)
-    assert s.access is not None and s.access.window is not None
-    window, shape = s.access.window, s.access.shape(block.extents)
-    others = [
-        t for t in windows if t is not s and t.access and t.access.source == window.tensor and t.access.dims == s.access.dims
-    ]
+    s = pick(rng, windows)
+    window, shape = s.at.window, s.at.shape(block.extents)
+    assert window is not None
+    others = [t for t in windows if t is not s and t.at.source == window.tensor and t.at.dims == s.at.dims]
     if others and rng.integers(2):
-        t = _stmt(rng, others)
-        assert t.access is not None
-        return swap(swap(block, s, replace(s, access=t.access)), t, replace(t, access=s.access))
+        t = pick(rng, others)
+        return swap(swap(block, s, replace(s, access=t.at)), t, replace(t, access=s.at))
     starts = list(window.starts)
-    at = int(pick(rng, [i for i, n in enumerate(window.seen) if n > shape[i]]))  # type: ignore[call-overload]
+    at = pick(rng, [i for i, n in enumerate(window.seen) if n > shape[i]])
     starts[at] = int(rng.integers(0, window.seen[at] - shape[at] + 1))
-    return swap(block, s, replace(s, access=_placed(s.access, replace(window, starts=tuple(starts)))))
+    return swap(block, s, replace(s, access=_placed(s.at, replace(window, starts=tuple(starts)))))
 
 
 def _placed(access: Access, window: Window) -> Access:
@@ -100,9 +91,9 @@ def short_range(block: BlockGraph, rng: np.random.Generator) -> BlockGraph:
         and block.extents[a] > 2
         and all(s.access is None or (s.access.window is None and ((a,) in s.access.dims or a not in s.axes)) for s in block.loads)
     ]
-    axis = str(pick(rng, alone))
+    axis = pick(rng, alone)
     extent = block.extents[axis]
-    size = int(pick(rng, (extent - 1, extent // 2, int(rng.integers(1, extent)))))  # type: ignore[call-overload]
+    size = pick(rng, (extent - 1, extent // 2, int(rng.integers(1, extent))))
     first = int(rng.integers(0, extent - size + 1))
     stmts = []
     for s in block.stmts:
@@ -116,15 +107,15 @@ def short_range(block: BlockGraph, rng: np.random.Generator) -> BlockGraph:
 
 def wrong_count(block: BlockGraph, rng: np.random.Generator) -> BlockGraph:
     """A factor or an addend that depends on the number of parts of a split, and is neutral for some number."""
-    part = str(pick(rng, [a.name for a in block.axes if a.extent == FREE]))
+    part = pick(rng, [a.name for a in block.axes if a.extent == FREE])
     folds = [s for s in block.computes if part in s.reduce and s.op == "sum" and not s.rescale]
     if folds and not rng.integers(4):
-        s = _stmt(rng, folds)
+        s = pick(rng, folds)
         return swap(block, s, replace(s, op="max"))
     s = some_compute(rng, block)
     if s.running or s.op == "max":
         raise NotApplicable("a shift by a maximum is arbitrary")
-    count, power = int(rng.integers(1, 7)), int(pick(rng, (-2, -1, 1, 2)))  # type: ignore[call-overload]
+    count, power = int(rng.integers(1, 7)), pick(rng, (-2, -1, 1, 2))
     if rng.integers(4):
         neutral = Scalar(Fraction(1, count) ** power) * Scalar.power(Extent(part, AXIS), power)
         return behind(block, s, made(block, s, "scale", s.value, scalar=neutral))
@@ -136,7 +127,7 @@ def wrong_condition(block: BlockGraph, rng: np.random.Generator) -> BlockGraph:
     """A choice that is always the same, or the other one; or one that is always the same in a field, where nothing is zero."""
     choices = [s for s in block.computes if s.op == "where"]
     if choices and rng.integers(2):
-        s = _stmt(rng, choices)
+        s = pick(rng, choices)
         c, x, y = s.args
         how = int(rng.integers(4))
         if how < 2:
@@ -144,10 +135,10 @@ def wrong_condition(block: BlockGraph, rng: np.random.Generator) -> BlockGraph:
         return swap(block, s, replace(s, args=((c, y, x), (x, x, y))[how - 2]))
     s = some_compute(rng, block)
     before = block.stmts[: block.stmts.index(s) + 1]
-    u = _stmt(rng, [t for t in before if t.kind != "store" and set(t.axes) <= set(s.axes)])
+    u = pick(rng, [t for t in before if t.kind != "store" and set(t.axes) <= set(s.axes)])
     if s.running or s.op == "max" or u.running:
         raise NotApplicable("a shift by a maximum is arbitrary")
-    condition = made(block, replace(s, axes=u.axes), str(pick(rng, ("relu", "relu", "maximum"))), u.value)
+    condition = made(block, replace(s, axes=u.axes), pick(rng, ("relu", "relu", "maximum")), u.value)
     if condition.op == "maximum":  # of the value and what is not positive
         low = replace(made(block, u, "sub", u.value, u.value), value=fresh(block, "none"))
         condition = replace(condition, args=(u.value, low.value))
@@ -164,14 +155,14 @@ def wrong_type(block: BlockGraph, rng: np.random.Generator) -> BlockGraph:
     casts = [s for s in block.computes if s.op == "cast" and s.dtype in _WHOLE]
     how = int(rng.integers(5))
     if casts and how < 2:
-        s = _stmt(rng, casts)
+        s = pick(rng, casts)
         return without(block, s, s.args[0])
-    kind = str(pick(rng, _WHOLE))
+    kind = pick(rng, _WHOLE)
     if how == 2:
-        s = _stmt(rng, [s for s in block.stmts if s.kind == "store"])
-        return swap(block, s, replace(s, dtype=str(pick(rng, [d for d in (*_WHOLE, "float32", "float16") if d != s.dtype]))))
+        s = pick(rng, [s for s in block.stmts if s.kind == "store"])
+        return swap(block, s, replace(s, dtype=pick(rng, [d for d in (*_WHOLE, "float32", "float16") if d != s.dtype])))
     if how == 3:
-        s = _stmt(rng, [s for s in block.loads if s.dtype != kind])
+        s = pick(rng, [s for s in block.loads if s.dtype != kind])
         return swap(block, s, replace(s, dtype=kind))
     s = some_compute(rng, block)
     if s.dtype == kind or s.op == "max":
@@ -185,13 +176,12 @@ def wrong_store(block: BlockGraph, rng: np.random.Generator) -> BlockGraph:
     """A tensor that the kernel reads is overwritten, an output written twice with other values, or not at all."""
     how = int(rng.integers(4))
     if how == 0 and len(block.stores) > 1:
-        gone = _stmt(rng, list(block.stores))
+        gone = pick(rng, list(block.stores))
         return replace(block, stmts=tuple(s for s in block.stmts if s is not gone))
-    s = _stmt(rng, [s for s in (block.stores if how == 1 else block.loads) if s.access and not s.access.window])
-    assert s.access is not None
-    values = [t for t in block.computes if set(t.axes) <= set(s.access.axes) and t.value != s.value]
-    value = _stmt(rng, values)
-    extra = Stmt("store", value.value, s.access.axes, s.dtype, access=s.access)
+    s = pick(rng, [s for s in (block.stores if how == 1 else block.loads) if not s.at.window])
+    values = [t for t in block.computes if set(t.axes) <= set(s.at.axes) and t.value != s.value]
+    value = pick(rng, values)
+    extra = Stmt("store", value.value, s.at.axes, s.dtype, access=s.at)
     if how == 3 and len(block.stores) == 1:  # the only result goes into an operand
         return replace(block, stmts=(*(t for t in block.stmts if t.kind != "store"), extra))
     return replace(block, stmts=(*block.stmts, extra))
@@ -203,25 +193,25 @@ def wrong_size(block: BlockGraph, rng: np.random.Generator) -> BlockGraph:
     tied = [s for s in block.computes if s.constant_axes]
     axes = [a.name for a in block.axes if a.extent > 1]
     if tied and rng.integers(2):
-        s = _stmt(rng, tied)
+        s = pick(rng, tied)
         value = Scalar.of(s.attr["scalar"])
-        off = int(pick(rng, (-1, 1, 2, 3)))  # type: ignore[call-overload]
+        off = pick(rng, (-1, 1, 2, 3))
 
         def other(e: Extent) -> int:
             size = block.extents[e.tensor]
-            return int(pick(rng, (size + off, size * 2, int(rng.integers(3, 40)))))  # type: ignore[call-overload]
+            return pick(rng, (size + off, size * 2, int(rng.integers(3, 40))))
 
         wrong = value.bind(other)
         return swap(block, s, replace(s, attrs=(("scalar", wrong),)))
     s = some_compute(rng, block)
     if s.running or s.op == "max":
         raise NotApplicable("a shift by a maximum is arbitrary")
-    axis = str(pick(rng, axes))
-    power = Fraction(int(pick(rng, (-2, -1, 1, 2))), 2)  # type: ignore[call-overload]
+    axis = pick(rng, axes)
+    power = Fraction(pick(rng, (-2, -1, 1, 2)), 2)
     if rng.integers(2):
-        base: Base = Extent(str(pick(rng, [a for a in axes if a != axis])), AXIS)
+        base: Base = Extent(pick(rng, [a for a in axes if a != axis]), AXIS)
     else:
-        base = int(pick(rng, (block.extents[axis] + 1, block.extents[axis] // 2, int(rng.integers(3, 40)))))  # type: ignore[call-overload]
+        base = pick(rng, (block.extents[axis] + 1, block.extents[axis] // 2, int(rng.integers(3, 40))))
     factor = Scalar(Fraction(1), ((Extent(axis, AXIS), power), (base, -power))).normal()
     return behind(block, s, made(block, s, "scale", s.value, scalar=factor))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -14,22 +15,21 @@ from fuser.ir.mugraph import Stmt
 from fuser.ir.mugraph import live
 from fuser.ir.mugraph import ordered
 
+T = TypeVar("T")
+
 
 class NotApplicable(FuserError):
     """This edit has no place in this µGraph."""
 
 
-def pick(rng: np.random.Generator, choices: Sequence) -> object:  # type: ignore[type-arg]
+def pick(rng: np.random.Generator, choices: Sequence[T]) -> T:
     if not choices:
         raise NotApplicable("nothing to choose from")
     return choices[int(rng.integers(len(choices)))]
 
 
 def some_compute(rng: np.random.Generator, block: BlockGraph, *ops: str) -> Stmt:
-    found = [s for s in block.computes if not ops or s.op in ops]
-    s = pick(rng, found)
-    assert isinstance(s, Stmt)
-    return s
+    return pick(rng, [s for s in block.computes if not ops or s.op in ops])
 
 
 def swap(block: BlockGraph, old: Stmt, *new: Stmt) -> BlockGraph:

@@ -188,11 +188,10 @@ class _Block:
         out: dict[str, Array] = {}
         for s in self.block.stmts:
             if s.kind == "store":
-                assert s.access is not None
                 x = self.stored(s)
-                if s.access.tensor in out and not np.array_equal(out[s.access.tensor], x, equal_nan=True):
-                    raise NotComputableError(f"{s.access.tensor!r} is written twice with different values")
-                out[s.access.tensor] = x
+                if s.at.tensor in out and not np.array_equal(out[s.at.tensor], x, equal_nan=True):
+                    raise NotComputableError(f"{s.at.tensor!r} is written twice with different values")
+                out[s.at.tensor] = x
                 continue
             x = self.load(s) if s.kind == "load" else self.fold(s) if s.folds else self.map(s, self.finished)
             self.values[s.value] = _Value(typed(x, s.dtype), s.axes)
@@ -212,22 +211,20 @@ class _Block:
         return self.values[name]
 
     def load(self, s: Stmt) -> Array:
-        assert s.access is not None
-        if s.access.source not in self.memory:
+        if s.at.source not in self.memory:
             raise NotComputableError(f"{s} reads what nothing has written")
-        x, box, shape = self.memory[s.access.source], s.access.window, s.access.shape(self.extents)
-        if x.shape != s.access.source_shape(self.extents):
+        x, box, shape = self.memory[s.at.source], s.at.window, s.at.shape(self.extents)
+        if x.shape != s.at.source_shape(self.extents):
             raise NotComputableError(f"{s} reads a tensor of shape {x.shape}")
         if box:
             x = x.reshape(box.seen)[tuple(slice(at, at + n) for at, n in zip(box.starts, shape, strict=True))]
-        axes = s.access.axes
+        axes = s.at.axes
         return x.reshape([self.extents[a] for a in axes]).transpose([axes.index(a) for a in s.axes])
 
     def stored(self, s: Stmt) -> Array:
-        assert s.access is not None
-        axes = s.access.axes
+        axes = s.at.axes
         full = np.broadcast_to(self.operand(s, s.value).along(axes), [self.extents[a] for a in axes])
-        return typed(full, s.dtype).reshape(s.access.shape(self.extents))
+        return typed(full, s.dtype).reshape(s.at.shape(self.extents))
 
     def operand(self, s: Stmt, name: str) -> _Value:
         if name not in s.running:

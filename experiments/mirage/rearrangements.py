@@ -41,7 +41,6 @@ def _no_maximum(s: Stmt) -> Stmt:
 def number_for_extent(block: BlockGraph, rng: np.random.Generator) -> BlockGraph:
     """The value of a constant at this size: 1/8 for 64^(-1/2)."""
     s = pick(rng, [s for s in block.computes if s.constant_axes and all(block.extents[a] != FREE for a in s.constant_axes)])
-    assert isinstance(s, Stmt)
     value = Scalar.of(s.attr["scalar"]).bind(lambda e: block.extents[e.tensor])
     return swap(block, s, replace(s, attrs=(("scalar", value),)))
 
@@ -49,7 +48,7 @@ def number_for_extent(block: BlockGraph, rng: np.random.Generator) -> BlockGraph
 def factor_and_inverse(block: BlockGraph, rng: np.random.Generator) -> BlockGraph:
     """x · c / c, for a number, an extent or a number of parts."""
     s = _no_maximum(some_compute(rng, block))
-    axis = Extent(str(pick(rng, [a.name for a in block.axes])), AXIS)
+    axis = Extent(pick(rng, [a.name for a in block.axes]), AXIS)
     factor = Scalar.power(axis, 1) if rng.integers(2) else Scalar.of(int(rng.integers(2, 9)))
     if any(u.op in ("exp", "causal_mask") for u in block.users(s.value)):
         factor = Scalar.of(2)
@@ -63,13 +62,11 @@ def mask_again(block: BlockGraph, rng: np.random.Generator) -> BlockGraph:
     masks = [s for s in block.computes if s.op == "causal_mask"]
     if masks and rng.integers(3):
         s = pick(rng, masks)
-        assert isinstance(s, Stmt)
         more = int(rng.integers(0, block.extents.get(s.attr["cols"], 1)))
         attrs = {**s.attr, "offset": s.attr.get("offset", 0) + more}
         return behind(block, s, made(block, s, "causal_mask", s.value, **attrs))
     into = [block.by_value[s.args[0]] for s in block.computes if s.op == "exp"]
     s = pick(rng, [s for s in into if len(s.axes) > 1 and s.kind == "compute" and not s.folds])
-    assert isinstance(s, Stmt)
     rows, cols = (str(a) for a in rng.permutation(list(_no_maximum(s).axes))[:2])
     return behind(
         block,
@@ -84,14 +81,12 @@ def choice_of_one(block: BlockGraph, rng: np.random.Generator) -> BlockGraph:
     before = block.stmts[: block.stmts.index(s) + 1]
     found = [t for t in before if t.kind != "store" and set(t.axes) <= set(s.axes) and not t.running and t.op != "max"]
     c = pick(rng, found)
-    assert isinstance(c, Stmt)
     return behind(block, s, made(block, s, "where", c.value, s.value, s.value))
 
 
 def wider_type(block: BlockGraph, rng: np.random.Generator) -> BlockGraph:
     """A value in single precision; what is stored behind a cast to it would have to be in single precision too."""
     s = pick(rng, [s for s in block.computes if s.dtype in ("float16", "float32")])
-    assert isinstance(s, Stmt)
     return swap(block, s, replace(s, dtype="float32"))
 
 
@@ -117,7 +112,6 @@ def sum_of_pieces(block: BlockGraph, rng: np.random.Generator) -> BlockGraph:
             if plain and axis not in tied and block.extents[axis] > 3:
                 found.append(s)
     s = pick(rng, found)
-    assert isinstance(s, Stmt)
     (axis,), extent = s.reduce, block.extents[s.reduce[0]]
     cut = extent // 2 if rng.integers(2) else int(rng.integers(1, extent))
     new: list[Stmt] = []
@@ -129,14 +123,13 @@ def sum_of_pieces(block: BlockGraph, rng: np.random.Generator) -> BlockGraph:
         args = []
         for a in s.args:
             load = block.by_value[a]
-            assert load.access is not None
             if axis not in load.axes:
                 args.append(a)
                 continue
-            starts = tuple(first if d == (axis,) else 0 for d in load.access.dims)
-            dims = tuple((name,) if d == (axis,) else d for d in load.access.dims)
-            window = Window(load.access.tensor, load.access.shape(block.extents), starts)
-            access = Access(f"{load.access.tensor}{list(starts)}", dims, window)
+            starts = tuple(first if d == (axis,) else 0 for d in load.at.dims)
+            dims = tuple((name,) if d == (axis,) else d for d in load.at.dims)
+            window = Window(load.at.tensor, load.at.shape(block.extents), starts)
+            access = Access(f"{load.at.tensor}{list(starts)}", dims, window)
             axes = tuple(a for a in (x.name for x in block.axes) if a in access.axes)
             value = f"{a}_{s.value}_{i}"
             if all(x.value != value for x in new):
@@ -156,8 +149,7 @@ def axis_of_two(block: BlockGraph, rng: np.random.Generator) -> BlockGraph:
     kept |= {a for s in block.loads if s.access and s.access.window for a in s.axes}
     whole = [a for a in block.axes if a.name not in kept and a.extent > 3 and _factors(a.extent)]
     axis = pick(rng, whole)
-    assert isinstance(axis, Axis)
-    inner = int(pick(rng, _factors(axis.extent)))  # type: ignore[call-overload]
+    inner = pick(rng, _factors(axis.extent))
     outer, two = Axis(f"{axis.name}_o", axis.extent // inner), Axis(f"{axis.name}_i", inner)
     if {outer.name, two.name} & set(block.extents):
         raise NotApplicable("divided already")
@@ -190,7 +182,7 @@ REARRANGEMENTS: dict[str, Rewrite] = {
 def library(graph: KernelGraph, rng: np.random.Generator) -> KernelGraph:
     """Some of the products done by a library."""
     found = products(graph)
-    chosen = [n for n in found if rng.integers(2)] or [str(pick(rng, found))]
+    chosen = [n for n in found if rng.integers(2)] or [pick(rng, found)]
     try:
         return with_library(graph, chosen)
     except ProgramError as error:

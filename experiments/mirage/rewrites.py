@@ -41,20 +41,17 @@ def _pair(block: BlockGraph, rng: np.random.Generator, outer: tuple[str, ...], i
         for i, a in enumerate(s.args)
         if s.op in outer and block.by_value[a].op in inner and not s.rescale and not block.by_value[a].rescale
     ]
-    pair = pick(rng, found)
-    assert isinstance(pair, tuple)
-    return pair
+    return pick(rng, found)
 
 
 def commute(block: BlockGraph, rng: np.random.Generator) -> BlockGraph:
     s = pick(rng, [s for s in block.computes if op_def(s.op).commutative or s.op == "matmul"])
-    assert isinstance(s, Stmt)
     return swap(block, s, replace(s, args=(s.args[1], s.args[0])))
 
 
 def associate(block: BlockGraph, rng: np.random.Generator) -> BlockGraph:
     """(a ∘ b) ∘ c = a ∘ (b ∘ c) for sums and products."""
-    op = str(pick(rng, ("add", "mul")))
+    op = pick(rng, ("add", "mul"))
     s, i, t = _pair(block, rng, (op,), (op,))
     other = s.args[1 - i]
     inner = Stmt("compute", fresh(block, "assoc"), s.axes, s.dtype, op, (t.args[1], other))
@@ -139,7 +136,6 @@ def split_sum(block: BlockGraph, rng: np.random.Generator) -> BlockGraph:
                 if alone:
                     spots.append((s, i, tuple(sorted(alone))))
     spot = pick(rng, spots)
-    assert isinstance(spot, tuple)
     s, i, over = spot
     op = s.op if s.op == "max" else "sum"
     inner = Stmt("compute", fresh(block, "inner"), (), s.dtype, op, (s.args[i],), over)

@@ -6,7 +6,6 @@ split counts that divide nothing, loops in any order (spatial ones too), or the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -44,6 +43,8 @@ searched space; the others are ugly."""
 ODD = (24, 40, 48, 80, 96, 112, 144, 160)
 """Tiles that are no power of two: some are cut into pieces, some padded."""
 RAGGED = (5, 7, 11, 19, 33, 50, 100, 130)
+SIZES = {"odd": (ODD, 1), "thin": ((16, 32, 64), 1), "wide": ((32, 64, 128, 256), 2)}
+"""Tiles of a kind, smaller than so many times the axis."""
 PARTS = (1, 3, 5, 6, 7, 11)
 TRIES = 60
 BLOCKS = 1 << 22
@@ -150,7 +151,6 @@ def ugly(block: BlockGraph, kind: str, splits: dict[str, int], rng: Rng) -> Kern
     axes = [a for a, e in block.extents.items() if e != FREE and a not in parts_of]
     spatial = {a for a in axes if a in block.spatial and a not in block.reduced}
     first = next((a for a in axes if a in spatial and a not in batch), "")
-    size = _SIZES.get(kind, _any_size)
     tiles: dict[str, int] = {}
     loops: list[str] = []
     for axis in axes:
@@ -160,7 +160,7 @@ def ugly(block: BlockGraph, kind: str, splits: dict[str, int], rng: Rng) -> Kern
         elif kind == "thin" and axis == first:
             tiles[axis] = 1
         else:
-            tiles[axis] = min(size(extent, rng), extent)
+            tiles[axis] = min(_size(kind, extent, rng), extent)
         if not has_dot and axis in spatial and axis == first:
             tiles[axis] = min(tiles[axis], int(rng.choice((1, 2, 3, 4, 5, 8))))
         cut = tiles[axis] < extent
@@ -225,26 +225,11 @@ def _with_options(graph: KernelGraph, schedule: Schedule, rng: Rng) -> Schedule:
     return Schedule(tuple(kernels))
 
 
-def _any_size(extent: int, rng: Rng) -> int:
-    return int(rng.choice([t for t in (16, 32, 64, 128, *ODD[:6]) if t < 2 * extent] or [extent]))
-
-
-def _odd(extent: int, rng: Rng) -> int:
-    return int(rng.choice([t for t in ODD if t <= extent] or [extent]))
-
-
-def _ragged(extent: int, rng: Rng) -> int:
-    """Leaves a part of the last tile outside of the tensor."""
-    fits = [t for t in (*RAGGED, *ODD, 16, 32, 64, 128) if t < extent and extent % t] or [max(1, extent - 1)]
+def _size(kind: str, extent: int, rng: Rng) -> int:
+    """A tile of an axis; a ragged one leaves a part of the last tile outside of the tensor."""
+    if kind == "ragged":
+        fits = [t for t in (*RAGGED, *ODD, 16, 32, 64, 128) if t < extent and extent % t] or [max(1, extent - 1)]
+    else:
+        sizes, times = SIZES.get(kind, ((16, 32, 64, 128, *ODD[:6]), 2))
+        fits = [t for t in sizes if t < times * extent or t == extent] or [extent]
     return int(rng.choice(fits))
-
-
-def _thin(extent: int, rng: Rng) -> int:
-    return int(rng.choice([t for t in (16, 32, 64) if t <= extent] or [extent]))
-
-
-def _wide(extent: int, rng: Rng) -> int:
-    return int(rng.choice([t for t in (32, 64, 128, 256) if t < 2 * extent] or [extent]))
-
-
-_SIZES: dict[str, Callable[[int, Rng], int]] = {"odd": _odd, "ragged": _ragged, "thin": _thin, "wide": _wide}

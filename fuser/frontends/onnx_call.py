@@ -46,6 +46,11 @@ class Call:
         value = self.args[i]
         return value if isinstance(value, Ref) else self.constant(value)
 
+    @property
+    def refs(self) -> list[Ref]:
+        """All inputs."""
+        return [self.ref(i) for i in range(len(self.args))]
+
     def filled(self, number: float, like: Ref) -> Ref:
         """A number as a tensor of one element."""
         return self.constant(np.array([number], like.tensor.dtype))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable
@@ -31,7 +32,7 @@ BY_NAME: dict[str, str] = {
 
 
 def by_name(c: Call) -> Ref:
-    return c.b.op(BY_NAME[c.op], *(c.ref(i) for i in range(len(c.args))))
+    return c.b.op(BY_NAME[c.op], *c.refs)
 
 
 def identity(c: Call) -> Any:
@@ -47,10 +48,7 @@ def _several(op: str) -> Callable[[Call], Ref]:
     """Of any number of operands."""
 
     def rule(c: Call) -> Ref:
-        x = c.ref(0)
-        for i in range(1, len(c.args)):
-            x = c.b.op(op, x, c.ref(i))
-        return x
+        return functools.reduce(lambda x, y: c.b.op(op, x, y), c.refs)
 
     return rule
 
@@ -59,13 +57,9 @@ def _with(op: str, **attrs: tuple[str, float]) -> Callable[[Call], Ref]:
     """Attributes of the table's by ONNX's names, with ONNX's defaults."""
 
     def rule(c: Call) -> Ref:
-        return c.b.op(op, c.ref(0), **{ours: c.attrs.get(theirs, default) for ours, (theirs, default) in attrs.items()})
+        return c.b.op(op, *c.refs, **{ours: c.attrs.get(theirs, default) for ours, (theirs, default) in attrs.items()})
 
     return rule
-
-
-def _mean(c: Call) -> Ref:
-    return _several("add")(c) * (1 / len(c.args))
 
 
 def _thresholded(c: Call) -> Ref:
@@ -130,10 +124,6 @@ def _div(c: Call) -> Ref:
     return y if c.ref(0).tensor.dtype.startswith(("float", "bfloat")) else c.b.op("trunc", y)
 
 
-def _mod(c: Call) -> Ref:
-    return c.b.op("fmod" if c.attrs.get("fmod") else "remainder", c.ref(0), c.ref(1))
-
-
 def _cast(c: Call) -> Ref:
     import onnx
 
@@ -172,7 +162,7 @@ def _gemm(c: Call) -> Ref:
 
 
 def _einsum(c: Call) -> Ref:
-    y = einsum(c.b, c.attrs["equation"].decode(), [c.ref(i) for i in range(len(c.args))])
+    y = einsum(c.b, c.attrs["equation"].decode(), c.refs)
     if y is None:
         raise c.unsupported(f"is {c.attrs['equation'].decode()!r}: a diagonal, or ellipses of different ranks")
     return y
@@ -222,12 +212,8 @@ def _expand(c: Call) -> Ref:
     return x if x.shape == shape else c.b.op("broadcast", x, shape=shape)
 
 
-def _tile(c: Call) -> Ref:
-    return tiled(c.b, c.ref(0), c.ints(1, "repeats") or ())
-
-
 def _concat(c: Call) -> Ref:
-    parts = [c.ref(i) for i in range(len(c.args))]
+    parts = c.refs
     return parts[0] if len(parts) == 1 else c.b.op("concat", *parts, axis=c.axis(0, len(parts[0].shape)))
 
 
@@ -354,12 +340,8 @@ def _hardmax(c: Call) -> Ref:
 
 def _batch_norm(c: Call) -> Ref:
     c.only(training_mode=0)
-    x, gain, bias, mean, variance = (c.ref(i) for i in range(5))
+    x, gain, bias, mean, variance = c.refs
     return c.b.op("batch_norm", x, mean, variance, gain, bias, eps=float(c.attrs.get("epsilon", 1e-5)))
-
-
-def _instance_norm(c: Call) -> Ref:
-    return c.b.op("instance_norm", c.ref(0), c.ref(1), c.ref(2), eps=float(c.attrs.get("epsilon", 1e-5)))
 
 
 def _group_norm(c: Call) -> Ref:
@@ -372,21 +354,22 @@ def _group_norm(c: Call) -> Ref:
 RULES: dict[str, Callable[[Call], Any]] = {
     **dict.fromkeys(BY_NAME, by_name), **dict.fromkeys(("Identity", "Dropout"), identity),
     "Max": _several("maximum"), "Min": _several("minimum"), "Sum": _several("add"), "Clip": _clip, "Pow": _pow, "Div": _div,
-    "Mod": _mod,
+    "Mod": lambda c: c.b.op("fmod" if c.attrs.get("fmod") else "remainder", *c.refs),
     "LeakyRelu": _with("leaky_relu", negative_slope=("alpha", 0.01)), "Celu": _with("celu", alpha=("alpha", 1.0)),
     "Elu": lambda c: c.b.op("elu", c.ref(0), alpha=c.attrs.get("alpha", 1.0), scale=1.0, input_scale=1.0),
     "Softplus": lambda c: c.b.op("softplus", c.ref(0), beta=1.0, threshold=20.0), "Selu": _selu, "HardSigmoid": _hard_sigmoid,
     "Gelu": _gelu, "Cast": _cast, "CastLike": lambda c: c.b.op("cast", c.ref(0), dtype=c.ref(1).tensor.dtype), "Trilu": _trilu,
     "MatMul": _matmul, "Gemm": _gemm, "Reshape": _reshape, "Flatten": _flatten, "Squeeze": _squeeze, "Unsqueeze": _unsqueeze,
-    "Transpose": _transpose, "Expand": _expand, "Tile": _tile, "Concat": _concat, "Split": _split, "Slice": _slice,
-    "Einsum": _einsum, "ReduceSum": _fold("sum"), "ReduceMean": _fold("mean"), "ReduceMax": _fold("max"),
+    "Transpose": _transpose, "Expand": _expand, "Tile": lambda c: tiled(c.b, c.ref(0), c.ints(1, "repeats") or ()),
+    "Concat": _concat, "Split": _split, "Slice": _slice, "Einsum": _einsum,
+    "ReduceSum": _fold("sum"), "ReduceMean": _fold("mean"), "ReduceMax": _fold("max"),
     "ReduceMin": _fold("min"), "ReduceL1": _fold("sum", before="abs"), "ReduceL2": _fold("vector_norm"),
     "ReduceSumSquare": _fold("sum", before="square"), "ReduceLogSum": _fold("sum", after="log"),
     "ReduceLogSumExp": _fold("logsumexp"), "ArgMax": _arg("argmax"), "ArgMin": _arg("argmin"), "CumSum": _cumsum,
     "Softmax": _softmax("softmax"), "LogSoftmax": _softmax("log_softmax"), "LayerNormalization": _layer_norm,
-    "BatchNormalization": _batch_norm, "InstanceNormalization": _instance_norm, "GroupNormalization": _group_norm,
-    "LpNormalization": _lp_norm, "MeanVarianceNormalization": _mean_variance, "ReduceProd": _prod,
-    "ThresholdedRelu": _thresholded,
-    "Shrink": _shrink, "IsInf": _is_inf, "Mean": _mean, "Hardmax": _hardmax, **WINDOWS, **PLACES,
+    "BatchNormalization": _batch_norm, "InstanceNormalization": _with("instance_norm", eps=("epsilon", 1e-5)),
+    "GroupNormalization": _group_norm, "LpNormalization": _lp_norm, "MeanVarianceNormalization": _mean_variance,
+    "ReduceProd": _prod, "ThresholdedRelu": _thresholded, "Shrink": _shrink, "IsInf": _is_inf, "Hardmax": _hardmax,
+    "Mean": lambda c: _several("add")(c) * (1 / len(c.args)), **WINDOWS, **PLACES,
 }  # fmt: skip
 """A rule for each operator; it returns a tensor, or a list of them for several results."""

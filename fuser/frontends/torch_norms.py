@@ -40,9 +40,7 @@ def variance(c: Call) -> Ref:
 
 def vector_norm(c: Call) -> Ref | None:
     """The Euclidean norm; others are left."""
-    if number_of(c["ord"]) != 2:
-        return None
-    return fold(c)
+    return fold(c) if number_of(c["ord"]) == 2 else None
 
 
 def mean_of_all(c: Call) -> Ref | None:
@@ -61,9 +59,10 @@ def clamp(c: Call) -> Ref:
     return x
 
 
-def log_softmax(c: Call) -> Ref:
+def along(c: Call) -> Ref:
+    """A softmax or its logarithm."""
     x = c.ref(c["self"], c.dtype)
-    return c.b.op("log_softmax", x, axis=c["dim"] % len(x.shape))
+    return c.b.op(c.table, x, axis=c["dim"] % len(x.shape))
 
 
 def by_channels(c: Call) -> Any:

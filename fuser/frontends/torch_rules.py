@@ -19,12 +19,12 @@ from fuser.frontends.torch_masks import attention
 from fuser.frontends.torch_masks import masked
 from fuser.frontends.torch_masks import masked_fill
 from fuser.frontends.torch_masks import where
+from fuser.frontends.torch_norms import along
 from fuser.frontends.torch_norms import by_channels
 from fuser.frontends.torch_norms import clamp
 from fuser.frontends.torch_norms import einsum
 from fuser.frontends.torch_norms import extreme
 from fuser.frontends.torch_norms import fold
-from fuser.frontends.torch_norms import log_softmax
 from fuser.frontends.torch_norms import mean_of_all
 from fuser.frontends.torch_norms import variance
 from fuser.frontends.torch_norms import vector_norm
@@ -107,10 +107,7 @@ def _pow(c: Call) -> Ref:
 
 
 def _gelu(c: Call) -> Ref:
-    x = c.tensor("self")
-    if c["approximate"] != "tanh":
-        return c.b.gelu(x)
-    return c.b.op("gelu_tanh", x)
+    return c.b.op("gelu_tanh" if c["approximate"] == "tanh" else "gelu", c.tensor("self"))
 
 
 # Products
@@ -146,10 +143,6 @@ def _addmm(c: Call) -> Ref:
 # Views and copies
 
 
-def _reshape(c: Call) -> Ref:
-    return c.reshape(c.ref(c["self"]), c.shape)
-
-
 def _transpose(c: Call) -> Ref:
     x = c.ref(c["self"])
     n = len(x.shape)
@@ -167,10 +160,6 @@ def _transpose(c: Call) -> Ref:
 def _broadcast(c: Call) -> Ref:
     x = c.ref(c["self"])
     return x if x.shape == c.shape else c.b.op("broadcast", x, shape=c.shape)
-
-
-def _cast(c: Call) -> Ref:
-    return c.ref(c["self"], c.dtype)
 
 
 def _dropout(c: Call) -> Any:
@@ -205,10 +194,6 @@ def _repeat(c: Call) -> Ref:
     if axis is None:
         x, axis = c.reshape(x, (math.prod(x.shape),)), 0
     return x if times == 1 else c.b.op("repeat", x, axis=axis % len(x.shape), times=times)
-
-
-def _tile(c: Call) -> Ref:
-    return tiled(c.b, c.tensor("self"), c["repeats"])
 
 
 def _slice(c: Call) -> Ref:
@@ -324,11 +309,6 @@ def _distances(c: Call) -> Ref | None:
     return c.b.op("vector_norm", x - y, axis=(len(c.shape),), keepdims=False)
 
 
-def _softmax(c: Call) -> Ref:
-    x = c.ref(c["self"], c.dtype)
-    return c.b.softmax(x, c["dim"] % len(x.shape))
-
-
 def _norm(c: Call) -> Any:
     x, gain, bias = c.tensor("input"), c["weight"], c["bias"]
     result = c.result[0] if isinstance(c.result, (list, tuple)) else c.result
@@ -348,10 +328,10 @@ def _norm(c: Call) -> Any:
 BY_TABLE: dict[str, Callable[[Call], Any]] = {
     "add": _add, "sub": _add, "mul": _mul, "div": _div, "where": where, "gelu": _gelu, "matmul": _matmul,
     **dict.fromkeys(("sum", "max", "min", "mean", "logsumexp"), fold), "var": variance, "std": variance,
-    "vector_norm": vector_norm, "log_softmax": log_softmax, "softmax": _softmax, "rms_norm": _norm, "layer_norm": _norm,
+    "vector_norm": vector_norm, **dict.fromkeys(("softmax", "log_softmax"), along), "rms_norm": _norm, "layer_norm": _norm,
     **dict.fromkeys(("group_norm", "instance_norm", "batch_norm"), by_channels), "attention": attention,
-    "reshape": _reshape, "transpose": _transpose, "broadcast": _broadcast, "repeat": _repeat, "concat": _concat,
-    "slice": _slice, "cast": _cast,
+    "reshape": lambda c: c.reshape(c.tensor("self"), c.shape), "transpose": _transpose, "broadcast": _broadcast,
+    "repeat": _repeat, "concat": _concat, "slice": _slice, "cast": lambda c: c.ref(c["self"], c.dtype),
 }  # fmt: skip
 """Rules by the name in the op table, for the ATen operators of its ``torch`` column."""
 
@@ -365,7 +345,7 @@ BY_ATEN: dict[str, Callable[[Call], Any]] = {
     **{f"{lead}adaptive_avg_pool{n}d": mean_of_all for lead in ("", "_") for n in (1, 2, 3)}, "clamp.Tensor": clamp,
     "constant_pad_nd": _constant_pad, "slice_scatter": _scattered, "select_scatter": _scattered, "_cdist_forward": _distances,
     "upsample_nearest2d.vec": _upsample, "upsample_bilinear2d.vec": _upsample, "fill.Scalar": _filled_like, **PLACES,
-    "repeat": _tile, "roll": _roll, "triu": _triangle, "tril": _triangle,
+    "repeat": lambda c: tiled(c.b, c.tensor("self"), c["repeats"]), "roll": _roll, "triu": _triangle, "tril": _triangle,
     "masked_fill.Scalar": masked_fill, "masked_fill.Tensor": masked_fill,
     **dict.fromkeys(("ones_like", "zeros_like", "full_like", "new_ones", "new_zeros", "new_full"), _filled_like),
 }  # fmt: skip

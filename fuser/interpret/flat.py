@@ -70,8 +70,7 @@ def _block(on: Statements[V], hook: Hook[V] | None) -> tuple[dict[str, V], dict[
             value = _compute(on, s, [values[a] for a in s.args])
             values[s.value] = hook(block.name, s, value) if hook else value
         else:
-            assert s.access is not None
-            name, shape = s.access.tensor, s.access.shape(block.extents)
+            name, shape = s.at.tensor, s.at.shape(block.extents)
             result = on.algebra.lift(lambda y, t=shape: y.reshape(t), on.stored(s, values[s.value], on.full(s)))
             if name in out and not on.algebra.same(out[name], result):
                 raise InterpretError(f"kernel {block.name!r} writes {name!r} twice with different values")

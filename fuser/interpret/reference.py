@@ -109,10 +109,9 @@ class _Kernel(Generic[V]):
 
     def run(self) -> dict[str, V]:
         for s in self.block.stores:
-            assert s.access is not None
-            shape = s.access.shape(self.block.extents)
-            self.out[s.access.tensor] = self.algebra.empty(shape)
-            self.written[s.access.tensor] = np.zeros(shape, dtype=bool)
+            shape = s.at.shape(self.block.extents)
+            self.out[s.at.tensor] = self.algebra.empty(shape)
+            self.written[s.at.tensor] = np.zeros(shape, dtype=bool)
         for grid in self.blocks():
             self.grid = grid
             self.scopes = [{}]
@@ -226,9 +225,8 @@ class _Kernel(Generic[V]):
         acc.tiles[key] = self.algebra.combine(stmt.op, old, x)
 
     def store(self, stmt: Stmt) -> None:
-        assert stmt.access is not None
-        name, full = stmt.access.tensor, self.on.full(stmt)
-        spans = [self.span(a) for a in stmt.access.axes]
+        name, full = stmt.at.tensor, self.on.full(stmt)
+        spans = [self.span(a) for a in stmt.at.axes]
         window = (*spans, ...)  # a view, of a scalar too
         x = self.on.stored(stmt, self.read(stmt.value, stmt, False), tuple(s.stop - s.start for s in spans))
         mask = self.written[name].reshape(full)[window]

@@ -78,10 +78,9 @@ class Statements(Generic[V]):
         self.attrs = {s.value: bound(s.attrs, self.size) for s in block.computes}
         self.sources: dict[str, V] = {}  # what a load reads, with a dimension for each axis of its access
         for s in (*block.loads, *block.stores):
-            assert s.access is not None
-            if set(s.access.axes) != set(s.axes) or len(set(s.access.axes)) != len(s.access.axes):
+            if set(s.at.axes) != set(s.axes) or len(set(s.at.axes)) != len(s.at.axes):
                 raise InterpretError(f"kernel {block.name!r}: {s} does not have the axes of its access")
-            if lost := set(block.by_value[s.value].axes) - set(s.access.axes):
+            if lost := set(block.by_value[s.value].axes) - set(s.at.axes):
                 raise InterpretError(f"kernel {block.name!r}: {s} loses the axes {sorted(lost)} of its value")
 
     def size(self, e: Extent) -> int:
@@ -89,27 +88,22 @@ class Statements(Generic[V]):
 
     def full(self, stmt: Stmt) -> tuple[int, ...]:
         """Shape of all that a statement accesses, with a dimension for each axis."""
-        assert stmt.access is not None
-        return tuple(self.extents[a] for a in stmt.access.axes)
+        return tuple(self.extents[a] for a in stmt.at.axes)
 
     def load(self, stmt: Stmt, span: Callable[[str], slice]) -> V:
         """The tile at ``span`` of each axis."""
-        assert stmt.access is not None
         if stmt.value not in self.sources:
             self.sources[stmt.value] = self.source(stmt)
-        window = (*(span(a) for a in stmt.access.axes), ...)
-        perm = tuple(stmt.access.axes.index(a) for a in stmt.axes)
+        window = (*(span(a) for a in stmt.at.axes), ...)
+        perm = tuple(stmt.at.axes.index(a) for a in stmt.axes)
         return self.algebra.lift(lambda x: x[window].transpose(perm), self.sources[stmt.value])
 
     def source(self, stmt: Stmt) -> V:
-        assert stmt.access is not None
-        source, full, shape = self.tensors[stmt.access.source], self.full(stmt), stmt.access.source_shape(self.extents)
+        source, full, shape = self.tensors[stmt.at.source], self.full(stmt), stmt.at.source_shape(self.extents)
         if (own := self.algebra.shape(source)) != shape and not (len(shape) < len(own) and prod(shape) == prod(own)):
-            raise InterpretError(
-                f"kernel {self.block.name!r} reads {stmt.access} of shape {shape}, but the tensor has shape {own}"
-            )
-        if box := stmt.access.window:
-            seen, sizes = box.seen, stmt.access.shape(self.extents)
+            raise InterpretError(f"kernel {self.block.name!r} reads {stmt.at} of shape {shape}, but the tensor has shape {own}")
+        if box := stmt.at.window:
+            seen, sizes = box.seen, stmt.at.shape(self.extents)
             part = tuple(slice(x, x + n) for x, n in zip(box.starts, sizes, strict=True))
             return self.algebra.lift(lambda x: x.reshape(seen)[part].reshape(full), source)
         return self.algebra.lift(lambda x: x.reshape(full), source)
@@ -138,8 +132,7 @@ class Statements(Generic[V]):
 
     def stored(self, stmt: Stmt, x: V, shape: tuple[int, ...]) -> V:
         """What a store writes, with the axes of its access."""
-        assert stmt.access is not None
-        x = self.align(x, self.block.by_value[stmt.value].axes, stmt.access.axes)
+        x = self.align(x, self.block.by_value[stmt.value].axes, stmt.at.axes)
         return self.algebra.lift(lambda y: np.broadcast_to(y, shape), x)
 
     def axes(self, stmt: Stmt) -> list[tuple[str, ...]]:

@@ -76,6 +76,12 @@ class Stmt:
         return dict(self.attrs)
 
     @property
+    def at(self) -> Access:
+        """Where a load or a store lies in device memory."""
+        assert self.access is not None
+        return self.access
+
+    @property
     def related(self) -> frozenset[str]:
         """Axes whose loops the statement must stand in."""
         return frozenset(self.axes) | frozenset(self.reduce)

@@ -92,10 +92,9 @@ def block_maps(block: BlockGraph, schedule: KernelSchedule) -> BlockMaps:
     loops = loop_axes(place(block, schedule.order, plans))
 
     def maps(s: Stmt) -> TensorMap:
-        assert s.access is not None
-        dims = s.access.dims
+        dims = s.at.dims
         grid = tuple(_dims(dims, {x for x in plans if _divides(plans[x], axes)}) for axes in groups)
-        return TensorMap(s.access.tensor, s.value, grid, tuple(_dims(dims, {a}) for a, _ in loops))
+        return TensorMap(s.at.tensor, s.value, grid, tuple(_dims(dims, {a}) for a, _ in loops))
 
     sizes = [1, 1, 1]
     for i, axes in enumerate(groups):

@@ -117,16 +117,15 @@ def _diagram(graph: KernelGraph, schedule: Schedule | None) -> _Diagram:
                 edges += [(defined[a], defined[s.value], "running" if a in s.running else "") for a in s.args]
                 edges += [(defined[r.maximum], defined[s.value], f"rescale^{r.degree}") for r in s.rescale]
                 continue
-            assert s.access is not None
-            m = accesses.get((s.value, s.access.tensor))
+            m = accesses.get((s.value, s.at.tensor))
             kind = "imap" if s.kind == "load" else "omap"
             label = f"{kind} {vector(m.grid)}" + (f" fmap {vector(m.loop)}" if m.loop else "") if m else ""
-            node = add(str(s.access), s.kind, cluster)
+            node = add(str(s.at), s.kind, cluster)
             if s.kind == "load":
                 defined[s.value] = node
-                edges.append((tensor(s.access.source), node, label))
+                edges.append((tensor(s.at.source), node, label))
             else:
-                edges += [(defined[s.value], node, ""), (node, tensor(s.access.tensor), label)]
+                edges += [(defined[s.value], node, ""), (node, tensor(s.at.tensor), label)]
     return _Diagram(tuple(vertices), tuple(edges), tuple(clusters))
 
 

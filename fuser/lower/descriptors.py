@@ -89,8 +89,7 @@ def describe(tiles: Tiles, tensor: str) -> Descriptor:
 
 
 def _describe(tiles: Tiles, stmt: Stmt) -> Descriptor:
-    access, extents = stmt.access, tiles.block.extents
-    assert access is not None
+    access, extents = stmt.at, tiles.block.extents
     tensor, strides = access.source, access.strides(extents)
     if access.pitch and stmt.kind == "store":
         raise _refuse(tiles, tensor, "what is between its rows would stay as it was")

@@ -18,8 +18,7 @@ from fuser.lower.writer import spread
 
 
 def load(w: Writer, stmt: Stmt) -> None:
-    access = stmt.access
-    assert access is not None
+    access = stmt.at
     by_tma = w.described.get(access.source)
     layout = tuple(a for a in by_tma.axes if w.tiles.plans[a].tile > 1) if by_tma else w.tiles.natural(stmt)
     value = w.begin(stmt.value, layout, stmt.dtype, dict.fromkeys(stmt.axes, "zero"))
@@ -39,8 +38,7 @@ def load(w: Writer, stmt: Stmt) -> None:
 
 
 def store(w: Writer, stmt: Stmt) -> None:
-    access = stmt.access
-    assert access is not None
+    access = stmt.at
     layout = w.tiles.dims(stmt.axes)
     held = w.values[stmt.value].layout
     by_tma = w.described.get(access.source)
@@ -67,14 +65,13 @@ def store(w: Writer, stmt: Stmt) -> None:
 
 def _with_zeros(w: Writer, stmt: Stmt, combo: Combo, layout: Sequence[str], text: str) -> str:
     """The value with zeros where there is no column, up to the next row."""
-    assert stmt.access is not None
-    (axis,) = stmt.access.dims[-1]
+    (axis,) = stmt.at.dims[-1]
     plan = w.tiles.plans[axis]
     covered = max(p.offset + p.size for p in w.active[axis]) if plan.grid * plan.trips == 1 else plan.grid * plan.chunk
-    if covered < stmt.access.pitch:
+    if covered < stmt.at.pitch:
         raise NoValidKernelError(
             f"tiles of {plan.tile} of {axis!r} of {w.tiles.block.name!r} leave what is behind {plan.extent} columns unwritten",
-            f"choose a tile that covers {stmt.access.pitch}",
+            f"choose a tile that covers {stmt.at.pitch}",
         )
     piece = dict(zip(stmt.axes, combo, strict=True))[axis]
     if not (mask := w.mask(axis, piece)):

@@ -71,8 +71,7 @@ def _ahead(w: Writer, stmt: Stmt, earlier: Collection[str]) -> bool:
 
 def _lines(w: Writer, stmt: Stmt, combo: Combo) -> str:
     """Pointers to the lines of a tile: one of the elements of each, clamped to the tensor."""
-    access = stmt.access
-    assert access is not None
+    access = stmt.at
     strides = access.strides(w.tiles.block.extents)
     step = LINE // DTYPE_BYTES[stmt.dtype]
     pieces = dict(zip(stmt.axes, combo, strict=True))

@@ -195,8 +195,7 @@ class Writer:
         return " & ".join(found)
 
     def pointer(self, stmt: Stmt, combo: Combo, layout: Sequence[str]) -> str:
-        access, extents = stmt.access, self.tiles.block.extents
-        assert access is not None
+        access, extents = stmt.at, self.tiles.block.extents
         strides = access.strides(extents)
         size = math.prod(access.memory_shape(extents))
         terms = [self.argument(access.source)]

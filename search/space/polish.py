@@ -119,13 +119,12 @@ def with_assumed(f: Features, device: Device) -> Features:
 
 def _fits(f: Features, load: Stmt) -> NDArray[np.bool_]:
     """Which tiles of a load a descriptor can move, as far as tiles decide (:mod:`fuser.lower.descriptors`)."""
-    assert load.access is not None
-    *rest, inner = load.access.axes or ("",)
+    *rest, inner = load.at.axes or ("",)
     found = np.ones(len(f), np.bool_)
     for a in dict.fromkeys((*rest, inner)):
         size = f.tile[a].astype(np.int64)
         found &= ((size & (size - 1)) == 0) & (size <= MAX_BOX)
-    item, strides = DTYPE_BYTES[load.dtype], load.access.strides(f.block.extents)
+    item, strides = DTYPE_BYTES[load.dtype], load.at.strides(f.block.extents)
     aligned = all(strides[a] * item % LEAST_BYTES == 0 for a in rest)
     return found & (f.tile[inner] * item >= LEAST_BYTES) & aligned
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -163,24 +164,20 @@ def _divide(a: Array, b: Array) -> Array:
     return np.asarray(np.trunc(a / np.where(b == 0, 1, b))).astype(a.dtype)
 
 
-_BINARY: dict[str, Callable[[Array, Array], Array]] = {
+_BINARY: dict[str, Callable[..., Any]] = {
     "divide": _divide, "power": np.power, "mod": np.fmod, "floor_mod": np.mod, "floor_divide": np.floor_divide,
     "bitwise_and": np.bitwise_and, "bitwise_or": np.bitwise_or,
 }  # fmt: skip
 """Operators of two operands that are others on whole numbers than the op table's, or that it lacks."""
 
-_UNARY: dict[str, Callable[[Array], Array]] = {
+_UNARY: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("copy", "annotation.stop_fusion", "annotation.cast_hint"), np.array), "zeros_like": np.zeros_like,
     "ones_like": np.ones_like,
 }  # fmt: skip
 
 
-def _of_one(f: Callable[[Array], Array]) -> Numpy:
-    return lambda a, at, out: f(a[0])
-
-
-def _of_two(f: Callable[[Array, Array], Array]) -> Numpy:
-    return lambda a, at, out: f(a[0], a[1])
+def _of(f: Callable[..., Any]) -> Numpy:
+    return lambda a, at, out: f(*a)
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
@@ -189,10 +186,9 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def _define_elementwise() -> None:
-    for name, f in _BINARY.items():
-        define(name, "", _binary, _of_two(f))
-    for name, g in _UNARY.items():
-        define(name, "", same, _of_one(g))
+    for rule, table in ((_binary, _BINARY), (same, _UNARY)):
+        for name, f in table.items():
+            define(name, "", rule, _of(f))
     define("clip", "a_min:float a_max:float", same, lambda a, at, out: np.clip(a[0], at["a_min"], at["a_max"]))
     define(
         "nn.leaky_relu",
@@ -208,7 +204,7 @@ def _define_elementwise() -> None:
         lambda o: TensorType(broadcast(o[0], o[1], o[2]), o.types[1].dtype),
         lambda a, at, out: np.where(a[0] != 0, a[1], a[2]),
     )
-    define("full_like", "", same, lambda a, at, out: np.full_like(a[0], a[1]))
+    define("full_like", "", same, _of(np.full_like))
 
 
 def cast(x: Array, dtype: str) -> Array:
@@ -268,12 +264,8 @@ def _define_reductions() -> None:
         define(name, schema, _reduce_type, _reduce(f))
     define("variance", f"{schema} unbiased:bool", _reduce_type, _variance)
     for name, g in (("argmax", np.argmax), ("argmin", np.argmin)):
-        define(name, f"{schema} select_last_index:bool", lambda o: TensorType(_dims(_reduce_type(o)), "int32"), _arg_reduce(g))
+        define(name, f"{schema} select_last_index:bool", lambda o: replace(_reduce_type(o), dtype="int32"), _arg_reduce(g))
     define("nn.l2_normalize", "eps:float axis:ref", same, _l2_normalize)
-
-
-def _dims(t: TensorType) -> tuple[int, ...]:
-    return t.dims
 
 
 def _l2_normalize(a: Sequence[Array], at: Attrs, out: tuple[TensorType, ...]) -> Array:

@@ -113,16 +113,14 @@ def _by_entry(lo: Lowering, call: RelayNode, a: tuple[str, ...]) -> Result:
     return lo.emit(call, entry.name, *a, dtype=call.types[0].dtype, **numbers)
 
 
-def _alias(lo: Lowering, call: RelayNode, a: tuple[str, ...]) -> Result:
-    return a[0]
+def _seen_as(op: str) -> Lower:
+    """In the shape of the result."""
+    return lambda lo, call, a: lo.emit(call, op, a[0], shape=call.types[0].dims)
 
 
-def _reshape(lo: Lowering, call: RelayNode, a: tuple[str, ...]) -> Result:
-    return lo.emit(call, "reshape", a[0], shape=call.types[0].dims)
-
-
-def _broadcast(lo: Lowering, call: RelayNode, a: tuple[str, ...]) -> Result:
-    return lo.emit(call, "broadcast", a[0], shape=call.types[0].dims)
+def _along(op: str, axis: int) -> Lower:
+    """Of all operands along an axis, by default ``axis``."""
+    return lambda lo, call, a: lo.emit(call, op, *a, axis=call.attr.get("axis", axis) % len(lo.tensors[a[0]].shape))
 
 
 def _swap(lo: Lowering, call: RelayNode, x: str) -> str:
@@ -158,10 +156,6 @@ def _power(lo: Lowering, call: RelayNode, a: tuple[str, ...]) -> Result:
     return lo.emit(call, "pow", a[0], exponent=Scalar.of(exponent)) if math.isfinite(exponent) else None
 
 
-def _softmax(lo: Lowering, call: RelayNode, a: tuple[str, ...]) -> Result:
-    return lo.emit(call, "softmax", a[0], axis=call.attr.get("axis", -1) % len(lo.tensors[a[0]].shape))
-
-
 def _layer_norm(lo: Lowering, call: RelayNode, a: tuple[str, ...]) -> Result:
     at, rank = call.attr, len(lo.tensors[a[0]].shape)
     if at.get("axis", -1) % rank != rank - 1:
@@ -172,10 +166,6 @@ def _layer_norm(lo: Lowering, call: RelayNode, a: tuple[str, ...]) -> Result:
         call, "layer_norm", *operands, step="norm" if bias and not gain else "", eps=Scalar.of(float(at.get("epsilon", 1e-5)))
     )
     return lo.emit(call, "add", y, a[2]) if bias and not gain else y
-
-
-def _log_softmax(lo: Lowering, call: RelayNode, a: tuple[str, ...]) -> Result:
-    return lo.emit(call, "log_softmax", a[0], axis=call.attr.get("axis", -1) % len(lo.tensors[a[0]].shape))
 
 
 def _by_channels(op: str) -> Lower:
@@ -191,11 +181,6 @@ def _by_channels(op: str) -> Lower:
         return (y, a[3], a[4]) if op == "batch_norm" else y
 
     return lower
-
-
-def _dropout(lo: Lowering, call: RelayNode, a: tuple[str, ...]) -> Result:
-    # at inference the first field is the operand; the mask is hardly ever used
-    return a[0] if Ref("node", call.id, 1) not in lo.used else None
 
 
 def _reduce(op: str) -> Lower:
@@ -218,10 +203,6 @@ def _variance(lo: Lowering, call: RelayNode, a: tuple[str, ...]) -> Result:
     return lo.emit(call, "mean", centred, axis=axes, keepdims=bool(call.attr.get("keepdims")))
 
 
-def _transpose(lo: Lowering, call: RelayNode, a: tuple[str, ...]) -> Result:
-    return lo.emit(call, "transpose", a[0], perm=permutation(call.attr, len(lo.tensors[a[0]].shape)))
-
-
 def _layout(lo: Lowering, call: RelayNode, a: tuple[str, ...]) -> Result:
     try:
         perm = layout_permutation(call.attr["src_layout"], call.attr["dst_layout"])
@@ -233,10 +214,6 @@ def _layout(lo: Lowering, call: RelayNode, a: tuple[str, ...]) -> Result:
 def _repeat(lo: Lowering, call: RelayNode, a: tuple[str, ...]) -> Result:
     axis, rank = call.attr.get("axis"), len(lo.tensors[a[0]].shape)
     return None if axis is None else lo.emit(call, "repeat", a[0], axis=axis % rank, times=call.attr["repeats"])
-
-
-def _concat(lo: Lowering, call: RelayNode, a: tuple[str, ...]) -> Result:
-    return lo.emit(call, "concat", *a, axis=call.attr.get("axis", 0) % len(lo.tensors[a[0]].shape))
 
 
 def _stack(lo: Lowering, call: RelayNode, a: tuple[str, ...]) -> Result:
@@ -297,27 +274,24 @@ def _filled_like(value: int) -> Lower:
     return lower
 
 
-def _where(lo: Lowering, call: RelayNode, a: tuple[str, ...]) -> Result:
-    return lo.emit(call, "where", *a, dtype=call.types[0].dtype)
-
-
 # Views keep any dtype; arithmetic of integers and booleans stays opaque, because the op table means real numbers.
 _VIEWS: dict[str, Lower] = {
-    **dict.fromkeys(("reshape", "contrib_reshape", "dyn.reshape", "reshape_like", "squeeze", "expand_dims"), _reshape),
-    "nn.batch_flatten": _reshape,
-    **dict.fromkeys(("broadcast_to", "dyn.broadcast_to", "broadcast_to_like"), _broadcast),
-    **dict.fromkeys(("copy", "annotation.stop_fusion", "annotation.cast_hint", "device_copy"), _alias),
-    "transpose": _transpose, "layout_transform": _layout, "repeat": _repeat, "concatenate": _concat, "stack": _stack,
+    **dict.fromkeys(("reshape", "contrib_reshape", "dyn.reshape", "reshape_like", "squeeze", "expand_dims", "nn.batch_flatten"),
+                    _seen_as("reshape")),
+    **dict.fromkeys(("broadcast_to", "dyn.broadcast_to", "broadcast_to_like"), _seen_as("broadcast")),
+    **dict.fromkeys(("copy", "annotation.stop_fusion", "annotation.cast_hint", "device_copy"), lambda lo, call, a: a[0]),
+    "transpose": lambda lo, call, a: lo.emit(call, "transpose", a[0], perm=permutation(call.attr, len(lo.tensors[a[0]].shape))),
+    "layout_transform": _layout, "repeat": _repeat, "concatenate": _along("concat", 0), "stack": _stack,
     "split": _split, "strided_slice": _strided_slice, "take": _take, "zeros_like": _filled_like(0), "ones_like": _filled_like(1),
-    "nn.dropout": _dropout,
+    # at inference the first field is the operand; the mask is hardly ever used
+    "nn.dropout": lambda lo, call, a: a[0] if Ref("node", call.id, 1) not in lo.used else None,
 }  # fmt: skip
 _ARITHMETIC: dict[str, Lower] = {
     "power": _power, "nn.bias_add": _bias_add, "nn.dense": _matmul, "nn.matmul": _matmul, "nn.batch_matmul": _matmul,
-    "nn.softmax": _softmax, "nn.fast_softmax": _softmax, "nn.layer_norm": _layer_norm,
-    "nn.log_softmax": _log_softmax, **{f"nn.{n}": _by_channels(n) for n in ("group_norm", "instance_norm", "batch_norm")},
-    "sum": _reduce("sum"),
-    "mean": _reduce("mean"), "max": _reduce("max"),
-    "min": _reduce("min"), "variance": _variance, "cast": _cast, "cast_like": _cast, "where": _where,
+    **dict.fromkeys(("nn.softmax", "nn.fast_softmax"), _along("softmax", -1)), "nn.log_softmax": _along("log_softmax", -1),
+    "nn.layer_norm": _layer_norm, **{f"nn.{n}": _by_channels(n) for n in ("group_norm", "instance_norm", "batch_norm")},
+    **{n: _reduce(n) for n in ("sum", "mean", "max", "min")}, "variance": _variance, "cast": _cast, "cast_like": _cast,
+    "where": lambda lo, call, a: lo.emit(call, "where", *a, dtype=call.types[0].dtype),
 }  # fmt: skip
 
 

@@ -62,8 +62,7 @@ def as_statements(space: ValueSpace, graph: OpGraph) -> BlockGraph:
             Stmt("compute", names[number], v.axes, dtype[number], d.op, tuple(names[a] for a in args), d.reduce, d.attrs)
         )
     for s in block.stores:
-        assert s.access is not None
-        stmts.append(replace(s, value=names[dict(graph.outputs)[s.access.tensor]]))
+        stmts.append(replace(s, value=names[dict(graph.outputs)[s.at.tensor]]))
     return replace(block, stmts=tuple(stmts)).validate()
 
 
@@ -274,8 +273,7 @@ class _Builder:
     def device(self, value: str, stmt: Stmt, final: Mapping[str, Stmt]) -> tuple[Access, str]:
         if value in final:
             store = final[value]
-            assert store.access is not None
-            return store.access, store.dtype
+            return store.at, store.dtype
         tensor = _fresh(value, self.tensors)
         self.tensors.add(tensor)
         if value in self.known:

@@ -53,9 +53,8 @@ def signature(graph: KernelGraph) -> Signature:
         texts = expressions(kernel, names)
         rows: list[tuple[str, str, str]] = []
         for s in kernel.stores:
-            assert s.access is not None
-            dims = ",".join("·".join(d) or "1" for d in s.access.dims)
-            rows.append((texts[s.value], dims, s.access.tensor))
+            dims = ",".join("·".join(d) or "1" for d in s.at.dims)
+            rows.append((texts[s.value], dims, s.at.tensor))
         stores = []
         for text, dims, tensor in sorted(rows):
             stores.append(f"{_named(tensor, names, fixed)}[{dims}] = {text}")

@@ -115,8 +115,7 @@ class _Graph:
         return [replace(cast, attrs=_mark((("dtype", s.dtype),), found, s.dtype))]
 
     def store(self, s: Stmt, found: Carried, where: str) -> None:
-        assert s.access is not None
-        tensor = s.access.tensor
+        tensor = s.at.tensor
         if tensor in self.program.outputs and s.dtype != self.program[tensor].dtype:
             raise DtypeError(f"{where} writes {s.dtype}, the program's output {tensor!r} is {self.program[tensor].dtype}")
         self.dtype[tensor], self.tensors[tensor] = s.dtype, found

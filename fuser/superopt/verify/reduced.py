@@ -266,14 +266,13 @@ class _Ties:
 
     def window(self, kernel: str, s: Stmt, shape: Sequence[int], what: str) -> None:
         """Tie the axes of a window to the dimensions that they have all of; the others are cut."""
-        assert s.access is not None
-        assert s.access.window is not None
-        window = s.access.window
+        assert s.at.window is not None
+        window = s.at.window
         tensor = self.tensors.setdefault(window.tensor, [[Factor(n)] for n in window.shape])
         view = [[Factor(n)] for n in window.view]
         if view:
             _tie([x for dim in tensor for x in dim], [x for dim in view for x in dim], what)
-        for dims, dim, start, extent, most in zip(s.access.dims, view or tensor, window.starts, shape, window.seen, strict=True):
+        for dims, dim, start, extent, most in zip(s.at.dims, view or tensor, window.starts, shape, window.seen, strict=True):
             own = [self.known[kernel, a] for a in dims]
             if (start, extent) == (0, most):
                 _tie(dim, own, what)
