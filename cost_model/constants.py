@@ -128,10 +128,12 @@ def fitted() -> dict[str, Constants]:
 
 @lru_cache(maxsize=64)
 def constants_of(device: Device) -> Constants:
-    """The fitted constants of a device where there are any, else those of the H200 with cycles scaled to its clock."""
+    """The fitted constants of a device where there are any, else those of the H200; cycles are scaled to its clock. A
+    hypothetical device has those of its base, but for those that it sets."""
     known = fitted()
-    if device.name in known:
-        return known[device.name]
-    base = known.get(REFERENCE, Constants())
-    slower = load_device(REFERENCE).clock / device.clock
-    return replace(base, **{f.name: getattr(base, f.name) * slower for f in fields(base) if f.name in _CLOCKED})
+    name = device.base or device.name
+    name = name if name in known else REFERENCE
+    found, slower = known.get(name, Constants()), load_device(name).clock / device.clock
+    if slower != 1.0:
+        found = replace(found, **{f.name: getattr(found, f.name) * slower for f in fields(found) if f.name in _CLOCKED})
+    return replace(found, **dict(device.constants)) if device.constants else found

@@ -3,11 +3,32 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Annotated
 
 import typer
 
+from fuser.console import note
+from fuser.device import Device
+from fuser.device import load_device
+
 LONGEST = 1e7
 """Most seconds of any budget: four months."""
+
+
+Target = Annotated[str, typer.Option("--target", help="The device; see mufuser devices.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=X", help="What if the device had smem=2x, sms=264, clock=2.1GHz, ...? (repeat)"),
+]
+
+
+def device_of(target: str, settings: Sequence[str] | None = None) -> Device:
+    """The device that a command is about; that it is hypothetical is said."""
+    device = load_device(target, settings or ())
+    if device.hypothetical:
+        note(f"note: nobody has the {'; '.join([device.title, *(h for h in device.hypothetical if h not in device.title)])}")
+    return device
 
 
 def finite(value: float) -> float:

@@ -7,6 +7,8 @@ from typing import Any
 
 import typer
 
+from fuser.arguments import Set
+from fuser.arguments import device_of
 from fuser.console import bytes_text
 from fuser.console import print_json
 from fuser.console import print_table
@@ -16,7 +18,7 @@ from fuser.device import OPTIONAL
 from fuser.device import REQUIRED
 from fuser.device import Device
 from fuser.device import list_devices
-from fuser.device import load_device
+from fuser.errors import UsageError
 
 
 def describe(device: Device) -> dict[str, Any]:
@@ -27,6 +29,7 @@ def describe(device: Device) -> dict[str, Any]:
         "title": device.title,
         "arch": device.sm,
         "aliases": list(device.aliases),
+        "hypothetical": list(device.hypothetical),
         "triton": not device.no_triton,
         "triton_reason": device.no_triton,
         "numbers": {k: {"value": getattr(device, k), "unit": units[k], "source": s} for k, s in sources.items()},
@@ -45,10 +48,13 @@ def _number(value: float, unit: str) -> str:
 
 def devices(
     names: Annotated[list[str] | None, typer.Argument(help="Devices to show in full, each number with its source.")] = None,
+    settings: Set = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """List the GPUs whose limits and rates are known."""
-    chosen = [load_device(n) for n in names] if names else list(list_devices())
+    if settings and not names:
+        raise UsageError("--set changes the numbers of a device that is named", f"mufuser devices h200 --set {settings[0]}")
+    chosen = [device_of(n, settings) for n in names] if names else list(list_devices())
     if json:
         print_json({"devices": [describe(d) for d in chosen]})
     elif names:

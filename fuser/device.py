@@ -2,6 +2,9 @@
 
 A device is one TOML file under ``fuser/devices``. A number there is ``{ value, unit, source }``; the loader checks that none
 is missing, that units are right and that sources are given. The model never asks a GPU.
+
+A device may be hypothetical: one that exists with some numbers changed (``h200 smem=2x``, :mod:`fuser.whatif`), or what a user's
+file says of itself, or of a known device but with other numbers. Nothing is measured on those, and no record is about them.
 """
 
 from __future__ import annotations
@@ -10,8 +13,12 @@ import math
 import re
 import tomllib
 from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import asdict
 from dataclasses import dataclass
+from dataclasses import replace
 from functools import lru_cache
+from importlib import import_module
 from importlib import resources
 from typing import Any
 
@@ -20,8 +27,14 @@ from fuser.errors import UnsupportedError
 from fuser.errors import UsageError
 from fuser.files import DEVICE_BYTES
 from fuser.files import DIGITS
+from fuser.files import parse_json
 from fuser.files import read_text
 from fuser.files import shown
+from fuser.whatif import WHOLE
+from fuser.whatif import changed
+from fuser.whatif import constants_changed
+from fuser.whatif import is_setting
+from fuser.whatif import read_settings
 
 SCHEMA = 1
 """Version of the layout of the TOML files."""
@@ -54,7 +67,9 @@ OPTIONAL: dict[str, str] = {"tensor_bf16": "FLOP/s", "tensor_tf32": "FLOP/s", "m
 LARGEST = 1e20
 """No number of a device is beyond this."""
 ARCHITECTURES = range(50, 200)
-_WHOLE = ("SM", "B", "register", "thread", "warp", "block")
+MEASURED = ("clock", "copy_bandwidth", "l2_bandwidth", "matmul_rate", "launch_latency", "sfu_per_clock")
+"""Numbers that two files about one GPU may have otherwise."""
+BASE = """in JSON a device has the numbers of a TOML file, or a base and what is set: {"base": "h200", "set": {"smem": "2x"}}"""
 _REGISTERS_PER_WARP_UNIT = 256  # allocation granularity of the register file on every supported architecture
 
 
@@ -66,6 +81,9 @@ class Device:
     ``matmul_rate`` are what a large copy and a large library matmul reach. ``smem_per_block`` is the opt-in maximum of one
     block. ``launch_latency`` is the time that one more trivial kernel adds inside a CUDA graph. ``sources`` gives the origin
     of each number.
+
+    ``hypothetical`` says what makes it one that nobody has (nothing: it exists). ``base`` is the name of the device that it was
+    made of, whose constants of the cost model hold for it, but for those in ``constants``.
     """
 
     name: str
@@ -98,6 +116,9 @@ class Device:
     no_triton: str = ""
     aliases: tuple[str, ...] = ()
     sources: tuple[tuple[str, str], ...] = ()
+    base: str = ""
+    constants: tuple[tuple[str, float], ...] = ()
+    hypothetical: tuple[str, ...] = ()
 
     @property
     def sm(self) -> str:
@@ -164,9 +185,9 @@ def _quantity(where: str, key: str, entry: Any, unit: str) -> tuple[float, str]:
         raise UsageError(
             f"{where}: {key} has no source", "say where the number comes from: a data sheet, a white paper, a measurement"
         )
-    if unit in _WHOLE and value != int(value):
+    if unit in WHOLE and value != int(value):
         raise UsageError(f"{where}: {key} has the value {value!r}", f"a number of {unit} is whole")
-    return (int(value) if unit in _WHOLE else float(value)), source
+    return (int(value) if unit in WHOLE else float(value)), source
 
 
 _EXAMPLE = "see fuser/devices/a100.toml"
@@ -185,7 +206,11 @@ def _toml(text: str, where: str) -> dict[str, Any]:
 
 
 def _plausible(where: str, n: Mapping[str, float]) -> None:
-    """Limits that contradict each other would make estimates of nothing."""
+    """Limits that are nothing, or contradict each other, would make estimates of nothing."""
+    if odd := [k for k, v in n.items() if v == 0 and k not in ("smem_reserved_per_block", "launch_latency")]:
+        raise UsageError(f"{where}: {', '.join(odd)} must be positive")
+    if odd := [k for k, v in n.items() if v > LARGEST]:
+        raise UsageError(f"{where}: {odd[0]} is {n[odd[0]]:g}", f"no number of a device is above {LARGEST:g}")
     for small, large in (
         ("smem_per_block", "smem_per_sm"),
         ("max_threads_per_block", "max_threads_per_sm"),
@@ -198,7 +223,10 @@ def _plausible(where: str, n: Mapping[str, float]) -> None:
 
 def parse_device(text: str, where: str = "device file") -> Device:
     """A device from the text of its TOML file; :class:`UsageError` names the file, the key and what is wrong with it."""
-    data = _toml(text, where)
+    return _device(_toml(text, where), where)
+
+
+def _device(data: Mapping[str, Any], where: str) -> Device:
     if data.get("schema") is True or data.get("schema") != SCHEMA:
         raise UsageError(f"{where}: schema is {shown(data.get('schema'))}, expected {SCHEMA}", _EXAMPLE)
     for key, kind in (("name", str), ("title", str), ("arch", int)):
@@ -211,6 +239,8 @@ def parse_device(text: str, where: str = "device file") -> Device:
         raise UsageError(f"{where}: aliases is not a list of names", _EXAMPLE)
     if not isinstance(data.get("no_triton", ""), str):
         raise UsageError(f"{where}: no_triton is not a text", "say why kernels cannot be compiled, or leave it out")
+    if not isinstance(data.get("hypothetical", False), bool):
+        raise UsageError(f"{where}: hypothetical is not true or false", "true: there is no such device")
     numbers = data.get("numbers", {})
     if not isinstance(numbers, dict):
         raise UsageError(f"{where}: numbers is not a table", _EXAMPLE)
@@ -220,11 +250,8 @@ def parse_device(text: str, where: str = "device file") -> Device:
         names = ", ".join(map(shown, unknown[:6])) if any(not k.isidentifier() for k in unknown) else ", ".join(unknown)
         raise UsageError(f"{where}: unknown {names}", f"known are {', '.join([*REQUIRED, *OPTIONAL])}")
     found = {k: _quantity(where, k, v, (REQUIRED | OPTIONAL)[k]) for k, v in numbers.items()}
-    zero = [k for k, (v, _) in found.items() if v == 0 and k not in ("smem_reserved_per_block", "launch_latency")]
-    if zero:
-        raise UsageError(f"{where}: {', '.join(zero)} must be positive")
-    _plausible(where, {k: v for k, (v, _) in found.items()})
     values: dict[str, Any] = {k: v for k, (v, _) in found.items()}
+    _plausible(where, values)
     return Device(
         name=data["name"],
         title=data["title"],
@@ -232,8 +259,75 @@ def parse_device(text: str, where: str = "device file") -> Device:
         no_triton=data.get("no_triton", ""),
         aliases=tuple(aliases),
         sources=tuple((k, s) for k, (_, s) in found.items()),
+        hypothetical=(f"{where} says so",) if data.get("hypothetical") else (),
         **values,
     )
+
+
+# -- devices that nobody has
+
+
+def hypothetical(device: Device, settings: Sequence[str]) -> Device:
+    """A device with other numbers. Raises :class:`UsageError` naming a setting that is unknown, or impossible."""
+    if not settings:
+        return device
+    model = import_module("cost_model.constants")
+    known = REQUIRED | OPTIONAL | {k: unit for k, (unit, _) in model.UNITS.items()}
+    made = read_settings(settings, known)
+    said = ", ".join(s.text for s in made)
+    before = {k: getattr(device, k) for k in REQUIRED | OPTIONAL}
+    after = changed(before, made, REQUIRED | OPTIONAL)
+    _plausible(f"{device.name} with {said}", {k: v for k, v in after.items() if v is not None})
+    sources = {k: f"what if; {dict(device.sources).get(k, '')}" for k in after if after[k] != before[k]}
+    values: dict[str, Any] = after
+    found = replace(
+        device,
+        name=f"{device.name} {' '.join(s.text for s in made)}",
+        title=f"{device.title}{'' if device.hypothetical else ', hypothetical:'} {said}",
+        aliases=(),
+        sources=tuple({**dict(device.sources), **sources}.items()),
+        base=device.base or device.name,
+        hypothetical=(*device.hypothetical, *(s.text for s in made)),
+        **values,
+    )
+    constants = constants_changed(asdict(model.constants_of(found)), made)
+    return replace(found, constants=tuple({**dict(device.constants), **dict(constants)}.items()))
+
+
+def _own(device: Device, where: str) -> Device:
+    """The device of a user's file; hypothetical, if it is a known one but for its numbers."""
+    names = {_plain(x) for x in (device.name, device.title, *device.aliases)}
+    for known in list_devices():
+        if names & {_plain(x) for x in (known.name, known.title, *known.aliases)}:
+            other = [k for k in ("arch", *REQUIRED) if k not in MEASURED and getattr(device, k) != getattr(known, k)]
+            if other:
+                says = f"{where} has another {', '.join(other[:3])} than {known.name}"
+                device = replace(device, hypothetical=(*device.hypothetical, says))
+    if not device.hypothetical:
+        return device
+    return replace(device, title=f"{device.title}, hypothetical", aliases=())
+
+
+def _json_device(data: Any, where: str) -> Device:
+    """A device of a JSON file: numbers as those of TOML have them, or those of a base with some set."""
+    if not isinstance(data, dict):
+        raise UsageError(f"{where} is not an object", BASE)
+    if "base" not in data:
+        return _own(_device(data, where), where)
+    if unknown := sorted(data.keys() - {"base", "set", "name", "title"}):
+        raise UsageError(f"{where}: unknown {', '.join(map(shown, unknown[:6]))}", BASE)
+    base, chosen = data["base"], data.get("set", {})
+    texts = [data.get("name", "base"), data.get("title", "base"), base]
+    if not isinstance(chosen, dict) or not all(isinstance(t, str) and t for t in texts) or base.endswith((".json", ".toml")):
+        raise UsageError(f"{where}: base, name and title are texts, set is an object", BASE)
+    for key, value in chosen.items():
+        if not isinstance(value, str | int | float) or isinstance(value, bool):
+            raise UsageError(f"{where}: {shown(key)} is set to {shown(value)}", "a number, or a text as in --set")
+    if not chosen:
+        raise UsageError(f"{where}: nothing is set: it is {base}", BASE)
+    made = hypothetical(load_device(base), [f"{k}={v}" for k, v in chosen.items()])
+    title = f"{data['title']}, hypothetical" if "title" in data else made.title
+    return replace(made, name=data.get("name", made.name), title=title)
 
 
 @lru_cache(maxsize=1)
@@ -257,16 +351,26 @@ def _unreadable(message: str, hint: str) -> UsageError:
     return UsageError(f"cannot read the device file {message}", "give a path to a device file, or a name of `mufuser devices`")
 
 
-def load_device(name: str) -> Device:
-    """The device of that name, alias or architecture, or of the TOML file at that path.
+def load_device(name: str, settings: Sequence[str] = ()) -> Device:
+    """The device of that name, alias or architecture, or of the file at that path, with some ``settings`` (``smem=2x``).
 
     Accepted: ``h200``; a product name such as ``NVIDIA H200`` or TVM's tag ``nvidia/nvidia-a100``; an architecture, ``sm_80``
-    or ``cuda -arch=sm_80``, if only one known device has it; a path ending in ``.toml``. Raises :class:`UsageError` naming the
-    device and what there is.
+    or ``cuda -arch=sm_80``, if only one known device has it; a path ending in ``.toml`` or ``.json``. Settings may also follow
+    the name: ``h200 smem=2x``. Raises :class:`UsageError` naming the device and what there is.
     """
     require_type("the name of a device", name, str)
+    words = name.split(" ")
+    while len(words) > 1 and is_setting(words[-1]):
+        settings = (words.pop(), *settings)
+    return hypothetical(_named(" ".join(words)), settings)
+
+
+def _named(name: str) -> Device:
     if name.endswith(".toml"):
-        return parse_device(read_text(name, DEVICE_BYTES, _unreadable), name)
+        return _own(parse_device(read_text(name, DEVICE_BYTES, _unreadable), name), name)
+    if name.endswith(".json"):
+        text = read_text(name, DEVICE_BYTES, _unreadable)
+        return _json_device(parse_json(text, name, BASE, UsageError), name)
     devices = list_devices()
     wanted = _plain(name.rsplit("/", 1)[-1])
     for device in devices:

@@ -6,9 +6,10 @@ from typing import Annotated
 
 import typer
 
+from fuser.arguments import Set
+from fuser.arguments import device_of
 from fuser.console import print_json
 from fuser.console import print_table
-from fuser.device import load_device
 from fuser.errors import UsageError
 from fuser.ir.builder import Builder
 from fuser.ir.fuse import fuse
@@ -27,11 +28,12 @@ def space(
         tuple[int, int, int, int] | None, typer.Option("--gemm-chain", metavar="M N K H", help="The chain (A B) D of two GEMMs.")
     ] = None,
     target: Annotated[str, typer.Option("--target", help="The device whose shared memory rule 4 asks about.")] = "a100",
+    settings: Set = None,
     dtype: Annotated[str, typer.Option("--dtype", help="Element type of the tensors.")] = "float16",
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Show the pruning funnel: tiling expressions and candidates before and after each rule."""
-    device = load_device(target)
+    device = device_of(target, settings)
     programs: list[TensorProgram] = []
     if gemm_chain is not None:
         if min(gemm_chain) < 1:

@@ -360,6 +360,10 @@ def where_to_run(device: str | None, target: str | Device | None, name: str) -> 
         return device, spec or load_device(WITHOUT_GPU)
     if device is None and spec is not None and find_spec("torch") is None:
         return None, spec
+    if spec is not None and spec.hypothetical:
+        if device is not None:
+            raise UsageError(f"{name!r} cannot run on {spec.title}: it is no GPU", "leave out device=, or use device='cpu'")
+        return None, spec
     gpu = gpu_at_hand(device)
     if gpu is None:
         if device is None and spec is not None:

@@ -18,13 +18,15 @@ from cost_model.explain import explain as explain_terms
 from cost_model.refined import check_device
 from cost_model.refined import estimate
 from fuser.arguments import LONGEST
+from fuser.arguments import Set
+from fuser.arguments import Target
+from fuser.arguments import device_of
 from fuser.arguments import finite
 from fuser.console import plain
 from fuser.console import print_json
 from fuser.console import print_table
 from fuser.console import progress
 from fuser.device import Device
-from fuser.device import load_device
 from fuser.errors import UsageError
 from fuser.files import file_stem
 from fuser.frontends.model_file import is_model_file
@@ -67,13 +69,13 @@ from search.tuner.tuning import Task
 from search.tuner.tuning import Tuning
 
 Names = Annotated[list[str], typer.Argument(metavar="WORKLOAD...", help="Named workloads, or globs of them ('mcfuser/*').")]
-Target = Annotated[str, typer.Option("--target", help="The device; see mufuser devices.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 
 
 def tune(  # noqa: PLR0913
     names: Names,
     target: Target = "h200",
+    settings: Set = None,
     effort: Annotated[str, typer.Option("--effort", metavar="EFFORT", help=f"{WORDS}.")] = "instant",
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Folder for sources, PTX, cubins and report.json.")
@@ -115,7 +117,7 @@ def tune(  # noqa: PLR0913
     the winner at once.
     """
     wanted = effort_of(effort)
-    device = load_device(target)
+    device = device_of(target, settings)
     found = match(names)
     if plot:
         require_matplotlib()
@@ -144,6 +146,7 @@ def tune(  # noqa: PLR0913
         "schema": 1,
         "target": device.name,
         "arch": device.sm,
+        "hypothetical": device.hypothetical,
         "effort": effort,
         "search_seconds": searching,
         "compile_seconds": compiled,
@@ -257,6 +260,7 @@ def explain(
         list[str], typer.Argument(metavar="NAME...", help="Named workloads, globs of them, or the file of a model.")
     ],
     target: Target = "h200",
+    settings: Set = None,
     kernel: Annotated[
         str | None, typer.Option("--kernel", metavar="NAME", help="Of a model: one kernel of its plan, by name, glob or number.")
     ] = None,
@@ -270,11 +274,11 @@ def explain(
     if files := [n for n in names if is_model_file(n)]:
         if len(names) > 1:
             raise UsageError(f"{files[0]} is a model: it is explained alone", "one model a call")
-        explain_model(files[0], params, load_device(target), kernel, json)
+        explain_model(files[0], params, device_of(target, settings), kernel, json)
         return
     if kernel is not None or params is not None:
         raise UsageError(f"{'--kernel' if kernel else '--params'} belongs to a model", "name its file: .pt2, .onnx or .json")
-    device = load_device(target)
+    device = device_of(target, settings)
     documents: list[dict[str, Any]] = []
     for name in match(names):
         tuned = tune_fast(workload(name), device, kernels=False)
@@ -307,7 +311,7 @@ def explain(
         notes = [f"{'winner' if i == 0 else 'runner-up'}: {c.schedule}, {c.us:.2f} µs" for i, c in enumerate(shown)]
         print_table(f"{name} on {device.title} (times in µs)", ("term", *heads), [r[: len(shown) + 1] for r in table], notes)
     if json:
-        print_json({"target": device.name, "workloads": documents})
+        print_json({"target": device.name, "hypothetical": device.hypothetical, "workloads": documents})
 
 
 def other(tuned: Tuned) -> list[Ranked]:

@@ -11,6 +11,9 @@ from typing import Any
 
 import typer
 
+from fuser.arguments import Set
+from fuser.arguments import Target
+from fuser.arguments import device_of
 from fuser.console import note
 from fuser.console import print_json
 from fuser.console import print_table
@@ -40,7 +43,8 @@ def optimize(  # noqa: PLR0913
     params: Annotated[
         Path | None, typer.Option("--params", help="The parameters of a Relay model, written by save_param_dict.")
     ] = None,
-    target: Annotated[str, typer.Option("--target", help="The device; see mufuser devices.")] = "h200",
+    target: Target = "h200",
+    settings: Set = None,
     effort: Annotated[str, typer.Option("--effort", metavar="EFFORT", help=f"{WORDS}.")] = "instant",
     records: RecordsFile = None,
     no_records: NoRecords = False,
@@ -91,7 +95,15 @@ def optimize(  # noqa: PLR0913
     make_folder(output)
     step: Step = (lambda text: None) if json else (lambda text: note(f"… {text}"))
     kept = False if no_records else records
-    options = {"target": target, "effort": effort, "records": kept, "jobs": jobs, "step": step, "on": on, "runtime": runtime}
+    options = {
+        "target": device_of(target, settings),
+        "effort": effort,
+        "records": kept,
+        "jobs": jobs,
+        "step": step,
+        "on": on,
+        "runtime": runtime,
+    }
     result = optimize_model(model, params, build=False, whole=True, **options)
     report = _written(result, output)
     if library and runtime == RELAX:

@@ -30,6 +30,8 @@ def open_judge(
 ) -> Iterator[Judge]:
     """What measures candidates for a device: with an ``executor`` its so many workers, else this machine. Raises
     :class:`EnvironmentError_` where there is no GPU of its kind."""
+    if not memory.simulated:
+        require_real(device, effort)
     if executor is not None:
         seed = int(memory.simulated) if memory.simulated else None
         yield Spread(executor[0], executor[1], device, memory.records, OPTIONS, seed)
@@ -44,8 +46,18 @@ def open_judge(
         yield bench
 
 
+def require_real(device: Device, effort: str) -> None:
+    """Raises :class:`UsageError` for a hypothetical device."""
+    if device.hypothetical:
+        raise UsageError(
+            f"the effort {effort!r} measures, and there is no {device.title}",
+            "the effort instant asks the model alone; mufuser tune --simulate SEED makes up times",
+        )
+
+
 def require_gpu(device: Device, effort: str) -> None:
     """Raises :class:`EnvironmentError_` unless there is a GPU of the device's kind here."""
+    require_real(device, effort)
     hint = (
         "the effort instant needs none; what was measured on another machine can be brought here (mufuser records export, "
         "import): then it is taken without measuring"

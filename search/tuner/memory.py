@@ -31,6 +31,7 @@ from search.measure.known import SUFFIXES
 from search.measure.known import load
 from search.measure.records import Records
 from search.measure.rows import Record
+from search.measure.rows import text_hash
 from search.measure.winners import Winner
 from search.space.evolve import Effort
 from search.space.evolve import Ranked
@@ -51,7 +52,9 @@ def program_key(program: TensorProgram) -> str:
 
 
 def names_of(device: Device) -> tuple[str, ...]:
-    """The names by which rows know a device."""
+    """The names by which rows know a device; a hypothetical one is another with every other number."""
+    if device.hypothetical:
+        return (f"{device.title} {text_hash(repr(device))[:12]}",)
     return tuple(dict.fromkeys((device.title, *device.aliases)))
 
 
@@ -76,7 +79,8 @@ class Memory:
     misses: list[str] = field(default_factory=list)
 
     def device_name(self, device: Device) -> str:
-        return f"simulated {device.title} {self.simulated}" if self.simulated else device.title
+        name = names_of(device)[0]
+        return f"simulated {name} {self.simulated}" if self.simulated else name
 
     def find(self, program: TensorProgram, device: Device, scope: str, effort: Effort) -> Known | None:
         """What an effort needs not search for: the winner of a search as far as this or, for ``instant``, the fastest of all that
