@@ -84,7 +84,8 @@ def build(folder: Path, names: list[str]) -> None:
         for kind in ("plain", "graphs"):
             compiled(recipe, module_of(recipe, None), kind == "graphs").export_library(str(folder / f"{name}-{kind}.so"))
         built = time.perf_counter()
-        _alone(name).export_library(str(folder / f"{name}-tvm.so"))
+        if not (folder / f"{name}-tvm.so").exists():
+            _alone(name).export_library(str(folder / f"{name}-tvm.so"))
         seconds = {"plan": planned - start, "libraries": built - planned, "tvm": time.perf_counter() - built}
         write_file(folder / f"{name}.json", json.dumps({"kernels": len(recipe.launches), "seconds": seconds}) + "\n")
         print(name, len(recipe.launches), seconds, flush=True)
@@ -172,8 +173,12 @@ def measure(folder: Path, name: str) -> dict[str, Any]:
     outputs["tvm+ours"], replays["tvm+ours"] = plain.captured()
     graphs = Machine(folder, f"{name}-graphs.so", x, constants)
     outputs["own graphs"], replays["own graphs"] = graphs.output(), graphs.call
-    alone = Machine(folder, f"{name}-tvm.so", x, [p for _, p in net.named_parameters()])
-    outputs["tvm"], replays["tvm"] = alone.captured()
+    failed = {}
+    try:
+        alone = Machine(folder, f"{name}-tvm.so", x, [p for _, p in net.named_parameters()])
+        outputs["tvm"], replays["tvm"] = alone.captured()
+    except Exception as error:  # noqa: BLE001 - a peer
+        failed["tvm"] = f"{type(error).__name__}: {str(error)[-400:]}"
     torch._dynamo.reset()
     compiled = torch.compile(net)
     for kind, module in (("eager", net), ("inductor", compiled)):
@@ -181,7 +186,8 @@ def measure(folder: Path, name: str) -> dict[str, Any]:
     errors = {k: float((y.double() - wanted).norm() / wanted.norm()) for k, y in outputs.items()}
     same = bool((outputs["tvm+ours"] == outputs["ours"]).all())
     us = medians(replays) | {"calls": wall(plain.call)}
-    return {"us": us, "error": errors, "same bits": same, **json.loads((folder / f"{name}.json").read_text())}
+    built = json.loads((folder / f"{name}.json").read_text())
+    return {"us": us, "error": errors, "same bits": same, "failed peers": failed, **built}
 
 
 class Machine:
