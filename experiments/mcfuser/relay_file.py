@@ -74,7 +74,7 @@ def _weights(folder: Path, ffi: Any) -> Path:
 
 def _saved(ffi: Any, path: Path, arrays: Mapping[str, np.ndarray[Any, Any]]) -> Path:
     save = ffi.get_global_func("runtime.SaveParamsToFile")
-    save({n: ffi.from_dlpack(np.ascontiguousarray(a)) for n, a in arrays.items()}, str(path))
+    save({n: ffi.from_dlpack(np.array(a, order="C")) for n, a in arrays.items()}, str(path))
     return path
 
 
@@ -131,8 +131,8 @@ def run(folder: Path, output: Path) -> int:
     model = mufuser_model.Model(folder / "library")
     x, *wanted = np.load(folder / "sample.npz").values()
     given = torch.from_numpy(x).cuda()
-    for _ in range(3):  # captured in the second call
-        found = [torch.from_dlpack(y).double().cpu().numpy() for y in model(given)]
+    results = [model(given) for _ in range(3)][-1]  # captured in the first call
+    found = [torch.from_dlpack(y).double().cpu().numpy() for y in results]
     differences = [float(np.linalg.norm(y - z) / np.linalg.norm(z)) for y, z in zip(found, wanted, strict=True)]
     row = {
         "gpu": torch.cuda.get_device_name(),
