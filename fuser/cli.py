@@ -40,7 +40,7 @@ VERBS: dict[str, Verb] = {
     "explain": Verb("search.tune_commands:explain", "why a workload's winner, a model's plan, or one of its kernels"),
     "superoptimize": Verb("fuser.superopt.commands:superoptimize", "search for verified µGraphs of a program"),
     "show": Verb("fuser.superopt.commands:show", "print or draw a µGraph"),
-    "verify": Verb("fuser.superopt.commands:verify", "verify a µGraph against a program"),
+    "verify": Verb("search.verify_commands:verify", "a µGraph against a program, or a report's kernels again"),
     "bench": Verb("experiments.bench:bench", "measure named workloads beside what a user would pick instead"),
     "devices": Verb("fuser.commands:devices", "list the GPUs whose limits and rates are known"),
 }

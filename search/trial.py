@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from dataclasses import field
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -23,7 +26,7 @@ from search.compiled import CompiledProgram
 class Trial:
     """``difference`` is the largest relative Frobenius norm over all results, of what was made from the original, and ``limit``
     what is accepted; ``us`` and ``original_us`` are medians of CUDA-graph replays in turn (None where nothing was timed, or the
-    original does not run there)."""
+    original does not run there), ``kernels`` those of each kernel by its name, as CUDA's profiler has them."""
 
     where: str
     original: str
@@ -31,6 +34,7 @@ class Trial:
     limit: float
     us: float | None = None
     original_us: float | None = None
+    kernels: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -71,7 +75,25 @@ def tried(run: CompiledProgram, file: ModelFile, seed: int = 0) -> Trial:
     difference = _difference(got, wanted)
     times = medians(replays)
     name = torch.cuda.get_device_name(run.device)
-    return Trial(f"on {name}", _called(file), difference, limit, times["ours"], times.get("original"))
+    return Trial(f"on {name}", _called(file), difference, limit, times["ours"], times.get("original"), kernel_times(mine.replay))
+
+
+def kernel_times(call: Callable[[], None], calls: int = 5) -> dict[str, float]:
+    """Median microseconds of each kernel in a call, by name; none where CUDA's profiler cannot be had."""
+    import torch
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile
+
+    found: dict[str, list[float]] = {}
+    with suppress(RuntimeError):
+        with profile(activities=[ProfilerActivity.CUDA]) as seen:
+            for _ in range(calls):
+                call()
+            torch.cuda.synchronize()
+        for event in seen.events() or ():
+            if event.device_type.name == "CUDA":
+                found.setdefault(event.name, []).append(event.time_range.elapsed_us())
+    return {name: median(times) for name, times in found.items()}
 
 
 def _called(file: ModelFile) -> str:

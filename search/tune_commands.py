@@ -42,6 +42,8 @@ from fuser.superopt.structures import structures
 from fuser.superopt.verify.verdicts import verdict_document
 from fuser.workloads import match
 from fuser.workloads import workload
+from search.evidence import Evidence
+from search.evidence import made_by
 from search.libraries import with_libraries
 from search.model_commands import explain_model
 from search.realise import Realised
@@ -141,9 +143,11 @@ def tune(  # noqa: PLR0913
     else:
         done = realise(tuned, device, None, check)
     compiled = time.perf_counter() - start
-    documents = [document(r, output, device) for r in done]
+    evidence = Evidence(device)
+    documents = [document(r, output, device, evidence) for r in done]
     report = {
         "schema": 1,
+        "made_by": made_by(),
         "target": device.name,
         "arch": device.sm,
         "hypothetical": device.hypothetical,
@@ -152,6 +156,9 @@ def tune(  # noqa: PLR0913
         "compile_seconds": compiled,
         "interrupted": bool(stopped),
         "workloads": documents,
+        "kernels": evidence.kernels,
+        "structures": evidence.structures,
+        "graphs": evidence.graphs,
     }
     notes = [f"written to {output}"] if output else []
     if output:
@@ -228,14 +235,17 @@ def _show_instant(
     print_table(f"{device.title}, the model alone", heads, rows, [first, *notes])
 
 
-def document(done: Realised, output: Path | None, device: Device) -> dict[str, Any]:
-    """One workload of the report."""
+def document(done: Realised, output: Path | None, device: Device, evidence: Evidence) -> dict[str, Any]:
+    """One workload of the report; its kernels join the evidence."""
     winner, tuned = done.candidate, done.tuned
     stem = file_stem(tuned.program.name.replace("/", "_").replace(":", "_b"))
     kernels = []
     for i, a in enumerate(done.artifacts):
         manifest = save_artifact(a, output, f"{stem}_{i}") if output else a.manifest()
         kernels.append(manifest | {"ptx_bytes": len(a.ptx), "cubin_bytes": len(a.cubin)})
+    saved = {a.name: m for a, m in zip(done.artifacts, kernels, strict=True)}
+    evidence.save = lambda a: saved[a.name]
+    evidence.add(tuned.program.name, winner.candidate, done.artifacts, (done,))
     return {
         "workload": tuned.program.name,
         "structure": summary(winner.graph),

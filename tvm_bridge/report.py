@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ import numpy as np
 
 from fuser.console import plain
 from fuser.installed import version_of
-from fuser.ir.mugraph import BlockGraph
 from fuser.ir.program import Tensor
 from fuser.lower.compile import KernelArtifact
 from fuser.lower.compile import save_artifact
@@ -22,6 +22,9 @@ from fuser.runtime.library import summary
 from fuser.superopt.verify.verdicts import verdict_document
 from search.compiled import CompiledProgram
 from search.cover.drawing import drawing
+from search.evidence import MODEL
+from search.evidence import Evidence
+from search.evidence import made_by
 from search.realise import Realised
 from tvm_bridge.result import FusedRegion
 from tvm_bridge.result import Optimized
@@ -42,9 +45,10 @@ def versions() -> dict[str, str]:
 def document(result: Optimized, output: Path | None = None) -> dict[str, Any]:
     """The report; with ``output`` the kernels are written to ``output/kernels``, the plan is drawn to ``output/plan.svg``, and
     their files named."""
-    kernels: dict[str, dict[str, Any]] = {}
-    plan = None if result.made is None else _plan(result.made, kernels, output)
-    regions = [_region(r, kernels, output) for r in result.regions]
+    save = partial(_saved, output / "kernels") if output else KernelArtifact.manifest
+    evidence = Evidence(result.device, save, result.trial.kernels if result.trial else {})
+    plan = None if result.made is None else _plan(result.made, evidence, output)
+    regions = [_region(r, evidence) for r in result.regions]
     fused = math.fsum(r.predicted_us for r in result.regions)
     program, planned = result.program, result.after_us if result.made is None else result.made.plan.us
     return plain(
@@ -61,6 +65,7 @@ def document(result: Optimized, output: Path | None = None) -> dict[str, Any]:
             "effort": result.effort,
             "seed": result.seed,
             "versions": versions(),
+            "made_by": made_by(),
             "predicted": {
                 "before_us": result.before_us,
                 "plan_us": planned,
@@ -72,7 +77,9 @@ def document(result: Optimized, output: Path | None = None) -> dict[str, Any]:
             "plan": plan,
             "run": None if result.trial is None else {**asdict(result.trial), "ok": result.trial.ok},
             "regions": regions,
-            "kernels": kernels,
+            "kernels": evidence.kernels,
+            "structures": evidence.structures,
+            "graphs": evidence.graphs,
             "left": [{"node": item.node, "reason": item.reason} for item in result.left],
             "check": None
             if result.comparison is None
@@ -92,16 +99,13 @@ def _tensor(tensor: Tensor) -> dict[str, Any]:
     return {"name": tensor.name, "shape": list(tensor.shape), "dtype": tensor.dtype}
 
 
-def _plan(made: CompiledProgram, kernels: dict[str, dict[str, Any]], output: Path | None) -> dict[str, Any]:
-    """The plan of the whole model; its kernels join ``kernels``."""
-    plan, artifacts = made.plan, iter(made.artifacts)
-    entries = {k.name: next(artifacts) for k in made.graph.kernels if isinstance(k, BlockGraph)} if made.artifacts else {}
+def _plan(made: CompiledProgram, evidence: Evidence, output: Path | None) -> dict[str, Any]:
+    """The plan of the whole model; its kernels join the evidence."""
+    plan = made.plan
     found = made.model.found if made.model is not None else (made.realised,)
+    compiled = evidence.add(MODEL, made.realised.candidate.candidate, made.artifacts, found)
     parts = []
-    for part, done in zip(plan.parts, found, strict=True):
-        compiled = [entries[n] for n in part.names if n in entries]
-        for artifact in compiled:
-            _save(artifact, str(done.verdict), kernels, output)
+    for part, done, kernels in zip(plan.parts, found, compiled, strict=True):
         parts.append(
             {
                 "names": part.names,
@@ -112,7 +116,7 @@ def _plan(made: CompiledProgram, kernels: dict[str, dict[str, Any]], output: Pat
                 "writes": [_tensor(t) | {"layout": text} for t, text in zip(part.writes, part.layouts, strict=True)],
                 "us": part.us,
                 "equal": part.key[:16],
-                "kernels": [a.name for a in compiled],
+                "kernels": kernels,
                 "structure": summary(done.candidate.graph),
                 "schedule": done.candidate.schedule.to_json(),
                 "verdict": done.verdict.kind,
@@ -134,10 +138,8 @@ def _plan(made: CompiledProgram, kernels: dict[str, dict[str, Any]], output: Pat
     }
 
 
-def _save(artifact: KernelArtifact, verdict: str, kernels: dict[str, dict[str, Any]], output: Path | None) -> None:
-    if artifact.name not in kernels:
-        manifest = save_artifact(artifact, output / "kernels", artifact.name) if output else artifact.manifest()
-        kernels[artifact.name] = manifest | {"verdict": verdict}
+def _saved(folder: Path, artifact: KernelArtifact) -> dict[str, Any]:
+    return save_artifact(artifact, folder, artifact.name)
 
 
 def _check(done: Realised) -> dict[str, Any] | None:
@@ -145,10 +147,9 @@ def _check(done: Realised) -> dict[str, Any] | None:
     return None if check is None else {"error": check.error, "max_error": check.max_error, "method": check.method}
 
 
-def _region(region: FusedRegion, kernels: dict[str, dict[str, Any]], output: Path | None) -> dict[str, Any]:
+def _region(region: FusedRegion, evidence: Evidence) -> dict[str, Any]:
     done = region.realised
-    for artifact in done.artifacts:
-        _save(artifact, str(done.verdict), kernels, output)
+    evidence.add(region.name, done.candidate.candidate, done.artifacts, (done,))
     return {
         "name": region.name,
         "kind": region.region.kind,

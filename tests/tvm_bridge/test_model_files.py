@@ -63,6 +63,7 @@ def test_an_exported_module_is_optimized_run_and_drawn(
     assert len(boxes) == len(report["plan"]["parts"])
     text = "".join(drawing.itertext())
     assert all(n in text for p in report["plan"]["parts"] for n in p["names"][:2])
+    assert main(["verify", str(tmp_path / "report.json")]) == 0
 
 
 def test_a_model_and_one_of_its_kernels_are_explained(exported: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -99,6 +99,14 @@ def test_the_command_writes_kernels_and_a_report(ran):
     assert "</svg>" in (ran.folder / "plan.svg").read_text()
 
 
+def test_the_command_s_kernels_are_verified_again(ran, capsys):
+    code, out, err = run(capsys, "verify", ran.folder / "report.json", "--json")
+    assert code == 0, err
+    report = json.loads((ran.folder / "report.json").read_text())
+    assert {k["kernel"] for k in json.loads(out)["kernels"]} == set(report["kernels"])
+    assert set(report["graphs"]) == {"model", *(r["name"] for r in report["regions"])}
+
+
 def test_the_report_follows_its_schema(ran):
     jsonschema = pytest.importorskip("jsonschema")
     schema = json.loads((ROOT / "tvm_bridge" / "report.schema.json").read_text())

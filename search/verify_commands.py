@@ -1,0 +1,212 @@
+"""The command ``verify``: a µGraph against a program, or all kernels of a report once more."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+from typing import Any
+
+import typer
+
+from fuser.console import plain
+from fuser.console import print_json
+from fuser.console import print_table
+from fuser.errors import FuserError
+from fuser.errors import ModelFileError
+from fuser.errors import NoValidKernelError
+from fuser.errors import UsageError
+from fuser.errors import said as said_of
+from fuser.files import read_json
+from fuser.files import shown
+from fuser.ir.mugraph import BlockGraph
+from fuser.ir.mugraph import KernelGraph
+from fuser.ir.program import TensorProgram
+from fuser.ir.schedule import Schedule
+from fuser.ir.serialize import graph_from_json
+from fuser.lower.triton_source import generate_graph
+from fuser.superopt.commands import verify as verify_graph
+from fuser.superopt.verify.verdicts import verdict_document
+from fuser.superopt.verify.verifier import verify as verdict_of
+from search.cover.stitch import renamed
+from search.evidence import MODEL
+from search.evidence import SUFFIXES
+from search.evidence import made_by
+
+SAME = ("rounds", "primes", "law", "bound", "heuristic", "sizes", "real_size", "cut")
+"""Of the evidence of a verdict, what is the same on every machine."""
+AGAIN = "optimize the model again"
+
+
+def verify(
+    program: Annotated[
+        str, typer.Argument(metavar="WORKLOAD|FILE|REPORT", help="The program: a named workload, or JSON. Or a report.json.")
+    ],
+    graph: Annotated[
+        str | None, typer.Argument(help="The µGraph as JSON, ours or Mirage's (FILE#0, FILE#1, …); none with a report.")
+    ] = None,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, max=100_000, metavar="N", help="Random tests of a µGraph.")] = 3,
+    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+) -> int:
+    """Verify a µGraph against a program by random tests over finite fields and in float64.
+
+    With the report.json of optimize or tune: verify every kernel of it again, and whether its source is what its µGraph and
+    schedule generate and what lies beside the report, whether its verdict is what the report says, and whether its times are
+    there.
+    """
+    if graph is not None:
+        return verify_graph(program, graph, rounds, json)
+    if not Path(program).is_file():
+        raise UsageError(f"there is no file {shown(program)}, and no µGraph is given", "mufuser verify PROGRAM GRAPH, or REPORT")
+    found = check_report(Path(program))
+    if json:
+        print_json({"kernels": found})
+    else:
+        _show(program, found)
+    if wrong := [c for c in found if c.wrong]:
+        first = f"{wrong[0].kernel}: {wrong[0].wrong[0]}"
+        raise NoValidKernelError(f"{len(wrong)} of {len(found)} kernels of {program} do not hold; {first}", AGAIN)
+    return 0
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A kernel of a report: the evidence of its verdict, found again, its times, and what does not hold."""
+
+    kernel: str
+    verdict: str
+    evidence: Mapping[str, Any]
+    predicted_us: float | None
+    measured_us: float | None
+    wrong: tuple[str, ...]
+
+
+def check_report(path: Path) -> list[Checked]:
+    """Every kernel of a report with what does not hold of it. Raises :class:`ModelFileError` where ``path`` is no report of this
+    version."""
+    report = read_json(path)
+    if not isinstance(report, dict) or not isinstance(report.get("kernels"), dict):
+        raise ModelFileError(f"{path} is no report of mufuser", "name a report.json of optimize or tune")
+    _check_version(path, report)
+    try:
+        verdicts = {key: _verdict(said) for key, said in report["structures"].items()}
+        found = [c for name, said in report["graphs"].items() for c in _checked(path.parent, report, name, said, verdicts)]
+    except (FuserError, KeyError, TypeError, AttributeError, ValueError, IndexError, RecursionError) as error:
+        raise ModelFileError(f"{path} is damaged: {said_of(error)[:200]}", AGAIN) from error
+    seen = {c.kernel for c in found}
+    return found + [Checked(k, "", {}, None, None, ("it has no verdict",)) for k in report["kernels"] if k not in seen]
+
+
+def _check_version(path: Path, report: Mapping[str, Any]) -> None:
+    made, here = report.get("made_by"), made_by()
+    if not isinstance(made, dict) or "graphs" not in report or "structures" not in report:
+        raise ModelFileError(f"{path} has no evidence of its kernels: an older mufuser wrote it", AGAIN)
+    if made.get("mufuser") != here["mufuser"]:
+        raise ModelFileError(
+            f"{path} was written by mufuser {shown(made.get('mufuser'))}, and this is {here['mufuser']}, which generates others",
+            f"verify it with that version, or {AGAIN}",
+        )
+    if made.get("source") != here["source"]:
+        raise ModelFileError(f"{path} was written by another state of mufuser {here['mufuser']}, which generates others", AGAIN)
+
+
+def _checked(
+    folder: Path, report: Mapping[str, Any], name: str, said: Mapping[str, Any], verdicts: Mapping[str, Any]
+) -> list[Checked]:
+    """The kernels of one graph of the report."""
+    graph, schedule = graph_from_json(said["mugraph"]), Schedule.from_json(said["schedule"])
+    sources = {b.name: s.text for b, s in zip(graph.blocks, generate_graph(graph, schedule), strict=True)}
+    ran = name == MODEL and (report.get("run") or {}).get("us") is not None
+    found: dict[str, Checked] = {}
+    for part in said["parts"]:
+        kind, evidence, wrong = verdicts.get(part["structure"], ("", {}, ["it has no verdict"]))
+        if kind and not _consists(graph, part["blocks"], graph_from_json(report["structures"][part["structure"]]["mugraph"])):
+            wrong = [*wrong, "it is no kernel of the µGraph that was verified"]
+        for block, kernel in zip(part["blocks"], part["kernels"], strict=True):
+            if kernel in found:
+                found[kernel] = replace(found[kernel], wrong=tuple(dict.fromkeys((*found[kernel].wrong, *wrong))))
+                continue
+            entry = report["kernels"].get(kernel)
+            more = _entry(folder, entry, sources[block], ran) if isinstance(entry, dict) else ["the report does not describe it"]
+            us = [_number(entry, k) if isinstance(entry, dict) else None for k in ("predicted_us", "measured_us")]
+            found[kernel] = Checked(kernel, kind, evidence, us[0], us[1], (*wrong, *more))
+    return list(found.values())
+
+
+def _verdict(said: Mapping[str, Any]) -> tuple[str, dict[str, Any], list[str]]:
+    """The verdict found again, its evidence, and how the report's differs from it."""
+    claimed = said.get("verdict")
+    verdict = verdict_of(TensorProgram.from_json(said["program"]), graph_from_json(said["mugraph"]), real_size=True)
+    again = plain(verdict_document(verdict))
+    kind, evidence = again["verdict"], again["evidence"]
+    if not verdict.accepted:
+        return kind, evidence, [str(verdict)]
+    if not isinstance(claimed, dict) or not isinstance(claimed.get("evidence"), dict):
+        return kind, evidence, ["it has no verdict"]
+    if claimed.get("verdict") != kind:
+        return kind, evidence, [f"the report says {shown(claimed.get('verdict'))}, found again: {kind}"]
+    differ = next((k for k in SAME if claimed["evidence"].get(k) != evidence[k]), None)
+    return kind, evidence, [f"{differ} in the report differ from those found again"] if differ else []
+
+
+def _consists(whole: KernelGraph, blocks: list[str], part: KernelGraph) -> bool:
+    """Whether those blocks of a graph are the blocks of another one but for the names of kernels and tensors."""
+    mine = {b.name: b for b in whole.blocks}
+    return [_nameless(mine[b]) for b in blocks] == [_nameless(b) for b in part.blocks]
+
+
+def _nameless(block: BlockGraph) -> Any:
+    names = dict.fromkeys((*block.inputs, *block.outputs))
+    return renamed(block, {n: f"t{i}" for i, n in enumerate(names)}, "")
+
+
+def _number(entry: Mapping[str, Any], key: str) -> float | None:
+    value = entry.get(key)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _entry(folder: Path, entry: Mapping[str, Any], source: str, ran: bool) -> list[str]:
+    """What does not hold of a kernel's files and times."""
+    wrong = [_file(folder, entry, suffix) for suffix in SUFFIXES]
+    if hashlib.sha256(source.encode()).hexdigest() != dict(entry.get("sha256") or {}).get(".py"):
+        wrong.append("its source is not what its µGraph and schedule generate")
+    if _number(entry, "predicted_us") is None:
+        wrong.append("it has no predicted time")
+    if ran and "measured_us" not in entry:
+        wrong.append("the model was run, but it has no measured time")
+    return [w for w in wrong if w]
+
+
+def _file(folder: Path, entry: Mapping[str, Any], suffix: str) -> str:
+    name = next((str(f) for f in entry.get("files") or () if str(f).endswith(suffix)), "")
+    if not name or Path(name).name != name:
+        return f"it names no {suffix} file"
+    path = next((p for p in (folder / "kernels" / name, folder / name) if p.is_file()), None)
+    if path is None:
+        return f"{name} is missing"
+    same = hashlib.sha256(path.read_bytes()).hexdigest() == dict(entry.get("sha256") or {}).get(suffix)
+    return "" if same else f"{name} was changed: its hash is not the report's"
+
+
+def _show(path: str, found: list[Checked]) -> None:
+    rows = [
+        (
+            c.kernel,
+            c.verdict or "none",
+            str(c.evidence.get("rounds", "-")),
+            "-" if c.evidence.get("bound") is None else f"{c.evidence['bound']:.0e}",
+            *("-" if us is None else f"{us:.2f}" for us in (c.predicted_us, c.measured_us)),
+            "; ".join(c.wrong) or "holds",
+        )
+        for c in found
+    ]
+    primes = sorted({f"{p}, {q}" for c in found for p, q in c.evidence.get("primes", ())})
+    reasons = Counter(h for c in found for h in c.evidence.get("heuristic", ()))
+    notes = [f"primes: {'; '.join(primes)}"] if primes else []
+    notes += [f"not proven of {n}: {why}" for why, n in reasons.items()]
+    heads = ("kernel", "verdict", "rounds >", "bound >", "µs >", "run µs >", "report")
+    print_table(f"{len(found)} kernels of {path}, verified again", heads, rows, notes)

@@ -1,0 +1,123 @@
+"""Reports whose kernels are verified once more, and damaged ones."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fuser.cli import main
+
+Report = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tuned")
+    assert main(["tune", "mirage/lora", "mirage/mlp", "-o", str(folder), "--no-check", "--no-records"]) == 0
+    return folder
+
+
+@pytest.fixture
+def folder(made: Path, tmp_path: Path) -> Path:
+    shutil.copytree(made, tmp_path / "out")
+    return tmp_path / "out"
+
+
+def run(folder: Path, capsys: pytest.CaptureFixture[str], *more: str) -> tuple[int, str, str]:
+    capsys.readouterr()
+    code = main(["verify", str(folder / "report.json"), *more])
+    return code, *capsys.readouterr()
+
+
+def test_every_kernel_of_a_report_holds(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(folder, capsys)
+    assert code == 0, err
+    assert max(map(len, out.splitlines())) <= 80
+    assert "primes: " in out
+    assert "not proven of" in out
+    code, out, _ = run(folder, capsys, "--json")
+    assert code == 0
+    kernels = json.loads(out)["kernels"]
+    assert {k["kernel"] for k in kernels} == set(json.loads((folder / "report.json").read_text())["kernels"])
+    for kernel in kernels:
+        assert kernel["verdict"] == "verified"
+        assert 0 < kernel["evidence"]["bound"] < 1e-3
+        assert kernel["predicted_us"] > 0
+        assert not kernel["wrong"]
+
+
+def entry(report: Report) -> Report:
+    return next(iter(report["kernels"].values()))
+
+
+def structure(report: Report) -> Report:
+    return next(iter(report["structures"].values()))
+
+
+def other_mugraph(report: Report) -> None:
+    """The µGraph of another program in the place of the one that was verified."""
+    first, second = report["structures"].values()
+    first["program"], first["mugraph"], first["verdict"] = second["program"], second["mugraph"], second["verdict"]
+
+
+def wrong_mugraph(report: Report) -> None:
+    """Its inputs in another order, so that it computes something else."""
+    first, second = report["structures"].values()
+    first["mugraph"] = second["mugraph"]
+
+
+DAMAGES: dict[str, tuple[Callable[[Report], object], int, str]] = {
+    "no verdict": (lambda r: structure(r).pop("verdict"), 5, "it has no verdict"),
+    "a better bound": (lambda r: structure(r)["verdict"]["evidence"].update(bound=1e-40), 5, "bound in the report differ"),
+    "more rounds": (lambda r: structure(r)["verdict"]["evidence"].update(rounds=9), 5, "rounds in the report differ"),
+    "another kind": (lambda r: structure(r)["verdict"].update(verdict="agrees, not proven"), 5, "found again: verified"),
+    "another structure": (other_mugraph, 5, "no kernel of the µGraph that was verified"),
+    "a structure that is wrong": (wrong_mugraph, 5, "do not hold"),
+    "no structure": (lambda r: r["structures"].clear(), 5, "it has no verdict"),
+    "a kernel in no graph": (lambda r: r["kernels"].update(more={}), 5, "more: it has no verdict"),
+    "no prediction": (lambda r: entry(r).pop("predicted_us"), 5, "no predicted time"),
+    "no file": (lambda r: entry(r).pop("files"), 5, "names no .py file"),
+    "a file elsewhere": (lambda r: entry(r).update(files=["../../x.py"]), 5, "names no .py file"),
+    "another schedule": (lambda r: next(iter(r["graphs"].values())).pop("schedule"), 3, "is damaged"),
+    "no report": (lambda r: r.pop("kernels"), 3, "is no report of mufuser"),
+    "an old report": (lambda r: r.pop("made_by"), 3, "an older mufuser wrote it"),
+    "another version": (lambda r: r["made_by"].update(mufuser="9.0"), 3, "written by mufuser '9.0'"),
+    "another source": (lambda r: r["made_by"].update(source="0"), 3, "another state of mufuser"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_damaged_report_is_an_error_that_says_what(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    damage, wanted, says = DAMAGES[name]
+    report = json.loads((folder / "report.json").read_text())
+    damage(report)
+    (folder / "report.json").write_text(json.dumps(report))
+    code, _, err = run(folder, capsys)
+    assert code == wanted
+    assert says in " ".join(err.split())
+
+
+def test_files_that_changed_or_are_gone_are_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = next(folder.glob("*.py"))
+    text = source.read_text()
+    source.write_text(text.replace("tl.", "tl. ", 1))
+    code, _, err = run(folder, capsys)
+    assert code == 5
+    assert f"{source.name} was changed" in " ".join(err.split())
+    source.unlink()
+    assert f"{source.name} is missing" in " ".join(run(folder, capsys)[2].split())
+    source.write_text(text)
+    next(folder.glob("*.cubin")).write_bytes(b"\x7fELF")
+    assert ".cubin was changed" in " ".join(run(folder, capsys)[2].split())
+
+
+def test_what_is_no_report_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", "mirage/lora"]) == 2
+    assert "no µGraph is given" in capsys.readouterr().err
+    (tmp_path / "report.json").write_text("[1]")
+    assert run(tmp_path, capsys)[0] == 3
