@@ -6,14 +6,23 @@ import fnmatch
 import math
 import os
 import time
+from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from dataclasses import replace
 
+import numpy as np
+from numpy.typing import NDArray
+
+from cost_model import refined
+from cost_model.features import Counts
+from cost_model.features import Features
 from experiments.drawn import draw_candidates
 from experiments.peers import peers_of
+from fuser.device import Device
 from fuser.device import load_device
 from fuser.errors import FuserError
 from fuser.errors import UsageError
@@ -27,7 +36,12 @@ from search.libraries import with_libraries
 from search.measure.records import Records
 from search.measure.rows import Record
 from search.measure.timing import External
+from search.space.evolve import INSTANT
 from search.space.evolve import Ranked
+from search.space.evolve import search
+from search.space.hazards import hazardous
+from search.space.hazards import unwieldy
+from search.space.schedules import ScheduleSpace
 from search.tune import RUNNERS
 from search.tune import Tuned
 from search.tune import tune_fast
@@ -133,13 +147,31 @@ def _choose(name: str, target: str) -> Choice | str:
         return error.message
 
 
-def choose_all(names: Sequence[str], target: str, workers: int | None = None) -> dict[str, Choice | str]:
+def choose_all(names: Sequence[str], target: str) -> dict[str, Choice | str]:
     """Fast tuning of several workloads, in several processes where that pays; a text says why one has no choice."""
-    workers = min(len(names), workers or os.cpu_count() or 1)
+    workers = min(len(names), os.cpu_count() or 1)
     if workers < MANY or len(names) < MANY:
         return {n: _choose(n, target) for n in names}
     with ProcessPoolExecutor(workers, SPAWN) as pool:
         return dict(zip(names, pool.map(_choose, names, [target] * len(names)), strict=True))
+
+
+def model_best(
+    program: TensorProgram, device: Device, count: int, of_each: int, fits: Callable[[Features], NDArray[np.bool_]] | None = None
+) -> list[Candidate]:
+    """The schedules that the model puts first, over all structures that need no search, ``of_each`` of one at most; those that
+    ``fits``, if it is given."""
+
+    def estimate(f: Features) -> Counts:
+        out = hazardous(f, device) | unwieldy(f)
+        return np.where(out if fits is None else out | ~fits(f), np.inf, refined.seconds(f, device))
+
+    found: list[Ranked] = []
+    for graph in structures(program):
+        with suppress(FuserError):  # this structure has no such schedule
+            space = ScheduleSpace(graph, device)
+            found += search(space, estimate, np.random.default_rng(0), replace(INSTANT, top=of_each)).top
+    return [r.candidate for r in sorted(found, key=lambda r: r.seconds)[:count]]
 
 
 def best_known(records: Records, name: str, device: str, count: int) -> tuple[Recorded, ...]:

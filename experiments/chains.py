@@ -32,6 +32,7 @@ from experiments.roles import Row
 from experiments.roles import Timing
 from experiments.roles import descend
 from experiments.script import own_cache
+from experiments.script import parser
 from experiments.script import script
 from fuser.agreement import agreements
 from fuser.console import note
@@ -265,7 +266,7 @@ def _schedules(candidate: Candidate) -> list[list[str]]:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    p = argparse.ArgumentParser(prog="python -m experiments.chains", description=(__doc__ or "").splitlines()[0])
+    p = parser("chains", __doc__)
     p.add_argument("network", nargs="?", help="one of those of `mufuser bench models --list`")
     p.add_argument("--layers", type=int, default=None, help="of the network; as published by default")
     p.add_argument("--budget", type=float, default=300.0, help="seconds of measuring")

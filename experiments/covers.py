@@ -10,7 +10,6 @@ Nothing is measured before. All three forms of a network are compared with it in
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import os
@@ -29,6 +28,7 @@ from experiments.environment import need_gpu
 from experiments.model_bench import DTYPE
 from experiments.model_bench import error
 from experiments.report import digits
+from experiments.script import parser
 from experiments.script import script
 from fuser.console import note
 from fuser.console import plain
@@ -176,7 +176,7 @@ def print_document(document: Mapping[str, Any]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    p = argparse.ArgumentParser(prog="python -m experiments.covers", description=(__doc__ or "").split("\n\n")[0])
+    p = parser("covers", __doc__)
     p.add_argument("networks", nargs="*", help=f"of `mufuser bench models --list`, or {NARROW}; none: time what was made")
     p.add_argument("--made", type=Path, default=None, help="folder of what is chosen and compiled")
     p.add_argument("--target", default="h200")

@@ -33,6 +33,7 @@ from experiments.peers import FAST_PEERS
 from experiments.peers import peers_of
 from experiments.rows import earlier
 from experiments.script import INTERRUPTED
+from experiments.script import parser
 from experiments.script import script
 from fuser.device import Device
 from fuser.device import load_device
@@ -217,12 +218,10 @@ def table(works: Iterable[Work]) -> str:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    p = argparse.ArgumentParser(prog="python -m experiments.gather", description=(__doc__ or "").splitlines()[0])
+    p = parser("gather", __doc__, "budget", "seed", "out", "workers", "target", "device", "name", budget=480.0, name="gather")
     p.add_argument("workloads", nargs="*", default=["mcfuser/*"], help="names and globs; mcfuser/* by default")
     p.add_argument("--to", type=int, help="correct schedules that each workload shall have, known ones counted")
     p.add_argument("--count", type=int, default=40, help="new schedules of each workload, without --to (40)")
-    p.add_argument("--budget", type=float, default=480.0, metavar="SECONDS", help="time of the whole run (480)")
-    p.add_argument("--seed", type=int, default=0, help="of the sampled schedules and the inputs (0)")
     p.add_argument("--structures", choices=("one", "all", "searched"), default="all", help="what is sampled (all)")
     p.add_argument(
         "--known", type=Path, action="append", help="rows of earlier runs, a file or folder; experiments/raw by default"
@@ -233,11 +232,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     p.add_argument("--compile-seconds", type=int, default=20, help="time limit for the compiler, each schedule (20)")
     p.add_argument("--peers", default="none", help=f"none, or some of {','.join(FAST_PEERS)} and others, with commas")
     p.add_argument("--finals", type=int, default=0, help="best schedules that are timed again beside the peers (0)")
-    p.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "out")), help="folder of the results ($OUT)")
-    p.add_argument("--workers", type=int, help="compiling processes (cores but one)")
-    p.add_argument("--target", default="h200", help="device that the model assumes (h200)")
-    p.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="cpu: Triton's interpreter, to try a run out")
-    p.add_argument("--name", default="gather", help="name of this run in the rows")
     return p.parse_args(argv)
 
 

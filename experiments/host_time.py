@@ -9,7 +9,6 @@ Without a GPU ``--on fake`` times the same code over a driver that does nothing 
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import json
 import os
@@ -25,6 +24,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from experiments.script import parser
 from experiments.script import script
 from fuser.ir.builder import Builder
 from fuser.ir.mugraph import KernelGraph
@@ -196,11 +196,11 @@ def report(rows: Sequence[Row], on: str) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m experiments.host_time", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--on", choices=("cuda", "fake"), default="cuda", help="fake: the host's part alone, without a GPU")
-    parser.add_argument("--seconds", type=float, default=0.3, help="time for each way of calling")
-    parser.add_argument("--json", type=Path, help="file for the report")
-    args = parser.parse_args(argv)
+    p = parser("host_time", __doc__)
+    p.add_argument("--on", choices=("cuda", "fake"), default="cuda", help="fake: the host's part alone, without a GPU")
+    p.add_argument("--seconds", type=float, default=0.3, help="time for each way of calling")
+    p.add_argument("--json", type=Path, help="file for the report")
+    args = p.parse_args(argv)
     if find_spec("platformdirs") is None:
         os.environ.setdefault("MUFUSER_CACHE", str(Path(tempfile.gettempdir()) / "mufuser"))
     if args.on == "fake":

@@ -9,7 +9,6 @@ Nothing is ranked, and no GPU or compiler is needed.
 
 from __future__ import annotations
 
-import argparse
 import difflib
 import hashlib
 from collections.abc import Iterable
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.candidates import best_known
+from experiments.script import parser
 from experiments.script import script
 from fuser.device import load_device
 from fuser.errors import FuserError
@@ -69,7 +69,7 @@ def changes(committed: str, kernels: Iterable[Reference]) -> tuple[str, ...]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    p = argparse.ArgumentParser(prog="python -m experiments.kernels", description=(__doc__ or "").splitlines()[0])
+    p = parser("kernels", __doc__)
     p.add_argument("--device", default="h200", help="whose best known schedules they are")
     p.add_argument("--update", action="store_true", help="write the committed list again")
     p.add_argument("--sources", type=Path, metavar="FOLDER", help="write every source into a folder")

@@ -24,12 +24,12 @@ from statistics import geometric_mean
 import numpy as np
 from numpy.typing import NDArray
 
-from cost_model import refined
-from cost_model.features import Counts
 from cost_model.features import Features
 from experiments.candidates import best_known
+from experiments.candidates import model_best
 from experiments.gather import say
 from experiments.script import own_cache
+from experiments.script import parser
 from experiments.script import script
 from fuser.device import Device
 from fuser.device import load_device
@@ -39,7 +39,6 @@ from fuser.ir.candidate import Candidate
 from fuser.ir.program import TensorProgram
 from fuser.outputs import make_folder
 from fuser.pools import SPAWN
-from fuser.superopt.structures import structures
 from fuser.workloads import match
 from fuser.workloads import workload
 from search.measure.known import load
@@ -47,11 +46,6 @@ from search.measure.measurer import Bench
 from search.measure.records import Records
 from search.measure.rows import Record
 from search.measure.session import Options
-from search.space.evolve import INSTANT
-from search.space.evolve import search
-from search.space.hazards import hazardous
-from search.space.hazards import unwieldy
-from search.space.schedules import ScheduleSpace
 from search.space.variants import Variant
 from search.space.variants import variants
 
@@ -99,19 +93,8 @@ def whole_powers(f: Features) -> NDArray[np.bool_]:
 
 
 def model_choices(name: str, target: str, count: int) -> list[Candidate]:
-    """The model's best schedules with tiles of powers of two, over all structures that need no search."""
-    device, found = load_device(target), []
-
-    def estimate(f: Features) -> Counts:
-        return np.where(hazardous(f, device) | unwieldy(f) | ~whole_powers(f), np.inf, refined.seconds(f, device))
-
-    for graph in structures(workload(name)):
-        try:
-            best = search(ScheduleSpace(graph, device), estimate, np.random.default_rng(0), replace(INSTANT, top=count))
-        except FuserError:
-            continue  # this structure has no such schedule
-        found += [(r.seconds, r.candidate) for r in best.top]
-    return [c for _, c in sorted(found, key=lambda x: x[0])[:count]]
+    """The model's best schedules with tiles of powers of two."""
+    return model_best(workload(name), load_device(target), count, count, whole_powers)
 
 
 def bases_of(
@@ -217,21 +200,14 @@ def table(found: Sequence[Outcome]) -> str:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    p = argparse.ArgumentParser(prog="python -m experiments.options", description=(__doc__ or "").splitlines()[0])
+    p = parser("options", __doc__, "known", "budget", "target", "seed", "workers", "device", "name", budget=240.0, name="")
     p.add_argument("--case", action="append", default=[], help="workload or glob, several times; mcfuser/* by default")
-    p.add_argument("--known", type=Path, action="append", default=[], help="rows of earlier runs, a file or folder")
     p.add_argument("--best", type=int, default=1, help="known schedules of each workload that are varied")
     p.add_argument("--choices", type=int, default=1, help="of the model's schedules with tiles of powers of two")
     p.add_argument("--only", default="", help="regular expression of the options to measure, 'tma|persistent' say")
-    p.add_argument("--budget", type=float, default=240.0, help="seconds of the whole run")
     p.add_argument(
         "--out", type=Path, default=Path(os.environ.get("OUT", "out")) / "options.jsonl", help="JSON lines of all rows"
     )
-    p.add_argument("--target", default="h200", help="device that the model and the variants assume")
-    p.add_argument("--seed", type=int, default=0, help="of the inputs")
-    p.add_argument("--workers", type=int, default=None, help="compiling processes (cores by default)")
-    p.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    p.add_argument("--name", default="", help="name of this run in the rows")
     return p.parse_args(argv)
 
 

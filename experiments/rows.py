@@ -10,7 +10,6 @@ Needs no GPU. The best known schedules of a workload are the fastest that were r
 
 from __future__ import annotations
 
-import argparse
 import json
 import shlex
 from collections import Counter
@@ -23,6 +22,7 @@ from experiments.candidates import fastest_first
 from experiments.drawn import name_of
 from experiments.environment import commit
 from experiments.products import SUITES
+from experiments.script import parser
 from experiments.script import script
 from fuser.device import load_device
 from fuser.errors import UsageError
@@ -82,7 +82,7 @@ def write_best(device: str, source: Path, path: Path) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    p = argparse.ArgumentParser(prog="python -m experiments.rows", description=(__doc__ or "").splitlines()[0])
+    p = parser("rows", __doc__)
     what = p.add_mutually_exclusive_group()
     what.add_argument("--manifest", action="store_true", help="write the manifest of the raw rows again")
     what.add_argument("--best", metavar="DEVICE", help="write the best known schedules of a device")

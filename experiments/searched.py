@@ -9,7 +9,6 @@ Of both searches the winner and some runners-up are measured, all of a program i
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from typing import Any
 from experiments.gather import say
 from experiments.products import drawn_programs
 from experiments.script import own_cache
+from experiments.script import parser
 from experiments.script import script
 from experiments.spread import ROUNDS
 from experiments.spread import compile_all
@@ -111,18 +111,13 @@ def print_result(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    p = argparse.ArgumentParser(prog="python -m experiments.searched", description=(__doc__ or "").splitlines()[0])
+    p = parser("searched", __doc__, "seed", "budget", "workers", "target", "device", seed=1, budget=60.0)
     p.add_argument("what", choices=("choose", "compile", "measure", "table"))
     p.add_argument("file", nargs="?", type=Path, help="what choose wrote; for table, what measure wrote")
     p.add_argument("-o", "--out", type=Path, default=None)
-    p.add_argument("--seed", type=int, default=1, help="of the drawn programs")
     p.add_argument("--count", type=int, default=30, help="of programs")
     p.add_argument("--runners", type=int, default=3, help="runners-up of other structures")
     p.add_argument("--superoptimize", type=float, default=6.0, metavar="SECONDS", help="of the superoptimizer for each program")
-    p.add_argument("--budget", type=float, default=60.0, help="seconds of compile or measure")
-    p.add_argument("--workers", type=int, default=None, help="compiling processes (cores by default)")
-    p.add_argument("--target", default="h200")
-    p.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     args = p.parse_args(argv)
     own_cache()
     if args.what == "table":

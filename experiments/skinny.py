@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import time
 from collections.abc import Callable
@@ -20,7 +19,6 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -29,6 +27,7 @@ from experiments.ceilings import measure_ceilings
 from experiments.ceilings import nbytes
 from experiments.environment import environment
 from experiments.gather import say
+from experiments.script import parser
 from experiments.script import script
 from fuser.device import Device
 from fuser.device import load_device
@@ -229,16 +228,10 @@ def table(lines: Sequence[Line]) -> str:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    p = argparse.ArgumentParser(prog="python -m experiments.skinny", description=(__doc__ or "").splitlines()[0])
+    p = parser("skinny", __doc__, "seed", "target", "budget", "out", "device", "workers", seed=1, budget=600.0)
     p.add_argument("--count", type=int, default=30, help="programs")
-    p.add_argument("--seed", type=int, default=1)
-    p.add_argument("--target", default="h200", help="device that the model assumes")
     p.add_argument("--runners", type=int, default=6, help="the model's next choices that are measured too")
     p.add_argument("--further", type=int, default=12, help="random schedules of each program that are measured too")
-    p.add_argument("--budget", type=float, default=600.0, help="seconds after which no program begins")
-    p.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "out")), help="folder of the results ($OUT)")
-    p.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    p.add_argument("--workers", type=int, default=None, help="processes that tune and compile (cores by default)")
     p.add_argument("--compile-only", action="store_true", help="fill the compiler's cache and measure nothing")
     return p.parse_args(argv)
 

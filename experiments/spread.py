@@ -11,30 +11,27 @@ something of every one.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import re
 import time
 from collections.abc import Iterator
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import product
 from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
 
-from cost_model import refined
-from cost_model.features import Counts
-from cost_model.features import Features
 from experiments.candidates import best_known
+from experiments.candidates import model_best
 from experiments.drawn import draw_candidates
 from experiments.gather import Work
 from experiments.gather import run
 from experiments.gather import say
 from experiments.products import programs
 from experiments.script import own_cache
+from experiments.script import parser
 from experiments.script import script
 from fuser.device import Device
 from fuser.device import load_device
@@ -61,36 +58,14 @@ from search.measure.measurement import Measurement
 from search.measure.measurer import Bench
 from search.measure.records import Records
 from search.measure.session import Options
-from search.space.evolve import INSTANT
-from search.space.evolve import Ranked
-from search.space.evolve import search
-from search.space.hazards import hazardous
-from search.space.hazards import unwieldy
 from search.space.knobs import settings
 from search.space.knobs import settled
 from search.space.places import places
-from search.space.schedules import ScheduleSpace
 from search.tune import tune_fast
 
 TILES = ((64, 64, 64), (64, 64, 128), (64, 128, 64), (128, 64, 64), (128, 128, 64), (128, 256, 64), (32, 64, 128))
 """Rows, columns and depth that people give the tiles of a product."""
 ROUNDS = Options(rounds=7, replay_ms=3.0, warm_ms=5.0)
-
-
-def best_of(program: TensorProgram, device: Device, count: int) -> list[Candidate]:
-    """The model's best over all structures, at most half of them of one."""
-
-    def estimate(f: Features) -> Counts:
-        return np.where(hazardous(f, device) | unwieldy(f), np.inf, refined.seconds(f, device))
-
-    found: list[Ranked] = []
-    for graph in structures(program):
-        try:
-            space = ScheduleSpace(graph, device)
-            found += search(space, estimate, np.random.default_rng(0), replace(INSTANT, top=max(count // 2, 1))).top
-        except FuserError:
-            continue  # this structure has no schedule
-    return [r.candidate for r in sorted(found, key=lambda r: r.seconds)[:count]]
 
 
 def with_options(base: Candidate, device: Device, rng: np.random.Generator) -> Candidate:
@@ -146,7 +121,7 @@ def _sides(block: BlockGraph) -> tuple[str, str, str] | None:
 def choices(program: TensorProgram, device: Device, count: int, seed: int, known: Records) -> list[Candidate]:
     """About ``count`` candidates: what fast tuning chooses, the best that records know, then those of each kind in turn."""
     rng = np.random.default_rng([seed, count])
-    top = best_of(program, device, count // 3)
+    top = model_best(program, device, count // 3, max(count // 6, 1))
     hand = list(by_hand(program, device))
     first = [c for c in hand if _usual(c)]
     hand = (first + [c for i in rng.permutation(len(hand)) if (c := hand[int(i)]) not in first])[: count // 3 + 2]
@@ -199,19 +174,13 @@ def compile_all(found: dict[TensorProgram, list[Candidate]], arch: int, workers:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    p = argparse.ArgumentParser(prog="python -m experiments.spread", description=(__doc__ or "").splitlines()[0])
+    p = parser("spread", __doc__, "seed", "known", "budget", "workers", "target", "device", budget=100.0)
     p.add_argument("what", choices=("choose", "compile", "measure"))
     p.add_argument("choices", nargs="?", type=Path, help="a file that choose wrote")
     p.add_argument("-o", "--out", type=Path, default=None)
-    p.add_argument("--seed", type=int, default=0, help="of the drawn programs and schedules")
     p.add_argument("--drawn", type=int, default=8, help="products, and chains, that are drawn")
     p.add_argument("--count", type=int, default=36, help="candidates of a program")
     p.add_argument("--only", default="", help="regular expression of names of programs")
-    p.add_argument("--known", type=Path, action="append", default=[], help="rows of earlier runs, a file or folder")
-    p.add_argument("--budget", type=float, default=100.0, help="seconds")
-    p.add_argument("--workers", type=int, default=None, help="compiling processes (cores by default)")
-    p.add_argument("--target", default="h200")
-    p.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     args = p.parse_args(argv)
     own_cache()
     device = load_device(args.target)

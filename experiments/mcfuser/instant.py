@@ -9,46 +9,31 @@ measured (``--known``) and the peers, in turn with each other.
 from __future__ import annotations
 
 import argparse
-import os
-import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
-from pathlib import Path
 from statistics import geometric_mean
 
-from experiments.candidates import Choice
-from experiments.candidates import best_known
-from experiments.candidates import choose
+from experiments.candidates import Request
 from experiments.candidates import fastest
+from experiments.candidates import plan
 from experiments.compare import Result
-from experiments.compare import compare
+from experiments.compare import run
 from experiments.gather import say
 from experiments.peers import FAST_PEERS
-from experiments.peers import peers_of
 from experiments.script import own_cache
+from experiments.script import parser
 from experiments.script import script
-from fuser.errors import FuserError
 from fuser.errors import UsageError
-from fuser.ir.candidate import Candidate
 from fuser.outputs import make_folder
 from fuser.outputs import write_file
-from fuser.pools import SPAWN
 from fuser.workloads import match
 from search.measure.known import load
 from search.measure.measurer import Bench
 from search.measure.records import Records
 from search.measure.rows import Record
 from search.measure.session import Options
-from search.measure.timing import External
 
 WIDTHS = (8, 8, 8, 5, 8, 8, 7, 9)
 """Of the columns of the table."""
-
-
-def measure(bench: Bench, choice: Choice, runners: int, known: Sequence[Candidate], peers: Sequence[External]) -> Result:
-    result = compare(bench, choice.tuned.program, [*choice.candidates(runners), *known], peers)
-    return replace(result, choice=choice)
 
 
 def table(results: Sequence[Result], runners: int) -> str:
@@ -93,17 +78,11 @@ def _time(row: Record | None) -> str:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    p = argparse.ArgumentParser(prog="python -m experiments.mcfuser.instant", description=(__doc__ or "").splitlines()[0])
+    p = parser("mcfuser.instant", __doc__, "target", "known", "out", "name", "device", "workers", name="instant")
     p.add_argument("workloads", nargs="*", default=["mcfuser/*"])
-    p.add_argument("--target", default="h200", help="device that the model assumes")
     p.add_argument("--runners", type=int, default=3, help="runners-up that are measured too")
-    p.add_argument("--known", type=Path, action="append", default=[], help="rows of earlier runs, a file or folder")
     p.add_argument("--best", type=int, default=2, help="schedules of each workload from --known")
     p.add_argument("--peers", default=",".join(FAST_PEERS), help="comma-separated, or none")
-    p.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "out")), help="folder of the results ($OUT)")
-    p.add_argument("--name", default="instant", help="name of this run in the rows")
-    p.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    p.add_argument("--workers", type=int, default=None, help="processes that tune and compile (cores by default)")
     args = p.parse_args(argv)
     if args.runners < 0:
         raise UsageError("--runners must not be negative")
@@ -114,32 +93,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
     make_folder(args.out)
     own_cache()
-    names = match(args.workloads)
-    peer_names = [] if args.peers == "none" else args.peers.split(",")
+    peers = [] if args.peers == "none" else args.peers.split(",")
     results: list[Result] = []
-    start = time.monotonic()
     with Records(":memory:") as earlier, Records(":memory:") as records:
         load(earlier, args.known)
         with Bench.open(args.device, records, Options(), args.workers, args.name) as bench:
-            device = bench.worker.info["device"]
-            with ProcessPoolExecutor(args.workers, SPAWN) as pool:
-                futures = {n: pool.submit(choose, n, args.target) for n in names}
-                work: list[tuple[Choice, tuple[Candidate, ...]]] = []
-                for name, future in futures.items():
-                    try:
-                        choice = future.result()
-                    except FuserError as error:
-                        say(f"{name} left out: {error.message}")
-                        continue
-                    known = tuple(r.candidate for r in best_known(earlier, name, device, args.best))
-                    bench.submit([*choice.candidates(args.runners), *known])
-                    work.append((choice, known))
-            say(f"tuned after {time.monotonic() - start:.0f} s")
+            request = Request(args.target, 1 + args.runners, args.best, random=0)
+            cases = plan(match(args.workloads), request, (earlier,), bench.worker.info["device"], peers)
+            for case in cases:
+                if case.choice is None:
+                    say(f"{case.name} left out: {case.note}")
             try:
-                for choice, known in work:
-                    results.append(measure(bench, choice, args.runners, known, peers_of(choice.tuned.program, peer_names)))
-                    bad = [f"{r.status}: {r.detail[:90]}" for r in results[-1].rows if not r.ok]
-                    say(f"[{time.monotonic() - start:4.0f} s] {choice.tuned.program.name}{'; ' + bad[0] if bad else ''}")
+                for result in run(bench, [c for c in cases if c.choice]):
+                    results.append(result)
+                    if bad := [f"{r.status}: {r.detail[:90]}" for r in result.rows if not r.ok]:
+                        say(f"{result.program.name}: {bad[0]}")
             finally:
                 records.export_lines(args.out / "instant.jsonl")
     text = table(results, args.runners)

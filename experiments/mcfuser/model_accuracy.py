@@ -10,7 +10,6 @@ as a whole).
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -31,6 +30,7 @@ from cost_model.calibrate import to_toml
 from cost_model.constants import Constants
 from cost_model.features import schedule_features
 from experiments.products import SUITES
+from experiments.script import parser
 from experiments.script import script
 from fuser.device import Device
 from fuser.device import load_device
@@ -107,7 +107,7 @@ def report(data: Table, fitted: Constants, out: np.ndarray) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    p = argparse.ArgumentParser(prog="python -m experiments.mcfuser.model_accuracy", description=(__doc__ or "").splitlines()[0])
+    p = parser("mcfuser.model_accuracy", __doc__)
     p.add_argument("files", nargs="+", type=Path, help="tuning records, files or folders")
     p.add_argument("--device", default="h200")
     p.add_argument("--write", type=Path, help="calibration file to write")

@@ -10,13 +10,12 @@ tuning would not leave out is wrong.
 
 from __future__ import annotations
 
-import argparse
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.script import own_cache
+from experiments.script import parser
 from experiments.script import script
 from experiments.soundness.run import Settings
 from experiments.soundness.run import run
@@ -24,20 +23,14 @@ from fuser.outputs import make_folder
 
 
 def parse(argv: Sequence[str] | None) -> tuple[list[str], Settings]:
-    p = argparse.ArgumentParser(prog="python -m experiments.soundness", description=(__doc__ or "").splitlines()[0])
+    p = parser("soundness", __doc__, "budget", "seed", "target", "device", "workers", "out", budget=240.0)
     p.add_argument("cases", nargs="*", default=["*"], help="names and globs of workloads and odd/… programs; all by default")
     p.add_argument("--case", action="append", default=[], help="further names and globs, instead of all")
-    p.add_argument("--budget", type=float, default=240.0, help="seconds of the whole run")
     p.add_argument("--passes", type=int, default=3, help="passes over the structures, each with other schedules")
     p.add_argument("--search", type=float, default=5.0, help="seconds of the superoptimizer for each case, 0: none")
-    p.add_argument("--seed", type=int, default=0, help="of schedules and inputs")
-    p.add_argument("--target", default="h200", help="device that the model and the rules assume")
-    p.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    p.add_argument("--workers", type=int, default=None, help="processes that compile (cores by default)")
     p.add_argument("--suspects", type=int, default=0, help="schedules of known bad classes to check too, at the end")
     p.add_argument("--sanitize", type=int, default=12, help="kernels for compute-sanitizer, 0: none")
     p.add_argument("--resume", type=Path, action="append", default=[], help="JSON lines of earlier runs")
-    p.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "out")), help="folder of the results ($OUT)")
     a = p.parse_args(argv)
     cases = a.case if a.case and a.cases == ["*"] else [*a.cases, *a.case]
     return cases, Settings(
