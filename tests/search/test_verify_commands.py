@@ -31,7 +31,8 @@ def folder(made: Path, tmp_path: Path) -> Path:
 def run(folder: Path, capsys: pytest.CaptureFixture[str], *more: str) -> tuple[int, str, str]:
     capsys.readouterr()
     code = main(["verify", str(folder / "report.json"), *more])
-    return code, *capsys.readouterr()
+    out, err = capsys.readouterr()
+    return code, out, err
 
 
 def test_every_kernel_of_a_report_holds(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
