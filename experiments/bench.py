@@ -11,6 +11,7 @@ import json as json_
 import os
 from collections.abc import Mapping
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Annotated
@@ -40,8 +41,9 @@ from experiments.planned import print_listing
 from experiments.planned import print_plan
 from experiments.plot import draw
 from experiments.script import INTERRUPTED
-from fuser.arguments import LONGEST
-from fuser.arguments import finite
+from fuser.arguments import Json
+from fuser.arguments import seconds
+from fuser.by_fields import by_fields
 from fuser.console import note
 from fuser.console import plain
 from fuser.console import print_json
@@ -184,54 +186,59 @@ def measure(
     return found, interrupted
 
 
-def bench(  # noqa: PLR0913
-    suites: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="SUITE", help="mcfuser, mirage, graphene, or globs of workloads; models [NETWORK]..."),
-    ] = None,
-    case: Annotated[list[str] | None, typer.Option("--case", metavar="CASE", help="Only these, globs too: S?, '*:8'.")] = None,
+Suites = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="SUITE", help="mcfuser, mirage, graphene, or globs of workloads; models [NETWORK]..."),
+]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Options of ``bench``."""
+
+    case: Annotated[list[str] | None, typer.Option("--case", metavar="CASE", help="Only these, globs too: S?, '*:8'.")] = None
     peers: Annotated[
         str | None,
         typer.Option(
             "--peers", metavar="NAMES", help=f"all, none, or some of {', '.join(PEERS)} (default: {','.join(FAST_PEERS)})."
         ),
-    ] = None,
-    batch: Annotated[str, typer.Option("--batch", metavar="SIZES", help="Of models: batch sizes.")] = "1,8",
+    ] = None
+    batch: Annotated[str, typer.Option("--batch", metavar="SIZES", help="Of models: batch sizes.")] = "1,8"
     schedules: Annotated[
         list[str] | None,
         typer.Option(
             "--schedules", metavar="FROM", help="records (the default), model, or rows in a file or folder; may be repeated."
         ),
-    ] = None,
-    top: Annotated[int, typer.Option("--top", min=0, metavar="N", help="Schedules of each case that the model puts first.")] = 3,
+    ] = None
+    top: Annotated[int, typer.Option("--top", min=0, metavar="N", help="Schedules of each case that the model puts first.")] = 3
     best: Annotated[
         int, typer.Option("--best", min=0, metavar="N", help="Schedules of each case that were the fastest so far.")
-    ] = 3,
+    ] = 3
     random: Annotated[
         int | None,
         typer.Option(
             "--random", min=0, metavar="N", help=f"Random schedules of each case. [{RANDOM} where none are known, else 0]"
         ),
-    ] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, metavar="N", help="Of inputs and random schedules.")] = 0,
-    target: Annotated[str, typer.Option("--target", metavar="DEVICE", help="The device that the model assumes.")] = "h200",
-    budget: Annotated[
-        float,
-        typer.Option("--budget", min=1, max=LONGEST, callback=finite, metavar="SECONDS", help="Begin no case after so long."),
-    ] = 540.0,
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Folder of the run.")] = Path("out"),
-    name: Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the run in its rows.")] = "bench",
-    on: Annotated[str, typer.Option("--on", metavar="WHERE", help="cuda, or cpu: Triton's interpreter.")] = "cuda",
-    list_: Annotated[bool, typer.Option("--list", help="List the cases and peers; measure nothing.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show candidates, predictions and floors; needs no GPU.")] = False,
+    ] = None
+    seed: Annotated[int, typer.Option("--seed", min=0, metavar="N", help="Of inputs and random schedules.")] = 0
+    target: Annotated[str, typer.Option("--target", metavar="DEVICE", help="The device that the model assumes.")] = "h200"
+    budget: Annotated[float, seconds("--budget", "Begin no case after so long.", 1)] = 540.0
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Folder of the run.")] = Path("out")
+    name: Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the run in its rows.")] = "bench"
+    on: Annotated[str, typer.Option("--on", metavar="WHERE", help="cuda, or cpu: Triton's interpreter.")] = "cuda"
+    list_: Annotated[bool, typer.Option("--list", help="List the cases and peers; measure nothing.")] = False
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show candidates, predictions and floors; needs no GPU.")] = False
     table: Annotated[
         Path | None, typer.Option("--table", metavar="RESULT.json", help="Show an earlier result; needs no GPU.")
-    ] = None,
+    ] = None
     plot_only: Annotated[
         Path | None, typer.Option("--plot-only", metavar="RESULT.json", help="Draw an earlier result again; needs no GPU.")
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
-) -> int:
+    ] = None
+    json: Json = False
+
+
+@by_fields
+def bench(suites: Suites = None, *, options: Asked) -> int:
     """Measure named workloads, or whole networks, beside what a user would pick instead.
 
     Every candidate is checked against float64, then all are timed in turn. `models` takes names of networks (bert-base, gpt2:8),
@@ -239,51 +246,52 @@ def bench(  # noqa: PLR0913
 
     The same command goes on where it ended; --budget bounds one call.
     """
-    if table or plot_only:
-        return _again(table, plot_only, json)
-    if not suites and not list_:
+    if options.table or options.plot_only:
+        return _again(options.table, options.plot_only, options.json)
+    if not suites and not options.list_:
         raise UsageError(
             "no suite is named", f"mufuser bench {SUITES[0]}; suites are {', '.join(SUITES)}; --list shows their cases"
         )
     if suites and model_bench.SUITE in suites:
         if suites[0] != model_bench.SUITE:
             raise UsageError(f"networks are measured by themselves, not beside {suites[0]}", "mufuser bench models [NETWORK]...")
-        asked = model_bench.cases_of([*suites[1:], *(case or ())], model_bench.batches_of(batch))
-        among = model_bench.peers_of(peers)
-        if list_ or dry_run:
-            found = model_plan.listing(asked, among) if list_ else model_plan.planned(asked, load_device(target))
-            show_ = model_plan.print_listing if list_ else model_plan.print_plan
-            print_json(found) if json else show_(found)
+        asked = model_bench.cases_of([*suites[1:], *(options.case or ())], model_bench.batches_of(options.batch))
+        among = model_bench.peers_of(options.peers)
+        if options.list_ or options.dry_run:
+            found = model_plan.listing(asked, among) if options.list_ else model_plan.planned(asked, load_device(options.target))
+            show_ = model_plan.print_listing if options.list_ else model_plan.print_plan
+            print_json(found) if options.json else show_(found)
             return 0
-        return _networks(asked, among, budget, output, name, json)
-    names = cases_of(suites or SUITES, case or ())
-    wanted = peer_names(",".join(FAST_PEERS) if peers is None else peers)
-    device = load_device(target)
-    if list_:
-        found = listing(names, wanted if peers != "none" else PEERS)
-        print_json(found) if json else print_listing(found)
+        return _networks(asked, among, options.budget, options.output, options.name, options.json)
+    names = cases_of(suites or SUITES, options.case or ())
+    wanted = peer_names(",".join(FAST_PEERS) if options.peers is None else options.peers)
+    device = load_device(options.target)
+    if options.list_:
+        found = listing(names, wanted if options.peers != "none" else PEERS)
+        print_json(found) if options.json else print_listing(found)
         return 0
-    if on not in ("cuda", "cpu"):
-        raise UsageError(f"there is no device {on!r} to run on", "--on cuda, or --on cpu")
-    files = sources(schedules or ["records"])
+    if options.on not in ("cuda", "cpu"):
+        raise UsageError(f"there is no device {options.on!r} to run on", "--on cuda, or --on cpu")
+    files = sources(options.schedules or ["records"])
     # the interpreter is slow: nobody wants 24 more of its kernels by default
-    request = Request(target, top, best, 0 if on == "cpu" and random is None else random, seed)
-    if dry_run:
+    random = 0 if options.on == "cpu" and options.random is None else options.random
+    request = Request(options.target, options.top, options.best, random, options.seed)
+    if options.dry_run:
         with Records(":memory:") as known:
             load(known, files)
             found = planned(plan(names, request, (known,), device.title, wanted), device)
-        print_json(found) if json else print_plan(found)
+        print_json(found) if options.json else print_plan(found)
         return 0
-    if on == "cuda":
+    if options.on == "cuda":
         need_gpu()
-    found, interrupted = measure(names, request, files, wanted, output, name, on, budget)
-    with locked(output):
-        drawn = figures(earlier(output) or found, output)
-    if json:
+    found, interrupted = measure(names, request, files, wanted, options.output, options.name, options.on, options.budget)
+    with locked(options.output):
+        drawn = figures(earlier(options.output) or found, options.output)
+    if options.json:
         print_json(found)
         note(drawn)
     else:
-        show(found, [f"written: {output}/bench.json, bench.md, rows.jsonl; {drawn}"])
+        show(found, [f"written: {options.output}/bench.json, bench.md, rows.jsonl; {drawn}"])
     return INTERRUPTED if interrupted else 0
 
 

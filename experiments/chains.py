@@ -266,7 +266,7 @@ def _schedules(candidate: Candidate) -> list[list[str]]:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    p = parser("chains", __doc__)
+    p = parser("experiments.chains", __doc__)
     p.add_argument("network", nargs="?", help="one of those of `mufuser bench models --list`")
     p.add_argument("--layers", type=int, default=None, help="of the network; as published by default")
     p.add_argument("--budget", type=float, default=300.0, help="seconds of measuring")

@@ -176,7 +176,7 @@ def print_document(document: Mapping[str, Any]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    p = parser("covers", __doc__)
+    p = parser("experiments.covers", __doc__)
     p.add_argument("networks", nargs="*", help=f"of `mufuser bench models --list`, or {NARROW}; none: time what was made")
     p.add_argument("--made", type=Path, default=None, help="folder of what is chosen and compiled")
     p.add_argument("--target", default="h200")

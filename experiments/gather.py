@@ -218,7 +218,9 @@ def table(works: Iterable[Work]) -> str:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    p = parser("gather", __doc__, "budget", "seed", "out", "workers", "target", "device", "name", budget=480.0, name="gather")
+    p = parser(
+        "experiments.gather", __doc__, "budget", "seed", "out", "workers", "target", "device", "name", budget=480.0, name="gather"
+    )
     p.add_argument("workloads", nargs="*", default=["mcfuser/*"], help="names and globs; mcfuser/* by default")
     p.add_argument("--to", type=int, help="correct schedules that each workload shall have, known ones counted")
     p.add_argument("--count", type=int, default=40, help="new schedules of each workload, without --to (40)")

@@ -196,7 +196,7 @@ def report(rows: Sequence[Row], on: str) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    p = parser("host_time", __doc__)
+    p = parser("experiments.host_time", __doc__)
     p.add_argument("--on", choices=("cuda", "fake"), default="cuda", help="fake: the host's part alone, without a GPU")
     p.add_argument("--seconds", type=float, default=0.3, help="time for each way of calling")
     p.add_argument("--json", type=Path, help="file for the report")

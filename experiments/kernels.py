@@ -69,7 +69,7 @@ def changes(committed: str, kernels: Iterable[Reference]) -> tuple[str, ...]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    p = parser("kernels", __doc__)
+    p = parser("experiments.kernels", __doc__)
     p.add_argument("--device", default="h200", help="whose best known schedules they are")
     p.add_argument("--update", action="store_true", help="write the committed list again")
     p.add_argument("--sources", type=Path, metavar="FOLDER", help="write every source into a folder")

@@ -200,7 +200,9 @@ def table(found: Sequence[Outcome]) -> str:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    p = parser("options", __doc__, "known", "budget", "target", "seed", "workers", "device", "name", budget=240.0, name="")
+    p = parser(
+        "experiments.options", __doc__, "known", "budget", "target", "seed", "workers", "device", "name", budget=240.0, name=""
+    )
     p.add_argument("--case", action="append", default=[], help="workload or glob, several times; mcfuser/* by default")
     p.add_argument("--best", type=int, default=1, help="known schedules of each workload that are varied")
     p.add_argument("--choices", type=int, default=1, help="of the model's schedules with tiles of powers of two")

@@ -82,7 +82,7 @@ def write_best(device: str, source: Path, path: Path) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    p = parser("rows", __doc__)
+    p = parser("experiments.rows", __doc__)
     what = p.add_mutually_exclusive_group()
     what.add_argument("--manifest", action="store_true", help="write the manifest of the raw rows again")
     what.add_argument("--best", metavar="DEVICE", help="write the best known schedules of a device")

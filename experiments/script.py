@@ -32,10 +32,8 @@ COMMON: Mapping[str, Mapping[str, Any]] = {
 
 
 def parser(module: str, doc: str | None, /, *common: str, **defaults: Any) -> argparse.ArgumentParser:
-    """A parser for ``experiments.module`` with some of the common options."""
-    p = argparse.ArgumentParser(
-        prog=f"python -m experiments.{module}", description=" ".join((doc or "").split("\n\n")[0].split())
-    )
+    """A parser for a module with some of the common options."""
+    p = argparse.ArgumentParser(prog=f"python -m {module}", description=" ".join((doc or "").split("\n\n")[0].split()))
     for option in common:
         p.add_argument(f"--{option}", **COMMON[option])
     p.set_defaults(**defaults)

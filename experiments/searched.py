@@ -111,7 +111,7 @@ def print_result(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    p = parser("searched", __doc__, "seed", "budget", "workers", "target", "device", seed=1, budget=60.0)
+    p = parser("experiments.searched", __doc__, "seed", "budget", "workers", "target", "device", seed=1, budget=60.0)
     p.add_argument("what", choices=("choose", "compile", "measure", "table"))
     p.add_argument("file", nargs="?", type=Path, help="what choose wrote; for table, what measure wrote")
     p.add_argument("-o", "--out", type=Path, default=None)

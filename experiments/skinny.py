@@ -228,7 +228,7 @@ def table(lines: Sequence[Line]) -> str:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    p = parser("skinny", __doc__, "seed", "target", "budget", "out", "device", "workers", seed=1, budget=600.0)
+    p = parser("experiments.skinny", __doc__, "seed", "target", "budget", "out", "device", "workers", seed=1, budget=600.0)
     p.add_argument("--count", type=int, default=30, help="programs")
     p.add_argument("--runners", type=int, default=6, help="the model's next choices that are measured too")
     p.add_argument("--further", type=int, default=12, help="random schedules of each program that are measured too")

@@ -174,7 +174,7 @@ def compile_all(found: dict[TensorProgram, list[Candidate]], arch: int, workers:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    p = parser("spread", __doc__, "seed", "known", "budget", "workers", "target", "device", budget=100.0)
+    p = parser("experiments.spread", __doc__, "seed", "known", "budget", "workers", "target", "device", budget=100.0)
     p.add_argument("what", choices=("choose", "compile", "measure"))
     p.add_argument("choices", nargs="?", type=Path, help="a file that choose wrote")
     p.add_argument("-o", "--out", type=Path, default=None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from typing import Annotated
+from typing import Any
 
 import typer
 
@@ -15,7 +16,7 @@ from fuser.device import load_device
 LONGEST = 1e7
 """Most seconds of any budget: four months."""
 
-
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 Target = Annotated[str, typer.Option("--target", help="The device; see mufuser devices.")]
 Set = Annotated[
     list[str] | None,
@@ -29,6 +30,11 @@ def device_of(target: str, settings: Sequence[str] | None = None) -> Device:
     if device.hypothetical:
         note(f"note: nobody has the {'; '.join([device.title, *(h for h in device.hypothetical if h not in device.title)])}")
     return device
+
+
+def seconds(name: str, text: str, least: float = 0.0) -> Any:
+    """An option of so many seconds."""
+    return typer.Option(name, min=least, max=LONGEST, callback=finite, metavar="SECONDS", help=text)
 
 
 def finite(value: float) -> float:

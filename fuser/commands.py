@@ -7,6 +7,7 @@ from typing import Any
 
 import typer
 
+from fuser.arguments import Json
 from fuser.arguments import Set
 from fuser.arguments import device_of
 from fuser.console import bytes_text
@@ -49,7 +50,7 @@ def _number(value: float, unit: str) -> str:
 def devices(
     names: Annotated[list[str] | None, typer.Argument(help="Devices to show in full, each number with its source.")] = None,
     settings: Set = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    json: Json = False,
 ) -> None:
     """List the GPUs whose limits and rates are known."""
     if settings and not names:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from fuser.arguments import Json
 from fuser.arguments import Set
 from fuser.arguments import device_of
 from fuser.console import print_json
@@ -30,7 +31,7 @@ def space(
     target: Annotated[str, typer.Option("--target", help="The device whose shared memory rule 4 asks about.")] = "a100",
     settings: Set = None,
     dtype: Annotated[str, typer.Option("--dtype", help="Element type of the tensors.")] = "float16",
-    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    json: Json = False,
 ) -> None:
     """Show the pruning funnel: tiling expressions and candidates before and after each rule."""
     device = device_of(target, settings)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cost_model.refined import check_device
+from fuser.by_fields import by_fields
 from fuser.checks import require_number
 from fuser.checks import require_type
 from fuser.device import Device
@@ -72,22 +73,49 @@ WITHOUT_GPU = "h200"
 """The device for which the interpreter's kernels are tuned where no target is given."""
 
 
-def compile_program(  # noqa: PLR0913
+@dataclass(frozen=True)
+class Options:
+    """What :func:`compile_program` is told besides the program."""
+
+    target: str | Device | None = None
+    graph: KernelGraph | None = None
+    schedule: Schedule | None = None
+    effort: str = "instant"
+    records: str | Path | bool | None = None
+    superoptimize: float = 0.0
+    device: str | None = None
+    capture: bool = False
+    checked: bool = True
+    seed: int = 0
+    dtype: str | None = None
+
+    def check(self) -> None:
+        """Raises :class:`UsageError` for what is of another type, and for an effort that there is not."""
+        require_type("effort", self.effort, str)
+        effort_of(self.effort)
+        for what, kinds in (
+            ("records", (str, Path, bool)),
+            ("target", (str, Device)),
+            ("graph", (KernelGraph,)),
+            ("schedule", (Schedule,)),
+            ("device", (str,)),
+            ("dtype", (str,)),
+        ):
+            require_type(what, getattr(self, what), *kinds, type(None))
+        require_number("superoptimize", self.superoptimize, 0.0)
+        require_number("seed", self.seed, 0, whole=True)
+
+    def only(self, *names: str) -> dict[str, Any]:
+        return {n: getattr(self, n) for n in names}
+
+
+@by_fields
+def compile_program(
     program: Any,
     example_inputs: Sequence[Any] = (),
     *,
-    target: str | Device | None = None,
-    graph: KernelGraph | None = None,
-    schedule: Schedule | None = None,
-    effort: str = "instant",
-    records: str | Path | bool | None = None,
-    superoptimize: float = 0.0,
-    device: str | None = None,
-    capture: bool = False,
-    checked: bool = True,
-    seed: int = 0,
+    options: Options,
     example_kwargs: Mapping[str, Any] | None = None,
-    dtype: str | None = None,
 ) -> CompiledProgram:
     """Choose structure and schedule of a program, compile its kernels, check them, and return the whole as one callable.
 
@@ -124,7 +152,6 @@ def compile_program(  # noqa: PLR0913
     a ``graph`` that the verifier does not accept, and :class:`fuser.errors.NoValidKernelError` or
     :class:`fuser.errors.UnsupportedError` where no kernel can be made.
     """
-    options = _Options(target, graph, schedule, effort, superoptimize, device, capture, checked, seed, dtype, records)
     options.check()
     try:
         return _as_program(program, example_inputs, example_kwargs or {}, options)
@@ -136,43 +163,7 @@ def compile_program(  # noqa: PLR0913
         return other  # type: ignore[return-value]
 
 
-@dataclass(frozen=True)
-class _Options:
-    """What :func:`compile_program` is told besides the program."""
-
-    target: str | Device | None
-    graph: KernelGraph | None
-    schedule: Schedule | None
-    effort: str
-    superoptimize: float
-    device: str | None
-    capture: bool
-    checked: bool
-    seed: int
-    dtype: str | None
-    records: str | Path | bool | None
-
-    def check(self) -> None:
-        """Raises :class:`UsageError` for what is of another type, and for an effort that there is not."""
-        require_type("effort", self.effort, str)
-        effort_of(self.effort)
-        for what, kinds in (
-            ("records", (str, Path, bool)),
-            ("target", (str, Device)),
-            ("graph", (KernelGraph,)),
-            ("schedule", (Schedule,)),
-            ("device", (str,)),
-            ("dtype", (str,)),
-        ):
-            require_type(what, getattr(self, what), *kinds, type(None))
-        require_number("superoptimize", self.superoptimize, 0.0)
-        require_number("seed", self.seed, 0, whole=True)
-
-    def only(self, *names: str) -> dict[str, Any]:
-        return {n: getattr(self, n) for n in names}
-
-
-def _as_program(program: Any, inputs: Sequence[Any], keywords: Mapping[str, Any], options: _Options) -> CompiledProgram:
+def _as_program(program: Any, inputs: Sequence[Any], keywords: Mapping[str, Any], options: Options) -> CompiledProgram:
     known = _imported(program, inputs, keywords)
     if options.dtype is not None:
         more = options.only("target", "device", "capture", "checked", "seed", "effort", "records")
@@ -184,16 +175,16 @@ def _as_program(program: Any, inputs: Sequence[Any], keywords: Mapping[str, Any]
         what = f"the effort {options.effort!r} measures on a GPU, not in Triton's interpreter"
         raise UsageError(what, "leave out device= or effort=")
     tuning = MODEL_ALONE if device == "cpu" else Tuning(wanted, open_memory(options.records), watch=lambda: live(spec))
-    checked, seed, capture = options.checked, options.seed, options.capture
+    how = How(options.checked, options.seed, tuning, options.capture)
     chosen = (options.graph, options.schedule, options.superoptimize)
     if not any(chosen):
-        return compile_imported(known, spec, device, checked=checked, seed=seed, capture=capture, tuning=tuning)
-    done = _as_one(known.program, spec, device, chosen, _How(checked, seed, tuning))
-    return CompiledProgram(known.program, spec, done, device, known.params, known.inputs, capture, None, known.called)
+        return compile_imported(known, spec, device, how)
+    done = _as_one(known.program, spec, device, chosen, how)
+    return CompiledProgram(known.program, spec, done, device, known.params, known.inputs, how.capture, None, known.called)
 
 
 def _by_graphs(
-    module: Any, inputs: Sequence[Any], keywords: Mapping[str, Any], options: _Options, error: Exception
+    module: Any, inputs: Sequence[Any], keywords: Mapping[str, Any], options: Options, error: Exception
 ) -> PiecewiseModule | None:
     """A module that is no program as a whole, graph by graph; None where there is nothing to run it on, where more was asked for,
     or where the module itself fails. Modules that draw random numbers since they are in training mode are refused."""
@@ -209,39 +200,40 @@ def _by_graphs(
     return PiecewiseModule(module, spec, where, more, first_line(error))
 
 
-def compile_imported(  # noqa: PLR0913
-    known: Imported,
-    spec: Device,
-    device: str | None,
-    *,
-    checked: bool = True,
-    seed: int = 0,
-    capture: bool = False,
-    jobs: int | None = None,
-    say: Say = silent,
-    tuning: Tuning = MODEL_ALONE,
-) -> CompiledProgram:
-    """What ``tuning`` chooses for a program, as one region or by parts. ``jobs`` processes price and compile (None: one for each
-    core); ``say`` is told each stage as it begins."""
-    jobs = cores() if jobs is None else jobs
+@dataclass(frozen=True)
+class How:
+    """How kernels are chosen and compiled: what ``tuning`` chooses, by ``jobs`` processes that price and compile (None: one for
+    each core). ``say`` is told each stage as it begins."""
+
+    checked: bool = True
+    seed: int = 0
+    tuning: Tuning = MODEL_ALONE
+    capture: bool = False
+    jobs: int | None = None
+    say: Say = silent
+
+
+def compile_imported(known: Imported, spec: Device, device: str | None, how: How = How()) -> CompiledProgram:
+    """A program as one region or by parts."""
+    jobs = cores() if how.jobs is None else how.jobs
     if not is_model(known.program):
-        say("tuning and checking one region")
+        how.say("tuning and checking one region")
         try:
-            done = _as_one(known.program, spec, device, (None, None, 0.0), _How(checked, seed, tuning))
-            return CompiledProgram(known.program, spec, done, device, known.params, known.inputs, capture, None, known.called)
+            done = _as_one(known.program, spec, device, (None, None, 0.0), how)
+            return CompiledProgram(known.program, spec, done, device, known.params, known.inputs, how.capture, None, known.called)
         except (NoValidKernelError, UnsupportedError):
             pass
     with ProcessPoolExecutor(jobs, APART) if jobs > 1 else nullcontext() as pool:
         model = compile_model(
             known.program,
             known.params,
-            Pricing(spec, device not in (None, "cpu"), seed, pool),
+            Pricing(spec, device not in (None, "cpu"), how.seed, pool),
             compiled=device != "cpu",
-            checked=checked,
-            say=say,
-            tuning=tuning,
+            checked=how.checked,
+            say=how.say,
+            tuning=how.tuning,
         )
-    return CompiledProgram(model.program, spec, model.whole, device, model.params, known.inputs, capture, model, known.called)
+    return CompiledProgram(model.program, spec, model.whole, device, model.params, known.inputs, how.capture, model, known.called)
 
 
 def _converted(known: Imported, given: Sequence[Any], dtype: str, options: Mapping[str, Any]) -> CompiledProgram:
@@ -266,19 +258,12 @@ def _examples(program: Any, known: Imported, inputs: Sequence[Any], keywords: Ma
     return [found[n] for n in known.inputs]
 
 
-@dataclass(frozen=True)
-class _How:
-    checked: bool
-    seed: int
-    tuning: Tuning
-
-
 def _as_one(
     program: TensorProgram,
     spec: Device,
     device: str | None,
     given: tuple[KernelGraph | None, Schedule | None, float],
-    how: _How,
+    how: How,
 ) -> Realised:
     """The program as one region; ``given`` are a structure, a schedule, and seconds for the superoptimizer."""
     graph, schedule, superoptimize = given

@@ -17,6 +17,7 @@ from typing import Any
 
 import typer
 
+from fuser.arguments import Json
 from fuser.console import print_json
 from fuser.console import print_table
 from fuser.console import print_text
@@ -55,7 +56,7 @@ def records(
     older: Annotated[
         float | None, typer.Option("--older", min=0.0, max=36500.0, metavar="DAYS", help="Of prune: what is older, too.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    json: Json = False,
 ) -> None:
     """Show and care for what was measured on this machine.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from dataclasses import replace
 from json import dumps
 from pathlib import Path
@@ -17,11 +18,12 @@ from cost_model.explain import COUNTS
 from cost_model.explain import explain as explain_terms
 from cost_model.refined import check_device
 from cost_model.refined import estimate
-from fuser.arguments import LONGEST
+from fuser.arguments import Json
 from fuser.arguments import Set
 from fuser.arguments import Target
 from fuser.arguments import device_of
-from fuser.arguments import finite
+from fuser.arguments import seconds
+from fuser.by_fields import by_fields
 from fuser.console import plain
 from fuser.console import print_json
 from fuser.console import print_table
@@ -71,65 +73,58 @@ from search.tuner.tuning import Task
 from search.tuner.tuning import Tuning
 
 Names = Annotated[list[str], typer.Argument(metavar="WORKLOAD...", help="Named workloads, or globs of them ('mcfuser/*').")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 
 
-def tune(  # noqa: PLR0913
-    names: Names,
-    target: Target = "h200",
-    settings: Set = None,
-    effort: Annotated[str, typer.Option("--effort", metavar="EFFORT", help=f"{WORDS}.")] = "instant",
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Folder for sources, PTX, cubins and report.json.")
-    ] = None,
-    superoptimize: Annotated[
-        float,
-        typer.Option(
-            "--superoptimize",
-            min=0.0,
-            max=LONGEST,
-            callback=finite,
-            metavar="SECONDS",
-            help="Let the superoptimizer look for structures first.",
-        ),
-    ] = 0.0,
+@dataclass(frozen=True)
+class Tune:
+    """Options of ``tune``."""
+
+    target: Target = "h200"
+    settings: Set = None
+    effort: Annotated[str, typer.Option("--effort", metavar="EFFORT", help=f"{WORDS}.")] = "instant"
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Folder for sources, PTX, cubins and report.json.")] = None
+    superoptimize: Annotated[float, seconds("--superoptimize", "Let the superoptimizer look for structures first.")] = 0.0
     jobs: Annotated[
         int | None,
         typer.Option("-j", "--jobs", min=1, max=1024, metavar="N", help="Processes that compile. [2; all cores, to measure]"),
-    ] = None,
+    ] = None
     check: Annotated[
         bool,
         typer.Option("--check/--no-check", help="Check winners against float64 in Triton's interpreter, without torch in numpy."),
-    ] = True,
-    records: RecordsFile = None,
-    no_records: NoRecords = False,
-    seed: Annotated[int, typer.Option("--seed", min=0, metavar="N", help="Of the search.")] = 0,
+    ] = True
+    records: RecordsFile = None
+    no_records: NoRecords = False
+    seed: Annotated[int, typer.Option("--seed", min=0, metavar="N", help="Of the search.")] = 0
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE", help="Draw how the search converged (.svg, .pdf, .png).")
-    ] = None,
-    simulate: Simulate = None,
+    ] = None
+    simulate: Simulate = None
     dask: Annotated[
         str | None, typer.Option("--dask", metavar="ADDRESS", help="Measure on the workers of a Dask cluster, a GPU each.")
-    ] = None,
-    json: Json = False,
-) -> None:
+    ] = None
+    json: Json = False
+
+
+@by_fields
+def tune(names: Names, *, options: Tune) -> None:
     """Choose schedules for named workloads, compile the winners to PTX and cubin, and check them.
 
     With the efforts quick and full the fastest candidates are measured on the GPU, and kept: the next call, of instant too, takes
     the winner at once.
     """
-    wanted = effort_of(effort)
-    device = device_of(target, settings)
+    wanted = effort_of(options.effort)
+    device = device_of(options.target, options.settings)
     found = match(names)
-    if plot:
+    if options.plot:
         require_matplotlib()
-    if output:
-        make_folder(output)
-    memory = open_memory(False if no_records else records, "" if simulate is None else str(simulate))
+    if options.output:
+        make_folder(options.output)
+    simulated = options.simulate is not None
+    memory = open_memory(False if options.no_records else options.records, str(options.simulate) if simulated else "")
     start = time.perf_counter()
-    executor = dask_executor(dask) if dask and measures(wanted) else None
-    tuning = Tuning(wanted, memory, jobs, executor, lambda: live(device, json))
-    tuned = _tuned(found, device, tuning, superoptimize, seed, json)
+    executor = dask_executor(options.dask) if options.dask and measures(wanted) else None
+    tuning = Tuning(wanted, memory, options.jobs, executor, lambda: live(device, options.json))
+    tuned = _tuned(found, device, tuning, options.superoptimize, options.seed, options.json)
     searching = time.perf_counter() - start
     stopped = next((t.searched.why for t in tuned if t.searched and t.searched.why in STOPPED), "")
     stop = Terminated if stopped == "terminated" else KeyboardInterrupt
@@ -137,21 +132,21 @@ def tune(  # noqa: PLR0913
     if stopped and not tuned:
         raise stop
     start = time.perf_counter()
-    if (jobs or 2) > 1 and len(tuned) > 1 and not stopped:
-        with ProcessPoolExecutor(jobs or 2, SPAWN) as pool:
-            done = realise(tuned, device, pool, check)
+    if (options.jobs or 2) > 1 and len(tuned) > 1 and not stopped:
+        with ProcessPoolExecutor(options.jobs or 2, SPAWN) as pool:
+            done = realise(tuned, device, pool, options.check)
     else:
-        done = realise(tuned, device, None, check)
+        done = realise(tuned, device, None, options.check)
     compiled = time.perf_counter() - start
     evidence = Evidence(device)
-    documents = [document(r, output, device, evidence) for r in done]
+    documents = [document(r, options.output, device, evidence) for r in done]
     report = {
         "schema": 1,
         "made_by": made_by(),
         "target": device.name,
         "arch": device.sm,
         "hypothetical": device.hypothetical,
-        "effort": effort,
+        "effort": options.effort,
         "search_seconds": searching,
         "compile_seconds": compiled,
         "interrupted": bool(stopped),
@@ -160,17 +155,17 @@ def tune(  # noqa: PLR0913
         "structures": evidence.structures,
         "graphs": evidence.graphs,
     }
-    notes = [f"written to {output}"] if output else []
-    if output:
-        write_file(output / "report.json", dumps(plain(report), indent=1) + "\n")
-    if plot:
-        notes.append(f"drawn: {plot}" if draw(tuned, plot) else "nothing was measured: nothing drawn")
-    if json:
+    notes = [f"written to {options.output}"] if options.output else []
+    if options.output:
+        write_file(options.output / "report.json", dumps(plain(report), indent=1) + "\n")
+    if options.plot:
+        notes.append(f"drawn: {options.plot}" if draw(tuned, options.plot) else "nothing was measured: nothing drawn")
+    if options.json:
         print_json(report)
     elif any(t.searched for t in tuned):
-        show_measured(device, documents, done, searching, notes, simulate is not None)
+        show_measured(device, documents, done, searching, notes, simulated)
     else:
-        _show_instant(device, documents, compiled, check, notes)
+        _show_instant(device, documents, compiled, options.check, notes)
     if stopped:
         raise stop("what was measured is kept, the same command goes on")
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import typer
 
+from fuser.arguments import Json
 from fuser.console import plain
 from fuser.console import print_json
 from fuser.console import print_table
@@ -50,7 +51,7 @@ def verify(
         str | None, typer.Argument(help="The µGraph as JSON, ours or Mirage's (FILE#0, FILE#1, …); none with a report.")
     ] = None,
     rounds: Annotated[int, typer.Option("--rounds", min=1, max=100_000, metavar="N", help="Random tests of a µGraph.")] = 3,
-    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    json: Json = False,
 ) -> int:
     """Verify a µGraph against a program by random tests over finite fields and in float64.
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,6 +22,7 @@ import numpy as np
 
 from cost_model.program_time import program_seconds
 from cost_model.refined import check_device
+from fuser.by_fields import by_fields
 from fuser.device import Device
 from fuser.device import load_device
 from fuser.errors import EnvironmentError_
@@ -33,6 +35,7 @@ from fuser.frontends.model_file import ModelFile
 from fuser.frontends.model_file import read_model_file
 from fuser.ir.program import TensorProgram
 from fuser.pools import APART
+from search.compile import How
 from search.compile import compile_imported
 from search.compile import where_to_run
 from search.realise import Realised
@@ -81,25 +84,28 @@ LIVE = "the module"
 """The source of a live module."""
 
 
-def optimize(  # noqa: PLR0913
-    model: str | Path | Any,
-    params: str | Path | Mapping[str, Any] | None = None,
-    *,
-    target: str | Device = "h200",
-    effort: str = "instant",
-    records: str | Path | bool | None = None,
-    build: bool | None = None,
-    compare: bool = True,
-    check: bool = True,
-    jobs: int = 2,
-    step: Step = lambda text: None,
-    seed: int = 0,
-    timeout: float | None = None,
-    on: str | None = None,
-    whole: bool | None = None,
-    runtime: str | None = None,
-    weights: str = INSIDE,
-) -> Optimized:
+@dataclass(frozen=True)
+class Options:
+    """What :func:`optimize` is told besides the model."""
+
+    target: str | Device = "h200"
+    effort: str = "instant"
+    records: str | Path | bool | None = None
+    build: bool | None = None
+    compare: bool = True
+    check: bool = True
+    jobs: int = 2
+    step: Step = lambda text: None
+    seed: int = 0
+    timeout: float | None = None
+    on: str | None = None
+    whole: bool | None = None
+    runtime: str | None = None
+    weights: str = INSIDE
+
+
+@by_fields
+def optimize(model: str | Path | Any, params: str | Path | Mapping[str, Any] | None = None, *, options: Options) -> Optimized:
     """Choose kernels for a model, lower and check them, run them where there is a GPU for them, and build a Relay model with TVM.
 
     ``model`` is the path of a file that ``torch.export.save`` (``.pt2``), ONNX (``.onnx``) or Relay's ``save_json`` wrote, or a
@@ -121,7 +127,7 @@ def optimize(  # noqa: PLR0913
 
     Raises :class:`fuser.errors.ModelFileError` for files that cannot be read; a model without regions worth fusing is no error.
     """
-    wanted = effort_of(effort)
+    wanted, runtime, whole = effort_of(options.effort), options.runtime, options.whole
     if runtime is not None and runtime not in RUNTIMES:
         raise UsageError(f"there is no runtime {runtime!r}", f"one of {', '.join(RUNTIMES)}")
     live = not isinstance(model, str | Path)
@@ -129,12 +135,12 @@ def optimize(  # noqa: PLR0913
         runtime, whole = runtime or RELAX, True
     if runtime == RELAX:
         require_relax()
-    device = load_device(target) if isinstance(target, str) else target
+    device = load_device(options.target) if isinstance(options.target, str) else options.target
     check_device(device)
-    tuning = Tuning(wanted, open_memory(records), watch=lambda: watching(device))
+    tuning = Tuning(wanted, open_memory(options.records), watch=lambda: watching(device))
     if measures(wanted) and tuning.memory.records is None:
-        require_gpu(device, effort)
-    stages = Stages(step)
+        require_gpu(device, options.effort)
+    stages = Stages(options.step)
     stages.begin("import", "reading the model")
     folder = apart.Folder()
     file, path = _read(model, params, folder)
@@ -142,20 +148,21 @@ def optimize(  # noqa: PLR0913
     if runtime == RELAY_RUNTIME and file.form != RELAY:
         raise UsageError(f"{file.source} is no Relay model, so that Relay cannot run it", "--runtime relax or torch")
     us = program_seconds(file.imported.program, device) * 1e6
-    result = Optimized(file, device, (), (), us, us, seed=seed)
+    result = Optimized(file, device, (), (), us, us, seed=options.seed)
     if whole or (whole is None and (not live or runtime is not None)) or runtime == RELAX:
-        result = _with_kernels(result, on, stages, jobs, check, tuning, runtime)
+        result = _with_kernels(result, options.on, stages, options.jobs, options.check, tuning, runtime)
     for_relay = file.form == RELAY and runtime in (None, RELAY_RUNTIME)
     if for_relay:
-        result = _with_regions(result, stages, jobs, check)
+        result = _with_regions(result, stages, options.jobs, options.check)
     stages.end()
     result = replace(result, seconds=stages.seconds)
-    if build is False or not (for_relay or runtime == RELAX):
+    if options.build is False or not (for_relay or runtime == RELAX):
         return result
     if runtime == RELAX:
-        return with_relax(result, weights=weights, step=step, timeout=timeout)
-    strict = build is True or runtime is not None
-    return with_library(result, path, params, strict=strict, compare=compare, step=step, timeout=timeout, folder=folder)
+        return with_relax(result, weights=options.weights, step=options.step, timeout=options.timeout)
+    strict = options.build is True or runtime is not None
+    more = {"compare": options.compare, "step": options.step, "timeout": options.timeout, "folder": folder}
+    return with_library(result, path, params, strict=strict, **more)
 
 
 def _read(model: Any, params: Any, folder: apart.Folder) -> tuple[ModelFile, str | Path]:
@@ -187,11 +194,7 @@ def _with_kernels(
         result.file.imported,
         result.device,
         None if where == "cpu" or runtime == RELAX else where,
-        checked=check,
-        seed=result.seed,
-        jobs=jobs,
-        say=stages.say,
-        tuning=tuning,
+        How(check, result.seed, tuning, jobs=jobs, say=stages.say),
     )
     result = replace(result, made=made, notes=notes, effort=tuning.effort.name)
     if where is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_text
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from textwrap import fill
 from typing import Annotated
@@ -11,9 +12,11 @@ from typing import Any
 
 import typer
 
+from fuser.arguments import Json
 from fuser.arguments import Set
 from fuser.arguments import Target
 from fuser.arguments import device_of
+from fuser.by_fields import by_fields
 from fuser.console import note
 from fuser.console import print_json
 from fuser.console import print_table
@@ -35,22 +38,26 @@ from tvm_bridge.output import publish
 from tvm_bridge.report import document
 from tvm_bridge.result import Optimized
 
+Model = Annotated[
+    Path, typer.Argument(metavar="MODEL", help="A model: .pt2 (torch.export), .onnx, or Relay's .json (tvm.ir.save_json).")
+]
 
-def optimize(  # noqa: PLR0913
-    model: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="A model: .pt2 (torch.export), .onnx, or Relay's .json (tvm.ir.save_json).")
-    ],
+
+@dataclass(frozen=True)
+class Optimize:
+    """Options of ``optimize``."""
+
     params: Annotated[
         Path | None, typer.Option("--params", help="The parameters of a Relay model, written by save_param_dict.")
-    ] = None,
-    target: Target = "h200",
-    settings: Set = None,
-    effort: Annotated[str, typer.Option("--effort", metavar="EFFORT", help=f"{WORDS}.")] = "instant",
-    records: RecordsFile = None,
-    no_records: NoRecords = False,
+    ] = None
+    target: Target = "h200"
+    settings: Set = None
+    effort: Annotated[str, typer.Option("--effort", metavar="EFFORT", help=f"{WORDS}.")] = "instant"
+    records: RecordsFile = None
+    no_records: NoRecords = False
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder for kernels, report.json and plan.svg.")] = Path(
         "mufuser-out"
-    ),
+    )
     on: Annotated[
         str | None,
         typer.Option(
@@ -58,7 +65,7 @@ def optimize(  # noqa: PLR0913
             metavar="WHERE",
             help="Run it on cuda, cpu (Triton's interpreter), none (default: a GPU of that kind, if any).",
         ),
-    ] = None,
+    ] = None
     runtime: Annotated[
         str | None,
         typer.Option(
@@ -66,25 +73,26 @@ def optimize(  # noqa: PLR0913
             metavar="NAME",
             help="What runs it: torch, relay, or relax (a library for TVM 0.27; default: relay for Relay models, else torch).",
         ),
-    ] = None,
+    ] = None
     weights: Annotated[
         str, typer.Option("--weights", metavar="WHERE", help="Of a library for relax: inside of it, or beside it.")
-    ] = "inside",
+    ] = "inside"
     library: Annotated[
         bool, typer.Option("--library/--no-library", help="Build and export a Relay model (needs TVM with Relay).")
-    ] = True,
-    compare: Annotated[bool, typer.Option("--compare/--no-compare", help="Compare it with the unpartitioned model.")] = True,
+    ] = True
+    compare: Annotated[bool, typer.Option("--compare/--no-compare", help="Compare it with the unpartitioned model.")] = True
     timeout: Annotated[
         float | None,
         typer.Option(
             "--timeout", min=1, metavar="SECONDS", help="Seconds that TVM may take (default: by the size of the model)."
         ),
-    ] = None,
-    jobs: Annotated[
-        int, typer.Option("-j", "--jobs", min=1, max=1024, metavar="N", help="Processes that price and compile.")
-    ] = 2,
-    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
-) -> int:
+    ] = None
+    jobs: Annotated[int, typer.Option("-j", "--jobs", min=1, max=1024, metavar="N", help="Processes that price and compile.")] = 2
+    json: Json = False
+
+
+@by_fields
+def optimize(model: Model, *, options: Optimize) -> int:
     """Choose kernels for a whole model, compile and check them; run and time them where there is a GPU.
 
     Writes Triton sources, PTX and cubins to OUTPUT/kernels, the plan to OUTPUT/report.json, and its drawing to
@@ -92,34 +100,39 @@ def optimize(  # noqa: PLR0913
     every model is built, with all of its kernels, and OUTPUT/model.so runs in TVM's virtual machine; mufuser package puts it into
     a folder with all that it needs. Files that an earlier run wrote there (OUTPUT/files.json lists them) are replaced or removed.
     """
-    make_folder(output)
-    step: Step = (lambda text: None) if json else (lambda text: note(f"… {text}"))
-    kept = False if no_records else records
-    options = {
-        "target": device_of(target, settings),
-        "effort": effort,
-        "records": kept,
-        "jobs": jobs,
-        "step": step,
-        "on": on,
-        "runtime": runtime,
-    }
-    result = optimize_model(model, params, build=False, whole=True, **options)
-    report = _written(result, output)
-    if library and runtime == RELAX:
-        result = with_relax(result, weights=weights, step=step, timeout=timeout)
-        report = _written(result, output)
-    elif library and result.relay and runtime != TORCH_RUNTIME:
-        result = with_library(result, model, params, strict=runtime is not None, compare=compare, step=step, timeout=timeout)
-        report = _written(result, output)
+    make_folder(options.output)
+    step: Step = (lambda text: None) if options.json else (lambda text: note(f"… {text}"))
+    result = optimize_model(
+        model,
+        options.params,
+        target=device_of(options.target, options.settings),
+        effort=options.effort,
+        records=False if options.no_records else options.records,
+        jobs=options.jobs,
+        step=step,
+        on=options.on,
+        runtime=options.runtime,
+        build=False,
+        whole=True,
+    )
+    report = _written(result, options.output)
+    if options.library and options.runtime == RELAX:
+        result = with_relax(result, weights=options.weights, step=step, timeout=options.timeout)
+        report = _written(result, options.output)
+    elif options.library and result.relay and options.runtime != TORCH_RUNTIME:
+        strict = options.runtime is not None
+        result = with_library(
+            result, model, options.params, strict=strict, compare=options.compare, step=step, timeout=options.timeout
+        )
+        report = _written(result, options.output)
     if error := result.failure or _nothing(result) or _wrong(result):
-        if not json:
-            show(result, report, output)
+        if not options.json:
+            show(result, report, options.output)
         raise error
-    if json:
+    if options.json:
         print_json(report)
     else:
-        show(result, report, output)
+        show(result, report, options.output)
     return 0
 
 

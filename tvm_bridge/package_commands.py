@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from fuser.arguments import Json
 from fuser.console import print_json
 from fuser.console import print_text
 from tvm_bridge.output import publish
@@ -19,7 +20,7 @@ def package(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FOLDER", help="The folder to write (default: OUT/package).")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    json: Json = False,
 ) -> int:
     """Put a library for TVM's virtual machine into a folder with all that runs it.
 

@@ -78,7 +78,7 @@ def _time(row: Record | None) -> str:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    p = parser("mcfuser.instant", __doc__, "target", "known", "out", "name", "device", "workers", name="instant")
+    p = parser("experiments.mcfuser.instant", __doc__, "target", "known", "out", "name", "device", "workers", name="instant")
     p.add_argument("workloads", nargs="*", default=["mcfuser/*"])
     p.add_argument("--runners", type=int, default=3, help="runners-up that are measured too")
     p.add_argument("--best", type=int, default=2, help="schedules of each workload from --known")

@@ -107,7 +107,7 @@ def report(data: Table, fitted: Constants, out: np.ndarray) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    p = parser("mcfuser.model_accuracy", __doc__)
+    p = parser("experiments.mcfuser.model_accuracy", __doc__)
     p.add_argument("files", nargs="+", type=Path, help="tuning records, files or folders")
     p.add_argument("--device", default="h200")
     p.add_argument("--write", type=Path, help="calibration file to write")

@@ -57,12 +57,13 @@ def plan_of(name: str, device: str | None) -> Any:
     import torch
 
     from fuser.frontends.torch_export import from_torch
+    from search.compile import How
     from search.compile import compile_imported
 
     net, shapes = network(name)
     with torch.no_grad(), warnings.catch_warnings(action="ignore"):
         known = from_torch(net, tuple(torch.zeros(s, dtype=torch.float16) for s in shapes))
-    return replace(compile_imported(known, load_device(TARGET), device, checked=False, jobs=4), called=None)
+    return replace(compile_imported(known, load_device(TARGET), device, How(checked=False, jobs=4)), called=None)
 
 
 # -- build --------------------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from fuser.outputs import make_folder
 
 
 def parse(argv: Sequence[str] | None) -> tuple[list[str], Settings]:
-    p = parser("soundness", __doc__, "budget", "seed", "target", "device", "workers", "out", budget=240.0)
+    p = parser("experiments.soundness", __doc__, "budget", "seed", "target", "device", "workers", "out", budget=240.0)
     p.add_argument("cases", nargs="*", default=["*"], help="names and globs of workloads and odd/… programs; all by default")
     p.add_argument("--case", action="append", default=[], help="further names and globs, instead of all")
     p.add_argument("--passes", type=int, default=3, help="passes over the structures, each with other schedules")

@@ -11,8 +11,8 @@ from typing import Any
 
 import typer
 
-from fuser.arguments import LONGEST
-from fuser.arguments import finite
+from fuser.arguments import Json
+from fuser.arguments import seconds
 from fuser.console import note
 from fuser.console import print_json
 from fuser.console import print_table
@@ -55,14 +55,11 @@ def superoptimize(
         int, typer.Option("--max-block-ops", min=1, metavar="N", help="Most operators of one kernel; a composite is one.")
     ] = 7,
     max_kernels: Annotated[int, typer.Option("--max-kernels", min=1, metavar="N", help="Most kernels of a graph.")] = 5,
-    budget: Annotated[
-        float,
-        typer.Option("--budget", min=0.0, max=LONGEST, callback=finite, metavar="SECONDS", help="Seconds for each program."),
-    ] = 60.0,
+    budget: Annotated[float, seconds("--budget", "Seconds for each program.")] = 60.0,
     most: Annotated[int, typer.Option("--most", min=1, metavar="N", help="Structures to verify and keep for each program.")] = 50,
     processes: Annotated[int, typer.Option("--processes", min=1, max=1024, metavar="N", help="Processes that verify.")] = 2,
     save: Annotated[str | None, typer.Option("--save", help="Directory for the µGraphs as JSON files.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    json: Json = False,
 ) -> None:
     """Search for µGraphs that compute the same as a program, verified; tile sizes are left to the schedule search."""
     if save:
@@ -148,7 +145,7 @@ def _save(directory: Path, result: Result) -> None:
 def show(
     graph: Annotated[str, typer.Argument(help="A µGraph as JSON.")],
     form: Annotated[str, typer.Option("--as", help="text, threads, mermaid, dot or svg.")] = "text",
-    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    json: Json = False,
 ) -> None:
     """Print or draw a µGraph."""
     found = read_graph(graph)
@@ -169,7 +166,7 @@ def verify(
     program: Annotated[str, typer.Argument(metavar="WORKLOAD|FILE", help="The program: a named workload, or JSON.")],
     graph: Annotated[str, typer.Argument(help="The µGraph as JSON, ours or Mirage's (FILE#0, FILE#1, …).")],
     rounds: Annotated[int, typer.Option("--rounds", min=1, max=100_000, metavar="N", help="Random tests.")] = 3,
-    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    json: Json = False,
 ) -> int:
     """Verify a µGraph against a program by random tests over finite fields and in float64."""
     chosen = programs(program)
