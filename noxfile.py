@@ -37,7 +37,7 @@ def relax(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Tests that are not slow, with Relay, torch and the model packages; the GPU's are skipped where there is none."""
-    session.install("-e", ".[relay,torch,onnx,models,plot,test]")
+    session.install("-e", ".[relay,torch,onnx,models,plot,dask,test]")
     args = session.posargs or PARALLEL
     session.run("pytest", "-m", "not relax and not slow", *args, env=ENVIRONMENT)
 
@@ -45,7 +45,7 @@ def tests(session: nox.Session) -> None:
 @nox.session
 def slow(session: nox.Session) -> None:
     """The tests that take more than about ten seconds each: half an hour. Not run by default."""
-    session.install("-e", ".[relay,torch,onnx,models,plot,test]")
+    session.install("-e", ".[relay,torch,onnx,models,plot,dask,test]")
     session.run("pytest", "-m", "slow and not relax", *(session.posargs or PARALLEL), env=ENVIRONMENT)
 
 

@@ -58,6 +58,7 @@ from search.tune_report import RecordsFile
 from search.tune_report import Simulate
 from search.tune_report import measured_document
 from search.tune_report import show_measured
+from search.tuner.cluster import dask_workers
 from search.tuner.convergence import draw
 from search.tuner.convergence import require_matplotlib
 from search.tuner.efforts import WORDS
@@ -67,7 +68,6 @@ from search.tuner.live import live
 from search.tuner.memory import GENERATED
 from search.tuner.memory import LIBRARY
 from search.tuner.memory import open_memory
-from search.tuner.spread import dask_executor
 from search.tuner.tuning import STOPPED
 from search.tuner.tuning import Task
 from search.tuner.tuning import Tuning
@@ -122,8 +122,8 @@ def tune(names: Names, *, options: Tune) -> None:
     simulated = options.simulate is not None
     memory = open_memory(False if options.no_records else options.records, str(options.simulate) if simulated else "")
     start = time.perf_counter()
-    executor = dask_executor(options.dask) if options.dask and measures(wanted) else None
-    tuning = Tuning(wanted, memory, options.jobs, executor, lambda: live(device, options.json))
+    workers = dask_workers(options.dask, simulated) if options.dask and measures(wanted) else None
+    tuning = Tuning(wanted, memory, options.jobs, workers, lambda: live(device, options.json))
     tuned = _tuned(found, device, tuning, options.superoptimize, options.seed, options.json)
     searching = time.perf_counter() - start
     stopped = next((t.searched.why for t in tuned if t.searched and t.searched.why in STOPPED), "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -39,6 +40,8 @@ T = TypeVar("T")
 R = TypeVar("R")
 COMPILE_SECONDS = 60
 """After that long a kernel is not worth waiting for."""
+ALIVE = 2.0
+"""Seconds between two looks of a compiler at whether its parent is alive."""
 
 
 def planned(candidate: Candidate) -> Plan | Measurement:
@@ -113,10 +116,18 @@ def build(made: Plan, arch: int, seconds: int = COMPILE_SECONDS) -> Built:
 def _quiet_start(cache: str) -> None:
     """A pool process ignores Ctrl-C (its parent ends it), and what its compiler prints is no part of a command's document."""
     ignore_interrupts()
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 1)
     if cache:
         os.environ["TRITON_CACHE_DIR"] = cache
+
+
+def _end_with(parent: int) -> None:
+    """Ends this process when its parent is gone, which may have been killed: nobody would ask it for anything any more."""
+    while os.getppid() == parent:
+        time.sleep(ALIVE)
+    os._exit(1)
 
 
 class CompilePool:

@@ -93,7 +93,13 @@ class Batch:
         return self.kernel.schedule(self.order, tiles, splits, int(self.warps[i]), int(self.stages[i]))
 
     def schedule(self, i: int) -> KernelSchedule:
-        return self.kernel.settled(self.plain(i), self.settings[i].tolist())
+        if i not in self._schedules:
+            self._schedules[i] = self.kernel.settled(self.plain(i), self.settings[i].tolist())
+        return self._schedules[i]
+
+    @cached_property
+    def _schedules(self) -> dict[int, KernelSchedule]:
+        return {}
 
     def seconds(self, estimate: Estimator, checked: bool = False) -> Counts:
         """Seconds of each candidate with its options; infinite where it breaks a rule, unless that is ``checked``."""

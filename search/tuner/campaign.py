@@ -10,11 +10,14 @@ import math
 import time
 from collections.abc import Callable
 from collections.abc import Iterable
+from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
+from typing import Any
 from typing import Protocol
 from typing import TypeVar
+from typing import runtime_checkable
 
 from fuser.interrupts import Terminated
 from fuser.ir.candidate import Candidate
@@ -59,6 +62,57 @@ class Judge(Protocol):
         ...
 
 
+Found = tuple[list[Measurement], Measurement | None]
+"""Of each candidate of a generation, and of the one that was timed beside them."""
+
+
+class Asked(Protocol):
+    """A generation under way."""
+
+    def result(self) -> Found:
+        """As :meth:`Judge.compare` gives it; once it is done."""
+        ...
+
+    def drop(self) -> None:
+        """Give it up."""
+        ...
+
+
+@runtime_checkable
+class Several(Judge, Protocol):
+    """What has ``lanes`` generations under way at once, of different searches."""
+
+    @property
+    def lanes(self) -> int: ...
+
+    def begin(
+        self,
+        program: TensorProgram,
+        candidates: Sequence[Candidate],
+        beside: Candidate | None = None,
+        again: bool = False,
+        seconds: float | None = None,
+        searches: int = 1,
+    ) -> Asked:
+        """As :meth:`Judge.compare`, which is not waited for; ``searches`` are under way in all."""
+        ...
+
+    def wait(self, asked: Mapping[int, Any]) -> list[int]:
+        """The numbers of those that are done; waits until there is one."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Done:
+    found: Found
+
+    def result(self) -> Found:
+        return self.found
+
+    def drop(self) -> None:
+        """There is nothing left to do."""
+
+
 @dataclass
 class Campaign:
     """``watch`` hears of every generation: the search that it was for."""
@@ -74,6 +128,7 @@ class Campaign:
     spent: dict[int, float] = field(default_factory=dict)
     """Seconds of each search, by its number."""
     _pending: dict[int, list[Entry]] = field(default_factory=dict)
+    _asked: dict[int, tuple[float, list[Entry], Entry | None]] = field(default_factory=dict)
 
     def run(self) -> None:
         """Until all have converged, the time is up, or Ctrl-C; what was measured is in the searches."""
@@ -82,15 +137,48 @@ class Campaign:
         try:
             for i in range(len(self.hunts)):
                 self._prepare(i)
-            while self._pending and self.clock() < end:
-                number = self._next(limited=self.seconds is not None)
-                self._generation(number, end)
-                self._prepare(number)
+            self._flow(lambda: self._next(end), lambda i: self._ask(i, end), self._told)
             if self._pending:
                 self.why = "budget"
-            self._finals(end)
+            close = {i: found for i, hunt in enumerate(self.hunts) if len(found := self._finalists(hunt)) > 1}
+            left = list(close)
+            self._flow(
+                lambda: left.pop(0) if left and self.clock() < end else None,
+                lambda i: self._begin(i, close[i], again=True),
+                lambda i, found: self._settle(i, close[i], found),
+            )
         except KeyboardInterrupt as error:
             self.why = "terminated" if isinstance(error, Terminated) else "interrupted"
+
+    def _flow(self, next_: Callable[[], int | None], begin: Callable[[int], Asked], tell: Callable[[int, Found], None]) -> None:
+        """Generations of searches, as many at once as the judge has lanes for."""
+        running: dict[int, Asked] = {}
+        lanes = self.judge.lanes if isinstance(self.judge, Several) else 1
+        try:
+            while True:
+                while len(running) < lanes and (number := next_()) is not None:
+                    running[number] = begin(number)
+                if not running:
+                    return
+                for number in self.judge.wait(running) if isinstance(self.judge, Several) else list(running):
+                    tell(number, running.pop(number).result())
+        finally:
+            for asked in running.values():
+                asked.drop()
+
+    def _begin(
+        self,
+        number: int,
+        entries: Sequence[Entry],
+        beside: Entry | None = None,
+        again: bool = False,
+        seconds: float | None = None,
+    ) -> Asked:
+        self.current = number
+        about = self.hunts[number].program, [e.candidate for e in entries], beside.candidate if beside else None, again, seconds
+        if isinstance(self.judge, Several):
+            return self.judge.begin(*about, searches=sum(not h.done for h in self.hunts))
+        return _Done(self.judge.compare(*about))
 
     def _prepare(self, number: int) -> None:
         """Ask a search for its next generation, and let compilers begin."""
@@ -102,38 +190,36 @@ class Campaign:
         more = [e for e in hunt.ahead(len(entries) + AHEAD) if e not in entries]
         self.judge.ahead([e.candidate for e in (*entries, *more)])
 
-    def _next(self, limited: bool) -> int:
-        """The search that measures now: under a budget the one with most to gain, else each in its turn."""
-        if not limited:
+    def _next(self, end: float) -> int | None:
+        """The search that measures next: under a budget the one with most to gain, else each in its turn."""
+        if not self._pending or self.clock() >= end:
+            return None
+        if self.seconds is None:
             return next(iter(self._pending))
         return max(self._pending, key=lambda i: (self.hunts[i].gain, -i))
 
-    def _generation(self, number: int, end: float) -> None:
-        start, self.current = self.clock(), number
-        hunt, entries = self.hunts[number], self._pending[number]
-        best = hunt.best
-        left = None if math.isinf(end) else max(end - start, 0.0)
-        found, beside = self.judge.compare(
-            hunt.program, [e.candidate for e in entries], best.candidate if best else None, seconds=left
-        )
-        drift = 1.0
+    def _ask(self, number: int, end: float) -> Asked:
+        entries, best = self._pending.pop(number), self.hunts[number].best
+        self._asked[number] = self.clock(), entries, best
+        return self._begin(number, entries, best, seconds=None if math.isinf(end) else max(end - self.clock(), 0.0))
+
+    def _told(self, number: int, found: Found) -> None:
+        hunt, (start, entries, best), (measured, beside) = self.hunts[number], self._asked.pop(number), found
+        self.current, drift = number, 1.0
         if best and beside and beside.ok and beside.time_us:
             drift = hunt.times[best] / (beside.time_us * 1e-6)
-        told = [(e, m) for e, m in zip(entries, found, strict=True) if m.lasting or m.status != "timeout"]  # time was up
+        told = [(e, m) for e, m in zip(entries, measured, strict=True) if m.lasting or m.status != "timeout"]  # time was up
         hunt.tell([(e, m, (m.time_us or math.inf) * 1e-6 * drift) for e, m in told])
         self.spent[number] = self.spent.get(number, 0.0) + self.clock() - start
         self.watch(hunt)
+        self._prepare(number)
 
-    def _finals(self, end: float) -> None:
-        """The fastest few of each search, in turn with each other: what wins by luck of a batch is found out."""
-        for number, hunt in enumerate(self.hunts):
-            self.current, best = number, hunt.best
-            if best is None or self.clock() >= end:
-                continue
-            close = [e for e, s in sorted(hunt.times.items(), key=lambda x: x[1]) if s <= (1 + CLOSE) * hunt.times[best]]
-            close = close[:FINALISTS]
-            if len(close) < 2:
-                continue
-            found, _ = self.judge.compare(hunt.program, [e.candidate for e in close], again=True)
-            hunt.settle(list(zip(close, found, strict=True)))
-            self.watch(hunt)
+    def _finalists(self, hunt: Hunt) -> list[Entry]:
+        """The fastest few of a search: in turn with each other what wins by luck of a batch is found out."""
+        best = hunt.times[hunt.best] if hunt.best else 0.0
+        return [e for e, s in sorted(hunt.times.items(), key=lambda x: x[1]) if s <= (1 + CLOSE) * best][:FINALISTS]
+
+    def _settle(self, number: int, close: Sequence[Entry], found: Found) -> None:
+        self.current, hunt = number, self.hunts[number]
+        hunt.settle(list(zip(close, found[0], strict=True)))
+        self.watch(hunt)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import Executor
 from contextlib import contextmanager
 
 from fuser.device import Device
@@ -18,6 +17,7 @@ from search.tuner.campaign import Judge
 from search.tuner.memory import Memory
 from search.tuner.simulated import Simulated
 from search.tuner.spread import Spread
+from search.tuner.spread import Workers
 
 OPTIONS = Options(rounds=5, most_rounds=21, replay_ms=6.0)
 COMPILE_SECONDS = 30
@@ -26,15 +26,15 @@ COMPILE_SECONDS = 30
 
 @contextmanager
 def open_judge(
-    device: Device, memory: Memory, effort: str, jobs: int | None = None, executor: tuple[Executor, int] | None = None
+    device: Device, memory: Memory, effort: str, jobs: int | None = None, workers: Workers | None = None
 ) -> Iterator[Judge]:
-    """What measures candidates for a device: with an ``executor`` its so many workers, else this machine. Raises
+    """What measures candidates for a device: with ``workers`` those, else this machine. Raises
     :class:`EnvironmentError_` where there is no GPU of its kind."""
     if not memory.simulated:
         require_real(device, effort)
-    if executor is not None:
+    if workers is not None:
         seed = int(memory.simulated) if memory.simulated else None
-        yield Spread(executor[0], executor[1], device, memory.records, OPTIONS, seed)
+        yield Spread(workers, device, memory.records, OPTIONS, seed)
         return
     if memory.simulated:
         yield Simulated(device, int(memory.simulated))

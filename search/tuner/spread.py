@@ -1,119 +1,259 @@
 """Measuring by several processes, on one host or many: any :class:`concurrent.futures.Executor` whose workers have a GPU each,
-those of a Dask cluster among them.
+those of a Dask cluster among them (:mod:`search.tuner.cluster`); another may compile for them.
 
-A generation is shared out; each part is timed in turn with the best so far, by which the times of different GPUs are told. A part
-whose worker is lost is done again by another.
+Several searches have a generation under way at once, a worker each, so that every GPU has something to do. Where there are more
+workers than searches a generation is shared out; each part is timed in turn with the best so far, by which the times of different
+GPUs are told. A part whose worker is lost is done again by another.
 """
 
 from __future__ import annotations
 
-import atexit
-import os
+import math
+import time
+from collections import Counter
 from collections.abc import Callable
 from collections.abc import Iterable
+from collections.abc import Mapping
 from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED
+from concurrent.futures import BrokenExecutor
 from concurrent.futures import CancelledError
 from concurrent.futures import Executor
 from concurrent.futures import Future
 from concurrent.futures import wait
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass
 from dataclasses import field
 from dataclasses import replace
-from functools import cache
+from typing import Any
 from typing import TypeVar
 
 from fuser.device import Device
-from fuser.errors import EnvironmentError_
-from fuser.errors import UsageError
 from fuser.ir.candidate import Candidate
 from fuser.ir.program import TensorProgram
+from search.measure.compiling import COMPILE_SECONDS
+from search.measure.compiling import source_hash
 from search.measure.measurement import Measurement
-from search.measure.measurer import Bench
 from search.measure.records import Records
-from search.measure.rows import Record
 from search.measure.session import Options
-from search.tuner.simulated import Simulated
+from search.tuner.shares import Answer
+from search.tuner.shares import Made
+from search.tuner.shares import Part
+from search.tuner.shares import answer
+from search.tuner.shares import make
 
 ATTEMPTS = 3
 """So often a part is given to a worker before its candidates count as failed."""
-LOST = (BrokenProcessPool, CancelledError, ConnectionError, EOFError)
+SLICE = 2.0
+"""Seconds between two looks at whether workers are still there."""
+DEEP = 2
+"""Generations for each worker: while one is measured, another is compiled and waits."""
+RECENT = 256
+"""Compiled candidates that are kept: the best so far is timed again and again."""
+LOST = (BrokenExecutor, CancelledError, ConnectionError, EOFError)
 """What says that a worker is gone; Dask's own errors are told by their names."""
 T = TypeVar("T")
 R = TypeVar("R")
 
 
 @dataclass(frozen=True)
-class Part:
-    """Candidates of one program for one worker. ``simulated`` is the seed of a made-up device."""
+class Workers:
+    """``count`` workers of an executor with a GPU each; ``compilers`` compile for them, where there are others that can, else
+    each of them with ``jobs`` processes (None: as many as there are cores)."""
 
-    program: TensorProgram
-    candidates: tuple[Candidate, ...]
-    beside: Candidate | None
-    again: bool
-    options: Options
-    device: Device
-    simulated: int | None = None
+    executor: Executor
+    count: int
+    compilers: Executor | None = None
+    jobs: int | None = None
 
 
-@dataclass(frozen=True)
-class Answer:
-    """``rows`` are to be kept: none of a made-up device."""
+class Asked:
+    """A generation under way: first its kernels are compiled, where others do that, then its parts are measured."""
 
-    found: tuple[Measurement, ...]
-    beside: Measurement | None
-    rows: tuple[Record, ...] = ()
+    def __init__(self, spread: Spread, about: Part, shares: int, deadline: float) -> None:
+        self.spread, self.about, self.shares, self.deadline = spread, about, shares, deadline
+        self.names = [_name(c) for c in about.candidates]
+        self.left = [i for i, n in enumerate(self.names) if about.again or n not in spread.known]
+        self.found: dict[int, Measurement] = {}
+        self.told: Measurement | None = None
+        self.parts: list[tuple[tuple[int, ...], Part]] = []
+        self.answers: dict[int, Answer | None] = {}
+        self.futures: dict[int, Future[Any] | None] = {}
+        self.tries: Counter[int] = Counter()
+        self.making = spread.workers.compilers is not None and bool(self.left)
+        if self.making:
+            self.futures = {i: spread.making(c) for i, c in self._wanted()}
+        else:
+            self._share(self.left, about.beside, {})
 
+    def _wanted(self) -> list[tuple[int, Candidate]]:
+        """What has to be compiled, by number; the best so far is number -1."""
+        beside = [(-1, self.about.beside)] if self.about.beside else []
+        return [(i, self.about.candidates[i]) for i in self.left] + beside
 
-def answer(part: Part) -> Answer:
-    """In a worker: compile, check and time a part."""
-    if part.simulated is not None:
-        measured, beside = Simulated(part.device, part.simulated).compare(part.program, part.candidates, part.beside)
-        return Answer(tuple(measured), beside)
-    bench = _bench(part.options)
-    if bench.worker.info["arch"] != part.device.arch:
-        raise EnvironmentError_(f"a worker has a {bench.worker.info['device']}, not {part.device.title}", "start others")
-    rows, beside = bench.measured(part.program, part.candidates, part.again, None, part.beside)
-    return Answer(tuple(r.measurement for r in rows), beside, tuple(rows))
+    def waiting(self) -> list[Future[Any]]:
+        return [f for f in self.futures.values() if f is not None and not f.done()]
 
+    def advance(self) -> bool:
+        """Take what is there, and go on; whether all is done. Raises what a worker raised."""
+        if self.making:
+            self._remake()
+            if not self.waiting() or time.monotonic() >= self.deadline:
+                self._made()
+        if not self.making:
+            for number in range(len(self.parts)):
+                if number not in self.answers and ((future := self.futures[number]) is None or future.done()):
+                    self._take(number)
+        return not self.making and len(self.answers) == len(self.parts)
 
-@cache
-def _bench(options: Options) -> Bench:
-    """One for each worker; its GPU is the first that the worker sees."""
-    bench = Bench.open("cuda", Records(":memory:"), options, max(1, (os.cpu_count() or 1) // 2), run="search")
-    atexit.register(bench.__exit__)
-    return bench
+    def _remake(self) -> None:
+        for i, candidate in self._wanted():
+            if gone(self.futures[i]) and self.tries[i] < ATTEMPTS:
+                self.tries[i] += 1
+                self.spread.lost += 1
+                self.futures[i] = self.spread.making(candidate)
+
+    def _made(self) -> None:
+        """All are compiled, or the time is up."""
+        self.making, made = False, {i: self._outcome(f) for i, f in self.futures.items()}
+        self.tries.clear()
+        self.found = {i: m for i, m in made.items() if i >= 0 and isinstance(m, Measurement)}
+        good = {i: m for i, m in made.items() if isinstance(m, Made)}
+        chosen = [good[i].candidate if i in good else c for i, c in enumerate(self.about.candidates)]
+        self.about = replace(self.about, candidates=tuple(chosen))
+        self._share(sorted(good.keys() - {-1}), good[-1].candidate if -1 in good else None, good)
+
+    def _outcome(self, future: Future[Made | Measurement] | None) -> Made | Measurement:
+        if future is not None and not future.done():
+            return Measurement("timeout", "the compiler was not done in the time of the run", lasting=False)
+        if future is None or gone(future):
+            return Measurement("compile", "the workers that compile were lost", lasting=False)
+        return future.result()
+
+    def _share(self, numbers: Sequence[int], beside: Candidate | None, made: Mapping[int, Made]) -> None:
+        """Those that compete once more are one part: only what ran on one GPU compares to the last per cent."""
+        count = 1 if self.about.again else min(self.shares, len(numbers)) or 1
+        for share in (tuple(numbers[k::count]) for k in range(count)):
+            if share:
+                kernels = tuple((source_hash(made[i].candidate), made[i].kernels) for i in (*share, -1) if i in made)
+                chosen = tuple(self.about.candidates[i] for i in share)
+                self.parts.append((share, replace(self.about, candidates=chosen, beside=beside, made=kernels)))
+        self.futures = {k: self.spread.measuring(part) for k, (_, part) in enumerate(self.parts)}
+
+    def _take(self, number: int) -> None:
+        part, future = self.parts[number][1], self.futures[number]
+        if future is not None and not gone(future):
+            self.answers[number] = done = future.result()
+            self.told = self.told or done.beside
+            self.spread.keep(part, done)
+            return
+        self.spread.lost += 1
+        self.tries[number] += 1
+        if self.tries[number] < ATTEMPTS:
+            self.futures[number] = self.spread.measuring(part)
+        else:
+            self.answers[number] = None
+
+    def result(self) -> tuple[list[Measurement], Measurement | None]:
+        """As of one device: times of all parts are told beside the first's time of ``beside``."""
+        for number, (share, _) in enumerate(self.parts):
+            done = self.answers[number]
+            if done is None:
+                self.found |= dict.fromkeys(share, Measurement("crash", "its workers were lost", lasting=False))
+                continue
+            self.found |= {i: _scaled(m, _us(self.told), _us(done.beside)) for i, m in zip(share, done.found, strict=True)}
+        known = self.spread.known
+        known |= {self.names[i]: m for i, m in self.found.items() if m.lasting}
+        return [self.found[i] if i in self.found else known[n] for i, n in enumerate(self.names)], self.told
+
+    def drop(self) -> None:
+        """Give up what is not done; what is done is kept."""
+        for number, future in self.futures.items():
+            if future is not None and not future.cancel() and not self.making and number not in self.answers and future.done():
+                with suppress(Exception):
+                    self._take(number)
 
 
 @dataclass
 class Spread:
-    """``workers`` is how many measure at once."""
+    """What measures by workers."""
 
-    executor: Executor
-    workers: int
+    workers: Workers
     device: Device
     records: Records | None
     options: Options
     simulated: int | None = None
     lost: int = 0
-    _known: dict[tuple[str, str], Measurement] = field(default_factory=dict)
+    known: dict[tuple[str, str], Measurement] = field(default_factory=dict)
+    _making: dict[tuple[str, str], Future[Made | Measurement] | None] = field(default_factory=dict)
+
+    @property
+    def lanes(self) -> int:
+        return DEEP * self.workers.count
+
+    def _submitted(self, executor: Executor, work: Callable[..., R], *args: Any) -> Future[R] | None:
+        """None where there is no worker."""
+        with suppress(*LOST):
+            return executor.submit(work, *args)
+        return None
 
     def each(self, work: Callable[[T], R], jobs: Sequence[T]) -> Iterable[R]:
-        """Work for the same processes; by this one where one of them is lost."""
-        futures = [self.executor.submit(work, job) for job in jobs]
+        """Work for the processes that compile; by this one where one of them is lost."""
+        futures = [self._submitted(self.workers.compilers or self.workers.executor, work, job) for job in jobs]
         return (self._or_here(f, work, job) for f, job in zip(futures, jobs, strict=True))
 
-    def _or_here(self, future: Future[R], work: Callable[[T], R], job: T) -> R:
-        try:
-            return future.result()
-        except Exception as error:
-            if not is_lost(error):
-                raise
-            return work(job)
+    def _or_here(self, future: Future[R] | None, work: Callable[[T], R], job: T) -> R:
+        while future is not None and not future.done():
+            self._wait([future])
+        return work(job) if future is None or gone(future) else future.result()
 
     def ahead(self, candidates: Sequence[Candidate]) -> None:
-        """Workers compile what they measure."""
+        """Begin to compile them, where workers do not do that themselves."""
+        if self.workers.compilers is not None:
+            for c in candidates:
+                self.making(c)
+
+    def making(self, candidate: Candidate) -> Future[Made | Measurement] | None:
+        """A candidate on its way through a compiler; None where no worker is left."""
+        assert self.workers.compilers is not None
+        name, arch = _name(candidate), 0 if self.simulated is not None else self.device.arch
+        if name not in self._making or gone(self._making[name]):
+            for old in [n for n, f in self._making.items() if f is None or f.done()][: max(len(self._making) - RECENT, 0)]:
+                del self._making[old]
+            self._making[name] = self._submitted(self.workers.compilers, make, candidate, arch, COMPILE_SECONDS)
+        return self._making[name]
+
+    def measuring(self, part: Part) -> Future[Answer] | None:
+        return self._submitted(self.workers.executor, answer, part)
+
+    def begin(
+        self,
+        program: TensorProgram,
+        candidates: Sequence[Candidate],
+        beside: Candidate | None = None,
+        again: bool = False,
+        seconds: float | None = None,
+        searches: int = 1,
+    ) -> Asked:
+        """A generation on its way, beside those of so many ``searches`` in all."""
+        about = Part(
+            program, tuple(candidates), beside, again, self.options, self.device, simulated=self.simulated, jobs=self.workers.jobs
+        )
+        deadline = math.inf if seconds is None else time.monotonic() + seconds
+        return Asked(self, about, max(1, self.workers.count // max(1, searches)), deadline)
+
+    def wait(self, asked: Mapping[int, Asked]) -> list[int]:
+        """Those that are done; waits until there is one."""
+        while not (done := [number for number, a in asked.items() if a.advance()]):
+            left = min((a.deadline for a in asked.values() if a.making), default=math.inf) - time.monotonic()
+            self._wait([f for a in asked.values() for f in a.waiting()], min(SLICE, max(left, 0.0)))
+        return done
+
+    def _wait(self, futures: Sequence[Future[Any]], seconds: float = SLICE) -> None:
+        done, _ = wait(futures, seconds, FIRST_COMPLETED)
+        if not done:
+            for executor in (self.workers.executor, self.workers.compilers):
+                getattr(executor, "sweep", lambda: None)()
 
     def compare(
         self,
@@ -123,53 +263,12 @@ class Spread:
         again: bool = False,
         seconds: float | None = None,
     ) -> tuple[list[Measurement], Measurement | None]:
-        """As of one device: times of all parts are told beside the first's time of ``beside``. Those that compete once more
-        (``again``) are one part: only what ran on one GPU compares to the last per cent."""
-        names = [(c.graph.stable_hash(), c.schedule.stable_hash()) for c in candidates]
-        fresh = [i for i, n in enumerate(names) if again or n not in self._known]
-        count = 1 if again else min(self.workers, len(fresh)) or 1
-        shares = [fresh[k::count] for k in range(count) if fresh[k::count]]
-        parts = [
-            Part(program, tuple(candidates[i] for i in share), beside, again, self.options, self.device, self.simulated)
-            for share in shares
-        ]
-        told: Measurement | None = None
-        found: dict[int, Measurement] = {}
-        for share, part, done in zip(shares, parts, self._answers(parts), strict=True):
-            if done is None:
-                found |= dict.fromkeys(share, Measurement("crash", "its workers were lost", lasting=False))
-                continue
-            self._keep(part, done)
-            told = told or done.beside
-            found |= {i: _scaled(m, _us(told), _us(done.beside)) for i, m in zip(share, done.found, strict=True)}
-        self._known |= {names[i]: m for i, m in found.items() if m.lasting}
-        return [found[i] if i in found else self._known[names[i]] for i in range(len(names))], told
+        """A generation by itself."""
+        asked = self.begin(program, candidates, beside, again, seconds)
+        self.wait({0: asked})
+        return asked.result()
 
-    def _answers(self, parts: Sequence[Part]) -> list[Answer | None]:
-        """Of each part; None where every worker that had it was lost."""
-        done: dict[int, Answer] = {}
-        for _ in range(ATTEMPTS):
-            left = [i for i in range(len(parts)) if i not in done]
-            futures = {i: self._submit(parts[i]) for i in left}
-            wait([f for f in futures.values() if f is not None])
-            for i, future in futures.items():
-                try:
-                    if future is not None:
-                        done[i] = future.result()
-                except Exception as error:
-                    if not is_lost(error):
-                        raise
-                    self.lost += 1
-            if len(done) == len(parts):
-                break
-        return [done.get(i) for i in range(len(parts))]
-
-    def _submit(self, part: Part) -> Future[Answer] | None:
-        with suppress(*LOST):
-            return self.executor.submit(answer, part)
-        return None
-
-    def _keep(self, part: Part, done: Answer) -> None:
+    def keep(self, part: Part, done: Answer) -> None:
         if self.records is None:
             return
         for c, row in zip(part.candidates, done.rows, strict=False):
@@ -178,9 +277,20 @@ class Spread:
                 self.records.add(row, again=bool(row.repeat))
 
 
+def gone(future: Future[Any] | None) -> bool:
+    """Whether the worker that had a job is gone."""
+    if future is None or future.cancelled():
+        return True
+    return future.done() and (error := future.exception()) is not None and is_lost(error)
+
+
 def is_lost(error: BaseException) -> bool:
     """Whether an error of a job is that its worker is gone."""
     return isinstance(error, LOST) or type(error).__name__ in ("KilledWorker", "FutureCancelledError", "CommClosedError")
+
+
+def _name(candidate: Candidate) -> tuple[str, str]:
+    return candidate.graph.stable_hash(), candidate.schedule.stable_hash()
 
 
 def _us(m: Measurement | None) -> float:
@@ -190,20 +300,3 @@ def _us(m: Measurement | None) -> float:
 def _scaled(m: Measurement, told: float, beside: float) -> Measurement:
     """The measurement as of the GPU on which the best took ``told`` microseconds, and ``beside`` here."""
     return replace(m, time_us=m.time_us * told / beside) if m.time_us and told and beside else m
-
-
-def dask_executor(address: str) -> tuple[Executor, int]:
-    """The executor of a running Dask cluster, and how many workers it has. Raises :class:`EnvironmentError_` where there is no
-    such cluster, or no Dask."""
-    try:
-        from distributed import Client
-    except ModuleNotFoundError as error:
-        raise EnvironmentError_("Dask is not installed", "pip install 'mufuser[dask]', on the workers too") from error
-    try:
-        client = Client(address, timeout=10)
-        workers = len(client.scheduler_info()["workers"])
-    except (OSError, ValueError, TimeoutError) as error:
-        raise EnvironmentError_(f"there is no Dask cluster at {address!r}: {error}", "dask scheduler; dask worker") from error
-    if not workers:
-        raise UsageError(f"the Dask cluster at {address!r} has no workers", f"dask worker {address}, one for each GPU")
-    return client.get_executor(retries=ATTEMPTS, pure=False), workers

@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable
 from collections.abc import Sequence
-from concurrent.futures import Executor
 from contextlib import AbstractContextManager
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -38,6 +37,7 @@ from search.tuner.memory import program_key
 from search.tuner.pool import jobs_of
 from search.tuner.pool import part
 from search.tuner.pool import pool_of
+from search.tuner.spread import Workers
 
 STOPPED = ("interrupted", "terminated")
 """Ends of a search that a user has made."""
@@ -64,12 +64,12 @@ class Task:
 @dataclass(frozen=True)
 class Tuning:
     """How programs are tuned: by the ``effort``, with what ``memory`` knows. ``jobs`` processes compile (None: all cores but
-    one). An ``executor`` measures with so many workers in place of this machine."""
+    one). Or ``workers`` measure in place of this machine."""
 
     effort: Effort = INSTANT
     memory: Memory = field(default_factory=Memory)
     jobs: int | None = None
-    executor: tuple[Executor, int] | None = None
+    workers: Workers | None = None
     watch: Callable[[], AbstractContextManager[Watch]] = lambda: nullcontext(lambda hunts, campaign: None)
 
     def tune(self, tasks: Sequence[Task], device: Device, seed: int = 0) -> list[Tuned | None]:
@@ -80,7 +80,7 @@ class Tuning:
             return tune_measured(tasks, device, self.effort, self.memory, lambda: self._judge(device), seed, watch)
 
     def _judge(self, device: Device) -> AbstractContextManager[Judge]:
-        return open_judge(device, self.memory, self.effort.name, self.jobs, self.executor)
+        return open_judge(device, self.memory, self.effort.name, self.jobs, self.workers)
 
 
 MODEL_ALONE = Tuning()
