@@ -9,7 +9,6 @@ matters is the order among the good ones.
 from __future__ import annotations
 
 from collections.abc import Callable
-from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cost_model import paper
-from cost_model.constants import UNITS
 from cost_model.constants import Constants
 from cost_model.features import Counts
 from cost_model.features import features
@@ -221,14 +219,3 @@ def held_out(data: Table, group: Callable[[str], str], start: Constants | None =
         c = fit(data.only(names != name), start)
         out[names == name] = data.only(names == name).predict(c)
     return out
-
-
-def to_toml(c: Constants, provenance: Iterable[tuple[str, str]]) -> str:
-    """The text of a calibration file."""
-    lines = ["# Written by experiments.mcfuser.model_accuracy; fit again instead of editing.", "schema = 1", "", "[provenance]"]
-    lines += [f'{k} = "{v}"' for k, v in provenance]
-    lines += ["", "[constants]"]
-    for f in fields(c):
-        unit, meaning = UNITS[f.name]
-        lines.append(f'{f.name} = {{ value = {getattr(c, f.name):.4g}, unit = "{unit}", meaning = "{meaning}" }}')
-    return "\n".join(lines) + "\n"

@@ -1,23 +1,23 @@
 """Constants of the refined model that no data sheet says: fitted where there are measurements, scaled from the nearest device
 where there are none.
 
-They are data: ``calibration/<device>.toml`` holds the values with their units and what they were fitted on
-(:mod:`cost_model.calibrate` writes it).
+They are data: the file of a device holds the values with their units and what they were fitted to (:mod:`cost_model.device_file`
+writes it).
 """
 
 from __future__ import annotations
 
 import math
-import tomllib
 from dataclasses import dataclass
-from dataclasses import fields
 from dataclasses import replace
 from functools import lru_cache
-from importlib import resources
+from typing import Any
 
 from fuser.device import Device
+from fuser.device import list_devices
 from fuser.device import load_device
 from fuser.errors import UsageError
+from fuser.files import shown
 
 REFERENCE = "h200"
 """Device whose constants stand for those that were never measured."""
@@ -97,43 +97,31 @@ _CLOCKED = ("trip", "block", "contraction", "fold", "exchange", "streamed")
 """Times that are cycles of an SM; those of memory do not follow the clock."""
 
 
-def parse_constants(text: str, where: str) -> Constants:
-    """Constants from the text of a calibration file. Raises :class:`UsageError` naming file and key."""
-    try:
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as e:
-        raise UsageError(
-            f"{where} is not TOML: {e}",
-            "write it again: python -m experiments.mcfuser.model_accuracy experiments/raw --write FILE",
-        ) from None
-    values = data.get("constants", {})
-    if set(values) != set(UNITS):
-        odd = sorted(set(values) ^ set(UNITS))
-        raise UsageError(f"{where}: constants {', '.join(odd)} are missing or unknown", "fit it again with this version")
-    for key, entry in values.items():
-        if entry.get("unit") != UNITS[key][0]:
-            raise UsageError(f"{where}: {key} is in {entry.get('unit')!r}, expected {UNITS[key][0]!r}")
-        if not isinstance(entry.get("value"), int | float) or not math.isfinite(entry["value"]) or entry["value"] <= 0:
-            raise UsageError(f"{where}: {key} has the value {entry.get('value')!r}", "give a positive number")
-    return Constants(**{k: float(v["value"]) for k, v in values.items()})
-
-
-@lru_cache(maxsize=1)
-def fitted() -> dict[str, Constants]:
-    """Constants by the name of the device that they were fitted for."""
-    folder = resources.files("cost_model") / "calibration"
-    files = [f for f in folder.iterdir() if f.name.endswith(".toml")]
-    return {f.name.removesuffix(".toml"): parse_constants(f.read_text(encoding="utf-8"), f.name) for f in files}
+def checked(where: str, table: Any) -> tuple[tuple[str, float], ...]:
+    """Names and values of the constants in a device file. Raises :class:`UsageError` naming file and key."""
+    if not isinstance(table, dict) or set(table) != set(UNITS):
+        odd = sorted(set(map(str, table)) ^ set(UNITS)) if isinstance(table, dict) else ["a table of"]
+        raise UsageError(f"{where}: constants {', '.join(odd)[:200]} are missing or unknown", "fit them again: mufuser calibrate")
+    for key, entry in table.items():
+        if not isinstance(entry, dict) or entry.get("unit") != UNITS[key][0]:
+            raise UsageError(
+                f"{where}: {key} is not {{ value, unit }} with the unit {UNITS[key][0]!r}", "mufuser calibrate writes it"
+            )
+        value = entry.get("value")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
+            raise UsageError(f"{where}: {key} has the value {shown(value)}", "give a positive number")
+    return tuple((k, float(table[k]["value"])) for k in UNITS)
 
 
 @lru_cache(maxsize=64)
 def constants_of(device: Device) -> Constants:
-    """The fitted constants of a device where there are any, else those of the H200; cycles are scaled to its clock. A
-    hypothetical device has those of its base, but for those that it sets."""
-    known = fitted()
-    name = device.base or device.name
-    name = name if name in known else REFERENCE
-    found, slower = known.get(name, Constants()), load_device(name).clock / device.clock
-    if slower != 1.0:
-        found = replace(found, **{f.name: getattr(found, f.name) * slower for f in fields(found) if f.name in _CLOCKED})
-    return replace(found, **dict(device.constants)) if device.constants else found
+    """The fitted constants of a device where there are any, else those of the H200; cycles are scaled to its clock."""
+    if device.constants:
+        return Constants(**dict(device.constants))
+    known = next((d for d in list_devices() if d.name == device.name and d.constants), load_device(REFERENCE))
+    return clocked(Constants(**dict(known.constants)), known.clock / device.clock)
+
+
+def clocked(c: Constants, slower: float) -> Constants:
+    """Constants where the clock is so many times slower."""
+    return replace(c, **{k: getattr(c, k) * slower for k in _CLOCKED}) if slower != 1.0 else c

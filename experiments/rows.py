@@ -21,12 +21,12 @@ from experiments.candidates import best_known
 from experiments.candidates import fastest_first
 from experiments.drawn import name_of
 from experiments.environment import commit
-from experiments.products import SUITES
 from experiments.script import parser
 from experiments.script import script
 from fuser.device import load_device
 from fuser.errors import UsageError
 from fuser.outputs import write_file
+from search.calibrate.programs import SUITES
 from search.measure.known import MANIFEST
 from search.measure.known import PACKAGED
 from search.measure.known import files_of

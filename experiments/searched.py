@@ -17,7 +17,6 @@ from statistics import geometric_mean
 from typing import Any
 
 from experiments.gather import say
-from experiments.products import drawn_programs
 from experiments.script import own_cache
 from experiments.script import parser
 from experiments.script import script
@@ -37,6 +36,7 @@ from fuser.outputs import make_folder
 from fuser.outputs import write_file
 from fuser.superopt.structures import searched
 from fuser.superopt.structures import structures
+from search.calibrate.programs import drawn_programs
 from search.measure.measurer import Bench
 from search.measure.records import Records
 from search.tune import Tuned

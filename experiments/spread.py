@@ -1,4 +1,4 @@
-"""Measure a spread of schedules of products and short chains (:mod:`experiments.products`): rows that the model is fitted to.
+"""Measure a spread of schedules of products and short chains (:mod:`search.calibrate.programs`), to fit the model to.
 
     python -m experiments.spread choose -o out/choices.json             # the candidates; needs no GPU
     python -m experiments.spread compile out/choices.json --budget 150  # fills Triton's cache; needs no GPU
@@ -29,7 +29,6 @@ from experiments.drawn import draw_candidates
 from experiments.gather import Work
 from experiments.gather import run
 from experiments.gather import say
-from experiments.products import programs
 from experiments.script import own_cache
 from experiments.script import parser
 from experiments.script import script
@@ -51,6 +50,7 @@ from fuser.lower.options import TMA
 from fuser.outputs import make_folder
 from fuser.outputs import write_file
 from fuser.superopt.structures import structures
+from search.calibrate.programs import programs
 from search.measure.compiling import CompilePool
 from search.measure.compiling import planned
 from search.measure.known import load

@@ -21,6 +21,9 @@ from fuser.device import Device
 from fuser.device import list_devices
 from fuser.errors import UsageError
 
+FIT = 60
+"""Characters of each line about what constants were fitted to."""
+
 
 def describe(device: Device) -> dict[str, Any]:
     """A device as a document: every number with its unit and its source."""
@@ -34,6 +37,8 @@ def describe(device: Device) -> dict[str, Any]:
         "triton": not device.no_triton,
         "triton_reason": device.no_triton,
         "numbers": {k: {"value": getattr(device, k), "unit": units[k], "source": s} for k, s in sources.items()},
+        "constants": dict(device.constants),
+        "calibration": dict(device.fit),
     }
 
 
@@ -63,6 +68,9 @@ def devices(
             units = REQUIRED | OPTIONAL
             rows = [(k, _number(getattr(device, k), units[k]), source) for k, source in device.sources]
             reason = [f"no kernel can be compiled: {device.no_triton}"] if device.no_triton else []
+            if device.constants:
+                said = (f"  {k}: {v if len(v) <= FIT else f'{v[:FIT]}…'}" for k, v in device.fit)
+                reason += ["the cost model's constants were fitted to measurements on it:", *said]
             print_table(f"{device.name}: {device.title} ({device.sm})", ("number", "value >", "source"), rows, reason)
     else:
         rows = [

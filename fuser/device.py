@@ -1,7 +1,8 @@
 """Devices as data: limits and rates of each GPU, every number with its unit and its source.
 
 A device is one TOML file under ``fuser/devices``. A number there is ``{ value, unit, source }``; the loader checks that none
-is missing, that units are right and that sources are given. The model never asks a GPU.
+is missing, that units are right and that sources are given. Where they were fitted, the constants of the cost model are in it
+too. The model never asks a GPU.
 
 A device may be hypothetical: one that exists with some numbers changed (``h200 smem=2x``, :mod:`fuser.whatif`), or what a user's
 file says of itself, or of a known device but with other numbers. Nothing is measured on those, and no record is about them.
@@ -80,10 +81,9 @@ class Device:
     ``memory_bandwidth`` and the ``tensor_*`` rates are the vendor's peaks (dense, fp32 accumulation); ``copy_bandwidth`` and
     ``matmul_rate`` are what a large copy and a large library matmul reach. ``smem_per_block`` is the opt-in maximum of one
     block. ``launch_latency`` is the time that one more trivial kernel adds inside a CUDA graph. ``sources`` gives the origin
-    of each number.
+    of each number. ``constants`` are the cost model's where they were fitted to this GPU; ``fit`` says to what, and how well.
 
-    ``hypothetical`` says what makes it one that nobody has (nothing: it exists). ``base`` is the name of the device that it was
-    made of, whose constants of the cost model hold for it, but for those in ``constants``.
+    ``hypothetical`` says what makes it one that nobody has (nothing: it exists); it has all constants.
     """
 
     name: str
@@ -116,8 +116,8 @@ class Device:
     no_triton: str = ""
     aliases: tuple[str, ...] = ()
     sources: tuple[tuple[str, str], ...] = ()
-    base: str = ""
     constants: tuple[tuple[str, float], ...] = ()
+    fit: tuple[tuple[str, str], ...] = ()
     hypothetical: tuple[str, ...] = ()
 
     @property
@@ -252,6 +252,9 @@ def _device(data: Mapping[str, Any], where: str) -> Device:
     found = {k: _quantity(where, k, v, (REQUIRED | OPTIONAL)[k]) for k, v in numbers.items()}
     values: dict[str, Any] = {k: v for k, (v, _) in found.items()}
     _plausible(where, values)
+    fit = data.get("calibration", {})
+    if not isinstance(fit, dict) or not all(isinstance(v, str) for v in fit.values()):
+        raise UsageError(f"{where}: calibration is not a table of texts", "it says what constants were fitted to; leave it out")
     return Device(
         name=data["name"],
         title=data["title"],
@@ -260,8 +263,15 @@ def _device(data: Mapping[str, Any], where: str) -> Device:
         aliases=tuple(aliases),
         sources=tuple((k, s) for k, (_, s) in found.items()),
         hypothetical=(f"{where} says so",) if data.get("hypothetical") else (),
+        constants=_constants(where, data.get("constants")),
+        fit=tuple(fit.items()),
         **values,
     )
+
+
+def _constants(where: str, table: Any) -> tuple[tuple[str, float], ...]:
+    """Those of the cost model, none where there is no table of them."""
+    return () if table is None else import_module("cost_model.constants").checked(where, table)
 
 
 # -- devices that nobody has
@@ -286,12 +296,12 @@ def hypothetical(device: Device, settings: Sequence[str]) -> Device:
         title=f"{device.title}{'' if device.hypothetical else ', hypothetical:'} {said}",
         aliases=(),
         sources=tuple({**dict(device.sources), **sources}.items()),
-        base=device.base or device.name,
+        fit=(),
         hypothetical=(*device.hypothetical, *(s.text for s in made)),
         **values,
     )
-    constants = constants_changed(asdict(model.constants_of(found)), made)
-    return replace(found, constants=tuple({**dict(device.constants), **dict(constants)}.items()))
+    constants = asdict(model.clocked(model.constants_of(device), device.clock / found.clock))
+    return replace(found, constants=tuple({**constants, **dict(constants_changed(constants, made))}.items()))
 
 
 def _own(device: Device, where: str) -> Device:
@@ -384,5 +394,6 @@ def _named(name: str) -> Device:
         if same:
             raise UsageError(f"target {name!r} fits {' and '.join(d.name for d in same)}", "their rates differ: name the device")
     raise UsageError(
-        f"there is no device specification for target {shown(name)}", f"known: {known}; or pass the path of a device file (.toml)"
+        f"there is no device specification for target {shown(name)}",
+        f"known: {known}; or pass the path of a device file (.toml, .json)",
     )

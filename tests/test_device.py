@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import tomllib
 from dataclasses import fields
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
@@ -129,6 +131,19 @@ def test_a_device_file_of_ones_own(tmp_path: Path) -> None:
     assert (load_device(str(path)).name, load_device(str(path)).sm_count) == ("half", 54)
     with pytest.raises(UsageError, match="cannot read"):
         load_device(str(tmp_path / "none.toml"))
+
+
+def test_a_device_file_may_be_json(tmp_path: Path) -> None:
+    value = tomllib.loads(A100) | {"name": "mine", "calibration": {"gpu": "mine"}}
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(value), encoding="utf-8")
+    found = load_device(str(path))
+    assert replace(found, name="a100", fit=()) == load_device("a100")
+    for odd, why in (("[]", "no JSON object"), ("{", "not valid JSON"), (json.dumps(value | {"calibration": 3}), "calibration")):
+        path.write_text(odd, encoding="utf-8")
+        with pytest.raises(UsageError, match=why) as e:
+            load_device(str(path))
+        assert "mine.json" in e.value.message
 
 
 def test_volta_has_estimates_but_no_compiler() -> None:

@@ -65,6 +65,7 @@ COMMANDS = {
     "params": ("m.params", ["optimize", MODEL, "--params", "{}", "--no-library", "-o", "{out}"], (3,)),
     "mugraph": ("g.json", ["show", "{}"], (3,)),
     "program": ("p.json", ["verify", "{}", "{good}"], (3,)),
+    "device_json": ("d.json", ["explain", "mcfuser/G1", "--target", "{}"], (2,)),
     "device": ("d.toml", ["explain", "mcfuser/G1", "--target", "{}"], (2,)),
     "result": ("r.json", ["bench", "--table", "{}"], (3,)),
     "rows": ("r.jsonl", ["bench", "mcfuser", "--case", "G1", "--schedules", "{}", "--dry-run", "--random", "0"], (2, 3)),

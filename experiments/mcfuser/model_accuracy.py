@@ -1,7 +1,7 @@
 """How well the models predict and rank measured schedules; fits the refined one's constants.
 
     python -m experiments.mcfuser.model_accuracy experiments/raw --device h200
-    python -m experiments.mcfuser.model_accuracy … --write cost_model/calibration/h200.toml
+    python -m experiments.mcfuser.model_accuracy … --write fuser/devices/h200.toml
 
 Compared are MCFuser's model (equations 2 to 5), the refined one with its default constants, with fitted ones, and with constants
 that were fitted without the workload that is judged (by family: the GEMM chains, the self-attentions and so on are each left out
@@ -26,10 +26,10 @@ from cost_model.calibrate import accuracy
 from cost_model.calibrate import fit
 from cost_model.calibrate import held_out
 from cost_model.calibrate import table
-from cost_model.calibrate import to_toml
 from cost_model.constants import Constants
+from cost_model.device_file import fitted as with_constants
+from cost_model.device_file import text
 from cost_model.features import schedule_features
-from experiments.products import SUITES
 from experiments.script import parser
 from experiments.script import script
 from fuser.device import Device
@@ -38,6 +38,7 @@ from fuser.ir.candidate import Candidate
 from fuser.ir.candidate import scheduled
 from fuser.ir.mugraph import KernelGraph
 from fuser.outputs import write_file
+from search.calibrate.programs import SUITES
 from search.measure.known import files_of
 from search.measure.rows import Record
 from search.measure.rows import read_rows
@@ -110,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     p = parser("experiments.mcfuser.model_accuracy", __doc__)
     p.add_argument("files", nargs="+", type=Path, help="tuning records, files or folders")
     p.add_argument("--device", default="h200")
-    p.add_argument("--write", type=Path, help="calibration file to write")
+    p.add_argument("--write", type=Path, help="device file to write, with the constants (.toml, .json)")
     args = p.parse_args(argv)
     device = load_device(args.device)
     data = table(read(args.files, device), device)
@@ -120,13 +121,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.write:
         counts = Counter(str(w).split("/")[0] for w in data.workload)
         error = np.sqrt(np.mean(np.log(data.predict(fitted) / data.seconds) ** 2))
-        provenance = [
-            ("device", device.title),
-            ("files", " ".join(f.name.removesuffix(".xz") for x in args.files for f in files_of(x))),
-            ("rows", ", ".join(f"{n} of {s}" for s, n in sorted(counts.items()))),
-            ("error", f"{error:.3f} root mean square of the logarithm of time"),
-        ]
-        write_file(args.write, to_toml(fitted, provenance))
+        provenance = {
+            "device": device.title,
+            "files": " ".join(f.name.removesuffix(".xz") for x in args.files for f in files_of(x)),
+            "rows": ", ".join(f"{n} of {s}" for s, n in sorted(counts.items())),
+            "error": f"{error:.3f} root mean square of the logarithm of time",
+        }
+        write_file(args.write, text(with_constants(device, fitted, provenance), args.write.name))
         print(f"constants written to {args.write}", file=sys.stderr)
     return 0
 

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from cost_model.constants import UNITS
 from cost_model.constants import Constants
 from cost_model.constants import constants_of
-from cost_model.constants import fitted
-from cost_model.constants import parse_constants
+from cost_model.device_file import text
 from cost_model.features import features
 from cost_model.features import schedule_features
 from cost_model.refined import Product
@@ -26,6 +25,7 @@ from cost_model.refined import terms
 from cost_model.work import work
 from fuser.device import list_devices
 from fuser.device import load_device
+from fuser.device import parse_device
 from fuser.errors import UsageError
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.tiling import TilingExpr
@@ -133,11 +133,26 @@ def test_library_kernels() -> None:
 
 
 def test_constants_are_data() -> None:
-    assert "h200" in fitted()
+    assert load_device("h200").constants
     assert set(UNITS) == set(Constants.__dataclass_fields__)
     assert constants_of(A100).trip > constants_of(H200).trip
     assert constants_of(A100).wait == constants_of(H200).wait
-    with pytest.raises(UsageError, match=r"x\.toml: constants .*trip"):
-        parse_constants("[constants]\nwait = { value = 1.0, unit = 's' }", "x.toml")
-    with pytest.raises(UsageError, match="is not TOML"):
-        parse_constants("[constants", "x.toml")
+    assert constants_of(replace(H200, constants=())) == constants_of(H200), "a file of one's own for a GPU that is known"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ("trip = {", "trap = {", "trap, trip are missing or unknown"),
+        ("value = 3.624e-07", "value = -1", "wait has the value -1"),
+        ("value = 3.624e-07", "value = nan", "wait has the value nan"),
+        ("value = 3.624e-07", 'value = "fast"', "wait has the value 'fast'"),
+        ('value = 3.624e-07, unit = "s"', 'value = 3.624e-07, unit = "ms"', "wait is not .* with the unit 's'"),
+        ("[constants]", "constants = 3", "calibration.* is not TOML|constants"),
+    ],
+)
+def test_a_constant_that_is_wrong_is_named(old: str, new: str, why: str) -> None:
+    good = text(H200, "x.toml")
+    assert old in good
+    with pytest.raises(UsageError, match=rf"x\.toml.*{why}"):
+        parse_device(good.replace(old, new), "x.toml")

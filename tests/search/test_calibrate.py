@@ -16,10 +16,12 @@ from cost_model.calibrate import accuracy
 from cost_model.calibrate import fit
 from cost_model.calibrate import held_out
 from cost_model.calibrate import table
-from cost_model.calibrate import to_toml
 from cost_model.constants import Constants
-from cost_model.constants import parse_constants
+from cost_model.constants import constants_of
+from cost_model.device_file import fitted
+from cost_model.device_file import text
 from fuser.device import load_device
+from fuser.device import parse_device
 from fuser.errors import UsageError
 from fuser.ir.candidate import Candidate
 from fuser.superopt.structures import structures
@@ -84,11 +86,14 @@ def test_no_measurements_is_an_error() -> None:
         table([], H200)
 
 
-def test_files_give_back_what_was_fitted() -> None:
-    text = to_toml(TRUE, [("device", "NVIDIA H200")])
-    back = parse_constants(text, "text")
-    for name in Constants.__dataclass_fields__:
-        assert getattr(back, name) == pytest.approx(getattr(TRUE, name), rel=1e-3)
+@pytest.mark.parametrize("name", ["mine.toml", "mine.json"])
+def test_files_give_back_what_was_fitted(name: str) -> None:
+    mine = fitted(replace(H200, name="mine"), TRUE, {"gpu": 'a "GPU" of mine', "held out, products": "regret 1.04"})
+    back = parse_device(text(mine, name), name)
+    assert back == mine
+    assert back.fit == mine.fit != ()
+    for constant in Constants.__dataclass_fields__:
+        assert getattr(constants_of(back), constant) == pytest.approx(getattr(TRUE, constant), rel=1e-3)
 
 
 def test_accuracy_of_an_oracle_and_its_opposite(made) -> None:
