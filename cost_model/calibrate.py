@@ -9,6 +9,7 @@ matters is the order among the good ones.
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -136,6 +137,15 @@ def table(samples: Sequence[Sample], device: Device) -> Table:
 # -- fitting ------------------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Fitted:
+    """Constants, the standard error of the logarithm of each that was fitted, and those that rest on a bound."""
+
+    constants: Constants
+    doubt: Mapping[str, float]
+    bounded: tuple[str, ...]
+
+
 def fit(data: Table, start: Constants | None = None) -> Constants:
     """Constants that explain the measured times; deterministic."""
     from scipy.optimize import least_squares
@@ -159,6 +169,34 @@ def fit(data: Table, start: Constants | None = None) -> Constants:
 
     robust_loss: Any = loss  # scipy has no types, and its default is a text
     return constants(least_squares(errors, origin, bounds=(low, high), loss=robust_loss, f_scale=ROBUST).x)
+
+
+def fitting(data: Table, start: Constants) -> Fitted:
+    """The same, with what is to be known of the constants."""
+    found = fit(data, start)
+    weight = _weights(data)
+    errors = weight * np.log(data.predict(found) / data.seconds)
+    scale = max(1.4826 * float(np.median(np.abs(errors))), 1e-3)  # odd rows do not count
+    told = slopes(data, found) * weight[:, None]
+    covariance = np.linalg.inv(told.T @ told + PRIOR**2 * np.eye(len(BOUNDS)))
+    doubt = dict(zip(BOUNDS, (scale * np.sqrt(np.diag(covariance))).tolist(), strict=True))
+    ends = {n: min(abs(np.log(getattr(found, n) / end)) for end in pair) for n, pair in BOUNDS.items()}
+    return Fitted(found, doubt, tuple(n for n, away in ends.items() if away < AT))
+
+
+AT = 0.005
+"""Distance of logarithms at which a constant rests on its bound."""
+STEP = 0.02
+"""Change of the logarithm of a constant over which a slope is taken."""
+
+
+def slopes(data: Table, c: Constants) -> NDArray[np.float64]:
+    """How the logarithm of each sample's time follows the logarithm of each constant that is fitted; [samples, constants]."""
+    found = []
+    for name in BOUNDS:
+        low, high = (replace(c, **{name: getattr(c, name) * np.exp(x)}) for x in (-STEP, STEP))
+        found.append(np.log(data.predict(high) / data.predict(low)) / (2 * STEP))
+    return np.stack(found, axis=1)
 
 
 def _weights(data: Table) -> Counts:
@@ -211,11 +249,19 @@ def accuracy(data: Table, predicted: Counts) -> tuple[Accuracy, ...]:
     return tuple(found)
 
 
-def held_out(data: Table, group: Callable[[str], str], start: Constants | None = None) -> Counts:
+Each = Callable[[Callable[[Any], Any], Sequence[Any]], Iterable[Any]]
+"""What calls a function for each of some values, in processes of its own maybe; results in order."""
+
+
+def held_out(data: Table, group: Callable[[str], str], start: Constants | None = None, each: Each = map) -> Counts:
     """Predictions for each sample by constants that were fitted without the group of workloads that it belongs to."""
     names = np.array([group(str(w)) for w in data.workload])
     out = np.zeros(len(names))
-    for name in np.unique(names):
-        c = fit(data.only(names != name), start)
+    groups = np.unique(names)
+    for name, c in zip(groups, each(_fit, [(data.only(names != n), start) for n in groups]), strict=True):
         out[names == name] = data.only(names == name).predict(c)
     return out
+
+
+def _fit(job: tuple[Table, Constants | None]) -> Constants:
+    return fit(*job)

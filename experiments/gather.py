@@ -20,8 +20,6 @@ from collections.abc import Iterable
 from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
-from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -37,55 +35,28 @@ from experiments.script import parser
 from experiments.script import script
 from fuser.device import Device
 from fuser.device import load_device
-from fuser.errors import EnvironmentError_
 from fuser.errors import NoValidKernelError
 from fuser.errors import UnsupportedError
 from fuser.ir.candidate import Candidate
-from fuser.ir.program import TensorProgram
 from fuser.outputs import locked
 from fuser.outputs import make_folder
 from fuser.outputs import write_file
 from fuser.pools import SPAWN
 from fuser.workloads import match
 from fuser.workloads import workload
-from search.measure.compiling import planned
 from search.measure.known import load
-from search.measure.measurement import Measurement
 from search.measure.measurer import Bench
 from search.measure.records import Records
 from search.measure.rows import Record
 from search.measure.session import Options
-from search.measure.timing import External
+from search.measure.turns import Chunk
+from search.measure.turns import Work
+from search.measure.turns import take_turns
 
 CHUNK = 10
 """Candidates that are timed in turn with each other."""
-AHEAD = 40
-"""Chunks that are being compiled or wait to be measured."""
 SPARE = 1.2
 """Candidates for each correct schedule that is wanted: some do not compile, some are wrong."""
-FUTILE = 4
-"""Chunks without one correct result after which the machine is at fault."""
-
-
-@dataclass
-class Work:
-    """A workload with what is still to be measured: ``wanted`` correct schedules besides the ``have`` that records know."""
-
-    name: str
-    program: TensorProgram
-    candidates: list[Candidate]
-    peers: tuple[External, ...] = ()
-    wanted: float = math.inf
-    have: int = 0
-    rows: list[Record] = field(default_factory=list)
-
-    @property
-    def kernels(self) -> list[Record]:
-        return [r for r in self.rows if r.kind == "kernel" and not r.repeat]
-
-    @property
-    def done(self) -> bool:
-        return sum(r.ok for r in self.kernels) >= self.wanted
 
 
 def say(text: str) -> None:
@@ -129,24 +100,14 @@ def _drawn(name: str, count: int, *options: Any) -> list[Candidate]:
     return draw_candidates(workload(name), count, *options) if count else []
 
 
-@dataclass(frozen=True)
-class _Chunk:
-    work: Work
-    items: tuple[Candidate | External, ...]
-
-    def ready(self, bench: Bench) -> bool:
-        plans = [planned(c) for c in self.items if isinstance(c, Candidate)]
-        return all(bench.pool.ready(p) for p in plans if not isinstance(p, Measurement))
-
-
-def chunks(works: Sequence[Work]) -> list[_Chunk]:
+def chunks(works: Sequence[Work]) -> list[Chunk]:
     """The first chunk of every workload, with its peers, then the second ones and so on."""
     rounds = max((math.ceil(len(w.candidates) / CHUNK) for w in works), default=0)
     found = []
     for r in range(rounds):
         for w in works:
             if items := w.candidates[r * CHUNK : (r + 1) * CHUNK]:
-                found.append(_Chunk(w, (*items, *(w.peers if r == 0 else ()))))
+                found.append(Chunk(w, (*items, *(w.peers if r == 0 else ()))))
     return found
 
 
@@ -157,31 +118,18 @@ def run(works: Sequence[Work], bench: Bench, seconds: float, finals: int = 0) ->
     bench.batches = len(bench.records)
     # a comparison needs about a second a workload, and the peers' own compilers much more when they are asked for
     reserve = min(0.25 * seconds, 1.5 * len(works) + 10) if finals else 0.0
-    todo = chunks(works)
-    total, number, futile = len(todo), 0, 0
-    while todo:
-        todo = [c for c in todo if not c.work.done]
-        window = todo[:AHEAD]
-        for chunk in window:
-            bench.submit(chunk.items)
-        left = seconds - reserve - (time.monotonic() - start)
-        if left < 3 or not window:
-            say(f"time is up after {number} chunks, {len(todo)} are left" if window else "all workloads have what was asked for")
-            break
-        chunk = _next(window, bench, left)
-        todo.remove(chunk)
-        rows = bench.measure(chunk.work.program, chunk.items, compile_timeout=left)
-        chunk.work.rows += rows
+    todo, number = chunks(works), 0
+
+    def tell(chunk: Chunk, rows: list[Record]) -> None:
+        nonlocal number
         number += 1
-        futile = 0 if any(x.ok for x in rows) else futile + 1
-        if number == futile == FUTILE:
-            raise EnvironmentError_(f"nothing works here; the last: {rows[-1].status}: {rows[-1].detail}", "see the lines above")
         best = fastest(r for r in rows if r.kind == "kernel")
         failed = [f"{x.status} ({x.structure if x.kind == 'peer' else 'kernel'}): {x.detail[:90]}" for x in rows if not x.ok]
-        say(
-            f"[{time.monotonic() - start:5.0f} s] {number}/{total} {chunk.work.name}: {sum(r.ok for r in rows)} of {len(rows)} ok"
-            f"{f', best {best.time_us:.2f} µs' if best else ''}{'; ' + failed[0] if failed else ''}"
-        )
+        what = f"{chunk.work.name}: {sum(r.ok for r in rows)} of {len(rows)} ok{f', best {best.time_us:.2f} µs' if best else ''}"
+        say(f"[{time.monotonic() - start:5.0f} s] {number}/{len(todo)} {what}{'; ' + failed[0] if failed else ''}")
+
+    left = take_turns(todo, bench, seconds - reserve, tell)
+    say(f"time is up after {number} chunks, {left} are left" if left else "all workloads have what was asked for")
     for work in works if finals else ():
         left = seconds - (time.monotonic() - start)
         best = fastest_first(work.kernels)[:finals]
@@ -190,16 +138,6 @@ def run(works: Sequence[Work], bench: Bench, seconds: float, finals: int = 0) ->
             continue
         again = [c for r in best if (c := bench.records.candidate(r))]
         work.rows += bench.measure(work.program, [*again, *work.peers], again=True, compile_timeout=left)
-
-
-def _next(window: Sequence[_Chunk], bench: Bench, seconds: float) -> _Chunk:
-    """The first chunk that is compiled; if none is, the first of all once some time has passed."""
-    end = time.monotonic() + min(seconds, 5.0)
-    while True:
-        found = next((c for c in window if c.ready(bench)), None)
-        if found or time.monotonic() > end:
-            return found or window[0]
-        time.sleep(0.02)
 
 
 def table(works: Iterable[Work]) -> str:

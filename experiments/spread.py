@@ -26,7 +26,6 @@ import numpy as np
 from experiments.candidates import best_known
 from experiments.candidates import model_best
 from experiments.drawn import draw_candidates
-from experiments.gather import Work
 from experiments.gather import run
 from experiments.gather import say
 from experiments.script import own_cache
@@ -58,6 +57,7 @@ from search.measure.measurement import Measurement
 from search.measure.measurer import Bench
 from search.measure.records import Records
 from search.measure.session import Options
+from search.measure.turns import Work
 from search.space.knobs import settings
 from search.space.knobs import settled
 from search.space.places import places

@@ -42,6 +42,7 @@ VERBS: dict[str, Verb] = {
     "show": Verb("fuser.superopt.commands:show", "print or draw a µGraph"),
     "verify": Verb("search.verify_commands:verify", "a µGraph against a program, or a report's kernels again"),
     "bench": Verb("experiments.bench:bench", "measure named workloads beside what a user would pick instead"),
+    "calibrate": Verb("search.calibrate_commands:calibrate", "fit the cost model to the GPU at hand: a device file"),
     "devices": Verb("fuser.commands:devices", "list the GPUs whose limits and rates are known"),
 }
 
@@ -65,6 +66,7 @@ EXTRAS: dict[str, str] = {
     "triton": "pip install mufuser on Linux: Triton has no other wheels",
     "distributed": "pip install 'mufuser[dask]'",
     "matplotlib": "pip install 'mufuser[plot]'",
+    "scipy": "pip install scipy",
 }
 """How to get a package that a verb may need."""
 

@@ -29,52 +29,30 @@ from cost_model.calibrate import table
 from cost_model.constants import Constants
 from cost_model.device_file import fitted as with_constants
 from cost_model.device_file import text
-from cost_model.features import schedule_features
 from experiments.script import parser
 from experiments.script import script
 from fuser.device import Device
 from fuser.device import load_device
-from fuser.ir.candidate import Candidate
-from fuser.ir.candidate import scheduled
 from fuser.ir.mugraph import KernelGraph
 from fuser.outputs import write_file
-from search.calibrate.programs import SUITES
+from search.calibrate.samples import family
+from search.calibrate.samples import samples
 from search.measure.known import files_of
 from search.measure.rows import Record
 from search.measure.rows import read_rows
-from search.space.hazards import unwieldy
-
-UNKNOWN = frozenset({"unroll", "specialize", "pad"})
-"""Options of the lowering that change a time and of which the model knows nothing."""
 
 
 def read(paths: Sequence[Path], device: Device) -> list[Sample]:
-    """Correct rows of kernels on a device; what was measured several times has its median."""
+    """Of the rows of a device in files and folders."""
     graphs: dict[str, KernelGraph] = {}
-    found: dict[tuple[str, str, str], list[Record]] = {}
+    rows: list[Record] = []
     name = device.title.split()[-1].lower()
     for item in (x for place in paths for file in files_of(place) for x in read_rows(file)):
         if isinstance(item, tuple):
             graphs.setdefault(*item)
-        elif isinstance(item, Record) and item.kind == "kernel" and item.ok and item.time_us and name in item.device.lower():
-            found.setdefault((item.workload, item.structure, item.schedule), []).append(item)
-    samples = []
-    for (workload, structure, _), rows in found.items():
-        candidate = Candidate(graphs[structure], rows[0].schedule_value())
-        if any(k is None or set(k.knob) & UNKNOWN for _, k in scheduled(candidate.graph, candidate.schedule)):
-            continue  # a library's kernel, or an option that the model does not know
-        if any(unwieldy(schedule_features(b, k)).any() for b, k in candidate.blocks):
-            continue  # never chosen
-        samples.append(Sample(workload, candidate, 1e-6 * float(np.median([r.time_us or np.nan for r in rows]))))
-    return samples
-
-
-def family(workload: str) -> str:
-    """Workloads that are alike: ``mcfuser/G``, ``mcfuser/S``, each network of Mirage at all batch sizes, all products."""
-    suite, name = workload.split("/", 1)
-    if suite in SUITES:  # left out as a whole
-        return suite
-    return f"{suite}/{name.split(':')[0].split('-')[-1]}" if suite == "mirage" else f"{suite}/{name[0]}"
+        elif isinstance(item, Record) and name in item.device.lower():
+            rows.append(item)
+    return samples(rows, graphs.get)
 
 
 def summary(rows: Sequence[Accuracy]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from collections.abc import Mapping
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -128,6 +129,53 @@ def programs(seed: int = 0, drawn: int = 8) -> dict[str, TensorProgram]:
         m, k, n = (int(64 * rng.integers(lo, hi)) for lo, hi in ((1, 9), (4, 33), (2, 33)))
         found.append(CHAINS[kind](f"chains/{kind}-{seed}-{i}", m, k, n))
     return {p.name: p for p in found}
+
+
+def chain(name: str, m: int, k: int, n: int, h: int) -> TensorProgram:
+    """(X W) V."""
+    b = Builder(name)
+    return b.build(Y=(b.input("X", (m, k)) @ b.input("W", (k, n))) @ b.input("V", (n, h)))
+
+
+def rows(name: str, m: int, n: int, what: str) -> TensorProgram:
+    """An operator on each row of X[m,n]."""
+    b = Builder(name)
+    x = b.input("X", (m, n))
+    if what == "layer_norm":
+        return b.build(Y=b.layer_norm(x, b.input("G", (n,)), b.input("B", (n,))))
+    return b.build(Y=b.softmax(x) if what == "softmax" else b.rms_norm(x, b.input("G", (n,))))
+
+
+def _sizes(rng: np.random.Generator, *choices: Sequence[int]) -> tuple[int, ...]:
+    return tuple(int(rng.choice(c)) for c in choices)
+
+
+ROWS, WIDE, SUM = (64, 128, 256, 512, 1024), (512, 768, 1024, 2048, 3072), (256, 512, 768, 1024, 2048)
+ODD = (48, 64, 80, 96, 128, 160)
+"""Heads and widths, some of which are cut into powers of two."""
+DRAWS: Mapping[str, Callable[[str, np.random.Generator], TensorProgram]] = {
+    "product": lambda n, rng: product(n, *_sizes(rng, ROWS, (*SUM, 192), WIDE), str(rng.choice(["plain", "gelu", "residual"]))),
+    "large": lambda n, rng: product(n, *_sizes(rng, (1024, 2048), (1024, 2048), (2048, 4096)), "bias"),
+    "gate": lambda n, rng: gated(n, *_sizes(rng, ROWS, SUM, WIDE)),
+    "norm-product": lambda n, rng: normed(n, *_sizes(rng, ROWS[:3], SUM, WIDE), str(rng.choice(["rms_norm", "layer_norm"]))),
+    "lora": lambda n, rng: lora(n, *_sizes(rng, ROWS[:3], SUM, WIDE)),
+    "chain": lambda n, rng: chain(n, *_sizes(rng, (256, 512, 1024), (64, 128, 192), SUM[:3], ODD)),
+    "mlp": lambda n, rng: mlp(n, *_sizes(rng, ROWS, (64, 96, 128, 256), SUM)),
+    "router": lambda n, rng: weighted(n, *_sizes(rng, ROWS, SUM[:3], (64, 128, 256))),
+    "attention": lambda n, rng: attention(n, *_sizes(rng, (4, 8, 12), (128, 256, 512), (256, 512, 1024), ODD)),
+    "decode": lambda n, rng: attention(n, *_sizes(rng, (8, 16, 32), (1, 4, 16), (1024, 4096), (64, 128))),
+    "skinny": lambda n, rng: product(n, *_sizes(rng, (1, 4, 16), (1024, 2048, 4096), (2048, 4096)), "plain"),
+    "rows": lambda n, rng: rows(n, *_sizes(rng, (512, 4096, 16384), (512, 768, 1024, 2048)), "softmax"),
+    "norm": lambda n, rng: rows(n, *_sizes(rng, (512, 4096, 16384), (768, 1024, 4096)), str(rng.choice(["layer_norm", "rms"]))),
+    "row-sums": lambda n, rng: row_sums(n, *_sizes(rng, ROWS, SUM, WIDE)),
+}
+"""Programs by which a GPU is calibrated: every part of the model takes much of the time of some."""
+
+
+def calibration_programs(seed: int, turn: int) -> list[TensorProgram]:
+    """One program of each kind, others in each turn."""
+    rng = np.random.default_rng([seed, turn, 41])
+    return [draw(f"calibrate/{kind}-{seed}.{turn}", rng) for kind, draw in DRAWS.items()]
 
 
 # -- programs for the superoptimizer ------------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from experiments import drawn
 from experiments import gather
 from experiments.drawn import draw_candidates
 from experiments.gather import CHUNK
-from experiments.gather import Work
 from experiments.gather import chunks
 from experiments.gather import make_works
 from experiments.gather import parse
@@ -27,6 +26,8 @@ from search.measure.compiling import planned
 from search.measure.measurer import Bench
 from search.measure.records import Records
 from search.measure.rows import Record
+from search.measure.turns import Work
+from search.measure.turns import first_ready
 from tests.experiments.rows import draw
 from tests.experiments.rows import kernel
 
@@ -121,7 +122,7 @@ def test_what_is_compiled_goes_first() -> None:
     fake = FakeBench()
     both = works(a=math.inf, b=math.inf)
     fake.pool.slow = {id(planned(both[0].candidates[3]))}
-    first = gather._next(chunks(both), cast(Bench, fake), 10.0)
+    first = first_ready(chunks(both), cast(Bench, fake), 10.0)
     assert first.work.name == "mcfuser/G2"
 
 
