@@ -178,12 +178,17 @@ def fitting(data: Table, start: Constants) -> Fitted:
     errors = weight * np.log(data.predict(found) / data.seconds)
     scale = max(1.4826 * float(np.median(np.abs(errors))), 1e-3)  # odd rows do not count
     told = slopes(data, found) * weight[:, None]
-    covariance = np.linalg.inv(told.T @ told + PRIOR**2 * np.eye(len(BOUNDS)))
-    doubt = dict(zip(BOUNDS, (scale * np.sqrt(np.diag(covariance))).tolist(), strict=True))
+    information, pull = told.T @ told, PRIOR**2 * np.eye(len(BOUNDS))
+    inverse = np.linalg.inv(information + pull)
+    # of the noise of the rows, and of the pull towards a start that may be wrong
+    covariance = inverse @ (scale**2 * information + (WRONG * PRIOR) ** 2 * pull) @ inverse
+    doubt = dict(zip(BOUNDS, np.sqrt(np.diag(covariance)).tolist(), strict=True))
     ends = {n: min(abs(np.log(getattr(found, n) / end)) for end in pair) for n, pair in BOUNDS.items()}
     return Fitted(found, doubt, tuple(n for n, away in ends.items() if away < AT))
 
 
+WRONG = 0.5
+"""Deviation of the logarithms of constants from where a fit starts, on another GPU."""
 AT = 0.005
 """Distance of logarithms at which a constant rests on its bound."""
 STEP = 0.02

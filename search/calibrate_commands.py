@@ -68,7 +68,7 @@ def calibrate(
     ] = None,
     base: Annotated[
         str | None,
-        typer.Option("--base", metavar="DEVICE", help="What to begin with. [the GPU, or one of its architecture]"),
+        typer.Option("--base", metavar="DEVICE", help="What to begin with; by default the GPU, or one like it."),
     ] = None,
     budget: Annotated[
         float, typer.Option("--budget", min=10.0, max=LONGEST, callback=finite, metavar="SECONDS", help="Of all of it.")
@@ -78,7 +78,8 @@ def calibrate(
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, max=2**31, metavar="N", help="Of what is drawn.")] = 0,
     jobs: Annotated[
-        int | None, typer.Option("-j", "--jobs", min=1, max=1024, metavar="N", help="Processes that compile. [all cores]")
+        int | None,
+        typer.Option("-j", "--jobs", min=1, max=1024, metavar="N", help="Processes that compile; by default all cores."),
     ] = None,
     simulate: Annotated[
         int | None, typer.Option("--simulate", min=0, metavar="SEED", help="A made-up GPU, to try it without one.")
@@ -98,6 +99,8 @@ def calibrate(
     start = time.monotonic()
     about = {"mufuser": __version__, "seed": str(seed), "date": datetime.now(UTC).date().isoformat()}
     if source:
+        if out is not None:
+            _writable(out)
         with Records(":memory:") as records:
             _read(records, source)
             made = fitted_to(records, device_in(records, base or ""), base or "", about)
@@ -106,8 +109,7 @@ def calibrate(
         kept = None
     else:
         asked, title, said, name = _gpu(base, budget, seed, simulate)
-        place = out or Path(f"{name}.toml")
-        make_folder(place.parent)
+        place = _writable(out or Path(f"{name}.toml"))
         kept = place.with_suffix(ROWS)
         with Records(kept) as records:
             with _stopped(records, kept), _bench(asked.base, records, jobs, simulate) as bench:
@@ -122,6 +124,14 @@ def calibrate(
         print_json(_document(made, place, kept, counts, time.monotonic() - start, true))
     else:
         _show(made, place, kept, counts, time.monotonic() - start, true)
+
+
+def _writable(place: Path) -> Path:
+    """A place for the device file. Raises :class:`UsageError` where it cannot be one, before there is much to lose."""
+    make_folder(place.parent)
+    if place.is_dir():
+        raise UsageError(f"cannot write {place}: it is a folder", "give the name of a file")
+    return place
 
 
 def _gpu(base: str | None, budget: float, seed: int, simulate: int | None) -> tuple[Asked, str, dict[str, int], str]:
@@ -193,7 +203,7 @@ def _counts(records: Records, device: Device) -> Counter[str]:
 
 
 def _rows(made: Calibration, true: Device | None) -> list[dict[str, Any]]:
-    away = errors(made.fitted.constants, true) if true else {}
+    away = errors(made.device, true) if true else {}
     found = []
     for name, after in made.device.constants:
         doubt, bound = made.fitted.doubt.get(name), name in made.fitted.bounded
@@ -243,5 +253,6 @@ def _show(made: Calibration, place: Path, kept: Path | None, counts: Counter[str
 
 
 def _line(q: Quality) -> tuple[str, ...]:
-    regrets = (f"{q.regret:.3f}", f"{q.regret_before:.3f}")
-    return (q.family, str(q.programs), str(q.rows), *regrets, f"{q.correlation:.2f}", f"{q.correlation_before:.2f}")
+    regrets, ranks = (q.regret, q.regret_before), (q.correlation, q.correlation_before)
+    name = q.family.removeprefix("calibrate/")
+    return (name, str(q.programs), str(q.rows), *(f"{x:.3f}" for x in regrets), *(f"{x:.2f}" for x in ranks))

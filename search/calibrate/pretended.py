@@ -10,7 +10,6 @@ from dataclasses import replace
 import numpy as np
 
 from cost_model.calibrate import BOUNDS
-from cost_model.constants import Constants
 from cost_model.constants import constants_of
 from cost_model.device_file import fitted
 from fuser.device import Device
@@ -117,6 +116,8 @@ def pretending(base: Device, seed: int, records: Records, jobs: int | None, run:
     return Bench(worker, Idle(base.arch, jobs), records, Options(), run)
 
 
-def errors(found: Constants, true: Device) -> dict[str, float]:
-    """Logarithm of each constant that was found over the true one."""
-    return {n: float(np.log(getattr(found, n) / getattr(constants_of(true), n))) for n in BOUNDS}
+def errors(found: Device, true: Device) -> dict[str, float]:
+    """Logarithm of each constant that was found over the true one; of rates, with the peaks that they are parts of."""
+    mine, theirs = constants_of(found), constants_of(true)
+    away = {n: float(np.log(getattr(mine, n) / getattr(theirs, n))) for n in BOUNDS}
+    return away | {"l2_rate": away["l2_rate"] + float(np.log(found.l2_bandwidth / true.l2_bandwidth))}

@@ -68,7 +68,6 @@ class Asked:
     base: Device
     budget: float
     seed: int = 0
-    each: int = EACH
 
 
 def base_for(title: str, arch: int, asked: str = "") -> Device:
@@ -106,7 +105,7 @@ def measure(bench: Bench, asked: Asked, limits: Mapping[str, Any], progress: Pro
         measured(bench, memory, l2, step)
         del info["limits"]
     drawn, every = list[TensorProgram](), list[list[Offer]]()
-    for turn in range(asked.each):
+    for turn in range(EACH):
         if turn and time.monotonic() - start > CHOOSING * asked.budget:
             break
         more = calibration_programs(asked.seed, turn)
