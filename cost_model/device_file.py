@@ -15,6 +15,9 @@ from fuser.device import REQUIRED
 from fuser.device import SCHEMA
 from fuser.device import Device
 
+FILES = (".toml", ".json")
+"""How their names end."""
+
 
 def fitted(device: Device, constants: Constants, fit: Mapping[str, str]) -> Device:
     """The device with constants, and what they were fitted to, as a file has them: four digits."""

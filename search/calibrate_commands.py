@@ -18,6 +18,7 @@ from typing import Any
 import typer
 
 from cost_model.constants import UNITS
+from cost_model.device_file import FILES
 from cost_model.device_file import text
 from cost_model.refined import check_device
 from fuser import __version__
@@ -27,7 +28,6 @@ from fuser.console import print_json
 from fuser.console import print_table
 from fuser.console import progress
 from fuser.console import stderr
-from fuser.device import FILES
 from fuser.device import Device
 from fuser.device import load_device
 from fuser.errors import EnvironmentError_

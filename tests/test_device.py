@@ -134,12 +134,16 @@ def test_a_device_file_of_ones_own(tmp_path: Path) -> None:
 
 
 def test_a_device_file_may_be_json(tmp_path: Path) -> None:
-    value = tomllib.loads(A100) | {"name": "mine", "calibration": {"gpu": "mine"}}
+    value = tomllib.loads(A100) | {"calibration": {"gpu": "mine"}}
     path = tmp_path / "mine.json"
     path.write_text(json.dumps(value), encoding="utf-8")
     found = load_device(str(path))
-    assert replace(found, name="a100", fit=()) == load_device("a100")
-    for odd, why in (("[]", "no JSON object"), ("{", "not valid JSON"), (json.dumps(value | {"calibration": 3}), "calibration")):
+    assert replace(found, fit=()) == load_device("a100")
+    for odd, why in (
+        ("[]", "is not an object"),
+        ("{", "not valid JSON"),
+        (json.dumps(value | {"calibration": 3}), "calibration"),
+    ):
         path.write_text(odd, encoding="utf-8")
         with pytest.raises(UsageError, match=why) as e:
             load_device(str(path))

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from fuser.device import MEASURED
 from fuser.device import OPTIONAL
 from fuser.device import REQUIRED
 from fuser.device import Device
@@ -16,6 +17,7 @@ from fuser.device import load_device
 from fuser.errors import UsageError
 from fuser.runtime.cuda_driver import check
 from fuser.runtime.cuda_driver import driver
+from fuser.whatif import WHOLE
 from search.calibrate.rates import DTYPES
 from search.calibrate.rates import Rates
 
@@ -75,7 +77,8 @@ def described(base: Device, title: str, said: Mapping[str, Any], rates: Rates) -
     elif same.name != base.name:
         base = same
     device = _with(base, numbers)
-    return replace(_with(device, _measured(device, rates)), constants=(), fit=())
+    found = {k: x for k, x in _measured(device, rates).items() if same is None or k in MEASURED}
+    return replace(_with(device, found), constants=(), fit=())
 
 
 def _name(title: str) -> str:
@@ -128,8 +131,7 @@ def _measured(device: Device, rates: Rates) -> dict[str, tuple[float, str]]:
 def _with(device: Device, numbers: Mapping[str, tuple[float, str]]) -> Device:
     """The device with other numbers, whole where their unit is."""
     units = REQUIRED | OPTIONAL
-    whole = ("SM", "B", "register", "thread", "warp", "block")
-    values: dict[str, Any] = {k: int(v) if units[k] in whole else v for k, (v, _) in numbers.items()}
+    values: dict[str, Any] = {k: int(v) if units[k] in WHOLE else v for k, (v, _) in numbers.items()}
     sources = dict(device.sources) | {k: s for k, (_, s) in numbers.items()}
     found = replace(device, **values, sources=tuple(sources.items()))
     return replace(found, copy_bandwidth=min(found.copy_bandwidth, found.memory_bandwidth))

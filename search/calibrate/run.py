@@ -75,6 +75,8 @@ def base_for(title: str, arch: int, asked: str = "") -> Device:
     architecture, :class:`EnvironmentError_` where there is none of this one."""
     if asked:
         base = load_device(asked)
+        if base.hypothetical:
+            raise UsageError(f"nobody has the base {base.title}", "--base DEVICE names one that exists")
         if base.arch != arch:
             fit = ", ".join(d.name for d in list_devices() if d.arch == arch)
             raise UsageError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,7 +22,6 @@ from cost_model.constants import constants_of
 from cost_model.device_file import fitted
 from cost_model.device_file import text
 from fuser.device import load_device
-from fuser.device import parse_device
 from fuser.errors import UsageError
 from fuser.ir.candidate import Candidate
 from fuser.superopt.structures import structures
@@ -87,9 +87,14 @@ def test_no_measurements_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("name", ["mine.toml", "mine.json"])
-def test_files_give_back_what_was_fitted(name: str) -> None:
-    mine = fitted(replace(H200, name="mine"), TRUE, {"gpu": 'a "GPU" of mine', "held out, products": "regret 1.04"})
-    back = parse_device(text(mine, name), name)
+def test_files_give_back_what_was_fitted(name: str, tmp_path: Path) -> None:
+    mine = fitted(
+        replace(H200, name="mine", title="Mine", aliases=()),
+        TRUE,
+        {"gpu": 'a "GPU" of mine', "held out, products": "regret 1.04"},
+    )
+    (tmp_path / name).write_text(text(mine, name))
+    back = load_device(str(tmp_path / name))
     assert back == mine
     assert back.fit == mine.fit != ()
     for constant in Constants.__dataclass_fields__:
