@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from contextlib import contextmanager
 from dataclasses import asdict
+from dataclasses import dataclass
 from datetime import UTC
 from datetime import datetime
 from pathlib import Path
@@ -99,31 +101,52 @@ def calibrate(
     start = time.monotonic()
     about = {"mufuser": __version__, "seed": str(seed), "date": datetime.now(UTC).date().isoformat()}
     if source:
-        if out is not None:
-            _writable(out)
-        with Records(":memory:") as records:
-            _read(records, source)
-            made = fitted_to(records, device_in(records, base or ""), base or "", about)
-            place = out or Path(f"{made.device.name}.toml")
-            counts = _counts(records, made.device)
-        kept = None
+        done = _refitted(source, base or "", out, about)
     else:
-        asked, title, said, name = _gpu(base, budget, seed, simulate)
-        place = _writable(out or Path(f"{name}.toml"))
-        kept = place.with_suffix(ROWS)
-        with Records(kept) as records:
-            with _stopped(records, kept), _bench(asked.base, records, jobs, simulate) as bench:
-                measure(bench, asked, said, _progress(quiet))
-                with progress("fitting", None, quiet) as step:
-                    step("")
-                    made = fitted_to(records, title, base or "", about, bench.each)
-            counts = _counts(records, made.device)
-    write_file(place, text(made.device, place.name))
-    true = None if simulate is None else truth(asked.base, simulate)
+        asked = _pretended(base, simulate, budget, seed) if simulate is not None else _at_hand(base or "", budget, seed)
+        done = _measured(asked, out, base or "", jobs, about, quiet)
+    write_file(done.place, text(done.made.device, done.place.name))
+    seconds = time.monotonic() - start
     if json:
-        print_json(_document(made, place, kept, counts, time.monotonic() - start, true))
+        print_json(_document(done, seconds))
     else:
-        _show(made, place, kept, counts, time.monotonic() - start, true)
+        _show(done, seconds)
+
+
+@dataclass(frozen=True)
+class _Done:
+    """``kept`` is where new rows are, ``counts`` are all by their status, ``true`` the device that was pretended."""
+
+    made: Calibration
+    place: Path
+    kept: Path | None
+    counts: Counter[str]
+    true: Device | None = None
+
+
+def _refitted(sources: Sequence[Path], base: str, out: Path | None, about: Mapping[str, str]) -> _Done:
+    """Of rows that are there."""
+    if out is not None:
+        _writable(out)
+    with Records(":memory:") as records:
+        _read(records, sources)
+        made = fitted_to(records, device_in(records, base), base, about)
+        return _Done(made, out or Path(f"{made.device.name}.toml"), None, _counts(records, made.device))
+
+
+def _measured(asked: Asked, out: Path | None, base: str, jobs: int | None, about: Mapping[str, str], quiet: bool) -> _Done:
+    """Of the GPU at hand, or a made-up one."""
+    check_device(asked.base)
+    place = _writable(out or Path(f"{asked.device.name}.toml"))
+    kept = place.with_suffix(ROWS)
+    with Records(kept) as records:
+        with _stopped(records, kept), _bench(asked, records, jobs) as bench:
+            measure(bench, asked, _progress(quiet))
+            with progress("fitting", None, quiet) as step:
+                step("")
+                made = fitted_to(records, asked.title, base, about, bench.each)
+        counts = _counts(records, made.device)
+    return _Done(made, place, kept, counts, None if asked.pretended is None else truth(asked.base, asked.pretended))
 
 
 def _writable(place: Path) -> Path:
@@ -134,16 +157,14 @@ def _writable(place: Path) -> Path:
     return place
 
 
-def _gpu(base: str | None, budget: float, seed: int, simulate: int | None) -> tuple[Asked, str, dict[str, int], str]:
-    """What is asked for, the name of the GPU, what its driver says, and its short name."""
-    from search.calibrate.describe import described
-    from search.calibrate.rates import rates_of
+def _pretended(base: str | None, simulate: int, budget: float, seed: int) -> Asked:
+    device = load_device(base or "h200")
+    worker = Pretending(device, simulate)
+    return Asked(device, worker.truth.title, worker.limits(), budget, seed, simulate)
 
-    if simulate is not None:
-        asked = Asked(load_device(base or "h200"), budget, seed)
-        check_device(asked.base)
-        worker = Pretending(asked.base, simulate)
-        return asked, worker.truth.title, worker.limits(), worker.truth.name
+
+def _at_hand(base: str, budget: float, seed: int) -> Asked:
+    """Raises :class:`EnvironmentError_` where there is no GPU."""
     found = gpu_at_hand()
     if found is None:
         raise EnvironmentError_(
@@ -151,15 +172,12 @@ def _gpu(base: str | None, budget: float, seed: int, simulate: int | None) -> tu
             "--from ROWS fits to rows of another machine (or of mufuser records); --simulate 0 shows what it does",
         )
     title, arch = found
-    asked = Asked(base_for(title, arch, base or ""), budget, seed)
-    check_device(asked.base)
-    said = limits()
-    return asked, title, said, described(asked.base, title, said, rates_of(())).name
+    return Asked(base_for(title, arch, base), title, limits(), budget, seed)
 
 
-def _bench(base: Device, records: Records, jobs: int | None, simulate: int | None) -> Bench:
-    if simulate is not None:
-        return pretending(base, simulate, records, jobs, RUN)
+def _bench(asked: Asked, records: Records, jobs: int | None) -> Bench:
+    if asked.pretended is not None:
+        return pretending(asked.base, asked.pretended, records, jobs, RUN)
     bench = Bench.open("cuda", records, ROUNDS, jobs, RUN)
     bench.pool.seconds = COMPILE_SECONDS
     return bench
@@ -212,16 +230,15 @@ def _rows(made: Calibration, true: Device | None) -> list[dict[str, Any]]:
     return found
 
 
-def _document(
-    made: Calibration, place: Path, kept: Path | None, counts: Counter[str], seconds: float, true: Device | None
-) -> dict[str, Any]:
+def _document(done: _Done, seconds: float) -> dict[str, Any]:
+    made = done.made
     return {
-        "file": str(place),
-        "rows_file": str(kept) if kept else None,
+        "file": str(done.place),
+        "rows_file": str(done.kept) if done.kept else None,
         "device": made.device.name,
         "seconds": seconds,
-        "rows": dict(counts),
-        "constants": _rows(made, true),
+        "rows": dict(done.counts),
+        "constants": _rows(made, done.true),
         "quality": [asdict(q) for q in (made.overall, *made.families)],
         "on_bound": list(made.fitted.bounded),
         "little_said_of": list(made.unsaid),
@@ -233,7 +250,8 @@ def _value(value: float, unit: str) -> str:
     return f"{1e9 * value:.4g} ns" if unit == "s" else f"{value:.4g} {unit if unit != '1' else ''}".rstrip()
 
 
-def _show(made: Calibration, place: Path, kept: Path | None, counts: Counter[str], seconds: float, true: Device | None) -> None:
+def _show(done: _Done, seconds: float) -> None:
+    made, counts, true = done.made, done.counts, done.true
     rows = []
     for r in _rows(made, true):
         doubt = "not fitted" if r["doubt"] is None else f"{100 * r['doubt']:.0f} %"
@@ -248,8 +266,8 @@ def _show(made: Calibration, place: Path, kept: Path | None, counts: Counter[str
     heads = ("held out", "programs >", "rows >", "regret >", "before >", "rank corr. >", "before >")
     failed = Counter({k: n for k, n in counts.items() if k != "ok"})
     notes = [f"{counts['ok']} schedules measured, {counts_text(failed)}; {seconds:.0f} s"]
-    notes += [f"rows: {kept}"] if kept else []
-    print_table("the model's choice", heads, lines, [*notes, f"written: mufuser tune mcfuser/S2 --target {place}"])
+    notes += [f"rows: {done.kept}"] if done.kept else []
+    print_table("the model's choice", heads, lines, [*notes, f"written: mufuser tune mcfuser/S2 --target {done.place}"])
 
 
 def _line(q: Quality) -> tuple[str, ...]:

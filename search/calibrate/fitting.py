@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from dataclasses import replace
 from statistics import fmean
 from statistics import geometric_mean
+from typing import Any
 
 import numpy as np
 
@@ -140,9 +141,10 @@ def _library(device: Device, c: Constants, rates: Rates) -> float:
     p = Product(1, SIDE, SIDE, SIDE, "float16")
 
     def slower(x: float) -> float:
-        return float(np.log(matmul_seconds(p, device, replace(c, library=float(np.exp(x)))) * rate / p.flops))
+        return matmul_seconds(p, device, replace(c, library=x)) * rate / p.flops - 1.0
 
-    low, high = map(float, np.log(LIBRARY))
+    low, high = LIBRARY
     if slower(low) > 0 or slower(high) < 0:
         return c.library
-    return float(np.exp(brentq(slower, low, high)))
+    root: Any = brentq(slower, low, high)
+    return float(root)

@@ -52,7 +52,7 @@ def truth(base: Device, seed: int) -> Device:
         copy_bandwidth=0.75 * base.copy_bandwidth,
     )
     drawn = {n: float(np.exp(SPREAD * rng.standard_normal())) for n in BOUNDS}
-    found = {n: float(np.clip(getattr(constants_of(base), n) * x, *(BOUNDS[n] * np.array([1.1, 0.9])))) for n, x in drawn.items()}
+    found = {n: min(max(getattr(constants_of(base), n) * x, 1.1 * BOUNDS[n][0]), 0.9 * BOUNDS[n][1]) for n, x in drawn.items()}
     return fitted(made, replace(constants_of(base), **found), {})
 
 

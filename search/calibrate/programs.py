@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -146,46 +147,44 @@ def rows(name: str, m: int, n: int, what: str) -> TensorProgram:
     return b.build(Y=b.softmax(x) if what == "softmax" else b.rms_norm(x, b.input("G", (n,))))
 
 
-def _sizes(rng: np.random.Generator, *choices: Sequence[int]) -> tuple[int, ...]:
-    return tuple(int(rng.choice(c)) for c in choices)
-
-
-ROWS, WIDE, SUM = (64, 128, 256, 512, 1024), (512, 768, 1024, 2048, 3072), (256, 512, 768, 1024, 2048)
-ODD = (48, 64, 80, 96, 128, 160)
-"""Heads and widths, some of which are cut into powers of two."""
-DRAWS: Mapping[str, Callable[[str, np.random.Generator], TensorProgram]] = {
-    "product": lambda n, rng: product(n, *_sizes(rng, ROWS, (*SUM, 192), WIDE), str(rng.choice(["plain", "gelu", "residual"]))),
-    "large": lambda n, rng: product(n, *_sizes(rng, (1024, 2048), (1024, 2048), (2048, 4096)), "bias"),
-    "gate": lambda n, rng: gated(n, *_sizes(rng, ROWS, SUM, WIDE)),
-    "norm-product": lambda n, rng: normed(n, *_sizes(rng, ROWS[:3], SUM, WIDE), str(rng.choice(["rms_norm", "layer_norm"]))),
-    "lora": lambda n, rng: lora(n, *_sizes(rng, ROWS[:3], SUM, WIDE)),
-    "chain": lambda n, rng: chain(n, *_sizes(rng, (256, 512, 1024), (64, 128, 192), SUM[:3], ODD)),
-    "mlp": lambda n, rng: mlp(n, *_sizes(rng, ROWS, (64, 96, 128, 256), SUM)),
-    "router": lambda n, rng: weighted(n, *_sizes(rng, ROWS, SUM[:3], (64, 128, 256))),
-    "attention": lambda n, rng: attention(n, *_sizes(rng, (4, 8, 12), (128, 256, 512), (256, 512, 1024), ODD)),
-    "decode": lambda n, rng: attention(n, *_sizes(rng, (8, 16, 32), (1, 4, 16), (1024, 4096), (64, 128))),
-    "skinny": lambda n, rng: product(n, *_sizes(rng, (1, 4, 16), (1024, 2048, 4096), (2048, 4096)), "plain"),
-    "rows": lambda n, rng: rows(n, *_sizes(rng, (512, 4096, 16384), (512, 768, 1024, 2048)), "softmax"),
-    "norm": lambda n, rng: rows(n, *_sizes(rng, (512, 4096, 16384), (768, 1024, 4096)), str(rng.choice(["layer_norm", "rms"]))),
-    "row-sums": lambda n, rng: row_sums(n, *_sizes(rng, ROWS, SUM, WIDE)),
-}
-"""Programs by which a GPU is calibrated: every part of the model takes much of the time of some."""
-
-
-def calibration_programs(seed: int, turn: int) -> list[TensorProgram]:
-    """One program of each kind, others in each turn."""
-    rng = np.random.default_rng([seed, turn, 41])
-    return [draw(f"calibrate/{kind}-{seed}.{turn}", rng) for kind, draw in DRAWS.items()]
-
-
-# -- programs for the superoptimizer ------------------------------------------------------------------------------------------
-
-
 def row_sums(name: str, m: int, k: int, n: int) -> TensorProgram:
     """Y = X W + b and the sums of its rows and of their squares."""
     b = Builder(name)
     y = b.input("X", (m, k)) @ b.input("W", (k, n)) + b.input("b", (n,))
     return b.build(Y=y, S=b.sum(y, 1), Q=b.sum(y * y, 1))
+
+
+ROWS, WIDE, SUM = (64, 128, 256, 512, 1024), (512, 768, 1024, 2048, 3072), (256, 512, 768, 1024, 2048)
+ODD = (48, 64, 80, 96, 128, 160)
+"""Heads and widths, some of which are cut into powers of two."""
+DRAWS: Mapping[str, tuple[Form, tuple[Sequence[Any], ...]]] = {
+    "product": (product, (ROWS, (*SUM, 192), WIDE, ("plain", "gelu", "residual"))),
+    "large": (product, ((1024, 2048), (1024, 2048), (2048, 4096), ("bias",))),
+    "gate": (gated, (ROWS, SUM, WIDE)),
+    "norm-product": (normed, (ROWS[:3], SUM, WIDE, ("rms_norm", "layer_norm"))),
+    "lora": (lora, (ROWS[:3], SUM, WIDE)),
+    "chain": (chain, ((256, 512, 1024), (64, 128, 192), SUM[:3], ODD)),
+    "mlp": (mlp, (ROWS, (64, 96, 128, 256), SUM)),
+    "router": (weighted, (ROWS, SUM[:3], (64, 128, 256))),
+    "attention": (attention, ((4, 8, 12), (128, 256, 512), (256, 512, 1024), ODD)),
+    "decode": (attention, ((8, 16, 32), (1, 4, 16), (1024, 4096), (64, 128))),
+    "skinny": (product, ((1, 4, 16), (1024, 2048, 4096), (2048, 4096), ("plain",))),
+    "rows": (rows, ((512, 4096, 16384), (512, 768, 1024, 2048), ("softmax",))),
+    "norm": (rows, ((512, 4096, 16384), (768, 1024, 4096), ("layer_norm", "rms_norm"))),
+    "row-sums": (row_sums, (ROWS, SUM, WIDE)),
+}
+"""Programs by which a GPU is calibrated, with what their sizes are drawn from: every part of the model takes much of the time of
+some."""
+
+
+def calibration_programs(seed: int, turn: int) -> list[TensorProgram]:
+    """One program of each kind, others in each turn."""
+    rng = np.random.default_rng([seed, turn, 41])
+    drawn = {kind: [c[int(rng.integers(len(c)))] for c in choices] for kind, (_, choices) in DRAWS.items()}
+    return [DRAWS[kind][0](f"calibrate/{kind}-{seed}.{turn}", *sizes) for kind, sizes in drawn.items()]
+
+
+# -- programs for the superoptimizer ------------------------------------------------------------------------------------------
 
 
 def scored(name: str, m: int, k: int, n: int) -> TensorProgram:

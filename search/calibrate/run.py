@@ -63,11 +63,20 @@ Progress = Callable[[str, int], AbstractContextManager[Callable[[str], None]]]
 
 @dataclass(frozen=True)
 class Asked:
-    """``budget`` is in seconds, of the whole run."""
+    """A GPU by its name, what its driver says (:func:`search.calibrate.describe.limits`), and the device to begin with; seconds
+    of the whole run; the seed of what is drawn, and of a GPU that is ``pretended``."""
 
     base: Device
+    title: str
+    limits: Mapping[str, Any]
     budget: float
     seed: int = 0
+    pretended: int | None = None
+
+    @property
+    def device(self) -> Device:
+        """As far as it is known before anything was measured, with constants to begin with."""
+        return with_constants(described(self.base, self.title, self.limits, rates_of(())), constants_of(self.base))
 
 
 def base_for(title: str, arch: int, asked: str = "") -> Device:
@@ -94,13 +103,11 @@ def base_for(title: str, arch: int, asked: str = "") -> Device:
     return found
 
 
-def measure(bench: Bench, asked: Asked, limits: Mapping[str, Any], progress: Progress) -> None:
+def measure(bench: Bench, asked: Asked, progress: Progress) -> None:
     """Measure rates and schedules until all is done or the time is up; the rows are in the records of ``bench``."""
     start = time.monotonic()
     bench.batches = len(bench.records)
-    info = bench.worker.info
-    device = described(asked.base, info["device"], limits, rates_of(()))
-    begin = with_constants(device, constants_of(asked.base))
+    info, begin, limits = bench.worker.info, asked.device, asked.limits
     memory, l2 = limits["memory_bytes"], limits["l2_bytes"]
     with progress("rates", len(programs(memory, l2))) as step:
         info["limits"] = dict(limits)  # rows of rates say where they come from
