@@ -50,7 +50,7 @@ def look(dask_worker: Any) -> Sees:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         files = os.listdir("/dev") if os.path.isdir("/dev") else []
-        gpus = sorted((m[1] for f in files if (m := re.fullmatch(r"nvidia(\d+)", f))), key=int)
+        gpus = [str(i) for i in range(sum(re.fullmatch(r"nvidia\d+", f) is not None for f in files))]
     else:
         gpus = [g.strip() for g in visible.split(",") if g.strip() not in ("", "-1")]
     declared = dask_worker.state.total_resources.get("GPU")

@@ -1,0 +1,148 @@
+"""How many candidates a second the GPUs of a host measure together: the same searches with one worker, and with several.
+
+    python -m experiments.throughput --gpus 1 2 --out out
+    python -m experiments.throughput --gpus 1 2 --simulate 1 --warm 1 --seconds 3    # to try it out without a GPU
+
+Every run has a Dask cluster of its own, with a worker for each GPU, as many cores for each that compile, and empty caches.
+Winners are compiled here again and compared with float64.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from json import dumps
+from typing import Any
+
+from experiments.gather import say
+from experiments.script import parser
+from experiments.script import script
+from fuser.console import plain
+from fuser.console import print_table
+from fuser.device import Device
+from fuser.device import load_device
+from fuser.outputs import make_folder
+from fuser.outputs import write_file
+from fuser.superopt.structures import structures
+from fuser.workloads import workload
+from search.compile import compile_program
+from search.libraries import with_libraries
+from search.measure.session import Session
+from search.space.evolve import QUICK
+from search.tuner.campaign import Campaign
+from search.tuner.cluster import workers_of
+from search.tuner.hunt import Hunt
+from search.tuner.judges import OPTIONS
+from search.tuner.pool import jobs_of
+from search.tuner.pool import part
+from search.tuner.pool import pool_of
+from search.tuner.spread import Spread
+
+NAMES = ("mcfuser/G1", "mcfuser/G4", "mcfuser/G8", "mcfuser/S2", "mcfuser/S5", "mirage/mlp", "mirage/lora", "mirage/gqa-spec")
+THREADS = 2
+"""Compilers of one worker."""
+ENDLESS = replace(QUICK, patience=1 << 30, generations=1 << 30)
+
+
+def spec(gpus: int, cores: int, folder: str) -> dict[str, Any]:
+    """Workers: one for each GPU, which see all of them, and others for the cores."""
+    from distributed import Nanny
+
+    env = {"TRITON_CACHE_DIR": f"{folder}/triton", "MUFUSER_CACHE": f"{folder}/mufuser"}
+    one = {"cls": Nanny, "options": {"nthreads": 1, "resources": {"GPU": 1}, "silence_logs": 50, "env": env}}
+    other = {"cls": Nanny, "options": {"nthreads": THREADS, "silence_logs": 50, "env": env | {"CUDA_VISIBLE_DEVICES": ""}}}
+    return {f"gpu-{i}": one for i in range(gpus)} | {f"cpu-{i}": other for i in range(-(-gpus * cores // THREADS))}
+
+
+def run(gpus: int, args: Any, device: Device) -> dict[str, Any]:
+    """Search all workloads with so many GPUs, so long."""
+    from distributed import Client
+    from distributed import Scheduler
+    from distributed import SpecCluster
+
+    scheduler = {"cls": Scheduler, "options": {"dashboard": False, "host": "127.0.0.1"}}
+    begin = time.monotonic()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        SpecCluster(spec(gpus, args.cores, folder), scheduler, silence_logs=50) as cluster,
+        Client(cluster) as client,
+    ):
+        workers = workers_of(client, args.simulate is not None)
+        judge = Spread(workers, device, None, OPTIONS, args.simulate)
+        hunts = searches(args.names, device, judge, args.seed)
+        say(f"{gpus} GPUs: {workers.count} workers, ready after {time.monotonic() - begin:.0f} s")
+        warm = Campaign(hunts, judge, args.warm)
+        warm.run()
+        before, start = sum(len(h.times) for h in hunts), time.monotonic()
+        campaign = Campaign(hunts, judge, args.seconds)
+        campaign.run()
+        seconds, count = time.monotonic() - start, sum(len(h.times) for h in hunts) - before
+        say(f"{gpus} GPUs: {count} candidates in {seconds:.1f} s, {count / seconds:.2f} a second ({before} before)")
+    errors = {} if args.simulate is not None else {h.program.name: error(h, device) for h in hunts if h.best}
+    return {
+        "gpus": gpus,
+        "cores": args.cores * gpus,
+        "measured": count,
+        "seconds": seconds,
+        "per_second": count / seconds,
+        "lost": judge.lost,
+        "failures": {h.program.name: dict(h.failures) for h in hunts},
+        "best_us": {h.program.name: h.seconds * 1e6 for h in hunts if h.best},
+        "generations": {h.program.name: len(h.history) for h in hunts},
+        "errors": errors,
+    }
+
+
+def searches(names: Sequence[str], device: Device, judge: Spread, seed: int) -> list[Hunt]:
+    """A search of each workload that does not end by itself."""
+    programs = [workload(n) for n in names]
+    parts = [judge.each(part, jobs_of(p, with_libraries(structures(p)), device, ENDLESS, seed)) for p in programs]
+    return [Hunt(p, pool_of(p, device, found), ENDLESS, seed) for p, found in zip(programs, parts, strict=True)]
+
+
+def error(hunt: Hunt, device: Device) -> float:
+    """Relative error of the winner, compiled and run here, against float64."""
+    assert hunt.best is not None
+    made = hunt.best.candidate
+    call = compile_program(
+        hunt.program, target=device, graph=made.graph, schedule=made.schedule, records=False, checked=False, device="cuda"
+    )
+    session = Session(hunt.program, OPTIONS, "cuda")
+    found = session.compare(call.by_name(session.check_inputs))
+    if not found.ok:
+        raise SystemExit(f"the winner of {hunt.program.name} is wrong: {found}")
+    return found.error
+
+
+def main() -> int:
+    p = parser("experiments.throughput", __doc__, "out", "seed", "target")
+    p.add_argument("names", nargs="*", default=NAMES, metavar="WORKLOAD", help="what is searched")
+    p.add_argument("--gpus", type=int, nargs="+", default=[1, 2], metavar="N", help="numbers of GPUs, a run each (1 2)")
+    p.add_argument("--cores", type=int, default=max(2, (os.cpu_count() or 2) // 2 - 2), help="that compile for each GPU")
+    p.add_argument("--warm", type=float, default=8.0, metavar="SECONDS", help="that do not count (%(default)s)")
+    p.add_argument("--seconds", type=float, default=20.0, metavar="SECONDS", help="of each run (%(default)s)")
+    p.add_argument("--simulate", type=int, metavar="SEED", help="times of a device that does not exist")
+    args = p.parse_args()
+    device = load_device(args.target)
+    make_folder(args.out)
+    runs = []
+    for gpus in args.gpus:
+        runs.append(run(gpus, args, device))
+        write_file(args.out / "throughput.json", dumps(plain(runs), indent=1) + "\n")
+    one = runs[0]["per_second"]
+    rows = []
+    for r in runs:
+        rate, worst = r["per_second"], max(r["errors"].values(), default=0.0)
+        rows.append(
+            (r["gpus"], r["cores"], r["measured"], f"{r['seconds']:.1f}", f"{rate:.2f}", f"{rate / one:.2f}", f"{worst:.1e}")
+        )
+    heads = ("GPUs >", "cores >", "measured >", "s >", "a second >", "× the first >", "worst error >")
+    print_table(f"candidates measured a second, {device.title}", heads, rows)
+    return 0
+
+
+if __name__ == "__main__":
+    script(main)
