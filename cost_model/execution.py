@@ -127,7 +127,7 @@ def kept(f: Features, s: StmtFeatures, lanes: Counts) -> NDArray[np.bool_]:
     """Whether a sum of so many lanes stays apart by lane until its loop ends (:meth:`fuser.lower.tiles.Tiles.kept`)."""
     owner = dict(f.tree.owner).get(s.stmt.value)
     running = any(s.stmt.value in x.running for x in f.block.computes)
-    if s.stmt.op != "sum" or s.stmt.rescale or running or owner not in s.loops or owner in f.tree.arrays:
+    if not s.stmt.sums or s.stmt.rescale or running or owner not in s.loops or owner in f.tree.arrays:
         return np.zeros(len(f), np.bool_)
     small = lanes <= LAZY_REGISTERS * 32 * f.warps
     if LAZY.key() not in f.options:

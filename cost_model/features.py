@@ -24,7 +24,6 @@ from fuser.errors import UsageError
 from fuser.ir.mugraph import FREE
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import Stmt
-from fuser.ir.ops import op as op_def
 from fuser.ir.placement import place
 from fuser.ir.program import DTYPE_BYTES
 from fuser.ir.schedule import AxisPlan
@@ -61,12 +60,12 @@ class StmtFeatures:
     @property
     def flops(self) -> Counts:
         """Arithmetic of one execution: 2 for each multiply-add of a contraction; maps and folds as the op table says."""
-        return self.work * (op_def(self.stmt.op).flops if self.stmt.kind == "compute" else 0.0)
+        return self.work * (self.stmt.entry.flops if self.stmt.kind == "compute" else 0.0)
 
     @property
     def sfu(self) -> Counts:
         """Special-function operations of one execution."""
-        return self.work * (op_def(self.stmt.op).sfu if self.stmt.kind == "compute" else 0.0)
+        return self.work * (self.stmt.entry.sfu if self.stmt.kind == "compute" else 0.0)
 
 
 @dataclass(frozen=True, eq=False)

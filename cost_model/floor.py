@@ -13,7 +13,7 @@ def contraction_flops(program: TensorProgram) -> int:
     total = 0
     for node in program.nodes:
         shapes = [program[n].shape for n in node.inputs]
-        if node.op == "matmul":
+        if node.contracts:
             total += 2 * math.prod(program[node.output].shape) * shapes[0][-1]
         elif node.op == "attention":
             rows, keys = math.prod(shapes[0][:-1]), shapes[1][-2]

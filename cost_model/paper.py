@@ -24,7 +24,6 @@ from cost_model.shared_memory import equation1_terms
 from fuser.device import Device
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import Stmt
-from fuser.ir.ops import op as op_def
 from fuser.ir.placement import place
 from fuser.ir.program import DTYPE_BYTES
 from fuser.ir.schedule import KernelSchedule
@@ -99,7 +98,7 @@ def estimate(block: BlockGraph, schedule: KernelSchedule, device: Device) -> Pap
             amount = math.prod(plans[a].tile for a in dict.fromkeys(s.access.axes)) * DTYPE_BYTES[s.dtype]
             memory.append(Term(s.key, amount, trips, n_block, device.memory_bandwidth))
         elif s.contracts:
-            amount = op_def(s.op).flops * math.prod(plans[a].tile for a in s.related)
+            amount = s.entry.flops * math.prod(plans[a].tile for a in s.related)
             compute.append(Term(s.key, amount, trips, n_block, _rate(bound, s, device)))
     shared = equation1_terms(block, schedule)
     return PaperEstimate(tuple(memory), tuple(compute), n_block, device.sm_count, tuple(shared.items()))

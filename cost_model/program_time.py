@@ -72,7 +72,7 @@ def _seconds(program: TensorProgram, group: list[Node], device: Device) -> float
     nbytes = float(sum(program[t].nbytes for t in reads | written))
     first = group[0]
     dtype = program[first.output].dtype
-    if first.op == "matmul" and dtype in DTYPE_BYTES:
+    if first.contracts and dtype in DTYPE_BYTES:
         a, b = (program[i].shape for i in first.inputs)
         product = matmul_product(a, b, program[first.output].shape, dtype)
         extra = sum(program[i].nbytes for n in group[1:] for i in n.inputs if i not in inside)

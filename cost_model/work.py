@@ -45,7 +45,6 @@ from cost_model.waits import Add
 from cost_model.waits import loops
 from fuser.device import Device
 from fuser.ir.mugraph import Stmt
-from fuser.ir.ops import op as op_def
 from fuser.ir.program import DTYPE_BYTES
 from fuser.lower.options import PRECISION
 from fuser.lower.options import option_of
@@ -156,7 +155,7 @@ def work(f: Features, device: Device) -> Work:
         else:
             lanes_of = f.product(r.lanes, dict.fromkeys((*stmt.axes, *stmt.reduce)))
             lanes = lanes_of * copies.get(stmt.value, 1.0) * runs
-            entry = op_def(stmt.op)
+            entry = stmt.entry
             add(special=entry.sfu * lanes * device.sm_count / device.sfu_rate)
             # one operation an element takes the slot of a multiply-add
             add(arithmetic=2.0 * max(entry.flops, 1.0) * lanes * device.sm_count / device.fp32_flops)

@@ -97,7 +97,7 @@ def _step(program: TensorProgram, node: Node, attention: Attention, epilogue: bo
             return _addmm(found, node.output), _inside(program, node.output) - {node.output}
         if found := _blend(program, node):
             return found
-    if node.op == "matmul" and all(_one_matrix(program[i].shape) for i in node.inputs):
+    if node.contracts and all(_one_matrix(program[i].shape) for i in node.inputs):
         return Step(_mm, node.inputs, node.output), set()
     attrs = numbers(node.attrs, program.extent)
 

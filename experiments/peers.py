@@ -18,7 +18,6 @@ from experiments.natural import natural
 from experiments.natural import scaled_attention
 from fuser.errors import UnsupportedError
 from fuser.errors import UsageError
-from fuser.ir.ops import op as op_def
 from fuser.ir.program import TensorProgram
 from fuser.runtime.forms import explicit_attention
 from fuser.runtime.torch_program import Attention
@@ -50,7 +49,7 @@ def applies(name: str, program: TensorProgram) -> bool:
     if name == "cublaslt":
         return has_epilogue(program)
     if name == "inductor-sdpa":  # for attention alone that is the backend itself
-        return _has_attention(program) and any(n.op != "attention" and op_def(n.op).kind != "view" for n in program.nodes)
+        return _has_attention(program) and any(n.op != "attention" and n.entry.kind != "view" for n in program.nodes)
     return name in ("eager", "inductor") or _has_attention(program)
 
 

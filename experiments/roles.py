@@ -25,7 +25,6 @@ from fuser.errors import FuserError
 from fuser.errors import first_line
 from fuser.ir.candidate import Candidate
 from fuser.ir.mugraph import BlockGraph
-from fuser.ir.ops import op as op_def
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from fuser.lower.options import HOIST
@@ -123,7 +122,7 @@ def everywhere(candidate: Candidate) -> Role:
 
 def tilings(block: BlockGraph) -> Iterator[tuple[dict[str, int], int | None, int]]:
     """Tiles by axis, stages (None: as they are) and warps that are worth a try for a kernel."""
-    dots = [s for s in block.computes if op_def(s.op).kind == "contract"]
+    dots = [s for s in block.computes if s.contracts]
     if not dots:
         axes = [a for a in block.stores[0].axes if a not in dict(block.splits).values()][-2:]
         for m, n, warps in ROWS:

@@ -15,7 +15,6 @@ from fuser.errors import UsageError
 from fuser.ir.mugraph import FREE
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
-from fuser.ir.ops import op as op_def
 from fuser.ir.program import DTYPE_BYTES
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
@@ -36,7 +35,7 @@ def batch_axes(block: BlockGraph) -> set[str]:
     """Axes that index every tensor of a contraction alike: one element of them a block."""
     common: set[str] | None = None
     for s in block.computes:
-        if s.folds and op_def(s.op).kind == "contract":
+        if s.folds and s.contracts:
             both = set.intersection(*(set(block.by_value[a].axes) for a in s.args)) - set(s.reduce)
             common = both if common is None else common & both
     return common or set()
@@ -68,7 +67,7 @@ def _order(rng: np.random.Generator, block: BlockGraph, loops: list[str]) -> Til
 def draw(rng: np.random.Generator, block: BlockGraph, splits: dict[str, int]) -> KernelSchedule:
     """One schedule of a block; ``splits`` gives the parts of its free axes."""
     batch = batch_axes(block)
-    has_dot = any(op_def(s.op).kind == "contract" for s in block.computes)
+    has_dot = any(s.contracts for s in block.computes)
     tiles: dict[str, int] = {}
     loops: list[str] = []
     split = dict(block.splits)
@@ -97,7 +96,7 @@ def draw(rng: np.random.Generator, block: BlockGraph, splits: dict[str, int]) ->
 def known_good(block: BlockGraph, splits: dict[str, int]) -> Iterator[KernelSchedule]:
     """What a person would try first for two chained contractions: all of k and h, 64 or 128 rows and columns."""
     batch = batch_axes(block)
-    has_dot = any(op_def(s.op).kind == "contract" for s in block.computes)
+    has_dot = any(s.contracts for s in block.computes)
     for m, n, warps, stages in ((64, 64, 4, 2), (64, 128, 4, 3), (128, 64, 4, 2), (128, 128, 8, 3), (32, 128, 4, 2)):
         tiles: dict[str, int] = {}
         loops: list[str] = []
@@ -136,7 +135,7 @@ def footprint(block: BlockGraph, schedule: KernelSchedule) -> tuple[float, float
     looped = [a for a in schedule.order.axes if plans[a].trips > 1]
     shared, values = 0.0, 0.0
     for s in bound.computes:
-        if s.folds and op_def(s.op).kind == "contract":
+        if s.folds and s.contracts:
             width = math.prod(size[a] for a in s.axes)
             inside = looped.index(s.reduce[0]) if s.reduce and s.reduce[0] in looped else len(looped)
             width *= math.prod(plans[a].trips for a in s.axes if a in looped and looped.index(a) > inside)

@@ -38,7 +38,6 @@ from fuser.errors import UsageError
 from fuser.files import read_json
 from fuser.ir.candidate import Candidate
 from fuser.ir.mugraph import BlockGraph
-from fuser.ir.ops import op as op_def
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
@@ -109,7 +108,7 @@ def _sides(block: BlockGraph) -> tuple[str, str, str] | None:
     """The axes of the rows, columns and sum of a block's one kind of product."""
     found = set()
     for s in block.computes:
-        if op_def(s.op).kind == "contract":
+        if s.contracts:
             left, right = (block.by_value[a].axes for a in s.args)
             rows, columns = ([a for a in x if a not in y and a not in s.reduce] for x, y in ((left, right), (right, left)))
             if len(rows) != 1 or len(columns) != 1 or len(s.reduce) != 1:

@@ -17,7 +17,6 @@ from fuser.device import Device
 from fuser.errors import FuserError
 from fuser.errors import UnsupportedError
 from fuser.ir.ops import OPS
-from fuser.ir.ops import op as op_def
 from fuser.ir.program import FLOAT_DTYPES
 from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram
@@ -31,7 +30,7 @@ ABSORBED = {"scale", "causal_mask"}
 
 def _activates(node: Node) -> bool:
     """A function of one operand that no arithmetic of fractions is."""
-    entry = op_def(node.op)
+    entry = node.entry
     return entry.kind == "map" and entry.arity == 1 and not entry.fraction and not entry.indexed
 
 
@@ -95,7 +94,7 @@ def find_chains(
 
 def contracts(node: Node) -> bool:
     """A product, or two that are one operator."""
-    return op_def(node.op).kind == "contract" or node.op == "attention"
+    return node.contracts or node.op == "attention"
 
 
 class _Chain:
@@ -217,7 +216,7 @@ class _Chain:
         found: list[str] = []
         while name not in self.program.outputs and len(self.program.consumers[name]) == 1:
             (user,) = self.program.consumers[name]
-            kind = op_def(user.op).kind
+            kind = user.entry.kind
             same = all(self.program[i].elements <= self.program[user.output].elements for i in user.inputs)
             if kind not in ("map", "view") or not same or len(found) == 6:
                 break

@@ -144,7 +144,7 @@ def library_seconds(graph: KernelGraph, kernel: LibraryKernel, device: Device) -
     tensors = graph.device_tensors
     if any(name not in tensors for name in (*kernel.args, kernel.output)):
         raise UnsupportedError(f"library kernel {kernel.name!r} reads a tensor whose shape a schedule chooses")
-    if kernel.op != "matmul":
+    if not kernel.contracts:
         return refined.memory_kernel_seconds(sum(tensors[a].nbytes for a in (*kernel.args, kernel.output)), device)
     a, b = (tensors[x].shape for x in kernel.args)
     product = refined.matmul_product(a, b, tensors[kernel.output].shape, tensors[kernel.args[0]].dtype)

@@ -45,7 +45,7 @@ def made(block: BlockGraph, s: Stmt, op: str, *args: str, **attrs: object) -> St
 
 def wrong_offset(block: BlockGraph, rng: np.random.Generator) -> BlockGraph:
     """A causal mask with another offset, with its axes exchanged, or where there is none."""
-    masks = [s for s in block.computes if s.op == "causal_mask"]
+    masks = [s for s in block.computes if s.masks]
     if masks and rng.integers(4):
         s = pick(rng, masks)
         rows, cols = s.attr["rows"], s.attr["cols"]
@@ -53,7 +53,7 @@ def wrong_offset(block: BlockGraph, rng: np.random.Generator) -> BlockGraph:
             return swap(block, s, replace(s, attrs=tuple(sorted({**s.attr, "rows": cols, "cols": rows}.items()))))
         offset = int(rng.integers(1 - block.extents.get(rows, 1), block.extents.get(cols, 1)))
         return swap(block, s, replace(s, attrs=tuple(sorted({**s.attr, "offset": offset}.items()))))
-    into = [block.by_value[s.args[0]] for s in block.computes if s.op == "exp"]
+    into = [block.by_value[s.args[0]] for s in block.computes if s.exponential]
     s = pick(rng, [s for s in into if len(s.axes) > 1 and s.kind == "compute" and not s.folds and not s.running] or masks)
     rows, cols = (str(a) for a in rng.permutation(list(s.axes))[:2])
     offset = int(rng.integers(1 - block.extents[rows], block.extents[cols]))
@@ -108,12 +108,12 @@ def short_range(block: BlockGraph, rng: np.random.Generator) -> BlockGraph:
 def wrong_count(block: BlockGraph, rng: np.random.Generator) -> BlockGraph:
     """A factor or an addend that depends on the number of parts of a split, and is neutral for some number."""
     part = pick(rng, [a.name for a in block.axes if a.extent == FREE])
-    folds = [s for s in block.computes if part in s.reduce and s.op == "sum" and not s.rescale]
+    folds = [s for s in block.computes if part in s.reduce and s.sums and not s.rescale]
     if folds and not rng.integers(4):
         s = pick(rng, folds)
         return swap(block, s, replace(s, op="max"))
     s = some_compute(rng, block)
-    if s.running or s.op == "max":
+    if s.running or s.maximizes:
         raise NotApplicable("a shift by a maximum is arbitrary")
     count, power = int(rng.integers(1, 7)), pick(rng, (-2, -1, 1, 2))
     if rng.integers(4):
@@ -125,7 +125,7 @@ def wrong_count(block: BlockGraph, rng: np.random.Generator) -> BlockGraph:
 
 def wrong_condition(block: BlockGraph, rng: np.random.Generator) -> BlockGraph:
     """A choice that is always the same, or the other one; or one that is always the same in a field, where nothing is zero."""
-    choices = [s for s in block.computes if s.op == "where"]
+    choices = [s for s in block.computes if s.chooses]
     if choices and rng.integers(2):
         s = pick(rng, choices)
         c, x, y = s.args
@@ -136,7 +136,7 @@ def wrong_condition(block: BlockGraph, rng: np.random.Generator) -> BlockGraph:
     s = some_compute(rng, block)
     before = block.stmts[: block.stmts.index(s) + 1]
     u = pick(rng, [t for t in before if t.kind != "store" and set(t.axes) <= set(s.axes)])
-    if s.running or s.op == "max" or u.running:
+    if s.running or s.maximizes or u.running:
         raise NotApplicable("a shift by a maximum is arbitrary")
     condition = made(block, replace(s, axes=u.axes), pick(rng, ("relu", "relu", "maximum")), u.value)
     if condition.op == "maximum":  # of the value and what is not positive
@@ -152,7 +152,7 @@ def wrong_condition(block: BlockGraph, rng: np.random.Generator) -> BlockGraph:
 
 def wrong_type(block: BlockGraph, rng: np.random.Generator) -> BlockGraph:
     """A value, a load or a store of a type that cuts it, a cast to one, a cast to one left out, an output of another type."""
-    casts = [s for s in block.computes if s.op == "cast" and s.dtype in _WHOLE]
+    casts = [s for s in block.computes if s.casts and s.dtype in _WHOLE]
     how = int(rng.integers(5))
     if casts and how < 2:
         s = pick(rng, casts)
@@ -165,7 +165,7 @@ def wrong_type(block: BlockGraph, rng: np.random.Generator) -> BlockGraph:
         s = pick(rng, [s for s in block.loads if s.dtype != kind])
         return swap(block, s, replace(s, dtype=kind))
     s = some_compute(rng, block)
-    if s.dtype == kind or s.op == "max":
+    if s.dtype == kind or s.maximizes:
         raise NotApplicable("a maximum may be any shift")
     if how == 4:
         return behind(block, s, replace(made(block, s, "cast", s.value, dtype=kind), dtype=kind))
@@ -204,7 +204,7 @@ def wrong_size(block: BlockGraph, rng: np.random.Generator) -> BlockGraph:
         wrong = value.bind(other)
         return swap(block, s, replace(s, attrs=(("scalar", wrong),)))
     s = some_compute(rng, block)
-    if s.running or s.op == "max":
+    if s.running or s.maximizes:
         raise NotApplicable("a shift by a maximum is arbitrary")
     axis = pick(rng, axes)
     power = Fraction(pick(rng, (-2, -1, 1, 2)), 2)

@@ -27,7 +27,6 @@ from fuser.ir.mugraph import FREE
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import Stmt
-from fuser.ir.ops import op as op_def
 from fuser.ir.scalar import Extent
 from fuser.ir.scalar import Scalar
 
@@ -46,9 +45,9 @@ def wrong_axis(block: BlockGraph, rng: np.random.Generator) -> BlockGraph:
 def missing_accumulator(block: BlockGraph, rng: np.random.Generator) -> BlockGraph:
     """A sum that keeps the largest term in place of adding, or an axis that is not summed over and stays in an earlier value."""
     s = pick(rng, [s for s in block.computes if s.folds])
-    if s.op == "sum":
+    if s.sums:
         return swap(block, s, replace(s, op="max", rescale=()))
-    if s.op == "max":
+    if s.maximizes:
         return swap(block, s, replace(s, op="sum"))
     product = Stmt("compute", fresh(block, "product"), s.axes, s.dtype, "mul", s.args)
     return swap(block, s, product, replace(s, op="max", args=(product.value,), rescale=()))
@@ -93,8 +92,8 @@ def wrong_range(block: BlockGraph, rng: np.random.Generator) -> BlockGraph:
 
 
 def swapped_operands(block: BlockGraph, rng: np.random.Generator) -> BlockGraph:
-    s = pick(rng, [s for s in block.computes if len(s.args) == 2 and s.args[0] != s.args[1] and not op_def(s.op).commutative])
-    if s.op == "matmul":  # by name, the operands of a product commute: exchange them with those of another statement instead
+    s = pick(rng, [s for s in block.computes if len(s.args) == 2 and s.args[0] != s.args[1] and not s.entry.commutative])
+    if s.contracts:  # by name, the operands of a product commute: exchange them with those of another statement instead
         return wrong_operand(block, rng)
     return swap(block, s, replace(s, args=(s.args[1], s.args[0]), running=()))
 

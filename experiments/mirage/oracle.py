@@ -109,7 +109,7 @@ def draws(program: TensorProgram, rng: np.random.Generator, scale: float = 1.0) 
     """Normal inputs, positive ones (for roots and quotients), negative ones (for folds that start at zero); whole numbers where
     the type says so, and zeros among what is a condition.
     """
-    conditions = {n.inputs[0] for n in program.nodes if n.op == "where"}
+    conditions = {n.inputs[0] for n in program.nodes if n.chooses}
     for sign in (0, 1, -1):
         found: dict[str, Array] = {}
         for name in program.inputs:
@@ -240,7 +240,7 @@ class _Block:
             raise NotComputableError(f"{s} reads a running maximum outside of the loop over {sorted(extra)}")
         attrs = bound(s.attrs, lambda e: self.extents[e.tensor])
         arrays = [v.along(axes) for v in args]
-        if op_def(s.op).indexed:
+        if s.masks:
             for name in ("rows", "cols"):
                 at = axes.index(attrs[name]) if attrs[name] in axes else -1
                 count = self.extents.get(attrs[name], 1) if at >= 0 else 1
@@ -279,7 +279,7 @@ class _Block:
             raise NotComputableError(f"{s} sums over {sorted(absent)}, which no operand has")
         kept = tuple(a for a in axes if a in known)
         with np.errstate(all="ignore"):
-            if s.op == "max":
+            if s.maximizes:
                 x, own = args[0].array, args[0].axes
                 for v in args[1:]:
                     union = tuple(dict.fromkeys((*own, *v.axes)))
@@ -300,7 +300,7 @@ class _Block:
         if len(args) != 1 or (part and len(s.reduce) > 1):
             return
         (x,) = args
-        reached = np.maximum.accumulate if s.op == "max" else np.add.accumulate
+        reached = np.maximum.accumulate if s.maximizes else np.add.accumulate
         axes = (*(a for a in x.axes if a not in s.reduce), *(a for a in x.axes if a in s.reduce))
         whole = x.along(axes)
         flat = whole.reshape(*whole.shape[: len(axes) - len(s.reduce)], -1)

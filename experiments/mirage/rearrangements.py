@@ -33,7 +33,7 @@ Rewrite = Callable[[BlockGraph, np.random.Generator], BlockGraph]
 
 
 def _no_maximum(s: Stmt) -> Stmt:
-    if s.running or s.rescale or s.op == "max":
+    if s.running or s.rescale or s.maximizes:
         raise NotApplicable("a running maximum is a form of its own")
     return s
 
@@ -59,13 +59,13 @@ def factor_and_inverse(block: BlockGraph, rng: np.random.Generator) -> BlockGrap
 
 def mask_again(block: BlockGraph, rng: np.random.Generator) -> BlockGraph:
     """A mask that is weaker than one before it, or that masks nothing."""
-    masks = [s for s in block.computes if s.op == "causal_mask"]
+    masks = [s for s in block.computes if s.masks]
     if masks and rng.integers(3):
         s = pick(rng, masks)
         more = int(rng.integers(0, block.extents.get(s.attr["cols"], 1)))
         attrs = {**s.attr, "offset": s.attr.get("offset", 0) + more}
         return behind(block, s, made(block, s, "causal_mask", s.value, **attrs))
-    into = [block.by_value[s.args[0]] for s in block.computes if s.op == "exp"]
+    into = [block.by_value[s.args[0]] for s in block.computes if s.exponential]
     s = pick(rng, [s for s in into if len(s.axes) > 1 and s.kind == "compute" and not s.folds])
     rows, cols = (str(a) for a in rng.permutation(list(_no_maximum(s).axes))[:2])
     return behind(
@@ -79,7 +79,7 @@ def choice_of_one(block: BlockGraph, rng: np.random.Generator) -> BlockGraph:
     """where(c, x, x) = x."""
     s = _no_maximum(some_compute(rng, block))
     before = block.stmts[: block.stmts.index(s) + 1]
-    found = [t for t in before if t.kind != "store" and set(t.axes) <= set(s.axes) and not t.running and t.op != "max"]
+    found = [t for t in before if t.kind != "store" and set(t.axes) <= set(s.axes) and not t.running and not t.maximizes]
     c = pick(rng, found)
     return behind(block, s, made(block, s, "where", c.value, s.value, s.value))
 
@@ -144,7 +144,7 @@ def axis_of_two(block: BlockGraph, rng: np.random.Generator) -> BlockGraph:
     """An axis as the product of two."""
     kept = {x for pair in block.splits for x in pair} | {v for s in block.computes for k, v in s.attrs if k in ("rows", "cols")}
     kept |= {a for s in block.stmts for a in s.constant_axes} | {
-        a for s in block.stmts if s.rescale or s.op == "max" for a in s.reduce
+        a for s in block.stmts if s.rescale or s.maximizes for a in s.reduce
     }
     kept |= {a for s in block.loads if s.access and s.access.window for a in s.axes}
     whole = [a for a in block.axes if a.name not in kept and a.extent > 3 and _factors(a.extent)]

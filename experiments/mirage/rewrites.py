@@ -21,7 +21,6 @@ from fuser.errors import UnsupportedError
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import Stmt
-from fuser.ir.ops import op as op_def
 from fuser.ir.scalar import Scalar
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
@@ -45,7 +44,7 @@ def _pair(block: BlockGraph, rng: np.random.Generator, outer: tuple[str, ...], i
 
 
 def commute(block: BlockGraph, rng: np.random.Generator) -> BlockGraph:
-    s = pick(rng, [s for s in block.computes if op_def(s.op).commutative or s.op == "matmul"])
+    s = pick(rng, [s for s in block.computes if s.entry.commutative or s.contracts])
     return swap(block, s, replace(s, args=(s.args[1], s.args[0])))
 
 
@@ -73,9 +72,7 @@ def reassociate(block: BlockGraph, rng: np.random.Generator) -> BlockGraph:
 def distribute(block: BlockGraph, rng: np.random.Generator) -> BlockGraph:
     """A product with a sum or a difference becomes a sum of products."""
     s, i, t = _pair(block, rng, ("mul", "matmul"), ("add", "sub"))
-    if s.op == "matmul" and any(
-        not set(s.reduce) <= {x for v in (a, s.args[1 - i]) for x in block.by_value[v].axes} for a in t.args
-    ):
+    if s.contracts and any(not set(s.reduce) <= {x for v in (a, s.args[1 - i]) for x in block.by_value[v].axes} for a in t.args):
         raise NotApplicable("a summand lacks the contracted axis")
     parts = []
     for a in t.args:
@@ -130,14 +127,14 @@ def split_sum(block: BlockGraph, rng: np.random.Generator) -> BlockGraph:
             continue
         if s.op in ("sum", "max") and len(s.reduce) > 1:
             spots.append((s, 0, s.reduce[:1]))
-        if s.op == "matmul":
+        if s.contracts:
             for i in (0, 1):
                 alone = set(s.reduce) & set(block.by_value[s.args[i]].axes) - set(block.by_value[s.args[1 - i]].axes)
                 if alone:
                     spots.append((s, i, tuple(sorted(alone))))
     spot = pick(rng, spots)
     s, i, over = spot
-    op = s.op if s.op == "max" else "sum"
+    op = s.op if s.maximizes else "sum"
     inner = Stmt("compute", fresh(block, "inner"), (), s.dtype, op, (s.args[i],), over)
     args = tuple(inner.value if j == i else a for j, a in enumerate(s.args))
     rest = tuple(a for a in s.reduce if a not in over)
@@ -172,7 +169,7 @@ def move_scale(block: BlockGraph, rng: np.random.Generator) -> BlockGraph:
 def as_quotient(block: BlockGraph, rng: np.random.Generator) -> BlockGraph:
     """sub, scale and neg in terms of each other: a − b = a + (−b); −x = x · (−1)."""
     s = some_compute(rng, block, "sub", "neg")
-    if s.running or (s.op == "sub" and block.by_value[s.args[1]].op == "max"):
+    if s.running or (s.op == "sub" and block.by_value[s.args[1]].maximizes):
         raise NotApplicable("a shift by a maximum is a form of its own")
     if s.op == "neg":
         return swap(block, s, replace(s, op="scale", attrs=(("scalar", Scalar.of(-1)),)))
@@ -190,7 +187,7 @@ def unfold_function(block: BlockGraph, rng: np.random.Generator) -> BlockGraph:
 def exp_of_sum(block: BlockGraph, rng: np.random.Generator) -> BlockGraph:
     """exp(a + b) = exp(a) · exp(b), exp(a − b) = exp(a) / exp(b)."""
     s, _, t = _pair(block, rng, ("exp",), ("add", "sub"))
-    if t.running or (t.op == "sub" and block.by_value[t.args[1]].op == "max"):
+    if t.running or (t.op == "sub" and block.by_value[t.args[1]].maximizes):
         raise NotApplicable("a shift by a maximum is a form of its own")
     parts = [Stmt("compute", fresh(block, f"e{i}_"), (), s.dtype, "exp", (a,)) for i, a in enumerate(t.args)]
     return swap(block, s, *parts, replace(s, op="mul" if t.op == "add" else "div", args=tuple(p.value for p in parts)))
@@ -225,7 +222,7 @@ def split(graph: KernelGraph, rng: np.random.Generator) -> KernelGraph:
     folds = [s for s in block.computes if s.folds]
     if (
         not folds
-        or folds[-1].op != "matmul"
+        or not folds[-1].contracts
         or len(block.stores) != 1
         or block.splits
         or any(s.rescale or s.running for s in block.stmts)

@@ -24,7 +24,6 @@ from fuser.ir.candidate import scheduled_blocks
 from fuser.ir.mugraph import FREE
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
-from fuser.ir.ops import op as op_def
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from fuser.ir.tiling import TilingExpr
@@ -146,7 +145,7 @@ def _fits(block: BlockGraph, ks: KernelSchedule) -> bool:
 def ugly(block: BlockGraph, kind: str, splits: dict[str, int], rng: Rng) -> KernelSchedule:
     """One ugly schedule of a block; ``splits`` gives the parts of its free axes. It may not lower."""
     batch = batch_axes(block)
-    has_dot = any(op_def(s.op).kind == "contract" for s in block.computes)
+    has_dot = any(s.contracts for s in block.computes)
     parts_of = set(dict(block.splits).values())
     axes = [a for a, e in block.extents.items() if e != FREE and a not in parts_of]
     spatial = {a for a in axes if a in block.spatial and a not in block.reduced}

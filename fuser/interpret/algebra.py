@@ -166,7 +166,7 @@ def guarded(graph: KernelGraph) -> frozenset[tuple[str, str]]:
     found: set[tuple[str, str]] = set()
 
     def compute(block: BlockGraph, s: Stmt, xs: list[_Origin]) -> _Origin:
-        shift = s.op == "sub" and (block.by_value[s.args[1]].op == "max" or shared_top(block, *s.args))
+        shift = s.op == "sub" and (block.by_value[s.args[1]].maximizes or shared_top(block, *s.args))
         if shift or (s.op == "div" and ((xs[0].made and xs[1].summed) or xs[1].counted == "count")):
             found.add((block.name, s.value))
         origin = _Origin.of(s.op, xs)
@@ -182,7 +182,7 @@ def shared_top(block: BlockGraph, value: str, top: str) -> bool:
     if s.op != "maximum":
         return False
     made = [block.by_value[a] for a in s.args]
-    return any(m.value == value or (m.op == "max" and m.args == (value,)) or shared_top(block, value, m.value) for m in made)
+    return any(m.value == value or (m.maximizes and m.args == (value,)) or shared_top(block, value, m.value) for m in made)
 
 
 class _Origin(NamedTuple):

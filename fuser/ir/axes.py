@@ -16,7 +16,6 @@ from fuser.ir.factors import Factor
 from fuser.ir.factors import TieError
 from fuser.ir.factors import tie
 from fuser.ir.mugraph import Axis
-from fuser.ir.ops import op as op_def
 from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram
 
@@ -73,14 +72,14 @@ class _Solver:
     def visit(self, i: int, node: Node) -> None:  # noqa: C901, PLR0912
         args = [self.operand(i, j, n) for j, n in enumerate(node.inputs)]
         shape = self.program[node.output].shape
-        kind = op_def(node.op).kind
+        kind = node.entry.kind
         if kind == "map":
             out = [Factor(e) for e in shape]
             for arg in args:
                 for d, o in zip(reversed(arg), reversed(out), strict=False):
                     if d.extent == o.extent:
                         _tie([o], [d])
-        elif node.op == "matmul":
+        elif node.contracts:
             a, b = args
             out = [Factor(e) for e in shape]
             for arg in (a, b):
@@ -192,7 +191,7 @@ def _named(program: TensorProgram, solved: _Solver) -> AxisMap:
             extents[fresh] = leaf.extent
 
     for i, node in enumerate(program.nodes):
-        if node.op == "matmul":
+        if node.contracts:
             out = solved.values[node.output]
             name(out[:-2], "b", 0)
             name([out[-2]], "m", 1)

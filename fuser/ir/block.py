@@ -15,7 +15,7 @@ from typing import Literal
 from fuser.errors import ProgramError
 from fuser.files import shown
 from fuser.ir.access import Access
-from fuser.ir.ops import op as op_def
+from fuser.ir.applied import Applied
 from fuser.ir.program import DTYPE_BYTES
 from fuser.ir.program import attributes_to_json
 from fuser.ir.rows import row_step
@@ -46,7 +46,7 @@ class Rescale:
 
 
 @dataclass(frozen=True)
-class Stmt:
+class Stmt(Applied):
     """One statement of a block: load a value, compute it, or store it.
 
     ``axes`` index the value. ``reduce`` are the axes that a contraction or fold sums over; where one of them has a loop part, the
@@ -90,19 +90,6 @@ class Stmt:
     def constant_axes(self) -> frozenset[str]:
         """Axes whose extents the constants of the statement are tied to."""
         return frozenset(e.tensor for e in tied(self.attrs) if e.dim == AXIS)
-
-    @property
-    def folds(self) -> bool:
-        return self.kind == "compute" and op_def(self.op).kind in ("contract", "reduce")
-
-    @property
-    def contracts(self) -> bool:
-        return self.kind == "compute" and op_def(self.op).kind == "contract"
-
-    @property
-    def adds(self) -> bool:
-        """It folds by adding."""
-        return self.kind == "compute" and op_def(self.op).adds
 
     def __str__(self) -> str:
         shape = f"[{','.join(self.axes)}]"
@@ -256,7 +243,7 @@ class BlockGraph:
                 raise ProgramError(f"block {self.name!r}: {s} has axes {s.axes}, its operands give {sorted(expected)}")
 
     def _check_shifts(self, s: Stmt, known: Mapping[str, Stmt]) -> None:
-        if wrong := [n for n in (*s.running, *(r.maximum for r in s.rescale)) if n in known and known[n].op != "max"]:
+        if wrong := [n for n in (*s.running, *(r.maximum for r in s.rescale)) if n in known and not known[n].maximizes]:
             raise ProgramError(f"block {self.name!r}: {s} is shifted by {wrong[0]!r}, which is no maximum")
         for r in s.rescale:
             if r.maximum not in known or set(known[r.maximum].axes) - set(s.axes):

@@ -9,7 +9,6 @@ from typing import Any
 from fuser.errors import UnsupportedError
 from fuser.ir.builder import Builder
 from fuser.ir.builder import Ref
-from fuser.ir.ops import op as op_def
 from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram
 from fuser.ir.scalar import renamed
@@ -17,7 +16,7 @@ from fuser.ir.scalar import renamed
 
 def expand(program: TensorProgram) -> TensorProgram:
     """The same program with primitive operators only; names of inputs and outputs stay."""
-    if not any(op_def(n.op).kind == "composite" for n in program.nodes):
+    if not any(n.entry.kind == "composite" for n in program.nodes):
         return program
     b = Builder(program.name, reserved=frozenset(program.table))
     refs: dict[str, Ref] = {n: b.input(n, program[n].shape, program[n].dtype) for n in program.inputs}
@@ -36,7 +35,7 @@ def alone(op: str, operands: Sequence[tuple[tuple[int, ...], str | None]], attrs
 
 def _emit(b: Builder, node: Node, inputs: list[Ref], program: TensorProgram, names: dict[str, str]) -> Ref:
     attrs = {k: v for k, v in renamed(node.attrs, names.__getitem__).items() if k != "dtype"}
-    entry = op_def(node.op)
+    entry = node.entry
     if entry.kind == "composite":
         if entry.expansion is None:
             raise UnsupportedError(f"the composite {node.op!r} has no expansion", "give its entry in the op table one")

@@ -35,7 +35,7 @@ def input_domains(program: TensorProgram) -> dict[str, Domain]:
     """The inputs that are not free, and what they are drawn from."""
     known: dict[str, Domain] = {}
     for node in program.nodes:
-        for name, demand in zip(node.inputs, _demanded(op_def(node.op), program.bound(node)), strict=False):
+        for name, demand in zip(node.inputs, _demanded(node.entry, program.bound(node)), strict=False):
             if demand.choice:
                 if name in program.inputs and program.consumers[name] == (node,) and node.inputs.count(name) == 1:
                     known[name] = demand
@@ -67,7 +67,7 @@ class _Demands:
 
     def image(self, node: Node) -> Domain:
         """The interval of a result."""
-        entry, xs = op_def(node.op), [self.ranges[n] for n in node.inputs]
+        entry, xs = node.entry, [self.ranges[n] for n in node.inputs]
         if node.op == "mul" and node.inputs[0] == node.inputs[1]:
             return Domain(0.0, math.inf, xs[0].nonzero)
         rule = _IMAGES.get(node.op)
@@ -97,7 +97,7 @@ class _Demands:
 
     def demands(self, node: Node, d: Domain) -> list[tuple[str, Domain]]:
         """Demands on the operands under which the result meets ``d``."""
-        entry = op_def(node.op)
+        entry = node.entry
         rule = _DEMANDS.get(node.op)
         if rule is not None:
             return rule(self, node, d)
@@ -283,7 +283,7 @@ def _demand_div(s: _Demands, node: Node, d: Domain) -> list[tuple[str, Domain]]:
 
 def _demand_fold(s: _Demands, node: Node, d: Domain) -> list[tuple[str, Domain]]:
     """Every element does its share."""
-    n, d = (_count(s.program, node) if op_def(node.op).adds else 1.0), _one_sided(d)
+    n, d = (_count(s.program, node) if node.adds else 1.0), _one_sided(d)
     return [(node.inputs[0], Domain(d.lo / n, d.hi / n, d.nonzero))]
 
 

@@ -16,7 +16,6 @@ from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import Stmt
 from fuser.ir.mugraph import ordered
-from fuser.ir.ops import op as op_def
 from fuser.ir.program import TensorProgram
 from fuser.ir.scalar import Extent
 from fuser.ir.scalar import bound
@@ -66,7 +65,7 @@ class _Fuser:
         for i, node in enumerate(program.nodes):
             if node.output not in self.chosen:
                 continue
-            kind = op_def(node.op).kind
+            kind = node.entry.kind
             if kind == "view":
                 self.view(i, node.inputs[0], node.output)
                 continue
@@ -79,7 +78,7 @@ class _Fuser:
                 raise UnsupportedError(f"{node.output!r} sums over an axis along which its operand is only broadcast")
             axes = ordered(union - set(reduce), self.map.axes)
             attrs = {k: v for k, v in bound(node.attrs, self.on_axes).items() if k not in ("axis", "keepdims")}
-            if op_def(node.op).indexed:
+            if node.masks:
                 sides = self.map.values[node.output][-2:]
                 if joined := [d for d in sides if len(d) > 1]:
                     raise UnsupportedError(
@@ -106,7 +105,7 @@ class _Fuser:
             if n.output in self.chosen
             and (
                 n.output in self.program.outputs
-                or (any(u.output not in self.chosen for u in self.program.consumers[n.output]) and op_def(n.op).kind != "view")
+                or (any(u.output not in self.chosen for u in self.program.consumers[n.output]) and n.entry.kind != "view")
             )
         )
 

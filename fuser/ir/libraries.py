@@ -33,7 +33,7 @@ def library_kernels(block: BlockGraph) -> tuple[LibraryKernel, ...]:
         return ()
     (product,), (store,) = block.computes, block.stores
     accesses = [block.by_value[a].access for a in product.args]
-    if product.op != "matmul" or len({s.dtype for s in (*block.loads, store)}) != 1 or store.access is None:
+    if not product.contracts or len({s.dtype for s in (*block.loads, store)}) != 1 or store.access is None:
         return ()
     if any(a is None or a.window for a in accesses) or len(store.access.dims) < 2:
         return ()
@@ -64,7 +64,7 @@ def products(graph: KernelGraph) -> tuple[str, ...]:
 def generated(program: TensorProgram, graph: KernelGraph) -> KernelGraph | None:
     """The graph with the library's products as blocks again, over the program's axes; None where the program has no such
     products: another's algebra has made them."""
-    called = {k.name for k in graph.kernels if isinstance(k, LibraryKernel) and k.op == "matmul"}
+    called = {k.name for k in graph.kernels if isinstance(k, LibraryKernel) and k.contracts}
     try:
         program = expand(program)
         axes = axes_of(program)

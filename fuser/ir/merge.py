@@ -18,7 +18,6 @@ from fuser.ir.mugraph import Axis
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import Stmt
 from fuser.ir.mugraph import ordered
-from fuser.ir.ops import op as op_def
 from fuser.ir.scalar import Extent
 from fuser.ir.scalar import Scalar
 
@@ -45,7 +44,7 @@ def _together(block: BlockGraph, fixed: Collection[str], outer: str, inner: str)
     for s in block.stmts:
         if any(len(pair & set(names)) == 1 for names in (s.axes, s.reduce)):
             return False
-        if s.kind == "compute" and op_def(s.op).indexed and pair & set(s.axes):
+        if s.kind == "compute" and s.masks and pair & set(s.axes):
             return False
         if any(_power(v, outer) != _power(v, inner) for _, v in s.attrs if isinstance(v, Scalar)):
             return False

@@ -19,6 +19,7 @@ from typing import Any
 
 from fuser.errors import ProgramError
 from fuser.ir.access import Access
+from fuser.ir.applied import Applied
 from fuser.ir.block import AXIS
 from fuser.ir.block import FREE
 from fuser.ir.block import Axis
@@ -42,7 +43,7 @@ VERSION = 1
 
 
 @dataclass(frozen=True)
-class LibraryKernel:
+class LibraryKernel(Applied):
     """A kernel of a library (cuBLAS-like): one operator of the op table on whole device tensors."""
 
     name: str

@@ -22,6 +22,7 @@ import numpy as np
 from fuser.errors import ProgramError
 from fuser.files import shown
 from fuser.ir import reading
+from fuser.ir.applied import Applied
 from fuser.ir.dtypes import rounded
 from fuser.ir.hashing import digest
 from fuser.ir.ops import OPS
@@ -99,7 +100,7 @@ class Tensor:
 
 
 @dataclass(frozen=True)
-class Node:
+class Node(Applied):
     """One operator application; ``attrs`` is sorted by key and hashable."""
 
     op: str
@@ -142,8 +143,8 @@ class TensorProgram:
         """Results that are computed, not just moved, in whole numbers, or of comparing wide ones: kernels compute in float32."""
 
         def exact(node: Node) -> bool:
-            entry = op_def(node.op)
-            if entry.kind in ("view", "data", "library", "opaque") or node.op == "cast":
+            entry = node.entry
+            if entry.kind in ("view", "data", "library", "opaque") or node.casts:
                 return False
             if entry.typed == "truth":
                 return any(self[n].dtype in WIDE for n in node.inputs)
@@ -197,7 +198,7 @@ class TensorProgram:
 
         def apply(node: Node, xs: list[Array]) -> Array:
             with np.errstate(all="ignore"):
-                return np.asarray(op_def(node.op).numpy(*xs, **self.bound(node)))
+                return np.asarray(node.entry.numpy(*xs, **self.bound(node)))
 
         return self.run({n: np.asarray(inputs[n]).astype(dtype) for n in self.inputs}, apply, keep)
 
@@ -321,7 +322,7 @@ def weight_factors(program: TensorProgram) -> dict[str, float]:
     for node in program.nodes:
         if OPS[node.op].relabels and node.inputs[0] in origin:
             origin[node.output] = origin[node.inputs[0]]
-        elif node.op == "matmul" and node.inputs[1] in origin:
+        elif node.contracts and node.inputs[1] in origin:
             factors[origin[node.inputs[1]]] = program[node.inputs[1]].shape[-2] ** -0.5
     return factors
 

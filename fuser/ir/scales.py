@@ -45,7 +45,7 @@ def _extent_before(program: TensorProgram, name: str) -> Extent | None:
     node = program.producers.get(name)
     while node is not None and node.op in ("reshape", "transpose", "cast"):
         node = program.producers.get(node.inputs[0])
-    if node is None or node.op != "matmul":
+    if node is None or not node.contracts:
         return None
     return Extent(node.inputs[0], len(program[node.inputs[0]].shape) - 1)
 
@@ -55,11 +55,11 @@ def _extent_after(program: TensorProgram, scale: Node) -> Extent | None:
     name, dims = scale.output, list(range(len(program[scale.output].shape)))
     while len(users := program.consumers[name]) == 1:
         user = users[0]
-        if user.op == "matmul":
+        if user.contracts:
             return Extent(scale.inputs[0], dims[-1] if user.inputs[0] == name else dims[-2])
         if user.op == "transpose":
             dims = [dims[i] for i in user.attr["perm"]]
-        elif user.op != "cast":
+        elif not user.casts:
             return None
         name = user.output
     return None

@@ -40,7 +40,6 @@ from fuser.ir.mugraph import Access
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import Stmt
-from fuser.ir.ops import op as op_def
 from fuser.ir.program import Node
 from fuser.ir.program import Tensor
 from fuser.ir.program import TensorProgram
@@ -123,7 +122,7 @@ def detach(graph: KernelGraph) -> tuple[KernelGraph, frozenset[str]]:
 
 def copies_data(program: TensorProgram) -> bool:
     """The program has a slice or a concatenation."""
-    return any(op_def(n.op).kind == "data" for n in program.nodes)
+    return any(n.entry.kind == "data" for n in program.nodes)
 
 
 def windowed(program: TensorProgram, stops: Collection[str] = ()) -> Windowed:
@@ -195,7 +194,7 @@ class _Boxes:
 
     def cut(self, node: Node) -> Cuts:
         sides, shape = [self.cuts[n] for n in node.inputs], self.shape[node.output]
-        kind, rank = op_def(node.op).kind, len(shape)
+        kind, rank = node.entry.kind, len(shape)
         if node.op == "concat":
             return self.cut_concat(node, sides)
         if not any(any(s) for s in sides):
@@ -205,7 +204,7 @@ class _Boxes:
             raise _CompositeError
         if kind == "map" or node.op == "broadcast":
             return merged([of_result(s, rank) for s in sides], rank)
-        if node.op == "matmul":
+        if node.contracts:
             a, b = sides
             batch = merged([of_result(s[:-2], rank - 2) for s in sides], rank - 2)
             return (*batch, a[-2], b[-1])
@@ -251,7 +250,7 @@ class _Boxes:
 
     def contracted(self, node: Node, j: int) -> dict[int, tuple[int, ...]]:
         """Where either operand of a product cuts the dimension that is summed over, as a dimension of operand j."""
-        if node.op != "matmul":
+        if not node.contracts:
             return {}
         left, right = node.inputs
         return {len(self.shape[node.inputs[j]]) - 1 - j: union(self.cuts[left][-1], self.cuts[right][-2])}
@@ -259,7 +258,7 @@ class _Boxes:
     def operands(self, node: Node, box: Box) -> list[tuple[str, Box]]:  # noqa: C901, PLR0912
         """The box of each operand that a box of the result needs, in the order of the operands (contracted dimensions whole)."""
         shapes = [self.shape[n] for n in node.inputs]
-        kind, x = op_def(node.op).kind, node.inputs[0]
+        kind, x = node.entry.kind, node.inputs[0]
         if kind == "map":
             return [(n, of_operand(box, s)) for n, s in zip(node.inputs, shapes, strict=True)]
         if node.op == "concat":
@@ -270,7 +269,7 @@ class _Boxes:
             raise UnsupportedError(f"{node.output!r} is needed across the parts that it is concatenated from")
         if node.op == "slice":
             return [(x, _moved(box, node.attr["axis"] % len(box), node.attr["start"]))]
-        if node.op == "matmul":
+        if node.contracts:
             a, b = shapes
             left = (*of_operand(box[:-2], a[:-2]), box[-2], (0, a[-1]))
             return [(x, left), (node.inputs[1], (*of_operand(box[:-2], b[:-2]), (0, b[-2]), box[-1]))]
@@ -348,13 +347,13 @@ class _Boxes:
         attrs = {k: v for k, v in bound(node.attrs, self.extent).items() if k != "dtype"}
         if "shape" in attrs:
             attrs["shape"] = extents(box)
-        if op_def(node.op).indexed:
+        if node.masks:
             attrs["offset"] = attrs["offset"] + box[-2][0] - box[-1][0]
         terms = self.terms(node, box)
         if len(terms) == 1:
             return self.b.op(node.op, *terms[0], name=label, dtype=dtype, **attrs)
         total: Ref | None = None
-        combine = op_def(node.op).combine
+        combine = node.entry.combine
         for i, term in enumerate(terms):
             part = self.b.op(node.op, *term, name=f"{label}.{i}", dtype=dtype, **attrs)
             last = i == len(terms) - 1
@@ -367,13 +366,13 @@ class _Boxes:
     def terms(self, node: Node, box: Box) -> list[list[Ref]]:
         """Operands of each term of the result: several where the dimensions that it sums over are cut."""
         needs = self.operands(node, box)
-        if node.op == "matmul":
+        if node.contracts:
             (a, left), (b, right) = needs
             return [
                 [self.refs[a, (*left[:-1], k)], self.refs[b, (*right[:-2], k, right[-1])]]
                 for k in ranges(left[-1], union(self.cuts[a][-1], self.cuts[b][-2]))
             ]
-        if op_def(node.op).kind == "reduce":
+        if node.entry.kind == "reduce":
             ((x, operand),) = needs
             return [[self.refs[x, cell]] for cell in self.cells(x, operand)]
         return [[self.refs[name, part] for name, part in needs]]

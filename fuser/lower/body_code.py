@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from fuser.errors import UnsupportedError
 from fuser.ir.mugraph import Stmt
-from fuser.ir.ops import op as op_def
 from fuser.ir.tiling import Init
 from fuser.ir.tiling import Loop
 from fuser.ir.tiling import Node
@@ -55,7 +54,7 @@ def plain(w: Writer, nodes: Sequence[Node]) -> None:
 
 
 def _compute(w: Writer, stmt: Stmt) -> None:
-    kind = op_def(stmt.op).kind
+    kind = stmt.entry.kind
     if kind not in COMPUTE:
         raise UnsupportedError(f"operator {stmt.op!r} ({stmt.value}) has no Triton form")
     COMPUTE[kind](w, stmt)

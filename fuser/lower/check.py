@@ -46,7 +46,6 @@ from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.ops import Array
-from fuser.ir.ops import op as op_def
 from fuser.ir.program import DTYPE_BYTES
 from fuser.ir.program import FLOAT_DTYPES
 from fuser.ir.program import TensorProgram
@@ -238,7 +237,7 @@ def run_graph(graph: KernelGraph, schedule: Schedule, inputs: Mapping[str, Array
         elif isinstance(kernel, LibraryKernel):
             args = [np.asarray(values[a], np.float32) for a in kernel.args]
             attrs = bound(kernel.attrs, lambda e: values[e.tensor].shape[e.dim])
-            values[kernel.output] = op_def(kernel.op).numpy(*args, **attrs)
+            values[kernel.output] = kernel.entry.numpy(*args, **attrs)
     return {n: out_of_rows(np.asarray(values[n]), graph.table[n].shape, n) for n in graph.outputs}
 
 

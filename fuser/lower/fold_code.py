@@ -25,7 +25,7 @@ def nan_max(a, b):
 def init(w: Writer, stmt: Stmt) -> None:
     layout = w.tiles.natural(stmt)
     value = Value(layout)
-    identity = op_def(stmt.op).identity if op_def(stmt.op).kind == "reduce" else 0.0
+    identity = stmt.entry.identity if stmt.entry.kind == "reduce" else 0.0
     text = 'float("-inf")' if identity == float("-inf") else str(identity)
     kept = w.tiles.kept(stmt)
     for combo in w.combos(layout):
@@ -161,12 +161,12 @@ def _folded(w: Writer, stmt: Stmt, text: str, dim: int) -> str:
     if _only_shifts(w, stmt):
         return f"tl.max({text}, {dim})"
     w.helpers.add(NAN_MAX)
-    return f"tl.reduce({text}, {dim}, {op_def(stmt.op).triton})"
+    return f"tl.reduce({text}, {dim}, {stmt.entry.triton})"
 
 
 def _joined(w: Writer, stmt: Stmt, a: str, b: str) -> str:
     """Two parts of a fold."""
-    entry = op_def(stmt.op)
+    entry = stmt.entry
     plain = not entry.adds and _only_shifts(w, stmt)
     return f"tl.maximum({a}, {b})" if plain else op_def(entry.combine).triton.format(a, b)
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from fuser.errors import NoValidKernelError
 from fuser.errors import UsageError
 from fuser.ir.mugraph import Stmt
-from fuser.ir.ops import op as op_def
 from fuser.ir.tiling import Loop
 from fuser.ir.tiling import Node
 from fuser.lower.dependent_launch import divide
@@ -107,7 +106,7 @@ def used(w: Writer, axis: str) -> bool:
     if w.tiles.plans[axis].tile > LARGEST and not any(axis in s.related for s in stmts):
         return False  # only constants are made of it, and Triton has no such range
     needs = (s for s in stmts if axis in s.axes and not (s.access and s.access.source in w.described))
-    return any(s.access or op_def(s.op).indexed for s in needs) or any(w.tiles.masked(axis, p) for p in w.tiles.pieces[axis])
+    return any(s.access or s.masks for s in needs) or any(w.tiles.masked(axis, p) for p in w.tiles.pieces[axis])
 
 
 def decode_grid(w: Writer) -> None:

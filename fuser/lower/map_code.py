@@ -70,28 +70,27 @@ def _takes_factor(w: Writer, value: str) -> bool:
     """Nothing needs the product: it is only compared, masked, or shifted and exponentiated."""
     users = w.tiles.block.users(value)
     return bool(users) and all(
-        u.op == "max" or (u.op == "causal_mask" and _takes_factor(w, u.value)) or (_in_log2(w, u) and u.args[0] == value)
-        for u in users
+        u.maximizes or (u.masks and _takes_factor(w, u.value)) or (_in_log2(w, u) and u.args[0] == value) for u in users
     )
 
 
 def _in_log2(w: Writer, stmt: Stmt) -> bool:
     """A difference that only exponentials read is computed in their base."""
     users = w.tiles.block.users(stmt.value)
-    return stmt.kind == "compute" and stmt.op == "sub" and bool(users) and all(u.op == "exp" for u in users)
+    return stmt.kind == "compute" and stmt.op == "sub" and bool(users) and all(u.exponential for u in users)
 
 
 def _factor(w: Writer, stmt: Stmt) -> float:
     """What is still to be multiplied to the result."""
-    if stmt.op == "causal_mask" and stmt.args[0] in w.values:
+    if stmt.masks and stmt.args[0] in w.values:
         return w.values[stmt.args[0]].factor
     return 1 / LOG2E if _in_log2(w, stmt) else 1.0
 
 
 def _map_text(w: Writer, stmt: Stmt, name: str, combo: Combo, layout: Sequence[str], ready: dict[str, str]) -> str:
     """The expression of the register block ``name``. ``ready`` are names of reciprocals that were computed for other blocks."""
-    entry = op_def(stmt.op)
-    if stmt.op == "cast" and stmt.dtype not in ("float16", "bfloat16", "float32"):
+    entry = stmt.entry
+    if stmt.casts and stmt.dtype not in ("float16", "bfloat16", "float32"):
         raise UnsupportedError(f"cast to {stmt.dtype!r} ({stmt.value}) has no Triton form")
     if stmt.op not in ("cast", "causal_mask") and not (entry.triton or entry.formula):
         raise UnsupportedError(f"operator {stmt.op!r} ({stmt.value}) has no Triton form")
@@ -102,11 +101,11 @@ def _map_text(w: Writer, stmt: Stmt, name: str, combo: Combo, layout: Sequence[s
         else w.read(a, stmt.axes, combo, layout, factor=not (bare and i == 0))
         for i, a in enumerate(stmt.args)
     ]
-    if stmt.op == "causal_mask":
+    if stmt.masks:
         return _causal(w, stmt, args[0], combo, layout)
-    if stmt.op == "cast":
+    if stmt.casts:
         return _rounded(args[0], stmt.dtype) if _as_stored(w, stmt) else args[0]
-    if stmt.op == "exp":
+    if stmt.exponential:
         return f"tl.exp2({_times(args[0], _held_factor(w, stmt.args[0]) * LOG2E)})"
     if stmt.op == "sub" and stmt.value in w.tiles.guards and not stmt.running:
         args[1] = f'tl.where({args[1]} == float("-inf"), 0.0, {args[1]})'

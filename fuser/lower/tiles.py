@@ -15,7 +15,6 @@ from fuser.interpret.algebra import guarded
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import Stmt
-from fuser.ir.ops import op as op_def
 from fuser.ir.placement import place
 from fuser.ir.schedule import AxisPlan
 from fuser.ir.schedule import KernelSchedule
@@ -100,7 +99,7 @@ class Tiles:
 
     def is_dot(self, stmt: Stmt) -> bool:
         """The contraction has rows, columns and a sum, so that the tensor cores can do it."""
-        if stmt.kind != "compute" or op_def(stmt.op).kind != "contract":
+        if stmt.kind != "compute" or not stmt.contracts:
             return False
         a, b = (set(self.dims(self.block.by_value[v].axes)) for v in stmt.args)
         inner = set(self.dims(stmt.reduce))

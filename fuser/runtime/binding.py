@@ -133,7 +133,7 @@ def _deferred(
     attrs = constants(kernel, plan.graph, plan.table)
     names = (*kernel.args, kernel.output)
     operands = [_value(plan, n, table) for n in names]
-    groups = matmul_parts(*operands) if kernel.op == "matmul" else [tuple(operands)]
+    groups = matmul_parts(*operands) if kernel.contracts else [tuple(operands)]
     roots = [root_of(n, plan.views) for n in names]
     getters = [[_getter(x, r, table[r], r in held) for x, r in zip(group, roots, strict=True)] for group in groups]
 
@@ -142,7 +142,7 @@ def _deferred(
             *xs, out = [get(late) for get in group]
             if carry is not None:
                 carry(xs, out)
-            elif kernel.op == "matmul":
+            elif kernel.contracts:
                 multiply(xs[0], xs[1], out)
             else:
                 bind_library(kernel.op, attrs, xs, out)()

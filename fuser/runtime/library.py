@@ -57,7 +57,7 @@ def views_of(graph: KernelGraph) -> dict[str, LibraryKernel]:
     generated = {t for k in graph.kernels if not isinstance(k, LibraryKernel) for t in k.inputs}
     found: dict[str, LibraryKernel] = {}
     for kernel in graph.kernels:
-        if not isinstance(kernel, LibraryKernel) or not op_def(kernel.op).strided:
+        if not isinstance(kernel, LibraryKernel) or not kernel.entry.strided:
             continue
         strided = kernel.args[0] in found and not _contiguous(kernel.args[0], found)
         if kernel.output in (*graph.outputs, *generated) or (kernel.op == "reshape" and strided):

@@ -15,7 +15,6 @@ from fuser.ir.fuse import fuse_nodes
 from fuser.ir.merge import merged
 from fuser.ir.mugraph import Kernel
 from fuser.ir.mugraph import KernelGraph
-from fuser.ir.ops import op as op_def
 from fuser.ir.program import TensorProgram
 from fuser.ir.rows import pitch_of
 from fuser.ir.windows import windowed
@@ -57,7 +56,7 @@ def structures(program: TensorProgram) -> tuple[KernelGraph, ...]:
     first: UnsupportedError | None = None
     spots = cut_points(program)
     chosen = cut_sets(spots)
-    whole = all(op_def(n.op).kind != "contract" for n in program.nodes)
+    whole = all(not n.contracts for n in program.nodes)
     for cuts in chosen:
         try:
             boxes = windowed(program, cuts)
@@ -117,15 +116,15 @@ def cut_points(program: TensorProgram) -> tuple[str, ...]:
     normalized operand of a contraction, which a one-kernel form computes again in every block."""
     spots: list[str] = []
     for node in program.nodes:
-        if op_def(node.op).kind != "contract":
+        if not node.contracts:
             continue
         spots += [i for i in node.inputs if _normalized(program, i)]
         name = node.output
         while True:
             users = program.consumers[name]
-            if len(users) != 1 or op_def(users[0].op).kind != "map" or program[users[0].output].shape != program[name].shape:
+            if len(users) != 1 or users[0].entry.kind != "map" or program[users[0].output].shape != program[name].shape:
                 break
-            if users[0].op == "exp":  # its running maximum belongs to the kernel that sums it
+            if users[0].exponential:  # its running maximum belongs to the kernel that sums it
                 break
             name = users[0].output
         if name not in program.outputs and program.consumers[name]:
@@ -135,14 +134,14 @@ def cut_points(program: TensorProgram) -> tuple[str, ...]:
 
 def _normalized(program: TensorProgram, name: str) -> bool:
     """Computed element by element from sums over the program's inputs, with no contraction on the way."""
-    if name not in program.producers or op_def(program.producers[name].op).kind != "map":
+    if name not in program.producers or program.producers[name].entry.kind != "map":
         return False
     kinds = set()
     todo = [name]
     while todo:
         node = program.producers.get(todo.pop())
         if node is not None:
-            kinds.add(op_def(node.op).kind)
+            kinds.add(node.entry.kind)
             todo += node.inputs
     return "reduce" in kinds and "contract" not in kinds
 
@@ -191,7 +190,7 @@ def _segments(program: TensorProgram, cuts: tuple[str, ...]) -> list[set[str]]:
             segments[-1] |= nodes
         else:
             segments.append(nodes)
-        made |= {n for n in nodes if n in cuts or op_def(program.producers[n].op).kind != "view"}
+        made |= {n for n in nodes if n in cuts or program.producers[n].entry.kind != "view"}
     return segments
 
 

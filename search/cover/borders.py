@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from fuser.device import Device
 from fuser.errors import NoValidKernelError
-from fuser.ir.ops import op as op_def
 from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram
 from search.cover.ilp import Cover
@@ -74,7 +73,7 @@ class _Borders:
 
     def reason(self, maker: str, reader: str) -> str:
         for node in (self.made[maker], self.made[reader]):
-            if op_def(node.op).kind in ("opaque", "library"):
+            if node.entry.kind in ("opaque", "library"):
                 return f"{node.attr.get('callee', node.op)} is a library's"
         together = [p for p in self.considered if maker in p.nodes and reader in p.nodes]
         if not together:
@@ -102,7 +101,7 @@ class _Borders:
             return find_chains(self.program, self.device)[1].get(maker) or "the chain of the two is no candidate"
         if contracts(second):
             return f"in front of a product, {first.op} would be computed again for every block of its columns"
-        if contracts(first) and op_def(second.op).kind != "map":
+        if contracts(first) and second.entry.kind != "map":
             return f"{second.op} needs whole rows, of which a block of the product has a part"
         if len(readers) > 1:
             return f"the result is read by {len(readers)} operators"

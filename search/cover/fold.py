@@ -13,7 +13,6 @@ import numpy as np
 from fuser.errors import FuserError
 from fuser.ir.dtypes import rounded
 from fuser.ir.ops import Array
-from fuser.ir.ops import op as op_def
 from fuser.ir.program import NARROW
 from fuser.ir.program import TensorProgram
 
@@ -30,7 +29,7 @@ def folded(program: TensorProgram, params: Mapping[str, Array]) -> tuple[TensorP
             kept.append(node)
             continue
         known[node.output] = value
-        if op_def(node.op).kind == "view":
+        if node.entry.kind == "view":
             views.add(node.output)
             kept.append(node)
     reads = {i for n in kept for i in n.inputs}
@@ -51,11 +50,11 @@ def folded(program: TensorProgram, params: Mapping[str, Array]) -> tuple[TensorP
 
 def _value(program: TensorProgram, name: str, known: Mapping[str, Array]) -> Array | None:
     node = program.producers[name]
-    if op_def(node.op).kind == "view":  # of the numbers as they lie
-        return np.asarray(op_def(node.op).numpy(*(known[i] for i in node.inputs), **program.bound(node)))
+    if node.entry.kind == "view":  # of the numbers as they lie
+        return np.asarray(node.entry.numpy(*(known[i] for i in node.inputs), **program.bound(node)))
     arrays = [np.asarray(known[i], np.float32) if program[i].dtype in NARROW else known[i] for i in node.inputs]
     try:
-        value = np.asarray(op_def(node.op).numpy(*arrays, **program.bound(node)))
+        value = np.asarray(node.entry.numpy(*arrays, **program.bound(node)))
     except FuserError:
         return None
     dtype = program[name].dtype

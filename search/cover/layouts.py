@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from fuser.ir.builder import Builder
-from fuser.ir.ops import op as op_def
 from fuser.ir.program import FLOAT_DTYPES
 from fuser.ir.program import TensorProgram
 from fuser.ir.rows import pitch_of
@@ -35,7 +34,7 @@ def with_layouts(program: TensorProgram, parts: Iterable[Part], params: Collecti
 
 
 def _choices(program: TensorProgram, part: Part, params: Collection[str]) -> Iterator[Part]:
-    if not part.nodes or any(op_def(n.op).kind in ("library", "opaque") for n in part.program.nodes):
+    if not part.nodes or any(n.entry.kind in ("library", "opaque") for n in part.program.nodes):
         yield part
         return
     odd = {

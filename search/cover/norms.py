@@ -18,7 +18,6 @@ from functools import cache
 from fuser.ir.builder import Builder
 from fuser.ir.builder import Ref
 from fuser.ir.ops import Array
-from fuser.ir.ops import op as op_def
 from fuser.ir.program import NARROW
 from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram
@@ -56,15 +55,15 @@ def norms(program: TensorProgram, params: Mapping[str, Array]) -> tuple[Norm, ..
             continue
         users = program.consumers[node.output]
         products = tuple(u for u in users if _by_weight(program, u, node.output, params))
-        sums = tuple(u for u in users if op_def(u.op).kind == "map" and u.inputs.count(node.output) == 1)
-        if products and len(products) + len(sums) == len(users) and op_def(program.producers[node.inputs[0]].op).kind == "map":
+        sums = tuple(u for u in users if u.entry.kind == "map" and u.inputs.count(node.output) == 1)
+        if products and len(products) + len(sums) == len(users) and program.producers[node.inputs[0]].entry.kind == "map":
             found.append(Norm(node, products, sums))
     return tuple(found)
 
 
 def _by_weight(program: TensorProgram, node: Node, rows: str, params: Mapping[str, Array]) -> bool:
     """A product of the rows with a matrix that is a parameter, or its transpose."""
-    if node.op != "matmul" or node.inputs[0] != rows or node.inputs[1] == rows or len(program[node.inputs[1]].shape) != 2:
+    if not node.contracts or node.inputs[0] != rows or node.inputs[1] == rows or len(program[node.inputs[1]].shape) != 2:
         return False
     dtypes = {program[n].dtype for n in (rows, node.inputs[1], node.output)}
     return _weight(program, node)[0] in params and len(dtypes) == 1

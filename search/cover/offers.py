@@ -16,7 +16,6 @@ from math import prod
 from fuser.device import Device
 from fuser.errors import NoValidKernelError
 from fuser.ir.ops import Array
-from fuser.ir.ops import op as op_def
 from fuser.ir.program import TensorProgram
 from search.cover.fold import folded
 from search.cover.greedy import greedy_cover
@@ -163,5 +162,5 @@ def _short(chain: TensorProgram) -> bool:
 
 def narrow(program: TensorProgram) -> bool:
     """A chain whose rows a block can keep from one product to the next: all of it may be one kernel."""
-    ends = [program[n.output].shape[-1] for n in program.nodes if op_def(n.op).kind == "contract"]
+    ends = [program[n.output].shape[-1] for n in program.nodes if n.contracts]
     return len(program.outputs) == 1 and max(ends, default=0) <= NARROW

@@ -56,7 +56,7 @@ def packed(program: TensorProgram, params: Mapping[str, Array]) -> tuple[TensorP
 
 
 def _product(program: TensorProgram, node: Node, params: Mapping[str, Array]) -> _Product | None:
-    if node.op != "matmul" or len(program[node.inputs[1]].shape) != 2 or node.output in program.outputs:
+    if not node.contracts or len(program[node.inputs[1]].shape) != 2 or node.output in program.outputs:
         return None
     weight, transposed = node.inputs[1], False
     maker = program.producers.get(weight)

@@ -16,7 +16,6 @@ from dataclasses import replace
 from functools import cached_property
 
 from fuser.errors import FuserError
-from fuser.ir.ops import op as op_def
 from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram
 from fuser.ir.subprogram import canonical
@@ -95,7 +94,7 @@ class Part:
 
 def moves_only(node: Node) -> bool:
     """The operator is a place to load from, for a kernel that reads it."""
-    return op_def(node.op).kind == "view" or node.op == "slice"
+    return node.entry.kind == "view" or node.op == "slice"
 
 
 def root(program: TensorProgram, name: str) -> str:
@@ -147,7 +146,7 @@ class _Finder:
     def ends_at(self, core: frozenset[str], end: str) -> bool:
         """A product with what stands behind it, up to ``end``, or element-wise operators alone."""
         last = max(core, key=self.order.__getitem__, default="")
-        kinds = {op_def(self.made[n].op).kind for n in core}
+        kinds = {self.made[n].entry.kind for n in core}
         return last == end and (kinds == EPILOGUE or any(contracts(self.made[n]) for n in core))
 
     # -- what reads what ----------------------------------------------------------------------------------------------------
@@ -190,7 +189,7 @@ class _Finder:
             if moves_only(node):
                 continue
             yield frozenset((node.output,))
-            if op_def(node.op).kind in ("opaque", "library") or contracts(node) or node.output in self.steps:
+            if node.entry.kind in ("opaque", "library") or contracts(node) or node.output in self.steps:
                 continue
             yield from self.cones(node.output, EPILOGUE)
             yield from self.cones(node.output, BESIDE)
@@ -203,7 +202,7 @@ class _Finder:
             ready = [p for p in front if self.readers[p] <= core and p not in self.program.outputs]
             contractions = frozenset(p for p in ready if contracts(self.made[p]))
             more = [p for p in ready if p not in contractions and (p not in self.sums or end in self.sums)]
-            more = [p for p in more if op_def(self.made[p].op).kind in kinds or (p in self.steps and kinds is not EPILOGUE)]
+            more = [p for p in more if self.made[p].entry.kind in kinds or (p in self.steps and kinds is not EPILOGUE)]
             whole = not any(p in self.steps for p in more)
             if contractions and whole and (kinds is EPILOGUE or (kinds is BESIDE and not more)):
                 yield frozenset(core) | contractions

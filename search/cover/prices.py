@@ -26,7 +26,6 @@ from fuser.ir.layouts import laid
 from fuser.ir.layouts import rows_of
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
-from fuser.ir.ops import op as op_def
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import Schedule
 from fuser.ir.serialize import graph_from_json
@@ -201,7 +200,7 @@ def _between(
 
 def _together(program: TensorProgram, graphs: Sequence[KernelGraph]) -> tuple[KernelGraph, ...]:
     """Structures that have all products in one kernel: others are cut where smaller parts end."""
-    wanted = sum(op_def(n.op).kind == "contract" for n in expand(program).nodes)
+    wanted = sum(n.contracts for n in expand(program).nodes)
     return tuple(g for g in graphs if any(sum(s.contracts for s in b.computes) >= wanted for b in g.blocks))
 
 

@@ -15,7 +15,6 @@ import numpy as np
 from fuser.ir.builder import Builder
 from fuser.ir.builder import Ref
 from fuser.ir.ops import Array
-from fuser.ir.ops import op as op_def
 from fuser.ir.program import NARROW
 from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram
@@ -96,8 +95,8 @@ def _of_products(program: TensorProgram, name: str, params: Mapping[str, Array])
         node = program.producers.get(name)
         if node is None and (name not in params or not np.isfinite(params[name]).all()):
             return False
-        if node is not None and op_def(node.op).kind != "contract":
-            if node.op in MASKS or op_def(node.op).kind in ("opaque", "library"):
+        if node is not None and not node.contracts:
+            if node.op in MASKS or node.entry.kind in ("opaque", "library"):
                 return False
             todo += node.inputs
     return True

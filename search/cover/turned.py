@@ -37,7 +37,7 @@ def turned(program: TensorProgram, params: Mapping[str, Array], device: Device) 
 def _multiplies(program: TensorProgram, node: Node, name: str) -> bool:
     """The node is a product of float32 with the matrix of this name behind it."""
     tensors = [program[n] for n in (*node.inputs, node.output)]
-    return node.op == "matmul" and node.inputs.index(name) == 1 and len(program[name].shape) == 2 and all(
+    return node.contracts and node.inputs.index(name) == 1 and len(program[name].shape) == 2 and all(
         t.dtype == "float32" for t in tensors
     )  # fmt: skip
 

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from dataclasses import field
 
-from fuser.ir.ops import op as op_def
 from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram
 from fuser.ir.program import infer_shape
@@ -103,13 +102,13 @@ def _only_leads(rw: Rewriter, reshape: Node) -> bool:
 
 def _implicit(rw: Rewriter, a: Application) -> str | None:
     """Operators broadcast by themselves: explicit broadcasts and leading extents of 1 on their operands go."""
-    least = 2 if a.op == "matmul" else 0
+    least = 2 if a.contracts else 0
     inputs = list(a.inputs)
     for i, name in enumerate(a.inputs):
         inner, new = rw.node(name), name
         if inner is not None and (inner.op == "broadcast" or (inner.op == "reshape" and _only_leads(rw, inner))):
             new = inner.inputs[0]
-        elif a.op == "matmul" and i == 1 and name in rw.known and len(rw.shape(name)) > 2 and math.prod(rw.shape(name)[:-2]) == 1:
+        elif a.contracts and i == 1 and name in rw.known and len(rw.shape(name)) > 2 and math.prod(rw.shape(name)[:-2]) == 1:
             new = rw.emit("reshape", name, name=f"{name}.matrix", shape=rw.shape(name)[-2:])
         if new == name or len(rw.shape(new)) < least:
             continue
@@ -151,7 +150,7 @@ def _rows_after_epilogue(rw: Rewriter, a: Application) -> str | None:
     """The same with an element-wise epilogue between product and reshape: bias vectors, activations, scales."""
     chain: list[tuple[Node, int]] = []
     name = a.inputs[0]
-    while (node := rw.node(name)) is not None and node.op != "matmul" and rw.sole(name) and op_def(node.op).kind == "map":
+    while (node := rw.node(name)) is not None and not node.contracts and rw.sole(name) and node.entry.kind == "map":
         vectors = [i for i, x in enumerate(node.inputs) if rw.shape(x) == a.shape[-1:]]
         if len(node.inputs) - len(vectors) != 1 or rw.dtype(node.inputs[0]) != rw.dtype(name):
             return None

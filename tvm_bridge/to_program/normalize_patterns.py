@@ -9,7 +9,6 @@ from fractions import Fraction
 import numpy as np
 
 from fuser.ir.opdef import names_of
-from fuser.ir.ops import op as op_def
 from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram
 from fuser.ir.scalar import Extent
@@ -163,7 +162,7 @@ def _called(rw: Rewriter, name: str, op: str) -> Node | None:
     node = rw.node(name)
     if node is None:
         return None
-    return node if op in ((node.attr["callee"],) if node.op == "opaque" else names_of(op_def(node.op).relay)) else None
+    return node if op in ((node.attr["callee"],) if node.op == "opaque" else names_of(node.entry.relay)) else None
 
 
 def _all_masked(rw: Rewriter, name: str) -> str | None:
@@ -229,7 +228,7 @@ def _product_after(program: TensorProgram, name: str) -> Node | None:
         users = program.consumers[name]
         if len(users) != 1 or name in program.outputs:
             return None
-        if users[0].op == "matmul":
+        if users[0].contracts:
             return users[0]
         if users[0].op not in ("reshape", "transpose", "broadcast", "cast"):
             return None
@@ -246,7 +245,7 @@ def tie_scales(program: TensorProgram) -> TensorProgram:
         product = None
         if node.op == "scale" and not scalar.powers and 0 < scalar.coeff < 1:
             before = _through_views(program, node.inputs[0])
-            product = before if before is not None and before.op == "matmul" else _product_after(program, node.output)
+            product = before if before is not None and before.contracts else _product_after(program, node.output)
         if product is not None:
             left = node.inputs[0] if product.inputs[0] == node.output else product.inputs[0]
             extent = program[left].shape[-1]

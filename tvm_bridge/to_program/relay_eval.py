@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from fuser.errors import UsageError
-from fuser.ir.ops import op as op_def
 from fuser.ir.program import FLOAT_DTYPES
 from fuser.ir.program import Node
 from fuser.ir.program import Tensor
@@ -46,11 +45,11 @@ def evaluate_node(program: TensorProgram, node: Node, args: Sequence[Array], com
         fields = evaluate(attrs["callee"], args, detail, (TensorType(out.shape, kind),) * (attrs["field"] + 1))
         return fields[attrs["field"]].astype(dtype, copy=False)
     with np.errstate(all="ignore"):
-        if node.op == "cast":
+        if node.casts:
             return cast(args[0], dtype.name)
-        if node.op == "matmul":
+        if node.contracts:
             args = [a.astype(dtype, copy=False) for a in args]
-        return np.asarray(op_def(node.op).numpy(*args, **attrs)).astype(dtype, copy=False)
+        return np.asarray(node.entry.numpy(*args, **attrs)).astype(dtype, copy=False)
 
 
 def evaluate_program(

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fuser.errors import UnsupportedError
+from fuser.ir.applied import Applied
 from fuser.ir.dtypes import result_dtype
-from fuser.ir.ops import op as op_def
 from fuser.ir.program import Node
 from fuser.ir.program import Tensor
 from fuser.ir.program import TensorProgram
@@ -138,7 +138,7 @@ class Rewriter:
         literal = all(n in self.literals for n in node.inputs)
         if node.op == "broadcast" and self.known[node.inputs[0]].size > _BROADCAST_LIMIT:
             return False
-        if node.op not in ("reshape", "transpose") and (out.elements > _FOLD_LIMIT or not (literal or node.op == "cast")):
+        if node.op not in ("reshape", "transpose") and (out.elements > _FOLD_LIMIT or not (literal or node.casts)):
             return False
         view = TensorProgram(
             "fold",
@@ -151,14 +151,14 @@ class Rewriter:
             value = evaluate_node(view, node, [self.known[n] for n in node.inputs])
         except (UnsupportedError, ValueError, IndexError, TypeError, KeyError):
             return False  # an opaque operator that is unknown, or whose attributes are
-        self.known[node.output] = round_bfloat16(value) if out.dtype == "bfloat16" and op_def(node.op).kind != "view" else value
+        self.known[node.output] = round_bfloat16(value) if out.dtype == "bfloat16" and node.entry.kind != "view" else value
         if literal:
             self.literals.add(node.output)
         return True
 
 
 @dataclass(frozen=True)
-class Application:
+class Application(Applied):
     """An operator about to be emitted: ``shape`` and ``dtype`` are those of its result, ``name`` the name that it shall have."""
 
     op: str

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fuser.ir.ops import op as op_def
 from fuser.superopt.generate.values import Derivation
 from fuser.superopt.generate.values import ValueSpace
 
@@ -70,7 +69,7 @@ def _modulo_constants(space: ValueSpace, graph: OpGraph, table: dict[tuple[objec
             ids[n] = number(d.args[0])
             continue
         args = [number(a) for a in d.args]
-        if op_def(d.op).commutative or op_def(d.op).kind == "contract":
+        if d.entry.commutative or d.contracts:
             args.sort()
         op = d.op
         if len(set(args)) == 1 < len(args) and op in ("mul", "matmul"):  # x · (c x) is a square too
@@ -178,13 +177,13 @@ def _roundabout(space: ValueSpace, graph: OpGraph) -> bool:
             reads[a] = reads.get(a, 0) + 1
     kept = {n for _, n in graph.outputs}
     for _, d in graph.steps:
-        inner = how.get(d.args[0]) if d.op == "sum" else None
+        inner = how.get(d.args[0]) if d.sums else None
         if not inner or reads[d.args[0]] > 1 or d.args[0] in kept:
             continue
         if inner.op == "mul" and inner.args[0] != inner.args[1]:
             shared = set(space.values[inner.args[0]].axes) & set(space.values[inner.args[1]].axes)
             if shared & set(d.reduce):
                 return True
-        if op_def(inner.op).kind == "contract":
+        if inner.contracts:
             return True
     return False

@@ -22,7 +22,6 @@ from fuser.ir.mugraph import Axis
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import Stmt
-from fuser.ir.ops import op as op_def
 from fuser.ir.program import accumulator
 from fuser.superopt.generate.extract import OpGraph
 from fuser.superopt.generate.values import ValueSpace
@@ -56,7 +55,7 @@ def as_statements(space: ValueSpace, graph: OpGraph) -> BlockGraph:
             names[number] = next(fresh)
             dtype[number] = dtype[d.args[0]]
         args = d.args
-        if op_def(d.op).kind == "contract" or op_def(d.op).commutative:
+        if d.contracts or d.entry.commutative:
             args = tuple(sorted(args, key=lambda a: _rows_first(space, a, v.axes, d.reduce)))
         stmts.append(
             Stmt("compute", names[number], v.axes, dtype[number], d.op, tuple(names[a] for a in args), d.reduce, d.attrs)
@@ -78,9 +77,9 @@ def groups(block: BlockGraph) -> list[tuple[str, ...]]:
     together = DisjointSets(s.value for s in block.computes)
     users = {s.value: [u for u in block.computes if s.value in u.args] for s in block.stmts if s.kind != "store"}
     for s in block.computes:
-        if op_def(s.op).kind != "map":
+        if s.entry.kind != "map":
             continue
-        if s.op == "exp":
+        if s.exponential:
             for u in users[s.value]:
                 together.join(s.value, u.value)
         elif len(set(s.args)) == 1:
@@ -284,7 +283,7 @@ class _Builder:
         """Axes of a product in the order that a library's matmul of its operands would have: rows of the operand that is
         summed over its last dimension, then columns of the other."""
         makers = [self.block.by_value.get(a) for a in stmt.args]
-        if op_def(stmt.op).kind == "contract" and all(m and m.access for m in makers):
+        if stmt.contracts and all(m and m.access for m in makers):
             accesses = [m.access for m in makers if m and m.access]
             left = [a for a in accesses if a.axes and a.axes[-1] in stmt.reduce]
             if len(left) == 1:

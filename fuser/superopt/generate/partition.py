@@ -14,7 +14,6 @@ from functools import lru_cache
 from fuser.errors import UnsupportedError
 from fuser.ir.axes import axes_of
 from fuser.ir.composites import expand
-from fuser.ir.ops import op as op_def
 from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram
 from fuser.ir.subprogram import subprogram
@@ -54,14 +53,14 @@ def partition(program: TensorProgram, max_operators: int = MAX_OPERATORS) -> tup
     for i, (nodes, why) in enumerate(runs):
         name = program.name if len(runs) == 1 else f"{program.name}.{i}"
         part = subprogram(program, [n.output for n in nodes], name) if len(runs) > 1 else program
-        if not why and not any(op_def(n.op).kind != "view" for n in nodes):
+        if not why and not any(n.entry.kind != "view" for n in nodes):
             why = "only views"
         pieces.append(Piece(part, why or _unwritable(part)))
     return tuple(pieces)
 
 
 def _outside(node: Node) -> str:
-    kind = op_def(node.op).kind
+    kind = node.entry.kind
     return "" if kind in ("map", "contract", "reduce", "view", "composite") else f"{node.op} copies data"
 
 
@@ -76,11 +75,11 @@ def _unwritable(program: TensorProgram) -> str:
 
 def _fits(program: TensorProgram, nodes: list[Node], max_operators: int) -> bool:
     """The nodes together are a LAX subprogram of acceptable size."""
-    if sum(op_def(n.op).kind != "view" for n in nodes) > max_operators:
+    if sum(n.entry.kind != "view" for n in nodes) > max_operators:
         return False
     depth: dict[str, int] = {}
     for n in nodes:
-        depth[n.output] = max((depth.get(i, 0) for i in n.inputs), default=0) + (op_def(n.op).degree == "exp")
+        depth[n.output] = max((depth.get(i, 0) for i in n.inputs), default=0) + (n.entry.degree == "exp")
         if depth[n.output] > 1:
             return False
     return not _unwritable(subprogram(program, [n.output for n in nodes], program.name))

@@ -11,7 +11,6 @@ from fuser.ir.composites import expand
 from fuser.ir.fuse import fuse
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
-from fuser.ir.ops import op as op_def
 from fuser.ir.program import TensorProgram
 
 
@@ -21,7 +20,7 @@ def internal_values(program: TensorProgram) -> frozenset[str]:
     nodes = expand(program).nodes
     start = 0
     for i, node in enumerate(program.nodes):
-        end = len(expand(_prefix(program, i + 1)).nodes) if op_def(node.op).kind == "composite" else start + 1
+        end = len(expand(_prefix(program, i + 1)).nodes) if node.entry.kind == "composite" else start + 1
         found |= {n.output for n in nodes[start : end - 1]}
         start = end
     return frozenset(found)

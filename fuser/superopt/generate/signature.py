@@ -14,7 +14,6 @@ from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.mugraph import Stmt
-from fuser.ir.ops import op as op_def
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ def expressions(block: BlockGraph, names: Mapping[str, str] | None = None) -> di
 def _text(s: Stmt, texts: Mapping[str, str]) -> str:
     args = [texts[a] for a in s.args]
     # once axes are named, the operands of a contraction commute too
-    if op_def(s.op).commutative or op_def(s.op).kind == "contract":
+    if s.entry.commutative or s.contracts:
         args.sort()
     extra = [f"{k}={v}" for k, v in s.attrs]
     over = f"/{','.join(s.reduce)}" if s.reduce else ""

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from fuser.disjoint import DisjointSets
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import Stmt
-from fuser.ir.ops import op as op_def
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class ThreadGraph:
 
 def thread_graphs(block: BlockGraph) -> tuple[ThreadGraph, ...]:
     """The maximal element-wise chains of a block, in the order of their first statements."""
-    chains = DisjointSets(s.value for s in block.computes if op_def(s.op).kind == "map")
+    chains = DisjointSets(s.value for s in block.computes if s.entry.kind == "map")
     barred = _waiting(block, set(chains.parent))
     for s in block.computes:
         for a in s.args:

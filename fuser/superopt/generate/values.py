@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from fuser.ir.applied import Applied
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import Stmt
 from fuser.ir.mugraph import ordered
@@ -36,7 +37,7 @@ Attrs = tuple[tuple[str, Any], ...]
 
 
 @dataclass(frozen=True)
-class Derivation:
+class Derivation(Applied):
     """One way to compute a value: an operator of the op table on other values."""
 
     op: str
@@ -160,12 +161,12 @@ class ValueSpace:
         binary = {"add", "mul", "div"}
         self.maximum = False
         for s in self.block.computes:
-            kind = op_def(s.op).kind
+            kind = s.entry.kind
             if s.op in ("sub", "neg"):
                 binary.add("sub")
             if s.op == "maximum":
                 binary.add("maximum")
-            self.maximum |= s.op == "max"
+            self.maximum |= s.maximizes
             if kind == "map" and len(s.args) == 1 and s.op != "square":
                 key = (s.op, s.attrs)
                 if key not in self.unary:

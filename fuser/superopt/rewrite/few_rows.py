@@ -18,7 +18,6 @@ from fuser.ir.mugraph import Axis
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import Stmt
-from fuser.ir.ops import op as op_def
 from fuser.superopt.rewrite.splits import split_reductions
 from fuser.superopt.rewrite.stabilize import stabilize_graph
 
@@ -78,7 +77,7 @@ def _along_columns(block: BlockGraph) -> bool:
         weight = block.by_value[next(v for v in s.args if v != vector)]
         if weight.access is None or set(weight.access.dims[-1]) & set(s.reduce):
             return False
-    return bool(products) and not block.splits and not any(op_def(s.op).indexed for s in block.computes)
+    return bool(products) and not block.splits and not any(s.masks for s in block.computes)
 
 
 def _with_row(block: BlockGraph) -> BlockGraph | None:

@@ -30,7 +30,6 @@ from fuser.ir.mugraph import Rescale
 from fuser.ir.mugraph import Stmt
 from fuser.ir.mugraph import live
 from fuser.ir.mugraph import ordered
-from fuser.ir.ops import op as op_def
 from fuser.ir.program import accumulator
 from fuser.ir.scalar import Extent
 from fuser.ir.scalar import Scalar
@@ -125,14 +124,14 @@ class _Parted:
         """Σ(x − μ)² with μ = Σx/n, both over the same axes."""
         of = self.block.by_value
         square = of[s.args[0]]
-        if s.op != "sum" or not (square.op == "square" or (square.op == "mul" and square.args[0] == square.args[1])):
+        if not s.sums or not (square.op == "square" or (square.op == "mul" and square.args[0] == square.args[1])):
             return []
         off = of[square.args[0]]
         if off.op != "sub":
             return []
         x, mean = off.args
         total = of[of[mean].args[0]] if of[mean].op == "scale" else None
-        same = total is not None and total.op == "sum" and total.args == (x,) and set(total.reduce) == set(s.reduce)
+        same = total is not None and total.sums and total.args == (x,) and set(total.reduce) == set(s.reduce)
         if not same or not set(s.reduce) <= set(of[x].axes) or not self.is_mean(of[mean], s.reduce):
             return []
         assert total is not None
@@ -181,7 +180,7 @@ class _Parted:
         """Σ exp(x − M) y with M = max x over the same axes, and y without M."""
         of = self.block.by_value
         way = self.way_to_exponential(s)
-        if s.op != "sum" or not way:
+        if not s.sums or not way:
             return []
         shifted = of[way[-1].args[0]]
         x, top = shifted.args
@@ -217,10 +216,10 @@ class _Parted:
             if step.kind != "compute" or step.folds:
                 return []
             found.append(step)
-            if step.op == "exp":
+            if step.exponential:
                 break
             behind = [i for i, a in enumerate(step.args) if self.behind[a] & {f.value for f in self.folds}]
-            linear = op_def(step.op).linear
+            linear = step.entry.linear
             if len(behind) != 1 or behind[0] >= len(linear) or not linear[behind[0]]:
                 return []
             value = step.args[behind[0]]
@@ -228,7 +227,7 @@ class _Parted:
         if shifted.op != "sub":
             return []
         top = of[shifted.args[1]]
-        return found if top.op == "max" and top.args == shifted.args[:1] and top in self.first else []
+        return found if top.maximizes and top.args == shifted.args[:1] and top in self.first else []
 
     # -- the kernels ------------------------------------------------------------------------------------------------------------
 
@@ -237,7 +236,7 @@ class _Parted:
         out: list[Stmt] = []
         for s in self.block.stmts:
             if s.kind == "store" or s.value not in joins:
-                again = s.kind != "compute" or s.value in after or op_def(s.op).kind == "map"
+                again = s.kind != "compute" or s.value in after or s.entry.kind == "map"
                 out += [s] if again else []
             else:
                 out += joins[s.value]

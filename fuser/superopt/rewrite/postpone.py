@@ -12,7 +12,6 @@ from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import Stmt
 from fuser.ir.mugraph import live
 from fuser.ir.mugraph import ordered
-from fuser.ir.ops import op as op_def
 
 
 def postpone_divisions(block: BlockGraph) -> BlockGraph:
@@ -45,7 +44,7 @@ class _Postponer:
                 self.need(bottom)
                 self.ratio[stmt.value] = (top, bottom)
                 return
-        linear = op_def(stmt.op).linear
+        linear = stmt.entry.linear
         pulled = [
             i
             for i, a in enumerate(stmt.args)

@@ -25,7 +25,6 @@ from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.mugraph import Rescale
 from fuser.ir.mugraph import Stmt
 from fuser.ir.mugraph import ordered
-from fuser.ir.ops import op as op_def
 from fuser.ir.program import accumulator
 from fuser.superopt.rewrite.widen import widen_scores
 
@@ -52,7 +51,7 @@ class Licence:
 def licences(graph: KernelGraph) -> tuple[Licence, ...]:
     """One :class:`Licence` for each exponential that is not stabilized."""
     return tuple(
-        _Degrees(graph, k, s).licence() for k, b in _blocks(graph) for s in b.computes if s.op == "exp" and not _shifted(b, s)
+        _Degrees(graph, k, s).licence() for k, b in _blocks(graph) for s in b.computes if s.exponential and not _shifted(b, s)
     )
 
 
@@ -60,7 +59,7 @@ def stabilize_graph(graph: KernelGraph) -> KernelGraph:
     """The graph with a running maximum for every exponential that is licensed; the others stay as they are. Partial results of
     split sums carry their maxima to the kernel that adds them, and scores that a kernel leaves to another one are fp32."""
     for k, block in _blocks(graph):
-        for value in [s.value for s in block.computes if s.op == "exp"]:
+        for value in [s.value for s in block.computes if s.exponential]:
             graph = _stabilized(graph, k, value) or _together(graph, k, value) or graph
     return widen_scores(graph).validate()
 
@@ -84,7 +83,7 @@ def _below_maximum(block: BlockGraph, exponential: str) -> bool:
     if inner.op != "sub":
         return False
     top = block.by_value[inner.args[1]]
-    return top.op == "max" and top.args == inner.args[:1]
+    return top.maximizes and top.args == inner.args[:1]
 
 
 def _blocks(graph: KernelGraph) -> list[tuple[int, BlockGraph]]:
@@ -150,7 +149,7 @@ class _Degrees:
         ds = [self.degree.get(a, 0) for a in keys]
         if not any(ds):
             return ""
-        rule = op_def(s.op).degree
+        rule = s.entry.degree
         if rule == "add":
             d = sum(ds)
         elif rule == "sub":
@@ -161,7 +160,7 @@ class _Degrees:
             d = ds[0]
         else:
             return f"{s.value} = {s.op}({', '.join(s.args)}) has operands of degrees {ds}"
-        if d and s.op == "max":
+        if d and s.maximizes:
             return f"{s.value} takes a maximum of values of degree {d}"
         if s.op == "div" and ds[1] and self.holds.get(keys[1]) != self.group:
             return f"the denominator {s.args[1]} of {s.value} need not hold the maximal term"
@@ -210,7 +209,7 @@ def _scales_up(s: Stmt) -> bool:
 def _together(graph: KernelGraph, kernel: int, value: str) -> KernelGraph | None:
     """The graph with an exponential made safe together with all others that are still bare: terms of the same sums, where keys
     come from several tensors."""
-    bare = {(k, s.value) for k, b in _blocks(graph) for s in b.computes if s.op == "exp" and not _shifted(b, s)}
+    bare = {(k, s.value) for k, b in _blocks(graph) for s in b.computes if s.exponential and not _shifted(b, s)}
     return _stabilized(graph, kernel, value, beside=frozenset(bare - {(kernel, value)})) if len(bare) > 1 else None
 
 

@@ -11,7 +11,6 @@ from dataclasses import replace
 
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
-from fuser.ir.ops import op as op_def
 from fuser.ir.program import NARROW
 
 
@@ -31,7 +30,7 @@ def widen_scores(graph: KernelGraph) -> KernelGraph:
 
 def _scores(block: BlockGraph, wide: set[str]) -> set[str]:
     """Tensors that this block loads and that reach an exponential, or a wide tensor, through element-wise operators."""
-    todo = [a for s in block.computes if s.op == "exp" for a in s.args]
+    todo = [a for s in block.computes if s.exponential for a in s.args]
     todo += [s.value for s in block.stores if s.access and s.access.source in wide]
     seen: set[str] = set()
     found: set[str] = set()
@@ -43,7 +42,7 @@ def _scores(block: BlockGraph, wide: set[str]) -> set[str]:
         source = block.by_value[value]
         if source.access is not None:
             found.add(source.access.source)
-        elif op_def(source.op).kind != "contract":
+        elif not source.contracts:
             todo += source.args
     return found
 

@@ -154,9 +154,9 @@ def _program(program: TensorProgram, count: _Count, inputs: Mapping[str, Degree]
     def apply(node: Node, xs: list[Degree]) -> Degree:
         source = program[node.inputs[0]].shape
         folded = 1
-        if op_def(node.op).kind == "contract":
+        if node.contracts:
             folded = source[-1]
-        elif op_def(node.op).kind == "reduce":
+        elif node.entry.kind == "reduce":
             folded = math.prod(source[i] for i in node.attr["axis"])
         return count.apply(node.op, xs, program.bound(node), math.prod(program[node.output].shape), folded)
 

@@ -14,7 +14,6 @@ from fuser.ir.mugraph import Kernel
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.mugraph import Stmt
-from fuser.ir.ops import op as op_def
 from fuser.ir.program import FLOAT_DTYPES
 from fuser.ir.program import TensorProgram
 
@@ -52,7 +51,7 @@ class _Program:
             found[node.output] = carried(node.op, [found[n] for n in node.inputs], own)
             if not found[node.output].may_be(program[node.output].dtype):
                 self.narrowed.add(program[node.output].dtype)
-            if op_def(node.op).typed == "named":
+            if node.casts:
                 node = replace(node, attrs=_mark(node.attrs, found[node.inputs[0]], own["dtype"]))
             nodes.append(node)
         return replace(program, nodes=tuple(nodes))
@@ -76,7 +75,7 @@ class _Graph:
         if k.output in self.program.outputs:
             self.allow(self.tensors[k.output], self.program[k.output].dtype, str(k))
             self.dtype[k.output] = self.program[k.output].dtype
-        if op_def(k.op).typed != "named":
+        if k.entry.typed != "named":
             return k
         return replace(k, attrs=_mark(k.attrs, operands[0], str(dict(k.attrs)["dtype"])))
 
@@ -97,7 +96,7 @@ class _Graph:
             else:
                 own = {"dtype": s.dtype, **s.attr}
                 values[s.value] = carried(s.op, [values[a] for a in s.args], own)
-                if op_def(s.op).typed == "named":
+                if s.casts:
                     s = replace(s, attrs=_mark(s.attrs, values[s.args[0]], own["dtype"]))
             self.allow(values[s.value], s.dtype, where)
             stmts.append(s)

@@ -19,7 +19,6 @@ from fuser.ir.domain import input_domains
 from fuser.ir.interval import ANY
 from fuser.ir.interval import place
 from fuser.ir.ops import Array
-from fuser.ir.ops import op as op_def
 from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import Schedule
@@ -61,7 +60,7 @@ def float_error(tied: Reduction, schedule: Schedule | None, rng: np.random.Gener
 
 
 def _has_exp(case: Case) -> bool:
-    return any(n.op == "exp" for n in case.program.nodes) or any(s.op == "exp" for b in case.graph.blocks for s in b.computes)
+    return any(n.exponential for n in case.program.nodes) or any(s.exponential for b in case.graph.blocks for s in b.computes)
 
 
 def _drawn_error(tied: Reduction, schedule: Schedule | None, case: Case, rng: np.random.Generator) -> float:
@@ -89,9 +88,9 @@ def _noise(program: TensorProgram, inputs: Mapping[str, Array], wanted: Mapping[
     rng = np.random.default_rng(0)
 
     def apply(node: Node, xs: list[Array]) -> Array:
-        exact = np.asarray(op_def(node.op).numpy(*xs, **program.bound(node)))
+        exact = np.asarray(node.entry.numpy(*xs, **program.bound(node)))
         off = 1 + np.finfo(np.float64).eps * rng.standard_normal(exact.shape)
-        return exact * off if op_def(node.op).kind in ("map", "contract", "reduce") else exact
+        return exact * off if node.entry.kind in ("map", "contract", "reduce") else exact
 
     values = program.run({n: np.asarray(inputs[n], np.float64) for n in program.inputs}, apply)
     return min(MOST_NOISE, max(relative_error(values[n], x, True) for n, x in wanted.items()))

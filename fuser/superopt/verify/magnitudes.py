@@ -44,7 +44,7 @@ class Magnitudes:
 
 def magnitudes(program: TensorProgram, graph: KernelGraph, inputs: Mapping[str, Array]) -> Magnitudes:
     """Factors of these inputs: 1, and the largest at which the program can be asked for."""
-    masked = any(op_def(n.op).indexed for n in program.nodes)
+    masked = any(n.masks for n in program.nodes)
     ops = {
         *(n.op for n in program.nodes),
         *(s.op for b in graph.blocks for s in b.computes),
@@ -81,9 +81,9 @@ def reference(program: TensorProgram, inputs: Mapping[str, Array]) -> dict[str, 
 
 def shifted(graph: KernelGraph) -> bool:
     """There are exponentials, and the maximum is subtracted in each."""
-    if any(isinstance(k, LibraryKernel) and op_def(k.op).degree == "exp" for k in graph.kernels):
+    if any(isinstance(k, LibraryKernel) and k.entry.degree == "exp" for k in graph.kernels):
         return False
-    found = [is_shift(b, s.args[0]) for b in graph.blocks for s in b.computes if s.op == "exp"]
+    found = [is_shift(b, s.args[0]) for b in graph.blocks for s in b.computes if s.exponential]
     return bool(found) and all(found)
 
 

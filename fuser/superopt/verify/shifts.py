@@ -26,10 +26,10 @@ def is_shift(block: BlockGraph, value: str) -> bool:
     if s is None or s.op != "sub":
         return False
     top = block.by_value[s.args[1]]
-    if top.op != "max" or top.args != s.args[:1]:
+    if not top.maximizes or top.args != s.args[:1]:
         return False
     users = block.users(value)
-    return bool(users) and all(u.op == "exp" for u in users)
+    return bool(users) and all(u.exponential for u in users)
 
 
 def unstabilize(graph: KernelGraph) -> KernelGraph:
@@ -72,7 +72,7 @@ def rescaled_by_degrees(graph: KernelGraph, plain: KernelGraph, rng: np.random.G
     for block in graph.blocks:
         wanted: dict[str, set[Rescale]] = {s.value: set() for s in block.computes if s.folds}
         for s in block.computes:
-            if s.op != "exp" or not is_shift(block, s.args[0]):
+            if not s.exponential or not is_shift(block, s.args[0]):
                 continue
             top = block.by_value[block.by_value[s.args[0]].args[1]]
             found = measured_degrees(plain, block.name, s.value, rng, top.reduce)

@@ -312,6 +312,6 @@ def replay(program: TensorProgram, graph: KernelGraph, verdict: Rejected, schedu
 
 
 def _has_exp(graph: KernelGraph) -> bool:
-    return any(s.op == "exp" for k in graph.blocks for s in k.computes) or any(
+    return any(s.exponential for k in graph.blocks for s in k.computes) or any(
         getattr(k, "op", "") in ("exp", "softmax") for k in graph.kernels
     )
