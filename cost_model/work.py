@@ -144,7 +144,7 @@ def work(f: Features, device: Device) -> Work:
             extra = slower(f, stmt) * f.product(r.lanes, dict.fromkeys(stmt.axes)) * runs
             add(arithmetic=2.0 * extra * device.sm_count / device.fp32_flops)
             size = f.product(f.extent, stmt.access.axes) * DTYPE_BYTES[stmt.dtype]
-            if streamed:
+            if streamed or (stmt.kind == "load" and size.max() >= streaming.COLD):
                 size = size * streaming.short_runs(f, stmt, _run_bytes(f, stmt))
             if stmt.kind == "load" and any(u.kind == "compute" and not u.contracts for u in f.block.users(stmt.value)):
                 lanes = f.product(r.lanes, dict.fromkeys(stmt.axes)) * copies.get(stmt.value, 1.0) * runs

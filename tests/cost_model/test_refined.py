@@ -27,6 +27,7 @@ from fuser.device import list_devices
 from fuser.device import load_device
 from fuser.device import parse_device
 from fuser.errors import UsageError
+from fuser.ir.builder import Builder
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.tiling import TilingExpr
 from fuser.superopt.structures import one_kernel
@@ -118,6 +119,15 @@ def test_columns_read_in_sectors() -> None:
 
     operands = loaded(16) - 2 * 512 * 16
     assert loaded(8) - operands == pytest.approx(2 * 2 * 512 * 8)
+
+
+@pytest.mark.parametrize(("k", "matters"), [(4096, True), (256, False)])
+def test_weights_in_short_runs_take_longer(k: int, matters: bool) -> None:
+    """16 columns of 2 bytes are a quarter of a line; what is small lies in L2."""
+    b = Builder("row", "float16")
+    (block,) = one_kernel(b.build(Y=b.input("X", (4, k)) @ b.input("W", (k, 2048)))).blocks
+    wide, narrow = (terms(schedule_features(block, kernel("k", m=16, n=n, k=64)), H200)["device_memory"][0] for n in (64, 16))
+    assert narrow / wide == pytest.approx(1.36 if matters else 1.0, abs=0.01)
 
 
 def test_faster_devices_are_faster() -> None:

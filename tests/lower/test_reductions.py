@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from fuser.ir.builder import Builder
@@ -9,8 +11,10 @@ from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
+from fuser.ir.tiling import TilingExpr
 from fuser.lower.check import few_parts
 from fuser.lower.check import of_parts
+from fuser.lower.compile import compile_kernel
 from fuser.lower.triton_source import generate_graph
 from fuser.superopt.structures import structures
 from tests.conftest import Golden
@@ -71,3 +75,52 @@ def test_no_part_is_empty_at_a_reduced_size(extent: int, tile: int, count: int) 
     assert (few - 1) * trips * tile < small <= few * trips * tile
     assert (trips == 1) == (count * tile >= extent)
     assert bool(small % tile) == bool(extent % tile)
+
+
+def columns(rows: int, count: int, op: str = "sum", batch: int = 1) -> TensorProgram:
+    b = Builder("columns", "float32")
+    return b.build(Y=b.op(op, b.input("X", (batch, rows, count)), axis=(1,), keepdims=False))
+
+
+def folds(program: TensorProgram, warps: int, **tiles: int) -> tuple[KernelGraph, Schedule]:
+    graph = structures(program)[0]
+    order = TilingExpr(tuple(a for a in graph.blocks[0].reduced if tiles[a] < graph.extents[a]))
+    return graph, Schedule((KernelSchedule(tuple(tiles.items()), order, num_warps=warps),))
+
+
+@pytest.mark.parametrize("op", ["sum", "max"])
+@pytest.mark.parametrize(
+    ("count", "width", "warps", "apart"),
+    [(2048, 1024, 4, True), (2048, 512, 4, False), (2048, 256, 1, True), (2047, 64, 1, True), (2048, 32, 1, False)],
+)
+def test_columns_that_a_thread_holds_several_runs_of_are_not_mixed_up(
+    op: str, count: int, width: int, warps: int, apart: bool
+) -> None:
+    """Triton lets each thread accumulate by itself what a loop folds of a load's last dimension, and mixes up columns in that."""
+    program = columns(600, count, op)
+    graph, schedule = folds(program, warps, k=128, n=width)
+    (source,) = generate_graph(graph, schedule)
+    assert ("tl.permute" in source.text) == apart
+    if width <= 64:
+        assert checked(program, graph, schedule).passed
+
+
+@pytest.mark.parametrize(("batch", "tiles"), [(1, {"k": 16, "n": 512}), (4, {"m": 4, "k": 16, "n": 128})])
+def test_the_compiler_reorders_no_columns(
+    batch: int, tiles: dict[str, int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    triton = pytest.importorskip("triton")
+    compiled: list[str] = []
+    compile_ = triton.compile
+
+    def keeping(*args: object, **options: object) -> object:
+        made = compile_(*args, **options)
+        compiled.append(made.asm["ttgir"])
+        return made
+
+    monkeypatch.setenv("MUFUSER_CACHE", str(tmp_path))
+    monkeypatch.setattr(triton, "compile", keeping)
+    (source,) = generate_graph(*folds(columns(64, 512, batch=batch), 1, **tiles))
+    compile_kernel(source, 90)
+    assert "tt.reduce" in compiled[0]
+    assert "allow_reorder" not in compiled[0]
