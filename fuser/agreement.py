@@ -2,7 +2,10 @@
 
 The reference counts as the dtype of the output holds it: where it is too large there, the output has to be infinite, with its
 sign; NaN and infinity stand exactly where the reference has them; and the numbers are compared as a whole, by the Frobenius norm
-of their difference. Next to the largest number of the dtype, a rounding decides whether a result is infinite: either is right.
+of their difference, and one by one beside the largest of them: a single wrong element of a million does not show in a norm. (Of
+22,444 measured kernels six wrong ones had passed by their norm; their elements are at least twice beyond that limit, those of the
+others below a fifteenth of it.) Next to the largest number of the dtype, a rounding decides whether a result is infinite: either
+is right.
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ import numpy as np
 
 TOLERANCE = {"float16": 1e-2, "bfloat16": 2e-2, "float32": 1e-3, "float64": 1e-6}
 """Largest accepted relative Frobenius error by the narrowest dtype of what is computed with; integers and booleans are exact."""
+SINGLE = 4.0
+"""So many times that a single element may be off, beside the largest element."""
 LARGEST = {
     "float16": 65504.0,
     "bfloat16": (2 - 2.0**-7) * 2.0**127,
@@ -93,9 +98,13 @@ def agreement(out: Any, reference: Any, dtype: str, limit: float) -> Agreement:
         # both are divided before they are squared, so that nothing overflows
         norm = max(float(((theirs / largest) ** 2).sum()) ** 0.5, 1e-150)
         error = float(((difference / largest) ** 2).sum()) ** 0.5 / norm
-    if error <= limit:
+    single = SINGLE * limit
+    if error <= limit and max_error <= single:
         return Agreement("ok", error, max_error)
-    return Agreement("wrong", error, max_error, f"relative Frobenius error {error:.3g}, of {limit:g} accepted")
+    if error > limit:
+        return Agreement("wrong", error, max_error, f"relative Frobenius error {error:.3g}, of {limit:g} accepted")
+    says = f"off by more than {single:g} of the largest (by {max_error:.3g} at most)"
+    return Agreement("wrong", error, max_error, _where(difference > single * largest, says))
 
 
 def _where(mask: Any, message: str) -> str:

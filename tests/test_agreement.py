@@ -71,6 +71,18 @@ def test_where_nan_and_infinity_belong(out: list[float], reference: list[float],
     assert not math.isnan(found.max_error)
 
 
+@pytest.mark.parametrize("torch", [False, True])
+def test_one_wrong_element_of_many_is_found(torch: bool) -> None:
+    """Its share of the norm is a twentieth of the tolerance."""
+    right = np.random.default_rng(0).standard_normal((400, 1000))
+    off = right.copy()
+    off[123, 456] += 0.3
+    found = outcome(off.tolist(), right.tolist(), torch=torch)
+    assert found.error < 1e-3 < 4e-2 < found.max_error
+    assert found.status == "wrong" and "1 of 400000 elements are off" in found.message and "(123, 456)" in found.message
+    assert outcome((right * 1.002).tolist(), right.tolist(), torch=torch).ok
+
+
 def test_a_mask_that_nothing_is_left_of_and_other_shapes() -> None:
     assert agreement(np.full((2, 0), 1.0), np.full((2, 0), 1.0), "float16", 1e-2).ok
     found = agreement(np.zeros((2, 3)), np.zeros((3, 2)), "float16", 1e-2)

@@ -178,7 +178,8 @@ class Bench:
     ) -> tuple[list[Record], Measurement | None]:
         """A row of each item, and what was measured of ``beside``."""
         rows = self.rows(program, items, again)
-        known = {} if again else {i: r for i, row in enumerate(rows) if (r := self.records.find(row.key))}
+        kept = {} if again else {i: r for i, row in enumerate(rows) if (r := self.records.find(row.key))}
+        known = {i: r for i, r in kept.items() if r.ok == r.measurement.ok}  # others were judged less strictly
         fresh = [i for i in range(len(items)) if i not in known]
         self.submit([items[i] for i in fresh])
         deadline = math.inf if compile_timeout is None else time.monotonic() + compile_timeout

@@ -230,3 +230,14 @@ def test_where_nothing_runs_that_is_said_by_class(memory: Memory) -> None:
         searched(memory, judge=Failing)
     (nothing,) = tune_measured([task(optional=True)], H200, SHORT, memory, lambda: nullcontext(Failing(H200)))
     assert nothing is None
+
+
+def test_a_row_with_a_wrong_element_is_no_longer_right(memory: Memory) -> None:
+    tuned = tune_fast(PROGRAM, H200)
+    real = replace(memory, simulated="", files=())
+    assert real.records is not None
+    for c, us, off in ((tuned.winner.candidate, 5.0, 0.09), (tuned.runners[0].candidate, 6.0, 0.002)):
+        real.records.add_structure(c.graph)
+        real.records.add(row_of(c, us, measurement=Measurement(time_us=us, error_fro=0.005, error_max=off)))
+    known = real.find(PROGRAM, H200, GENERATED, INSTANT)
+    assert known and known.ranked.candidate == tuned.runners[0].candidate
