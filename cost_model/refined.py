@@ -111,6 +111,7 @@ def times(w: Work, device: Device, c: Constants) -> dict[str, Counts]:
         "fetch": fetch,
         "busy": busy,
         "starts": starts,
+        "turns": turns,
         "roof": roof,
         "tensor": products,
         "issue": shared_out * issue,

@@ -91,5 +91,9 @@ def equation1_terms(block: BlockGraph, schedule: KernelSchedule) -> dict[str, in
 def fits(f: Features, limit: int, slack: float = SLACK) -> np.ndarray:
     """Rule 4 for each candidate: equation 1 is at most ``slack`` times ``limit`` bytes; of a chain of more than
     :data:`CHAIN` contractions, what of it is alive at once."""
-    deep = sum(s.contracts for s in f.block.computes) > CHAIN
-    return (alive(f) if deep else equation1(f)) <= slack * limit
+    return counted(f) <= slack * limit
+
+
+def counted(f: Features) -> Counts:
+    """The bytes that rule 4 counts."""
+    return alive(f) if sum(s.contracts for s in f.block.computes) > CHAIN else equation1(f)

@@ -38,6 +38,7 @@ VERBS: dict[str, Verb] = {
     "records": Verb("search.records_commands:records", "measurements: list, show, why, merge, prune, export, import"),
     "space": Verb("search.commands:space", "show the pruning funnel of a schedule space"),
     "explain": Verb("search.tune_commands:explain", "why a workload's winner, a model's plan, or one of its kernels"),
+    "why-not": Verb("search.why_commands:why_not", "which rule forbids a schedule, or why it loses"),
     "superoptimize": Verb("fuser.superopt.commands:superoptimize", "search for verified µGraphs of a program"),
     "show": Verb("fuser.superopt.commands:show", "print or draw a µGraph"),
     "verify": Verb("search.verify_commands:verify", "a µGraph against a program, or a report's kernels again"),
@@ -101,8 +102,9 @@ def call(name: str, verb: Verb, args: Sequence[str]) -> int:
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command(name, help=flowed(inspect.getdoc(function) or verb.help))(function)
     command = typer.main.get_command(app)
+    words = [f" {a}" if a.startswith("- ") else a for a in args]  # a dash and a blank begin a schedule, and no option
     try:
-        with command.make_context(f"mufuser {name}", list(args)) as context:  # its main() would swallow KeyboardInterrupt
+        with command.make_context(f"mufuser {name}", words) as context:  # its main() would swallow KeyboardInterrupt
             result = command.invoke(context)
     except typer.Exit as e:
         return e.exit_code

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import replace
 from functools import cached_property
@@ -15,6 +17,29 @@ from fuser.ir.hashing import digest
 from fuser.ir.mugraph import FREE
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.tiling import TilingExpr
+
+LARGEST = 1 << 31
+"""No tile or split is beyond this."""
+_SPELLING = re.compile(r"(?P<order>\S+) *\[(?P<sizes>[^\[\]]*)\](?P<rest>[^\[\]]*)")
+_EXAMPLE = "n [h=64 k=64 m=64 n=32] warps=4 stages=3"
+
+
+def _words(text: str) -> dict[str, str]:
+    """``a=1 b=2`` by name."""
+    found: dict[str, str] = {}
+    for word in text.split():
+        name, equals, value = word.partition("=")
+        if not (name and equals and value) or name in found:
+            raise UsageError(f"{word!r} in a schedule is {'there twice' if name in found else 'no NAME=VALUE'}", _EXAMPLE)
+        found[name] = value
+    return found
+
+
+def _value(text: str) -> bool | int | str:
+    """Of an option."""
+    if text in ("True", "False"):
+        return text == "True"
+    return int(text) if text.isdecimal() and len(text) < 10 else text
 
 
 @dataclass(frozen=True)
@@ -83,6 +108,32 @@ class KernelSchedule:
                 tuple(sorted(knobs.items())),
             )
 
+    @staticmethod
+    def parse(text: str, block: BlockGraph) -> KernelSchedule:
+        """Read what :meth:`__str__` wrote for a kernel. Raises :class:`UsageError` naming the word that is wrong."""
+        match = _SPELLING.fullmatch(text.strip())
+        if match is None:
+            raise UsageError(f"{text.strip()!r} is not the schedule of a kernel", f"as it is printed: {_EXAMPLE}")
+        sizes, rest = _words(match["sizes"]), _words(match["rest"])
+        free = {a.name for a in block.axes if a.extent == FREE}
+        for name, size in sizes.items():
+            if name not in block.extents:
+                raise UsageError(f"{block.name!r} has no axis {name!r}", f"its axes: {', '.join(block.extents)}")
+            if not size.isdecimal() or not 0 < int(size) <= LARGEST:
+                raise UsageError(f"{name}={size} of {block.name!r} is no size", "a positive number")
+        counts = {key: rest.pop(key, default) for key, default in (("warps", "4"), ("stages", "2"))}
+        if odd := [f"{k}={n}" for k, n in counts.items() if not n.isdecimal() or not 0 < int(n) <= 64]:
+            raise UsageError(f"{odd[0]} of {block.name!r} is no number of them", f"as it is printed: {_EXAMPLE}")
+        order = "" if match["order"] == "-" else match["order"]
+        return KernelSchedule(
+            tuple(sorted((k, int(v)) for k, v in sizes.items() if k not in free)),
+            TilingExpr.parse(order, tuple(block.extents)),
+            tuple(sorted((k, int(v)) for k, v in sizes.items() if k in free)),
+            int(counts["warps"]),
+            int(counts["stages"]),
+            tuple(sorted((k, _value(v)) for k, v in rest.items())),
+        )
+
     def __str__(self) -> str:
         tiles = " ".join(f"{k}={v}" for k, v in self.tiles)
         splits = "".join(f" {k}={v}" for k, v in self.splits)
@@ -102,6 +153,15 @@ class Schedule:
     @staticmethod
     def from_json(data: Any) -> Schedule:
         return Schedule(tuple(KernelSchedule.from_json(k) for k in reading.items(data, "a schedule")))
+
+    @staticmethod
+    def parse(text: str, blocks: Sequence[BlockGraph]) -> Schedule:
+        """Read what :meth:`__str__` wrote for a graph with these kernels. Raises :class:`UsageError` as
+        :meth:`KernelSchedule.parse`, and where there are more or fewer kernels."""
+        parts = [p for p in text.split(";") if p.strip()]
+        if len(parts) != len(blocks):
+            raise UsageError(f"a schedule of {len(parts)} kernels, where there are {len(blocks)}", f"one is {_EXAMPLE}")
+        return Schedule(tuple(KernelSchedule.parse(p, b) for p, b in zip(parts, blocks, strict=True)))
 
     def stable_hash(self) -> str:
         return self._digest

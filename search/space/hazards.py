@@ -57,12 +57,17 @@ FAULTS = (
 def hazardous(f: Features, device: Device) -> NDArray[np.bool_]:
     """Which candidates of a group belong to a class that is compiled wrongly for the device."""
     found = np.zeros(len(f), dtype=bool)
-    here = {fault.kind for fault in FAULTS if fault.on(device)}
-    if not here:
-        return found
-    for s in f.stmts:
+    for mask in faults(f, device).values():
+        found |= mask
+    return found
+
+
+def faults(f: Features, device: Device) -> dict[str, NDArray[np.bool_]]:
+    """Which candidates of a group belong to each class of :data:`FAULTS` that the device has."""
+    here = {fault.kind: np.zeros(len(f), dtype=bool) for fault in FAULTS if fault.on(device)}
+    for s in f.stmts if here else ():
         if "shared load" in here and s.stmt.kind == "load" and s.loops and _shared(f.block, s.stmt):
-            found |= f.stages > 1
+            here["shared load"] |= f.stages > 1
         if "narrow product" in here and s.stmt.contracts:
             left, right = _sides(f.block, s.stmt)
             if left.kind != "compute":
@@ -72,8 +77,8 @@ def hazardous(f: Features, device: Device) -> NDArray[np.bool_]:
             cols = f.product(f.tile, set(right.axes) - set(left.axes) - terms)
             pipelined = (f.stages > 1) & bool(terms & set(s.loops))
             narrow = (cols >= 2) & (_least_piece(cols) <= 32)
-            found |= (4 * rows >= 64 * f.warps) & narrow & (f.product(f.tile, terms) >= 64) & ~pipelined
-    return found
+            here["narrow product"] |= (4 * rows >= 64 * f.warps) & narrow & (f.product(f.tile, terms) >= 64) & ~pipelined
+    return here
 
 
 def unwieldy(f: Features) -> NDArray[np.bool_]:
@@ -84,17 +89,36 @@ def unwieldy(f: Features) -> NDArray[np.bool_]:
     into powers of two (160 into 128 and 32, 96 into 64 and 32) have four small products in each trip, and took twice theirs. So
     did those that cut the sum where groups of warps stand side by side along the columns: more warps than the rows have. Those
     whose threads load more than their registers hold for products without tensor cores took ten times theirs."""
-    found = _crammed(f) | _broad(f) | _halting(f)
+    return np.logical_or.reduce([mask for _, mask in slow(f)])
+
+
+def slow(f: Features) -> list[tuple[str, NDArray[np.bool_]]]:
+    """What makes candidates unwieldy, and which ones."""
+    found = [
+        ("threads load more operands than their registers hold", _crammed(f)),
+        (f"a product without tensor cores has more than {BROAD} columns that lie side by side", _broad(f)),
+        (f"a product of up to {MMA} rows or columns reads in a loop without fetching ahead", _halting(f)),
+    ]
     for s in f.stmts:
         if s.stmt.contracts:
-            found |= sum((f.tile[a] > 1).astype(np.int64) for a in s.stmt.reduce) > 1
+            several = _several(f, s.stmt.reduce, 1)
             sides = [a for a in {x for v in s.stmt.args for x in f.block.by_value[v].axes} if a not in s.stmt.reduce]
-            found |= _cut(f, s.stmt.reduce) & (_cut(f, sides) | _side_by_side(f, s.stmt))
+            cut = _cut(f, s.stmt.reduce) & (_cut(f, sides) | _side_by_side(f, s.stmt))
+            found += [("a product sums over several axes at once", several), ("a product is cut into four small ones", cut)]
             for value in s.stmt.args:
                 operand = f.block.by_value[value]
                 if operand.kind == "compute":
-                    found |= sum((f.tile[a] > 1).astype(np.int64) for a in operand.axes) > 2
+                    deep = _several(f, operand.axes, 2)
+                    found.append((f"{value}, computed and multiplied, has more than two dimensions", deep))
     return found
+
+
+def _several(f: Features, axes: Sequence[str], most: int) -> NDArray[np.bool_]:
+    """Whether tiles have more than one element along more than so many axes."""
+    count = np.zeros(len(f), np.int64)
+    for a in axes:
+        count += f.tile[a] > 1
+    return count > most
 
 
 def _side_by_side(f: Features, stmt: Stmt) -> NDArray[np.bool_]:

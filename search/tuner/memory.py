@@ -184,6 +184,17 @@ def fastest(records: Records, program: TensorProgram, devices: Iterable[str]) ->
     return iter(sorted(good, key=lambda r: r.time_us or 0.0))
 
 
+def rows_of(memory: Memory, program: TensorProgram, device: Device) -> list[Record]:
+    """All rows of a program on a device: the user's, and those that are shipped."""
+    mine = [] if memory.records is None else [memory.records]
+    return [
+        r
+        for records in (*mine, *map(shipped, memory.files))
+        for name in names_of(device)
+        for r in records.rows(program=program_key(program), device=name, kind="kernel")
+    ]
+
+
 def _with_library(candidate: Candidate) -> bool:
     return any(isinstance(k, LibraryKernel) for k in candidate.graph.kernels)
 
