@@ -27,6 +27,7 @@ from fuser.ir.opdef import OpDef
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
+from fuser.ir.tiling import TilingExpr
 from fuser.lower.check import run_graph
 from fuser.lower.compile import compile_kernel
 from fuser.lower.triton_source import generate_graph
@@ -36,6 +37,7 @@ from fuser.runtime.torch_program import reference
 from fuser.superopt.generate.generator import Limits
 from fuser.superopt.generate.generator import generate
 from fuser.superopt.structures import one_kernel
+from fuser.superopt.verify.verdict import Accepted
 from fuser.superopt.verify.verdict import Verified
 from fuser.superopt.verify.verifier import verify
 from search.regions import find_chains
@@ -160,3 +162,64 @@ def test_what_is_missing_is_said_where_it_is_asked_for(monkeypatch: pytest.Monke
     monkeypatch.setitem(ops.OPS, "shapeless", OpDef("shapeless", "composite", 1))
     with pytest.raises(ProgramError, match="no shape rule"):
         b.op("shapeless", b.input("Z", (2,)))
+
+
+HYPOT = OpDef("long_side", "map", 2, formula=lambda x, y: (x.then("square") + y.then("square")).then("sqrt"), commutative=True,
+              torch=("hypot",), relay=("long_side",))  # fmt: skip
+LEAST = OpDef("least", "reduce", 1, lambda x, *, axis, keepdims=False, **_: np.min(x, axis=tuple(axis), keepdims=keepdims),
+              degree="same", identity=float("inf"), combine="minimum", attrs=("axis", "keepdims"), fraction="chosen",
+              torch=("amin",), relay=("min",), eager="amin axis:dim keepdims:keepdim")  # fmt: skip
+OTHERS = {
+    "two operands": (HYPOT, "hypot", lambda b, x, c: b.op("long_side", x, c), np.hypot),
+    "fold": (LEAST, "min", lambda b, x, c: x - b.op("least", x, axis=(1,), keepdims=True) * c,
+             lambda x, c: x - x.min(1, keepdims=True) * c),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", sorted(OTHERS))
+def test_entries_of_other_kinds_go_all_the_way(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry, replaced, make, exact = OTHERS[kind]
+    monkeypatch.delitem(ops.OPS, replaced, raising=False)
+    monkeypatch.setitem(ops.OPS, entry.name, entry)
+    b = Builder("other")
+    x, c = b.input("X", (32, 50)), b.input("C", (32, 1))
+    p = b.build(Y=make(b, x, c))
+    assert TensorProgram.from_json(p.to_json()) == p
+    inputs = p.random_inputs(np.random.default_rng(0), 0.3)
+    wanted = exact(*(inputs[n].astype(np.float64) for n in "XC"))
+    np.testing.assert_allclose(p.evaluate(inputs)["Y"], wanted, rtol=1e-9)
+    graph = fuse(p)
+    assert isinstance(verify(p, graph), Accepted)
+    wrong = replace(p, nodes=tuple(replace(n, op={"least": "max", "long_side": "add"}.get(n.op, n.op)) for n in p.nodes))
+    assert not isinstance(verify(p, fuse(wrong)), Accepted)
+    whole = KernelSchedule((("m", 16),))
+    for mine in (whole, replace(whole, tiles=(("m", 16), ("n", 16)), order=TilingExpr(tuple(graph.blocks[0].reduced)))):
+        np.testing.assert_allclose(interpret(graph, Schedule((mine,)), inputs)["Y"], wanted, rtol=1e-9)
+        np.testing.assert_allclose(run_graph(graph, Schedule((mine,)), inputs)["Y"], wanted, rtol=2e-3, atol=2e-3)
+    (source,) = generate_graph(graph, Schedule((whole,)))
+    assert ".target sm_90" in compile_kernel(source, 90).ptx
+    assert all(isinstance(verify(p, c.graph), Accepted) for c in itertools.islice(generate(p, Limits(block_ops=4, budget=10)), 2))
+    given = {n: torch.from_numpy(v) for n, v in inputs.items()}
+    np.testing.assert_allclose(reference(p, given)["Y"].numpy(), wanted, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", sorted(OTHERS))
+def test_entries_of_other_kinds_are_imported(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry, replaced, _, _ = OTHERS[kind]
+    monkeypatch.delitem(ops.OPS, replaced, raising=False)
+    monkeypatch.setitem(ops.OPS, entry.name, entry)
+
+    class Module(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.hypot(x, x + 1) if entry is HYPOT else x.amin(1)
+
+    found = fuser.from_torch(Module(), (torch.randn(3, 8),))
+    assert [n.op for n in found.program.nodes][-1] == entry.name
+    w = RelayWriter()
+    x = w.input("x", (3, 8))
+    y = w.call("long_side", x, x) if entry is HYPOT else w.call("min", x, axis=w.ints(1), keepdims=1)
+    imported = to_program(from_json_text(w.module(y)))
+    assert entry.name in {n.op for n in imported.program.nodes}
+    given = np.random.default_rng(0).standard_normal((3, 8)).astype(np.float32)
+    for (got,) in (imported.evaluate({"x": given}).values(), imported.model.evaluate({"x": given})):
+        np.testing.assert_allclose(got, np.hypot(given, given) if entry is HYPOT else given.min(1, keepdims=True), rtol=1e-5)

@@ -33,6 +33,7 @@ from fuser.frontends.torch_call import Call
 from fuser.frontends.torch_call import dtype_name
 from fuser.frontends.torch_call import is_tensor
 from fuser.frontends.torch_call import to_numpy
+from fuser.frontends.torch_norms import fold
 from fuser.frontends.torch_pieces import mutates
 from fuser.frontends.torch_pieces import pieces
 from fuser.frontends.torch_rules import BY_ATEN
@@ -251,7 +252,7 @@ class _Importer:
         table = self.by_name.get(aten, "")
         rule: Callable[[Call], Any] | None = BY_ATEN.get(aten) or BY_TABLE.get(table)
         if rule is None and table in OPS:
-            rule = Call.by_entry
+            rule = fold if OPS[table].over_axes else Call.by_entry
         before = len(self.builder.since(0))
         value = None
         if rule is not None:

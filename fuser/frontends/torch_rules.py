@@ -24,7 +24,6 @@ from fuser.frontends.torch_norms import by_channels
 from fuser.frontends.torch_norms import clamp
 from fuser.frontends.torch_norms import einsum
 from fuser.frontends.torch_norms import extreme
-from fuser.frontends.torch_norms import fold
 from fuser.frontends.torch_norms import mean_of_all
 from fuser.frontends.torch_norms import variance
 from fuser.frontends.torch_norms import vector_norm
@@ -327,7 +326,7 @@ def _norm(c: Call) -> Any:
 
 BY_TABLE: dict[str, Callable[[Call], Any]] = {
     "add": _add, "sub": _add, "mul": _mul, "div": _div, "where": where, "gelu": _gelu, "matmul": _matmul,
-    **dict.fromkeys(("sum", "max", "min", "mean", "logsumexp"), fold), "var": variance, "std": variance,
+    "var": variance, "std": variance,
     "vector_norm": vector_norm, **dict.fromkeys(("softmax", "log_softmax"), along), "rms_norm": _norm, "layer_norm": _norm,
     **dict.fromkeys(("group_norm", "instance_norm", "batch_norm"), by_channels), "attention": attention,
     "reshape": lambda c: c.reshape(c.tensor("self"), c.shape), "transpose": _transpose, "broadcast": _broadcast,

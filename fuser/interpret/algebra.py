@@ -130,9 +130,9 @@ class FloatAlgebra:
             return np.einsum(spec, *args, optimize=len(args) > 2)
 
     def fold(self, op: str, x: Array, axes: tuple[int, ...]) -> Array:
-        if op_def(op).adds:
-            return np.sum(x, axis=axes)
-        return np.max(x, axis=axes, initial=-np.inf)
+        if any(x.shape[i] == 0 for i in axes):
+            return self.identity(op, tuple(n for i, n in enumerate(x.shape) if i not in axes))
+        return op_def(op).numpy(x, axis=axes)
 
     def combine(self, op: str, acc: Array, x: Array) -> Array:
         return op_def(op_def(op).combine).numpy(acc, x)

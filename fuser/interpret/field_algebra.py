@@ -87,11 +87,21 @@ class FieldAlgebra:
         return self.field.apply(op, [x], {"axis": axes})
 
     def combine(self, op: str, acc: Value, x: Value) -> Value:
-        return self.field.apply(op_def(op).combine, [acc, x])
+        entry = op_def(op)
+        if acc.minus_inf is None or entry.combine == "maximum":
+            return self.field.apply(entry.combine, [acc, x])
+        both = self.field.apply(entry.combine, [Value(acc.p, acc.q), x])
+        absent = acc.minus_inf
+        return lift(lambda first, rest: np.where(absent, first, rest), x, both)
 
     def identity(self, op: str, shape: tuple[int, ...]) -> Value:
+        """A fold of nothing: a number, or what is absent."""
+        identity = op_def(op).identity
+        assert identity is not None
+        if math.isfinite(identity):
+            return self._constant(int(identity), shape)
         zero = self._constant(0, shape)
-        return zero if op_def(op).adds else Value(zero.p, zero.q, np.ones(shape, bool))
+        return Value(zero.p, zero.q, np.ones(shape, bool))
 
     def rescale(self, acc: Value, degree: int, old: Value, new: Value) -> Value:
         if not self.field.law:

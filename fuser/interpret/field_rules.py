@@ -61,14 +61,15 @@ def _sum(field: Field, xs: Sequence[Value], attrs: Mapping[str, Any]) -> Value:
     return field.ring(lambda x, m: np.sum(x, axis=axis, keepdims=keepdims) % m, xs[0])
 
 
-def _max(field: Field, xs: Sequence[Value], attrs: Mapping[str, Any]) -> Value:
-    x, rank = xs[0], len(xs[0].shape)
+def _folded(field: Field, combine: str, x: Value, attrs: Mapping[str, Any]) -> Value:
+    """Halves combined, again and again."""
+    rank = len(x.shape)
     axes = sorted({int(a) % rank for a in attrs["axis"]})
     for axis in axes:
         while (n := x.shape[axis]) > 1:
             lead = (slice(None),) * axis
             half = n // 2
-            best = field.larger(x[(*lead, slice(0, half))], x[(*lead, slice(half, 2 * half))])
+            best = field.apply(combine, [x[(*lead, slice(0, half))], x[(*lead, slice(half, 2 * half))]])
             x = best if n % 2 == 0 else _join([best, x[(*lead, slice(2 * half, n))]], axis)
     return x if attrs.get("keepdims") else x.map(lambda y: np.squeeze(y, tuple(axes)))
 
@@ -125,14 +126,16 @@ def _reciprocal(field: Field, xs: Sequence[Value], _attrs: Mapping[str, Any]) ->
 
 def by_default(field: Field, op: str, xs: Sequence[Value], attrs: Mapping[str, Any]) -> Value | None:
     """The evaluation that follows from an operator's entry: its formula; arithmetic of residues; of another element-wise
-    operator a random function, or predicate, of its name and attributes; views and copies of one operand move residues. None
-    where none follows."""
+    operator a random function, or predicate, of its name and attributes; a fold combines parts; views and copies of one operand
+    move residues. None where none follows."""
     entry = op_def(op)
     if entry.formula is not None:
         return evaluate(entry.steps(attrs), xs, field.apply)
     if entry.exact:
         _visible(op, xs)
         return field.ring(lambda *given: entry.numpy(*given[:-1]) % given[-1], *xs)
+    if entry.kind == "reduce" and entry.combine:
+        return _folded(field, entry.combine, xs[0], attrs)
     if entry.kind in ("view", "data") and len(xs) == 1:
         return xs[0].map(lambda x: entry.numpy(x, **attrs))
     if entry.kind != "map" or entry.indexed:
@@ -154,7 +157,6 @@ RULES: dict[str, Rule] = {
     "cast": _cast,
     "matmul": _matmul,
     "sum": _sum,
-    "max": _max,
     "concat": lambda _field, xs, attrs: _join(xs, attrs["axis"]),
 }
 """Evaluations that do not follow from the op table (:func:`by_default`)."""

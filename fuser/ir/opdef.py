@@ -164,6 +164,11 @@ class OpDef:
         return self.combine == "add"
 
     @property
+    def over_axes(self) -> bool:
+        """It folds the axes that an attribute names, which it may keep."""
+        return {"axis", "keepdims"} <= {*self.attrs}
+
+    @property
     def exact(self) -> bool:
         """Element-wise arithmetic of a ring: numpy's result for residues is the residue of the result."""
         ring = self.fraction in ("sum", "product", "square", "same")

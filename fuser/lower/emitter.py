@@ -3,15 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
 from contextlib import contextmanager
 from keyword import iskeyword
+from typing import Any
 
 from fuser.ir.fuse import identifier
+from fuser.ir.opdef import evaluate
+from fuser.ir.ops import op as op_def
+from fuser.ir.scalar import Scalar
 
 TAKEN = frozenset({"tl", "triton", "range", "min", "float", "prefetch_l2", "gdc_wait", "gdc_launch_dependents"}) | frozenset(
     {"nan_max", "pid", "pid_in", "pid_1", "first", "height"}
 )
 """Names that generated source uses for something else."""
+
+
+def number_text(x: float) -> str:
+    return repr(float(x))
+
+
+def expression(op: str, args: Sequence[str], attrs: Mapping[str, Any] | None = None) -> str:
+    """An operator on names as one expression."""
+    entry, attrs = op_def(op), attrs or {}
+    if entry.triton:
+        return entry.triton.format(*args, **{k: number_text(v.value()) for k, v in attrs.items() if isinstance(v, Scalar)})
+    return evaluate(entry.steps(attrs), args, lambda inner, xs, at: f"({expression(inner, xs, at)})")
 
 
 class Emitter:

@@ -7,7 +7,9 @@ from collections.abc import Collection
 from collections.abc import Sequence
 
 from fuser.ir.mugraph import Stmt
+from fuser.ir.opdef import OpDef
 from fuser.ir.ops import op as op_def
+from fuser.lower.emitter import expression
 from fuser.lower.options import PRECISION
 from fuser.lower.writer import TRITON_DTYPE
 from fuser.lower.writer import Combo
@@ -18,17 +20,16 @@ from fuser.lower.writer import spread
 LOG2E = math.log2(math.e)
 WIDE = 4
 """Numbers of float32 that a thread loads at once, where they lie so."""
-NAN_MAX = """@triton.jit
-def nan_max(a, b):
-    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+HELPER = """@triton.jit
+def {name}(a, b):
+    return {text}
 """
 
 
 def init(w: Writer, stmt: Stmt) -> None:
     layout = w.tiles.natural(stmt)
     value = Value(layout)
-    identity = stmt.entry.identity if stmt.entry.kind == "reduce" else 0.0
-    text = 'float("-inf")' if identity == float("-inf") else str(identity)
+    text = _identity(stmt) if stmt.entry.kind == "reduce" else "0.0"
     kept = w.tiles.kept(stmt)
     for combo in w.combos(layout):
         name = w.var(stmt.value, layout, combo)
@@ -176,17 +177,30 @@ def _folded(w: Writer, stmt: Stmt, text: str, dim: int) -> str:
     """One dimension folded away."""
     if stmt.adds:
         return f"tl.sum({text}, {dim})"
-    if _only_shifts(w, stmt):
+    if stmt.maximizes and _only_shifts(w, stmt):
         return f"tl.max({text}, {dim})"
-    w.helpers.add(NAN_MAX)
-    return f"tl.reduce({text}, {dim}, {stmt.entry.triton})"
+    return f"tl.reduce({text}, {dim}, {_helper(w, stmt.entry)})"
+
+
+def _helper(w: Writer, entry: OpDef) -> str:
+    """The name of a function that combines two elements of a fold."""
+    name = entry.triton or f"fold_{entry.name}"
+    w.helpers.add(HELPER.format(name=name, text=expression(entry.combine, ("a", "b"))))
+    return name
+
+
+def _identity(stmt: Stmt) -> str:
+    """What a fold of nothing is."""
+    text = str(stmt.entry.identity)
+    return f'float("{text}")' if "inf" in text else text
 
 
 def _joined(w: Writer, stmt: Stmt, a: str, b: str) -> str:
     """Two parts of a fold."""
-    entry = stmt.entry
-    plain = not entry.adds and _only_shifts(w, stmt)
-    return f"tl.maximum({a}, {b})" if plain else op_def(entry.combine).triton.format(a, b)
+    if stmt.maximizes and _only_shifts(w, stmt):
+        return f"tl.maximum({a}, {b})"
+    text = op_def(stmt.entry.combine).triton
+    return text.format(a, b) if text else f"{_helper(w, stmt.entry)}({a}, {b})"
 
 
 def _only_shifts(w: Writer, stmt: Stmt) -> bool:
@@ -198,9 +212,9 @@ def _only_shifts(w: Writer, stmt: Stmt) -> bool:
 
 def reduce(w: Writer, stmt: Stmt) -> None:
     (arg,) = stmt.args
-    later = not stmt.adds  # a positive factor of the maximum
-    state, text = ("neginf", 'float("-inf")') if later else ("zero", "0.0")
-    _mask_with(w, arg, stmt.reduce, state, text)
+    later = stmt.maximizes  # a positive factor of the maximum
+    text = _identity(stmt)
+    _mask_with(w, arg, stmt.reduce, {"0.0": "zero", 'float("-inf")': "neginf"}.get(text, text), text)
     _rescale(w, stmt)
     layout = w.tiles.natural(stmt)
     value = w.begin(stmt.value, layout)

@@ -22,6 +22,7 @@ from fuser.ir.opdef import missing
 from fuser.ir.ops import op as op_def
 from fuser.ir.program import NARROW
 from fuser.ir.scalar import Scalar
+from fuser.lower.emitter import number_text
 from fuser.lower.fold_code import LOG2E
 from fuser.lower.writer import Combo
 from fuser.lower.writer import Writer
@@ -110,7 +111,7 @@ def _map_text(w: Writer, stmt: Stmt, name: str, combo: Combo, layout: Sequence[s
     if stmt.op == "sub" and stmt.value in w.tiles.guards and not stmt.running:
         args[1] = f'tl.where({args[1]} == float("-inf"), 0.0, {args[1]})'
     if _in_log2(w, stmt):
-        return f"{_times(args[0], _held_factor(w, stmt.args[0]) * LOG2E)} - {args[1]} * {_number(LOG2E)}"
+        return f"{_times(args[0], _held_factor(w, stmt.args[0]) * LOG2E)} - {args[1]} * {number_text(LOG2E)}"
     if stmt.op == "div" and set(w.values[stmt.args[1]].layout) < set(layout):
         return f"{args[0]} * {_reciprocal(w, stmt, combo, layout, ready)}"
     if entry.narrow and stmt.dtype in NARROW:
@@ -135,7 +136,7 @@ def _text(w: Writer, op: str, args: Sequence[str], numbers: Mapping[str, float],
     """An operator on names: its text, or that of its formula, which leaves a line ``name_i`` for each step but the last."""
     entry = op_def(op)
     if entry.triton:
-        return entry.triton.format(*args, **{k: _number(v) for k, v in numbers.items()})
+        return entry.triton.format(*args, **{k: number_text(v) for k, v in numbers.items()})
     steps = entry.steps(numbers)
     done = itertools.count(1)
 
@@ -194,12 +195,8 @@ def _running(w: Writer, value: str, axes: Sequence[str], combo: Combo, want: Seq
     return spread(w.out.beside(name, "shift"), [a for a in want if a in v.layout], want)
 
 
-def _number(x: float) -> str:
-    return repr(float(x))
-
-
 def _times(text: str, factor: float) -> str:
-    return text if math.isclose(factor, 1.0, rel_tol=1e-12) else f"{text} * {_number(factor)}"
+    return text if math.isclose(factor, 1.0, rel_tol=1e-12) else f"{text} * {number_text(factor)}"
 
 
 def _keeps_zero(op: str, attrs: Mapping[str, Any]) -> bool:

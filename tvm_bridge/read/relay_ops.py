@@ -94,16 +94,28 @@ TABLE: dict[str, RelayOp] = {}
 
 def define(names: str, schema: str, rule: Rule, numpy: Numpy) -> None:
     """Enter operators (names and ``attribute:kind`` pairs separated by blanks) into the table."""
-    pairs = tuple((item.split(":")[0], item.split(":")[1]) for item in schema.split())
     for name in names.split():
-        TABLE[name] = RelayOp(name, pairs, rule, numpy)
+        TABLE[name] = RelayOp(name, _pairs(schema), rule, numpy)
+
+
+def _pairs(schema: str) -> tuple[tuple[str, str], ...]:
+    return tuple((item.split(":")[0], item.split(":")[1]) for item in schema.split())
+
+
+_entries: tuple[tuple[OpDef, ...], dict[str, tuple[OpDef, dict[str, str]]]] = ((), {})
+"""The op table as it was when it was last asked, and what it says of Relay."""
 
 
 def table_entries() -> dict[str, tuple[OpDef, dict[str, str]]]:
-    """The element-wise operators of the op table by their names in Relay, with what their attributes are called there."""
-    return {n: (e, theirs) for e in OPS.values() if e.kind == "map" for n, theirs in names_of(e.relay).items()}
+    """Element-wise operators and folds of the op table by their names in Relay, with what their attributes are called there."""
+    global _entries
+    if _entries[0] != (table := tuple(OPS.values())):
+        chosen = (e for e in table if e.kind == "map" or e.over_axes)
+        _entries = table, {n: (e, theirs) for e in chosen for n, theirs in names_of(e.relay).items()}
+    return _entries[1]
 
 
+_OVER_AXES = "axis:ref keepdims:bool exclude:bool"
 _SCHEMA = {"integer": "int", "flag": "bool", "number": "float", "text": "text", "integers": "ref"}
 
 
@@ -115,6 +127,8 @@ def relay_op(name: str) -> RelayOp | None:
     if found is None:
         return None
     entry, theirs = found
+    if entry.over_axes:
+        return RelayOp(name, _pairs(_OVER_AXES), _reduce_type, _reduce(entry.numpy))
     schema = tuple((theirs.get(a, a), _SCHEMA[TYPES.get(a, "number")]) for a in entry.attrs)
 
     def numpy(args: Sequence[Array], attrs: Attrs, types: tuple[TensorType, ...]) -> Array:
@@ -257,14 +271,12 @@ def _arg_reduce(f: Callable[..., Array]) -> Numpy:
 
 
 def _define_reductions() -> None:
-    schema = "axis:ref keepdims:bool exclude:bool"
-    folds: dict[str, Callable[..., Array]] = {"sum": np.sum, "mean": np.mean, "max": np.max, "min": np.min, "prod": np.prod,
-                                              "all": np.all, "any": np.any}  # fmt: skip
+    folds: dict[str, Callable[..., Array]] = {"prod": np.prod, "all": np.all, "any": np.any}
     for name, f in folds.items():
-        define(name, schema, _reduce_type, _reduce(f))
-    define("variance", f"{schema} unbiased:bool", _reduce_type, _variance)
+        define(name, _OVER_AXES, _reduce_type, _reduce(f))
+    define("variance", f"{_OVER_AXES} unbiased:bool", _reduce_type, _variance)
     for name, g in (("argmax", np.argmax), ("argmin", np.argmin)):
-        define(name, f"{schema} select_last_index:bool", lambda o: replace(_reduce_type(o), dtype="int32"), _arg_reduce(g))
+        define(name, f"{_OVER_AXES} select_last_index:bool", lambda o: replace(_reduce_type(o), dtype="int32"), _arg_reduce(g))
     define("nn.l2_normalize", "eps:float axis:ref", same, _l2_normalize)
 
 

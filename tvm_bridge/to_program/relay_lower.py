@@ -103,11 +103,14 @@ Lower = Callable[[Lowering, RelayNode, tuple[str, ...]], Result]
 
 
 def _by_entry(lo: Lowering, call: RelayNode, a: tuple[str, ...]) -> Result:
-    """The element-wise operator of the op table with this name in Relay."""
+    """The element-wise operator of the op table, or the fold, with this name in Relay."""
     found = lo.table.get(call.op)
     if found is None:
         return None
     entry, theirs = found
+    if entry.over_axes:
+        axes = reduced_axes(call.attr, len(lo.tensors[a[0]].shape))
+        return lo.emit(call, entry.name, a[0], axis=axes, keepdims=bool(call.attr.get("keepdims"))) if axes else a[0]
     attrs = {ours: call.attr[t] for ours in entry.attrs if (t := theirs.get(ours, ours)) in call.attr}
     numbers: dict[str, Any] = {k: Scalar.of(v) if is_number(k) else v for k, v in attrs.items()}
     return lo.emit(call, entry.name, *a, dtype=call.types[0].dtype, **numbers)
@@ -179,17 +182,6 @@ def _by_channels(op: str) -> Lower:
         operands = (a[0], a[3], a[4], a[1], a[2]) if op == "batch_norm" else a
         y = lo.emit(call, op, *operands, eps=Scalar.of(float(at.get("epsilon", 1e-5))), **groups)
         return (y, a[3], a[4]) if op == "batch_norm" else y
-
-    return lower
-
-
-def _reduce(op: str) -> Lower:
-    def lower(lo: Lowering, call: RelayNode, a: tuple[str, ...]) -> Result:
-        axes = reduced_axes(call.attr, len(lo.tensors[a[0]].shape))
-        if not axes:
-            return a[0]
-        keep = bool(call.attr.get("keepdims"))
-        return lo.emit(call, op, a[0], axis=axes, keepdims=keep)
 
     return lower
 
@@ -290,7 +282,7 @@ _ARITHMETIC: dict[str, Lower] = {
     "power": _power, "nn.bias_add": _bias_add, "nn.dense": _matmul, "nn.matmul": _matmul, "nn.batch_matmul": _matmul,
     **dict.fromkeys(("nn.softmax", "nn.fast_softmax"), _along("softmax", -1)), "nn.log_softmax": _along("log_softmax", -1),
     "nn.layer_norm": _layer_norm, **{f"nn.{n}": _by_channels(n) for n in ("group_norm", "instance_norm", "batch_norm")},
-    **{n: _reduce(n) for n in ("sum", "mean", "max", "min")}, "variance": _variance, "cast": _cast, "cast_like": _cast,
+    "variance": _variance, "cast": _cast, "cast_like": _cast,
     "where": lambda lo, call, a: lo.emit(call, "where", *a, dtype=call.types[0].dtype),
 }  # fmt: skip
 

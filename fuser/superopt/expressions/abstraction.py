@@ -24,8 +24,8 @@ from fuser.superopt.expressions.normal_form import const
 from fuser.superopt.expressions.normal_form import div
 from fuser.superopt.expressions.normal_form import exp
 from fuser.superopt.expressions.normal_form import fn
+from fuser.superopt.expressions.normal_form import fold
 from fuser.superopt.expressions.normal_form import mul
-from fuser.superopt.expressions.normal_form import reduce_max
 from fuser.superopt.expressions.normal_form import reduce_sum
 
 Attrs = Mapping[str, Any]
@@ -77,7 +77,6 @@ RULES: dict[str, Rule] = {
     "matmul": lambda x, extents, _attrs: reduce_sum(extents, mul(x[0], x[1])),
     "concat_matmul": _concat_matmul,
     "sum": lambda x, extents, _attrs: reduce_sum(extents, x[0]),
-    "max": lambda x, extents, _attrs: reduce_max(extents, x[0]),
     "concat": _function("concat"),
 }
 """From operator to the expression of its output, given its operands' expressions, the extents it reduces, and its attributes.
@@ -95,6 +94,8 @@ def abstract(op: str, operands: Sequence[NF], extents: Extents = (), attrs: Attr
         return operands[0]
     if entry is not None and entry.formula is not None:
         return evaluate(entry.steps(attrs), operands, lambda name, xs, at: abstract(name, xs, (), at))
+    if entry is not None and entry.kind == "reduce":
+        return fold(op, extents, operands[0])
     if entry is None or entry.kind != "map" or entry.indexed:
         raise UnsupportedError(
             f"operator {op!r} has no abstract expression",

@@ -10,6 +10,7 @@ from typing import Any
 from typing import Literal
 
 from fuser.interpret.modular import prime_factors
+from fuser.ir.ops import OPS
 from fuser.ir.scalar import Scalar
 
 MAX_TERMS = 256
@@ -236,23 +237,28 @@ def exp(e: NF) -> NF:
     return fn("exp", e)
 
 
-def reduce_max(extents: Iterable[Extent], e: NF) -> NF:
-    """Fold by maximum; ``max(i, max(j, x)) = max(i·j, x)``."""
+def fold(name: str, extents: Iterable[Extent], e: NF) -> NF:
+    """A fold that adds nothing, such as by maximum; ``max(i, max(j, x)) = max(i·j, x)``."""
     parts = _parts(extents)
-    inner = single_max(e)
-    if inner is not None:
+    inner = single_fold(e)
+    if inner is not None and inner.name == name:
         parts += inner.params
         e = inner.args[0]
-    return fn("max", e, params=tuple(sorted(parts, key=lambda p: (str(type(p)), str(p))))) if parts else e
+    return fn(name, e, params=tuple(sorted(parts, key=lambda p: (str(type(p)), str(p))))) if parts else e
 
 
-def single_max(e: NF) -> Factor | None:
-    """The fold by maximum that the form consists of, if it does."""
+def is_fold(factor: Factor) -> bool:
+    """It is one of :func:`fold`."""
+    return factor.kind == "fn" and factor.name in OPS and OPS[str(factor.name)].kind == "reduce"
+
+
+def single_fold(e: NF) -> Factor | None:
+    """The fold that the form consists of, if it does."""
     if len(e.terms) == 1:
         (((factors, den), count),) = e.terms.items()
         if den is None and count == 1 and len(factors) == 1:
             factor = FACTORS[factors[0]]
-            if factor.kind == "fn" and factor.name == "max":
+            if is_fold(factor):
                 return factor
     return None
 

@@ -35,7 +35,8 @@ from fuser.superopt.expressions.normal_form import WEIGHTS
 from fuser.superopt.expressions.normal_form import Factor
 from fuser.superopt.expressions.normal_form import Term
 from fuser.superopt.expressions.normal_form import intern
-from fuser.superopt.expressions.normal_form import single_max
+from fuser.superopt.expressions.normal_form import is_fold
+from fuser.superopt.expressions.normal_form import single_fold
 from fuser.superopt.expressions.normal_form import times_term
 
 _DENOMINATOR_WEIGHT = 0.7390851332151607  # any generic number: keeps x·y/x apart from y in the order of terms
@@ -147,7 +148,7 @@ class Target:
         self.everything = TOP in outputs
         self._cache: dict[NF, bool] = {}
         self._by_factor: dict[int, list[tuple[NF, Term]]] = {}
-        self._maxima: list[Factor] = []
+        self._folds: list[Factor] = []
         pending, seen = list(dict.fromkeys(outputs)), set(outputs)
         while pending:
             level = pending.pop(0)
@@ -158,8 +159,8 @@ class Target:
                     self._by_factor.setdefault(number, []).append((level, term))
                     factor = FACTORS[number]
                     inner += factor.args
-                    if factor.kind == "fn" and factor.name == "max" and factor not in self._maxima:
-                        self._maxima.append(factor)
+                    if is_fold(factor) and factor not in self._folds:
+                        self._folds.append(factor)
                 for inside in inner:
                     if inside not in seen:
                         seen.add(inside)
@@ -169,7 +170,7 @@ class Target:
         """False only if no expression that is equal to an output contains one that is equal to ``e``."""
         found = self._cache.get(e)
         if found is None:
-            found = self.everything or e is TOP or next(self.images(e), None) is not None or self._partial_max(e)
+            found = self.everything or e is TOP or next(self.images(e), None) is not None or self._partial_fold(e)
             self._cache[e] = found
         return found
 
@@ -199,11 +200,11 @@ class Target:
             elif c and _contains(level, e, c):
                 yield level, c
 
-    def _partial_max(self, e: NF) -> bool:
-        inner = single_max(e)
+    def _partial_fold(self, e: NF) -> bool:
+        inner = single_fold(e)
         if inner is None:
             return False
-        return any(f.args == inner.args and _within(inner.params, f.params) for f in self._maxima)
+        return any((f.name, f.args) == (inner.name, inner.args) and _within(inner.params, f.params) for f in self._folds)
 
 
 def _within(small: tuple[Hashable, ...], big: tuple[Hashable, ...]) -> bool:

@@ -11,6 +11,7 @@ instances; a function that is no field operation (exp, sqrt, relu, …) is a ran
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Hashable
 from collections.abc import Mapping
@@ -72,7 +73,7 @@ class Instance:
         if entry.kind == "contract":
             return self.fold(args[0] * args[1] % P, reduce)
         if entry.kind == "reduce":
-            return self.fold(args[0], reduce) if entry.adds else np.max(args[0], axis=self._dims(reduce), keepdims=True)
+            return self.fold(args[0], reduce) if entry.adds else self._combined(entry.combine, args[0], reduce)
         if entry.exact or entry.typed == "named" or op == "maximum":
             return entry.numpy(*args) % P
         if entry.fraction in ("quotient", "inverse"):
@@ -104,6 +105,13 @@ class Instance:
             x = np.sum(x * self._weights[a] % P, axis=1 + self.axes.index(a), keepdims=True) % P
         return x
 
+    def _combined(self, combine: str, x: Residues, axes: Sequence[str]) -> Residues | None:
+        found: Residues | None = x
+        for at in (1 + self.axes.index(a) for a in axes):
+            parts = [] if found is None else np.split(found, found.shape[at], at)
+            found = functools.reduce(lambda a, b: None if a is None else self.apply(combine, [a, b]), parts)  # type: ignore[arg-type]
+        return found
+
     def function(self, name: Hashable, args: Sequence[Residues]) -> Residues:
         """A random function of residues."""
         h = np.full((1,) * (self.rank + 1), self._salt(name), dtype=np.uint64)
@@ -134,9 +142,6 @@ class Instance:
             for i, c in enumerate(str(key).encode()):
                 self._salts[key] = (self._salts[key] ^ (c + i)) * 0x100000001B3 % 2**63
         return self._salts[key]
-
-    def _dims(self, axes: Sequence[str]) -> tuple[int, ...]:
-        return tuple(1 + self.axes.index(a) for a in axes)
 
     def _index(self, axis: str) -> Residues:
         shape = [1] * (self.rank + 1)

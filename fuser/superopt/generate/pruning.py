@@ -43,7 +43,7 @@ class AxisTarget(Target):
         images = self._images[e]
         if images is None or not images:
             # undecided, or a partial maximum, of which the expressions say no more
-            return images is None or self._partial_max(e)
+            return images is None or self._partial_fold(e)
         return any(self._place(level, c, axes) for level, c in images)
 
     def _place(self, level: NF, c: Term, axes: frozenset[str]) -> bool:

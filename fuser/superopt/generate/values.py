@@ -159,14 +159,13 @@ class ValueSpace:
         self.unary: list[tuple[str, Attrs]] = []
         self.places: dict[tuple[str, Attrs], tuple[frozenset[int], ...]] = {}
         binary = {"add", "mul", "div"}
-        self.maximum = False
+        self.folds = tuple(dict.fromkeys(s.op for s in self.block.computes if s.entry.kind == "reduce" and not s.adds))
         for s in self.block.computes:
             kind = s.entry.kind
             if s.op in ("sub", "neg"):
                 binary.add("sub")
             if s.op == "maximum":
                 binary.add("maximum")
-            self.maximum |= s.maximizes
             if kind == "map" and len(s.args) == 1 and s.op != "square":
                 key = (s.op, s.attrs)
                 if key not in self.unary:
@@ -254,8 +253,8 @@ class ValueSpace:
         for over in _subsets(free):
             kept = tuple(a for a in v.axes if a not in over)
             self._try("sum", (v,), over, (), kept)
-            if self.maximum:
-                self._try("max", (v,), over, (), kept)
+            for op in self.folds:
+                self._try(op, (v,), over, (), kept)
 
     def _pair(self, u: Value, v: Value) -> None:
         if self.size(u.ops | v.ops) + 1 > self.max_ops:
