@@ -96,7 +96,8 @@ class OpDef:
     composite that has one.
     ``flops`` and ``sfu`` count arithmetic and special-function operations per element of the output (per element of the input of
     a reduction, per multiply-add pair 2 for a contraction). ``triton`` is a format string over ``{0}``, ``{1}``, … in fp32; of a
-    reduction the function that combines two elements. NaN goes through every operator, as in numpy and torch.
+    reduction the name of the function that combines two elements (``combine`` makes it). NaN
+    goes through every operator, as in numpy and torch.
     """
 
     name: str
@@ -115,7 +116,8 @@ class OpDef:
     sfu: float = 0.0
     identity: float | None = None
     combine: str = ""
-    """Of a contraction or a fold: the operator that puts two parts together."""
+    """Of a contraction or a fold: the operator that puts two parts together. A fold's meaning over finite fields, its abstract
+    expression and its Triton follow from that, and from ``identity``, what a fold of nothing is."""
     attrs: tuple[str, ...] = ()
     commutative: bool = False
     relay: tuple[str, ...] = ()
