@@ -129,6 +129,10 @@ class Builder:
         self._nodes.append(Node(op, tuple(i.name for i in inputs), name, tuple(sorted(attrs.items()))))
         return Ref(self, tensor)
 
+    def extent(self, x: Ref, dim: int) -> Extent:
+        """An extent that constants are tied to."""
+        return Extent(x.name, dim % len(x.shape))
+
     def since(self, nodes: int) -> list[str]:
         """The operators behind the first ``nodes``; their number is that of ``since(0)``."""
         return [n.op for n in self._nodes[nodes:]]

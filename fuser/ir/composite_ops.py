@@ -14,7 +14,6 @@ from fuser.ir.interval import NOT_NEGATIVE
 from fuser.ir.interval import Domain
 from fuser.ir.opdef import Array
 from fuser.ir.opdef import OpDef
-from fuser.ir.scalar import Extent
 from fuser.ir.scalar import Scalar
 
 if TYPE_CHECKING:
@@ -35,19 +34,6 @@ def _softmax(x: Array, *, axis: int = -1, **_: Any) -> Array:
     return np.where(total == 0, 0, e / np.where(total == 0, 1, total))
 
 
-def _rms_norm(x: Array, *gain: Array, eps: Any = 1e-5, **_: Any) -> Array:
-    y = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + float(Scalar.of(eps).value()))
-    return y * gain[0] if gain else y
-
-
-def _layer_norm(x: Array, *affine: Array, eps: Any = 1e-5, **_: Any) -> Array:
-    mu = np.mean(x, axis=-1, keepdims=True)
-    y = (x - mu) / np.sqrt(np.mean((x - mu) ** 2, axis=-1, keepdims=True) + float(Scalar.of(eps).value()))
-    if affine:
-        y = y * affine[0]
-    return y + affine[1] if len(affine) > 1 else y
-
-
 def _attention(q: Array, k: Array, v: Array, *mask: Array, scale: Any = 1, causal: bool = False, **_: Any) -> Array:
     s = np.matmul(q, np.swapaxes(k, -1, -2)) * Scalar.of(scale).value()
     if mask:
@@ -61,7 +47,7 @@ def _attention(q: Array, k: Array, v: Array, *mask: Array, scale: Any = 1, causa
 def _expand_mean(b: Builder, x: Ref, axis: tuple[int, ...], keepdims: bool = False) -> Ref:
     count = Scalar()
     for i in axis:
-        count = count * Scalar.power(Extent(x.name, i % len(x.shape)), -1)
+        count = count * Scalar.power(b.extent(x, i), -1)
     return b.op("scale", b.op("sum", x, axis=axis, keepdims=keepdims), scalar=count)
 
 
@@ -70,13 +56,13 @@ def _expand_softmax(b: Builder, x: Ref, axis: int = -1) -> Ref:
     return b.op("div", e, b.op("sum", e, axis=(axis,), keepdims=True))
 
 
-def _expand_rms_norm(b: Builder, x: Ref, *gain: Ref, eps: Scalar) -> Ref:
+def _expand_rms_norm(b: Builder, x: Ref, *gain: Ref, eps: Any = 1e-5) -> Ref:
     mean = _expand_mean(b, b.op("square", x), (-1,), True)
     y = b.op("div", x, b.op("sqrt", b.op("shift", mean, scalar=eps)))
     return b.op("mul", y, gain[0]) if gain else y
 
 
-def _expand_layer_norm(b: Builder, x: Ref, *affine: Ref, eps: Scalar) -> Ref:
+def _expand_layer_norm(b: Builder, x: Ref, *affine: Ref, eps: Any = 1e-5) -> Ref:
     d = b.op("sub", x, _expand_mean(b, x, (-1,), True))
     var = _expand_mean(b, b.op("square", d), (-1,), True)
     y = b.op("div", d, b.op("sqrt", b.op("shift", var, scalar=eps)))
@@ -94,31 +80,18 @@ def _expand_attention(b: Builder, q: Ref, k: Ref, v: Ref, *mask: Ref, scale: Sca
     return b.op("matmul", _expand_softmax(b, s), v)
 
 
-def _min(x: Array, *, axis: Sequence[int], keepdims: bool = False, **_: Any) -> Array:
-    return np.min(x, axis=tuple(axis), keepdims=keepdims)
-
-
 def _expand_min(b: Builder, x: Ref, axis: tuple[int, ...], keepdims: bool = False) -> Ref:
     return -b.op("max", -x, axis=axis, keepdims=keepdims)
 
 
-def _var(x: Array, *, axis: Sequence[int], keepdims: bool = False, correction: Any = 0, **_: Any) -> Array:
-    found = np.var(x, axis=tuple(axis), keepdims=True)
-    count = x.size / found.size
-    found = found * np.asarray(count / (count - Scalar.of(correction).value()), x.dtype)
-    return found if keepdims else np.squeeze(found, tuple(axis))
-
-
-def _std(x: Array, **attrs: Any) -> Array:
-    return np.sqrt(_var(x, **attrs))
-
-
-def _expand_var(b: Builder, x: Ref, axis: tuple[int, ...], keepdims: bool = False, correction: Scalar | None = None) -> Ref:
+def _expand_var(b: Builder, x: Ref, axis: tuple[int, ...], keepdims: bool = False, correction: Any = 0) -> Ref:
     square = b.op("square", b.op("sub", x, _expand_mean(b, x, axis, True)))
-    if correction is None or correction.coeff == 0:
+    correction = Scalar.of(correction)
+    if correction.coeff == 0:
         return _expand_mean(b, square, axis, keepdims)
     count = math.prod(x.shape[i] for i in axis)
-    return b.op("sum", square, axis=axis, keepdims=keepdims) * Scalar.of(1 / (count - correction.coeff))
+    total = b.op("sum", square, axis=axis, keepdims=keepdims)
+    return b.op("scale", total, scalar=Scalar.of(1 / (count - correction.coeff)))
 
 
 def _logsumexp(x: Array, *, axis: Sequence[int], keepdims: bool = False, **_: Any) -> Array:
@@ -143,41 +116,8 @@ def _expand_log_softmax(b: Builder, x: Ref, axis: int = -1) -> Ref:
     return b.op("sub", x, _expand_logsumexp(b, x, (axis,), True))
 
 
-def _vector_norm(x: Array, *, axis: Sequence[int], keepdims: bool = False, **_: Any) -> Array:
-    return np.sqrt(np.sum(x * x, axis=tuple(axis), keepdims=keepdims))
-
-
 def _expand_vector_norm(b: Builder, x: Ref, axis: tuple[int, ...], keepdims: bool = False) -> Ref:
     return b.op("sqrt", b.op("sum", b.op("square", x), axis=axis, keepdims=keepdims))
-
-
-def _channels(x: Array, rank: int) -> Array:
-    """A value for each channel, which is the second axis."""
-    return np.reshape(x, (-1, *(1,) * (rank - 2)))
-
-
-def _affine(y: Array, affine: Sequence[Array]) -> Array:
-    y = y * _channels(affine[0], y.ndim) if affine else y
-    return y + _channels(affine[1], y.ndim) if len(affine) > 1 else y
-
-
-def _normalized(x: Array, axes: tuple[int, ...], eps: Any) -> Array:
-    d = x - np.mean(x, axis=axes, keepdims=True)
-    return d / np.sqrt(np.mean(d * d, axis=axes, keepdims=True) + float(Scalar.of(eps).value()))
-
-
-def _group_norm(x: Array, *affine: Array, groups: int, eps: Any = 1e-5, **_: Any) -> Array:
-    y = _normalized(np.reshape(x, (x.shape[0], groups, -1)), (2,), eps)
-    return _affine(np.reshape(y, x.shape), affine)
-
-
-def _instance_norm(x: Array, *affine: Array, eps: Any = 1e-5, **_: Any) -> Array:
-    return _affine(_normalized(x, tuple(range(2, x.ndim)), eps), affine)
-
-
-def _batch_norm(x: Array, mean: Array, var: Array, *affine: Array, eps: Any = 1e-5, **_: Any) -> Array:
-    root = np.sqrt(_channels(var, x.ndim) + float(Scalar.of(eps).value()))
-    return _affine((x - _channels(mean, x.ndim)) / root, affine)
 
 
 def _over_channels(b: Builder, v: Ref, rank: int) -> Ref:
@@ -190,23 +130,23 @@ def _expand_affine(b: Builder, y: Ref, affine: Sequence[Ref]) -> Ref:
     return y
 
 
-def _expand_normalized(b: Builder, x: Ref, axes: tuple[int, ...], eps: Scalar) -> Ref:
+def _expand_normalized(b: Builder, x: Ref, axes: tuple[int, ...], eps: Any = 1e-5) -> Ref:
     d = b.op("sub", x, _expand_mean(b, x, axes, True))
     var = _expand_mean(b, b.op("square", d), axes, True)
     return b.op("div", d, b.op("sqrt", b.op("shift", var, scalar=eps)))
 
 
-def _expand_group_norm(b: Builder, x: Ref, *affine: Ref, groups: int, eps: Scalar) -> Ref:
+def _expand_group_norm(b: Builder, x: Ref, *affine: Ref, groups: int, eps: Any = 1e-5) -> Ref:
     inner = (x.shape[0], groups, x.shape[1] // groups, *x.shape[2:])
     y = _expand_normalized(b, b.op("reshape", x, shape=inner), tuple(range(2, len(inner))), eps)
     return _expand_affine(b, b.op("reshape", y, shape=x.shape), affine)
 
 
-def _expand_instance_norm(b: Builder, x: Ref, *affine: Ref, eps: Scalar) -> Ref:
+def _expand_instance_norm(b: Builder, x: Ref, *affine: Ref, eps: Any = 1e-5) -> Ref:
     return _expand_affine(b, _expand_normalized(b, x, tuple(range(2, len(x.shape))), eps), affine)
 
 
-def _expand_batch_norm(b: Builder, x: Ref, mean: Ref, var: Ref, *affine: Ref, eps: Scalar) -> Ref:
+def _expand_batch_norm(b: Builder, x: Ref, mean: Ref, var: Ref, *affine: Ref, eps: Any = 1e-5) -> Ref:
     rank = len(x.shape)
     root = b.op("sqrt", b.op("shift", var, scalar=eps))
     y = b.op("div", b.op("sub", x, _over_channels(b, mean, rank)), _over_channels(b, root, rank))
@@ -219,18 +159,18 @@ COMPOSITES = (
     OpDef("softmax", "composite", 1, _softmax, degree="exp", attrs=("axis",), flops=5, sfu=1,
           relay=("nn.softmax", "nn.fast_softmax"), torch=("softmax.int", "_softmax"),
           image=Domain(0.0, 1.0), shape=shapes.first, expansion=_expand_softmax, eager="softmax axis:dim dim=-1"),
-    OpDef("rms_norm", "composite", -1, _rms_norm, attrs=("eps",), flops=4, torch=("rms_norm",), shape=shapes.first,
+    OpDef("rms_norm", "composite", -1, attrs=("eps",), flops=4, torch=("rms_norm",), shape=shapes.first,
           expansion=_expand_rms_norm, eager=".rms_norm"),
-    OpDef("layer_norm", "composite", -1, _layer_norm, attrs=("eps",), flops=8, relay=("nn.layer_norm",),
+    OpDef("layer_norm", "composite", -1, attrs=("eps",), flops=8, relay=("nn.layer_norm",),
           torch=("layer_norm", "native_layer_norm"), shape=shapes.first, expansion=_expand_layer_norm, eager=".layer_norm"),
     OpDef("attention", "composite", -1, _attention, degree="exp", attrs=("scale", "causal"), flops=4, sfu=1,
           torch=("scaled_dot_product_attention",), shape=shapes.attention, expansion=_expand_attention),
-    OpDef("min", "composite", 1, _min, attrs=("axis", "keepdims"), relay=("min",), torch=("amin", "min"), shape=shapes.folded,
+    OpDef("min", "composite", 1, attrs=("axis", "keepdims"), relay=("min",), torch=("amin", "min"), shape=shapes.folded,
           expansion=_expand_min, eager="amin axis:dim keepdims:keepdim"),
-    OpDef("var", "composite", 1, _var, attrs=("axis", "keepdims", "correction"), optional=("correction",), flops=3,
+    OpDef("var", "composite", 1, attrs=("axis", "keepdims", "correction"), optional=("correction",), flops=3,
           torch=("var", "var.dim", "var.correction"), image=NOT_NEGATIVE, shape=shapes.folded, expansion=_expand_var,
           eager="var axis:dim keepdims:keepdim correction=0"),
-    OpDef("std", "composite", 1, _std, attrs=("axis", "keepdims", "correction"), optional=("correction",), flops=3, sfu=1,
+    OpDef("std", "composite", 1, attrs=("axis", "keepdims", "correction"), optional=("correction",), flops=3, sfu=1,
           torch=("std", "std.dim", "std.correction"), image=NOT_NEGATIVE, shape=shapes.folded,
           eager="std axis:dim keepdims:keepdim correction=0", expansion=lambda b, x, **at: b.op("sqrt", _expand_var(b, x, **at))),
     OpDef("logsumexp", "composite", 1, _logsumexp, degree="exp", attrs=("axis", "keepdims"), flops=4, sfu=1, torch=("logsumexp",),
@@ -238,15 +178,15 @@ COMPOSITES = (
     OpDef("log_softmax", "composite", 1, _log_softmax, degree="exp", attrs=("axis",), flops=5, sfu=1, relay=("nn.log_softmax",),
           torch=("log_softmax.int", "_log_softmax"), image=Domain(hi=0.0), shape=shapes.first, expansion=_expand_log_softmax,
           eager="log_softmax axis:dim"),
-    OpDef("vector_norm", "composite", 1, _vector_norm, attrs=("axis", "keepdims"), flops=2, torch=("linalg_vector_norm",),
+    OpDef("vector_norm", "composite", 1, attrs=("axis", "keepdims"), flops=2, torch=("linalg_vector_norm",),
           image=NOT_NEGATIVE, shape=shapes.folded, expansion=_expand_vector_norm,
           eager="linalg.vector_norm axis:dim keepdims:keepdim"),
-    OpDef("group_norm", "composite", -1, _group_norm, attrs=("groups", "eps"), flops=8, relay=("nn.group_norm",),
+    OpDef("group_norm", "composite", -1, attrs=("groups", "eps"), flops=8, relay=("nn.group_norm",),
           torch=("group_norm", "native_group_norm"), shape=shapes.first, expansion=_expand_group_norm,
           eager=".group_norm"),
-    OpDef("instance_norm", "composite", -1, _instance_norm, attrs=("eps",), flops=8, relay=("nn.instance_norm",),
+    OpDef("instance_norm", "composite", -1, attrs=("eps",), flops=8, relay=("nn.instance_norm",),
           torch=("instance_norm",), shape=shapes.first, expansion=_expand_instance_norm, eager=".instance_norm"),
-    OpDef("batch_norm", "composite", -1, _batch_norm, attrs=("eps",), flops=5, relay=("nn.batch_norm",),
+    OpDef("batch_norm", "composite", -1, attrs=("eps",), flops=5, relay=("nn.batch_norm",),
           torch=("batch_norm", "_native_batch_norm_legit",
                   "_native_batch_norm_legit_functional", "_native_batch_norm_legit_no_training"),
           shape=shapes.first, expansion=_expand_batch_norm,

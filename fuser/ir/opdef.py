@@ -105,7 +105,7 @@ class OpDef:
     arity: int
     """Number of operands; −1: any."""
     numpy: Callable[..., Array] = missing
-    """The result from the operands and, as keywords, the attributes; follows from the formula."""
+    """The result from the operands and, as keywords, the attributes; follows from the formula, or the expansion."""
     linear: tuple[bool, ...] = ()
     degree: Literal["add", "sub", "equal", "zero", "same", "exp"] = "zero"
     triton: str = ""
@@ -177,17 +177,32 @@ class OpDef:
         return self.kind == "map" and ring and self.formula is None and not self.attrs
 
     def __post_init__(self) -> None:
-        if self.numpy is missing and self.formula is not None:
-            object.__setattr__(self, "numpy", self._by_formula)
+        if self.numpy is missing and (self.formula or self.expansion):
+            object.__setattr__(self, "numpy", self._by_formula if self.formula else self._by_expansion)
 
     def _by_formula(self, *xs: Array, **attrs: Any) -> Array:
         with np.errstate(all="ignore"):
             return evaluate(self.steps(attrs), xs, lambda name, args, at: OPS[name].numpy(*args, **at))
 
+    def _by_expansion(self, *xs: Array, **attrs: Any) -> Array:
+        assert self.expansion is not None
+        with np.errstate(all="ignore"):
+            return self.expansion(_Numbers(), *xs, **dict(own_attributes(self, attrs)))
+
     def steps(self, attrs: Attrs) -> tuple[Step, ...]:
         """The formula for these attributes."""
         assert self.formula is not None
         return _steps(self.formula, self.arity, own_attributes(self, attrs))
+
+
+class _Numbers:
+    """In place of a builder, for an expansion that is computed at once."""
+
+    def op(self, op: str, *xs: Array, **attrs: Any) -> Array:
+        return OPS[op].numpy(*xs, **attrs)
+
+    def extent(self, x: Array, dim: int) -> int:
+        return x.shape[dim]
 
 
 OPS: dict[str, OpDef] = {}

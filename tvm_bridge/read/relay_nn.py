@@ -4,14 +4,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from fuser.errors import UnsupportedError
 from fuser.ir.ops import OPS
 from tvm_bridge.read.relay_graph import TensorType
 from tvm_bridge.read.relay_ops import Array
 from tvm_bridge.read.relay_ops import Attrs
+from tvm_bridge.read.relay_ops import Numpy
 from tvm_bridge.read.relay_ops import Operands
 from tvm_bridge.read.relay_ops import TypeRuleError
 from tvm_bridge.read.relay_ops import axis_of
@@ -79,44 +80,22 @@ def _along(x: Array, axis: int, rank: int) -> Array:
     return x.reshape([-1 if i == axis % rank else 1 for i in range(rank)])
 
 
-def _normalised(x: Array, axes: tuple[int, ...], eps: float) -> Array:
-    mean = x.mean(axis=axes, keepdims=True)
-    return (x - mean) / np.sqrt(((x - mean) ** 2).mean(axis=axes, keepdims=True) + np.asarray(eps, x.dtype))
-
-
-def _affine(x: Array, a: Sequence[Array], at: Attrs, axis: int) -> Array:
-    x = x * _along(a[1], axis, x.ndim) if at.get("scale", True) else x
-    return x + _along(a[2], axis, x.ndim) if at.get("center", True) else x
-
-
 _NORM = "axis:int epsilon:float center:bool scale:bool"
 
 
-def _layer_norm(a: Sequence[Array], at: Attrs, out: tuple[TensorType, ...]) -> Array:
-    return _affine(_normalised(a[0], (at.get("axis", -1),), at["epsilon"]), a, at, at.get("axis", -1))
+def _norm(op: str, channels: int, axis: int) -> Numpy:
+    """A normalization of the op table, whose channels are there on the axis ``channels`` and here, by default, on ``axis``."""
 
+    def call(a: Sequence[Array], at: Attrs, out: tuple[TensorType, ...]) -> Any:
+        own = at.get("axis", axis)
+        x = np.moveaxis(a[0], own, channels)
+        gain = a[1] if at.get("scale", True) else np.ones_like(a[1])
+        shift = a[2] if at.get("center", True) else np.zeros_like(a[2])
+        more: dict[str, Any] = {"groups": at["num_groups"]} if op == "group_norm" else {}
+        y = OPS[op].numpy(x, *a[3:], gain, shift, eps=at["epsilon"], **more)
+        return (np.moveaxis(y, channels, own), *a[3:]) if len(a) > 3 else np.moveaxis(y, channels, own)
 
-def _instance_norm(a: Sequence[Array], at: Attrs, out: tuple[TensorType, ...]) -> Array:
-    axes = tuple(i for i in range(1, a[0].ndim) if i != at["axis"])
-    return _affine(_normalised(a[0], axes, at["epsilon"]), a, at, at["axis"])
-
-
-def _group_norm(a: Sequence[Array], at: Attrs, out: tuple[TensorType, ...]) -> Array:
-    if at["axis"] != 1:
-        raise UnsupportedError("nn.group_norm along an axis other than 1 is not evaluated")
-    x = a[0].reshape(a[0].shape[0], at["num_groups"], -1)
-    return _affine(_normalised(x, (2,), at["epsilon"]).reshape(a[0].shape), a, at, 1)
-
-
-def _batch_norm(a: Sequence[Array], at: Attrs, out: tuple[TensorType, ...]) -> tuple[Array, ...]:
-    x, axis = a[0], at.get("axis", 1)
-    mean, variance = _along(a[3], axis, x.ndim), _along(a[4], axis, x.ndim)
-    return _affine((x - mean) / np.sqrt(variance + np.asarray(at["epsilon"], x.dtype)), a, at, axis), a[3], a[4]
-
-
-def _log_softmax(a: Sequence[Array], at: Attrs, out: tuple[TensorType, ...]) -> Array:
-    shifted = a[0] - a[0].max(axis=at["axis"], keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(axis=at["axis"], keepdims=True))
+    return call
 
 
 def _bias_add(a: Sequence[Array], at: Attrs, out: tuple[TensorType, ...]) -> Array:
@@ -135,10 +114,10 @@ define("nn.matmul", f"{_DENSE} {_MATMUL}", _dense_type, _matmul)
 define("nn.batch_matmul", _MATMUL, _batch_matmul_type, _batch_matmul)
 define("nn.bias_add", "axis:int", _bias_type, _bias_add)
 define("nn.softmax nn.fast_softmax", "axis:int", same, lambda a, at, out: OPS["softmax"].numpy(a[0], axis=at.get("axis", -1)))
-define("nn.log_softmax", "axis:int", same, _log_softmax)
-define("nn.layer_norm", _NORM, same, _layer_norm)
-define("nn.instance_norm", _NORM, same, _instance_norm)
-define("nn.group_norm", f"{_NORM} num_groups:int", same, _group_norm)
-define("nn.batch_norm", _NORM, lambda o: (o.types[0], o.types[3], o.types[4]), _batch_norm)
+define("nn.log_softmax", "axis:int", same, lambda a, at, out: OPS["log_softmax"].numpy(a[0], axis=at["axis"]))
+define("nn.layer_norm", _NORM, same, _norm("layer_norm", -1, -1))
+define("nn.instance_norm", _NORM, same, _norm("instance_norm", 1, 1))
+define("nn.group_norm", f"{_NORM} num_groups:int", same, _norm("group_norm", 1, 1))
+define("nn.batch_norm", _NORM, lambda o: (o.types[0], o.types[3], o.types[4]), _norm("batch_norm", 1, 1))
 define("nn.dropout", "rate:float", lambda o: (o.types[0], o.types[0]), lambda a, at, out: (a[0], np.ones_like(a[0])))
 define("nn.prelu", "axis:int", same, lambda a, at, out: np.where(a[0] > 0, a[0], a[0] * _along(a[1], at["axis"], a[0].ndim)))
