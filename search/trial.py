@@ -14,11 +14,13 @@ import numpy as np
 
 from fuser.agreement import agreement
 from fuser.agreement import tolerance
+from fuser.errors import FuserError
 from fuser.frontends.imported import Imported
 from fuser.frontends.model_file import TORCH
 from fuser.frontends.model_file import ModelFile
 from fuser.ir.ops import Array
 from fuser.ir.program import TensorProgram
+from fuser.runtime.torch_program import run_program
 from search.compiled import CompiledProgram
 
 
@@ -26,7 +28,8 @@ from search.compiled import CompiledProgram
 class Trial:
     """``difference`` is the largest relative Frobenius norm over all results, of what was made from the original, and ``limit``
     what is accepted; ``us`` and ``original_us`` are medians of CUDA-graph replays in turn (None where nothing was timed, or the
-    original does not run there), ``kernels`` those of each kernel by its name, as CUDA's profiler has them."""
+    original does not run there), ``kernels`` those of each kernel by its name, as CUDA's profiler has them. The original of what
+    is no module of torch is timed as its operators, each by torch."""
 
     where: str
     original: str
@@ -42,7 +45,8 @@ class Trial:
 
     def __str__(self) -> str:
         times = "" if self.us is None else f": {self.us:.1f} µs measured"
-        beside = "" if self.original_us is None else f", {self.original} {self.original_us:.1f} µs"
+        before = "torch eager" if self.original == "torch eager" else "every operator by torch"
+        beside = "" if self.original_us is None else f", {before} {self.original_us:.1f} µs"
         says = f"differs from {self.original} by {self.difference:.1e}"
         return f"ran {self.where}{times}{beside}; {says}" + ("" if self.ok else f", more than {self.limit:.0e}")
 
@@ -72,6 +76,8 @@ def tried(run: CompiledProgram, file: ModelFile, seed: int = 0) -> Trial:
         wanted, replays["original"] = captured(_eager(file, placed, str(run.device)))
     else:
         wanted = _numpy(file, values)
+        with suppress(FuserError, RuntimeError):  # an operator that torch lacks, or that cannot be captured
+            _, replays["original"] = captured(_operators(known, placed, str(run.device)))
     difference = _difference(got, wanted)
     times = medians(replays)
     name = torch.cuda.get_device_name(run.device)
@@ -122,7 +128,7 @@ def inputs_of(known: Imported, original: Any, rng: np.random.Generator) -> dict[
 
 
 def _tensor(torch: Any, program: TensorProgram, name: str, value: Any) -> Any:
-    x = value if isinstance(value, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(value))
+    x = value if isinstance(value, torch.Tensor) else torch.tensor(np.ascontiguousarray(value))
     return x.detach().to(getattr(torch, program[name].dtype))
 
 
@@ -144,6 +150,15 @@ def _eager(file: ModelFile, values: Mapping[str, Any], device: str) -> Callable[
         return {r.name: y for r, y in zip(called.results, leaves, strict=True) if r.name}
 
     return call
+
+
+def _operators(known: Imported, values: Mapping[str, Any], device: str) -> Callable[[], dict[str, Any]]:
+    """The program as it was imported, operator by operator in torch."""
+    import torch
+
+    program = known.program
+    given = {n: _tensor(torch, program, n, x).to(device) for n, x in known.params.items()} | dict(values)
+    return lambda: run_program(program, given)
 
 
 def _numpy(file: ModelFile, values: Mapping[str, Any]) -> dict[str, Array]:
