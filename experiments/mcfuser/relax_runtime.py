@@ -4,9 +4,9 @@
     python -m experiments.mcfuser.relax_runtime prepare FOLDER    # on the GPU's machine: the plans again, with their weights
     python -m experiments.mcfuser.relax_runtime run FOLDER -o OUT # there: compared with float64, then timed in turn
 
-TVM alone is its default pipeline for CUDA: schedules by rule (DLight), which know no tensor cores of Hopper. It is no strong
-peer; tuned schedules need TVM's compiler on the machine with the GPU. ``run`` needs TVM's runtime alone: that of FOLDER/runtime,
-where ``mufuser package`` put it, or one that is installed. Weights are random from a seed, and arguments of the libraries.
+TVM alone (:mod:`experiments.mcfuser.tvm_alone`) has schedules by rule (DLight), which know no wgmma of Hopper: no strong peer.
+``run`` needs TVM's runtime alone: that of FOLDER/runtime, where ``mufuser package`` put it, or one that is installed. Weights are
+random from a seed, and arguments of the libraries.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +70,7 @@ def plan_of(name: str, device: str | None) -> Any:
 
 def build(folder: Path, names: list[str]) -> None:
     """Libraries of each network: ``NAME-plain.so`` and ``NAME-graphs.so`` with our kernels, ``NAME-tvm.so`` of TVM alone."""
+    from experiments.mcfuser.tvm_alone import compiled_alone
     from tvm_bridge.back.offline_cuda import load
     from tvm_bridge.back.recipe import recipe_of
     from tvm_bridge.back.relax import compiled
@@ -85,38 +85,10 @@ def build(folder: Path, names: list[str]) -> None:
         for kind in ("plain", "graphs"):
             compiled(recipe, module_of(recipe, None), kind == "graphs").export_library(str(folder / f"{name}-{kind}.so"))
         built = time.perf_counter()
-        if not (folder / f"{name}-tvm.so").exists():
-            _alone(name).export_library(str(folder / f"{name}-tvm.so"))
+        compiled_alone(name).export_library(str(folder / f"{name}-tvm.so"))
         seconds = {"plan": planned - start, "libraries": built - planned, "tvm": time.perf_counter() - built}
         write_file(folder / f"{name}.json", json.dumps({"kernels": len(recipe.launches), "seconds": seconds}) + "\n")
         print(name, len(recipe.launches), seconds, flush=True)
-
-
-def _alone(name: str) -> Any:
-    """A network compiled by TVM's default pipeline, weights as arguments."""
-    import torch
-    import tvm
-    from tvm import relax
-
-    from tvm_bridge.back.relax_library import need_compiler
-
-    def linear(x: Any, w: Any, b: Any = None, _: str = "") -> Any:
-        """TVM's importer gives products of float16 in float32, and cannot add a bias to them."""
-        y = relax.op.astype(relax.op.matmul(x, relax.op.permute_dims(w), out_dtype="float32"), "float16")  # type: ignore[attr-defined]
-        return y if b is None else relax.op.add(y, b)  # type: ignore[attr-defined]
-
-    net, shapes = network(name)
-    need_compiler(())
-    with torch.no_grad(), warnings.catch_warnings(action="ignore"):
-        exported = torch.export.export(net, tuple(torch.zeros(s, dtype=torch.float16) for s in shapes))
-        relax.op.linear = linear  # type: ignore[attr-defined]
-        read: Any = import_module("tvm.relax.frontend.torch").from_exported_program
-        made = read(exported, keep_params_as_input=True, unwrap_unit_return_tuple=True, run_ep_decomposition=False)
-    module, _ = relax.frontend.detach_params(made)  # type: ignore[attr-defined]
-    limits = {"max_threads_per_block": 1024, "max_shared_memory_per_block": 232448, "thread_warp_size": 32}
-    target = tvm.target.Target({"kind": "cuda", "arch": "sm_90a", **limits}, host={"kind": "llvm"})
-    with target:
-        return tvm.compile(module, target=target)  # type: ignore[attr-defined]
 
 
 # -- run ----------------------------------------------------------------------------------------------------------------------
@@ -155,7 +127,7 @@ def measure(folder: Path, name: str) -> dict[str, Any]:
     import torch
 
     from search.measure.replays import captured
-    from search.measure.replays import medians
+    from search.measure.replays import in_turn
 
     net, shapes = network(name)
     torch.manual_seed(1)
@@ -176,7 +148,7 @@ def measure(folder: Path, name: str) -> dict[str, Any]:
     outputs["own graphs"], replays["own graphs"] = graphs.output(), graphs.call
     failed = {}
     try:
-        alone = Machine(folder, f"{name}-tvm.so", x, [p for _, p in net.named_parameters()])
+        alone = Machine(folder, f"{name}-tvm.so", x, [p.detach() for _, p in net.named_parameters()])
         outputs["tvm"], replays["tvm"] = alone.captured()
     except Exception as error:  # noqa: BLE001 - a peer
         failed["tvm"] = f"{type(error).__name__}: {str(error)[-400:]}"
@@ -186,9 +158,11 @@ def measure(folder: Path, name: str) -> dict[str, Any]:
         outputs[kind], replays[kind] = captured(lambda module=module: module(x))
     errors = {k: float((y.double() - wanted).norm() / wanted.norm()) for k, y in outputs.items()}
     same = bool((outputs["tvm+ours"] == outputs["ours"]).all())
-    us = medians(replays) | {"calls": wall(plain.call)}
+    times = in_turn(replays)
+    us = {c: statistics.median(t) for c, t in times.items()} | {"calls": wall(plain.call)}
+    spread = {c: (max(t) - min(t)) / us[c] for c, t in times.items()}
     built = json.loads((folder / f"{name}.json").read_text())
-    return {"us": us, "error": errors, "same bits": same, "failed peers": failed, **built}
+    return {"us": us, "spread": spread, "error": errors, "same bits": same, "failed peers": failed, **built}
 
 
 class Machine:
@@ -212,12 +186,14 @@ class Machine:
                     raise ValueError(f"{file} is of another plan: {spec['name']} {spec['shape']}")
             more = [tuple(weights[s["name"]].contiguous() for s in tensors)]
         else:
-            more = [w.detach() for w in weights]
+            more = list(machine["main_transform_params"](self._given(tuple(weights))))
         self.keep = machine
         self.main, self.args = machine["main"], [self._given(a) for a in (x, *more)]
 
     def _given(self, value: Any) -> Any:
         many = isinstance(value, tuple)
+        if isinstance(value, self.ffi.Tensor):
+            return value
         return self.ffi.convert(tuple(map(self.ffi.from_dlpack, value))) if many else self.ffi.from_dlpack(value)
 
     def call(self) -> Any:
