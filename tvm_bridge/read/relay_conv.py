@@ -23,7 +23,7 @@ from tvm_bridge.read.relay_shapes import layout_permutation
 Outs = tuple[TensorType, ...]
 
 
-def _pair(value: object, default: int) -> tuple[int, int]:
+def pair(value: object, default: int) -> tuple[int, int]:
     if value is None:
         return (default, default)
     if isinstance(value, int):
@@ -33,11 +33,11 @@ def _pair(value: object, default: int) -> tuple[int, int]:
     raise TypeRuleError(f"{value} is not a pair of sizes")
 
 
-def _padding(value: object) -> tuple[int, int, int, int]:
+def sides(value: object) -> tuple[int, int, int, int]:
     """top, left, bottom, right."""
     if isinstance(value, tuple) and len(value) == 4:
         return (int(value[0]), int(value[1]), int(value[2]), int(value[3]))
-    y, x = _pair(value, 0)
+    y, x = pair(value, 0)
     return (y, x, y, x)
 
 
@@ -68,8 +68,8 @@ def _conv_type(o: Operands) -> TensorType:
     k, per_group, kh, kw = _permuted(o[1], o.attrs.get("kernel_layout") or "OIHW", "OIHW")
     if per_group * o.attrs.get("groups", 1) != c:
         raise TypeRuleError(f"{c} channels but a kernel of {per_group} in {o.attrs.get('groups', 1)} groups")
-    (sy, sx), (dy, dx) = _pair(o.attrs.get("strides"), 1), _pair(o.attrs.get("dilation"), 1)
-    top, left, bottom, right = _padding(o.attrs.get("padding"))
+    (sy, sx), (dy, dx) = pair(o.attrs.get("strides"), 1), pair(o.attrs.get("dilation"), 1)
+    top, left, bottom, right = sides(o.attrs.get("padding"))
     found = (n, k, _extent(h, kh, sy, dy, top + bottom), _extent(w, kw, sx, dx, left + right))
     return TensorType(_permuted(found, "NCHW", layout), o.attrs.get("out_dtype") or o.dtype)
 
@@ -85,9 +85,9 @@ def _conv(a: Sequence[Array], at: Attrs, out: Outs) -> Array:
     layout, groups = _data_layout(at), at.get("groups", 1)
     x = a[0].transpose(layout_permutation(layout, "NCHW")).astype(numpy_dtype(out[0].dtype), copy=False)
     w = a[1].transpose(layout_permutation(at.get("kernel_layout") or "OIHW", "OIHW"))
-    top, left, bottom, right = _padding(at.get("padding"))
+    top, left, bottom, right = sides(at.get("padding"))
     x = np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right)))
-    view = _windows(x, (w.shape[2], w.shape[3]), _pair(at.get("strides"), 1), _pair(at.get("dilation"), 1))
+    view = _windows(x, (w.shape[2], w.shape[3]), pair(at.get("strides"), 1), pair(at.get("dilation"), 1))
     n, c, oh, ow = view.shape[:4]
     cols = view.reshape(n, groups, c // groups, oh, ow, -1).transpose(0, 1, 3, 4, 2, 5).reshape(n, groups, oh * ow, -1)
     kernel = w.reshape(groups, w.shape[0] // groups, -1).transpose(0, 2, 1)
@@ -98,9 +98,9 @@ def _conv(a: Sequence[Array], at: Attrs, out: Outs) -> Array:
 def _pool_type(o: Operands) -> TensorType:
     layout = _data_layout(o.attrs)
     n, c, h, w = _permuted(o[0], layout, "NCHW")
-    (ky, kx), (sy, sx) = _pair(o.attrs["pool_size"], 1), _pair(o.attrs.get("strides"), 1)
-    (dy, dx), ceil = _pair(o.attrs.get("dilation"), 1), bool(o.attrs.get("ceil_mode"))
-    top, left, bottom, right = _padding(o.attrs.get("padding"))
+    (ky, kx), (sy, sx) = pair(o.attrs["pool_size"], 1), pair(o.attrs.get("strides"), 1)
+    (dy, dx), ceil = pair(o.attrs.get("dilation"), 1), bool(o.attrs.get("ceil_mode"))
+    top, left, bottom, right = sides(o.attrs.get("padding"))
     found = (n, c, _extent(h, ky, sy, dy, top + bottom, ceil), _extent(w, kx, sx, dx, left + right, ceil))
     return TensorType(_permuted(found, "NCHW", layout), o.dtype)
 
@@ -108,8 +108,8 @@ def _pool_type(o: Operands) -> TensorType:
 def _pooled(x: Array, at: Attrs, out: TensorType, fill: float) -> Array:
     """Windows of an NCHW array; the tail is padded so that ceil mode fits."""
     _, _, oh, ow = _permuted(out.dims, _data_layout(at), "NCHW")
-    window, stride, dilation = _pair(at["pool_size"], 1), _pair(at.get("strides"), 1), _pair(at.get("dilation"), 1)
-    top, left, bottom, right = _padding(at.get("padding"))
+    window, stride, dilation = pair(at["pool_size"], 1), pair(at.get("strides"), 1), pair(at.get("dilation"), 1)
+    top, left, bottom, right = sides(at.get("padding"))
     need_y = (oh - 1) * stride[0] + dilation[0] * (window[0] - 1) + 1
     need_x = (ow - 1) * stride[1] + dilation[1] * (window[1] - 1) + 1
     tail_y, tail_x = max(bottom, need_y - x.shape[2] - top), max(right, need_x - x.shape[3] - left)
@@ -136,7 +136,7 @@ def _counted(x: Array, at: Attrs, out: TensorType) -> Array:
     """Elements that an average divides by: those of the image, with ``count_include_pad`` those of the declared padding too."""
     ones = np.ones((1, 1, *x.shape[2:]), x.dtype)
     if at.get("count_include_pad"):
-        top, left, bottom, right = _padding(at.get("padding"))
+        top, left, bottom, right = sides(at.get("padding"))
         ones = np.ones((1, 1, x.shape[2] + top + bottom, x.shape[3] + left + right), x.dtype)
         at = {**at, "padding": (0, 0, 0, 0)}
     return _pooled(ones, at, out, 0.0).sum(axis=(4, 5))
@@ -145,7 +145,7 @@ def _counted(x: Array, at: Attrs, out: TensorType) -> Array:
 def _global_type(o: Operands) -> TensorType:
     layout = _data_layout(o.attrs)
     n, c, _, _ = _permuted(o[0], layout, "NCHW")
-    size = _pair(o.attrs.get("output_size") or (1, 1), 1)
+    size = pair(o.attrs.get("output_size") or (1, 1), 1)
     return TensorType(_permuted((n, c, *size), "NCHW", layout), o.dtype)
 
 

@@ -34,6 +34,11 @@ from tvm_bridge.read.relay_shapes import layout_permutation
 from tvm_bridge.read.relay_shapes import permutation
 from tvm_bridge.read.relay_shapes import sections
 from tvm_bridge.read.relay_shapes import slices
+from tvm_bridge.to_program.relay_library import EXACT
+from tvm_bridge.to_program.relay_library import LIBRARY
+from tvm_bridge.to_program.relay_library import WHOLE
+from tvm_bridge.to_program.relay_library import take
+from tvm_bridge.to_program.relay_library import within
 
 
 @dataclass
@@ -98,6 +103,7 @@ class Lowering:
         return float(value.reshape(())) if value is not None and value.size == 1 else None
 
 
+KNOWN = frozenset((*WHOLE, *FLOAT_DTYPES))
 Result = str | tuple[str, ...] | None
 Lower = Callable[[Lowering, RelayNode, tuple[str, ...]], Result]
 
@@ -241,19 +247,13 @@ def _strided_slice(lo: Lowering, call: RelayNode, a: tuple[str, ...]) -> Result:
 
 
 def _take(lo: Lowering, call: RelayNode, a: tuple[str, ...]) -> Result:
-    """One row of an axis by a constant index is a slice; a lookup is opaque."""
+    """One row of an axis by a constant index is a slice."""
     axis, index = call.attr.get("axis"), lo.scalar(a[1])
     if axis is None or index is None or lo.tensors[a[1]].shape or call.attr.get("batch_dims"):
-        return None
+        return take(lo, call, a)
     shape = lo.tensors[a[0]].shape
-    start = int(index)
-    if not 0 <= start < shape[axis % len(shape)]:
-        return None
+    start = within(call, int(index), shape[axis % len(shape)])
     return lo.emit(call, "reshape", _slice(lo, call, a[0], axis % len(shape), start, start + 1), shape=call.types[0].dims)
-
-
-def _cast(lo: Lowering, call: RelayNode, a: tuple[str, ...]) -> Result:
-    return lo.emit(call, "cast", a[0], dtype=call.types[0].dtype) if call.types[0].dtype != lo.tensors[a[0]].dtype else a[0]
 
 
 def _filled_like(value: int) -> Lower:
@@ -266,8 +266,9 @@ def _filled_like(value: int) -> Lower:
     return lower
 
 
-# Views keep any dtype; arithmetic of integers and booleans stays opaque, because the op table means real numbers.
+# Views keep any dtype; of the arithmetic of whole numbers and truths, what differs from that of real numbers stays opaque.
 _VIEWS: dict[str, Lower] = {
+    **LIBRARY,
     **dict.fromkeys(("reshape", "contrib_reshape", "dyn.reshape", "reshape_like", "squeeze", "expand_dims", "nn.batch_flatten"),
                     _seen_as("reshape")),
     **dict.fromkeys(("broadcast_to", "dyn.broadcast_to", "broadcast_to_like"), _seen_as("broadcast")),
@@ -279,11 +280,10 @@ _VIEWS: dict[str, Lower] = {
     "nn.dropout": lambda lo, call, a: a[0] if Ref("node", call.id, 1) not in lo.used else None,
 }  # fmt: skip
 _ARITHMETIC: dict[str, Lower] = {
-    "power": _power, "nn.bias_add": _bias_add, "nn.dense": _matmul, "nn.matmul": _matmul, "nn.batch_matmul": _matmul,
+    **EXACT, "power": _power, "nn.bias_add": _bias_add, "nn.dense": _matmul, "nn.matmul": _matmul, "nn.batch_matmul": _matmul,
     **dict.fromkeys(("nn.softmax", "nn.fast_softmax"), _along("softmax", -1)), "nn.log_softmax": _along("log_softmax", -1),
     "nn.layer_norm": _layer_norm, **{f"nn.{n}": _by_channels(n) for n in ("group_norm", "instance_norm", "batch_norm")},
-    "variance": _variance, "cast": _cast, "cast_like": _cast,
-    "where": lambda lo, call, a: lo.emit(call, "where", *a, dtype=call.types[0].dtype),
+    "variance": _variance,
 }  # fmt: skip
 
 
@@ -319,6 +319,8 @@ def _lower_call(lo: Lowering, call: RelayNode) -> None:
     truth = call.op not in _VIEWS and (found := lo.table.get(call.op)) is not None and found[0].typed == "truth"
     if lower is None and (truth or all(t.dtype in FLOAT_DTYPES for t in call.types)) and _real(lo, call, args):
         lower = _ARITHMETIC.get(call.op, _by_entry)
+    elif lower is None and all(t in KNOWN for t in (*(lo.tensors[x].dtype for x in args), *(t.dtype for t in call.types))):
+        lower = _by_entry if truth else EXACT.get(call.op)
     where = f"{lo.source}: {call.op} (call {call.call[1]} of @{call.call[0]}{', ' if call.span else ''}{call.span})"
     try:
         made = lower(lo, call, args) if lower else None
