@@ -252,7 +252,7 @@ def _take(lo: Lowering, call: RelayNode, a: tuple[str, ...]) -> Result:
     if axis is None or index is None or lo.tensors[a[1]].shape or call.attr.get("batch_dims"):
         return take(lo, call, a)
     shape = lo.tensors[a[0]].shape
-    start = within(call, int(index), shape[axis % len(shape)])
+    start = int(within(call, int(index), shape[axis % len(shape)]))
     return lo.emit(call, "reshape", _slice(lo, call, a[0], axis % len(shape), start, start + 1), shape=call.types[0].dims)
 
 
