@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from dataclasses import field
 
+from fuser.ir.program import FLOAT_DTYPES
 from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram
 from fuser.ir.program import infer_shape
@@ -191,9 +192,11 @@ def _scaled_operand(rw: Rewriter, a: Application) -> str | None:
 
 
 def _with_number(rw: Rewriter, a: Application) -> str | None:
-    """Arithmetic with a constant number: scale and shift."""
+    """Arithmetic with a constant number: scale and shift, of real numbers."""
     x, y = a.inputs
     c, d = rw.number(y), rw.number(x)
+    if a.dtype not in FLOAT_DTYPES:
+        return None
     if c is not None and rw.shape(x) == a.shape and d is None:
         if a.op in ("mul", "div") and (a.op == "mul" or c != 0):
             scalar = Scalar.of(c) if a.op == "mul" else Scalar.of(c).inverse()
