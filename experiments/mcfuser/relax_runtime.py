@@ -1,6 +1,7 @@
 """Whole networks as libraries of TVM 0.27 on a GPU: with our kernels and as TVM alone makes them, beside our runtime and torch.
 
     python -m experiments.mcfuser.relax_runtime build FOLDER      # with TVM 0.27, without a GPU
+    python -m experiments.mcfuser.tvm_alone FOLDER                # so too
     python -m experiments.mcfuser.relax_runtime prepare FOLDER    # on the GPU's machine: the plans again, with their weights
     python -m experiments.mcfuser.relax_runtime run FOLDER -o OUT # there: compared with float64, then timed in turn
 
@@ -69,8 +70,7 @@ def plan_of(name: str, device: str | None) -> Any:
 
 
 def build(folder: Path, names: list[str]) -> None:
-    """Libraries of each network: ``NAME-plain.so`` and ``NAME-graphs.so`` with our kernels, ``NAME-tvm.so`` of TVM alone."""
-    from experiments.mcfuser.tvm_alone import compiled_alone
+    """Libraries of each network: ``NAME-plain.so`` and ``NAME-graphs.so`` with our kernels."""
     from tvm_bridge.back.offline_cuda import load
     from tvm_bridge.back.recipe import recipe_of
     from tvm_bridge.back.relax import compiled
@@ -84,9 +84,7 @@ def build(folder: Path, names: list[str]) -> None:
         planned = time.perf_counter()
         for kind in ("plain", "graphs"):
             compiled(recipe, module_of(recipe, None), kind == "graphs").export_library(str(folder / f"{name}-{kind}.so"))
-        built = time.perf_counter()
-        compiled_alone(name).export_library(str(folder / f"{name}-tvm.so"))
-        seconds = {"plan": planned - start, "libraries": built - planned, "tvm": time.perf_counter() - built}
+        seconds = {"plan": planned - start, "libraries": time.perf_counter() - planned}
         write_file(folder / f"{name}.json", json.dumps({"kernels": len(recipe.launches), "seconds": seconds}) + "\n")
         print(name, len(recipe.launches), seconds, flush=True)
 

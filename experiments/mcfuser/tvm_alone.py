@@ -1,20 +1,17 @@
-"""TVM 0.27 without our kernels, as strong as its wheel allows: DLight's schedules, and tuned ones for the products.
+"""Whole networks as TVM 0.27 makes them without our kernels: with schedules by rule (DLight).
 
-    python -m experiments.mcfuser.tvm_alone draw FOLDER NAME... --trials 32       # with TVM 0.27, without a GPU
-    python -m experiments.mcfuser.tvm_alone assemble FOLDER                       # on the GPU's machine: nvcc, on all cores
-    python -m experiments.mcfuser.tvm_alone measure FOLDER -o OUT                 # there, with TVM's runtime alone
-    python -m experiments.mcfuser.tvm_alone build FOLDER NAME... [--times OUT/times.json]
+    python -m experiments.mcfuser.tvm_alone FOLDER [NAME...]      # with TVM 0.27, without a GPU
 
 Attention is written out (TVM's own operator becomes loops without tensor cores), products sum in float32, and weights are
-transposed once (LiftTransformParams). Schedules are drawn from MetaSchedule's design spaces for tensor cores, checked by its
-postprocessors, and the fastest measured is taken: a random search, since its search strategies and its default mutators end this
-wheel by a segmentation fault. Compiling needs TVM's compiler, measuring a GPU, and here these are two machines.
+transposed once (LiftTransformParams). There are no tuned schedules: this wheel has MetaSchedule, but its mutator of thread bindings
+(a default) and its search strategy ``replay-trace`` end the process by a segmentation fault on a plain product of 512 × 512, and
+``Schedule.tensorize`` does with the instructions that its rules for tensor cores choose.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 import time
 import warnings
 from importlib import import_module
@@ -23,11 +20,12 @@ from typing import Any
 
 import numpy as np
 
+from experiments.mcfuser.relax_runtime import DEFAULT
+from experiments.mcfuser.relax_runtime import network
+from experiments.script import script
 from fuser.outputs import make_folder
 from fuser.outputs import write_file
 
-UNIT = 8
-"""Candidates that are compiled as one."""
 LIMITS = {
     "max_threads_per_block": 1024,
     "max_shared_memory_per_block": 232448,
@@ -48,8 +46,6 @@ def imported(name: str) -> Any:
     import torch
     import tvm
     from tvm import relax
-
-    from experiments.mcfuser.relax_runtime import network
 
     ops: Any = relax.op
 
@@ -114,11 +110,18 @@ def build(folder: Path, names: list[str]) -> None:
         print(name, f"{time.perf_counter() - start:.0f} s", flush=True)
 
 
-if __name__ == "__main__":
+def main() -> None:
     from tvm_bridge.back.offline_cuda import load
     from tvm_bridge.flavour import import_tvm
 
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("names", nargs="*", help=f"networks (default: {' '.join(DEFAULT)})")
+    given = parser.parse_args()
+    make_folder(given.folder)
     load(import_tvm())
-    import_module("tvm.s_tir.tensor_intrin.cuda")
-    make_folder(Path(sys.argv[1]))
-    build(Path(sys.argv[1]), sys.argv[2:])
+    build(given.folder, given.names or [*DEFAULT])
+
+
+if __name__ == "__main__":
+    script(main)
