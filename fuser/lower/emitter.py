@@ -14,8 +14,8 @@ from fuser.ir.opdef import evaluate
 from fuser.ir.ops import op as op_def
 from fuser.ir.scalar import Scalar
 
-TAKEN = frozenset({"tl", "triton", "range", "min", "float", "prefetch_l2", "gdc_wait", "gdc_launch_dependents"}) | frozenset(
-    {"nan_max", "pid", "pid_in", "pid_1", "first", "height"}
+TAKEN = frozenset({"tl", "triton", "range", "min", "float", "gdc_wait", "gdc_launch_dependents"}) | frozenset(
+    {"prefetch_l2", "bring_l2", "nan_max", "pid", "pid_in", "pid_1", "first", "height"}
 )
 """Names that generated source uses for something else."""
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from fuser.errors import NoValidKernelError
 from fuser.errors import UsageError
 from fuser.ir.mugraph import Stmt
+from fuser.ir.program import Tensor
 from fuser.ir.tiling import Loop
 from fuser.ir.tiling import Node
 from fuser.lower.dependent_launch import divide
@@ -21,6 +22,7 @@ from fuser.lower.options import HOIST
 from fuser.lower.options import PERSISTENT
 from fuser.lower.options import SPECIALIZE
 from fuser.lower.options import in_grid_order
+from fuser.lower.prefetch_code import bring
 from fuser.lower.prefetch_code import prefetch
 from fuser.lower.program_order import decode
 from fuser.lower.tiles import Tiles
@@ -31,11 +33,13 @@ from fuser.lower.writer import Writer
 @dataclass(frozen=True)
 class Chain:
     """A kernel among others: the tensors that ``earlier`` kernels write, whether it ``waits`` for the one in front of it by
-    itself, and when the ``next`` one may start (that one's option ``pdl``; empty if it is launched normally)."""
+    itself, when the ``next`` one may start (that one's option ``pdl``; empty if it is launched normally), and what it brings to
+    L2 ``ahead`` of that."""
 
     earlier: frozenset[str] = frozenset()
     waits: bool = False
     next: str = ""
+    ahead: tuple[Tensor, ...] = ()
 
 
 def persistent(t: Tiles) -> int:
@@ -56,6 +60,7 @@ def wait_once(w: Writer, chain: Chain) -> Chain:
         w.cuda("gdc_launch_dependents")
     if chain.waits:
         w.cuda("gdc_wait")
+    bring(w, chain.ahead, persistent(w.tiles))
     return Chain()
 
 
@@ -83,7 +88,12 @@ def dependent_body(w: Writer, chain: Chain, body: Callable[[Sequence[Node]], Non
         prefetch(w, late, chain.earlier)
         w.cuda("gdc_wait")
     store = next(i for i, n in enumerate(late) if any(isinstance(s, Stmt) and s.kind == "store" for s in statements(n)))
-    body(late[:store])
+    looped = max((i + 1 for i, n in enumerate(late[:store]) if isinstance(n, Loop)), default=store)
+    body(late[:looped])
+    if chain.next == "loop":
+        w.cuda("gdc_launch_dependents")
+    bring(w, chain.ahead, w.tiles.places)
+    body(late[looped:store])
     if chain.next == "late":
         w.cuda("gdc_launch_dependents")
     body(late[store:])

@@ -229,8 +229,9 @@ EVICT = entry(
 PDL = entry(
     "pdl",
     str,
-    "start before the kernel in front has ended: when all its blocks have started (early) or are about to store (late)",
-    values=("early", "late"),
+    "start before the kernel in front has ended: when all its blocks have started (early), have left their main loop (loop) or "
+    "are about to store (late)",
+    values=("early", "loop", "late"),
     default="",
     capability=90,
     behind=True,
@@ -274,6 +275,16 @@ HOIST = entry(
     choices=(True,),
     at=_behind_loop,
     modelled=True,
+)
+# without choices: what it costs and saves is in two kernels (search/space/launches.py)
+AHEAD = entry(
+    "ahead",
+    bool,
+    "the kernel in front brings the tensor to L2, when its own main loop is done",
+    default=False,
+    capability=90,
+    behind=True,
+    tensors=lambda block: {"": operands(block)},
 )
 TMA = entry(
     "tma",

@@ -1,7 +1,8 @@
-"""What a kernel brings to L2 while it waits for the kernel in front of it: the first tiles of weights, say.
+"""What a kernel brings to L2: while it waits for the kernel in front of it, the first tiles of weights, say; and ahead of the kernel
+behind it, all of that one's weights.
 
-The time until an earlier kernel has ended is idle otherwise. Nothing is kept in registers or shared memory; the loads behind the
-wait find their lines in L2.
+The time until an earlier kernel has ended is idle otherwise, and device memory is while an epilogue computes. Nothing is kept in
+registers or shared memory; later loads find their lines in L2.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 
 from fuser.ir.mugraph import Stmt
 from fuser.ir.program import DTYPE_BYTES
+from fuser.ir.program import Tensor
 from fuser.ir.tiling import Loop
 from fuser.ir.tiling import Node
 from fuser.lower.options import PREFETCH
@@ -27,6 +29,28 @@ HELPER = """@triton.jit
 def prefetch_l2(pointers):
     tl.inline_asm_elementwise("prefetch.global.L2 [$1]; // $0", "=r,l", [pointers], dtype=tl.int32, is_pure=False, pack=1)
 """
+
+BRING = """@triton.jit
+def bring_l2(pointer, PART: tl.constexpr, LAST: tl.constexpr, THREADS: tl.constexpr):
+    lane = tl.arange(0, THREADS)
+    start = pointer.to(tl.int64) + tl.minimum(tl.program_id(0).to(tl.int64) * PART, LAST) + lane * 0
+    tl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.eq.s32 p, $3, 0; @p cp.async.bulk.prefetch.L2.global [$1], $2; } // $0",
+        "=r,l,r,r", [start, tl.full([THREADS], PART, tl.int32), lane], dtype=tl.int32, is_pure=False, pack=1
+    )
+"""
+BULK = 16
+"""Bytes that a bulk prefetch begins at and moves multiples of."""
+
+
+def bring(w: Writer, tensors: Sequence[Tensor], programs: int) -> None:
+    """Tensors to L2, of each an equal run of bytes by every program: one thread's bulk prefetch."""
+    for tensor in tensors:
+        size = tensor.nbytes // BULK * BULK
+        part = BULK * math.ceil(size / (BULK * programs))
+        if part:
+            w.helpers.add(BRING)
+            w.emit(f"bring_l2({w.argument(tensor.name)}, {part}, {size - part}, {32 * w.tiles.schedule.num_warps})")
 
 
 def prefetch(w: Writer, nodes: Sequence[Node], earlier: Collection[str]) -> None:

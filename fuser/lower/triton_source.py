@@ -22,6 +22,7 @@ from fuser.ir.candidate import scheduled
 from fuser.ir.fuse import identifier
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
+from fuser.ir.program import Tensor
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from fuser.lower.body_code import body
@@ -35,6 +36,7 @@ from fuser.lower.frame_code import persistent
 from fuser.lower.frame_code import used
 from fuser.lower.frame_code import wait_once
 from fuser.lower.layer_code import without_idle
+from fuser.lower.options import AHEAD
 from fuser.lower.options import FLATTEN
 from fuser.lower.options import PDL
 from fuser.lower.options import check_options
@@ -92,10 +94,21 @@ def generate_graph(graph: KernelGraph, schedule: Schedule) -> tuple[KernelSource
             frozenset(t for k in graph.kernels[:i] for t in k.outputs),
             before is not None and bool(PDL.of(mine)),
             PDL.of(after) if after else "",
+            _ahead(graph, i, after) if after else (),
         )
         guards = frozenset(v for k, v in rules if k == block.name)
         found.append(generate(block, mine, f"{block.name}_{digest}", guards, chain))
     return tuple(found)
+
+
+def _ahead(graph: KernelGraph, i: int, after: KernelSchedule) -> tuple[Tensor, ...]:
+    """What kernel ``i`` brings to L2 for the next one: of the tensors that this one names, those that no kernel writes and that it
+    does not read itself."""
+    here, following = graph.kernels[i], graph.kernels[i + 1]
+    assert isinstance(following, BlockGraph)
+    loads = {s.access.source: s for s in following.loads if s.access}
+    named = [t for t in AHEAD.named(after) if t in loads and t in graph.inputs and t not in here.inputs]
+    return tuple(Tensor(t, s.access.memory_shape(following.extents), s.dtype) for t in named if (s := loads[t]).access)
 
 
 def generate(
@@ -117,10 +130,11 @@ def generate(
     capability = check_options(schedule.knob, tensors, block.name)
     w = Writer(tiles, described(tiles))
     specialize = check_specialized(w)
-    arguments = [w.argument(t) for t in tensors]
+    chain = chain or Chain()
+    arguments = [w.argument(t) for t in (*tensors, *(t.name for t in chain.ahead))]
     for a in tiles.plans:
         w.index(a)
-    chain, name = chain or Chain(), identifier(name or f"{block.name}_kernel")
+    name = identifier(name or f"{block.name}_kernel")
     programs = persistent(tiles)
     if programs:
         loop = persistent_loop(tiles.places, programs, FLATTEN.of(schedule), specialize)
@@ -133,12 +147,13 @@ def generate(
     for t in tensors:
         if access[t].dtype not in TRITON_DTYPE:
             raise UnsupportedError(f"tensor {t!r} has dtype {access[t].dtype!r}, which generated kernels cannot hold")
+    shapes = [access[t].access.memory_shape(tiles.block.extents) for t in tensors]  # type: ignore[union-attr]
     return KernelSource(
         name,
         _text(w, name, arguments),
-        tuple(tensors),
-        tuple(access[t].dtype for t in tensors),
-        tuple(access[t].access.memory_shape(tiles.block.extents) for t in tensors),  # type: ignore[union-attr]
+        (*tensors, *(t.name for t in chain.ahead)),
+        (*(access[t].dtype for t in tensors), *(t.dtype for t in chain.ahead)),
+        (*shapes, *(t.shape for t in chain.ahead)),
         tiles.block.outputs,
         programs or tiles.places,
         schedule.num_warps,

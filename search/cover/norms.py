@@ -202,8 +202,9 @@ def _corrected(
     if gain is not None:
         w = b.op("mul", w, gain if transposed else b.op("reshape", gain, shape=(width, 1)), dtype=dtype)
     right = b.op("transpose", w, perm=(1, 0)) if transposed else w
-    mean, root = _moments(b, refs, node, width, group)
+    # behind the product: the rows' sums come while it multiplies
     y = b.op("matmul", rows, right, dtype="float32")
+    mean, root = _moments(b, refs, node, width, group)
     if mean is not None:
         columns = b.op("sum", b.op("cast", w, dtype="float32"), axis=(1 if transposed else 0,), dtype="float32")
         y = b.op("sub", y, b.op("mul", mean, columns, dtype="float32"), dtype="float32")
