@@ -128,6 +128,7 @@ class _Finder:
     def run(self, further: Collection[frozenset[str]]) -> Iterator[Part]:
         cores = dict.fromkeys(self.cores())
         cores |= {core | tail: None for core in tuple(cores) for end, tail in self.tails.items() if self.ends_at(core, end)}
+        cores |= {core | {norm}: None for core in tuple(cores) for norm in self.behind(core)}
         cores |= {core | front: None for core in tuple(cores) if (front := self.in_front(core))}
         cores |= {frozenset(n for n in core if not moves_only(self.made[n])): None for core in further}
         stored = {c: self.stored(c) for c in cores}
@@ -148,6 +149,13 @@ class _Finder:
         last = max(core, key=self.order.__getitem__, default="")
         kinds = {self.made[n].entry.kind for n in core}
         return last == end and (kinds == EPILOGUE or any(contracts(self.made[n]) for n in core))
+
+    def behind(self, core: frozenset[str]) -> Iterator[str]:
+        """Normalizations of what a product with its epilogue makes and others read too: where its sum is divided, the kernel that
+        adds the parts has whole rows."""
+        last = max(core, key=self.order.__getitem__, default="")
+        if sum(contracts(self.made[n]) for n in core) == 1 and self.made[last].op != "attention":
+            yield from (n for n in self.readers[last] - core if self.made[n].op in NORMS and self.readers[last] != {n})
 
     # -- what reads what ----------------------------------------------------------------------------------------------------
 

@@ -107,12 +107,14 @@ def join(first: BlockGraph, second: BlockGraph, needed: Sequence[str] = ()) -> B
 
 
 def last_reductions(block: BlockGraph) -> tuple[str, ...]:
-    """Axes over which something is summed that no other sum follows."""
+    """Axes over which something is summed that no other sum follows; behind a product, but sums of its rows: statistics of a
+    normalization, say."""
     folds = [s for s in block.computes if s.folds]
     found: dict[str, None] = {}
     for s in folds:
-        later = {v for t in folds if t is not s and s.value in _ancestors(block, t) for v in t.reduce}
-        if not later and len(s.reduce) == 1 and s.adds:
+        later = [t for t in folds if t is not s and s.value in _ancestors(block, t)]
+        rows = s.contracts and not any(t.contracts or t.running or set(t.reduce) - set(s.axes) for t in later)
+        if (rows or not later) and len(s.reduce) == 1 and s.adds:
             found[s.reduce[0]] = None
     return tuple(found)
 
