@@ -155,7 +155,7 @@ class GpuBench:
         graph, program = model.whole.candidate.graph, model.program
         self._arch, self._executor = model.device.arch, executor
         self._compiled: dict[str, Future[KernelArtifact]] = {}
-        dtypes = {n: getattr(torch, program[n].dtype) for n in (*graph.inputs, *graph.outputs)}
+        dtypes = {n: getattr(torch, graph.table[n].dtype) for n in (*graph.inputs, *graph.outputs)}
         self._constants = {n: torch.from_numpy(x).to("cuda", dtypes[n]) for n, x in model.params.items() if n in graph.inputs}
         free = [n for n in graph.inputs if n not in self._constants]
         self._inputs = {n: torch.randn(program[n].shape, device="cuda").to(dtypes[n]) for n in free}
