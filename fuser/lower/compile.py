@@ -214,7 +214,7 @@ def _compiled(source: KernelSource, arch: int, folder: Path | None) -> KernelArt
         kernel.asm["cubin"],
         arch,
         meta.num_warps,
-        meta.shared,
+        max(meta.shared, source.room),
         *resources(kernel.asm["cubin"]),
         compiler=compiler(),
         descriptors=_encoded(source, fn.arg_names, kernel) if source.descriptors else (),
@@ -256,7 +256,7 @@ def neutral(source: KernelSource) -> str:
     names = {source.name: "kernel"} | {a: f"argument_{i}" for i, a in enumerate(arguments)}
     body = re.sub(r"[A-Za-z_]\w*", lambda m: names.get(m[0], m[0]), "\n".join(lines))
     boxes = [replace(d, tensor=str(source.args.index(d.tensor))) for d in source.descriptors]
-    launch = (source.num_warps, source.num_stages, source.pdl, source.specialize, source.parameters)
+    launch = (source.num_warps, source.num_stages, source.pdl, source.specialize, source.parameters, source.room)
     return repr((body, source.dtypes, source.shapes, launch, boxes))
 
 

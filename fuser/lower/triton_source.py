@@ -39,6 +39,7 @@ from fuser.lower.layer_code import without_idle
 from fuser.lower.options import AHEAD
 from fuser.lower.options import FLATTEN
 from fuser.lower.options import PDL
+from fuser.lower.options import ROOM
 from fuser.lower.options import check_options
 from fuser.lower.options import handed
 from fuser.lower.program_order import persistent_loop
@@ -56,7 +57,8 @@ class KernelSource:
     blocks. ``pdl``: it waits by itself for the kernel in front, and may be launched before that has ended. ``capability`` is
     the least that its options need (90 for sm_90). ``descriptors``: arguments that are tensor descriptors and not
     pointers, in order. ``specialize``: the compiler is to give its warps different work. ``parameters``: further
-    keywords of the compiler, from options that it takes as they are.
+    keywords of the compiler, from options that it takes as they are. ``room``: bytes of shared memory that a block asks for at
+    least.
     """
 
     name: str
@@ -73,6 +75,7 @@ class KernelSource:
     descriptors: tuple[Descriptor, ...] = ()
     specialize: bool = False
     parameters: tuple[tuple[str, Any], ...] = ()
+    room: int = 0
 
     @cached_property
     def described(self) -> dict[str, Descriptor]:
@@ -163,6 +166,7 @@ def generate(
         tuple(w.described[t] for t in tensors if t in w.described),
         specialize,
         handed(schedule),
+        ROOM.of(schedule),
     )
 
 

@@ -8,7 +8,10 @@ below early is faster.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from math import ceil
 from math import inf
+from math import prod
 
 from cost_model.refined import estimate
 from fuser.device import Device
@@ -16,14 +19,23 @@ from fuser.ir.candidate import Candidate
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
+from fuser.lower.options import AHEAD
+from fuser.lower.options import GRID_ORDER
+from fuser.lower.options import GROUP
 from fuser.lower.options import HOIST
 from fuser.lower.options import PDL
+from fuser.lower.options import ROOM
+from fuser.lower.options import in_grid_order
+from fuser.lower.places import Place
+from fuser.lower.places import operands
 from search.space.places import places
 
 LONG = 12e-6
 """Seconds of a kernel from which waiting blocks are in its way."""
-SMALL_BLOCKS = 2
-"""Blocks for each SM up to which a kernel without products comes early."""
+L2_PART = 2
+"""What is read again, program after program, may fill one part in so many of L2."""
+UNIT = 1024
+"""Bytes in which shared memory is given to a block."""
 SHORT = 0.4
 """Part of that kernel's time up to which the one behind it is only a tail."""
 
@@ -42,22 +54,47 @@ def with_launches(candidate: Candidate, device: Device, total: float = inf) -> C
 
 
 def chained(candidate: Candidate, device: Device) -> Candidate:
-    """The kernels of a model: each starts before the one in front has ended, and loads what its epilogue reads in front of its
-    main loop.
+    """The kernels of a model: each starts before the one in front has ended, loads what its epilogue reads in front of its main
+    loop, and finds weights in L2 that the one in front has brought there; programs that read the same weights stand side by side.
 
-    A kernel that comes early finds SMs idle that the one in front leaves; where several of its blocks fit on an SM they pile up
-    there and not on those that are free a moment later. So only blocks that have an SM to themselves come early, and kernels
-    without products that are a few small blocks for each SM. On an H200 the other choice was at most 0.15 µs a kernel better,
-    and up to 2.4 µs worse, in the 18 places of three networks where both were timed (experiments/results/h200-chains).
+    A kernel that comes early finds SMs idle that the one in front leaves. Where more blocks than its share of the grid fit on an
+    SM, they would pile up there and not go to those that are free a moment later: so they ask for more shared memory. Products
+    of more than a block for each SM come late all the same (measured in experiments/results/h200-chains).
     """
     found: list[KernelSchedule] = []
+    made = {t for k in candidate.graph.kernels for t in k.outputs}
     for i, p in enumerate(places(candidate, device)):
         mine = p.schedule
         if HOIST.at_place(p, True):
             mine = HOIST.set(mine, True)
+        weights = [t for t in operands(p.block) if t not in made]
+        if order := _side_by_side(p, weights):
+            mine = GRID_ORDER.set(mine, order)
         if i or not isinstance(candidate.graph.kernels[0], BlockGraph):
             product = any(s.contracts for s in p.block.computes)
-            early = p.facts.resident() == 1 if product else p.programs <= SMALL_BLOCKS * device.sm_count
-            mine = PDL.set(mine, "early" if early else "late")
+            share = ceil(p.programs / device.sm_count)
+            mine = PDL.set(mine, "early" if share == 1 or not product else "late")
+            if p.facts.resident() > share:
+                mine = ROOM.set(mine, _room(share, device))
+        if p.behind and weights:
+            mine = AHEAD.set(mine, True, *weights)
         found.append(mine)
     return Candidate(candidate.graph, Schedule(tuple(found)))
+
+
+def _room(share: int, device: Device) -> int:
+    """Bytes of shared memory of a block of which an SM holds ``share``, and no more."""
+    return -(-device.smem_per_sm // (share + 1) // UNIT) * UNIT - device.smem_reserved_per_block + UNIT
+
+
+def _side_by_side(p: Place, weights: Collection[str]) -> str:
+    """The order of the grid in which programs that read the same parts of ``weights`` follow one another: these come from device
+    memory, all else is in L2. Empty where that is the order already, or where the rest does not stay there."""
+    loads = [s for s in p.block.loads if s.access and s.access.source in weights]
+    names = in_grid_order(p.schedule, p.divided)
+    mine = {p.plans[a].split or a for s in loads for a in s.axes}
+    wanted = sorted(names, key=lambda a: a not in mine)
+    rest = {s.access.source: s.access.memory_shape(p.block.extents) for s in p.block.loads if s not in loads and s.access}
+    if not loads or wanted == names or GROUP.of(p.schedule) or L2_PART * 2 * sum(map(prod, rest.values())) > p.device.l2_bytes:
+        return ""
+    return ".".join(wanted)

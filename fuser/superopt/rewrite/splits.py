@@ -112,7 +112,7 @@ def last_reductions(block: BlockGraph) -> tuple[str, ...]:
     folds = [s for s in block.computes if s.folds]
     found: dict[str, None] = {}
     for s in folds:
-        later = [t for t in folds if t is not s and s.value in _ancestors(block, t)]
+        later = [t for t in folds if t is not s and t.reduce and s.value in _ancestors(block, t)]
         rows = s.contracts and not any(t.contracts or t.running or set(t.reduce) - set(s.axes) for t in later)
         if (rows or not later) and len(s.reduce) == 1 and s.adds:
             found[s.reduce[0]] = None
