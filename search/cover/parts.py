@@ -20,6 +20,7 @@ from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram
 from fuser.ir.subprogram import canonical
 from fuser.ir.subprogram import subprogram
+from fuser.superopt.rewrite.splits import LONG
 from search.regions import contracts
 
 LONGEST = 16
@@ -151,10 +152,11 @@ class _Finder:
         return last == end and (kinds == EPILOGUE or any(contracts(self.made[n]) for n in core))
 
     def behind(self, core: frozenset[str]) -> Iterator[str]:
-        """Normalizations of what a product with its epilogue makes and others read too: where its sum is divided, the kernel that
-        adds the parts has whole rows."""
+        """Normalizations of what a long product with its epilogue makes and others read too: where its sum is divided, the kernel
+        that adds the parts has whole rows."""
         last = max(core, key=self.order.__getitem__, default="")
-        if sum(contracts(self.made[n]) for n in core) == 1 and self.made[last].op != "attention":
+        products = [self.made[n] for n in core if contracts(self.made[n])]
+        if len(products) == 1 and products[0].op == "matmul" and self.program[products[0].inputs[0]].shape[-1] >= LONG:
             yield from (n for n in self.readers[last] - core if self.made[n].op in NORMS and self.readers[last] != {n})
 
     # -- what reads what ----------------------------------------------------------------------------------------------------

@@ -107,13 +107,14 @@ def join(first: BlockGraph, second: BlockGraph, needed: Sequence[str] = ()) -> B
 
 
 def last_reductions(block: BlockGraph) -> tuple[str, ...]:
-    """Axes over which something is summed that no other sum follows; behind a product, but sums of its rows: statistics of a
+    """Axes over which something is summed that no other sum follows; behind a long product, but sums of its rows: statistics of a
     normalization, say."""
     folds = [s for s in block.computes if s.folds]
     found: dict[str, None] = {}
     for s in folds:
         later = [t for t in folds if t is not s and t.reduce and s.value in _ancestors(block, t)]
-        rows = s.contracts and not any(t.contracts or t.running or set(t.reduce) - set(s.axes) for t in later)
+        long = s.contracts and prod(block.extents[a] for a in s.reduce) >= LONG
+        rows = long and not any(t.contracts or t.running or set(t.reduce) - set(s.axes) for t in later)
         if (rows or not later) and len(s.reduce) == 1 and s.adds:
             found[s.reduce[0]] = None
     return tuple(found)
