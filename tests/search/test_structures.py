@@ -49,11 +49,19 @@ def decoding(keys: tuple[int, ...] = (24, 1)) -> TensorProgram:
     return b.build(O=b.attention(q, k, v))
 
 
+def normed(keep: bool = True) -> TensorProgram:
+    """Rows of a long product with a residual, and (beside them, where they are kept) their normalization."""
+    b = Builder("normed")
+    rows = b.input("X", (6, 2048)) @ b.input("W", (2048, 8)) + b.input("R", (6, 8))
+    norm = b.op("layer_norm", rows, b.input("G", (8,)), b.input("B", (8,)), eps=1e-5)
+    return b.build(Y=rows, N=norm) if keep else b.build(N=norm)
+
+
 @pytest.mark.parametrize(
     "program",
     [
         *(chain(32, 48, 16, 8), chain(32, 48, 16, 8, "relu", bias=True), attention(16, 24, 8, 8), mixed(), lora(16, 32, 24, 4)),
-        *(decoding(), decoding((24, 2)), decoding((11, 24, 1))),
+        *(decoding(), decoding((24, 2)), decoding((11, 24, 1)), normed()),
     ],
     ids=lambda p: p.name,
 )
@@ -73,6 +81,15 @@ def test_every_structure_computes_the_program(program, rng):
         found = interpret(graph, schedule, inputs)
         for name in program.outputs:
             np.testing.assert_allclose(found[name], expected[name], rtol=1e-6, atol=1e-8)
+
+
+def test_the_kernel_that_adds_parts_normalizes_rows_that_others_read_too():
+    def splits(program):
+        return [g for g in structures(program) if [bool(b.splits) for b in g.blocks] == [True, False]]
+
+    (split,) = splits(normed())
+    assert split.blocks[1].outputs == ("Y", "N")
+    assert len(splits(normed(keep=False))) == 1  # as cut behind the product, once
 
 
 def test_a_chain_is_fused_cut_and_split():

@@ -113,8 +113,10 @@ def last_reductions(block: BlockGraph) -> tuple[str, ...]:
     found: dict[str, None] = {}
     for s in folds:
         later = [t for t in folds if t is not s and t.reduce and s.value in _ancestors(block, t)]
-        long = s.contracts and prod(block.extents[a] for a in s.reduce) >= LONG
-        rows = long and not any(t.contracts or t.running or set(t.reduce) - set(s.axes) for t in later)
+        rows = s.contracts and prod(block.extents[a] for a in s.reduce) >= LONG
+        rows = rows and not any(t.contracts or t.running or set(t.reduce) - set(s.axes) for t in later)
+        # where nothing in between is stored, cutting there and joining has the same kernels
+        rows = rows and any(x.value in _ancestors(block, t) for x in block.stores for t in later)
         if (rows or not later) and len(s.reduce) == 1 and s.adds:
             found[s.reduce[0]] = None
     return tuple(found)

@@ -253,3 +253,12 @@ def test_what_nothing_can_compute_is_named() -> None:
     found = [p for p in parts(program) if not any(n.op == "layer_norm" for n in p.program.nodes)]
     with pytest.raises(NoValidKernelError, match=r"layer_norm\(…\) of 'layer'"):
         cover(program, found, dict.fromkeys(found, 1e-6))
+
+
+@pytest.mark.parametrize(("depth", "wanted"), [(2048, True), (512, False)])
+def test_a_norm_may_join_a_long_product_whose_rows_others_read(depth: int, wanted: bool) -> None:
+    b = Builder("norm")
+    rows = b.input("X", (32, depth)) @ b.input("W", (depth, 64)) + b.input("R", (32, 64))
+    norm = b.op("layer_norm", rows, b.input("G", (64,)), b.input("B", (64,)), eps=1e-5)
+    found = parts(b.build(Y=b.op("relu", rows), Z=b.op("gelu", norm)))
+    assert any({rows.name, norm.name} == set(p.writes) for p in found) == wanted
