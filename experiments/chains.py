@@ -55,7 +55,6 @@ from fuser.outputs import write_file
 from fuser.pools import SPAWN
 from fuser.runtime.cuda_driver import CudaError
 from fuser.runtime.graph_executor import Executable
-from fuser.runtime.launch import LoadedKernel
 from fuser.runtime.plan import plan
 from search.cover.model import Model
 from search.cover.offers import Pricing
@@ -141,9 +140,7 @@ class Chain:
 
     def release(self) -> None:
         self._captured.graph.reset()
-        for kernel in self._executable.kernels:
-            if isinstance(kernel, LoadedKernel):
-                kernel.unload()
+        self._executable.unload()
 
 
 class GpuBench:

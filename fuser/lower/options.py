@@ -277,7 +277,9 @@ HOIST = entry(
     modelled=True,
 )
 # without choices: how many blocks an SM is to hold depends on all kernels that run at the time (search/space/launches.py)
-ROOM = entry("room", int, "bytes of shared memory that a block asks for at least, so that an SM holds no more than its share", default=0)
+ROOM = entry(
+    "room", int, "bytes of shared memory that a block asks for at least, so that an SM holds no more than its share", default=0
+)
 # without choices: what it costs and saves is in two kernels
 AHEAD = entry(
     "ahead",

@@ -1,5 +1,5 @@
-"""What a kernel brings to L2: while it waits for the kernel in front of it, the first tiles of weights, say; and ahead of the kernel
-behind it, all of that one's weights.
+"""What a kernel brings to L2: while it waits for the kernel in front of it, the first tiles of weights, say; and ahead of the
+kernel behind it, all of that one's weights.
 
 The time until an earlier kernel has ended is idle otherwise, and device memory is while an epilogue computes. Nothing is kept in
 registers or shared memory; later loads find their lines in L2.

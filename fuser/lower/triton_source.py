@@ -105,8 +105,8 @@ def generate_graph(graph: KernelGraph, schedule: Schedule) -> tuple[KernelSource
 
 
 def _ahead(graph: KernelGraph, i: int, after: KernelSchedule) -> tuple[Tensor, ...]:
-    """What kernel ``i`` brings to L2 for the next one: of the tensors that this one names, those that no kernel writes and that it
-    does not read itself."""
+    """What kernel ``i`` brings to L2 for the next one: of the tensors that this one names, those that no kernel writes and that
+    it does not read itself."""
     here, following = graph.kernels[i], graph.kernels[i + 1]
     assert isinstance(following, BlockGraph)
     loads = {s.access.source: s for s in following.loads if s.access}

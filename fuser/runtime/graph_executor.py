@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from contextlib import contextmanager
 from contextlib import nullcontext
 from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from fuser.errors import UsageError
@@ -30,6 +31,7 @@ from fuser.runtime.calls import in_turn
 from fuser.runtime.capture import Captured
 from fuser.runtime.capture import capture_calls
 from fuser.runtime.launch import InterpretedKernel
+from fuser.runtime.launch import LoadedKernel
 from fuser.runtime.launch import load
 from fuser.runtime.plan import Plan
 from fuser.runtime.plan import plan
@@ -112,10 +114,23 @@ class Executable:
             return [None if s is None else InterpretedKernel(s) for s in self.plan.sources]
         major, minor = torch.cuda.get_device_capability(self.device)
         found: list[Loaded] = []
+        # equal kernels share their code, which later ones find in the caches of instructions
+        known: dict[tuple[bytes, int], LoadedKernel] = {}
         for i, source in enumerate(self.plan.sources):
-            made = artifacts[i] if artifacts else None
-            found.append(None if source is None else load(made or compile_kernel(source, 10 * major + minor)))
+            if source is None:
+                found.append(None)
+                continue
+            made = (artifacts[i] if artifacts else None) or compile_kernel(source, 10 * major + minor)
+            code = made.cubin, made.shared_bytes
+            if code not in known:
+                known[code] = load(made)
+            found.append(replace(known[code], artifact=made))
         return found
+
+    def unload(self) -> None:
+        """Free the code on the device; calls and graphs must not be used any more."""
+        for kernel in {k.module: k for k in self.kernels if isinstance(k, LoadedKernel)}.values():
+            kernel.unload()
 
     def _here(self) -> AbstractContextManager[Any]:
         """Makes the executable's GPU torch's current one."""

@@ -272,9 +272,7 @@ def spread(values: Sequence[float]) -> float:
 def _release(p: _Prepared) -> None:
     if isinstance(p.keep, Executable):
         p.calls = []
-        for kernel in p.keep.kernels:
-            if isinstance(kernel, LoadedKernel):
-                kernel.unload()
+        p.keep.unload()
     p.graph = p.keep = None
 
 

@@ -9,6 +9,7 @@ below early is faster.
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from math import ceil
 from math import inf
 from math import prod
@@ -24,6 +25,7 @@ from fuser.lower.options import GRID_ORDER
 from fuser.lower.options import GROUP
 from fuser.lower.options import HOIST
 from fuser.lower.options import PDL
+from fuser.lower.options import PERSISTENT
 from fuser.lower.options import ROOM
 from fuser.lower.options import in_grid_order
 from fuser.lower.places import Place
@@ -32,6 +34,11 @@ from search.space.places import places
 
 LONG = 12e-6
 """Seconds of a kernel from which waiting blocks are in its way."""
+LONG_FRONT = 5e-6
+"""Seconds of a product of more than a block for each SM from which blocks that wait for it are in its way."""
+AHEAD_PART = 0.5
+"""Of the bytes that device memory could bring in the time in which the kernel in front leaves it alone, the part up to which
+weights come ahead. On an H200 up to 0.4 gained 0.3 to 0.9 µs for nearly all; what needs all of that time or more lost 1 to 3."""
 L2_PART = 2
 """What is read again, program after program, may fill one part in so many of L2."""
 UNIT = 1024
@@ -59,10 +66,12 @@ def chained(candidate: Candidate, device: Device) -> Candidate:
 
     A kernel that comes early finds SMs idle that the one in front leaves. Where more blocks than its share of the grid fit on an
     SM, they would pile up there and not go to those that are free a moment later: so they ask for more shared memory. Products
-    of more than a block for each SM come late all the same (measured in experiments/results/h200-chains).
+    of more than a block for each SM come late all the same, and those behind such a one, where that is long, when it leaves its
+    main loop. Measured on an H200 in experiments/results/h200-chains.
     """
     found: list[KernelSchedule] = []
     made = {t for k in candidate.graph.kernels for t in k.outputs}
+    front = _Front()
     for i, p in enumerate(places(candidate, device)):
         mine = p.schedule
         if HOIST.at_place(p, True):
@@ -70,16 +79,32 @@ def chained(candidate: Candidate, device: Device) -> Candidate:
         weights = [t for t in operands(p.block) if t not in made]
         if order := _side_by_side(p, weights):
             mine = GRID_ORDER.set(mine, order)
+        product = any(s.contracts for s in p.block.computes)
+        share = ceil(min(p.programs, PERSISTENT.of(mine) or p.programs) / device.sm_count)
         if i or not isinstance(candidate.graph.kernels[0], BlockGraph):
-            product = any(s.contracts for s in p.block.computes)
-            share = ceil(p.programs / device.sm_count)
-            mine = PDL.set(mine, "early" if share == 1 or not product else "late")
+            start = "late" if product and share > 1 else "loop" if product and front.long else "early"
+            mine = PDL.set(mine, start)
             if p.facts.resident() > share:
                 mine = ROOM.set(mine, _room(share, device))
-        if p.behind and weights:
+        size = sum(candidate.graph.table[t].nbytes for t in weights)
+        if p.behind and 0 < size <= front.idle:
             mine = AHEAD.set(mine, True, *weights)
+        terms = estimate(p.block, mine, device)
+        front = _Front(
+            AHEAD_PART * (terms["seconds"] - terms["device_memory"]) * device.memory_bandwidth,
+            product and share > 1 and terms["seconds"] > LONG_FRONT,
+        )
         found.append(mine)
     return Candidate(candidate.graph, Schedule(tuple(found)))
+
+
+@dataclass(frozen=True)
+class _Front:
+    """Of the kernel in front: bytes that device memory may bring while it is busy with other things, and whether it is a long
+    product of more than a block for each SM."""
+
+    idle: float = 0.0
+    long: bool = False
 
 
 def _room(share: int, device: Device) -> int:

@@ -58,5 +58,9 @@ def test_the_next_kernel_may_start_when_the_main_loop_has_ended() -> None:
     program, graph, (first, second) = two()
     schedule = Schedule((first, PDL.set(second, "loop")))
     body = generate_graph(graph, schedule)[0].text.rpartition("@triton.jit")[2]
-    assert body.index("tl.dot") < body.index("gdc_launch_dependents()") < body.index("tl.maximum" if "tl.maximum" in body else "tl.store")
+    assert (
+        body.index("tl.dot")
+        < body.index("gdc_launch_dependents()")
+        < body.index("tl.maximum" if "tl.maximum" in body else "tl.store")
+    )
     assert checked(program, graph, schedule).passed

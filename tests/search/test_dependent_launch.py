@@ -30,7 +30,9 @@ def lowered(graph: KernelGraph, **options: Any) -> tuple[KernelSource, ...]:
 
 @pytest.mark.parametrize("graph", CHAINS, ids=lambda g: f"{g.name}-{g.stable_hash()[:6]}")
 @pytest.mark.parametrize(
-    "options", [{"pdl": "early", "prefetch": 2}, {"pdl": "late"}, {"pdl": "loop"}, {"pdl": "early", "persistent": 2}], ids="-".join
+    "options",
+    [{"pdl": "early", "prefetch": 2}, {"pdl": "late"}, {"pdl": "loop"}, {"pdl": "early", "persistent": 2}],
+    ids="-".join,
 )
 def test_nothing_of_earlier_kernels_is_touched_before_the_wait(graph: KernelGraph, options: dict[str, Any]) -> None:
     sources = lowered(graph, **options)

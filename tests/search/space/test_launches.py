@@ -8,13 +8,20 @@ import pytest
 from fuser.device import load_device
 from fuser.ir.builder import Builder
 from fuser.ir.candidate import Candidate
+from fuser.ir.mugraph import KernelGraph
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from fuser.ir.tiling import TilingExpr
+from fuser.lower.options import AHEAD
+from fuser.lower.options import GRID_ORDER
+from fuser.lower.options import PDL
+from fuser.lower.options import ROOM
 from fuser.superopt.structures import structures
 from fuser.workloads import workload
 from search.space.launches import chained
 from search.tune import rank_graph
+
+H200 = load_device("h200")
 
 
 @pytest.mark.parametrize(("name", "when"), [("mirage/mqa-spec:8", "late"), ("mirage/gqa-inc", "early")])
@@ -32,36 +39,57 @@ def test_devices_without_dependent_launch_have_no_such_option():
     assert not any(k.knobs for k in best.schedule.kernels)
 
 
-def launched(m: int, tiles: dict[str, int], warps: int, stages: int) -> str:
-    """How the second of two products of a model starts."""
-    b = Builder("two")
-    x = b.input("X", (m, 256)) @ b.input("W", (256, 512))
-    graph = next(g for g in structures(b.build(Y=x @ b.input("V", (512, 256)))) if len(g.blocks) == 2 and not g.blocks[0].splits)
+def schedules(graph: KernelGraph, tiles: dict[str, int], warps: int, stages: int) -> Candidate:
+    """Products in tiles of ``mn`` rows and columns, and ``k`` of their sums; rows one by one."""
     kernels = []
     for block in graph.blocks:
-        (k,) = block.reduced
-        sizes = tuple(sorted((a.name, tiles["k" if a.name == k else "mn"]) for a in block.axes))
-        kernels.append(KernelSchedule(sizes, TilingExpr((k,)), (), warps, stages))
-    found = chained(Candidate(graph, Schedule(tuple(kernels))), load_device("h200"))
-    first, second = found.schedule.kernels
-    assert "pdl" not in first.knob  # no call overlaps the one before it
-    return second.knob["pdl"]
+        loops = tuple(a for s in block.computes if s.contracts for a in s.reduce)
+        sizes = tuple(sorted((a.name, tiles["k" if a.name in loops else "mn"]) for a in block.axes)) if loops else (("m", 1),)
+        kernels.append(KernelSchedule(sizes, TilingExpr(loops), (), warps if loops else 1, stages if loops else 1))
+    return Candidate(graph, Schedule(tuple(kernels)))
 
 
-def test_blocks_come_early_where_one_of_them_fills_an_sm():
-    assert launched(512, {"mn": 128, "k": 64}, 8, 4) == "early"
-    assert launched(512, {"mn": 64, "k": 32}, 4, 2) == "late"
+def launched(m: int, tiles: dict[str, int], warps: int, stages: int, inner: int = 512) -> KernelSchedule:
+    """How the second of two products of a model starts."""
+    b = Builder("two")
+    x = b.input("X", (m, 256)) @ b.input("W", (256, inner))
+    graph = next(
+        g for g in structures(b.build(Y=x @ b.input("V", (inner, 256)))) if len(g.blocks) == 2 and not g.blocks[0].splits
+    )
+    first, second = chained(schedules(graph, tiles, warps, stages), H200).schedule.kernels
+    assert not PDL.of(first) and not ROOM.of(first)  # no call overlaps the one before it
+    return second
 
 
-def test_rows_come_early_where_they_are_few_for_each_sm():
-    device = load_device("h200")
-    for rows, when in ((128, "early"), (1024, "late")):
-        b = Builder("rows")
-        x = b.op("softmax", b.input("X", (rows, 256)) @ b.input("W", (256, 256)))
-        graph = next(g for g in structures(b.build(Y=x)) if len(g.blocks) == 2)
-        tiled = KernelSchedule((("m", 64), ("n", 64)), TilingExpr(("k",)), (), 4, 3)
-        kernels = [tiled, KernelSchedule((("m", 1),), TilingExpr(), (), 1, 1)]
-        names = {a.name for a in graph.blocks[0].axes}
-        assert {"m", "n", "k"} <= names
-        found = chained(Candidate(graph, Schedule(tuple(kernels))), device)
-        assert found.schedule.kernels[1].knob["pdl"] == when
+def test_blocks_come_early_where_there_is_one_for_each_sm() -> None:
+    filling = launched(512, {"mn": 128, "k": 64}, 8, 4)
+    assert PDL.of(filling) == "early" and not ROOM.of(filling)  # one fills an SM
+    small = launched(512, {"mn": 64, "k": 32}, 4, 2)
+    assert PDL.of(small) == "early"
+    room = ROOM.of(small) + H200.smem_reserved_per_block
+    assert room <= H200.smem_per_sm < 2 * room  # nor do two of these stand on one
+    assert PDL.of(launched(4096, {"mn": 64, "k": 32}, 4, 2)) == "late"  # 256 blocks
+
+
+def test_a_product_behind_a_long_one_comes_when_that_leaves_its_loop() -> None:
+    assert PDL.of(launched(512, {"mn": 64, "k": 32}, 4, 2, inner=16384)) == "loop"
+
+
+def test_weights_come_ahead_where_device_memory_is_idle() -> None:
+    assert AHEAD.named(launched(512, {"mn": 64, "k": 32}, 4, 2)) == ("V",)  # 256 KiB
+    assert not AHEAD.named(launched(16, {"mn": 16, "k": 64}, 4, 3, inner=65536))  # 32 MiB behind a product that reads as much
+
+
+def test_programs_that_read_the_same_weights_stand_side_by_side() -> None:
+    second = launched(512, {"mn": 64, "k": 32}, 4, 2)
+    assert GRID_ORDER.of(second).split(".")[-1] == "m"
+
+
+@pytest.mark.parametrize("rows", [128, 1024])
+def test_rows_come_early_and_spread(rows: int) -> None:
+    b = Builder("rows")
+    x = b.op("softmax", b.input("X", (rows, 256)) @ b.input("W", (256, 256)))
+    graph = next(g for g in structures(b.build(Y=x)) if len(g.blocks) == 2)
+    second = chained(schedules(graph, {"mn": 64, "k": 64}, 4, 3), H200).schedule.kernels[1]
+    share = -(-rows // H200.sm_count)
+    assert PDL.of(second) == "early" and H200.smem_per_sm // (ROOM.of(second) + H200.smem_reserved_per_block) == share
