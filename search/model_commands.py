@@ -17,6 +17,8 @@ from search.cover.model import compile_model
 from search.cover.offers import Pricing
 from search.explained import explained_part
 from search.explained import neighbours
+from search.roofline import Point
+from search.roofline import draw_roofline
 from search.stages import silent
 from search.tune import Tuned
 
@@ -40,11 +42,16 @@ def kernel_of_model(path: str, params: Path | None, device: Device, kernel: str 
     return ", ".join(part.names) or plan.name, model.found[part.number].tuned
 
 
-def explain_model(path: str, params: Path | None, device: Device, kernel: str | None, json: bool) -> None:
+def explain_model(path: str, params: Path | None, device: Device, kernel: str | None, plot: Path | None, json: bool) -> None:
     """The plan of a model and why its neighbours are apart, or one kernel of it. Nothing is compiled."""
     model = _planned(path, params, device, json)
     plan = model.plan
     part = None if kernel is None else plan.find(kernel)
+    if plot:
+        groups = [g for g in plan.groups() if g[0].us > 0 and (part is None or part in g)]
+        parts = [(g[0].names or ("a view",), model.cover.parts[g[0].number].program, g[0].us * 1e-6) for g in groups]
+        draw_roofline([Point(names[0], program, seconds) for names, program, seconds in parts], device, plot)
+        note(f"drawn: {plot}")
     if json:
         borders = model.borders(None if part is None else part.number)
         shown = {"plan": plan} if part is None else {"kernel": part}

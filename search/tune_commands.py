@@ -24,6 +24,7 @@ from fuser.arguments import Target
 from fuser.arguments import device_of
 from fuser.arguments import seconds
 from fuser.by_fields import by_fields
+from fuser.console import note
 from fuser.console import plain
 from fuser.console import print_json
 from fuser.console import print_table
@@ -46,10 +47,14 @@ from fuser.workloads import match
 from fuser.workloads import workload
 from search.evidence import Evidence
 from search.evidence import made_by
+from search.figures import require_matplotlib
 from search.libraries import with_libraries
 from search.model_commands import explain_model
 from search.realise import Realised
 from search.realise import realise
+from search.roofline import Point
+from search.roofline import draw_roofline
+from search.roofline import point
 from search.space.evolve import Ranked
 from search.tune import Tuned
 from search.tune import tune_fast
@@ -57,10 +62,10 @@ from search.tune_report import NoRecords
 from search.tune_report import RecordsFile
 from search.tune_report import Simulate
 from search.tune_report import measured_document
+from search.tune_report import reuse_line
 from search.tune_report import show_measured
 from search.tuner.cluster import dask_workers
 from search.tuner.convergence import draw
-from search.tuner.convergence import require_matplotlib
 from search.tuner.efforts import WORDS
 from search.tuner.efforts import effort_of
 from search.tuner.efforts import measures
@@ -116,7 +121,7 @@ def tune(names: Names, *, options: Tune) -> None:
     device = device_of(options.target, options.settings)
     found = match(names)
     if options.plot:
-        require_matplotlib()
+        require_matplotlib(options.plot)
     if options.output:
         make_folder(options.output)
     simulated = options.simulate is not None
@@ -156,10 +161,12 @@ def tune(names: Names, *, options: Tune) -> None:
         "graphs": evidence.graphs,
     }
     notes = [f"written to {options.output}"] if options.output else []
+    if done and not simulated and not options.no_records and any(t.searched for t in tuned):
+        notes.insert(0, reuse_line(done, " ".join([options.target, *(options.settings or ())]), options.records))
     if options.output:
         write_file(options.output / "report.json", dumps(plain(report), indent=1) + "\n")
     if options.plot:
-        notes.append(f"drawn: {options.plot}" if draw(tuned, options.plot) else "nothing was measured: nothing drawn")
+        notes.append(f"drawn: {options.plot}" if draw(tuned, device, options.plot) else "nothing was measured: nothing drawn")
     if options.json:
         print_json(report)
     elif any(t.searched for t in tuned):
@@ -270,23 +277,30 @@ def explain(
         str | None, typer.Option("--kernel", metavar="NAME", help="Of a model: one kernel of its plan, by name, glob or number.")
     ] = None,
     params: Annotated[Path | None, typer.Option("--params", help="The parameters of a Relay model.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE", help="Draw a roofline, and predicted beside measured times.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Cost terms of the winner beside those of the best other candidate.
 
     Of a model (.pt2, .onnx, Relay's .json): its plan and why neighbours are not fused, or one kernel of it.
     """
+    if plot:
+        require_matplotlib(plot)
     if files := [n for n in names if is_model_file(n)]:
         if len(names) > 1:
             raise UsageError(f"{files[0]} is a model: it is explained alone", "one model a call")
-        explain_model(files[0], params, device_of(target, settings), kernel, json)
+        explain_model(files[0], params, device_of(target, settings), kernel, plot, json)
         return
     if kernel is not None or params is not None:
         raise UsageError(f"{'--kernel' if kernel else '--params'} belongs to a model", "name its file: .pt2, .onnx or .json")
     device = device_of(target, settings)
     documents: list[dict[str, Any]] = []
+    points: list[Point] = []
     for name in match(names):
         tuned = tune_fast(workload(name), device, kernels=False)
+        points += [point(name, tuned.program, tuned.winner.seconds, open_memory(), device)] if plot else []
         shown = [tuned.winner, *other(tuned)]
         rows = explain_terms([c.candidate for c in shown], device)
         if json:
@@ -315,6 +329,9 @@ def explain(
         heads = [f"{summary(c.graph)} >" for c in shown]
         notes = [f"{'winner' if i == 0 else 'runner-up'}: {c.schedule}, {c.us:.2f} µs" for i, c in enumerate(shown)]
         print_table(f"{name} on {device.title} (times in µs)", ("term", *heads), [r[: len(shown) + 1] for r in table], notes)
+    if plot:
+        draw_roofline(points, device, plot)
+        note(f"drawn: {plot}" + ("" if any(p.pairs for p in points) else "; nothing of these was measured"))
     if json:
         print_json({"target": device.name, "hypothetical": device.hypothetical, "workloads": documents})
 

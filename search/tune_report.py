@@ -84,7 +84,7 @@ def show_measured(
 
 
 def summary_lines(done: Sequence[Realised], seconds: float) -> list[str]:
-    """What was measured and what failed, where winners come from, and how they are had again."""
+    """What was measured and what failed, and where winners come from."""
     searches = [r.tuned.searched for r in done if r.tuned.searched]
     fresh = [s for s in searches if s.origin == "measured"]
     lines = []
@@ -94,7 +94,11 @@ def summary_lines(done: Sequence[Realised], seconds: float) -> list[str]:
         lines.append(f"{sum(s.measured for s in fresh)} measured, {counts_text(failures)}, {seconds:.1f} s; searches: {ends}")
     taken = Counter(s.origin for s in searches if s.origin not in ("measured", "model"))
     lines += [f"{n} known before: {origin}" for origin, n in taken.items()]
-    if done:
-        name = done[0].tuned.program.name
-        lines.append(f"in Python: run = fuser.compile({name!r}, target={done[0].tuned.device!r})")
     return lines
+
+
+def reuse_line(done: Sequence[Realised], target: str, records: str | None) -> str:
+    """The line of code that takes what was found."""
+    arguments = [repr(done[0].tuned.program.name), f"target={target!r}", *([f"records={records!r}"] if records else [])]
+    others = f", and so the other {len(done) - 1}" if len(done) > 1 else ""
+    return f"in Python: run = fuser.compile({', '.join(arguments)}){others}"

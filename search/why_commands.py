@@ -32,7 +32,7 @@ from search.model_commands import kernel_of_model
 from search.tune import tune_fast
 from search.tuner.memory import Memory
 from search.tuner.memory import open_memory
-from search.tuner.memory import rows_of
+from search.tuner.memory import sources_of
 from search.why_not import WhyNot
 from search.why_not import why_not as ask
 
@@ -98,7 +98,7 @@ def document(found: WhyNot) -> dict[str, Any]:
 
 def measured(program: TensorProgram, candidate: Candidate, memory: Memory, device: Device) -> dict[str, Any]:
     """What records say: of the candidate, and of the fastest of its program."""
-    rows = rows_of(memory, program, device)
+    rows = [r for _, found in sources_of(memory, program, device) for r in found]
     names = candidate.graph.stable_hash(), schedule_text(candidate.schedule)
     mine = [r for r in rows if (r.structure, r.schedule) == names]
     good = sorted((r for r in rows if r.ok and r.time_us), key=lambda r: r.time_us or 0.0)

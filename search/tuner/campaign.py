@@ -125,6 +125,8 @@ class Campaign:
     why: str = "converged"
     current: int = 0
     """The search that measures now."""
+    stage: str = "searching"
+    end: float = math.inf
     spent: dict[int, float] = field(default_factory=dict)
     """Seconds of each search, by its number."""
     _pending: dict[int, list[Entry]] = field(default_factory=dict)
@@ -132,14 +134,14 @@ class Campaign:
 
     def run(self) -> None:
         """Until all have converged, the time is up, or Ctrl-C; what was measured is in the searches."""
-        start = self.clock()
-        end = math.inf if self.seconds is None else start + self.seconds
+        self.end = end = math.inf if self.seconds is None else self.clock() + self.seconds
         try:
             for i in range(len(self.hunts)):
                 self._prepare(i)
-            self._flow(lambda: self._next(end), lambda i: self._ask(i, end), self._told)
+            self._flow(lambda: self._next(end), self._ask, self._told)
             if self._pending:
                 self.why = "budget"
+            self.stage = "timing the fastest in turn"
             close = {i: found for i, hunt in enumerate(self.hunts) if len(found := self._finalists(hunt)) > 1}
             left = list(close)
             self._flow(
@@ -149,6 +151,11 @@ class Campaign:
             )
         except KeyboardInterrupt as error:
             self.why = "terminated" if isinstance(error, Terminated) else "interrupted"
+
+    @property
+    def left(self) -> float | None:
+        """Seconds; None where there is no end."""
+        return None if math.isinf(self.end) else max(self.end - self.clock(), 0.0)
 
     def _flow(self, next_: Callable[[], int | None], begin: Callable[[int], Asked], tell: Callable[[int, Found], None]) -> None:
         """Generations of searches, as many at once as the judge has lanes for."""
@@ -198,10 +205,10 @@ class Campaign:
             return next(iter(self._pending))
         return max(self._pending, key=lambda i: (self.hunts[i].gain, -i))
 
-    def _ask(self, number: int, end: float) -> Asked:
+    def _ask(self, number: int) -> Asked:
         entries, best = self._pending.pop(number), self.hunts[number].best
         self._asked[number] = self.clock(), entries, best
-        return self._begin(number, entries, best, seconds=None if math.isinf(end) else max(end - self.clock(), 0.0))
+        return self._begin(number, entries, best, seconds=self.left)
 
     def _told(self, number: int, found: Found) -> None:
         hunt, (start, entries, best), (measured, beside) = self.hunts[number], self._asked.pop(number), found

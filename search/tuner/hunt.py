@@ -59,6 +59,7 @@ class Hunt:
 
     def __post_init__(self) -> None:
         self.rng = np.random.default_rng(self.seed)
+        self.first = min(self.pool.entries.values(), key=lambda e: e.estimate)
 
     # -- what is known ------------------------------------------------------------------------------------------------------
 
@@ -169,7 +170,8 @@ class Hunt:
 
     def _first(self, left: Sequence[Entry], count: int) -> list[Entry]:
         """The best by the model; of those that differ in little the best few alone."""
-        return self._chosen(sorted(left, key=lambda e: e.estimate), count, FIRST_BOLDNESS)
+        chosen = self._chosen(sorted(left, key=lambda e: e.estimate), count, FIRST_BOLDNESS)
+        return chosen if self.first in chosen else [self.first, *chosen[:-1]]
 
     def _breed(self) -> None:
         every = list(self.pool.entries.values())

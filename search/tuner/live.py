@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -15,7 +14,6 @@ from typing import Any
 
 from cost_model.floor import floor_seconds
 from fuser.console import stderr
-from fuser.console import time_text
 from fuser.device import Device
 from fuser.files import printable
 
@@ -29,25 +27,37 @@ COLUMNS = ("", "predicted >", "best >", "floor >", "measured >", "failed >", "ge
 
 
 @contextmanager
-def live(device: Device, quiet: bool = False) -> Iterator[Callable[[Sequence[Hunt], Campaign], None]]:
-    """A function that hears of every generation."""
+def live(device: Device, quiet: bool = False) -> Iterator[Callable[[Sequence[Hunt], Campaign | str], None]]:
+    """A function that hears of every stage and generation."""
     console = stderr()
     if quiet or not console.is_terminal:
         yield lambda hunts, campaign: None
         return
     from rich.live import Live
+    from rich.text import Text
 
     start = time.monotonic()
     heard: dict[int, None] = {}
     with Live(console=console, transient=True, auto_refresh=False) as shown:
 
-        def watch(hunts: Sequence[Hunt], campaign: Campaign) -> None:
+        def watch(hunts: Sequence[Hunt], campaign: Campaign | str) -> None:
+            if isinstance(campaign, str):
+                shown.update(Text(f"{printable(campaign)} …", overflow="ellipsis", no_wrap=True), refresh=True)
+                return
             heard.pop(campaign.current, None)
             heard[campaign.current] = None
-            left = None if campaign.seconds is None else campaign.seconds - (time.monotonic() - start)
-            shown.update(_table([hunts[i] for i in sorted(list(heard)[-ROWS:])], hunts, device, left), refresh=True)
+            rows = [hunts[i] for i in sorted(list(heard)[-ROWS:])]
+            shown.update(_table(rows, device, caption(hunts, campaign, time.monotonic() - start)), refresh=True)
 
         yield watch
+
+
+def caption(hunts: Sequence[Hunt], campaign: Campaign, seconds: float) -> str:
+    """The stage, how many are done, what was measured, what failed, and the time."""
+    failures: Counter[str] = sum((h.failures for h in hunts), Counter())
+    done, measured = sum(h.done for h in hunts), sum(len(h.times) for h in hunts)
+    left = f"{campaign.left:.0f} s left" if campaign.left is not None else f"{seconds:.0f} s so far"
+    return f"{campaign.stage}: {done} of {len(hunts)} done, {measured} measured, {counts_text(failures)}, {left}"
 
 
 def row(hunt: Hunt, device: Device) -> tuple[str, ...]:
@@ -69,17 +79,12 @@ def counts_text(failures: Mapping[str, int]) -> str:
     return f"{total} failed ({', '.join(f'{what} {n}' for what, n in parts)})"
 
 
-def _table(rows: Sequence[Hunt], hunts: Sequence[Hunt], device: Device, left: float | None) -> Any:
+def _table(rows: Sequence[Hunt], device: Device, below: str) -> Any:
     from rich import box
     from rich.markup import escape
     from rich.table import Table
 
-    failures: Counter[str] = sum((h.failures for h in hunts), Counter())
-    done, measured = sum(h.done for h in hunts), sum(len(h.times) for h in hunts)
-    caption = f"{done} of {len(hunts)} done, {measured} measured, {counts_text(failures)}"
-    if left is not None and math.isfinite(left):
-        caption += f", {time_text(max(left, 0.0))} left"
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, caption=escape(caption), caption_justify="left")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, caption=escape(below), caption_justify="left")
     for column in COLUMNS:
         table.add_column(column.removesuffix(">").strip(), justify="right" if column.endswith(">") else "left", overflow="fold")
     for hunt in rows:

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from dataclasses import field
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 
 from fuser.console import warn
@@ -184,15 +185,12 @@ def fastest(records: Records, program: TensorProgram, devices: Iterable[str]) ->
     return iter(sorted(good, key=lambda r: r.time_us or 0.0))
 
 
-def rows_of(memory: Memory, program: TensorProgram, device: Device) -> list[Record]:
-    """All rows of a program on a device: the user's, and those that are shipped."""
+def sources_of(memory: Memory, program: TensorProgram, device: Device) -> Iterator[tuple[Records, list[Record]]]:
+    """All rows of a program on a device: the user's records with theirs, and those that are shipped."""
     mine = [] if memory.records is None else [memory.records]
-    return [
-        r
-        for records in (*mine, *map(shipped, memory.files))
-        for name in names_of(device)
-        for r in records.rows(program=program_key(program), device=name, kind="kernel")
-    ]
+    for records in (*mine, *map(shipped, memory.files)):
+        found = (records.rows(program=program_key(program), device=d, kind="kernel") for d in names_of(device))
+        yield records, list(chain.from_iterable(found))
 
 
 def _with_library(candidate: Candidate) -> bool:

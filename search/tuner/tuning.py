@@ -45,8 +45,8 @@ BEGIN = 4
 """Schedules that somebody knows, with which a search begins."""
 
 
-Watch = Callable[[Sequence[Hunt], Campaign], None]
-"""Hears of every generation."""
+Watch = Callable[[Sequence[Hunt], Campaign | str], None]
+"""Hears of every generation, and before of the stages, as texts."""
 
 
 @dataclass(frozen=True)
@@ -110,8 +110,9 @@ def tune_measured(
     left = [i for i in range(len(tasks)) if i not in found]
     if not left:
         return [found.get(i) for i in range(len(tasks))]
+    watch((), "starting what measures")
     with judge() as measuring:
-        hunts, left = _hunts(tasks, left, device, effort, memory, seed, measuring)
+        hunts, left = _hunts(tasks, left, device, effort, memory, seed, measuring, watch)
         campaign = Campaign(hunts, measuring, effort.seconds)
         campaign.watch = lambda _: watch(hunts, campaign)
         campaign.run()
@@ -128,13 +129,21 @@ def tune_measured(
 
 
 def _hunts(
-    tasks: Sequence[Task], left: Sequence[int], device: Device, effort: Effort, memory: Memory, seed: int, judge: Judge
+    tasks: Sequence[Task],
+    left: Sequence[int],
+    device: Device,
+    effort: Effort,
+    memory: Memory,
+    seed: int,
+    judge: Judge,
+    watch: Watch,
 ) -> tuple[list[Hunt], list[int]]:
     """The searches, and which tasks they are of. Their pools are made by the processes that will compile."""
     parts = [judge.each(part, jobs_of(tasks[i].program, tasks[i].graphs, device, effort, seed)) for i in left]
     hunts, numbers = list[Hunt](), list[int]()
-    for i, found in zip(left, parts, strict=True):
+    for number, (i, found) in enumerate(zip(left, parts, strict=True)):
         task = tasks[i]
+        watch((), f"making candidates of {task.program.name} ({number + 1} of {len(left)})")
         try:
             pool = pool_of(task.program, device, found)
         except NoValidKernelError:
@@ -156,7 +165,6 @@ def _searched(hunt: Hunt, campaign: Campaign, number: int, device: Device) -> Tu
             f"none of {len(hunt.times)} measured candidates of {hunt.program.name!r} is right and runs: {counts}",
             "the effort instant does not measure; look at the failures with mufuser records list",
         )
-    first = min(hunt.pool.entries.values(), key=lambda e: e.estimate)
     searched = Searched(
         "measured" if hunt.best else "model",
         hunt.why if hunt.done else campaign.why,
@@ -164,7 +172,7 @@ def _searched(hunt: Hunt, campaign: Campaign, number: int, device: Device) -> Tu
         dict(hunt.failures),
         tuple(hunt.history),
         campaign.spent.get(number, 0.0),
-        hunt.times.get(first, math.nan),
+        hunt.times.get(hunt.first, math.nan),
     )
     structures = len({e.structure for e in hunt.pool.entries.values()})
     return Tuned(hunt.program, device.name, ranked[0], tuple(ranked[1:]), structures, len(hunt.pool.entries), searched=searched)

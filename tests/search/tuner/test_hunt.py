@@ -12,6 +12,8 @@ import pytest
 from fuser.ir.candidate import Candidate
 from fuser.ir.program import TensorProgram
 from search.measure.measurement import Measurement
+from search.tuner.campaign import Campaign
+from search.tuner.live import caption
 from search.tuner.simulated import Simulated
 from tests.builders import chain
 from tests.search.tuner.cases import H200
@@ -161,3 +163,22 @@ def test_ctrl_c_keeps_the_best_so_far() -> None:
     assert campaign.why == "interrupted"
     assert search.best is not None
     assert len(search.times) == 8
+
+
+def test_what_is_shown_names_stage_failures_and_time() -> None:
+    now = [0.0]
+    said: list[str] = []
+
+    class Slow(Simulated):
+        def measure(self, candidate: Candidate) -> Measurement:
+            now[0] += 1.0
+            return super().measure(candidate)
+
+    search = hunt(generations=2)
+    campaign = Campaign([search], Slow(H200, failing=0.3), 30.0, clock=lambda: now[0])
+    campaign.watch = lambda _: said.append(caption([search], campaign, now[0]))
+    campaign.run()
+    assert said[0].startswith("searching: 0 of 1 done, 8 measured, ") and said[0].endswith("22 s left")
+    parts = sorted(search.failures.items(), key=lambda x: (-x[1], x[0]))
+    assert f"{sum(search.failures.values())} failed ({', '.join(f'{what} {n}' for what, n in parts)})" in said[-1]
+    assert search.first in search.times, "the model's first choice is measured"
