@@ -171,7 +171,7 @@ class Hunt:
     def _first(self, left: Sequence[Entry], count: int) -> list[Entry]:
         """The best by the model; of those that differ in little the best few alone."""
         chosen = self._chosen(sorted(left, key=lambda e: e.estimate), count, FIRST_BOLDNESS)
-        return chosen if self.first in chosen else [self.first, *chosen[:-1]]
+        return chosen if self.first in chosen or self.first in self.times else [self.first, *chosen[:-1]]
 
     def _breed(self) -> None:
         every = list(self.pool.entries.values())
