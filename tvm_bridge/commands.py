@@ -172,12 +172,13 @@ def show(result: Optimized, report: dict[str, Any], output: Path) -> None:
     assert result.made is not None
     plan = result.made.plan
     print_table(plan.title, plan.heads, plan.rows(), plan.notes())
-    if result.relay:
+    carved = result.relay and result.library is None
+    if carved:
         _show_regions(result, report)
     p = report["predicted"]
     lines = [f"predicted: {p['before_us']:.0f} µs with every operator apart, {p['plan_us']:.0f} µs so ({p['speedup']:.2f}×)"]
     lines += _how(result)
-    if result.relay:
+    if carved:
         lines.append(f"as TVM is given it: {p['after_us']:.0f} µs, with the regions fused")
     if result.comparison:
         c = result.comparison
