@@ -86,15 +86,10 @@ def find_chains(
     regions: list[Region] = []
     reasons: dict[str, str] = {}
     for node in program.nodes:
-        if contracts(node):
+        if node.products:
             found, reasons[node.output] = _Chain(program, device, node, borders).grow()
             regions += found
     return regions, reasons
-
-
-def contracts(node: Node) -> bool:
-    """A product, or two that are one operator."""
-    return node.contracts or node.op == "attention"
 
 
 class _Chain:
@@ -147,7 +142,7 @@ class _Chain:
             if len(users) != 1:
                 return f"its result is read by {len(users)} operators"
             (user,) = users
-            if contracts(user):
+            if user.products:
                 return ([*nodes, user.output], user) if user.inputs.count(name) == 1 else f"{user.output} reads {name} twice"
             kind = OPS[user.op].kind
             if kind not in ("map", "view", "reduce", "composite"):
@@ -302,7 +297,7 @@ def choose(
     taken.sort(key=lambda c: order[c.region.nodes[0]])
     left: list[Left] = []
     for node in program.nodes:
-        if contracts(node) and node.output not in covered:
+        if node.products and node.output not in covered:
             tried = [c for c in choices if node.output in c.region.contractions and c.saved_us <= 0]
             better = any(node.output in c.region.contractions and c.saved_us > 0 for c in choices)
             best = max(tried, key=lambda c: c.saved_us, default=None)

@@ -151,7 +151,7 @@ def _written(result: Optimized, output: Path) -> dict[str, Any]:
 
 def _nothing(result: Optimized) -> FuserError | None:
     made = result.made
-    if any(n.op in ("matmul", "attention") for n in result.program.nodes) or (not result.relay and made and made.graph.blocks):
+    if any(n.products for n in result.program.nodes) or (not result.relay and made and made.graph.blocks):
         return None
     seen = Counter(str(n.attr.get("callee", n.op)) for n in result.program.nodes)
     names = ", ".join(f"{k} ({v})" for k, v in seen.most_common(4))
@@ -203,7 +203,7 @@ def _how(result: Optimized) -> list[str]:
     """What the two predicted times have in common, and what they have not."""
     made, program = result.made, result.program
     assert made is not None
-    dtypes = {program[n.inputs[0]].dtype for n in program.nodes if n.op in ("matmul", "attention")}
+    dtypes = {program[n.inputs[0]].dtype for n in program.nodes if n.products}
     lines = ["float32 is multiplied in full precision in both: ours as three products of tf32"] if "float32" in dtypes else []
     if result.before_us < made.plan.us and not any(p.library for p in made.plan.parts):
         lines.append("every kernel is generated here; on the device itself, products that its library does faster are left to it")

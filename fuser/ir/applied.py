@@ -26,6 +26,11 @@ class Applied:
         return self.entry.kind == "contract"
 
     @property
+    def products(self) -> int:
+        """How many products it is."""
+        return 1 if self.contracts else self.entry.products
+
+    @property
     def folds(self) -> bool:
         """It sums over axes, or folds them otherwise."""
         return self.entry.kind in ("contract", "reduce")

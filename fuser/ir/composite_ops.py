@@ -163,7 +163,7 @@ COMPOSITES = (
           expansion=_expand_rms_norm, eager=".rms_norm"),
     OpDef("layer_norm", "composite", -1, attrs=("eps",), flops=8, relay=("nn.layer_norm",),
           torch=("layer_norm", "native_layer_norm"), shape=shapes.first, expansion=_expand_layer_norm, eager=".layer_norm"),
-    OpDef("attention", "composite", -1, _attention, degree="exp", attrs=("scale", "causal"), flops=4, sfu=1,
+    OpDef("attention", "composite", -1, _attention, degree="exp", attrs=("scale", "causal"), flops=4, sfu=1, products=2,
           torch=("scaled_dot_product_attention",), shape=shapes.attention, expansion=_expand_attention),
     OpDef("min", "composite", 1, attrs=("axis", "keepdims"), relay=("min",), torch=("amin", "min"), shape=shapes.folded,
           expansion=_expand_min, eager="amin axis:dim keepdims:keepdim"),

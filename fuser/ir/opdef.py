@@ -120,6 +120,8 @@ class OpDef:
     expression and its Triton follow from that, and from ``identity``, what a fold of nothing is."""
     attrs: tuple[str, ...] = ()
     commutative: bool = False
+    products: int = 0
+    """Of a composite: how many products it has."""
     relay: tuple[str, ...] = ()
     """Names in Relay, each with its attributes for those of the table where they are called otherwise: ``clip min:a_min``."""
     torch: tuple[str, ...] = ()

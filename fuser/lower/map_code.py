@@ -93,9 +93,9 @@ def _map_text(w: Writer, stmt: Stmt, name: str, combo: Combo, layout: Sequence[s
     entry = stmt.entry
     if stmt.casts and stmt.dtype not in ("float16", "bfloat16", "float32"):
         raise UnsupportedError(f"cast to {stmt.dtype!r} ({stmt.value}) has no Triton form")
-    if stmt.op not in ("cast", "causal_mask") and not (entry.triton or entry.formula):
+    if not (stmt.casts or stmt.masks) and not (entry.triton or entry.formula):
         raise UnsupportedError(f"operator {stmt.op!r} ({stmt.value}) has no Triton form")
-    bare = stmt.op in ("causal_mask", "exp") or _in_log2(w, stmt)  # they do something about the factor of the first
+    bare = stmt.masks or stmt.exponential or _in_log2(w, stmt)  # they do something about the factor of the first
     args = [
         _running(w, a, stmt.axes, combo, layout)
         if a in stmt.running
@@ -219,6 +219,6 @@ def _fill(w: Writer, stmt: Stmt, axis: str, fills: list[dict[str, str]], has: li
         return "zero"
     if stmt.op == "sub" and states[0] == "neginf" and not has[1]:
         return "neginf"
-    if stmt.op in ("exp",) and states[0] == "neginf":
+    if stmt.exponential and states[0] == "neginf":
         return "zero"
     return ""

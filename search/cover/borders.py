@@ -20,7 +20,6 @@ from search.cover.parts import LONGEST
 from search.cover.parts import Part
 from search.cover.parts import moves_only
 from search.cover.parts import root
-from search.regions import contracts
 from search.regions import find_chains
 
 
@@ -97,11 +96,11 @@ class _Borders:
         if maker in self.program.outputs:
             return f"{maker} is a result of the model"
         readers = {n.output for n in self.readers(maker)}
-        if contracts(first) and contracts(second):
+        if first.products and second.products:
             return find_chains(self.program, self.device)[1].get(maker) or "the chain of the two is no candidate"
-        if contracts(second):
+        if second.products:
             return f"in front of a product, {first.op} would be computed again for every block of its columns"
-        if contracts(first) and second.entry.kind != "map":
+        if first.products and second.entry.kind != "map":
             return f"{second.op} needs whole rows, of which a block of the product has a part"
         if len(readers) > 1:
             return f"the result is read by {len(readers)} operators"

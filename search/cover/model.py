@@ -46,7 +46,6 @@ from search.libraries import with_libraries
 from search.realise import Realised
 from search.realise import realise
 from search.realise import verified
-from search.regions import contracts
 from search.space.evolve import Ranked
 from search.space.launches import chained
 from search.stages import Say
@@ -113,7 +112,7 @@ class Model:
 def is_model(program: TensorProgram) -> bool:
     """Whether a program is more than one region: it has more contractions than a fused kernel is searched for, or what no
     generated kernel computes."""
-    return sum(map(contracts, program.nodes)) > SMALL or bool(program.whole_numbers)
+    return sum(n.products > 0 for n in program.nodes) > SMALL or bool(program.whole_numbers)
 
 
 def compile_model(

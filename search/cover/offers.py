@@ -29,7 +29,6 @@ from search.cover.parts import Part
 from search.cover.parts import parts
 from search.cover.parts import root
 from search.cover.prices import priced
-from search.regions import contracts
 from search.regions import find_chains
 from search.tune import Tuned
 
@@ -117,7 +116,7 @@ def _offers(
     candidates = parts(program, [*chains, *whole], tails, steps, pricing.layouts)
     if pricing.layouts:
         candidates = with_layouts(program, candidates, params)
-    joined = {p for p in candidates if _short(p.program) and sum(map(contracts, p.program.nodes)) > 1}
+    joined = {p for p in candidates if _short(p.program) and sum(n.products > 0 for n in p.program.nodes) > 1}
     tuned = dict(_priced([p for p in candidates if p not in joined], pricing))
     tuned |= _priced([p for p in candidates if p in joined], pricing, _apart(program, joined, tuned))
     return Offers(program, params, candidates, {p: tuned[p] for p in candidates if p in tuned}, greedy=pricing.greedy)
@@ -157,7 +156,7 @@ def _cheapest(program: TensorProgram, part: Part, smaller: Mapping[Part, Tuned])
 
 def _short(chain: TensorProgram) -> bool:
     """Chains of more products have hundreds of thousands of schedules, and hardly one that a kernel is better for."""
-    return sum(1 + (n.op == "attention") for n in chain.nodes if contracts(n)) <= LONGEST
+    return sum(n.products for n in chain.nodes) <= LONGEST
 
 
 def narrow(program: TensorProgram) -> bool:

@@ -21,7 +21,6 @@ from fuser.ir.program import TensorProgram
 from fuser.ir.subprogram import canonical
 from fuser.ir.subprogram import subprogram
 from fuser.superopt.rewrite.splits import LONG
-from search.regions import contracts
 
 LONGEST = 16
 """Most operators in front of one in one part, contractions not counted."""
@@ -149,13 +148,13 @@ class _Finder:
         """A product with what stands behind it, up to ``end``, or element-wise operators alone."""
         last = max(core, key=self.order.__getitem__, default="")
         kinds = {self.made[n].entry.kind for n in core}
-        return last == end and (kinds == EPILOGUE or any(contracts(self.made[n]) for n in core))
+        return last == end and (kinds == EPILOGUE or any(self.made[n].products for n in core))
 
     def behind(self, core: frozenset[str]) -> Iterator[str]:
         """Normalizations of what a long product with its epilogue makes and others read too: where its sum is divided, the kernel
         that adds the parts has whole rows."""
         last = max(core, key=self.order.__getitem__, default="")
-        products = [self.made[n] for n in core if contracts(self.made[n])]
+        products = [self.made[n] for n in core if self.made[n].products]
         if len(products) == 1 and products[0].op == "matmul" and self.program[products[0].inputs[0]].shape[-1] >= LONG:
             yield from (n for n in self.readers[last] - core if self.made[n].op in NORMS and self.readers[last] != {n})
 
@@ -199,7 +198,7 @@ class _Finder:
             if moves_only(node):
                 continue
             yield frozenset((node.output,))
-            if node.entry.kind in ("opaque", "library") or contracts(node) or node.output in self.steps:
+            if node.entry.kind in ("opaque", "library") or node.products or node.output in self.steps:
                 continue
             yield from self.cones(node.output, EPILOGUE)
             yield from self.cones(node.output, BESIDE)
@@ -210,7 +209,7 @@ class _Finder:
         while sum(n not in self.steps for n in core) <= LONGEST:
             front = {p for n in core for p in self.operands(n)} - core
             ready = [p for p in front if self.readers[p] <= core and p not in self.program.outputs]
-            contractions = frozenset(p for p in ready if contracts(self.made[p]))
+            contractions = frozenset(p for p in ready if self.made[p].products)
             more = [p for p in ready if p not in contractions and (p not in self.sums or end in self.sums)]
             more = [p for p in more if self.made[p].entry.kind in kinds or (p in self.steps and kinds is not EPILOGUE)]
             whole = not any(p in self.steps for p in more)
@@ -227,7 +226,7 @@ class _Finder:
     def in_front(self, core: frozenset[str]) -> frozenset[str]:
         """What a product takes along where nothing else reads it: normalizations of a few rows, and concatenations, which are
         places to load from."""
-        front = {p for n in core if contracts(self.made[n]) for p in self.operands(n)} - core
+        front = {p for n in core if self.made[n].products for p in self.operands(n)} - core
         few = (p for p in front if math.prod(self.program[p].shape[:-1]) <= FEW and self.made[p].op in NORMS)
         joined = (p for p in front if self.made[p].op == "concat")
         return frozenset(p for p in (*few, *joined) if self.readers[p] <= core and p not in self.program.outputs)

@@ -84,7 +84,7 @@ class Instance:
             return (args[0] + constant if entry.fraction == "shift" else args[0] * constant) % P
         if entry.formula is not None:
             return self._formula(entry.steps(attrs), args)
-        if op == "where":
+        if entry.typed == "choices":
             mask = self.function("mask", args[:1])
             return (mask * args[1] + (1 - mask) * args[2]) % P
         if entry.indexed:

@@ -169,7 +169,7 @@ class _Degrees:
                 # a partial sum that holds its own maximal term, times the exponential of its maximum
                 self.holds[k, s.value] = self.holds[a]
         added = s.op == "add" and all(a in self.holds for a in keys)
-        if (s.op in ("sum", "cast") or added or _scales_up(s)) and keys[0] in self.holds:
+        if (s.sums or s.casts or added or _scales_up(s)) and keys[0] in self.holds:
             self.holds[k, s.value] = frozenset().union(*(self.holds[a] for a in keys))
         if d:
             self.degree[k, s.value] = d
