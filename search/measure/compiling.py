@@ -40,6 +40,8 @@ T = TypeVar("T")
 R = TypeVar("R")
 COMPILE_SECONDS = 60
 """After that long a kernel is not worth waiting for."""
+STARTS = 60.0
+"""Seconds in which a process of the pool has begun."""
 ALIVE = 2.0
 """Seconds between two looks of a compiler at whether its parent is alive."""
 
@@ -88,12 +90,15 @@ def _alarm(*_: object) -> None:
 
 @contextlib.contextmanager
 def _at_most(seconds: int) -> Iterator[None]:
-    """Interrupts the compiler after ``seconds``, in the main thread of a process."""
+    """Interrupts the compiler after ``seconds``, in the main thread of a process. One that never comes back to Python has its
+    process ended, when it has worked twice as long."""
     before = signal.signal(signal.SIGALRM, _alarm)
     signal.alarm(seconds)
+    signal.setitimer(signal.ITIMER_PROF, 2 * seconds)
     try:
         yield
     finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
 
@@ -221,10 +226,15 @@ class CompilePool:
             with self._start(1) as pool:
                 future = self._begin(pool, planned)
                 processes = list((pool._processes or {}).values())
-                built = future.result(2 * self.seconds)
+                try:
+                    built = future.result(STARTS + 3 * self.seconds)
+                finally:
+                    for p in processes if not future.done() else ():
+                        p.kill()
         except (BrokenProcessPool, TimeoutError):
-            killed = any(-(p.exitcode or 0) in OUTSIDE for p in processes)
-            why = "the compiler was killed" if killed else "the compiler crashed"
+            codes = {-(p.exitcode or 0) for p in processes}
+            killed, hung = bool(codes & set(OUTSIDE)), signal.SIGPROF in codes
+            why = "the compiler was killed" if killed else "the compiler did not end" if hung else "the compiler crashed"
             built = Built(Measurement("compile", why, lasting=not killed))
         self._futures[id(planned)] = Future()
         self._futures[id(planned)].set_result(built)

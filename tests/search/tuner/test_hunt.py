@@ -151,6 +151,27 @@ def test_time_goes_to_where_most_can_be_gained() -> None:
     assert len(often.times) > 2 * len(once.times)
 
 
+@pytest.mark.parametrize("at", [0, 3, 20, "finals"])
+def test_ctrl_c_at_any_stage_of_several_searches_keeps_what_was_measured(at: int | str) -> None:
+    class Stopped(Simulated):
+        def compare(self, *args: Any, **options: Any) -> Any:
+            if at == "finals" and options.get("again", args[3] if len(args) > 3 else False):
+                raise KeyboardInterrupt
+            return super().compare(*args, **options)
+
+        def measure(self, candidate: Candidate) -> Measurement:
+            if len(self.measured) == at:
+                raise KeyboardInterrupt
+            return super().measure(candidate)
+
+    searches = [hunt(generations=2), hunt(generations=2, seed=1)]
+    campaign = run(searches, Stopped(H200, failing=0.0))
+    assert campaign.why == "interrupted"
+    told = {0: 0, 3: 0, 20: 16, "finals": 32}[at]
+    assert sum(len(h.times) for h in searches) == told == sum(g.measured for h in searches for g in h.history)
+    assert all((h.best is not None) == bool(h.history) for h in searches)
+
+
 def test_ctrl_c_keeps_the_best_so_far() -> None:
     class Stopped(Simulated):
         def measure(self, candidate: Candidate) -> Measurement:

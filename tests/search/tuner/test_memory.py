@@ -185,7 +185,7 @@ def test_the_package_knows_its_workloads() -> None:
     assert found.ranked.estimate * 1e6 == pytest.approx(found.ranked.us, rel=0.3)
 
 
-@pytest.mark.parametrize("trouble", ["removed", "locked", "full"])
+@pytest.mark.parametrize("trouble", ["removed", "busy", "full", "readonly", "corrupt"])
 def test_trouble_with_the_records_costs_no_search(
     memory: Memory, trouble: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -193,7 +193,7 @@ def test_trouble_with_the_records_costs_no_search(
     if trouble == "removed":
         path.unlink()
     else:
-        code = sqlite3.SQLITE_BUSY if trouble == "locked" else sqlite3.SQLITE_FULL
+        code = getattr(sqlite3, f"SQLITE_{trouble.upper()}")
 
         def refuse(*_: Any, **__: Any) -> bool:
             error = sqlite3.OperationalError(f"the database is {trouble}")
