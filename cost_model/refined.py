@@ -99,7 +99,8 @@ def times(w: Work, device: Device, c: Constants) -> dict[str, Counts]:
     over = np.clip((w.registers - device.registers_per_thread) / SPILL_RAMP, 0.0, 1.0)
     spills = 1.0 + over * np.where(w.wgmma > w.mma, c.spill_groups, c.spill)
     cuts = 1.0 + c.slivers * w.slivers + c.pieces * w.pieces + c.parts * w.parts
-    body = (waits + _join(c.norm, turns, roof)) * spills * cuts
+    # what one block does in turn, others of its SM hide where memory is all that they wait for
+    body = (waits + np.where(w.streams > 0, _join(ROOF, turns, roof), _join(c.norm, turns, roof))) * spills * cuts
     launch = np.full(len(w), device.launch_latency)
     base = c.base - c.overlap * w.dependent
     return {

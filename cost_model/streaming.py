@@ -5,6 +5,7 @@ reductions, normalizations and element-wise operators."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +16,13 @@ from cost_model.features import Features
 from cost_model.features import Sizes
 from cost_model.lives import last_use
 from cost_model.lives import real
+from cost_model.rows import INSTRUCTIONS
+from cost_model.rows import moved_at_once
 from fuser.device import Device
 from fuser.ir.mugraph import Stmt
+from fuser.ir.ops import op as op_def
 from fuser.ir.program import DTYPE_BYTES
+from fuser.ir.rows import ROW_BYTES
 
 LARGE = 1 << 24
 """Bytes of a tensor from which these things matter."""
@@ -34,6 +39,14 @@ OWN, SPILLED = 36.0, 0.016
 took 1.3 times, a loss of two such rows four times as long."""
 FEW_WARPS = {1: 1.1, 2: 1.04}
 """Slowdown of memory with so many warps a block."""
+CODE, LONG, SPECIAL = 800.0, 0.25, 8.0
+"""Instructions of a thread beyond which its code does not fit the caches of an SM, what each doubling costs, and instructions of a
+special function: sines of 64 elements a thread took 1.37 times as long as those of 32."""
+KEPT, CROWDED = 16.0, 0.17
+"""Sums that a thread keeps for each lane, beyond which its loads wait for one another, and what that costs."""
+SCALARS, PARTLY = 4.0, 0.2
+"""Numbers of 4 bytes a thread that it loads one by one, though they lie side by side, and what each doubling beyond costs: exponentials
+of an odd number of elements took 1.4 times as long with 16 a thread as with 4."""
 
 
 def streams(f: Features) -> bool:
@@ -60,6 +73,29 @@ def spilled(f: Features, lanes: Mapping[str, Sizes], device: Device) -> Counts:
     """Slowdown by values that are held in more registers than a thread can have: of 16 warps, 128."""
     limit = np.minimum(device.registers_per_thread, device.registers_per_sm / (32.0 * f.warps))
     return 1.0 + SPILLED * np.maximum(OWN + pressure(f, lanes) - limit, 0.0)
+
+
+def crowded(f: Features, lanes: Mapping[str, Sizes], copies: Sequence[Counts]) -> Counts:
+    """Slowdown by what a thread does at once: more code than is cached (with so many ``copies`` of each statement), more sums than
+    let its loads run ahead, and loads of one element each where a row ends anywhere."""
+    code = sums = scalars = np.zeros(len(f))
+    for s, again in zip(f.stmts, copies, strict=True):
+        stmt = s.stmt
+        held = f.product(lanes, dict.fromkeys((*stmt.axes, *stmt.reduce))) / (32.0 * f.warps)
+        runs = np.maximum(held, 1.0) * again
+        if stmt.kind == "compute":
+            entry = op_def(stmt.op)
+            code = code + runs * (max(entry.flops, 1.0) + SPECIAL * entry.sfu)
+            if stmt.folds:
+                sums = np.maximum(sums, np.where(kept(f, s, held * 32.0 * f.warps), held, 0.0))
+            continue
+        item, at_once = DTYPE_BYTES[stmt.dtype], moved_at_once(f, stmt)
+        code = code + runs * INSTRUCTIONS / 2 * item / at_once
+        if not s.loops:
+            scalars = np.maximum(scalars, np.where(at_once < ROW_BYTES, held * item / 4.0, 0.0))
+    slower = 1.0 + LONG * np.log2(np.maximum(code / CODE, 1.0))
+    slower = slower * np.where(sums > KEPT, 1.0 + CROWDED, 1.0)
+    return slower * (1.0 + PARTLY * np.log2(np.maximum(scalars / SCALARS, 1.0)))
 
 
 def read_again(f: Features) -> Counts:

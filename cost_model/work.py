@@ -67,7 +67,7 @@ class Work:
     ``loaded`` and ``stored``: bytes to and from L2 in whole sectors. ``common``: those of the loads that other blocks want at the
     same time; ``bare``: those loaded outside of pipelines, the first trip of each pipeline among them. ``issued``: bytes that
     threads move by pointers, as if by instructions of full width; ``boxes``: 1 where descriptors load. ``memory``: bytes of the
-    tensors, each once.
+    tensors, each once; ``streams``: 1 where that is all that the kernel waits for.
 
     ``dependent``: 1 where the kernel starts before the one in front of it has ended. ``waits``: loads whose latency nothing
     hides, ``rewaits``: those that were under way before; ``streamed``: loads in loops without a contraction, which the compiler
@@ -108,6 +108,7 @@ class Work:
     folds: Counts
     passes: Counts
     memory: Counts
+    streams: Counts
     dependent: Counts
     slivers: Counts
     pieces: Counts
@@ -181,7 +182,9 @@ def work(f: Features, device: Device) -> Work:
     total["programs"], total["flattened"] = programs(f), flattened(f).astype(float)
     if streamed:
         total["memory"] = streaming.few_warps(f) * (total["memory"] + f.blocks * streaming.read_again(f))
-        total["memory"] = total["memory"] * streaming.spilled(f, r.lanes, device)
+        again = [f.product(f.trips, unrolled(f, s)) for s in f.stmts]
+        total["memory"] = total["memory"] * streaming.spilled(f, r.lanes, device) * streaming.crowded(f, r.lanes, again)
+        total["streams"] = zero + 1.0
     for name, value in f.options.items():
         option = option_of(name)
         if option is not None and option.counts:
