@@ -39,7 +39,7 @@ OWN, SPILLED = 36.0, 0.016
 took 1.3 times, a loss of two such rows four times as long."""
 FEW_WARPS = {1: 1.1, 2: 1.04}
 """Slowdown of memory with so many warps a block."""
-CODE, LONG, SPECIAL = 800.0, 0.25, 8.0
+CODE, LONG, SPECIAL = 500.0, 0.25, 8.0
 """Instructions of a thread beyond which its code does not fit the caches of an SM, what each doubling costs, and instructions of a
 special function: sines of 64 elements a thread took 1.37 times as long as those of 32."""
 KEPT, CROWDED = 16.0, 0.17

@@ -28,6 +28,7 @@ from fuser.device import load_device
 from fuser.device import parse_device
 from fuser.errors import UsageError
 from fuser.ir.builder import Builder
+from fuser.ir.mugraph import BlockGraph
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.tiling import TilingExpr
 from fuser.superopt.structures import one_kernel
@@ -166,3 +167,33 @@ def test_a_constant_that_is_wrong_is_named(old: str, new: str, why: str) -> None
     assert old in good
     with pytest.raises(UsageError, match=rf"x\.toml.*{why}"):
         parse_device(good.replace(old, new), "x.toml")
+
+
+def sines(count: int) -> BlockGraph:
+    b = Builder("sines", "float32")
+    return one_kernel(b.build(Y=b.op("sin", b.input("X", (count,))))).blocks[0]
+
+
+def errors(count: int) -> BlockGraph:
+    b = Builder("errors", "float32")
+    return one_kernel(b.build(Y=b.sum(b.op("square", b.input("X", (4096, count)) - b.input("Z", (4096, count))), 1))).blocks[0]
+
+
+@pytest.mark.parametrize(
+    ("block", "order", "faster", "slower"),
+    [
+        (sines(36_000_000), "", (4096, 4), (8192, 4)),  # more code than is cached
+        (sines(36_013_001), "", (512, 4), (2048, 4)),  # loads of one element each
+        (errors(1 << 15), "k", (2048, 4), (4096, 4)),  # more sums than let loads run ahead
+    ],
+    ids=["code", "scalars", "sums"],
+)
+def test_threads_that_do_too_much_at_once_wait_longer_for_memory(
+    block: BlockGraph, order: str, faster: tuple[int, int], slower: tuple[int, int]
+) -> None:
+    axis = block.axes[-1].name
+    fast, slow = (
+        us(block, replace(kernel(order, **{a.name: 1 for a in block.axes[:-1]} | {axis: n}), num_warps=warps), H200)
+        for n, warps in (faster, slower)
+    )
+    assert fast < 0.9 * slow
