@@ -39,6 +39,11 @@ ROOF = 8.0
 """Exponent that joins resources: all but the largest."""
 ISSUED = 2048.0
 """Bytes a clock that the four schedulers of an SM move by an instruction of 16 bytes a thread each."""
+ENOUGH, QUEUE = 2.5, 0.1
+"""Bytes under way, as a multiple of bandwidth times latency, beyond which memory gets slower, and what each doubling costs:
+products of few rows were fastest with 3 or 4 stages where 5 fit."""
+ALONE = 2.0
+"""Warps that keep an SM's units as busy as a block can: products of few rows took 0.9 times as long with 2 warps as with 4."""
 SIDES, SPLITS, DEPTH = (64, 128, 256), (1, 2, 4), 64
 """Rows and columns, parts of the sum, and depth of the tiles of a library's matmul."""
 TIE = 1e-4
@@ -76,8 +81,8 @@ def times(w: Work, device: Device, c: Constants) -> dict[str, Counts]:
     each = programs * np.ceil(w.blocks / w.programs)
     resident = np.minimum(w.resident, programs)
     waves = np.ceil(each / resident)
-    # a quarter of the SM's units serves each fourth warp
-    alone = np.maximum(4.0 / w.warps, 1.0)
+    # a quarter of the SM's units serves each fourth warp, but two warps wait for each other less
+    alone = np.maximum(ALONE / w.warps, 1.0)
     shared_out = each * np.maximum(4.0 / (w.warps * resident), 1.0)
 
     steps = w.trips * c.trip + w.dots * c.contraction + w.folds * c.fold + w.passes * c.exchange + w.streamed * c.streamed
@@ -91,7 +96,11 @@ def times(w: Work, device: Device, c: Constants) -> dict[str, Counts]:
 
     into_sm = each * w.loaded / (c.sm_bandwidth * clock)
     l2 = w.blocks * (traffic - c.merged * w.common) / (device.l2_bandwidth * c.l2_rate)
-    dram = w.memory / (device.memory_bandwidth * c.memory_rate)
+    # by Little's law memory works at its bandwidth with so many bytes under way; far more stand in each other's way
+    enough = ENOUGH * device.memory_bandwidth * c.fetch
+    ahead = np.minimum(w.programs, w.resident * sm) * w.ahead * np.minimum(w.memory / np.maximum(w.blocks * w.loaded, 1.0), 1.0)
+    under_way = np.log2(np.maximum(ahead / enough, 1.0))
+    dram = w.memory / (device.memory_bandwidth * c.memory_rate) * (1.0 + QUEUE * np.minimum(under_way, 3.0))
     # what feeds them limits tensor cores too; threads that load by pointers do not start products meanwhile
     products = _join(ROOF, shared_out * tensor, each * c.operand_cost * w.operands / shared)
     units = (products + shared_out * issue, *(shared_out * x for x in (special, arithmetic, move)))

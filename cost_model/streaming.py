@@ -14,6 +14,7 @@ from cost_model.execution import kept
 from cost_model.features import Counts
 from cost_model.features import Features
 from cost_model.features import Sizes
+from cost_model.lives import home
 from cost_model.lives import last_use
 from cost_model.lives import real
 from cost_model.rows import INSTRUCTIONS
@@ -39,14 +40,16 @@ OWN, SPILLED = 36.0, 0.016
 took 1.3 times, a loss of two such rows four times as long."""
 FEW_WARPS = {1: 1.1, 2: 1.04}
 """Slowdown of memory with so many warps a block."""
-CODE, LONG, SPECIAL = 500.0, 0.25, 8.0
-"""Instructions of a thread beyond which its code does not fit the caches of an SM, what each doubling costs, and instructions of a
-special function: sines of 64 elements a thread took 1.37 times as long as those of 32."""
+CODE, LONG, SPECIAL = 600.0, 0.25, 8.0
+"""Instructions of a thread beyond which its code does not fit the caches of an SM, what each doubling costs, and instructions of
+a special function: sines of 64 elements a thread took 1.37 times as long as those of 32."""
 KEPT, CROWDED = 16.0, 0.17
 """Sums that a thread keeps for each lane, beyond which its loads wait for one another, and what that costs."""
+MUCH, UNROLLED = 64.0, 0.25
+"""Bytes that a thread loads in a trip of a loop that is not unrolled, and the part of the trips that wait where loops are."""
 SCALARS, PARTLY = 4.0, 0.2
-"""Numbers of 4 bytes a thread that it loads one by one, though they lie side by side, and what each doubling beyond costs: exponentials
-of an odd number of elements took 1.4 times as long with 16 a thread as with 4."""
+"""Numbers of 4 bytes a thread that it loads one by one, though they lie side by side, and what each doubling beyond costs:
+exponentials of an odd number of elements took 1.4 times as long with 16 a thread as with 4."""
 
 
 def streams(f: Features) -> bool:
@@ -75,9 +78,17 @@ def spilled(f: Features, lanes: Mapping[str, Sizes], device: Device) -> Counts:
     return 1.0 + SPILLED * np.maximum(OWN + pressure(f, lanes) - limit, 0.0)
 
 
+def latencies(f: Features, scope: tuple[str, ...]) -> Counts:
+    """Trips of a loop whose loads are waited for: all of them where a thread loads much in each, a quarter where it loads little,
+    since the compiler then unrolls the loop by four."""
+    loads = [s.bytes for i, s in enumerate(f.stmts) if s.stmt.kind == "load" and home(f, i) == scope]
+    amount = sum(loads, np.zeros(len(f))) / (32.0 * f.warps)
+    return f.product(f.trips, scope) * (bool(loads) and 1.0) * np.clip(amount / MUCH, UNROLLED, 1.0)
+
+
 def crowded(f: Features, lanes: Mapping[str, Sizes], copies: Sequence[Counts]) -> Counts:
-    """Slowdown by what a thread does at once: more code than is cached (with so many ``copies`` of each statement), more sums than
-    let its loads run ahead, and loads of one element each where a row ends anywhere."""
+    """Slowdown by what a thread does at once: more code than is cached (so many ``copies`` of each statement), more sums than let
+    its loads run ahead, and loads of one element each where a row ends anywhere."""
     code = sums = scalars = np.zeros(len(f))
     for s, again in zip(f.stmts, copies, strict=True):
         stmt = s.stmt
@@ -96,6 +107,11 @@ def crowded(f: Features, lanes: Mapping[str, Sizes], copies: Sequence[Counts]) -
     slower = 1.0 + LONG * np.log2(np.maximum(code / CODE, 1.0))
     slower = slower * np.where(sums > KEPT, 1.0 + CROWDED, 1.0)
     return slower * (1.0 + PARTLY * np.log2(np.maximum(scalars / SCALARS, 1.0)))
+
+
+def slower(f: Features, lanes: Mapping[str, Sizes], copies: Sequence[Counts], device: Device) -> Counts:
+    """Slowdown of memory by what its blocks and threads are."""
+    return few_warps(f) * spilled(f, lanes, device) * crowded(f, lanes, copies)
 
 
 def read_again(f: Features) -> Counts:

@@ -35,6 +35,8 @@ def loops(f: Features, r: Resources, add: Add) -> None:
             loops.setdefault(around[:depth], f.product(f.trips, around[:depth]))
     for runs in loops.values():
         add(trips=runs)
+    for around in loops if streaming.streams(f) else ():
+        add(fetched=streaming.latencies(f, around))
     ahead: dict[tuple[str, ...], NDArray[np.bool_]] = {}
     boxes: dict[tuple[str, ...], NDArray[np.bool_]] = {}
     flat = flattened(f)

@@ -67,7 +67,7 @@ class Work:
     ``loaded`` and ``stored``: bytes to and from L2 in whole sectors. ``common``: those of the loads that other blocks want at the
     same time; ``bare``: those loaded outside of pipelines, the first trip of each pipeline among them. ``issued``: bytes that
     threads move by pointers, as if by instructions of full width; ``boxes``: 1 where descriptors load. ``memory``: bytes of the
-    tensors, each once; ``streams``: 1 where that is all that the kernel waits for.
+    tensors, each once; ``streams``: 1 where that is all that the kernel waits for; ``ahead``: those of pipelines under way.
 
     ``dependent``: 1 where the kernel starts before the one in front of it has ended. ``waits``: loads whose latency nothing
     hides, ``rewaits``: those that were under way before; ``streamed``: loads in loops without a contraction, which the compiler
@@ -109,6 +109,7 @@ class Work:
     passes: Counts
     memory: Counts
     streams: Counts
+    ahead: Counts
     dependent: Counts
     slivers: Counts
     pieces: Counts
@@ -177,14 +178,13 @@ def work(f: Features, device: Device) -> Work:
     _again(f, add)
     total["blocks"], total["warps"] = f.blocks, f.warps.astype(float)
     total["boxes"] = np.minimum(total["boxes"], 1.0)
-    total["registers"], total["shared"] = r.registers, r.shared
+    ahead = sum((np.maximum(n, 0) * f.stmts[i].bytes for i, n in r.pipelined.items()), zero)
+    total["registers"], total["shared"], total["ahead"] = r.registers, r.shared, ahead
     total["memory"] = sum(tensors.values(), zero)
     total["programs"], total["flattened"] = programs(f), flattened(f).astype(float)
     if streamed:
-        total["memory"] = streaming.few_warps(f) * (total["memory"] + f.blocks * streaming.read_again(f))
-        again = [f.product(f.trips, unrolled(f, s)) for s in f.stmts]
-        total["memory"] = total["memory"] * streaming.spilled(f, r.lanes, device) * streaming.crowded(f, r.lanes, again)
-        total["streams"] = zero + 1.0
+        add(memory=f.blocks * streaming.read_again(f), streams=zero + 1.0)
+        total["memory"] *= streaming.slower(f, r.lanes, [f.product(f.trips, unrolled(f, s)) for s in f.stmts], device)
     for name, value in f.options.items():
         option = option_of(name)
         if option is not None and option.counts:

@@ -196,4 +196,4 @@ def test_threads_that_do_too_much_at_once_wait_longer_for_memory(
         us(block, replace(kernel(order, **{a.name: 1 for a in block.axes[:-1]} | {axis: n}), num_warps=warps), H200)
         for n, warps in (faster, slower)
     )
-    assert fast < 0.9 * slow
+    assert fast < 0.95 * slow
