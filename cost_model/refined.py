@@ -43,7 +43,7 @@ ENOUGH, QUEUE = 2.5, 0.1
 """Bytes under way, as a multiple of bandwidth times latency, beyond which memory gets slower, and what each doubling costs:
 products of few rows were fastest with 3 or 4 stages where 5 fit."""
 ALONE = 2.0
-"""Warps that keep an SM's units as busy as a block can: products of few rows took 0.9 times as long with 2 warps as with 4."""
+"""Warps that keep an SM's paths to memory busy: products of few rows took 0.9 times as long with 2 warps as with 4."""
 SIDES, SPLITS, DEPTH = (64, 128, 256), (1, 2, 4), 64
 """Rows and columns, parts of the sum, and depth of the tiles of a library's matmul."""
 TIE = 1e-4
@@ -81,12 +81,12 @@ def times(w: Work, device: Device, c: Constants) -> dict[str, Counts]:
     each = programs * np.ceil(w.blocks / w.programs)
     resident = np.minimum(w.resident, programs)
     waves = np.ceil(each / resident)
-    # a quarter of the SM's units serves each fourth warp, but two warps wait for each other less
-    alone = np.maximum(ALONE / w.warps, 1.0)
+    # a quarter of the SM's units serves each fourth warp; the paths to memory serve all of them
+    alone, moving = np.maximum(4.0 / w.warps, 1.0), np.maximum(ALONE / w.warps, 1.0)
     shared_out = each * np.maximum(4.0 / (w.warps * resident), 1.0)
 
     steps = w.trips * c.trip + w.dots * c.contraction + w.folds * c.fold + w.passes * c.exchange + w.streamed * c.streamed
-    busy = steps + alone * (c.group_cost * w.exposed + arithmetic + issue + move)
+    busy = steps + alone * (c.group_cost * w.exposed + arithmetic) + moving * (issue + move)
     busy = busy + w.bare / (c.sm_bandwidth * clock)
     fetch = w.fetched * c.fetch
     waits = w.waits * c.wait + w.rewaits * c.rewait + w.unbuffered * c.fetch + w.boxes * c.descriptor

@@ -67,7 +67,7 @@ class Work:
     ``loaded`` and ``stored``: bytes to and from L2 in whole sectors. ``common``: those of the loads that other blocks want at the
     same time; ``bare``: those loaded outside of pipelines, the first trip of each pipeline among them. ``issued``: bytes that
     threads move by pointers, as if by instructions of full width; ``boxes``: 1 where descriptors load. ``memory``: bytes of the
-    tensors, each once; ``streams``: 1 where that is all that the kernel waits for; ``ahead``: those of pipelines under way.
+    tensors, each once; ``streams``: 1 where that is all that the kernel waits for; ``ahead``: those under way for products.
 
     ``dependent``: 1 where the kernel starts before the one in front of it has ended. ``waits``: loads whose latency nothing
     hides, ``rewaits``: those that were under way before; ``streamed``: loads in loops without a contraction, which the compiler
@@ -178,7 +178,7 @@ def work(f: Features, device: Device) -> Work:
     _again(f, add)
     total["blocks"], total["warps"] = f.blocks, f.warps.astype(float)
     total["boxes"] = np.minimum(total["boxes"], 1.0)
-    ahead = sum((np.maximum(n, 0) * f.stmts[i].bytes for i, n in r.pipelined.items()), zero)
+    ahead = sum((np.maximum(n, 1) * f.stmts[i].bytes for i, n in _operands(f, r).items()), zero)
     total["registers"], total["shared"], total["ahead"] = r.registers, r.shared, ahead
     total["memory"] = sum(tensors.values(), zero)
     total["programs"], total["flattened"] = programs(f), flattened(f).astype(float)
@@ -190,6 +190,13 @@ def work(f: Features, device: Device) -> Work:
         if option is not None and option.counts:
             add(**_counted(f, option.counts, value))
     return Work(**total)
+
+
+def _operands(f: Features, r: Resources) -> dict[int, Sizes]:
+    """Buffers of what is loaded for products, by statement; none where no pipeline runs ahead."""
+    values = {v for s in f.block.computes if s.contracts for v in s.args}
+    loads = (i for i, s in enumerate(f.stmts) if s.stmt.kind == "load" and s.stmt.value in values)
+    return {i: r.pipelined.get(i, np.zeros(len(f), np.int64)) for i in loads}
 
 
 def _counted(f: Features, counts: Callable[[Any, Any], Mapping[str, Any]], value: Any) -> dict[str, Any]:
