@@ -191,9 +191,9 @@ def errors(count: int) -> BlockGraph:
 def test_threads_that_do_too_much_at_once_wait_longer_for_memory(
     block: BlockGraph, order: str, faster: tuple[int, int], slower: tuple[int, int]
 ) -> None:
-    axis = block.axes[-1].name
+    ones = [(a.name, 1) for a in block.axes[:-1]]
     fast, slow = (
-        us(block, replace(kernel(order, **{a.name: 1 for a in block.axes[:-1]} | {axis: n}), num_warps=warps), H200)
+        us(block, KernelSchedule((*ones, (block.axes[-1].name, n)), TilingExpr(tuple(order), ()), num_warps=warps))
         for n, warps in (faster, slower)
     )
     assert fast < 0.95 * slow
