@@ -130,6 +130,22 @@ def mlp(op: str = "nn.dense", shape: tuple[int | None, ...] = (64, 32)) -> str:
     return w.module(w.call("nn.dense", first if op == "nn.dense" else w.call(op, first, type_=typed), b))
 
 
+def test_a_model_over_token_ids_runs_as_a_whole(tmp_path: Path) -> None:
+    w = RelayWriter()
+    ids, table = w.input("ids", (1, 16), "int64"), w.input("table", (20, 32))
+    rows = w.call("take", table, w.call("cast", ids, dtype="int32"), axis=w.node("IntImm", value=0), mode=w.string("clip"))
+    hidden = w.call("nn.dense", w.call("reshape", rows, newshape=w.ints(16, 32)), w.input("a", (48, 32)))
+    (tmp_path / "ids.json").write_text(w.module(w.call("nn.relu", hidden)))
+    rng = np.random.default_rng(0)
+    write_params(
+        tmp_path / "ids.params", {n: rng.standard_normal(s, np.float32) for n, s in (("table", (20, 32)), ("a", (48, 32)))}
+    )
+    result = optimize(tmp_path / "ids.json", tmp_path / "ids.params", on="cpu", runtime="torch", check=False, jobs=1)
+    assert result.trial is not None
+    assert result.trial.ok
+    assert result.trial.original_us is None
+
+
 def bad_models(folder: Path) -> dict[str, tuple[Path, Path | None, int, str]]:
     """Name to model, parameters, exit code and what the message must name."""
     text = ENCODER.read_text()
