@@ -30,16 +30,10 @@ class RelayMissing(EnvironmentError_):
 
 @dataclass(frozen=True)
 class Flavour:
-    """``cuda_modules``: PTX can be loaded into a module; ``cuda_codegen``: the rest of a model can be compiled for CUDA."""
+    """Which TVM is installed."""
 
     name: Literal["relay", "relax"]
     version: str
-    cuda_modules: bool
-    cuda_codegen: bool
-
-    @property
-    def has_cuda(self) -> bool:
-        return self.cuda_modules and self.cuda_codegen
 
 
 def check_distributions(names: Sequence[str]) -> None:
@@ -61,14 +55,7 @@ def detect() -> Flavour:
     # Relay otherwise tries to download schedules for the operators that stay, at every build.
     os.environ.setdefault("TOPHUB_LOCATION", "NONE")
     tvm = import_tvm()
-    is_relay = importlib.util.find_spec("tvm.relay") is not None
-    known = tvm.get_global_func
-    return Flavour(
-        "relay" if is_relay else "relax",
-        str(tvm.__version__),
-        known("runtime.module.loadfile_ptx" if is_relay else "ffi.Module.create.cuda", allow_missing=True) is not None,
-        known("target.build.cuda", allow_missing=True) is not None,
-    )
+    return Flavour("relay" if importlib.util.find_spec("tvm.relay") is not None else "relax", str(tvm.__version__))
 
 
 def import_tvm() -> Any:

@@ -27,11 +27,6 @@ class Fn(nn.Module):
         return self.run(*self.inner, *(getattr(self, n) for n in self.names), *inputs)
 
 
-def sized(shape: tuple[int, ...], small: tuple[int, ...] | None = None) -> Callable[[bool], tuple[int, ...]]:
-    """A shape, and the one of a check: by default each extent at most 12."""
-    return lambda little: (small or tuple(min(n, 12) for n in shape)) if little else shape
-
-
 def of(make: Callable[[], nn.Module], *shapes: tuple[int, ...], small: tuple[tuple[int, ...], ...] | None = None) -> Case:
     """A module that is the same for all sizes, on random numbers."""
 

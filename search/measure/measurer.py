@@ -19,13 +19,10 @@ from dataclasses import replace
 from datetime import UTC
 from datetime import datetime
 from functools import cached_property
-from typing import Any
 from typing import TypeVar
 
 from fuser.ir.candidate import Candidate
-from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram
-from fuser.ir.schedule import Schedule
 from fuser.lower.assembler import choose as choose_assembler
 from fuser.lower.assembler import compiler
 from fuser.runtime.plan import Plan
@@ -230,22 +227,3 @@ class Bench:
         if isinstance(item, Candidate):
             self.records.add_structure(item.graph, row.structure)
         self.records.add(row, again=bool(row.repeat))
-
-
-def measure_many(
-    program: TensorProgram,
-    items: Sequence[Candidate | External],
-    *,
-    device: str = "cuda",
-    options: Options | None = None,
-    records: Records | None = None,
-    workers: int | None = None,
-) -> list[Record]:
-    """Compile, check and time several candidates of one program, interleaved; one row for each."""
-    with Bench.open(device, records, options, workers) as bench:
-        return bench.measure(program, items)
-
-
-def measure(program: TensorProgram, graph: KernelGraph, schedule: Schedule, **options: Any) -> Record:
-    """One candidate, as :func:`measure_many`."""
-    return measure_many(program, [Candidate(graph, schedule)], **options)[0]
