@@ -32,6 +32,8 @@ from fuser.outputs import write_file
 
 DEFAULT: tuple[str, ...] = ("bert-small", "bert-base", "bert-large", "vit-b", "gpt2")
 TARGET = "h200"
+PAPER = {"bert-small": 81, "bert-base": 202, "bert-large": 243}
+"""Seconds of tuning with MCFuser and Relay, table IV."""
 COLUMNS = {
     "tvm+ours": "TVM's virtual machine with our kernels, a call captured as one CUDA graph",
     "own graphs": "the same library, which captures by itself what it can",
@@ -97,7 +99,10 @@ def prepare(folder: Path, names: list[str]) -> None:
     import torch
 
     for name in names:
-        made = {kind: plan_of(name, device) for kind, device in (("ours", None), ("default", "cuda:0"))}
+        start = time.perf_counter()
+        made = {"ours": plan_of(name, None)}
+        (folder / f"{name}-plan.json").write_text(json.dumps({"planning": time.perf_counter() - start}))
+        made["default"] = plan_of(name, "cuda:0")
         made["default"] = replace(made["default"], device=None)
         (folder / f"{name}.pkl").write_bytes(pickle.dumps(made))
         net, shapes = network(name)
@@ -159,7 +164,7 @@ def measure(folder: Path, name: str) -> dict[str, Any]:
     times = in_turn(replays)
     us = {c: statistics.median(t) for c, t in times.items()} | {"calls": wall(plain.call)}
     spread = {c: (max(t) - min(t)) / us[c] for c, t in times.items()}
-    built = json.loads((folder / f"{name}.json").read_text())
+    built = json.loads((folder / f"{name}.json").read_text()) | json.loads((folder / f"{name}-plan.json").read_text())
     return {"us": us, "spread": spread, "error": errors, "same bits": same, "failed peers": failed, **built}
 
 
@@ -250,7 +255,14 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
         times = "".join(f"{us[c]:>11.1f}" if c in us else f"{'-':>11}" for c in COLUMNS)
         same = "" if row["same bits"] else "  other bits than ours"
         lines.append(f"{name:<12}{times}{ratios}{error['tvm+ours']:>10.1e}{error['eager']:>10.1e}{same}")
-    return "\n".join([*lines, "", *(f"{c}: {what}" for c, what in COLUMNS.items())]) + "\n"
+    spreads = [f"{n} {max(r['spread'].values()):.2f}" for n, r in rows.items() if "spread" in r]
+    planning = [f"{n} {r['planning']:.0f}{f' ({PAPER[n]})' if n in PAPER else ''}" for n, r in rows.items() if "planning" in r]
+    notes = [f"largest spread of a contestant's rounds: {', '.join(spreads)}"] if spreads else []
+    notes += (
+        [f"seconds to choose and compile all kernels, side by side (in the paper): {', '.join(planning)}"] if planning else []
+    )
+    notes += [f"{n}: {peer} failed: {why}" for n, r in rows.items() for peer, why in r.get("failed peers", {}).items()]
+    return "\n".join([*lines, "", *(f"{c}: {what}" for c, what in COLUMNS.items()), *notes]) + "\n"
 
 
 def main() -> None:
