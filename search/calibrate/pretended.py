@@ -16,6 +16,7 @@ from fuser.device import Device
 from fuser.ir.candidate import Candidate
 from fuser.ir.program import TensorProgram
 from fuser.runtime.plan import Plan
+from search.calibrate.rates import AGAIN
 from search.calibrate.rates import DTYPES
 from search.measure.compiling import Built
 from search.measure.compiling import CompilePool
@@ -95,7 +96,7 @@ class Pretending(Worker):
         if kind == "product":
             return 2 * int(size[0]) ** 3 / (0.8 * float(getattr(d, DTYPES[size[1]])))
         rate = d.l2_bandwidth * c.l2_rate if kind == "cached" else d.memory_bandwidth * c.memory_rate
-        return d.launch_latency + moved / rate
+        return (d.launch_latency + moved / rate) * (AGAIN if kind == "cached" else 1)
 
 
 class Idle(CompilePool):
