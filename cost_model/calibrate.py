@@ -56,8 +56,8 @@ BOUNDS: Mapping[str, tuple[float, float]] = {
     "descriptor": (0.01e-6, 1.0e-6),
     "merged": (0.05, 0.95),
     "l2_rate": (0.3, 1.0),
-    "spill_groups": (0.1, 8.0),
-    "spill": (0.05, 8.0),
+    "spill_groups": (0.02, 8.0),
+    "spill": (0.01, 8.0),
     "slivers": (0.01, 2.0),
     "pieces": (0.01, 2.0),
     "parts": (0.005, 2.0),
@@ -139,14 +139,16 @@ def table(samples: Sequence[Sample], device: Device) -> Table:
 
 @dataclass(frozen=True)
 class Fitted:
-    """Constants, the standard error of the logarithm of each that was fitted, and those that rest on a bound."""
+    """Constants, the standard error of the logarithm of each that was fitted, those that rest on a bound, and the pull towards
+    the start that the noise of the rows called for."""
 
     constants: Constants
     doubt: Mapping[str, float]
     bounded: tuple[str, ...]
+    prior: float
 
 
-def fit(data: Table, start: Constants | None = None) -> Constants:
+def fit(data: Table, start: Constants | None = None, prior: float = PRIOR) -> Constants:
     """Constants that explain the measured times; deterministic."""
     from scipy.optimize import least_squares
 
@@ -159,36 +161,37 @@ def fit(data: Table, start: Constants | None = None) -> Constants:
         return replace(first, **dict(zip(BOUNDS, map(float, np.exp(x)), strict=True)))
 
     def errors(x: Counts) -> Counts:
-        return np.concatenate([weight * np.log(data.predict(constants(x)) / data.seconds), PRIOR * (x - origin)])
+        return np.concatenate([weight * np.log(data.predict(constants(x)) / data.seconds), prior * (x - origin)])
 
     def loss(z: Counts) -> Counts:
         """Soft L1 of the rows, the square of the prior; with both derivatives."""
-        t, prior = 1 + z[:count], z[count:]
+        t, pull = 1 + z[:count], z[count:]
         robust = np.stack([2 * (np.sqrt(t) - 1), t**-0.5, -0.5 * t**-1.5])
-        return np.concatenate([robust, [prior, np.ones_like(prior), np.zeros_like(prior)]], axis=1)
+        return np.concatenate([robust, [pull, np.ones_like(pull), np.zeros_like(pull)]], axis=1)
 
     robust_loss: Any = loss  # scipy has no types, and its default is a text
     return constants(least_squares(errors, origin, bounds=(low, high), loss=robust_loss, f_scale=ROBUST).x)
 
 
 def fitting(data: Table, start: Constants) -> Fitted:
-    """The same, with what is to be known of the constants."""
-    found = fit(data, start)
+    """The same for a GPU whose constants may well differ from the start's, with what is to be known of them."""
+
+    def noise(c: Constants) -> float:
+        errors = weight * np.log(data.predict(c) / data.seconds)
+        return max(1.4826 * float(np.median(np.abs(errors))), 1e-3)  # odd rows do not count
+
     weight = _weights(data)
-    errors = weight * np.log(data.predict(found) / data.seconds)
-    scale = max(1.4826 * float(np.median(np.abs(errors))), 1e-3)  # odd rows do not count
+    prior = noise(fit(data, start)) / WRONG
+    found = fit(data, start, prior)
     told = slopes(data, found) * weight[:, None]
-    information, pull = told.T @ told, PRIOR**2 * np.eye(len(BOUNDS))
-    inverse = np.linalg.inv(information + pull)
-    # of the noise of the rows, and of the pull towards a start that may be wrong
-    covariance = inverse @ (scale**2 * information + (WRONG * PRIOR) ** 2 * pull) @ inverse
-    doubt = dict(zip(BOUNDS, np.sqrt(np.diag(covariance)).tolist(), strict=True))
+    covariance = np.linalg.inv(told.T @ told + prior**2 * np.eye(len(BOUNDS)))
+    doubt = dict(zip(BOUNDS, (noise(found) * np.sqrt(np.diag(covariance))).tolist(), strict=True))
     ends = {n: min(abs(np.log(getattr(found, n) / end)) for end in pair) for n, pair in BOUNDS.items()}
-    return Fitted(found, doubt, tuple(n for n, away in ends.items() if away < AT))
+    return Fitted(found, doubt, tuple(n for n, away in ends.items() if away < AT), prior)
 
 
-WRONG = 0.5
-"""Deviation of the logarithms of constants from where a fit starts, on another GPU."""
+WRONG = 0.35
+"""Deviation of the logarithms of constants of another GPU from where its fit starts."""
 AT = 0.005
 """Distance of logarithms at which a constant rests on its bound."""
 STEP = 0.02
@@ -258,15 +261,17 @@ Each = Callable[[Callable[[Any], Any], Sequence[Any]], Iterable[Any]]
 """What calls a function for each of some values, in processes of its own maybe; results in order."""
 
 
-def held_out(data: Table, group: Callable[[str], str], start: Constants | None = None, each: Each = map) -> Counts:
+def held_out(
+    data: Table, group: Callable[[str], str], start: Constants | None = None, prior: float = PRIOR, each: Each = map
+) -> Counts:
     """Predictions for each sample by constants that were fitted without the group of workloads that it belongs to."""
     names = np.array([group(str(w)) for w in data.workload])
     out = np.zeros(len(names))
     groups = np.unique(names)
-    for name, c in zip(groups, each(_fit, [(data.only(names != n), start) for n in groups]), strict=True):
+    for name, c in zip(groups, each(_fit, [(data.only(names != n), start, prior) for n in groups]), strict=True):
         out[names == name] = data.only(names == name).predict(c)
     return out
 
 
-def _fit(job: tuple[Table, Constants | None]) -> Constants:
+def _fit(job: tuple[Table, Constants | None, float]) -> Constants:
     return fit(*job)

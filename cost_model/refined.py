@@ -34,7 +34,13 @@ from fuser.ir.program import DTYPE_BYTES
 from fuser.ir.schedule import KernelSchedule
 
 SPILL_RAMP = 40.0
-"""Registers beyond those of a thread at which spills cost all that they can."""
+"""Registers beyond those of a thread that are one step of what spills cost; products by warp groups take up to :data:`STEPS`."""
+CROWD, CROWD_RAMP = 1.5, 100.0
+"""Of products on fragments: so many times the registers of a thread can be wanted for whole operands and results before they are
+spilled, and how many more are one step."""
+STEPS = 8.0
+"""Most steps. Of kernels whose threads wanted two to three times their registers an H100 took 6 times as long (the median), beyond
+that 11 times."""
 ROOF = 8.0
 """Exponent that joins resources: all but the largest."""
 ISSUED = 2048.0
@@ -105,8 +111,10 @@ def times(w: Work, device: Device, c: Constants) -> dict[str, Counts]:
     products = _join(ROOF, shared_out * tensor, each * c.operand_cost * w.operands / shared)
     units = (products + shared_out * issue, *(shared_out * x for x in (special, arithmetic, move)))
     roof = _join(ROOF, *units, into_sm, l2, dram)
-    over = np.clip((w.registers - device.registers_per_thread) / SPILL_RAMP, 0.0, 1.0)
-    spills = 1.0 + over * np.where(w.wgmma > w.mma, c.spill_groups, c.spill)
+    over = (w.registers - device.registers_per_thread) / SPILL_RAMP
+    crowded = (w.crowd - CROWD * device.registers_per_thread) / CROWD_RAMP
+    others = np.where(w.crowd > 0, np.clip(crowded, 0.0, STEPS), np.clip(over, 0.0, 1.0))
+    spills = 1.0 + np.where(w.wgmma > w.mma, c.spill_groups * np.clip(over, 0.0, STEPS), c.spill * others)
     cuts = 1.0 + c.slivers * w.slivers + c.pieces * w.pieces + c.parts * w.parts
     # what one block does in turn, others of its SM hide where memory is all that they wait for
     body = (waits + np.where(w.streams > 0, _join(ROOF, turns, roof), _join(c.norm, turns, roof))) * spills * cuts

@@ -313,6 +313,19 @@ def _shared(f: Features, lanes: dict[str, Sizes], dots: dict[int, Dot], pipeline
     return np.maximum.reduce(alive)
 
 
+def crowd(f: Features, r: Resources) -> Counts:
+    """Registers a thread of the results of products on fragments and of their operands over the whole depth of a tile: compilers
+    load those ahead, step after step, and spill what they have no room for."""
+    found, results, threads = np.zeros(len(f)), np.zeros(len(f)), 32.0 * f.warps
+    for d in r.dots.values():
+        item = min(DTYPE_BYTES[f.block.by_value[v].dtype] for v in (d.left, d.right))
+        mine = d.tensor & ~d.groups
+        operands = (d.rows * d.warp_cols + d.cols * d.warp_rows) * d.inner * item / (4.0 * threads)
+        results = results + np.where(mine, d.rows * d.cols / threads, 0.0)
+        found = np.maximum(found, np.where(mine, operands, 0.0))
+    return found + results
+
+
 def _registers(f: Features, lanes: dict[str, Sizes], dots: dict[int, Dot], pipelined: dict[int, Counts]) -> Counts:
     """32-bit registers a thread: the most that is alive at once of accumulators, operands and what is loaded or computed, in
     fp32.

@@ -36,6 +36,7 @@ from cost_model.lives import home
 from cost_model.lives import real
 from cost_model.resources import WGMMA
 from cost_model.resources import Resources
+from cost_model.resources import crowd
 from cost_model.resources import resources
 from cost_model.resources import unrolled
 from cost_model.rows import SECTOR
@@ -57,7 +58,7 @@ class Work:
 
     ``blocks`` are places of the grid, ``programs`` those that are launched (fewer of a persistent kernel; ``flattened``: 1 where
     its pipeline goes on from place to place), ``resident`` of them that an SM can hold, ``warps`` of a block, ``registers`` that
-    a thread wants, ``shared`` bytes.
+    a thread wants, ``crowd`` of them for whole operands and results of products on fragments, ``shared`` bytes.
 
     ``wgmma``, ``mma`` and ``flat`` are seconds of contractions on one SM at its peak rate: warp-group instructions, fragment
     instructions, plain arithmetic; ``special`` and ``arithmetic`` the same for special functions and fp32 work. ``exposed``:
@@ -83,6 +84,7 @@ class Work:
     resident: Counts
     warps: Counts
     registers: Counts
+    crowd: Counts
     shared: Counts
     wgmma: Counts
     mma: Counts
@@ -180,6 +182,7 @@ def work(f: Features, device: Device) -> Work:
     total["boxes"] = np.minimum(total["boxes"], 1.0)
     ahead = sum((np.maximum(n, 1) * f.stmts[i].bytes for i, n in _operands(f, r).items()), zero)
     total["registers"], total["shared"], total["ahead"] = r.registers, r.shared, ahead
+    total["crowd"] = crowd(f, r)
     total["memory"] = sum(tensors.values(), zero)
     total["programs"], total["flattened"] = programs(f), flattened(f).astype(float)
     if streamed:

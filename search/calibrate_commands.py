@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -38,12 +39,14 @@ from fuser.interrupts import Terminated
 from fuser.outputs import make_folder
 from fuser.outputs import write_file
 from search.calibrate.describe import limits
+from search.calibrate.fitting import LEAST_ROWS
 from search.calibrate.fitting import Calibration
 from search.calibrate.fitting import Quality
 from search.calibrate.pretended import Pretending
 from search.calibrate.pretended import errors
 from search.calibrate.pretended import pretending
 from search.calibrate.pretended import truth
+from search.calibrate.programs import DRAWS
 from search.calibrate.run import COMPILE_SECONDS
 from search.calibrate.run import ROUNDS
 from search.calibrate.run import RUN
@@ -142,9 +145,14 @@ def _measured(asked: Asked, out: Path | None, base: str, jobs: int | None, about
     with Records(kept) as records:
         with _stopped(records, kept), _bench(asked, records, jobs) as bench:
             measure(bench, asked, _progress(quiet))
-            with progress("fitting", None, quiet) as step:
-                step("")
-                made = fitted_to(records, asked.title, base, about, bench.each)
+            with progress("fitting", len(DRAWS), quiet) as step:
+
+                def each(work: Callable[[Any], Any], jobs: Sequence[Any]) -> Iterator[Any]:
+                    for found in bench.each(work, jobs):
+                        step("without each kind of program")
+                        yield found
+
+                made = fitted_to(records, asked.title, base, about, each)
         counts = _counts(records, made.device)
     return _Done(made, place, kept, counts, None if asked.pretended is None else truth(asked.base, asked.pretended))
 
@@ -198,7 +206,8 @@ def _stopped(records: Records, kept: Path) -> Iterator[None]:
     except KeyboardInterrupt as error:
         ok = sum(1 for _ in records.rows(kind="kernel", status="ok"))
         stop = Terminated if isinstance(error, Terminated) else KeyboardInterrupt
-        raise stop(f"{ok} rows are kept in {kept}: the same command goes on, --from {kept} fits to them") from None
+        more = f", --from {kept} fits to them" if ok >= LEAST_ROWS else ""
+        raise stop(f"{ok} rows are kept in {kept}: the same command goes on{more}") from None
 
 
 def _read(records: Records, sources: Sequence[Path]) -> None:

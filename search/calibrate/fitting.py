@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from cost_model.calibrate import BOUNDS
+from cost_model.calibrate import WRONG
 from cost_model.calibrate import Accuracy
 from cost_model.calibrate import Each
 from cost_model.calibrate import Fitted
@@ -36,8 +37,8 @@ LEAST_ROWS, LEAST_FAMILIES = 60, 3
 """With fewer rows, or rows of fewer families, what is held out would say nothing."""
 LIBRARY = (0.5, 3.0)
 """Bounds of the constant of library kernels."""
-UNSAID = 0.35
-"""Standard error of a logarithm from which on the rows say little of a constant; without any rows it is 0.5."""
+UNSAID = 0.7 * WRONG
+"""Standard error of a logarithm from which on the rows say little of a constant."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ def calibrated(
         )
     data = table(samples, device)
     found = fitting(data, start)
-    before, after = accuracy(data, data.predict(start)), accuracy(data, held_out(data, family, start, each))
+    before, after = accuracy(data, data.predict(start)), accuracy(data, held_out(data, family, start, found.prior, each))
     constants = replace(found.constants, library=_library(device, found.constants, rates))
     pairs = list(zip(before, after, strict=True))
     parts = tuple(_quality(f, [p for p in pairs if family(p[0].workload) == f]) for f in sorted(families))

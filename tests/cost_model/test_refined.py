@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import settings
 from hypothesis import strategies as st
 
+from cost_model.calibrate import BOUNDS
 from cost_model.constants import UNITS
 from cost_model.constants import Constants
 from cost_model.constants import constants_of
@@ -20,6 +21,7 @@ from cost_model.features import schedule_features
 from cost_model.refined import Product
 from cost_model.refined import matmul_seconds
 from cost_model.refined import memory_kernel_seconds
+from cost_model.refined import estimate
 from cost_model.refined import seconds
 from cost_model.refined import terms
 from cost_model.work import work
@@ -141,6 +143,20 @@ def test_library_kernels() -> None:
     assert 2e-6 < small < 5e-6
     assert 1.0 < large / (2 * 8192**3 / H200.matmul_flops("float16")) < 3.0
     assert memory_kernel_seconds(4.8e9, H200) == pytest.approx(1e-3, rel=0.3)
+
+
+def test_what_no_thread_can_hold_costs_much() -> None:
+    """Whole operands of a product on fragments: with two warps their depth decides, with warp groups it does not."""
+    tiles = {"m": 128, "n": 128, "h": 128}
+    slow, fast = (estimate(CHAIN, kernel("n", warps=w, k=128, **tiles), H200) for w in (2, 8))
+    assert slow["spills"] > 2.0 > fast["spills"]
+
+
+def test_no_constant_of_a_fit_rests_on_a_bound() -> None:
+    for device in list_devices():
+        for name, value in device.constants:
+            low, high = BOUNDS.get(name, (0.0, np.inf))
+            assert low * 1.01 < value < high * 0.99, (device.name, name)
 
 
 def test_constants_are_data() -> None:
