@@ -19,9 +19,9 @@ from cost_model.device_file import text
 from cost_model.features import features
 from cost_model.features import schedule_features
 from cost_model.refined import Product
+from cost_model.refined import estimate
 from cost_model.refined import matmul_seconds
 from cost_model.refined import memory_kernel_seconds
-from cost_model.refined import estimate
 from cost_model.refined import seconds
 from cost_model.refined import terms
 from cost_model.work import work
