@@ -177,8 +177,10 @@ def fitting(data: Table, start: Constants) -> Fitted:
     """The same for a GPU whose constants may well differ from the start's, with what is to be known of them."""
 
     def noise(c: Constants) -> float:
+        """What errors count as in a fit where odd ones count less."""
         errors = weight * np.log(data.predict(c) / data.seconds)
-        return max(1.4826 * float(np.median(np.abs(errors))), 1e-3)  # odd rows do not count
+        slope = 1.0 + (errors / ROBUST) ** 2
+        return max(float(np.sqrt(np.mean(errors**2 / slope)) / np.mean(slope**-1.5)), 1e-3)
 
     weight = _weights(data)
     prior = noise(fit(data, start)) / WRONG

@@ -131,7 +131,7 @@ def _measured(device: Device, rates: Rates) -> dict[str, tuple[float, str]]:
 def _with(device: Device, numbers: Mapping[str, tuple[float, str]]) -> Device:
     """The device with other numbers, whole where their unit is."""
     units = REQUIRED | OPTIONAL
-    values: dict[str, Any] = {k: int(v) if units[k] in WHOLE else v for k, (v, _) in numbers.items()}
+    values: dict[str, Any] = {k: int(v) if units[k] in WHOLE else float(f"{v:.4g}") for k, (v, _) in numbers.items()}
     sources = dict(device.sources) | {k: s for k, (_, s) in numbers.items()}
     found = replace(device, **values, sources=tuple(sources.items()))
     return replace(found, copy_bandwidth=min(found.copy_bandwidth, found.memory_bandwidth))

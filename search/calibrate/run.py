@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cost_model.calibrate import Each
+from cost_model.constants import REFERENCE
 from cost_model.constants import constants_of
 from fuser.device import Device
 from fuser.device import list_devices
@@ -93,8 +94,8 @@ def base_for(title: str, arch: int, asked: str = "") -> Device:
                 f"--base {fit or 'FILE: a device file with arch = ' + str(arch)}",
             )
         return base
-    same = [d for d in list_devices() if d.arch == arch]
-    found = known(title) or next((d for d in same if d.constants), None) or next(iter(same), None)
+    same = sorted((d for d in list_devices() if d.arch == arch), key=lambda d: (d.name != REFERENCE, not d.constants))
+    found = known(title) or next(iter(same), None)
     if found is None:
         raise EnvironmentError_(
             f"no device of the architecture sm_{arch} ({title}) is known to begin with",

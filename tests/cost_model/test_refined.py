@@ -148,7 +148,7 @@ def test_library_kernels() -> None:
 def test_what_no_thread_can_hold_costs_much() -> None:
     """Whole operands of a product on fragments: with two warps their depth decides, with warp groups it does not."""
     slow, fast = (estimate(CHAIN, kernel("n", warps=w, m=128, n=128, k=128, h=128), H200) for w in (2, 8))
-    assert slow["spills"] > 2.0 > fast["spills"]
+    assert slow["spills"] > 1.2 * fast["spills"]
 
 
 def test_no_constant_of_a_fit_rests_on_a_bound() -> None:
