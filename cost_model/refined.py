@@ -39,8 +39,8 @@ CROWD, CROWD_RAMP = 1.5, 100.0
 """Of products on fragments: so many times the registers of a thread can be wanted for whole operands and results before they are
 spilled, and how many more are one step."""
 STEPS = 8.0
-"""Most steps. Of kernels whose threads wanted two to three times their registers an H100 took 6 times as long (the median), beyond
-that 11 times."""
+"""Most steps. Of kernels whose threads wanted two to three times their registers an H100 took 6 times as long (the median),
+beyond that 11 times."""
 ROOF = 8.0
 """Exponent that joins resources: all but the largest."""
 ISSUED = 2048.0
