@@ -181,8 +181,7 @@ def work(f: Features, device: Device) -> Work:
     total["blocks"], total["warps"] = f.blocks, f.warps.astype(float)
     total["boxes"] = np.minimum(total["boxes"], 1.0)
     ahead = sum((np.maximum(n, 1) * f.stmts[i].bytes for i, n in _operands(f, r).items()), zero)
-    total["registers"], total["shared"], total["ahead"] = r.registers, r.shared, ahead
-    total["crowd"] = crowd(f, r)
+    total |= {"registers": r.registers, "shared": r.shared, "ahead": ahead, "crowd": crowd(f, r)}
     total["memory"] = sum(tensors.values(), zero)
     total["programs"], total["flattened"] = programs(f), flattened(f).astype(float)
     if streamed:
