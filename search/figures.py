@@ -4,6 +4,7 @@ the same bytes of SVG."""
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,13 +31,15 @@ def kind_of(path: Path) -> str:
 
 def require_matplotlib(path: Path) -> None:
     """Said before anything long is begun. Raises :class:`EnvironmentError_` without matplotlib, :class:`UsageError` for a format
-    that it cannot write."""
+    that it cannot write, or a place where nothing can be."""
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
         raise EnvironmentError_("drawing needs matplotlib, which is not installed", "pip install 'mufuser[plot]'") from error
     if kind_of(path) not in Figure().canvas.get_supported_filetypes():
         raise UsageError(f"matplotlib cannot draw {path}: its suffix is no format that it writes", "give it .svg, .pdf or .png")
+    if path.is_dir() or not os.access(path.absolute().parent, os.W_OK):
+        raise UsageError(f"nothing can be drawn to {path}", "give a file in a folder that is there and can be written")
 
 
 def drawn(path: Path, size: tuple[float, float], draw: Callable[[Any], None]) -> None:

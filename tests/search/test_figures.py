@@ -68,8 +68,9 @@ def test_work_is_counted_without_products_too() -> None:
 
 @pytest.mark.parametrize("verb", [["tune", "mcfuser/S1", "--effort", "full:60", "--simulate", "1"], ["explain", "mcfuser/S1"]])
 def test_a_format_that_nobody_writes_is_said_at_once(verb: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*verb, "--plot", str(tmp_path / "x.docx")]) == 2
-    assert ".svg, .pdf or .png" in capsys.readouterr().err
+    for name, says in (("x.docx", ".svg, .pdf or .png"), ("absent/x.png", "can be written")):
+        assert main([*verb, "--plot", str(tmp_path / name)]) == 2
+        assert says in capsys.readouterr().err
 
 
 def test_explain_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
