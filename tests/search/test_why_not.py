@@ -38,7 +38,7 @@ def tuned(name: str = S2) -> Tuned:
     return tune_fast(workload(name), H200)
 
 
-@pytest.mark.parametrize("name", [S2, "mcfuser/G4", "mirage/rmsnorm", "graphene/layernorm"])
+@pytest.mark.parametrize("name", [S2, "mirage/rmsnorm", "graphene/layernorm"])
 def test_what_is_ranked_is_spelled_and_breaks_no_rule(name: str) -> None:
     found = tuned(name)
     for r in (found.winner, *found.runners):
@@ -52,9 +52,9 @@ def test_a_schedule_breaks_a_rule_where_the_search_refuses_it(program) -> None:
     """Rows drawn from the whole space, options too."""
     base = tune_fast(program, H200).winner
     space = ScheduleSpace(base.graph, H200, options=True)
-    rows = space.sample_rows(40, np.random.default_rng(1))
+    rows = space.sample_rows(30, np.random.default_rng(1))
     finite = np.isfinite(space.estimate_rows(rows, estimator(H200)))
-    assert 3 < finite.sum() < 37
+    assert 2 < finite.sum() < 28
     for row, good in zip(rows, finite, strict=True):
         candidate = Candidate(base.graph, space.schedule(row))
         reasons = list(refusals(program, candidate, H200))
