@@ -71,6 +71,11 @@ def programs(f: Features) -> Counts:
     return np.where(asked > 0, np.minimum(asked, f.blocks), f.blocks)
 
 
+def persistent(f: Features) -> NDArray[np.bool_]:
+    """Whether a kernel loops over places of the grid, one at least."""
+    return is_set(f, PERSISTENT)
+
+
 def flattened(f: Features) -> NDArray[np.bool_]:
     """Whether the pipeline of a persistent kernel goes on from place to place."""
     return is_set(f, FLATTEN) & (programs(f) < f.blocks)

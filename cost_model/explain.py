@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cost_model.refined import estimate
+from cost_model import paper
+from cost_model import refined
+from cost_model.models import REFINED
 from fuser.device import Device
 from fuser.ir.candidate import Candidate
+from fuser.ir.mugraph import BlockGraph
+from fuser.ir.schedule import KernelSchedule
 
 TIMES = (
     "launch",
@@ -27,9 +31,14 @@ TIMES = (
     "into_sm",
     "l2",
     "device_memory",
+    "t_mem",
+    "t_comp",
     "seconds",
 )
-COUNTS = ("waves", "blocks", "resident", "occupancy", "spills", "cuts", "registers", "shared_bytes", "l2_bytes", "memory_bytes")
+COUNTS = (
+    *("waves", "blocks", "resident", "occupancy", "spills", "cuts", "registers", "shared_bytes", "l2_bytes", "memory_bytes"),
+    *("n_block", "n_sm", "equation_1"),
+)
 
 MEANING = {
     "launch": "start of the kernel in a graph",
@@ -60,6 +69,12 @@ MEANING = {
     "shared_bytes": "shared memory a block, B",
     "l2_bytes": "bytes through L2",
     "memory_bytes": "bytes of the tensors",
+    "t_mem": "eq. 3: loads and stores",
+    "t_comp": "eq. 4: contractions",
+    "alpha": "eq. 5: slowdown by few blocks",
+    "n_block": "thread blocks",
+    "n_sm": "SMs",
+    "equation_1": "eq. 1: shared memory a block, B",
 }
 
 
@@ -73,15 +88,22 @@ class Row:
     values: tuple[float | None, ...]
 
 
-def explain(candidates: Sequence[Candidate], device: Device) -> list[Row]:
+def terms(block: BlockGraph, schedule: KernelSchedule, device: Device, model: str = REFINED) -> dict[str, float]:
+    """What a model's estimate of a kernel is made of; times in seconds."""
+    if model == REFINED:
+        return refined.estimate(block, schedule, device)
+    found = paper.estimate(block, schedule, device)
+    shown = {"t_mem": found.t_mem, "t_comp": found.t_comp, "seconds": found.seconds, "alpha": found.alpha}
+    return shown | {"n_block": found.n_block, "n_sm": found.n_sm, "equation_1": found.shared_bytes}
+
+
+def explain(candidates: Sequence[Candidate], device: Device, model: str = REFINED) -> list[Row]:
     """Every term of every kernel of some candidates; a candidate with fewer kernels has None there."""
-    found: list[list[tuple[str, dict[str, float]]]] = [
-        [(b.name, estimate(b, s, device)) for b, s in c.blocks] for c in candidates
-    ]
+    found = [[(b.name, terms(b, s, device, model)) for b, s in c.blocks] for c in candidates]
     rows: list[Row] = []
     for i in range(max(len(f) for f in found)):
-        name = next(f[i][0] for f in found if i < len(f))
-        for term in (*TIMES, *COUNTS):
+        name, shown = next(f[i] for f in found if i < len(f))
+        for term in (t for t in (*TIMES, "alpha", *COUNTS) if t in shown):
             values = tuple(_value(term, f[i][1][term]) if i < len(f) else None for f in found)
             rows.append(Row(name, term, MEANING[term], values))
     return rows

@@ -48,6 +48,8 @@ def loops(f: Features, r: Resources, add: Add) -> None:
     for d in r.dots.values():
         grouped |= d.groups
     for around, used in ahead.items():
+        if not around:  # what one place loads is under way at once
+            continue
         runs = np.where(used, f.product(f.trips, around), 0.0)
         # fragments of two stages have one buffer: the next trip is fetched when this one is done; and nothing is fetched ahead
         # by pointers into a place that another trip of the same loop may belong to
@@ -80,6 +82,7 @@ def _latencies(f: Features, r: Resources, ahead: dict[tuple[str, ...], NDArray[n
     if layered:
         later = float(max(layered.values()))
         add(trips=np.full(len(f), later + 1), fetched=np.where(f.stages > 1, later / np.maximum(f.stages - 1, 1), 0.0))
+    wait((), 1.0 * ahead.get((), np.zeros(len(f), np.bool_)))
     around: tuple[str, ...] = ()
     waited: set[tuple[str, ...]] = set()
     computes = 0

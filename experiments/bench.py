@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json as json_
 import os
+import time
 from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -49,6 +50,7 @@ from fuser.console import plain
 from fuser.console import print_json
 from fuser.console import print_table
 from fuser.console import stdout
+from fuser.device import Device
 from fuser.device import load_device
 from fuser.errors import EnvironmentError_
 from fuser.errors import ModelFileError
@@ -56,12 +58,23 @@ from fuser.errors import UsageError
 from fuser.outputs import locked
 from fuser.outputs import make_folder
 from fuser.outputs import write_file
+from fuser.superopt.structures import structures
+from fuser.workloads import workload
+from search.libraries import with_libraries
 from search.measure.known import PACKAGED
 from search.measure.known import load
 from search.measure.measurer import Bench
 from search.measure.records import Records
 from search.measure.session import Options
 from search.measure.store import move_aside
+from search.space.evolve import Effort
+from search.tuner.efforts import effort_of
+from search.tuner.efforts import measures
+from search.tuner.memory import LIBRARY
+from search.tuner.memory import Memory
+from search.tuner.tuning import STOPPED
+from search.tuner.tuning import Task
+from search.tuner.tuning import Tuning
 
 SUITES = ("mcfuser", "mirage", "graphene")
 SAME = ("device", "torch", "triton", "driver")
@@ -160,12 +173,15 @@ def measure(
     on: str,
     budget: float,
 ) -> tuple[report.Document, bool]:
-    """Measure, writing the documents after every case; the last, and whether all of it was interrupted."""
+    """Measure, writing the documents after every case; the last, and whether all of it was interrupted. With an effort that
+    measures each case is searched first: what was found stands beside the peers."""
     make_folder(folder)
     interrupted = False
     results: list[Result] = []
     with Records(":memory:") as known, Records(folder / "bench.sqlite") as records:
         load(known, files)
+        if measures(request.effort):
+            search_all(names, request.effort, load_device(request.target), records)
         with Bench.open(on, records, Options(seed=request.seed), run=name) as bench:
             where = environment(bench.worker.info)
             cases = plan(names, request, (known, records), bench.worker.info["device"], peers)
@@ -184,6 +200,19 @@ def measure(
         with locked(folder):  # whoever comes last has all rows
             records.export_lines(folder / "rows.jsonl", repeat=name)
     return found, interrupted
+
+
+def search_all(names: Sequence[str], effort: Effort, device: Device, records: Records) -> None:
+    """Search workloads as ``mufuser tune`` does, knowing nothing but these records, to which the rows are added. Raises
+    KeyboardInterrupt where that was interrupted."""
+    start = time.monotonic()
+    programs = [workload(n) for n in names]
+    tasks = [Task(p, with_libraries(structures(p)), 1, LIBRARY) for p in programs]
+    found = [t.searched for t in Tuning(effort, Memory(records)).tune(tasks, device) if t and t.searched]
+    if any(s.why in STOPPED for s in found):
+        raise KeyboardInterrupt("what was measured is kept, the same command goes on")
+    counted = f"{sum(s.measured for s in found)} candidates of {len(found)} cases"
+    note(f"searched with the effort {effort.name}: {counted} in {time.monotonic() - start:.0f} s")
 
 
 Suites = Annotated[
@@ -210,6 +239,10 @@ class Asked:
             "--schedules", metavar="FROM", help="records (the default), model, or rows in a file or folder; may be repeated."
         ),
     ] = None
+    effort: Annotated[
+        str,
+        typer.Option("--effort", metavar="EFFORT", help="quick, full:SECONDS: search each case first, knowing nothing."),
+    ] = "instant"
     top: Annotated[int, typer.Option("--top", min=0, metavar="N", help="Schedules of each case that the model puts first.")] = 3
     best: Annotated[
         int, typer.Option("--best", min=0, metavar="N", help="Schedules of each case that were the fastest so far.")
@@ -272,10 +305,13 @@ def bench(suites: Suites = None, *, options: Asked) -> int:
         return 0
     if options.on not in ("cuda", "cpu"):
         raise UsageError(f"there is no device {options.on!r} to run on", "--on cuda, or --on cpu")
-    files = sources(options.schedules or ["records"])
+    effort = effort_of(options.effort)
+    if measures(effort) and options.on != "cuda":
+        raise UsageError(f"the effort {options.effort!r} measures on a GPU, not with --on {options.on}", "--effort instant")
+    files = sources(options.schedules or ["model" if measures(effort) else "records"])
     # the interpreter is slow: nobody wants 24 more of its kernels by default
     random = 0 if options.on == "cpu" and options.random is None else options.random
-    request = Request(options.target, options.top, options.best, random, options.seed)
+    request = Request(options.target, options.top, options.best, random, options.seed, effort)
     if options.dry_run:
         with Records(":memory:") as known:
             load(known, files)

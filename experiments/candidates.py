@@ -37,6 +37,7 @@ from search.measure.records import Records
 from search.measure.rows import Record
 from search.measure.timing import External
 from search.space.evolve import INSTANT
+from search.space.evolve import Effort
 from search.space.evolve import Ranked
 from search.space.evolve import search
 from search.space.hazards import hazardous
@@ -98,13 +99,15 @@ class Case:
 @dataclass(frozen=True)
 class Request:
     """How many candidates of each kind a case gets. ``top``: the model's best, ``best``: the fastest known ones, ``random``: None
-    for :data:`RANDOM` where records know nothing, and none elsewhere. ``target`` is the device that the model assumes."""
+    for :data:`RANDOM` where records know nothing, and none elsewhere. ``target`` is the device that the model assumes. An
+    ``effort`` that measures searches each case first."""
 
     target: str = "h200"
     top: int = 3
     best: int = 3
     random: int | None = None
     seed: int = 0
+    effort: Effort = INSTANT
 
 
 def cases_of(suites: Sequence[str], cases: Sequence[str] = ()) -> tuple[str, ...]:

@@ -41,6 +41,7 @@ from search.measure.measurer import Bench
 from search.measure.records import Records
 from search.tune import Tuned
 from search.tune import tune_fast
+from search.tune import wary
 
 SLOWER = 1.05
 """Times slower with the superoptimizer from which the search has lost by it."""
@@ -59,9 +60,10 @@ def entry(tuned: Tuned, runners: int) -> list[list[Any]]:
 def choose(program: TensorProgram, device: Device, budget: float, runners: int) -> dict[str, Any]:
     """Both searches of a program."""
     start = time.perf_counter()
-    plain = tune_fast(program, device, graphs=structures(program))
+    first = structures(program)
+    plain = tune_fast(program, device, graphs=first)
     graphs = searched(program, budget)
-    other = tune_fast(program, device, graphs=graphs)
+    other = wary(tune_fast(program, device, graphs=graphs), first)
     say(
         f"{program.name}: {plain.winner.us:.2f} µs of {plain.structures} structures, {other.winner.us:.2f} of {len(graphs)}, "
         f"{time.perf_counter() - start:.0f} s"
@@ -127,6 +129,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.what != "compile" and args.out is None:
         raise UsageError("a file for the result is needed", "-o FILE")
     if args.what == "choose":
+        make_folder(args.out.parent)
         chosen: dict[str, Any] = {}
         for name, program in drawn_programs(args.seed, args.count).items():
             try:

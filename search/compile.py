@@ -57,6 +57,7 @@ from search.stages import Say
 from search.stages import silent
 from search.tune import Tuned
 from search.tune import tune_fast
+from search.tune import wary
 from search.tuner.efforts import effort_of
 from search.tuner.efforts import measures
 from search.tuner.live import live
@@ -281,6 +282,8 @@ def _as_one(
             scope = f"{scope} {graph.stable_hash() if graph else f'superoptimized {superoptimize:g} s'}".strip()
         (found,) = how.tuning.tune([Task(program, graphs, 1, scope)], spec, how.seed)
         tuned = found or tune_fast(program, spec, seed=how.seed, graphs=graphs)
+        if superoptimize and found is None:
+            tuned = wary(tuned, with_libraries(structures(program)))
     if device == "cpu":
         return verified(tuned)
     return realise([tuned], spec, checked=how.checked, seed=how.seed)[0]

@@ -16,8 +16,10 @@ import typer
 
 from cost_model.explain import COUNTS
 from cost_model.explain import explain as explain_terms
+from cost_model.explain import terms
+from cost_model.models import REFINED
+from cost_model.models import TITLES
 from cost_model.refined import check_device
-from cost_model.refined import estimate
 from fuser.arguments import Json
 from fuser.arguments import Set
 from fuser.arguments import Target
@@ -55,9 +57,11 @@ from search.realise import realise
 from search.roofline import Point
 from search.roofline import draw_roofline
 from search.roofline import point
+from search.space.evolve import Effort
 from search.space.evolve import Ranked
 from search.tune import Tuned
 from search.tune import tune_fast
+from search.tune import wary
 from search.tune_report import NoRecords
 from search.tune_report import RecordsFile
 from search.tune_report import Simulate
@@ -78,6 +82,9 @@ from search.tuner.tuning import Task
 from search.tuner.tuning import Tuning
 
 Names = Annotated[list[str], typer.Argument(metavar="WORKLOAD...", help="Named workloads, or globs of them ('mcfuser/*').")]
+ModelName = Annotated[
+    str, typer.Option("--model", metavar="MODEL", help="What ranks candidates: refined, or paper (MCFuser's equations 2 to 5).")
+]
 
 
 @dataclass(frozen=True)
@@ -87,6 +94,7 @@ class Tune:
     target: Target = "h200"
     settings: Set = None
     effort: Annotated[str, typer.Option("--effort", metavar="EFFORT", help=f"{WORDS}.")] = "instant"
+    model: ModelName = REFINED
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Folder for sources, PTX, cubins and report.json.")] = None
     superoptimize: Annotated[float, seconds("--superoptimize", "Let the superoptimizer look for structures first.")] = 0.0
     jobs: Annotated[
@@ -117,7 +125,7 @@ def tune(names: Names, *, options: Tune) -> None:
     With the efforts quick and full the fastest candidates are measured on the GPU, and kept: the next call, of instant too, takes
     the winner at once.
     """
-    wanted = effort_of(options.effort)
+    wanted = effort_of(options.effort, options.model)
     device = device_of(options.target, options.settings)
     found = match(names)
     if options.plot:
@@ -152,6 +160,7 @@ def tune(names: Names, *, options: Tune) -> None:
         "arch": device.sm,
         "hypothetical": device.hypothetical,
         "effort": options.effort,
+        "model": options.model,
         "search_seconds": searching,
         "compile_seconds": compiled,
         "interrupted": bool(stopped),
@@ -170,9 +179,11 @@ def tune(names: Names, *, options: Tune) -> None:
     if options.json:
         print_json(report)
     elif any(t.searched for t in tuned):
-        show_measured(device, documents, done, searching, notes, simulated)
+        how = f"{'simulated' if simulated else 'measured'}, ranked by {TITLES[options.model]}"
+        show_measured(f"{device.title}, {how}", documents, done, searching, notes)
     else:
-        _show_instant(device, documents, compiled, options.check, notes)
+        title = f"{device.title}, {TITLES[options.model]} alone"
+        _show_instant(title, documents, compiled, device.sm, options.check, notes)
     if stopped:
         raise stop("what was measured is kept, the same command goes on")
 
@@ -185,8 +196,10 @@ def _tuned(
     seed: int,
     quiet: bool,
 ) -> list[Tuned]:
-    """Each workload tuned, in order."""
+    """Each workload tuned, in order. Whatever restricts the choice has winners of its own."""
     scope = (LIBRARY if measures(tuning.effort) else GENERATED) if not superoptimize else f"superoptimized {superoptimize:g} s"
+    if tuning.effort.model != REFINED:
+        scope = f"{scope} ranked by {tuning.effort.model}".strip()
     if measures(tuning.effort):
         check_device(device)
         tasks = [_task(workload(n), superoptimize, scope) for n in names]
@@ -196,7 +209,7 @@ def _tuned(
         for name in names:
             program = workload(name)
             (known,) = tuning.tune([Task(program, (), 1, scope)], device, seed)
-            tuned.append(known or _fast(program, device, superoptimize))
+            tuned.append(known or _fast(program, device, tuning.effort, superoptimize))
             step(name)
     return tuned
 
@@ -206,15 +219,15 @@ def _task(program: TensorProgram, superoptimize: float, scope: str) -> Task:
     return Task(program, with_libraries(graphs), 1, scope)
 
 
-def _fast(program: TensorProgram, device: Device, superoptimize: float) -> Tuned:
+def _fast(program: TensorProgram, device: Device, effort: Effort, superoptimize: float) -> Tuned:
     graphs = searched(program, superoptimize) if superoptimize else None
     start = time.perf_counter()
-    tuned = tune_fast(program, device, graphs=graphs)
-    return replace(tuned, seconds=time.perf_counter() - start)
+    tuned = tune_fast(program, device, effort, graphs=graphs)
+    return replace(wary(tuned, structures(program)) if graphs else tuned, seconds=time.perf_counter() - start)
 
 
 def _show_instant(
-    device: Device, documents: Sequence[dict[str, Any]], compiled: float, check: bool, notes: Sequence[str]
+    title: str, documents: Sequence[dict[str, Any]], compiled: float, sm: str, check: bool, notes: Sequence[str]
 ) -> None:
     rows = []
     for r in documents:
@@ -229,12 +242,10 @@ def _show_instant(
                 "-" if worst is None else f"{worst:.0e}",
             )
         )
-    done_to = (
-        f"verified, compiled for {device.sm} and checked" if check else f"verified and compiled for {device.sm}, not checked,"
-    )
+    done_to = f"verified, compiled for {sm} and checked" if check else f"verified and compiled for {sm}, not checked,"
     first = f"{len(rows)} winners {done_to} in {compiled:.1f} s"
     heads = ("workload", "kernels", "schedule", "est. µs >", "tuned ms >", "error >")
-    print_table(f"{device.title}, the model alone", heads, rows, [first, *notes])
+    print_table(title, heads, rows, [first, *notes])
 
 
 def document(done: Realised, output: Path | None, device: Device, evidence: Evidence) -> dict[str, Any]:
@@ -280,6 +291,7 @@ def explain(
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE", help="Draw a roofline, and predicted beside measured times.")
     ] = None,
+    model: ModelName = REFINED,
     json: Json = False,
 ) -> None:
     """Cost terms of the winner beside those of the best other candidate.
@@ -291,18 +303,21 @@ def explain(
     if files := [n for n in names if is_model_file(n)]:
         if len(names) > 1:
             raise UsageError(f"{files[0]} is a model: it is explained alone", "one model a call")
+        if model != REFINED:
+            raise UsageError(f"--model {model} ranks named workloads; {files[0]} is covered by the refined one", "leave it out")
         explain_model(files[0], params, device_of(target, settings), kernel, plot, json)
         return
     if kernel is not None or params is not None:
         raise UsageError(f"{'--kernel' if kernel else '--params'} belongs to a model", "name its file: .pt2, .onnx or .json")
     device = device_of(target, settings)
+    effort = effort_of("instant", model)
     documents: list[dict[str, Any]] = []
     points: list[Point] = []
     for name in match(names):
-        tuned = tune_fast(workload(name), device, kernels=False)
+        tuned = tune_fast(workload(name), device, effort, kernels=False)
         points += [point(name, tuned.program, tuned.winner.seconds, open_memory(), device)] if plot else []
         shown = [tuned.winner, *other(tuned)]
-        rows = explain_terms([c.candidate for c in shown], device)
+        rows = explain_terms([c.candidate for c in shown], device, model)
         if json:
             documents.append(
                 {
@@ -312,7 +327,7 @@ def explain(
                             "structure": summary(c.graph),
                             "schedule": str(c.schedule),
                             "estimate_us": c.us,
-                            "terms": [estimate(b, s, device) for b, s in c.candidate.blocks],
+                            "terms": [terms(b, s, device, model) for b, s in c.candidate.blocks],
                         }
                         for c in shown
                     ],
@@ -328,12 +343,13 @@ def explain(
             table.append((f"  {row.meaning}", *(_cell(row.term, v) for v in row.values)))
         heads = [f"{summary(c.graph)} >" for c in shown]
         notes = [f"{'winner' if i == 0 else 'runner-up'}: {c.schedule}, {c.us:.2f} µs" for i, c in enumerate(shown)]
-        print_table(f"{name} on {device.title} (times in µs)", ("term", *heads), [r[: len(shown) + 1] for r in table], notes)
+        title = f"{name} on {device.title} by {TITLES[model]} (times in µs)"
+        print_table(title, ("term", *heads), [r[: len(shown) + 1] for r in table], notes)
     if plot:
         draw_roofline(points, device, plot)
         note(f"drawn: {plot}" + ("" if any(p.pairs for p in points) else "; nothing of these was measured"))
     if json:
-        print_json({"target": device.name, "hypothetical": device.hypothetical, "workloads": documents})
+        print_json({"target": device.name, "hypothetical": device.hypothetical, "model": model, "workloads": documents})
 
 
 def other(tuned: Tuned) -> list[Ranked]:

@@ -54,12 +54,11 @@ def measured_document(winner: Ranked, tuned: Tuned, device: Device) -> dict[str,
 
 
 def show_measured(
-    device: Device,
+    title: str,
     documents: Sequence[dict[str, Any]],
     done: Sequence[Realised],
     seconds: float,
     notes: Sequence[str],
-    simulated: bool,
 ) -> None:
     """The table at the end: times of the model's estimate, its first choice and the winner, in microseconds."""
     rows = []
@@ -79,7 +78,6 @@ def show_measured(
             )
         )
     schedules = [f"{d['workload']}: {d['schedule']}" for d in documents] if len(documents) <= FEW else []
-    title = f"{device.title}, {'simulated' if simulated else 'measured'}"
     print_table(title, HEADS, rows, [*schedules, *summary_lines(done, seconds), *notes])
 
 

@@ -182,9 +182,18 @@ def _movable(p: Place, choice: bool, tensor: str) -> bool | None:
 
 
 def _programs(p: Place, choice: int, tensor: str) -> int | None:
-    """So many for each SM, as far as it holds them and they are fewer than the places of the grid."""
-    programs = choice * p.device.sm_count
-    return programs if programs < p.programs and choice <= max(p.facts.resident(), 1) else None
+    """So many for each SM, as far as it holds them and they are fewer than the places of the grid. Of chained products without a
+    loop the least number that covers the grid as well: the compiler pipelines the loop over the one place, in which all loads are
+    under way at once."""
+    sms = p.device.sm_count
+    enough = choice * sms >= p.programs
+    if choice > max(p.facts.resident(), 1) or (enough and (choice // 2 * sms >= p.programs or not _chained(p))):
+        return None
+    return choice * sms
+
+
+def _chained(p: Place) -> bool:
+    return not p.loops and p.schedule.num_stages > 1 and sum(bool(s.contracts) for s in p.block.computes) > 1
 
 
 def _looped(p: Place, choice: bool, tensor: str) -> bool | None:

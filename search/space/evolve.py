@@ -19,6 +19,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from cost_model.models import REFINED
 from fuser.errors import NoValidKernelError
 from fuser.errors import UsageError
 from fuser.ir.candidate import Candidate
@@ -41,7 +42,7 @@ class Effort:
     ``population`` (N), ``top`` (n) and ``epsilon`` are the parameters of algorithm 1; epsilon is relative. ``patience``:
     generations without a gain of epsilon until the search has converged (the paper's 1 fits measured generations).
     ``exhaustive``: with the model alone, spaces up to this number of estimates are ranked completely. ``seconds``: budget,
-    None for none.
+    None for none. ``model``: which of :data:`cost_model.models.MODELS` ranks.
     """
 
     name: str
@@ -52,10 +53,11 @@ class Effort:
     patience: int
     exhaustive: int
     seconds: float | None = None
+    model: str = REFINED
 
 
 INSTANT = Effort("instant", 512, 8, 0.01, 40, 5, 400_000)
-QUICK = Effort("quick", 128, 8, 0.01, 40, 3, 400_000)
+QUICK = Effort("quick", 128, 10, 0.01, 12, 4, 400_000)
 FULL = Effort("full", 256, 8, 0.002, 4000, 40, 4_000_000, 600.0)
 SAMPLED = 8192
 """Schedules that are drawn of a large space to see whether it is worth a search."""

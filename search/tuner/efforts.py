@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from math import isfinite
 
+from cost_model.models import MODELS
+from cost_model.models import REFINED
+from cost_model.models import TITLES
 from fuser.errors import UsageError
 from search.space.evolve import EFFORTS
 from search.space.evolve import Effort
@@ -13,8 +16,14 @@ WORDS = "instant (the model alone decides), quick (measures on the GPU until it 
 """For help and errors."""
 
 
-def effort_of(text: str) -> Effort:
-    """Raises :class:`UsageError` for what is no effort."""
+def effort_of(text: str, model: str = REFINED) -> Effort:
+    """Raises :class:`UsageError` for what is no effort, or no model to rank by."""
+    if model not in MODELS:
+        raise UsageError(f"there is no model {model!r}", f"known: {'; '.join(f'{n}: {t}' for n, t in TITLES.items())}")
+    return replace(_effort(text), model=model)
+
+
+def _effort(text: str) -> Effort:
     name, colon, seconds = text.partition(":")
     if name not in EFFORTS:
         raise UsageError(f"there is no effort {text!r}", f"efforts are {WORDS}")

@@ -33,6 +33,8 @@ BOLDNESS = 1.0
 """Deviations below its prediction at which a candidate is taken to be: what nobody knows is worth a try."""
 LEAST = 4
 """Candidates of each structure of the pool that are measured before it is given up."""
+NEAR = 256
+"""Candidates, the best predicted, among which is chosen so that they differ."""
 FIRST_BOLDNESS = 0.3
 """The same for the first generation, when there is no best yet that others could be measured beside."""
 
@@ -56,6 +58,10 @@ class Hunt:
     history: list[Generation] = field(default_factory=list)
     stale: int = 0
     asked: int = 0
+    near: tuple[Entry | None, list[Entry]] = (None, [])
+    """What differs in one knob from the fastest of some generation, and that one."""
+    _guesses: tuple[int, dict[Entry, tuple[float, float]]] = (0, {})
+    """What is predicted since so many measurements: mean and deviation of the logarithm of measured over estimated time."""
 
     def __post_init__(self) -> None:
         self.rng = np.random.default_rng(self.seed)
@@ -85,7 +91,13 @@ class Hunt:
 
     def predicted(self, entries: Sequence[Entry]) -> tuple[np.ndarray, np.ndarray]:
         """Seconds of each, and the relative deviation of that."""
-        mean, deviation = self.residual.predict([e.features for e in entries])
+        told = len(self.residual.ratios)
+        if self._guesses[0] != told:
+            self._guesses = told, {}
+        known = self._guesses[1]
+        if new := [e for e in entries if e not in known]:
+            known |= zip(new, zip(*self.residual.predict([e.features for e in new]), strict=True), strict=True)
+        mean, deviation = np.array([known[e] for e in entries]).reshape(-1, 2).T
         return np.array([e.estimate for e in entries]) * np.exp(mean if self.corrected else 0.0), deviation
 
     @property
@@ -105,6 +117,8 @@ class Hunt:
         """The next generation: candidates that were not measured yet, none where there are no more."""
         if self.asked:
             self._breed()
+        if self.best not in (None, self.near[0]):
+            self.near = self.best, self.pool.around(self.best)
         self.asked += 1
         return self._top(count or self.effort.top)
 
@@ -150,12 +164,16 @@ class Hunt:
         if not self.residual.ratios:
             return self._first(left, count)
         chosen = self._neglected(left, max(1, count // 4))
+        near = [e for e in self.near[1] if e not in self.times and e not in chosen]
+        chosen += self._chosen(near, count // 3, self.boldness)
         rest = [e for e in left if e not in chosen]
         return chosen + self._chosen(rest, count - len(chosen), self.boldness)
 
     def _chosen(self, among: Sequence[Entry], count: int, boldness: float) -> list[Entry]:
-        estimates = np.array([e.estimate for e in among])
-        return [among[i] for i in self.residual.choose([e.features for e in among], estimates, count, boldness)]
+        seconds, deviation = self.predicted(among)
+        near = [among[i] for i in np.argsort(seconds * np.exp(-boldness * deviation), kind="stable")[: max(NEAR, count)]]
+        estimates = np.array([e.estimate for e in near])
+        return [near[i] for i in self.residual.choose([e.features for e in near], estimates, count, boldness)]
 
     def _neglected(self, left: Sequence[Entry], count: int) -> list[Entry]:
         """One candidate each of the structures that were hardly measured: one bad schedule says little about all of them."""

@@ -24,6 +24,8 @@ from cost_model import refined
 from cost_model.features import Counts
 from cost_model.features import Features
 from cost_model.features import evaluate
+from cost_model.models import MODELS
+from cost_model.models import REFINED
 from fuser.device import Device
 from fuser.errors import NoValidKernelError
 from fuser.errors import UnsupportedError
@@ -51,6 +53,8 @@ WORTH = 2.0
 """Structures whose best estimate is so many times the best of all are left out."""
 TOGETHER = 0.2
 """Part of the mutations that change an option for all tensors of a kernel: descriptors for all of them, say."""
+STEPS = 2
+"""Sizes of a tile, up and down, that are near one."""
 TERMS = ("waits", "busy", "fetch", "starts", "tensor", "issue", "move", "device_memory", "l2", "into_sm")
 """Parts of the model's time that may be misjudged as a whole."""
 WAVES = ("busy", "fetch")
@@ -75,12 +79,14 @@ class Entry:
 
 @dataclass(frozen=True, eq=False)
 class Structure:
-    """One structure of a program with its schedules; ``fixed`` are the seconds of what a library does."""
+    """One structure of a program with its schedules; ``fixed`` are the seconds of what a library does, ``model`` estimates the
+    rest."""
 
     number: int
     space: ScheduleSpace
     device: Device
     fixed: float
+    model: str = REFINED
 
     @cached_property
     def graph(self) -> KernelGraph:
@@ -118,8 +124,25 @@ class Structure:
         """A row in which one knob has changed, or an option for all tensors of a kernel at once."""
         if not self.together or rng.random() > TOGETHER:
             return self.space.mutate_row(row, rng)
-        out, places = list(row), self.together[int(rng.integers(len(self.together)))]
-        code = int(rng.integers(self.space.knobs[places[0]].count))
+        places = self.together[int(rng.integers(len(self.together)))]
+        return self._set(row, places, int(rng.integers(self.space.knobs[places[0]].count)))
+
+    def near(self, row: Sequence[int]) -> Rows:
+        """The rows that differ from one in a single knob: of a split or a tile by up to :data:`STEPS` steps. And those with one
+        option for all tensors of a kernel."""
+        found: list[list[int]] = []
+        for at, k in enumerate(self.space.knobs):
+            reach = STEPS if k.ordered else k.count
+            codes = range(max(row[at] - reach, 0), min(row[at] + reach + 1, k.count))
+            found += [[*row[:at], code, *row[at + 1 :]] for code in codes if code != row[at]]
+        for places in self.together:
+            for code in range(self.space.knobs[places[0]].count):
+                found.append(self._set(row, places, code))
+        return np.unique(np.array(found, np.int64).reshape(len(found), len(self.space.knobs)), axis=0)
+
+    def _set(self, row: Sequence[int], places: Sequence[int], code: int) -> list[int]:
+        """A row with knobs of as many values at some places set alike."""
+        out = list(row)
         for at in places:
             out[at] = min(code, self.space.knobs[at].count - 1)
         return out
@@ -133,15 +156,12 @@ class Structure:
         for i, row in enumerate(rows.tolist()):
             if np.isfinite(total[i]):
                 seconds = float(total[i])
-                shares = {f"term:{t}": float(x[i]) / seconds for t, x in terms.items()}
+                shares = {f"term:{t}": float(x[i]) / seconds for t, x in terms.items() if self.model == REFINED}
                 found.append(self._entry(tuple(row), Schedule(tuple(schedules[i])), self.fixed + seconds, shares))
         return found
 
     def _entry(self, row: tuple[int, ...], schedule: Schedule, seconds: float, shares: Mapping[str, float]) -> Entry:
-        features = {"all:": 1.0, f"structure:{self.number}": 1.0, **shares}
-        for i, k in enumerate(schedule.kernels):
-            features |= described(k, f"{self.number}.{i}")
-        return Entry(self.number, row, Candidate(self.graph, schedule), seconds, features)
+        return Entry(self.number, row, Candidate(self.graph, schedule), seconds, features_of(self.number, schedule, shares))
 
     def _evaluated(self, rows: Rows) -> tuple[Counts, dict[str, Counts], list[list[KernelSchedule]]]:
         """Seconds of each row's generated kernels, what its terms are in all, and their schedules."""
@@ -167,7 +187,8 @@ class Structure:
                 shown = batch.with_options(f, ok)
                 found = refined.terms(shown, self.device)
                 fits = found["shared_bytes"] <= self.device.smem_per_block
-                known[id(f)] = {**found, "seconds": np.where(ok & fits, found["seconds"], np.inf)}
+                seconds = found["seconds"] if self.model == REFINED else MODELS[self.model](shown, self.device)
+                known[id(f)] = {**found, "seconds": np.where(ok & fits, seconds, np.inf)}
             return known[id(f)]
 
         def part(name: str) -> Counts:
@@ -175,6 +196,14 @@ class Structure:
             return evaluate(batch.groups, lambda f: terms(f)[name] * (terms(f)["waves"] if waves else 1.0))
 
         return evaluate(batch.groups, lambda f: terms(f)["seconds"]), {t: part(t) for t in TERMS}
+
+
+def features_of(structure: int, schedule: Schedule, shares: Mapping[str, float]) -> dict[str, float]:
+    """Of a candidate, by the number of its structure; ``shares`` are those that terms have in its estimate."""
+    features = {"all:": 1.0, f"structure:{structure}": 1.0, **shares}
+    for i, k in enumerate(schedule.kernels):
+        features |= described(k, f"{structure}.{i}")
+    return features
 
 
 def described(k: KernelSchedule, place: str) -> dict[str, float]:
@@ -224,6 +253,13 @@ class Pool:
                 made += structure.entries(np.unique(np.array(codes, np.int64), axis=0))
         return self.add(made)
 
+    def around(self, entry: Entry) -> list[Entry]:
+        """What differs from an entry in one knob."""
+        structure = self.structures[entry.structure]
+        made = structure.entries(structure.near(entry.row)) if structure.space.knobs else []
+        self.add(made)
+        return [found for key in dict.fromkeys(e.key for e in made) if (found := self.entries[key]) is not entry]
+
     def include(self, candidates: Sequence[Candidate]) -> list[Entry]:
         """Entries of candidates that somebody knows already; those outside of the space are left out."""
         made: list[Entry] = []
@@ -256,7 +292,7 @@ def part(job: Job) -> Part | None:
     program, graph, number, device, effort, seed = job
     try:
         fixed = math.fsum(library_seconds(graph, k, device) for k in graph.kernels if isinstance(k, LibraryKernel))
-        structure = Structure(number, ScheduleSpace(graph, device, options=True), device, fixed)
+        structure = Structure(number, ScheduleSpace(graph, device, options=True), device, fixed, effort.model)
         if not kept_verdict(program, graph).accepted:
             return None
         entries = structure.first(replace(effort, top=FIRST), seed)

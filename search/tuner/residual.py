@@ -40,8 +40,6 @@ NOISE = 0.03
 
 FARTHEST = 0.4
 """Largest logarithm of a ratio that is believed."""
-NEAR = 256
-"""Candidates, the best predicted, among which is chosen."""
 
 
 @dataclass
@@ -65,16 +63,14 @@ class Residual:
     def choose(self, candidates: Sequence[Mapping[str, float]], estimates: Floats, count: int, boldness: float) -> list[int]:
         """Which ``count`` candidates are worth measuring, one after the other: the least logarithm of predicted time less
         ``boldness`` deviations. What is chosen tells about its like, which is counted before the next is chosen."""
-        posterior = _Posterior.of(self, candidates)
+        posterior, chosen = _Posterior.of(self, candidates), list[int]()
         score = np.log(estimates) + posterior.mean
-        near = np.argsort(score - boldness * np.sqrt(posterior.variance), kind="stable")[: max(NEAR, count)]
-        posterior, score, chosen = posterior.among(near), score[near], list[int]()
-        for _ in range(min(count, len(near))):
+        for _ in range(min(count, len(candidates))):
             lower = score - boldness * np.sqrt(posterior.variance)
             lower[chosen] = np.inf
             chosen.append(int(np.argmin(lower)))
             posterior = posterior.after(chosen[-1])
-        return near[chosen].tolist()
+        return chosen
 
 
 @dataclass(frozen=True)
@@ -94,12 +90,9 @@ class _Posterior:
         if not len(seen):
             return _Posterior(new, np.zeros((len(new), 0)), np.zeros(len(new)), variance)
         root = np.linalg.cholesky(seen @ seen.T + NOISE**2 * np.eye(len(seen)))
-        told = np.linalg.solve(root, seen @ new.T).T
+        told = new @ np.linalg.solve(root, seen).T
         mean = told @ np.linalg.solve(root, np.array(known.ratios))
         return _Posterior(new, told, mean, np.maximum(variance - (told**2).sum(1), 0.0))
-
-    def among(self, chosen: NDArray[np.int64]) -> _Posterior:
-        return _Posterior(self.rows[chosen], self.told[chosen], self.mean[chosen], self.variance[chosen])
 
     def after(self, i: int) -> _Posterior:
         """When candidate ``i`` will have been measured; the mean is as it is."""

@@ -82,6 +82,8 @@ def test_tables_and_figures_again(capsys: pytest.CaptureFixture, tmp_path: Path)
         (["mcfuser", "--schedules", "nowhere.jsonl", "--dry-run"], "no file of schedules nowhere.jsonl"),
         (["mcfuser", "--on", "tpu"], "no device 'tpu'"),
         (["mcfuser", "--target", "h999", "--dry-run"], "h999"),
+        (["mcfuser", "--effort", "quik", "--dry-run"], "no effort 'quik'"),
+        (["mcfuser", "--effort", "quick", "--on", "cpu"], "measures on a GPU"),
     ],
 )
 def test_wrong_arguments(args: list[str], reason: str, capsys: pytest.CaptureFixture) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from cost_model.features import schedule_features
@@ -9,8 +11,12 @@ from fuser.device import load_device
 from fuser.errors import UnsupportedError
 from fuser.workloads import workload
 from search.realise import realise
+from search.space.evolve import Ranked
 from search.space.hazards import hazardous
+from search.tune import DOUBT
 from search.tune import tune_fast
+from search.tune import wary
+from tests.builders import chain
 
 NAMES = ("mcfuser/G1", "mcfuser/G5", "mcfuser/S2", "mcfuser/S6", "mirage/rmsnorm", "mirage/gqa-spec", "graphene/layernorm")
 
@@ -54,3 +60,17 @@ def test_long_inner_sums_are_not_fused(name: str) -> None:
 @pytest.mark.parametrize("name", ["G1", "G2", "G3", "S1", "S4", "S7"])
 def test_short_ones_are_fused(name: str) -> None:
     assert len(tune_fast(workload(f"mcfuser/{name}"), load_device("h200")).winner.graph.kernels) == 1
+
+
+def test_a_found_structure_has_to_win_by_more_than_doubt() -> None:
+    program = chain(64, 64, 64, 64)
+    tuned = tune_fast(program, load_device("h200"))
+    plain, other = tuned.winner, next(r for r in tuned.runners if r.graph != tuned.winner.graph)
+
+    def between(ratio: float) -> Ranked:
+        found = replace(other, estimate=plain.estimate / ratio)
+        return wary(replace(tuned, winner=found, runners=(plain,)), (plain.graph,)).winner
+
+    assert between(DOUBT - 0.01).graph == plain.graph
+    assert between(DOUBT + 0.01).graph == other.graph
+    assert wary(tuned, {r.graph for r in (tuned.winner, *tuned.runners)}) == tuned

@@ -8,12 +8,14 @@ import numpy as np
 
 from cost_model.features import schedule_features
 from fuser.device import load_device
+from fuser.ir.builder import Builder
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.tiling import TilingExpr
 from fuser.superopt.structures import one_kernel
 from fuser.workloads import workload
 from search.space.hazards import FAULTS
 from search.space.hazards import hazardous
+from search.space.hazards import unwieldy
 
 
 def test_faults_hold_for_capabilities_and_not_for_names() -> None:
@@ -26,3 +28,25 @@ def test_faults_hold_for_capabilities_and_not_for_names() -> None:
     for arch in (80, 86, 100, 120):
         assert not np.any(hazardous(f, replace(h200, arch=arch)))
     assert all(fault.first < fault.before and fault.compilers for fault in FAULTS)
+
+
+def test_a_product_woven_with_a_load_is_no_right_operand_in_a_loop() -> None:
+    """X (W + A B) in one kernel, its sum in a loop; with all of the sum at once it is none, nor are scores with a bias, which
+    are a left operand."""
+    b = Builder("woven")
+    x, w, a, c = b.input("X", (64, 256)), b.input("W", (256, 64)), b.input("A", (256, 16)), b.input("B", (16, 64))
+    woven = one_kernel(b.build(Y=x @ (w + a @ c))).blocks[0]
+    total = next(s for s in woven.computes if s.contracts and s.value.startswith("Y")).reduce[0]
+    for tile, expected in ((64, True), (256, False)):
+        tiles = {n.name: min(n.extent, 64) for n in woven.axes} | {total: tile}
+        order = TilingExpr((total,)) if tile < 256 else TilingExpr()
+        found = unwieldy(schedule_features(woven, KernelSchedule(tuple(sorted(tiles.items())), order, (), 4, 2)))
+        assert found.tolist() == [expected]
+
+    b = Builder("biased")
+    q, k, v, bias = b.input("Q", (64, 64)), b.input("K", (64, 256)), b.input("V", (256, 64)), b.input("S", (64, 256))
+    biased = one_kernel(b.build(O=b.relu(q @ k + bias) @ v)).blocks[0]
+    keys = next(s for s in biased.computes if s.contracts and s.value.startswith("O")).reduce[0]
+    tiles = {n.name: min(n.extent, 64) for n in biased.axes}
+    schedule = KernelSchedule(tuple(sorted(tiles.items())), TilingExpr((keys,)), (), 4, 2)
+    assert not unwieldy(schedule_features(biased, schedule)).any()

@@ -26,6 +26,7 @@ from fuser.lower.compile import neutral
 from fuser.lower.options import GROUP
 from fuser.lower.options import OPTIONS
 from fuser.lower.options import PDL
+from fuser.lower.options import PERSISTENT
 from fuser.lower.options import PREFETCH
 from fuser.lower.options import TMA
 from fuser.lower.options import Option
@@ -42,6 +43,7 @@ from search.space.places import places
 from search.space.schedules import ScheduleSpace
 from search.space.variants import variants
 from tests.builders import chain
+from tests.builders import gemm
 
 DEVICES = {name: load_device(name) for name in ("h200", "a100", "b200")}
 H200 = DEVICES["h200"]
@@ -210,3 +212,26 @@ def test_a_schedule_with_an_option_that_no_choice_stands_for_is_not_in_the_space
         space.row(Schedule((kernel.with_knobs(group=32),)))
     with pytest.raises(UsageError, match="pad"):
         space.row(Schedule((kernel.with_knobs(pad=True),)))
+
+
+def test_chained_products_without_a_loop_may_loop_over_their_one_place():
+    """Then all of their loads are under way together, for one more buffer each. Not where there is a loop already, nor with more
+    programs than cover the grid, nor for a product alone."""
+    whole = Candidate(one_kernel(chain(m=128, n=64, k=64, h=64)), tiled(m=64, n=64, k=64, h=64))
+    (place,) = places(whole, H200)
+    assert [PERSISTENT.at_place(place, n) for n in (1, 2, 4)] == [H200.sm_count, None, None]
+    within = replace(whole, schedule=Schedule((PERSISTENT.set(place.schedule, H200.sm_count),)))
+    plain, looped = (refined.estimate(*next(iter(c.blocks)), H200) for c in (whole, within))
+    assert looped["seconds"] < 0.98 * plain["seconds"]
+    assert looped["shared_bytes"] > plain["shared_bytes"]
+
+    for other in (
+        Candidate(one_kernel(chain(m=128, n=64, k=64, h=64)), tiled(("n",), m=64, n=32, k=64, h=64)),
+        Candidate(one_kernel(gemm(128, 64, 64)), tiled(m=64, n=64, k=64)),
+    ):
+        (place,) = places(other, H200)
+        assert PERSISTENT.at_place(place, 1) is None
+
+
+def tiled(order: tuple[str, ...] = (), **tiles: int) -> Schedule:
+    return Schedule((KernelSchedule(tuple(sorted(tiles.items())), TilingExpr(order), (), 4, 2),))

@@ -31,9 +31,8 @@ def pool(program: TensorProgram = PROGRAM) -> Pool:
 def hunt(program: TensorProgram = PROGRAM, seed: int = 0, **effort: Any) -> Hunt:
     """A search of its own over a pool that is found once."""
     known = pool(program)
-    return Hunt(
-        program, Pool(known.structures, dict(known.entries)), replace(QUICK, **{"population": 32, "patience": 2} | effort), seed
-    )
+    short = {"population": 32, "top": 8, "patience": 2, "generations": 8}
+    return Hunt(program, Pool(known.structures, dict(known.entries)), replace(QUICK, **short | effort), seed)
 
 
 def run(searches: list[Hunt], judge: Simulated | None = None, **options: Any) -> Campaign:

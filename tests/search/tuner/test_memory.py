@@ -12,6 +12,8 @@ import pytest
 
 from fuser.errors import NoValidKernelError
 from fuser.ir.candidate import Candidate
+from fuser.ir.mugraph import KernelGraph
+from fuser.lower.assembler import compiler
 from fuser.superopt.structures import structures
 from fuser.workloads import workload
 from search.measure.compiling import source_hash
@@ -42,7 +44,7 @@ from tests.search.tuner.cases import H200
 from tests.search.tuner.cases import PROGRAM
 from tests.work import at_most
 
-SHORT = replace(QUICK, population=16, generations=2)
+SHORT = replace(QUICK, population=16, top=8, generations=2)
 
 
 @pytest.fixture
@@ -64,6 +66,30 @@ def searched(memory: Memory, effort: Effort = SHORT, judge: type[Simulated] = Si
 class Nobody(Simulated):
     def measure(self, candidate: Candidate) -> Measurement:
         pytest.fail("it was measured again")
+
+
+def test_the_same_seed_and_store_give_the_same_winner_twice(tmp_path: Path) -> None:
+    """Each of two searches in a store of its own, with the same rows in it."""
+
+    def once(name: str) -> tuple[str, tuple[Candidate, ...], str]:
+        with Records(tmp_path / f"{name}.sqlite") as records:
+            row, graph = known_row()
+            records.add_structure(graph, row.structure)
+            records.add(row)
+            found = searched(Memory(records, simulated="7"))
+            (won,) = records.winners(program=program_key(PROGRAM))
+            return won.schedule, (found.winner.candidate, *(r.candidate for r in found.runners)), won.source
+
+    assert once("first") == once("second")
+
+
+def known_row() -> tuple[Record, KernelGraph]:
+    """What somebody has measured on the simulated device."""
+    chosen = tune_fast(PROGRAM, H200).runners[-1].candidate
+    what = (chosen.graph.stable_hash(), schedule_text(chosen.schedule), source_hash(chosen))
+    device = Memory(simulated="7").device_name(H200)
+    row = Record(PROGRAM.name, program_key(PROGRAM), *what, device, compiler(), Measurement("ok", time_us=3.0, min_us=3.0))
+    return row, chosen.graph
 
 
 def test_a_second_call_measures_nothing_and_finds_the_same(memory: Memory) -> None:
