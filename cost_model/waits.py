@@ -82,7 +82,7 @@ def _latencies(f: Features, r: Resources, ahead: dict[tuple[str, ...], NDArray[n
     if layered:
         later = float(max(layered.values()))
         add(trips=np.full(len(f), later + 1), fetched=np.where(f.stages > 1, later / np.maximum(f.stages - 1, 1), 0.0))
-    wait((), 1.0 * ahead.get((), np.zeros(len(f), np.bool_)))
+    wait((), np.where(ahead.get((), np.zeros(len(f), np.bool_)), 1.0, 0.0))
     around: tuple[str, ...] = ()
     waited: set[tuple[str, ...]] = set()
     computes = 0
