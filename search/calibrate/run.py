@@ -195,7 +195,9 @@ def device_in(records: Records, base: str) -> str:
     no rows, or none of it."""
     counts = Counter(r.device for r in records.rows(kind="kernel", status="ok"))
     if not counts:
-        raise UsageError(f"there are no correct measurements in {records.path}", "measure first: mufuser calibrate, on a GPU")
+        raise UsageError(
+            "there are no correct measurements of kernels in these rows", "measure first: mufuser calibrate, on a GPU"
+        )
     if len(counts) == 1:
         return next(iter(counts))
     wanted = set(names_of(load_device(base))) if base else set()
