@@ -95,11 +95,13 @@ def check_report(path: Path) -> list[Checked]:
     _check_version(path, report)
     try:
         verdicts = {key: _verdict(said) for key, said in report["structures"].items()}
-        found = [c for name, said in report["graphs"].items() for c in _checked(path.parent, report, name, said, verdicts)]
+        every = [c for name, said in report["graphs"].items() for c in _checked(path.parent, report, name, said, verdicts)]
     except (FuserError, KeyError, TypeError, AttributeError, ValueError, IndexError, RecursionError) as error:
         raise ModelFileError(f"{path} is damaged: {said_of(error)[:200]}", AGAIN) from error
-    seen = {c.kernel for c in found}
-    return found + [Checked(k, "", {}, None, None, ("it has no verdict",)) for k in report["kernels"] if k not in seen]
+    seen: dict[str, Checked] = {}
+    for c in every:  # equal regions share their kernels
+        seen[c.kernel] = replace(c, wrong=tuple(dict.fromkeys((*seen[c.kernel].wrong, *c.wrong)))) if c.kernel in seen else c
+    return [*seen.values()] + [Checked(k, "", {}, None, None, ("it has no verdict",)) for k in report["kernels"] if k not in seen]
 
 
 def _check_version(path: Path, report: Mapping[str, Any]) -> None:
