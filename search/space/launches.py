@@ -67,7 +67,7 @@ def chained(candidate: Candidate, device: Device) -> Candidate:
     A kernel that comes early finds SMs idle that the one in front leaves. Where more blocks than its share of the grid fit on an
     SM, they would pile up there and not go to those that are free a moment later: so they ask for more shared memory. Products
     of more than a block for each SM come late all the same, and those behind such a one, where that is long, when it leaves its
-    main loop. Measured on an H200 in experiments/results/h200-chains.
+    main loop. The rules come from chains on an H200 that differ in one thing (experiments/results/h200-chains).
     """
     found: list[KernelSchedule] = []
     made = {t for k in candidate.graph.kernels for t in k.outputs}
