@@ -18,6 +18,7 @@ import sys
 import zlib
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -89,8 +90,6 @@ def _compiled(folder: Path, params: Path, jobs: int) -> Any:
 
 def build(folder: Path) -> None:
     """``library/model.so``, without its weights."""
-    import tvm_ffi
-
     from tvm_bridge.back.offline_cuda import load
     from tvm_bridge.back.recipe import recipe_of
     from tvm_bridge.back.relax import compiled
@@ -98,7 +97,7 @@ def build(folder: Path) -> None:
     from tvm_bridge.flavour import import_tvm
 
     load(import_tvm())
-    recipe = recipe_of(_compiled(folder, _weights(folder, tvm_ffi), 2))
+    recipe = recipe_of(_compiled(folder, _weights(folder, import_module("tvm_ffi")), 2))
     make_folder(folder / "library")
     compiled(recipe, module_of(recipe, None)).export_library(str(folder / "library" / "model.so"))
     print(len(recipe.launches), "launches")
