@@ -1,4 +1,4 @@
-"""Weights that the kernel in front brings to L2."""
+"""What kernels of a model do for their neighbours: weights for the next one, starts, room."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from fuser.ir.tiling import TilingExpr
+from fuser.lower.compile import compile_kernel
+from fuser.lower.compile import neutral
 from fuser.lower.options import AHEAD
 from fuser.lower.options import PDL
 from fuser.lower.options import PERSISTENT
+from fuser.lower.options import ROOM
 from fuser.lower.triton_source import generate_graph
 from fuser.superopt.structures import structures
 from tests.interpreted import checked
@@ -64,3 +67,10 @@ def test_the_next_kernel_may_start_when_the_main_loop_has_ended() -> None:
         < body.index("tl.maximum" if "tl.maximum" in body else "tl.store")
     )
     assert checked(program, graph, schedule).passed
+
+
+def test_blocks_ask_for_room() -> None:
+    _, graph, (first, second) = two()
+    plain, roomy = (generate_graph(graph, Schedule((first, s)))[1] for s in (second, ROOM.set(second, 65536)))
+    assert neutral(plain) != neutral(roomy)  # they are no equal kernels
+    assert compile_kernel(plain, 90).shared_bytes < 65536 == compile_kernel(roomy, 90).shared_bytes
