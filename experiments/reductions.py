@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 import fuser
 from experiments.modules import error
@@ -35,7 +35,7 @@ Case = tuple[Callable[..., Any], Any, list[tuple[int, ...]]]
 
 
 def _error_term(x: Any, y: Any) -> Any:
-    return (y * (torch.log(y + 1e-8) - F.log_softmax(x, -1))).sum(-1).mean()
+    return (y * (torch.log(y + 1e-8) - functional.log_softmax(x, -1))).sum(-1).mean()
 
 
 def _batch_statistics(x: Any) -> Any:
@@ -43,9 +43,9 @@ def _batch_statistics(x: Any) -> Any:
 
 
 CASES: dict[str, Case] = {
-    "mse": (F.mse_loss, FULL, [(32768, 32768)] * 2),
-    "mse_s": (F.mse_loss, FULL, [(4096, 1024)] * 2),
-    "l1_odd": (F.l1_loss, FULL, [(14097, 3001)] * 2),
+    "mse": (functional.mse_loss, FULL, [(32768, 32768)] * 2),
+    "mse_s": (functional.mse_loss, FULL, [(4096, 1024)] * 2),
+    "l1_odd": (functional.l1_loss, FULL, [(14097, 3001)] * 2),
     "sum_h": (lambda x: x.sum(), HALF, [(16384, 8192)]),
     "max_all": (lambda x: x.amax(), FULL, [(10000, 15000)]),
     "min_odd": (lambda x: x.amin(), FULL, [(7, 11, 13, 17, 19, 230)]),
@@ -61,35 +61,35 @@ CASES: dict[str, Case] = {
     "rowsum_few": (lambda x: x.sum(-1), FULL, [(8, 4000000)]),
     "rowsum_many": (lambda x: x.sum(-1), FULL, [(65536, 1024)]),
     "lse_few": (lambda x: torch.logsumexp(x, -1), FULL, [(4, 4000000)]),
-    "softmax_few": (lambda x: F.softmax(x, -1), FULL, [(4, 400000)]),
-    "softmax_big": (lambda x: F.softmax(x, -1), FULL, [(16, 2000000)]),
-    "softmax_0": (lambda x: F.softmax(x, 0), FULL, [(65536, 256)]),
-    "l2n_few": (lambda x: F.normalize(x, dim=-1), FULL, [(16, 1000000)]),
-    "l2n_1": (lambda x: F.normalize(x, dim=1), FULL, [(16, 64, 128, 128)]),
-    "instnorm": (F.instance_norm, FULL, [(2, 16, 512, 512)]),
-    "groupnorm": (lambda x, w, b: F.group_norm(x, 8, w, b), FULL, [(4, 64, 512, 512), (64,), (64,)]),
-    "groupnorm_h": (lambda x, w, b: F.group_norm(x, 32, w, b), HALF, [(4, 320, 64, 64), (320,), (320,)]),
+    "softmax_few": (lambda x: functional.softmax(x, -1), FULL, [(4, 400000)]),
+    "softmax_big": (lambda x: functional.softmax(x, -1), FULL, [(16, 2000000)]),
+    "softmax_0": (lambda x: functional.softmax(x, 0), FULL, [(65536, 256)]),
+    "l2n_few": (lambda x: functional.normalize(x, dim=-1), FULL, [(16, 1000000)]),
+    "l2n_1": (lambda x: functional.normalize(x, dim=1), FULL, [(16, 64, 128, 128)]),
+    "instnorm": (functional.instance_norm, FULL, [(2, 16, 512, 512)]),
+    "groupnorm": (lambda x, w, b: functional.group_norm(x, 8, w, b), FULL, [(4, 64, 512, 512), (64,), (64,)]),
+    "groupnorm_h": (lambda x, w, b: functional.group_norm(x, 32, w, b), HALF, [(4, 320, 64, 64), (320,), (320,)]),
     "bnstats": (_batch_statistics, FULL, [(64, 64, 112, 112)]),
-    "ln_whole": (lambda x: F.layer_norm(x, (64, 512, 512)), FULL, [(8, 64, 512, 512)]),
+    "ln_whole": (lambda x: functional.layer_norm(x, (64, 512, 512)), FULL, [(8, 64, 512, 512)]),
     "kl": (_error_term, FULL, [(32768, 1000)] * 2),
-    "ce": (lambda x, y: -(y * F.log_softmax(x, -1)).sum(-1).mean(), FULL, [(32768, 4096)] * 2),
+    "ce": (lambda x, y: -(y * functional.log_softmax(x, -1)).sum(-1).mean(), FULL, [(32768, 4096)] * 2),
     "hinge": (lambda x, y: torch.clamp(1 - x * y, min=0).mean(), FULL, [(32768, 16384), (16384,)]),
-    "cosloss": (lambda x, y: (1 - F.cosine_similarity(x, y, dim=1)).mean(), FULL, [(32768, 4096)] * 2),
-    "triplet": (F.triplet_margin_loss, FULL, [(32768, 4096)] * 3),
-    "bce": (F.binary_cross_entropy_with_logits, FULL, [(16384, 4096)] * 2),
+    "cosloss": (lambda x, y: (1 - functional.cosine_similarity(x, y, dim=1)).mean(), FULL, [(32768, 4096)] * 2),
+    "triplet": (functional.triplet_margin_loss, FULL, [(32768, 4096)] * 3),
+    "bce": (functional.binary_cross_entropy_with_logits, FULL, [(16384, 4096)] * 2),
     "frob_div": (lambda x: x / torch.norm(x), FULL, [(112, 64, 128, 128)]),
     "l1n": (lambda x: x / x.abs().mean(1, keepdim=True), FULL, [(4096, 16384)]),
     "rms_ch": (lambda x: x / torch.sqrt((x * x).mean(1, keepdim=True) + 1e-5), FULL, [(16, 64, 256, 256)]),
     "minmax": (lambda x: (x - x.amin()) / (x.amax() - x.amin()), FULL, [(4096, 4096)]),
-    "softmax_row": (lambda x: F.softmax(x, -1), FULL, [(4096, 16384)]),
-    "logsoftmax_row": (lambda x: F.log_softmax(x, -1), FULL, [(8192, 8192)]),
-    "softmax_w": (lambda x: F.softmax(x, -1), FULL, [(2048, 65536)]),
-    "ln_row": (lambda x, w, b: F.layer_norm(x, (8192,), w, b), HALF, [(8192, 8192), (8192,), (8192,)]),
-    "ln_row32": (lambda x, w, b: F.layer_norm(x, (8192,), w, b), FULL, [(8192, 8192), (8192,), (8192,)]),
-    "ln_1k": (lambda x, w, b: F.layer_norm(x, (1024,), w, b), HALF, [(32768, 1024), (1024,), (1024,)]),
-    "rms_row": (lambda x, w: F.rms_norm(x, (4096,), w), BRAIN, [(16384, 4096), (4096,)]),
-    "gelu": (F.gelu, HALF, [(16384, 8192)]),
-    "gelu_add": (lambda x, y: F.gelu(x) + y, FULL, [(8192, 8192)] * 2),
+    "softmax_row": (lambda x: functional.softmax(x, -1), FULL, [(4096, 16384)]),
+    "logsoftmax_row": (lambda x: functional.log_softmax(x, -1), FULL, [(8192, 8192)]),
+    "softmax_w": (lambda x: functional.softmax(x, -1), FULL, [(2048, 65536)]),
+    "ln_row": (lambda x, w, b: functional.layer_norm(x, (8192,), w, b), HALF, [(8192, 8192), (8192,), (8192,)]),
+    "ln_row32": (lambda x, w, b: functional.layer_norm(x, (8192,), w, b), FULL, [(8192, 8192), (8192,), (8192,)]),
+    "ln_1k": (lambda x, w, b: functional.layer_norm(x, (1024,), w, b), HALF, [(32768, 1024), (1024,), (1024,)]),
+    "rms_row": (lambda x, w: functional.rms_norm(x, (4096,), w), BRAIN, [(16384, 4096), (4096,)]),
+    "gelu": (functional.gelu, HALF, [(16384, 8192)]),
+    "gelu_add": (lambda x, y: functional.gelu(x) + y, FULL, [(8192, 8192)] * 2),
     "sin_odd": (lambda x: torch.sin(x) * x + 1, FULL, [(4001, 9001)]),
 }
 

@@ -340,6 +340,7 @@ BY_ATEN: dict[str, Callable[[Call], Any]] = {
     "linear": _linear, "addmm": _addmm, "baddbmm": _addmm, "dot": _matmul, "mv": _matmul, "outer": _outer, "einsum": einsum,
     **dict.fromkeys(("dropout", "feature_dropout", "alpha_dropout", "native_dropout"), _dropout),
     "copy": _copy, "glu": _glu, "prelu": _prelu,
+    "log_sigmoid_forward": lambda c: (c.b.op("log_sigmoid", c.tensor("self")), None),  # the other result is for gradients
     "select.int": _select, "split.Tensor": _split, "split_with_sizes": _split, "chunk": _split, "unbind.int": _split,
     **{f"{lead}adaptive_avg_pool{n}d": mean_of_all for lead in ("", "_") for n in (1, 2, 3)}, "clamp.Tensor": clamp,
     "constant_pad_nd": _constant_pad, "slice_scatter": _scattered, "select_scatter": _scattered, "_cdist_forward": _distances,
