@@ -6,7 +6,8 @@
 
 ``--only GLOB`` takes some of them. ``time`` compiles in several processes, each of which keeps what it made; when all are done
 (or ``--seconds`` are over) they measure one after the other, so that nothing else runs on the GPU. Times are of calls one after
-the other (events around many), and of a CUDA graph of one call; µs.
+the other (events around many), and of a CUDA graph of one call, all in turn (median of rounds); µs. ``--names NAME:DTYPE`` mixes
+dtypes; the first are prepared first.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import fcntl
 import json
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -33,10 +35,13 @@ from torch.utils._pytree import tree_flatten
 
 import fuser
 from experiments.suite import SUITE
+from search.measure.replays import captured
+from search.measure.replays import in_turn
 from search.piecewise import PiecewiseModule
 
 PATIENCE = 120
 """Seconds that a module may take to compile."""
+ROUNDS, ROUND_SECONDS = 5, 0.003
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -118,41 +123,17 @@ def each(names: Sequence[str], what: Callable[[str], str]) -> int:
 # -- on a GPU -------------------------------------------------------------------------------------------------------------------
 
 
-def calls_us(call: Callable[[], Any]) -> float:
-    """Calls one after the other: the least of some runs of about 10 ms."""
-    for _ in range(3):
+def times(calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
+    """Median µs of a call of each, in turn."""
+    for call in calls.values():
         call()
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    call()
-    torch.cuda.synchronize()
-    several = max(3, min(200, int(0.01 / (time.perf_counter() - start))))
-    best = float("inf")
-    for _ in range(5):
-        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        first.record()
-        for _ in range(several):
-            call()
-        last.record()
-        torch.cuda.synchronize()
-        best = min(best, first.elapsed_time(last) / several)
-    return 1e3 * best
+    return {n: statistics.median(found) for n, found in in_turn(calls, ROUNDS, ROUND_SECONDS).items()}
 
 
-def graph_us(call: Callable[[], Any]) -> float:
-    graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        call()
-    torch.cuda.synchronize()
-    with torch.cuda.graph(graph):
-        call()
-    return calls_us(graph.replay)
-
-
-def prepared(name: str, dtype: Any, doors: Sequence[str]) -> dict[str, Any]:
-    """What there is to measure of a module: callables by name, and the row so far."""
+def prepared(name: str, dtype: Any, doors: Sequence[str], most: float = PATIENCE) -> dict[str, Any]:
+    """What there is to measure of a module: callables by name, and the row so far; ``most`` seconds for each compiler."""
     module, inputs = made(name, False, dtype, "cuda")
-    row: dict[str, Any] = {"name": name}
+    row: dict[str, Any] = {"name": name, "dtype": str(dtype)[6:]}
     calls: dict[str, Callable[[], Any]] = {"eager": lambda: module(*inputs)}
     wide = [module.double(), *(x.double() if x.is_floating_point() else x for x in inputs)]
     exact = wide[0](*wide[1:])
@@ -166,7 +147,7 @@ def prepared(name: str, dtype: Any, doors: Sequence[str]) -> dict[str, Any]:
     for peer in ("ours", "inductor", *doors):
         start = time.perf_counter(), time.process_time()
         try:
-            with patience(PATIENCE):
+            with patience(most):
                 run = compilers[peer]()
                 row[f"{peer}_error"] = error(run(*inputs), exact)
             calls[peer] = lambda run=run: run(*inputs)
@@ -174,7 +155,13 @@ def prepared(name: str, dtype: Any, doors: Sequence[str]) -> dict[str, Any]:
         except Exception as caught:  # noqa: BLE001
             row[f"{peer}_failed"] = f"{type(caught).__name__}: {str(caught)[:300]}"
         row[f"{peer}_seconds"] = time.perf_counter() - start[0], time.process_time() - start[1]
-    return {"row": row, "calls": calls}
+    graphs = {}
+    for peer, call in calls.items():
+        try:
+            graphs[peer] = captured(call)  # what it returns is kept too: it lies in the graph's memory
+        except Exception as caught:  # noqa: BLE001 - a call that waits for the GPU cannot be captured
+            row[f"{peer}_graph_failed"] = str(caught)[:200]
+    return {"row": row, "calls": calls, "graph": {n: g[1] for n, g in graphs.items()}, "kept": graphs}
 
 
 def worker(args: argparse.Namespace, names: Sequence[str]) -> None:
@@ -186,15 +173,16 @@ def worker(args: argparse.Namespace, names: Sequence[str]) -> None:
     folder, until = Path(args.folder), time.time() + args.seconds
     ready, done = [], (folder / f"rows_{args.worker}.jsonl").open("w")
     with torch.no_grad():
-        for name in names:
-            if time.time() > until:
-                print(f"{name} left out: no time", flush=True)
+        for entry in names:
+            if time.time() > until or (folder / "go").exists() or not _claimed(folder / f"claim_{entry}"):
                 continue
+            name, _, dtype = entry.partition(":")
+            most = min(PATIENCE, until + PATIENCE / 4 - time.time())
             try:
-                ready.append(prepared(name, DTYPES[args.dtype], args.doors))
+                ready.append(prepared(name, DTYPES[dtype or args.dtype], args.doors, most))
+                print(json.dumps(ready[-1]["row"]), flush=True)
             except Exception as caught:  # noqa: BLE001
-                print(f"{name} FAILED {type(caught).__name__}: {str(caught)[:200]}", flush=True)
-            print(json.dumps(ready[-1]["row"]) if ready else name, flush=True)
+                print(f"{entry} FAILED {type(caught).__name__}: {str(caught)[:200]}", flush=True)
             torch.cuda.empty_cache()
         (folder / f"ready_{args.worker}").touch()
         while not (folder / "go").exists():
@@ -202,44 +190,44 @@ def worker(args: argparse.Namespace, names: Sequence[str]) -> None:
         for one in ready:
             with (folder / "lock").open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                for kind, timed in (("calls", calls_us), ("graph", graph_us)):
-                    for peer, call in one["calls"].items():
-                        try:
-                            one["row"][f"{peer}_{kind}"] = timed(call)
-                        except Exception as caught:  # noqa: BLE001
-                            one["row"][f"{peer}_{kind}_failed"] = str(caught)[:200]
-                torch.cuda.synchronize()
+                for kind in ("graph", "calls"):
+                    try:
+                        one["row"] |= {f"{peer}_{kind}": us for peer, us in times(one[kind]).items()}
+                    except Exception as caught:  # noqa: BLE001
+                        one["row"][f"{kind}_failed"] = str(caught)[:200]
             done.write(json.dumps(one["row"]) + "\n")
             done.flush()
+    (folder / f"done_{args.worker}").touch()
+
+
+def _claimed(path: Path) -> bool:
+    """Whether this process is the first that asks."""
+    try:
+        path.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
 
 
 def start(args: argparse.Namespace, names: Sequence[str]) -> list[subprocess.Popen[bytes]]:
     folder = Path(args.folder)
     folder.mkdir(parents=True, exist_ok=True)
-    found = []
-    for i in range(args.jobs):
-        mine = ["--folder", args.folder, "--seconds", str(args.seconds), "--dtype", args.dtype, "--worker", str(i)]
-        words = [
-            sys.executable,
-            "-m",
-            "experiments.modules",
-            "work",
-            *mine,
-            "--doors",
-            *args.doors,
-            "--names",
-            *names[i :: args.jobs],
-        ]
-        env = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-        found.append(subprocess.Popen(words, stdout=(folder / f"log_{i}").open("w"), stderr=subprocess.STDOUT, env=env))
-    return found
+    words = [sys.executable, "-m", "experiments.modules", "work", "--folder", args.folder, "--seconds", str(args.seconds)]
+    words += ["--dtype", args.dtype, "--doors", *args.doors, "--names", *names]
+    env = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    logs = [(folder / f"log_{i}").open("w") for i in range(args.jobs)]
+    return [
+        subprocess.Popen([*words, "--worker", str(i)], stdout=log, stderr=subprocess.STDOUT, env=env)
+        for i, log in enumerate(logs)
+    ]
 
 
-def wait(args: argparse.Namespace, most: float) -> None:
-    """Until all workers are ready."""
+def wait(args: argparse.Namespace, most: float, what: str = "ready") -> Iterator[None]:
+    """Until all workers are ``what``, but no longer than ``most`` seconds."""
     until = time.time() + most
-    while time.time() < until and len(list(Path(args.folder).glob("ready_*"))) < args.jobs:
+    while time.time() < until and len(list(Path(args.folder).glob(f"{what}_*"))) < args.jobs:
         time.sleep(0.5)
+        yield
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
@@ -252,7 +240,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         return r.get(f"inductor_{kind}", float("nan")) / r.get(f"ours_{kind}", float("nan"))
 
     for r in sorted(rows, key=lambda r: ratio(r, "graph")):
-        text = f"{r['name']:30}"
+        text = f"{r['name'] + (' ' + r['dtype'] if r.get('dtype', 'float32') != 'float32' else ''):30}"
         for kind, first in (("calls", 13), ("graph", 14)):
             times = [r.get(f"{p}_{kind}", float("nan")) for p in ("eager", "inductor", "ours")]
             text += f"{times[0]:{first}.1f}{times[1]:10.1f}{times[2]:10.1f}{ratio(r, kind):7.2f}"
@@ -260,6 +248,16 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         text += "".join(f"  {k}: {v}" for k, v in r.items() if k.endswith("failed"))
         lines.append(text)
     return "\n".join(lines)
+
+
+def told(args: argparse.Namespace) -> str:
+    """The table of what was measured so far; written where it is wanted."""
+    rows = [json.loads(x) for f in Path(args.folder).glob("rows_*.jsonl") for x in f.read_text().splitlines() if x[-1:] == "}"]
+    text = table(rows)
+    if args.output:
+        Path(args.output).write_text(text + "\n")
+        Path(args.output).with_suffix(".json").write_text(json.dumps(rows))
+    return text
 
 
 def main() -> int:
@@ -273,6 +271,7 @@ def main() -> int:
     p.add_argument("--jobs", type=int, default=os.cpu_count())
     p.add_argument("--seconds", type=float, default=1e9)
     p.add_argument("--patience", type=float, default=PATIENCE, help="seconds to wait for workers that are not ready")
+    p.add_argument("--most", type=float, default=1e9, help="seconds to measure at most")
     p.add_argument("--worker", type=int)
     p.add_argument("--doors", nargs="*", default=[])
     p.add_argument("-o", "--output")
@@ -288,22 +287,13 @@ def main() -> int:
         return 0
     if args.what in ("time", "prepare"):
         start(args, names)
-        wait(args, args.seconds + PATIENCE)
+        list(wait(args, args.seconds + PATIENCE))
     if args.what in ("time", "measure"):
-        wait(args, args.patience)
+        list(wait(args, args.patience))
         (Path(args.folder) / "go").touch()
-        seen, still = -1, time.time()
-        rows: list[dict[str, Any]] = []
-        while time.time() - still < 30:
-            rows = [json.loads(x) for f in Path(args.folder).glob("rows_*.jsonl") for x in f.read_text().splitlines()]
-            if len(rows) != seen:
-                seen, still = len(rows), time.time()
-            time.sleep(0.5)
-        text = table(rows)
-        print(text)
-        if args.output:
-            Path(args.output).write_text(text + "\n")
-            Path(args.output).with_suffix(".json").write_text(json.dumps(rows))
+        for _ in wait(args, args.most, "done"):  # whoever ends this has what was measured so far
+            told(args)
+        print(told(args))
     return 0
 
 

@@ -7,9 +7,21 @@ from typing import Any
 
 from experiments.suite import blocks
 from experiments.suite import layers
+from experiments.suite import losses
 from experiments.suite import nets
+from experiments.suite import pieces
+from experiments.suite import places
 from experiments.suite import products
 from experiments.suite import vision
 
-SUITE: dict[str, Callable[[bool], Any]] = {**layers.CASES, **products.CASES, **blocks.CASES, **nets.CASES, **vision.CASES}
+SUITE: dict[str, Callable[[bool], Any]] = {
+    **layers.CASES,
+    **products.CASES,
+    **blocks.CASES,
+    **nets.CASES,
+    **vision.CASES,
+    **places.CASES,
+    **pieces.CASES,
+    **losses.CASES,
+}
 """By name: a function of whether the small one is wanted that makes a module and its inputs."""

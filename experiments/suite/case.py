@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch import nn
 
+N = Callable[[int, int], int]
+"""``n(real, small)``: one of two sizes."""
 Made = tuple[nn.Module, tuple[Any, ...]]
 Case = Callable[[bool], Made]
 
