@@ -188,6 +188,8 @@ def worker(args: argparse.Namespace, names: Sequence[str]) -> None:
         while not (folder / "go").exists():
             time.sleep(0.1)
         for one in ready:
+            if (folder / "over").exists():
+                break
             with (folder / "lock").open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 for kind in ("graph", "calls"):
@@ -293,6 +295,7 @@ def main() -> int:
         (Path(args.folder) / "go").touch()
         for _ in wait(args, args.most, "done"):  # whoever ends this has what was measured so far
             told(args)
+        (Path(args.folder) / "over").touch()
         print(told(args))
     return 0
 
