@@ -207,7 +207,7 @@ class CompiledProgram:
         """Copy the inputs into the buffers of the captured graph, replay it."""
         run = self._executable
         if self._replayed is None:
-            self._replayed = run.capture(values, run.empty_outputs(), own=True)
+            self._replayed = run.capture(values, own=True)
         captured, into = self._replayed, self._into(out)
         captured(*(values[n] for n in captured.inputs))
         if into is None:
@@ -223,8 +223,8 @@ class CompiledProgram:
         """The call as a CUDA graph over these very tensors: ``replay()`` costs what torch's own replay costs. See
         :class:`fuser.runtime.capture.Captured`."""
         run = self._executable
-        into = self._into(out) or run.empty_outputs()
-        return run.capture(self._named(inputs, named), {n: into[n] for n in self.outputs})
+        into = self._into(out)
+        return run.capture(self._named(inputs, named), into and {n: into[n] for n in self.outputs})
 
     def turn(self) -> AbstractContextManager[None]:
         """See :meth:`fuser.runtime.graph_executor.Executable.turn`."""

@@ -10,20 +10,27 @@ from typing import Any
 
 from fuser.aten import call as call_aten
 from fuser.ir.mugraph import LibraryKernel
+from fuser.lower.triton_source import KernelSource
 from fuser.runtime.calls import Launch
+from fuser.runtime.launch import ALIGNMENT
 from fuser.runtime.launch import InterpretedKernel
 from fuser.runtime.launch import LoadedKernel
 from fuser.runtime.library import bind_library
 from fuser.runtime.library import call_of_result
 from fuser.runtime.library import constants
+from fuser.runtime.library import makes
 from fuser.runtime.library import matmul_parts
 from fuser.runtime.library import multiply
+from fuser.runtime.library import repeated
 from fuser.runtime.library import root_of
+from fuser.runtime.library import taken
 from fuser.runtime.library import view
 from fuser.runtime.plan import Plan
 
 Loaded = LoadedKernel | InterpretedKernel | None
 """A kernel of a graph; None for a library kernel."""
+ADDRESSES = 64
+"""Most sets of addresses for which a kernel behind what torch allocates keeps its packed arguments."""
 
 
 def held_by_libraries(plan: Plan) -> frozenset[str]:
@@ -38,29 +45,89 @@ def launches(
     kernels: Sequence[Loaded],
     table: Mapping[str, Any],
     held: frozenset[str] = frozenset(),
-    late: Mapping[str, Any] | None = None,
+    late: dict[str, Any] | None = None,
 ) -> list[Launch]:
     """A launch for each launched kernel of the plan, over the tensors of ``table``. Library kernels look the tensors ``held`` up
-    in ``late`` at every call: then nothing here keeps them alive."""
+    in ``late`` at every call: then nothing here keeps them alive. What torch allocates in a call (``plan.adopted``, of which the
+    table has the form alone) they put there, and it is dropped behind its last reader."""
     found: list[Launch] = []
-    shared = _shared(plan)
+    shared, last = _shared(plan), _last_reads(plan)
     for number, i in enumerate(plan.launched):
         kernel, loaded, source = plan.graph.kernels[i], kernels[i], plan.sources[i]
         if isinstance(kernel, LibraryKernel):
             used = {root_of(t, plan.views) for t in (*kernel.args, kernel.output)}
             if late is not None and used & held:
-                found.append(_deferred(plan, kernel, table, held, late, shared.get(number)))
+                launch = _deferred(plan, kernel, table, held, late, shared.get(number))
             else:
-                found.append(_library(plan, kernel, table, shared.get(number)))
-            continue
-        assert source is not None
-        args = [table[n] for n in source.args]
-        if isinstance(loaded, LoadedKernel):
-            dependent = loaded.artifact.source.pdl and may_overlap(plan, number)
-            found.append(loaded.bind([t.data_ptr() for t in args], dependent))
-        elif loaded is not None:
-            found.append(loaded.bind([t.reshape(s) for t, s in zip(args, source.shapes, strict=True)]))
+                launch = _library(plan, kernel, table, shared.get(number))
+        else:
+            assert source is not None
+            dependent = source.pdl and may_overlap(plan, number)
+            if late is not None and plan.adopted & set(source.args):
+                launch = _behind(loaded, source, table, plan.adopted, late, dependent)
+            else:
+                launch = _generated(loaded, source, [table[n] for n in source.args], dependent)
+        found.append(_dropping(launch, last[number], late) if late is not None and number in last else launch)
     return found
+
+
+def _generated(loaded: Loaded, source: KernelSource, args: Sequence[Any], dependent: bool) -> Launch:
+    if isinstance(loaded, LoadedKernel):
+        return loaded.bind([t.data_ptr() for t in args], dependent)
+    assert loaded is not None
+    return loaded.bind([t.reshape(s) for t, s in zip(args, source.shapes, strict=True)])
+
+
+def _behind(
+    loaded: Loaded,
+    source: KernelSource,
+    table: Mapping[str, Any],
+    adopted: frozenset[str],
+    late: Mapping[str, Any],
+    dependent: bool,
+) -> Launch:
+    """A generated kernel that reads what torch allocates: at the same addresses from call to call, mostly."""
+    mine = [n for n in source.args if n in adopted]
+    fixed = {n: table[n] for n in source.args if n not in adopted}
+    bound: dict[tuple[int, ...], Launch] = {}
+
+    def call(stream: int) -> None:
+        key = tuple([late[n].data_ptr() for n in mine])
+        launch = bound.get(key)
+        if launch is None:
+            launch = _generated(loaded, source, [late[n] if n in adopted else fixed[n] for n in source.args], dependent)
+            if isinstance(loaded, LoadedKernel):  # the interpreter's would keep the tensors
+                if len(bound) >= ADDRESSES:
+                    bound.clear()
+                bound[key] = launch
+        launch(stream)
+
+    return call
+
+
+def _last_reads(plan: Plan) -> dict[int, tuple[str, ...]]:
+    """What torch allocated and nothing reads behind a launch, by its number; nothing where kernels of several streams may still
+    read it."""
+    if plan.streams.count > 1:
+        return {}
+    last: dict[str, int] = {}
+    for number, i in enumerate(plan.launched):
+        k = plan.graph.kernels[i]
+        last |= {r: number for t in (*k.inputs, *k.outputs) if (r := root_of(t, plan.views)) in plan.adopted}
+    found: dict[int, tuple[str, ...]] = {}
+    for name, number in last.items():
+        if name not in plan.graph.outputs:
+            found[number] = (*found.get(number, ()), name)
+    return found
+
+
+def _dropping(launch: Launch, names: Sequence[str], late: dict[str, Any]) -> Launch:
+    def call(stream: int) -> None:
+        launch(stream)
+        for name in names:
+            del late[name]
+
+    return call
 
 
 def may_overlap(plan: Plan, number: int) -> bool:
@@ -78,8 +145,8 @@ def _value(plan: Plan, name: str, table: Mapping[str, Any]) -> Any:
     return table[name]
 
 
-Carry = Callable[[list[Any], Any], None]
-"""Carries out a library kernel: operands, and the tensor that is written."""
+Carry = Callable[[list[Any]], Any]
+"""Carries out a library kernel of some operands; returns the result, in memory that may go at any time."""
 
 
 def _shared(plan: Plan) -> dict[int, Carry]:
@@ -101,12 +168,13 @@ def _shared(plan: Plan) -> dict[int, Carry]:
 
 
 def _result(attrs: Mapping[str, Any], held: list[Any], first: bool, last: bool) -> Carry:
-    def carry(xs: list[Any], out: Any) -> None:
+    def carry(xs: list[Any]) -> Any:
         if first:
             held[:] = call_aten(attrs["callee"], attrs["detail"], xs)
-        out.copy_(held[attrs["field"]])
+        found = held[attrs["field"]]
         if last:
             held.clear()
+        return found
 
     return carry
 
@@ -115,7 +183,7 @@ def _library(plan: Plan, kernel: LibraryKernel, table: Mapping[str, Any], carry:
     attrs = constants(kernel, plan.graph, plan.table)
     args, out = [_value(plan, a, table) for a in kernel.args], _value(plan, kernel.output, table)
     if carry is not None:
-        return lambda _: carry(args, out)
+        return lambda _: out.copy_(carry(args))
     call = bind_library(kernel.op, attrs, args, out)
     return lambda _: call()
 
@@ -125,7 +193,7 @@ def _deferred(
     kernel: LibraryKernel,
     table: Mapping[str, Any],
     held: frozenset[str],
-    late: Mapping[str, Any],
+    late: dict[str, Any],
     carry: Carry | None,
 ) -> Launch:
     """A library kernel on tensors that only ``late`` has at the time of a call; what is known of their strides is worked out
@@ -136,16 +204,39 @@ def _deferred(
     groups = matmul_parts(*operands) if kernel.contracts else [tuple(operands)]
     roots = [root_of(n, plan.views) for n in names]
     getters = [[_getter(x, r, table[r], r in held) for x, r in zip(group, roots, strict=True)] for group in groups]
+    if kernel.output in plan.adopted:
+        return _adopting(kernel, attrs, getters[0][:-1], operands[-1], late, carry, kernel.output in plan.graph.outputs)
+    write = None if kernel.contracts else repeated(kernel.op, attrs, operands[0], operands[-1])
 
     def call(_: int) -> None:
         for group in getters:
             *xs, out = [get(late) for get in group]
             if carry is not None:
-                carry(xs, out)
-            elif kernel.contracts:
-                multiply(xs[0], xs[1], out)
+                out.copy_(carry(xs))
+            elif write is not None:
+                write(xs, out)
             else:
-                bind_library(kernel.op, attrs, xs, out)()
+                multiply(xs[0], xs[1], out)
+
+    return call
+
+
+def _adopting(
+    kernel: LibraryKernel,
+    attrs: Mapping[str, Any],
+    getters: Sequence[Callable[[Mapping[str, Any]], Any]],
+    like: Any,
+    late: dict[str, Any],
+    carry: Carry | None,
+    fresh: bool,
+) -> Launch:
+    """A library kernel whose result stays where torch allocates it; ``like`` is its form."""
+    name = kernel.output
+    make = makes(kernel.op, attrs, like, fresh, ALIGNMENT)
+
+    def call(_: int) -> None:
+        xs = [get(late) for get in getters]
+        late[name] = make(xs) if carry is None else taken(carry(xs), like, xs if fresh else (), ALIGNMENT)
 
     return call
 

@@ -96,8 +96,13 @@ class Executable:
         self.constants = {n: accept(specs[n], x) for n, x in (constants or {}).items()}
         self._inputs = tuple(specs[n] for n in self.plan.graph.inputs if n not in self.constants)
         self.inputs, self.outputs = tuple(s.name for s in self._inputs), tuple(s.name for s in self._outputs)
-        self._ends = (*self._inputs, *self._outputs)
-        self._held = held_by_libraries(self.plan) - set(self.constants)
+        made = self.plan.adopted
+        self._forms = {
+            n: torch.empty(t.shape, dtype=getattr(torch, t.dtype), device="meta") for n, t in self.plan.table.items() if n in made
+        }
+        self._made = tuple(i for i, s in enumerate(self._outputs) if s.name in made)
+        self._ends = (*self._inputs, *(s for s in self._outputs if s.name not in made))
+        self._held = held_by_libraries(self.plan) - set(self.constants) | made
         gpu = self.device.type == "cuda"
         self._lanes = Lanes(self.plan.streams, TorchGpu(self.device)) if gpu and self.plan.streams.count > 1 else None
         self._current: Callable[[], int] = functools.partial(_raw_stream(), self.device.index) if gpu else int
@@ -148,11 +153,15 @@ class Executable:
 
     def empty_outputs(self) -> dict[str, Any]:
         """Fresh outputs by name, uninitialised."""
-        return dict(zip(self.outputs, self._empty(), strict=True))
+        return {n: self._new(shape, dtype=dtype, device=self.device) for n, shape, dtype, _ in self._outputs}
 
     def _empty(self) -> tuple[Any, ...]:
+        """What is written; None for what torch allocates."""
         new, device = self._new, self.device
-        return tuple([new(shape, dtype=dtype, device=device) for _, shape, dtype, _ in self._outputs])
+        if not self._made:
+            return tuple([new(shape, dtype=dtype, device=device) for _, shape, dtype, _ in self._outputs])
+        made = self.plan.adopted
+        return tuple([None if n in made else new(shape, dtype=dtype, device=device) for n, shape, dtype, _ in self._outputs])
 
     def _named(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any] | None) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """Inputs and outputs in order. Raises :class:`UsageError` for names that are missing or unknown."""
@@ -170,16 +179,37 @@ class Executable:
     def _checked(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> dict[str, Any]:
         """Tensors by name, inputs first, ready to be bound."""
         given = {s.name: accept(s, x) for s, x in zip(self._inputs, inputs, strict=True)}
-        return given | check_outputs(self._outputs, outputs, {**self.constants, **given})
+        written = [(s, x) for s, x in zip(self._outputs, outputs, strict=True) if x is not None]
+        return given | check_outputs([s for s, _ in written], [x for _, x in written], {**self.constants, **given})
 
     # -- running ------------------------------------------------------------------------------------------------------------
 
-    def _bind(self, values: Mapping[str, Any], late: dict[str, Any] | None = None) -> Callable[[], None]:
-        table = {**self.intermediates, **self.constants, **values}
-        made = launches(self.plan, self.kernels, table, self._held, late)
+    def _bind(
+        self, values: Mapping[str, Any], late: dict[str, Any] | None = None, made: dict[str, Any] | None = None
+    ) -> Callable[[], None]:
+        """``late``: what is looked up at every call. Without it a call writes all of ``values``' outputs, also those that torch
+        allocates, and puts these into ``made`` where they are not given."""
+        table = {**self.intermediates, **self.constants, **values, **self._forms}
+        own = dict(values) if late is None and self.plan.adopted else late
+        calls = launches(self.plan, self.kernels, table, self._held, own)
         if self._lanes is not None:
-            return self._lanes.call(made, [self.plan.sources[i] is None for i in self.plan.launched])
-        return in_turn(made, self._current)
+            call = self._lanes.call(calls, [self.plan.sources[i] is None for i in self.plan.launched])
+        else:
+            call = in_turn(calls, self._current)
+        if late is not None or own is None:
+            return call
+
+        def whole() -> None:
+            call()
+            for name in (self.outputs[i] for i in self._made):
+                if name in values:
+                    values[name].copy_(own[name])
+                elif made is not None:
+                    made[name] = own[name]
+            for name in self.plan.adopted & own.keys():
+                del own[name]
+
+        return whole
 
     def bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Callable[[], None]:
         """A call without arguments over these tensors, which it keeps alive: calling it is only launching, on torch's current
@@ -202,24 +232,27 @@ class Executable:
             outputs = tuple(out) if isinstance(out, tuple | list) else (out,)
             if len(outputs) != len(self._outputs):
                 raise UsageError(f"{self.name!r} has {len(self._outputs)} outputs, {len(outputs)} were passed in")
-        self._run(inputs, outputs)
+        outputs = self._run(inputs, outputs)
         return outputs[0] if len(outputs) == 1 else outputs
 
     def run(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Outputs by name for inputs by name; ``outputs`` are written in place where given. Raises as a call does."""
         given, found = self._named(inputs, outputs)
-        self._run(given, found)
-        return dict(zip(self.outputs, found, strict=True))
+        return dict(zip(self.outputs, self._run(given, found), strict=True))
 
-    def _run(self, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
+    def _run(self, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> tuple[Any, ...]:
         if self._several:
             with self._here():
-                self._run_here(inputs, outputs)
-        else:
-            self._run_here(inputs, outputs)
+                return self._run_here(inputs, outputs)
+        return self._run_here(inputs, outputs)
 
-    def _run_here(self, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
-        tensors = (*inputs, *outputs)
+    def _run_here(self, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        given = outputs
+        if self._made:
+            if any(outputs[i] is not None for i in self._made):
+                self._checked(inputs, outputs)
+            outputs = tuple([None if i in self._made else x for i, x in enumerate(outputs)])
+        tensors = (*inputs, *(x for x in outputs if x is not None)) if self._made else (*inputs, *outputs)
         key = addresses(self._ends, tensors, self._tensor)
         if key is None or key not in self._packed:
             # what is copied here lives as long as this call; torch frees memory in the order of the stream
@@ -231,12 +264,21 @@ class Executable:
                 self._order()
             if packed.late is None:
                 packed.call()
-                return
+                return given
             packed.late.update((s.name, x) for s, x in zip(self._ends, tensors, strict=True))
             try:
                 packed.call()
+                return self._with_made(given, packed.late) if self._made else given
             finally:
                 packed.late.clear()
+
+    def _with_made(self, outputs: tuple[Any, ...], late: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The outputs with what torch allocated, which is copied where tensors were given."""
+        found = list(outputs)
+        for i in self._made:
+            x = late[self.outputs[i]]
+            found[i] = x if found[i] is None else found[i].copy_(x)
+        return tuple(found)
 
     def _remember(self, key: tuple[int, ...], tensors: tuple[Any, ...]) -> _Packed:
         late: dict[str, Any] | None = {} if self._held else None
@@ -280,12 +322,14 @@ class Executable:
             values = self._checked(*self._named(inputs, outputs))
             if own:
                 values |= {n: values[n].clone() for n in self.inputs}
-            call = self._bind(values)
+            made: dict[str, Any] = {}
+            call = self._bind(values, made=made)
             if self._current() != self._last_handle:
                 self._order()  # the first run of the call uses the workspace too
             graph = capture_calls([call], warm=True)
             torch.cuda.synchronize()
-        return Captured({n: values[n] for n in inputs}, {n: values[n] for n in outputs or self.outputs}, graph, (self, call))
+        found = {n: values[n] if n in values else made[n] for n in outputs or self.outputs}
+        return Captured({n: values[n] for n in inputs}, found, graph, (self, call))
 
 
 def _raw_stream() -> Callable[[int], int]:

@@ -10,6 +10,7 @@ import functools
 import math
 from collections.abc import Callable
 from collections.abc import Mapping
+from collections.abc import Sequence
 from itertools import pairwise
 from itertools import product
 from typing import Any
@@ -25,7 +26,9 @@ from fuser.ir.program import infer_shape
 from fuser.ir.scalar import Extent
 from fuser.ir.scalar import numbers
 from fuser.runtime.eager import writes
+from fuser.runtime.forms import explicit_attention
 from fuser.runtime.torch_program import apply
+from fuser.runtime.torch_program import call_of
 
 _WRITTEN = ("matmul", "cast", "repeat")
 """Operators that are written into a tensor in a form of their own."""
@@ -115,6 +118,32 @@ def bind_library(op: str, attrs: Mapping[str, Any], args: list[Any], out: Any) -
         out.copy_(apply(op, args, attrs))
 
     return copied
+
+
+def repeated(op: str, attrs: Mapping[str, Any], x: Any, out: Any) -> Callable[[list[Any], Any], None]:
+    """The same for tensors like ``x`` and ``out`` that are only known at each call: operands, and what is written."""
+    if op in ("matmul", "reshape", "repeat") or op_def(op).relabels:
+        return lambda xs, y: bind_library(op, attrs, xs, y)()
+    into = writes(op_def(op), attrs)
+    if into is None or (op_def(op).kind == "library" and not _typed(op, x.dtype, out.dtype)):
+        call = call_of(op, attrs)
+        return lambda xs, y: y.copy_(call(xs, explicit_attention))
+    return lambda xs, y: into(*xs, out=y)
+
+
+def makes(op: str, attrs: Mapping[str, Any], like: Any, fresh: bool, aligned: int) -> Callable[[list[Any]], Any]:
+    """A call of torch whose result is taken as it is if it lies as ``like``, on an address that is a multiple of ``aligned``;
+    ``fresh``: and if it is none of the operands."""
+    call = call_of(op, attrs)
+    return lambda xs: taken(call(xs, explicit_attention), like, xs if fresh else (), aligned)
+
+
+def taken(x: Any, like: Any, apart: Sequence[Any], aligned: int) -> Any:
+    """``x``, or a copy of it that is as ``like`` says and shares no memory with ``apart``."""
+    fits = x.shape == like.shape and x.dtype is like.dtype and x.is_contiguous() and not x.data_ptr() % aligned
+    if fits and not any(x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr() for y in apart):
+        return x
+    return x.new_empty(like.shape, dtype=like.dtype).copy_(x)
 
 
 def _with_out(op: str, attrs: Mapping[str, Any], xs: list[Any], out: Any) -> Callable[[], Any] | None:

@@ -4,6 +4,7 @@ and the place of every intermediate."""
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +19,7 @@ from fuser.lower.triton_source import KernelSource
 from fuser.lower.triton_source import generate_graph
 from fuser.runtime.library import allocates
 from fuser.runtime.library import call_of_result
+from fuser.runtime.library import constants
 from fuser.runtime.library import output_of
 from fuser.runtime.library import root_of
 from fuser.runtime.library import views_of
@@ -62,6 +64,12 @@ class Plan:
     def views(self) -> dict[str, LibraryKernel]:
         return views_of(self.graph)
 
+    @cached_property
+    def adopted(self) -> frozenset[str]:
+        """Results that torch allocates at every call and that are taken where they lie: of library kernels that have no form
+        which writes into a given tensor. An output only where its kernel runs on the caller's stream."""
+        return adopted(self.graph, self.table, self.launched, self.streams)
+
     @property
     def scratch(self) -> tuple[str, ...]:
         """Library kernels for which torch allocates memory of its own at every call."""
@@ -91,11 +99,22 @@ def plan(candidate: Candidate, made: Sequence[KernelSource] = ()) -> Plan:
     launched = tuple(i for i, k in enumerate(graph.kernels) if k.outputs[0] not in views)
     accesses = accesses_of(graph)
     streams = streams_of(accesses)
-    inside = {n: tensors[n] for n in graph.intermediates if n not in views}
+    taken = adopted(graph, tensors, launched, streams)
+    inside = {n: tensors[n] for n in graph.intermediates if n not in views and n not in taken}
     sources = tuple(s for _, s in pairs)
     early = [n for n, i in enumerate(launched) if (s := sources[i]) is not None and s.pdl]
     workspace = place(accesses, inside, streams, early)
     return Plan(candidate, sources, tuple(tensors.values()), launched, streams, workspace)
+
+
+def adopted(graph: KernelGraph, tensors: Mapping[str, Tensor], launched: Sequence[int], streams: Streams) -> frozenset[str]:
+    """See :attr:`Plan.adopted`."""
+    found = set[str]()
+    for number, i in enumerate(launched):
+        k = graph.kernels[i]
+        if isinstance(k, LibraryKernel) and allocates(k.op, constants(k, graph, tensors)):
+            found |= {k.output} if streams.stream[number] == 0 else {k.output} - set(graph.outputs)
+    return frozenset(found)
 
 
 def accesses_of(graph: KernelGraph) -> tuple[Access, ...]:
