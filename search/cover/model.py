@@ -31,6 +31,7 @@ from search.cover.borders import Border
 from search.cover.borders import borders
 from search.cover.fold import folded
 from search.cover.ilp import Cover
+from search.cover.images import lean
 from search.cover.offers import Offers
 from search.cover.offers import Pricing
 from search.cover.offers import best_form
@@ -131,7 +132,7 @@ def compile_model(
     device, executor, seed = pricing.device, pricing.executor, pricing.seed
     stages = Stages(say)
     stages.begin("candidates", f"looking for candidates among {len(program.nodes)} operators")
-    program, params = turned(*selected(*packed(*folded(program, params))), pricing.device)
+    program, params = turned(*selected(*packed(*lean(*folded(program, params)))), pricing.device)
     stages.begin("prices", f"pricing candidates for {device.title}")
     offers = best_form(program, params, pricing)
     done: dict[str, Realised] = {}

@@ -1,0 +1,92 @@
+"""Convolutions as a library computes them best: normalizations by constants are in their weights, biases in what stands behind.
+
+A library adds a bias in a pass of its own over the result, which the kernel behind it reads anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from fuser.ir.builder import Builder
+from fuser.ir.builder import Ref
+from fuser.ir.dtypes import rounded
+from fuser.ir.ops import Array
+from fuser.ir.ops import op as op_def
+from fuser.ir.program import Node
+from fuser.ir.program import TensorProgram
+from fuser.ir.scalar import Scalar
+from search.cover.rebuild import Rule
+from search.cover.rebuild import rebuild
+
+CONVOLUTIONS = {f"conv{t}{n}d": t for t in ("", "_transpose") for n in (1, 2, 3)}
+
+
+def lean(program: TensorProgram, params: Mapping[str, Array]) -> tuple[TensorProgram, dict[str, Array]]:
+    """The program with convolutions that have no bias where element-wise operators, or a normalization by parameters, are all
+    that reads them; and its parameters. Both are new where something changed."""
+    values, rules = dict(params), dict[str, Rule]()
+    for node in program.nodes:
+        readers = program.consumers[node.output]
+        if node.op not in CONVOLUTIONS or len(readers) != 1 or node.output in program.outputs:
+            continue
+        (reader,) = readers
+        scaled = _scaled(program, node, reader, values)
+        if scaled is not None:
+            weight, bias = (f"{reader.output} {what}" for what in ("weight", "bias"))
+            values[weight], values[bias] = scaled
+            dtype = program[node.output].dtype
+            rules[node.output] = _bare(node, weight, scaled[0].shape, dtype)
+            rules[reader.output] = _shifted(reader, node.output, bias, scaled[1].shape, dtype)
+        elif len(node.inputs) == 3 and op_def(reader.op).kind == "map":
+            rules[node.output] = _apart(node, len(program[node.output].shape))
+    if not rules:
+        return program, values
+    made = rebuild(program, rules)
+    return made, {n: x for n, x in values.items() if n in made.inputs or n not in program.table}
+
+
+def _scaled(program: TensorProgram, node: Node, norm: Node, params: Mapping[str, Array]) -> tuple[Array, Array] | None:
+    """Weight and bias of a convolution with the normalization behind it; None where that is no constant."""
+    if norm.op != "batch_norm" or norm.inputs[0] != node.output or not {*node.inputs[1:], *norm.inputs[1:]} <= params.keys():
+        return None
+    transposed = bool(CONVOLUTIONS[node.op])
+    if transposed and node.attr.get("groups", 1) != 1:
+        return None
+    weight, *bias = (np.asarray(params[n], np.float64) for n in node.inputs[1:])
+    mean, var, *affine = (np.asarray(params[n], np.float64) for n in norm.inputs[1:])
+    gain, shift = (*affine, np.ones_like(mean), np.zeros_like(mean))[:2] if len(affine) != 1 else (affine[0], np.zeros_like(mean))
+    scale = gain / np.sqrt(var + float(Scalar.of(program.bound(norm)["eps"]).value()))
+    dtype = program[node.output].dtype
+    along = (1, -1) if transposed else (-1, 1)
+    found = [weight * scale.reshape(*along, *(1,) * (weight.ndim - 2)), shift + ((bias[0] if bias else 0.0) - mean) * scale]
+    with np.errstate(over="ignore"):
+        small = [rounded(x.astype(np.float32), dtype) if dtype == "bfloat16" else x.astype(dtype) for x in found]
+    return (small[0], small[1]) if all(np.isfinite(x.astype(np.float32)).all() for x in small) else None
+
+
+def _bare(node: Node, weight: str, shape: tuple[int, ...], dtype: str) -> Rule:
+    def rule(b: Builder, refs: dict[str, Ref]) -> Ref:
+        return b.op(node.op, refs[node.inputs[0]], b.input(weight, shape, dtype), name=node.output, **dict(node.attrs))
+
+    return rule
+
+
+def _shifted(norm: Node, made: str, bias: str, shape: tuple[int, ...], dtype: str) -> Rule:
+    def rule(b: Builder, refs: dict[str, Ref]) -> Ref:
+        return b.op("add", refs[made], _over_places(b.input(bias, shape, dtype), len(refs[made].shape)), name=norm.output)
+
+    return rule
+
+
+def _apart(node: Node, rank: int) -> Rule:
+    def rule(b: Builder, refs: dict[str, Ref]) -> Ref:
+        x, weight, bias = (refs[i] for i in node.inputs)
+        return b.op("add", b.op(node.op, x, weight, **dict(node.attrs)), _over_places(bias, rank), name=node.output)
+
+    return rule
+
+
+def _over_places(bias: Ref, rank: int) -> Ref:
+    return bias.reshape(*bias.shape, *(1,) * (rank - 2)) if rank > 2 else bias
