@@ -1,0 +1,68 @@
+"""Convolutions with the normalization behind them in their weights, and biases in what stands behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fuser
+from search.cover.images import lean
+
+STATS = ("mean", "var", "gain", "shift")
+
+
+def program(kind: str, *, norm: bool = False, end: str = "relu", groups: int = 1, biased: bool = True) -> Any:
+    b = fuser.Builder("net", "float32")
+    rank = int(kind[-2])
+    shape = (4, 6 // groups) if "transpose" in kind else (6, 4 // groups)
+    x, w = b.input("x", (2, 4, *(7,) * rank)), b.input("w", (*shape, *(3,) * rank))
+    y = b.op(kind, x, w, *([b.input("b", (6,))] if biased else []), groups=groups, padding=(1,) * rank)
+    if norm:
+        y = b.op("batch_norm", y, *(b.input(n, (6,)) for n in STATS), eps=1e-3)
+    return b.build(y=b.op(end, y, dim=1) if end == "cumsum" else b.op(end, y))
+
+
+def values(made: Any, rng: np.random.Generator) -> dict[str, Any]:
+    found = {n: rng.standard_normal(made[n].shape).astype(np.float32) for n in made.inputs}
+    return {n: abs(x) + 0.5 if n == "var" else x for n, x in found.items()}
+
+
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize(("kind", "groups"), [("conv1d", 1), ("conv2d", 2), ("conv3d", 1), ("conv_transpose2d", 1)])
+def test_a_normalization_by_parameters_is_in_the_weights(kind: str, groups: int, biased: bool, rng: np.random.Generator) -> None:
+    before = program(kind, norm=True, groups=groups, biased=biased)
+    given = values(before, rng)
+    after, params = lean(before, {n: x for n, x in given.items() if n != "x"})
+    assert [n.op for n in after.nodes if n.op != "reshape"] == [kind, "add", "relu"]
+    assert len(after.producers[after.nodes[0].output].inputs) == 2
+    (got,), (wanted,) = after.evaluate({"x": given["x"]} | params).values(), before.evaluate(given).values()
+    np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_a_bias_leaves_where_element_wise_operators_are_all_that_reads(rng: np.random.Generator) -> None:
+    before = program("conv2d")
+    given = values(before, rng)
+    after, _ = lean(before, {})
+    assert [n.op for n in after.nodes] == ["conv2d", "reshape", "add", "relu"]
+    (got,), (wanted,) = after.evaluate(given).values(), before.evaluate(given).values()
+    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+    other = program("conv2d", end="cumsum")
+    assert lean(other, {})[0] is other
+
+
+def test_statistics_that_are_no_parameters_and_weights_beyond_the_dtype_stay(rng: np.random.Generator) -> None:
+    before = program("conv2d", norm=True, biased=False)
+    given = values(before, rng)
+    params = {n: x for n, x in given.items() if n not in ("x", "var")}
+    assert lean(before, params)[0] is before
+    given["gain"] = np.full(6, 3e38, np.float32)
+    given["var"] = np.full(6, 1e-8, np.float32)
+    assert lean(before, {n: x for n, x in given.items() if n != "x"})[0] is before
+
+
+def test_a_transposed_convolution_of_groups_stays(rng: np.random.Generator) -> None:
+    before = program("conv_transpose2d", norm=True, groups=2, biased=False)
+    before_values = values(before, rng)
+    assert lean(before, {n: x for n, x in before_values.items() if n != "x"})[0] is before
