@@ -68,15 +68,23 @@ def error(got: Any, want: Any) -> float:
     return worst
 
 
+class _OverError(BaseException):
+    """Time is over. No Exception, since what we run may catch those."""
+
+
 @contextmanager
 def patience(seconds: float) -> Iterator[None]:
+    """Raises TimeoutError where it takes longer."""
+
     def ring(*_: object) -> None:
-        raise TimeoutError(f"more than {seconds:.0f} s")
+        raise _OverError
 
     before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1.0))
     try:
         yield
+    except _OverError:
+        raise TimeoutError(f"more than {seconds:.0f} s") from None
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
@@ -177,7 +185,7 @@ def worker(args: argparse.Namespace, names: Sequence[str]) -> None:
             if time.time() > until or (folder / "go").exists() or not _claimed(folder / f"claim_{entry}"):
                 continue
             name, _, dtype = entry.partition(":")
-            most = min(PATIENCE, until + PATIENCE / 4 - time.time())
+            most = min(PATIENCE, until + PATIENCE / 6 - time.time())
             try:
                 ready.append(prepared(name, DTYPES[dtype or args.dtype], args.doors, most))
                 print(json.dumps(ready[-1]["row"]), flush=True)
@@ -289,10 +297,13 @@ def main() -> int:
         return 0
     if args.what in ("time", "prepare"):
         start(args, names)
-        list(wait(args, args.seconds + PATIENCE))
+        list(wait(args, args.seconds + PATIENCE / 2))
     if args.what in ("time", "measure"):
         list(wait(args, args.patience))
         (Path(args.folder) / "go").touch()
+        for i in range(args.jobs):
+            if not (Path(args.folder) / f"ready_{i}").exists():
+                print(f"worker {i} is not ready")
         for _ in wait(args, args.most, "done"):  # whoever ends this has what was measured so far
             told(args)
         (Path(args.folder) / "over").touch()

@@ -65,7 +65,7 @@ def alibi(q, k, v, x):
     place = torch.arange(t, device=x.device)
     slopes = 2.0 ** -torch.arange(1, n + 1, device=x.device)
     bias = (place[None] - place[:, None]).abs().neg() * slopes[:, None, None]
-    return attended(*(heads(f(x), x.shape[-1] // n) for f in (q, k, v)), bias.to(x.dtype))
+    return attended(*(heads(f(x), x.shape[-1] // n) for f in (q, k, v)), bias=bias.to(x.dtype))
 
 
 def linear_attention(q, k, v, x):
@@ -84,9 +84,8 @@ def grouped_attention(q, k, v, x):
 def sliding_window(q, k, v, x):
     place = torch.arange(x.shape[1], device=x.device)
     far = (place[:, None] - place).abs() > 3
-    return attended(
-        *(heads(f(x), max(x.shape[-1] // 8, 2)) for f in (q, k, v)), torch.zeros_like(far, dtype=x.dtype).masked_fill(far, -1e4)
-    )
+    bias = torch.zeros_like(far, dtype=x.dtype).masked_fill(far, -1e4)
+    return attended(*(heads(f(x), max(x.shape[-1] // 8, 2)) for f in (q, k, v)), bias=bias)
 
 
 def normed_attention(q, k, v, a, x):
@@ -128,7 +127,7 @@ def non_local(f, g, h, x):
 
 def routed(x):
     """Three rounds of routing between capsules."""
-    scores = torch.zeros(x.shape[:3], device=x.device, dtype=x.dtype)
+    scores, v = torch.zeros(x.shape[:3], device=x.device, dtype=x.dtype), x[:, 0]
     for _ in range(3):
         s = (scores.softmax(2).unsqueeze(-1) * x).sum(1)
         n = (s * s).sum(-1, keepdim=True)

@@ -36,6 +36,9 @@ from fuser.ir.tiling import TilingExpr
 MAX_AXES = 7
 """Most loops whose expressions are enumerated: 7 loops have 5,040 deep expressions, 8 eight times as many."""
 
+MAX_FOLDED = 5
+"""Most loops whose expressions are enumerated where nothing is contracted: a tile of several sums of sums is hardly ever worth it."""
+
 SHORT = 64
 """Elements of a sum beside a product up to which it is no loop."""
 
@@ -122,8 +125,9 @@ def short_sums(block: BlockGraph) -> frozenset[str]:
 def too_deep(block: BlockGraph) -> str:
     """Why a search does not enumerate the expressions of a block; empty if it does."""
     axes, chain = len(expression_axes(block)), sum(s.contracts for s in block.computes)
-    if axes > MAX_AXES:
-        return f"block {block.name!r} has {axes} loops: the expressions of more than {MAX_AXES} are not enumerated"
+    most = MAX_AXES if chain else MAX_FOLDED
+    if axes > most:
+        return f"block {block.name!r} has {axes} loops: the expressions of more than {most} are not enumerated"
     if chain > MAX_CHAIN:
         return f"block {block.name!r} has {chain} contractions: the loops of more than {MAX_CHAIN} are not tiled"
     return ""
