@@ -64,6 +64,14 @@ def _moves(window: Sequence[int], attrs: Attrs, stride: int | None = None) -> li
     return [strides, _each(attrs.get("padding"), n, 0), _each(attrs.get("dilation"), n, 1)]
 
 
+def moves(attrs: Attrs, rank: int, window: Sequence[int] | None = None) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
+    """The window of a pooling, or the one given of a convolution; stride, padding and dilation along each axis."""
+    if window is not None:
+        return tuple(window), _moves(window, attrs, 1)
+    mine = _each(attrs["kernel_size"], rank, 1)
+    return mine, _moves(mine, attrs)
+
+
 def _places(x: Shape, window: Sequence[int], moves: Sequence[Sequence[int]]) -> Shape:
     """How often the window fits along each axis."""
     found = tuple((n + 2 * p - d * (w - 1) - 1) // s + 1 for n, w, s, p, d in zip(x, window, *moves, strict=True))

@@ -36,7 +36,8 @@ ADDRESSES = 64
 def held_by_libraries(plan: Plan) -> frozenset[str]:
     """Inputs and outputs of the graph that library kernels use. They need the tensor, not its address alone."""
     ends = {*plan.graph.inputs, *plan.graph.outputs}
-    names = {root_of(t, plan.views) for k in plan.graph.kernels if isinstance(k, LibraryKernel) for t in (*k.args, k.output)}
+    calls = [k for k, s in zip(plan.graph.kernels, plan.sources, strict=True) if isinstance(k, LibraryKernel) and s is None]
+    names = {root_of(t, plan.views) for k in calls for t in (*k.args, k.output)}
     return frozenset(ends & names)
 
 
@@ -54,14 +55,14 @@ def launches(
     shared, last = _shared(plan), _last_reads(plan)
     for number, i in enumerate(plan.launched):
         kernel, loaded, source = plan.graph.kernels[i], kernels[i], plan.sources[i]
-        if isinstance(kernel, LibraryKernel):
+        if source is None:
+            assert isinstance(kernel, LibraryKernel)
             used = {root_of(t, plan.views) for t in (*kernel.args, kernel.output)}
             if late is not None and used & held:
                 launch = _deferred(plan, kernel, table, held, late, shared.get(number))
             else:
                 launch = _library(plan, kernel, table, shared.get(number))
         else:
-            assert source is not None
             dependent = source.pdl and may_overlap(plan, number)
             if late is not None and plan.adopted & set(source.args):
                 launch = _behind(loaded, source, table, plan.adopted, late, dependent)

@@ -85,6 +85,12 @@ def _contiguous(name: str, views: Mapping[str, LibraryKernel]) -> bool:
     return name not in views or (views[name].op == "reshape" and _contiguous(views[name].args[0], views))
 
 
+def behind(graph: KernelGraph) -> dict[str, str]:
+    """The tensors in memory behind views that lie row after row as well."""
+    views = views_of(graph)
+    return {n: root_of(n, views) for n in views if _contiguous(n, views)}
+
+
 def root_of(name: str, views: Mapping[str, LibraryKernel]) -> str:
     """The tensor in memory behind a view."""
     while name in views:

@@ -17,7 +17,10 @@ from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.program import Tensor
 from fuser.lower.triton_source import KernelSource
 from fuser.lower.triton_source import generate_graph
+from fuser.lower.written import WRITTEN
+from fuser.lower.written import written
 from fuser.runtime.library import allocates
+from fuser.runtime.library import behind
 from fuser.runtime.library import call_of_result
 from fuser.runtime.library import constants
 from fuser.runtime.library import output_of
@@ -33,7 +36,7 @@ from fuser.runtime.workspace import place
 
 @dataclass(frozen=True)
 class Plan:
-    """``sources`` has one entry for each kernel of the graph, None for a library kernel; ``tensors`` are all device tensors.
+    """``sources`` has one entry for each kernel of the graph, None for what torch computes; ``tensors`` are all device tensors.
     ``launched`` are the kernels that are launched, by their index in the graph (a strided view is none); ``streams`` counts those
     alone. ``workspace`` has a place for each intermediate."""
 
@@ -68,12 +71,13 @@ class Plan:
     def adopted(self) -> frozenset[str]:
         """Results that torch allocates at every call and that are taken where they lie: of library kernels that have no form
         which writes into a given tensor. An output only where its kernel runs on the caller's stream."""
-        return adopted(self.graph, self.table, self.launched, self.streams)
+        return adopted(self.graph, self.table, self.launched, self.sources, self.streams)
 
     @property
     def scratch(self) -> tuple[str, ...]:
         """Library kernels for which torch allocates memory of its own at every call."""
-        return tuple(k.name for k in self.graph.kernels if isinstance(k, LibraryKernel) and allocates(k.op, dict(k.attrs)))
+        calls = [k for k, s in zip(self.graph.kernels, self.sources, strict=True) if isinstance(k, LibraryKernel) and s is None]
+        return tuple(k.name for k in calls if allocates(k.op, dict(k.attrs)))
 
 
 def plan(candidate: Candidate, made: Sequence[KernelSource] = ()) -> Plan:
@@ -99,22 +103,43 @@ def plan(candidate: Candidate, made: Sequence[KernelSource] = ()) -> Plan:
     launched = tuple(i for i, k in enumerate(graph.kernels) if k.outputs[0] not in views)
     accesses = accesses_of(graph)
     streams = streams_of(accesses)
-    taken = adopted(graph, tensors, launched, streams)
+    own = _written(graph, tensors)
+    sources = tuple(own.get(k.outputs[0]) if s is None else s for k, s in pairs)
+    taken = adopted(graph, tensors, launched, sources, streams)
     inside = {n: tensors[n] for n in graph.intermediates if n not in views and n not in taken}
-    sources = tuple(s for _, s in pairs)
     early = [n for n, i in enumerate(launched) if (s := sources[i]) is not None and s.pdl]
     workspace = place(accesses, inside, streams, early)
     return Plan(candidate, sources, tuple(tensors.values()), launched, streams, workspace)
 
 
-def adopted(graph: KernelGraph, tensors: Mapping[str, Tensor], launched: Sequence[int], streams: Streams) -> frozenset[str]:
+def adopted(
+    graph: KernelGraph,
+    tensors: Mapping[str, Tensor],
+    launched: Sequence[int],
+    sources: Sequence[KernelSource | None],
+    streams: Streams,
+) -> frozenset[str]:
     """See :attr:`Plan.adopted`."""
     found = set[str]()
     for number, i in enumerate(launched):
         k = graph.kernels[i]
-        if isinstance(k, LibraryKernel) and allocates(k.op, constants(k, graph, tensors)):
+        if isinstance(k, LibraryKernel) and sources[i] is None and allocates(k.op, constants(k, graph, tensors)):
             found |= {k.output} if streams.stream[number] == 0 else {k.output} - set(graph.outputs)
     return frozenset(found)
+
+
+def _written(graph: KernelGraph, tensors: Mapping[str, Tensor]) -> dict[str, KernelSource]:
+    """The sources of library kernels that have one, by their result."""
+    if not any(isinstance(k, LibraryKernel) and k.op in WRITTEN for k in graph.kernels):
+        return {}
+    views, lying = views_of(graph), behind(graph)
+    fitting = [
+        k
+        for k in graph.kernels
+        if isinstance(k, LibraryKernel) and k.op in WRITTEN and all(a not in views or a in lying for a in k.args)
+    ]
+    found = {k.output: written(k, constants(k, graph, tensors), tensors, lying) for k in fitting}
+    return {n: s for n, s in found.items() if s is not None}
 
 
 def accesses_of(graph: KernelGraph) -> tuple[Access, ...]:

@@ -161,5 +161,10 @@ def _short(chain: TensorProgram) -> bool:
 
 def narrow(program: TensorProgram) -> bool:
     """A chain whose rows a block can keep from one product to the next: all of it may be one kernel."""
-    ends = [program[n.output].shape[-1] for n in program.nodes if n.contracts]
-    return len(program.outputs) == 1 and max(ends, default=0) <= NARROW
+    behind = set[str]()  # a product
+    for n in program.nodes:
+        if n.contracts and (program[n.output].shape[-1] > NARROW or behind.intersection(n.inputs[1:])):
+            return False  # wide, or its sum goes over rows of what was made before
+        if n.contracts or behind.intersection(n.inputs):
+            behind.add(n.output)
+    return len(program.outputs) == 1

@@ -36,8 +36,8 @@ from fuser.ir.tiling import TilingExpr
 MAX_AXES = 7
 """Most loops whose expressions are enumerated: 7 loops have 5,040 deep expressions, 8 eight times as many."""
 
-MAX_FOLDED = 5
-"""Most loops whose expressions are enumerated where nothing is contracted: a tile of several sums of sums is hardly ever worth it."""
+MAX_FOLDED = 4
+"""Most loops whose expressions are enumerated where nothing is contracted."""
 
 SHORT = 64
 """Elements of a sum beside a product up to which it is no loop."""

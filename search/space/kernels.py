@@ -38,6 +38,7 @@ from fuser.ir.tiling import TilingExpr
 from fuser.lower.layers import find_layers
 from fuser.lower.options import given
 from fuser.lower.places import Place
+from search.space.expressions import too_deep
 from search.space.knobs import Choice
 from search.space.knobs import Knob
 from search.space.knobs import Order
@@ -250,6 +251,8 @@ def kernel_space(
 ) -> KernelSpace:
     """The knobs of one block: the distinct orders that rules 1 and 2 leave, the tile sizes that rule 3 leaves, warps and
     stages; with ``options`` also those of the lowering."""
+    if (why := too_deep(block)) and not any(s.contracts for s in block.computes):
+        raise NoValidKernelError(why, "cut the program between its sums")
     orders, note = _orders(replace(block, name=""))
     if not orders:
         raise NoValidKernelError(f"kernel {block.name!r} has no order of loops that can run", "cut the program there")
