@@ -151,9 +151,7 @@ def _scan(attrs: Mapping[str, Any], x: Tensor, out: Tensor) -> Made | None:
     lines = [
         *t.begin,
         f"left = tl.zeros([1, {t.columns}], tl.float32)",
-        *t.loop(
-            "0.0", ("tl.store(y_ptr + place, left + tl.associative_scan(x, 0, _plus), inside)", "left += tl.sum(x, 0)[None, :]")
-        ),
+        *t.loop("0.0", (store, "left += tl.sum(x, 0)[None, :]")),
     ]
     return lines, t.blocks, min(8, max(1, t.size * t.columns // 512))
 
