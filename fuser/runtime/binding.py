@@ -47,10 +47,12 @@ def launches(
     table: Mapping[str, Any],
     held: frozenset[str] = frozenset(),
     late: dict[str, Any] | None = None,
+    moving: frozenset[str] = frozenset(),
 ) -> list[Launch]:
     """A launch for each launched kernel of the plan, over the tensors of ``table``. Library kernels look the tensors ``held`` up
-    in ``late`` at every call: then nothing here keeps them alive. What torch allocates in a call (``plan.adopted``, of which the
-    table has the form alone) they put there, and it is dropped behind its last reader."""
+    in ``late`` at every call, and generated ones those that are ``moving``: then nothing here keeps them alive, and the table has
+    no more than their form. What torch allocates in a call (``plan.adopted``) is among both; it is dropped behind its last
+    reader."""
     found: list[Launch] = []
     shared, last = _shared(plan), _last_reads(plan)
     for number, i in enumerate(plan.launched):
@@ -64,8 +66,8 @@ def launches(
                 launch = _library(plan, kernel, table, shared.get(number))
         else:
             dependent = source.pdl and may_overlap(plan, number)
-            if late is not None and plan.adopted & set(source.args):
-                launch = _behind(loaded, source, table, plan.adopted, late, dependent)
+            if late is not None and moving.intersection(source.args):
+                launch = _behind(loaded, source, table, moving, late, dependent)
             else:
                 launch = _generated(loaded, source, [table[n] for n in source.args], dependent)
         found.append(_dropping(launch, last[number], late) if late is not None and number in last else launch)
@@ -83,20 +85,23 @@ def _behind(
     loaded: Loaded,
     source: KernelSource,
     table: Mapping[str, Any],
-    adopted: frozenset[str],
+    moving: frozenset[str],
     late: Mapping[str, Any],
     dependent: bool,
 ) -> Launch:
-    """A generated kernel that reads what torch allocates: at the same addresses from call to call, mostly."""
-    mine = [n for n in source.args if n in adopted]
-    fixed = {n: table[n] for n in source.args if n not in adopted}
+    """A generated kernel of which some tensors are elsewhere at each call."""
+    mine = [n for n in source.args if n in moving]
+    if isinstance(loaded, LoadedKernel) and not any(n in loaded.artifact.described for n in mine):
+        places = [i for i, n in enumerate(source.args) if n in moving]
+        launch = loaded.movable([0 if n in moving else table[n].data_ptr() for n in source.args], places, dependent)
+        return lambda stream: launch(stream, [late[n].data_ptr() for n in mine])
     bound: dict[tuple[int, ...], Launch] = {}
 
     def call(stream: int) -> None:
         key = tuple([late[n].data_ptr() for n in mine])
         launch = bound.get(key)
         if launch is None:
-            launch = _generated(loaded, source, [late[n] if n in adopted else fixed[n] for n in source.args], dependent)
+            launch = _generated(loaded, source, [late[n] if n in moving else table[n] for n in source.args], dependent)
             if isinstance(loaded, LoadedKernel):  # the interpreter's would keep the tensors
                 if len(bound) >= ADDRESSES:
                     bound.clear()

@@ -30,6 +30,7 @@ from fuser.runtime.calls import TorchGpu
 from fuser.runtime.calls import in_turn
 from fuser.runtime.capture import Captured
 from fuser.runtime.capture import capture_calls
+from fuser.runtime.launch import ALIGNMENT
 from fuser.runtime.launch import InterpretedKernel
 from fuser.runtime.launch import LoadedKernel
 from fuser.runtime.launch import load
@@ -46,8 +47,8 @@ REMEMBERED = 64
 
 @dataclass(eq=False)
 class _Packed:
-    """A call for one set of addresses. It keeps no tensor alive: what library kernels need of the caller's tensors is put into
-    ``late`` for the time of a call (None where they need nothing)."""
+    """A call for one set of addresses, or for any: then the caller's tensors are put into ``late`` for the time of a call. It
+    keeps no tensor alive."""
 
     call: Callable[[], None]
     late: dict[str, Any] | None
@@ -58,7 +59,7 @@ class Executable:
 
     The workspace is allocated once. A call allocates its outputs, and nothing where they are passed in, but what torch needs
     inside the library kernels of ``plan.scratch``. (An input that is not contiguous, or not aligned to 16 bytes, is copied.)
-    Calls remember the addresses that they were made with, so that the next call on the same tensors only launches.
+    Addresses that come again are remembered, so that the next call on the same tensors only launches.
     ``constants`` are inputs that never change (weights): they are checked once and are not arguments. On ``device="cpu"``
     kernels run in Triton's interpreter.
 
@@ -97,9 +98,7 @@ class Executable:
         self._inputs = tuple(specs[n] for n in self.plan.graph.inputs if n not in self.constants)
         self.inputs, self.outputs = tuple(s.name for s in self._inputs), tuple(s.name for s in self._outputs)
         made = self.plan.adopted
-        self._forms = {
-            n: torch.empty(t.shape, dtype=getattr(torch, t.dtype), device="meta") for n, t in self.plan.table.items() if n in made
-        }
+        self._forms = {n: torch.empty(t.shape, dtype=getattr(torch, t.dtype), device="meta") for n, t in self.plan.table.items()}
         self._made = tuple(i for i, s in enumerate(self._outputs) if s.name in made)
         self._ends = (*self._inputs, *(s for s in self._outputs if s.name not in made))
         self._held = held_by_libraries(self.plan) - set(self.constants) | made
@@ -110,6 +109,7 @@ class Executable:
         self._tensor, self._new = torch.Tensor, torch.empty
         self._lock = threading.Lock()
         self._packed: dict[tuple[int, ...], _Packed] = {}
+        self._seen: set[tuple[int, ...]] = set()
         self._last, self._last_handle = None, -1 if gpu else self._current()
 
     def _load(self, artifacts: Sequence[KernelArtifact | None] | None) -> list[Loaded]:
@@ -187,11 +187,13 @@ class Executable:
     def _bind(
         self, values: Mapping[str, Any], late: dict[str, Any] | None = None, made: dict[str, Any] | None = None
     ) -> Callable[[], None]:
-        """``late``: what is looked up at every call. Without it a call writes all of ``values``' outputs, also those that torch
-        allocates, and puts these into ``made`` where they are not given."""
-        table = {**self.intermediates, **self.constants, **values, **self._forms}
+        """``late``: what is looked up at every call; all inputs and outputs are where there are no ``values``. Without it a call
+        writes all of ``values``' outputs, also those that torch allocates, and puts these into ``made`` where they are not
+        given."""
+        table = {**self._forms, **self.intermediates, **self.constants, **values}
         own = dict(values) if late is None and self.plan.adopted else late
-        calls = launches(self.plan, self.kernels, table, self._held, own)
+        moving = self.plan.adopted if values else self.plan.adopted.union(s.name for s in self._ends)
+        calls = launches(self.plan, self.kernels, table, self._held | moving, own, moving)
         if self._lanes is not None:
             call = self._lanes.call(calls, [self.plan.sources[i] is None for i in self.plan.launched])
         else:
@@ -232,29 +234,30 @@ class Executable:
             outputs = tuple(out) if isinstance(out, tuple | list) else (out,)
             if len(outputs) != len(self._outputs):
                 raise UsageError(f"{self.name!r} has {len(self._outputs)} outputs, {len(outputs)} were passed in")
-        outputs = self._run(inputs, outputs)
+        outputs = self._run(inputs, outputs, out is None)
         return outputs[0] if len(outputs) == 1 else outputs
 
     def run(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Outputs by name for inputs by name; ``outputs`` are written in place where given. Raises as a call does."""
         given, found = self._named(inputs, outputs)
-        return dict(zip(self.outputs, self._run(given, found), strict=True))
+        return dict(zip(self.outputs, self._run(given, found, outputs is None), strict=True))
 
-    def _run(self, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _run(self, inputs: tuple[Any, ...], outputs: tuple[Any, ...], fresh: bool) -> tuple[Any, ...]:
         if self._several:
             with self._here():
-                return self._run_here(inputs, outputs)
-        return self._run_here(inputs, outputs)
+                return self._run_here(inputs, outputs, fresh)
+        return self._run_here(inputs, outputs, fresh)
 
-    def _run_here(self, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _run_here(self, inputs: tuple[Any, ...], outputs: tuple[Any, ...], fresh: bool) -> tuple[Any, ...]:
+        """``fresh``: the outputs are ours, and need no check."""
         given = outputs
         if self._made:
-            if any(outputs[i] is not None for i in self._made):
+            if not fresh:
                 self._checked(inputs, outputs)
             outputs = tuple([None if i in self._made else x for i, x in enumerate(outputs)])
         tensors = (*inputs, *(x for x in outputs if x is not None)) if self._made else (*inputs, *outputs)
         key = addresses(self._ends, tensors, self._tensor)
-        if key is None or key not in self._packed:
+        if key is None or (key not in self._packed and not (fresh and all(p and not p % ALIGNMENT for p in key))):
             # what is copied here lives as long as this call; torch frees memory in the order of the stream
             tensors = tuple(self._checked(inputs, outputs).values())
             key = tuple([x.data_ptr() for x in tensors])
@@ -265,7 +268,7 @@ class Executable:
             if packed.late is None:
                 packed.call()
                 return given
-            packed.late.update((s.name, x) for s, x in zip(self._ends, tensors, strict=True))
+            packed.late.update([(s.name, x) for s, x in zip(self._ends, tensors, strict=True)])
             try:
                 packed.call()
                 return self._with_made(given, packed.late) if self._made else given
@@ -281,15 +284,24 @@ class Executable:
         return tuple(found)
 
     def _remember(self, key: tuple[int, ...], tensors: tuple[Any, ...]) -> _Packed:
-        late: dict[str, Any] | None = {} if self._held else None
-        values = {s.name: x for s, x in zip(self._ends, tensors, strict=True)}
-        packed = _Packed(self._bind(values, late), late)
-        if any(isinstance(k, InterpretedKernel) for k in self.kernels):
-            return packed  # which holds the tensors of its call
+        """A call for these addresses: of its own where they come again and no library needs the tensors, else the one that takes
+        them as arguments."""
+        again = key in self._seen
+        if len(self._seen) >= REMEMBERED:
+            self._seen.clear()
+        self._seen.add(key)
+        if not again or self._held or any(isinstance(k, InterpretedKernel) for k in self.kernels):
+            return self._anywhere
+        packed = _Packed(self._bind({s.name: x for s, x in zip(self._ends, tensors, strict=True)}), None)
         if len(self._packed) >= REMEMBERED:
             del self._packed[next(iter(self._packed))]
         self._packed[key] = packed
         return packed
+
+    @functools.cached_property
+    def _anywhere(self) -> _Packed:
+        late: dict[str, Any] = {}
+        return _Packed(self._bind({}, late), late)
 
     @contextmanager
     def turn(self) -> Iterator[None]:

@@ -126,6 +126,25 @@ class LoadedKernel:
         params = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
         return self._launcher(values, params, pdl)
 
+    def movable(self, pointers: Sequence[int], moving: Sequence[int], pdl: bool = False) -> Callable[[int, Sequence[int]], None]:
+        """A call that takes, behind the handle of the stream, the addresses of the arguments whose numbers are ``moving``; those
+        are no descriptors. The others stay as in ``pointers``."""
+        values = self._parameters(pointers)
+        places = [values[self._place(i)] for i in moving]
+        launch = self._launcher(values, (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values)), pdl)
+
+        def call(stream: int, addresses: Sequence[int]) -> None:
+            for place, address in zip(places, addresses, strict=True):
+                place.value = address
+            launch(stream)
+
+        return call
+
+    def _place(self, argument: int) -> int:
+        """Where an argument stands among the parameters."""
+        before = [self.artifact.described.get(a.name) for a in self.artifact.args[:argument]]
+        return sum(1 if d is None else d.parameters for d in before)
+
     def _parameters(self, pointers: Sequence[int]) -> list[Any]:
         """The kernel's parameters: pointers, the map, extents and strides of descriptors, and NULL for what is hidden."""
         values: list[Any] = []

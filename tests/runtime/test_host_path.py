@@ -95,13 +95,27 @@ def test_a_call_on_the_same_tensors_only_launches(driver: FakeDriver, monkeypatc
     exe = made(cut_in_two(CHAIN))
     a, b, d = tensors()
     out = result()
-    assert exe(a, b, d, out=out) is out
+    assert all(exe(a, b, d, out=out) is out for _ in range(2))
     monkeypatch.setattr(launch.LoadedKernel, "bind", None)
+    monkeypatch.setattr(launch.LoadedKernel, "movable", None)
     with operators() as called:
         exe(a, b, d, out=out)
         exe.run({"A": a, "B": b, "D": d}, {"E": out})
     assert called == []
-    assert len(driver.launches) == 6
+    assert len(driver.launches) == 8
+
+
+def test_a_call_at_new_addresses_binds_nothing(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    exe = made(cut_in_two(CHAIN))
+    before, there = tensors(), result()
+    exe(*before, out=there)
+    monkeypatch.setattr(launch.LoadedKernel, "bind", None)
+    monkeypatch.setattr(launch.LoadedKernel, "movable", None)
+    a, b, d = tensors()
+    out = result()
+    exe(a, b, d, out=out)
+    assert driver.launches[-1][2][-1] == out.data_ptr()
+    assert driver.launches[-2][2][0] == a.data_ptr()
 
 
 def test_few_addresses_are_remembered(driver: FakeDriver) -> None:
@@ -109,6 +123,7 @@ def test_few_addresses_are_remembered(driver: FakeDriver) -> None:
     a, b, d = tensors()
     outs = [result() for _ in range(REMEMBERED + 5)]
     for out in (*outs, outs[0]):
+        exe(a, b, d, out=out)
         exe(a, b, d, out=out)
         assert driver.launches[-1][2][-1] == out.data_ptr()
     assert len(exe._packed) == REMEMBERED
@@ -122,7 +137,13 @@ def test_a_remembered_call_keeps_no_tensor_alive(graph: Any, driver: FakeDriver)
     del given
     gc.collect()
     assert [w() for w in watched] == [None] * 4
-    assert len(exe._packed) == 1
+    given, out = tensors(), result()
+    for _ in range(3):
+        exe(*given, out=out)
+    watched = [weakref.ref(t) for t in (*given, out)]
+    del given, out
+    gc.collect()
+    assert not any(w() for w in watched)
 
 
 def test_library_kernels_write_their_slot_and_allocate_nothing(driver: FakeDriver) -> None:
