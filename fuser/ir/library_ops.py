@@ -181,6 +181,23 @@ def _pooled_from(rank: int) -> OpDef:
                  shape=lambda s, a: _pool_shape(s, a, rank), eager=f".max_pool{rank}d_places")  # fmt: skip
 
 
+def _last(entry: OpDef) -> OpDef:
+    """A convolution, or a pooling, whose channels are the last dimension, of all operands and the result."""
+
+    def first(shapes: Sequence[Shape]) -> list[Shape]:
+        return [(s[0], s[-1], *s[1:-1]) for s in shapes]
+
+    def call(*xs: Array, **attrs: Any) -> Array:
+        return np.moveaxis(entry.numpy(*(np.moveaxis(x, -1, 1) for x in xs), **attrs), 1, -1)
+
+    def shape(shapes: Sequence[Shape], attrs: Attrs) -> Shape:
+        found = entry.shape(first(shapes), attrs) if entry.shape else ()
+        return (found[0], *found[2:], found[1])
+
+    return OpDef(f"{entry.name}_last", "library", abs(entry.arity) + (entry.arity < 0), call, attrs=entry.attrs,
+                 optional=entry.optional, flops=entry.flops, shape=shape, eager=f".{entry.name}_last")  # fmt: skip
+
+
 LIBRARY: tuple[OpDef, ...] = (
     _fold("prod", np.prod, torch=("prod", "prod.dim_int")),
     _fold("argmax", np.argmax, "int64"),
@@ -193,6 +210,8 @@ LIBRARY: tuple[OpDef, ...] = (
           shape=_rows, flops=0),
     *(_convolution(rank) for rank in (1, 2, 3)),
     *(_transposed(rank) for rank in (1, 2, 3)),
+    *(_last(make(rank)) for rank in (1, 2, 3) for make in (_convolution, _transposed)),
+    *(_last(_pooling(kind, rank)) for kind in ("max", "avg") for rank in (1, 2, 3)),
     *(_pooled_from(rank) for rank in (2, 3)),
     *(_pooling(kind, rank) for kind in ("max", "avg") for rank in (1, 2, 3)),
 )  # fmt: skip

@@ -22,7 +22,8 @@ from fuser.lower.triton_source import KernelSource
 FLOATS = ("float32", "float16", "bfloat16")
 ARGUMENTS = {"argmax": ">", "argmin": "<"}
 WINDOWS = {f"{kind}{n}d": (kind, n) for kind in ("max_pool", "avg_pool", "conv") for n in (1, 2, 3)}
-WRITTEN = frozenset({"cumsum", *ARGUMENTS, *WINDOWS})
+POOLS_LAST = {f"{kind}{n}d_last": (kind, n) for kind in ("max_pool", "avg_pool") for n in (1, 2, 3)}
+WRITTEN = frozenset({"cumsum", *ARGUMENTS, *WINDOWS, *POOLS_LAST})
 """Operators that may have a source."""
 MOST = 64
 """Elements of a window up to which its loop is written out."""
@@ -43,7 +44,9 @@ def written(
     x, out = tensors[kernel.args[0]], tensors[kernel.output]
     if kernel.op not in WRITTEN or x.dtype not in FLOATS or not math.prod(x.shape) or not math.prod(out.shape):
         return None
-    if kernel.op in WINDOWS:
+    if kernel.op in POOLS_LAST:
+        made = _pooled_last(kernel.op, attrs, x, out)
+    elif kernel.op in WINDOWS:
         made = _windows(kernel, attrs, tensors)
     else:
         made = _arguments(kernel.op, attrs, x, out) if kernel.op in ARGUMENTS else _scan(attrs, x, out)
@@ -207,6 +210,31 @@ def _windows(kernel: LibraryKernel, attrs: Mapping[str, Any], tensors: Mapping[s
     return lines, grid, 4
 
 
+def _pooled_last(op: str, attrs: Mapping[str, Any], x: Tensor, out: Tensor) -> Made | None:
+    """Pooling of images whose channels are the last dimension."""
+    kind, rank = POOLS_LAST[op]
+    window, steps = moves(attrs, rank)
+    if math.prod(window) > MOST or out.dtype != x.dtype or math.prod(x.shape) >= 1 << 31 or math.prod(out.shape) >= 1 << 31:
+        return None
+    size, result, channels = x.shape[1:-1], out.shape[1:-1], out.shape[-1]
+    lines = [
+        f"at = tl.program_id(0) * {BLOCK} + tl.arange(0, {BLOCK})",
+        f"keep = at < {math.prod(out.shape)}",
+        f"rest = at // {channels}",
+    ]
+    for i, n in reversed(list(enumerate(result))):
+        lines += [f"o{i} = rest % {n}", f"rest = rest // {n}"]
+    lines.append(f"base = rest * {math.prod(size) * channels} + at % {channels}")
+    start = 'float("-inf")' if kind == "max_pool" else "0.0"
+    lines.append(f"found = tl.zeros([{BLOCK}], tl.float32) + {start}")
+    for at in _each_place(window):
+        lines += _element(kind, 0, at, size, steps, start, (0, 0), channels)
+    if kind == "avg_pool":
+        lines.append(f"found = found * {1 / math.prod(window)!r}")
+    lines.append("tl.store(y_ptr + at, found, keep)")
+    return lines, -(-math.prod(out.shape) // BLOCK), 4
+
+
 def _results(inside: int, planes: int) -> list[str]:
     """Which results a block has: some of one image, so that its weights are numbers, or of several small ones."""
     if inside >= BLOCK:
@@ -240,8 +268,9 @@ def _element(
     steps: Sequence[Sequence[int]],
     fill: str,
     weights: tuple[int, int],
+    apart: int = 1,
 ) -> list[str]:
-    """One element of the window."""
+    """One element of the window; neighbours of an image lie ``apart`` elements from each other."""
     strides, padding, dilation = steps
     lines, masks, place = [], ["keep"], "base"
     for i, n in enumerate(size):
@@ -249,7 +278,7 @@ def _element(
         lines.append(f"i{i} = o{i} * {strides[i]} + {shift}" if shift >= 0 else f"i{i} = o{i} * {strides[i]} - {-shift}")
         if padding[i]:
             masks.append(f"(i{i} >= 0) & (i{i} < {n})")
-        place += f" + i{i} * {math.prod(size[i + 1 :])}"
+        place += f" + i{i} * {math.prod(size[i + 1 :]) * apart}"
     lines.append(f"x = tl.load(x_ptr + {place}, {' & '.join(masks)}, {fill}).to(tl.float32)")
     count, channels = weights
     lines.append(

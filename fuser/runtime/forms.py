@@ -107,6 +107,32 @@ def max_pool3d_places(x: Any, **attrs: Any) -> Any:
     return functional.max_pool3d(x, return_indices=True, **attrs)[1]
 
 
+def _last(name: str) -> Any:
+    """Of tensors whose channels are the last dimension."""
+
+    def call(*xs: Any, **attrs: Any) -> Any:
+        import torch
+
+        xs = tuple(x.movedim(-1, 1) for x in xs)
+        if flat := xs[0].dim() == 3:  # torch knows channels to be neighbours in images only
+            xs = tuple(x.unsqueeze(2) for x in xs)
+            attrs = {k: v if k == "groups" else (0 if "padding" in k else 1, *_several(v)) for k, v in attrs.items() if v != ()}
+        y = getattr(torch.nn.functional, name.replace("1d", "2d") if flat else name)(*xs, **attrs)
+        return (y.squeeze(2) if flat else y).movedim(1, -1)
+
+    return call
+
+
+def _several(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, (list, tuple)) else (value,)
+
+
+conv1d_last, conv2d_last, conv3d_last = (_last(f"conv{n}d") for n in (1, 2, 3))
+conv_transpose1d_last, conv_transpose2d_last, conv_transpose3d_last = (_last(f"conv_transpose{n}d") for n in (1, 2, 3))
+max_pool1d_last, max_pool2d_last, max_pool3d_last = (_last(f"max_pool{n}d") for n in (1, 2, 3))
+avg_pool1d_last, avg_pool2d_last, avg_pool3d_last = (_last(f"avg_pool{n}d") for n in (1, 2, 3))
+
+
 def rms_norm(x: Any, gain: Any = None, eps: float = 1e-5) -> Any:
     from torch.nn import functional
 

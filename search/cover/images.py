@@ -20,16 +20,34 @@ from fuser.ir.scalar import Scalar
 from search.cover.rebuild import Rule
 from search.cover.rebuild import rebuild
 
+PATCH = 4
+"""Extent of windows side by side from which they are faster with channels outside."""
 CONVOLUTIONS = {f"conv{t}{n}d": t for t in ("", "_transpose") for n in (1, 2, 3)}
 
 
-def lean(program: TensorProgram, params: Mapping[str, Array]) -> tuple[TensorProgram, dict[str, Array]]:
+def faster_last(program: TensorProgram, node: Node) -> bool:
+    """Whether a convolution by a library is faster with channels last, where nothing in front of it or behind it is so: windows
+    of one element are as fast either way, those side by side are one product with channels outside."""
+    x, weight = (program[n] for n in node.inputs[:2])
+    window = weight.shape[2:]
+    if node.op not in CONVOLUTIONS or len(x.shape) != len(window) + 2 or x.shape[1] == 1:
+        return False
+    apart = tuple(node.attr.get("stride", ())) == window and min(window) >= PATCH
+    return x.dtype in ("float16", "bfloat16", "float32") and max(window) > 1 and not apart
+
+
+def lean(program: TensorProgram, params: Mapping[str, Array], turned: bool = False) -> tuple[TensorProgram, dict[str, Array]]:
     """The program with convolutions that have no bias where element-wise operators, or a normalization by parameters, are all
-    that reads them; and its parameters. Both are new where something changed."""
+    that reads them; and its parameters. Both are new where something changed. ``turned``: channels are to be last where that is
+    faster, so that something stands behind all of those."""
     values, rules = dict(params), dict[str, Rule]()
     for node in program.nodes:
+        if node.op not in CONVOLUTIONS:
+            continue
         readers = program.consumers[node.output]
-        if node.op not in CONVOLUTIONS or len(readers) != 1 or node.output in program.outputs:
+        if len(readers) != 1 or node.output in program.outputs:
+            if len(node.inputs) == 3 and turned and faster_last(program, node):
+                rules[node.output] = _apart(node, len(program[node.output].shape))
             continue
         (reader,) = readers
         scaled = _scaled(program, node, reader, values)
@@ -39,7 +57,7 @@ def lean(program: TensorProgram, params: Mapping[str, Array]) -> tuple[TensorPro
             dtype = program[node.output].dtype
             rules[node.output] = _bare(node, weight, scaled[0].shape, dtype)
             rules[reader.output] = _shifted(reader, node.output, bias, scaled[1].shape, dtype)
-        elif len(node.inputs) == 3 and op_def(reader.op).kind == "map":
+        elif len(node.inputs) == 3 and (op_def(reader.op).kind == "map" or (turned and faster_last(program, node))):
             rules[node.output] = _apart(node, len(program[node.output].shape))
     if not rules:
         return program, values

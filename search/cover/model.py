@@ -29,6 +29,7 @@ from fuser.superopt.structures import structures
 from fuser.superopt.verify.verdict import Verified
 from search.cover.borders import Border
 from search.cover.borders import borders
+from search.cover.channels import channels_last
 from search.cover.fold import folded
 from search.cover.ilp import Cover
 from search.cover.images import lean
@@ -132,7 +133,10 @@ def compile_model(
     device, executor, seed = pricing.device, pricing.executor, pricing.seed
     stages = Stages(say)
     stages.begin("candidates", f"looking for candidates among {len(program.nodes)} operators")
-    program, params = turned(*selected(*packed(*lean(*folded(program, params)))), pricing.device)
+    ours = pricing.libraries or not compiled  # it is our own runtime that calls the library
+    images = lean(*folded(program, params), ours)
+    images = folded(*channels_last(*images)) if ours else images
+    program, params = turned(*selected(*packed(*images)), pricing.device)
     stages.begin("prices", f"pricing candidates for {device.title}")
     offers = best_form(program, params, pricing)
     done: dict[str, Realised] = {}

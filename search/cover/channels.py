@@ -1,0 +1,145 @@
+"""Images with their channels last between convolutions: there libraries are up to twice as fast, since they need not turn them.
+
+A convolution and what stands behind it element by element read and write channels last; what knows no such form gets the tensor
+turned back, which costs nothing where a generated kernel reads or writes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from dataclasses import field
+
+import numpy as np
+
+from fuser.ir.builder import Builder
+from fuser.ir.builder import Ref
+from fuser.ir.ops import Array
+from fuser.ir.ops import op as op_def
+from fuser.ir.program import Node
+from fuser.ir.program import TensorProgram
+from search.cover.images import CONVOLUTIONS
+from search.cover.images import faster_last
+from search.cover.rebuild import copied
+from search.cover.rebuild import living
+
+POOLS = {f"{kind}_pool{n}d" for kind in ("max", "avg") for n in (1, 2, 3)}
+FLOATS = ("float16", "bfloat16", "float32")
+
+
+def channels_last(program: TensorProgram, params: Mapping[str, Array]) -> tuple[TensorProgram, dict[str, Array]]:
+    """The program with channels last where that pays, and its parameters; both are new where something changed."""
+    images = {n.output for n in program.nodes if len(n.inputs) == 2 and faster_last(program, n)}
+    if not images:
+        return program, dict(params)
+    turning = _Turning(program, images, dict(params))
+    made = turning.run()
+    return made, {n: x for n, x in turning.params.items() if n in made.inputs or n not in turning.laid}
+
+
+def moved(b: Builder, x: Ref, name: str | None = None) -> Ref:
+    """A view as a tensor of its own, by a generated kernel: a library's copies of views are slow."""
+    return b.op("scale", x, scalar=1, name=name)
+
+
+@dataclass
+class _Turning:
+    program: TensorProgram
+    images: set[str]
+    params: dict[str, Array]
+    laid: set[str] = field(default_factory=set)
+
+    def run(self) -> TensorProgram:
+        program = self.program
+        self.b = Builder(program.name, reserved=frozenset(program.table))
+        self.plain = {n: self.b.input(n, program[n].shape, program[n].dtype) for n in program.inputs}
+        self.last: dict[str, Ref] = {}
+        self.native = set[str]()
+        for node in program.nodes:
+            if (made := self.turned(node)) is not None:
+                self.last[node.output] = made
+                self.native.add(node.output)
+            else:
+                self.plain[node.output] = copied(self.b, program, node, [self.first(n) for n in node.inputs])
+        unread = {n for n in program.inputs if not program.consumers[n]}
+        ends = {n: self.end(n) for n in dict.fromkeys(program.outputs)}
+        return living(self.b.build(*(ends[n] for n in program.outputs)), unread)
+
+    def first(self, name: str, called: str = "") -> Ref:
+        """A tensor as the program has it."""
+        if name not in self.plain:
+            x = self.last[name]
+            rank = len(x.shape)
+            called = called or f"{name} channels first"
+            self.plain[name] = self.b.op("transpose", x, perm=(0, rank - 1, *range(1, rank - 1)), name=called)
+        return self.plain[name]
+
+    def end(self, name: str) -> Ref:
+        """A result of the program, under its name."""
+        if name not in self.native:
+            return self.plain[name]
+        if self.program[name].dtype not in FLOATS:
+            return self.b.op("reshape", self.first(name), shape=self.program[name].shape, name=name)
+        return moved(self.b, self.first(name), name)
+
+    def behind(self, name: str, rank: int) -> Ref:
+        """A tensor with its channels last; of fewer dimensions, as a tensor of ``rank`` that is broadcast."""
+        if name not in self.last:
+            x = self.plain[name]
+            whole = len(x.shape) == rank and x.tensor.dtype in FLOATS and name not in self.params
+            if len(x.shape) < rank:
+                x = x.reshape(*(1,) * (rank - len(x.shape)), *x.shape)
+            x = self.b.op("transpose", x, perm=(0, *range(2, rank), 1))
+            # what generated kernels make for this reader alone, they store so
+            made, alone = self.program.producers.get(name), len(self.program.consumers[name]) == 1
+            stored = made is not None and alone and op_def(made.op).kind in ("map", "composite", "reduce")
+            self.last[name] = moved(self.b, x) if whole and not stored else x
+        return self.last[name]
+
+    def turned(self, node: Node) -> Ref | None:
+        """The result of an operator with channels last, where all goes well."""
+        rank = len(self.program[node.output].shape)
+        name = f"{node.output} channels last"
+        attrs = {k: v for k, v in node.attrs if k != "dtype"}
+        dtype = self.program[node.output].dtype
+        if node.output in self.images or (node.op in CONVOLUTIONS and len(node.inputs) == 2 and node.inputs[0] in self.native):
+            return self.b.op(
+                f"{node.op}_last", self.behind(node.inputs[0], rank), self.weight(node.inputs[1]), name=name, **attrs
+            )
+        if not any(n in self.native and len(self.last[n].shape) == rank for n in node.inputs):
+            return None
+        if node.op in POOLS:
+            return self.b.op(f"{node.op}_last", self.last[node.inputs[0]], name=name, **attrs)
+        if node.op == "batch_norm" and node.inputs[0] in self.native:
+            return self.normalized(node, name, dtype)
+        if node.op == "concat" and attrs["axis"] % rank == 1:
+            xs = [self.behind(n, rank) for n in node.inputs]
+            return self.b.op("concat", *xs, name=name, **{**attrs, "axis": rank - 1})
+        if op_def(node.op).kind != "map" or op_def(node.op).indexed:
+            return None
+        xs = [self.behind(n, rank) if self.program[n].shape else self.plain[n] for n in node.inputs]
+        return self.b.op(node.op, *xs, name=name, dtype=dtype, **attrs)
+
+    def normalized(self, node: Node, name: str, dtype: str) -> Ref:
+        """A normalization by statistics that are known, vectors of channels."""
+        x, (mean, var, *affine) = self.last[node.inputs[0]], (self.plain[n] for n in node.inputs[1:])
+        y = self.b.op("sub", x, mean)
+        steps = [
+            ("div", self.b.op("sqrt", self.b.op("shift", var, scalar=node.attr["eps"]))),
+            *zip(("mul", "add"), affine, strict=False),
+        ]
+        for i, (op, v) in enumerate(steps):
+            y = self.b.op(op, y, v, **({"name": name, "dtype": dtype} if i == len(steps) - 1 else {}))
+        return y
+
+    def weight(self, name: str) -> Ref:
+        """A weight with its input channels last: parameters are laid so once."""
+        kept = f"{name} channels last"
+        shape = self.program[name].shape
+        if name not in self.params:
+            return self.b.op("transpose", self.plain[name], perm=(0, *range(2, len(shape)), 1))
+        if kept not in self.plain:
+            self.params[kept] = np.ascontiguousarray(np.moveaxis(self.params[name], 1, -1))
+            self.laid.add(name)
+            self.plain[kept] = self.b.input(kept, self.params[kept].shape, self.program[name].dtype)
+        return self.plain[kept]
