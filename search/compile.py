@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from math import nan
@@ -52,6 +53,7 @@ from search.piecewise import runs
 from search.realise import Realised
 from search.realise import realise
 from search.realise import verified
+from search.regions import contracts
 from search.space.evolve import Ranked
 from search.stages import Say
 from search.stages import silent
@@ -216,14 +218,14 @@ class How:
 
 def compile_imported(known: Imported, spec: Device, device: str | None, how: How = How()) -> CompiledProgram:
     """A program as one region or by parts."""
-    jobs = cores() if how.jobs is None else how.jobs
+    jobs, one = cores() if how.jobs is None else how.jobs, None
     if not is_model(known.program):
         how.say("tuning and checking one region")
-        try:
+        with suppress(NoValidKernelError, UnsupportedError):
             done = _as_one(known.program, spec, device, (None, None, 0.0), how)
-            return CompiledProgram(known.program, spec, done, device, known.params, known.inputs, how.capture, None, known.called)
-        except (NoValidKernelError, UnsupportedError):
-            pass
+            one = CompiledProgram(known.program, spec, done, device, known.params, known.inputs, how.capture, None, known.called)
+            if device in (None, "cpu") or measures(how.tuning.effort) or not _exact(known.program) or not one.graph.blocks:
+                return one
     with ProcessPoolExecutor(jobs, APART) if jobs > 1 else nullcontext() as pool:
         model = compile_model(
             known.program,
@@ -234,7 +236,14 @@ def compile_imported(known: Imported, spec: Device, device: str | None, how: How
             say=how.say,
             tuning=how.tuning,
         )
+    if one is not None and one.realised.candidate.seconds <= model.whole.candidate.seconds:
+        return one
     return CompiledProgram(model.program, spec, model.whole, device, model.params, known.inputs, how.capture, model, known.called)
+
+
+def _exact(program: TensorProgram) -> bool:
+    """Whether it has products of float32: of those a library may do one alone faster than a kernel that does more."""
+    return any(contracts(n) and program[n.output].dtype == "float32" for n in program.nodes)
 
 
 def _converted(known: Imported, given: Sequence[Any], dtype: str, options: Mapping[str, Any]) -> CompiledProgram:

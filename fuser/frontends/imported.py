@@ -22,10 +22,12 @@ class Held:
 
 @dataclass(frozen=True)
 class Result:
-    """One result of a module: an output of the program by ``name``, or a ``value`` that no tensor decides."""
+    """One result of a module: an output of the program by ``name``, or a ``value`` that no tensor decides. ``passed``: the module
+    returns this very input, of which the output is a copy."""
 
     name: str = ""
     value: Any = None
+    passed: str = ""
 
 
 @dataclass(frozen=True)

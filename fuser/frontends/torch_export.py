@@ -129,6 +129,13 @@ PIECES = 24
 """Most operators that one of torch becomes: what is more (a recurrent network) is better left to torch."""
 
 
+def _passed_on(node: Any) -> str:
+    """The placeholder that a result is, where nothing in between makes a tensor of its own; empty where something does."""
+    while getattr(node, "op", "") == "call_function" and str(node.target).split(".")[1:2] in (["dropout"], ["detach"], ["alias"]):
+        node = node.args[0]
+    return node.name if getattr(node, "op", "") == "placeholder" else ""
+
+
 class _Importer:
     """One walk over the nodes of an exported graph."""
 
@@ -178,15 +185,16 @@ class _Importer:
         value = self.values[node] if isinstance(node, torch.fx.Node) else node
         if not is_tensor(value):
             return Result(value=value)
-        ref = self._tensor(node, value)
+        ref, passed = self._tensor(node, value), ""
         if ref.name in self.builder.inputs:
+            passed = ref.name if _passed_on(node) in self.inputs else ""
             ref = self.builder.op("reshape", ref, shape=ref.shape)
             self.values[node] = ref
         name = next((n for n, r in outputs.items() if r is ref), node.name)
         if name in self.builder.names:  # a placeholder's
             name = ref.name
         outputs[name] = ref
-        return Result(name)
+        return Result(name, passed=passed)
 
     def _placeholder(self, node: Any) -> None:
         import torch
@@ -320,7 +328,8 @@ class _Importer:
         return [self._opaque(node, r, i, refs, callee, detail) if i in used else None for i, r in enumerate(result)]
 
     def _pieces(self, node: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """The operator as torch itself makes it of others, where these are few, known, and at most one of them is a library's."""
+        """The operator as torch itself makes it of others, where these are few, known, and at most one of them is a library's;
+        not where it gathers by indices, for which torch has kernels of its own."""
         module = pieces(node)
         if module is None:
             return None
@@ -330,8 +339,15 @@ class _Importer:
             value = self._inline(module, flat)
         except (UnsupportedError, ProgramError):
             value = None
-        made = [OPS[op].kind for op in self.builder.since(before)]
-        if value is None or "opaque" in made or made.count("library") > 1 or len(made) > PIECES:
+        ops = self.builder.since(before)
+        made = [OPS[op].kind for op in ops]
+        if (
+            value is None
+            or "opaque" in made
+            or {"index", "index_put"} & {*ops}
+            or made.count("library") > 1
+            or len(made) > PIECES
+        ):
             self.builder.undo(before)
             return None
         return value

@@ -28,7 +28,9 @@ WRITTEN = frozenset({"cumsum", *ARGUMENTS, *WINDOWS, *POOLS_LAST})
 MOST = 64
 """Elements of a window up to which its loop is written out."""
 BLOCK = 1024
-"""Results of a block of threads; elements that it scans or compares at once are a few times as many."""
+"""Elements that a block of threads scans or compares at once are a few times as many."""
+RESULTS = 256
+"""Results of windows that a block has: one of each thread, so that neighbouring threads read neighbours."""
 ENOUGH = 264
 """Blocks that fill a GPU."""
 
@@ -200,14 +202,14 @@ def _windows(kernel: LibraryKernel, attrs: Mapping[str, Any], tensors: Mapping[s
     start = {"max_pool": 'float("-inf")', "avg_pool": "0.0", "conv": "0.0"}[kind]
     biased = len(kernel.args) == 3
     first = f"tl.load(b_ptr + plane % {channels}).to(tl.float32)" if biased else start
-    lines.append(f"found = tl.zeros([{BLOCK}], tl.float32) + {first}")
+    lines.append(f"found = tl.zeros([{RESULTS}], tl.float32) + {first}")
     for number, at in enumerate(_each_place(window)):
         lines += _element(kind, number, at, size, steps, start, (math.prod(window), channels))
     if kind == "avg_pool":
         lines.append(f"found = found * {1 / math.prod(window)!r}")
     lines.append("tl.store(y_ptr + at, found, keep)")
-    grid = planes * -(-inside // BLOCK) if inside >= BLOCK else -(-planes * inside // BLOCK)
-    return lines, grid, 4
+    grid = planes * -(-inside // RESULTS) if inside >= 4 * RESULTS else -(-planes * inside // RESULTS)
+    return lines, grid, 8
 
 
 def _pooled_last(op: str, attrs: Mapping[str, Any], x: Tensor, out: Tensor) -> Made | None:
@@ -218,7 +220,7 @@ def _pooled_last(op: str, attrs: Mapping[str, Any], x: Tensor, out: Tensor) -> M
         return None
     size, result, channels = x.shape[1:-1], out.shape[1:-1], out.shape[-1]
     lines = [
-        f"at = tl.program_id(0) * {BLOCK} + tl.arange(0, {BLOCK})",
+        f"at = tl.program_id(0) * {RESULTS} + tl.arange(0, {RESULTS})",
         f"keep = at < {math.prod(out.shape)}",
         f"rest = at // {channels}",
     ]
@@ -226,27 +228,27 @@ def _pooled_last(op: str, attrs: Mapping[str, Any], x: Tensor, out: Tensor) -> M
         lines += [f"o{i} = rest % {n}", f"rest = rest // {n}"]
     lines.append(f"base = rest * {math.prod(size) * channels} + at % {channels}")
     start = 'float("-inf")' if kind == "max_pool" else "0.0"
-    lines.append(f"found = tl.zeros([{BLOCK}], tl.float32) + {start}")
+    lines.append(f"found = tl.zeros([{RESULTS}], tl.float32) + {start}")
     for at in _each_place(window):
         lines += _element(kind, 0, at, size, steps, start, (0, 0), channels)
     if kind == "avg_pool":
         lines.append(f"found = found * {1 / math.prod(window)!r}")
     lines.append("tl.store(y_ptr + at, found, keep)")
-    return lines, -(-math.prod(out.shape) // BLOCK), 4
+    return lines, -(-math.prod(out.shape) // RESULTS), 8
 
 
 def _results(inside: int, planes: int) -> list[str]:
     """Which results a block has: some of one image, so that its weights are numbers, or of several small ones."""
-    if inside >= BLOCK:
-        per = -(-inside // BLOCK)
+    if inside >= 4 * RESULTS:
+        per = -(-inside // RESULTS)
         return [
             f"plane = tl.program_id(0) // {per}",
-            f"rest = tl.program_id(0) % {per} * {BLOCK} + tl.arange(0, {BLOCK})",
+            f"rest = tl.program_id(0) % {per} * {RESULTS} + tl.arange(0, {RESULTS})",
             f"keep = rest < {inside}",
             f"at = plane.to(tl.int64) * {inside} + rest",
         ]
     return [
-        f"at = tl.program_id(0) * {BLOCK} + tl.arange(0, {BLOCK})",
+        f"at = tl.program_id(0) * {RESULTS} + tl.arange(0, {RESULTS})",
         f"keep = at < {planes * inside}",
         f"rest = at % {inside}",
         f"plane = at // {inside}",

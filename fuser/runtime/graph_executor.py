@@ -176,6 +176,13 @@ class Executable:
             raise UsageError(f"{self.name!r} writes {', '.join(self.outputs)}, not {', '.join(outputs) or 'nothing'}")
         return tuple(inputs[n] for n in self.inputs), tuple(outputs[n] for n in self.outputs)
 
+    def takes(self, inputs: Mapping[str, Any]) -> bool:
+        """Whether these are all inputs, each as it must be."""
+        return (
+            set(inputs) == set(self.inputs)
+            and addresses(self._inputs, [inputs[n] for n in self.inputs], self._tensor) is not None
+        )
+
     def _checked(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> dict[str, Any]:
         """Tensors by name, inputs first, ready to be bound."""
         given = {s.name: accept(s, x) for s, x in zip(self._inputs, inputs, strict=True)}

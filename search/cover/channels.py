@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from dataclasses import field
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -20,8 +22,10 @@ from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram
 from search.cover.images import CONVOLUTIONS
 from search.cover.images import faster_last
+from search.cover.parts import moves_only
 from search.cover.rebuild import copied
 from search.cover.rebuild import living
+from search.cover.rebuild import rebuild
 
 POOLS = {f"{kind}_pool{n}d" for kind in ("max", "avg") for n in (1, 2, 3)}
 FLOATS = ("float16", "bfloat16", "float32")
@@ -40,6 +44,41 @@ def channels_last(program: TensorProgram, params: Mapping[str, Array]) -> tuple[
 def moved(b: Builder, x: Ref, name: str | None = None) -> Ref:
     """A view as a tensor of its own, by a generated kernel: a library's copies of views are slow."""
     return b.op("scale", x, scalar=1, name=name)
+
+
+def moved_once(program: TensorProgram) -> TensorProgram:
+    """The program with results that are turned views of what no generated kernel makes, and repetitions, as copies by generated
+    kernels."""
+    rules: dict[str, Any] = {}
+    for node in program.nodes:
+        if program[node.output].dtype not in FLOATS:
+            continue
+        if node.op == "repeat":
+            rules[node.output] = _repeated
+        elif node.output in program.outputs and _turned(program, node.output):
+            rules[node.output] = _copied
+    return rebuild(program, {n: partial(rule, program, program.producers[n]) for n, rule in rules.items()}) if rules else program
+
+
+def _turned(program: TensorProgram, name: str) -> bool:
+    ops = set[str]()
+    while (node := program.producers.get(name)) is not None and moves_only(node):
+        ops.add(node.op)
+        (name,) = node.inputs
+    return "transpose" in ops and (node is None or op_def(node.op).kind in ("library", "opaque"))
+
+
+def _copied(program: TensorProgram, node: Node, b: Builder, refs: dict[str, Ref]) -> Ref:
+    return moved(b, b.op(node.op, *(refs[i] for i in node.inputs), **dict(node.attrs)), node.output)
+
+
+def _repeated(program: TensorProgram, node: Node, b: Builder, refs: dict[str, Ref]) -> Ref:
+    x, (axis, times) = refs[node.inputs[0]], (node.attr["axis"] % len(program[node.output].shape), node.attr["times"])
+    lead, n, rest = x.shape[:axis], x.shape[axis], x.shape[axis + 1 :]
+    apart = b.op("broadcast", x.reshape(*lead, n, 1, *rest), shape=(*lead, n, times, *rest))
+    again = node.output not in program.outputs and all(u.op == "repeat" for u in program.consumers[node.output])
+    whole = b.op("reshape", apart, shape=(*lead, n * times, *rest), name=node.output if again else None)
+    return whole if again else moved(b, whole, node.output)
 
 
 @dataclass

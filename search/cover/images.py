@@ -5,6 +5,7 @@ A library adds a bias in a pass of its own over the result, which the kernel beh
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -12,16 +13,19 @@ import numpy as np
 from fuser.ir.builder import Builder
 from fuser.ir.builder import Ref
 from fuser.ir.dtypes import rounded
+from fuser.ir.library_ops import moves
 from fuser.ir.ops import Array
 from fuser.ir.ops import op as op_def
 from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram
 from fuser.ir.scalar import Scalar
+from fuser.lower.written import MOST
 from search.cover.rebuild import Rule
 from search.cover.rebuild import rebuild
 
 PATCH = 4
 """Extent of windows side by side from which they are faster with channels outside."""
+POOLS = {f"avg_pool{n}d": n for n in (1, 2, 3)}
 CONVOLUTIONS = {f"conv{t}{n}d": t for t in ("", "_transpose") for n in (1, 2, 3)}
 
 
@@ -42,6 +46,8 @@ def lean(program: TensorProgram, params: Mapping[str, Array], turned: bool = Fal
     faster, so that something stands behind all of those."""
     values, rules = dict(params), dict[str, Rule]()
     for node in program.nodes:
+        if node.op in POOLS and (shape := _whole_windows(program, node)):
+            rules[node.output] = _mean(node, shape)
         if node.op not in CONVOLUTIONS:
             continue
         readers = program.consumers[node.output]
@@ -63,6 +69,24 @@ def lean(program: TensorProgram, params: Mapping[str, Array], turned: bool = Fal
         return program, values
     made = rebuild(program, rules)
     return made, {n: x for n, x in values.items() if n in made.inputs or n not in program.table}
+
+
+def _whole_windows(program: TensorProgram, node: Node) -> tuple[int, ...]:
+    """The operand's shape with windows and what is in them apart, where they lie side by side and are large; else nothing."""
+    x = program[node.inputs[0]].shape
+    window, (strides, padding, _) = moves(program.bound(node), POOLS[node.op])
+    lead, sides = x[: -len(window)], x[-len(window) :]
+    if strides != window or any(padding) or math.prod(window) <= MOST or any(n % w for n, w in zip(sides, window, strict=True)):
+        return ()
+    return (*lead, *(e for n, w in zip(sides, window, strict=True) for e in (n // w, w)))
+
+
+def _mean(node: Node, shape: tuple[int, ...]) -> Rule:
+    def rule(b: Builder, refs: dict[str, Ref]) -> Ref:
+        axes = tuple(range(len(shape) - 2 * POOLS[node.op] + 1, len(shape), 2))
+        return b.op("mean", refs[node.inputs[0]].reshape(*shape), axis=axes, keepdims=False, name=node.output)
+
+    return rule
 
 
 def _scaled(program: TensorProgram, node: Node, norm: Node, params: Mapping[str, Array]) -> tuple[Array, Array] | None:

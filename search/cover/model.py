@@ -30,6 +30,7 @@ from fuser.superopt.verify.verdict import Verified
 from search.cover.borders import Border
 from search.cover.borders import borders
 from search.cover.channels import channels_last
+from search.cover.channels import moved_once
 from search.cover.fold import folded
 from search.cover.ilp import Cover
 from search.cover.images import lean
@@ -136,6 +137,7 @@ def compile_model(
     ours = pricing.libraries or not compiled  # it is our own runtime that calls the library
     images = lean(*folded(program, params), ours)
     images = folded(*channels_last(*images)) if ours else images
+    images = moved_once(images[0]), images[1]
     program, params = turned(*selected(*packed(*images)), pricing.device)
     stages.begin("prices", f"pricing candidates for {device.title}")
     offers = best_form(program, params, pricing)

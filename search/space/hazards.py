@@ -1,5 +1,5 @@
 """Schedules that Triton 3.6 compiles to wrong code on Hopper, found by running about 6,000 schedules on an H200 against float64
-(experiments/raw). These two classes hold all but one of the 97 wrong ones.
+(experiments/raw). The first two classes hold all but one of the 97 wrong ones.
 
 All of them are right in Triton's interpreter, and wrong through Triton's own launcher too. Where kernels are measured, the checks
 before timing catch them; fast tuning has no GPU to check on, so it leaves out every schedule of these classes:
@@ -10,6 +10,8 @@ before timing catch them; fast tuning has no GPU to check on, so it leaves out e
 * *narrow product*: a contraction with a computed left operand, 64 rows or more for each warp group, at most 32 columns and 64 or
   more terms at once, outside of a pipelined loop: 43 of 57 are garbage, with ptxas 12.8 (ptxas 13.0 assembles the same PTX
   rightly). In pipelined loops none of 350 is.
+* *byte load*: a mask, say, of one byte an element that becomes part of a computed operand in a loop of three stages or more: 8 of
+  14 such schedules of one kernel were garbage, none of 14 with fewer stages.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import Stmt
 from fuser.lower.pieces import MMA
 
+BYTES = ("bool", "int8", "uint8")
 CRAMMED = 1024 + 64
 """Bytes of operands of a thread: about all its registers. So many still came as fast as fewer, twice as many ten times slower."""
 BROAD = 64
@@ -50,6 +53,7 @@ class Fault:
 
 FAULTS = (
     Fault("shared load", 90, 100, "Triton 3.6, any ptxas: products by warp groups (wgmma), which sm_100 does not have"),
+    Fault("byte load", 90, 100, "Triton 3.6 with ptxas 13.0, on an H200; two stages, or one, are right"),
     Fault("narrow product", 90, 100, "Triton 3.6 with ptxas 12.8; 13.0 assembles the same PTX rightly"),
 )
 
@@ -68,6 +72,8 @@ def faults(f: Features, device: Device) -> dict[str, NDArray[np.bool_]]:
     for s in f.stmts if here else ():
         if "shared load" in here and s.stmt.kind == "load" and s.loops and _shared(f.block, s.stmt):
             here["shared load"] |= f.stages > 1
+        if "byte load" in here and s.stmt.kind == "load" and s.loops and s.stmt.dtype in BYTES and _multiplied(f.block, s.stmt):
+            here["byte load"] |= f.stages > 2
         if "narrow product" in here and s.stmt.contracts:
             left, right = _sides(f.block, s.stmt)
             if left.kind != "compute":
@@ -210,6 +216,19 @@ def _sides(block: BlockGraph, stmt: Stmt) -> tuple[Stmt, Stmt]:
     a, b = (block.by_value[v] for v in stmt.args)
     own = [min((order[x] for x in p.axes if x not in q.axes), default=len(order)) for p, q in ((a, b), (b, a))]
     return (a, b) if own[0] <= own[1] else (b, a)
+
+
+def _multiplied(block: BlockGraph, load: Stmt) -> bool:
+    """What is computed of the load is an operand of a contraction."""
+    todo, seen = [load.value], {load.value}
+    while todo:
+        for u in block.users(todo.pop()):
+            if u.contracts:
+                return True
+            if u.kind == "compute" and u.value not in seen:
+                seen.add(u.value)
+                todo.append(u.value)
+    return False
 
 
 def _shared(block: BlockGraph, load: Stmt) -> bool:
