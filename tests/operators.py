@@ -55,7 +55,12 @@ ATTRS: dict[str, dict[str, Any]] = {
     "upsample_bilinear2d": {"output_size": (5, 7)},
     **{f"max_pool{n}d_places": {"kernel_size": (2,) * n, "stride": (1,) * n} for n in (2, 3)},
     "flip": {"dims": (1,)},
-    **{f"{kind}_pool{n}d": {"kernel_size": (2,) * n, "stride": (1,) * n} for kind in ("max", "avg") for n in (1, 2, 3)},
+    **{
+        f"{kind}_pool{n}d{last}": {"kernel_size": (2,) * n, "stride": (1,) * n}
+        for kind in ("max", "avg")
+        for n in (1, 2, 3)
+        for last in ("", "_last")
+    },
 }
 """Attributes of operators for operands of three axes, 2 × 3 × 4, but for those of :data:`OPERANDS`."""
 
@@ -71,6 +76,9 @@ OPERANDS: dict[str, tuple[tuple[int, ...], ...]] = {
     "embedding": ((5, 4), (2, 3)),
     **{f"conv{n}d": ((2, 3, *(4,) * n), (5, 3, *(2,) * n), (5,)) for n in (1, 2, 3)},
     **{f"conv_transpose{n}d": ((2, 3, *(4,) * n), (3, 5, *(2,) * n), (5,)) for n in (1, 2, 3)},
+    **{f"conv{n}d_last": ((2, *(4,) * n, 3), (5, *(2,) * n, 3)) for n in (1, 2, 3)},
+    **{f"conv_transpose{n}d_last": ((2, *(4,) * n, 3), (3, *(2,) * n, 5)) for n in (1, 2, 3)},
+    **{f"{kind}_pool{n}d_last": ((2, *(4,) * n, 3),) for kind in ("max", "avg") for n in (1, 2, 3)},
     **{f"{kind}_pool3d{end}": ((2, 3, 4, 2),) for kind, end in (("max", ""), ("avg", ""), ("max", "_places"))},
     "index": ((2, 3, 4), (5, 1), (6,)),
     "index_put": ((2, 3, 4), (4,), (5, 1), (1,)),

@@ -74,11 +74,6 @@ import triton.language as tl
 
 
 @triton.jit
-def _plus(a, b):
-    return a + b
-
-
-@triton.jit
 def _more(v, i, w, j):
     first = (v > w) | (v != v) & (w == w) | ((v == w) | (v != v) & (w != w)) & (i < j)
     return tl.where(first, v, w), tl.where(first, i, j)
@@ -152,7 +147,7 @@ def _scan(attrs: Mapping[str, Any], x: Tensor, out: Tensor) -> Made | None:
     """A sum that runs along an axis, tile after tile."""
     if out.dtype != x.dtype or not x.shape or (t := _Tile.of(x.shape, attrs["dim"] % len(x.shape), 4 * BLOCK)) is None:
         return None
-    store = "tl.store(y_ptr + place, left + tl.associative_scan(x, 0, _plus), inside)"
+    store = "tl.store(y_ptr + place, left + tl.cumsum(x, 0), inside)"
     lines = [
         *t.begin,
         f"left = tl.zeros([1, {t.columns}], tl.float32)",

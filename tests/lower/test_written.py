@@ -1,0 +1,79 @@
+"""Kernels of operators that fold along windows or run along an axis, in Triton's interpreter, beside torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+from fuser.ir.mugraph import KernelGraph  # noqa: E402
+from fuser.ir.mugraph import LibraryKernel  # noqa: E402
+from fuser.ir.program import Tensor  # noqa: E402
+from fuser.ir.schedule import Schedule  # noqa: E402
+from fuser.lower.compile import compile_kernel  # noqa: E402
+from fuser.runtime.graph_executor import Executable  # noqa: E402
+from fuser.runtime.library import output_of  # noqa: E402
+from fuser.runtime.torch_program import apply  # noqa: E402
+
+WHOLE = {"dtype": "int64"}
+CASES: dict[str, tuple[str, list[tuple[int, ...]], dict[str, Any]]] = {
+    "rows": ("cumsum", [(5, 70)], {"dim": 1}),
+    "columns": ("cumsum", [(3, 40, 9)], {"dim": 1}),
+    "first axis": ("cumsum", [(300,)], {"dim": 0}),
+    "several tiles": ("cumsum", [(70, 4200)], {"dim": -1}),
+    "largest of rows": ("argmax", [(7, 33)], {"dim": 1, **WHOLE}),
+    "least of columns": ("argmin", [(3, 40, 9)], {"dim": 1, "keepdim": True, **WHOLE}),
+    "overlapping": ("max_pool2d", [(2, 3, 9, 11)], {"kernel_size": (3, 3), "stride": (2, 2), "padding": (1, 1)}),
+    "dilated": ("max_pool2d", [(1, 2, 9, 11)], {"kernel_size": (2, 3), "stride": (1, 1), "dilation": (2, 1)}),
+    "large images": ("avg_pool2d", [(1, 2, 40, 37)], {"kernel_size": (2, 2), "stride": (1, 1), "padding": (1, 1)}),
+    "signals": ("avg_pool1d", [(3, 2, 20)], {"kernel_size": (4,)}),
+    "volumes": ("max_pool3d", [(1, 2, 4, 5, 6)], {"kernel_size": (2, 2, 2)}),
+    "no batch": ("max_pool2d", [(3, 6, 6)], {"kernel_size": (2, 2)}),
+    "channels last": ("avg_pool2d_last", [(2, 7, 8, 3)], {"kernel_size": (3, 3), "stride": (2, 2), "padding": (1, 1)}),
+    "each channel": ("conv2d", [(2, 4, 7, 9), (8, 1, 3, 3), (8,)], {"groups": 4, "padding": (1, 1), "stride": (2, 1)}),
+    "each of a signal": ("conv1d", [(2, 4, 20), (4, 1, 4)], {"groups": 4, "padding": (3,), "dilation": (1,)}),
+}
+
+
+def executable(op: str, shapes: list[tuple[int, ...]], attrs: dict[str, Any], dtype: str) -> Executable:
+    names = ["x", "w", "b"][: len(shapes)]
+    tensors = {n: Tensor(n, s, dtype) for n, s in zip(names, shapes, strict=True)}
+    kernel = LibraryKernel("k", op, tuple(names), "y", tuple(sorted(attrs.items())))
+    tensors["y"] = output_of(kernel, tensors)
+    graph = KernelGraph("g", tuple(names), (kernel,), ("y",), tuple(tensors.values())).validate()
+    return Executable(graph, Schedule(()), device="cpu")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("name", CASES)
+def test_it_agrees_with_torch(name: str, dtype: str) -> None:
+    op, shapes, attrs = CASES[name]
+    torch.manual_seed(0)
+    xs = [torch.randn(s).to(getattr(torch, dtype)) for s in shapes]
+    if "conv" not in op:
+        xs[0].view(-1)[3] = float("nan")
+        xs[0].view(-1)[-2] = float("inf")
+    run = executable(op, shapes, attrs, dtype)
+    assert run.plan.sources[0] is not None
+    if name in ("rows", "columns", "largest of rows", "overlapping", "each channel") and dtype == "float16":
+        compile_kernel(run.plan.sources[0], 90)
+    want = apply(op, [x.double() for x in xs], attrs)
+    got = run(*xs)
+    exact = want.dtype is torch.int64
+    torch.testing.assert_close(got, want if exact else want.to(got.dtype), equal_nan=True, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("op", "shapes", "attrs", "dtype"),
+    [
+        ("cumsum", [(4, 9000)], {"dim": 1}, "float32"),  # too few rows to fill a GPU
+        ("cumsum", [(4, 9)], {"dim": 1}, "int64"),
+        ("argmax", [(4, 9)], WHOLE, "float32"),
+        ("avg_pool2d", [(1, 1, 20, 20)], {"kernel_size": (10, 10)}, "float32"),
+        ("conv2d", [(2, 4, 7, 9), (4, 2, 3, 3)], {"groups": 2}, "float32"),
+    ],
+)
+def test_torch_computes_the_others(op: str, shapes: list[tuple[int, ...]], attrs: dict[str, Any], dtype: str) -> None:
+    assert executable(op, shapes, attrs, dtype).plan.sources == (None,)

@@ -1,0 +1,83 @@
+"""Images with channels last between convolutions, and copies of views."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fuser
+from fuser.device import load_device
+from search.cover.channels import channels_last
+from search.cover.channels import moved_once
+from search.cover.prices import _copied
+
+
+def convolution(b: Any, x: Any, name: str, out: int, k: int = 3, **attrs: Any) -> Any:
+    rank = len(x.shape) - 2
+    return b.op(f"conv{rank}d", x, b.input(name, (out, x.shape[1], *(k,) * rank)), padding=(k // 2,) * rank, **attrs)
+
+
+def values(program: Any, rng: np.random.Generator) -> dict[str, Any]:
+    return {n: rng.standard_normal(program[n].shape).astype(np.float32) for n in program.inputs}
+
+
+def agree(before: Any, rng: np.random.Generator, live: tuple[str, ...] = ()) -> Any:
+    given = values(before, rng)
+    after, params = channels_last(before, {n: x for n, x in given.items() if n not in ("x", *live)})
+    got = after.evaluate({n: x for n, x in given.items() if n in after.inputs} | params)
+    for name, want in before.evaluate(given).items():
+        np.testing.assert_allclose(got[name], want, rtol=1e-4, atol=1e-4)
+    return after
+
+
+def test_what_stands_between_convolutions_stays_so(rng: np.random.Generator) -> None:
+    b = fuser.Builder("net", "float32")
+    x = b.input("x", (2, 3, 8, 8))
+    y = b.relu(b.op("add", convolution(b, x, "w", 4), b.input("bias", (4,)).reshape(4, 1, 1)))
+    z = b.op("max_pool2d", b.relu(convolution(b, y, "v", 4) + y), kernel_size=(2, 2))
+    z = b.op("batch_norm", z, *(b.input(n, (4,)) for n in ("mean",)), b.exp(b.input("var", (4,))), eps=1e-5)
+    program = b.build(z=b.op("concat", z, convolution(b, z, "u", 2, 1), axis=1), y=y)
+    after = agree(program, rng)
+    ops = [n.op for n in after.nodes]
+    assert ops.count("conv2d_last") == 3
+    assert "max_pool2d_last" in ops
+    images = [n for n in after.nodes if n.op == "transpose" and after[n.output].shape[0] == 2]
+    assert len(images) == 3, "the one at the beginning, and two results"
+
+
+def test_other_operators_get_tensors_as_they_were(rng: np.random.Generator) -> None:
+    b = fuser.Builder("net", "float32")
+    y = convolution(b, b.input("x", (2, 3, 20)), "w", 4)
+    program = b.build(s=b.op("softmax", y, axis=1), m=b.op("sum", y, axis=(2,), keepdims=False), c=b.op("cumsum", y, dim=2), y=y)
+    agree(program, rng, live=("w",))
+
+
+@pytest.mark.parametrize(("shape", "k", "stride"), [((2, 3, 8, 8), 1, 1), ((2, 1, 8, 8), 3, 1), ((2, 3, 8, 8), 4, 4)])
+def test_convolutions_that_are_as_fast_stay(shape: tuple[int, ...], k: int, stride: int) -> None:
+    b = fuser.Builder("net", "float32")
+    x, w = b.input("x", shape), b.input("w", (4, shape[1], k, k))
+    program = b.build(y=b.op("conv2d", x, w, stride=(stride, stride)))
+    assert channels_last(program, {})[0] is program
+
+
+def test_turned_views_and_repetitions_are_copied_by_kernels(rng: np.random.Generator) -> None:
+    b = fuser.Builder("views", "float32")
+    x = b.input("x", (4, 6))
+    program = b.build(t=x.T, r=b.op("repeat", b.op("repeat", x, axis=0, times=2), axis=1, times=3), s=x.reshape(24))
+    after = moved_once(program)
+    assert [n.op for n in after.nodes].count("scale") == 2
+    given = values(program, rng)
+    for name, want in program.evaluate(given).items():
+        np.testing.assert_array_equal(after.evaluate(given)[name], want)
+
+
+def test_a_library_may_copy_a_view(rng: np.random.Generator) -> None:
+    b = fuser.Builder("view", "float32")
+    program = b.build(y=b.op("scale", b.input("x", (4, 6)).T, scalar=1))
+    found = _copied(program, load_device("h200"))
+    assert found is not None
+    assert [k.outputs for k in found.winner.graph.kernels] == [("y",)]
+    b = fuser.Builder("more", "float32")
+    assert _copied(b.build(y=b.op("scale", b.input("x", (4, 6)).T, scalar=2)), load_device("h200")) is None
