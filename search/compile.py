@@ -53,7 +53,6 @@ from search.piecewise import runs
 from search.realise import Realised
 from search.realise import realise
 from search.realise import verified
-from search.regions import contracts
 from search.space.evolve import Ranked
 from search.stages import Say
 from search.stages import silent
@@ -243,7 +242,7 @@ def compile_imported(known: Imported, spec: Device, device: str | None, how: How
 
 def _exact(program: TensorProgram) -> bool:
     """Whether it has products of float32: of those a library may do one alone faster than a kernel that does more."""
-    return any(contracts(n) and program[n.output].dtype == "float32" for n in program.nodes)
+    return any(n.products and program[n.output].dtype == "float32" for n in program.nodes)
 
 
 def _converted(known: Imported, given: Sequence[Any], dtype: str, options: Mapping[str, Any]) -> CompiledProgram:
