@@ -156,10 +156,12 @@ def algorithm1(case: Case, model: str, seed: int) -> Iterator[int]:
         new = [i for i in top if i not in seen]
         yield from new
         seen.update(new)
+        if not new:  # it has converged
+            drawn = rng.permutation([i for i in range(len(estimates)) if i not in seen])[:count]
+            continue
         weight = 1.0 / estimates[drawn]
         parents = rng.choice(drawn, count, p=weight / weight.sum())
-        drawn = np.array([rng.choice(nearest(case, i)) for i in parents.tolist()]) if new else rng.choice(len(estimates), count)
-        drawn = np.concatenate([np.array(top), drawn])
+        drawn = np.array([*top, *(rng.choice(nearest(case, i)) for i in parents.tolist())])
 
 
 def ours(case: Case, model: str, seed: int) -> Iterator[int]:
