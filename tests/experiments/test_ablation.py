@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ from experiments.ablation import measured
 from fuser.device import load_device
 from fuser.workloads import workload
 from search.tune import tune_fast
-from tests.paths import REPO
+from tests.paths import ROOT
 
 
 def test_every_strategy_measures_each_candidate_once() -> None:
@@ -38,7 +37,8 @@ def test_every_strategy_measures_each_candidate_once() -> None:
 
 
 def test_the_committed_result_is_shown_again(capsys: pytest.CaptureFixture[str]) -> None:
-    path = Path(REPO) / "experiments/results/h200-ablation/ablation.json"
+    path = ROOT / "experiments/results/h200-ablation/ablation.json"
     assert main([str(path)]) == 0
     found = capsys.readouterr().out
-    assert all(c["workload"] in found for c in json.loads(path.read_text())["cases"])
+    assert "within 5 % of the best" in found and "figure 11" in found
+    assert len(json.loads(path.read_text())["cases"]) >= 30
