@@ -35,6 +35,7 @@ from fuser.frontends.torch_call import is_tensor
 from fuser.frontends.torch_call import to_numpy
 from fuser.frontends.torch_norms import fold
 from fuser.frontends.torch_pieces import mutates
+from fuser.frontends.torch_pieces import passed_on
 from fuser.frontends.torch_pieces import pieces
 from fuser.frontends.torch_rules import BY_ATEN
 from fuser.frontends.torch_rules import BY_TABLE
@@ -129,13 +130,6 @@ PIECES = 24
 """Most operators that one of torch becomes: what is more (a recurrent network) is better left to torch."""
 
 
-def _passed_on(node: Any) -> str:
-    """The placeholder that a result is, where nothing in between makes a tensor of its own; empty where something does."""
-    while getattr(node, "op", "") == "call_function" and str(node.target).split(".")[1:2] in (["dropout"], ["detach"], ["alias"]):
-        node = node.args[0]
-    return node.name if getattr(node, "op", "") == "placeholder" else ""
-
-
 class _Importer:
     """One walk over the nodes of an exported graph."""
 
@@ -187,7 +181,7 @@ class _Importer:
             return Result(value=value)
         ref, passed = self._tensor(node, value), ""
         if ref.name in self.builder.inputs:
-            passed = ref.name if _passed_on(node) in self.inputs else ""
+            passed = ref.name if passed_on(node) in self.inputs else ""
             ref = self.builder.op("reshape", ref, shape=ref.shape)
             self.values[node] = ref
         name = next((n for n, r in outputs.items() if r is ref), node.name)
