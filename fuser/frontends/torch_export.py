@@ -334,14 +334,8 @@ class _Importer:
         except (UnsupportedError, ProgramError):
             value = None
         ops = self.builder.since(before)
-        made = [OPS[op].kind for op in ops]
-        if (
-            value is None
-            or "opaque" in made
-            or {"index", "index_put"} & {*ops}
-            or made.count("library") > 1
-            or len(made) > PIECES
-        ):
+        gone = {"opaque", "index", "index_put"}.intersection(ops) or sum(OPS[op].kind == "library" for op in ops) > 1
+        if value is None or gone or len(ops) > PIECES:
             self.builder.undo(before)
             return None
         return value
