@@ -30,6 +30,7 @@ from search.measure.known import SUFFIXES
 from search.measure.known import load
 from search.measure.records import Records
 from search.measure.rows import Record
+from search.measure.store import FORMS
 from search.measure.winners import Winner
 from search.space.evolve import EFFORTS
 from search.tuner.live import counts_text
@@ -169,7 +170,7 @@ def _merge(store: Records, names: Sequence[str], asked: _Request) -> dict[str, A
     found = {}
     for name in names:
         if not os.path.exists(name):
-            raise UsageError(f"there is no file {name}", "give records (SQLite), or JSON lines (.jsonl, .jsonl.xz)")
+            raise UsageError(f"there is no file {name}", FORMS)
         if os.path.realpath(name) == os.path.realpath(asked.place):
             raise UsageError(f"{name} are the records themselves", "give another file")
         if os.path.isdir(name) or name.endswith(SUFFIXES):

@@ -33,6 +33,11 @@ from fuser.outputs import make_folder
 VERSION = 3
 """Of the tables. Those of version 1 had no checksums, those of version 2 no winners."""
 
+MAGIC, NAMES = b"SQLite format 3\0", (".sqlite", ".sqlite3", ".db")
+"""What files of SQLite begin with, and how names of records end."""
+
+FORMS = "give records (SQLite), or JSON lines (.jsonl, .jsonl.xz)"
+
 PATIENCE = 60.0
 """Seconds to wait for another process that writes."""
 
@@ -142,10 +147,19 @@ def open_store(path: Path | str, tables: Sequence[Table]) -> sqlite3.Connection:
             except sqlite3.Error as error:
                 problem = failure(path, error)
                 if isinstance(problem, ModelFileError):
+                    if not _was_store(Path(path)):  # a file that was named by mistake stays where it is
+                        raise ModelFileError(f"{path} holds no tuning records", FORMS) from error
                     problem = _put_aside(Path(path), tables, error)
                 raise problem from error
     except ValueError as error:
         raise UsageError(f"{str(path)!r} is no name of a file: {error}", "choose another name") from error
+
+
+def _was_store(path: Path) -> bool:
+    """Whether a file that SQLite cannot read was one of its files once, by its first bytes or its name."""
+    with suppress(OSError), open(path, "rb") as file:
+        return file.read(len(MAGIC)) == MAGIC or path.suffix in NAMES
+    return False
 
 
 def _connect(path: Path | str) -> sqlite3.Connection:

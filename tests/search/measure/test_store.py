@@ -142,6 +142,15 @@ def test_what_is_whole_in_a_damaged_file_is_saved(tmp_path: Path) -> None:
         assert len(records) > 60
 
 
+def test_a_file_that_never_held_records_stays_where_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text("schema = 1\n" * 200)
+    with pytest.raises(ModelFileError, match="holds no tuning records"):
+        Records(path)
+    assert [p.name for p in tmp_path.iterdir() if p.name.startswith("mine")] == ["mine.toml"]
+    assert path.read_text() == "schema = 1\n" * 200
+
+
 def test_a_file_of_the_first_version_gets_checksums(tmp_path: Path) -> None:
     path = tmp_path / "r.sqlite"
     filled(tmp_path / "new.sqlite")
