@@ -49,7 +49,7 @@ from search.cover.offers import Pricing
 from search.libraries import with_libraries
 from search.measure.machine import gpu_at_hand
 from search.piecewise import PiecewiseModule
-from search.piecewise import runs
+from search.piecewise import states_after
 from search.realise import Realised
 from search.realise import realise
 from search.realise import verified
@@ -196,9 +196,9 @@ def _by_graphs(
         return None
     where, spec = where_to_run(options.device, options.target, type(module).__name__)
     given = (inputs,) if hasattr(inputs, "shape") else tuple(inputs)
-    if where is None or not runs(module, given, keywords):
+    if where is None or (changes := states_after(module, given, keywords)) is None:
         return None
-    more = options.only("checked", "effort", "records") | {"cudagraphs": options.capture}
+    more = options.only("checked", "effort", "records") | {"cudagraphs": options.capture, "freeze": not changes}
     return PiecewiseModule(module, spec, where, more, first_line(error))
 
 

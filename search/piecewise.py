@@ -17,16 +17,24 @@ from fuser.device import Device
 from fuser.errors import LeftToTorch
 
 
-def runs(module: Any, inputs: Sequence[Any], keywords: Mapping[str, Any]) -> bool:
-    """Whether a module runs on some inputs; neither is changed."""
+def states_after(module: Any, inputs: Sequence[Any], keywords: Mapping[str, Any]) -> bool | None:
+    """Whether a module sets parameters or buffers of its own when it runs on some inputs; None where it fails on them. Neither is
+    changed."""
     import torch
 
+    tried = deepcopy(module)
+    before = _states(tried)
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            deepcopy(module)(*deepcopy(inputs), **deepcopy(dict(keywords)))
+            tried(*deepcopy(inputs), **deepcopy(dict(keywords)))
     except Exception:  # noqa: BLE001 - whatever the module raises
-        return False
-    return True
+        return None
+    return before != _states(tried)
+
+
+def _states(module: Any) -> dict[str, tuple[int, int]]:
+    """Which tensors a module's states are, and how often each was written to."""
+    return {n: (id(t), t._version) for held in (module.named_parameters(), module.named_buffers()) for n, t in held}
 
 
 @dataclass(eq=False, repr=False)
@@ -49,7 +57,7 @@ class PiecewiseModule:
     def _run(self) -> Any:
         import torch
 
-        options = {"device": "cpu" if self.device == "cpu" else None, "target": self.target, "freeze": True, **self.options}
+        options = {"device": "cpu" if self.device == "cpu" else None, "target": self.target, **self.options}
         return torch.compile(self.module, backend=fuser.torch_backend, dynamic=False, options=options)  # type: ignore[arg-type]
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:

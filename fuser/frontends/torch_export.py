@@ -23,7 +23,6 @@ from fuser.aten import described
 from fuser.errors import ProgramError
 from fuser.errors import RandomError
 from fuser.errors import UnsupportedError
-from fuser.errors import UntraceableError
 from fuser.frontends.imported import Called
 from fuser.frontends.imported import Held
 from fuser.frontends.imported import Imported
@@ -41,7 +40,7 @@ from fuser.frontends.torch_rules import BY_ATEN
 from fuser.frontends.torch_rules import BY_TABLE
 from fuser.frontends.torch_rules import IDENTITY
 from fuser.frontends.torch_shapes import misstated
-from fuser.frontends.torch_shapes import true_states
+from fuser.frontends.torch_trace import traced
 from fuser.ir.builder import Builder
 from fuser.ir.builder import Ref
 from fuser.ir.opdef import names_of
@@ -69,7 +68,7 @@ def from_torch(
         exported, name = module, name or "torch"
     else:
         name = name or type(module).__name__
-        exported = _export(module, tuple(example_inputs), dict(example_kwargs or {}), name)
+        exported = traced(module, tuple(example_inputs), dict(example_kwargs or {}), name)
     if any(map(mutates, exported.graph.nodes)):
         # without in-place operators; the other ones stay as they are
         with warnings.catch_warnings():
@@ -102,23 +101,6 @@ def _held(exported: Any, spec: Any) -> Held | None:
         return Held(spec.arg.name, None)
     store = exported.constants if spec.target in exported.constants else exported.state_dict
     return Held(spec.target, store[spec.target], spec.kind.name == "CONSTANT_TENSOR")
-
-
-def _export(module: Any, example_inputs: tuple[Any, ...], example_kwargs: dict[str, Any], name: str) -> Any:
-    import torch
-
-    try:
-        with warnings.catch_warnings(), true_states():
-            warnings.simplefilter("ignore", UserWarning)  # attributes that a module sets anew, such as the weights of an LSTM
-            return torch.export.export(module, example_inputs, example_kwargs)
-    # torch.export without dynamo runs the module on fake tensors and passes on what the module raises
-    except (RuntimeError, TypeError, ValueError) as error:
-        first = str(error).strip().split("\n", 1)[0]
-        raise UntraceableError(
-            f"torch.export cannot trace {name}: {first}",
-            "run the module on the example inputs; its control flow must not depend on the values of tensors, and it must return "
-            "tensors (no cache: use_cache=False); torch.compile(module, backend='mufuser') takes every module",
-        ) from error
 
 
 def _by_torch_name() -> dict[str, str]:

@@ -80,3 +80,46 @@ def test_what_is_no_program_runs_all_the_same(name: str) -> None:
 def test_what_fails_by_itself_fails_when_it_is_compiled() -> None:
     with pytest.raises(fuser.FuserError, match="cannot trace Linear"):
         fuser.compile(torch.nn.Linear(8, 8), (torch.randn(4, 9),), device="cpu")
+
+
+class Counts(torch.nn.Module):
+    """Its states change from call to call: a buffer that is set anew, one that is written to, or a number of Python."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(8))
+        self.how, self.number = how, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.how == "set":
+            self.calls = self.calls + 1
+        elif self.how == "written":
+            self.calls.add_(1)
+        else:
+            self.number += 1
+        return torch.tanh(x) * (self.calls + self.number)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("how", ["set", "written", "a number"])
+def test_states_that_change_at_each_call_do_so(how: str) -> None:
+    module, x = Counts(how).eval(), torch.randn(3, 8)
+    run = fuser.compile(module, (x,), device="cpu")
+    assert module.number == 0 and not module.calls.any(), "compiling leaves the module as it is"
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(run(x), module(x))
+
+
+def test_sizes_that_a_module_keeps_make_one_program() -> None:
+    class Keeps(torch.nn.Module):
+        width: int | None = None
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.width = x.shape[-1]
+            return torch.relu(x) / self.width
+
+    module, x = Keeps(), torch.randn(3, 8)
+    run = fuser.compile(module, (x,), device="cpu")
+    assert type(run).__name__ == "CompiledProgram" and module.width is None
+    torch.testing.assert_close(run(x), torch.relu(x) / 8)

@@ -1,0 +1,73 @@
+"""The trace of a module by ``torch.export``: one program for all calls, or an error."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import patch
+
+from fuser.errors import UnsupportedError
+from fuser.errors import UntraceableError
+from fuser.frontends.torch_shapes import true_states
+
+PLAIN = (int, float, complex, str, type(None))
+
+
+def traced(module: Any, example_inputs: tuple[Any, ...], example_kwargs: dict[str, Any], name: str) -> Any:
+    """The ``ExportedProgram`` of a module; the module stays as it is. Raises :class:`UntraceableError` with what torch says, and
+    :class:`UnsupportedError` where each call would be another program."""
+    import torch
+
+    try:
+        with warnings.catch_warnings(), true_states():
+            warnings.simplefilter("ignore", UserWarning)  # attributes that a module sets anew, such as the weights of an LSTM
+            return _alike(module, lambda: torch.export.export(module, example_inputs, example_kwargs))
+    # torch.export without dynamo runs the module on fake tensors and passes on what the module raises
+    except (RuntimeError, TypeError, ValueError) as error:
+        first = str(error).strip().split("\n", 1)[0]
+        raise UntraceableError(
+            f"torch.export cannot trace {name}: {first}",
+            "run the module on the example inputs; its control flow must not depend on the values of tensors, and it must return "
+            "tensors (no cache: use_cache=False); torch.compile(module, backend='mufuser') takes every module",
+        ) from error
+
+
+def _alike(module: Any, trace: Callable[[], Any]) -> Any:
+    """What a trace makes, which runs the module's Python. Where it sets plain attributes (a size that is kept, a count of calls), it is
+    traced again as it would be called next; where that sets them to something else again, each call would be another program."""
+    held = {(part, n): x for part in module.modules() for n, x in vars(part).items() if isinstance(x, PLAIN)}
+    exported, first = _and_set(trace)
+    anew = {key: x for key, x in first.items() if key[0] in set(module.modules()) and (key not in held or held[key] != x)}
+    if not anew:
+        return exported
+    try:
+        for (part, n), x in anew.items():
+            vars(part)[n] = x
+        exported, second = _and_set(trace)
+    finally:
+        for part, n in anew:
+            vars(part).pop(n, None)
+            vars(part).update({n: held[part, n]} if (part, n) in held else {})
+    if changed := sorted({n for (part, n), x in anew.items() if second.get((part, n), x) != x}):
+        raise UnsupportedError(
+            f"the module sets {', '.join(changed)} anew at each call: a program has no side effects",
+            "return the new value, or use torch.compile(module, backend='mufuser')",
+        )
+    return exported
+
+
+def _and_set(trace: Callable[[], Any]) -> tuple[Any, dict[tuple[Any, str], Any]]:
+    """What a trace makes, and the plain attributes of modules that it sets on its way (torch sets them back)."""
+    import torch
+
+    found: dict[tuple[Any, str], Any] = {}
+    set_real: Any = torch.nn.Module.__setattr__
+
+    def set_seen(part: Any, name: str, value: Any) -> None:
+        if isinstance(value, PLAIN):
+            found[part, name] = value
+        set_real(part, name, value)
+
+    with patch.object(torch.nn.Module, "__setattr__", set_seen):
+        return trace(), found
