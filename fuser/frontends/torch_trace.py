@@ -34,8 +34,8 @@ def traced(module: Any, example_inputs: tuple[Any, ...], example_kwargs: dict[st
 
 
 def _alike(module: Any, trace: Callable[[], Any]) -> Any:
-    """What a trace makes, which runs the module's Python. Where it sets plain attributes (a size that is kept, a count of calls), it
-    is traced again as it would be called next; where that sets them to something else again, each call would be another program."""
+    """What a trace makes, which runs the module's Python. Where it sets plain attributes (a size that is kept, a count of calls),
+    it is traced again as it would be called next; where that sets them to something else, each call would be another program."""
     held = {(part, n): x for part in module.modules() for n, x in vars(part).items() if isinstance(x, PLAIN)}
     exported, first = _and_set(trace)
     anew = {key: x for key, x in first.items() if key[0] in set(module.modules()) and (key not in held or held[key] != x)}
