@@ -21,7 +21,7 @@ from fuser.device import Device
 from fuser.device import list_devices
 from fuser.errors import UsageError
 
-FIT = 60
+FIT = 79
 """Characters of each line about what constants were fitted to."""
 
 
@@ -69,8 +69,10 @@ def devices(
             rows = [(k, _number(getattr(device, k), units[k]), source) for k, source in device.sources]
             reason = [f"no kernel can be compiled: {device.no_triton}"] if device.no_triton else []
             if device.constants:
-                said = (f"  {k}: {v if len(v) <= FIT else f'{v[:FIT]}…'}" for k, v in device.fit)
-                reason += ["the cost model's constants were fitted to measurements on it:", *said]
+                said = (f"  {k}: {v}" for k, v in device.fit)
+                on = "a real one" if device.hypothetical else "it"
+                reason += [f"the cost model's constants were fitted to measurements on {on}:"]
+                reason += [line if len(line) <= FIT else f"{line[: FIT - 1]}…" for line in said]
             print_table(f"{device.name}: {device.title} ({device.sm})", ("number", "value >", "source"), rows, reason)
     else:
         rows = [

@@ -328,8 +328,10 @@ def _json_device(data: Any, where: str) -> Device:
         raise UsageError(f"{where}: unknown {', '.join(map(shown, unknown[:6]))}", BASE)
     base, chosen = data["base"], data.get("set", {})
     texts = [data.get("name", "base"), data.get("title", "base"), base]
-    if not isinstance(chosen, dict) or not all(isinstance(t, str) and t for t in texts) or base.endswith((".json", ".toml")):
+    if not isinstance(chosen, dict) or not all(isinstance(t, str) and t for t in texts):
         raise UsageError(f"{where}: base, name and title are texts, set is an object", BASE)
+    if base.endswith((".json", ".toml")):
+        raise UsageError(f"{where}: base is a file, {shown(base)}", "a base is a name of `mufuser devices`")
     for key, value in chosen.items():
         if not isinstance(value, str | int | float) or isinstance(value, bool):
             raise UsageError(f"{where}: {shown(key)} is set to {shown(value)}", "a number, or a text as in --set")

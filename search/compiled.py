@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from typing import Any
 
+import numpy as np
+
 from fuser.device import Device
 from fuser.errors import EnvironmentError_
 from fuser.errors import UsageError
@@ -132,7 +134,9 @@ class CompiledProgram:
         import torch
 
         return {
-            n: torch.from_numpy(x).to(device=self.device, dtype=getattr(torch, self.graph.table[n].dtype))
+            n: torch.from_numpy(np.require(x, requirements="W")).to(
+                device=self.device, dtype=getattr(torch, self.graph.table[n].dtype)
+            )
             for n, x in self.params.items()
             if n in self.graph.inputs
         }

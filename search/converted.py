@@ -98,7 +98,7 @@ def conversion(known: Imported, small: Imported, dtype: str, given: Sequence[Any
     from fuser.runtime.torch_program import run_program
 
     def values(of: Imported) -> dict[str, Any]:
-        params = {n: torch.from_numpy(x) for n, x in of.params.items()}
+        params = {n: torch.from_numpy(np.require(x, requirements="W")) for n, x in of.params.items()}
         named = params | {n: x.detach().cpu() for n, x in zip(of.inputs, given, strict=True)}
         return {n: x.to(getattr(torch, of.program[n].dtype)) for n, x in named.items()}
 

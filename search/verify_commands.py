@@ -21,7 +21,7 @@ from fuser.errors import FuserError
 from fuser.errors import ModelFileError
 from fuser.errors import NoValidKernelError
 from fuser.errors import UsageError
-from fuser.errors import said as said_of
+from fuser.errors import first_line
 from fuser.files import read_json
 from fuser.files import shown
 from fuser.ir.mugraph import BlockGraph
@@ -97,7 +97,7 @@ def check_report(path: Path) -> list[Checked]:
         verdicts = {key: _verdict(said) for key, said in report["structures"].items()}
         every = [c for name, said in report["graphs"].items() for c in _checked(path.parent, report, name, said, verdicts)]
     except (FuserError, KeyError, TypeError, AttributeError, ValueError, IndexError, RecursionError) as error:
-        raise ModelFileError(f"{path} is damaged: {said_of(error)[:200]}", AGAIN) from error
+        raise ModelFileError(f"{path} is damaged: {first_line(error, 200)}", AGAIN) from error
     seen: dict[str, Checked] = {}
     for c in every:  # equal regions share their kernels
         seen[c.kernel] = replace(c, wrong=tuple(dict.fromkeys((*seen[c.kernel].wrong, *c.wrong)))) if c.kernel in seen else c

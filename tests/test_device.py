@@ -207,5 +207,9 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
         "unit": "B/s",
         "source": "H200 data sheet (SXM)",
     }
+    assert main(["devices", "h100"]) == 0
+    assert all(len(line) < 80 or not line.startswith("  held") for line in capsys.readouterr().out.splitlines())
+    assert main(["devices", "h200", "--set", "smem=2x"]) == 0
+    assert "measurements on a real one" in capsys.readouterr().out
     assert main(["devices", "v100"]) == 0
     assert "no kernel can be compiled" in capsys.readouterr().out

@@ -118,6 +118,8 @@ def test_json_files(tmp_path: Path) -> None:
                 {"base": str(path), "set": {"smem": "2x"}}, {"base": "h200", "set": {"smm": "2x"}}, {}):  # fmt: skip
         with pytest.raises(UsageError):
             read(bad)
+    with pytest.raises(UsageError, match="base is a file"):
+        read({"base": str(path), "set": {"smem": "2x"}})
     path.write_text('{"base": "h200", "set": {"smem": "2x"')
     with pytest.raises(UsageError, match="not valid JSON"):
         load_device(str(path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -110,6 +111,9 @@ def test_a_product_by_the_library_alone_runs_anywhere() -> None:
     torch.testing.assert_close(made(x, B=y), x @ y)
     assert made.ptx == ()
     assert "libraries alone" in made.explain()
+    weight = y.numpy()
+    weight.flags.writeable = False  # as those of ONNX files are
+    torch.testing.assert_close(replace(made, params={"B": weight}, inputs=("A",))(x), x @ y)
 
 
 @pytest.mark.usefixtures("no_gpu")

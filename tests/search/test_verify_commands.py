@@ -85,6 +85,7 @@ DAMAGES: dict[str, tuple[Callable[[Report], object], int, str]] = {
     "no file": (lambda r: entry(r).pop("files"), 5, "names no .py file"),
     "a file elsewhere": (lambda r: entry(r).update(files=["../../x.py"]), 5, "names no .py file"),
     "another schedule": (lambda r: next(iter(r["graphs"].values())).pop("schedule"), 3, "is damaged"),
+    "a schedule of another type": (lambda r: next(iter(r["graphs"].values())).update(schedule=5), 3, "entries hint: optimize"),
     "no report": (lambda r: r.pop("kernels"), 3, "is no report of mufuser"),
     "an old report": (lambda r: r.pop("made_by"), 3, "an older mufuser wrote it"),
     "another version": (lambda r: r["made_by"].update(mufuser="9.0"), 3, "written by mufuser '9.0'"),
