@@ -194,11 +194,12 @@ def work(f: Features, device: Device) -> Work:
     return Work(**total)
 
 
-def _operands(f: Features, r: Resources) -> dict[int, Sizes]:
+def _operands(f: Features, r: Resources) -> dict[int, Counts]:
     """Buffers of what is loaded for products, by statement; none where no pipeline runs ahead."""
     values = {v for s in f.block.computes if s.contracts for v in s.args}
     loads = (i for i, s in enumerate(f.stmts) if s.stmt.kind == "load" and s.stmt.value in values)
-    return {i: r.pipelined.get(i, np.zeros(len(f), np.int64)) for i in loads}
+    none: Counts = np.zeros(len(f))
+    return {i: r.pipelined.get(i, none) for i in loads}
 
 
 def _counted(f: Features, counts: Callable[[Any, Any], Mapping[str, Any]], value: Any) -> dict[str, Any]:

@@ -91,7 +91,7 @@ def test_only_what_may_win_is_tried() -> None:
     assert found[0].seconds == pytest.approx(best.seconds - 0.5e-6) and found[0].schedule != best.schedule
 
 
-@pytest.mark.parametrize(("m", "k", "n"), [(512, 3072, 768), (128, 4096, 512), (1024, 1024, 1024)])
+@pytest.mark.parametrize(("m", "k", "n"), [(512, 3072, 768), (256, 4096, 1024), (1024, 1024, 1024)])
 def test_products_with_a_residual_get_descriptors(m: int, k: int, n: int) -> None:
     """Their own estimates, not those that the search assumed; the epilogue's operands come before the loop."""
     b = Builder("product")

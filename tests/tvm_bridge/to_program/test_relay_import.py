@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -149,13 +150,13 @@ def _take(w: RelayWriter, x: int, index: int, axis: int | None, mode: str) -> in
     return w.call("take", x, index, axis=0 if axis is None else w.node("IntImm", value=axis), mode=w.string(mode))
 
 
-def _image(w: RelayWriter, op: str, *more: int, padding: tuple[int, ...] = (1, 1), **attrs: object) -> int:
+def _image(w: RelayWriter, op: str, *more: int, padding: tuple[int, ...] = (1, 1), **attrs: Any) -> int:
     """Of an image of the input x [2, 3, 4], in two channels."""
     image = w.call("expand_dims", w.call("exp", w.inputs[0]), axis=0, num_newaxis=1)
     return w.call(op, image, *more, padding=w.ints(*padding), strides=w.ints(1, 2), **attrs)
 
 
-WINDOW = {"layout": "NCHW"}
+WINDOW: dict[str, Any] = {"layout": "NCHW"}
 CALLS = {
     "rows": lambda w, x, i: _take(w, x, i, 1, "clip"),
     "flat": lambda w, x, i: _take(w, x, i, None, "fast"),
