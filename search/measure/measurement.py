@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Generic
+from typing import TypeVar
 
 from fuser.errors import EnvironmentError_
 from fuser.errors import FuserError
 from fuser.errors import OutOfResourcesError
 from fuser.errors import UnsupportedError
 from fuser.errors import first_line
+from fuser.ir.candidate import Candidate
+from fuser.ir.program import TensorProgram
 from fuser.outputs import FULL
 from fuser.runtime.cuda_driver import CudaError
 
@@ -49,6 +53,25 @@ class Measurement:
     @property
     def ok(self) -> bool:
         return self.status == "ok"
+
+
+Item_co = TypeVar("Item_co", covariant=True)
+
+
+@dataclass(frozen=True)
+class Turn(Generic[Item_co]):
+    """What is measured in turn with each other, of one program, and with ``beside``, which was measured before. What else was
+    measured before is not measured again, unless ``again``. ``seconds`` are waited for compilers."""
+
+    program: TensorProgram
+    items: tuple[Item_co, ...]
+    beside: Candidate | None = None
+    again: bool = False
+    seconds: float | None = None
+
+
+Found = tuple[list[Measurement], Measurement | None]
+"""Of each item of a turn, and of ``beside``."""
 
 
 def failed(error: BaseException, otherwise: str = "invalid") -> Measurement:

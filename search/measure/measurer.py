@@ -30,7 +30,9 @@ from search.measure.compiling import CompilePool
 from search.measure.compiling import planned
 from search.measure.compiling import source_hash
 from search.measure.machine import Conditions
+from search.measure.measurement import Found
 from search.measure.measurement import Measurement
+from search.measure.measurement import Turn
 from search.measure.records import Records
 from search.measure.records import generator_version
 from search.measure.rows import Record
@@ -150,36 +152,22 @@ class Bench:
         compiler; what is not ready then gets a ``timeout`` result. That, and whatever else may not be the candidate's fault, is
         not recorded, so that a later run tries it again.
         """
-        return self.measured(program, items, again, compile_timeout)[0]
+        return self.measured(Turn(program, tuple(items), None, again, compile_timeout))[0]
 
-    def compare(
-        self,
-        program: TensorProgram,
-        candidates: Sequence[Candidate],
-        beside: Candidate | None = None,
-        again: bool = False,
-        seconds: float | None = None,
-    ) -> tuple[list[Measurement], Measurement | None]:
-        """As :meth:`measure`, with ``beside`` (measured before) timed in turn with what is new, if anything is. ``seconds`` are
-        waited for compilers."""
-        rows, other = self.measured(program, candidates, again, seconds, beside)
+    def compare(self, turn: Turn[Candidate]) -> Found:
+        """As :meth:`measure`, with ``beside`` timed in turn with what is new, if anything is."""
+        rows, other = self.measured(turn)
         return [r.measurement for r in rows], other
 
-    def measured(
-        self,
-        program: TensorProgram,
-        items: Sequence[Candidate | External],
-        again: bool,
-        compile_timeout: float | None,
-        beside: Candidate | None = None,
-    ) -> tuple[list[Record], Measurement | None]:
+    def measured(self, turn: Turn[Candidate | External]) -> tuple[list[Record], Measurement | None]:
         """A row of each item, and what was measured of ``beside``."""
-        rows = self.rows(program, items, again)
-        kept = {} if again else {i: r for i, row in enumerate(rows) if (r := self.records.find(row.key))}
+        items, beside = turn.items, turn.beside
+        rows = self.rows(turn.program, items, turn.again)
+        kept = {} if turn.again else {i: r for i, row in enumerate(rows) if (r := self.records.find(row.key))}
         known = {i: r for i, r in kept.items() if r.ok == r.measurement.ok}  # others were judged less strictly
         fresh = [i for i in range(len(items)) if i not in known]
         self.submit([items[i] for i in fresh])
-        deadline = math.inf if compile_timeout is None else time.monotonic() + compile_timeout
+        deadline = math.inf if turn.seconds is None else time.monotonic() + turn.seconds
         jobs: dict[int, Kernels | External] = {}
         results: dict[int, Measurement] = {}
         spent: dict[int, float] = {}
@@ -194,7 +182,7 @@ class Bench:
             jobs[-1] = extra[0]
         batch = f"{self.run}/{self.mark}-{self.batches}"
         self.batches += 1
-        found = self.worker.run(program, list(jobs.values()), self.options) if jobs else []
+        found = self.worker.run(turn.program, list(jobs.values()), self.options) if jobs else []
         results |= dict(zip(jobs, found, strict=True))
         now = datetime.now(UTC).isoformat(timespec="seconds")
         for i in fresh:

@@ -21,8 +21,8 @@ from typing import runtime_checkable
 
 from fuser.interrupts import Terminated
 from fuser.ir.candidate import Candidate
-from fuser.ir.program import TensorProgram
-from search.measure.measurement import Measurement
+from search.measure.measurement import Found
+from search.measure.measurement import Turn
 from search.tuner.hunt import Hunt
 from search.tuner.pool import Entry
 
@@ -49,21 +49,9 @@ class Judge(Protocol):
         """Begin to compile them."""
         ...
 
-    def compare(
-        self,
-        program: TensorProgram,
-        candidates: Sequence[Candidate],
-        beside: Candidate | None = None,
-        again: bool = False,
-        seconds: float | None = None,
-    ) -> tuple[list[Measurement], Measurement | None]:
-        """What became of each, and of ``beside``, which is timed in turn with them; checked against float64 before. What was
-        measured before is not measured again, unless ``again``. ``seconds`` are waited for compilers."""
+    def compare(self, turn: Turn[Candidate]) -> Found:
+        """What became of each; checked against float64 before it is timed."""
         ...
-
-
-Found = tuple[list[Measurement], Measurement | None]
-"""Of each candidate of a generation, and of the one that was timed beside them."""
 
 
 class Asked(Protocol):
@@ -85,15 +73,7 @@ class Several(Judge, Protocol):
     @property
     def lanes(self) -> int: ...
 
-    def begin(
-        self,
-        program: TensorProgram,
-        candidates: Sequence[Candidate],
-        beside: Candidate | None = None,
-        again: bool = False,
-        seconds: float | None = None,
-        searches: int = 1,
-    ) -> Asked:
+    def begin(self, turn: Turn[Candidate], searches: int = 1) -> Asked:
         """As :meth:`Judge.compare`, which is not waited for; ``searches`` are under way in all."""
         ...
 
@@ -134,19 +114,19 @@ class Campaign:
 
     def run(self) -> None:
         """Until all have converged, the time is up, or Ctrl-C; what was measured is in the searches."""
-        self.end = end = math.inf if self.seconds is None else self.clock() + self.seconds
+        self.end = math.inf if self.seconds is None else self.clock() + self.seconds
         try:
             for i in range(len(self.hunts)):
                 self._prepare(i)
-            self._flow(lambda: self._next(end), self._ask, self._told)
+            self._flow(self._next, self._ask, self._told)
             if self._pending:
                 self.why = "budget"
             self.stage = "timing the fastest in turn"
             close = {i: found for i, hunt in enumerate(self.hunts) if len(found := self._finalists(hunt)) > 1}
             left = list(close)
             self._flow(
-                lambda: left.pop(0) if left and self.clock() < end else None,
-                lambda i: self._begin(i, close[i], again=True),
+                lambda: left.pop(0) if left and self.clock() < self.end else None,
+                lambda i: self._begin(i, close[i], None, True, None),
                 lambda i, found: self._settle(i, close[i], found),
             )
         except KeyboardInterrupt as error:
@@ -174,18 +154,13 @@ class Campaign:
                 asked.drop()
 
     def _begin(
-        self,
-        number: int,
-        entries: Sequence[Entry],
-        beside: Entry | None = None,
-        again: bool = False,
-        seconds: float | None = None,
+        self, number: int, entries: Sequence[Entry], beside: Candidate | None, again: bool, seconds: float | None
     ) -> Asked:
         self.current = number
-        about = self.hunts[number].program, [e.candidate for e in entries], beside.candidate if beside else None, again, seconds
+        turn = Turn(self.hunts[number].program, tuple(e.candidate for e in entries), beside, again, seconds)
         if isinstance(self.judge, Several):
-            return self.judge.begin(*about, searches=sum(not h.done for h in self.hunts))
-        return _Done(self.judge.compare(*about))
+            return self.judge.begin(turn, sum(not h.done for h in self.hunts))
+        return _Done(self.judge.compare(turn))
 
     def _prepare(self, number: int) -> None:
         """Ask a search for its next generation, and let compilers begin."""
@@ -197,9 +172,9 @@ class Campaign:
         more = [e for e in hunt.ahead(len(entries) + AHEAD) if e not in entries]
         self.judge.ahead([e.candidate for e in (*entries, *more)])
 
-    def _next(self, end: float) -> int | None:
+    def _next(self) -> int | None:
         """The search that measures next: under a budget the one with most to gain, else each in its turn."""
-        if not self._pending or self.clock() >= end:
+        if not self._pending or self.clock() >= self.end:
             return None
         if self.seconds is None:
             return next(iter(self._pending))
@@ -208,7 +183,7 @@ class Campaign:
     def _ask(self, number: int) -> Asked:
         entries, best = self._pending.pop(number), self.hunts[number].best
         self._asked[number] = self.clock(), entries, best
-        return self._begin(number, entries, best, seconds=self.left)
+        return self._begin(number, entries, best.candidate if best else None, False, self.left)
 
     def _told(self, number: int, found: Found) -> None:
         hunt, (start, entries, best), (measured, beside) = self.hunts[number], self._asked.pop(number), found

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from fuser.device import Device
 from fuser.errors import EnvironmentError_
 from fuser.ir.candidate import Candidate
-from fuser.ir.program import TensorProgram
 from search.measure.compiling import CompilePool
 from search.measure.compiling import planned
 from search.measure.compiling import source_hash
 from search.measure.measurement import Measurement
+from search.measure.measurement import Turn
 from search.measure.measurer import Bench
 from search.measure.records import Records
 from search.measure.rows import Record
@@ -32,13 +32,10 @@ class Made:
 
 @dataclass(frozen=True)
 class Part:
-    """Candidates of one program for one worker; ``made`` has the kernels of those that are compiled already. ``simulated`` is the
+    """Candidates for one worker; ``made`` has the kernels of those that are compiled already. ``simulated`` is the
     seed of a made-up device, ``jobs`` how many processes may compile."""
 
-    program: TensorProgram
-    candidates: tuple[Candidate, ...]
-    beside: Candidate | None
-    again: bool
+    turn: Turn[Candidate]
     options: Options
     device: Device
     made: tuple[tuple[str, Kernels], ...] = ()
@@ -77,14 +74,14 @@ def make(candidate: Candidate, arch: int, seconds: int) -> Made | Measurement:
 def answer(part: Part) -> Answer:
     """Compile what is not compiled, check and time a part; one part at a time."""
     if part.simulated is not None:
-        measured, beside = Simulated(part.device, part.simulated).compare(part.program, part.candidates, part.beside)
+        measured, beside = Simulated(part.device, part.simulated).compare(part.turn)
         return Answer(tuple(measured), beside)
     with _TURN:
         bench = _bench(part.options, part.jobs)
         if bench.worker.info["arch"] != part.device.arch:
             raise EnvironmentError_(f"a worker has a {bench.worker.info['device']}, not {part.device.title}", "start others")
         bench.kernels.update(part.made)
-        rows, beside = bench.measured(part.program, part.candidates, part.again, None, part.beside)
+        rows, beside = bench.measured(part.turn)
     return Answer(tuple(r.measurement for r in rows), beside, tuple(rows))
 
 

@@ -19,8 +19,9 @@ from fuser.device import Device
 from fuser.ir.candidate import Candidate
 from fuser.ir.hashing import canonical
 from fuser.ir.mugraph import LibraryKernel
-from fuser.ir.program import TensorProgram
+from search.measure.measurement import Found
 from search.measure.measurement import Measurement
+from search.measure.measurement import Turn
 from search.tune import library_seconds
 
 T = TypeVar("T")
@@ -75,16 +76,9 @@ class Simulated:
     def ahead(self, candidates: Sequence[Candidate]) -> None:
         """There is nothing to compile."""
 
-    def compare(
-        self,
-        program: TensorProgram,
-        candidates: Sequence[Candidate],
-        beside: Candidate | None = None,
-        again: bool = False,
-        seconds: float | None = None,
-    ) -> tuple[list[Measurement], Measurement | None]:
+    def compare(self, turn: Turn[Candidate]) -> Found:
         """A measurement of each candidate, and one of ``beside`` in turn with them."""
-        return [self.measure(c) for c in candidates], self.measure(beside) if beside else None
+        return [self.measure(c) for c in turn.items], self.measure(turn.beside) if turn.beside else None
 
 
 def hash_of(text: str) -> int:

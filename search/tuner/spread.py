@@ -30,12 +30,14 @@ from typing import TypeVar
 
 from fuser.device import Device
 from fuser.ir.candidate import Candidate
-from fuser.ir.program import TensorProgram
 from search.measure.compiling import COMPILE_SECONDS
 from search.measure.compiling import source_hash
+from search.measure.measurement import Found
 from search.measure.measurement import Measurement
+from search.measure.measurement import Turn
 from search.measure.records import Records
 from search.measure.session import Options
+from search.measure.timing import Kernels
 from search.tuner.shares import Answer
 from search.tuner.shares import Made
 from search.tuner.shares import Part
@@ -70,10 +72,10 @@ class Workers:
 class Asked:
     """A generation under way: first its kernels are compiled, where others do that, then its parts are measured."""
 
-    def __init__(self, spread: Spread, about: Part, shares: int, deadline: float) -> None:
-        self.spread, self.about, self.shares, self.deadline = spread, about, shares, deadline
-        self.names = [_name(c) for c in about.candidates]
-        self.left = [i for i, n in enumerate(self.names) if about.again or n not in spread.known]
+    def __init__(self, spread: Spread, turn: Turn[Candidate], shares: int, deadline: float) -> None:
+        self.spread, self.turn, self.shares, self.deadline = spread, turn, shares, deadline
+        self.names = [_name(c) for c in turn.items]
+        self.left = [i for i, n in enumerate(self.names) if turn.again or n not in spread.known]
         self.found: dict[int, Measurement] = {}
         self.told: Measurement | None = None
         self.parts: list[tuple[tuple[int, ...], Part]] = []
@@ -84,12 +86,12 @@ class Asked:
         if self.making:
             self.futures = {i: spread.making(c) for i, c in self._wanted()}
         else:
-            self._share(self.left, about.beside, {})
+            self._share(self.left, turn.beside, {})
 
     def _wanted(self) -> list[tuple[int, Candidate]]:
         """What has to be compiled, by number; the best so far is number -1."""
-        beside = [(-1, self.about.beside)] if self.about.beside else []
-        return [(i, self.about.candidates[i]) for i in self.left] + beside
+        beside = [(-1, self.turn.beside)] if self.turn.beside else []
+        return [(i, self.turn.items[i]) for i in self.left] + beside
 
     def waiting(self) -> list[Future[Any]]:
         return [f for f in self.futures.values() if f is not None and not f.done()]
@@ -119,8 +121,8 @@ class Asked:
         self.tries.clear()
         self.found = {i: m for i, m in made.items() if i >= 0 and isinstance(m, Measurement)}
         good = {i: m for i, m in made.items() if isinstance(m, Made)}
-        chosen = [good[i].candidate if i in good else c for i, c in enumerate(self.about.candidates)]
-        self.about = replace(self.about, candidates=tuple(chosen))
+        chosen = [good[i].candidate if i in good else c for i, c in enumerate(self.turn.items)]
+        self.turn = replace(self.turn, items=tuple(chosen))
         self._share(sorted(good.keys() - {-1}), good[-1].candidate if -1 in good else None, good)
 
     def _outcome(self, future: Future[Made | Measurement] | None) -> Made | Measurement:
@@ -132,12 +134,12 @@ class Asked:
 
     def _share(self, numbers: Sequence[int], beside: Candidate | None, made: Mapping[int, Made]) -> None:
         """Those that compete once more are one part: only what ran on one GPU compares to the last per cent."""
-        count = 1 if self.about.again else min(self.shares, len(numbers)) or 1
+        count = 1 if self.turn.again else min(self.shares, len(numbers)) or 1
         for share in (tuple(numbers[k::count]) for k in range(count)):
             if share:
                 kernels = tuple((source_hash(made[i].candidate), made[i].kernels) for i in (*share, -1) if i in made)
-                chosen = tuple(self.about.candidates[i] for i in share)
-                self.parts.append((share, replace(self.about, candidates=chosen, beside=beside, made=kernels)))
+                turn = replace(self.turn, items=tuple(self.turn.items[i] for i in share), beside=beside)
+                self.parts.append((share, self.spread.part(turn, kernels)))
         self.futures = {k: self.spread.measuring(part) for k, (_, part) in enumerate(self.parts)}
 
     def _take(self, number: int) -> None:
@@ -154,7 +156,7 @@ class Asked:
         else:
             self.answers[number] = None
 
-    def result(self) -> tuple[list[Measurement], Measurement | None]:
+    def result(self) -> Found:
         """As of one device: times of all parts are told beside the first's time of ``beside``."""
         for number, (share, _) in enumerate(self.parts):
             done = self.answers[number]
@@ -223,24 +225,16 @@ class Spread:
             self._making[name] = self._submitted(self.workers.compilers, make, candidate, arch, COMPILE_SECONDS)
         return self._making[name]
 
+    def part(self, turn: Turn[Candidate], made: tuple[tuple[str, Kernels], ...]) -> Part:
+        return Part(turn, self.options, self.device, made, self.simulated, self.workers.jobs)
+
     def measuring(self, part: Part) -> Future[Answer] | None:
         return self._submitted(self.workers.executor, answer, part)
 
-    def begin(
-        self,
-        program: TensorProgram,
-        candidates: Sequence[Candidate],
-        beside: Candidate | None = None,
-        again: bool = False,
-        seconds: float | None = None,
-        searches: int = 1,
-    ) -> Asked:
-        """A generation on its way, beside those of so many ``searches`` in all."""
-        about = Part(
-            program, tuple(candidates), beside, again, self.options, self.device, simulated=self.simulated, jobs=self.workers.jobs
-        )
-        deadline = math.inf if seconds is None else time.monotonic() + seconds
-        return Asked(self, about, max(1, self.workers.count // max(1, searches)), deadline)
+    def begin(self, turn: Turn[Candidate], searches: int = 1) -> Asked:
+        """A generation on its way, beside those of so many ``searches`` in all. Workers wait for their compilers."""
+        deadline = math.inf if turn.seconds is None else time.monotonic() + turn.seconds
+        return Asked(self, replace(turn, seconds=None), max(1, self.workers.count // max(1, searches)), deadline)
 
     def wait(self, asked: Mapping[int, Asked]) -> list[int]:
         """Those that are done; waits until there is one."""
@@ -255,23 +249,16 @@ class Spread:
             for executor in (self.workers.executor, self.workers.compilers):
                 getattr(executor, "sweep", lambda: None)()
 
-    def compare(
-        self,
-        program: TensorProgram,
-        candidates: Sequence[Candidate],
-        beside: Candidate | None = None,
-        again: bool = False,
-        seconds: float | None = None,
-    ) -> tuple[list[Measurement], Measurement | None]:
+    def compare(self, turn: Turn[Candidate]) -> Found:
         """A generation by itself."""
-        asked = self.begin(program, candidates, beside, again, seconds)
+        asked = self.begin(turn)
         self.wait({0: asked})
         return asked.result()
 
     def keep(self, part: Part, done: Answer) -> None:
         if self.records is None:
             return
-        for c, row in zip(part.candidates, done.rows, strict=False):
+        for c, row in zip(part.turn.items, done.rows, strict=False):
             if row.measurement.lasting:
                 self.records.add_structure(c.graph, row.structure)
                 self.records.add(row, again=bool(row.repeat))

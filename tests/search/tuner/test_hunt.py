@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from fuser.ir.candidate import Candidate
-from fuser.ir.program import TensorProgram
+from search.measure.measurement import Found
 from search.measure.measurement import Measurement
+from search.measure.measurement import Turn
 from search.tuner.campaign import Campaign
 from search.tuner.live import caption
 from search.tuner.simulated import Simulated
@@ -137,16 +136,9 @@ def test_drift_between_generations_is_no_gain() -> None:
     class Slowing(Simulated):
         batches = 0
 
-        def compare(
-            self,
-            program: TensorProgram,
-            candidates: Sequence[Candidate],
-            beside: Candidate | None = None,
-            *args: Any,
-            **options: Any,
-        ) -> tuple[list[Measurement], Measurement | None]:
+        def compare(self, turn: Turn[Candidate]) -> Found:
             self.batches += 1
-            found, other = super().compare(program, candidates, beside)
+            found, other = super().compare(turn)
             slow = [replace(m, time_us=(m.time_us or 0.0) * 1.1**self.batches) for m in (*found, *([other] if other else []))]
             return slow[: len(found)], slow[-1] if other else None
 
@@ -177,10 +169,10 @@ def test_time_goes_to_where_most_can_be_gained() -> None:
 @pytest.mark.parametrize("at", [3, 20, "finals"])
 def test_ctrl_c_at_any_stage_of_several_searches_keeps_what_was_measured(at: int | str) -> None:
     class Stopped(Simulated):
-        def compare(self, *args: Any, **options: Any) -> Any:
-            if at == "finals" and options.get("again", args[3] if len(args) > 3 else False):
+        def compare(self, turn: Turn[Candidate]) -> Found:
+            if at == "finals" and turn.again:
                 raise KeyboardInterrupt
-            return super().compare(*args, **options)
+            return super().compare(turn)
 
         def measure(self, candidate: Candidate) -> Measurement:
             if len(self.measured) == at:

@@ -131,7 +131,7 @@ def test_ctrl_c_keeps_what_workers_have_sent() -> None:
 
     class Keeping(Spread):
         def keep(self, part: Any, done: Any) -> None:
-            kept.append(part.candidates)
+            kept.append(part.turn.items)
 
     search = hunt()
     campaign = Campaign([search], Keeping(Workers(Interrupting(), 3), H200, None, OPTIONS, simulated=3))
