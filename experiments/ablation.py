@@ -40,10 +40,10 @@ from cost_model.models import PAPER
 from cost_model.models import REFINED
 from cost_model.refined import estimate
 from experiments.environment import commit
-from experiments.gather import say
 from experiments.mcfuser.model_accuracy import read
 from experiments.script import parser
 from experiments.script import script
+from fuser.console import note
 from fuser.console import print_table
 from fuser.device import Device
 from fuser.device import load_device
@@ -272,7 +272,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = []
     for c in cases(samples, device):
         rows.append(result(c, args.seeds))
-        say(f"{c.name}: {rows[-1]['measured']}")
+        note(f"{c.name}: {rows[-1]['measured']}")
     show(rows)
     if args.out:
         make_folder(args.out)

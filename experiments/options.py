@@ -27,10 +27,10 @@ from numpy.typing import NDArray
 from cost_model.features import Features
 from experiments.candidates import best_known
 from experiments.candidates import model_best
-from experiments.gather import say
 from experiments.script import own_cache
 from experiments.script import parser
 from experiments.script import script
+from fuser.console import note
 from fuser.device import Device
 from fuser.device import load_device
 from fuser.errors import FuserError
@@ -120,7 +120,7 @@ def jobs_of(bases: dict[str, list[Candidate]], device: Device) -> list[Job]:
             try:
                 made = list(variants(base, device))
             except FuserError as error:
-                say(f"{name}, base {number}, left out: {error.message}")
+                note(f"{name}, base {number}, left out: {error.message}")
                 continue
             for c in range(0, len(made), CHUNK):
                 found.append((number, c, w, Job(name, program, number, base, tuple(made[c : c + CHUNK]))))
@@ -145,7 +145,7 @@ def run(jobs: Sequence[Job], bench: Bench, seconds: float) -> list[Outcome]:
     for i, job in enumerate(jobs):
         left = seconds - (time.monotonic() - start)
         if left < 3:
-            say(f"time is up after {i} of {len(jobs)} jobs")
+            note(f"time is up after {i} of {len(jobs)} jobs")
             break
         for later in jobs[i : i + ahead]:
             bench.submit(later.candidates)
@@ -153,7 +153,7 @@ def run(jobs: Sequence[Job], bench: Bench, seconds: float) -> list[Outcome]:
         found += (mine := outcomes(job, rows))
         top = max((o for o in mine if o.ratio), key=lambda o: o.ratio or 0.0, default=None)
         bad = [f"{o.variant}: {o.status} {o.detail[:80]}" for o in mine if o.status != "ok"]
-        say(
+        note(
             f"[{time.monotonic() - start:5.0f} s] {i + 1}/{len(jobs)} {job.name} base {job.number} "
             f"{rows[0].time_us or math.nan:.2f} µs ({rows[0].status})"
             + (f", best {top.ratio:.3f} x {top.variant}" if top else "")
@@ -223,7 +223,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     found: list[Outcome] = []
     with Records(":memory:") as known, Records(":memory:") as records:
         load(known, args.known)
-        say(f"{len(known)} known rows after {time.monotonic() - start:.0f} s")
+        note(f"{len(known)} known rows after {time.monotonic() - start:.0f} s")
         with Bench.open(args.device, records, Options(seed=args.seed), args.workers, run_name) as bench:
             device = load_device(args.target)
             bases = bases_of(names, known, bench.worker.info["device"], args.target, args.best, args.choices)
@@ -238,13 +238,13 @@ def main(argv: Sequence[str] | None = None) -> int:
                 raise UsageError(
                     "there is no variant to measure", "give --known, or --choices, and no --only that names no option"
                 )
-            say(f"{sum(len(j.variants) for j in jobs)} variants in {len(jobs)} jobs after {time.monotonic() - start:.0f} s")
+            note(f"{sum(len(j.variants) for j in jobs)} variants in {len(jobs)} jobs after {time.monotonic() - start:.0f} s")
             try:
                 found = run(jobs, bench, args.budget - (time.monotonic() - start))
             except KeyboardInterrupt:
-                say("interrupted: what was measured is kept")
+                note("interrupted: what was measured is kept")
             finally:
-                say(f"{records.export_lines(args.out)} rows in {args.out}")
+                note(f"{records.export_lines(args.out)} rows in {args.out}")
     print(table(found))
     return 0
 

@@ -9,25 +9,29 @@ Of both searches the winner and some runners-up are measured, all of a program i
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
+from collections.abc import Mapping
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
-from experiments.gather import say
+import numpy as np
+
 from experiments.script import own_cache
 from experiments.script import parser
 from experiments.script import script
-from experiments.spread import ROUNDS
-from experiments.spread import compile_all
+from fuser.console import note
 from fuser.console import print_table
 from fuser.device import Device
 from fuser.device import load_device
 from fuser.errors import FuserError
 from fuser.errors import UsageError
 from fuser.files import read_json
+from fuser.ir.builder import Builder
 from fuser.ir.candidate import Candidate
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import Schedule
@@ -36,12 +40,96 @@ from fuser.outputs import make_folder
 from fuser.outputs import write_file
 from fuser.superopt.structures import searched
 from fuser.superopt.structures import structures
-from search.calibrate.programs import drawn_programs
+from search.calibrate.programs import Form
+from search.calibrate.programs import attention
+from search.calibrate.programs import lora
+from search.calibrate.programs import mlp
+from search.calibrate.programs import normed
+from search.calibrate.programs import row_sums
+from search.calibrate.programs import weighted
+from search.calibrate.run import ROUNDS
+from search.measure.compiling import CompilePool
+from search.measure.compiling import planned
+from search.measure.measurement import Measurement
 from search.measure.measurer import Bench
 from search.measure.records import Records
 from search.tune import Tuned
 from search.tune import tune_fast
 from search.tune import wary
+
+
+def gated_mlp(name: str, m: int, k: int, n: int) -> TensorProgram:
+    """(silu(X G) ⊙ (X U)) D + X."""
+    b = Builder(name)
+    x, g, u, d = b.input("X", (m, k)), b.input("G", (k, n)), b.input("U", (k, n)), b.input("D", (n, k))
+    return b.build(Y=(b.silu(x @ g) * (x @ u)) @ d + x)
+
+
+def scored(name: str, m: int, k: int, n: int) -> TensorProgram:
+    """Y = softmax(X W)."""
+    b = Builder(name)
+    return b.build(Y=b.softmax(b.input("X", (m, k)) @ b.input("W", (k, n))))
+
+
+def scaled_rows(name: str, m: int, k: int, n: int) -> TensorProgram:
+    """Y = (X W) / Σ|X|: rows divided by a sum over what is multiplied."""
+    b = Builder(name)
+    x = b.input("X", (m, k))
+    return b.build(Y=(x @ b.input("W", (k, n))) / (b.sum(x * x, 1, keepdims=True) + 1.0))
+
+
+def normed_gate(name: str, m: int, k: int, n: int) -> TensorProgram:
+    """silu(rms(X) G) ⊙ (rms(X) U)."""
+    b = Builder(name)
+    x = b.rms_norm(b.input("X", (m, k)), b.input("g", (k,)))
+    return b.build(Y=b.silu(x @ b.input("G", (k, n))) * (x @ b.input("U", (k, n))))
+
+
+def two_inputs(name: str, m: int, k: int, n: int) -> TensorProgram:
+    """relu(X W + H U + v)."""
+    b = Builder(name)
+    x, h = b.input("X", (m, k)), b.input("H", (m, k))
+    return b.build(Y=b.relu(x @ b.input("W", (k, n)) + h @ b.input("U", (k, n)) + b.input("v", (n,))))
+
+
+def normed_attention(name: str, heads: int, rows: int, keys: int, size: int, causal: bool = False) -> TensorProgram:
+    """Attention of normalized queries and keys."""
+    b = Builder(name)
+    q, k, v = b.input("Q", (heads, rows, size)), b.input("K", (heads, keys, size)), b.input("V", (heads, keys, size))
+    return b.build(O=b.softmax((b.rms_norm(q) @ b.rms_norm(k).T) * 0.125) @ v)
+
+
+PRODUCTS: Mapping[str, Form] = {
+    "gated-mlp": gated_mlp,
+    "rms-product": normed,
+    "layer-norm-product": lambda name, m, k, n: normed(name, m, k, n, "layer_norm"),
+    "lora": lora,
+    "mlp": mlp,
+    "router": weighted,
+    "row-sums": row_sums,
+    "softmax": scored,
+    "scaled-rows": scaled_rows,
+    "normed-gate": normed_gate,
+    "two-inputs": two_inputs,
+}
+ATTENTIONS: Mapping[str, Form] = {"attention": attention, "normed-attention": normed_attention}
+
+
+def drawn_programs(seed: int, count: int) -> dict[str, TensorProgram]:
+    """Programs of all of these kinds in turn, sizes by the seed: few rows and many, short sums and long ones."""
+    rng = np.random.default_rng(seed)
+    found: dict[str, TensorProgram] = {}
+    for i, kind in zip(range(count), itertools.cycle((*PRODUCTS, *ATTENTIONS)), strict=False):
+        name = f"drawn/{kind}-{seed}-{i}"
+        if kind in ATTENTIONS:
+            sizes = (int(rng.choice(x)) for x in ((4, 8, 12, 16), (1, 16, 128, 256), (256, 512, 2048), (64, 80, 128)))
+            found[name] = ATTENTIONS[kind](name, *sizes)
+        else:
+            m = int(rng.choice([8, 16, 64, 128, 256, 512]))
+            k, n = (int(64 * rng.integers(4, 65)) for _ in range(2))
+            found[name] = PRODUCTS[kind](name, m, k, min(n, 1024) if kind in ("router", "softmax", "mlp", "gated-mlp") else n)
+    return found
+
 
 SLOWER = 1.05
 """Times slower with the superoptimizer from which the search has lost by it."""
@@ -64,7 +152,7 @@ def choose(program: TensorProgram, device: Device, budget: float, runners: int) 
     plain = tune_fast(program, device, graphs=first)
     graphs = searched(program, budget)
     other = wary(tune_fast(program, device, graphs=graphs), first)
-    say(
+    note(
         f"{program.name}: {plain.winner.us:.2f} µs of {plain.structures} structures, {other.winner.us:.2f} of {len(graphs)}, "
         f"{time.perf_counter() - start:.0f} s"
     )
@@ -75,13 +163,26 @@ def read(value: dict[str, Any]) -> dict[str, list[Candidate]]:
     return {k: [Candidate(graph_from_json(g), Schedule.from_json(s)) for g, s, _ in entries] for k, entries in value.items()}
 
 
+def compile_all(every: Sequence[Candidate], arch: int, workers: int | None, budget: float) -> int:
+    """Compile until all is done or the time is up; returns how many are done."""
+    end, done = time.monotonic() + budget, 0
+    with CompilePool(arch, workers) as pool:
+        todo = [p for c in every if not isinstance(p := planned(c), Measurement)]
+        for p in todo:
+            pool.submit(p)
+        with suppress(TimeoutError):
+            for p in todo:
+                done += pool.result(p, max(end - time.monotonic(), 0.0)).result.ok
+    return done
+
+
 def measure(found: dict[TensorProgram, dict[str, list[Candidate]]], bench: Bench, budget: float) -> list[dict[str, Any]]:
     """Times of all candidates of each program, None for what is not right or was not ready."""
     start, rows = time.monotonic(), []
     for program, kinds in found.items():
         left = budget - (time.monotonic() - start)
         if left < 2:
-            say(f"time is up after {len(rows)} programs")
+            note(f"time is up after {len(rows)} programs")
             break
         every = list(dict.fromkeys(c for cs in kinds.values() for c in cs))
         times = dict(zip(every, bench.measure(program, every, compile_timeout=left), strict=True))
@@ -135,7 +236,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             try:
                 chosen[name] = choose(program, device, args.superoptimize, args.runners)
             except FuserError as error:
-                say(f"{name} left out: {error.message}")
+                note(f"{name} left out: {error.message}")
             write_file(args.out, json.dumps({"seed": args.seed, "count": args.count, "programs": chosen}) + "\n")
         return 0
     if args.file is None:
@@ -144,8 +245,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     programs = drawn_programs(value["seed"], value["count"])
     found = {programs[n]: read(v) for n, v in value["programs"].items()}
     if args.what == "compile":
-        every = {p: list(dict.fromkeys(c for cs in kinds.values() for c in cs)) for p, kinds in found.items()}
-        say(f"{compile_all(every, device.arch, args.workers, args.budget)} of {sum(map(len, every.values()))} compiled")
+        every = list(dict.fromkeys(c for kinds in found.values() for cs in kinds.values() for c in cs))
+        note(f"{compile_all(every, device.arch, args.workers, args.budget)} of {len(every)} compiled")
         return 0
     make_folder(args.out.parent)
     name = f"searched-{time.strftime('%Y%m%dT%H%M%S')}"
@@ -153,7 +254,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows = measure(found, bench, args.budget)
         result = {"environment": json.loads(bench.environment), "compiler": bench.compiler, "rows": rows}
         write_file(args.out.with_suffix(".json"), json.dumps(result, indent=1) + "\n")
-        say(f"{records.export_lines(args.out)} rows in {args.out}")
+        note(f"{records.export_lines(args.out)} rows in {args.out}")
     print_result(rows)
     return 0
 

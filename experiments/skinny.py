@@ -26,9 +26,9 @@ from experiments.ceilings import Ceilings
 from experiments.ceilings import measure_ceilings
 from experiments.ceilings import nbytes
 from experiments.environment import environment
-from experiments.gather import say
 from experiments.script import parser
 from experiments.script import script
+from fuser.console import note
 from fuser.device import Device
 from fuser.device import load_device
 from fuser.errors import FuserError
@@ -248,11 +248,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             chosen = [f.result() for f in futures]
         for c in chosen:
             bench.submit([*c.candidates, *c.further])
-        say(f"tuned after {time.monotonic() - start:.0f} s, {max(c.seconds for c in chosen):.1f} s at most for one program")
+        note(f"tuned after {time.monotonic() - start:.0f} s, {max(c.seconds for c in chosen):.1f} s at most for one program")
         if args.compile_only:
             plans = [planned(item) for c in chosen for item in (*c.candidates, *c.further)]
             built = [bench.pool.result(p).result for p in plans if not isinstance(p, Measurement)]
-            say(f"{sum(b.ok for b in built)} of {len(plans)} compiled after {time.monotonic() - start:.0f} s")
+            note(f"{sum(b.ok for b in built)} of {len(plans)} compiled after {time.monotonic() - start:.0f} s")
             return 0
         rates = measure_ceilings(bench)
         for c in chosen:
@@ -261,10 +261,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             try:
                 rows = bench.measure(c.program, list(dict.fromkeys((*c.candidates, *c.further))), again=True)
             except FuserError as error:
-                say(f"{c.program.name}: {error.message}")
+                note(f"{c.program.name}: {error.message}")
                 continue
             lines.append(Line(c.program, floor_us(c.program, rates), c.estimate, tuple(rows)))
-            say(f"[{time.monotonic() - start:4.0f} s] {c.program.name}")
+            note(f"[{time.monotonic() - start:4.0f} s] {c.program.name}")
         where = environment(bench.worker.info)
         records.export_lines(args.out / "skinny.jsonl")
     text = table(lines)

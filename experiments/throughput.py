@@ -17,9 +17,9 @@ from dataclasses import replace
 from json import dumps
 from typing import Any
 
-from experiments.gather import say
 from experiments.script import parser
 from experiments.script import script
+from fuser.console import note
 from fuser.console import plain
 from fuser.console import print_table
 from fuser.device import Device
@@ -73,14 +73,14 @@ def run(gpus: int, args: Any, device: Device) -> dict[str, Any]:
         workers = workers_of(client, args.simulate is not None)
         judge = Spread(workers, device, None, OPTIONS, args.simulate)
         hunts = searches(args.names, device, judge, args.seed)
-        say(f"{gpus} GPUs: {workers.count} workers, ready after {time.monotonic() - begin:.0f} s")
+        note(f"{gpus} GPUs: {workers.count} workers, ready after {time.monotonic() - begin:.0f} s")
         warm = Campaign(hunts, judge, args.warm)
         warm.run()
         before, start = sum(len(h.times) for h in hunts), time.monotonic()
         campaign = Campaign(hunts, judge, args.seconds)
         campaign.run()
         seconds, count = time.monotonic() - start, sum(len(h.times) for h in hunts) - before
-        say(f"{gpus} GPUs: {count} candidates in {seconds:.1f} s, {count / seconds:.2f} a second ({before} before)")
+        note(f"{gpus} GPUs: {count} candidates in {seconds:.1f} s, {count / seconds:.2f} a second ({before} before)")
     errors = {} if args.simulate is not None else {h.program.name: error(h, device) for h in hunts if h.best}
     return {
         "gpus": gpus,

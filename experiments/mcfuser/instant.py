@@ -17,11 +17,11 @@ from experiments.candidates import fastest
 from experiments.candidates import plan
 from experiments.compare import Result
 from experiments.compare import run
-from experiments.gather import say
 from experiments.peers import FAST_PEERS
 from experiments.script import own_cache
 from experiments.script import parser
 from experiments.script import script
+from fuser.console import note
 from fuser.errors import UsageError
 from fuser.outputs import make_folder
 from fuser.outputs import write_file
@@ -102,12 +102,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             cases = plan(match(args.workloads), request, (earlier,), bench.worker.info["device"], peers)
             for case in cases:
                 if case.choice is None:
-                    say(f"{case.name} left out: {case.note}")
+                    note(f"{case.name} left out: {case.note}")
             try:
                 for result in run(bench, [c for c in cases if c.choice]):
                     results.append(result)
                     if bad := [f"{r.status}: {r.detail[:90]}" for r in result.rows if not r.ok]:
-                        say(f"{result.program.name}: {bad[0]}")
+                        note(f"{result.program.name}: {bad[0]}")
             finally:
                 records.export_lines(args.out / "instant.jsonl")
     text = table(results, args.runners)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -27,6 +26,7 @@ from experiments.soundness.jobs import write
 from experiments.soundness.report import table
 from experiments.soundness.sanitize import Item
 from experiments.soundness.sanitize import Sanitizer
+from fuser.console import note
 from fuser.outputs import write_file
 from fuser.pools import SPAWN
 from search.measure.compiling import CompilePool
@@ -91,10 +91,6 @@ class State:
     bad: list[Job] = field(default_factory=list)
 
 
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 def run(patterns: Sequence[str], settings: Settings, start: float) -> int:
     """The whole run; returns the exit status."""
     deadline = start + settings.budget
@@ -113,11 +109,11 @@ def run(patterns: Sequence[str], settings: Settings, start: float) -> int:
         args = (settings.seed, settings.search, settings.target, settings.passes)
         futures = [preparers.submit(prepare, n, *args) for n in _by_family(list(cases))]
         pool.arch = worker.info["arch"]
-        say(f"{worker.info}")
+        note(f"{worker.info}")
         try:
             _loop(state, futures, deadline - LAST)
         except KeyboardInterrupt:
-            say("interrupted: what was checked is kept")
+            note("interrupted: what was checked is kept")
         for future in futures:
             future.cancel()
         pool.close()
@@ -170,7 +166,7 @@ def _loop(state: State, futures: list[Future[Prepared]], deadline: float) -> Non
 def _accept(state: State, found: Prepared, suspects: list[Job]) -> None:
     state.structures[found.case] = found.structures
     if found.error:
-        say(f"{found.case} left out: {found.error}")
+        note(f"{found.case} left out: {found.error}")
     for job in found.jobs:
         todo = [i for i in state.cases[found.case].inputs if key_of(job, i) not in state.known]
         if todo:
@@ -242,7 +238,7 @@ def _record(state: State, job: Job, inputs: str, m: Measurement) -> None:
     state.known.add(row.key)
     if row.bad:
         state.bad.append(job)
-        say(f"WRONG {row.case} #{row.number} {row.kind} on {row.inputs}: {row.status} {row.detail} ({row.schedule})")
+        note(f"WRONG {row.case} #{row.number} {row.kind} on {row.inputs}: {row.status} {row.detail} ({row.schedule})")
 
 
 def _digits(x: float | None) -> float | None:

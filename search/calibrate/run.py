@@ -37,13 +37,12 @@ from search.calibrate.rates import measured
 from search.calibrate.rates import programs
 from search.calibrate.rates import rates_of
 from search.calibrate.samples import samples
+from search.measure.measurement import Turn
 from search.measure.measurer import Bench
 from search.measure.records import Records
 from search.measure.rows import Record
 from search.measure.rows import schedule_text
 from search.measure.session import Options
-from search.measure.turns import Chunk
-from search.measure.turns import Work
 from search.measure.turns import take_turns
 from search.tuner.memory import names_of
 
@@ -125,19 +124,18 @@ def measure(bench: Bench, asked: Asked, progress: Progress) -> None:
                 every.append(found)
                 step(program.name)
         drawn += more
-    works = [Work(p.name, p, []) for p in drawn]
     there = {(r.workload, r.structure, r.schedule) for r in _mine(bench.records, info["device"]) if r.kind == "kernel"}
     todo = []
     for number, candidates in ordered(every):
-        name = drawn[number].name
-        new = [c for c in candidates if (name, c.graph.stable_hash(), schedule_text(c.schedule)) not in there]
+        of = drawn[number]
+        new = tuple(c for c in candidates if (of.name, c.graph.stable_hash(), schedule_text(c.schedule)) not in there)
         if new:
-            todo.append(Chunk(works[number], tuple(new)))
+            todo.append(Turn(of, new))
     end = start + asked.budget - min(FIT * asked.budget, 40.0)
     with progress("measuring", len(todo)) as step:
         ok = len(there)
 
-        def tell(chunk: Chunk, rows: Sequence[Record]) -> None:
+        def tell(rows: Sequence[Record]) -> None:
             nonlocal ok
             ok += sum(r.ok for r in rows)
             step(f"{ok} schedules, {max(end - time.monotonic(), 0):.0f} s left")

@@ -27,8 +27,8 @@ def committed(suite: str) -> dict[str, Any]:
 
 
 def draw(name: str, count: int) -> list[Candidate]:
-    """Some schedules of a workload in one kernel."""
-    return draw_candidates(workload(name), count, which="one")
+    """Some candidates of a workload."""
+    return draw_candidates(workload(name), count)
 
 
 def kernel(name: str, us: float, candidate: Candidate | None = None, **fields: Any) -> Record:

@@ -17,6 +17,7 @@ from experiments.candidates import cases_of
 from experiments.candidates import plan
 from experiments.compare import measured
 from experiments.compare import run
+from experiments.drawn import draw_candidates
 from experiments.peers import peers_of
 from fuser.errors import UsageError
 from fuser.ir.candidate import Candidate
@@ -213,3 +214,15 @@ def test_the_best_structure_with_a_library_is_measured_too() -> None:
     assert alone.library == alone.tuned.winner
     assert len(alone.candidates(2)) == 3
     assert module.choose("mcfuser/S1", "h200").library is None
+
+
+def test_candidates_are_spread_over_structures_and_differ_by_seed() -> None:
+    program = workload("mcfuser/G4")
+    found = draw_candidates(program, 60)
+    structures = {c.graph.stable_hash() for c in found}
+    assert len(found) == len(set(found)) == 60
+    assert len(structures) >= 4
+    shares = [sum(c.graph.stable_hash() == s for c in found) for s in structures]
+    assert min(shares) >= 5
+    assert draw_candidates(program, 60) == found
+    assert len(set(draw_candidates(program, 60, seed=1)) - set(found)) > 20
