@@ -1,6 +1,6 @@
 """Predicted time of a program whose operators run apart: one library kernel for each contraction (element-wise operators that
-follow are its epilogue, as TVM and cuBLAS fuse them), one memory-bound kernel for each softmax, normalization, copy or group of
-element-wise operators."""
+follow are its epilogue, as TVM and cuBLAS fuse them), one memory-bound kernel for each softmax, normalization, copy, call of a
+library, or group of element-wise operators."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from cost_model.refined import matmul_product
 from cost_model.refined import matmul_seconds
 from cost_model.refined import memory_kernel_seconds
 from fuser.device import Device
+from fuser.ir.library_ops import CONVOLUTIONS
 from fuser.ir.ops import OPS
 from fuser.ir.program import DTYPE_BYTES
 from fuser.ir.program import Node
@@ -20,6 +21,10 @@ from fuser.ir.program import TensorProgram
 EXACT = "ieee"
 """How the products of float32 are multiplied: as exactly as ours (``tf32x3``), which is what torch, cuBLAS and TVM do unless they
 are told otherwise."""
+
+
+PATCH = 4
+"""Extent of windows side by side from which convolutions are faster with channels outside."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +36,12 @@ class OperatorTime:
     seconds: float
 
 
-def operator_times(program: TensorProgram, device: Device, skip: frozenset[str] = frozenset()) -> tuple[OperatorTime, ...]:
-    """Kernels of every operator not in ``skip``, in program order; views that move no data have none."""
+def operator_times(
+    program: TensorProgram, device: Device, skip: frozenset[str] = frozenset(), calls: bool = False
+) -> tuple[OperatorTime, ...]:
+    """Kernels of every operator not in ``skip``, in program order; views that move no data have none. ``calls``: convolutions,
+    pools and other operators of a library are its calls, as in our own runtime, and do nothing of what follows; TVM has kernels
+    of its own for them, with epilogues."""
     groups: dict[str, list[Node]] = {}
     leader: dict[str, str] = {}
     for node in program.nodes:
@@ -49,8 +58,22 @@ def operator_times(program: TensorProgram, device: Device, skip: frozenset[str] 
             leader[node.output] = host
         else:
             groups[node.output] = [node]
-            leader[node.output] = node.output
-    return tuple(OperatorTime(tuple(n.output for n in g), g[0].op, _seconds(program, g, device)) for g in groups.values())
+            if not (calls and kind in ("library", "opaque")):
+                leader[node.output] = node.output
+    more = {n: _passes(program, g[0], device) if calls else 0.0 for n, g in groups.items()}
+    return tuple(
+        OperatorTime(tuple(x.output for x in g), g[0].op, _seconds(program, g, device) + more[n]) for n, g in groups.items()
+    )
+
+
+def _passes(program: TensorProgram, node: Node, device: Device) -> float:
+    """What a library's call takes besides its kernel: for a bias, and to turn an image and its result where channels are to be
+    last."""
+    if node.op not in CONVOLUTIONS:
+        return 0.0
+    sizes = [program[t].nbytes for t in (node.inputs[0], node.output)] if faster_last(program, node) else []
+    turning = math.fsum(memory_kernel_seconds(2 * n, device) for n in sizes)
+    return turning + bias_seconds(node.op, len(node.inputs), program[node.output].nbytes, device)
 
 
 def _copies(program: TensorProgram, node: Node) -> bool:
@@ -86,6 +109,24 @@ def _seconds(program: TensorProgram, group: list[Node], device: Device) -> float
     return memory_kernel_seconds(nbytes, device)
 
 
-def program_seconds(program: TensorProgram, device: Device, skip: frozenset[str] = frozenset()) -> float:
+def faster_last(program: TensorProgram, node: Node) -> bool:
+    """Whether a convolution by a library is faster with channels last, where nothing in front of it or behind it is so: windows
+    of one element are as fast either way, those side by side are one product with channels outside."""
+    x, weight = (program[n] for n in node.inputs[:2])
+    window = weight.shape[2:]
+    if node.op not in CONVOLUTIONS or len(x.shape) != len(window) + 2 or x.shape[1] == 1:
+        return False
+    apart = tuple(node.attr.get("stride", ())) == window and min(window) >= PATCH
+    return x.dtype in ("float16", "bfloat16", "float32") and max(window) > 1 and not apart
+
+
+def bias_seconds(op: str, operands: int, nbytes: int, device: Device) -> float:
+    """What the bias of a convolution takes: libraries add it to the result, of ``nbytes``, by a kernel of its own. Nothing of
+    what has none."""
+    biased = operands == 3 and op.removesuffix("_last") in CONVOLUTIONS
+    return memory_kernel_seconds(2 * nbytes, device) if biased else 0.0
+
+
+def program_seconds(program: TensorProgram, device: Device, skip: frozenset[str] = frozenset(), calls: bool = False) -> float:
     """Sum of all kernels: they run one after the other."""
-    return math.fsum(t.seconds for t in operator_times(program, device, skip))
+    return math.fsum(t.seconds for t in operator_times(program, device, skip, calls))

@@ -55,6 +55,7 @@ from fuser.device import load_device
 from fuser.errors import EnvironmentError_
 from fuser.errors import ModelFileError
 from fuser.errors import UsageError
+from fuser.files import counted
 from fuser.outputs import locked
 from fuser.outputs import make_folder
 from fuser.outputs import write_file
@@ -211,8 +212,8 @@ def search_all(names: Sequence[str], effort: Effort, device: Device, records: Re
     found = [t.searched for t in Tuning(effort, Memory(records)).tune(tasks, device) if t and t.searched]
     if any(s.why in STOPPED for s in found):
         raise KeyboardInterrupt("what was measured is kept, the same command goes on")
-    counted = f"{sum(s.measured for s in found)} candidates of {len(found)} cases"
-    note(f"searched with the effort {effort.name}: {counted} in {time.monotonic() - start:.0f} s")
+    searched = f"{counted(sum(s.measured for s in found), 'candidate')} of {counted(len(found), 'case')}"
+    note(f"searched with the effort {effort.name}: {searched} in {time.monotonic() - start:.0f} s")
 
 
 Suites = Annotated[

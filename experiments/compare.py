@@ -14,6 +14,7 @@ from experiments.candidates import best_known
 from experiments.candidates import fastest
 from experiments.drawn import name_of
 from fuser.console import note
+from fuser.files import counted
 from fuser.ir.candidate import Candidate
 from fuser.ir.program import TensorProgram
 from search.measure.measurer import Bench
@@ -121,7 +122,7 @@ def run(bench: Bench, cases: Sequence[Case], seconds: float = math.inf) -> Itera
     for done, (case, rows) in enumerate(todo):
         left = end - time.monotonic()
         if not rows and left < LAST_START:
-            note(f"time is up: {len(cases) - done} cases are left; the same command goes on with them")
+            note(f"time is up before {counted(len(cases) - done, 'case')}: the same command goes on with that")
             return
         if rows:
             result = Result(case.program, rows)
@@ -133,5 +134,5 @@ def run(bench: Bench, cases: Sequence[Case], seconds: float = math.inf) -> Itera
             result = compare(bench, case.program, [*case.candidates, *found], case.peers, _finite(left))
         ours = result.ours
         times = f"{ours.time_us:.2f} µs" if ours else "no correct kernel"
-        note(f"{case.name}: {times}, {len(result.rows)} rows{' (measured before)' if rows else ''}")
+        note(f"{case.name}: {times}, {counted(len(result.rows), 'row')}{' (measured before)' if rows else ''}")
         yield Result(case.program, result.rows, case.choice, case.note)

@@ -35,6 +35,7 @@ from fuser.device import Device
 from fuser.device import load_device
 from fuser.errors import UsageError
 from fuser.errors import first_line
+from fuser.files import counted
 from fuser.ir.program import TensorProgram
 from search.measure.machine import device_info
 from search.measure.replays import captured
@@ -245,7 +246,7 @@ def document_of(
         "spread": spread(times["mufuser"]) if mine else None,
         "error": errors.get("mufuser"),
         "kernels": run.plan.launches,
-        "schedule": f"{len(run.plan.parts)} parts of {choice.candidates} candidates" if choice else "one region",
+        "schedule": f"{counted(len(run.plan.parts), 'part')} of {choice.candidates} candidates" if choice else "one region",
         "structure": run.graph.stable_hash(),
         "candidates": choice.candidates if choice else 1,
         "predicted_us": run.plan.us,

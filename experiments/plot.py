@@ -17,6 +17,7 @@ from experiments.report import digits
 from experiments.report import peer_names
 from experiments.report import suites
 from fuser.errors import EnvironmentError_
+from fuser.files import counted
 from fuser.outputs import write_file
 
 OURS = "#0072B2"
@@ -143,7 +144,7 @@ def _titles(figure: Any, suite: str, cases: Sequence[Mapping[str, Any]], found: 
     mean = f"geometric mean {geometric_mean(ratios):.2f} ×, " if ratios else ""
     figure.text(0.02, 1 - 0.22 / height, f"{suite} on {where.get('device', '?')}", size=11, weight="bold", va="center")
     faster = sum(r > 1 for r in ratios)
-    text = f"{mean}faster than the best peer in {faster} of {len(ratios)} cases"
+    text = f"{mean}faster than the best peer in {faster} of {counted(len(ratios), 'case')}"
     for n in peer_names(found):
         if missing := sum(n in c["peers"] and c["peers"][n]["us"] is None for c in cases):
             text += f"; {n} failed in {missing}"

@@ -18,6 +18,7 @@ from experiments.ceilings import floor_of
 from experiments.compare import Result
 from experiments.peers import PEERS
 from fuser.errors import ModelFileError
+from fuser.files import counted
 from fuser.files import read_json
 from fuser.files import shown
 
@@ -302,7 +303,8 @@ def legend(found: Document) -> list[str]:
         ratios = [c["speedup"] for c in found["cases"] if c["speedup"]]
         faster = sum(r > 1 for r in ratios)
         mean = found["geometric_mean"]
-        notes.append(f"×: best peer over ours, {mean:.3f} (geometric mean), ours is faster in {faster} of {len(ratios)} cases")
+        share = f"{faster} of {counted(len(ratios), 'case')}"
+        notes.append(f"×: best peer over ours, {mean:.3f} (geometric mean), ours is faster in {share}")
     if limits := found["ceilings"]:
         notes.append(floor_note(**limits))
     notes.append(

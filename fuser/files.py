@@ -168,6 +168,11 @@ def shown(value: Any, most: int = 60) -> str:
     return text if len(text) <= most else f"{text[:most]}…"
 
 
+def counted(number: int, one: str, many: str = "") -> str:
+    """A number of things, for people: ``1 kernel``, ``2 kernels``; ``many`` where that is not ``one`` with an s."""
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
 def file_stem(name: str) -> str:
     """A name of a file made from a foreign name: letters, digits, ``._-`` alone, no hidden file, at most 100 characters.
 

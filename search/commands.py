@@ -12,6 +12,7 @@ from fuser.arguments import device_of
 from fuser.console import print_json
 from fuser.console import print_table
 from fuser.errors import UsageError
+from fuser.files import counted
 from fuser.ir.builder import Builder
 from fuser.ir.fuse import fuse
 from fuser.ir.program import TensorProgram
@@ -80,9 +81,7 @@ def _show(name: str, f: Funnel) -> None:
         (stage.rule, stage.title, stage.expressions, f"{stage.candidates:,}", _kept(before.candidates, stage.candidates))
         for before, stage in zip((f.stages[0], *f.stages), f.stages, strict=False)
     ]
-    left = (
-        f"expressions in a block: {', '.join(e or '-' for e in f.left)} ({f.programs} different program{'s' * (f.programs > 1)})"
-    )
+    left = f"expressions in a block: {', '.join(e or '-' for e in f.left)} ({counted(f.programs, 'different program')})"
     tiles = [f"tiles of {t.axis}: {_values(t)}" for t in f.tiles if t.total > 1]
     notes = [f"note: {n}" for n in f.notes]
     print_table(

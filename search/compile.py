@@ -205,7 +205,8 @@ def _by_graphs(
 @dataclass(frozen=True)
 class How:
     """How kernels are chosen and compiled: what ``tuning`` chooses, by ``jobs`` processes that price and compile (None: one for
-    each core). ``say`` is told each stage as it begins."""
+    each core). ``say`` is told each stage as it begins. Without ``compiled`` kernels are chosen and verified alone; ``ours``: our
+    own runtime is to call the libraries."""
 
     checked: bool = True
     seed: int = 0
@@ -213,31 +214,34 @@ class How:
     capture: bool = False
     jobs: int | None = None
     say: Say = silent
+    compiled: bool = True
+    ours: bool = True
 
 
 def compile_imported(known: Imported, spec: Device, device: str | None, how: How = How()) -> CompiledProgram:
     """A program as one region or by parts."""
     jobs, one = cores() if how.jobs is None else how.jobs, None
+    runs = device if how.compiled else None
     if not is_model(known.program):
         how.say("tuning and checking one region")
         with suppress(NoValidKernelError, UnsupportedError):
             done = _as_one(known.program, spec, device, (None, None, 0.0), how)
-            one = CompiledProgram(known.program, spec, done, device, known.params, known.inputs, how.capture, None, known.called)
+            one = CompiledProgram(known.program, spec, done, runs, known.params, known.inputs, how.capture, None, known.called)
             if device in (None, "cpu") or measures(how.tuning.effort) or not _exact(known.program) or not one.graph.blocks:
                 return one
     with ProcessPoolExecutor(jobs, APART) if jobs > 1 else nullcontext() as pool:
         model = compile_model(
             known.program,
             known.params,
-            Pricing(spec, device not in (None, "cpu"), how.seed, pool),
-            compiled=device != "cpu",
+            Pricing(spec, device not in (None, "cpu"), how.seed, pool, ours=how.ours),
+            compiled=how.compiled and device != "cpu",
             checked=how.checked,
             say=how.say,
             tuning=how.tuning,
         )
     if one is not None and one.realised.candidate.seconds <= model.whole.candidate.seconds:
         return one
-    return CompiledProgram(model.program, spec, model.whole, device, model.params, known.inputs, how.capture, model, known.called)
+    return CompiledProgram(model.program, spec, model.whole, runs, model.params, known.inputs, how.capture, model, known.called)
 
 
 def _exact(program: TensorProgram) -> bool:
@@ -292,7 +296,7 @@ def _as_one(
         tuned = found or tune_fast(program, spec, seed=how.seed, graphs=graphs)
         if superoptimize and found is None:
             tuned = wary(tuned, with_libraries(structures(program)))
-    if device == "cpu":
+    if device == "cpu" or not how.compiled:
         return verified(tuned)
     return realise([tuned], spec, checked=how.checked, seed=how.seed)[0]
 

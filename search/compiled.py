@@ -19,6 +19,7 @@ import numpy as np
 from fuser.device import Device
 from fuser.errors import EnvironmentError_
 from fuser.errors import UsageError
+from fuser.files import counted
 from fuser.ir.candidate import paired
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.ops import Array
@@ -76,6 +77,11 @@ class CompiledProgram:
     def __post_init__(self) -> None:
         if self.device is not None:
             self._executable  # noqa: B018 - kernels are loaded now, not in the first call
+
+    @property
+    def found(self) -> tuple[Realised, ...]:
+        """What was realised for each part of its plan."""
+        return self.model.found if self.model is not None else (self.realised,)
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -191,7 +197,7 @@ class CompiledProgram:
         twice."""
         if len(inputs) > len(self.inputs):
             raise UsageError(
-                f"{self.program.name!r} takes {len(self.inputs)} inputs ({', '.join(self.inputs)}), got {len(inputs)}"
+                f"{self.program.name!r} takes {counted(len(self.inputs), 'input')} ({', '.join(self.inputs)}), got {len(inputs)}"
             )
         found = dict(zip(self.inputs, inputs, strict=False))
         for n, x in named.items():
@@ -212,7 +218,7 @@ class CompiledProgram:
             return dict(out)
         outputs = tuple(out) if isinstance(out, tuple | list) else (out,)
         if len(outputs) != len(self.outputs):
-            raise UsageError(f"{self.program.name!r} has {len(self.outputs)} outputs, {len(outputs)} were passed in")
+            raise UsageError(f"{self.program.name!r} has {counted(len(self.outputs), 'output')}, {len(outputs)} were passed in")
         return dict(zip(self.outputs, outputs, strict=True))
 
     def _results(self, found: Mapping[str, Any]) -> Any:
@@ -301,8 +307,8 @@ class CompiledProgram:
         where = {None: "compiled only", "cpu": "runs in Triton's interpreter"}.get(self.device, f"runs on {self.device}")
         us = self.realised.candidate.us
         time = "" if isnan(us) else f", about {us:.1f} µs"
-        bound = f", {len(self.params)} parameters bound" if self.params else ""
+        bound = f", {counted(len(self.params), 'parameter')} bound" if self.params else ""
         return (
-            f"<CompiledProgram {self.program.name}({ins}) -> {outs}{bound}: {kernels} kernel{'s' * (kernels > 1)} for "
+            f"<CompiledProgram {self.program.name}({ins}) -> {outs}{bound}: {counted(kernels, 'kernel')} for "
             f"{self.target.title}{time}; {where}>"
         )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from cost_model.explain import COUNTS
 from cost_model.explain import explain
 from fuser.device import Device
+from fuser.files import counted
 from search.realise import Realised
 from search.space.evolve import Ranked
 
@@ -27,7 +28,7 @@ def explained_region(done: Realised, device: Device) -> list[str]:
         time = "" if isnan(c.us) else f", {c.us:.2f} µs"
         lines.append(f"{'chosen' if i == 0 else 'runner-up'}: {c.schedule if c.graph.blocks else 'libraries alone'}{time}")
     lines += ["", *_terms(shown, device), ""]
-    lines.append(f"{tuned.candidates} schedules of {tuned.structures} structures were ranked")
+    lines.append(f"ranked: {counted(tuned.candidates, 'schedule')} of {counted(tuned.structures, 'structure')}")
     lines += [f"{n} better-ranked fell out: {why}" for why, n in done.rejected.items()]
     lines.append(f"{done.verdict}")
     if check := done.check:

@@ -23,6 +23,7 @@ from fuser.console import print_table
 from fuser.console import print_text
 from fuser.device import load_device
 from fuser.errors import UsageError
+from fuser.files import counted
 from fuser.lower.assembler import compiler
 from fuser.workloads import match
 from fuser.workloads import workload
@@ -136,7 +137,7 @@ def _show(store: Records, names: Sequence[str], asked: _Request) -> dict[str, An
         if not asked.json:
             heads = ("µs >", "schedule", "compiler", "day")
             lines = [(f"{r.time_us:.2f}", str(r.schedule_value()), r.compiler, r.timestamp[:10]) for r in best[:SHOWN]]
-            print_table(f"{name} on {device.title}", heads, lines, [f"{len(rows)} rows, {counts_text(failures)}"])
+            print_table(f"{name} on {device.title}", heads, lines, [f"{counted(len(rows), 'row')}, {counts_text(failures)}"])
     return {"workloads": found}
 
 
@@ -191,7 +192,7 @@ def _export(store: Records, names: Sequence[str], asked: _Request) -> dict[str, 
     about = {"mufuser": "records", "date": datetime.now(UTC).isoformat(timespec="seconds")}
     count = store.export_lines(Path(names[0]), about, winners=True)
     if not asked.json:
-        print_text(f"{names[0]}: {count} rows, {len(list(store.winners()))} winners")
+        print_text(f"{names[0]}: {counted(count, 'row')}, {counted(len(list(store.winners())), 'winner')}")
     return {"rows": count}
 
 
@@ -208,5 +209,6 @@ def _prune(store: Records, names: Sequence[str], asked: _Request) -> dict[str, A
     winners = [w for w in store.winners() if stale(w)]
     store.remove(rows, winners)
     if not asked.json:
-        print_text(f"{len(rows)} rows and {len(winners)} winners forgotten, {len(store)} rows left in {asked.place}")
+        forgotten = f"{counted(len(rows), 'row')} and {counted(len(winners), 'winner')}"
+        print_text(f"{forgotten} forgotten, {counted(len(store), 'row')} left in {asked.place}")
     return {"rows": len(rows), "winners": len(winners)}

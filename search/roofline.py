@@ -15,6 +15,7 @@ from cost_model.floor import contraction_flops
 from cost_model.floor import nbytes
 from fuser.device import Device
 from fuser.errors import FuserError
+from fuser.files import counted
 from fuser.ir.composites import expand
 from fuser.ir.program import TensorProgram
 from search.figures import BLUE
@@ -150,7 +151,7 @@ def _compared(axes: Any, points: Sequence[Point]) -> None:
     error = np.log(pairs[:, 0] / pairs[:, 1])
     near = float((np.abs(error) <= math.log(BAND)).mean())
     spread = f"root mean square {np.sqrt((error**2).mean()):.0%}"
-    axes.set_title(f"{len(pairs)} schedules, {near:.0%} within {BAND:g} ×, {spread}", fontsize=8, loc="left")
+    axes.set_title(f"{counted(len(pairs), 'schedule')}, {near:.0%} within {BAND:g} ×, {spread}", fontsize=8, loc="left")
     axes.set(xscale="log", yscale="log", xlabel="measured µs", ylabel="predicted µs", xlim=(low, high), ylim=(low, high))
     _plain(axes)
     if sum(bool(p.pairs) for p in points) <= NAMED:

@@ -14,13 +14,20 @@ import numpy as np
 
 from fuser.agreement import agreement
 from fuser.agreement import tolerance
+from fuser.device import Device
+from fuser.errors import EnvironmentError_
 from fuser.errors import FuserError
+from fuser.errors import UnsupportedError
+from fuser.errors import UsageError
 from fuser.frontends.imported import Imported
+from fuser.frontends.model_file import RELAX_MODULE
+from fuser.frontends.model_file import RELAY
 from fuser.frontends.model_file import TORCH
 from fuser.frontends.model_file import ModelFile
 from fuser.ir.ops import Array
 from fuser.ir.program import TensorProgram
 from fuser.runtime.torch_program import run_program
+from search.compile import where_to_run
 from search.compiled import CompiledProgram
 
 
@@ -49,6 +56,30 @@ class Trial:
         beside = "" if self.original_us is None else f", {before} {self.original_us:.1f} µs"
         says = f"differs from {self.original} by {self.difference:.1e}"
         return f"ran {self.where}{times}{beside}; {says}" + ("" if self.ok else f", more than {self.limit:.0e}")
+
+
+def where_tried(on: str | None, device: Device, file: ModelFile) -> tuple[str | None, tuple[str, ...]]:
+    """Where the kernels of a model run when they are made (None: nowhere), and why not. ``on`` is a user's wish."""
+    if on not in (None, "cuda", "cpu", "none"):
+        raise UsageError(f"there is no device {on!r} to run on", "--on cuda, cpu or none")
+    if on == "none":
+        return None, ()
+    name = file.imported.program.name
+    opaque = {str(n.attr["callee"]) for n in file.imported.program.nodes if n.op == "opaque"}
+    if file.form in (RELAY, RELAX_MODULE) and opaque:
+        why = f"torch does not know {', '.join(sorted(opaque)[:4])} of Relay: the kernels cannot be run as a whole"
+        if on is not None:
+            raise UnsupportedError(why, "leave out --on")
+        return None, (why,)
+    if on == "cpu":
+        return where_to_run("cpu", device, name)[0], ()
+    try:
+        where = where_to_run(on, device, name)[0]
+    except EnvironmentError_:
+        if on is not None:
+            raise
+        where = None
+    return where, () if where else (f"there is no {device.title} here: nothing was run, times are predicted",)
 
 
 def tried(run: CompiledProgram, file: ModelFile, seed: int = 0) -> Trial:

@@ -22,9 +22,11 @@ from cost_model.features import Features
 from cost_model.features import schedule_features
 from cost_model.models import MODELS
 from cost_model.models import REFINED
+from cost_model.program_time import bias_seconds
 from fuser.device import Device
 from fuser.errors import NoValidKernelError
 from fuser.errors import UnsupportedError
+from fuser.files import counted
 from fuser.ir.candidate import Candidate
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
@@ -153,7 +155,8 @@ def library_seconds(graph: KernelGraph, kernel: LibraryKernel, device: Device) -
     if any(name not in tensors for name in (*kernel.args, kernel.output)):
         raise UnsupportedError(f"library kernel {kernel.name!r} reads a tensor whose shape a schedule chooses")
     if not kernel.contracts:
-        return refined.memory_kernel_seconds(sum(tensors[a].nbytes for a in (*kernel.args, kernel.output)), device)
+        moved = refined.memory_kernel_seconds(sum(tensors[a].nbytes for a in (*kernel.args, kernel.output)), device)
+        return moved + bias_seconds(kernel.op, len(kernel.args), tensors[kernel.output].nbytes, device)
     a, b = (tensors[x].shape for x in kernel.args)
     product = refined.matmul_product(a, b, tensors[kernel.output].shape, tensors[kernel.args[0]].dtype)
     return refined.matmul_seconds(product, device, precision="ieee")
@@ -192,7 +195,7 @@ def tune_fast(
         notes |= dict.fromkeys(said)
     if not found:
         raise NoValidKernelError(
-            f"no schedule of {program.name!r} fits {device.title}: {len(graphs)} structures were tried",
+            f"no schedule of {program.name!r} fits {device.title}: tried {counted(len(graphs), 'structure')}",
             "choose a device with more shared memory, or cut the region",
         )
     found.sort(key=lambda c: c.seconds)

@@ -33,6 +33,7 @@ from fuser.console import print_table
 from fuser.console import progress
 from fuser.device import Device
 from fuser.errors import UsageError
+from fuser.files import counted
 from fuser.files import file_stem
 from fuser.frontends.model_file import is_model_file
 from fuser.interrupts import Terminated
@@ -243,7 +244,7 @@ def _show_instant(
             )
         )
     done_to = f"verified, compiled for {sm} and checked" if check else f"verified and compiled for {sm}, not checked,"
-    first = f"{len(rows)} winners {done_to} in {compiled:.1f} s"
+    first = f"{counted(len(rows), 'winner')} {done_to} in {compiled:.1f} s"
     heads = ("workload", "kernels", "schedule", "est. µs >", "tuned ms >", "error >")
     print_table(title, heads, rows, [first, *notes])
 

@@ -22,6 +22,7 @@ from fuser.errors import ModelFileError
 from fuser.errors import NoValidKernelError
 from fuser.errors import UsageError
 from fuser.errors import first_line
+from fuser.files import counted
 from fuser.files import read_json
 from fuser.files import shown
 from fuser.ir.mugraph import BlockGraph
@@ -70,7 +71,7 @@ def verify(
         _show(program, found)
     if wrong := [c for c in found if c.wrong]:
         first = f"{wrong[0].kernel}: {wrong[0].wrong[0]}"
-        raise NoValidKernelError(f"{len(wrong)} of {len(found)} kernels of {program} do not hold; {first}", AGAIN)
+        raise NoValidKernelError(f"{len(wrong)} of {counted(len(found), 'kernel')} of {program} do not hold; {first}", AGAIN)
     return 0
 
 
@@ -212,4 +213,4 @@ def _show(path: str, found: list[Checked]) -> None:
     notes = [f"primes: {'; '.join(primes)}"] if primes else []
     notes += [f"not proven of {n}: {why}" for why, n in reasons.items()]
     heads = ("kernel", "verdict", "rounds >", "bound >", "µs >", "run µs >", "report")
-    print_table(f"{len(found)} kernels of {path}, verified again", heads, rows, notes)
+    print_table(f"{counted(len(found), 'kernel')} of {path}, verified again", heads, rows, notes)

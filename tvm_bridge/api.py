@@ -25,11 +25,11 @@ from cost_model.refined import check_device
 from fuser.by_fields import by_fields
 from fuser.device import Device
 from fuser.device import load_device
-from fuser.errors import EnvironmentError_
 from fuser.errors import FuserError
 from fuser.errors import UnsupportedError
 from fuser.errors import UsageError
 from fuser.frontends.imported import Imported
+from fuser.frontends.model_file import RELAX_MODULE
 from fuser.frontends.model_file import RELAY
 from fuser.frontends.model_file import ModelFile
 from fuser.frontends.model_file import read_model_file
@@ -37,7 +37,6 @@ from fuser.ir.program import TensorProgram
 from fuser.pools import APART
 from search.compile import How
 from search.compile import compile_imported
-from search.compile import where_to_run
 from search.realise import Realised
 from search.realise import realise
 from search.regions import Choice
@@ -46,6 +45,7 @@ from search.regions import Region
 from search.regions import choose
 from search.stages import Stages
 from search.trial import tried
+from search.trial import where_tried
 from search.tune import Tuned
 from search.tune import tune_fast
 from search.tuner.efforts import effort_of
@@ -78,8 +78,6 @@ Step = Callable[[str], None]
 RELAX, RELAY_RUNTIME, TORCH_RUNTIME = "relax", "relay", "torch"
 RUNTIMES = (RELAX, RELAY_RUNTIME, TORCH_RUNTIME)
 
-RELAX_MODULE = "Relax"
-"""The form of a live module of Relax."""
 LIVE = "the module"
 """The source of a live module."""
 
@@ -147,8 +145,9 @@ def optimize(model: str | Path | Any, params: str | Path | Mapping[str, Any] | N
     stages.end()
     if runtime == RELAY_RUNTIME and file.form != RELAY:
         raise UsageError(f"{file.source} is no Relay model, so that Relay cannot run it", "--runtime relax or torch")
-    us = program_seconds(file.imported.program, device) * 1e6
-    result = Optimized(file, device, (), (), us, us, seed=options.seed)
+    program = file.imported.program
+    before, after = (program_seconds(program, device, calls=calls) * 1e6 for calls in (runtime != RELAX, False))
+    result = Optimized(file, device, (), (), before, after, seed=options.seed)
     if whole or (whole is None and (not live or runtime is not None)) or runtime == RELAX:
         result = _with_kernels(result, options.on, stages, options.jobs, options.check, tuning, runtime)
     for_relay = file.form == RELAY and runtime in (None, RELAY_RUNTIME)
@@ -188,13 +187,13 @@ def _with_kernels(
 ) -> Optimized:
     """The result with kernels for the whole model, and with what became of them where they run. For Relax all of them are
     generated: it has no library of products."""
-    where, notes = _where(on, result.device, result.file)
+    where, notes = where_tried(on, result.device, result.file)
     stages.begin("kernels of the model")
     made = compile_imported(
         result.file.imported,
         result.device,
         None if where == "cpu" or runtime == RELAX else where,
-        How(check, result.seed, tuning, jobs=jobs, say=stages.say),
+        How(check, result.seed, tuning, jobs=jobs, say=stages.say, ours=runtime != RELAX),
     )
     result = replace(result, made=made, notes=notes, effort=tuning.effort.name)
     if where is None:
@@ -207,30 +206,6 @@ def _with_kernels(
         return replace(result, trial=tried(run, result.file, result.seed))
     except UnsupportedError as error:
         return _noted(result, f"it was not run: {error.message}")
-
-
-def _where(on: str | None, device: Device, file: ModelFile) -> tuple[str | None, tuple[str, ...]]:
-    """Where the kernels run when they are made (None: nowhere), and why not."""
-    if on not in (None, "cuda", "cpu", "none"):
-        raise UsageError(f"there is no device {on!r} to run on", "--on cuda, cpu or none")
-    if on == "none":
-        return None, ()
-    name = file.imported.program.name
-    opaque = {str(n.attr["callee"]) for n in file.imported.program.nodes if n.op == "opaque"}
-    if file.form in (RELAY, RELAX_MODULE) and opaque:
-        why = f"torch does not know {', '.join(sorted(opaque)[:4])} of Relay: the kernels cannot be run as a whole"
-        if on is not None:
-            raise UnsupportedError(why, "leave out --on")
-        return None, (why,)
-    if on == "cpu":
-        return where_to_run("cpu", device, name)[0], ()
-    try:
-        where = where_to_run(on, device, name)[0]
-    except EnvironmentError_:
-        if on is not None:
-            raise
-        where = None
-    return where, () if where else (f"there is no {device.title} here: nothing was run, times are predicted",)
 
 
 def _with_regions(result: Optimized, stages: Stages, jobs: int, check: bool) -> Optimized:

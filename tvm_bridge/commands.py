@@ -24,6 +24,7 @@ from fuser.console import print_text
 from fuser.errors import FuserError
 from fuser.errors import NothingSupportedError
 from fuser.errors import NoValidKernelError
+from fuser.files import counted
 from fuser.outputs import make_folder
 from search.tune_report import NoRecords
 from search.tune_report import RecordsFile
@@ -37,6 +38,7 @@ from tvm_bridge.api import with_relax
 from tvm_bridge.output import publish
 from tvm_bridge.report import document
 from tvm_bridge.result import Optimized
+from tvm_bridge.result import predicted_us
 
 Model = Annotated[
     Path, typer.Argument(metavar="MODEL", help="A model: .pt2 (torch.export), .onnx, or Relay's .json (tvm.ir.save_json).")
@@ -179,7 +181,8 @@ def show(result: Optimized, report: dict[str, Any], output: Path) -> None:
     lines = [f"predicted: {p['before_us']:.0f} µs with every operator apart, {p['plan_us']:.0f} µs so ({p['speedup']:.2f}×)"]
     lines += _how(result)
     if carved:
-        lines.append(f"as TVM is given it: {p['after_us']:.0f} µs, with the regions fused")
+        apart = predicted_us(result.program, result.device, ())
+        lines.append(f"as TVM is given it: {p['after_us']:.0f} µs with the regions fused, {apart:.0f} µs without")
     if result.comparison:
         c = result.comparison
         lines.append(
@@ -189,7 +192,7 @@ def show(result: Optimized, report: dict[str, Any], output: Path) -> None:
         lines.append(str(result.trial))
     lines += list(result.notes)
     lines.append(
-        f"written to {output}: {len(report['kernels'])} kernels, report.json, plan.svg"
+        f"written to {output}: {counted(len(report['kernels']), 'kernel')}, report.json, plan.svg"
         + (", model.so" if report["library"] else "")
     )
     if result.library:
@@ -216,7 +219,7 @@ def _show_regions(result: Optimized, report: dict[str, Any]) -> None:
         for r in report["regions"]
     ]
     print_table(
-        f"{len(rows)} regions for TVM",
+        f"{counted(len(rows), 'region')} for TVM",
         ("region", "kernels", "fused µs >", "apart µs >", "error >"),
         rows or [("none", "", "", "", "")],
     )

@@ -10,6 +10,7 @@ import typer
 from fuser.arguments import Json
 from fuser.console import print_json
 from fuser.console import print_text
+from fuser.files import counted
 from tvm_bridge.output import publish
 from tvm_bridge.package import Package
 from tvm_bridge.package import write_package
@@ -32,7 +33,8 @@ def package(
     if json:
         print_json({"folder": str(folder), "bytes": done.bytes, "files": done.files, "missing": done.missing})
         return 0
-    print_text(f"written to {folder}: {len(done.files)} files, {done.bytes / 1e6:.1f} MB; run it there: python3 {folder}/run.py")
+    size = f"{counted(len(done.files), 'file')}, {done.bytes / 1e6:.1f} MB"
+    print_text(f"written to {folder}: {size}; run it there: python3 {folder}/run.py")
     for name in done.missing:
         print_text(f"{name} is not on this machine: the other must have it (pip install nvidia-cuda-runtime, or CUDA)")
     return 0

@@ -102,7 +102,7 @@ def _tensor(tensor: Tensor) -> dict[str, Any]:
 def _plan(made: CompiledProgram, evidence: Evidence, output: Path | None) -> dict[str, Any]:
     """The plan of the whole model; its kernels join the evidence."""
     plan = made.plan
-    found = made.model.found if made.model is not None else (made.realised,)
+    found = made.found
     compiled = evidence.add(MODEL, made.realised.candidate.candidate, made.artifacts, found)
     parts = []
     for part, done, kernels in zip(plan.parts, found, compiled, strict=True):

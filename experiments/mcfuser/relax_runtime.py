@@ -65,7 +65,9 @@ def plan_of(name: str, device: str | None) -> Any:
     net, shapes = network(name)
     with torch.no_grad(), warnings.catch_warnings(action="ignore"):
         known = from_torch(net, tuple(torch.zeros(s, dtype=torch.float16) for s in shapes))
-    return replace(compile_imported(known, load_device(TARGET), device, How(checked=False, jobs=4)), called=None)
+    return replace(
+        compile_imported(known, load_device(TARGET), device, How(checked=False, jobs=4, ours=device is not None)), called=None
+    )
 
 
 # -- build --------------------------------------------------------------------------------------------------------------------

@@ -85,7 +85,7 @@ def _compiled(folder: Path, params: Path, jobs: int) -> Any:
     from search.compile import compile_imported
 
     file = read_model_file(folder / "model.json", params)
-    return compile_imported(file.imported, load_device(TARGET), None, How(checked=False, jobs=jobs))
+    return compile_imported(file.imported, load_device(TARGET), None, How(checked=False, jobs=jobs, ours=False))
 
 
 def build(folder: Path) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 from fuser.errors import ModelFileError
 from fuser.errors import UnsupportedError
 from fuser.files import BAD_VALUE
+from fuser.files import counted
 from fuser.ir.factors import Factor
 from fuser.ir.factors import TieError
 from fuser.ir.factors import leaves
@@ -87,13 +88,13 @@ class _Graph:
         found = [op["output_tensors"][0] for op in ops if op["op_type"] == "kn_input_op"]
         self.inputs = tuple(inputs) or tuple(f"x{i}" for i in range(len(found)))
         if len(self.inputs) != len(found):
-            raise ModelFileError(f"the µGraph has {len(found)} inputs, {len(self.inputs)} names were given")
+            raise ModelFileError(f"the µGraph has {counted(len(found), 'input')}, {len(self.inputs)} names were given")
         for name, t in zip(self.inputs, found, strict=True):
             self.tensors[t["guid"]] = Tensor(name, _shape(t), _dtype(t))
         results = [op["input_tensors"][0]["guid"] for op in ops if op["op_type"] == "kn_output_op"]
         self.outputs = tuple(outputs) or tuple(f"y{i}" for i in range(len(results)))
         if len(self.outputs) != len(results):
-            raise ModelFileError(f"the µGraph has {len(results)} outputs, {len(self.outputs)} names were given")
+            raise ModelFileError(f"the µGraph has {counted(len(results), 'output')}, {len(self.outputs)} names were given")
         self.names = dict(zip(results, self.outputs, strict=True))
 
     def define(self, t: Mapping[str, Any]) -> str:

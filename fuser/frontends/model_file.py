@@ -23,6 +23,8 @@ class ModelFile:
 
 
 TORCH, ONNX, RELAY = "torch.export", "ONNX", "Relay"
+RELAX_MODULE = "Relax"
+"""The form of a live module of Relax."""
 
 READERS: dict[str, tuple[str, str]] = {
     ".pt2": (TORCH, "fuser.frontends.torch_file:read"),

@@ -148,6 +148,10 @@ def _transposed(rank: int) -> OpDef:
                  eager=f"nn.functional.conv_transpose{rank}d")  # fmt: skip
 
 
+CONVOLUTIONS = {f"conv{t}{n}d": t for t in ("", "_transpose") for n in (1, 2, 3)}
+"""Names of convolutions, and what those that are transposed have in them."""
+
+
 def _convolution(rank: int) -> OpDef:
     attrs = ("stride", "padding", "dilation", "groups")
     return OpDef(f"conv{rank}d", "library", -1, _conv, attrs=attrs, optional=attrs, flops=2, torch=(f"conv{rank}d",),

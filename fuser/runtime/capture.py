@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fuser.errors import UsageError
+from fuser.files import counted
 
 
 class Captured:
@@ -37,7 +38,7 @@ class Captured:
 
         fixed = self._fixed
         if len(inputs) != len(fixed):
-            raise UsageError(f"{len(fixed)} inputs were captured ({', '.join(self.inputs)}), got {len(inputs)}")
+            raise UsageError(f"captured with {counted(len(fixed), 'input')} ({', '.join(self.inputs)}), got {len(inputs)}")
         to, of = [], []
         for (name, buffer, shape, dtype), x in zip(fixed, inputs, strict=True):
             if x is buffer:

@@ -15,6 +15,7 @@ from itertools import pairwise
 from itertools import product
 from typing import Any
 
+from fuser.files import counted
 from fuser.ir.dtypes import result_dtype
 from fuser.ir.mugraph import AXIS
 from fuser.ir.mugraph import Kernel
@@ -78,7 +79,7 @@ def summary(graph: KernelGraph) -> str:
         return "library" if called else "fused"
     splits = sorted({a for b in graph.blocks for a, _ in b.splits})
     library = f", {called} of a library" if called else ""
-    return f"{len(kernels)} kernels{library}" + (f", {','.join(splits)} split" if splits else "")
+    return f"{counted(len(kernels), 'kernel')}{library}" + (f", {','.join(splits)} split" if splits else "")
 
 
 def _contiguous(name: str, views: Mapping[str, LibraryKernel]) -> bool:

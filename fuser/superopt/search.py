@@ -21,6 +21,7 @@ from dataclasses import replace
 import numpy as np
 
 from fuser.errors import UnsupportedError
+from fuser.files import counted
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram
 from fuser.ir.windows import copies_data
@@ -89,7 +90,7 @@ def superoptimize(
     boxes = windowed(program)
     pieces = partition(boxes.program)
     if len(pieces) != 1 or not all(p.lax for p in pieces):
-        why = next((p.why for p in pieces if p.why), f"{len(pieces)} pieces")
+        why = next((p.why for p in pieces if p.why), f"{counted(len(pieces), 'piece')}")
         raise UnsupportedError(f"{program.name!r} is not one LAX subprogram: {why}", "superoptimize its pieces one by one")
     started = time.monotonic()
     result = Result(program, stopped="exhausted")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from fuser.device import Device
 from fuser.errors import NoValidKernelError
+from fuser.files import counted
 from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram
 from search.cover.ilp import Cover
@@ -79,7 +80,7 @@ class _Borders:
             return self.rule(maker, reader)
         usable = [p for p in together if self.considered[p] < float("inf")]
         if not usable:
-            return f"no kernel holds both: none of {len(together)} candidates fits {self.device.title}"
+            return f"no kernel holds both: none of {counted(len(together), 'candidate')} fits {self.device.title}"
         try:
             other = cover(self.program, list(self.considered), self.considered, among=usable)
         except NoValidKernelError:

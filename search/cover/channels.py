@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 
+from cost_model.program_time import faster_last
 from fuser.ir.builder import Builder
 from fuser.ir.builder import Ref
+from fuser.ir.library_ops import CONVOLUTIONS
 from fuser.ir.ops import Array
 from fuser.ir.ops import op as op_def
 from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram
-from search.cover.images import CONVOLUTIONS
-from search.cover.images import faster_last
 from search.cover.parts import moves_only
 from search.cover.rebuild import copied
 from search.cover.rebuild import living

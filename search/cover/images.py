@@ -10,9 +10,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from cost_model.program_time import faster_last
 from fuser.ir.builder import Builder
 from fuser.ir.builder import Ref
 from fuser.ir.dtypes import rounded
+from fuser.ir.library_ops import CONVOLUTIONS
 from fuser.ir.library_ops import moves
 from fuser.ir.ops import Array
 from fuser.ir.ops import op as op_def
@@ -23,21 +25,7 @@ from fuser.lower.written import MOST
 from search.cover.rebuild import Rule
 from search.cover.rebuild import rebuild
 
-PATCH = 4
-"""Extent of windows side by side from which they are faster with channels outside."""
 POOLS = {f"avg_pool{n}d": n for n in (1, 2, 3)}
-CONVOLUTIONS = {f"conv{t}{n}d": t for t in ("", "_transpose") for n in (1, 2, 3)}
-
-
-def faster_last(program: TensorProgram, node: Node) -> bool:
-    """Whether a convolution by a library is faster with channels last, where nothing in front of it or behind it is so: windows
-    of one element are as fast either way, those side by side are one product with channels outside."""
-    x, weight = (program[n] for n in node.inputs[:2])
-    window = weight.shape[2:]
-    if node.op not in CONVOLUTIONS or len(x.shape) != len(window) + 2 or x.shape[1] == 1:
-        return False
-    apart = tuple(node.attr.get("stride", ())) == window and min(window) >= PATCH
-    return x.dtype in ("float16", "bfloat16", "float32") and max(window) > 1 and not apart
 
 
 def lean(program: TensorProgram, params: Mapping[str, Array], turned: bool = False) -> tuple[TensorProgram, dict[str, Array]]:

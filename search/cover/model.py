@@ -16,6 +16,7 @@ from fuser.device import Device
 from fuser.errors import FuserError
 from fuser.errors import NoValidKernelError
 from fuser.errors import UnsupportedError
+from fuser.files import counted
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.ops import Array
@@ -133,10 +134,9 @@ def compile_model(
     :class:`fuser.errors.NoValidKernelError` naming an operator that nothing can compute."""
     device, executor, seed = pricing.device, pricing.executor, pricing.seed
     stages = Stages(say)
-    stages.begin("candidates", f"looking for candidates among {len(program.nodes)} operators")
-    ours = pricing.libraries or not compiled  # it is our own runtime that calls the library
-    images = lean(*folded(program, params), ours)
-    images = folded(*channels_last(*images)) if ours else images
+    stages.begin("candidates", f"looking for candidates among {counted(len(program.nodes), 'operator')}")
+    images = lean(*folded(program, params), pricing.ours)
+    images = folded(*channels_last(*images)) if pricing.ours else images
     images = moved_once(images[0]), images[1]
     program, params = turned(*selected(*packed(*images)), pricing.device)
     stages.begin("prices", f"pricing candidates for {device.title}")
@@ -148,7 +148,7 @@ def compile_model(
         return realise(several, device, executor, checked, seed) if compiled else [verified(t) for t in several]
 
     while True:
-        stages.begin("choice", f"choosing among {len(offers.tuned)} candidates with a kernel")
+        stages.begin("choice", f"choosing among {counted(len(offers.tuned), 'candidate')} with a kernel")
         chosen = _within(offers)
         if chosen is None:
             offers = offers.otherwise or offers
@@ -156,10 +156,8 @@ def compile_model(
         if found := _tuned(chosen, better, pricing, tuning, stages):
             better |= found
             offers = replace(offers, tuned={p: better.get(p.key, t) for p, t in offers.tuned.items()})
-        distinct = len({p.key for p in chosen.parts})
-        stages.begin(
-            "kernels", f"{'compiling and checking' if compiled else 'verifying'} {distinct} distinct of {len(chosen.parts)} parts"
-        )
+        distinct = f"{len({p.key for p in chosen.parts})} distinct of {counted(len(chosen.parts), 'part')}"
+        stages.begin("kernels", f"{'compiling and checking' if compiled else 'verifying'} {distinct}")
         failed = _realise(chosen, offers.tuned, done, kernels)
         if not failed:
             break

@@ -47,7 +47,8 @@ was priced 6 % dearer (BERT base, 512 tokens)."""
 @dataclass(frozen=True)
 class Pricing:
     """How parts are priced and chosen; ``known`` are prices by the key of a part. Without ``layouts`` every tensor lies row after
-    row, as its operator gives it; ``greedy``: the part that gains most is taken first. Both are there to be compared with."""
+    row, as its operator gives it; ``greedy``: the part that gains most is taken first. Both are there to be compared with.
+    ``ours``: our own runtime calls the libraries, which knows images with their channels last."""
 
     device: Device
     libraries: bool = True
@@ -56,6 +57,7 @@ class Pricing:
     known: dict[str, Tuned | None] = field(default_factory=dict)
     layouts: bool = True
     greedy: bool = False
+    ours: bool = True
 
 
 @dataclass(frozen=True)

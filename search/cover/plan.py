@@ -14,6 +14,7 @@ from fnmatch import fnmatchcase
 from fuser.console import bytes_text
 from fuser.console import table_text
 from fuser.errors import UsageError
+from fuser.files import counted
 from fuser.ir.mugraph import Kernel
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
@@ -63,9 +64,9 @@ class Choice:
     rounds: int
 
     def __str__(self) -> str:
-        again = f" in {self.rounds} rounds" if self.rounds > 1 else ""
+        again = f" in {counted(self.rounds, 'round')}" if self.rounds > 1 else ""
         gap = f"gap {self.gap:.1e}" if self.gap else "no gap"
-        return f"chosen by an integer program among {self.candidates} candidates: {gap}, {self.seconds:.2f} s{again}"
+        return f"chosen by an integer program among {counted(self.candidates, 'candidate')}: {gap}, {self.seconds:.2f} s{again}"
 
 
 @dataclass(frozen=True)
@@ -107,8 +108,7 @@ class Plan:
 
     @property
     def title(self) -> str:
-        kernels = f"{self.launches} kernel{'s' * (self.launches != 1)}"
-        return f"plan of {self.name} for {self.device}: {kernels}, {self.us:.1f} µs predicted"
+        return f"plan of {self.name} for {self.device}: {counted(self.launches, 'kernel')}, {self.us:.1f} µs predicted"
 
     @property
     def heads(self) -> tuple[str, ...]:
@@ -129,7 +129,8 @@ class Plan:
 
     def notes(self) -> list[str]:
         total = sum(p.us for p in self.parts)
-        lines = [f"{self.launches} kernels, {total:.2f} µs in all, without any overlap; of × equal ones the first are named"]
+        lines = [f"{counted(self.launches, 'kernel')}, {total:.2f} µs in all, without any overlap"]
+        lines[0] += "; of × equal ones the first are named" if len(self.groups()) < len(self.parts) else ""
         if self.chained_us is not None and self.chained_us < total - 0.005:
             lines.append(f"about {self.chained_us:.1f} µs where each begins while the one in front of it still runs")
         lines += [str(self.choice)] if self.choice else []
@@ -148,7 +149,7 @@ class Plan:
 
 def _said(space: Workspace) -> str:
     gap = f"at most {space.gap:.1%} more than needed" if space.gap else "no placement takes less"
-    return f"workspace: {bytes_text(space.bytes)} for {len(space.slots)} intermediate{'s' * (len(space.slots) > 1)}: {gap}"
+    return f"workspace: {bytes_text(space.bytes)} for {counted(len(space.slots), 'intermediate')}: {gap}"
 
 
 def plan_of_parts(

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from fuser.device import Device
 from fuser.errors import UsageError
+from fuser.files import counted
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.tiling import TilingExpr
@@ -81,7 +82,7 @@ class Knob(ABC, Generic[T]):
         return self.decode(self.mutate_code(self.encode(value), rng))
 
     def unknown(self, value: object) -> UsageError:
-        return UsageError(f"{value} is not a value of the knob {self.name!r}", f"it has {self.count} values: {self}")
+        return UsageError(f"{value} is not a value of the knob {self.name!r}", f"it has {counted(self.count, 'value')}: {self}")
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from cost_model.shared_memory import SLACK
 from fuser.device import Device
 from fuser.errors import NoValidKernelError
 from fuser.errors import UsageError
+from fuser.files import counted
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.schedule import KernelSchedule
@@ -169,7 +170,7 @@ class ScheduleSpace:
     def row(self, schedule: Schedule) -> list[int]:
         """The first row that gives a schedule. Raises :class:`UsageError` where the schedule is not in the space."""
         if len(schedule.kernels) != len(self.kernels):
-            raise UsageError(f"the schedule has {len(schedule.kernels)} kernels, the graph {len(self.kernels)}")
+            raise UsageError(f"the schedule has {counted(len(schedule.kernels), 'kernel')}, the graph {len(self.kernels)}")
         counts = {a: v for s in schedule.kernels for a, v in s.splits}
         out = [s.encode(counts[s.name]) for s in self.splits]
         for k, s in zip(self.kernels, schedule.kernels, strict=True):

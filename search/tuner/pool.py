@@ -30,6 +30,7 @@ from fuser.device import Device
 from fuser.errors import NoValidKernelError
 from fuser.errors import UnsupportedError
 from fuser.errors import UsageError
+from fuser.files import counted
 from fuser.ir.candidate import Candidate
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
@@ -308,7 +309,7 @@ def pool_of(program: TensorProgram, device: Device, parts: Iterable[Part | None]
     found = [p for p in every if p is not None]
     if not found:
         raise NoValidKernelError(
-            f"no schedule of {program.name!r} fits {device.title}: {len(every)} structures were tried",
+            f"no schedule of {program.name!r} fits {device.title}: tried {counted(len(every), 'structure')}",
             "choose a device with more shared memory, or cut the region",
         )
     best = {s.number: min(e.estimate for e in entries) for s, entries in found}

@@ -176,7 +176,7 @@ class TestGoingOn:
         with Records(":memory:") as records:
             results, fake = go(records, [case(G1)], 0.0)
             assert (results, fake.asked) == ([], [])
-        assert "1 cases are left" in capsys.readouterr().err
+        assert "time is up before 1 case:" in capsys.readouterr().err
 
     def test_random_schedules_win_their_place_first(self) -> None:
         with Records(":memory:") as records:

@@ -374,7 +374,7 @@ def test_a_captured_call_replays_over_its_buffers(driver: FakeDriver, monkeypatc
     with operators() as called:
         captured(d, fresh[1].numpy(), b)  # what is the buffer already is not copied
     assert [n for n in called if "copy" in n] == ["aten.copy_.default"]
-    with pytest.raises(UsageError, match=r"3 inputs were captured \(D, A, B\), got 2"):
+    with pytest.raises(UsageError, match=r"captured with 3 inputs \(D, A, B\), got 2"):
         captured(d, a)
     with pytest.raises(UsageError, match=r"A was captured as \(48, 32\) torch.float16, got \(1, 32\)"):
         captured(d, a[:1], b)

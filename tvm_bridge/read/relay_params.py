@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from fuser.errors import ModelFileError
+from fuser.files import counted
 from fuser.files import open_regular
 from fuser.files import shown
 from tvm_bridge.read.relay_graph import MAX_ELEMENTS
@@ -75,9 +76,9 @@ class _Reader:
         if any(e < 0 for e in shape) or math.prod(max(e, 1) for e in shape) > MAX_ELEMENTS:
             raise self.fail(f"{what} has the impossible shape {shape}")
         if nbytes != math.prod(shape) * stored.itemsize:
-            raise self.fail(f"{what} of shape {shape} and dtype {dtype} claims {nbytes} bytes")
+            raise self.fail(f"{what} of shape {shape} and dtype {dtype} claims {counted(nbytes, 'byte')}")
         if self.offset + nbytes > len(self.data):
-            raise self.fail(f"the file ends within the {nbytes} bytes of {what}")
+            raise self.fail(f"the file ends within the {counted(nbytes, 'byte')} of {what}")
         found = np.frombuffer(self.data, stored, count=math.prod(shape), offset=self.offset).reshape(shape)
         self.offset += nbytes
         if not found.flags.aligned:
@@ -147,13 +148,13 @@ def read_params_typed(path: str | Path) -> dict[str, tuple[Array, str]]:
     if magic != PARAMS_MAGIC:
         raise ModelFileError(f"{path}: is not a parameter file of TVM (wrong magic number)", reader.hint)
     if count > len(reader.data):
-        raise reader.fail(f"the file claims {count} names")
+        raise reader.fail(f"the file claims {counted(count, 'name')}")
     names = [reader.text(f"name {i}") for i in range(count)]
     if len(set(names)) != count:
         raise ModelFileError(f"{path}: a parameter name occurs twice", reader.hint)
     (tensors,) = reader.unpack("<Q", "the number of tensors")
     if tensors != count:
-        raise reader.fail(f"{count} names but {tensors} tensors")
+        raise reader.fail(f"{counted(count, 'name')} but {counted(tensors, 'tensor')}")
     found = {name: reader.tensor(f"tensor {shown(name)}") for name in names}
     if reader.offset != len(reader.data):
         raise reader.fail(f"{len(reader.data) - reader.offset} bytes follow the last tensor")

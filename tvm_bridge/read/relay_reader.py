@@ -21,6 +21,7 @@ import tvm_bridge.read.relay_shapes  # noqa: F401 - enters its operators into th
 from fuser.errors import ModelFileError
 from fuser.errors import UnsupportedError
 from fuser.files import BAD_VALUE
+from fuser.files import counted
 from tvm_bridge.read.relay_graph import Ref
 from tvm_bridge.read.relay_graph import RelayConstant
 from tvm_bridge.read.relay_graph import RelayGraph
@@ -304,7 +305,7 @@ class _GraphReader:
             )
         params = f.items(f.ref(callee.function, "params"))
         if len(params) != len(args):
-            raise f.fail(i, f"gives {len(args)} arguments to a function of {len(params)}")
+            raise f.fail(i, f"gives {counted(len(args), 'argument')} to a function of {len(params)}")
         parent = callee.frame
         inner = _Frame(parent.function, parent, frame.depth + 1, dict(zip(params, args, strict=True)))
         return (yield f.ref(callee.function, "body"), inner)

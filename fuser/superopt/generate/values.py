@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from fuser.files import counted
 from fuser.ir.applied import Applied
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import Stmt
@@ -73,7 +74,7 @@ class Counts:
     values: int = 0
 
     def text(self) -> str:
-        return f"{self.tried} tried, {self.pruned} pruned, {self.evaluated} evaluated, {self.values} values"
+        return f"{self.tried} tried, {self.pruned} pruned, {self.evaluated} evaluated, {counted(self.values, 'value')}"
 
 
 class ValueSpace:

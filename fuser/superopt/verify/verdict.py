@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from fuser.files import counted
+
 
 @dataclass(frozen=True)
 class Accepted:
@@ -32,7 +34,7 @@ class Accepted:
         law = " with the law of exp" if self.law else ""
         cut = f" (but {', '.join(f'{a}={n}' for a, n in self.cut)})" if self.cut else ""
         real = f"; tested at the real size too{cut}" if self.real_size else ""
-        return f"{what} in {self.rounds} rounds{law}: {odds}; float64 error {self.float_error:.1e}{real}"
+        return f"{what} in {counted(self.rounds, 'round')}{law}: {odds}; float64 error {self.float_error:.1e}{real}"
 
 
 @dataclass(frozen=True)
