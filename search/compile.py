@@ -27,6 +27,9 @@ from fuser.errors import UnsupportedError
 from fuser.errors import UsageError
 from fuser.errors import first_line
 from fuser.frontends.imported import Imported
+from fuser.frontends.sized import Sized
+from fuser.frontends.sized import sized_module
+from fuser.frontends.sized import sized_torch
 from fuser.frontends.torch_export import from_torch
 from fuser.ir.candidate import Candidate
 from fuser.ir.mugraph import KernelGraph
@@ -39,6 +42,14 @@ from fuser.superopt.structures import searched
 from fuser.superopt.structures import structures
 from fuser.superopt.verify.verdicts import accepted
 from fuser.workloads import workload
+from search.buckets.bucketed import Bucket
+from search.buckets.bucketed import BucketedProgram
+from search.buckets.pool import Pool
+from search.buckets.sizes import Buckets
+from search.buckets.sizes import all_padded
+from search.buckets.sizes import checked
+from search.buckets.sizes import places_of
+from search.buckets.sizes import resolved
 from search.calling import as_module
 from search.compiled import CompiledProgram
 from search.converted import conversion
@@ -90,6 +101,7 @@ class Options:
     checked: bool = True
     seed: int = 0
     dtype: str | None = None
+    buckets: Buckets | None = None
 
     def check(self) -> None:
         """Raises :class:`UsageError` for what is of another type, and for an effort that there is not."""
@@ -118,7 +130,7 @@ def compile_program(
     *,
     options: Options,
     example_kwargs: Mapping[str, Any] | None = None,
-) -> CompiledProgram:
+) -> CompiledProgram | BucketedProgram:
     """Choose structure and schedule of a program, compile its kernels, check them, and return the whole as one callable.
 
     ``program`` is a :class:`TensorProgram`, the name of a workload (``mirage/rmsnorm:8``), a ``torch.nn.Module`` with the shapes
@@ -150,11 +162,17 @@ def compile_program(
     each call), what lies in memory between kernels, and outputs; sums, norms and softmax stay float32 inside kernels. The
     callable's ``conversion`` has the error against the original on the example inputs.
 
+    ``buckets`` are sizes by open dimension of a module or an exported program, ``{"input_ids:1,mask:1": (128, 256, 512)}``: a set
+    of kernels is made for each, and a call of any size up to the largest takes the next larger one
+    (:class:`search.buckets.bucketed.BucketedProgram`); torch runs larger ones of a module.
+
     Raises :class:`EnvironmentError_` where there is nothing to run on, :class:`UsageError` for arguments that do not fit and for
     a ``graph`` that the verifier does not accept, and :class:`fuser.errors.NoValidKernelError` or
     :class:`fuser.errors.UnsupportedError` where no kernel can be made.
     """
     options.check()
+    if options.buckets is not None:
+        return _bucketed(program, example_inputs, example_kwargs or {}, options)
     try:
         return _as_program(program, example_inputs, example_kwargs or {}, options)
     except (UsageError, EnvironmentError_):
@@ -170,19 +188,51 @@ def _as_program(program: Any, inputs: Sequence[Any], keywords: Mapping[str, Any]
     if options.dtype is not None:
         more = options.only("target", "device", "capture", "checked", "seed", "effort", "records")
         return _converted(known, _examples(program, known, inputs, keywords), options.dtype, more)
-    device, spec = where_to_run(options.device, options.target, known.program.name)
-    check_device(spec)
-    wanted = effort_of(options.effort)
-    if measures(wanted) and device == "cpu":
-        what = f"the effort {options.effort!r} measures on a GPU, not in Triton's interpreter"
-        raise UsageError(what, "leave out device= or effort=")
-    tuning = MODEL_ALONE if device == "cpu" else Tuning(wanted, open_memory(options.records), watch=lambda: live(spec))
+    device, spec, tuning = _placed(options, known.program.name)
     how = How(options.checked, options.seed, tuning, options.capture)
     chosen = (options.graph, options.schedule, options.superoptimize)
     if not any(chosen):
         return compile_imported(known, spec, device, how)
     done = _as_one(known.program, spec, device, chosen, how)
     return CompiledProgram(known.program, spec, done, device, known.params, known.inputs, how.capture, None, known.called)
+
+
+def _placed(options: Options, name: str) -> tuple[str | None, Device, Tuning]:
+    """Where the kernels run, what they are made for, and what chooses them."""
+    device, spec = where_to_run(options.device, options.target, name)
+    check_device(spec)
+    wanted = effort_of(options.effort)
+    if measures(wanted) and device == "cpu":
+        what = f"the effort {options.effort!r} measures on a GPU, not in Triton's interpreter"
+        raise UsageError(what, "leave out device= or effort=")
+    tuning = MODEL_ALONE if device == "cpu" else Tuning(wanted, open_memory(options.records), watch=lambda: live(spec))
+    return device, spec, tuning
+
+
+def _bucketed(program: Any, inputs: Sequence[Any], keywords: Mapping[str, Any], options: Options) -> BucketedProgram:
+    """The program at the sizes of every bucket, with one set of weights."""
+    if asked := [n for n, value in options.only(*CHOSEN).items() if value]:
+        raise UsageError(f"{asked[0]}= is for one size, and there are buckets", "leave out one of them")
+    sizes = checked(options.buckets)
+    sized = _sized(program, inputs, keywords, sizes)
+    device, spec, tuning = _placed(options, sized.name)
+    how = How(options.checked, options.seed, tuning, options.capture, pool=Pool())
+    found = tuple(
+        Bucket(p, compile_imported(p.imported, spec, device, how)) for p in all_padded(sized, resolved(sizes, sized))
+    )
+    return BucketedProgram(sized.name, spec, device, found, found[-1].padded.known.called, sized.whole)
+
+
+def _sized(program: Any, inputs: Sequence[Any], keywords: Mapping[str, Any], sizes: Buckets) -> Sized:
+    """A model with open sizes: those of an exported program, or of a module those that are asked for."""
+    if not hasattr(program, "named_parameters"):
+        raise UsageError("buckets= is for torch.nn.Modules and exported programs", "other programs have their shapes already")
+    if not hasattr(program, "forward"):
+        return sized_torch(program, "torch")
+    declared = {key: (places_of(key), max(of)) for key, of in sizes.items()}
+    if unplaced := [key for key, (at, _) in declared.items() if not at]:
+        raise UsageError(f"{unplaced[0]!r} names no dimension", "name input and dimension: 'x:1', or 'x:1,mask:1' for several")
+    return sized_module(program, (inputs,) if hasattr(inputs, "shape") else tuple(inputs), keywords, declared)
 
 
 def _by_graphs(
@@ -206,7 +256,7 @@ def _by_graphs(
 class How:
     """How kernels are chosen and compiled: what ``tuning`` chooses, by ``jobs`` processes that price and compile (None: one for
     each core). ``say`` is told each stage as it begins. Without ``compiled`` kernels are chosen and verified alone; ``ours``: our
-    own runtime is to call the libraries."""
+    own runtime is to call the libraries. ``pool`` holds the weights."""
 
     checked: bool = True
     seed: int = 0
@@ -216,6 +266,7 @@ class How:
     say: Say = silent
     compiled: bool = True
     ours: bool = True
+    pool: Pool | None = None
 
 
 def compile_imported(known: Imported, spec: Device, device: str | None, how: How = How()) -> CompiledProgram:
@@ -226,7 +277,8 @@ def compile_imported(known: Imported, spec: Device, device: str | None, how: How
         how.say("tuning and checking one region")
         with suppress(NoValidKernelError, UnsupportedError):
             done = _as_one(known.program, spec, device, (None, None, 0.0), how)
-            one = CompiledProgram(known.program, spec, done, runs, known.params, known.inputs, how.capture, None, known.called)
+            more = {"called": known.called, "pool": how.pool}
+            one = CompiledProgram(known.program, spec, done, runs, known.params, known.inputs, how.capture, None, **more)
             if device in (None, "cpu") or measures(how.tuning.effort) or not _exact(known.program) or not one.graph.blocks:
                 return one
     with ProcessPoolExecutor(jobs, APART) if jobs > 1 else nullcontext() as pool:
@@ -241,7 +293,8 @@ def compile_imported(known: Imported, spec: Device, device: str | None, how: How
         )
     if one is not None and one.realised.candidate.seconds <= model.whole.candidate.seconds:
         return one
-    return CompiledProgram(model.program, spec, model.whole, runs, model.params, known.inputs, how.capture, model, known.called)
+    more = {"called": known.called, "pool": how.pool}
+    return CompiledProgram(model.program, spec, model.whole, runs, model.params, known.inputs, how.capture, model, **more)
 
 
 def _exact(program: TensorProgram) -> bool:

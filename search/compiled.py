@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from typing import Any
 
-import numpy as np
-
 from fuser.device import Device
 from fuser.errors import EnvironmentError_
 from fuser.errors import UsageError
@@ -30,6 +28,8 @@ from fuser.lower.compile import save_artifact
 from fuser.runtime.plan import Plan as Launches
 from fuser.runtime.plan import plan
 from fuser.superopt.verify.verdict import Verdict
+from search.buckets.pool import Pool
+from search.buckets.pool import placed
 from search.calling import as_module
 from search.calling import plain
 from search.calling import returned
@@ -72,9 +72,13 @@ class CompiledProgram:
     """How the module that it was made of is called."""
     conversion: Conversion | None = None
     """To which dtype it was converted, and the error of that."""
+    pool: Pool | None = None
+    """What shares weights with it."""
     _replayed: Captured | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
+        if self.pool is not None:
+            self.params = {n: self.pool.array(x) for n, x in self.params.items()}
         if self.device is not None:
             self._executable  # noqa: B018 - kernels are loaded now, not in the first call
 
@@ -137,15 +141,8 @@ class CompiledProgram:
         return plain(self.called, self.inputs, self.outputs)
 
     def _constants(self) -> dict[str, Any]:
-        import torch
-
-        return {
-            n: torch.from_numpy(np.require(x, requirements="W")).to(
-                device=self.device, dtype=getattr(torch, self.graph.table[n].dtype)
-            )
-            for n, x in self.params.items()
-            if n in self.graph.inputs
-        }
+        table, place = self.graph.table, self.pool.tensor if self.pool else placed
+        return {n: place(x, table[n].dtype, str(self.device)) for n, x in self.params.items() if n in self.graph.inputs}
 
     # -- running ------------------------------------------------------------------------------------------------------------
 

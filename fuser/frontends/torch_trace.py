@@ -14,15 +14,17 @@ from fuser.frontends.torch_shapes import true_states
 PLAIN = (int, float, complex, str, type(None))
 
 
-def traced(module: Any, example_inputs: tuple[Any, ...], example_kwargs: dict[str, Any], name: str) -> Any:
-    """The ``ExportedProgram`` of a module; the module stays as it is. Raises :class:`UntraceableError` with what torch says, and
-    :class:`UnsupportedError` where each call would be another program."""
+def traced(
+    module: Any, example_inputs: tuple[Any, ...], example_kwargs: dict[str, Any], name: str, sizes: Any = None
+) -> Any:
+    """The ``ExportedProgram`` of a module, with torch's ``dynamic_shapes`` in ``sizes``; the module stays as it is. Raises
+    :class:`UntraceableError` with what torch says, and :class:`UnsupportedError` where each call would be another program."""
     import torch
 
     try:
         with warnings.catch_warnings(), true_states():
             warnings.simplefilter("ignore", UserWarning)  # attributes that a module sets anew, such as the weights of an LSTM
-            return _alike(module, lambda: torch.export.export(module, example_inputs, example_kwargs))
+            return _alike(module, lambda: torch.export.export(module, example_inputs, example_kwargs, dynamic_shapes=sizes))
     # torch.export without dynamo runs the module on fake tensors and passes on what the module raises
     except (RuntimeError, TypeError, ValueError) as error:
         first = str(error).strip().split("\n", 1)[0]

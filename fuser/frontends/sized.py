@@ -1,0 +1,111 @@
+"""Models of which some sizes are open: they are imported at the sizes that are wanted."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+from dataclasses import field
+from typing import Any
+
+from fuser.errors import UsageError
+from fuser.errors import UntraceableError
+from fuser.frontends.imported import Imported
+from fuser.frontends.torch_export import from_torch
+from fuser.frontends.torch_trace import traced
+
+Place = tuple[str, int]
+"""An input and a dimension of it."""
+
+
+@dataclass(frozen=True)
+class Sized:
+    """``places`` has the dimensions of inputs by the name of their size, ``limits`` the least and the largest that the model takes
+    (None: any). ``at`` imports it at sizes by name. ``whole`` is the model itself, where it can be called."""
+
+    name: str
+    places: Mapping[str, tuple[Place, ...]]
+    limits: Mapping[str, tuple[int, int | None]]
+    at: Callable[[Mapping[str, int]], Imported] = field(repr=False)
+    whole: Any = field(default=None, repr=False)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{s} ({', '.join(map(place_name, found))})" for s, found in self.places.items()) or "none"
+
+
+def place_name(place: Place) -> str:
+    return f"{place[0]}:{place[1]}"
+
+
+def sized_torch(exported: Any, name: str, whole: Any = None) -> Sized:
+    """An exported program with symbolic sizes."""
+    import torch
+    from torch.utils import _pytree as pytree
+
+    module = exported.module()
+    held = {s.arg.name: s for s in exported.graph_signature.input_specs if s.kind.name == "USER_INPUT"}
+    nodes = [n for n in exported.graph.nodes if n.op == "placeholder" and n.name in held]
+    places: dict[str, list[Place]] = {}
+    for node in nodes:
+        value = node.meta.get("val")
+        for i, extent in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
+            if not isinstance(extent, int) and extent.node.expr.is_Symbol:
+                places.setdefault(str(extent.node.expr), []).append((node.name, i))
+    ranges = {str(s): r for s, r in exported.range_constraints.items()}
+    names = {s: place_name(found[0]) for s, found in places.items()}  # torch's own mean nothing to anybody
+    limits = {names[s]: _limits(ranges.get(s)) for s in places}
+
+    def leaf(node: Any, sizes: Mapping[str, int]) -> Any:
+        value = node.meta.get("val")
+        if not isinstance(value, torch.Tensor):
+            return getattr(held[node.name].arg, "value", value)
+        shape = [e if isinstance(e, int) else _size(e.node.expr, names, sizes) for e in value.shape]
+        return torch.zeros(shape, dtype=value.dtype, device=value.device)
+
+    def at(sizes: Mapping[str, int]) -> Imported:
+        args, keywords = pytree.tree_unflatten([leaf(n, sizes) for n in nodes], exported.call_spec.in_spec)
+        return from_torch(module, tuple(args), name, keywords)
+
+    return Sized(name, {names[s]: tuple(p) for s, p in places.items()}, limits, at, whole)
+
+
+def _limits(found: Any) -> tuple[int, int | None]:
+    least, most = getattr(found, "lower", 1), getattr(found, "upper", None)
+    return max(1, int(least)), int(most) if getattr(most, "is_Integer", False) and int(most) < 2**31 else None
+
+
+def _size(expression: Any, names: Mapping[str, str], sizes: Mapping[str, int]) -> int:
+    return int(expression.subs({s: sizes[names[str(s)]] for s in expression.free_symbols}))
+
+
+def sized_module(
+    module: Any, inputs: Sequence[Any], keywords: Mapping[str, Any], declared: Mapping[str, tuple[Sequence[Place], int]]
+) -> Sized:
+    """A module whose dimensions at the ``declared`` places, by the name of their size and with its largest value, are open. Raises
+    :class:`UsageError` for places that there are not, and where torch finds that a dimension is not open."""
+    import torch
+
+    try:
+        names = list(inspect.signature(module.forward).bind(*inputs, **keywords).arguments)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"the example inputs do not fit {type(module).__name__}: {error}") from error
+    values = dict(zip(names, inputs, strict=False)) | dict(keywords)
+    shapes: dict[str, Any] = dict.fromkeys(values)
+    for i, (size, (places, most)) in enumerate(declared.items()):
+        dim = torch.export.Dim(f"size{i}", min=1, max=most)
+        for name, axis in places:
+            rank = len(getattr(values.get(name), "shape", ()))
+            if not -rank <= axis < rank:
+                raise UsageError(f"{size!r} names no dimension of an input tensor", f"inputs: {', '.join(values)}")
+            shapes[name] = {**(shapes[name] or {}), axis % rank: dim}
+    kind = type(module).__name__
+    try:
+        exported = traced(module, tuple(inputs), dict(keywords), kind, shapes)
+    except UntraceableError as error:
+        raise UsageError(
+            f"the sizes of {kind} cannot be open as {', '.join(declared)} says: {error.message}",
+            "name all dimensions that share a size in one key, 'x:1,mask:1'; example inputs have 2 elements or more along them",
+        ) from error
+    return sized_torch(exported, kind, module)

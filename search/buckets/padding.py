@@ -1,0 +1,527 @@
+"""A program at the sizes of a bucket that computes the same for every smaller size.
+
+Inputs are padded by copies of their last element along a dimension (so that what is computed of the padding is as tame as what is
+real), results are cut. In between, an element that is real must only depend on real ones: element by element it does, and a fold
+over a padded dimension gets a mask with the fold's identity in front of it; numbers that are powers of a size become inputs.
+
+What a size changes is seen by holding two imports of the same model at different sizes against each other. What cannot be shown
+to be right is refused by name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from dataclasses import field
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from fuser.errors import UnsupportedError
+from fuser.frontends.imported import Imported
+from fuser.ir.builder import Builder
+from fuser.ir.builder import Ref
+from fuser.ir.composites import alone
+from fuser.ir.ops import Array
+from fuser.ir.program import Node
+from fuser.ir.program import TensorProgram
+from fuser.ir.scalar import Extent
+from fuser.ir.scalar import Scalar
+from search.buckets import places
+from search.buckets.places import Dim
+from search.buckets.places import Dims
+from search.buckets.places import Factor
+from search.buckets.trials import tried
+
+HINT = "give that dimension a fixed size (export without it being dynamic), or leave the model to torch"
+
+
+@dataclass(frozen=True)
+class Extra:
+    """An input that a call makes of its size of ``symbol``: ``table[N - n :]`` as far as the tensor ``name`` reaches, for the
+    size n in a bucket of N."""
+
+    name: str
+    symbol: str
+    table: Array = field(repr=False, compare=False)
+    length: int
+
+    def value(self, bucket: int, size: int) -> Array:
+        return self.table[bucket - size : bucket - size + self.length]
+
+
+@dataclass(frozen=True)
+class Padded:
+    """``known`` has the program with its ``extras`` as further inputs; ``dims`` says what is real of the user's inputs and of the
+    outputs. No size may be less than ``least``."""
+
+    known: Imported
+    sizes: Mapping[str, int]
+    extras: tuple[Extra, ...]
+    dims: Mapping[str, Dims]
+    least: Mapping[str, int]
+
+    @property
+    def imported(self) -> Imported:
+        """The program alone, with all of its inputs."""
+        return replace(self.known, inputs=(*self.known.inputs, *(e.name for e in self.extras)), called=None)
+
+
+@dataclass(frozen=True)
+class _Value:
+    """A tensor; ``tame``: what is padded of it is finite if what is real is."""
+
+    ref: Ref
+    dims: Dims
+    tame: bool = True
+
+
+def padded(known: Imported, sizes: Mapping[str, int], other: Imported, others: Mapping[str, int]) -> Padded:
+    """The import ``known``, of the ``sizes`` by symbol, for all smaller ones; ``other`` is the same model at ``others``, which
+    differ in every symbol (but for sizes of 1, which have no smaller ones).
+
+    Raises :class:`UnsupportedError` naming the operator that padding would change."""
+    if len(known.program.nodes) != len(other.program.nodes) or len(known.program.inputs) != len(other.program.inputs):
+        raise UnsupportedError(f"{known.program.name!r} is another program for {_said(sizes)} than for {_said(others)}", HINT)
+    active = {s: n for s, n in sizes.items() if n > 1}
+    walk = _Walk(Builder(known.program.name, reserved=frozenset(known.program.table)), active, others)
+    env: dict[str, _Value] = {}
+    for n, m in zip(known.program.inputs, other.program.inputs, strict=True):
+        env[n] = walk.input(n, known, m, other)
+    walk.run(known.program, other.program, env)
+    outputs = {n: env[n] for n in dict.fromkeys(known.program.outputs)}
+    program = walk.builder.build(**{n: v.ref for n, v in outputs.items()})
+    dims = {n: tuple(map(places.bare, env[n].dims)) for n in (*known.inputs, *outputs)}
+    params = dict(known.params) | walk.constants
+    return Padded(replace(known, program=program, params=params), dict(sizes), tuple(walk.extras.values()), dims, walk.least)
+
+
+def _said(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{k}={v}" for k, v in sizes.items())
+
+
+class _Walk:
+    """One walk over both programs. ``sizes`` are those that may be smaller in a call."""
+
+    def __init__(self, builder: Builder, sizes: Mapping[str, int], others: Mapping[str, int]) -> None:
+        self.builder, self.sizes, self.others = builder, sizes, others
+        self.pairs = {(n, others[s]): s for s, n in sizes.items()}
+        self.extras: dict[str, Extra] = {}
+        self.inputs: dict[str, Ref] = {}
+        self.constants: dict[str, Array] = {}
+        self.least: dict[str, int] = {}
+        self.masked: dict[tuple[str, ...], Ref] = {}
+
+    # -- what is given ------------------------------------------------------------------------------------------------------
+
+    def dims(self, shape: tuple[int, ...], other: tuple[int, ...]) -> Dims:
+        """Dimensions by their extents at both sizes."""
+        if len(shape) != len(other):
+            raise UnsupportedError("has another number of dimensions at other sizes")
+        found: list[Dim] = []
+        for n, m in zip(shape, other, strict=True):
+            if n != m and (n, m) not in self.pairs and n != 1:
+                raise UnsupportedError(f"has a dimension of {n} that is {m} for {_said(self.others)}, which is none of the sizes")
+            found.append((Factor(n, self.pairs[n, m]),) if (n, m) in self.pairs else places.whole(n))
+        return tuple(found)
+
+    def input(self, name: str, known: Imported, theirs: str, other: Imported) -> _Value:
+        mine, its = known.program[name], other.program[theirs]
+        try:
+            dims = self.dims(mine.shape, its.shape)
+        except UnsupportedError as error:
+            raise UnsupportedError(f"{name!r} {error.message}", HINT) from error
+        if name in known.params and not _prefix(known.params[name], other.params[theirs]):
+            raise UnsupportedError(f"the values of {name!r}, which no input decides, depend on {' and '.join(self.sizes)}", HINT)
+        return _Value(self.builder.input(name, mine.shape, mine.dtype), dims)
+
+    def extra(self, symbol: str, kind: str, dtype: str, rank: int) -> Ref:
+        """An input over a symbol, as a column with ``rank`` - 1 dimensions behind it: ``keep``, 1 where an element is real and
+        else 0; ``bias``, 0 and -inf; or a power of the size (``kind`` its exponent)."""
+        size, number = self.sizes[symbol], kind not in ("keep", "bias")
+        name = f"{symbol}.{kind}.{dtype}.{rank}".replace("/", "_over_").replace(":", "_")
+        if name not in self.inputs:
+            if number:
+                table = np.arange(size, 0, -1, dtype=np.float64) ** float(Fraction(kind))
+            else:
+                real, padding = (1.0, 0.0) if kind == "keep" else (0.0, -np.inf)
+                table = np.repeat([real, padding], size)
+            table = table.astype("float32" if dtype == "bfloat16" else dtype)
+            length = 1 if number else size
+            self.inputs[name] = self.builder.input(name, (length, *(1,) * (rank - 1)), dtype)
+            self.extras[name] = Extra(name, symbol, table, length)
+        return self.inputs[name]
+
+    # -- masks --------------------------------------------------------------------------------------------------------------
+
+    def column(self, x: _Value, dim: int, factor: int, kind: str) -> Ref:
+        """``keep`` or ``bias`` over one factor of a dimension, to be broadcast against the tensor."""
+        dims, behind = x.dims[dim], len(x.dims) - 1 - dim
+        symbol, dtype = dims[factor].symbol, x.ref.tensor.dtype
+        if len(dims) == 1:
+            return self.extra(symbol, kind, dtype, 1 + behind)
+        b, v = self.builder, self.extra(symbol, kind, dtype, 1)
+        shape = [f.extent if i == factor else 1 for i, f in enumerate(dims)]
+        v = b.op("broadcast", b.op("reshape", v, shape=tuple(shape)), shape=tuple(f.extent for f in dims))
+        return b.op("reshape", v, shape=(places.extent(dims), *(1,) * behind))
+
+    def mask(self, op: str, *refs: Ref) -> Ref:
+        """An operator with a mask, once for equal operands."""
+        key = (op, *(r.name for r in refs))
+        if key not in self.masked:
+            self.masked[key] = self.builder.op(op, *refs, dtype=refs[op == "where"].tensor.dtype)
+        return self.masked[key]
+
+    def biased(self, x: _Value, dim: int) -> _Value:
+        """-inf where a dimension is padded."""
+        ref = x.ref
+        for i, f in enumerate(x.dims[dim]):
+            if f.symbol:
+                ref = self.mask("add", ref, self.column(x, dim, i, "bias"))
+        return replace(x, ref=ref, tame=False)
+
+    def kept(self, x: _Value, dim: int, identity: float = 0.0) -> _Value:
+        """``identity`` where a dimension is padded."""
+        ref, dtype = x.ref, x.ref.tensor.dtype
+        for i, f in enumerate(x.dims[dim]):
+            if not f.symbol or (f.zero and identity == 0):
+                continue
+            keep = self.column(x, dim, i, "keep")
+            if x.tame and identity == 0:
+                ref = self.mask("mul", ref, keep)
+            else:
+                ref = self.mask("where", keep, ref, self.constant(identity, dtype))
+        dims = (*x.dims[:dim], places.zeroed(x.dims[dim]) if identity == 0 else x.dims[dim], *x.dims[dim + 1 :])
+        return _Value(ref, dims)
+
+    def constant(self, number: float, dtype: str) -> Ref:
+        name = f"fill.{number}.{dtype}"
+        if name not in self.inputs:
+            self.inputs[name] = self.builder.input(name, (1,), dtype)
+            self.constants[name] = np.array([number], "float32" if dtype == "bfloat16" else dtype)
+        return self.inputs[name]
+
+    # -- operators ----------------------------------------------------------------------------------------------------------
+
+    def run(self, program: TensorProgram, other: TensorProgram, env: dict[str, _Value]) -> None:
+        theirs = dict(zip(program.inputs, other.inputs, strict=True))
+        for node, its in zip(program.nodes, other.nodes, strict=True):
+            site = _Site(node, its, program, other, theirs, tuple(env[n] for n in node.inputs))
+            try:
+                if node.op != its.op or tuple(theirs[n] for n in node.inputs) != its.inputs:
+                    raise UnsupportedError("is another operator at other sizes")
+                found = self.node(site, env)
+                if (shape := places.shape_at(found.dims, self.others)) != other[its.output].shape:
+                    raise UnsupportedError(f"has the shape {other[its.output].shape} for {_said(self.others)}, not {shape}")
+            except UnsupportedError as error:
+                if error.hint:
+                    raise
+                what = f"{node.attr.get('callee', node.op)} ({node.output})"
+                raise UnsupportedError(
+                    f"{program.name!r} cannot be padded along {' or '.join(self.sizes)}: {what} {error.message}", HINT
+                ) from error
+            env[node.output] = found
+            theirs[node.output] = its.output
+
+    def node(self, site: _Site, env: Mapping[str, _Value]) -> _Value:
+        node, kind = site.node, site.node.entry.kind
+        if kind == "composite":
+            return self.composite(site, env)
+        if kind in ("library", "opaque"):
+            return self.library(site, env)
+        attrs, power = site.attributes(env)
+        args = list(site.args)
+        if kind == "reduce":
+            for axis in sorted(i % len(args[0].dims) for i in node.attr["axis"]):
+                args[0] = self.folded(args[0], axis, node)
+        elif kind == "contract":
+            args = self.contracted(*args)
+        if power:
+            return self.scaled(args[0], power, attrs["scalar"], site)
+        dims = getattr(self, f"_{kind}")(site, args)
+        return _Value(self.emit(site, [a.ref for a in args], attrs), dims, _tame(node, args, site.program.bound(node)))
+
+    def emit(self, site: _Site, refs: list[Ref], attrs: Mapping[str, Any]) -> Ref:
+        node = site.node
+        name = node.output if node.output not in self.builder.names else None
+        attrs = {k: v for k, v in attrs.items() if k != "dtype"}
+        return self.builder.op(node.op, *refs, name=name, dtype=site.program[node.output].dtype, **attrs)
+
+    def folded(self, x: _Value, axis: int, node: Node) -> _Value:
+        """The operand of a fold, with its identity where it is padded."""
+        if not places.symbols(x.dims[axis]):
+            return x
+        identity = node.entry.identity
+        if identity is None:
+            raise UnsupportedError("folds a padded dimension, and has no identity")
+        return self.biased(x, axis) if identity == -math.inf else self.kept(x, axis, identity)
+
+    def contracted(self, a: _Value, b: _Value) -> list[_Value]:
+        """The operands of a product, one of them 0 where the summed dimension is padded, the other finite."""
+        k, row = len(a.dims) - 1, len(b.dims) - 2
+        left, right = a.dims[k], b.dims[row]
+        if places.bare(left) != places.bare(right):
+            raise UnsupportedError("sums over elements of which other ones are padded")
+        changing = [(f, g) for f, g in zip(left, right, strict=True) if f.symbol]
+        if not changing:
+            return [a, b]
+        if not all(f.zero for f, _ in changing) and not all(g.zero for _, g in changing):
+            if math.prod(a.ref.shape) <= math.prod(b.ref.shape):
+                a = self.kept(a, k)
+            else:
+                b = self.kept(b, row)
+        if all(f.zero for f in a.dims[k] if f.symbol):
+            return [a, b if b.tame else self.kept(replace(b, dims=tuple(map(places.bare, b.dims))), row)]
+        return [a if a.tame else self.kept(replace(a, dims=tuple(map(places.bare, a.dims))), k), b]
+
+    def scaled(self, x: _Value, power: Mapping[str, Fraction], scalar: Scalar, site: _Site) -> _Value:
+        """The operand times powers of sizes, and a number."""
+        ref, dtype = x.ref, site.program[site.node.output].dtype
+        if scalar != Scalar():
+            ref = self.builder.op("scale", ref, scalar=scalar, dtype=dtype)
+        for symbol, exponent in power.items():
+            ref = self.builder.op("mul", ref, self.extra(symbol, str(exponent), "float32", 1), dtype=dtype)
+        return _Value(ref, x.dims, x.tame)
+
+    def _map(self, site: _Site, args: list[_Value]) -> Dims:
+        shape = site.program[site.node.output].shape
+        dims = places.aligned([a.dims for a in args], len(shape))
+        if site.node.masks and any(len(d) > 1 for d in dims[-2:] if places.symbols(d)):
+            raise UnsupportedError("counts the elements of a dimension that is joined with a padded one")
+        return tuple(self._zero(site, args, d, len(dims) - i) for i, d in enumerate(dims))
+
+    def _zero(self, site: _Site, args: list[_Value], dim: Dim, back: int) -> Dim:
+        """A dimension, ``back`` from the end, with what is known to be 0 in its padding."""
+        node = site.node
+        here = [a.dims[-back] if len(a.dims) >= back else () for a in args]
+        if not places.symbols(dim):
+            return dim
+        if node.op == "mul":
+            zeros = [d == places.zeroed(dim) for d in here]
+            safe = any(z and all(a.tame for a in args if a is not b) for z, b in zip(zeros, args, strict=True))
+        else:
+            nothing = len(args) == 1 and not node.masks and _value(node, [np.zeros(1)], site.program.bound(node)) == 0
+            safe = here[0] == places.zeroed(dim) and nothing
+        return places.zeroed(dim) if safe else dim
+
+    def _reduce(self, site: _Site, args: list[_Value]) -> Dims:
+        x, over = args[0], {i % len(args[0].dims) for i in site.node.attr["axis"]}
+        keep = site.node.attr.get("keepdims")
+        return tuple(() if i in over else places.bare(d) for i, d in enumerate(x.dims) if keep or i not in over)
+
+    def _contract(self, site: _Site, args: list[_Value]) -> Dims:
+        a, b = args
+        rank = len(site.program[site.node.output].shape)
+        return (
+            *places.aligned([a.dims[:-2], b.dims[:-2]], rank - 2),
+            places.bare(a.dims[-2]),
+            places.bare(b.dims[-1]),
+        )
+
+    def _view(self, site: _Site, args: list[_Value]) -> Dims:
+        node, x, shape = site.node, args[0], site.program[site.node.output].shape
+        if node.op == "transpose":
+            return tuple(x.dims[i] for i in node.attr["perm"])
+        if node.op == "reshape":
+            return places.reshaped(x.dims, shape)
+        if node.op == "repeat":
+            at, times = node.attr["axis"] % len(shape), node.attr["times"]
+            if times != site.its.attr["times"]:
+                raise UnsupportedError("repeats as often as a size says")
+            return (*x.dims[:at], places.normal((*x.dims[at], Factor(times))), *x.dims[at + 1 :])
+        if node.op != "broadcast":
+            raise UnsupportedError("is a view that nothing is known of")
+        new = self.dims(shape, site.other[site.its.output].shape)
+        given = ((),) * (len(shape) - len(x.dims)) + x.dims
+        return tuple(d if places.extent(d) == n and n > 1 else e for d, e, n in zip(given, new, shape, strict=True))
+
+    def _data(self, site: _Site, args: list[_Value]) -> Dims:
+        node, shape = site.node, site.program[site.node.output].shape
+        at = node.attr["axis"] % len(shape)
+        if node.op == "concat":
+            if len(args) > 1 and any(places.symbols(a.dims[at]) for a in args):
+                raise UnsupportedError("joins tensors along a padded dimension")
+            rest = places.aligned([(*a.dims[:at], *a.dims[at + 1 :]) for a in args], len(shape) - 1)
+            return (*rest[:at], places.whole(shape[at]), *rest[at:])
+        if node.op != "slice":
+            raise UnsupportedError("moves elements in a way that nothing is known of")
+        x, start, stop = args[0], node.attr["start"], node.attr["stop"]
+        theirs = site.its.attr["start"], site.its.attr["stop"]
+        names = places.symbols(x.dims[at])
+        if start != theirs[0] or (names and len(x.dims[at]) > 1):
+            raise UnsupportedError("takes a part that begins where a size says")
+        if names and (start, stop) == theirs:
+            self.least[names[0]] = max(self.least.get(names[0], 1), stop)
+            part = places.whole(stop - start)
+        elif stop == theirs[1]:
+            part = places.whole(stop - start)
+        elif start == 0:
+            (part,) = self.dims((stop,), (theirs[1],))
+        else:
+            raise UnsupportedError("takes a part that ends where a size says")
+        return (*x.dims[:at], part, *x.dims[at + 1 :])
+
+    # -- operators of several, and of others --------------------------------------------------------------------------------
+
+    def composite(self, site: _Site, env: Mapping[str, _Value]) -> _Value:
+        """As it is, where nothing in it needs a mask; else as what it is made of, but for softmax and attention, which take
+        one."""
+        node, args = site.node, list(site.args)
+        inner, its = site.inside()
+        dry = _Walk(Builder(node.op), self.sizes, self.others)
+        held = {n: replace(a, ref=dry.builder.input(n, *_kind(a))) for n, a in zip(inner.inputs, args, strict=True)}
+        dry.run(inner, its, held)
+        if dry.least:
+            raise UnsupportedError("takes a part of a padded dimension")
+        dims = held["y"].dims
+        if dry.extras:
+            if node.op == "softmax":
+                axis = node.attr.get("axis", -1) % len(dims)
+                args[0] = self.biased(args[0], axis)
+                dims = (*dims[:axis], places.zeroed(dims[axis]), *dims[axis + 1 :])
+            elif node.op == "attention":
+                args = self.attended(args)
+            else:
+                real = dict(zip(inner.inputs, args, strict=True))
+                self.run(inner, its, real)
+                return real["y"]
+        attrs, power = site.attributes(env)
+        if power:
+            raise UnsupportedError("has a number that is a power of a size")
+        return _Value(self.emit(site, [a.ref for a in args], attrs), dims, all(a.tame for a in site.args))
+
+    def attended(self, args: list[_Value]) -> list[_Value]:
+        q, k, v, *mask = args
+        keys, rank = len(k.dims) - 2, len(q.dims)
+        if not places.symbols(k.dims[keys]):
+            return args
+        row = _Value(q.ref, (*((),) * (rank - 1), k.dims[keys]))
+        columns = [self.column(row, rank - 1, i, "bias") for i, f in enumerate(k.dims[keys]) if f.symbol]
+        for c in columns:
+            mask = [replace(mask[0], ref=self.mask("add", mask[0].ref, c))] if mask else [_Value(c, row.dims)]
+        v = v if v.tame else self.kept(replace(v, dims=tuple(map(places.bare, v.dims))), len(v.dims) - 2)
+        return [q, k, v, *mask]
+
+    def library(self, site: _Site, env: Mapping[str, _Value]) -> _Value:
+        """What a library computes is tried out: results that are real must not change with what is padded."""
+        node, args = site.node, list(site.args)
+        attrs, power = site.attributes(env, sizes=("shape",))
+        if power:
+            raise UnsupportedError("has a number that is a power of a size")
+        shape, its = site.program[node.output].shape, site.other[site.its.output].shape
+        if node.op == "embedding" and not places.symbols(args[0].dims[0]):
+            dims = (*args[1].dims, *args[0].dims[1:])
+        else:
+            dims = self.dims(shape, its)
+            if any(places.symbols(d) for a in args for d in a.dims):
+                tried(*site.trial(), [a.dims for a in args], dims, (self.sizes, self.others))
+        return _Value(self.emit(site, [a.ref for a in args], attrs), dims, tame=node.op == "embedding")
+
+
+@dataclass(frozen=True)
+class _Site:
+    """A node and its counterpart ``its`` in the program at other sizes; ``theirs`` has the names of both."""
+
+    node: Node
+    its: Node
+    program: TensorProgram
+    other: TensorProgram
+    theirs: Mapping[str, str]
+    args: tuple[_Value, ...]
+
+    def attributes(self, env: Mapping[str, _Value], sizes: tuple[str, ...] = ()) -> tuple[dict[str, Any], dict[str, Fraction]]:
+        """Attributes for the padded program; and where the number of a ``scale`` is one, the powers of sizes that it must be
+        multiplied by. ``sizes`` names attributes that shapes say already."""
+        node, found, power = self.node, {}, dict[str, Fraction]()
+        for key, value in node.attrs:
+            other = self.its.attr.get(key)
+            if isinstance(value, Scalar) and isinstance(other, Scalar):
+                found[key], powers = self._number(node.op, value, other, env)
+                power |= powers
+                continue
+            if value != other and key not in ("shape", "stop", "start", "times", *sizes):
+                raise UnsupportedError(f"has {key}={value}, and {other} at other sizes")
+            found[key] = value
+        return found, power
+
+    def _number(
+        self, op: str, value: Scalar, other: Scalar, env: Mapping[str, _Value]
+    ) -> tuple[Scalar, Mapping[str, Fraction]]:
+        mine, its = value.value(self.program.extent), other.value(self.other.extent)
+        changing = [e for e in value.extents if places.symbols(env[e.tensor].dims[e.dim])]
+        if math.isclose(mine, its, rel_tol=1e-12):
+            place = env if not changing else None
+            return (_moved(value, place) if place is not None else value.bind(self.program.extent)), {}
+        there = value.value(lambda e: self.other[self.theirs[e.tensor]].shape[e.dim]) if changing else mine
+        if op != "scale" or not math.isclose(there, its, rel_tol=1e-12):
+            raise UnsupportedError(f"has a number that a size decides ({mine:g}, and {its:g} at other sizes)")
+        power: dict[str, Fraction] = {}
+        coeff = Scalar(value.coeff)
+        for base, exponent in value.powers:
+            dim = env[base.tensor].dims[base.dim] if isinstance(base, Extent) else ()
+            for f in dim:
+                if f.symbol:
+                    power[f.symbol] = power.get(f.symbol, Fraction(0)) + exponent
+                else:
+                    coeff = coeff * Scalar.power(f.extent, exponent)
+            if not isinstance(base, Extent):
+                coeff = coeff * Scalar.power(base, exponent)
+        return coeff, power
+
+    def inside(self) -> tuple[TensorProgram, TensorProgram]:
+        """What a composite is made of, at both sizes."""
+        found = []
+        for node, program in ((self.node, self.program), (self.its, self.other)):
+            attrs = {k: v for k, v in program.bound(node).items() if k != "dtype"}
+            found.append(alone(node.op, [(program[n].shape, program[n].dtype) for n in node.inputs], attrs))
+        return found[0], found[1]
+
+    def trial(self) -> tuple[Any, Any]:
+        """The operator at both sizes, each as a function of arrays, with the dtypes of its operands."""
+
+        def of(node: Node, program: TensorProgram) -> Any:
+            attrs = program.bound(node)
+            return lambda xs: np.asarray(node.entry.numpy(*xs, **attrs))
+
+        dtypes = tuple(self.program[n].dtype for n in self.node.inputs)
+        return (of(self.node, self.program), of(self.its, self.other)), dtypes
+
+
+def _moved(value: Scalar, env: Mapping[str, _Value]) -> Scalar:
+    """A constant tied to tensors of the padded program."""
+    return value.bind(lambda e: Extent(env[e.tensor].ref.name, e.dim))
+
+
+def _kind(a: _Value) -> tuple[tuple[int, ...], str]:
+    return a.ref.shape, a.ref.tensor.dtype
+
+
+def _value(node: Node, xs: list[Array], attrs: Mapping[str, Any]) -> Any:
+    with np.errstate(all="ignore"):
+        return node.entry.numpy(*xs, **attrs)
+
+
+_PROBES = np.array([-100.0, -1.0, 0.0, 1.0, 100.0])
+
+
+def _tame(node: Node, args: list[_Value], attrs: Mapping[str, Any]) -> bool:
+    """Whether finite operands give a finite result: element-wise operators are tried at a few numbers."""
+    if not all(a.tame for a in args) or node.masks:
+        return False
+    if node.entry.kind != "map":
+        return True
+    found = _value(node, [x.ravel() for x in np.meshgrid(*[_PROBES] * len(args))], attrs)
+    return bool(np.all(np.isfinite(found)) and np.max(np.abs(found)) < 1e9)
+
+
+def _prefix(mine: Array, its: Array) -> bool:
+    """Whether arrays of two sizes agree as far as both reach."""
+    if mine is its or (mine.shape == its.shape and mine.__array_interface__["data"] == its.__array_interface__["data"]):
+        return True
+    if mine.ndim != its.ndim:
+        return False
+    both = tuple(slice(min(a, b)) for a, b in zip(mine.shape, its.shape, strict=True))
+    return np.array_equal(mine[both], its[both], equal_nan=mine.dtype.kind == "f")
