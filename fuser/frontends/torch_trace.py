@@ -14,9 +14,7 @@ from fuser.frontends.torch_shapes import true_states
 PLAIN = (int, float, complex, str, type(None))
 
 
-def traced(
-    module: Any, example_inputs: tuple[Any, ...], example_kwargs: dict[str, Any], name: str, sizes: Any = None
-) -> Any:
+def traced(module: Any, example_inputs: tuple[Any, ...], example_kwargs: dict[str, Any], name: str, sizes: Any = None) -> Any:
     """The ``ExportedProgram`` of a module, with torch's ``dynamic_shapes`` in ``sizes``; the module stays as it is. Raises
     :class:`UntraceableError` with what torch says, and :class:`UnsupportedError` where each call would be another program."""
     import torch

@@ -24,16 +24,19 @@ from fuser.errors import UnsupportedError
 from fuser.frontends.imported import Imported
 from fuser.ir.builder import Builder
 from fuser.ir.builder import Ref
-from fuser.ir.composites import alone
 from fuser.ir.ops import Array
 from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram
-from fuser.ir.scalar import Extent
 from fuser.ir.scalar import Scalar
 from search.buckets import places
 from search.buckets.places import Dim
 from search.buckets.places import Dims
 from search.buckets.places import Factor
+from search.buckets.site import Site
+from search.buckets.site import Value
+from search.buckets.site import alike
+from search.buckets.site import tame
+from search.buckets.site import value_of
 from search.buckets.trials import tried
 
 HINT = "give that dimension a fixed size (export without it being dynamic), or leave the model to torch"
@@ -70,15 +73,6 @@ class Padded:
         return replace(self.known, inputs=(*self.known.inputs, *(e.name for e in self.extras)), called=None)
 
 
-@dataclass(frozen=True)
-class _Value:
-    """A tensor; ``tame``: what is padded of it is finite if what is real is."""
-
-    ref: Ref
-    dims: Dims
-    tame: bool = True
-
-
 def padded(known: Imported, sizes: Mapping[str, int], other: Imported, others: Mapping[str, int]) -> Padded:
     """The import ``known``, of the ``sizes`` by symbol, for all smaller ones; ``other`` is the same model at ``others``, which
     differ in every symbol (but for sizes of 1, which have no smaller ones).
@@ -88,7 +82,7 @@ def padded(known: Imported, sizes: Mapping[str, int], other: Imported, others: M
         raise UnsupportedError(f"{known.program.name!r} is another program for {_said(sizes)} than for {_said(others)}", HINT)
     active = {s: n for s, n in sizes.items() if n > 1}
     walk = _Walk(Builder(known.program.name, reserved=frozenset(known.program.table)), active, others)
-    env: dict[str, _Value] = {}
+    env: dict[str, Value] = {}
     for n, m in zip(known.program.inputs, other.program.inputs, strict=True):
         env[n] = walk.input(n, known, m, other)
     walk.run(known.program, other.program, env)
@@ -128,15 +122,15 @@ class _Walk:
             found.append((Factor(n, self.pairs[n, m]),) if (n, m) in self.pairs else places.whole(n))
         return tuple(found)
 
-    def input(self, name: str, known: Imported, theirs: str, other: Imported) -> _Value:
+    def input(self, name: str, known: Imported, theirs: str, other: Imported) -> Value:
         mine, its = known.program[name], other.program[theirs]
         try:
             dims = self.dims(mine.shape, its.shape)
         except UnsupportedError as error:
             raise UnsupportedError(f"{name!r} {error.message}", HINT) from error
-        if name in known.params and not _prefix(known.params[name], other.params[theirs]):
+        if name in known.params and not alike(known.params[name], other.params[theirs]):
             raise UnsupportedError(f"the values of {name!r}, which no input decides, depend on {' and '.join(self.sizes)}", HINT)
-        return _Value(self.builder.input(name, mine.shape, mine.dtype), dims)
+        return Value(self.builder.input(name, mine.shape, mine.dtype), dims)
 
     def extra(self, symbol: str, kind: str, dtype: str, rank: int) -> Ref:
         """An input over a symbol, as a column with ``rank`` - 1 dimensions behind it: ``keep``, 1 where an element is real and
@@ -157,7 +151,7 @@ class _Walk:
 
     # -- masks --------------------------------------------------------------------------------------------------------------
 
-    def column(self, x: _Value, dim: int, factor: int, kind: str) -> Ref:
+    def column(self, x: Value, dim: int, factor: int, kind: str) -> Ref:
         """``keep`` or ``bias`` over one factor of a dimension, to be broadcast against the tensor."""
         dims, behind = x.dims[dim], len(x.dims) - 1 - dim
         symbol, dtype = dims[factor].symbol, x.ref.tensor.dtype
@@ -175,7 +169,7 @@ class _Walk:
             self.masked[key] = self.builder.op(op, *refs, dtype=refs[op == "where"].tensor.dtype)
         return self.masked[key]
 
-    def biased(self, x: _Value, dim: int) -> _Value:
+    def biased(self, x: Value, dim: int) -> Value:
         """-inf where a dimension is padded."""
         ref = x.ref
         for i, f in enumerate(x.dims[dim]):
@@ -183,7 +177,7 @@ class _Walk:
                 ref = self.mask("add", ref, self.column(x, dim, i, "bias"))
         return replace(x, ref=ref, tame=False)
 
-    def kept(self, x: _Value, dim: int, identity: float = 0.0) -> _Value:
+    def kept(self, x: Value, dim: int, identity: float = 0.0) -> Value:
         """``identity`` where a dimension is padded."""
         ref, dtype = x.ref, x.ref.tensor.dtype
         for i, f in enumerate(x.dims[dim]):
@@ -195,7 +189,7 @@ class _Walk:
             else:
                 ref = self.mask("where", keep, ref, self.constant(identity, dtype))
         dims = (*x.dims[:dim], places.zeroed(x.dims[dim]) if identity == 0 else x.dims[dim], *x.dims[dim + 1 :])
-        return _Value(ref, dims)
+        return Value(ref, dims)
 
     def constant(self, number: float, dtype: str) -> Ref:
         name = f"fill.{number}.{dtype}"
@@ -206,10 +200,10 @@ class _Walk:
 
     # -- operators ----------------------------------------------------------------------------------------------------------
 
-    def run(self, program: TensorProgram, other: TensorProgram, env: dict[str, _Value]) -> None:
+    def run(self, program: TensorProgram, other: TensorProgram, env: dict[str, Value]) -> None:
         theirs = dict(zip(program.inputs, other.inputs, strict=True))
         for node, its in zip(program.nodes, other.nodes, strict=True):
-            site = _Site(node, its, program, other, theirs, tuple(env[n] for n in node.inputs))
+            site = Site(node, its, program, other, theirs, tuple(env[n] for n in node.inputs))
             try:
                 if node.op != its.op or tuple(theirs[n] for n in node.inputs) != its.inputs:
                     raise UnsupportedError("is another operator at other sizes")
@@ -226,7 +220,7 @@ class _Walk:
             env[node.output] = found
             theirs[node.output] = its.output
 
-    def node(self, site: _Site, env: Mapping[str, _Value]) -> _Value:
+    def node(self, site: Site, env: Mapping[str, Value]) -> Value:
         node, kind = site.node, site.node.entry.kind
         if kind == "composite":
             return self.composite(site, env)
@@ -242,15 +236,15 @@ class _Walk:
         if power:
             return self.scaled(args[0], power, attrs["scalar"], site)
         dims = getattr(self, f"_{kind}")(site, args)
-        return _Value(self.emit(site, [a.ref for a in args], attrs), dims, _tame(node, args, site.program.bound(node)))
+        return Value(self.emit(site, [a.ref for a in args], attrs), dims, tame(node, args, site.program.bound(node)))
 
-    def emit(self, site: _Site, refs: list[Ref], attrs: Mapping[str, Any]) -> Ref:
+    def emit(self, site: Site, refs: list[Ref], attrs: Mapping[str, Any]) -> Ref:
         node = site.node
         name = node.output if node.output not in self.builder.names else None
         attrs = {k: v for k, v in attrs.items() if k != "dtype"}
         return self.builder.op(node.op, *refs, name=name, dtype=site.program[node.output].dtype, **attrs)
 
-    def folded(self, x: _Value, axis: int, node: Node) -> _Value:
+    def folded(self, x: Value, axis: int, node: Node) -> Value:
         """The operand of a fold, with its identity where it is padded."""
         if not places.symbols(x.dims[axis]):
             return x
@@ -259,7 +253,7 @@ class _Walk:
             raise UnsupportedError("folds a padded dimension, and has no identity")
         return self.biased(x, axis) if identity == -math.inf else self.kept(x, axis, identity)
 
-    def contracted(self, a: _Value, b: _Value) -> list[_Value]:
+    def contracted(self, a: Value, b: Value) -> list[Value]:
         """The operands of a product, one of them 0 where the summed dimension is padded, the other finite."""
         k, row = len(a.dims) - 1, len(b.dims) - 2
         left, right = a.dims[k], b.dims[row]
@@ -274,26 +268,30 @@ class _Walk:
             else:
                 b = self.kept(b, row)
         if all(f.zero for f in a.dims[k] if f.symbol):
-            return [a, b if b.tame else self.kept(replace(b, dims=tuple(map(places.bare, b.dims))), row)]
-        return [a if a.tame else self.kept(replace(a, dims=tuple(map(places.bare, a.dims))), k), b]
+            return [a, self.tamed(b, row)]
+        return [self.tamed(a, k), b]
 
-    def scaled(self, x: _Value, power: Mapping[str, Fraction], scalar: Scalar, site: _Site) -> _Value:
+    def tamed(self, x: Value, dim: int) -> Value:
+        """Finite where a dimension is padded."""
+        return x if x.tame else self.kept(replace(x, dims=tuple(map(places.bare, x.dims))), dim)
+
+    def scaled(self, x: Value, power: Mapping[str, Fraction], scalar: Scalar, site: Site) -> Value:
         """The operand times powers of sizes, and a number."""
         ref, dtype = x.ref, site.program[site.node.output].dtype
         if scalar != Scalar():
             ref = self.builder.op("scale", ref, scalar=scalar, dtype=dtype)
         for symbol, exponent in power.items():
             ref = self.builder.op("mul", ref, self.extra(symbol, str(exponent), "float32", 1), dtype=dtype)
-        return _Value(ref, x.dims, x.tame)
+        return Value(ref, x.dims, x.tame)
 
-    def _map(self, site: _Site, args: list[_Value]) -> Dims:
+    def _map(self, site: Site, args: list[Value]) -> Dims:
         shape = site.program[site.node.output].shape
         dims = places.aligned([a.dims for a in args], len(shape))
         if site.node.masks and any(len(d) > 1 for d in dims[-2:] if places.symbols(d)):
             raise UnsupportedError("counts the elements of a dimension that is joined with a padded one")
         return tuple(self._zero(site, args, d, len(dims) - i) for i, d in enumerate(dims))
 
-    def _zero(self, site: _Site, args: list[_Value], dim: Dim, back: int) -> Dim:
+    def _zero(self, site: Site, args: list[Value], dim: Dim, back: int) -> Dim:
         """A dimension, ``back`` from the end, with what is known to be 0 in its padding."""
         node = site.node
         here = [a.dims[-back] if len(a.dims) >= back else () for a in args]
@@ -303,16 +301,16 @@ class _Walk:
             zeros = [d == places.zeroed(dim) for d in here]
             safe = any(z and all(a.tame for a in args if a is not b) for z, b in zip(zeros, args, strict=True))
         else:
-            nothing = len(args) == 1 and not node.masks and _value(node, [np.zeros(1)], site.program.bound(node)) == 0
+            nothing = len(args) == 1 and not node.masks and value_of(node, [np.zeros(1)], site.program.bound(node)) == 0
             safe = here[0] == places.zeroed(dim) and nothing
         return places.zeroed(dim) if safe else dim
 
-    def _reduce(self, site: _Site, args: list[_Value]) -> Dims:
+    def _reduce(self, site: Site, args: list[Value]) -> Dims:
         x, over = args[0], {i % len(args[0].dims) for i in site.node.attr["axis"]}
         keep = site.node.attr.get("keepdims")
         return tuple(() if i in over else places.bare(d) for i, d in enumerate(x.dims) if keep or i not in over)
 
-    def _contract(self, site: _Site, args: list[_Value]) -> Dims:
+    def _contract(self, site: Site, args: list[Value]) -> Dims:
         a, b = args
         rank = len(site.program[site.node.output].shape)
         return (
@@ -321,7 +319,7 @@ class _Walk:
             places.bare(b.dims[-1]),
         )
 
-    def _view(self, site: _Site, args: list[_Value]) -> Dims:
+    def _view(self, site: Site, args: list[Value]) -> Dims:
         node, x, shape = site.node, args[0], site.program[site.node.output].shape
         if node.op == "transpose":
             return tuple(x.dims[i] for i in node.attr["perm"])
@@ -338,7 +336,7 @@ class _Walk:
         given = ((),) * (len(shape) - len(x.dims)) + x.dims
         return tuple(d if places.extent(d) == n and n > 1 else e for d, e, n in zip(given, new, shape, strict=True))
 
-    def _data(self, site: _Site, args: list[_Value]) -> Dims:
+    def _data(self, site: Site, args: list[Value]) -> Dims:
         node, shape = site.node, site.program[site.node.output].shape
         at = node.attr["axis"] % len(shape)
         if node.op == "concat":
@@ -366,13 +364,14 @@ class _Walk:
 
     # -- operators of several, and of others --------------------------------------------------------------------------------
 
-    def composite(self, site: _Site, env: Mapping[str, _Value]) -> _Value:
+    def composite(self, site: Site, env: Mapping[str, Value]) -> Value:
         """As it is, where nothing in it needs a mask; else as what it is made of, but for softmax and attention, which take
         one."""
         node, args = site.node, list(site.args)
         inner, its = site.inside()
         dry = _Walk(Builder(node.op), self.sizes, self.others)
-        held = {n: replace(a, ref=dry.builder.input(n, *_kind(a))) for n, a in zip(inner.inputs, args, strict=True)}
+        given = zip(inner.inputs, args, strict=True)
+        held = {n: replace(a, ref=dry.builder.input(n, a.ref.shape, a.ref.tensor.dtype)) for n, a in given}
         dry.run(inner, its, held)
         if dry.least:
             raise UnsupportedError("takes a part of a padded dimension")
@@ -391,21 +390,20 @@ class _Walk:
         attrs, power = site.attributes(env)
         if power:
             raise UnsupportedError("has a number that is a power of a size")
-        return _Value(self.emit(site, [a.ref for a in args], attrs), dims, all(a.tame for a in site.args))
+        return Value(self.emit(site, [a.ref for a in args], attrs), dims, all(a.tame for a in site.args))
 
-    def attended(self, args: list[_Value]) -> list[_Value]:
+    def attended(self, args: list[Value]) -> list[Value]:
         q, k, v, *mask = args
         keys, rank = len(k.dims) - 2, len(q.dims)
         if not places.symbols(k.dims[keys]):
             return args
-        row = _Value(q.ref, (*((),) * (rank - 1), k.dims[keys]))
+        row = Value(q.ref, (*((),) * (rank - 1), k.dims[keys]))
         columns = [self.column(row, rank - 1, i, "bias") for i, f in enumerate(k.dims[keys]) if f.symbol]
         for c in columns:
-            mask = [replace(mask[0], ref=self.mask("add", mask[0].ref, c))] if mask else [_Value(c, row.dims)]
-        v = v if v.tame else self.kept(replace(v, dims=tuple(map(places.bare, v.dims))), len(v.dims) - 2)
-        return [q, k, v, *mask]
+            mask = [replace(mask[0], ref=self.mask("add", mask[0].ref, c))] if mask else [Value(c, row.dims)]
+        return [q, k, self.tamed(v, len(v.dims) - 2), *mask]
 
-    def library(self, site: _Site, env: Mapping[str, _Value]) -> _Value:
+    def library(self, site: Site, env: Mapping[str, Value]) -> Value:
         """What a library computes is tried out: results that are real must not change with what is padded."""
         node, args = site.node, list(site.args)
         attrs, power = site.attributes(env, sizes=("shape",))
@@ -417,111 +415,6 @@ class _Walk:
         else:
             dims = self.dims(shape, its)
             if any(places.symbols(d) for a in args for d in a.dims):
-                tried(*site.trial(), [a.dims for a in args], dims, (self.sizes, self.others))
-        return _Value(self.emit(site, [a.ref for a in args], attrs), dims, tame=node.op == "embedding")
-
-
-@dataclass(frozen=True)
-class _Site:
-    """A node and its counterpart ``its`` in the program at other sizes; ``theirs`` has the names of both."""
-
-    node: Node
-    its: Node
-    program: TensorProgram
-    other: TensorProgram
-    theirs: Mapping[str, str]
-    args: tuple[_Value, ...]
-
-    def attributes(self, env: Mapping[str, _Value], sizes: tuple[str, ...] = ()) -> tuple[dict[str, Any], dict[str, Fraction]]:
-        """Attributes for the padded program; and where the number of a ``scale`` is one, the powers of sizes that it must be
-        multiplied by. ``sizes`` names attributes that shapes say already."""
-        node, found, power = self.node, {}, dict[str, Fraction]()
-        for key, value in node.attrs:
-            other = self.its.attr.get(key)
-            if isinstance(value, Scalar) and isinstance(other, Scalar):
-                found[key], powers = self._number(node.op, value, other, env)
-                power |= powers
-                continue
-            if value != other and key not in ("shape", "stop", "start", "times", *sizes):
-                raise UnsupportedError(f"has {key}={value}, and {other} at other sizes")
-            found[key] = value
-        return found, power
-
-    def _number(
-        self, op: str, value: Scalar, other: Scalar, env: Mapping[str, _Value]
-    ) -> tuple[Scalar, Mapping[str, Fraction]]:
-        mine, its = value.value(self.program.extent), other.value(self.other.extent)
-        changing = [e for e in value.extents if places.symbols(env[e.tensor].dims[e.dim])]
-        if math.isclose(mine, its, rel_tol=1e-12):
-            place = env if not changing else None
-            return (_moved(value, place) if place is not None else value.bind(self.program.extent)), {}
-        there = value.value(lambda e: self.other[self.theirs[e.tensor]].shape[e.dim]) if changing else mine
-        if op != "scale" or not math.isclose(there, its, rel_tol=1e-12):
-            raise UnsupportedError(f"has a number that a size decides ({mine:g}, and {its:g} at other sizes)")
-        power: dict[str, Fraction] = {}
-        coeff = Scalar(value.coeff)
-        for base, exponent in value.powers:
-            dim = env[base.tensor].dims[base.dim] if isinstance(base, Extent) else ()
-            for f in dim:
-                if f.symbol:
-                    power[f.symbol] = power.get(f.symbol, Fraction(0)) + exponent
-                else:
-                    coeff = coeff * Scalar.power(f.extent, exponent)
-            if not isinstance(base, Extent):
-                coeff = coeff * Scalar.power(base, exponent)
-        return coeff, power
-
-    def inside(self) -> tuple[TensorProgram, TensorProgram]:
-        """What a composite is made of, at both sizes."""
-        found = []
-        for node, program in ((self.node, self.program), (self.its, self.other)):
-            attrs = {k: v for k, v in program.bound(node).items() if k != "dtype"}
-            found.append(alone(node.op, [(program[n].shape, program[n].dtype) for n in node.inputs], attrs))
-        return found[0], found[1]
-
-    def trial(self) -> tuple[Any, Any]:
-        """The operator at both sizes, each as a function of arrays, with the dtypes of its operands."""
-
-        def of(node: Node, program: TensorProgram) -> Any:
-            attrs = program.bound(node)
-            return lambda xs: np.asarray(node.entry.numpy(*xs, **attrs))
-
-        dtypes = tuple(self.program[n].dtype for n in self.node.inputs)
-        return (of(self.node, self.program), of(self.its, self.other)), dtypes
-
-
-def _moved(value: Scalar, env: Mapping[str, _Value]) -> Scalar:
-    """A constant tied to tensors of the padded program."""
-    return value.bind(lambda e: Extent(env[e.tensor].ref.name, e.dim))
-
-
-def _kind(a: _Value) -> tuple[tuple[int, ...], str]:
-    return a.ref.shape, a.ref.tensor.dtype
-
-
-def _value(node: Node, xs: list[Array], attrs: Mapping[str, Any]) -> Any:
-    with np.errstate(all="ignore"):
-        return node.entry.numpy(*xs, **attrs)
-
-
-_PROBES = np.array([-100.0, -1.0, 0.0, 1.0, 100.0])
-
-
-def _tame(node: Node, args: list[_Value], attrs: Mapping[str, Any]) -> bool:
-    """Whether finite operands give a finite result: element-wise operators are tried at a few numbers."""
-    if not all(a.tame for a in args) or node.masks:
-        return False
-    if node.entry.kind != "map":
-        return True
-    found = _value(node, [x.ravel() for x in np.meshgrid(*[_PROBES] * len(args))], attrs)
-    return bool(np.all(np.isfinite(found)) and np.max(np.abs(found)) < 1e9)
-
-
-def _prefix(mine: Array, its: Array) -> bool:
-    """Whether arrays of two sizes agree as far as both reach."""
-    if mine is its or (mine.shape == its.shape and mine.__array_interface__["data"] == its.__array_interface__["data"]):
-        return True
-    if mine.ndim != its.ndim:
-        return False
-    both = tuple(slice(min(a, b)) for a, b in zip(mine.shape, its.shape, strict=True))
-    return np.array_equal(mine[both], its[both], equal_nan=mine.dtype.kind == "f")
+                kinds = [(a.dims, a.ref.tensor.dtype) for a in args]
+                tried(site.functions(), kinds, dims, (self.sizes, self.others))
+        return Value(self.emit(site, [a.ref for a in args], attrs), dims, tame=node.op == "embedding")

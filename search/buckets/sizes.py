@@ -52,8 +52,8 @@ def places_of(key: str) -> list[Place]:
 
 
 def resolved(buckets: Buckets, sized: Sized) -> dict[str, tuple[int, ...]]:
-    """The buckets by the model's own names of its sizes. Raises :class:`UsageError` for dimensions that are not open, that are open
-    and have none, and for sizes that the model does not take."""
+    """The buckets by the model's own names of its sizes. Raises :class:`UsageError` for dimensions that are not open, that
+    are open and have none, and for sizes that the model does not take."""
     found: dict[str, tuple[int, ...]] = {}
     for key, sizes in buckets.items():
         named = [s for s, at in sized.places.items() if key == s or set(at) & set(places_of(key))]
@@ -74,8 +74,8 @@ def said(sizes: Sizes) -> str:
 
 
 def all_padded(sized: Sized, buckets: Mapping[str, Sequence[int]]) -> tuple[Padded, ...]:
-    """The model at all combinations of sizes, each for smaller ones too, the smallest first. Raises :class:`UnsupportedError` where
-    padding would change a result."""
+    """The model at all combinations of sizes, each for smaller ones too, the smallest first. Raises :class:`UnsupportedError`
+    where padding would change a result."""
     known: dict[tuple[int, ...], Imported] = {}
 
     def at(sizes: Sizes) -> Imported:
@@ -101,6 +101,6 @@ def _others(sizes: Sizes, buckets: Mapping[str, Sequence[int]], sized: Sized) ->
         fit = [m for m in (*buckets[s], *near) if m != n and max(least, 2) <= m <= (most or m)]
         free = [m for m in fit if (n, m) not in {(sizes[t], m) for t, m in found.items()}]
         if n > 1 and not free:
-            raise UnsupportedError(f"{sized.name!r} takes no size beside {said({s: n})}", "leave out buckets: export it at that size")
+            raise UnsupportedError(f"{sized.name!r} takes no size beside {said({s: n})}", "export it at that size")
         found[s] = 1 if n == 1 else free[0]
     return found

@@ -23,21 +23,26 @@ ROUNDS = 2
 Function = Callable[[Sequence[Array]], Array]
 
 
-def tried(both: tuple[Function, Function], dtypes: Sequence[str], operands: Sequence[Dims], result: Dims,
-          sizes: tuple[Mapping[str, int], Mapping[str, int]]) -> None:  # fmt: skip
-    """Compute an operator at both ``sizes``, with equal elements where both reach and others behind. Raises
-    :class:`UnsupportedError` where results that both reach differ."""
-    if sum(math.prod(shape_at(d, sizes[0])) for d in operands) > LARGEST:
+def tried(
+    functions: Sequence[Function],
+    operands: Sequence[tuple[Dims, str]],
+    result: Dims,
+    sizes: Sequence[Mapping[str, int]],
+) -> None:
+    """Compute an operator, given as ``functions`` for each of two ``sizes``, with equal elements where both reach and others
+    behind; ``operands`` are what is real of them and their dtypes. Raises :class:`UnsupportedError` where results that both reach
+    differ."""
+    if sum(math.prod(shape_at(d, sizes[0])) for d, _ in operands) > LARGEST:
         raise UnsupportedError("is of tensors too large to be tried out with padded ones")
     rng = np.random.default_rng(0)
     least = {s: min(n, sizes[1][s]) for s, n in sizes[0].items()}
-    below = max(1, min(shape_at(operands[0], least), default=1))  # what indices may name
+    below = max(1, min(shape_at(operands[0][0], least), default=1))  # what indices may name
     for _ in range(ROUNDS):
-        real = [_drawn(rng, _factors(d, least), t, below) for d, t in zip(operands, dtypes, strict=True)]
+        real = [_drawn(rng, _factors(d, least), t, below) for d, t in operands]
         found = []
-        for function, at in zip(both, sizes, strict=True):
+        for function, at in zip(functions, sizes, strict=True):
             xs = []
-            for x, d, t in zip(real, operands, dtypes, strict=True):
+            for x, (d, t) in zip(real, operands, strict=True):
                 full = _drawn(rng, _factors(d, at), t, below)
                 full[tuple(map(slice, x.shape))] = x
                 xs.append(full.reshape(shape_at(d, at)))
@@ -47,7 +52,7 @@ def tried(both: tuple[Function, Function], dtypes: Sequence[str], operands: Sequ
             except (FuserError, ValueError, IndexError, RuntimeError, TypeError) as error:
                 raise UnsupportedError(f"cannot be tried out with padded operands: {first_line(error)}") from error
             found.append(y[tuple(map(slice, shape_at(result, least)))])
-        if not np.allclose(*found, 1e-4, 1e-5, equal_nan=True):
+        if not np.allclose(found[0], found[1], 1e-4, 1e-5, equal_nan=True):
             raise UnsupportedError("computes what is real from what is padded")
 
 
