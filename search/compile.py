@@ -275,8 +275,8 @@ def compile_imported(known: Imported, spec: Device, device: str | None, how: How
         how.say("tuning and checking one region")
         with suppress(NoValidKernelError, UnsupportedError):
             done = _as_one(known.program, spec, device, (None, None, 0.0), how)
-            more = {"called": known.called, "pool": how.pool}
-            one = CompiledProgram(known.program, spec, done, runs, known.params, known.inputs, how.capture, None, **more)
+            more = (known.called, None, how.pool)
+            one = CompiledProgram(known.program, spec, done, runs, known.params, known.inputs, how.capture, None, *more)
             if device in (None, "cpu") or measures(how.tuning.effort) or not _exact(known.program) or not one.graph.blocks:
                 return one
     with ProcessPoolExecutor(jobs, APART) if jobs > 1 else nullcontext() as pool:
@@ -291,8 +291,8 @@ def compile_imported(known: Imported, spec: Device, device: str | None, how: How
         )
     if one is not None and one.realised.candidate.seconds <= model.whole.candidate.seconds:
         return one
-    more = {"called": known.called, "pool": how.pool}
-    return CompiledProgram(model.program, spec, model.whole, runs, model.params, known.inputs, how.capture, model, **more)
+    more = (known.called, None, how.pool)
+    return CompiledProgram(model.program, spec, model.whole, runs, model.params, known.inputs, how.capture, model, *more)
 
 
 def _exact(program: TensorProgram) -> bool:
