@@ -186,10 +186,9 @@ def _programs(p: Place, choice: int, tensor: str) -> int | None:
     loop the least number that covers the grid as well: the compiler pipelines the loop over the one place, in which all loads are
     under way at once."""
     sms = p.device.sm_count
-    enough = choice * sms >= p.programs
-    if choice > max(p.facts.resident(), 1) or (enough and (choice // 2 * sms >= p.programs or not _chained(p))):
+    if choice * sms >= p.programs and (choice // 2 * sms >= p.programs or not _chained(p)):
         return None
-    return choice * sms
+    return choice * sms if choice == 1 or choice <= p.facts.resident() else None  # one of them always fits
 
 
 def _chained(p: Place) -> bool:

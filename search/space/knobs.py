@@ -149,6 +149,8 @@ class Setting(Choice[Any]):
         """The place with the option as chosen, or without it where the choice is not for it."""
         tensor = tensor_of(self.name)
         value = self.option.at_place(p, self.decode(code), tensor)
+        if value is None and self.name not in p.schedule.knob:
+            return p
         return replace(p, schedule=self.option.set(p.schedule, value, tensor))
 
 
