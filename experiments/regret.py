@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import statistics
 import time
 from collections.abc import Mapping
@@ -20,6 +21,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from experiments.gather import say
@@ -41,6 +43,7 @@ from fuser.superopt.structures import structures
 from search.calibrate.programs import drawn_programs
 from search.calibrate.programs import programs
 from search.libraries import with_libraries
+from search.measure.measurement import Turn
 from search.measure.measurer import Bench
 from search.measure.records import Records
 from search.space.evolve import FULL
@@ -54,7 +57,8 @@ from search.tuner.pool import part
 from search.tuner.pool import pool_of
 
 FILE = "regret.json"
-FIRST = 32
+BEGUN = "begun.pickle"
+FIRST = 24
 """Candidates of a search's first generation."""
 LAST = 6
 """The fastest that are timed in turn with the first choice."""
@@ -98,6 +102,11 @@ def begin_all(seed: int, count: int, device: Device, workers: int | None) -> lis
     return [b for b in found if b is not None]
 
 
+def begun_in(path: Path) -> list[Begun] | None:
+    """What ``compile`` left here, if it did: making the pools again takes as long as compiling."""
+    return pickle.loads(path.read_bytes()) if path.exists() else None
+
+
 def measure(begun: Sequence[Begun], bench: Bench, budget: float) -> list[dict[str, Any]]:
     """A row for each program whose first generation was measured in time."""
     start = time.monotonic()
@@ -109,7 +118,7 @@ def measure(begun: Sequence[Begun], bench: Bench, budget: float) -> list[dict[st
         if left < 2:
             say(f"time is up after {len(searched)} programs")
             break
-        found, _ = bench.compare(b.hunt.program, [e.candidate for e in b.entries], seconds=left)
+        found, _ = bench.compare(Turn(b.hunt.program, tuple(e.candidate for e in b.entries), seconds=left))
         b.hunt.tell([(e, m, (m.time_us or 0.0) * 1e-6) for e, m in zip(b.entries, found, strict=True)])
         searched.append(b)
     hunts = [b.hunt for b in searched]
@@ -129,7 +138,7 @@ def row(b: Begun, bench: Bench) -> dict[str, Any]:
     times = b.hunt.times
     best = [e for e in sorted(times, key=lambda e: times[e]) if times[e] < float("inf")][:LAST]
     among = list(dict.fromkeys((b.choice, *best)))
-    found, _ = bench.compare(b.hunt.program, [e.candidate for e in among], again=True)
+    found, _ = bench.compare(Turn(b.hunt.program, tuple(e.candidate for e in among), again=True))
     us = [m.time_us if m.ok else None for m in found]
     right = [(t, e) for t, e in zip(us, among, strict=True) if t]
     fastest = min(right, key=lambda x: x[0]) if right else (None, b.choice)
@@ -177,13 +186,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         show(read_json(args.out / FILE, error=UsageError)["rows"])
         return 0
     device = load_device(args.target)
-    begun = begin_all(args.seed, args.count, device, args.workers)
+    make_folder(args.out)
+    begun = begun_in(args.out / BEGUN) if args.what == "measure" else None
+    if begun is None:
+        begun = begin_all(args.seed, args.count, device, args.workers)
     say(f"{len(begun)} searches begun")
     if args.what == "compile":
+        write_file(args.out / BEGUN, pickle.dumps(begun))
         every = {b.hunt.program: [e.candidate for e in b.entries] for b in begun}
         say(f"{compile_all(every, device.arch, args.workers, args.budget)} of {sum(map(len, every.values()))} compiled")
         return 0
-    make_folder(args.out)
     with Records(":memory:") as records, Bench.open(args.device, records, OPTIONS, args.workers, "regret") as bench:
         rows = measure(begun, bench, args.budget)
         result = {"seed": args.seed, "environment": json.loads(bench.environment), "compiler": bench.compiler, "rows": rows}

@@ -77,7 +77,7 @@ class KernelArtifact:
     compiler: str = ""
     descriptors: tuple[Descriptor, ...] = ()
 
-    @property
+    @cached_property
     def args(self) -> tuple[KernelArg, ...]:
         s = self.source
         return tuple(KernelArg(n, d, shape) for n, d, shape in zip(s.args, s.dtypes, s.shapes, strict=True))

@@ -95,11 +95,26 @@ class Batch:
 
     def schedule(self, i: int) -> KernelSchedule:
         if i not in self._schedules:
-            self._schedules[i] = self.kernel.settled(self.plain(i), self.settings[i].tolist())
+            p = self._place(i)
+            mine = self.kernel.settings
+            self._schedules[i] = settled(p, mine, self.settings[i].tolist()) if isinstance(p, Place) else p
         return self._schedules[i]
+
+    def _place(self, i: int) -> Place | KernelSchedule:
+        """Where options are settled, made once for candidates that differ in those alone; without any, the schedule."""
+        key = (*(int(v[i]) for v in self.tiles.values()), int(self.warps[i]), int(self.stages[i]))
+        key += tuple(int(np.broadcast_to(v, (len(self),))[i]) for v in self.splits.values())
+        if key not in self._places:
+            plain = self.plain(i)
+            self._places[key] = self.kernel.place(plain) if self.kernel.settings else plain
+        return self._places[key]
 
     @cached_property
     def _schedules(self) -> dict[int, KernelSchedule]:
+        return {}
+
+    @cached_property
+    def _places(self) -> dict[tuple[int, ...], Place | KernelSchedule]:
         return {}
 
     def seconds(self, estimate: Estimator, checked: bool = False) -> Counts:
@@ -215,9 +230,6 @@ class KernelSpace:
 
     def place(self, plain: KernelSchedule) -> Place:
         return place_of(self.block, plain, self.device, self.behind)
-
-    def settled(self, plain: KernelSchedule, codes: Sequence[int]) -> KernelSchedule:
-        return settled(self.place(plain), self.settings, codes) if self.settings else plain
 
     def schedule(
         self, order: TilingExpr, tiles: Mapping[str, int], splits: Mapping[str, int], warps: int, stages: int
