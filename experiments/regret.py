@@ -21,14 +21,18 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from experiments.gather import say
+import numpy as np
+
 from experiments.script import own_cache
 from experiments.script import parser
 from experiments.script import script
-from experiments.spread import compile_all
+from experiments.searched import compile_all
+from experiments.searched import drawn_programs
+from fuser.console import note
 from fuser.console import print_table
 from fuser.device import Device
 from fuser.device import load_device
@@ -40,8 +44,7 @@ from fuser.outputs import make_folder
 from fuser.outputs import write_file
 from fuser.pools import SPAWN
 from fuser.superopt.structures import structures
-from search.calibrate.programs import drawn_programs
-from search.calibrate.programs import programs
+from search.calibrate.programs import product
 from search.libraries import with_libraries
 from search.measure.measurement import Turn
 from search.measure.measurer import Bench
@@ -49,6 +52,7 @@ from search.measure.records import Records
 from search.space.evolve import FULL
 from search.tune import tune_fast
 from search.tuner.campaign import Campaign
+from search.tuner.campaign import Judge
 from search.tuner.hunt import Hunt
 from search.tuner.judges import OPTIONS
 from search.tuner.pool import Entry
@@ -76,8 +80,12 @@ class Begun:
 
 
 def drawn(seed: int, count: int) -> dict[str, TensorProgram]:
-    """Chains, norms, routers and attentions, and as many products with what follows them as there are threes of programs."""
-    products = [p for n, p in programs(seed, count // 3).items() if n.startswith("products/drawn")]
+    """Chains, norms, routers and attentions; a third are products with what follows them, some of long sums and few tiles."""
+    rng, products = np.random.default_rng(seed), list[TensorProgram]()
+    for i in range(count // 3):
+        m, k, n = (int(64 * rng.integers(lo, hi)) for lo, hi in ((2, 17), (16, 97), (4, 33)))
+        what = ("residual", "bias", "gelu", "plain")[i % 4]
+        products.append(product(f"drawn/product-{what}-{seed}-{i}", m, k, n, what))
     return {p.name: p for p in (*products, *drawn_programs(seed, count - len(products)).values())}
 
 
@@ -107,7 +115,7 @@ def begun_in(path: Path) -> list[Begun] | None:
     return pickle.loads(path.read_bytes()) if path.exists() else None
 
 
-def measure(begun: Sequence[Begun], bench: Bench, budget: float) -> list[dict[str, Any]]:
+def measure(begun: Sequence[Begun], bench: Judge, budget: float) -> list[dict[str, Any]]:
     """A row for each program whose first generation was measured in time."""
     start = time.monotonic()
     for b in begun:
@@ -116,7 +124,7 @@ def measure(begun: Sequence[Begun], bench: Bench, budget: float) -> list[dict[st
     for b in begun:
         left = budget * (1 - END) - (time.monotonic() - start)
         if left < 2:
-            say(f"time is up after {len(searched)} programs")
+            note(f"time is up after {len(searched)} programs")
             break
         found, _ = bench.compare(Turn(b.hunt.program, tuple(e.candidate for e in b.entries), seconds=left))
         b.hunt.tell([(e, m, (m.time_us or 0.0) * 1e-6) for e, m in zip(b.entries, found, strict=True)])
@@ -133,7 +141,7 @@ def measure(begun: Sequence[Begun], bench: Bench, budget: float) -> list[dict[st
     return rows
 
 
-def row(b: Begun, bench: Bench) -> dict[str, Any]:
+def row(b: Begun, bench: Judge) -> dict[str, Any]:
     """Times in microseconds, of the choice and of what was found, in turn."""
     times = b.hunt.times
     best = [e for e in sorted(times, key=lambda e: times[e]) if times[e] < float("inf")][:LAST]
@@ -190,11 +198,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     begun = begun_in(args.out / BEGUN) if args.what == "measure" else None
     if begun is None:
         begun = begin_all(args.seed, args.count, device, args.workers)
-    say(f"{len(begun)} searches begun")
+    note(f"{len(begun)} searches begun")
     if args.what == "compile":
         write_file(args.out / BEGUN, pickle.dumps(begun))
-        every = {b.hunt.program: [e.candidate for e in b.entries] for b in begun}
-        say(f"{compile_all(every, device.arch, args.workers, args.budget)} of {sum(map(len, every.values()))} compiled")
+        every = [e.candidate for turn in zip_longest(*(b.entries for b in begun)) for e in turn if e is not None]
+        note(f"{compile_all(every, device.arch, args.workers, args.budget)} of {len(every)} compiled")
         return 0
     with Records(":memory:") as records, Bench.open(args.device, records, OPTIONS, args.workers, "regret") as bench:
         rows = measure(begun, bench, args.budget)
