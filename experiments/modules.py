@@ -32,9 +32,12 @@ from typing import Any
 
 import torch
 from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_map
 
 import fuser
 from experiments.suite import SUITE
+from experiments.suite.case import Keywords
 from search.measure.replays import captured
 from search.measure.replays import in_turn
 from search.piecewise import PiecewiseModule
@@ -46,22 +49,40 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 
 
 def made(name: str, small: bool, dtype: Any = torch.float32, device: str = "cpu") -> tuple[Any, tuple[Any, ...]]:
-    """A module of the suite and its inputs."""
+    """A module of the suite and its inputs; the last of them may be :class:`Keywords`."""
     torch.manual_seed(0)
     module, inputs = SUITE[name](small)
-    module = module.eval().to(device=device, dtype=dtype)
-    return module, tuple(x.to(device, dtype if x.is_floating_point() else x.dtype) for x in inputs)
+    return module.eval().to(device=device, dtype=dtype), converted(inputs, dtype, device)
+
+
+def converted(inputs: tuple[Any, ...], dtype: Any, device: str | None = None) -> tuple[Any, ...]:
+    """With floating-point tensors of another dtype, in their strides; what is no tensor stays."""
+
+    def one(x: Any) -> Any:
+        return x.to(device, dtype if x.is_floating_point() else x.dtype) if isinstance(x, torch.Tensor) else x
+
+    *given, last = inputs or (None,)
+    ends = Keywords(tree_map(one, dict(last))) if isinstance(last, Keywords) else tree_map(one, last)
+    return (*tree_map(one, tuple(given)), ends) if inputs else ()
+
+
+def apart(inputs: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments and keyword arguments."""
+    return (inputs[:-1], dict(inputs[-1])) if inputs and isinstance(inputs[-1], Keywords) else (inputs, {})
 
 
 def error(got: Any, want: Any) -> float:
     """The largest error of a tensor, relative to its norm; infinite where results are of different kinds."""
     mine, tree = tree_flatten(got)
     theirs, wanted = tree_flatten(want)
-    if tree != wanted or any(x.shape != y.shape for x, y in zip(mine, theirs, strict=True)):
+    if tree != wanted:
         return float("inf")
     worst = 0.0
     for x, y in zip(mine, theirs, strict=True):
-        if not torch.equal(x.isnan(), y.isnan()):
+        if not isinstance(y, torch.Tensor):
+            worst = worst if type(x) is type(y) and x == y else float("inf")
+            continue
+        if x.shape != y.shape or x.is_floating_point() != y.is_floating_point() or not torch.equal(x.isnan(), y.isnan()):
             return float("inf")
         x, y = (t.detach().double().nan_to_num(0, 9e9, -9e9) for t in (x, y))
         worst = max(worst, float((x - y).norm() / (y.norm() + 1e-9)))
@@ -95,10 +116,12 @@ def patience(seconds: float) -> Iterator[None]:
 
 def checked(name: str, dtype: Any) -> str:
     module, inputs = made(name, True, dtype)
+    given, named = apart(inputs)
     with torch.no_grad():
-        want = module(*inputs)
-        run = fuser.compile(module, inputs, device="cpu")
-        wrong = error(run(*inputs), want)
+        want = module(*given, **named)
+        run = fuser.compile(module, given, example_kwargs=named, device="cpu")
+        wrong = error(got := run(*given, **named), want)
+    assert [getattr(x, "dtype", None) for x in tree_leaves(got)] == [getattr(x, "dtype", None) for x in tree_leaves(want)]
     assert wrong < (1e-3 if dtype is torch.float32 else 3e-2), f"error {wrong:.1e}"
     if isinstance(run, PiecewiseModule):
         return f"graph by graph, error {wrong:.0e}"
@@ -107,7 +130,8 @@ def checked(name: str, dtype: Any) -> str:
 
 def compiled(name: str, dtype: Any, target: str) -> str:
     module, inputs = made(name, False, dtype)
-    run = fuser.compile(module, inputs, target=target)
+    given, named = apart(inputs)
+    run = fuser.compile(module, given, example_kwargs=named, target=target)
     calls = len(run.graph.kernels) - len(run.graph.blocks)
     return f"{len(run.graph.blocks)} kernels, {calls} calls, {run.realised.candidate.us:.1f} µs"
 
@@ -142,13 +166,14 @@ def prepared(name: str, dtype: Any, doors: Sequence[str], most: float = PATIENCE
     """What there is to measure of a module: callables by name, and the row so far; ``most`` seconds for each compiler."""
     module, inputs = made(name, False, dtype, "cuda")
     row: dict[str, Any] = {"name": name, "dtype": str(dtype)[6:]}
-    calls: dict[str, Callable[[], Any]] = {"eager": lambda: module(*inputs)}
-    wide = [module.double(), *(x.double() if x.is_floating_point() else x for x in inputs)]
-    exact = wide[0](*wide[1:])
+    given, named = apart(inputs)
+    calls: dict[str, Callable[[], Any]] = {"eager": lambda: module(*given, **named)}
+    wide, more = apart(converted(inputs, torch.float64))
+    exact = module.double()(*wide, **more)
     module.to(dtype)
     row["eager_error"] = error(calls["eager"](), exact)
     compilers: dict[str, Callable[[], Callable[..., Any]]] = {
-        "ours": lambda: fuser.compile(module, inputs),
+        "ours": lambda: fuser.compile(module, given, example_kwargs=named),
         "door": lambda: torch.compile(module, backend=fuser.torch_backend, dynamic=False),
         "inductor": lambda: torch.compile(module, dynamic=False),
     }
@@ -157,8 +182,8 @@ def prepared(name: str, dtype: Any, doors: Sequence[str], most: float = PATIENCE
         try:
             with patience(most):
                 run = compilers[peer]()
-                row[f"{peer}_error"] = error(run(*inputs), exact)
-            calls[peer] = lambda run=run: run(*inputs)
+                row[f"{peer}_error"] = error(run(*given, **named), exact)
+            calls[peer] = lambda run=run: run(*given, **named)
             row[f"{peer}_plan"] = repr(run)[-150:] if peer == "ours" else ""
         except Exception as caught:  # noqa: BLE001
             row[f"{peer}_failed"] = f"{type(caught).__name__}: {str(caught)[:300]}"

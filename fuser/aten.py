@@ -3,8 +3,11 @@ JSON, and the call itself."""
 
 from __future__ import annotations
 
+import functools
 import json
+from collections.abc import Callable
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 
@@ -34,20 +37,41 @@ def described(args: Sequence[Any], kwargs: dict[str, Any], is_tensor: Any) -> tu
 
 def call(callee: str, detail: str, tensors: Sequence[Any], field: int = -1) -> Any:
     """Carry out a call on torch tensors; ``field`` picks one of several results."""
+    return _prepared(callee, detail)(tensors) if field < 0 else _prepared(callee, detail)(tensors)[field]
+
+
+def operator(callee: str) -> Any:
+    """Torch's operator of a name with its overload."""
     import torch
 
-    def real(value: Any) -> Any:
-        if isinstance(value, dict):
-            if "tensor" in value:
-                return tensors[value["tensor"]]
-            return tensors[0].device if "device" in value else getattr(torch, value["torch"])
-        return [real(v) for v in value] if isinstance(value, list) else value
-
-    args, kwargs = json.loads(detail)
     namespace, name, overload = callee.split(".")
-    function = getattr(getattr(getattr(torch.ops, namespace), name), overload)
-    found = function(*[real(a) for a in args], **{k: real(v) for k, v in kwargs.items()})
-    return found if field < 0 else found[field]
+    return getattr(getattr(getattr(torch.ops, namespace), name), overload)
+
+
+@functools.cache
+def _prepared(callee: str, detail: str) -> Callable[[Sequence[Any]], Any]:
+    """The call, read once."""
+    args, kwargs = json.loads(detail)
+    function = operator(callee)
+    first, named = [_reader(a) for a in args], {k: _reader(v) for k, v in kwargs.items()}
+    return lambda tensors: function(*[f(tensors) for f in first], **{k: f(tensors) for k, f in named.items()})
+
+
+def _reader(value: Any) -> Callable[[Sequence[Any]], Any]:
+    """An argument, of the tensors of a call."""
+    import torch
+
+    if isinstance(value, list):
+        each = [_reader(v) for v in value]
+        return lambda tensors: [f(tensors) for f in each]
+    if not isinstance(value, dict):
+        return lambda _: value
+    if "tensor" in value:
+        return itemgetter(value["tensor"])
+    if "device" in value:
+        return lambda tensors: tensors[0].device
+    known = getattr(torch, value["torch"])
+    return lambda _: known
 
 
 def evaluate(callee: str, detail: str, arrays: Sequence[Any], field: int = -1) -> Any:

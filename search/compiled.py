@@ -118,9 +118,11 @@ class CompiledProgram:
                 "run it on such a GPU, or compile it with device='cpu' for Triton's interpreter",
             )
         from fuser.runtime.graph_executor import Executable
+        from fuser.runtime.joined import inductor
 
         artifacts = [a for _, a in paired(self.graph, self.artifacts)] if self.artifacts else None
-        return Executable(self._planned, device=self.device, artifacts=artifacts, constants=self._constants())
+        build = None if self.device == "cpu" else inductor
+        return Executable(self._planned, device=self.device, artifacts=artifacts, constants=self._constants(), build=build)
 
     @cached_property
     def _planned(self) -> Launches:

@@ -15,6 +15,10 @@ Made = tuple[nn.Module, tuple[Any, ...]]
 Case = Callable[[bool], Made]
 
 
+class Keywords(dict[str, Any]):
+    """Keyword arguments, as the last of a module's inputs."""
+
+
 class Fn(nn.Module):
     """A function of modules and inputs; parameters and buffers by name."""
 

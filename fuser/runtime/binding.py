@@ -12,6 +12,7 @@ from fuser.aten import call as call_aten
 from fuser.ir.mugraph import LibraryKernel
 from fuser.lower.triton_source import KernelSource
 from fuser.runtime.calls import Launch
+from fuser.runtime.joined import Piece
 from fuser.runtime.launch import ALIGNMENT
 from fuser.runtime.launch import InterpretedKernel
 from fuser.runtime.launch import LoadedKernel
@@ -48,16 +49,24 @@ def launches(
     held: frozenset[str] = frozenset(),
     late: dict[str, Any] | None = None,
     moving: frozenset[str] = frozenset(),
+    pieces: Sequence[Piece] = (),
 ) -> list[Launch]:
     """A launch for each launched kernel of the plan, over the tensors of ``table``. Library kernels look the tensors ``held`` up
     in ``late`` at every call, and generated ones those that are ``moving``: then nothing here keeps them alive, and the table has
     no more than their form. What torch allocates in a call (``plan.adopted``) is among both; it is dropped behind its last
-    reader."""
+    reader. ``pieces`` are launches that are one, in place of their last."""
     found: list[Launch] = []
     shared, last = _shared(plan), _last_reads(plan)
+    ends, inside = {p.numbers[-1]: p for p in pieces}, {n for p in pieces for n in p.numbers[:-1]}
+    for p in pieces:
+        last[p.numbers[-1]] = tuple(name for n in p.numbers for name in last.pop(n, ()))
     for number, i in enumerate(plan.launched):
         kernel, loaded, source = plan.graph.kernels[i], kernels[i], plan.sources[i]
-        if source is None:
+        if number in inside:
+            launch = _nothing
+        elif number in ends:
+            launch = _joined(plan, ends[number], table, held, late)
+        elif source is None:
             assert isinstance(kernel, LibraryKernel)
             used = {root_of(t, plan.views) for t in (*kernel.args, kernel.output)}
             if late is not None and used & held:
@@ -72,6 +81,30 @@ def launches(
                 launch = _generated(loaded, source, [table[n] for n in source.args], dependent)
         found.append(_dropping(launch, last[number], late) if late is not None and number in last else launch)
     return found
+
+
+def _nothing(_: int) -> None:
+    """Of a kernel that another launch does."""
+
+
+def _joined(plan: Plan, piece: Piece, table: Mapping[str, Any], held: frozenset[str], late: dict[str, Any] | None) -> Launch:
+    """Several calls of torch as one; what torch would allocate for a result is allocated here."""
+    from torch import empty
+
+    names = (*piece.reads, *piece.writes)
+    run, values = piece.run, [_value(plan, n, table) for n in names]
+    if late is None:
+        return lambda _: run(*values)
+    roots = [root_of(n, plan.views) for n in names]
+    getters = [_getter(x, r, table[r], r in held) for x, r in zip(values, roots, strict=True)]
+    fresh = [(n, table[n].shape, table[n].dtype) for n in piece.writes if n in plan.adopted]
+
+    def call(_: int) -> None:
+        for name, shape, dtype in fresh:
+            late[name] = empty(shape, dtype=dtype, device=piece.device)
+        run(*[get(late) for get in getters])
+
+    return call
 
 
 def _generated(loaded: Loaded, source: KernelSource, args: Sequence[Any], dependent: bool) -> Launch:
@@ -131,7 +164,7 @@ def _dropping(launch: Launch, names: Sequence[str], late: dict[str, Any]) -> Lau
     def call(stream: int) -> None:
         launch(stream)
         for name in names:
-            del late[name]
+            late.pop(name, None)
 
     return call
 

@@ -30,12 +30,15 @@ from fuser.runtime.calls import TorchGpu
 from fuser.runtime.calls import in_turn
 from fuser.runtime.capture import Captured
 from fuser.runtime.capture import capture_calls
+from fuser.runtime.joined import Build
+from fuser.runtime.joined import joined
 from fuser.runtime.launch import ALIGNMENT
 from fuser.runtime.launch import InterpretedKernel
 from fuser.runtime.launch import LoadedKernel
 from fuser.runtime.launch import load
 from fuser.runtime.plan import Plan
 from fuser.runtime.plan import plan
+from fuser.runtime.recurrent import in_one_piece
 from fuser.runtime.tensors import Spec
 from fuser.runtime.tensors import accept
 from fuser.runtime.tensors import addresses
@@ -60,7 +63,8 @@ class Executable:
     The workspace is allocated once. A call allocates its outputs, and nothing where they are passed in, but what torch needs
     inside the library kernels of ``plan.scratch``. (An input that is not contiguous, or not aligned to 16 bytes, is copied.)
     Addresses that come again are remembered, so that the next call on the same tensors only launches.
-    ``constants`` are inputs that never change (weights): they are checked once and are not arguments. On ``device="cpu"``
+    ``constants`` are inputs that never change (weights): they are checked once and are not arguments. ``build`` makes kernels of
+    calls of torch that follow one another (:mod:`fuser.runtime.joined`). On ``device="cpu"``
     kernels run in Triton's interpreter.
 
     Calls may come from several threads and streams: they share the workspace and are ordered one after another. There is no
@@ -75,6 +79,7 @@ class Executable:
         device: str = "cuda",
         artifacts: Sequence[KernelArtifact | None] | None = None,
         constants: Mapping[str, Any] | None = None,
+        build: Build | None = None,
     ) -> None:
         import torch
 
@@ -94,11 +99,13 @@ class Executable:
         self._outputs = tuple(specs[n] for n in self.plan.graph.outputs)
         if unknown := [n for n in constants or {} if n not in self.plan.graph.inputs]:
             raise UsageError(f"{self.name!r} has no input {unknown[0]!r}", f"inputs: {', '.join(self.plan.graph.inputs)}")
-        self.constants = {n: accept(specs[n], x) for n, x in (constants or {}).items()}
+        self.constants = in_one_piece(self.plan.graph, {n: accept(specs[n], x) for n, x in (constants or {}).items()})
         self._inputs = tuple(specs[n] for n in self.plan.graph.inputs if n not in self.constants)
         self.inputs, self.outputs = tuple(s.name for s in self._inputs), tuple(s.name for s in self._outputs)
         made = self.plan.adopted
         self._forms = {n: torch.empty(t.shape, dtype=getattr(torch, t.dtype), device="meta") for n, t in self.plan.table.items()}
+        lying = {**self._forms, **self.intermediates, **self.constants}
+        self._pieces = joined(self.plan, lying, self.device, build) if build else []
         self._made = tuple(i for i, s in enumerate(self._outputs) if s.name in made)
         self._ends = (*self._inputs, *(s for s in self._outputs if s.name not in made))
         self._held = held_by_libraries(self.plan) - set(self.constants) | made
@@ -200,7 +207,7 @@ class Executable:
         table = {**self._forms, **self.intermediates, **self.constants, **values}
         own = dict(values) if late is None and self.plan.adopted else late
         moving = self.plan.adopted if values else self.plan.adopted.union(s.name for s in self._ends)
-        calls = launches(self.plan, self.kernels, table, self._held | moving, own, moving)
+        calls = launches(self.plan, self.kernels, table, self._held | moving, own, moving, self._pieces)
         if self._lanes is not None:
             call = self._lanes.call(calls, [self.plan.sources[i] is None for i in self.plan.launched])
         else:

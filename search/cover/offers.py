@@ -115,10 +115,11 @@ def _offers(
 ) -> Offers:
     chains = [frozenset(r.nodes) for r in find_chains(program, pricing.device)[0] if _short(r.program)]
     whole = [frozenset(n.output for n in program.nodes)] if narrow(program) else []
-    candidates = parts(program, [*chains, *whole], tails, steps, pricing.layouts)
+    candidates = parts(program, [*chains, *whole], tails, steps, pricing.layouts, pricing.libraries)
     if pricing.layouts:
         candidates = with_layouts(program, candidates, params)
-    joined = {p for p in candidates if _short(p.program) and sum(n.products > 0 for n in p.program.nodes) > 1}
+    several = {p for p in candidates if sum(n.products > 0 for n in p.program.nodes) > 1}
+    joined = {p for p in several if _short(p.program) or (whole and set(p.writes) == set(program.outputs))}
     tuned = dict(_priced([p for p in candidates if p not in joined], pricing))
     tuned |= _priced([p for p in candidates if p in joined], pricing, _apart(program, joined, tuned))
     return Offers(program, params, candidates, {p: tuned[p] for p in candidates if p in tuned}, greedy=pricing.greedy)

@@ -20,6 +20,8 @@ from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram
 from fuser.ir.subprogram import canonical
 from fuser.ir.subprogram import subprogram
+from fuser.lower.written import WRITTEN
+from fuser.runtime.joined import APART
 from fuser.superopt.rewrite.splits import LONG
 
 LONGEST = 16
@@ -33,6 +35,20 @@ BESIDE = EPILOGUE | {"reduce"}
 NORMS = ("layer_norm", "rms_norm")
 ROWS = frozenset({"map", "reduce", "composite"})
 """Kinds of operators that make a part without contractions: normalizations, softmax, sums of rows."""
+
+
+LEFT = ("library", "opaque")
+"""Kinds of operators that torch computes."""
+JOINT = (*LEFT, "map", "reduce", "composite", "data")
+"""Kinds of operators that torch's compiler has kernels for, several in one."""
+MOST = 32
+"""Most operators of one part that torch computes."""
+
+
+def joins(node: Node) -> bool:
+    """Whether torch's compiler may have one kernel for an operator and others."""
+    own = not node.products and node.op not in WRITTEN and node.entry.kind in JOINT
+    return own and not any(word in f"{node.op} {node.attr.get('callee', '')}" for word in APART)
 
 
 Stored = tuple[str, int]
@@ -110,16 +126,20 @@ def parts(
     tails: Mapping[str, frozenset[str]] | None = None,
     steps: Collection[str] = (),
     views: bool = True,
+    torch: bool = False,
 ) -> tuple[Part, ...]:
     """Every candidate, each once; with ``views``, those too that store a result as a view of it shows it. ``further`` are sets of
     results that are worth a part besides: chains of contractions, say. ``tails``: for a result the sums over its rows that the
-    kernel which makes it may leave too. ``steps`` are results on the way to others that no kernel is cut between."""
-    return tuple(_Finder(program, tails or {}, steps, views).run(further))
+    kernel which makes it may leave too. ``steps`` are results on the way to others that no kernel is cut between. With ``torch``,
+    those too that torch computes as one."""
+    return tuple(_Finder(program, tails or {}, steps, views, torch).run(further))
 
 
 class _Finder:
-    def __init__(self, program: TensorProgram, tails: Mapping[str, frozenset[str]], steps: Collection[str], views: bool) -> None:
-        self.program, self.tails, self.steps, self.views = program, tails, steps, views
+    def __init__(
+        self, program: TensorProgram, tails: Mapping[str, frozenset[str]], steps: Collection[str], views: bool, torch: bool
+    ) -> None:
+        self.program, self.tails, self.steps, self.views, self.torch = program, tails, steps, views, torch
         self.sums = frozenset().union(*tails.values())
         self.made = program.producers
         self.roots: dict[str, str] = {}
@@ -194,10 +214,13 @@ class _Finder:
     def cores(self) -> Iterator[frozenset[str]]:
         """For each operator: it alone; it with the operators in front that nothing else reads, element-wise ones first, then
         reductions and normalizations too; and with the contractions whose epilogue these are."""
+        yield from self.neighbours() if self.torch else ()
         for node in self.program.nodes:
             if moves_only(node):
                 continue
             yield frozenset((node.output,))
+            if self.torch and joins(node):
+                yield from self.joint(node.output)
             if node.entry.kind in ("opaque", "library") or node.products or node.output in self.steps:
                 continue
             yield from self.cones(node.output, EPILOGUE)
@@ -222,6 +245,39 @@ class _Finder:
             if not more:
                 return
             core.add(max(more, key=lambda p: (p in self.steps, self.order[p])))
+
+    def joint(self, end: str) -> Iterator[frozenset[str]]:
+        """It with the operators in front that nothing else reads, some of which are left to torch: without those in front of each
+        of these, and with all."""
+        core, due = {end}, False
+        while True:
+            front = {p for n in core for p in self.operands(n)} - core
+            ready = [p for p in front if self.readers[p] <= core and p not in self.program.outputs and joins(self.made[p])]
+            if len(core) > 1 and any(map(self.left, core)) and (due or not ready or len(core) == MOST):
+                yield frozenset(core)
+            if not ready or len(core) == MOST:
+                return
+            core.add(last := max(ready, key=self.order.__getitem__))
+            due = self.left(last)
+
+    def neighbours(self) -> Iterator[frozenset[str]]:
+        """All operators that torch's compiler takes and that read one another, whoever else reads them, some left to torch."""
+        found: dict[str, set[str]] = {}
+        for name in (n.output for n in self.program.nodes if not moves_only(n) and joins(n)):
+            mine = {name}
+            for other in {id(s): s for p in self.operands(name) if (s := found.get(p))}.values():
+                mine |= other
+            found |= dict.fromkeys(mine, mine)
+        for core in {id(s): s for s in found.values()}.values():
+            if 1 < len(core) <= MOST and any(map(self.left, core)):
+                yield frozenset(core)
+
+    def left(self, name: str) -> bool:
+        return self.made[name].entry.kind in LEFT or name in self.wholes
+
+    @cached_property
+    def wholes(self) -> frozenset[str]:
+        return frozenset(self.program.whole_numbers)
 
     def in_front(self, core: frozenset[str]) -> frozenset[str]:
         """What a product takes along where nothing else reads it: normalizations of a few rows, and concatenations, which are

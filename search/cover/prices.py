@@ -16,7 +16,9 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from cost_model import refined
 from fuser import kept
+from fuser.aten import operator
 from fuser.device import Device
 from fuser.errors import FuserError
 from fuser.files import BAD_VALUE
@@ -26,6 +28,7 @@ from fuser.ir.layouts import laid
 from fuser.ir.layouts import rows_of
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
+from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram
 from fuser.ir.scalar import Scalar
 from fuser.ir.schedule import Schedule
@@ -36,6 +39,7 @@ from fuser.runtime.library import output_of
 from fuser.superopt.structures import structures
 from search.cover.parts import Part
 from search.cover.parts import Rows
+from search.cover.parts import joins
 from search.cover.parts import moves_only
 from search.libraries import with_libraries
 from search.space.evolve import Ranked
@@ -142,7 +146,8 @@ def _best(asked: _Asked, device: Device, libraries: bool, seed: int) -> Laid:
     except FuserError:
         graphs = ()
     if not graphs:
-        return {rows: None if rows else by_library(program, device) for rows in several}
+        joint = libraries and joint_seconds(program, device)
+        return {rows: None if rows else by_library(program, device, joint or None) for rows in several}
     with_calls = with_libraries(graphs) if libraries and asked.worth is None else graphs
     found: Laid = {}
     ends = {min(several, key=len), max(several, key=len)}
@@ -220,9 +225,29 @@ def _together(program: TensorProgram, graphs: Sequence[KernelGraph]) -> tuple[Ke
     return tuple(g for g in graphs if any(sum(s.contracts for s in b.computes) >= wanted for b in g.blocks))
 
 
-def by_library(program: TensorProgram, device: Device) -> Tuned | None:
-    """A program of one operator, and views, by a library call."""
-    if sum(not moves_only(n) for n in program.nodes) > 1:
+def joint_seconds(program: TensorProgram, device: Device) -> float:
+    """Estimate of what torch's compiler makes of operators: it writes what is folded, then reads it again; 0 where it is not for
+    it."""
+    inner = [n for n in program.nodes if not moves_only(n)]
+    if len(inner) < 2 or not all(map(joins, inner)):
+        return 0.0
+    folds = [n for n in inner if n.output not in program.outputs and _folds(n)]
+    moved = [sum(program[n].nbytes for n in (*program.inputs, *program.outputs)), *(2 * program[n.output].nbytes for n in folds)]
+    return sum(refined.memory_kernel_seconds(n, device) for n in moved)
+
+
+def _folds(node: Node) -> bool:
+    """Whether elements of the result come of many of the operands."""
+    if node.entry.kind != "opaque":
+        return node.entry.kind in ("reduce", "composite") or (node.entry.kind == "library" and node.entry.flops > 0)
+    import torch
+
+    return torch.Tag.pointwise not in operator(node.attr["callee"]).tags
+
+
+def by_library(program: TensorProgram, device: Device, joint: float | None = None) -> Tuned | None:
+    """A program of one operator, and views, by a library call; of several in ``joint`` seconds, if that is given."""
+    if joint is None and sum(not moves_only(n) for n in program.nodes) > 1:
         return None
     kernels = tuple(
         LibraryKernel(n.output, n.op, n.inputs, n.output, tuple(sorted(program.bound(n).items()))) for n in program.nodes
@@ -230,7 +255,7 @@ def by_library(program: TensorProgram, device: Device) -> Tuned | None:
     ends = (*program.inputs, *program.outputs)
     try:
         graph = KernelGraph(program.name, program.inputs, kernels, program.outputs, tuple(program[n] for n in ends)).validate()
-        seconds = sum(library_seconds(graph, k, device) for k in kernels)
+        seconds = sum(library_seconds(graph, k, device) for k in kernels) if joint is None else joint
         made = {n: program[n] for n in program.inputs}
         for kernel in kernels:
             made[kernel.output] = output_of(kernel, made)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
@@ -196,7 +197,7 @@ class ScheduleSpace:
             if len(found) >= min(count, self.size):
                 break
         if not found:
-            first = next(self.enumerate(), None)
+            first = self._first()
             if first is None:
                 raise NoValidKernelError(
                     f"no schedule of {self.graph.name!r} fits into the shared memory of {self.device.name} (rule 4)",
@@ -221,12 +222,21 @@ class ScheduleSpace:
     def enumerate(self) -> Iterator[Schedule]:
         """Every valid schedule, each once."""
         for splits in self.split_choices():
-
-            def of(k: KernelSpace, splits: dict[str, int] = splits) -> Iterator[KernelSchedule]:
-                for batch in k.batches(splits):
-                    yield from map(batch.schedule, range(len(batch)))
-
             if len(self.kernels) == 1:
-                yield from (Schedule((s,)) for s in of(self.kernels[0]))
+                yield from (Schedule((s,)) for s in _each(self.kernels[0], splits))
             else:
-                yield from map(Schedule, product(*(of(k) for k in self.kernels)))
+                yield from map(Schedule, product(*(_each(k, splits) for k in self.kernels)))
+
+    def _first(self) -> Schedule | None:
+        """The first of them; no more are made."""
+        for splits in self.split_choices():
+            found = [next(_each(k, splits), None) for k in self.kernels]
+            if None not in found:
+                return Schedule(tuple(s for s in found if s is not None))
+        return None
+
+
+def _each(kernel: KernelSpace, splits: Mapping[str, int]) -> Iterator[KernelSchedule]:
+    """The valid schedules of a kernel."""
+    for batch in kernel.batches(splits):
+        yield from map(batch.schedule, range(len(batch)))

@@ -1,0 +1,178 @@
+"""Calls of torch that follow one another, as kernels of torch's own compiler (inductor).
+
+What the op table lacks and what we have no kernel for is left to torch, which launches operator by operator and writes every
+result into memory. Where its compiler is at hand it makes one kernel, or a few, of several such calls; of one, too: many of
+torch's own are older. What fails there leaves the calls as they are.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from dataclasses import replace
+from typing import Any
+
+from fuser.aten import call as call_aten
+from fuser.ir.mugraph import LibraryKernel
+from fuser.runtime.library import call_of_result
+from fuser.runtime.library import constants
+from fuser.runtime.library import root_of
+from fuser.runtime.library import view
+from fuser.runtime.plan import Plan
+from fuser.runtime.torch_program import apply
+
+APART = ("conv", "mm.", "rnn", "lstm", "gru.", "sort", "topk", "attention", "fft", "linalg", "kthvalue", "median", "mode.")
+"""Operators that the compiler leaves to libraries too, or that are long loops (by what is in their names), so that nothing is
+gained."""
+LARGEST = 200
+"""Most operators of torch's in one piece: a recurrent network that was unrolled takes minutes to compile."""
+SECONDS = 20.0
+"""Time after which no further piece of a program is compiled."""
+
+Run = Callable[..., Any]
+Build = Callable[[Any, Run, Sequence[Any]], Run | None]
+"""Makes a faster form of a function: given its graph, itself, and examples that it may write to; None where it fails."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Launches by their number, what they read (as they read it: a view of what lies in memory) and write. ``run`` takes these
+    tensors and writes into the last of them."""
+
+    numbers: tuple[int, ...]
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    run: Run
+    key: Any = None
+    """Equal for pieces that do the same with tensors that lie alike."""
+    device: Any = None
+
+
+def joined(plan: Plan, table: Mapping[str, Any], device: Any, build: Build) -> list[Piece]:
+    """The pieces of a plan of which ``build`` makes something, of tensors like those in ``table``."""
+    import torch
+
+    until, made = time.monotonic() + SECONDS, dict[Any, Run | None]()
+
+    def like(piece: Piece) -> list[Any]:
+        found = [_seen(plan, dict(table), n) for n in (*piece.reads, *piece.writes)]
+        return [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device) for x in found]
+
+    def built(piece: Piece) -> list[Piece]:
+        if piece.key not in made:
+            made[piece.key] = None
+            if time.monotonic() < until:
+                with suppress(Exception), torch.no_grad():  # out of memory, too: these are examples
+                    given = like(piece)
+                    graph = _traced(piece.run, given)
+                    made[piece.key] = None if graph is None else build(graph, piece.run, given)
+        run = made[piece.key]
+        return [] if run is None else [replace(piece, run=run, device=device)]
+
+    alone = {n: p for n in range(len(plan.launched)) if (p := _piece(plan, (n,), table)) is not None}
+    found: list[Piece] = []
+    for numbers in _following(plan, alone):
+        whole = _piece(plan, numbers, table) if len(numbers) > 1 and not _overlapping(plan, numbers) else None
+        found += (whole and built(whole)) or [p for n in numbers for p in built(alone[n])]
+    return found
+
+
+def _following(plan: Plan, among: Mapping[int, Piece]) -> list[tuple[int, ...]]:
+    """Launches that follow one another on a stream, where nobody waits for one of them but the last."""
+    found: list[tuple[int, ...]] = []
+    streams = plan.streams
+    for stream in range(streams.count):
+        run: tuple[int, ...] = ()
+        for number in (n for n in range(len(plan.launched)) if streams.stream[n] == stream):
+            if number not in among or (run and run[-1] in streams.records):
+                found.append(run)
+                run = ()
+            run = (*run, number) if number in among else run
+        found.append(run)
+    return [r for r in found if r]
+
+
+def _seen(plan: Plan, values: dict[str, Any], name: str) -> Any:
+    """A tensor that a library kernel reads, views included."""
+    if name not in values:
+        values[name] = view(plan.views[name], _seen(plan, values, plan.views[name].args[0]))
+    return values[name]
+
+
+def _ends(plan: Plan, numbers: Sequence[int]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What launches read of others, and what others read of them."""
+    mine = [plan.graph.kernels[plan.launched[n]] for n in numbers]
+    made = {t for k in mine for t in k.outputs}
+    reads = dict.fromkeys(t for k in mine for t in k.inputs if root_of(t, plan.views) not in made)
+    outside = [plan.graph.kernels[i] for n, i in enumerate(plan.launched) if n not in numbers]
+    wanted = {root_of(t, plan.views) for k in outside for t in k.inputs} | set(plan.graph.outputs)
+    return tuple(reads), tuple(t for k in mine for t in k.outputs if t in wanted)
+
+
+def _overlapping(plan: Plan, numbers: Sequence[int]) -> bool:
+    """Whether something is written where a tensor lies that is read: the one was to be over when the other begins."""
+    places = {s.tensor.name: (s.offset, s.offset + s.tensor.nbytes) for s in plan.slots}
+    reads, writes = ([places[r] for n in names if (r := root_of(n, plan.views)) in places] for names in _ends(plan, numbers))
+    return any(a < d and c < b for a, b in reads for c, d in writes)
+
+
+def _piece(plan: Plan, numbers: tuple[int, ...], table: Mapping[str, Any]) -> Piece | None:
+    """Launches as one function; None where one is generated, a product or a copy."""
+    kernels: list[tuple[LibraryKernel, dict[str, Any]]] = []
+    for n in numbers:
+        k = plan.graph.kernels[plan.launched[n]]
+        if not isinstance(k, LibraryKernel) or plan.sources[plan.launched[n]] is not None or k.contracts:
+            return None
+        kernels.append((k, constants(k, plan.graph, plan.table)))
+    reads, writes = _ends(plan, numbers)
+
+    def run(*given: Any) -> tuple[()]:
+        values, several = dict(zip(reads, given, strict=False)), dict[Any, Any]()
+        for k, attrs in kernels:
+            xs, call = [_seen(plan, values, a) for a in k.args], call_of_result(k)
+            if call and call not in several:
+                several[call] = call_aten(attrs["callee"], attrs["detail"], xs)
+            values[k.output] = several[call][attrs["field"]] if call else apply(k.op, xs, attrs)
+        for name, out in zip(writes, given[len(reads) :], strict=True):
+            out.copy_(values[name])
+        return ()
+
+    order = {n: i for i, n in enumerate(dict.fromkeys((*reads, *(t for k, _ in kernels for t in (*k.args, k.output)))))}
+    steps = tuple((k.op, repr(attrs), tuple(order[t] for t in (*k.args, k.output))) for k, attrs in kernels)
+    forms = tuple((x.shape, x.stride(), x.dtype) for x in (_seen(plan, dict(table), n) for n in (*reads, *writes)))
+    return Piece(numbers, reads, writes, run, (steps, forms, tuple(order[n] for n in writes)))
+
+
+def _traced(run: Run, given: Sequence[Any]) -> Any:
+    """The function as a graph of torch's operators; None where its compiler has no kernels for them."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    graph = make_fx(run, tracing_mode="fake")(*given)
+    calls = [str(n.target) for n in graph.graph.nodes if n.op == "call_function"]
+    return None if len(calls) > LARGEST or any(word in name for name in calls for word in APART) else graph
+
+
+def inductor(graph: Any, run: Run, given: Sequence[Any]) -> Run | None:
+    """What torch's compiler makes of a function, loaded, where it agrees with the function itself."""
+    from torch._inductor import compile as compiled
+    from torch._inductor import config
+
+    for x in given:  # all of their memory: elements of a broadcast tensor lie in one place
+        whole = x.as_strided((x.untyped_storage().nbytes() // x.element_size(),), (1,))
+        whole.normal_() if x.is_floating_point() else whole.zero_()  # zero is a place in any tensor
+    wanted = [x.clone() for x in given]
+    with config.patch(compile_threads=1):
+        made: Any = compiled(graph, list(given))
+    run(*wanted)
+    made(*given)
+    return made if all(map(_alike, given, wanted)) else None
+
+
+def _alike(x: Any, y: Any) -> bool:
+    import torch
+
+    return torch.allclose(x, y, 1e-2, 1e-3, equal_nan=True) if x.is_floating_point() else torch.equal(x, y)

@@ -1,0 +1,65 @@
+"""Calls of torch that follow one another as one: what the compiler is given, and what a call gives with what it makes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from fuser.ir.mugraph import KernelGraph  # noqa: E402
+from fuser.ir.mugraph import LibraryKernel  # noqa: E402
+from fuser.ir.program import Tensor  # noqa: E402
+from fuser.ir.schedule import Schedule  # noqa: E402
+from fuser.runtime.graph_executor import Executable  # noqa: E402
+
+
+def graph() -> KernelGraph:
+    """A product, and behind it what torch computes: two results, one of them of a view."""
+    kernels = (
+        LibraryKernel("m", "matmul", ("X", "W"), "M"),
+        LibraryKernel("p", "prod", ("M",), "P", (("dim", 1), ("keepdim", True))),
+        LibraryKernel("t", "transpose", ("M",), "T", (("perm", (1, 0)),)),
+        LibraryKernel("f", "flip", ("T",), "F", (("dims", (0,)),)),
+        LibraryKernel("s", "tanh", ("P",), "S"),
+    )
+    ends = (Tensor("X", (6, 5), "float32"), Tensor("W", (5, 4), "float32"), Tensor("F", (4, 6), "float32"))
+    return KernelGraph("g", ("X", "W"), kernels, ("F", "S"), (*ends, Tensor("S", (6, 1), "float32"))).validate()
+
+
+def wanted(x: Any, w: Any) -> list[Any]:
+    return [(x @ w).T.flip(0), (x @ w).prod(1, keepdim=True).tanh()]
+
+
+def test_calls_that_follow_one_another_are_one_and_give_the_same() -> None:
+    seen: list[list[str]] = []
+
+    def build(traced: Any, _run: Any, given: Any) -> Any:
+        seen.append([str(n.target) for n in traced.graph.nodes if n.op == "call_function"])
+        return traced
+
+    run = Executable(graph(), Schedule(()), device="cpu", build=build)
+    assert any("aten.prod.dim_int" in names for names in seen)
+    assert not any("mm" in name for names in seen for name in names)
+    for _ in range(3):  # anywhere, then at addresses that come again
+        x, w = torch.randn(6, 5), torch.randn(5, 4)
+        for _ in range(3):
+            for got, want in zip(run(x, w), wanted(x, w), strict=True):
+                torch.testing.assert_close(got, want)
+    outs = torch.zeros(4, 6), torch.zeros(6, 1)
+    run(x, w, out=outs)
+    for got, want in zip(outs, wanted(x, w), strict=True):
+        torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_what_cannot_be_compiled_stays_with_torch(fails: bool) -> None:
+    def build(*_: Any) -> Any:
+        if fails:
+            raise RuntimeError("no compiler")
+
+    run = Executable(graph(), Schedule(()), device="cpu", build=build)
+    x, w = torch.randn(6, 5), torch.randn(5, 4)
+    for got, want in zip(run(x, w), wanted(x, w), strict=True):
+        torch.testing.assert_close(got, want)
