@@ -32,6 +32,7 @@ from fuser.frontends.sized import sized_module
 from fuser.frontends.sized import sized_torch
 from fuser.frontends.torch_export import from_torch
 from fuser.ir.candidate import Candidate
+from fuser.ir.element_program import moves_elements
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import Schedule
@@ -277,7 +278,8 @@ def compile_imported(known: Imported, spec: Device, device: str | None, how: How
             done = _as_one(known.program, spec, device, (None, None, 0.0), how)
             more = (known.called, None, how.pool)
             one = CompiledProgram(known.program, spec, done, runs, known.params, known.inputs, how.capture, None, *more)
-            if device in (None, "cpu") or measures(how.tuning.effort) or not _exact(known.program) or not one.graph.blocks:
+            alone = not (_exact(known.program) or moves_elements(known.program)) or not one.graph.blocks
+            if device in (None, "cpu") or measures(how.tuning.effort) or alone:
                 return one
     with ProcessPoolExecutor(jobs, APART) if jobs > 1 else nullcontext() as pool:
         model = compile_model(

@@ -10,6 +10,7 @@ import math
 from collections.abc import Collection
 from collections.abc import Mapping
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from dataclasses import replace
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from cost_model import refined
+from cost_model.element_time import element_seconds
 from cost_model.features import Counts
 from cost_model.features import Features
 from cost_model.features import schedule_features
@@ -31,6 +33,8 @@ from fuser.ir.candidate import Candidate
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.program import TensorProgram
+from fuser.lower.element_tiles import recipe_of
+from fuser.runtime.library import constants
 from fuser.runtime.library import views_of
 from fuser.superopt.structures import structures
 from search.space.evolve import INSTANT
@@ -154,6 +158,10 @@ def library_seconds(graph: KernelGraph, kernel: LibraryKernel, device: Device) -
     tensors = graph.device_tensors
     if any(name not in tensors for name in (*kernel.args, kernel.output)):
         raise UnsupportedError(f"library kernel {kernel.name!r} reads a tensor whose shape a schedule chooses")
+    if kernel.op == "elements" or kernel.entry.element is not None:
+        with suppress(UnsupportedError):
+            attrs = constants(kernel, graph, tensors)
+            return element_seconds(recipe_of(kernel.op, kernel.args, kernel.output, attrs, tensors), device)
     if not kernel.contracts:
         moved = refined.memory_kernel_seconds(sum(tensors[a].nbytes for a in (*kernel.args, kernel.output)), device)
         return moved + bias_seconds(kernel.op, len(kernel.args), tensors[kernel.output].nbytes, device)

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from fuser.ir.elements import Recipe
 from fuser.ir.ops import OPS
+
+_HALVES = {
+    "low": ("slice", ("x",), {"axis": 2, "start": 0, "stop": 2}),
+    "high": ("slice", ("x",), {"axis": 2, "start": 2, "stop": 4}),
+    "less": ("neg", ("high",), {}),
+    "y": ("concat", ("less", "low"), {"axis": 2}),
+}
+HALF_TURN = Recipe(("x",), _HALVES, {n: ((2, 3, 4 if n in "xy" else 2), "float32") for n in ("x", *_HALVES)})
+"""The second half of each row, turned round, in front of the first."""
 
 NUMBERS: dict[str, dict[str, Any]] = {
     "scale": {"scalar": 0.25},
@@ -52,8 +62,13 @@ ATTRS: dict[str, dict[str, Any]] = {
     "argtopk": {"k": 2, "dim": 1},
     "diagonal": {"offset": 1, "dim1": 0, "dim2": 2},
     **{n: {"padding": (1, 2)} for n in ("reflection_pad", "replication_pad")},
-    "upsample_bilinear2d": {"output_size": (5, 7)},
-    **{f"max_pool{n}d_places": {"kernel_size": (2,) * n, "stride": (1,) * n} for n in (2, 3)},
+    "resize": {"output_size": (5, 7), "mode": "linear"},
+    "unfold": {"kernel_size": (2, 2)},
+    "fold": {"output_size": (3, 4), "kernel_size": (2, 1)},
+    "elements": {"program": HALF_TURN.text, "shape": (2, 3, 4), "dtype": "float32"},
+    **{f"max_pool{n}d_places": {"kernel_size": (2,) * n, "stride": (1,) * n} for n in (1, 2, 3)},
+    **{f"adaptive_{kind}_pool{n}d": {"output_size": (1, 2, 3)[:n]} for kind in ("max", "avg") for n in (1, 2, 3)},
+    **{f"adaptive_max_pool{n}d_places": {"output_size": (1, 2, 3)[:n]} for n in (1, 2, 3)},
     "flip": {"dims": (1,)},
     **{
         f"{kind}_pool{n}d{last}": {"kernel_size": (2,) * n, "stride": (1,) * n}
@@ -86,7 +101,10 @@ OPERANDS: dict[str, tuple[tuple[int, ...], ...]] = {
     "gather": ((2, 3, 4), (2, 2, 3)),
     "scatter": ((2, 3, 4), (1, 2, 3), (2, 3, 4)),
     "scatter_reduce": ((2, 3, 4), (1, 2, 3), (2, 3, 4)),
-    "upsample_bilinear2d": ((2, 3, 4, 3),),
+    "resize": ((2, 3, 4, 3),),
+    "unfold": ((2, 3, 4, 5),),
+    "fold": ((2, 6, 8),),
+    **{f"adaptive_{kind}_pool3d{end}": ((2, 3, 4, 2),) for kind, end in (("max", ""), ("avg", ""), ("max", "_places"))},
 }
 
 INDICES: dict[str, dict[int, int]] = {

@@ -43,14 +43,6 @@ def vector_norm(c: Call) -> Ref | None:
     return fold(c) if number_of(c["ord"]) == 2 else None
 
 
-def mean_of_all(c: Call) -> Ref | None:
-    """An adaptive pooling to one element; others are left."""
-    x, rank = c.tensor("self"), len(c["output_size"])
-    if any(n != 1 for n in c["output_size"]):
-        return None
-    return c.b.op("mean", x, axis=tuple(range(len(x.shape) - rank, len(x.shape))), keepdims=True)
-
-
 def clamp(c: Call) -> Ref:
     """Between tensors."""
     x = c.ref(c["self"], c.dtype)

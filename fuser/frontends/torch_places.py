@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
+
+import numpy as np
 
 from fuser.frontends.torch_call import Call
 from fuser.frontends.torch_call import is_tensor
 from fuser.frontends.torch_call import number_of
 from fuser.ir.builder import Ref
+from fuser.ir.element_rules import LARGEST
 
 
 def _read(c: Call, i: int) -> bool:
@@ -26,13 +30,69 @@ def _sorted(c: Call) -> tuple[Ref, Ref]:
     return c.b.op("gather", x, places, dim=dim), places
 
 
-def _pool(c: Call) -> tuple[Ref, Ref | None] | None:
-    if c["ceil_mode"]:
-        return None
+def _pool(c: Call) -> tuple[Ref, Ref | None]:
     x, name = c.tensor("self"), c.aten.split("_with")[0]
     attrs: dict[str, Any] = {n: tuple(c[n]) for n in ("kernel_size", "stride", "padding", "dilation") if c[n]}
+    if c["ceil_mode"]:
+        attrs["ceil_mode"] = True
     places = c.b.op(f"{name}_places", x, dtype="int64", **attrs) if _read(c, 1) else None
     return c.b.op(name, x, **attrs), places
+
+
+def _adaptive(c: Call) -> Any:
+    """A pooling into so many parts along each axis: a fold, windows side by side, or windows of one more or less."""
+    x, size, name = c.tensor("self"), tuple(c["output_size"]), c.aten.lstrip("_")
+    rank, largest = len(size), "max" in name
+    lead, own = x.shape[:-rank], x.shape[-rank:]
+    window = [-(-n // m) for n, m in zip(own, size, strict=True)]
+    places = None
+    if size == (1,) * rank and not (largest and _read(c, 1)):
+        y = c.b.op("max" if largest else "mean", x, axis=tuple(range(len(lead), len(x.shape))), keepdims=True)
+        return (y, None) if largest else y
+    if largest and _read(c, 1):
+        if math.prod(window) >= LARGEST:
+            return None
+        places = c.b.op(f"{name}_places", x, output_size=size, dtype="int64")
+    if any(n % m for n, m in zip(own, size, strict=True)):
+        if math.prod(w + 1 for w in window) > LARGEST:
+            return None
+        y = c.b.op(name, x, output_size=size)
+    elif math.prod(window) <= LARGEST:
+        y = c.b.op(name.removeprefix("adaptive_"), x, kernel_size=tuple(window))
+    else:
+        parts = c.reshape(x, (*lead, *(e for m, w in zip(size, window, strict=True) for e in (m, w))))
+        axes = tuple(len(lead) + 2 * i + 1 for i in range(rank))
+        y = c.reshape(c.b.op("max" if largest else "mean", parts, axis=axes, keepdims=False), (*lead, *size))
+    return (y, places) if largest else y
+
+
+def _resized(c: Call) -> Ref | None:
+    """Between elements of the operand. Left where the steps are others than the sizes say, or where torch rounds them."""
+    x = c.tensor("input")
+    rank = len(x.shape) - 2
+    size, own = c.shape[-rank:], x.shape[-rank:]
+    if c["scale_factors"] and any(n * s != m for n, s, m in zip(own, c["scale_factors"], size, strict=True)):
+        return None
+    if "bicubic" in c.aten or "linear" in c.aten:
+        mode = "cubic" if "bicubic" in c.aten else "linear"
+        return c.b.op("resize", x, output_size=size, mode=mode, align_corners=bool(c["align_corners"]))
+    whole = all(m % n == 0 for n, m in zip(own, size, strict=True))
+    if whole and "exact" not in c.aten:
+        for i, (n, m) in enumerate(zip(own, size, strict=True)):
+            x = x if n == m else c.b.op("repeat", x, axis=2 + i, times=m // n)
+        return x
+    if any(_rounded(n, m, "exact" in c.aten) for n, m in zip(own, size, strict=True)):
+        return None
+    return c.b.op("resize", x, output_size=size, mode="nearest_exact" if "exact" in c.aten else "nearest")
+
+
+def _rounded(n: int, m: int, middle: bool) -> bool:
+    """Whether the nearest of n elements is another one in float32, for some of m."""
+    step = np.float32(n) / np.float32(m)
+    at = np.arange(m, dtype=np.float32) + np.float32(0.5 if middle else 0)
+    near = np.minimum(np.floor(at * step).astype(int), n - 1)
+    exact = (2 * np.arange(m) + 1) * n // (2 * m) if middle else np.arange(m) * n // m
+    return bool((near != exact).any())
 
 
 def _convolution(c: Call) -> Ref:
@@ -85,7 +145,10 @@ def _any_of(c: Call) -> Ref:
 
 RULES: dict[str, Callable[[Call], Any]] = {
     "sort": _sorted, "sort.stable": _sorted, "topk": _sorted, "any.dims": _any_of, "all.dims": _any_of,
-    "max_pool2d_with_indices": _pool, "max_pool3d_with_indices": _pool, "convolution": _convolution,
+    **{f"max_pool{n}d_with_indices": _pool for n in (1, 2, 3)}, "convolution": _convolution,
+    **{f"{lead}adaptive_{kind}_pool{n}d": _adaptive for lead in ("", "_") for kind in ("avg", "max") for n in (1, 2, 3)},
+    **{f"{lead}upsample_nearest{how}{n}d.vec": _resized for lead, how in (("", ""), ("_", "_exact")) for n in (1, 2, 3)},
+    **{f"upsample_{name}.vec": _resized for name in ("linear1d", "bilinear2d", "trilinear3d", "bicubic2d")},
     "index.Tensor": _index, "index_put": _index_put, "scatter.value": _scatter, "scatter_add": _scatter,
 }  # fmt: skip
 """Rules by ATen's name."""

@@ -24,7 +24,6 @@ from fuser.frontends.torch_norms import by_channels
 from fuser.frontends.torch_norms import clamp
 from fuser.frontends.torch_norms import einsum
 from fuser.frontends.torch_norms import extreme
-from fuser.frontends.torch_norms import mean_of_all
 from fuser.frontends.torch_norms import variance
 from fuser.frontends.torch_norms import vector_norm
 from fuser.frontends.torch_places import RULES as PLACES
@@ -171,21 +170,6 @@ def _dropout(c: Call) -> Any:
 def _copy(c: Call) -> Ref:
     x = c.ref(c["src"], c.dtype)
     return x if x.shape == c.shape else c.b.op("broadcast", x, shape=c.shape)
-
-
-def _upsample(c: Call) -> Ref | None:
-    """Whole copies of each element, or between neighbours; sizes that are no multiples by copies are left."""
-    x, size = c.tensor("input"), c.shape[-2:]
-    if c["scale_factors"] and any(n * s != m for n, s, m in zip(x.shape[-2:], c["scale_factors"], size, strict=True)):
-        return None
-    if "bilinear" in c.aten:
-        return c.b.op("upsample_bilinear2d", x, output_size=size, align_corners=c["align_corners"])
-    if any(m % n for n, m in zip(x.shape[-2:], size, strict=True)):
-        return None
-    for axis in (len(x.shape) - 2, len(x.shape) - 1):
-        if (times := c.shape[axis] // x.shape[axis]) > 1:
-            x = c.b.op("repeat", x, axis=axis, times=times)
-    return x
 
 
 def _repeat(c: Call) -> Ref:
@@ -342,9 +326,9 @@ BY_ATEN: dict[str, Callable[[Call], Any]] = {
     "copy": _copy, "glu": _glu, "prelu": _prelu,
     "log_sigmoid_forward": lambda c: (c.b.op("log_sigmoid", c.tensor("self")), None),  # the other result is for gradients
     "select.int": _select, "split.Tensor": _split, "split_with_sizes": _split, "chunk": _split, "unbind.int": _split,
-    **{f"{lead}adaptive_avg_pool{n}d": mean_of_all for lead in ("", "_") for n in (1, 2, 3)}, "clamp.Tensor": clamp,
+    "clamp.Tensor": clamp,
     "constant_pad_nd": _constant_pad, "slice_scatter": _scattered, "select_scatter": _scattered, "_cdist_forward": _distances,
-    "upsample_nearest2d.vec": _upsample, "upsample_bilinear2d.vec": _upsample, "fill.Scalar": _filled_like, **PLACES,
+    "fill.Scalar": _filled_like, **PLACES,
     "repeat": lambda c: tiled(c.b, c.tensor("self"), c["repeats"]), "roll": _roll, "triu": _triangle, "tril": _triangle,
     "masked_fill.Scalar": masked_fill, "masked_fill.Tensor": masked_fill,
     **dict.fromkeys(("ones_like", "zeros_like", "full_like", "new_ones", "new_zeros", "new_full"), _filled_like),

@@ -10,6 +10,9 @@ from typing import Any
 import numpy as np
 
 from fuser.errors import ProgramError
+from fuser.ir import element_rules
+from fuser.ir.element_rules import each
+from fuser.ir.elements import by_rule
 from fuser.ir.opdef import Array
 from fuser.ir.opdef import Attrs
 from fuser.ir.opdef import OpDef
@@ -51,24 +54,18 @@ def _flip(x: Array, *, dims: Sequence[int], **_: Any) -> Array:
 # Windows that move over the trailing axes
 
 
-def _each(value: Any, count: int, default: int) -> tuple[int, ...]:
-    """An attribute for each axis that a window moves along."""
-    found = tuple(value) if isinstance(value, (list, tuple)) else () if value is None else (value,)
-    return found * count if len(found) == 1 else found or (default,) * count
-
-
 def _moves(window: Sequence[int], attrs: Attrs, stride: int | None = None) -> list[tuple[int, ...]]:
     """Stride, padding and dilation along each axis; the stride of a pooling is its window."""
     n = len(window)
-    strides = _each(attrs.get("stride"), n, 1) if attrs.get("stride") or stride else tuple(window)
-    return [strides, _each(attrs.get("padding"), n, 0), _each(attrs.get("dilation"), n, 1)]
+    strides = each(attrs.get("stride"), n, 1) if attrs.get("stride") or stride else tuple(window)
+    return [strides, each(attrs.get("padding"), n, 0), each(attrs.get("dilation"), n, 1)]
 
 
 def moves(attrs: Attrs, rank: int, window: Sequence[int] | None = None) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
     """The window of a pooling, or the one given of a convolution; stride, padding and dilation along each axis."""
     if window is not None:
         return tuple(window), _moves(window, attrs, 1)
-    mine = _each(attrs["kernel_size"], rank, 1)
+    mine = each(attrs["kernel_size"], rank, 1)
     return mine, _moves(mine, attrs)
 
 
@@ -110,7 +107,7 @@ def _conv_transpose(x: Array, weight: Array, *bias: Array, **attrs: Any) -> Arra
     spread = np.zeros((*x.shape[:2], *((n - 1) * s + 1 for n, s in zip(x.shape[2:], strides, strict=True))), x.dtype)
     spread[(..., *(slice(None, None, s) for s in strides))] = x
     edge = [d * (w - 1) - p for d, w, p in zip(dilation, weight.shape[2:], padding, strict=True)]
-    further = _each(attrs.get("output_padding"), rank, 0)
+    further = each(attrs.get("output_padding"), rank, 0)
     around = [(max(e, 0), max(e + o, 0)) for e, o in zip(edge, further, strict=True)]
     spread = np.pad(spread, [(0, 0), (0, 0), *around])
     inner = [(max(-e, 0), n - max(-e - o, 0)) for e, o, n in zip(edge, further, spread.shape[2:], strict=True)]
@@ -124,7 +121,7 @@ def _conv_transpose_shape(shapes: Sequence[Shape], attrs: Attrs) -> Shape:
     x, weight = shapes[:2]
     if len(x) != len(weight) or x[1] != weight[0]:
         raise ProgramError(f"transposed convolution of {x} with {weight}: the channels differ")
-    moves = zip(*_moves(weight[2:], attrs, 1), _each(attrs.get("output_padding"), len(x) - 2, 0), strict=True)
+    moves = zip(*_moves(weight[2:], attrs, 1), each(attrs.get("output_padding"), len(x) - 2, 0), strict=True)
     sizes = ((n - 1) * s - 2 * p + d * (w - 1) + o + 1 for n, w, (s, p, d, o) in zip(x[2:], weight[2:], moves, strict=True))
     return (x[0], weight[1] * attrs.get("groups", 1), *sizes)
 
@@ -137,8 +134,13 @@ def _conv_shape(shapes: Sequence[Shape], attrs: Attrs) -> Shape:
 
 
 def _pool_shape(shapes: Sequence[Shape], attrs: Attrs, rank: int) -> Shape:
-    window = _each(attrs["kernel_size"], rank, 1)
-    return (*shapes[0][:-rank], *_places(shapes[0][-rank:], window, _moves(window, attrs)))
+    window = each(attrs["kernel_size"], rank, 1)
+    size, moves = shapes[0][-rank:], _moves(window, attrs)
+    found = _places(size, window, moves)
+    if attrs.get("ceil_mode"):  # one more, where it begins inside of the tensor or of what is in front of it
+        ends = zip(found, size, window, *moves, strict=True)
+        found = tuple(m + ((m * s - p) < n and (m - 1) * s + d * (w - 1) + 1 < n + 2 * p) for m, n, w, s, p, d in ends)
+    return (*shapes[0][:-rank], *found)
 
 
 def _transposed(rank: int) -> OpDef:
@@ -159,30 +161,34 @@ def _convolution(rank: int) -> OpDef:
 
 
 def _pooling(kind: str, rank: int) -> OpDef:
-    attrs = ("kernel_size", "stride", "padding", *(("dilation",) if kind == "max" else ()))
+    own = ("dilation",) if kind == "max" else ("count_include_pad", *(("divisor_override",) if rank > 1 else ()))
+    attrs = ("kernel_size", "stride", "padding", "ceil_mode", *own)
 
     def call(x: Array, **at: Any) -> Array:
-        window = _each(at["kernel_size"], rank, 1)
+        window = each(at["kernel_size"], rank, 1)
+        if at.get("ceil_mode") or not at.get("count_include_pad", True) or at.get("divisor_override"):
+            return by_rule(f"{kind}_pool{rank}d")(x, **at)
         parts = _windows(x, window, _moves(window, at), -math.inf if kind == "max" else 0.0)
         return parts.max(-1) if kind == "max" else parts.mean(-1)
 
     return OpDef(f"{kind}_pool{rank}d", "library", 1, call, attrs=attrs, optional=attrs[1:], torch=(f"{kind}_pool{rank}d",),
-                 shape=lambda s, a: _pool_shape(s, a, rank), eager=f"nn.functional.{kind}_pool{rank}d")  # fmt: skip
+                 shape=lambda s, a: _pool_shape(s, a, rank), element=element_rules.pooling(kind, rank),
+                 eager=f"nn.functional.{kind}_pool{rank}d")  # fmt: skip
+
+
+def _adaptive(kind: str, rank: int, places: bool = False) -> OpDef:
+    name = f"adaptive_{kind}_pool{rank}d" + "_places" * places
+    attrs = ("output_size", "dtype") if places else ("output_size",)
+    return OpDef(name, "library", 1, by_rule(name), attrs=attrs, optional=attrs[1:],
+                 shape=lambda s, a: (*s[0][:-rank], *a["output_size"]), element=element_rules.adaptive(kind, places),
+                 eager=f".{name}" if places else f"nn.functional.{name}")  # fmt: skip
 
 
 def _pooled_from(rank: int) -> OpDef:
     """The places that a pooling takes its elements from, counted over all of the trailing axes."""
-    attrs = ("kernel_size", "stride", "padding", "dilation", "dtype")
-
-    def call(x: Array, **at: Any) -> Array:
-        window = _each(at["kernel_size"], rank, 1)
-        moves = _moves(window, at)
-        places = np.broadcast_to(np.arange(math.prod(x.shape[-rank:])).reshape(x.shape[-rank:]), x.shape)
-        best = _windows(x, window, moves, -math.inf).argmax(-1)[..., None]
-        return np.take_along_axis(_windows(places, window, moves, 0), best, -1)[..., 0]
-
-    return OpDef(f"max_pool{rank}d_places", "library", 1, call, attrs=attrs, optional=attrs[1:],
-                 shape=lambda s, a: _pool_shape(s, a, rank), eager=f".max_pool{rank}d_places")  # fmt: skip
+    attrs, name = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "dtype"), f"max_pool{rank}d_places"
+    return OpDef(name, "library", 1, by_rule(name), attrs=attrs, optional=attrs[1:], shape=lambda s, a: _pool_shape(s, a, rank),
+                 element=element_rules.pooling("max", rank, places=True), eager=f".{name}")  # fmt: skip
 
 
 def _last(entry: OpDef) -> OpDef:
@@ -199,8 +205,10 @@ def _last(entry: OpDef) -> OpDef:
         found = entry.shape(first(shapes), attrs)
         return (found[0], *found[2:], found[1])
 
+    rule = element_rules.pooling(entry.name[:3], int(entry.name[-2]), last=True) if "pool" in entry.name else None
     return OpDef(f"{entry.name}_last", "library", abs(entry.arity) + (entry.arity < 0), call, attrs=entry.attrs,
-                 optional=entry.optional, flops=entry.flops, shape=shape, eager=f".{entry.name}_last")  # fmt: skip
+                 optional=entry.optional, flops=entry.flops, shape=shape, eager=f".{entry.name}_last",
+                 element=rule)  # fmt: skip
 
 
 LIBRARY: tuple[OpDef, ...] = (
@@ -210,13 +218,16 @@ LIBRARY: tuple[OpDef, ...] = (
     _fold("any", np.any, "bool", torch=("any", "any.dim")),
     _fold("all", np.all, "bool", torch=("all", "all.dim")),
     OpDef("cumsum", "library", 1, _cumsum, attrs=("dim",), torch=("cumsum",), shape=first),
-    OpDef("flip", "library", 1, _flip, attrs=("dims",), torch=("flip",), shape=first, flops=0),
+    OpDef("flip", "library", 1, _flip, attrs=("dims",), torch=("flip",), shape=first, flops=0,
+          element=element_rules.flip),
     OpDef("embedding", "library", 2, _embedding, attrs=("padding_idx",), optional=("padding_idx",), torch=("embedding",),
-          shape=_rows, flops=0),
+          shape=_rows, flops=0, element=element_rules.embedding),
     *(_convolution(rank) for rank in (1, 2, 3)),
     *(_transposed(rank) for rank in (1, 2, 3)),
     *(_last(make(rank)) for rank in (1, 2, 3) for make in (_convolution, _transposed)),
     *(_last(_pooling(kind, rank)) for kind in ("max", "avg") for rank in (1, 2, 3)),
-    *(_pooled_from(rank) for rank in (2, 3)),
+    *(_pooled_from(rank) for rank in (1, 2, 3)),
+    *(_adaptive(kind, rank) for kind in ("max", "avg") for rank in (1, 2, 3)),
+    *(_adaptive("max", rank, True) for rank in (1, 2, 3)),
     *(_pooling(kind, rank) for kind in ("max", "avg") for rank in (1, 2, 3)),
 )  # fmt: skip

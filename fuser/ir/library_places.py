@@ -10,6 +10,11 @@ from typing import Any
 import numpy as np
 
 from fuser.errors import ProgramError
+from fuser.ir import element_rules
+from fuser.ir.element_rules import borders
+from fuser.ir.element_rules import each
+from fuser.ir.elements import by_recipe
+from fuser.ir.elements import by_rule
 from fuser.ir.opdef import Array
 from fuser.ir.opdef import Attrs
 from fuser.ir.opdef import OpDef
@@ -128,46 +133,44 @@ def _diagonal_shape(shapes: Sequence[Shape], attrs: Attrs) -> Shape:
 # Borders and sizes of the trailing axes
 
 
-def _border(x: Sequence[int], padding: Sequence[int]) -> list[tuple[int, int]]:
-    """What stands before and behind each axis: torch names the last one first."""
-    pairs = [*zip(padding[::2], padding[1::2], strict=True)][::-1]
-    return [(0, 0)] * (len(x) - len(pairs)) + pairs
-
-
 def _padded_shape(shapes: Sequence[Shape], attrs: Attrs) -> Shape:
-    return tuple(n + a + b for n, (a, b) in zip(shapes[0], _border(shapes[0], attrs["padding"]), strict=True))
+    return tuple(n + a + b for n, (a, b) in zip(shapes[0], borders(shapes[0], attrs["padding"]), strict=True))
 
 
-def _padding(name: str, mode: Any) -> OpDef:
+def _padding(name: str, mode: Any, rule: Any) -> OpDef:
     def call(x: Array, *, padding: Sequence[int], **_: Any) -> Array:
-        return np.pad(x, _border(x.shape, padding), mode)
+        return np.pad(x, borders(x.shape, padding), mode)
 
     return OpDef(name, "library", 1, call, attrs=("padding",), torch=tuple(f"{name}{n}d" for n in (1, 2, 3)), shape=_padded_shape,
-                 flops=0, eager=f".{name}")  # fmt: skip
+                 element=rule, flops=0, eager=f".{name}")  # fmt: skip
 
 
 def _resized_shape(shapes: Sequence[Shape], attrs: Attrs) -> Shape:
-    return (*shapes[0][:-2], *attrs["output_size"])
+    return (*shapes[0][: -len(attrs["output_size"])], *attrs["output_size"])
 
 
-def _bilinear(x: Array, *, output_size: Sequence[int], align_corners: bool = False, **_: Any) -> Array:
-    """Between the two nearest rows, and columns, at each place of the result."""
-    for axis, n in zip((-2, -1), output_size, strict=True):
-        size = x.shape[axis]
-        at = np.arange(n) * ((size - 1) / max(n - 1, 1)) if align_corners else (np.arange(n) + 0.5) * size / n - 0.5
-        low = np.clip(np.floor(np.maximum(at, 0)), 0, size - 1).astype(int)
-        part = (np.clip(at, 0, size - 1) - low).reshape(-1, *(1,) * (-axis - 1)).astype(x.dtype)
-        x = np.take(x, low, axis) * (1 - part) + np.take(x, np.minimum(low + 1, size - 1), axis) * part
-    return x
+def _unfolded_shape(shapes: Sequence[Shape], attrs: Attrs) -> Shape:
+    x, window = shapes[0], each(attrs["kernel_size"], 2, 1)
+    return (*x[:-3], x[-3] * math.prod(window), math.prod(element_rules.places_of(x[-2:], attrs)))
+
+
+def _folded_shape(shapes: Sequence[Shape], attrs: Attrs) -> Shape:
+    x = shapes[0]
+    return (*x[:-2], x[-2] // math.prod(each(attrs["kernel_size"], 2, 1)), *attrs["output_size"])
+
+
+_WINDOW = ("kernel_size", "dilation", "padding", "stride")
 
 
 PLACES: tuple[OpDef, ...] = (
-    OpDef("index", "library", -1, _index, attrs=("dims",), shape=_indexed_shape, flops=0, eager=".index"),
+    OpDef("index", "library", -1, _index, attrs=("dims",), shape=_indexed_shape, flops=0,
+          element=element_rules.index, eager=".index"),
     OpDef("index_put", "library", -1, _index_put, attrs=("dims", "accumulate"), optional=("accumulate",), shape=first, flops=0,
           eager=".index_put"),
     OpDef("index_select", "library", 2, lambda x, i, *, dim, **_: np.take(x, _whole(i), dim), attrs=("dim",), flops=0,
-          torch=("index_select",), shape=_selected, eager=".index_select"),
-    OpDef("gather", "library", 2, _gather, attrs=("dim",), torch=("gather",), shape=lambda s, _: s[1], flops=0, eager=".gather"),
+          torch=("index_select",), shape=_selected, element=element_rules.index_select, eager=".index_select"),
+    OpDef("gather", "library", 2, _gather, attrs=("dim",), torch=("gather",), shape=lambda s, _: s[1], flops=0,
+          element=element_rules.gather, eager=".gather"),
     OpDef("scatter", "library", 3, _scatter, attrs=("dim",), torch=("scatter.src",), shape=first, flops=0, eager=".scatter"),
     OpDef("scatter_reduce", "library", 3, _scatter, attrs=("dim", "reduce", "include_self"), optional=("include_self",),
           torch=("scatter_reduce.two",), shape=first, eager=".scatter_reduce"),
@@ -178,9 +181,15 @@ PLACES: tuple[OpDef, ...] = (
     OpDef("argtopk", "library", 1, _argtopk, attrs=("k", "dim", "largest", "sorted", "dtype"),
           optional=("dim", "largest", "sorted", "dtype"), shape=_shortened, eager=".argtopk"),
     OpDef("diagonal", "library", 1, _diagonal, attrs=("offset", "dim1", "dim2"), optional=("offset", "dim1", "dim2"),
-          torch=("diagonal",), shape=_diagonal_shape, flops=0),
-    _padding("reflection_pad", "reflect"),
-    _padding("replication_pad", "edge"),
-    OpDef("upsample_bilinear2d", "library", 1, _bilinear, attrs=("output_size", "align_corners"), optional=("align_corners",),
-          shape=_resized_shape, flops=8, eager=".bilinear"),
+          torch=("diagonal",), shape=_diagonal_shape, element=element_rules.diagonal, flops=0),
+    _padding("reflection_pad", "reflect", element_rules.reflection),
+    _padding("replication_pad", "edge", element_rules.replication),
+    OpDef("resize", "library", 1, by_rule("resize"), attrs=("output_size", "mode", "align_corners"), optional=("align_corners",),
+          shape=_resized_shape, flops=8, element=element_rules.resized, eager=".resize"),
+    OpDef("unfold", "library", 1, by_rule("unfold"), attrs=_WINDOW, optional=_WINDOW[1:], torch=("im2col",),
+          shape=_unfolded_shape, flops=0, element=element_rules.unfold, eager="nn.functional.unfold"),
+    OpDef("fold", "library", 1, by_rule("fold"), attrs=("output_size", *_WINDOW), optional=_WINDOW[1:], torch=("col2im",),
+          shape=_folded_shape, element=element_rules.fold, eager="nn.functional.fold"),
+    OpDef("elements", "library", -1, by_recipe, attrs=("program", "shape", "dtype"), shape=lambda _, a: tuple(a["shape"]),
+          flops=0, eager=None),
 )  # fmt: skip

@@ -35,10 +35,11 @@ TYPES: dict[str, str] = {
     "offset": "integer", "times": "integer", "start": "integer", "stop": "integer", "field": "integer",
     "groups": "integer", "diagonal": "integer", "dim1": "integer", "dim2": "integer", "k": "integer",
     "shape": "integers", "perm": "integers", "stride": "integers", "padding": "integers", "dilation": "integers",
-    "kernel_size": "integers", "output_size": "integers", "output_padding": "integers",
+    "kernel_size": "integers", "output_size": "integers", "output_padding": "integers", "divisor_override": "integer",
     "rows": "text", "cols": "text", "dtype": "text", "callee": "text", "detail": "text", "reduce": "text",
+    "mode": "text", "program": "text",
     **dict.fromkeys(("keepdims", "keepdim", "causal", "descending", "largest", "sorted", "accumulate", "include_self",
-                     "align_corners"), "flag"), **dict.fromkeys(NOTES, "flag"),
+                     "align_corners", "ceil_mode", "count_include_pad"), "flag"), **dict.fromkeys(NOTES, "flag"),
 }  # fmt: skip
 """What the attributes are; every other one is a number, and held as an exact constant."""
 
@@ -150,6 +151,9 @@ class OpDef:
     """Of a composite: the operators that it becomes, from a builder, the operands, and the attributes."""
     shape: Callable[[Sequence[Shape], Attrs], Shape] | None = None
     """Shape of the result; follows for element-wise operators and folds (:func:`fuser.ir.program.infer_shape`)."""
+    element: Callable[..., int] | None = None
+    """Which elements of the operands one element of the result follows from, and how (:mod:`fuser.ir.element_rules`): whatever is
+    made of such operators, and of element-wise ones, can be one kernel."""
     optional: tuple[str, ...] = ()
     """Attributes that need not be there."""
     eager: str | None = ""

@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from fuser.errors import UnsupportedError
+from fuser.ir import element_rules
 from fuser.ir import shapes
 from fuser.ir.composite_ops import COMPOSITES
 from fuser.ir.formulas import FORMULAS
@@ -180,7 +181,7 @@ _ALL = (
          torch=("to.dtype", "to.dtype_layout", "to.device", "to.other", "type_as", "_to_copy"), fraction="same",
          eager=".cast dtype:dtype"),
     _map("causal_mask", 1, _causal_mask, "", degree="same", attrs=("offset",), indexed=True, fraction="same",
-         eager=".causal_mask"),
+         element=element_rules.causal_mask, eager=".causal_mask"),
     # contraction and folds
     OpDef("matmul", "contract", 2, _matmul, shape=shapes.matmul, linear=(True, True), degree="add", flops=2, identity=0.0,
           combine="add", relay=("nn.dense", "nn.batch_matmul", "nn.matmul"), torch=("matmul", "mm", "bmm"), fraction="product"),
@@ -192,22 +193,26 @@ _ALL = (
     OpDef("reshape", "view", 1, lambda x, *, shape, **_: np.reshape(x, shape), linear=(True,), degree="same", attrs=("shape",),
           shape=shapes.reshape, strided=True, flops=0, relay=("reshape", "squeeze", "expand_dims", "nn.batch_flatten"),
           torch=("view", "reshape", "_unsafe_view", "view_as", "flatten.using_ints", "unflatten.int", "unsqueeze",
-                 "squeeze", "squeeze.dim", "squeeze.dims"), fraction="same"),
+                 "squeeze", "squeeze.dim", "squeeze.dims"), element=element_rules.reshape, fraction="same"),
     OpDef("transpose", "view", 1, lambda x, *, perm, **_: np.transpose(x, perm), linear=(True,), degree="same", attrs=("perm",),
           shape=shapes.transpose, strided=True, flops=0, relay=("transpose",),
-          torch=("permute", "transpose.int", "t", "mT", "numpy_T"), fraction="same", eager="permute perm:dims"),
+          torch=("permute", "transpose.int", "t", "mT", "numpy_T"), fraction="same",
+          element=element_rules.transpose, eager="permute perm:dims"),
     OpDef("broadcast", "view", 1, lambda x, *, shape, **_: np.broadcast_to(x, shape), linear=(True,), degree="same",
           attrs=("shape",), shape=shapes.broadcast, strided=True, flops=0, relay=("broadcast_to",),
-          torch=("expand", "expand_as", "broadcast_to"), fraction="same", eager="broadcast_to shape:size"),
+          torch=("expand", "expand_as", "broadcast_to"), fraction="same",
+          element=element_rules.broadcast, eager="broadcast_to shape:size"),
     OpDef("repeat", "view", 1, lambda x, *, axis, times, **_: np.repeat(x, times, axis), linear=(True,), degree="same",
           attrs=("axis", "times"), shape=shapes.repeat, flops=0, relay=("repeat",),
-          torch=("repeat_interleave.self_int",), fraction="same", eager="repeat_interleave times:repeats axis:dim"),
+          torch=("repeat_interleave.self_int",), element=element_rules.repeat,
+          fraction="same", eager="repeat_interleave times:repeats axis:dim"),
     OpDef("concat", "data", -1, lambda *xs, axis, **_: np.concatenate(xs, axis), degree="equal", attrs=("axis",),
           shape=shapes.concat, flops=0, relay=("concatenate", "stack"), torch=("cat", "stack"), fraction="part",
+          element=element_rules.concat,
           eager=".concat"),
     OpDef("slice", "data", 1, lambda x, *, axis, start, stop, **_: np.take(x, range(start, stop), axis), linear=(True,),
           degree="same", attrs=("axis", "start", "stop"), shape=shapes.slice_of, strided=True, flops=0, relay=("strided_slice",),
-          torch=("slice.Tensor", "narrow"), fraction="same", eager=".slice"),
+          torch=("slice.Tensor", "narrow"), element=element_rules.sliced, fraction="same", eager=".slice"),
     # what the importer keeps as it is: ``shape`` is the output's, ``callee`` the model's operator, ``detail`` its attributes
     # (JSON)
     OpDef("opaque", "opaque", -1, _opaque, attrs=("callee", "shape", "detail", "dtype", "field"), flops=0),

@@ -43,7 +43,8 @@ from fuser.lower.triton_source import generate_graph
 from fuser.outputs import make_folder
 from fuser.outputs import write_file
 
-POINTER = {"float16": "*fp16", "bfloat16": "*bf16", "float32": "*fp32", "bool": "*i1", "int32": "*i32", "int64": "*i64"}
+POINTER = {"float16": "*fp16", "bfloat16": "*bf16", "float32": "*fp32", "bool": "*i1", "int32": "*i32", "int64": "*i64",
+           "int8": "*i8", "uint8": "*u8", "int16": "*i16"}  # fmt: skip
 
 
 @dataclass(frozen=True)

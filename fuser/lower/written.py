@@ -1,7 +1,8 @@
-"""Kernels for operators that fold along windows or run along an axis: no block of a µGraph holds these, and torch's are slow.
+"""Kernels for operators that no block of a µGraph holds: those that run along an axis, convolutions of single channels, and all
+whose elements follow from a few elements of their operands (:mod:`fuser.ir.elements`), several of them at once too.
 
-A source here is of one operator on tensors that lie row after row. Where there is none for some attributes, dtype or shape, torch
-computes the operator.
+A source here is of tensors that lie row after row. Where there is none for some attributes, dtype or shape, torch computes the
+operator.
 """
 
 from __future__ import annotations
@@ -10,27 +11,32 @@ import math
 from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
+from fuser.errors import UnsupportedError
 from fuser.ir.fuse import identifier
 from fuser.ir.hashing import digest
 from fuser.ir.library_ops import moves
 from fuser.ir.mugraph import LibraryKernel
+from fuser.ir.ops import op as op_def
 from fuser.ir.program import Tensor
+from fuser.lower.element_code import body
+from fuser.lower.element_tiles import recipe_of
+from fuser.lower.element_tiles import tiled
 from fuser.lower.triton_source import KernelSource
 
 FLOATS = ("float32", "float16", "bfloat16")
 ARGUMENTS = {"argmax": ">", "argmin": "<"}
-WINDOWS = {f"{kind}{n}d": (kind, n) for kind in ("max_pool", "avg_pool", "conv") for n in (1, 2, 3)}
-POOLS_LAST = {f"{kind}{n}d_last": (kind, n) for kind in ("max_pool", "avg_pool") for n in (1, 2, 3)}
-WRITTEN = frozenset({"cumsum", *ARGUMENTS, *WINDOWS, *POOLS_LAST})
-"""Operators that may have a source."""
+CONVOLUTIONS = {f"conv{n}d": n for n in (1, 2, 3)}
+WRITTEN = frozenset({"cumsum", *ARGUMENTS, *CONVOLUTIONS})
+"""Operators that have a source of their own."""
 MOST = 64
 """Elements of a window up to which its loop is written out."""
 BLOCK = 1024
 """Elements that a block of threads scans or compares at once are a few times as many."""
 RESULTS = 256
-"""Results of windows that a block has: one of each thread, so that neighbouring threads read neighbours."""
+"""Results of a convolution that a block has: one of each thread, so that neighbouring threads read neighbours."""
 ENOUGH = 264
 """Blocks that fill a GPU."""
 
@@ -38,34 +44,60 @@ Made = tuple[list[str], int, int]
 """The lines of a function, its blocks, and the warps of each."""
 
 
+def may_be_written(op: str) -> bool:
+    """Whether an operator may have a source."""
+    return op in WRITTEN or op == "elements" or op_def(op).element is not None
+
+
 def written(
     kernel: LibraryKernel, attrs: Mapping[str, Any], tensors: Mapping[str, Tensor], places: Mapping[str, str]
 ) -> KernelSource | None:
     """The source of a library kernel with these attributes (numbers), if there is one for its tensors; ``places``: the tensors
     in memory behind those that are views, row after row too."""
-    x, out = tensors[kernel.args[0]], tensors[kernel.output]
-    if kernel.op not in WRITTEN or x.dtype not in FLOATS or not math.prod(x.shape) or not math.prod(out.shape):
+    out = tensors[kernel.output]
+    used = tuple(dict.fromkeys(kernel.args))
+    if not used or not all(math.prod(tensors[a].shape) for a in (*used, kernel.output)):
         return None
-    if kernel.op in POOLS_LAST:
-        made = _pooled_last(kernel.op, attrs, x, out)
-    elif kernel.op in WINDOWS:
+    if kernel.op not in WRITTEN:
+        made = _of_elements(kernel, attrs, tensors)
+    elif tensors[used[0]].dtype not in FLOATS or len(used) != len(kernel.args):
+        return None
+    elif kernel.op in CONVOLUTIONS:
         made = _windows(kernel, attrs, tensors)
     else:
+        x = tensors[used[0]]
         made = _arguments(kernel.op, attrs, x, out) if kernel.op in ARGUMENTS else _scan(attrs, x, out)
-    if made is None:
+    args = tuple(places.get(a, a) for a in (*used, kernel.output))
+    if made is None or len({*args}) != len(args):
         return None
     body, grid, warps = made
-    names = (*kernel.args, kernel.output)
-    args, used = tuple(places.get(a, a) for a in names), [tensors[a] for a in names]
-    if len({*args}) != len(args):
-        return None
-    said = digest([kernel.op, sorted((k, str(v)) for k, v in attrs.items()), [[t.shape, t.dtype] for t in used]])[:8]
+    shown = [tensors[a] for a in (*used, kernel.output)]
+    said = digest([kernel.op, sorted((k, str(v)) for k, v in attrs.items()), [[t.shape, t.dtype] for t in shown]])[:8]
     name = identifier(f"{kernel.op}_{said}")
-    head = f"def {name}({', '.join(('x_ptr', 'w_ptr', 'b_ptr')[: len(args) - 1])}, y_ptr):"
+    names = ("x_ptr", "w_ptr", "b_ptr")[: len(used)] if kernel.op in WRITTEN else pointers(len(used))
+    head = f"def {name}({', '.join(names)}, y_ptr):"
     text = "\n".join((*HEAD, head, *("    " + line if line else "" for line in body))) + "\n"
     return KernelSource(
-        name, text, args, tuple(t.dtype for t in used), tuple(t.shape for t in used), (kernel.output,), grid, warps, 1
+        name, text, args, tuple(t.dtype for t in shown), tuple(t.shape for t in shown), (kernel.output,), grid, warps, 1
     )
+
+
+def pointers(count: int) -> tuple[str, ...]:
+    return tuple(f"x{i}_ptr" for i in range(count))
+
+
+def _of_elements(kernel: LibraryKernel, attrs: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Made | None:
+    """Each element from the places that it comes from."""
+    try:
+        recipe = recipe_of(kernel.op, kernel.args, kernel.output, attrs, tensors)
+        tiling, _ = tiled(recipe)
+        used = tuple(dict.fromkeys(kernel.args))
+        given = kernel.args if kernel.op == "elements" else used
+        names = {n: pointers(len(used))[used.index(a)] for n, a in zip(recipe.inputs, given, strict=True)}
+        lines = body(tiling, names, [math.prod(tensors[a].shape) for a in used], "y_ptr")
+    except UnsupportedError:
+        return None
+    return lines, tiling.blocks, tiling.warps
 
 
 HEAD = """\
@@ -177,13 +209,12 @@ def _arguments(op: str, attrs: Mapping[str, Any], x: Tensor, out: Tensor) -> Mad
 
 
 def _windows(kernel: LibraryKernel, attrs: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Made | None:
-    """Windows of each image, or signal, alone: pooling, and convolutions of each channel by itself."""
-    kind, rank = WINDOWS[kernel.op]
-    x, out = tensors[kernel.args[0]], tensors[kernel.output]
-    weight = tensors[kernel.args[1]] if kind == "conv" else None
-    if weight is not None and (len(x.shape) != rank + 2 or attrs.get("groups", 1) != x.shape[1] or x.shape[1] == 1):
+    """Convolutions of each channel by itself."""
+    rank = CONVOLUTIONS[kernel.op]
+    x, out, weight = tensors[kernel.args[0]], tensors[kernel.output], tensors[kernel.args[1]]
+    if len(x.shape) != rank + 2 or attrs.get("groups", 1) != x.shape[1] or x.shape[1] == 1:
         return None
-    window, steps = moves(attrs, rank, weight and weight.shape[2:])
+    window, steps = moves(attrs, rank, weight.shape[2:])
     if math.prod(window) > MOST or out.dtype != x.dtype or math.prod(out.shape) >= 1 << 31:
         return None
     size, result = x.shape[-rank:], out.shape[-rank:]
@@ -194,42 +225,15 @@ def _windows(kernel: LibraryKernel, attrs: Mapping[str, Any], tensors: Mapping[s
         lines += [f"o{i} = rest % {n}", f"rest = rest // {n}"] if i else ["o0 = rest"]
     source = "plane" if times == 1 else f"(plane // {channels} * {x.shape[-rank - 1]} + plane % {channels} // {times})"
     lines.append(f"base = {source}{'.to(tl.int64)' if math.prod(x.shape) >= 1 << 31 else ''} * {math.prod(size)}")
-    start = {"max_pool": 'float("-inf")', "avg_pool": "0.0", "conv": "0.0"}[kind]
     biased = len(kernel.args) == 3
-    first = f"tl.load(b_ptr + plane % {channels}).to(tl.float32)" if biased else start
+    first = f"tl.load(b_ptr + plane % {channels}).to(tl.float32)" if biased else "0.0"
     lines.append(f"found = tl.zeros([{RESULTS}], tl.float32) + {first}")
-    for number, at in enumerate(_each_place(window)):
-        lines += _element(kind, number, at, size, steps, start, (math.prod(window), channels))
-    if kind == "avg_pool":
-        lines.append(f"found = found * {1 / math.prod(window)!r}")
+    for number, at in enumerate(product(*map(range, window))):
+        lines += _element(at, size, steps)
+        lines.append(f"found += x * tl.load(w_ptr + plane % {channels} * {math.prod(window)} + {number}).to(tl.float32)")
     lines.append("tl.store(y_ptr + at, found, keep)")
     grid = planes * -(-inside // RESULTS) if inside >= 4 * RESULTS else -(-planes * inside // RESULTS)
     return lines, grid, 8
-
-
-def _pooled_last(op: str, attrs: Mapping[str, Any], x: Tensor, out: Tensor) -> Made | None:
-    """Pooling of images whose channels are the last dimension."""
-    kind, rank = POOLS_LAST[op]
-    window, steps = moves(attrs, rank)
-    if math.prod(window) > MOST or out.dtype != x.dtype or math.prod(x.shape) >= 1 << 31 or math.prod(out.shape) >= 1 << 31:
-        return None
-    size, result, channels = x.shape[1:-1], out.shape[1:-1], out.shape[-1]
-    lines = [
-        f"at = tl.program_id(0) * {RESULTS} + tl.arange(0, {RESULTS})",
-        f"keep = at < {math.prod(out.shape)}",
-        f"rest = at // {channels}",
-    ]
-    for i, n in reversed(list(enumerate(result))):
-        lines += [f"o{i} = rest % {n}", f"rest = rest // {n}"]
-    lines.append(f"base = rest * {math.prod(size) * channels} + at % {channels}")
-    start = 'float("-inf")' if kind == "max_pool" else "0.0"
-    lines.append(f"found = tl.zeros([{RESULTS}], tl.float32) + {start}")
-    for at in _each_place(window):
-        lines += _element(kind, 0, at, size, steps, start, (0, 0), channels)
-    if kind == "avg_pool":
-        lines.append(f"found = found * {1 / math.prod(window)!r}")
-    lines.append("tl.store(y_ptr + at, found, keep)")
-    return lines, -(-math.prod(out.shape) // RESULTS), 8
 
 
 def _results(inside: int, planes: int) -> list[str]:
@@ -250,24 +254,8 @@ def _results(inside: int, planes: int) -> list[str]:
     ]
 
 
-def _each_place(window: Sequence[int]) -> list[tuple[int, ...]]:
-    found: list[tuple[int, ...]] = [()]
-    for n in window:
-        found = [(*place, i) for place in found for i in range(n)]
-    return found
-
-
-def _element(
-    kind: str,
-    number: int,
-    at: Sequence[int],
-    size: Sequence[int],
-    steps: Sequence[Sequence[int]],
-    fill: str,
-    weights: tuple[int, int],
-    apart: int = 1,
-) -> list[str]:
-    """One element of the window; neighbours of an image lie ``apart`` elements from each other."""
+def _element(at: Sequence[int], size: Sequence[int], steps: Sequence[Sequence[int]]) -> list[str]:
+    """One element of the window."""
     strides, padding, dilation = steps
     lines, masks, place = [], ["keep"], "base"
     for i, n in enumerate(size):
@@ -275,14 +263,5 @@ def _element(
         lines.append(f"i{i} = o{i} * {strides[i]} + {shift}" if shift >= 0 else f"i{i} = o{i} * {strides[i]} - {-shift}")
         if padding[i]:
             masks.append(f"(i{i} >= 0) & (i{i} < {n})")
-        place += f" + i{i} * {math.prod(size[i + 1 :]) * apart}"
-    lines.append(f"x = tl.load(x_ptr + {place}, {' & '.join(masks)}, {fill}).to(tl.float32)")
-    count, channels = weights
-    lines.append(
-        {
-            "max_pool": "found = tl.maximum(found, x, propagate_nan=tl.PropagateNan.ALL)",
-            "avg_pool": "found += x",
-            "conv": f"found += x * tl.load(w_ptr + plane % {channels} * {count} + {number}).to(tl.float32)",
-        }[kind]
-    )
-    return lines
+        place += f" + i{i} * {math.prod(size[i + 1 :])}"
+    return [*lines, f"x = tl.load(x_ptr + {place}, {' & '.join(masks)}, 0.0).to(tl.float32)"]

@@ -89,22 +89,31 @@ def replication_pad(x: Any, padding: Sequence[int]) -> Any:
     return functional.pad(x, padding, "replicate")
 
 
-def bilinear(x: Any, output_size: Sequence[int], align_corners: bool = False) -> Any:
+def resize(x: Any, output_size: Sequence[int], mode: str, align_corners: bool = False) -> Any:
     from torch.nn import functional
 
-    return functional.interpolate(x, tuple(output_size), mode="bilinear", align_corners=align_corners)
+    names = {
+        "linear": ("linear", "bilinear", "trilinear")[len(output_size) - 1],
+        "cubic": "bicubic",
+        "nearest_exact": "nearest-exact",
+    }
+    corners = None if "nearest" in mode else align_corners
+    return functional.interpolate(x, tuple(output_size), mode=names.get(mode, mode), align_corners=corners)
 
 
-def max_pool2d_places(x: Any, **attrs: Any) -> Any:
-    from torch.nn import functional
+def _places(name: str) -> Any:
+    def call(x: Any, **attrs: Any) -> Any:
+        from torch.nn import functional
 
-    return functional.max_pool2d(x, return_indices=True, **attrs)[1]
+        return getattr(functional, name)(x, return_indices=True, **attrs)[1]
+
+    return call
 
 
-def max_pool3d_places(x: Any, **attrs: Any) -> Any:
-    from torch.nn import functional
-
-    return functional.max_pool3d(x, return_indices=True, **attrs)[1]
+max_pool1d_places, max_pool2d_places, max_pool3d_places = (_places(f"max_pool{n}d") for n in (1, 2, 3))
+adaptive_max_pool1d_places, adaptive_max_pool2d_places, adaptive_max_pool3d_places = (
+    _places(f"adaptive_max_pool{n}d") for n in (1, 2, 3)
+)
 
 
 def _last(name: str) -> Any:

@@ -17,7 +17,7 @@ from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.program import Tensor
 from fuser.lower.triton_source import KernelSource
 from fuser.lower.triton_source import generate_graph
-from fuser.lower.written import WRITTEN
+from fuser.lower.written import may_be_written
 from fuser.lower.written import written
 from fuser.runtime.library import allocates
 from fuser.runtime.library import behind
@@ -130,13 +130,14 @@ def adopted(
 
 def _written(graph: KernelGraph, tensors: Mapping[str, Tensor]) -> dict[str, KernelSource]:
     """The sources of library kernels that have one, by their result."""
-    if not any(isinstance(k, LibraryKernel) and k.op in WRITTEN for k in graph.kernels):
-        return {}
     views, lying = views_of(graph), behind(graph)
     fitting = [
         k
         for k in graph.kernels
-        if isinstance(k, LibraryKernel) and k.op in WRITTEN and all(a not in views or a in lying for a in k.args)
+        if isinstance(k, LibraryKernel)
+        and may_be_written(k.op)
+        and k.output not in views
+        and all(a not in views or a in lying for a in k.args)
     ]
     found = {k.output: written(k, constants(k, graph, tensors), tensors, lying) for k in fitting}
     return {n: s for n, s in found.items() if s is not None}

@@ -12,6 +12,7 @@ from typing import Any
 from fuser.aten import call as call_aten
 from fuser.errors import UnsupportedError
 from fuser.ir.composites import alone
+from fuser.ir.elements import Recipe
 from fuser.ir.opdef import evaluate
 from fuser.ir.ops import op as op_def
 from fuser.ir.program import TensorProgram
@@ -38,6 +39,8 @@ def call_of(op: str, attrs: Mapping[str, Any]) -> Call:
     entry = op_def(op)
     if entry.kind == "opaque":
         return lambda xs, _: call_aten(attrs["callee"], attrs["detail"], xs, attrs.get("field", -1))
+    if op == "elements":
+        return _recipe(Recipe.read(attrs["program"]))
     if op == "attention":
         scale, causal = float(Scalar.of(attrs.get("scale", 1)).value()), bool(attrs.get("causal", False))
         return lambda xs, attention: attention(*xs[:3], xs[3] if len(xs) > 3 else None, scale, causal)
@@ -49,6 +52,19 @@ def call_of(op: str, attrs: Mapping[str, Any]) -> Call:
     if entry.expansion is None:
         raise UnsupportedError(f"operator {op!r} has no torch form", "give its entry in the op table the column 'eager'")
     return lambda xs, _: expanded(op, xs, attrs)
+
+
+def _recipe(recipe: Recipe) -> Call:
+    """Operator by operator, as they stand in a recipe."""
+    calls = [(n, call_of(op, attrs), inputs) for n, (op, inputs, attrs) in recipe.nodes.items()]
+
+    def call(xs: Sequence[Any], attention: Attention) -> Any:
+        values = dict(zip(recipe.inputs, xs, strict=True))
+        for name, made, inputs in calls:
+            values[name] = made([values[n] for n in inputs], attention)
+        return values[recipe.result]
+
+    return call
 
 
 def expanded(op: str, xs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:

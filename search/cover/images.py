@@ -64,7 +64,8 @@ def _whole_windows(program: TensorProgram, node: Node) -> tuple[int, ...]:
     x = program[node.inputs[0]].shape
     window, (strides, padding, _) = moves(program.bound(node), POOLS[node.op])
     lead, sides = x[: -len(window)], x[-len(window) :]
-    if strides != window or any(padding) or math.prod(window) <= MOST or any(n % w for n, w in zip(sides, window, strict=True)):
+    apart = strides != window or any(padding) or node.attr.get("divisor_override")
+    if apart or math.prod(window) <= MOST or any(n % w for n, w in zip(sides, window, strict=True)):
         return ()
     return (*lead, *(e for n, w in zip(sides, window, strict=True) for e in (n // w, w)))
 

@@ -16,11 +16,12 @@ from dataclasses import replace
 from functools import cached_property
 
 from fuser.errors import FuserError
+from fuser.ir.element_program import has_rule
 from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram
 from fuser.ir.subprogram import canonical
 from fuser.ir.subprogram import subprogram
-from fuser.lower.written import WRITTEN
+from fuser.lower.written import may_be_written
 from fuser.runtime.joined import APART
 from fuser.superopt.rewrite.splits import LONG
 
@@ -47,7 +48,7 @@ MOST = 32
 
 def joins(node: Node) -> bool:
     """Whether torch's compiler may have one kernel for an operator and others."""
-    own = not node.products and node.op not in WRITTEN and node.entry.kind in JOINT
+    own = not node.products and not may_be_written(node.op) and node.entry.kind in JOINT
     return own and not any(word in f"{node.op} {node.attr.get('callee', '')}" for word in APART)
 
 
@@ -151,6 +152,7 @@ class _Finder:
         cores |= {core | {norm}: None for core in tuple(cores) for norm in self.behind(core)}
         cores |= {core | front: None for core in tuple(cores) if (front := self.in_front(core))}
         cores |= {frozenset(n for n in core if not moves_only(self.made[n])): None for core in further}
+        cores |= dict.fromkeys(self.moved())
         stored = {c: self.stored(c) for c in cores}
         tops = frozenset(v for ways in stored.values() for way in ways for v in way if v not in self.readers)
         found: dict[tuple[frozenset[str], tuple[str, ...], tuple[str, ...]], Part] = {}
@@ -245,6 +247,21 @@ class _Finder:
             if not more:
                 return
             core.add(max(more, key=lambda p: (p in self.steps, self.order[p])))
+
+    def moved(self) -> Iterator[frozenset[str]]:
+        """For each operator whose elements follow from a few others: it with those in front that nothing else reads, one more at
+        a time."""
+        rules = {n.output for n in self.program.nodes if has_rule(n) and not moves_only(n)} - set(self.steps)
+        for end in self.made:
+            core = {end} & rules
+            while core and len(core) < LONGEST:
+                front = {p for n in core for p in self.operands(n)} - core
+                ready = [p for p in front & rules if self.readers[p] <= core and p not in self.program.outputs]
+                if not ready:
+                    break
+                core.add(max(ready, key=self.order.__getitem__))
+                if any(self.made[n].entry.element is not None for n in core):
+                    yield frozenset(core)
 
     def joint(self, end: str) -> Iterator[frozenset[str]]:
         """It with the operators in front that nothing else reads, some of which are left to torch: without those in front of each

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from cost_model import refined
+from cost_model.element_time import element_seconds
 from fuser import kept
 from fuser.aten import operator
 from fuser.device import Device
@@ -24,17 +25,20 @@ from fuser.errors import FuserError
 from fuser.files import BAD_VALUE
 from fuser.ir.candidate import Candidate
 from fuser.ir.composites import expand
+from fuser.ir.element_program import by_elements
+from fuser.ir.element_program import moves_elements
+from fuser.ir.elements import Recipe
 from fuser.ir.layouts import laid
 from fuser.ir.layouts import rows_of
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram
-from fuser.ir.scalar import Scalar
 from fuser.ir.schedule import Schedule
 from fuser.ir.serialize import graph_from_json
 from fuser.lower.compile import cache_dir
 from fuser.lower.options import tensor_of
+from fuser.lower.written import written
 from fuser.runtime.library import output_of
 from fuser.superopt.structures import structures
 from search.cover.parts import Part
@@ -50,10 +54,12 @@ from search.tune import tune_fast
 
 Laid = dict[Rows, Tuned | None]
 """What was found for a part in each choice of layouts."""
+LESS = 0.9
+"""Times of a block's time that a kernel of elements may take: a block begins while the kernel in front of it ends."""
+OWN = 1.25
+"""The same beside what torch's compiler makes, of which only bytes are counted."""
 FEW = 8
 """Programs that are priced sooner than other processes start."""
-TURNING = 2.1
-"""Times that a library takes for a copy that turns a tensor, beside one that does not: 2.1 to 4.3 measured on an H200."""
 BEST = 6
 """Candidates of a layout that are tried in another one."""
 
@@ -146,8 +152,7 @@ def _best(asked: _Asked, device: Device, libraries: bool, seed: int) -> Laid:
     except FuserError:
         graphs = ()
     if not graphs:
-        joint = libraries and joint_seconds(program, device)
-        return {rows: None if rows else by_library(program, device, joint or None) for rows in several}
+        return {rows: None if rows else _without_search(program, device, libraries) for rows in several}
     with_calls = with_libraries(graphs) if libraries and asked.worth is None else graphs
     found: Laid = {}
     ends = {min(several, key=len), max(several, key=len)}
@@ -156,9 +161,9 @@ def _best(asked: _Asked, device: Device, libraries: bool, seed: int) -> Laid:
             best = tune_fast(program, device, seed=seed, graphs=_every(with_calls, rows, weights), worth=worth)
             found[rows] = _with_plain(best, dict(weights), device)
         except FuserError:
-            found[rows] = None if rows else by_library(program, device)
-    if () in found and (other := _copied(program, device)) is not None:
-        found[()] = min((t for t in (found[()], other) if t is not None), key=lambda t: t.winner.seconds)
+            found[rows] = None
+    if () in found:
+        found[()] = _cheaper(found[()], _without_search(program, device, libraries), LESS)
     ranked = [r for t in found.values() if t is not None for r in (t.winner, *t.runners)[:BEST]]
     for rows in several:
         if rows not in found:
@@ -166,15 +171,36 @@ def _best(asked: _Asked, device: Device, libraries: bool, seed: int) -> Laid:
     return found
 
 
-def _copied(program: TensorProgram, device: Device) -> Tuned | None:
-    """A view that becomes a tensor of its own, by a library's copy."""
-    *views, last = program.nodes
-    if last.op != "scale" or last.attr["scalar"] != Scalar.of(1) or not views or last.inputs != (views[-1].output,):
+def _cheaper(first: Tuned | None, other: Tuned | None, times: float = 1.0) -> Tuned | None:
+    """The other where it takes less than so many times as long."""
+    if first is None or other is None:
+        return first or other
+    return other if other.winner.seconds < times * first.winner.seconds else first
+
+
+def _without_search(program: TensorProgram, device: Device, libraries: bool) -> Tuned | None:
+    """Element by element, by a library call, or by what torch's compiler makes of several."""
+    joint = libraries and joint_seconds(program, device)
+    return _cheaper(by_library(program, device, joint or None), elementwise(program, device), OWN if joint else 1.0)
+
+
+def elementwise(program: TensorProgram, device: Device) -> Tuned | None:
+    """A program whose elements follow from a few of its inputs, each result by one kernel."""
+    try:
+        if not moves_elements(program):
+            return None
+        kernels = by_elements(program)
+        if not kernels:
+            return None
+        ends = (*program.inputs, *program.outputs)
+        graph = KernelGraph(program.name, program.inputs, kernels, program.outputs, tuple(program[n] for n in ends)).validate()
+        seconds = sum(element_seconds(Recipe.read(dict(k.attrs)["program"]), device) for k in kernels)
+        for k in kernels:  # a dtype, or an operator, may have no Triton form
+            if written(k, dict(k.attrs), graph.device_tensors, {}) is None:
+                return None
+    except FuserError:
         return None
-    nodes = (*views[:-1], replace(views[-1], output=last.output))
-    tensors = tuple(t for t in program.tensors if t.name != views[-1].output)
-    found = by_library(replace(program, nodes=nodes, tensors=tensors), device) if all(map(moves_only, views)) else None
-    return found and replace(found, winner=replace(found.winner, estimate=found.winner.seconds * TURNING))
+    return Tuned(program, device.name, Ranked(Candidate(graph, Schedule(())), seconds), (), 1, 1)
 
 
 def _every(graphs: Iterable[KernelGraph], rows: Rows, weights: Rows) -> tuple[KernelGraph, ...]:

@@ -11,7 +11,7 @@ import fuser
 from fuser.device import load_device
 from search.cover.channels import channels_last
 from search.cover.channels import moved_once
-from search.cover.prices import _copied
+from search.cover.prices import elementwise
 
 
 def convolution(b: Any, x: Any, name: str, out: int, k: int = 3, **attrs: Any) -> Any:
@@ -73,11 +73,11 @@ def test_turned_views_and_repetitions_are_copied_by_kernels(rng: np.random.Gener
         np.testing.assert_array_equal(after.evaluate(given)[name], want)
 
 
-def test_a_library_may_copy_a_view(rng: np.random.Generator) -> None:
+def test_a_copy_of_a_view_may_be_a_kernel_of_elements() -> None:
     b = fuser.Builder("view", "float32")
     program = b.build(y=b.op("scale", b.input("x", (4, 6)).T, scalar=1))
-    found = _copied(program, load_device("h200"))
+    found = elementwise(program, load_device("h200"))
     assert found is not None
     assert [k.outputs for k in found.winner.graph.kernels] == [("y",)]
-    b = fuser.Builder("more", "float32")
-    assert _copied(b.build(y=b.op("scale", b.input("x", (4, 6)).T, scalar=2)), load_device("h200")) is None
+    b = fuser.Builder("product", "float32")
+    assert elementwise(b.build(y=b.input("x", (4, 6)) @ b.input("w", (6, 4))), load_device("h200")) is None

@@ -1,0 +1,277 @@
+"""Triton source of a tape: every thread computes elements of a result from the places that they come from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+from fuser.errors import UnsupportedError
+from fuser.ir.elements import Step
+from fuser.ir.opdef import evaluate
+from fuser.ir.ops import op as op_def
+from fuser.ir.places import Atom
+from fuser.ir.places import Condition
+from fuser.ir.places import Place
+from fuser.ir.places import Truth
+from fuser.ir.places import atoms_of
+from fuser.ir.places import coordinate
+from fuser.ir.program import FLOAT_DTYPES
+from fuser.ir.program import NARROW
+from fuser.lower.element_tiles import Tiling
+from fuser.lower.emitter import number_text
+
+TYPES = {"float16": "float16", "bfloat16": "bfloat16", "float32": "float32", "bool": "int1", "int32": "int32", "int64": "int64",
+         "int8": "int8", "uint8": "uint8", "int16": "int16"}  # fmt: skip
+"""Dtypes that are loaded and stored, as Triton calls them."""
+WHOLE = frozenset({"add", "sub", "mul", "neg", "abs", "maximum", "minimum", "where", "scale", "shift", "cast", "square",
+                   "clamp_min", "clamp_max", "clamp", "relu"})  # fmt: skip
+"""Operators that are exact on whole numbers."""
+LIMIT = 1 << 31
+
+
+def body(tiling: Tiling, arguments: Mapping[str, str], sizes: Sequence[int], out: str) -> list[str]:
+    """The lines of a function that writes a result to ``out``; ``arguments`` are the pointers to what is loaded, ``sizes`` the
+    elements of these tensors. Raises :class:`UnsupportedError` for what has no Triton form."""
+    return _Writer(tiling, arguments, max((math.prod(tiling.tape.shape), *sizes)) >= LIMIT).write(out)
+
+
+class _Writer:
+    def __init__(self, tiling: Tiling, arguments: Mapping[str, str], wide: bool) -> None:
+        self.tiling, self.tape, self.arguments, self.wide = tiling, tiling.tape, arguments, wide
+        self.lines: list[str] = []
+        self.names: dict[Any, str] = {}
+        self.values: list[str] = []
+        self.lanes: list[frozenset[str]] = []
+        self.flat = tiling.across < 0
+
+    def write(self, out: str) -> list[str]:
+        self.frame()
+        for s in self.tape.steps:
+            text = self.step(s)
+            name = f"v{len(self.values)}"
+            self.lines.append(f"{name} = {text}")
+            self.values.append(name)
+        value = self.values[-1]
+        dtype = self.tape.dtype
+        if dtype == "bool":
+            value = f"{value} != 0"
+        elif dtype not in FLOAT_DTYPES:
+            value = f"{value}.to(tl.{TYPES[dtype]})"
+        place = Place(tuple(self.whole()))
+        mask = self.mask(True, frozenset("xy"))
+        self.lines.append(f"tl.store({out} + {self.grouped(place)}, {value}{', ' + mask if mask else ''})")
+        return self.lines
+
+    def whole(self) -> list[tuple[Atom, int]]:
+        """The number of an element: coordinates times what lies behind."""
+        found, step = [], math.prod(self.tape.shape)
+        for i, n in enumerate(self.tape.shape):
+            step //= n
+            found += [(a, step) for a, _ in coordinate(i, n).terms]
+        return found
+
+    # -- the place of a block -----------------------------------------------------------------------------------------------
+
+    def frame(self) -> None:
+        t, shape = self.tiling, self.tape.shape
+        long = ".to(tl.int64)" if self.wide else ""
+        if self.flat:
+            count = math.prod(shape)
+            self.lines.append(f"i = tl.program_id(0){long} * {t.size} + tl.arange(0, {t.size})")
+            self.ragged = {"x": count % t.size > 0, "y": False}
+            if self.ragged["x"]:
+                self.lines.append(f"ok_x = i < {count}")
+            return
+        columns, rows = -(-shape[-1] // t.columns), -(-shape[t.across] // t.rows)
+        self.lines += [
+            "pid = tl.program_id(0)",
+            f"x = (pid % {columns} * {t.columns} + tl.arange(0, {t.columns}){long})[None, :]",
+            f"y = (pid // {columns} % {rows} * {t.rows} + tl.arange(0, {t.rows}){long})[:, None]",
+        ]
+        self.ragged = {"x": shape[-1] % t.columns > 0, "y": shape[t.across] % t.rows > 0}
+        if self.ragged["x"]:
+            self.lines.append(f"ok_x = x < {shape[-1]}")
+        if self.ragged["y"]:
+            self.lines.append(f"ok_y = y < {shape[t.across]}")
+        others = [i for i in range(len(shape) - 1) if i != t.across]
+        if others:
+            self.lines.append(f"rest = (pid // {columns * rows}){long}")
+        for i in reversed(others):
+            self.lines.append(f"c{i} = rest % {shape[i]}" if i != others[0] else f"c{i} = rest")
+            if i != others[0]:
+                self.lines.append(f"rest = rest // {shape[i]}")
+
+    def of(self, p: Place | Truth) -> frozenset[str]:
+        """The dimensions of a block along which it changes."""
+        found = frozenset[str]()
+        for a in atoms_of(p) if not isinstance(p, bool) else ():
+            if a.kind == "coordinate":
+                last = len(self.tape.shape) - 1
+                found |= {"x"} if self.flat or a.number == last else {"y"} if a.number == self.tiling.across else frozenset()
+            elif a.kind == "value":
+                found |= self.lanes[a.number]
+        return found
+
+    # -- places as text -----------------------------------------------------------------------------------------------------
+
+    def text(self, p: Place) -> str:
+        terms = self.runs(p) if self.flat else [(self.atom(a), c) for a, c in p.terms]
+        parts = [name if c == 1 else f"{name} * {c}" for name, c in terms if c > 0]
+        negative = [name if c == -1 else f"{name} * {-c}" for name, c in terms if c < 0]
+        if p.constant > 0 or not (parts or negative):
+            parts.append(str(p.constant))
+        text = " + ".join(parts) or "0"
+        return " - ".join([text, *negative, *([str(-p.constant)] if p.constant < 0 and (parts or negative) and terms else [])])
+
+    def runs(self, p: Place) -> list[tuple[str, int]]:
+        """Coordinates that stand together as the number of an element do so at once."""
+        shape = self.tape.shape
+        mine = {a.number: c for a, c in p.terms if a.kind == "coordinate"}
+        found, i = [], 0
+        while i < len(shape):
+            if i not in mine:
+                i += 1
+                continue
+            end = i
+            while end + 1 in mine and mine[end] == mine[end + 1] * shape[end + 1]:
+                end += 1
+            found.append((self.run(i, end), mine[end]))
+            i = end + 1
+        return found + [(self.atom(a), c) for a, c in p.terms if a.kind != "coordinate"]
+
+    def run(self, first: int, last: int) -> str:
+        shape = self.tape.shape
+        inner, extent = math.prod(shape[last + 1 :]), math.prod(shape[first : last + 1])
+        if first == 0 and inner == 1:
+            return "i"
+        text = f"i // {inner}" if inner > 1 else "i"
+        return self.named((first, last), f"{text} % {extent}" if first else text)
+
+    def named(self, key: Any, text: str) -> str:
+        if key not in self.names:
+            self.names[key] = f"p{len(self.names)}"
+            self.lines.append(f"{self.names[key]} = {text}")
+        return self.names[key]
+
+    def atom(self, a: Atom) -> str:
+        if a.kind == "coordinate":
+            if self.flat:
+                return self.run(a.number, a.number)
+            last = len(self.tape.shape) - 1
+            return "x" if a.number == last else "y" if a.number == self.tiling.across else f"c{a.number}"
+        if a in self.names:
+            return self.names[a]
+        if a.kind == "value":
+            return self.named(a, self.values[a.number] if self.wide else f"{self.values[a.number]}.to(tl.int32)")
+        xs = [self.text(x) for x in a.args]
+        if a.kind == "quotient":
+            return self.named(a, f"{_inside(xs[0])} // {a.number}")
+        if a.kind == "remainder":
+            return self.named(a, f"{_inside(xs[0])} % {a.number}")
+        return self.named(a, f"tl.{'minimum' if a.kind == 'least' else 'maximum'}({xs[0]}, {xs[1]})")
+
+    def grouped(self, p: Place) -> str:
+        return _inside(self.text(p))
+
+    def truth(self, t: Condition) -> str:
+        if t.kind in "&|":
+            a, b = (self.truth(x) for x in t.sides)
+            return f"{a} {t.kind} {b}" if t.kind == "&" else f"({a} | {b})"
+        (p,) = t.sides
+        left = Place(tuple((a, c) for a, c in p.terms if c > 0), max(p.constant, 0))
+        right = Place(tuple((a, -c) for a, c in p.terms if c < 0), max(-p.constant, 0))
+        return f"({self.text(left)} {t.kind} {self.text(right)})"
+
+    def mask(self, under: Truth, lanes: frozenset[str]) -> str:
+        parts = [f"ok_{d}" for d in ("y", "x") if d in lanes and self.ragged[d]]
+        if isinstance(under, Condition):
+            parts.append(self.named(("truth", under), self.truth(under)))
+        return " & ".join(parts)
+
+    # -- steps --------------------------------------------------------------------------------------------------------------
+
+    def step(self, s: Step) -> str:
+        self.lanes.append(self.of(s.at) | self.of(s.under) | frozenset().union(*(self.lanes[i] for i in s.args)))
+        if s.kind == "load":
+            return self.load(s)
+        if s.kind == "number":
+            return self.constant(dict(s.attrs)["value"], s.dtype)
+        if s.kind == "place":
+            kind = "float32" if s.dtype in (*FLOAT_DTYPES, "bool") else TYPES[s.dtype]
+            return f"{self.grouped(s.at)}.to(tl.{kind})" if s.at.terms else self.constant(s.at.constant, s.dtype)
+        if s.kind == "choose":
+            if not isinstance(s.under, Condition):
+                return self.values[s.args[0]]
+            return f"tl.where({self.mask(s.under, frozenset())}, {self.values[s.args[0]]}, {self.values[s.args[1]]})"
+        return self.applied(s)
+
+    def constant(self, x: float, dtype: str) -> str:
+        shape = "[1]" if self.flat else "[1, 1]"
+        if dtype in FLOAT_DTYPES or dtype == "bool":
+            text = number_text(x) if math.isfinite(x) else f'float("{x}")'
+            return f"tl.full({shape}, {text}, tl.float32)"
+        return f"tl.full({shape}, {int(x)}, tl.{_held(dtype)})"
+
+    def load(self, s: Step) -> str:
+        if s.dtype not in TYPES:
+            raise UnsupportedError(f"a tensor of {s.dtype} has no Triton form")
+        mine = self.of(s.at)
+        place, mask = self.grouped(s.at), self.mask(s.under, mine)
+        if not self.of(s.under) <= mine:  # a mask has no more dimensions than pointers
+            rows = () if self.flat else (self.tiling.rows,)
+            zero = self.named("zero", f"tl.zeros([{', '.join(map(str, (*rows, self.tiling.columns)))}], tl.int32)")
+            place, mask = f"({place} + {zero})", self.mask(s.under, frozenset("xy"))
+        text = f"tl.load({self.arguments[s.op]} + {place}{f', {mask}, 0' if mask else ''})"
+        if s.dtype in FLOAT_DTYPES or s.dtype == "bool":
+            return f"{text}.to(tl.float32)"
+        return text if s.dtype in ("int32", "int64") else f"{text}.to(tl.int32)"
+
+    def applied(self, s: Step) -> str:
+        xs, numbers = [self.values[i] for i in s.args], {k: float(v) for k, v in s.attrs if isinstance(v, (int, float))}
+        given = {self.tape.steps[i].dtype for i in s.args}
+        if s.op == "cast":
+            return self.cast(xs[0], next(iter(given)), dict(s.attrs)["dtype"])
+        entry = op_def(s.op)
+        whole = s.dtype not in FLOAT_DTYPES and s.dtype != "bool"
+        exact = s.op in WHOLE and all(v.is_integer() for v in numbers.values())
+        if (whole and not exact) or "float64" in given or not (entry.triton or entry.formula):
+            raise UnsupportedError(f"operator {s.op!r} on {s.dtype} has no Triton form")
+        if entry.narrow and s.dtype in NARROW:
+            return entry.narrow.format(*xs)
+        return self.expression(s.op, xs, numbers, whole)
+
+    def expression(self, op: str, xs: Sequence[str], numbers: Mapping[str, float], whole: bool) -> str:
+        entry = op_def(op)
+        if entry.triton:
+            text = {k: str(int(v)) if whole else number_text(v) for k, v in numbers.items()}
+            return (entry.triton.replace("0.0", "0") if whole else entry.triton).format(*xs, **text)
+
+        def apply(inner: str, args: list[str], attrs: Mapping[str, Any]) -> str:
+            step = {k: float(v.value()) for k, v in attrs.items() if hasattr(v, "value")}
+            return self.named(("step", len(self.names)), self.expression(inner, args, step, whole))
+
+        return evaluate(entry.steps(numbers), xs, apply)
+
+    def cast(self, x: str, given: str, dtype: str) -> str:
+        floats = (*FLOAT_DTYPES, "bool")
+        if dtype == "bool":
+            return f"({x} != 0).to(tl.float32)"
+        if dtype in NARROW:
+            return f"{x}.to(tl.{dtype}).to(tl.float32)" if dtype != given else x
+        if dtype == "float32" or (dtype in floats and dtype != "float64"):
+            return x if given in floats else f"{x}.to(tl.float32)"
+        if dtype not in TYPES:
+            raise UnsupportedError(f"a cast to {dtype} has no Triton form")
+        text = f"{x}.to(tl.{TYPES[dtype]})"
+        return text if dtype in ("int32", "int64") else f"{text}.to(tl.int32)"
+
+
+def _held(dtype: str) -> str:
+    """The type in which whole numbers are computed."""
+    return "int64" if dtype == "int64" else "int32"
+
+
+def _inside(text: str) -> str:
+    return text if text.isidentifier() or text.isdigit() else f"({text})"

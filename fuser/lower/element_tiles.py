@@ -1,0 +1,258 @@
+"""How the elements of a tape are divided over blocks of threads, and what these blocks read: sectors of memory, counted on a
+few of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from fuser.ir.elements import Elements
+from fuser.ir.elements import Recipe
+from fuser.ir.elements import Step
+from fuser.ir.elements import Tape
+from fuser.ir.elements import tape_of
+from fuser.ir.opdef import OPS
+from fuser.ir.places import Atom
+from fuser.ir.places import Condition
+from fuser.ir.places import Place
+from fuser.ir.places import atoms_of
+from fuser.ir.places import coordinate
+from fuser.ir.places import evaluated
+from fuser.ir.places import fixed
+from fuser.ir.places import holds
+from fuser.ir.places import split
+from fuser.ir.program import DTYPE_BYTES
+from fuser.ir.program import Tensor
+
+SECTOR = 32
+"""Bytes that memory moves at once."""
+SIDE = 64
+"""Rows and columns of a tile that is read along one dimension and written along another."""
+ENOUGH = 264
+"""Blocks that fill a GPU twice."""
+SAMPLES = 3
+"""Blocks of which sectors are counted."""
+FEW, SOME = 4, 12
+"""Loads for one element up to which a thread has eight, or four of them."""
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """Blocks of ``size`` neighbours; with ``across``, a dimension of the tape's result, of so many of its last dimension by so
+    many of that one. The tape's dimensions are as few as can be."""
+
+    tape: Tape
+    size: int
+    warps: int
+    across: int = -1
+
+    @cached_property
+    def rows(self) -> int:
+        """Elements of a block along ``across``."""
+        return min(SIDE, _power(self.tape.shape[self.across])) if self.across >= 0 else 1
+
+    @cached_property
+    def columns(self) -> int:
+        return min(SIDE, _power(self.tape.shape[-1])) if self.across >= 0 else self.size
+
+    @cached_property
+    def blocks(self) -> int:
+        shape = self.tape.shape
+        if self.across < 0:
+            return -(-math.prod(shape) // self.size)
+        rest = math.prod(n for i, n in enumerate(shape[:-1]) if i != self.across)
+        return rest * -(-shape[self.across] // self.rows) * -(-shape[-1] // self.columns)
+
+    def coordinates(self, block: int) -> tuple[list[Any], Any]:
+        """Of the elements of a block (rows × columns), and which of them there are."""
+        shape = self.tape.shape
+        if self.across < 0:
+            i = block * self.size + np.arange(self.size)[None, :]
+            there = i < math.prod(shape)
+            return list(np.unravel_index(np.minimum(i, math.prod(shape) - 1), shape)) if shape else [], there
+        per = -(-shape[-1] // self.columns), -(-shape[self.across] // self.rows)
+        x = block % per[0] * self.columns + np.arange(self.columns)[None, :]
+        y = block // per[0] % per[1] * self.rows + np.arange(self.rows)[:, None]
+        others = [n for i, n in enumerate(shape[:-1]) if i != self.across]
+        rest = iter(np.unravel_index(block // per[0] // per[1], others)) if others else iter(())
+        found = [x if i == len(shape) - 1 else y if i == self.across else next(rest) for i in range(len(shape))]
+        return found, (x < shape[-1]) & (y < shape[self.across])
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes: ``asked`` by all loads, warp by warp in whole sectors; of each tensor, where each block fetches each sector once.
+    ``depth``: loads one of which needs what the one in front has read."""
+
+    asked: float
+    tensors: Mapping[str, float]
+    depth: int
+
+    @property
+    def fetched(self) -> float:
+        return sum(self.tensors.values())
+
+
+def recipe_of(op: str, args: Sequence[str], output: str, attrs: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Recipe:
+    """What a library kernel computes, by rules."""
+    if op == "elements":
+        return Recipe.read(attrs["program"])
+    used = tuple(dict.fromkeys(args))
+    kept = tuple(sorted((k, _kept(v)) for k, v in attrs.items()))
+    return Recipe(
+        used, {output: (op, tuple(args), dict(kept))}, {n: (tensors[n].shape, tensors[n].dtype) for n in (*used, output)}
+    )
+
+
+def _kept(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def tiled(recipe: Recipe) -> tuple[Tiling, Traffic]:
+    """How a kernel of it is divided, and what that reads. Raises :class:`fuser.errors.UnsupportedError` where it has no tape."""
+    return _tiled(recipe.text)
+
+
+@lru_cache(maxsize=1024)
+def _tiled(text: str) -> tuple[Tiling, Traffic]:
+    recipe = Recipe.read(text)
+    return best_tiling(joined(recipe.elements, recipe.result))
+
+
+def _power(n: int) -> int:
+    return 1 << (n - 1).bit_length()
+
+
+def joined(made: Elements, name: str) -> Tape:
+    """The tape of a result whose dimensions are joined where nothing asks for them apart."""
+    tape = tape_of(made, name)
+    groups = [[i] for i, n in enumerate(tape.shape) if n > 1] or [[]]
+    places = list(_places(tape))
+    kept = [groups[0]]
+    for group in groups[1:]:
+        front, i = kept[-1][-1], group[0]
+        (outer, _), (inner, _) = (coordinate(d, tape.shape[d]).terms[0] for d in (front, i))
+        if all(_times(p, outer) == _times(p, inner) * tape.shape[i] for p in places):
+            kept[-1].append(i)
+        else:
+            kept.append(group)
+    shape = tuple(math.prod(tape.shape[d] for d in g) for g in kept)
+    at = [fixed(0)] * len(tape.shape)
+    for i, g in enumerate(kept):
+        for d, p in zip(g, split(coordinate(i, shape[i]), [tape.shape[d] for d in g]), strict=True):
+            at[d] = p
+    again = tape_of(Elements(made.nodes, made.tensors), name, at)
+    return Tape(again.steps, shape, tape.dtype)
+
+
+def _places(tape: Tape) -> Iterator[Place]:
+    for s in tape.steps:
+        todo: list[Any] = [s.at, s.under]
+        while todo:
+            p = todo.pop()
+            if isinstance(p, Condition):
+                todo += p.sides
+            elif isinstance(p, Place):
+                yield p
+                for a in atoms_of(p):
+                    yield from a.args
+
+
+def _times(p: Place, atom: Atom) -> int:
+    return dict(p.terms).get(atom, 0)
+
+
+def tilings(tape: Tape) -> list[Tiling]:
+    """The ways to divide a result: neighbours by neighbours, and tiles along each dimension that is long."""
+    count, loads = math.prod(tape.shape), len(tape.loads)
+    each = 8 if loads <= FEW else 4 if loads <= SOME else 1
+    while each > 1 and count < ENOUGH * 128 * each:
+        each //= 2
+    found = [Tiling(tape, 128 * each if each > 1 else 256, 4 if each > 1 else 8)]
+    if loads <= FEW:
+        last = len(tape.shape) - 1
+        long = [i for i in range(last) if tape.shape[i] >= 8]
+        found += [Tiling(tape, 0, 8, i) for i in long if tape.shape[last] >= 8]
+    return found
+
+
+def best_tiling(tape: Tape) -> tuple[Tiling, Traffic]:
+    """The tiling that reads least: neighbours alone where tiles gain little."""
+    ways = [(t, traffic(t)) for t in tilings(tape)]
+    plain = ways[0]
+    other = min(ways, key=lambda w: max(w[1].asked, w[1].fetched))
+    return other if max(other[1].asked, other[1].fetched) < 0.8 * max(plain[1].asked, plain[1].fetched) else plain
+
+
+def traffic(tiling: Tiling) -> Traffic:
+    """Counted on a few blocks."""
+    tape, blocks = tiling.tape, tiling.blocks
+    chosen = sorted({(2 * i + 1) * blocks // (2 * SAMPLES) for i in range(SAMPLES)})
+    asked, fetched = 0.0, dict[str, float]()
+    for block in chosen:
+        once: dict[str, list[Any]] = {}
+        for step, at, there in _read(tiling, block):
+            sectors = at * DTYPE_BYTES[step.dtype] // SECTOR
+            asked += min(_requests(sectors, there), _requests(sectors.T, there.T))
+            once.setdefault(step.op, []).append(sectors[there])
+        for name, several in once.items():
+            fetched[name] = fetched.get(name, 0.0) + len(np.unique(np.concatenate(several)))
+    scale = blocks / len(chosen)
+    tensors = {n: x * scale * SECTOR for n, x in fetched.items()}
+    return Traffic(asked * scale * SECTOR, tensors, depth(tape))
+
+
+def depth(tape: Tape) -> int:
+    """Loads one of which needs what the one in front has read."""
+    deep: list[int] = []
+    for s in tape.steps:
+        needs = [*s.args, *(a.number for p in (s.at, s.under) for a in atoms_of(p) if a.kind == "value")]
+        deep.append(max((deep[i] for i in needs), default=0) + (s.kind == "load"))
+    return max(deep)
+
+
+def _requests(sectors: Any, there: Any) -> float:
+    """Sectors that warps of 32 neighbours ask for."""
+    rows = np.where(there, sectors, -1)
+    flat = rows.reshape(-1)
+    flat = np.concatenate([flat, np.full(-len(flat) % 32, -1)]).reshape(-1, 32)
+    flat = np.sort(flat, 1)
+    return float(((flat[:, 1:] != flat[:, :-1]) & (flat[:, 1:] >= 0)).sum() + (flat[:, 0] >= 0).sum())
+
+
+def _read(tiling: Tiling, block: int) -> Iterator[tuple[Step, Any, Any]]:
+    """The places of each load, and where there are any; what an index names is drawn."""
+    tape = tiling.tape
+    coordinates, there = tiling.coordinates(block)
+    known: dict[Atom, Any] = {}
+    for i, (n, at) in enumerate(zip(tape.shape, coordinates, strict=True)):
+        known |= {a: at for a, _ in coordinate(i, n).terms}
+    named = {a.number: a for s in tape.steps for p in (s.at, s.under) for a in atoms_of(p) if a.kind == "value"}
+    seen: list[Any] = []
+    for i, s in enumerate(tape.steps):
+        at: Any = 0
+        if s.kind == "load":
+            at = np.broadcast_to(evaluated(s.at, known, np), there.shape)
+            inside = np.broadcast_to(holds(s.under, known, np), there.shape) & there
+            yield s, at, inside
+        elif s.kind != "number":
+            at = sum((seen[j] for j in s.args), start=0)
+        seen.append(at)
+        if i in named:
+            known[named[i]] = np.abs(np.asarray(at, np.int64) * 2654435761 // 64) % (named[i].high + 1)
+
+
+def operations(tape: Tape) -> tuple[float, float]:
+    """Arithmetic, and special functions, for one element."""
+    own = [OPS[s.op] for s in tape.steps if s.kind == "apply"]
+    index = sum(len(atoms_of(s.at)) + 1 for s in tape.steps if s.kind in ("load", "place"))
+    chosen = sum(s.kind == "choose" for s in tape.steps)
+    return sum(o.flops for o in own) + 2.0 * index + chosen, sum(o.sfu for o in own)
