@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +23,7 @@ from search.tune import tune_fast
 from search.tune import wary
 from tests.builders import chain
 
+H200 = load_device("h200")
 NAMES = ("mcfuser/G1", "mcfuser/G5", "mcfuser/S2", "mcfuser/S6", "mirage/rmsnorm", "mirage/gqa-spec", "graphene/layernorm")
 
 
@@ -74,3 +80,22 @@ def test_a_found_structure_has_to_win_by_more_than_doubt() -> None:
     assert between(DOUBT - 0.01).graph == plain.graph
     assert between(DOUBT + 0.01).graph == other.graph
     assert wary(tuned, {r.graph for r in (tuned.winner, *tuned.runners)}) == tuned
+
+
+CHOICE = """
+import json
+from fuser.device import load_device
+from search.tune import tune_fast
+from fuser.workloads import workload
+found = tune_fast(workload("mcfuser/G1"), load_device("h200"))
+print(json.dumps([[c.graph.stable_hash(), c.schedule.to_json(), c.estimate] for c in (found.winner, *found.runners)]))
+"""
+
+
+def test_two_machines_without_a_gpu_choose_the_same(tmp_path: Path) -> None:
+    """The other has another home, other hashes, one thread and nothing in its caches."""
+    env = os.environ | {"PYTHONHASHSEED": "7", "HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", CHOICE], env=env, capture_output=True, text=True, timeout=100, check=True)
+    found = tune_fast(workload("mcfuser/G1"), H200)
+    here = [[c.graph.stable_hash(), c.schedule.to_json(), c.estimate] for c in (found.winner, *found.runners)]
+    assert json.loads(done.stdout) == json.loads(json.dumps(here))

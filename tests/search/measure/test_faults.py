@@ -21,6 +21,7 @@ from search.measure.session import Options
 from search.measure.session import Session
 from search.measure.timing import Kernels
 from search.measure.timing import prepare
+from search.measure.worker import Worker
 from tests.search.measure.test_measure import PROGRAM
 from tests.search.measure.test_measure import candidate
 
@@ -82,3 +83,16 @@ def test_a_compiler_that_crashes_hangs_or_is_killed_costs_its_candidate_alone(mo
     assert "after 1 s" in found[2].detail and found[2].lasting
     assert "was killed" in found[3].detail and not found[3].lasting
     assert "did not end" in found[4].detail and found[4].lasting
+
+
+@pytest.mark.slow
+def test_kernels_that_never_end_or_read_far_away_cost_themselves_alone() -> None:
+    """Generated kernels, by the real worker: the process that they take with them is replaced."""
+    endless = "while True:\n        E = E + 0.0"
+    far = "tl.store(A_ptr, tl.load(A_ptr + 70368744177664))"
+    with Worker("cpu", patience=6.0) as worker:
+        items = [Kernels(plan(last)) for last in ("{store}", endless, far, "{store}")]
+        found = worker.run(PROGRAM, items, Options(rounds=1))
+    assert [m.status for m in found] == ["ok", "timeout", "crash", "ok"]
+    assert [m.time_us is None for m in found] == [False, True, True, False]
+    assert found[1].lasting
