@@ -17,6 +17,7 @@ from dataclasses import replace
 from json import dumps
 from typing import Any
 
+from experiments.environment import environment
 from experiments.script import parser
 from experiments.script import script
 from fuser.console import note
@@ -30,6 +31,7 @@ from fuser.superopt.structures import structures
 from fuser.workloads import workload
 from search.compile import compile_program
 from search.libraries import with_libraries
+from search.measure.machine import device_info
 from search.measure.session import Session
 from search.space.evolve import QUICK
 from search.tuner.campaign import Campaign
@@ -131,7 +133,8 @@ def main() -> int:
     runs = []
     for gpus in args.gpus:
         runs.append(run(gpus, args, device))
-        write_file(args.out / "throughput.json", dumps(plain(runs), indent=1) + "\n")
+        where = environment(device_info("cpu" if args.simulate is not None else "cuda"))
+        write_file(args.out / "throughput.json", dumps(plain({"environment": where, "runs": runs}), indent=1) + "\n")
     one = runs[0]["per_second"]
     rows = []
     for r in runs:
