@@ -38,6 +38,13 @@ def laid(graph: KernelGraph, rows: Iterable[tuple[str, int]]) -> KernelGraph | N
     return replace(graph, kernels=tuple(kernels)).validate()
 
 
+def in_memory(graph: KernelGraph) -> KernelGraph:
+    """The graph over tensors of the sizes that they take in memory: what lies in longer rows is as wide as these."""
+    rows = rows_of(graph)
+    sizes = (replace(t, shape=(*t.shape[:-1], rows[t.name])) if t.name in rows else t for t in graph.tensors)
+    return replace(graph, tensors=tuple(sizes)) if rows else graph
+
+
 def rows_of(graph: KernelGraph) -> Mapping[str, int]:
     """The tensors of a graph that lie in longer rows, and how long these are."""
     return {s.access.source: s.access.pitch for b in graph.blocks for s in b.stmts if s.access and s.access.pitch}

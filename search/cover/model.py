@@ -44,6 +44,7 @@ from search.cover.parts import Part
 from search.cover.plan import Plan
 from search.cover.plan import plan_of_parts
 from search.cover.prices import by_library
+from search.cover.prices import in_layouts
 from search.cover.select import selected
 from search.cover.stitch import stitch
 from search.cover.turned import turned
@@ -183,21 +184,24 @@ def compile_model(
 
 
 def _tuned(chosen: Cover, before: Mapping[str, Tuned], pricing: Pricing, tuning: Tuning, stages: Stages) -> dict[str, Tuned]:
-    """What is known or measured of the chosen parts, by their keys; time goes to where it saves most. Parts in layouts of their
-    own stay as the model has them."""
+    """What is known or measured of the chosen parts, by their keys, each in its layouts; time goes to where it saves most."""
     if tuning is MODEL_ALONE:
         return {}
-    count = Counter(p.key for p in chosen.parts)
-    programs = {p.key: p.program for p in chosen.parts if p.key not in before and p.key == p.program.stable_hash()}
-    scope, tasks = LIBRARY if pricing.libraries else GENERATED, dict[str, Task]()
-    for key, program in programs.items():
+    count, tasks = Counter(p.key for p in chosen.parts), dict[str, Task]()
+    for part in {p.key: p for p in chosen.parts if p.key not in before}.values():
         graphs: tuple[KernelGraph, ...] = ()
         if measures(tuning.effort):
             try:
-                graphs = structures(program)
+                graphs = structures(part.program)
             except FuserError:
                 continue  # operators that a library has alone
-        tasks[key] = Task(program, with_libraries(graphs) if pricing.libraries else graphs, count[key], scope, optional=True)
+            graphs = with_libraries(graphs) if pricing.libraries else graphs
+        scope = LIBRARY if pricing.libraries else GENERATED
+        if part.rows or part.weights:
+            # weights may stay row after row: longer rows are more to read
+            both = (*in_layouts(graphs, part.rows, part.weights), *in_layouts(graphs, part.rows, ()))
+            graphs, scope = tuple(dict.fromkeys(both)), f"{scope} {part.rows} {part.weights}"
+        tasks[part.key] = Task(part.program, graphs, count[part.key], scope, optional=True)
     if not tasks:
         return {}
     if measures(tuning.effort):

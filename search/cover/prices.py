@@ -158,7 +158,7 @@ def _best(asked: _Asked, device: Device, libraries: bool, seed: int) -> Laid:
     ends = {min(several, key=len), max(several, key=len)}
     for rows in sorted(ends, key=len):
         try:
-            best = tune_fast(program, device, seed=seed, graphs=_every(with_calls, rows, weights), worth=worth)
+            best = tune_fast(program, device, seed=seed, graphs=in_layouts(with_calls, rows, weights), worth=worth)
             found[rows] = _with_plain(best, dict(weights), device)
         except FuserError:
             found[rows] = None
@@ -203,7 +203,7 @@ def elementwise(program: TensorProgram, device: Device) -> Tuned | None:
     return Tuned(program, device.name, Ranked(Candidate(graph, Schedule(())), seconds), (), 1, 1)
 
 
-def _every(graphs: Iterable[KernelGraph], rows: Rows, weights: Rows) -> tuple[KernelGraph, ...]:
+def in_layouts(graphs: Iterable[KernelGraph], rows: Rows, weights: Rows) -> tuple[KernelGraph, ...]:
     """The graphs with ``rows``, and with longer rows of the weights where a graph can take them."""
     ways = ((laid(g, (*rows, *weights)), g) for g in graphs)
     return tuple(x for longer, g in ways if (x := longer or laid(g, rows)) is not None)

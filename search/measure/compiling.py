@@ -25,6 +25,7 @@ from fuser.errors import FuserError
 from fuser.errors import NoValidKernelError
 from fuser.interrupts import without_interrupts
 from fuser.ir.candidate import Candidate
+from fuser.ir.layouts import in_memory
 from fuser.lower.compile import KernelArtifact
 from fuser.lower.compile import compile_kernel
 from fuser.pools import APART
@@ -53,7 +54,7 @@ def planned(candidate: Candidate) -> Plan | Measurement:
 
 def _planned(candidate: Candidate) -> Plan | Measurement:
     try:
-        return plan(candidate)
+        return plan(replace(candidate, graph=in_memory(candidate.graph)))
     except FuserError as error:
         return failed(error)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -98,14 +100,27 @@ class Session:
             for n in self.program.outputs
         }
 
-    def poisoned(self) -> dict[str, Any]:
+    def poisoned(self, sizes: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Outputs in which an element that is not written shows."""
-        outputs = self.empty()
+        outputs = stored(self.empty(), sizes or {})
         for t in outputs.values():
             t.fill_(poison(self.reference))
         return outputs
 
-    def compare(self, outputs: dict[str, Any]) -> Agreement:
+    def compare(self, outputs: Mapping[str, Any]) -> Agreement:
         """How outputs for the check inputs agree with the reference, the worst over the outputs."""
         limit = self.options.tolerance or tolerance(t.dtype for t in self.program.tensors)
-        return agreements(outputs, self.reference, {n: self.program[n].dtype for n in self.reference}, limit)
+        return agreements(outputs, stored(self.reference, outputs), {n: self.program[n].dtype for n in self.reference}, limit)
+
+
+def stored(tensors: dict[str, Any], sizes: Mapping[str, Any]) -> dict[str, Any]:
+    """Tensors as they lie in memory, where the ``sizes`` by name (tensors of a plan, or of torch) have longer rows: with zeros
+    behind each."""
+    if not sizes:
+        return tensors
+    from torch.nn.functional import pad
+
+    def longer(x: Any, shape: Sequence[int]) -> Any:
+        return pad(x, (0, shape[-1] - x.shape[-1])) if math.prod(shape) > x.numel() else x
+
+    return {n: longer(x, sizes[n].shape) if n in sizes else x for n, x in tensors.items()}

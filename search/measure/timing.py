@@ -19,6 +19,7 @@ from importlib import import_module
 from typing import Any
 
 from fuser.errors import first_line
+from fuser.ir.layouts import rows_of
 from fuser.lower.compile import KernelArtifact
 from fuser.runtime.capture import capture_calls
 from fuser.runtime.cuda_driver import CudaError
@@ -29,6 +30,7 @@ from search.measure.contest import undecided
 from search.measure.measurement import Measurement
 from search.measure.measurement import failed
 from search.measure.session import Session
+from search.measure.session import stored
 
 Call = Callable[[], Any]
 
@@ -122,11 +124,12 @@ def _prepare(session: Session, candidate: Kernels | External) -> _Prepared:
     if isinstance(candidate, Kernels):
         keep = exe = Executable(candidate.plan, device=session.device, artifacts=candidate.artifacts or None)
         base = _resources(exe)
-        outputs = session.poisoned()
+        sizes = _sizes(exe)
+        inputs, outputs = stored(session.check_inputs, sizes), session.poisoned(sizes)
         exe.workspace.fill_(255)  # all ones is NaN in every float dtype
-        exe.run(session.check_inputs, outputs)
+        exe.run(inputs, outputs)
         sync(session.device)
-        calls = [exe.bind(i, o) for i, o in zip(session.inputs, session.outputs, strict=True)]
+        calls = [exe.bind(stored(i, sizes), stored(o, sizes)) for i, o in zip(session.inputs, session.outputs, strict=True)]
     else:
         module, _, name = candidate.target.partition(":")
         keep = function = getattr(import_module(module), name)(session.program, candidate.name, session.device)
@@ -153,15 +156,21 @@ def _repeats(session: Session, exe: Executable, calls: Sequence[Call], first: di
 
     if session.device != "cuda":
         return True
-    found = []
+    found, sizes = [], _sizes(exe)
+    inputs = stored(session.check_inputs, sizes)
     for n in range(REPEATS):
         for call in calls[n * REPEATS : (n + 1) * REPEATS]:
             call()
-        outputs = session.poisoned()
-        exe.run(session.check_inputs, outputs)
+        outputs = session.poisoned(sizes)
+        exe.run(inputs, outputs)
         found.append(outputs)
     sync(session.device)
     return all(torch.equal(_bits(o[n]), _bits(first[n])) for o in found for n in first)
+
+
+def _sizes(exe: Executable) -> Mapping[str, Any]:
+    """Tensors of its plan, where some lie in longer rows than the program's."""
+    return exe.plan.table if rows_of(exe.plan.graph) else {}
 
 
 def _bits(x: Any) -> Any:

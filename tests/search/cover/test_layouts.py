@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from fuser.ir.layouts import rows_of  # noqa: E402
 from fuser.ir.program import TensorProgram  # noqa: E402
 from fuser.ir.schedule import KernelSchedule  # noqa: E402
 from fuser.runtime.graph_executor import Executable  # noqa: E402
+from fuser.runtime.plan import Plan  # noqa: E402
 from fuser.runtime.plan import plan  # noqa: E402
 from search.cover.greedy import greedy_cover  # noqa: E402
 from search.cover.ilp import cover  # noqa: E402
@@ -29,6 +32,15 @@ from search.cover.parts import parts  # noqa: E402
 from search.cover.prices import priced  # noqa: E402
 from search.cover.stitch import on_tensors  # noqa: E402
 from search.cover.stitch import stitch  # noqa: E402
+from search.measure.compiling import planned  # noqa: E402
+from search.measure.session import Options  # noqa: E402
+from search.measure.session import Session  # noqa: E402
+from search.measure.timing import Kernels  # noqa: E402
+from search.measure.timing import prepare  # noqa: E402
+from search.space.evolve import QUICK  # noqa: E402
+from search.tuner.hunt import Hunt  # noqa: E402
+from search.tuner.memory import Memory  # noqa: E402
+from search.tuner.tuning import Tuning  # noqa: E402
 from tests.search.cover.test_cover import random_program  # noqa: E402
 
 H200 = load_device("h200")
@@ -154,3 +166,27 @@ def test_options_of_tensors_follow_their_names() -> None:
     schedule = KernelSchedule(knobs=(("evict_x1", "evict_last"), ("pdl", "early"), ("tma_x0", True)))
     found = on_tensors(schedule, {"x0": "X", "x1": "W@200"})
     assert found.knob == {"tma_X": True, "evict_W@200": "evict_last", "pdl": "early"}
+
+
+def test_parts_are_measured_in_the_layouts_of_the_plan() -> None:
+    """On a device that does not exist; what is measured computes the same in the interpreter, with zeros between rows."""
+    program, params = narrow()
+    searches: list[Hunt] = []
+
+    @contextmanager
+    def watching():
+        yield lambda hunts, campaign: searches.extend(h for h in hunts if h not in searches)
+
+    tuning = Tuning(replace(QUICK, generations=1, top=4), Memory(None, (), "3"), watch=watching)
+    model = compile_model(program, params, Pricing(H200, libraries=False), compiled=False, tuning=tuning)
+    laid = {key for p in model.cover.parts if (key := p.key) != p.program.stable_hash()}
+    assert laid
+    assert all(r.tuned.winner.measured for p, r in zip(model.cover.parts, model.found, strict=True) if p.key in laid)
+    mine = [h for h in searches if any(rows_of(e.candidate.graph) for e in h.times)]
+    assert len(mine) >= len(laid)
+    for h in mine:
+        best = next(e.candidate for e in h.times if rows_of(e.candidate.graph))
+        made = planned(best)
+        assert isinstance(made, Plan), made
+        found = prepare(Session(h.program, Options(rounds=0), "cpu"), Kernels(made)).result
+        assert found.ok, found
