@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from fuser.errors import ProgramError
 from fuser.ir.program import TensorProgram
@@ -61,7 +62,13 @@ def canonical(program: TensorProgram, name: str = "region") -> tuple[TensorProgr
     new |= {n.output: f"y{i}" for i, n in enumerate(program.nodes)}
     result = rename(program, new, name)
     order = {n: i for i, n in enumerate(new.values())}
-    return replace(result, tensors=tuple(sorted(result.tensors, key=lambda t: order[t.name]))), new
+    return _one(replace(result, tensors=tuple(sorted(result.tensors, key=lambda t: order[t.name])))), new
+
+
+@lru_cache(1 << 12)
+def _one(program: TensorProgram) -> TensorProgram:
+    """Equal programs are one object, which is digested once."""
+    return program
 
 
 def rename(program: TensorProgram, new: dict[str, str], name: str) -> TensorProgram:
