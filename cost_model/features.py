@@ -250,6 +250,7 @@ def features(
     return tuple(groups)
 
 
+@lru_cache(1 << 10)
 def schedule_features(block: BlockGraph, schedule: KernelSchedule) -> Features:
     """The features of one schedule: a batch of one."""
     (group,) = features(

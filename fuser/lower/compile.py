@@ -9,6 +9,7 @@ import math
 import os
 import re
 import sys
+from collections.abc import Iterable
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
@@ -239,13 +240,16 @@ def compile_graph(graph: KernelGraph, schedule: Schedule, arch: int, folder: Pat
     return tuple(compile_kernel(source, arch, folder) for source in generate_graph(graph, schedule))
 
 
-def compile_sources(sources: Sequence[KernelSource], arch: int, executor: Executor | None = None) -> tuple[KernelArtifact, ...]:
-    """Artifacts of many kernels, in order. Those that differ in names alone, as in the layers of a model, are compiled once."""
+def compile_sources(
+    sources: Sequence[KernelSource], arch: int, executor: Executor | None = None, known: Iterable[KernelArtifact] = ()
+) -> tuple[KernelArtifact, ...]:
+    """Artifacts of many kernels, in order. Those that differ in names alone, as in the layers of a model, are compiled once, and
+    those that are ``known`` not at all."""
     texts = [neutral(s) for s in sources]
-    first = {text: i for i, text in reversed(list(enumerate(texts)))}
-    distinct = [sources[i] for i in first.values()]
+    made = {neutral(a.source): a for a in known}
+    first = {text: s for text, s in reversed(list(zip(texts, sources, strict=True))) if text not in made}
     run = executor.map if executor else map
-    made = dict(zip(first, run(compile_kernel, distinct, [arch] * len(distinct)), strict=True))
+    made |= zip(first, run(compile_kernel, first.values(), [arch] * len(first)), strict=True)
     return tuple(made[t].over(s) for t, s in zip(texts, sources, strict=True))
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from fuser.errors import UnsupportedError
 from fuser.ir.axes import axes_of
@@ -48,6 +49,7 @@ def _bare(program: TensorProgram) -> KernelGraph:
     return replace(graph, kernels=tuple(postpone_divisions(b) for b in graph.blocks))
 
 
+@lru_cache(64)
 def structures(program: TensorProgram) -> tuple[KernelGraph, ...]:
     """Every structure that lowers, the one-kernel form first. Raises :class:`UnsupportedError` if there is none."""
     program = expand(program)

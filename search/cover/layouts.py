@@ -58,7 +58,7 @@ def _conversions(program: TensorProgram, name: str, pitch: int) -> Iterator[Part
     """Parts that read a tensor in one layout and write it in the other."""
     b = Builder("copy")
     x = b.input("X", program[name].shape, program[name].dtype)
-    copy, new = canonical(b.build(Y=b.op("cast", x, dtype=program[name].dtype)), "part")
+    copy, new = canonical(b.build(Y=b.op("cast", x, dtype=program[name].dtype)), "cast")
     given, made = new["X"], new["Y"]
     names = ((name, given), (name, made))
     yield Part((), copy, names, ((made, pitch),))

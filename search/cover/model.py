@@ -22,6 +22,7 @@ from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.ops import Array
 from fuser.ir.program import TensorProgram
+from fuser.lower.compile import KernelArtifact
 from fuser.lower.compile import compile_sources
 from fuser.lower.options import PDL
 from fuser.lower.triton_source import generate_graph
@@ -170,7 +171,10 @@ def compile_model(
     stitched, params = stitch(program, params, [(p, r.candidate.candidate) for p, r in zip(chosen.parts, found, strict=True)])
     if device.arch >= PDL.capability:
         stitched = chained(stitched, device)
-    artifacts = compile_sources(generate_graph(stitched.graph, stitched.schedule), device.arch, executor) if compiled else ()
+    artifacts = tuple[KernelArtifact, ...]()
+    if compiled:
+        sources, known = generate_graph(stitched.graph, stitched.schedule), (a for r in found for a in r.artifacts)
+        artifacts = compile_sources(sources, device.arch, executor, known)
     winner = Ranked(stitched, math.fsum(r.candidate.seconds for r in found))
     priced_ = {id(t): t for t in tuned.values()}.values()
     whole = Tuned(program, device.name, winner, (), len(priced_), sum(t.candidates for t in priced_))

@@ -17,6 +17,7 @@ from functools import cached_property
 
 from fuser.errors import FuserError
 from fuser.ir.element_program import has_rule
+from fuser.ir.fuse import identifier
 from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram
 from fuser.ir.subprogram import canonical
@@ -119,6 +120,12 @@ def root(program: TensorProgram, name: str) -> str:
     while (node := program.producers.get(name)) is not None and moves_only(node):
         (name,) = node.inputs
     return name
+
+
+def title(program: TensorProgram) -> str:
+    """What a part does, in a word or three: its operators in order."""
+    ops = list(dict.fromkeys(n.op for n in program.nodes if not n.entry.relabels))
+    return identifier("_".join(ops[:4])) if ops else "copy"
 
 
 def parts(
@@ -340,7 +347,7 @@ class _Finder:
             if not writes or self.apart(core):
                 return None
             alone = replace(subprogram(self.program, nodes, "part"), outputs=writes)
-            program, names = canonical(alone)
+            program, names = canonical(alone, title(alone))
         except FuserError:
             return None
         return Part(tuple(sorted(core, key=self.order.__getitem__)), program, tuple(names.items()))
@@ -376,5 +383,5 @@ class _Finder:
 
     def copy(self, view: str) -> Part:
         alone = replace(subprogram(self.program, self.chain(view), "copy"), outputs=(view,))
-        program, names = canonical(alone)
+        program, names = canonical(alone, title(alone))
         return Part((), program, tuple(names.items()))

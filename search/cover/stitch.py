@@ -15,7 +15,6 @@ from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import Kernel
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.ops import Array
-from fuser.ir.ops import op as op_def
 from fuser.ir.program import Tensor
 from fuser.ir.program import TensorProgram
 from fuser.ir.rows import in_rows
@@ -46,7 +45,7 @@ def stitch(
             if new.get(name) in (None, *written):
                 new[name] = _fresh(f"{identifier(part.writes[0])}.{name}", taken)
             written.add(new[name])
-        prefix = f"{title(part)}_{number}"
+        prefix = f"{part.program.name}_{number}"
         for i, kernel in enumerate(graph.kernels):
             kernels.append(renamed(kernel, new, prefix if len(graph.kernels) == 1 else f"{prefix}_{i}"))
         schedules += (on_tensors(s, new) for s in candidate.schedule.kernels)
@@ -68,16 +67,6 @@ def joined(program: TensorProgram, kernels: Sequence[Kernel]) -> list[str]:
     """Tensors of the model that a kernel writes with fewer dimensions than others read."""
     stores = [s.access for k in kernels if isinstance(k, BlockGraph) for s in k.stores if s.access]
     return [a.tensor for a in stores if a.tensor in program.table and len(a.dims) < len(program[a.tensor].shape)]
-
-
-def title(part: Part) -> str:
-    """What a part does, in a word or three: its operators in order."""
-    ops = list(dict.fromkeys(n.op for n in part.program.nodes if n.output in dict(part.names).values() and _counts(n.op)))
-    return identifier("_".join(ops[:4])) if ops else "copy"
-
-
-def _counts(op: str) -> bool:
-    return not op_def(op).relabels
 
 
 def _fresh(name: str, taken: set[str]) -> str:
