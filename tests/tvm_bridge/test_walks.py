@@ -52,7 +52,7 @@ def test_from_compile_to_a_launched_kernel(calls: Calls, monkeypatch: pytest.Mon
     monkeypatch.setattr(launch, "driver", lambda: driver)
     monkeypatch.setattr(OnFakeDriver, "fake", driver, raising=False)
 
-    def executable(planned: Any, *, device: str, artifacts: Any, constants: Any) -> OnFakeDriver:
+    def executable(planned: Any, *, device: str, artifacts: Any, constants: Any, **_: Any) -> OnFakeDriver:
         assert device == "cuda" and all(a is None or a.cubin for a in artifacts)
         return OnFakeDriver(planned, device="cpu", artifacts=artifacts, constants=constants)
 
