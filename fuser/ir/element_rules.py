@@ -245,14 +245,43 @@ def _counts(
     return [(b + w).at_most(n + a) - b.at_least(-a) for b, w, n, a in zip(begin, window, size, within, strict=True)]
 
 
-def _where_largest(e: Elements, found: Sequence[tuple[int, Place]], dtype: str) -> int:
-    """The first of the largest; NaN is the largest of all."""
+def _where_largest(e: Elements, found: Sequence[tuple[int, Place]], dtype: str, sign: str = "gt", first: bool = False) -> int:
+    """The first of the largest, or least; NaN is more than all, the last one, or the ``first``."""
     best, where = found[0][0], e.place(found[0][1], "int64")
     for v, p in found[1:]:
-        more = e.apply("logical_or", e.apply("gt", v, best, dtype="bool"), e.apply("isnan", v, dtype="bool"), dtype="bool")
+        nan = e.apply("isnan", v, dtype="bool")
+        if first:
+            nan = e.apply("logical_and", nan, e.apply("eq", best, best, dtype="bool"), dtype="bool")
+        more = e.apply("logical_or", e.apply(sign, v, best, dtype="bool"), nan, dtype="bool")
         best = e.apply("where", more, v, best, dtype=dtype)
         where = e.apply("where", more, e.place(p, "int64"), where, dtype="int64")
     return where
+
+
+def along(kind: str) -> Rule:
+    """A fold over one axis, or over all: of a few elements, which are written out."""
+
+    def rule(e: Elements, xs: Sequence[Operand], attrs: Attrs, at: At) -> int:
+        (x,) = xs
+        dim = attrs.get("dim")
+        over = range(len(x.shape)) if dim is None else (dim % len(x.shape),)
+        rest = iter(at)
+        kept = [next(rest) if i not in over or attrs.get("keepdim") else fixed(0) for i in range(len(x.shape))]
+        found: list[tuple[int, Place]] = []
+        for number, places in enumerate(_elements([x.shape[i] for i in over])):
+            here = list(kept)
+            for i, p in zip(over, places, strict=True):
+                here[i] = fixed(p)
+            found.append((x(here), fixed(number)))
+        if kind.startswith("arg"):
+            return _where_largest(e, found, x.dtype, "gt" if kind == "argmax" else "lt", first=True)
+        values = [v for v, _ in found]
+        if kind == "prod":
+            return _fold(e, "mul", values, x.dtype)
+        none = e.number(0.0, x.dtype)
+        return _fold(e, f"logical_{kind}", [e.apply("ne", v, none, dtype="bool") for v in values], "bool")
+
+    return rule
 
 
 def adaptive(kind: str, places: bool = False) -> Rule:

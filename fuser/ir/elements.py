@@ -115,7 +115,7 @@ class Elements:
         if entry.element is not None:
             return entry.element(self, xs, attrs, at)
         if entry.kind == "map":
-            return self.apply(entry.name, *(x(spread(at, x.shape)) for x in xs), dtype=dtype, **attrs)
+            return self.apply(entry.name, *(x(spread(at, x.shape)) for x in xs), dtype=dtype, **_others(attrs))
         if entry.kind == "reduce":
             return self._folded(entry, xs[0], attrs, at)
         raise UnsupportedError(f"operator {entry.name!r} has no rule for one element")
@@ -168,6 +168,11 @@ class Elements:
         return value(i, 0, extent - 1)
 
 
+def _others(attrs: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the dtype, which a step says."""
+    return {k: v for k, v in attrs.items() if k != "dtype"}
+
+
 def spread(at: Sequence[Place], shape: Sequence[int]) -> list[Place]:
     """The coordinates in an operand that is spread over a result."""
     mine = at[len(at) - len(shape) :]
@@ -207,7 +212,9 @@ def _computed(s: Step, values: list[Any], tensors: Mapping[str, Array], known: M
     if s.kind == "place":
         return np.asarray(evaluated(s.at, known, np)).astype(dtype)
     xs = [values[i] for i in s.args]
-    return np.where(holds(s.under, known, np), *xs) if s.kind == "choose" else OPS[s.op].numpy(*xs, **dict(s.attrs))
+    if s.kind == "choose":
+        return np.where(holds(s.under, known, np), *xs)
+    return OPS[s.op].numpy(*xs, **dict(s.attrs), **({"dtype": s.dtype} if OPS[s.op].typed == "named" else {}))
 
 
 def _read_as_places(tape: Tape, i: int) -> set[Atom]:

@@ -32,7 +32,8 @@ def _fold(name: str, numpy: Any, dtype: str = "", torch: tuple[str, ...] = ()) -
         return np.asarray(numpy(x, axis=dim, keepdims=keepdim))
 
     attrs = ("dim", "keepdim", "dtype") if dtype else ("dim", "keepdim")
-    return OpDef(name, "library", 1, call, attrs=attrs, optional=attrs, torch=torch or (name,), shape=_along)
+    rule = element_rules.along({"any": "or", "all": "and"}.get(name, name))
+    return OpDef(name, "library", 1, call, attrs=attrs, optional=attrs, torch=torch or (name,), shape=_along, element=rule)
 
 
 def _rows(shapes: Sequence[Shape], _attrs: Attrs) -> Shape:

@@ -232,7 +232,7 @@ class _Writer:
         xs, numbers = [self.values[i] for i in s.args], {k: float(v) for k, v in s.attrs if isinstance(v, (int, float))}
         given = {self.tape.steps[i].dtype for i in s.args}
         if s.op == "cast":
-            return self.cast(xs[0], next(iter(given)), dict(s.attrs)["dtype"])
+            return self.cast(xs[0], next(iter(given)), s.dtype)
         entry = op_def(s.op)
         whole = s.dtype not in FLOAT_DTYPES and s.dtype != "bool"
         exact = s.op in WHOLE and all(v.is_integer() for v in numbers.values())

@@ -31,6 +31,8 @@ ARGUMENTS = {"argmax": ">", "argmin": "<"}
 CONVOLUTIONS = {f"conv{n}d": n for n in (1, 2, 3)}
 WRITTEN = frozenset({"cumsum", *ARGUMENTS, *CONVOLUTIONS})
 """Operators that have a source of their own."""
+SCATTERED = 2
+"""Times that sectors may be asked for where an operator has a source of its own too."""
 MOST = 64
 """Elements of a window up to which its loop is written out."""
 BLOCK = 1024
@@ -54,19 +56,12 @@ def written(
 ) -> KernelSource | None:
     """The source of a library kernel with these attributes (numbers), if there is one for its tensors; ``places``: the tensors
     in memory behind those that are views, row after row too."""
-    out = tensors[kernel.output]
     used = tuple(dict.fromkeys(kernel.args))
     if not used or not all(math.prod(tensors[a].shape) for a in (*used, kernel.output)):
         return None
-    if kernel.op not in WRITTEN:
-        made = _of_elements(kernel, attrs, tensors)
-    elif tensors[used[0]].dtype not in FLOATS or len(used) != len(kernel.args):
-        return None
-    elif kernel.op in CONVOLUTIONS:
-        made = _windows(kernel, attrs, tensors)
-    else:
-        x = tensors[used[0]]
-        made = _arguments(kernel.op, attrs, x, out) if kernel.op in ARGUMENTS else _scan(attrs, x, out)
+    made, names = _of_elements(kernel, attrs, tensors), pointers(len(used))
+    if made is None and kernel.op in WRITTEN:
+        made, names = _of_its_own(kernel, attrs, tensors), ("x_ptr", "w_ptr", "b_ptr")[: len(used)]
     args = tuple(places.get(a, a) for a in (*used, kernel.output))
     if made is None or len({*args}) != len(args):
         return None
@@ -74,12 +69,20 @@ def written(
     shown = [tensors[a] for a in (*used, kernel.output)]
     said = digest([kernel.op, sorted((k, str(v)) for k, v in attrs.items()), [[t.shape, t.dtype] for t in shown]])[:8]
     name = identifier(f"{kernel.op}_{said}")
-    names = ("x_ptr", "w_ptr", "b_ptr")[: len(used)] if kernel.op in WRITTEN else pointers(len(used))
     head = f"def {name}({', '.join(names)}, y_ptr):"
     text = "\n".join((*HEAD, head, *("    " + line if line else "" for line in body))) + "\n"
     return KernelSource(
         name, text, args, tuple(t.dtype for t in shown), tuple(t.shape for t in shown), (kernel.output,), grid, warps, 1
     )
+
+
+def _of_its_own(kernel: LibraryKernel, attrs: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Made | None:
+    x, out = tensors[kernel.args[0]], tensors[kernel.output]
+    if x.dtype not in FLOATS or len({*kernel.args}) != len(kernel.args):
+        return None
+    if kernel.op in CONVOLUTIONS:
+        return _windows(kernel, attrs, tensors)
+    return _arguments(kernel.op, attrs, x, out) if kernel.op in ARGUMENTS else _scan(attrs, x, out)
 
 
 def pointers(count: int) -> tuple[str, ...]:
@@ -88,9 +91,13 @@ def pointers(count: int) -> tuple[str, ...]:
 
 def _of_elements(kernel: LibraryKernel, attrs: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Made | None:
     """Each element from the places that it comes from."""
+    if kernel.op != "elements" and op_def(kernel.op).element is None:
+        return None
     try:
         recipe = recipe_of(kernel.op, kernel.args, kernel.output, attrs, tensors)
-        tiling, _ = tiled(recipe)
+        tiling, traffic = tiled(recipe)
+        if kernel.op in WRITTEN and traffic.asked > SCATTERED * traffic.fetched:
+            return None
         used = tuple(dict.fromkeys(kernel.args))
         given = kernel.args if kernel.op == "elements" else used
         names = {n: pointers(len(used))[used.index(a)] for n, a in zip(recipe.inputs, given, strict=True)}

@@ -163,7 +163,7 @@ def _best(asked: _Asked, device: Device, libraries: bool, seed: int) -> Laid:
         except FuserError:
             found[rows] = None
     if () in found:
-        found[()] = _cheaper(found[()], _without_search(program, device, libraries), LESS)
+        found[()] = _cheaper(found[()], elementwise(program, device), LESS) or by_library(program, device)
     ranked = [r for t in found.values() if t is not None for r in (t.winner, *t.runners)[:BEST]]
     for rows in several:
         if rows not in found:

@@ -8,6 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
+import fuser  # noqa: E402
+from fuser.ir.element_program import by_elements  # noqa: E402
 from fuser.ir.mugraph import KernelGraph  # noqa: E402
 from fuser.ir.mugraph import LibraryKernel  # noqa: E402
 from fuser.ir.program import Tensor  # noqa: E402
@@ -32,6 +34,22 @@ CASES: dict[str, tuple[str, list[tuple[int, ...]], dict[str, Any]]] = {
     "volumes": ("max_pool3d", [(1, 2, 4, 5, 6)], {"kernel_size": (2, 2, 2)}),
     "no batch": ("max_pool2d", [(3, 6, 6)], {"kernel_size": (2, 2)}),
     "channels last": ("avg_pool2d_last", [(2, 7, 8, 3)], {"kernel_size": (3, 3), "stride": (2, 2), "padding": (1, 1)}),
+    "with a ceiling": (
+        "avg_pool2d",
+        [(1, 2, 9, 8)],
+        {"kernel_size": (3, 3), "stride": (2, 2), "padding": (1, 1), "ceil_mode": True, "count_include_pad": False},
+    ),
+    "places": ("max_pool2d_places", [(2, 3, 9, 8)], {"kernel_size": (3, 3), "padding": (1, 1), **WHOLE}),
+    "few of columns": ("argmax", [(3, 7, 40)], {"dim": 1, **WHOLE}),
+    "turned": ("transpose", [(70, 3, 90)], {"perm": (2, 1, 0)}),
+    "joined": ("concat", [(20, 30), (20, 7)], {"axis": 1}),
+    "mirrored": ("reflection_pad", [(2, 5, 6)], {"padding": (2, 3, 1, 4)}),
+    "between": ("resize", [(2, 3, 8, 7)], {"output_size": (5, 11), "mode": "cubic"}),
+    "added windows": (
+        "fold",
+        [(2, 6, 15)],
+        {"output_size": (6, 7), "kernel_size": (3, 2), "padding": (1, 0), "stride": (2, 1), "dilation": (1, 2)},
+    ),
     "each channel": ("conv2d", [(2, 4, 7, 9), (8, 1, 3, 3), (8,)], {"groups": 4, "padding": (1, 1), "stride": (2, 1)}),
     "each of a signal": ("conv1d", [(2, 4, 20), (4, 1, 4)], {"groups": 4, "padding": (3,), "dilation": (1,)}),
 }
@@ -52,12 +70,12 @@ def test_it_agrees_with_torch(name: str, dtype: str) -> None:
     op, shapes, attrs = CASES[name]
     torch.manual_seed(0)
     xs = [torch.randn(s).to(getattr(torch, dtype)) for s in shapes]
-    if "conv" not in op:
+    if op[:4] not in ("conv", "resi", "fold"):
         xs[0].view(-1)[3] = float("nan")
         xs[0].view(-1)[-2] = float("inf")
     run = executable(op, shapes, attrs, dtype)
     assert run.plan.sources[0] is not None
-    if name in ("rows", "columns", "largest of rows", "overlapping", "each channel") and dtype == "float16":
+    if name in ("rows", "largest of rows", "places", "turned", "joined", "between", "each channel") and dtype == "float16":
         compile_kernel(run.plan.sources[0], 90)
     want = apply(op, [x.double() for x in xs], attrs)
     got = run(*xs)
@@ -77,3 +95,20 @@ def test_it_agrees_with_torch(name: str, dtype: str) -> None:
 )
 def test_torch_computes_the_others(op: str, shapes: list[tuple[int, ...]], attrs: dict[str, Any], dtype: str) -> None:
     assert executable(op, shapes, attrs, dtype).plan.sources == (None,)
+
+
+def test_several_operators_are_one_kernel() -> None:
+    b = fuser.Builder("moved")
+    x, i, w = b.input("x", (6, 40), "float16"), b.input("i", (5,), "int64"), b.input("w", (9, 40), "float16")
+    rows = b.op("cast", b.op("index_select", w, i, dim=0), dtype="float32")
+    both = b.op("concat", b.op("relu", b.op("cast", x, dtype="float32")), rows, axis=0)
+    program = b.build(y=b.op("cast", both.transpose(1, 0).reshape(2, 220), dtype="float16"))
+    graph = KernelGraph("g", program.inputs, by_elements(program), ("y",), tuple(program[n] for n in ("x", "i", "w", "y")))
+    run = Executable(graph.validate(), Schedule(()), device="cpu")
+    (source,) = run.plan.sources
+    assert source is not None
+    compile_kernel(source, 90)
+    torch.manual_seed(0)
+    given = (torch.randn(6, 40).half(), torch.randint(0, 9, (5,)), torch.randn(9, 40).half())
+    want = torch.cat((given[0].relu(), given[2][given[1]])).T.reshape(2, 220)
+    torch.testing.assert_close(run(*given), want, rtol=0, atol=0)
