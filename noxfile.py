@@ -11,7 +11,10 @@ nox.options.sessions = ["lint", "tests", "relax"]
 nox.options.reuse_venv = "yes"
 nox.options.error_on_missing_interpreters = True
 
-ENVIRONMENT = {"TOPHUB_LOCATION": "NONE"}  # TVM would look for tuning logs on the network
+ENVIRONMENT = {
+    "TOPHUB_LOCATION": "NONE",  # TVM would look for tuning logs on the network
+    "PYTHONDONTWRITEBYTECODE": "",  # where that is set, each of the processes that tests start would compile all sources again
+}
 PARALLEL = ["-n", "2", "--dist", "worksteal"]  # a process gets whole files, so that each fixture of a file is made once
 
 

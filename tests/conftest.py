@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.metadata
 import os
 import shutil
@@ -15,6 +16,7 @@ from tests.paths import ROOT
 settings.register_profile("fixed", derandomize=True, deadline=None)  # the same examples in every run, however busy the machine
 settings.load_profile("fixed")
 os.environ.setdefault("TOPHUB_LOCATION", "NONE")  # keeps TVM off the network
+gc.disable()  # thousands of tests are collected, and none of them is garbage
 
 
 def _tvm_version() -> str:
@@ -48,6 +50,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for marker, reason in reasons.items():
             if reason and item.get_closest_marker(marker):
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture

@@ -177,7 +177,7 @@ def library_graphs(draw: st.DrawFn) -> KernelGraph:
     return graph_of(*kernels, outputs=tuple(sorted(outputs)), **{n: shapes[n] for n in ("X", "Y", *sorted(outputs))})
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(library_graphs())
 def test_graphs_of_operators_and_views_agree_with_eager_torch(graph: KernelGraph) -> None:
     torch.manual_seed(0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ from fuser.cli import main
 from search.measure.records import Records
 from search.measure.store import VERSION
 from search.measure.winners import WINNERS
+from search.space.evolve import QUICK
+from search.tuner import efforts
 from search.tuner import tuning
 from tests.work import Calls
 
-QUICK = ["tune", "mcfuser/G1", "--effort", "quick", "--simulate", "1"]
+TUNE = ["tune", "mcfuser/G1", "--effort", "quick", "--simulate", "1"]
 Command = Callable[..., Any]
 
 
@@ -31,6 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
     """Runs a command; its exit code and what it printed, a document where ``--json`` is asked for."""
     monkeypatch.setenv("MUFUSER_CACHE", str(folder))
+    monkeypatch.setitem(efforts.EFFORTS, "quick", replace(QUICK, population=16, top=8, generations=2))
 
     def call(*args: str) -> tuple[int, Any, str]:
         code = main(list(args))
@@ -41,7 +45,7 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
 
 
 def test_a_search_is_listed_and_taken_again(run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    code, found, _ = run(*QUICK, "--json")
+    code, found, _ = run(*TUNE, "--json")
     assert code == 0
     (first,) = found["workloads"]
     assert first["search"]["origin"] == "measured"
@@ -49,7 +53,7 @@ def test_a_search_is_listed_and_taken_again(run: Command, monkeypatch: pytest.Mo
     assert sum(g["measured"] for g in first["search"]["generations"]) == first["search"]["measured"]
     calls = Calls(monkeypatch)
     calls.of("Campaign", lambda *_: "", tuning)
-    code, again, _ = run(*QUICK, "--json")
+    code, again, _ = run(*TUNE, "--json")
     (second,) = again["workloads"]
     assert (second["schedule"], second["structure"]) == (first["schedule"], first["structure"])
     assert second["search"]["origin"].endswith("records.sqlite")
@@ -59,7 +63,7 @@ def test_a_search_is_listed_and_taken_again(run: Command, monkeypatch: pytest.Mo
     _, text, _ = run("records")
     assert "quick" in text
     assert max(map(len, text.splitlines())) <= 80
-    _, without, _ = run(*QUICK, "--json", "--no-records")
+    _, without, _ = run(*TUNE, "--json", "--no-records")
     assert without["workloads"][0]["search"]["origin"] == "measured"
 
 
@@ -84,7 +88,7 @@ def test_records_go_to_another_machine_and_back(run: Command, tmp_path: Path, fo
         with Records(other) as records, Records(folder / "records" / "records.sqlite") as ours:
             assert list(records.winners()) == list(ours.winners())
             assert all(records.structure(w.structure) for w in records.winners())
-        code, found, _ = run(*QUICK, "--records", other, "--json")
+        code, found, _ = run(*TUNE, "--records", other, "--json")
         assert found["workloads"][0]["search"]["origin"] == other
 
 
@@ -104,7 +108,7 @@ def test_a_file_of_the_second_version_gets_winners(run: Command, tmp_path: Path)
     with sqlite3.connect(path) as db:
         db.execute("DROP TABLE winners")
         db.execute("PRAGMA user_version = 2")
-    assert run(*QUICK, "--records", str(path))[0] == 0
+    assert run(*TUNE, "--records", str(path))[0] == 0
     with sqlite3.connect(path) as db:
         assert db.execute("PRAGMA user_version").fetchone() == (VERSION,)
         assert db.execute(f"SELECT COUNT(*) FROM {WINNERS.name}").fetchone() == (1,)

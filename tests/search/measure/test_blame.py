@@ -97,12 +97,6 @@ def peers(*names: str) -> list[External]:
     return [External("tests.search.measure.test_blame:peer", n) for n in names]
 
 
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    with Worker("cpu", patience=30, slow_patience=3.0) as opened:
-        yield opened
-
-
 @pytest.fixture
 def bench(worker: Worker) -> Iterator[Bench]:
     with Records(":memory:") as records:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -63,12 +62,6 @@ def eager(program: TensorProgram, name: str, device: str) -> Any:
         return found
 
     return call
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    with Worker("cpu", patience=30, slow_patience=3) as opened:
-        yield opened
 
 
 def test_right_candidates_are_timed_and_wrong_ones_named(worker: Worker) -> None:

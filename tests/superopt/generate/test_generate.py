@@ -199,7 +199,7 @@ def programs() -> st.SearchStrategy[TensorProgram]:
     return st.lists(st.integers(0, 5), min_size=1, max_size=4).map(make)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=9, deadline=None)
 @given(program=programs())
 def test_every_candidate_of_a_random_program_verifies(program: TensorProgram) -> None:
     if len(partition(program)) > 1:

@@ -28,7 +28,7 @@ def _run(mod: Any, params: Any, inputs: Inputs) -> list[np.ndarray]:
     from tvm.contrib import graph_executor
 
     with tvm.transform.PassContext(opt_level=0):
-        lib = relay.build(mod, "llvm", params=params)
+        lib = relay.build(mod, "llvm -opt-level=0", params=params)
     run = graph_executor.GraphModule(lib["default"](tvm.cpu()))
     for name, value in inputs.items():
         run.set_input(name, value)
