@@ -42,24 +42,6 @@ def build_options_are_read_once() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
-def llvm_optimizes_nothing() -> Iterator[None]:
-    """What is computed does not depend on it, and it takes a third of the time of a build."""
-    if find_spec("tvm") is None or find_spec("tvm.relay") is None:
-        yield
-        return
-    from tvm_bridge.back import live
-    from tvm_bridge.back import relay
-
-    def resolved(target: object = "llvm", known: Callable[[object], object] = relay.resolve_target) -> object:
-        return known("llvm -opt-level=0" if target == "llvm" else target)
-
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (live, relay):
-            patch.setattr(module, "resolve_target", resolved)
-        yield
-
-
 @pytest.fixture(scope="session")
 def chain() -> CompiledProgram:
     """X W0 W1 W2 by three kernels: the second moves its weights by tensor descriptor, all but the first may start early."""

@@ -95,14 +95,21 @@ def save(name: str, length: int, source: str, folder: Path) -> Files:
 
 @contextmanager
 def unranked() -> Iterator[None]:
-    """Every region is taken, and none is lowered: ranking and lowering are tested elsewhere and take most of the time."""
+    """Every region is taken, and none is lowered: ranking and lowering are tested elsewhere and take most of the time, and so
+    does what LLVM makes faster."""
+    from tvm_bridge.back import live
+    from tvm_bridge.back import relay
+
+    target = relay.resolve_target("llvm -opt-level=0")
     kernel = SimpleNamespace(candidate=SimpleNamespace(us=0.0))
     with (
         mock.patch.object(api, "tune_fast", lambda *_, **__: SimpleNamespace(winner=SimpleNamespace(us=0.0))),
         mock.patch.object(
             api, "lower_regions", lambda c, *_, **__: ({one.region.program.stable_hash(): kernel for one in c}, {})
         ),
-        mock.patch("tvm_bridge.back.live.region_kernels", lambda region: None),
+        mock.patch.object(live, "region_kernels", lambda region: None),
+        mock.patch.object(live, "resolve_target", lambda _: target),
+        mock.patch.object(relay, "resolve_target", lambda _: target),
     ):
         yield
 
