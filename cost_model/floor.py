@@ -15,7 +15,7 @@ def contraction_flops(program: TensorProgram) -> int:
         shapes = [program[n].shape for n in node.inputs]
         if node.contracts:
             total += 2 * math.prod(program[node.output].shape) * shapes[0][-1]
-        elif node.op == "attention":
+        elif node.products > 1:
             rows, keys = math.prod(shapes[0][:-1]), shapes[1][-2]
             pairs = rows * keys
             if node.attr.get("causal"):

@@ -37,7 +37,7 @@ def products(program: TensorProgram, node: Node) -> tuple[Product, ...]:
     """The products of a contraction: one of a matmul, two of attention."""
     shapes = [program[i].shape for i in node.inputs]
     dtype = program[node.inputs[0]].dtype
-    if node.op == "attention":
+    if node.products > 1:
         q, k, v = shapes[:3]
         return attention_products(q, k, v, dtype)
     a, b = shapes
@@ -67,9 +67,10 @@ def saving(program: TensorProgram, nodes: Collection[str], device: Device) -> fl
     groups = operator_times(program, device, frozenset(n.output for n in program.nodes) - inside)
     kernels, moved = 0, 0
     for g in groups:
-        kernels += 3 if g.op == "attention" else 1
-        if g.op == "attention":
-            scores, _ = products(program, program.producers[g.nodes[0]])
+        first = program.producers[g.nodes[0]]
+        kernels += max(1, 2 * first.products - 1)
+        if first.products > 1:
+            scores, _ = products(program, first)
             moved += 4 * scores.batch * scores.m * scores.n * DTYPE_BYTES[scores.dtype]
         read_later = [t for t in g.nodes if any(u.output in inside - set(g.nodes) for u in program.consumers[t])]
         moved += sum(2 * program[t].nbytes for t in read_later)

@@ -49,12 +49,12 @@ def applies(name: str, program: TensorProgram) -> bool:
     if name == "cublaslt":
         return has_epilogue(program)
     if name == "inductor-sdpa":  # for attention alone that is the backend itself
-        return _has_attention(program) and any(n.op != "attention" and n.entry.kind != "view" for n in program.nodes)
+        return _has_attention(program) and any(n.products < 2 and n.entry.kind != "view" for n in program.nodes)
     return name in ("eager", "inductor") or _has_attention(program)
 
 
 def _has_attention(program: TensorProgram) -> bool:
-    return any(n.op == "attention" for n in program.nodes)
+    return any(n.products > 1 for n in program.nodes)
 
 
 def known_peers(names: Iterable[str]) -> tuple[str, ...]:

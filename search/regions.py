@@ -102,7 +102,7 @@ class _Chain:
             return [], why
         chain, contractions = [self.first.output], [self.first.output]
         regions: list[Region] = []
-        if self.first.op == "attention":
+        if self.first.products > 1:
             made = not_worth(self.program, [self.first], chain, self.device) or self.regions(chain, contractions)
             if isinstance(made, str):
                 return [], made

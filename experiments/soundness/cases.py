@@ -130,7 +130,7 @@ def odd_cases() -> Iterator[Case]:
 
 def sharp_workloads(name: str) -> tuple[str, ...]:
     """Attention of the published workloads is tried on large scores too; more inputs are for the small programs."""
-    attends = any(n.op == "attention" for n in workload(name).nodes)
+    attends = any(n.products > 1 for n in workload(name).nodes)
     return ("normal", "logits") if attends else ("normal",)
 
 

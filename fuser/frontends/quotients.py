@@ -23,13 +23,13 @@ def as_quotients(program: TensorProgram, ones: Container[str] = ()) -> TensorPro
     quotients: dict[str, str] = {}
     for node in program.nodes:
         users = program.consumers[node.output]
-        if node.output in program.outputs or not users or any(u.op != "mul" or u.inputs[0] == u.inputs[1] for u in users):
+        if node.output in program.outputs or not users or any(not u.multiplies or u.inputs[0] == u.inputs[1] for u in users):
             continue
         if any(_other(u, node.output) in {*roots, *quotients} for u in users):
             continue  # a product of two reciprocals keeps one of them
         if node.op == "rsqrt":
             roots[node.output] = _root_name(program, node.output)
-        elif node.op == "div" and node.inputs[0] in ones and program[node.inputs[1]].shape == program[node.output].shape:
+        elif node.divides and node.inputs[0] in ones and program[node.inputs[1]].shape == program[node.output].shape:
             quotients[node.output] = node.inputs[1]
     divisors = {**roots, **quotients}
     nodes: list[Node] = []
@@ -38,7 +38,7 @@ def as_quotients(program: TensorProgram, ones: Container[str] = ()) -> TensorPro
             nodes.append(Node("sqrt", node.inputs, roots[node.output]))
         elif node.output not in quotients:
             for name in node.inputs:
-                if node.op == "mul" and name in divisors:
+                if node.multiplies and name in divisors:
                     node = Node("div", (_other(node, name), divisors[name]), node.output)
                     break
             nodes.append(node)

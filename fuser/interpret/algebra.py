@@ -119,9 +119,9 @@ class FloatAlgebra:
             return entry.numpy(*args, **tile.indexed(attrs))
         with np.errstate(all="ignore"):
             out = entry.numpy(*args, **attrs)
-        if tile.guarded and op == "sub":
+        if tile.guarded and entry.subtracts:
             return np.where(np.isneginf(args[0]), -np.inf, out)
-        if tile.guarded and op == "div":
+        if tile.guarded and entry.divides:
             return np.where((args[0] == 0) & (args[1] == 0), 0, out)
         return out
 
@@ -166,11 +166,11 @@ def guarded(graph: KernelGraph) -> frozenset[tuple[str, str]]:
     found: set[tuple[str, str]] = set()
 
     def compute(block: BlockGraph, s: Stmt, xs: list[_Origin]) -> _Origin:
-        shift = s.op == "sub" and (block.by_value[s.args[1]].maximizes or shared_top(block, *s.args))
-        if shift or (s.op == "div" and ((xs[0].made and xs[1].summed) or xs[1].counted == "count")):
+        shift = s.subtracts and (block.by_value[s.args[1]].maximizes or shared_top(block, *s.args))
+        if shift or (s.divides and ((xs[0].made and xs[1].summed) or xs[1].counted == "count")):
             found.add((block.name, s.value))
         origin = _Origin.of(s.op, xs)
-        return origin._replace(counted="zero") if s.op == "sub" and s.args[0] == s.args[1] else origin
+        return origin._replace(counted="zero") if s.subtracts and s.args[0] == s.args[1] else origin
 
     through(graph, dict.fromkeys(graph.inputs, _Origin()), compute, lambda k, xs: _Origin.of(k.op, xs))
     return frozenset(found)

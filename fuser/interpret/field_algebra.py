@@ -56,12 +56,13 @@ class FieldAlgebra:
         return self.field.equal(x, y)
 
     def map(self, op: str, args: Sequence[Value], attrs: Mapping[str, Any], tile: Tile) -> Value:
-        if op_def(op).indexed:
+        entry = op_def(op)
+        if entry.indexed:
             (x,) = args
             return self.field.apply(op, [x.map(lambda y: np.broadcast_to(y, tile.shape()))], tile.indexed(attrs))
-        if op == "sub" and tile.guarded:
+        if entry.subtracts and tile.guarded:
             return self._difference(*args)
-        if op == "div" and tile.guarded and all(x.minus_inf is None for x in args):
+        if entry.divides and tile.guarded and all(x.minus_inf is None for x in args):
             return self.field.quotient(*args, empty=True)
         return self.field.apply(op, args, attrs)
 
@@ -88,7 +89,7 @@ class FieldAlgebra:
 
     def combine(self, op: str, acc: Value, x: Value) -> Value:
         entry = op_def(op)
-        if acc.minus_inf is None or entry.combine == "maximum":
+        if acc.minus_inf is None or entry.maximizes:
             return self.field.apply(entry.combine, [acc, x])
         both = self.field.apply(entry.combine, [Value(acc.p, acc.q), x])
         absent = acc.minus_inf

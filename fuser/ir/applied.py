@@ -48,12 +48,27 @@ class Applied:
     @property
     def maximizes(self) -> bool:
         """It folds by taking the largest."""
-        return self.entry.combine == "maximum"
+        return self.entry.maximizes
+
+    @property
+    def multiplies(self) -> bool:
+        """It multiplies its two operands, element by element."""
+        return self.entry.multiplies
+
+    @property
+    def subtracts(self) -> bool:
+        """It is the difference of its two operands."""
+        return self.entry.subtracts
+
+    @property
+    def divides(self) -> bool:
+        """It is the quotient of its two operands."""
+        return self.entry.divides
 
     @property
     def exponential(self) -> bool:
         """Its sum is a product of functions of its addends: what a shift of its operand scales."""
-        return self.entry.kind == "map" and self.entry.degree == "exp"
+        return self.entry.kind == "map" and self.entry.has_exponential
 
     @property
     def masks(self) -> bool:

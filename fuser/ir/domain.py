@@ -68,7 +68,7 @@ class _Demands:
     def image(self, node: Node) -> Domain:
         """The interval of a result."""
         entry, xs = node.entry, [self.ranges[n] for n in node.inputs]
-        if node.op == "mul" and node.inputs[0] == node.inputs[1]:
+        if node.multiplies and node.inputs[0] == node.inputs[1]:
             return Domain(0.0, math.inf, xs[0].nonzero)
         rule = _IMAGES.get(node.op)
         with np.errstate(all="ignore"):

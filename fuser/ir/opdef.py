@@ -172,6 +172,36 @@ class OpDef:
         return self.combine == "add"
 
     @property
+    def multiplies(self) -> bool:
+        """The product of its two operands, element by element."""
+        return self.kind == "map" and self.fraction == "product"
+
+    @property
+    def subtracts(self) -> bool:
+        """The difference of its two operands."""
+        return self.kind == "map" and self.fraction == "sum" and not self.commutative
+
+    @property
+    def divides(self) -> bool:
+        """The quotient of its two operands."""
+        return self.fraction == "quotient"
+
+    @property
+    def picks(self) -> bool:
+        """One of its operands, element by element: over a finite field by a random order."""
+        return self.kind == "map" and self.fraction == "chosen" and self.typed == "operands" and self.formula is None
+
+    @property
+    def maximizes(self) -> bool:
+        """A fold by taking the largest."""
+        return self.combine == "maximum"
+
+    @property
+    def has_exponential(self) -> bool:
+        """An exponential, or a composite that has one."""
+        return self.degree == "exp"
+
+    @property
     def over_axes(self) -> bool:
         """It folds the axes that an attribute names, which it may keep."""
         return {"axis", "keepdims"} <= {*self.attrs}

@@ -78,7 +78,7 @@ def _takes_factor(w: Writer, value: str) -> bool:
 def _in_log2(w: Writer, stmt: Stmt) -> bool:
     """A difference that only exponentials read is computed in their base."""
     users = w.tiles.block.users(stmt.value)
-    return stmt.kind == "compute" and stmt.op == "sub" and bool(users) and all(u.exponential for u in users)
+    return stmt.kind == "compute" and stmt.subtracts and bool(users) and all(u.exponential for u in users)
 
 
 def _factor(w: Writer, stmt: Stmt) -> float:
@@ -108,16 +108,16 @@ def _map_text(w: Writer, stmt: Stmt, name: str, combo: Combo, layout: Sequence[s
         return _rounded(args[0], stmt.dtype) if _as_stored(w, stmt) else args[0]
     if stmt.exponential:
         return f"tl.exp2({_times(args[0], _held_factor(w, stmt.args[0]) * LOG2E)})"
-    if stmt.op == "sub" and stmt.value in w.tiles.guards and not stmt.running:
+    if stmt.subtracts and stmt.value in w.tiles.guards and not stmt.running:
         args[1] = f'tl.where({args[1]} == float("-inf"), 0.0, {args[1]})'
     if _in_log2(w, stmt):
         return f"{_times(args[0], _held_factor(w, stmt.args[0]) * LOG2E)} - {args[1]} * {number_text(LOG2E)}"
-    if stmt.op == "div" and set(w.values[stmt.args[1]].layout) < set(layout):
+    if stmt.divides and set(w.values[stmt.args[1]].layout) < set(layout):
         return f"{args[0]} * {_reciprocal(w, stmt, combo, layout, ready)}"
     if entry.narrow and stmt.dtype in NARROW:
         return entry.narrow.format(*args)
     text = _text(w, stmt.op, args, _constants(w, stmt), name)
-    if stmt.op == "div" and stmt.value in w.tiles.guards:
+    if stmt.divides and stmt.value in w.tiles.guards:
         text = f"tl.where({args[1]} == 0.0, 0.0, {text})"
     return text
 
@@ -213,11 +213,11 @@ def _fill(w: Writer, stmt: Stmt, axis: str, fills: list[dict[str, str]], has: li
     states = [f.get(axis, "") for f in fills]
     if states[0] == "zero" and _keeps_zero(stmt.op, _constants(w, stmt)):
         return "zero"
-    if stmt.op == "mul" and "zero" in states and all(s == "zero" or not h for s, h in zip(states, has, strict=True)):
+    if stmt.multiplies and "zero" in states and all(s == "zero" or not h for s, h in zip(states, has, strict=True)):
         return "zero"
-    if stmt.op in ("add", "sub") and all(s == "zero" for s in states) and all(has):
+    if stmt.entry.fraction == "sum" and all(s == "zero" for s in states) and all(has):
         return "zero"
-    if stmt.op == "sub" and states[0] == "neginf" and not has[1]:
+    if stmt.subtracts and states[0] == "neginf" and not has[1]:
         return "neginf"
     if stmt.exponential and states[0] == "neginf":
         return "zero"

@@ -180,7 +180,7 @@ def _roundabout(space: ValueSpace, graph: OpGraph) -> bool:
         inner = how.get(d.args[0]) if d.sums else None
         if not inner or reads[d.args[0]] > 1 or d.args[0] in kept:
             continue
-        if inner.op == "mul" and inner.args[0] != inner.args[1]:
+        if inner.entry.multiplies and inner.args[0] != inner.args[1]:
             shared = set(space.values[inner.args[0]].axes) & set(space.values[inner.args[1]].axes)
             if shared & set(d.reduce):
                 return True

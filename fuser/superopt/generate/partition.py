@@ -79,7 +79,7 @@ def _fits(program: TensorProgram, nodes: list[Node], max_operators: int) -> bool
         return False
     depth: dict[str, int] = {}
     for n in nodes:
-        depth[n.output] = max((depth.get(i, 0) for i in n.inputs), default=0) + (n.entry.degree == "exp")
+        depth[n.output] = max((depth.get(i, 0) for i in n.inputs), default=0) + (n.entry.has_exponential)
         if depth[n.output] > 1:
             return False
     return not _unwritable(subprogram(program, [n.output for n in nodes], program.name))

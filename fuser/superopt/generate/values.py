@@ -298,7 +298,7 @@ class ValueSpace:
             self._add(Derivation(op, tuple(a.number for a in args), reduce, attrs), axes, form, residues)
 
     def _form(self, op: str, args: list[NF], reduce: tuple[str, ...], attrs: Attrs) -> NF:
-        if op == "sub":  # the negative of a form is wanted again and again
+        if op_def(op).subtracts:  # the negative of a form is wanted again and again
             key = ("neg", args[1].number)
             if key not in self._forms:
                 self._forms[key] = abstract("neg", args[1:])

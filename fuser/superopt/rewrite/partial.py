@@ -124,10 +124,10 @@ class _Parted:
         """Σ(x − μ)² with μ = Σx/n, both over the same axes."""
         of = self.block.by_value
         square = of[s.args[0]]
-        if not s.sums or not (square.op == "square" or (square.op == "mul" and square.args[0] == square.args[1])):
+        if not s.sums or not (square.entry.fraction == "square" or (square.multiplies and square.args[0] == square.args[1])):
             return []
         off = of[square.args[0]]
-        if off.op != "sub":
+        if not off.subtracts:
             return []
         x, mean = off.args
         total = of[of[mean].args[0]] if of[mean].op == "scale" else None
@@ -224,7 +224,7 @@ class _Parted:
                 return []
             value = step.args[behind[0]]
         shifted = of[found[-1].args[0]]
-        if shifted.op != "sub":
+        if not shifted.subtracts:
             return []
         top = of[shifted.args[1]]
         return found if top.maximizes and top.args == shifted.args[:1] and top in self.first else []

@@ -38,7 +38,7 @@ class _Postponer:
         return replace(self.block, stmts=live(self.out)).validate()
 
     def compute(self, stmt: Stmt) -> None:
-        if stmt.op == "div" and stmt.args[0] != stmt.args[1]:
+        if stmt.divides and stmt.args[0] != stmt.args[1]:
             top, bottom = stmt.args
             if top not in self.ratio:
                 self.need(bottom)
@@ -51,7 +51,7 @@ class _Postponer:
             if a in self.ratio
             and i < len(linear)
             and linear[i]
-            and stmt.op != "div"
+            and not stmt.divides
             and stmt.args.count(a) == 1
             and not set(self.axes[self.ratio[a][1]]) & set(stmt.reduce)
         ]

@@ -74,13 +74,13 @@ def unstable(graph: KernelGraph) -> tuple[str, ...]:
 def _shifted(block: BlockGraph, s: Stmt) -> bool:
     """The operand is already a difference to a running maximum, or to one over several exponentials."""
     inner = block.by_value[s.args[0]]
-    return inner.kind == "compute" and inner.op == "sub" and (bool(inner.running) or shared_top(block, *inner.args))
+    return inner.kind == "compute" and inner.subtracts and (bool(inner.running) or shared_top(block, *inner.args))
 
 
 def _below_maximum(block: BlockGraph, exponential: str) -> bool:
     """The program itself subtracts the maximum of the operand."""
     inner = block.by_value[block.by_value[exponential].args[0]]
-    if inner.op != "sub":
+    if not inner.subtracts:
         return False
     top = block.by_value[inner.args[1]]
     return top.maximizes and top.args == inner.args[:1]
@@ -162,13 +162,13 @@ class _Degrees:
             return f"{s.value} = {s.op}({', '.join(s.args)}) has operands of degrees {ds}"
         if d and s.maximizes:
             return f"{s.value} takes a maximum of values of degree {d}"
-        if s.op == "div" and ds[1] and self.holds.get(keys[1]) != self.group:
+        if s.divides and ds[1] and self.holds.get(keys[1]) != self.group:
             return f"the denominator {s.args[1]} of {s.value} need not hold the maximal term"
-        for a, b in (keys, keys[::-1]) if s.op == "mul" else ():
+        for a, b in (keys, keys[::-1]) if s.multiplies else ():
             if a in self.holds and b in self.positive:
                 # a partial sum that holds its own maximal term, times the exponential of its maximum
                 self.holds[k, s.value] = self.holds[a]
-        added = s.op == "add" and all(a in self.holds for a in keys)
+        added = s.entry.fraction == "sum" and not s.subtracts and all(a in self.holds for a in keys)
         if (s.sums or s.casts or added or _scales_up(s)) and keys[0] in self.holds:
             self.holds[k, s.value] = frozenset().union(*(self.holds[a] for a in keys))
         if d:

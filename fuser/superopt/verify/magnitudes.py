@@ -81,7 +81,7 @@ def reference(program: TensorProgram, inputs: Mapping[str, Array]) -> dict[str, 
 
 def shifted(graph: KernelGraph) -> bool:
     """There are exponentials, and the maximum is subtracted in each."""
-    if any(isinstance(k, LibraryKernel) and k.entry.degree == "exp" for k in graph.kernels):
+    if any(isinstance(k, LibraryKernel) and k.entry.has_exponential for k in graph.kernels):
         return False
     found = [is_shift(b, s.args[0]) for b in graph.blocks for s in b.computes if s.exponential]
     return bool(found) and all(found)

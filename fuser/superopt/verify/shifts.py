@@ -23,7 +23,7 @@ def stabilized(graph: KernelGraph) -> bool:
 def is_shift(block: BlockGraph, value: str) -> bool:
     """``value`` is x − max x and is only read by exponentials: a shift, not a difference that the program asks for."""
     s = block.by_value.get(value)
-    if s is None or s.op != "sub":
+    if s is None or not s.subtracts:
         return False
     top = block.by_value[s.args[1]]
     if not top.maximizes or top.args != s.args[:1]:
@@ -46,7 +46,7 @@ def _bare(block: BlockGraph) -> BlockGraph:
     alias: dict[str, str] = {}
     stmts = []
     for s in block.stmts:
-        if s.kind == "compute" and s.running and s.op == "sub" and is_shift(block, s.value):
+        if s.kind == "compute" and s.running and s.subtracts and is_shift(block, s.value):
             alias[s.value] = s.args[0]
             continue
         stmts.append(replace(s, args=tuple(alias.get(a, a) for a in s.args), rescale=()))
@@ -93,7 +93,7 @@ def nested(graph: KernelGraph) -> bool:
     found: list[str] = []
 
     def inside(op: str, xs: list[bool]) -> bool:
-        exponential = op_def(op).degree == "exp"
+        exponential = op_def(op).has_exponential
         found.extend([op] if exponential and any(xs) else [])
         return exponential or any(xs)
 

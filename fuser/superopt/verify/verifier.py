@@ -36,6 +36,7 @@ from fuser.interpret.reference import interpret_in
 from fuser.interpret.statements import InterpretError
 from fuser.ir.composites import expand
 from fuser.ir.mugraph import KernelGraph
+from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import Schedule
 from fuser.ir.windows import copies_data
@@ -313,5 +314,5 @@ def replay(program: TensorProgram, graph: KernelGraph, verdict: Rejected, schedu
 
 def _has_exp(graph: KernelGraph) -> bool:
     return any(s.exponential for k in graph.blocks for s in k.computes) or any(
-        getattr(k, "op", "") in ("exp", "softmax") for k in graph.kernels
+        isinstance(k, LibraryKernel) and k.entry.has_exponential for k in graph.kernels
     )
