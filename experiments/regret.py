@@ -1,8 +1,8 @@
 """How much longer the model's first choice takes than the best that a search by measurements finds, over programs that are drawn.
 
-    python -m experiments.regret compile --seed 7 -o out    # fills Triton's cache with the first generation of each search
-    python -m experiments.regret measure --seed 7 -o out --budget 120
-    python -m experiments.regret table -o out
+    python -m experiments.regret compile --seed 7 --out out    # fills Triton's cache with the first generation of each search
+    python -m experiments.regret measure --seed 7 --out out --budget 120
+    python -m experiments.regret table --out out
 
 A search measures the model's best schedules of all structures, then goes on under the budget where most can be gained, as the
 effort ``full`` does; in the end the first choice is timed in turn with the fastest that were found.

@@ -134,6 +134,11 @@ class Bench:
         """Work for the processes that compile, in order; by this one where they cannot do it."""
         return self.pool.each(work, jobs)
 
+    def foresee(self, candidates: Sequence[Candidate]) -> None:
+        """Generate their kernels."""
+        for c in candidates:
+            source_hash(c)
+
     def ahead(self, candidates: Sequence[Candidate]) -> None:
         """Begin to compile what may be asked for soon."""
         self.submit(candidates)

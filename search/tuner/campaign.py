@@ -1,7 +1,7 @@
 """Several searches at once on one device: which one measures next, when all of it ends, and who hears of it.
 
-Compilers work for all searches while the device measures for one. Which search is next decides only where time is short: each
-depends on nothing but its own measurements.
+Compilers work for all searches while the device measures for one, and a thread thinks about what the others ask for next. Which
+search is next decides only where time is short: each depends on nothing but its own measurements.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
+from concurrent.futures import Executor
+from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from dataclasses import field
 from typing import Any
@@ -43,6 +46,10 @@ class Judge(Protocol):
 
     def each(self, work: Callable[[T], R], jobs: Sequence[T]) -> Iterable[R]:
         """The work for each job, in order, by all processes that there are; begins at once."""
+        ...
+
+    def foresee(self, candidates: Sequence[Candidate]) -> None:
+        """What another thread can do for them before they are compiled."""
         ...
 
     def ahead(self, candidates: Sequence[Candidate]) -> None:
@@ -109,17 +116,21 @@ class Campaign:
     end: float = math.inf
     spent: dict[int, float] = field(default_factory=dict)
     """Seconds of each search, by its number."""
+    _thinker: Executor | None = None
+    _thoughts: dict[int, Future[tuple[list[Entry], list[Entry]]]] = field(default_factory=dict)
+    """Searches that think about their next generation."""
     _pending: dict[int, list[Entry]] = field(default_factory=dict)
     _asked: dict[int, tuple[float, list[Entry], Entry | None]] = field(default_factory=dict)
 
     def run(self) -> None:
         """Until all have converged, the time is up, or Ctrl-C; what was measured is in the searches."""
         self.end = math.inf if self.seconds is None else self.clock() + self.seconds
+        self._thinker = ThreadPoolExecutor(1, "search")
         try:
             for i in range(len(self.hunts)):
                 self._prepare(i)
             self._flow(self._next, self._ask, self._told)
-            if self._pending:
+            if self._pending or self._thoughts:
                 self.why = "budget"
             self.stage = "timing the fastest in turn"
             close = {i: found for i, hunt in enumerate(self.hunts) if len(found := self._finalists(hunt)) > 1}
@@ -131,6 +142,8 @@ class Campaign:
             )
         except KeyboardInterrupt as error:
             self.why = "terminated" if isinstance(error, Terminated) else "interrupted"
+        finally:
+            self._thinker.shutdown(cancel_futures=True)
 
     @property
     def left(self) -> float | None:
@@ -163,17 +176,33 @@ class Campaign:
         return _Done(self.judge.compare(turn))
 
     def _prepare(self, number: int) -> None:
-        """Ask a search for its next generation, and let compilers begin."""
-        hunt = self.hunts[number]
-        self._pending.pop(number, None)
-        if hunt.done or not (entries := hunt.ask()):
-            return
-        self._pending[number] = entries
-        more = [e for e in hunt.ahead(len(entries) + AHEAD) if e not in entries]
-        self.judge.ahead([e.candidate for e in (*entries, *more)])
+        """Ask a search for its next generation."""
+        assert self._thinker is not None
+        if not self.hunts[number].done:
+            self._thoughts[number] = self._thinker.submit(self._think, self.hunts[number])
+
+    def _think(self, hunt: Hunt) -> tuple[list[Entry], list[Entry]]:
+        """The next generation, and what may come behind it."""
+        entries = hunt.ask()
+        more = [e for e in hunt.ahead(len(entries) + AHEAD) if e not in entries] if entries else []
+        self.judge.foresee([e.candidate for e in (*entries, *more)])
+        return entries, more
+
+    def _hear(self) -> None:
+        """Take what was thought of, and let compilers begin; waits where there is nothing else to do. Under a budget all are
+        waited for, to know where most can be gained."""
+        while self._thoughts and (not self._pending or self.seconds is not None or next(iter(self._thoughts.values())).done()):
+            number = next(iter(self._thoughts))
+            entries, more = self._thoughts[number].result()
+            del self._thoughts[number]
+            if entries:
+                self._pending[number] = entries
+                self.judge.ahead([e.candidate for e in (*entries, *more)])
 
     def _next(self) -> int | None:
         """The search that measures next: under a budget the one with most to gain, else each in its turn."""
+        if self.clock() < self.end:
+            self._hear()
         if not self._pending or self.clock() >= self.end:
             return None
         if self.seconds is None:

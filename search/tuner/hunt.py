@@ -79,7 +79,7 @@ class Hunt:
     def seconds(self) -> float:
         """Of the best; before anything was measured, the model's estimate of its first choice."""
         best = self.best
-        return self.times[best] if best else min(e.estimate for e in self.pool.entries.values())
+        return self.times[best] if best else min(e.estimate for e in list(self.pool.entries.values()))
 
     @property
     def done(self) -> bool:

@@ -62,7 +62,7 @@ def caption(hunts: Sequence[Hunt], campaign: Campaign, seconds: float) -> str:
 
 def row(hunt: Hunt, device: Device) -> tuple[str, ...]:
     """A search as it stands, times in microseconds."""
-    predicted = min(e.estimate for e in hunt.pool.entries.values())
+    predicted = min(e.estimate for e in list(hunt.pool.entries.values()))  # a search may think at the same time
     best = f"{hunt.seconds * 1e6:.2f}" if hunt.best else "-"
     floor = floor_seconds(hunt.program, device)
     failed = sum(hunt.failures.values())

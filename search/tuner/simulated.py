@@ -73,6 +73,9 @@ class Simulated:
         """By this process."""
         return map(work, jobs)
 
+    def foresee(self, candidates: Sequence[Candidate]) -> None:
+        """There is nothing to compile."""
+
     def ahead(self, candidates: Sequence[Candidate]) -> None:
         """There is nothing to compile."""
 

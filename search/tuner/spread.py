@@ -209,6 +209,9 @@ class Spread:
             self._wait([future])
         return work(job) if future is None or gone(future) else future.result()
 
+    def foresee(self, candidates: Sequence[Candidate]) -> None:
+        """Those that compile do all of it."""
+
     def ahead(self, candidates: Sequence[Candidate]) -> None:
         """Begin to compile them, where workers do not do that themselves."""
         if self.workers.compilers is not None:
