@@ -17,6 +17,7 @@ The rules follow what the compiler does (read from its intermediate code, held b
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -250,71 +251,84 @@ def _bytes(f: Features, lanes: dict[str, Sizes], stmt: Stmt) -> Counts:
     return f.product(lanes, dict.fromkeys(stmt.axes)) * DTYPE_BYTES[stmt.dtype]
 
 
-def _shared(f: Features, lanes: dict[str, Sizes], dots: dict[int, Dot], pipelined: dict[int, Counts]) -> Counts:  # noqa: C901
-    """Bytes of shared memory: the most that is alive at once."""
-    n = len(f.stmts)
-    alive = [np.zeros(len(f)) for _ in range(n)]
+Held = tuple[int, int, Counts]
+"""Bytes that are alive from one statement to another."""
 
-    def hold(low: int, high: int, amount: Counts) -> None:
+
+def _shared(f: Features, lanes: dict[str, Sizes], dots: dict[int, Dot], pipelined: dict[int, Counts]) -> Counts:
+    """Bytes of shared memory: the most that is alive at once."""
+    alive = [np.zeros(len(f)) for _ in f.stmts]
+    layered = layers_of(f.block)
+    for i, s in enumerate(f.stmts):
+        if s.stmt.kind == "load":
+            size = _bytes(f, lanes, s.stmt)
+            if i in pipelined:
+                _hold(alive, (*span(f, i, home(f, i)), size * pipelined[i]))
+            plain = pipelined[i] == 0 if i in pipelined else np.ones(len(f), bool)
+            _hold(alive, *_of_load(f, i, size, plain, dots, layered))
+        elif i in dots:
+            _hold(alive, *_of_product(f, i, dots))
+        elif s.stmt.folds:
+            kept = f.product(lanes, s.stmt.axes)
+            across = dots[min(dots)].warp_cols if dots else np.clip(f.warps / kept, 1, f.warps)
+            _hold(alive, (i, i, np.where(across > 1, kept * across * 4, 0.0)))
+        elif s.stmt.kind == "store" and dots:
+            # rows of a warp become rows of the tensor in pieces of at most 128 bytes a thread; of warp groups, twice that in fp32
+            wide = dots[max(dots)].groups & (DTYPE_BYTES[s.stmt.dtype] > 2)
+            _hold(alive, (i, i, np.minimum(_bytes(f, lanes, s.stmt), np.where(wide, 256.0, 128.0) * 32 * f.warps)))
+    return np.maximum.reduce(alive)
+
+
+def _hold(alive: list[Counts], *held: Held) -> None:
+    for low, high, amount in held:
         for p in range(low, high + 1):
             alive[p] = alive[p] + amount
 
-    layered = layers_of(f.block)
-    readers: dict[str, list[Dot]] = {}
-    for d in dots.values():
-        for v in (d.left, d.right):
-            readers.setdefault(v, []).append(d)
-    for i, s in enumerate(f.stmts):
-        stmt = s.stmt
-        if stmt.kind == "load":
-            size = _bytes(f, lanes, stmt)
-            if i in pipelined:
-                hold(*span(f, i, home(f, i)), size * pipelined[i])
-            plain = pipelined[i] == 0 if i in pipelined else np.ones(len(f), bool)
-            if stmt.value in readers and stmt.value in layered:
-                groups = np.logical_or.reduce([d.groups for d in readers[stmt.value]])
-                buffers = np.where(groups, f.stages, np.maximum(f.stages - 1, 1))
-                hold(i, n - 1, size * buffers if layered[stmt.value] == 0 else 0.0 * size)
-            elif stmt.value in readers:
-                used = readers[stmt.value]
-                tensor = np.logical_or.reduce([d.tensor for d in used])
-                groups = np.logical_or.reduce([d.groups for d in used])
-                # fragments that several statements read are made at once; the buffer is free again
-                once = read_together(f, i)
-                moved = len(home(f, i)) < len(real(f, s.loops))
-                copies = f.product(f.trips, unrolled(f, s)) if moved else 1.0
-                end = span(f, i, real(f, s.loops)[: len(home(f, i)) + 1])[1] if moved else last_use(f, i)
-                hold(i, i, np.where(plain & tensor & ~groups & once, size, 0.0))
-                hold(i, end, np.where(plain & tensor & (groups | (not once)), size * copies, 0.0))
-            elif _feeds(f, i):
-                hold(i, i, np.where(plain & (size > 512), size, 0.0))
-        elif i in dots:
-            d = dots[i]
-            for value, across in ((d.left, d.warp_cols), (d.right, d.warp_rows)):
-                operand = f.block.by_value[value]
-                if not from_loads(f, operand):
-                    right = value == d.right
-                    size = (d.inner * d.cols if right else d.rows * d.inner) * DTYPE_BYTES[operand.dtype]
-                    made, loops = made_by(f, value, dots), real(f, s.loops)
-                    moved = right | (across > 1) & ~d.groups
-                    low, high = i, i
-                    if made is not None and real(f, f.stmts[made].loops) != loops:
-                        # warps of another loop stand as its own shape asks
-                        moved = moved | (dots[made].warp_rows != d.warp_rows) | (across > 1)
-                        if real(f, f.stmts[made].loops)[: len(loops)] != loops:
-                            low, high = span(f, i, loops)
-                    hold(low, high, np.where(d.tensor & moved, size, 0.0))
-            hold(i, i, np.where(d.tensor, 0.0, d.inner * 4))
-        elif stmt.folds:
-            kept = f.product(lanes, stmt.axes)
-            across = dots[min(dots)].warp_cols if dots else np.clip(f.warps / kept, 1, f.warps)
-            hold(i, i, np.where(across > 1, kept * across * 4, 0.0))
-        elif stmt.kind == "store" and dots:
-            # rows of a warp become rows of the tensor in pieces of at most 128 bytes a thread; of warp groups, twice that in fp32
-            last = dots[max(dots)]
-            wide = last.groups & (DTYPE_BYTES[stmt.dtype] > 2)
-            hold(i, i, np.minimum(_bytes(f, lanes, stmt), np.where(wide, 256.0, 128.0) * 32 * f.warps))
-    return np.maximum.reduce(alive)
+
+def _of_load(
+    f: Features, i: int, size: Counts, plain: NDArray[np.bool_], dots: dict[int, Dot], layered: Mapping[str, int]
+) -> Iterator[Held]:
+    """What a load holds besides the buffers of a pipeline; ``plain`` where it has none."""
+    s = f.stmts[i]
+    readers = [d for d in dots.values() if s.stmt.value in (d.left, d.right)]
+    if not readers:
+        if _feeds(f, i):
+            yield i, i, np.where(plain & (size > 512), size, 0.0)
+        return
+    groups = np.logical_or.reduce([d.groups for d in readers])
+    if s.stmt.value in layered:
+        buffers = np.where(groups, f.stages, np.maximum(f.stages - 1, 1))
+        yield i, len(f.stmts) - 1, size * buffers if layered[s.stmt.value] == 0 else 0.0 * size
+        return
+    tensor = np.logical_or.reduce([d.tensor for d in readers])
+    # fragments that several statements read are made at once; the buffer is free again
+    once = read_together(f, i)
+    moved = len(home(f, i)) < len(real(f, s.loops))
+    copies = f.product(f.trips, unrolled(f, s)) if moved else 1.0
+    end = span(f, i, real(f, s.loops)[: len(home(f, i)) + 1])[1] if moved else last_use(f, i)
+    yield i, i, np.where(plain & tensor & ~groups & once, size, 0.0)
+    yield i, end, np.where(plain & tensor & (groups | (not once)), size * copies, 0.0)
+
+
+def _of_product(f: Features, i: int, dots: dict[int, Dot]) -> Iterator[Held]:
+    """What a product holds: operands that were computed, for warps that did not compute them."""
+    d, loops = dots[i], real(f, f.stmts[i].loops)
+    for value, across in ((d.left, d.warp_cols), (d.right, d.warp_rows)):
+        operand = f.block.by_value[value]
+        if from_loads(f, operand):
+            continue
+        right = value == d.right
+        size = (d.inner * d.cols if right else d.rows * d.inner) * DTYPE_BYTES[operand.dtype]
+        made = made_by(f, value, dots)
+        moved = right | (across > 1) & ~d.groups
+        low, high = i, i
+        if made is not None and real(f, f.stmts[made].loops) != loops:
+            # warps of another loop stand as its own shape asks
+            moved = moved | (dots[made].warp_rows != d.warp_rows) | (across > 1)
+            if real(f, f.stmts[made].loops)[: len(loops)] != loops:
+                low, high = span(f, i, loops)
+        yield low, high, np.where(d.tensor & moved, size, 0.0)
+    yield i, i, np.where(d.tensor, 0.0, d.inner * 4)
 
 
 def crowd(f: Features, r: Resources) -> Counts:

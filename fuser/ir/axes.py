@@ -8,6 +8,7 @@ has axes for each use.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -52,6 +53,31 @@ def _tie(left: list[Factor], right: list[Factor]) -> None:
         raise _ConflictError("the extents of tied dimensions differ") from None
 
 
+def _align(args: Sequence[list[Factor]], out: list[Factor]) -> None:
+    """Dimensions of a result are those of its operands, from the last on; one that is broadcast is its own."""
+    for arg in args:
+        for d, o in zip(reversed(arg), reversed(out), strict=False):
+            if d.extent == o.extent:
+                _tie([o], [d])
+
+
+def _seen(node: Node, x: list[Factor], out: list[Factor]) -> list[Factor]:
+    """The dimensions of a view of x; ``out`` are new ones."""
+    if node.op == "transpose":
+        return [x[i] for i in node.attr["perm"]]
+    if node.op == "reshape":
+        _tie(x, out)
+        return out
+    if node.op == "broadcast":
+        padded = [Factor(1)] * (len(out) - len(x)) + x
+        return [d if d.extent == o.extent else o for d, o in zip(padded, out, strict=True)]
+    at, times = node.attr["axis"] % len(x), node.attr["times"]
+    if times > 1:  # element i is element i // times of the operand: its axis is the outer factor
+        out[at].parts = (x[at], Factor(times))
+        return [*x[:at], out[at], *x[at + 1 :]]
+    return list(x)
+
+
 class _Solver:
     def __init__(self, program: TensorProgram, apart: frozenset[str], data: bool = False) -> None:
         self.program, self.data = program, data
@@ -69,23 +95,15 @@ class _Solver:
         self.uses[i, j] = dims
         return dims
 
-    def visit(self, i: int, node: Node) -> None:  # noqa: C901, PLR0912
+    def visit(self, i: int, node: Node) -> None:
         args = [self.operand(i, j, n) for j, n in enumerate(node.inputs)]
-        shape = self.program[node.output].shape
-        kind = node.entry.kind
+        shape, kind = self.program[node.output].shape, node.entry.kind
+        out = [Factor(e) for e in shape]
         if kind == "map":
-            out = [Factor(e) for e in shape]
-            for arg in args:
-                for d, o in zip(reversed(arg), reversed(out), strict=False):
-                    if d.extent == o.extent:
-                        _tie([o], [d])
+            _align(args, out)
         elif node.contracts:
             a, b = args
-            out = [Factor(e) for e in shape]
-            for arg in (a, b):
-                for d, o in zip(reversed(arg[:-2]), reversed(out[:-2]), strict=False):
-                    if d.extent == o.extent:
-                        _tie([o], [d])
+            _align((a[:-2], b[:-2]), out[:-2])
             _tie([out[-2]], [a[-2]])
             _tie([out[-1]], [b[-1]])
             _tie([a[-1]], [b[-2]])
@@ -95,30 +113,15 @@ class _Solver:
             self.contracted[i] = [args[0][x] for x in sorted(over)]
             keep = node.attr.get("keepdims")
             out = [Factor(1) if x in over else d for x, d in enumerate(args[0]) if keep or x not in over]
-        elif node.op == "transpose":
-            out = [args[0][x] for x in node.attr["perm"]]
-        elif node.op == "reshape":
-            out = [Factor(e) for e in shape]
-            _tie(args[0], out)
-        elif node.op == "repeat":
-            out = list(args[0])
-            at = node.attr["axis"] % len(out)
-            whole = Factor(shape[at])
-            if node.attr["times"] > 1:  # element i is element i // times of the operand: its axis is the outer factor
-                whole.parts = (out[at], Factor(node.attr["times"]))
-                out[at] = whole
-        elif node.op == "broadcast":
-            padded = [Factor(1)] * (len(shape) - len(args[0])) + args[0]
-            out = [d if d.extent == e else Factor(e) for d, e in zip(padded, shape, strict=True)]
+        elif kind == "view":
+            out = _seen(node, args[0], out)
         elif self.data and kind == "data":
             at = node.attr["axis"] % len(shape)
-            out = [Factor(e) for e in shape]
             for arg in args:
                 for x, (d, o) in enumerate(zip(arg, out, strict=True)):
                     if x != at:
                         _tie([o], [d])
-                self.cut.append(arg[at])
-            self.cut.append(out[at])
+            self.cut += [*(arg[at] for arg in args), out[at]]
         else:
             raise UnsupportedError(f"operator {node.op!r} ({node.output}) has no axis rule", "leave it outside of the region")
         self.values[node.output] = out

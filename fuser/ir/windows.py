@@ -255,7 +255,7 @@ class _Boxes:
         left, right = node.inputs
         return {len(self.shape[node.inputs[j]]) - 1 - j: union(self.cuts[left][-1], self.cuts[right][-2])}
 
-    def operands(self, node: Node, box: Box) -> list[tuple[str, Box]]:  # noqa: C901, PLR0912
+    def operands(self, node: Node, box: Box) -> list[tuple[str, Box]]:
         """The box of each operand that a box of the result needs, in the order of the operands (contracted dimensions whole)."""
         shapes = [self.shape[n] for n in node.inputs]
         kind, x = node.entry.kind, node.inputs[0]
@@ -278,28 +278,33 @@ class _Boxes:
             own = iter(box)
             found = [(0, n) if i in over and not node.attr.get("keepdims") else next(own) for i, n in enumerate(shapes[0])]
             return [(x, tuple((0, n) if i in over else r for i, (r, n) in enumerate(zip(found, shapes[0], strict=True))))]
+        if kind == "view":
+            return self.under_view(node, box)
+        if box == whole(self.shape[node.output]):
+            return [(n, whole(s)) for n, s in zip(node.inputs, shapes, strict=True)]
+        if kind == "composite":
+            raise _CompositeError
+        raise UnsupportedError(f"operator {node.op!r} ({node.output}) is needed in parts")
+
+    def under_view(self, node: Node, box: Box) -> list[tuple[str, Box]]:
+        """As :meth:`operands`, of a view."""
+        (x,), shape = node.inputs, self.shape[node.inputs[0]]
         if node.op == "transpose":
             perm = node.attr["perm"]
             return [(x, tuple(box[perm.index(i)] for i in range(len(box))))]
         if node.op == "reshape":
             try:
-                return [(x, through_reshape(box, self.shape[node.output], shapes[0]))]
+                return [(x, through_reshape(box, self.shape[node.output], shape))]
             except UnsupportedError:
                 if x not in self.memory:
                     raise
                 return []  # a box of what lies in memory, seen in another shape
         if node.op == "broadcast":
-            return [(x, of_operand(box, shapes[0]))]
-        if box == whole(self.shape[node.output]):
-            return [(n, whole(s)) for n, s in zip(node.inputs, shapes, strict=True)]
-        if kind == "composite":
-            raise _CompositeError
-        if node.op == "repeat":
-            axis, times = node.attr["axis"] % len(box), node.attr["times"]
-            if box[axis][0] % times == box[axis][1] % times == 0:
-                span = box[axis][0] // times, box[axis][1] // times
-                return [(x, tuple(span if i == axis else r for i, r in enumerate(box)))]
-        raise UnsupportedError(f"operator {node.op!r} ({node.output}) is needed in parts")
+            return [(x, of_operand(box, shape))]
+        axis, times = node.attr["axis"] % len(box), node.attr["times"]
+        if box[axis][0] % times or box[axis][1] % times:
+            raise UnsupportedError(f"operator {node.op!r} ({node.output}) is needed in parts")
+        return [(x, tuple((lo // times, hi // times) if i == axis else (lo, hi) for i, (lo, hi) in enumerate(box)))]
 
     # -- the new program ------------------------------------------------------------------------------------------------------
 
