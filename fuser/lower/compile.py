@@ -183,9 +183,8 @@ def _compiled(source: KernelSource, arch: int, folder: Path | None) -> KernelArt
         )
     with form(interpreted=False):
         fn = getattr(load_source(source, folder), source.name)
-        signature = {
-            name: _type(source.described.get(t), d) for name, t, d in zip(fn.arg_names, source.args, source.dtypes, strict=True)
-        }
+        types = [*(_type(source.described.get(t), d) for t, d in zip(source.args, source.dtypes, strict=True))]
+        signature = dict(zip(fn.arg_names, [*types, *("i32" for _ in source.sizes)], strict=True))
         # without the divisibility hint loads are narrow and cp.async vanishes
         attrs = {(i,): [["tt.divisibility", 16]] for i, t in enumerate(source.args) if t not in source.described}
         options = {"num_warps": source.num_warps, "num_stages": source.num_stages, "enable_fp_fusion": True}

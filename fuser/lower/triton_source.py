@@ -58,7 +58,7 @@ class KernelSource:
     the least that its options need (90 for sm_90). ``descriptors``: arguments that are tensor descriptors and not
     pointers, in order. ``specialize``: the compiler is to give its warps different work. ``parameters``: further
     keywords of the compiler, from options that it takes as they are. ``room``: bytes of shared memory that a block asks for at
-    least.
+    least. ``sizes``: 32-bit integers behind the tensors, which each launch gives (of kernels that move data of open sizes).
     """
 
     name: str
@@ -76,6 +76,7 @@ class KernelSource:
     specialize: bool = False
     parameters: tuple[tuple[str, Any], ...] = ()
     room: int = 0
+    sizes: tuple[str, ...] = ()
 
     @cached_property
     def described(self) -> dict[str, Descriptor]:

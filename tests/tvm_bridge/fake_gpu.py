@@ -126,8 +126,9 @@ class FakeGpu:
                 del values[: described.parameters - 1]
                 value = value.address - described.offset * described.itemsize
             tensors.append(_tensor(value, shape, dtype))
-        assert not any(values), "hidden pointers are null"
-        InterpretedKernel(source).bind(tensors)()
+        sizes, hidden = values[: len(source.sizes)], values[len(source.sizes) :]
+        assert not any(hidden), "hidden pointers are null"
+        InterpretedKernel(source).bind([*tensors, *sizes])()
 
 
 def libraries(folder: Path) -> list[Path]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from dataclasses import field
+from dataclasses import replace
 from typing import Any
 
 from fuser.errors import ProgramError
@@ -18,6 +19,7 @@ from fuser.runtime.binding import may_overlap
 from fuser.runtime.library import constants
 from fuser.runtime.plan import Plan
 from fuser.runtime.plan import plan
+from search.buckets.places import Dims
 from search.compiled import CompiledProgram
 from tvm_bridge.back.embed import WARP
 from tvm_bridge.back.embed import entry_parameters
@@ -27,13 +29,15 @@ from tvm_bridge.back.embed import entry_parameters
 class Launch:
     """A generated kernel over the tensors ``args``, in the order of its parameters; ``outputs`` are those that it writes.
     ``hidden`` counts the pointers that Triton's convention adds, which are null. ``dependent``: it may start while the kernel in
-    front of it drains."""
+    front of it drains. The source's sizes are those of symbols; tensors of open sizes are in the recipe's ``dims``, and those in
+    ``sized`` are only read for theirs."""
 
     artifact: KernelArtifact = field(repr=False)
     args: tuple[str, ...]
     outputs: tuple[str, ...]
     hidden: int
     dependent: bool
+    sized: tuple[str, ...] = ()
 
     @property
     def entry(self) -> str:
@@ -46,7 +50,8 @@ class Launch:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        return tuple(a for a in self.args if a not in self.outputs)
+        """The tensors that it is given."""
+        return (*(a for a in self.args if a not in self.outputs), *self.sized)
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,8 @@ class Call:
 @dataclass(frozen=True)
 class Recipe:
     """``inputs`` are the caller's, in order, also those that no step reads; ``weights`` never change. ``table`` has every tensor
-    by name. Kernels are made for ``arch`` (the compute capability without its point)."""
+    by name, at its largest; ``dims`` what is real of those whose sizes are open. Kernels are made for ``arch`` (the compute
+    capability without its point)."""
 
     name: str
     arch: int
@@ -71,6 +77,7 @@ class Recipe:
     outputs: tuple[str, ...]
     steps: tuple[Launch | Call, ...]
     table: Mapping[str, Tensor] = field(repr=False)
+    dims: Mapping[str, Dims] = field(default_factory=dict, repr=False)
 
     @property
     def launches(self) -> tuple[Launch, ...]:
@@ -96,12 +103,12 @@ def recipe_of(run: CompiledProgram, dependent: bool = True) -> Recipe:
             steps.append(Call(kernel.op, kernel.args, kernel.output, constants(kernel, planned.graph, planned.table)))
         else:
             assert artifact is not None
-            steps.append(_launch(artifact, dependent and artifact.source.pdl and _overlaps(planned, i, steps)))
+            steps.append(launch_of(artifact, dependent and artifact.source.pdl and _overlaps(planned, i, steps)))
     table = {**{n: run.program[n] for n in run.inputs}, **planned.table}
     weights = tuple(n for n in run.graph.inputs if n not in run.inputs)
     if missing := [n for n in weights if n not in run.params]:
         raise ProgramError(f"{run.program.name!r} has no value for {missing[0]!r}, which is no input")
-    return Recipe(run.program.name, run.target.arch, run.inputs, weights, run.outputs, _alike(steps), table)
+    return Recipe(run.program.name, run.target.arch, run.inputs, weights, run.outputs, alike(steps), table)
 
 
 def _overlaps(planned: Plan, kernel: int, before: list[Launch | Call]) -> bool:
@@ -109,15 +116,16 @@ def _overlaps(planned: Plan, kernel: int, before: list[Launch | Call]) -> bool:
     return bool(before) and isinstance(before[-1], Launch) and may_overlap(planned, planned.launched.index(kernel))
 
 
-def _launch(artifact: KernelArtifact, dependent: bool) -> Launch:
-    expanded = sum(d.parameters - 1 for d in artifact.descriptors)
+def launch_of(artifact: KernelArtifact, dependent: bool, sized: tuple[str, ...] = ()) -> Launch:
+    """A kernel that is launched over the tensors of its source."""
+    expanded = sum(d.parameters - 1 for d in artifact.descriptors) + len(artifact.source.sizes)
     hidden = entry_parameters(artifact.ptx, artifact.name) - len(artifact.args) - expanded
     if hidden < 0:
         raise ProgramError(f"the PTX of kernel {artifact.name!r} has fewer parameters than the kernel has tensors")
-    return Launch(artifact, artifact.source.args, artifact.source.outputs, hidden, dependent)
+    return Launch(artifact, artifact.source.args, artifact.source.outputs, hidden, dependent, sized)
 
 
-def _alike(steps: list[Launch | Call]) -> tuple[Launch | Call, ...]:
+def alike(steps: list[Launch | Call]) -> tuple[Launch | Call, ...]:
     """The same steps: an entry that is launched in several places is dependent in all of them or in none, since how it is
     launched is kept once for each entry."""
     never = {s.entry for s in steps if isinstance(s, Launch) and not s.dependent}
@@ -125,6 +133,4 @@ def _alike(steps: list[Launch | Call]) -> tuple[Launch | Call, ...]:
     for s in steps:
         if isinstance(s, Launch) and code.setdefault(s.entry, s.artifact.cubin) != s.artifact.cubin:
             raise ProgramError(f"two different kernels are called {s.entry!r}")
-    return tuple(
-        Launch(s.artifact, s.args, s.outputs, s.hidden, False) if isinstance(s, Launch) and s.entry in never else s for s in steps
-    )
+    return tuple(replace(s, dependent=False) if isinstance(s, Launch) and s.entry in never else s for s in steps)

@@ -8,7 +8,9 @@ function encodes it on its stack with the address of the tensor. Its extents and
 
 from __future__ import annotations
 
+import functools
 import json
+import math
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
@@ -17,6 +19,7 @@ from typing import Literal
 from fuser.ir.program import Tensor
 from fuser.lower.descriptors import Descriptor
 from fuser.runtime.tensor_map import L2_PROMOTION_128B
+from search.buckets.places import Dims
 from tvm_bridge.back.recipe import Launch
 from tvm_bridge.flavour import import_tvm
 
@@ -54,7 +57,7 @@ def parameters(launch: Launch) -> list[tuple[str, int]]:
             found += [("handle", TENSOR_MAP), *[("int32", 0)] * len(d.shape), *[("int64", 0)] * len(d.strides)]
         else:
             found.append(("handle", 0))
-    return found + [("handle", 0)] * launch.hidden
+    return found + [("int32", 0)] * len(launch.artifact.source.sizes) + [("handle", 0)] * launch.hidden
 
 
 def metadata(launch: Launch, version: str) -> str:
@@ -77,28 +80,51 @@ def cuda_module(launch: Launch, code: Code = "cubin") -> Any:
     return tvm.get_global_func("ffi.Module.create.cuda")(data, code, about, {})
 
 
-def host_function(name: str, launch: Launch, table: Mapping[str, Tensor]) -> Any:
-    """A function of TensorIR over the launch's inputs and outputs that launches the kernel."""
+def host_function(name: str, launch: Launch, table: Mapping[str, Tensor], dims: Mapping[str, Dims]) -> Any:
+    """A function of TensorIR over the launch's inputs and outputs that launches the kernel; sizes that are open are those of its
+    tensors."""
     T: Any = import_module("tvm.script.ir_builder.tirx")
     with import_module("tvm.script.ir_builder").IRBuilder() as builder, T.prim_func(s_tir=True):
         T.func_name(name)
         T.func_attr({"tirx.is_scheduled": True, "tirx.noalias": True, "op_pattern": OPAQUE})
         ends = (*launch.inputs, *launch.outputs)
-        buffers = {n: T.arg(f"a{i}", T.buffer(table[n].shape or (1,), table[n].dtype)) for i, n in enumerate(ends)}
+        sizes: dict[str, Any] = {}
+        shapes = {n: open_shape(table[n], dims.get(n), sizes) or (1,) for n in ends}
+        buffers = {n: T.arg(f"a{i}", T.buffer(shapes[n], table[n].dtype)) for i, n in enumerate(ends)}
         with T.sblock("root"):
-            T.reads(*(_whole(buffers[n], table[n]) for n in launch.inputs))
-            T.writes(*(_whole(buffers[n], table[n]) for n in launch.outputs))
+            for s in launch.artifact.source.sizes:
+                most = max(f.extent for n in ends for d in dims.get(n, ()) for f in d if f.symbol == s)
+                with T.Assert(sizes[s] <= most, f"{s} is at most {most}"):
+                    pass
+            T.reads(*(_whole(buffers[n], shapes[n]) for n in launch.inputs))
+            T.writes(*(_whole(buffers[n], shapes[n]) for n in launch.outputs))
             given: list[Any] = []
             for n in launch.args:
                 d = launch.artifact.described.get(n)
                 given += [buffers[n].data] if d is None else _described(T, d, buffers[n].data)
+            given += [T.Cast("int32", sizes[s]) for s in launch.artifact.source.sizes]
             given += [T.reinterpret("handle", T.uint64(0)) for _ in range(launch.hidden)]
             T.evaluate(T.call_packed(launch.entry, *given, *(T.int32(n) for n in numbers(launch))))
     return builder.get()
 
 
-def _whole(buffer: Any, tensor: Tensor) -> Any:
-    return buffer[tuple(slice(0, n) for n in tensor.shape or (1,))]
+def open_shape(tensor: Tensor, dims: Dims | None, sizes: dict[str, Any]) -> tuple[Any, ...]:
+    """The shape of a tensor, its open sizes as the variables ``sizes``, which are made here."""
+    tirx: Any = import_module("tvm.tirx")
+    found: list[Any] = []
+    for dim, extent in zip(dims or (), tensor.shape, strict=False):
+        whole = math.prod(f.extent for f in dim if not f.symbol)
+        names = [f.symbol for f in dim if f.symbol]
+        for s in names:
+            if s not in sizes:
+                sizes[s] = tirx.Var(f"size{len(sizes)}", "int64")
+        value = functools.reduce(lambda a, s: a * sizes[s], names[1:], sizes[names[0]]) if names else extent
+        found.append(value * whole if names and whole > 1 else value)
+    return tuple(found) if dims is not None else tensor.shape
+
+
+def _whole(buffer: Any, shape: tuple[Any, ...]) -> Any:
+    return buffer[tuple(slice(0, n) for n in shape)]
 
 
 def _described(T: Any, d: Descriptor, data: Any) -> list[Any]:
