@@ -9,6 +9,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
 from contextlib import suppress
 from dataclasses import dataclass
+from dataclasses import replace
 from importlib.util import find_spec
 from math import nan
 from pathlib import Path
@@ -217,9 +218,16 @@ def _bucketed(program: Any, inputs: Sequence[Any], keywords: Mapping[str, Any], 
     sizes = checked(options.buckets)
     sized = _sized(program, inputs, keywords, sizes)
     device, spec, tuning = _placed(options, sized.name)
-    how = How(options.checked, options.seed, tuning, options.capture, pool=Pool())
-    found = tuple(Bucket(p, compile_imported(p.imported, spec, device, how)) for p in all_padded(sized, resolved(sizes, sized)))
+    found = compile_buckets(
+        sized, resolved(sizes, sized), spec, device, How(options.checked, options.seed, tuning, options.capture)
+    )
     return BucketedProgram(sized.name, spec, device, found, found[-1].padded.known.called, sized.whole)
+
+
+def compile_buckets(sized: Sized, sizes: Buckets, spec: Device, device: str | None, how: How) -> tuple[Bucket, ...]:
+    """The kernels of each bucket, the smallest first; they share their weights."""
+    how = replace(how, pool=Pool())
+    return tuple(Bucket(p, compile_imported(p.imported, spec, device, how)) for p in all_padded(sized, sizes))
 
 
 def _sized(program: Any, inputs: Sequence[Any], keywords: Mapping[str, Any], sizes: Buckets) -> Sized:

@@ -94,7 +94,7 @@ def tried(run: CompiledProgram, file: ModelFile, seed: int = 0) -> Trial:
     if run.device == "cpu":
         got = run.by_name(placed)
         wanted = _numpy(file, values) if file.form != TORCH else _eager(file, placed, "cpu")()
-        return Trial("in Triton's interpreter", _called(file), _difference(got, wanted), limit)
+        return Trial("in Triton's interpreter", _called(file), difference(got, wanted), limit)
     from search.measure.replays import captured
     from search.measure.replays import medians
 
@@ -109,10 +109,10 @@ def tried(run: CompiledProgram, file: ModelFile, seed: int = 0) -> Trial:
         wanted = _numpy(file, values)
         with suppress(FuserError, RuntimeError):  # an operator that torch lacks, or that cannot be captured
             _, replays["original"] = captured(_operators(known, placed, str(run.device)))
-    difference = _difference(got, wanted)
+    apart = difference(got, wanted)
     times = medians(replays)
     name = torch.cuda.get_device_name(run.device)
-    return Trial(f"on {name}", _called(file), difference, limit, times["ours"], times.get("original"), kernel_times(mine.replay))
+    return Trial(f"on {name}", _called(file), apart, limit, times["ours"], times.get("original"), kernel_times(mine.replay))
 
 
 def kernel_times(call: Callable[[], None], calls: int = 5) -> dict[str, float]:
@@ -197,7 +197,7 @@ def _numpy(file: ModelFile, values: Mapping[str, Any]) -> dict[str, Array]:
     return dict(zip(file.imported.program.outputs, results, strict=True))
 
 
-def _difference(got: Mapping[str, Any], wanted: Mapping[str, Any]) -> float:
+def difference(got: Mapping[str, Any], wanted: Mapping[str, Any]) -> float:
     """The largest difference of any result; infinite where NaN or infinity stand elsewhere."""
     worst = 0.0
     for name, theirs in wanted.items():

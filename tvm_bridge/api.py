@@ -35,6 +35,7 @@ from fuser.frontends.model_file import ModelFile
 from fuser.frontends.model_file import read_model_file
 from fuser.ir.program import TensorProgram
 from fuser.pools import APART
+from search.buckets.sizes import Buckets
 from search.compile import How
 from search.compile import compile_imported
 from search.realise import Realised
@@ -55,6 +56,7 @@ from search.tuner.live import live as watching
 from search.tuner.memory import open_memory
 from search.tuner.tuning import Tuning
 from tvm_bridge import apart
+from tvm_bridge.bucketed import optimize_buckets
 from tvm_bridge.flavour import RelayMissing
 from tvm_bridge.flavour import require_relax
 from tvm_bridge.read.relax_module import is_relax
@@ -100,6 +102,7 @@ class Options:
     whole: bool | None = None
     runtime: str | None = None
     weights: str = INSIDE
+    buckets: Buckets | None = None
 
 
 @by_fields
@@ -123,6 +126,9 @@ def optimize(model: str | Path | Any, params: str | Path | Mapping[str, Any] | N
     is given; ``relax``, all kernels of any model as one library for the virtual machine of TVM 0.27, with its ``weights``
     ``inside`` or ``beside`` it. By default a Relay model is for Relay, a module of Relax for Relax, another for torch.
 
+    ``buckets`` are sizes by open dimension of a file of torch.export or ONNX, ``{"input_ids:1": (128, 256)}`` (or by the name
+    that it has in the file): a set of kernels for each, in one library, which pads its inputs to the next larger ones.
+
     Raises :class:`fuser.errors.ModelFileError` for files that cannot be read; a model without regions worth fusing is no error.
     """
     wanted, runtime, whole = effort_of(options.effort), options.runtime, options.whole
@@ -140,6 +146,15 @@ def optimize(model: str | Path | Any, params: str | Path | Mapping[str, Any] | N
         require_gpu(device, options.effort)
     stages = Stages(options.step)
     stages.begin("import", "reading the model")
+    if options.buckets is not None:
+        if live or params is not None or runtime == RELAY_RUNTIME:
+            raise UsageError("buckets are for files of torch.export and ONNX", "leave out buckets, or export the model so")
+        how = How(options.check, options.seed, tuning, jobs=options.jobs, say=stages.say)
+        result = optimize_buckets(model, options.buckets, device, options.on, stages, how, runtime != RELAX)
+        stages.end()
+        result = replace(result, seconds=stages.seconds, seed=options.seed)
+        wanted = runtime == RELAX and options.build is not False
+        return with_relax(result, weights=options.weights, step=options.step, timeout=options.timeout) if wanted else result
     folder = apart.Folder()
     file, path = _read(model, params, folder)
     stages.end()
@@ -348,7 +363,7 @@ def with_relax(
     assert result.made is not None
     stages = Stages(step)
     stages.begin("building", "building the library for TVM's virtual machine")
-    library = relax_library(result.made, result.file.source, weights=weights, seconds=timeout)
+    library = relax_library(result.buckets or result.made, result.file.source, weights=weights, seconds=timeout)
     stages.end()
     return replace(result, library=library, seconds={**result.seconds, **stages.seconds})
 

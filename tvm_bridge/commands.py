@@ -26,6 +26,7 @@ from fuser.errors import NothingSupportedError
 from fuser.errors import NoValidKernelError
 from fuser.files import counted
 from fuser.outputs import make_folder
+from search.buckets.sizes import said
 from search.tune_report import NoRecords
 from search.tune_report import RecordsFile
 from search.tuner.efforts import WORDS
@@ -35,6 +36,7 @@ from tvm_bridge.api import Step
 from tvm_bridge.api import optimize as optimize_model
 from tvm_bridge.api import with_library
 from tvm_bridge.api import with_relax
+from tvm_bridge.bucketed import parsed
 from tvm_bridge.output import publish
 from tvm_bridge.report import document
 from tvm_bridge.result import Optimized
@@ -74,6 +76,14 @@ class Optimize:
             "--runtime",
             metavar="NAME",
             help="What runs it: torch, relay, or relax (a library for TVM 0.27; default: relay for Relay models, else torch).",
+        ),
+    ] = None
+    buckets: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--buckets",
+            metavar="DIM=SIZES",
+            help="Kernels for several sizes of an open dimension: 'input_ids:1=128,256' (repeat).",
         ),
     ] = None
     weights: Annotated[
@@ -116,6 +126,7 @@ def optimize(model: Model, *, options: Optimize) -> int:
         runtime=options.runtime,
         build=False,
         whole=True,
+        buckets=parsed(options.buckets) if options.buckets else None,
     )
     report = _written(result, options.output)
     if options.library and options.runtime == RELAX:
@@ -174,6 +185,9 @@ def show(result: Optimized, report: dict[str, Any], output: Path) -> None:
     assert result.made is not None
     plan = result.made.plan
     print_table(plan.title, plan.heads, plan.rows(), plan.notes())
+    if result.buckets:
+        rows = [(said(b.sizes), len(b.made.graph.kernels), f"{b.made.plan.us:.1f}") for b in result.buckets]
+        print_table("buckets (the plan is of the largest)", ("up to", "kernels >", "µs >"), rows)
     carved = result.relay and result.library is None
     if carved:
         _show_regions(result, report)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
 from pathlib import Path
@@ -14,11 +15,14 @@ from fuser.errors import UsageError
 from fuser.ir.ops import Array
 from fuser.outputs import replace_by
 from fuser.outputs import write_file
+from search.buckets.bucketed import Bucket
 from search.compiled import CompiledProgram
 from tvm_bridge.apart import START_SECONDS
 from tvm_bridge.apart import Folder
 from tvm_bridge.apart import Stage
 from tvm_bridge.apart import run
+from tvm_bridge.back.bucket_recipe import BucketRecipe
+from tvm_bridge.back.bucket_recipe import recipe_of_buckets
 from tvm_bridge.back.recipe import Recipe
 from tvm_bridge.back.recipe import recipe_of
 from tvm_bridge.back.relax_launch import Code
@@ -35,7 +39,7 @@ class RelaxJob:
     """A recipe to be compiled, with the values of its weights."""
 
     name: str
-    recipe: Recipe = field(repr=False)
+    recipe: Recipe | BucketRecipe = field(repr=False)
     values: Mapping[str, Array] = field(repr=False)
     weights: str
     code: Code
@@ -78,7 +82,7 @@ class RelaxLibrary:
 
 
 def relax_library(
-    made: CompiledProgram,
+    made: CompiledProgram | Sequence[Bucket],
     name: str,
     *,
     weights: str = INSIDE,
@@ -87,7 +91,7 @@ def relax_library(
     dependent: bool = True,
     seconds: float | None = None,
 ) -> RelaxLibrary:
-    """The kernels of a program as a library of TVM 0.27, compiled here, for the program's target.
+    """The kernels of a program, or of its buckets, as a library of TVM 0.27, compiled here, for the program's target.
 
     ``weights`` lie ``inside`` of it or ``beside`` it; ``code`` is what is embedded, cubins or PTX (which a newer driver can
     compile for a newer GPU); ``graphs``: TVM captures what can be captured in CUDA graphs; ``dependent``: kernels may start
@@ -99,9 +103,12 @@ def relax_library(
     if weights not in (INSIDE, BESIDE):
         raise UsageError(f"weights are not {weights!r}", "inside or beside the library")
     require_relax()
-    recipe = recipe_of(made, dependent)
+    if isinstance(made, CompiledProgram):
+        recipe = recipe_of(made, dependent)
+        values = {n: made.params[n] for n in recipe.weights}
+    else:
+        recipe, values = recipe_of_buckets(made, dependent)
     folder = Folder()
-    values = {n: made.params[n] for n in recipe.weights}
     job = RelaxJob(name, recipe, values, weights, code, graphs)
     limit = START_SECONDS + SECONDS_A_STEP * len(recipe.steps) if seconds is None else seconds
     about: dict[str, Any] = run(job, folder.path, limit)

@@ -20,6 +20,7 @@ from fuser.lower.compile import save_artifact
 from fuser.outputs import write_file
 from fuser.runtime.library import summary
 from fuser.superopt.verify.verdicts import verdict_document
+from search.buckets.bucketed import folder_name
 from search.compiled import CompiledProgram
 from search.cover.drawing import drawing
 from search.evidence import MODEL
@@ -48,6 +49,10 @@ def document(result: Optimized, output: Path | None = None) -> dict[str, Any]:
     save = partial(_saved, output / "kernels") if output else KernelArtifact.manifest
     evidence = Evidence(result.device, save, result.trial.kernels if result.trial else {})
     plan = None if result.made is None else _plan(result.made, evidence, output)
+    buckets = [
+        {"sizes": b.sizes, "plan": plan if b.made is result.made else _plan(b.made, evidence, output, folder_name(b.sizes))}
+        for b in result.buckets
+    ]
     regions = [_region(r, evidence) for r in result.regions]
     fused = math.fsum(r.predicted_us for r in result.regions)
     program, planned = result.program, result.after_us if result.made is None else result.made.plan.us
@@ -75,6 +80,7 @@ def document(result: Optimized, output: Path | None = None) -> dict[str, Any]:
                 "rest": unfused_operators(result) if result.relay else [],
             },
             "plan": plan,
+            "buckets": buckets or None,
             "run": None if result.trial is None else {**asdict(result.trial), "ok": result.trial.ok},
             "regions": regions,
             "kernels": evidence.kernels,
@@ -99,11 +105,12 @@ def _tensor(tensor: Tensor) -> dict[str, Any]:
     return {"name": tensor.name, "shape": list(tensor.shape), "dtype": tensor.dtype}
 
 
-def _plan(made: CompiledProgram, evidence: Evidence, output: Path | None) -> dict[str, Any]:
-    """The plan of the whole model; its kernels join the evidence."""
+def _plan(made: CompiledProgram, evidence: Evidence, output: Path | None, bucket: str = "") -> dict[str, Any]:
+    """The plan of the whole model, or of a bucket of it; its kernels join the evidence."""
+    name = f"plan-{bucket}.svg" if bucket else "plan.svg"
     plan = made.plan
     found = made.found
-    compiled = evidence.add(MODEL, made.realised.candidate.candidate, made.artifacts, found)
+    compiled = evidence.add(bucket or MODEL, made.realised.candidate.candidate, made.artifacts, found)
     parts = []
     for part, done, kernels in zip(plan.parts, found, compiled, strict=True):
         parts.append(
@@ -124,7 +131,7 @@ def _plan(made: CompiledProgram, evidence: Evidence, output: Path | None) -> dic
             }
         )
     if output:
-        write_file(output / "plan.svg", drawing(plan))
+        write_file(output / name, drawing(plan))
     choice = None if plan.choice is None else asdict(plan.choice)
     space = plan.workspace
     return {
@@ -134,7 +141,7 @@ def _plan(made: CompiledProgram, evidence: Evidence, output: Path | None) -> dic
         "choice": choice,
         "workspace": space and {"bytes": space.bytes, "least": space.bound, "gap": space.gap, "tensors": len(space.slots)},
         "parts": parts,
-        "drawing": "plan.svg" if output else None,
+        "drawing": name if output else None,
     }
 
 

@@ -17,6 +17,7 @@ from fuser.errors import FuserError
 from fuser.frontends.model_file import RELAY
 from fuser.frontends.model_file import ModelFile
 from fuser.ir.program import TensorProgram
+from search.buckets.bucketed import Bucket
 from search.compiled import CompiledProgram
 from search.realise import Realised
 from search.regions import Choice
@@ -65,7 +66,8 @@ class Optimized:
     became of them where they ran; ``regions`` are those that TVM is given of a Relay model. Times are the model's predictions in
     microseconds: ``before_us`` with every operator apart, ``after_us`` with the regions fused; ``seconds`` are those of the steps
     on this machine. ``built`` is a Relay model that TVM built, ``library`` the kernels of the whole model as one library for
-    TVM 0.27. ``failure`` is why a library that could have been built was not.
+    TVM 0.27. ``failure`` is why a library that could have been built was not. ``buckets`` are those of a model whose sizes are
+    open; ``made`` is then the largest's.
     """
 
     file: ModelFile
@@ -84,6 +86,7 @@ class Optimized:
     made: CompiledProgram | None = None
     trial: Trial | None = None
     effort: str = "instant"
+    buckets: tuple[Bucket, ...] = ()
 
     @property
     def program(self) -> TensorProgram:

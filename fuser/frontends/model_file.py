@@ -9,6 +9,7 @@ from typing import Any
 
 from fuser.errors import UsageError
 from fuser.frontends.imported import Imported
+from fuser.frontends.sized import Sized
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,10 @@ READERS: dict[str, tuple[str, str]] = {
 path of a file of parameters. A reader of a higher layer is only a string here."""
 
 
+SIZED = {".pt2": "fuser.frontends.torch_file:read_sized", ".onnx": "tvm_bridge.to_program.onnx_import:read_sized"}
+"""By suffix: the function from a path to a model whose sizes are open and what it is of."""
+
+
 def is_model_file(name: str) -> bool:
     """Whether an argument names a file of a model, and no workload."""
     return Path(name).suffix in READERS
@@ -49,7 +54,19 @@ def read_model_file(path: str | Path, params: str | Path | None = None) -> Model
     form, reader = READERS.get(Path(path).suffix, READERS[".json"])
     if params is not None and form != RELAY:
         raise UsageError(f"a model of {form} has its parameters in its file", "leave out --params")
-    module, _, name = reader.partition(":")
-    read = getattr(import_module(module), name)
+    read = _function(reader)
     imported, original = read(path, params) if form == RELAY else read(path)
     return ModelFile(str(path), form, imported, original)
+
+
+def read_sized_file(path: str | Path) -> tuple[str, Sized, Any]:
+    """The form of a file, its model with open sizes, and what the frontend read. Raises as :func:`read_model_file` does."""
+    suffix = Path(path).suffix
+    if suffix not in SIZED:
+        raise UsageError(f"{path} has fixed sizes: there are no buckets", f"they are for {' and '.join(SIZED)}")
+    return (READERS[suffix][0], *_function(SIZED[suffix])(path))
+
+
+def _function(place: str) -> Any:
+    module, _, name = place.partition(":")
+    return getattr(import_module(module), name)

@@ -55,17 +55,17 @@ class OnnxGraph:
         return tuple(np.asarray(x) for x in ReferenceEvaluator(self.model).run(None, dict(inputs)))
 
 
-def read_graph(path: str | Path) -> OnnxGraph:
-    """The model of a file. Raises :class:`ModelFileError` for what ONNX cannot load or check and for dynamic shapes, and
-    :class:`UnsupportedError` naming the node that has no form here."""
-    model = _load(path)
+def read_graph(path: str | Path, sizes: Mapping[str, int] | None = None) -> OnnxGraph:
+    """The model of a file, with ``sizes`` for dimensions that have names. Raises :class:`ModelFileError` for what ONNX cannot
+    load or check and for shapes that stay dynamic, and :class:`UnsupportedError` naming the node that has no form here."""
+    model = load(path)
     try:
-        return _Importer(str(path), model).run()
+        return _Importer(str(path), model, sizes or {}).run()
     except FuserError as error:
         raise type(error)(f"{path}: {error.message}", error.hint) from error
 
 
-def _load(path: str | Path) -> Any:
+def load(path: str | Path) -> Any:
     handle = open_regular(path)
     size = os.fstat(handle).st_size
     os.close(handle)
@@ -96,16 +96,28 @@ def _dtype(code: int, what: str) -> str:
     return name
 
 
+def open_places(model: Any) -> dict[str, tuple[tuple[str, int], ...]]:
+    """The dimensions of inputs that have a name in place of a size, by that name."""
+    found: dict[str, tuple[tuple[str, int], ...]] = {}
+    given = {t.name for t in model.graph.initializer}
+    for value in model.graph.input:
+        for i, d in enumerate(value.type.tensor_type.shape.dim if value.name not in given else ()):
+            if d.dim_param:
+                found[d.dim_param] = (*found.get(d.dim_param, ()), (value.name, i))
+    return found
+
+
 class _Importer:
     """One walk over the nodes of a graph."""
 
-    def __init__(self, source: str, model: Any) -> None:
+    def __init__(self, source: str, model: Any, sizes: Mapping[str, int]) -> None:
         self.source, self.model, self.graph = source, model, model.graph
         named = [*self.graph.input, *self.graph.initializer, *self.graph.output]
         self.builder = Builder(Path(source).stem, reserved=frozenset(v.name for v in named))
         self.opset = max((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), default=1)
         self.values: dict[str, Any] = {"": None}
         self.known: dict[str, Array] = {}
+        self.sizes = sizes
         self.literals: set[str] = set()
         self.parameters: dict[int, tuple[str, str]] = {}
         """Name and dtype of arrays that are parameters, by identity."""
@@ -138,12 +150,13 @@ class _Importer:
         kind = value.type.tensor_type
         shape = []
         for i, d in enumerate(kind.shape.dim):
-            if not d.HasField("dim_value") or d.dim_value < 1:
+            extent = self.sizes.get(d.dim_param, 0) if d.dim_param else int(d.dim_value)
+            if extent < 1:
                 raise ModelFileError(
                     f"dimension {i} of the input {value.name!r} is {d.dim_param or 'not given'}: shapes must be static",
-                    "export at the sizes that you deploy (without dynamic_axes)",
+                    "give its sizes (--buckets 'NAME=128,256'), or export without dynamic_axes",
                 )
-            shape.append(int(d.dim_value))
+            shape.append(extent)
         ref = self.builder.input(value.name, tuple(shape), _dtype(kind.elem_type, f"the input {value.name!r}"))
         self.values[value.name] = ref
         return ref.name

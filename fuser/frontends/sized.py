@@ -33,7 +33,8 @@ class Sized:
     whole: Any = field(default=None, repr=False)
 
     def __str__(self) -> str:
-        return ", ".join(f"{s} ({', '.join(map(place_name, found))})" for s, found in self.places.items()) or "none"
+        found = ((s, ", ".join(map(place_name, at))) for s, at in self.places.items())
+        return ", ".join(s if s == at else f"{s} ({at})" for s, at in found) or "no dimension"
 
 
 def place_name(place: Place) -> str:

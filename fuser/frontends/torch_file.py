@@ -15,11 +15,27 @@ from fuser.errors import first_line
 from fuser.files import MODEL_BYTES
 from fuser.files import open_regular
 from fuser.frontends.imported import Imported
+from fuser.frontends.sized import Sized
+from fuser.frontends.sized import sized_torch
 from fuser.frontends.torch_export import from_torch
 
 
 def read(path: str | Path) -> tuple[Imported, Any]:
     """The import of an exported program, and that program. Raises :class:`ModelFileError` for what torch cannot load."""
+    exported = _load(path)
+    try:
+        return from_torch(exported, name=Path(path).stem), exported
+    except FuserError as error:
+        raise type(error)(f"{path}: {error.message}", error.hint) from error
+
+
+def read_sized(path: str | Path) -> tuple[Sized, Any]:
+    """The same of a program whose sizes are open."""
+    exported = _load(path)
+    return sized_torch(exported, Path(path).stem), exported
+
+
+def _load(path: str | Path) -> Any:
     handle = open_regular(path)
     size, start = os.fstat(handle).st_size, os.read(handle, 4)
     os.close(handle)
@@ -36,7 +52,7 @@ def read(path: str | Path) -> tuple[Imported, Any]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             log.disabled = True  # tracebacks of what it then raises
-            exported = torch.export.load(str(path))
+            return torch.export.load(str(path))
     except Exception as error:
         raise ModelFileError(
             f"{path}: torch {torch.__version__} cannot load it: {first_line(error)}",
@@ -44,7 +60,3 @@ def read(path: str | Path) -> tuple[Imported, Any]:
         ) from error
     finally:
         log.disabled = False
-    try:
-        return from_torch(exported, name=Path(path).stem), exported
-    except FuserError as error:
-        raise type(error)(f"{path}: {error.message}", error.hint) from error

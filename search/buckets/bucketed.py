@@ -71,10 +71,20 @@ class BucketedProgram:
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         given = self._arguments(inputs, named)
+        if self.bucket_of(sizes := self.sizes_of(given)) is None and self.whole is not None:
+            return self._by_torch(sizes, inputs, named)
+        found = self.by_name(given)
+        if self.called is not None and not plain(self.called, self.inputs, self.outputs):
+            return returned(self.called, found)
+        return tuple(found.values()) if len(found) > 1 else found[self.outputs[0]]
+
+    def by_name(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Outputs by the program's names, for inputs by name."""
         sizes = self.sizes_of(given)
         bucket = self.bucket_of(sizes)
         if bucket is None:
-            return self._beyond(sizes, inputs, named)
+            largest = said(self._first.sizes)
+            raise UsageError(f"{self.name!r} has no kernels for {said(sizes)}: its largest bucket is {largest}", "add a bucket")
         padded, device = bucket.padded, given[self.inputs[0]].device
         values = {n: padded_tensor(x, padded.dims[n], sizes) for n, x in given.items()}
         for i, e in enumerate(padded.extras):
@@ -83,10 +93,7 @@ class BucketedProgram:
             )
         found = bucket.made(**{n: values[n] for n in bucket.made.inputs})
         found = dict(zip(self.outputs, found if isinstance(found, tuple) else (found,), strict=True))
-        found = {n: cut(y, padded.dims[n], sizes) for n, y in found.items()}
-        if self.called is not None and not plain(self.called, self.inputs, self.outputs):
-            return returned(self.called, found)
-        return tuple(found.values()) if len(found) > 1 else found[self.outputs[0]]
+        return {n: cut(y, padded.dims[n], sizes) for n, y in found.items()}
 
     def _table(self, bucket: Bucket, i: int, device: Any) -> Any:
         import torch
@@ -134,13 +141,12 @@ class BucketedProgram:
         """The smallest bucket that has room for these sizes; None beyond the largest."""
         return next((b for b in self.buckets if all(n <= b.sizes[s] for s, n in sizes.items())), None)
 
-    def _beyond(self, sizes: Sizes, inputs: Sequence[Any], named: Mapping[str, Any]) -> Any:
-        largest = said(self._first.sizes)
-        if self.whole is None:
-            raise UsageError(f"{self.name!r} has no kernels for {said(sizes)}: its largest bucket is {largest}", "add a bucket")
-        warnings.warn(f"torch runs {said(sizes)}: the largest bucket is {largest}", LeftToTorch, stacklevel=3)
+    def _by_torch(self, sizes: Sizes, inputs: Sequence[Any], named: Mapping[str, Any]) -> Any:
         import torch
 
+        largest = said(self._first.sizes)
+        warnings.warn(f"torch runs {said(sizes)}: the largest bucket is {largest}", LeftToTorch, stacklevel=3)
+        assert self.whole is not None
         with torch.no_grad():
             return self.whole(*inputs, **named)
 

@@ -1,0 +1,105 @@
+"""A model whose sizes are open, as kernels for several buckets of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from cost_model.program_time import program_seconds
+from fuser.agreement import tolerance
+from fuser.device import Device
+from fuser.errors import EnvironmentError_
+from fuser.errors import UsageError
+from fuser.frontends.model_file import ModelFile
+from fuser.frontends.model_file import read_sized_file
+from fuser.frontends.sized import Sized
+from fuser.runtime.torch_program import run_program
+from search.buckets.bucketed import Bucket
+from search.buckets.bucketed import BucketedProgram
+from search.buckets.pool import placed
+from search.buckets.sizes import Buckets
+from search.buckets.sizes import checked
+from search.buckets.sizes import resolved
+from search.compile import How
+from search.compile import compile_buckets
+from search.compile import where_to_run
+from search.stages import Stages
+from search.trial import Trial
+from search.trial import difference
+from search.trial import inputs_of
+from tvm_bridge.result import Optimized
+
+
+def parsed(options: Sequence[str]) -> Buckets:
+    """What ``seq=128,256`` and the like say."""
+    found: dict[str, tuple[int, ...]] = {}
+    for option in options:
+        key, _, sizes = option.partition("=")
+        try:
+            found[key.strip()] = tuple(int(n) for n in sizes.split(","))
+        except ValueError:
+            raise UsageError(f"--buckets {option!r} names no sizes", "--buckets 'input_ids:1=128,256,512'") from None
+    return found
+
+
+def optimize_buckets(
+    model: str | Path, buckets: Buckets, device: Device, on: str | None, stages: Stages, how: How, libraries: bool
+) -> Optimized:
+    """The kernels of each bucket of a model, and what became of them where they run. Without ``libraries`` all are generated."""
+    asked = checked(buckets)
+    form, sized, original = read_sized_file(model)
+    sizes = resolved(asked, sized)
+    stages.end()
+    where, notes = _where(on, device, sized.name)
+    stages.begin("kernels of the model")
+    made = compile_buckets(sized, sizes, device, where if libraries and where != "cpu" else None, how)
+    known = made[-1].padded.known
+    us = program_seconds(known.program, device) * 1e6
+    file = ModelFile(str(model), form, known, original)
+    result = Optimized(file, device, (), (), us, us, made=made[-1].made, buckets=made, notes=notes, effort=how.tuning.effort.name)
+    if where is None:
+        return result
+    stages.begin("running", "running it")
+    return replace(result, trial=_tried(sized, made, device, where, how.seed))
+
+
+def _where(on: str | None, device: Device, name: str) -> tuple[str | None, tuple[str, ...]]:
+    if on not in (None, "cuda", "cpu", "none"):
+        raise UsageError(f"there is no device {on!r} to run on", "--on cuda, cpu or none")
+    try:
+        where = None if on == "none" else where_to_run(on, device, name)[0]
+    except EnvironmentError_:
+        if on is not None:
+            raise
+        where = None
+    return where, () if where or on else (f"there is no {device.title} here: nothing was run, times are predicted",)
+
+
+def _tried(sized: Sized, made: Sequence[Bucket], device: Device, where: str, seed: int) -> Trial:
+    """Each bucket at the largest sizes that it has to pad, beside the model's operators by torch at these sizes."""
+    first = made[-1].padded.known
+    run = BucketedProgram(sized.name, device, where, tuple(_on(b, where) for b in made), first.called)
+    rng, worst = np.random.default_rng(seed), 0.0
+    for bucket in made:
+        sizes = {s: max(n - 1, bucket.padded.least.get(s, 1)) for s, n in bucket.sizes.items()}
+        known = sized.at({s: max(n, sized.limits[s][0]) for s, n in sizes.items()})
+        values = {
+            n: placed(np.ascontiguousarray(x), known.program[n].dtype, where) for n, x in inputs_of(known, None, rng).items()
+        }
+        params = {n: placed(x, known.program[n].dtype, where) for n, x in known.params.items()}
+        wanted = run_program(known.program, params | values)
+        found = run.by_name(values)
+        worst = max(worst, difference({n: found[n] for n in wanted}, wanted))
+    limit = 2 * tolerance({first.program[n].dtype for n in first.program.inputs})
+    text = "in Triton's interpreter" if where == "cpu" else f"on {device.title}"
+    return Trial(text, "the model's operators by torch", worst, limit)
+
+
+def _on(bucket: Bucket, where: str) -> Bucket:
+    made = bucket.made
+    if where == "cpu":
+        made = replace(made, realised=replace(made.realised, artifacts=()))
+    return Bucket(bucket.padded, made if made.device else replace(made, device=where))
