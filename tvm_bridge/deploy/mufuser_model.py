@@ -13,7 +13,7 @@ import struct
 import sys
 from pathlib import Path
 
-FORMAT, CUDA, CPU, POOLED = 1, 2, 1, 2
+FORMATS, CUDA, CPU, POOLED = (1, 2), 2, 1, 2
 EXISTS, CAPABILITY = 0, 4  # numbers of TVM's device attributes
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "int32": 4, "int64": 8, "bool": 1}
 
@@ -64,8 +64,10 @@ class Model:
             self.about = _about(executable())
         except Exception as error:
             raise ModelError(f"{file} is no library of mufuser, or was made for another TVM: {_last(error)}") from error
-        if self.about["format"] != FORMAT:
-            raise ModelError(f"{file} has format {self.about['format']}, this loader knows {FORMAT}: package the model again")
+        if self.about["format"] not in FORMATS:
+            raise ModelError(
+                f"{file} has format {self.about['format']}, which this loader does not know: package the model again"
+            )
         if _series(ffi.__version__) != _series(self.about["tvm_ffi"]):
             raise ModelError(f"{file} was made for tvm_ffi {self.about['tvm_ffi']}, here is {ffi.__version__}: use that version")
         self.device = ffi.device("cuda", device)
@@ -109,8 +111,24 @@ class Model:
         new = self.ffi.get_global_func("runtime.TVMTensorAllocWithScope")
         return new(self.ffi.Shape(shape), self.ffi.dtype(dtype), self.device, None)
 
+    def at(self, specs, sizes=None):
+        """Inputs or outputs of ``about`` with numbers for their open ``sizes``, by default the largest."""
+        sizes = sizes or {name: limits["buckets"][-1] for name, limits in self.about.get("sizes", {}).items()}
+        return [spec | {"shape": [_extent(e, sizes) for e in spec["shape"]]} for spec in specs]
+
+    def sizes(self, given):
+        """The open sizes that inputs have."""
+        found = {}
+        for spec, x in zip(self.about["inputs"], given, strict=True):
+            found |= {e: n for e, n in zip(spec["shape"], x.shape, strict=False) if isinstance(e, str)}
+        for name, limits in self.about.get("sizes", {}).items():
+            least, most = limits["least"], limits["buckets"][-1]
+            if not least <= found.get(name, 0) <= most:
+                raise ModelError(f"{name} must be {least} to {most}, got {found.get(name, 'no such dimension')}")
+        return found
+
     def tensor(self, spec, data):
-        """A tensor on the GPU of ``data``, bytes in row-major order; ``spec`` is one of ``about["inputs"]``."""
+        """A tensor on the GPU of ``data``, bytes in row-major order; ``spec`` is one of ``at(about["inputs"])``."""
         size = math.prod(spec["shape"]) * BYTES[spec["dtype"]]
         if len(data) != size:
             raise ModelError(f"{spec['name']} has {size} bytes, got {len(data)}")
@@ -131,7 +149,7 @@ class Model:
         if len(inputs) != len(wanted):
             raise ModelError(f"the model takes {len(wanted)} inputs ({', '.join(s['name'] for s in wanted)}), got {len(inputs)}")
         given = [x if isinstance(x, self.ffi.Tensor) else self.ffi.from_dlpack(x) for x in inputs]
-        for spec, x in zip(wanted, given, strict=True):
+        for spec, x in zip(self.at(wanted, self.sizes(given)), given, strict=True):
             if list(x.shape) != spec["shape"] or str(x.dtype) != spec["dtype"]:
                 got = f"{list(x.shape)} {x.dtype}"
                 raise ModelError(f"{spec['name']} must be {spec['shape']} {spec['dtype']}, got {got}")
@@ -140,6 +158,13 @@ class Model:
         except Exception as error:
             raise ModelError(f"the model does not run here: {_last(error)}") from error
         return tuple(found) if len(self.about["outputs"]) > 1 else (found,)
+
+
+def _extent(extent, sizes):
+    """A number of a shape: ``8*seq`` is 8 times a size."""
+    if not isinstance(extent, str):
+        return extent
+    return math.prod(sizes[part] if part in sizes else int(part) for part in extent.split("*"))
 
 
 def _check_whole(file):

@@ -19,9 +19,16 @@ int main() try {
   auto empty = Function::GetGlobalRequired("runtime.TVMTensorAllocWithScope");
   auto fill = Function::GetGlobalRequired("runtime.TVMTensorCopyFromBytes");
   auto copy = Function::GetGlobalRequired("runtime.TVMTensorCopyFromTo");
+  auto largest = [&](const String& size) {
+    auto buckets = about["sizes"].cast<json::Object>()[size].cast<json::Object>()["buckets"].cast<json::Array>();
+    return buckets[buckets.size() - 1].cast<int64_t>();
+  };
   auto make = [&](const Any& spec) {
     std::vector<int64_t> shape;
-    for (const Any& n : spec.cast<json::Object>()["shape"].cast<json::Array>()) shape.push_back(n.cast<int64_t>());
+    for (const Any& n : spec.cast<json::Object>()["shape"].cast<json::Array>()) {
+      auto number = n.as<int64_t>();  // of an open size it is the name: any number up to the largest bucket may stand there
+      shape.push_back(number ? *number : largest(n.cast<String>()));
+    }
     DLDataType dtype = StringToDLDataType(spec.cast<json::Object>()["dtype"].cast<String>());
     return empty(Shape(shape), dtype, DLDevice{kDLCUDA, 0}, nullptr).cast<Tensor>();
   };

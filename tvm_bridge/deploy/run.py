@@ -10,12 +10,12 @@ from mufuser_model import Model
 
 model = Model(Path(__file__).parent)
 inputs = []
-for spec in model.about["inputs"]:
+for spec in model.at(model.about["inputs"]):  # open sizes: the largest
     size = math.prod(spec["shape"])
     if spec["dtype"] == "float32":
         data = array.array("f", [random.gauss(0, 1) for _ in range(size)]).tobytes()
     else:
         data = bytes(size * BYTES[spec["dtype"]])  # zeros
     inputs.append(model.tensor(spec, data))
-for spec, y in zip(model.about["outputs"], model(*inputs), strict=True):
+for spec, y in zip(model.at(model.about["outputs"]), model(*inputs), strict=True):
     print(spec["name"], spec["shape"], spec["dtype"], model.data(y)[:16].hex())
