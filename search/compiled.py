@@ -79,6 +79,7 @@ class CompiledProgram:
     def __post_init__(self) -> None:
         if self.pool is not None:
             self.params = {n: self.pool.array(x) for n, x in self.params.items()}
+            self.model = self.model and replace(self.model, params=self.params)
         if self.device is not None:
             self._executable  # noqa: B018 - kernels are loaded now, not in the first call
 

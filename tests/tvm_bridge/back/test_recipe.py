@@ -12,7 +12,7 @@ from fuser.errors import UsageError
 from search.compiled import CompiledProgram
 from tests.builders import chain as two_gemms
 from tvm_bridge.back.recipe import Launch
-from tvm_bridge.back.recipe import _alike
+from tvm_bridge.back.recipe import alike
 from tvm_bridge.back.recipe import recipe_of
 from tvm_bridge.back.relax_launch import DEPENDENT
 from tvm_bridge.back.relax_launch import SHARED
@@ -50,13 +50,13 @@ def test_an_entry_is_dependent_everywhere_or_nowhere(chain: CompiledProgram) -> 
     _, second, last = recipe_of(chain).launches
     assert second.dependent
     again = replace(second, dependent=False)
-    assert [s.dependent for s in _alike([second, last, again]) if isinstance(s, Launch)] == [False, True, False]
+    assert [s.dependent for s in alike([second, last, again]) if isinstance(s, Launch)] == [False, True, False]
 
 
 def test_one_name_for_two_kernels_is_refused(chain: CompiledProgram) -> None:
     first, second, _ = recipe_of(chain).launches
     with pytest.raises(ProgramError, match="two different kernels"):
-        _alike([first, replace(second, artifact=replace(second.artifact, name=first.entry))])
+        alike([first, replace(second, artifact=replace(second.artifact, name=first.entry))])
 
 
 def test_what_is_interpreted_has_no_kernels() -> None:
