@@ -12,13 +12,10 @@ from dataclasses import dataclass
 from dataclasses import replace
 from importlib.util import find_spec
 from math import nan
-from pathlib import Path
 from typing import Any
 
 from cost_model.refined import check_device
 from fuser.by_fields import by_fields
-from fuser.checks import require_number
-from fuser.checks import require_type
 from fuser.device import Device
 from fuser.device import load_device
 from fuser.errors import EnvironmentError_
@@ -29,8 +26,6 @@ from fuser.errors import UsageError
 from fuser.errors import first_line
 from fuser.frontends.imported import Imported
 from fuser.frontends.sized import Sized
-from fuser.frontends.sized import sized_module
-from fuser.frontends.sized import sized_torch
 from fuser.frontends.torch_export import from_torch
 from fuser.ir.candidate import Candidate
 from fuser.ir.element_program import moves_elements
@@ -50,9 +45,10 @@ from search.buckets.pool import Pool
 from search.buckets.sizes import Buckets
 from search.buckets.sizes import all_padded
 from search.buckets.sizes import checked
-from search.buckets.sizes import places_of
 from search.buckets.sizes import resolved
+from search.buckets.sizes import sized_of
 from search.calling import as_module
+from search.compile_options import Options
 from search.compiled import CompiledProgram
 from search.converted import conversion
 from search.converted import converted
@@ -86,43 +82,6 @@ CHOSEN = ("graph", "schedule", "superoptimize", "dtype")
 """Options that ask for a program as a whole."""
 WITHOUT_GPU = "h200"
 """The device for which the interpreter's kernels are tuned where no target is given."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """What :func:`compile_program` is told besides the program."""
-
-    target: str | Device | None = None
-    graph: KernelGraph | None = None
-    schedule: Schedule | None = None
-    effort: str = "instant"
-    records: str | Path | bool | None = None
-    superoptimize: float = 0.0
-    device: str | None = None
-    capture: bool = False
-    checked: bool = True
-    seed: int = 0
-    dtype: str | None = None
-    buckets: Buckets | None = None
-
-    def check(self) -> None:
-        """Raises :class:`UsageError` for what is of another type, and for an effort that there is not."""
-        require_type("effort", self.effort, str)
-        effort_of(self.effort)
-        for what, kinds in (
-            ("records", (str, Path, bool)),
-            ("target", (str, Device)),
-            ("graph", (KernelGraph,)),
-            ("schedule", (Schedule,)),
-            ("device", (str,)),
-            ("dtype", (str,)),
-        ):
-            require_type(what, getattr(self, what), *kinds, type(None))
-        require_number("superoptimize", self.superoptimize, 0.0)
-        require_number("seed", self.seed, 0, whole=True)
-
-    def only(self, *names: str) -> dict[str, Any]:
-        return {n: getattr(self, n) for n in names}
 
 
 @by_fields
@@ -216,7 +175,7 @@ def _bucketed(program: Any, inputs: Sequence[Any], keywords: Mapping[str, Any], 
     if asked := [n for n, value in options.only(*CHOSEN).items() if value]:
         raise UsageError(f"{asked[0]}= is for one size, and there are buckets", "leave out one of them")
     sizes = checked(options.buckets)
-    sized = _sized(program, inputs, keywords, sizes)
+    sized = sized_of(program, inputs, keywords, sizes)
     device, spec, tuning = _placed(options, sized.name)
     found = compile_buckets(
         sized, resolved(sizes, sized), spec, device, How(options.checked, options.seed, tuning, options.capture)
@@ -228,18 +187,6 @@ def compile_buckets(sized: Sized, sizes: Buckets, spec: Device, device: str | No
     """The kernels of each bucket, the smallest first; they share their weights."""
     how = replace(how, pool=Pool())
     return tuple(Bucket(p, compile_imported(p.imported, spec, device, how)) for p in all_padded(sized, sizes))
-
-
-def _sized(program: Any, inputs: Sequence[Any], keywords: Mapping[str, Any], sizes: Buckets) -> Sized:
-    """A model with open sizes: those of an exported program, or of a module those that are asked for."""
-    if not hasattr(program, "named_parameters"):
-        raise UsageError("buckets= is for torch.nn.Modules and exported programs", "other programs have their shapes already")
-    if not hasattr(program, "forward"):
-        return sized_torch(program, "torch")
-    declared = {key: (places_of(key), max(of)) for key, of in sizes.items()}
-    if unplaced := [key for key, (at, _) in declared.items() if not at]:
-        raise UsageError(f"{unplaced[0]!r} names no dimension", "name input and dimension: 'x:1', or 'x:1,mask:1' for several")
-    return sized_module(program, (inputs,) if hasattr(inputs, "shape") else tuple(inputs), keywords, declared)
 
 
 def _by_graphs(

@@ -11,7 +11,6 @@ import numpy as np
 from cost_model.program_time import program_seconds
 from fuser.agreement import tolerance
 from fuser.device import Device
-from fuser.errors import EnvironmentError_
 from fuser.errors import UsageError
 from fuser.frontends.model_file import ModelFile
 from fuser.frontends.model_file import read_sized_file
@@ -25,11 +24,11 @@ from search.buckets.sizes import checked
 from search.buckets.sizes import resolved
 from search.compile import How
 from search.compile import compile_buckets
-from search.compile import where_to_run
 from search.stages import Stages
 from search.trial import Trial
 from search.trial import difference
 from search.trial import inputs_of
+from search.trial import where_tried
 from tvm_bridge.result import Optimized
 
 
@@ -53,29 +52,17 @@ def optimize_buckets(
     form, sized, original = read_sized_file(model)
     sizes = resolved(asked, sized)
     stages.end()
-    where, notes = _where(on, device, sized.name)
+    known = sized.at({s: of[-1] for s, of in sizes.items()})
+    file = ModelFile(str(model), form, known, original)
+    where, notes = where_tried(on, device, file)
     stages.begin("kernels of the model")
     made = compile_buckets(sized, sizes, device, where if libraries and where != "cpu" else None, how)
-    known = made[-1].padded.known
     us = program_seconds(known.program, device) * 1e6
-    file = ModelFile(str(model), form, known, original)
     result = Optimized(file, device, (), (), us, us, made=made[-1].made, buckets=made, notes=notes, effort=how.tuning.effort.name)
     if where is None:
         return result
     stages.begin("running", "running it")
     return replace(result, trial=_tried(sized, made, device, where, how.seed))
-
-
-def _where(on: str | None, device: Device, name: str) -> tuple[str | None, tuple[str, ...]]:
-    if on not in (None, "cuda", "cpu", "none"):
-        raise UsageError(f"there is no device {on!r} to run on", "--on cuda, cpu or none")
-    try:
-        where = None if on == "none" else where_to_run(on, device, name)[0]
-    except EnvironmentError_:
-        if on is not None:
-            raise
-        where = None
-    return where, () if where or on else (f"there is no {device.title} here: nothing was run, times are predicted",)
 
 
 def _tried(sized: Sized, made: Sequence[Bucket], device: Device, where: str, seed: int) -> Trial:

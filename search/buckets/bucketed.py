@@ -16,7 +16,7 @@ from fuser.device import Device
 from fuser.errors import LeftToTorch
 from fuser.errors import UsageError
 from fuser.frontends.imported import Called
-from search.buckets.padding import Padded
+from search.buckets.padded import Padded
 from search.buckets.places import Dims
 from search.buckets.places import shape_at
 from search.buckets.sizes import Sizes

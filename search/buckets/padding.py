@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from dataclasses import field
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -29,6 +27,8 @@ from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram
 from fuser.ir.scalar import Scalar
 from search.buckets import places
+from search.buckets.padded import Extra
+from search.buckets.padded import Padded
 from search.buckets.places import Dim
 from search.buckets.places import Dims
 from search.buckets.places import Factor
@@ -40,37 +40,6 @@ from search.buckets.site import value_of
 from search.buckets.trials import tried
 
 HINT = "give that dimension a fixed size (export without it being dynamic), or leave the model to torch"
-
-
-@dataclass(frozen=True)
-class Extra:
-    """An input that a call makes of its size of ``symbol``: ``table[N - n :]`` as far as the tensor ``name`` reaches, for the
-    size n in a bucket of N."""
-
-    name: str
-    symbol: str
-    table: Array = field(repr=False, compare=False)
-    length: int
-
-    def value(self, bucket: int, size: int) -> Array:
-        return self.table[bucket - size : bucket - size + self.length]
-
-
-@dataclass(frozen=True)
-class Padded:
-    """``known`` has the program with its ``extras`` as further inputs; ``dims`` says what is real of the user's inputs and of the
-    outputs. No size may be less than ``least``."""
-
-    known: Imported
-    sizes: Mapping[str, int]
-    extras: tuple[Extra, ...]
-    dims: Mapping[str, Dims]
-    least: Mapping[str, int]
-
-    @property
-    def imported(self) -> Imported:
-        """The program alone, with all of its inputs."""
-        return replace(self.known, inputs=(*self.known.inputs, *(e.name for e in self.extras)), called=None)
 
 
 def padded(known: Imported, sizes: Mapping[str, int], other: Imported, others: Mapping[str, int]) -> Padded:

@@ -13,7 +13,9 @@ from fuser.errors import UsageError
 from fuser.frontends.imported import Imported
 from fuser.frontends.sized import Place
 from fuser.frontends.sized import Sized
-from search.buckets.padding import Padded
+from fuser.frontends.sized import sized_module
+from fuser.frontends.sized import sized_torch
+from search.buckets.padded import Padded
 from search.buckets.padding import padded
 
 MOST = 64
@@ -104,3 +106,15 @@ def _others(sizes: Sizes, buckets: Mapping[str, Sequence[int]], sized: Sized) ->
             raise UnsupportedError(f"{sized.name!r} takes no size beside {said({s: n})}", "export it at that size")
         found[s] = 1 if n == 1 else free[0]
     return found
+
+
+def sized_of(program: Any, inputs: Sequence[Any], keywords: Mapping[str, Any], sizes: Buckets) -> Sized:
+    """A model with open sizes: those of an exported program, or of a module those that are asked for."""
+    if not hasattr(program, "named_parameters"):
+        raise UsageError("buckets= is for torch.nn.Modules and exported programs", "other programs have their shapes already")
+    if not hasattr(program, "forward"):
+        return sized_torch(program, "torch")
+    declared = {key: (places_of(key), max(of)) for key, of in sizes.items()}
+    if unplaced := [key for key, (at, _) in declared.items() if not at]:
+        raise UsageError(f"{unplaced[0]!r} names no dimension", "name input and dimension: 'x:1', or 'x:1,mask:1' for several")
+    return sized_module(program, (inputs,) if hasattr(inputs, "shape") else tuple(inputs), keywords, declared)

@@ -44,7 +44,7 @@ def cutting(whole: Tensor, into: Tensor, dims: Dims, arch: int) -> KernelArtifac
 
 
 def window(table: Tensor, into: Tensor, symbol: str, bucket: int, arch: int) -> KernelArtifact:
-    """The part of a table that begins where a size says (:class:`search.buckets.padding.Extra`)."""
+    """The part of a table that begins where a size says (:class:`search.buckets.padded.Extra`)."""
     lines = [f"tl.store(y + i, tl.load(x + {bucket} - n0 + i, mask=inside), mask=inside)"]
     return _compiled("window", table, into, {symbol: "n0"}, lines, arch)
 
