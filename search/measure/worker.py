@@ -12,6 +12,7 @@ import math
 import os
 import pickle
 import signal
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -51,6 +52,10 @@ START = 300.0
 """Seconds in which a process has to begin: it imports torch, maybe from a slow disk."""
 SLICE = 0.5
 """Seconds of waiting at a time."""
+HANG = 5.0
+"""Seconds after which a kernel on a GPU hangs, at least: it is loaded, run a few times and compared in a fraction of one."""
+LONGER = 5
+"""Times that a kernel may take longer than the slowest before it, until it hangs."""
 OUTSIDE = (
     signal.SIGKILL,
     signal.SIGTERM,
@@ -155,11 +160,21 @@ class _Attempt:
 
 class Worker:
     """``device`` is ``cuda`` or ``cpu`` (Triton's interpreter); ``index`` the number of the GPU. ``patience`` is the number of
-    seconds in which the child must say something (an :class:`External` may compile for long: ``slow_patience``)."""
+    seconds in which the child must say something (an :class:`External` may compile for long: ``slow_patience``). Of one kernel
+    less is enough, by what others took, and ``hang`` seconds at least (interpreted ones get all of it)."""
 
-    def __init__(self, device: str = "cuda", index: int = 0, patience: float = 60.0, slow_patience: float = 420.0) -> None:
+    def __init__(
+        self,
+        device: str = "cuda",
+        index: int = 0,
+        patience: float = 60.0,
+        slow_patience: float = 420.0,
+        hang: float | None = None,
+    ) -> None:
         self.device, self.index = device, index
         self.patience, self.slow_patience = patience, slow_patience
+        self.hang = (patience if device == "cpu" else HANG) if hang is None else hang
+        self._longest = 0.0
         self.restarts = 0
         self._used = False
         self._process: BaseProcess | None = None
@@ -333,12 +348,15 @@ class Worker:
         except OSError:
             return self._broken(found, self._death(), doing, fresh)
         while True:
-            slow = doing >= 0 and isinstance(candidates[doing], External)
-            seconds = self.slow_patience if slow else self.patience
+            at_work = candidates[doing] if doing >= 0 else None
+            seconds = self._limit(at_work, alone=len(candidates) == 1)
+            begin = time.monotonic()
             message = self._receive(seconds)
             if message is None:
                 return self._broken(found, Measurement("timeout", f"no answer within {seconds:g} s"), doing, fresh)
             kind, *rest = message
+            if isinstance(at_work, Kernels) and kind in ("doing", "failed", "done"):
+                self._longest = max(self._longest, time.monotonic() - begin)
             if kind == "doing":
                 doing = rest[0]
             elif kind == "failed":
@@ -352,6 +370,15 @@ class Worker:
             else:
                 why = Measurement("crash", rest[0]) if kind == "lost" else self._death()
                 return self._broken(found, why, doing, fresh)
+
+    def _limit(self, at_work: Kernels | External | None, alone: bool) -> float:
+        """Seconds in which the child must say something: few while a kernel is at work, twice as many where it would be to blame
+        for good."""
+        if isinstance(at_work, External):
+            return self.slow_patience
+        if at_work is None:
+            return self.patience
+        return min(self.patience, (2 if alone else 1) * max(self.hang, LONGER * self._longest))
 
     def _broken(self, found: dict[int, Measurement], why: Measurement, doing: int, fresh: bool) -> _Attempt:
         self.close()

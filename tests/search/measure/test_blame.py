@@ -18,6 +18,7 @@ import pytest
 
 from fuser.errors import EnvironmentError_
 from fuser.ir.program import TensorProgram
+from fuser.runtime.plan import plan
 from search.measure import worker as workers
 from search.measure.compiling import CompilePool
 from search.measure.measurement import Measurement
@@ -26,6 +27,7 @@ from search.measure.measurer import Bench
 from search.measure.records import Records
 from search.measure.session import Options
 from search.measure.timing import External
+from search.measure.timing import Kernels
 from search.measure.worker import Worker
 from tests.search.measure.test_measure import PROGRAM
 from tests.search.measure.test_measure import candidate
@@ -261,3 +263,46 @@ def test_causes_are_looked_through() -> None:
     assert of_the_machine(error)
     assert not of_the_machine(ValueError("shape"))
     assert Measurement("ok").lasting
+
+
+def test_a_kernel_that_hangs_costs_seconds_and_no_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU on which kernels take a tenth of a second but for one, by a clock that only the messages move."""
+    now, waited = [0.0], [0.0]
+    batches: list[list[Kernels]] = []
+
+    class Pipe:
+        def send(self, batch: Any) -> None:
+            batches.append(list(batch.candidates))
+
+    def messages(batch: list[Kernels]) -> Iterator[tuple[float, Any]]:
+        yield 3.0, ("doing", 0)  # inputs and what they are compared with
+        for i, kernel in enumerate(batch):
+            yield (math.inf if kernel is bad else slow), ("doing", i + 1 if i + 1 < len(batch) else workers.SEVERAL)
+        yield 20.0, ("done", [Measurement("ok", time_us=1.0)] * len(batch))
+
+    def receive(seconds: float) -> Any:
+        if not batches[-1] or batches[-1] is not current[0]:
+            current[:] = [batches[-1], messages(batches[-1])]
+        after, message = next(current[1])
+        now[0] += min(after, seconds)
+        waited[0] += seconds if after > seconds else 0.0
+        return message if after <= seconds else None
+
+    current: list[Any] = [None, None]
+    slow, bad = 0.1, Kernels(plan(candidate()))
+    fine = [Kernels(plan(candidate())) for _ in range(3)]
+    opened = Worker("cuda")
+    monkeypatch.setattr(workers.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(opened, "_start", Pipe)
+    monkeypatch.setattr(opened, "_receive", receive)
+
+    def close() -> None:
+        opened._used = False
+
+    monkeypatch.setattr(opened, "close", close)
+    assert [m.status for m in opened.run(PROGRAM, [fine[0], bad, *fine[1:]], Options())] == ["ok", "timeout", "ok", "ok"]
+    assert waited[0] <= 20
+    slow = 4.0  # where all are slow, nobody hangs that takes five times as long
+    assert {m.status for m in opened.run(PROGRAM, fine, Options())} == {"ok"}
+    slow = 15.0
+    assert {m.status for m in opened.run(PROGRAM, fine, Options())} == {"ok"}
