@@ -41,6 +41,12 @@ def environment(info: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def head(where: Mapping[str, Any]) -> str:
+    """The first line of a table: the machine, versions, the commit and the date of :func:`environment`."""
+    versions = [f"{n} {where[n]}" for n in ("driver", "torch", "triton", "ptxas", "mufuser", "commit") if where.get(n)]
+    return f"{where['device']}, {', '.join(versions)}; {where['date']}"
+
+
 def clocks() -> dict[str, float] | None:
     """Clocks, limits and temperature of the GPU at this moment, as nvidia-smi reports them; None without it."""
     index = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
@@ -60,9 +66,12 @@ def parse_clocks(text: str) -> dict[str, float]:
 
 
 def commit(root: Path) -> str | None:
-    """The commit that is checked out in ``root``, with ``+`` where files differ from it; None outside of a repository."""
+    """The commit that is checked out in ``root``, with ``+`` where files differ from it, or that an archive was made of; None
+    outside of both."""
     if not (root / ".git").exists():
-        return None
+        made = root / "experiments" / "commit.txt"
+        said = made.read_text().strip() if made.exists() else "$"
+        return None if said.startswith("$") else said[:12]
     found = _output(["git", "-C", str(root), "rev-parse", "--short=12", "HEAD"])
     changed = _output(["git", "-C", str(root), "status", "--porcelain", "--untracked-files=no"])
     return f"{found.strip()}{'+' if changed else ''}" if found else None

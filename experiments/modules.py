@@ -36,8 +36,11 @@ from torch.utils._pytree import tree_leaves
 from torch.utils._pytree import tree_map
 
 import fuser
+from experiments.environment import environment
+from experiments.environment import head
 from experiments.suite import SUITE
 from experiments.suite.case import Keywords
+from search.measure.machine import device_info
 from search.measure.replays import captured
 from search.measure.replays import in_turn
 from search.piecewise import PiecewiseModule
@@ -288,7 +291,8 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 def told(args: argparse.Namespace) -> str:
     """The table of what was measured so far; written where it is wanted."""
     rows = [json.loads(x) for f in Path(args.folder).glob("rows_*.jsonl") for x in f.read_text().splitlines() if x[-1:] == "}"]
-    text = table(rows)
+    where = environment(device_info("cuda" if torch.cuda.is_available() else "cpu"))
+    text = f"{head(where)}; µs, torch.compile in its default mode, in turn in one run\n\n{table(rows)}"
     if args.output:
         Path(args.output).write_text(text + "\n")
         Path(args.output).with_suffix(".json").write_text(json.dumps(rows))

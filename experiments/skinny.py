@@ -26,6 +26,7 @@ from experiments.ceilings import Ceilings
 from experiments.ceilings import measure_ceilings
 from experiments.ceilings import nbytes
 from experiments.environment import environment
+from experiments.environment import head
 from experiments.script import parser
 from experiments.script import script
 from fuser.console import note
@@ -268,12 +269,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         where = environment(bench.worker.info)
         records.export_lines(args.out / "skinny.jsonl")
     text = table(lines)
-    versions = ", ".join(f"{n} {where[n]}" for n in ("driver", "torch", "triton", "ptxas"))
     rate = f"{rates.launch * 1e6:.2f} µs for one launch, and all bytes at {rates.bandwidth / 1e12:.2f} TB/s (a large negation)"
-    head = f"{where['device']}, {versions}; {where['date']}\nfloor: {rate}\n\n"
-    write_file(args.out / "skinny.txt", head + text + "\n")
+    first = f"{head(where)}\nfloor: {rate}\n\n"
+    write_file(args.out / "skinny.txt", first + text + "\n")
     write_file(args.out / "skinny.json", json.dumps(where, indent=1, sort_keys=True) + "\n")
-    print(head + text)
+    print(first + text)
     return 0
 
 

@@ -42,11 +42,16 @@ from search.evidence import made_by
 SAME = ("rounds", "primes", "law", "bound", "heuristic", "sizes", "real_size", "cut")
 """Of the evidence of a verdict, what is the same on every machine."""
 AGAIN = "optimize the model again"
+REPORT = "report.json"
+"""In the output folder of optimize or tune."""
 
 
 def verify(
     program: Annotated[
-        str, typer.Argument(metavar="WORKLOAD|FILE|REPORT", help="The program: a named workload, or JSON. Or a report.json.")
+        str,
+        typer.Argument(
+            metavar="WORKLOAD|FILE|REPORT", help="The program: a named workload, or JSON. Or a report.json, or its folder."
+        ),
     ],
     graph: Annotated[
         str | None, typer.Argument(help="The µGraph as JSON, ours or Mirage's (FILE#0, FILE#1, …); none with a report.")
@@ -62,9 +67,12 @@ def verify(
     """
     if graph is not None:
         return verify_graph(program, graph, rounds, json)
-    if not Path(program).is_file():
-        raise UsageError(f"there is no file {shown(program)}, and no µGraph is given", "mufuser verify PROGRAM GRAPH, or REPORT")
-    found = check_report(Path(program))
+    path = Path(program) / REPORT if Path(program).is_dir() else Path(program)
+    if not path.is_file():
+        raise UsageError(
+            f"there is no file {shown(str(path), 200)}, and no µGraph is given", "mufuser verify PROGRAM GRAPH, or REPORT"
+        )
+    found = check_report(path)
     if json:
         print_json({"kernels": found})
     else:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
+import json
+from pathlib import Path
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
+from experiments import modules  # noqa: E402
+from experiments.environment import commit  # noqa: E402
 from experiments.modules import checked  # noqa: E402
 from experiments.modules import table  # noqa: E402
 from experiments.suite import SUITE  # noqa: E402
@@ -31,3 +37,20 @@ def test_the_table_has_the_slowest_beside_torch_first() -> None:
     assert "ours_failed: out of memory" in first
     assert second.split()[0] == "a"
     assert "2.00" in second
+
+
+def test_a_table_says_where_it_comes_from(tmp_path: Path) -> None:
+    (tmp_path / "rows_0.jsonl").write_text(json.dumps({"name": "fold", "eager_graph": 1.0}) + "\n{")
+    text = modules.told(argparse.Namespace(folder=str(tmp_path), output=str(tmp_path / "t.txt")))
+    assert (tmp_path / "t.txt").read_text() == text + "\n"
+    first = text.splitlines()[0]
+    assert all(f"{n} " in first for n in ("torch", "triton", "mufuser")), first
+    assert "fold" in text
+
+
+def test_an_archive_knows_its_commit(tmp_path: Path) -> None:
+    (tmp_path / "experiments").mkdir()
+    assert commit(tmp_path) is None
+    for text, said in (("$Format:%H$\n", None), ("0123456789abcdef\n", "0123456789ab")):
+        (tmp_path / "experiments" / "commit.txt").write_text(text)
+        assert commit(tmp_path) == said

@@ -123,3 +123,11 @@ def test_what_is_no_report_is_named(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "no µGraph is given" in capsys.readouterr().err
     (tmp_path / "report.json").write_text("[1]")
     assert run(tmp_path, capsys)[0] == 3
+
+
+def test_a_folder_stands_for_its_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", str(tmp_path)]) == 2
+    assert f"there is no file '{tmp_path}/report.json'" in " ".join(capsys.readouterr().err.split())
+    (tmp_path / "report.json").write_text("[]")
+    assert main(["verify", str(tmp_path)]) == 3
+    assert "is no report of mufuser" in capsys.readouterr().err

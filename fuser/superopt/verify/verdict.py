@@ -44,6 +44,8 @@ class Verified(Accepted):
     kind: ClassVar[str] = "verified"
 
     def __str__(self) -> str:
+        if not self.rounds:  # nothing was transformed
+            return f"{self.kind}: {'; '.join(self.heuristic)}"
         return self._text(self.kind, f"a wrong graph passes with probability ≤ {self.bound:.1e}")
 
 
