@@ -57,7 +57,7 @@ class Effort:
 
 
 INSTANT = Effort("instant", 512, 8, 0.01, 40, 5, 400_000)
-QUICK = Effort("quick", 128, 10, 0.01, 12, 4, 400_000)
+QUICK = Effort("quick", 128, 10, 0.01, 16, 5, 400_000)
 FULL = Effort("full", 256, 8, 0.002, 4000, 40, 4_000_000, 600.0)
 SAMPLED = 8192
 """Schedules that are drawn of a large space to see whether it is worth a search."""
