@@ -13,9 +13,9 @@ from cost_model.features import Counts
 from cost_model.features import Features
 from fuser.device import Device
 
-REFINED, PAPER = "refined", "paper"
+REFINED, PAPER, CHAINED = "refined", "paper", "chained"
 TITLES: Mapping[str, str] = {REFINED: "the refined model", PAPER: "MCFuser's model, equations 2 to 5"}
-"""As output says which of them ranked."""
+"""As output says which of them ranked; the third is the refined one for kernels of whole models."""
 
 
 def _of_paper(f: Features, device: Device) -> Counts:
@@ -23,5 +23,9 @@ def _of_paper(f: Features, device: Device) -> Counts:
     return np.where(refined.shared_memory(f, device) > device.smem_per_block, np.inf, paper.seconds(f, device))
 
 
-MODELS: Mapping[str, Callable[[Features, Device], Counts]] = {REFINED: refined.seconds, PAPER: _of_paper}
+MODELS: Mapping[str, Callable[[Features, Device], Counts]] = {
+    REFINED: refined.seconds,
+    PAPER: _of_paper,
+    CHAINED: refined.chained,
+}
 """Seconds of each candidate of a group; infinite where it cannot run."""

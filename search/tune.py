@@ -22,6 +22,7 @@ from cost_model.element_time import element_seconds
 from cost_model.features import Counts
 from cost_model.features import Features
 from cost_model.features import schedule_features
+from cost_model.models import CHAINED
 from cost_model.models import MODELS
 from cost_model.models import REFINED
 from cost_model.program_time import bias_seconds
@@ -110,7 +111,7 @@ def rank_graph(
     """Schedules of one structure by the model, best first; the number of estimates, and notes of the space. A structure that
     will take much longer than ``worth`` seconds is not searched in full. ``options``: the best get options of the lowering,
     where they come near ``best`` seconds with them."""
-    fixed = math.fsum(library_seconds(graph, k, device) for k in graph.kernels if isinstance(k, LibraryKernel))
+    fixed = math.fsum(library_seconds(graph, k, device, effort.model) for k in graph.kernels if isinstance(k, LibraryKernel))
     space = ScheduleSpace(graph, device, ranked=_ranked(device, options, effort.model))
     estimate = estimator(device, effort.model)
 
@@ -131,11 +132,11 @@ def estimator(device: Device, model: str = REFINED) -> Estimator:
     return estimate
 
 
-def graph_seconds(candidate: Candidate, device: Device) -> float:
-    """Estimate of a candidate as a search has it; infinite where it cannot run."""
+def graph_seconds(candidate: Candidate, device: Device, model: str = REFINED) -> float:
+    """Estimate of a candidate as a search by a model has it; infinite where it cannot run."""
     graph = candidate.graph
-    fixed = (library_seconds(graph, k, device) for k in graph.kernels if isinstance(k, LibraryKernel))
-    made = (float(refined.seconds(schedule_features(b, k), device)[0]) for b, k in candidate.blocks)
+    fixed = (library_seconds(graph, k, device, model) for k in graph.kernels if isinstance(k, LibraryKernel))
+    made = (float(MODELS[model](schedule_features(b, k), device)[0]) for b, k in candidate.blocks)
     return math.fsum((*fixed, *made))
 
 
@@ -151,7 +152,7 @@ def _ranked(device: Device, options: bool, model: str) -> dict[Any, Any]:
     return found
 
 
-def library_seconds(graph: KernelGraph, kernel: LibraryKernel, device: Device) -> float:
+def library_seconds(graph: KernelGraph, kernel: LibraryKernel, device: Device, model: str = REFINED) -> float:
     """Estimate of a library kernel on tensors of the program; nothing for a view that needs no launch."""
     if kernel.output in views_of(graph):
         return 0.0
@@ -167,7 +168,7 @@ def library_seconds(graph: KernelGraph, kernel: LibraryKernel, device: Device) -
         return moved + bias_seconds(kernel.op, len(kernel.args), tensors[kernel.output].nbytes, device)
     a, b = (tensors[x].shape for x in kernel.args)
     product = refined.matmul_product(a, b, tensors[kernel.output].shape, tensors[kernel.args[0]].dtype)
-    return refined.matmul_seconds(product, device, precision="ieee")
+    return refined.matmul_seconds(product, device, precision="ieee", chained=model == CHAINED)
 
 
 def tune_fast(

@@ -12,6 +12,7 @@ from dataclasses import field
 from dataclasses import replace
 from functools import cached_property
 
+from cost_model.models import CHAINED
 from fuser.device import Device
 from fuser.errors import FuserError
 from fuser.errors import NoValidKernelError
@@ -101,7 +102,7 @@ class Model:
 
     def _chained_us(self) -> float | None:
         try:
-            return graph_seconds(self.whole.candidate.candidate, self.device) * 1e6
+            return graph_seconds(self.whole.candidate.candidate, self.device, CHAINED) * 1e6
         except FuserError:  # a library kernel of tensors whose shape a schedule chooses
             return None
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from cost_model import refined
 from cost_model.element_time import element_seconds
+from cost_model.models import CHAINED
 from fuser import kept
 from fuser.aten import operator
 from fuser.device import Device
@@ -46,6 +47,7 @@ from search.cover.parts import Rows
 from search.cover.parts import joins
 from search.cover.parts import moves_only
 from search.libraries import with_libraries
+from search.space.evolve import INSTANT
 from search.space.evolve import Ranked
 from search.tune import Tuned
 from search.tune import graph_seconds
@@ -60,6 +62,8 @@ OWN = 1.25
 """The same beside what torch's compiler makes, of which only bytes are counted."""
 FEW = 8
 """Programs that are priced sooner than other processes start."""
+AMONG = replace(INSTANT, model=CHAINED)
+"""A part's kernels run among others."""
 BEST = 6
 """Candidates of a layout that are tried in another one."""
 
@@ -158,7 +162,7 @@ def _best(asked: _Asked, device: Device, libraries: bool, seed: int) -> Laid:
     ends = {min(several, key=len), max(several, key=len)}
     for rows in sorted(ends, key=len):
         try:
-            best = tune_fast(program, device, seed=seed, graphs=in_layouts(with_calls, rows, weights), worth=worth)
+            best = tune_fast(program, device, AMONG, seed, in_layouts(with_calls, rows, weights), worth=worth)
             found[rows] = _with_plain(best, dict(weights), device)
         except FuserError:
             found[rows] = None
@@ -226,7 +230,7 @@ def _ranked(graph: KernelGraph, like: Ranked, moved: Collection[str], device: De
     """The graph with another's schedules, without the options of tensors that lie otherwise: a descriptor may not fit them."""
     kernels = (s.with_knobs(**{k: None for k, _ in s.knobs if tensor_of(k) in moved}) for s in like.schedule.kernels)
     candidate = Candidate(graph, Schedule(tuple(kernels)))
-    return Ranked(candidate, graph_seconds(candidate, device))
+    return Ranked(candidate, graph_seconds(candidate, device, CHAINED))
 
 
 def _between(
@@ -281,7 +285,7 @@ def by_library(program: TensorProgram, device: Device, joint: float | None = Non
     ends = (*program.inputs, *program.outputs)
     try:
         graph = KernelGraph(program.name, program.inputs, kernels, program.outputs, tuple(program[n] for n in ends)).validate()
-        seconds = sum(library_seconds(graph, k, device) for k in kernels) if joint is None else joint
+        seconds = sum(library_seconds(graph, k, device, CHAINED) for k in kernels) if joint is None else joint
         made = {n: program[n] for n in program.inputs}
         for kernel in kernels:
             made[kernel.output] = output_of(kernel, made)
