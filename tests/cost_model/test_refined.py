@@ -18,12 +18,14 @@ from cost_model.constants import constants_of
 from cost_model.device_file import text
 from cost_model.features import features
 from cost_model.features import schedule_features
+from cost_model.refined import WARM
 from cost_model.refined import Product
 from cost_model.refined import estimate
 from cost_model.refined import matmul_seconds
 from cost_model.refined import memory_kernel_seconds
 from cost_model.refined import seconds
 from cost_model.refined import terms
+from cost_model.refined import times
 from cost_model.work import work
 from fuser.device import list_devices
 from fuser.device import load_device
@@ -212,3 +214,16 @@ def test_threads_that_do_too_much_at_once_wait_longer_for_memory(
         for n, warps in (faster, slower)
     )
     assert fast < 0.95 * slow
+
+
+@pytest.mark.parametrize(("rows", "width", "cold"), [(512, 768, False), (1, 16384, True)])
+def test_among_others_a_kernel_finds_in_l2_what_it_reads(rows: int, width: int, cold: bool) -> None:
+    b = Builder("row", "float16")
+    (block,) = one_kernel(b.build(Y=b.op("gelu", b.input("X", (rows, 768)) @ b.input("W", (768, width))))).blocks
+    w = work(schedule_features(block, kernel("k", m=64 if rows > 1 else 16, n=64, k=64, stages=4)), H200)
+    alone, among = (times(w, H200, constants_of(H200), chained) for chained in (False, True))
+    assert among["fetch"] == pytest.approx(alone["fetch"] * (1.0 if cold else WARM))
+    assert among["l2"] < alone["l2"] and among["arithmetic"] < alone["arithmetic"]
+    assert matmul_seconds(Product(1, rows, width, 768, "float16"), H200, chained=True) < matmul_seconds(
+        Product(1, rows, width, 768, "float16"), H200
+    )
