@@ -6,6 +6,7 @@ import math
 
 from cost_model.constants import constants_of
 from fuser.device import Device
+from fuser.ir.element_program import RUNS
 from fuser.ir.elements import Recipe
 from fuser.ir.program import DTYPE_BYTES
 from fuser.lower.element_tiles import operations
@@ -13,11 +14,16 @@ from fuser.lower.element_tiles import tiled
 
 REQUESTS = 64
 """Bytes of sectors that an SM takes from its first cache in a clock."""
+RUNNING = 1.2
+"""Times that what runs along an axis takes, beside what each element takes alone."""
 
 
 def element_seconds(recipe: Recipe, device: Device) -> float:
     """Raises :class:`fuser.errors.UnsupportedError` where there is no such kernel."""
-    tiling, traffic = tiled(recipe)
+    inner = recipe
+    if recipe.nodes[recipe.result][0] in RUNS and len(recipe.nodes) > 1:  # what it runs over is read as it goes
+        inner = recipe.without_last
+    tiling, traffic = tiled(inner)
     c = constants_of(device)
     sizes = {n: math.prod(shape) * DTYPE_BYTES[dtype] for n, (shape, dtype) in recipe.tensors.items()}
     shape, dtype = recipe.tensors[recipe.result]
@@ -31,4 +37,5 @@ def element_seconds(recipe: Recipe, device: Device) -> float:
         (traffic.asked + written) / (REQUESTS * rate),
         math.prod(shape) * (flops / (device.fp32_flops / 2) + special / (device.sfu_per_clock * rate)),
     )
+    work *= RUNNING if inner is not recipe else 1.0
     return device.launch_latency + c.base + c.wait * max(traffic.depth, 1) + work

@@ -23,13 +23,14 @@ def fold(c: Call) -> Ref:
 
 
 def extreme(c: Call) -> Any:
-    """max and min along an axis, with the place of each unless nobody reads it."""
+    """max and min along an axis, with the place of each unless nobody reads it: then the element is taken from there."""
     x, op = c.tensor("self"), c.aten.split(".")[0]
-    value = c.b.op(op, x, axis=axes_of(c, x), keepdims=bool(c["keepdim"]))
     if all(u.args[1] == 0 or not u.users for u in c.node.users):
-        return value, None
+        return c.b.op(op, x, axis=axes_of(c, x), keepdims=bool(c["keepdim"])), None
     dim = c["dim"] % len(x.shape)
-    return value, c.b.op(f"arg{op}", x, dim=dim, keepdim=bool(c["keepdim"]), dtype="int64")
+    places = c.b.op(f"arg{op}", x, dim=dim, keepdim=bool(c["keepdim"]), dtype="int64")
+    index = c.reshape(places, (*x.shape[:dim], 1, *x.shape[dim + 1 :]))
+    return c.reshape(c.b.op("gather", x, index, dim=dim), places.shape), places
 
 
 def variance(c: Call) -> Ref:

@@ -228,15 +228,6 @@ def _roll(c: Call) -> Ref | None:
     return x
 
 
-def _triangle(c: Call) -> Ref:
-    """One side of a diagonal, the other zero: a choice by a constant condition."""
-    import torch
-
-    x = c.tensor("self")
-    keep = getattr(torch.ones(x.shape[-2:], dtype=torch.bool), c.aten)(c["diagonal"])
-    return c.b.op("where", c.ref(keep), x, c.filled(0.0), dtype=c.dtype)
-
-
 def _scattered(c: Call) -> Ref:
     """A slice, or one element along an axis, in the place of what was there."""
     x, src = c.tensor("self"), c.ref(c["src"], c.dtype)
@@ -329,7 +320,7 @@ BY_ATEN: dict[str, Callable[[Call], Any]] = {
     "clamp.Tensor": clamp,
     "constant_pad_nd": _constant_pad, "slice_scatter": _scattered, "select_scatter": _scattered, "_cdist_forward": _distances,
     "fill.Scalar": _filled_like, **PLACES,
-    "repeat": lambda c: tiled(c.b, c.tensor("self"), c["repeats"]), "roll": _roll, "triu": _triangle, "tril": _triangle,
+    "repeat": lambda c: tiled(c.b, c.tensor("self"), c["repeats"]), "roll": _roll,
     "masked_fill.Scalar": masked_fill, "masked_fill.Tensor": masked_fill,
     **dict.fromkeys(("ones_like", "zeros_like", "full_like", "new_ones", "new_zeros", "new_full"), _filled_like),
 }  # fmt: skip

@@ -23,7 +23,8 @@ def by_elements(program: TensorProgram) -> tuple[LibraryKernel, ...]:
         whole = expand(program)
     except FuserError:
         return ()
-    if len(whole.nodes) > LONGEST or not all(map(has_rule, whole.nodes)):
+    ends = [n for n in whole.nodes if n.op in RUNS and n.output in program.outputs and not whole.consumers[n.output]]
+    if len(whole.nodes) > LONGEST or not all(has_rule(n) or n in ends for n in whole.nodes):
         return ()
     kernels = []
     for name in program.outputs:
@@ -36,9 +37,15 @@ def by_elements(program: TensorProgram) -> tuple[LibraryKernel, ...]:
     return tuple(kernels)
 
 
+RUNS = frozenset({"cumsum", "argmax", "argmin"})
+"""Operators that run along an axis, and may stand behind others in one kernel."""
+
+
 def moves_elements(program: TensorProgram) -> bool:
     """Whether it does what blocks do not, or not as well: elements change their places, or are whole numbers."""
     kinds = {n.entry.kind for n in program.nodes}
+    if len(program.nodes) > 1 and any(n.op in RUNS for n in program.nodes):
+        return True
     return bool(program.whole_numbers) or any(map(_moves, program.nodes)) or ("view" in kinds and kinds <= {"view", "map"})
 
 

@@ -102,6 +102,20 @@ def causal_mask(e: Elements, xs: Sequence[Operand], attrs: Attrs, at: At) -> int
     return e.choose(seen, xs[0](at, seen), e.number(-math.inf, xs[0].dtype), xs[0].dtype)
 
 
+def triangle(name: str) -> Rule:
+    """One side of a diagonal, the other zero."""
+
+    def rule(e: Elements, xs: Sequence[Operand], attrs: Attrs, at: At) -> int:
+        (x,) = xs
+        number = at[-2] + int(attrs.get("diagonal", 0))
+        kept, none = x(at), e.number(0.0, x.dtype)
+        if name == "tril":
+            return e.choose(below(at[-1], number + 1), kept, none, x.dtype)
+        return e.choose(below(at[-1], number), none, kept, x.dtype)
+
+    return rule
+
+
 # Borders
 
 

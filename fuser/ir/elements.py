@@ -237,6 +237,12 @@ class Recipe:
         return list(self.nodes)[-1]
 
     @property
+    def without_last(self) -> Recipe:
+        """What its last operator reads."""
+        nodes = {n: node for n, node in self.nodes.items() if n != self.result}
+        return Recipe(self.inputs, nodes, self.tensors)
+
+    @property
     def elements(self) -> Elements:
         return Elements({n: (OPS[op], inputs, attrs) for n, (op, inputs, attrs) in self.nodes.items()}, self.tensors)
 

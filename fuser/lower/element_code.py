@@ -9,6 +9,7 @@ from typing import Any
 
 from fuser.errors import UnsupportedError
 from fuser.ir.elements import Step
+from fuser.ir.elements import Tape
 from fuser.ir.opdef import evaluate
 from fuser.ir.ops import op as op_def
 from fuser.ir.places import Atom
@@ -34,34 +35,78 @@ LIMIT = 1 << 31
 def body(tiling: Tiling, arguments: Mapping[str, str], sizes: Sequence[int], out: str) -> list[str]:
     """The lines of a function that writes a result to ``out``; ``arguments`` are the pointers to what is loaded, ``sizes`` the
     elements of these tensors. Raises :class:`UnsupportedError` for what has no Triton form."""
-    return _Writer(tiling, arguments, max((math.prod(tiling.tape.shape), *sizes)) >= LIMIT).write(out)
+    wide = max((math.prod(tiling.tape.shape), *sizes)) >= LIMIT
+    lines, coordinates, ragged = _frame(tiling, ".to(tl.int64)" if wide else "")
+    block = (tiling.columns,) if tiling.across < 0 else (tiling.rows, tiling.columns)
+    w = Writer(tiling.tape, arguments, wide, coordinates, block, ragged)
+    return [*lines, *w.write(out)]
 
 
-class _Writer:
-    def __init__(self, tiling: Tiling, arguments: Mapping[str, str], wide: bool) -> None:
-        self.tiling, self.tape, self.arguments, self.wide = tiling, tiling.tape, arguments, wide
+def _frame(t: Tiling, long: str) -> tuple[list[str], dict[int, tuple[str, frozenset[str]]], dict[str, bool]]:
+    """The place of a block: lines, the name of each coordinate with the dimensions of a block along which it changes (none where
+    neighbours are numbered), and in which dimensions a block hangs over."""
+    shape = t.tape.shape
+    if t.across < 0:
+        count = math.prod(shape)
+        lines = [f"i = tl.program_id(0){long} * {t.size} + tl.arange(0, {t.size})"]
+        over = count % t.size > 0
+        return [*lines, f"ok_x = i < {count}"] if over else lines, {}, {"x": over, "y": False}
+    last = len(shape) - 1
+    columns, rows = -(-shape[-1] // t.columns), -(-shape[t.across] // t.rows)
+    lines = [
+        "pid = tl.program_id(0)",
+        f"x = (pid % {columns} * {t.columns} + tl.arange(0, {t.columns}){long})[None, :]",
+        f"y = (pid // {columns} % {rows} * {t.rows} + tl.arange(0, {t.rows}){long})[:, None]",
+    ]
+    ragged = {"x": shape[-1] % t.columns > 0, "y": shape[t.across] % t.rows > 0}
+    lines += [f"ok_{d} = {d} < {shape[i]}" for d, i in (("x", last), ("y", t.across)) if ragged[d]]
+    others = [i for i in range(last) if i != t.across]
+    lines += [f"rest = (pid // {columns * rows}){long}"] if others else []
+    for i in reversed(others[1:]):
+        lines += [f"c{i} = rest % {shape[i]}", f"rest = rest // {shape[i]}"]
+    names = {i: (f"c{i}" if i != others[0] else "rest", frozenset[str]()) for i in others}
+    return lines, {**names, last: ("x", frozenset("x")), t.across: ("y", frozenset("y"))}, ragged
+
+
+class Writer:
+    """Writes the steps of a tape. ``coordinates`` are their names, with the dimensions of a block along which they change;
+    without them elements are numbered ``i``. ``block`` is the shape of a block, which hangs over where it is ``ragged``."""
+
+    def __init__(
+        self,
+        tape: Tape,
+        arguments: Mapping[str, str],
+        wide: bool,
+        coordinates: Mapping[int, tuple[str, frozenset[str]]],
+        block: Sequence[int],
+        ragged: Mapping[str, bool],
+    ) -> None:
+        self.tape, self.arguments, self.wide = tape, arguments, wide
+        self.coordinates, self.block, self.ragged = coordinates, block, ragged
         self.lines: list[str] = []
         self.names: dict[Any, str] = {}
         self.values: list[str] = []
         self.lanes: list[frozenset[str]] = []
-        self.flat = tiling.across < 0
+        self.flat = not coordinates
 
-    def write(self, out: str) -> list[str]:
-        self.frame()
+    def steps(self) -> str:
+        """Writes all; the name of the value."""
         for s in self.tape.steps:
             text = self.step(s)
             name = f"v{len(self.values)}"
             self.lines.append(f"{name} = {text}")
             self.values.append(name)
-        value = self.values[-1]
-        dtype = self.tape.dtype
+        return self.values[-1]
+
+    def write(self, out: str) -> list[str]:
+        value, dtype = self.steps(), self.tape.dtype
         if dtype == "bool":
             value = f"{value} != 0"
         elif dtype not in FLOAT_DTYPES:
             value = f"{value}.to(tl.{TYPES[dtype]})"
-        place = Place(tuple(self.whole()))
+        place = "i" if self.flat else self.grouped(Place(tuple(self.whole())))
         mask = self.mask(True, frozenset("xy"))
-        self.lines.append(f"tl.store({out} + {self.grouped(place)}, {value}{', ' + mask if mask else ''})")
+        self.lines.append(f"tl.store({out} + {place}, {value}{', ' + mask if mask else ''})")
         return self.lines
 
     def whole(self) -> list[tuple[Atom, int]]:
@@ -72,44 +117,12 @@ class _Writer:
             found += [(a, step) for a, _ in coordinate(i, n).terms]
         return found
 
-    # -- the place of a block -----------------------------------------------------------------------------------------------
-
-    def frame(self) -> None:
-        t, shape = self.tiling, self.tape.shape
-        long = ".to(tl.int64)" if self.wide else ""
-        if self.flat:
-            count = math.prod(shape)
-            self.lines.append(f"i = tl.program_id(0){long} * {t.size} + tl.arange(0, {t.size})")
-            self.ragged = {"x": count % t.size > 0, "y": False}
-            if self.ragged["x"]:
-                self.lines.append(f"ok_x = i < {count}")
-            return
-        columns, rows = -(-shape[-1] // t.columns), -(-shape[t.across] // t.rows)
-        self.lines += [
-            "pid = tl.program_id(0)",
-            f"x = (pid % {columns} * {t.columns} + tl.arange(0, {t.columns}){long})[None, :]",
-            f"y = (pid // {columns} % {rows} * {t.rows} + tl.arange(0, {t.rows}){long})[:, None]",
-        ]
-        self.ragged = {"x": shape[-1] % t.columns > 0, "y": shape[t.across] % t.rows > 0}
-        if self.ragged["x"]:
-            self.lines.append(f"ok_x = x < {shape[-1]}")
-        if self.ragged["y"]:
-            self.lines.append(f"ok_y = y < {shape[t.across]}")
-        others = [i for i in range(len(shape) - 1) if i != t.across]
-        if others:
-            self.lines.append(f"rest = (pid // {columns * rows}){long}")
-        for i in reversed(others):
-            self.lines.append(f"c{i} = rest % {shape[i]}" if i != others[0] else f"c{i} = rest")
-            if i != others[0]:
-                self.lines.append(f"rest = rest // {shape[i]}")
-
     def of(self, p: Place | Truth) -> frozenset[str]:
         """The dimensions of a block along which it changes."""
         found = frozenset[str]()
         for a in atoms_of(p) if not isinstance(p, bool) else ():
             if a.kind == "coordinate":
-                last = len(self.tape.shape) - 1
-                found |= {"x"} if self.flat or a.number == last else {"y"} if a.number == self.tiling.across else frozenset()
+                found |= frozenset("x") if self.flat else self.coordinates[a.number][1]
             elif a.kind == "value":
                 found |= self.lanes[a.number]
         return found
@@ -157,10 +170,7 @@ class _Writer:
 
     def atom(self, a: Atom) -> str:
         if a.kind == "coordinate":
-            if self.flat:
-                return self.run(a.number, a.number)
-            last = len(self.tape.shape) - 1
-            return "x" if a.number == last else "y" if a.number == self.tiling.across else f"c{a.number}"
+            return self.run(a.number, a.number) if self.flat else self.coordinates[a.number][0]
         if a in self.names:
             return self.names[a]
         if a.kind == "value":
@@ -220,8 +230,7 @@ class _Writer:
         mine = self.of(s.at)
         place, mask = self.grouped(s.at), self.mask(s.under, mine)
         if not self.of(s.under) <= mine:  # a mask has no more dimensions than pointers
-            rows = () if self.flat else (self.tiling.rows,)
-            zero = self.named("zero", f"tl.zeros([{', '.join(map(str, (*rows, self.tiling.columns)))}], tl.int32)")
+            zero = self.named("zero", f"tl.zeros([{', '.join(map(str, self.block))}], tl.int32)")
             place, mask = f"({place} + {zero})", self.mask(s.under, frozenset("xy"))
         text = f"tl.load({self.arguments[s.op]} + {place}{f', {mask}, 0' if mask else ''})"
         if s.dtype in FLOAT_DTYPES or s.dtype == "bool":

@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
 from fuser.errors import UnsupportedError
+from fuser.ir.element_program import RUNS
+from fuser.ir.elements import Recipe
 from fuser.ir.fuse import identifier
 from fuser.ir.hashing import digest
 from fuser.ir.library_ops import moves
@@ -24,26 +25,21 @@ from fuser.ir.program import Tensor
 from fuser.lower.element_code import body
 from fuser.lower.element_tiles import recipe_of
 from fuser.lower.element_tiles import tiled
+from fuser.lower.run_code import Made
+from fuser.lower.run_code import run_of
 from fuser.lower.triton_source import KernelSource
 
 FLOATS = ("float32", "float16", "bfloat16")
-ARGUMENTS = {"argmax": ">", "argmin": "<"}
 CONVOLUTIONS = {f"conv{n}d": n for n in (1, 2, 3)}
-WRITTEN = frozenset({"cumsum", *ARGUMENTS, *CONVOLUTIONS})
+WRITTEN = RUNS | CONVOLUTIONS.keys()
 """Operators that have a source of their own."""
 SCATTERED = 2
 """Times that sectors may be asked for where an operator has a source of its own too."""
 MOST = 64
 """Elements of a window up to which its loop is written out."""
-BLOCK = 1024
-"""Elements that a block of threads scans or compares at once are a few times as many."""
 RESULTS = 256
 """Results of a convolution that a block has: one of each thread, so that neighbouring threads read neighbours."""
-ENOUGH = 264
-"""Blocks that fill a GPU."""
-
-Made = tuple[list[str], int, int]
-"""The lines of a function, its blocks, and the warps of each."""
+HEAD = "import triton\nimport triton.language as tl\n\n\n@triton.jit"
 
 
 def may_be_written(op: str) -> bool:
@@ -62,6 +58,8 @@ def written(
     made, names = _of_elements(kernel, attrs, tensors), pointers(len(used))
     if made is None and kernel.op in WRITTEN:
         made, names = _of_its_own(kernel, attrs, tensors), ("x_ptr", "w_ptr", "b_ptr")[: len(used)]
+    if made is None and kernel.op == "elements":
+        made = run_of(Recipe.read(attrs["program"]), pointers(len(used)))
     args = tuple(places.get(a, a) for a in (*used, kernel.output))
     if made is None or len({*args}) != len(args):
         return None
@@ -70,19 +68,19 @@ def written(
     said = digest([kernel.op, sorted((k, str(v)) for k, v in attrs.items()), [[t.shape, t.dtype] for t in shown]])[:8]
     name = identifier(f"{kernel.op}_{said}")
     head = f"def {name}({', '.join(names)}, y_ptr):"
-    text = "\n".join((*HEAD, head, *("    " + line if line else "" for line in body))) + "\n"
+    text = "\n".join((HEAD, head, *("    " + line if line else "" for line in body))) + "\n"
     return KernelSource(
         name, text, args, tuple(t.dtype for t in shown), tuple(t.shape for t in shown), (kernel.output,), grid, warps, 1
     )
 
 
 def _of_its_own(kernel: LibraryKernel, attrs: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Made | None:
-    x, out = tensors[kernel.args[0]], tensors[kernel.output]
-    if x.dtype not in FLOATS or len({*kernel.args}) != len(kernel.args):
+    if tensors[kernel.args[0]].dtype not in FLOATS or len({*kernel.args}) != len(kernel.args):
         return None
     if kernel.op in CONVOLUTIONS:
         return _windows(kernel, attrs, tensors)
-    return _arguments(kernel.op, attrs, x, out) if kernel.op in ARGUMENTS else _scan(attrs, x, out)
+    given = {n: (tensors[n].shape, tensors[n].dtype) for n in (kernel.args[0], kernel.output)}
+    return run_of(Recipe((kernel.args[0],), {kernel.output: (kernel.op, (kernel.args[0],), dict(attrs))}, given), ("x_ptr",))
 
 
 def pointers(count: int) -> tuple[str, ...]:
@@ -105,114 +103,6 @@ def _of_elements(kernel: LibraryKernel, attrs: Mapping[str, Any], tensors: Mappi
     except UnsupportedError:
         return None
     return lines, tiling.blocks, tiling.warps
-
-
-HEAD = """\
-import triton
-import triton.language as tl
-
-
-@triton.jit
-def _more(v, i, w, j):
-    first = (v > w) | (v != v) & (w == w) | ((v == w) | (v != v) & (w != w)) & (i < j)
-    return tl.where(first, v, w), tl.where(first, i, j)
-
-
-@triton.jit
-def _less(v, i, w, j):
-    first = (v < w) | (v != v) & (w == w) | ((v == w) | (v != v) & (w != w)) & (i < j)
-    return tl.where(first, v, w), tl.where(first, i, j)
-
-
-@triton.jit""".splitlines()
-
-
-@dataclass(frozen=True)
-class _Tile:
-    """Part of what a block goes through: ``size`` places along an axis of ``n``, for ``columns`` of ``across`` neighbours that
-    lie ``step`` elements apart; ``along`` from one place to the next. Of each of ``groups`` the same."""
-
-    n: int
-    groups: int
-    across: int
-    along: int
-    step: int
-    size: int
-    columns: int
-
-    @staticmethod
-    def of(shape: Sequence[int], dim: int, most: int) -> _Tile | None:
-        """``most`` elements; None where too few blocks would go through a long axis: torch cuts it."""
-        outer, n, inner = math.prod(shape[:dim]), shape[dim], math.prod(shape[dim + 1 :])
-        groups, across, along, step = (outer, inner, inner, 1) if inner > 1 else (1, outer, 1, n)
-        columns = min(_power(across), 32 if inner > 1 else max(most // _power(n), 1))
-        while columns > (8 if inner > 1 else 1) and groups * -(-across // columns) < ENOUGH:
-            columns //= 2
-        made = _Tile(n, groups, across, along, step, max(min(_power(n), most // columns), 1), columns)
-        return None if made.blocks < ENOUGH // 4 and n > 4 * BLOCK else made
-
-    @property
-    def blocks(self) -> int:
-        return self.groups * -(-self.across // self.columns)
-
-    @property
-    def begin(self) -> list[str]:
-        per = -(-self.across // self.columns)
-        return [
-            "pid = tl.program_id(0)",
-            f"group = (pid // {per}).to(tl.int64)",
-            f"col = pid % {per} * {self.columns} + tl.arange(0, {self.columns})",
-            f"row = tl.arange(0, {self.size})",
-            f"base = group * {self.n * self.across} + col.to(tl.int64) * {self.step}",
-        ]
-
-    def loop(self, fill: str, lines: Sequence[str]) -> list[str]:
-        """``lines`` for each tile ``x``; once where there is but one."""
-        several = self.size < self.n
-        body = [
-            f"inside = (at + row < {self.n})[:, None] & (col < {self.across})[None, :]",
-            f"place = base[None, :] + (at + row)[:, None] * {self.along}",
-            f"x = tl.load(x_ptr + place, inside, {fill}).to(tl.float32)",
-            *lines,
-        ]
-        return [f"for at in range(0, {self.n}, {self.size}):", *("    " + x for x in body)] if several else ["at = 0", *body]
-
-
-def _power(n: int) -> int:
-    return 1 << (n - 1).bit_length()
-
-
-def _scan(attrs: Mapping[str, Any], x: Tensor, out: Tensor) -> Made | None:
-    """A sum that runs along an axis, tile after tile."""
-    if out.dtype != x.dtype or not x.shape or (t := _Tile.of(x.shape, attrs["dim"] % len(x.shape), 4 * BLOCK)) is None:
-        return None
-    store = "tl.store(y_ptr + place, left + tl.cumsum(x, 0), inside)"
-    lines = [
-        *t.begin,
-        f"left = tl.zeros([1, {t.columns}], tl.float32)",
-        *t.loop("0.0", (store, "left += tl.sum(x, 0)[None, :]")),
-    ]
-    return lines, t.blocks, min(8, max(1, t.size * t.columns // 512))
-
-
-def _arguments(op: str, attrs: Mapping[str, Any], x: Tensor, out: Tensor) -> Made | None:
-    """The place of the largest or least element along an axis: each lane keeps its best, then the best of the lanes."""
-    if out.dtype != "int64" or not x.shape or attrs.get("dim") is None:
-        return None
-    t = _Tile.of(x.shape, attrs["dim"] % len(x.shape), 2 * BLOCK)
-    if t is None:
-        return None
-    worst, better = ('float("-inf")', "_more") if op == "argmax" else ('float("inf")', "_less")
-    each = (f"best, where = {better}(best, where, x, tl.where(inside, (at + row)[:, None], {t.n}))",)
-    lines = [
-        *t.begin,
-        f"best = tl.full([{t.size}, {t.columns}], {worst}, tl.float32)",
-        f"where = tl.full([{t.size}, {t.columns}], {t.n}, tl.int32)",
-        *t.loop(worst, each),
-        f"_, found = tl.reduce((best, where), 0, {better})",
-        f"tl.store(y_ptr + group * {t.across} + col, found.to(tl.int64), col < {t.across})",
-    ]
-    return lines, t.blocks, min(8, max(1, t.size * t.columns // 256))
 
 
 def _windows(kernel: LibraryKernel, attrs: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Made | None:

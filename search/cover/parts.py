@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from fuser.errors import FuserError
+from fuser.ir.element_program import RUNS
 from fuser.ir.element_program import has_rule
 from fuser.ir.fuse import identifier
 from fuser.ir.program import Node
@@ -260,14 +261,14 @@ class _Finder:
         a time."""
         rules = {n.output for n in self.program.nodes if has_rule(n) and not moves_only(n)} - set(self.steps)
         for end in self.made:
-            core = {end} & rules
+            core = {end} if end in rules or self.made[end].op in RUNS else set[str]()
             while core and len(core) < LONGEST:
                 front = {p for n in core for p in self.operands(n)} - core
                 ready = [p for p in front & rules if self.readers[p] <= core and p not in self.program.outputs]
                 if not ready:
                     break
                 core.add(max(ready, key=self.order.__getitem__))
-                if any(self.made[n].entry.element is not None for n in core):
+                if any(self.made[n].entry.element is not None or self.made[n].op in RUNS for n in core):
                     yield frozenset(core)
 
     def joint(self, end: str) -> Iterator[frozenset[str]]:
