@@ -30,6 +30,8 @@ WHOLE = frozenset({"add", "sub", "mul", "neg", "abs", "maximum", "minimum", "whe
                    "clamp_min", "clamp_max", "clamp", "relu"})  # fmt: skip
 """Operators that are exact on whole numbers."""
 LIMIT = 1 << 31
+EXACT = 1 << 53
+"""Whole numbers that constants hold."""
 
 
 def body(tiling: Tiling, arguments: Mapping[str, str], sizes: Sequence[int], out: str) -> list[str]:
@@ -244,7 +246,7 @@ class Writer:
             return self.cast(xs[0], next(iter(given)), s.dtype)
         entry = op_def(s.op)
         whole = s.dtype not in FLOAT_DTYPES and s.dtype != "bool"
-        exact = s.op in WHOLE and all(v.is_integer() for v in numbers.values())
+        exact = s.op in WHOLE and all(v.is_integer() and abs(v) < EXACT for v in numbers.values())
         if (whole and not exact) or "float64" in given or not (entry.triton or entry.formula):
             raise UnsupportedError(f"operator {s.op!r} on {s.dtype} has no Triton form")
         if entry.narrow and s.dtype in NARROW:

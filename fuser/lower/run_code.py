@@ -100,7 +100,7 @@ def _power(n: int) -> int:
 
 def run_of(recipe: Recipe, pointers: Sequence[str]) -> Made | None:
     """A kernel of a recipe whose last operator runs along an axis; None where it is none, or torch's is better."""
-    op, (given,), attrs = recipe.nodes[recipe.result]
+    op, (given, *_), attrs = recipe.nodes[recipe.result]
     (shape, kind), (_, dtype) = recipe.tensors[given], recipe.tensors[recipe.result]
     if op not in RUNS or kind not in FLOATS or not shape or attrs.get("dim") is None:
         return None
