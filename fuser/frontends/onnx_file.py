@@ -22,6 +22,7 @@ from fuser.files import MODEL_BYTES
 from fuser.files import open_regular
 from fuser.files import printable
 from fuser.frontends.onnx_call import Call
+from fuser.frontends.onnx_reference import reference
 from fuser.frontends.onnx_rules import RULES
 from fuser.ir.builder import Builder
 from fuser.ir.builder import Ref
@@ -50,9 +51,7 @@ class OnnxGraph:
 
     def original_outputs(self, inputs: Mapping[str, Array]) -> tuple[Array, ...]:
         """Results of the model as it is in the file, by ONNX's reference."""
-        from onnx.reference import ReferenceEvaluator
-
-        return tuple(np.asarray(x) for x in ReferenceEvaluator(self.model).run(None, dict(inputs)))
+        return tuple(np.asarray(x) for x in reference(self.model).run(None, dict(inputs)))
 
 
 def read_graph(path: str | Path, sizes: Mapping[str, int] | None = None) -> OnnxGraph:

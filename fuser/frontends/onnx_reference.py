@@ -1,0 +1,101 @@
+"""ONNX's reference, with pools as the specification has them: its own (of 1.16) give other sizes where the borders of an axis
+differ, begin windows behind an axis, and divide means by what lies behind the border where the last window is cut off. Its
+convolutions add a border where there is to be none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from itertools import product
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from fuser.ir.ops import Array
+
+
+def reference(model: Any) -> Any:
+    """An evaluator of a model."""
+    from onnx.reference import ReferenceEvaluator
+
+    return ReferenceEvaluator(_explicit(model), new_ops=list(_pools()))
+
+
+def _explicit(model: Any) -> Any:
+    """The model with convolutions that say VALID as those that say nothing."""
+
+    def valid(node: Any) -> list[Any]:
+        return [a for a in node.attribute if a.name == "auto_pad" and a.s == b"VALID"] if node.op_type == "Conv" else []
+
+    if not any(map(valid, model.graph.node)):
+        return model
+    found = type(model)()
+    found.CopyFrom(model)
+    for node in found.graph.node:
+        for attribute in valid(node):
+            node.attribute.remove(attribute)
+    return found
+
+
+@cache
+def _pools() -> tuple[type, ...]:
+    from onnx.reference.op_run import OpRun
+
+    class AveragePool(OpRun):
+        op_domain = ""
+
+        def _run(self, x: Array, **attrs: Any) -> tuple[Array]:
+            return (pooled(x, attrs, mean=True),)
+
+    class MaxPool(OpRun):
+        op_domain = ""
+
+        def _run(self, x: Array, **attrs: Any) -> tuple[Array]:
+            return (pooled(x, attrs, mean=False),)
+
+    return AveragePool, MaxPool
+
+
+def pooled(x: Array, attrs: dict[str, Any], *, mean: bool) -> Array:
+    """Each place of the result from the elements that its window holds."""
+    given = {k: v for k, v in attrs.items() if v is not None}
+    window = given["kernel_shape"]
+    rank = len(window)
+    strides, dilations = (given.get(n) or [1] * rank for n in ("strides", "dilations"))
+    pads = given.get("pads") or [0] * 2 * rank
+    auto, ceil, counted = (given.get(n, d) for n, d in (("auto_pad", "NOTSET"), ("ceil_mode", 0), ("count_include_pad", 0)))
+    axes = [
+        _windows(n, w, s, d, _border(auto, n, w, s, d, (pads[i], pads[rank + i])), bool(ceil))
+        for i, (n, w, s, d) in enumerate(zip(x.shape[2:], window, strides, dilations, strict=True))
+    ]
+    out = np.empty((*x.shape[:2], *(len(a) for a in axes)), x.dtype)
+    for place in product(*(range(len(a)) for a in axes)):
+        inside, within = zip(*(a[p] for a, p in zip(axes, place, strict=True)), strict=True)
+        held = x[(slice(None), slice(None), *np.ix_(*inside))].reshape(*x.shape[:2], -1)
+        if mean:
+            value = held.sum(-1, dtype=np.float64) / (prod(within) if counted else held.shape[-1])
+        else:
+            value = held.max(-1)
+        out[(slice(None), slice(None), *place)] = value
+    return out
+
+
+def _border(auto: str, n: int, window: int, stride: int, dilation: int, pads: tuple[int, int]) -> tuple[int, int]:
+    if auto == "NOTSET":
+        return pads
+    lacking = 0 if auto == "VALID" else max((-(-n // stride) - 1) * stride + dilation * (window - 1) + 1 - n, 0)
+    less, more = lacking // 2, lacking - lacking // 2
+    return (less, more) if auto == "SAME_UPPER" else (more, less)
+
+
+def _windows(
+    n: int, window: int, stride: int, dilation: int, border: tuple[int, int], ceil: bool
+) -> Sequence[tuple[list[int], int]]:
+    """Of each window along an axis of ``n`` elements those that it holds, and how many places of it lie on the axis or its
+    border. With ``ceil`` the last may reach over the border, if it begins in front of it."""
+    front, behind = border
+    last = n + front + behind - dilation * (window - 1) - 1
+    starts = [s - front for s in range(0, last + (stride if ceil else 1), stride) if s <= last or s < n + front]
+    every = [[s + dilation * i for i in range(window)] for s in starts]
+    return [([i for i in places if 0 <= i < n], sum(i < n + behind for i in places)) for places in every]
