@@ -39,7 +39,7 @@ def _explicit(model: Any) -> Any:
 
 
 @cache
-def _pools() -> tuple[type, ...]:
+def _pools() -> tuple[Any, ...]:
     from onnx.reference.op_run import OpRun
 
     class AveragePool(OpRun):
