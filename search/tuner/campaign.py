@@ -189,9 +189,10 @@ class Campaign:
         return entries, more
 
     def _hear(self) -> None:
-        """Take what was thought of, and let compilers begin; waits where there is nothing else to do. Under a budget all are
-        waited for, to know where most can be gained."""
-        while self._thoughts and (not self._pending or self.seconds is not None or next(iter(self._thoughts.values())).done()):
+        """Take what was thought of, and let compilers begin; waits where there is nothing else to do. One device under a budget
+        waits for all, to know where most can be gained."""
+        every = self.seconds is not None and not isinstance(self.judge, Several)
+        while self._thoughts and (every or not self._pending or next(iter(self._thoughts.values())).done()):
             number = next(iter(self._thoughts))
             entries, more = self._thoughts[number].result()
             del self._thoughts[number]
