@@ -57,6 +57,9 @@ class Region:
     @property
     def kind(self) -> str:
         """What a person would call it."""
+        products = sum(n.products for n in self.program.nodes)
+        if products < 2:
+            return "GEMM" if products else "element-wise"
         if any(n.op in ("softmax", "attention") for n in self.program.nodes):
             return "attention"
         return "MLP" if any(map(_activates, self.program.nodes)) else "GEMM chain"

@@ -180,7 +180,8 @@ def _do(job: Job, folder: Path, stage: Stage) -> Any:
     import tvm
 
     (folder / "carved.json").write_text(tvm.ir.save_json(built.module))
-    return _Answer(result.regions, result.left, result.after_us, notes, result.comparison, str(built.target.kind.name))
+    regions = tuple(replace(r, weights={}) for r in result.regions)
+    return _Answer(regions, result.left, result.after_us, notes, result.comparison, str(built.target.kind.name))
 
 
 def _with_params(result: Optimized, params: Mapping[str, Array]) -> Optimized:
@@ -328,9 +329,10 @@ def build(job: Job, folder: Folder, seconds: float | None = None) -> Optimized:
     limit = seconds_for(job) if seconds is None else seconds
     done: _Answer = run(slim, folder.path, limit)
     library = Library(slim, limit, done.device, folder) if Path(folder.path, "graph.so").exists() else None
+    weights = {r.name: r.weights for r in result.regions}
     return replace(
         result,
-        regions=done.regions,
+        regions=tuple(replace(r, weights=weights[r.name]) for r in done.regions),
         left=done.left,
         after_us=done.after_us,
         notes=done.notes,

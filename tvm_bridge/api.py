@@ -59,6 +59,7 @@ from tvm_bridge import apart
 from tvm_bridge.bucketed import optimize_buckets
 from tvm_bridge.flavour import RelayMissing
 from tvm_bridge.flavour import require_relax
+from tvm_bridge.planned import planned
 from tvm_bridge.read.relax_module import is_relax
 from tvm_bridge.read.relax_module import read_relax
 from tvm_bridge.relaxed import INSIDE
@@ -112,8 +113,8 @@ def optimize(model: str | Path | Any, params: str | Path | Mapping[str, Any] | N
     ``model`` is the path of a file that ``torch.export.save`` (``.pt2``), ONNX (``.onnx``) or Relay's ``save_json`` wrote, or a
     live ``IRModule`` of Relay or Relax; ``params`` the path of a ``save_param_dict`` file, or arrays by name, of such a model.
     ``on`` says where the kernels run when they are made: ``cuda``, ``cpu`` (Triton's interpreter), ``none``, or by default a GPU
-    of the target's kind, if there is one. ``whole=False`` leaves out the kernels of the whole model, and finds alone the regions
-    of a Relay model that TVM is given (the default for a live module of Relay).
+    of the target's kind, if there is one. ``whole=False`` leaves out the kernels of the whole model: of a Relay model TVM is
+    given the regions alone that are memory-bound chains of products.
 
     ``effort`` and ``records`` are those of :func:`fuser.compile`, for the kernels of the whole model; the regions that TVM is
     given are chosen by the model alone.
@@ -135,8 +136,8 @@ def optimize(model: str | Path | Any, params: str | Path | Mapping[str, Any] | N
     if runtime is not None and runtime not in RUNTIMES:
         raise UsageError(f"there is no runtime {runtime!r}", f"one of {', '.join(RUNTIMES)}")
     live = not isinstance(model, str | Path)
-    if live and is_relax(model):
-        runtime, whole = runtime or RELAX, True
+    if live and runtime is None:
+        runtime = RELAX if is_relax(model) else RELAY_RUNTIME
     if runtime == RELAX:
         require_relax()
     device = load_device(options.target) if isinstance(options.target, str) else options.target
@@ -163,7 +164,7 @@ def optimize(model: str | Path | Any, params: str | Path | Mapping[str, Any] | N
     program = file.imported.program
     before, after = (program_seconds(program, device, calls=calls) * 1e6 for calls in (runtime != RELAX, False))
     result = Optimized(file, device, (), (), before, after, seed=options.seed)
-    if whole or (whole is None and (not live or runtime is not None)) or runtime == RELAX:
+    if whole is not False or runtime == RELAX:
         result = _with_kernels(result, options.on, stages, options.jobs, options.check, tuning, runtime)
     for_relay = file.form == RELAY and runtime in (None, RELAY_RUNTIME)
     if for_relay:
@@ -174,7 +175,7 @@ def optimize(model: str | Path | Any, params: str | Path | Mapping[str, Any] | N
         return result
     if runtime == RELAX:
         return with_relax(result, weights=options.weights, step=options.step, timeout=options.timeout)
-    strict = options.build is True or runtime is not None
+    strict = options.build is True or options.runtime is not None
     more = {"compare": options.compare, "step": options.step, "timeout": options.timeout, "folder": folder}
     return with_library(result, path, params, strict=strict, **more)
 
@@ -200,15 +201,15 @@ def _read(model: Any, params: Any, folder: apart.Folder) -> tuple[ModelFile, str
 def _with_kernels(
     result: Optimized, on: str | None, stages: Stages, jobs: int, check: bool, tuning: Tuning, runtime: str | None = None
 ) -> Optimized:
-    """The result with kernels for the whole model, and with what became of them where they run. For Relax all of them are
+    """The result with kernels for the whole model, and with what became of them where they run. For TVM all of them are
     generated: it has no library of products."""
     where, notes = where_tried(on, result.device, result.file)
     stages.begin("kernels of the model")
     made = compile_imported(
         result.file.imported,
         result.device,
-        None if where == "cpu" or runtime == RELAX else where,
-        How(check, result.seed, tuning, jobs=jobs, say=stages.say, ours=runtime != RELAX),
+        None if where == "cpu" or runtime in (RELAX, RELAY_RUNTIME) else where,
+        How(check, result.seed, tuning, jobs=jobs, say=stages.say, ours=runtime not in (RELAX, RELAY_RUNTIME)),
     )
     result = replace(result, made=made, notes=notes, effort=tuning.effort.name)
     if where is None:
@@ -224,7 +225,13 @@ def _with_kernels(
 
 
 def _with_regions(result: Optimized, stages: Stages, jobs: int, check: bool) -> Optimized:
-    """The result with the regions of a Relay model that TVM can be given, tuned, lowered and checked."""
+    """The result with what TVM can be given of a Relay model: the kernels of its plan, or where there is none the regions that
+    are worth fusing, tuned, lowered and checked."""
+    if result.made is not None:
+        stages.begin("regions", "finding what TVM can be given of the plan")
+        found = planned(result)
+        after = predicted_us(result.program, result.device, found.regions)
+        return replace(_noted(result, str(found)), regions=found.regions, left=found.left, after_us=after)
     imported, device, seed = result.imported, result.device, result.seed
     stages.begin("regions", "finding regions for TVM")
     tuned: dict[str, Tuned] = {}

@@ -156,13 +156,13 @@ def _check(done: Realised) -> dict[str, Any] | None:
 
 def _region(region: FusedRegion, evidence: Evidence) -> dict[str, Any]:
     done = region.realised
-    evidence.add(region.name, done.candidate.candidate, done.artifacts, (done,))
+    evidence.add(region.name, done.candidate.candidate, done.artifacts, region.parts or (done,))
     return {
         "name": region.name,
         "kind": region.region.kind,
         "symbol": region.symbol,
         "nodes": list(region.region.nodes),
-        "inputs": list(region.region.inputs),
+        "inputs": list(region.inputs),
         "outputs": list(region.region.outputs),
         "reason": region.choice.reason,
         "fused_us": region.predicted_us,

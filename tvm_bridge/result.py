@@ -16,6 +16,7 @@ from fuser.device import Device
 from fuser.errors import FuserError
 from fuser.frontends.model_file import RELAY
 from fuser.frontends.model_file import ModelFile
+from fuser.ir.ops import Array
 from fuser.ir.program import TensorProgram
 from search.buckets.bucketed import Bucket
 from search.compiled import CompiledProgram
@@ -34,12 +35,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FusedRegion:
-    """A region of the model with its kernels. ``symbol`` is its function in the carved module, where there is one."""
+    """A region of the model with its kernels. ``symbol`` is its function in the carved module, where there is one. ``weights``
+    are values of inputs of its program that are none of its function, as its kernels have them; ``parts`` are those of the plan,
+    where it is some of that."""
 
     name: str
     choice: Choice
     realised: Realised
     symbol: str = ""
+    weights: Mapping[str, Array] = field(default_factory=dict, repr=False)
+    parts: tuple[Realised, ...] = ()
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Tensors of the model that its function takes."""
+        back = {v: k for k, v in self.region.names}
+        weights = {n.partition("@")[0] for n in self.weights}
+        return tuple(back[n] for n in self.region.program.inputs if n not in weights)
 
     @property
     def region(self) -> Region:

@@ -37,7 +37,7 @@ LIMITS = {
 def target() -> Any:
     import tvm
 
-    return tvm.target.Target({"kind": "cuda", "arch": "sm_90a", **LIMITS}, host={"kind": "llvm"})
+    return tvm.target.Target({"kind": "cuda", "arch": "sm_90", **LIMITS}, host={"kind": "llvm"})
 
 
 def imported(name: str) -> Any:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import io
 import json
 import os
 import re
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 from typing import Any
 from unittest import mock
 
@@ -20,6 +21,7 @@ import pytest
 
 from fuser.cli import main
 from fuser.errors import EnvironmentError_
+from fuser.lower.compile import interpret_source
 from tests.paths import RELAY
 from tests.paths import ROOT
 from tests.tvm_bridge.relay_writer import write_params
@@ -28,8 +30,27 @@ from tvm_bridge.api import optimize
 
 from .relay_writer import RelayWriter
 
+if TYPE_CHECKING:
+    from fuser.ir.ops import Array
+
 ENCODER = RELAY / "encoder_torch.json"
 PARAMS = RELAY / "encoder_torch.params"
+
+
+@dataclass(frozen=True)
+class Live:
+    """A live module, an input and torch's own result, and what was found."""
+
+    found: Optimized
+    mod: Any
+    params: dict[str, Any]
+    inputs: dict[str, Array]
+    expected: Array
+
+
+def over(pointer: Any, shape: tuple[int, ...]) -> Array:
+    """The floats at an address."""
+    return np.ctypeslib.as_array(ctypes.cast(pointer.value, ctypes.POINTER(ctypes.c_float)), shape)
 
 
 def run(capsys, *args: object) -> tuple[int, str, str]:
@@ -190,7 +211,7 @@ def test_an_unsupported_operator_leaves_its_region_alone(tmp_path, capsys):
     model.write_text(mlp("some.unknown_operator"))
     code, out, err = run(capsys, "optimize", model, "-o", tmp_path, "--no-library", "--json")
     assert code == 0, err
-    assert any("some.unknown_operator stands between" in item["reason"] for item in json.loads(out)["left"])
+    assert "1 left to TVM: no kernel is generated for some.unknown_operator" in " ".join(json.loads(out)["notes"])
 
 
 @pytest.mark.parametrize(
@@ -223,31 +244,74 @@ def test_a_file_that_ends_tvm_is_an_error_and_its_kernels_stay(result, tmp_path,
     assert (tmp_path / "model.so").read_text() == "mine"
 
 
+@pytest.fixture(scope="module")
+def live() -> Live:
+    """An encoder of two layers as a live module, with all kernels of its plan as functions of the model."""
+    from .encoder import encoder
+
+    mod, params, inputs, expected = encoder(layers=2)
+    return Live(optimize(mod, params, target="h200", build=True, jobs=1, check=False), mod, params, inputs, expected)
+
+
 @pytest.mark.relay
-def test_the_built_model_runs_and_agrees(tmp_path, monkeypatch):
+def test_the_plan_of_a_live_module_is_in_the_built_model(live: Live, tmp_path: Path) -> None:
     from tvm_bridge import apart
-    from tvm_bridge import api
-    from tvm_bridge.api import partition_and_optimize
     from tvm_bridge.back.live import random_inputs
     from tvm_bridge.back.relay import load
 
-    from .encoder import encoder
-
-    monkeypatch.setattr(api, "ProcessPoolExecutor", lambda *_: ThreadPoolExecutor(1))
-    mod, params, inputs, expected = encoder(layers=1)
-    found = partition_and_optimize(mod, params, target="a100")
-    assert found.comparison is not None
+    found = live.found
+    assert found.comparison is not None and found.made is not None and found.built is not None
     assert 0 <= found.comparison.relative < 1e-5
-    assert {r.region.kind for r in found.regions} >= {"attention"}
-    assert all(r.symbol for r in found.regions)
-    assert found.built is not None
-    np.testing.assert_allclose(found.built.run(inputs)[0], expected, atol=1e-4)
+    names = [a.name.removesuffix("_plain") for r in found.regions for a in r.realised.artifacts]
+    assert len(names) == found.made.plan.launches
+    assert f"{len(names)} of {len(names)} kernels of the plan are in TVM's model" in " ".join(found.notes)
+    assert not found.left
+    symbols = [r.symbol for r in found.regions]
+    assert len(symbols) > len(set(symbols)) > 2, "layers share functions"
+    np.testing.assert_allclose(found.built.run(live.inputs)[0], live.expected, atol=1e-4)
     with mock.patch.object(apart, "run") as asked, pytest.raises(EnvironmentError_):  # what it builds: tests/tvm_bridge/back
         found.built.vm()
     assert asked.call_args.args[0].executor == "vm"
     fresh = random_inputs(found.imported, np.random.default_rng(3))
     (y,) = load(found.built.export(tmp_path / "model.so")).run(fresh)
     np.testing.assert_allclose(y, found.imported.model.evaluate(fresh)[0], atol=1e-4)
+
+
+@pytest.mark.relay
+def test_the_kernels_compute_the_model_where_they_are_launched(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with CUDA, but for the kernels: each entry is a function that interprets it over the host's memory."""
+    import tvm
+
+    from tvm_bridge.back import live as back
+    from tvm_bridge.back import relay
+    from tvm_bridge.back.embed import entry_name
+    from tvm_bridge.back.embed import host_module
+    from tvm_bridge.back.embed import launch_values
+
+    mod = tvm.relay.transform.InferType()(live.mod)
+    found, calls = live.found, list[str]()
+    carved = back.on_gpu(mod, back._specs(found, mod)[0], found.regions)
+    kernels = {r.symbol: back.region_kernels(r) for r in reversed(found.regions)}
+
+    def launched(artifact: Any) -> Any:
+        def entry(*args: Any) -> None:
+            arrays = [over(pointer, arg.shape) for pointer, arg in zip(args, artifact.args, strict=False)]
+            assert [getattr(a, "value", a) for a in args[len(arrays) :]] == [None, None, *launch_values(artifact)]
+            calls.append(artifact.name)
+            named = dict(zip(artifact.source.args, arrays, strict=True))
+            for name, value in interpret_source(artifact.source, named).items():
+                named[name][...] = value
+
+        return entry
+
+    for symbol, region in kernels.items():
+        for i, artifact in enumerate(region.kernels):
+            tvm.register_func(entry_name(symbol, i, artifact), launched(artifact), override=True)
+    host = lambda symbol, function, target: host_module(symbol, kernels[symbol], relay.signature(function), target)  # noqa: E731
+    monkeypatch.setattr(relay, "_cpu_module", host)
+    y = relay.build(carved, live.params, kernels, "llvm", bound=True).run(live.inputs)[0]
+    assert len(calls) == sum(len(r.realised.artifacts) for r in found.regions)
+    np.testing.assert_allclose(y, live.expected, atol=1e-4)
 
 
 def test_a_script_without_a_guard_optimizes_with_several_processes(tmp_path: Path) -> None:

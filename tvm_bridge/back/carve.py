@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection
 from collections.abc import Sequence
 from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import tvm
@@ -53,12 +54,17 @@ class RegionSpec:
     What the slice from ``outputs`` back to ``inputs`` reaches and no input has a part in (parameters, constants of more than one
     element, what is computed from them or from other inputs of the model) stays outside and is appended to the inputs. ``calls``
     may leave out operators that only move data; every other call between inputs and outputs must be listed.
+
+    With ``weights`` the function is what kernels alone compute: it takes the inputs and these, nothing else, and its body is
+    zeros. Regions of different ``key`` have different kernels, and share no function.
     """
 
     name: str
     calls: frozenset[int]
     inputs: tuple[ExprRef, ...]
     outputs: tuple[ExprRef, ...]
+    weights: tuple[Any, ...] = ()
+    key: str = ""
 
 
 def _is_free(expr: Any) -> bool:
@@ -192,10 +198,10 @@ class _Symbol:
 def _name_functions(regions: Sequence[_Region], numbering: Numbering, taken: set[str], share: bool) -> list[_Symbol]:
     """One global function for each region, or for each set of equal regions."""
     found: list[_Symbol] = []
-    by_hash: dict[int, list[_Symbol]] = {}
+    by_hash: dict[tuple[int, str], list[_Symbol]] = {}
     for region in regions:
         function = _function(region, numbering)
-        bucket = by_hash.setdefault(int(tvm.ir.structural_hash(function)), [])
+        bucket = by_hash.setdefault((int(tvm.ir.structural_hash(function)), region.spec.key), [])
         same = next((s for s in bucket if share and tvm.ir.structural_equal(s.function, function)), None)
         if same is not None:
             same.regions.append(region.spec.name)
@@ -209,6 +215,14 @@ def _name_functions(regions: Sequence[_Region], numbering: Numbering, taken: set
         found.append(_Symbol(relay.GlobalVar(symbol), function, [region.spec.name]))
         bucket.append(found[-1])
     return found
+
+
+def _kernels_alone(region: _Region) -> Any:
+    """A function of the region's inputs and weights in the place of its own: only what kernels make of them counts."""
+    types = [*map(_type_of, region.inputs), *(relay.TensorType(w.shape, w.dtype) for w in region.spec.weights)]
+    params = [relay.Var(f"input{i}", t) for i, t in enumerate(types)]
+    results = [relay.zeros(t.shape, t.dtype) for t in map(_type_of, region.outputs)]
+    return relay.Function(params, results[0] if len(results) == 1 else relay.Tuple(results))
 
 
 def _owners(regions: Sequence[_Region], numbering: Numbering) -> dict[Key, str]:
@@ -261,7 +275,8 @@ def _stitch(regions: Sequence[_Region], symbols: Sequence[_Symbol], numbering: N
             made[place] = _rebuild(expr, [made[numbering.place(o)] for o in operands])
             continue
         if i not in calls:
-            calls[i] = relay.Call(symbols[i].variable, [made[numbering.place(o)] for o in operands])
+            weights = [relay.const(w) for w in regions[i].spec.weights]
+            calls[i] = relay.Call(symbols[i].variable, [*(made[numbering.place(o)] for o in operands), *weights])
         made[place] = calls[i] if len(regions[i].outputs) == 1 else relay.TupleGetItem(calls[i], j)
     return made[numbering.place(numbering.resolve(numbering.function.body))]
 
@@ -282,8 +297,10 @@ def carve(mod: Any, regions: Sequence[RegionSpec], share: bool = True) -> Any:
         raise ProgramError("two regions have the same name")
     found = [_resolve(spec, numbering) for spec in regions]
     symbols = _name_functions(found, numbering, {str(v.name_hint) for v in typed.get_global_vars()}, share)
+    alone = [replace(r, inputs=r.inputs[: len(r.spec.inputs)]) if r.spec.weights else r for r in found]
+    symbols = [replace(s, function=_kernels_alone(r)) if r.spec.weights else s for s, r in zip(symbols, alone, strict=True)]
     main = numbering.function
-    body = _stitch(found, symbols, numbering)
+    body = _stitch(alone, symbols, numbering)
     functions = dict(typed.functions.items())
     functions[typed.get_global_var("main")] = relay.Function(main.params, body, main.ret_type, main.type_params, main.attrs)
     for symbol in symbols:

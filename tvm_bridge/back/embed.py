@@ -68,27 +68,30 @@ class RegionKernels:
     """The kernels that compute a region, in launch order.
 
     ``inputs`` and ``outputs`` name tensors in the order of the region's function; ``intermediates`` maps the name of each
-    tensor that lives in device memory between two kernels to its shape and dtype.
+    tensor that lives in device memory between two kernels to its shape and dtype, ``weights`` that of each constant, which the
+    function takes behind its inputs where it is built for a GPU.
     """
 
     kernels: tuple[CompiledKernel, ...]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     intermediates: Mapping[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)
+    weights: Mapping[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)
 
     def validate(self) -> RegionKernels:
         """Check that every argument has a source, every output a writer, and every launch fits; returns itself."""
         if not self.kernels:
             raise ProgramError("a region needs at least one kernel")
-        known = {*self.inputs, *self.outputs, *self.intermediates}
-        if len(known) != len(self.inputs) + len(self.outputs) + len(self.intermediates):
+        names = (*self.inputs, *self.outputs, *self.intermediates, *self.weights)
+        known = set(names)
+        if len(known) != len(names):
             raise ProgramError("the inputs, outputs and intermediates of a region must have different names")
         used: set[str] = set()
         for kernel in self.kernels:
             for arg in kernel.args:
                 if arg.name not in known:
                     raise ProgramError(
-                        f"kernel {kernel.name!r} takes {arg.name!r}, which is no input, output or intermediate of its region"
+                        f"kernel {kernel.name!r} takes {arg.name!r}, which is no input, output, weight or intermediate"
                     )
                 if (found := self.intermediates.get(arg.name)) and (math.prod(found[0]), found[1]) != _size(arg):
                     raise ProgramError(f"kernel {kernel.name!r} takes {arg.name!r} as {arg.dtype}{list(arg.shape)}, not {found}")
@@ -165,21 +168,26 @@ def write_ptx(directory: Path, symbol: str, kernels: RegionKernels, version: str
     return paths
 
 
-def check_signature(symbol: str, kernels: RegionKernels, signature: Signature) -> dict[str, tuple[tuple[int, ...], str]]:
+def check_signature(
+    symbol: str, kernels: RegionKernels, signature: Signature, bound: bool = False
+) -> dict[str, tuple[tuple[int, ...], str]]:
     """Name to shape and dtype of the region's tensors; raises :class:`ProgramError` where a kernel expects other sizes.
 
     Buffers are contiguous, so that shapes may differ as long as the number of elements does not. The function may have more
-    inputs than the kernels: constants that the program simplified away (a mask of zeros) come last and are not used.
+    inputs than the kernels: constants that the program simplified away (a mask of zeros) come last and are not used. ``bound``:
+    it takes the kernels' weights too.
     """
     inputs, outputs = signature
-    extra = [f"unused{i}" for i in range(len(inputs) - len(kernels.inputs))]
-    names = [*kernels.inputs, *extra, *kernels.outputs]
+    weights = [*kernels.weights] if bound else []
+    extra = [f"unused{i}" for i in range(len(inputs) - len(kernels.inputs) - len(weights))]
+    names = [*kernels.inputs, *extra, *weights, *kernels.outputs]
     if len(names) != len(inputs) + len(outputs):
         raise ProgramError(
             f"the kernels of {symbol} have {len(kernels.inputs)} inputs and {len(kernels.outputs)} outputs; "
             f"its function has {len(inputs)} and {len(outputs)}"
         )
-    found = dict(zip(names, [*inputs, *outputs], strict=True))
+    found = dict(zip(names, [*inputs, *outputs], strict=True))  # in the order of the function's parameters
+    found |= {n: t for n, t in kernels.weights.items() if n not in found}
     for kernel in kernels.kernels:
         for arg in kernel.args:
             if arg.name not in found:
@@ -200,7 +208,7 @@ def host_function(symbol: str, kernels: RegionKernels, signature: Signature) -> 
     """
     from tvm import tir
 
-    tensors = check_signature(symbol, kernels.validate(), signature)
+    tensors = check_signature(symbol, kernels.validate(), signature, bound=True)
     buffers = {name: tir.decl_buffer(shape, dtype, name=name) for name, (shape, dtype) in tensors.items()}
     handles = [tir.Var(f"{name}_handle", "handle") for name in buffers]
     pointers = {name: buffer.data for name, buffer in buffers.items()}

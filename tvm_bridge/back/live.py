@@ -18,7 +18,9 @@ from fuser.errors import ModelFileError
 from fuser.errors import UnsupportedError
 from fuser.files import printable
 from fuser.ir.ops import Array
+from fuser.kept import text_hash
 from fuser.lower.compile import intermediates
+from fuser.lower.compile import neutral
 from search.regions import Left
 from tvm_bridge.back.carve import ExprRef
 from tvm_bridge.back.carve import Numbering
@@ -33,6 +35,7 @@ from tvm_bridge.back.relay import check_region
 from tvm_bridge.back.relay import resolve_target
 from tvm_bridge.flavour import import_tvm
 from tvm_bridge.flavour import require_relay
+from tvm_bridge.planned import program_weights
 from tvm_bridge.read.relay_graph import Ref
 from tvm_bridge.result import Comparison
 from tvm_bridge.result import FusedRegion
@@ -77,7 +80,7 @@ def reference(imported: ImportedModel, numbering: Numbering, tensor: str) -> Exp
 
 def spec(imported: ImportedModel, numbering: Numbering, region: FusedRegion) -> RegionSpec:
     """The place of a region in the live module."""
-    nodes = imported.between(region.region.inputs, region.region.outputs)
+    nodes = imported.between(region.inputs, region.region.outputs)
     calls = {imported.model.graph.nodes[i].call for i in nodes}
     if other := {f for f, _ in calls} - {"main"}:
         raise UnsupportedError(
@@ -86,21 +89,49 @@ def spec(imported: ImportedModel, numbering: Numbering, region: FusedRegion) -> 
     return RegionSpec(
         region.name,
         frozenset(i for _, i in calls),
-        tuple(reference(imported, numbering, t) for t in region.region.inputs),
+        tuple(reference(imported, numbering, t) for t in region.inputs),
         tuple(reference(imported, numbering, t) for t in region.region.outputs),
+        key=_key(region),
     )
+
+
+def _key(region: FusedRegion) -> str:
+    """Equal for regions whose kernels are the same over the same places of inputs, weights and outputs."""
+    if not region.weights:
+        return ""
+    places = {n: i for i, n in enumerate((*region.inputs, *region.weights, *region.region.program.outputs))}
+    kernels = [(neutral(a.source), [places.setdefault(n, len(places)) for n in a.source.args]) for a in region.realised.artifacts]
+    return text_hash(repr(kernels))
 
 
 def region_kernels(region: FusedRegion) -> RegionKernels:
     """The compiled kernels of a region with what lives between them."""
-    done = region.realised
+    done, program = region.realised, region.region.program
     between = intermediates(done.candidate.graph, done.artifacts)
+    weights = _weights(region)
     return RegionKernels(
         done.artifacts,
-        region.region.program.inputs,
-        region.region.program.outputs,
+        tuple(n for n in program.inputs if n not in program_weights(region)),
+        program.outputs,
         {name: (arg.shape, arg.dtype) for name, arg in between.items()},
+        {name: (value.shape, str(value.dtype)) for name, value in weights.items()},
     )
+
+
+def _weights(region: FusedRegion) -> dict[str, Any]:
+    """The weights in the dtypes of the kernels, on the CPU."""
+    dtypes = {arg.name: arg.dtype for a in region.realised.artifacts for arg in a.args}
+    return {n: _nd_array(value, dtypes[n]) for n, value in region.weights.items()}
+
+
+def _nd_array(value: Array, dtype: str) -> Any:
+    """An array of TVM on the CPU. It takes bfloat16 by its bits."""
+    tvm = import_tvm()
+    if dtype != "bfloat16":
+        return tvm.nd.array(np.asarray(value, dtype, order="C"))
+    bits = np.asarray(value, np.float32, order="C").view(np.uint32)
+    rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    return tvm.nd.empty(rounded.shape, dtype).copyfrom(rounded)
 
 
 def _specs(result: Optimized, mod: Any) -> tuple[list[RegionSpec], dict[str, str]]:
@@ -142,7 +173,8 @@ def _differing(result: Optimized, carved: Any, params: Mapping[str, Any]) -> dic
             continue
         single = all(t.dtype == "float32" for t in r.region.program.tensors)
         try:
-            check_region(carved, symbol, r.region.program, np.random.default_rng(0), params, 1e-4 if single else 2e-2)
+            rng, tolerance = np.random.default_rng(0), 1e-4 if single else 2e-2
+            check_region(carved, symbol, r.region.program, rng, params, tolerance, weights=program_weights(r))
             found[symbol] = ""
         except FuserError as error:
             found[symbol] = error.message
@@ -164,9 +196,11 @@ def build(result: Optimized, mod: Any, params: Mapping[str, Any], target: str = 
         carved = _carve(mod, [s for s in specs if s.name not in why], why)
     symbols = region_symbols(carved)
     regions = tuple(replace(r, symbol=symbols[r.name]) for r in result.regions if r.name in symbols)
-    kernels = {r.symbol: region_kernels(r) for r in regions}
+    kernels = {r.symbol: region_kernels(r) for r in reversed(regions)}  # of equal ones those of the first
     has_cuda = tvm.get_global_func("target.build.cuda", allow_missing=True) is not None and tvm.cuda(0).exist
-    built = build_module(carved, params, kernels, resolve_target("cuda" if has_cuda else target))
+    if has_cuda:
+        carved = on_gpu(mod, specs, regions)
+    built = build_module(carved, params, kernels, resolve_target("cuda" if has_cuda else target), bound=has_cuda)
     note = (
         "the regions run their PTX"
         if has_cuda
@@ -183,6 +217,12 @@ def build(result: Optimized, mod: Any, params: Mapping[str, Any], target: str = 
         built=built,
         notes=(*result.notes, *notes, note),
     )
+
+
+def on_gpu(mod: Any, specs: Sequence[RegionSpec], regions: Sequence[FusedRegion]) -> Any:
+    """The carved module with the kernels' own weights in the place of the model's."""
+    weights = {r.name: tuple(_weights(r).values()) for r in regions}
+    return carve(mod, [replace(s, weights=weights[s.name]) for s in specs if s.name in weights])
 
 
 def random_inputs(imported: ImportedModel, rng: np.random.Generator) -> dict[str, Array]:

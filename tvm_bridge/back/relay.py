@@ -284,17 +284,19 @@ def build(
     params: Mapping[str, Any] | None = None,
     kernels: Mapping[str, RegionKernels | None] | None = None,
     target: Any = "llvm",
+    bound: bool = False,
 ) -> BuiltModel:
     """Compile a carved module; ``kernels`` go by the symbols of :func:`region_symbols`, and are used where the target is CUDA.
 
-    Their arguments are checked against the model on every target. Raises :class:`ProgramError` for kernels of another region.
+    Their arguments are checked against the model on every target; ``bound``: its functions take the kernels' weights.
+    Raises :class:`ProgramError` for kernels of another region.
     """
     functions = region_functions(mod)
     for symbol, found in (kernels or {}).items():
         if symbol not in functions:
             raise ProgramError(f"the module has no region {symbol!r}", f"its regions are {', '.join(functions) or 'none'}")
         if found is not None:
-            check_signature(symbol, found.validate(), signature(functions[symbol]))
+            check_signature(symbol, found.validate(), signature(functions[symbol]), bound)
     resolved = resolve_target(target)
     arrays = {name: value if isinstance(value, tvm.nd.NDArray) else tvm.nd.array(value) for name, value in (params or {}).items()}
     with _compiling(kernels or {}, resolved), tvm.transform.PassContext(opt_level=3):
@@ -359,21 +361,23 @@ def check_region(
     params: Mapping[str, Any] | None = None,
     tolerance: float = 1e-4,
     target: Any = "llvm",
+    weights: Mapping[str, Array] | None = None,
 ) -> float:
     """Largest difference, relative to the largest value, between a region's Relay body and the program that stands for it.
 
     The program is evaluated in float64 on random inputs of its domain; NaN and infinity have to stand where it has them.
-    ``params`` gives the inputs that only the Relay body has. Raises :class:`NoValidKernelError` above ``tolerance``: then the
-    kernels made from the program would not compute what the model does.
+    ``params`` gives the inputs that only the Relay body has, ``weights`` those that only the program has.
+    Raises :class:`NoValidKernelError` above ``tolerance``: then the kernels made from the program would not compute what the
+    model does.
     """
     seed = int(rng.integers(1 << 32))
 
     def attempt(draw: Draw) -> tuple[dict[str, Any], dict[str, Any]]:
-        inputs = program.random_inputs(np.random.default_rng(seed), place=draw.place)
+        inputs = program.random_inputs(np.random.default_rng(seed), place=draw.place) | dict(weights or {})
         return inputs, program.evaluate(inputs)
 
     _, inputs, expected = drawn(program, attempt)
-    arguments = [inputs[name] for name in program.inputs]
+    arguments = [inputs[name] for name in program.inputs if name not in (weights or {})]
     extra = _extra_inputs(mod, symbol, len(arguments), params or {}, rng)
     found = run_region(mod, symbol, [*arguments, *extra], target)
     outputs = dict(zip(program.outputs, found, strict=True))
