@@ -55,6 +55,9 @@ from search.converted import converted
 from search.cover.model import compile_model
 from search.cover.model import is_model
 from search.cover.offers import Pricing
+from search.cover.parts import root
+from search.cover.prices import LESS
+from search.cover.prices import joint_seconds
 from search.libraries import with_libraries
 from search.measure.machine import gpu_at_hand
 from search.piecewise import PiecewiseModule
@@ -80,6 +83,8 @@ from search.tuner.tuning import Tuning
 
 CHOSEN = ("graph", "schedule", "superoptimize", "dtype")
 """Options that ask for a program as a whole."""
+MASKED = 1.6
+"""How many times its estimate a kernel takes that masks an operand of its product, 1.8 and 4.1 on an H200."""
 WITHOUT_GPU = "h200"
 """The device for which the interpreter's kernels are tuned where no target is given."""
 
@@ -233,8 +238,11 @@ def compile_imported(known: Imported, spec: Device, device: str | None, how: How
             done = _as_one(known.program, spec, device, (None, None, 0.0), how)
             more = (known.called, None, how.pool)
             one = CompiledProgram(known.program, spec, done, runs, known.params, known.inputs, how.capture, None, *more)
-            alone = not (_exact(known.program) or moves_elements(known.program)) or not one.graph.blocks
-            if device in (None, "cpu") or measures(how.tuning.effort) or alone:
+            if device in (None, "cpu") or measures(how.tuning.effort) or not one.graph.blocks:
+                return one
+            joint = joint_seconds(known.program, spec, doubted=True)
+            apart = _exact(known.program) or moves_elements(known.program) or _masked(known.program)
+            if not apart and (joint is None or joint > LESS * done.candidate.seconds):
                 return one
     with ProcessPoolExecutor(jobs, APART) if jobs > 1 else nullcontext() as pool:
         model = compile_model(
@@ -246,10 +254,17 @@ def compile_imported(known: Imported, spec: Device, device: str | None, how: How
             say=how.say,
             tuning=how.tuning,
         )
-    if one is not None and one.realised.candidate.seconds <= model.whole.candidate.seconds:
+    doubt = MASKED if _masked(known.program) else 1.0
+    if one is not None and doubt * one.realised.candidate.seconds <= model.whole.candidate.seconds:
         return one
     more = (known.called, None, how.pool)
     return CompiledProgram(model.program, spec, model.whole, runs, model.params, known.inputs, how.capture, model, *more)
+
+
+def _masked(program: TensorProgram) -> bool:
+    """Whether an operand of a product is masked: a kernel that does both waits for the mask in each step of its loop."""
+    operands = (program.producers.get(root(program, i)) for n in program.nodes if n.products for i in n.inputs)
+    return any(n is not None and n.op == "where" for n in operands)
 
 
 def _exact(program: TensorProgram) -> bool:

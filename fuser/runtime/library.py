@@ -31,6 +31,8 @@ from fuser.runtime.forms import explicit_attention
 from fuser.runtime.torch_program import apply
 from fuser.runtime.torch_program import call_of
 
+JOINED = "joined"
+"""An attribute of kernels that torch's compiler is to make one of: none has a source of its own."""
 _WRITTEN = ("matmul", "cast", "repeat")
 """Operators that are written into a tensor in a form of their own."""
 

@@ -19,6 +19,7 @@ from fuser.lower.triton_source import KernelSource
 from fuser.lower.triton_source import generate_graph
 from fuser.lower.written import may_be_written
 from fuser.lower.written import written
+from fuser.runtime.library import JOINED
 from fuser.runtime.library import allocates
 from fuser.runtime.library import behind
 from fuser.runtime.library import call_of_result
@@ -137,6 +138,7 @@ def _written(graph: KernelGraph, tensors: Mapping[str, Tensor]) -> dict[str, Ker
         if isinstance(k, LibraryKernel)
         and may_be_written(k.op)
         and k.output not in views
+        and JOINED not in dict(k.attrs)
         and all(a not in views or a in lying for a in k.args)
     ]
     found = {k.output: written(k, constants(k, graph, tensors), tensors, lying) for k in fitting}
@@ -145,12 +147,12 @@ def _written(graph: KernelGraph, tensors: Mapping[str, Tensor]) -> dict[str, Ker
 
 def accesses_of(graph: KernelGraph) -> tuple[Access, ...]:
     """What each kernel that is launched reads and writes; a view stands for the tensor behind it. Results of one call of torch
-    are taken one after another."""
+    are taken one after another, and so are those that its compiler is to make one of."""
     views = views_of(graph)
     found: list[Access] = []
     for k in graph.kernels:
         if k.outputs[0] not in views:
-            call = call_of_result(k)
+            call = (*call_of_result(k), *((JOINED,) if isinstance(k, LibraryKernel) and JOINED in dict(k.attrs) else ()))
             reads = dict.fromkeys(root_of(t, views) for t in k.inputs)
             found.append(Access((*reads, *call), (*k.outputs, *call)))
     return tuple(found)

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from cost_model.program_time import faster_last
 from fuser.ir.builder import Builder
 from fuser.ir.builder import Ref
 from fuser.ir.dtypes import rounded
@@ -28,10 +27,10 @@ from search.cover.rebuild import rebuild
 POOLS = {f"avg_pool{n}d": n for n in (1, 2, 3)}
 
 
-def lean(program: TensorProgram, params: Mapping[str, Array], turned: bool = False) -> tuple[TensorProgram, dict[str, Array]]:
+def lean(program: TensorProgram, params: Mapping[str, Array], ours: bool = False) -> tuple[TensorProgram, dict[str, Array]]:
     """The program with convolutions that have no bias where element-wise operators, or a normalization by parameters, are all
-    that reads them; and its parameters. Both are new where something changed. ``turned``: channels are to be last where that is
-    faster, so that something stands behind all of those."""
+    that reads them; and its parameters. Both are new where something changed. ``ours``: none has a bias, a kernel of ours adds
+    it as fast as the library, in whatever order the channels lie."""
     values, rules = dict(params), dict[str, Rule]()
     for node in program.nodes:
         if node.op in POOLS and (shape := _whole_windows(program, node)):
@@ -39,19 +38,15 @@ def lean(program: TensorProgram, params: Mapping[str, Array], turned: bool = Fal
         if node.op not in CONVOLUTIONS:
             continue
         readers = program.consumers[node.output]
-        if len(readers) != 1 or node.output in program.outputs:
-            if len(node.inputs) == 3 and turned and faster_last(program, node):
-                rules[node.output] = _apart(node, len(program[node.output].shape))
-            continue
-        (reader,) = readers
-        scaled = _scaled(program, node, reader, values)
-        if scaled is not None:
+        (reader,) = readers if len(readers) == 1 and node.output not in program.outputs else (None,)
+        scaled = _scaled(program, node, reader, values) if reader else None
+        if reader and scaled is not None:
             weight, bias = (f"{reader.output} {what}" for what in ("weight", "bias"))
             values[weight], values[bias] = scaled
             dtype = program[node.output].dtype
             rules[node.output] = _bare(node, weight, scaled[0].shape, dtype)
             rules[reader.output] = _shifted(reader, node.output, bias, scaled[1].shape, dtype)
-        elif len(node.inputs) == 3 and (op_def(reader.op).kind == "map" or (turned and faster_last(program, node))):
+        elif len(node.inputs) == 3 and (ours or (reader and op_def(reader.op).kind == "map")):
             rules[node.output] = _apart(node, len(program[node.output].shape))
     if not rules:
         return program, values

@@ -23,7 +23,6 @@ from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram
 from fuser.ir.subprogram import canonical
 from fuser.ir.subprogram import subprogram
-from fuser.lower.written import may_be_written
 from fuser.runtime.joined import APART
 from fuser.superopt.rewrite.splits import LONG
 
@@ -50,8 +49,11 @@ MOST = 32
 
 def joins(node: Node) -> bool:
     """Whether torch's compiler may have one kernel for an operator and others."""
-    own = not node.products and not may_be_written(node.op) and node.entry.kind in JOINT
-    return own and not any(word in f"{node.op} {node.attr.get('callee', '')}" for word in APART)
+    return (
+        not node.products
+        and node.entry.kind in JOINT
+        and not any(word in f"{node.op} {node.attr.get('callee', '')}" for word in APART)
+    )
 
 
 Stored = tuple[str, int]
@@ -286,7 +288,7 @@ class _Finder:
             due = self.left(last)
 
     def neighbours(self) -> Iterator[frozenset[str]]:
-        """All operators that torch's compiler takes and that read one another, whoever else reads them, some left to torch."""
+        """All operators that torch's compiler takes and that read one another, whoever else reads them."""
         found: dict[str, set[str]] = {}
         for name in (n.output for n in self.program.nodes if not moves_only(n) and joins(n)):
             mine = {name}
@@ -294,7 +296,7 @@ class _Finder:
                 mine |= other
             found |= dict.fromkeys(mine, mine)
         for core in {id(s): s for s in found.values()}.values():
-            if 1 < len(core) <= MOST and any(map(self.left, core)):
+            if 1 < len(core) <= MOST:
                 yield frozenset(core)
 
     def left(self, name: str) -> bool:

@@ -40,6 +40,7 @@ from fuser.ir.serialize import graph_from_json
 from fuser.lower.compile import cache_dir
 from fuser.lower.options import tensor_of
 from fuser.lower.written import written
+from fuser.runtime.library import JOINED
 from fuser.runtime.library import output_of
 from fuser.superopt.structures import structures
 from search.cover.parts import Part
@@ -64,6 +65,8 @@ FEW = 8
 """Programs that are priced sooner than other processes start."""
 AMONG = replace(INSTANT, model=CHAINED)
 """A part's kernels run among others."""
+DOUBT = 1.2
+"""How many times its floor a kernel of torch's compiler is expected to take, where there are searched kernels of ours."""
 BEST = 6
 """Candidates of a layout that are tried in another one."""
 
@@ -155,8 +158,9 @@ def _best(asked: _Asked, device: Device, libraries: bool, seed: int) -> Laid:
         graphs = graphs if asked.worth is None else _together(program, graphs)
     except FuserError:
         graphs = ()
+    alone = _without_search(program, device, libraries, bool(graphs))
     if not graphs:
-        return {rows: None if rows else _without_search(program, device, libraries) for rows in several}
+        return {rows: None if rows else alone for rows in several}
     with_calls = with_libraries(graphs) if libraries and asked.worth is None else graphs
     found: Laid = {}
     ends = {min(several, key=len), max(several, key=len)}
@@ -167,7 +171,7 @@ def _best(asked: _Asked, device: Device, libraries: bool, seed: int) -> Laid:
         except FuserError:
             found[rows] = None
     if () in found:
-        found[()] = _cheaper(found[()], elementwise(program, device), LESS) or by_library(program, device)
+        found[()] = _cheaper(found[()], alone, LESS) or by_library(program, device)
     ranked = [r for t in found.values() if t is not None for r in (t.winner, *t.runners)[:BEST]]
     for rows in several:
         if rows not in found:
@@ -182,10 +186,11 @@ def _cheaper(first: Tuned | None, other: Tuned | None, times: float = 1.0) -> Tu
     return other if other.winner.seconds < times * first.winner.seconds else first
 
 
-def _without_search(program: TensorProgram, device: Device, libraries: bool) -> Tuned | None:
-    """Element by element, by a library call, or by what torch's compiler makes of several."""
-    joint = libraries and joint_seconds(program, device)
-    return _cheaper(by_library(program, device, joint or None), elementwise(program, device), OWN if joint else 1.0)
+def _without_search(program: TensorProgram, device: Device, libraries: bool, searched: bool) -> Tuned | None:
+    """Element by element, by a library call where there is nothing to search, or by what torch's compiler makes of operators."""
+    joint = joint_seconds(program, device, searched) if libraries else None
+    called = None if searched and joint is None else by_library(program, device, joint)
+    return _cheaper(called, elementwise(program, device), OWN if joint else 1.0)
 
 
 def elementwise(program: TensorProgram, device: Device) -> Tuned | None:
@@ -255,15 +260,15 @@ def _together(program: TensorProgram, graphs: Sequence[KernelGraph]) -> tuple[Ke
     return tuple(g for g in graphs if any(sum(s.contracts for s in b.computes) >= wanted for b in g.blocks))
 
 
-def joint_seconds(program: TensorProgram, device: Device) -> float:
-    """Estimate of what torch's compiler makes of operators: it writes what is folded, then reads it again; 0 where it is not for
-    it."""
+def joint_seconds(program: TensorProgram, device: Device, doubted: bool = False) -> float | None:
+    """Estimate of what torch's compiler makes of operators: it writes what is folded, then reads it again. None where it is not
+    for it. ``doubted``: we have kernels of our own, whose estimates see more."""
     inner = [n for n in program.nodes if not moves_only(n)]
-    if len(inner) < 2 or not all(map(joins, inner)):
-        return 0.0
+    if len(inner) < 2 - doubted or not all(map(joins, inner)):
+        return None
     folds = [n for n in inner if n.output not in program.outputs and _folds(n)]
     moved = [sum(program[n].nbytes for n in (*program.inputs, *program.outputs)), *(2 * program[n.output].nbytes for n in folds)]
-    return sum(refined.memory_kernel_seconds(n, device) for n in moved)
+    return sum(refined.memory_kernel_seconds(n, device) for n in moved) * (DOUBT if doubted else 1.0)
 
 
 def _folds(node: Node) -> bool:
@@ -279,8 +284,10 @@ def by_library(program: TensorProgram, device: Device, joint: float | None = Non
     """A program of one operator, and views, by a library call; of several in ``joint`` seconds, if that is given."""
     if joint is None and sum(not moves_only(n) for n in program.nodes) > 1:
         return None
+    more = {JOINED: True} if joint is not None else {}
     kernels = tuple(
-        LibraryKernel(n.output, n.op, n.inputs, n.output, tuple(sorted(program.bound(n).items()))) for n in program.nodes
+        LibraryKernel(n.output, n.op, n.inputs, n.output, tuple(sorted({**program.bound(n), **more}.items())))
+        for n in program.nodes
     )
     ends = (*program.inputs, *program.outputs)
     try:
