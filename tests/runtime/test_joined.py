@@ -13,16 +13,17 @@ from fuser.ir.mugraph import LibraryKernel  # noqa: E402
 from fuser.ir.program import Tensor  # noqa: E402
 from fuser.ir.schedule import Schedule  # noqa: E402
 from fuser.runtime.graph_executor import Executable  # noqa: E402
+from fuser.runtime.library import JOINED  # noqa: E402
 
 
 def graph() -> KernelGraph:
     """A product, and behind it what torch computes: two results, one of them of a view."""
     kernels = (
         LibraryKernel("m", "matmul", ("X", "W"), "M"),
-        LibraryKernel("p", "prod", ("M",), "P", (("dim", 1), ("keepdim", True))),
+        LibraryKernel("p", "prod", ("M",), "P", (("dim", 1), (JOINED, True), ("keepdim", True))),
         LibraryKernel("t", "transpose", ("M",), "T", (("perm", (1, 0)),)),
-        LibraryKernel("f", "flip", ("T",), "F", (("dims", (0,)),)),
-        LibraryKernel("s", "tanh", ("P",), "S"),
+        LibraryKernel("f", "flip", ("T",), "F", (("dims", (0,)), (JOINED, True))),
+        LibraryKernel("s", "tanh", ("P",), "S", ((JOINED, True),)),
     )
     ends = (Tensor("X", (6, 5), "float32"), Tensor("W", (5, 4), "float32"), Tensor("F", (4, 6), "float32"))
     return KernelGraph("g", ("X", "W"), kernels, ("F", "S"), (*ends, Tensor("S", (6, 1), "float32"))).validate()
