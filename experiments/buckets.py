@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import pickle
-import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -81,6 +80,7 @@ def run(folder: Path, output: Path) -> None:
     from search.buckets.bucketed import BucketedProgram
     from search.measure.replays import captured
     from search.measure.replays import medians
+    from search.measure.replays import wall
 
     sys.path.insert(0, str(folder))
     from mufuser_model import Model  # type: ignore[import-not-found]
@@ -116,21 +116,6 @@ def run(folder: Path, output: Path) -> None:
         rows[n] = {"error": error, "shape": list(found["library"].shape), "graph us": us, "call us": walls}
         write_file(output / "buckets.json", json.dumps(rows, indent=1) + "\n")
         write_file(output / "buckets.txt", table(rows))
-
-
-def wall(call: Callable[[], Any], calls: int = 100, rounds: int = 5) -> float:
-    """Microseconds of a call, of many in a row."""
-    import torch
-
-    found = []
-    for _ in range(rounds):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(calls):
-            call()
-        torch.cuda.synchronize()
-        found.append((time.perf_counter() - start) / calls * 1e6)
-    return statistics.median(found)
 
 
 def table(rows: dict[int, Any]) -> str:

@@ -40,11 +40,6 @@ BEST = 5
 """Schedules of a workload that are kept: times of different runs differ by more than the first few."""
 
 
-def earlier() -> list[Path]:
-    """Where rows of earlier runs are looked for; an installed package has none."""
-    return [RAW] if RAW.is_dir() else []
-
-
 def entry(file: Path) -> dict[str, Any]:
     """Of a file in the manifest."""
     return {"rows": sum("workload" in item for item in read_lines(file)), "sha256": sha256(file)}

@@ -133,6 +133,7 @@ def measure(folder: Path, name: str) -> dict[str, Any]:
 
     from search.measure.replays import captured
     from search.measure.replays import in_turn
+    from search.measure.replays import wall
 
     net, shapes = network(name)
     torch.manual_seed(1)
@@ -224,21 +225,6 @@ class Machine:
         graph.replay()
         torch.cuda.synchronize()
         return torch.from_dlpack(found), lambda keep=(self, found): graph.replay()
-
-
-def wall(call: Callable[[], Any], calls: int = 100, rounds: int = 5) -> float:
-    """Microseconds of a call, of many in a row."""
-    import torch
-
-    found = []
-    for _ in range(rounds):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(calls):
-            call()
-        torch.cuda.synchronize()
-        found.append((time.perf_counter() - start) / calls * 1e6)
-    return statistics.median(found)
 
 
 def table(rows: dict[str, dict[str, Any]]) -> str:

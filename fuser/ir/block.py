@@ -184,6 +184,12 @@ class BlockGraph:
         parts."""
         return {a for own in operands for a in own if a not in reduce} | {g for a, g in self.splits if a in reduce}
 
+    def fresh(self, name: str) -> str:
+        """The name, or a longer one that no value has."""
+        while name in self.by_value:
+            name += "_"
+        return name
+
     def users(self, value: str) -> tuple[Stmt, ...]:
         return tuple(s for s in self.stmts if value in s.args or (s.kind == "store" and s.value == value))
 

@@ -61,7 +61,7 @@ class Executable:
     """A graph and a schedule as one callable on torch tensors, or anything with DLPack.
 
     The workspace is allocated once. A call allocates its outputs, and nothing where they are passed in, but what torch needs
-    inside the library kernels of ``plan.scratch``. (An input that is not contiguous, or not aligned to 16 bytes, is copied.)
+    inside of some library kernels. (An input that is not contiguous, or not aligned to 16 bytes, is copied.)
     Addresses that come again are remembered, so that the next call on the same tensors only launches.
     ``constants`` are inputs that never change (weights): they are checked once and are not arguments. ``build`` makes kernels of
     calls of torch that follow one another (:mod:`fuser.runtime.joined`). On ``device="cpu"``

@@ -74,12 +74,6 @@ class Plan:
         which writes into a given tensor. An output only where its kernel runs on the caller's stream."""
         return adopted(self.graph, self.table, self.launched, self.sources, self.streams)
 
-    @property
-    def scratch(self) -> tuple[str, ...]:
-        """Library kernels for which torch allocates memory of its own at every call."""
-        calls = [k for k, s in zip(self.graph.kernels, self.sources, strict=True) if isinstance(k, LibraryKernel) and s is None]
-        return tuple(k.name for k in calls if allocates(k.op, dict(k.attrs)))
-
 
 def plan(candidate: Candidate, made: Sequence[KernelSource] = ()) -> Plan:
     """Generate every kernel, but where they are ``made``, and place the intermediates. Raises what :func:`generate_graph` raises,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable
 from collections.abc import Mapping
 from typing import Any
@@ -59,3 +60,18 @@ def in_turn(replays: Mapping[str, Callable[[], None]], rounds: int = ROUNDS, sec
 def medians(replays: Mapping[str, Callable[[], None]]) -> dict[str, float]:
     """Median microseconds of a replay over the rounds."""
     return {n: statistics.median(ts) for n, ts in in_turn(replays).items()}
+
+
+def wall(call: Callable[[], Any], calls: int = 100, rounds: int = 5) -> float:
+    """Microseconds of a call, of many in a row."""
+    import torch
+
+    found = []
+    for _ in range(rounds):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(calls):
+            call()
+        torch.cuda.synchronize()
+        found.append((time.perf_counter() - start) / calls * 1e6)
+    return statistics.median(found)

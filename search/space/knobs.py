@@ -78,9 +78,6 @@ class Knob(ABC, Generic[T]):
     def sample(self, rng: np.random.Generator) -> T:
         return self.decode(self.sample_code(rng))
 
-    def mutate(self, value: T, rng: np.random.Generator) -> T:
-        return self.decode(self.mutate_code(self.encode(value), rng))
-
     def unknown(self, value: object) -> UsageError:
         return UsageError(f"{value} is not a value of the knob {self.name!r}", f"it has {counted(self.count, 'value')}: {self}")
 

@@ -210,15 +210,6 @@ class ScheduleSpace:
         """A valid schedule drawn at random."""
         return self.schedule(self.population(1, rng)[0])
 
-    def mutate(self, schedule: Schedule, rng: np.random.Generator, tries: int = 32) -> Schedule:
-        """A valid schedule that differs in one knob; the same one if no such is found in ``tries`` draws."""
-        row = self.row(schedule)
-        rows = np.array([self.mutate_row(row, rng) for _ in range(tries)], np.int64)
-        for i in np.flatnonzero(self.runs(rows)):
-            if (changed := self.schedule(rows[i])) != schedule:
-                return changed
-        return schedule
-
     def enumerate(self) -> Iterator[Schedule]:
         """Every valid schedule, each once."""
         for splits in self.split_choices():

@@ -76,7 +76,7 @@ def test_a_lone_product_of_the_library_has_one_empty_schedule() -> None:
     space = ScheduleSpace(graph, H200)
     rng = np.random.default_rng(0)
     assert list(space.enumerate()) == [Schedule(())]
-    assert space.sample(rng) == space.mutate(Schedule(()), rng) == space.schedule(space.row(Schedule(()))) == Schedule(())
+    assert space.sample(rng) == space.schedule(space.row(Schedule(()))) == Schedule(())
     for strategy in STRATEGIES:
         found = search(space, lambda f: np.zeros(len(f)), rng, INSTANT, strategy=strategy)
         assert [r.schedule for r in found.top] == [Schedule(())]

@@ -74,11 +74,7 @@ class Instance:
             return self.fold(args[0] * args[1] % P, reduce)
         if entry.kind == "reduce":
             return self.fold(args[0], reduce) if entry.adds else self._combined(entry.combine, args[0], reduce)
-        if (
-            entry.exact
-            or entry.typed == "named"
-            or (entry.kind == "map" and entry.fraction == "chosen" and entry.typed == "operands")
-        ):
+        if entry.exact or entry.typed == "named" or entry.picks:
             return entry.numpy(*args) % P
         if entry.fraction in ("quotient", "inverse"):
             inverse = _inverse(args[-1])

@@ -53,7 +53,7 @@ def below_maxima(block: BlockGraph, axis: str) -> BlockGraph:
             continue
         (x,) = s.args
         own, dtype = block.by_value[x].axes, accumulator(block.by_value[x].dtype)
-        top, shifted = _fresh(f"{s.value}_max", block), _fresh(f"{s.value}_shifted", block)
+        top, shifted = block.fresh(f"{s.value}_max"), block.fresh(f"{s.value}_shifted")
         kept = tuple(a for a in own if a not in over[s.value])
         out.append(Stmt("compute", top, kept, dtype, "max", (x,), over[s.value]))
         out.append(Stmt("compute", shifted, own, dtype, "sub", (x, top), running=(top,)))
@@ -269,10 +269,4 @@ class _Parted:
         return frozenset(seen)
 
     def fresh(self, name: str) -> str:
-        return _fresh(name, self.block)
-
-
-def _fresh(name: str, block: BlockGraph) -> str:
-    while name in block.by_value:
-        name += "_"
-    return name
+        return self.block.fresh(name)

@@ -233,7 +233,7 @@ def _stabilized(
     parts = tuple(g for a, g in block.splits if a in licence.axes)
     if beside and not parts:
         return _under_one(graph, kernel, degrees)
-    top = _fresh(f"{value}_max", block)
+    top = block.fresh(f"{value}_max")
     shifted = _shift(block, licence, top)
     kernels = list(graph.kernels)
     kernels[kernel] = shifted
@@ -277,13 +277,13 @@ def _under_one(graph: KernelGraph, kernel: int, degrees: _Degrees) -> KernelGrap
         axes, over = block.by_value[x].axes, degrees.over(x)
         dtype = accumulator(block.by_value[x].dtype)
         kept = tuple(a for a in axes if a not in over)
-        tops.append(Stmt("compute", _fresh(f"{name}_max", block), kept, dtype, "max", (x,), over) if over else block.by_value[x])
+        tops.append(Stmt("compute", block.fresh(f"{name}_max"), kept, dtype, "max", (x,), over) if over else block.by_value[x])
     if len({frozenset(t.axes) for t in tops}) > 1:
         return None
     joined: list[Stmt] = []
     for i, t in enumerate(tops[1:]):
         before = joined[-1] if joined else tops[0]
-        name = _fresh(f"{names[0]}_top{i or ''}", block)
+        name = block.fresh(f"{names[0]}_top{i or ''}")
         joined.append(Stmt("compute", name, before.axes, before.dtype, "maximum", (before.value, t.value)))
     early: list[Stmt] = []
     late: list[Stmt] = []
@@ -295,7 +295,7 @@ def _under_one(graph: KernelGraph, kernel: int, degrees: _Degrees) -> KernelGrap
         if s.kind == "compute":
             behind.add(s.value)
         if s.value in names and s.kind == "compute":
-            shifted = _fresh(f"{s.value}_shifted", block)
+            shifted = block.fresh(f"{s.value}_shifted")
             (x,) = s.args
             axes = block.by_value[x].axes
             late.append(Stmt("compute", shifted, axes, joined[-1].dtype, "sub", (x, joined[-1].value)))
@@ -311,7 +311,7 @@ def _weighted(
     block: BlockGraph, degrees: dict[str, int], axes: tuple[str, ...], access: Access, dtype: str
 ) -> tuple[BlockGraph, str]:
     """Multiply loaded partial results by the exponential of their part's maximum, to the power of their degree."""
-    top, factor = _fresh(access.tensor, block), _fresh(f"{access.tensor}_exp", block)
+    top, factor = block.fresh(access.tensor), block.fresh(f"{access.tensor}_exp")
     out: list[Stmt] = [
         Stmt("load", top, axes, dtype, access=access),
         Stmt("compute", factor, axes, dtype, "exp", (top,)),
@@ -322,7 +322,7 @@ def _weighted(
         if s.kind == "load" and s.value in degrees:
             d, last = degrees[s.value], s.value
             for i in range(abs(d)):
-                name = _fresh(f"{s.value}_weighted" + (str(i) if i else ""), block)
+                name = block.fresh(f"{s.value}_weighted" + (str(i) if i else ""))
                 out.append(
                     Stmt(
                         "compute", name, ordered({*s.axes, *axes}, block.axes), s.dtype, "mul" if d > 0 else "div", (last, factor)
@@ -340,7 +340,7 @@ def _shift(block: BlockGraph, licence: Licence, top: str) -> BlockGraph:
         if s.kind == "compute" and s.value == licence.exponential:
             (x,) = s.args
             axes, dtype = block.by_value[x].axes, accumulator(block.by_value[x].dtype)
-            shifted = _fresh(f"{s.value}_shifted", block)
+            shifted = block.fresh(f"{s.value}_shifted")
             gained = tuple(g for a, g in block.splits if a in licence.axes)
             kept = ordered((*(a for a in axes if a not in licence.axes), *gained), block.axes)
             out.append(Stmt("compute", top, kept, dtype, "max", (x,), licence.axes))
@@ -366,9 +366,3 @@ def _spread(block: BlockGraph, stmts: list[Stmt]) -> tuple[Stmt, ...]:
         axes.setdefault(s.value, s.axes)
         out.append(s)
     return tuple(out)
-
-
-def _fresh(name: str, block: BlockGraph) -> str:
-    while name in block.by_value:
-        name += "_"
-    return name

@@ -39,7 +39,7 @@ def test_codes_are_values(knob: Knob[Any]) -> None:
 def test_mutation_stays_inside_and_moves(knob: Knob[Any], seed: int) -> None:
     rng = np.random.default_rng(seed)
     value = knob.sample(rng)
-    other = knob.mutate(value, rng)
+    other = knob.decode(knob.mutate_code(knob.encode(value), rng))
     assert other in set(knob.enumerate())
     assert (other == value) == (knob.count == 1)
 
