@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import importlib.util
 import json
 import math
 import os
 import re
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterable
 from collections.abc import Sequence
 from concurrent.futures import Executor
@@ -17,6 +20,7 @@ from dataclasses import asdict
 from dataclasses import dataclass
 from dataclasses import fields
 from dataclasses import replace
+from functools import cache
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
@@ -131,14 +135,21 @@ def cache_dir(kind: str = "kernels") -> Path:
 
 
 def load_source(source: KernelSource, folder: Path | None = None) -> ModuleType:
-    """Write the source to a file named by its hash and import it, in the form that :func:`fuser.lower.forms.form` says."""
+    """Write the source to a file named by its hash and import it, in the form that :func:`fuser.lower.forms.form` says. Where the
+    cache folder cannot be written, the file is a temporary one."""
     digest = hashlib.sha256(source.text.encode()).hexdigest()[:20]
     path = (folder or cache_dir()) / f"{source.name}_{digest}.py"
-    if not path.exists() or path.read_text() != source.text:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(f".{os.getpid()}.tmp")
-        partial.write_text(source.text)
-        partial.replace(path)
+    try:
+        _keep(path, source.text)
+    except OSError as error:
+        try:
+            path = Path(_spare()) / path.name
+            _keep(path, source.text)
+        except OSError:
+            raise EnvironmentError_(
+                f"the source of a kernel cannot be written to {path.parent}: {error.strerror or said(error)}",
+                "free some space, or set MUFUSER_CACHE to a folder that can be written",
+            ) from error
     name = f"mufuser_kernels.{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
@@ -149,6 +160,26 @@ def load_source(source: KernelSource, folder: Path | None = None) -> ModuleType:
     if triton_module().knobs.runtime.interpret:
         prepare(module)
     return module
+
+
+def _keep(path: Path, text: str) -> None:
+    if path.exists() and path.read_text() == text:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        partial.write_text(text)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+@cache
+def _spare() -> str:
+    """A folder of this process."""
+    folder = tempfile.mkdtemp(prefix="mufuser-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def compile_kernel(source: KernelSource, arch: int, folder: Path | None = None) -> KernelArtifact:

@@ -183,8 +183,9 @@ def verify(
 def programs(name: str) -> list[TensorProgram]:
     """The programs that an argument names: workloads by name or glob, or one as a JSON file."""
     if name.endswith(".json"):
+        data = read_json(name)
         with _file(name):
-            return [TensorProgram.from_json(read_json(name))]
+            return [TensorProgram.from_json(data)]
     return [workload(n) for n in match((name,))]
 
 

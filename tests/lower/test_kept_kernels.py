@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fuser.errors import EnvironmentError_
 from fuser.ir.fuse import fuse
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
@@ -14,6 +15,7 @@ from fuser.ir.tiling import TilingExpr
 from fuser.lower import compile as compiling
 from fuser.lower import kept_kernels
 from fuser.lower.compile import compile_kernel
+from fuser.lower.compile import load_source
 from fuser.lower.triton_source import KernelSource
 from fuser.lower.triton_source import generate_graph
 from tests.builders import chain
@@ -33,6 +35,18 @@ def test_a_kernel_is_compiled_once(source: KernelSource, monkeypatch: pytest.Mon
     assert compile_kernel(source, 90) == first
     with pytest.raises(pytest.fail.Exception):
         compile_kernel(source, 80)
+
+
+def test_sources_are_temporary_where_the_cache_folder_cannot_be_written(
+    source: KernelSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("MUFUSER_CACHE", str(tmp_path / "file" / "cache"))
+    assert hasattr(load_source(source), source.name)
+    monkeypatch.setattr(compiling, "_spare", lambda: str(tmp_path / "file"))
+    with pytest.raises(EnvironmentError_, match=r"cannot be written to .*Not a directory") as e:
+        load_source(replace(source, text=source.text + "\n"))
+    assert "MUFUSER_CACHE" in e.value.hint
 
 
 def test_whatever_a_kernel_depends_on_is_in_its_name(source: KernelSource, monkeypatch: pytest.MonkeyPatch) -> None:
