@@ -105,6 +105,7 @@ def sized_module(
         raise UsageError(f"the example inputs do not fit {type(module).__name__}: {error}") from error
     values = dict(zip(names, inputs, strict=False)) | dict(keywords)
     shapes: dict[str, Any] = dict.fromkeys(values)
+    ones: dict[str, list[int]] = {}
     for i, (size, (places, most)) in enumerate(declared.items()):
         dim = torch.export.Dim(f"size{i}", min=1, max=most)
         for name, axis in places:
@@ -112,12 +113,25 @@ def sized_module(
             if not -rank <= axis < rank:
                 raise UsageError(f"{size!r} names no dimension of an input tensor", f"inputs: {', '.join(values)}")
             shapes[name] = {**(shapes[name] or {}), axis % rank: dim}
+            ones.setdefault(name, []).extend([axis % rank] if values[name].shape[axis] == 1 else [])
     kind = type(module).__name__
     try:
-        exported = traced(module, tuple(inputs), dict(keywords), kind, shapes)
+        args = tuple(_doubled(x, ones.get(n, ())) for n, x in zip(names, inputs, strict=False))
+        exported = traced(module, args, {n: _doubled(x, ones.get(n, ())) for n, x in keywords.items()}, kind, shapes)
     except UntraceableError as error:
+        lines = [line.strip("- ") for line in str(error.__cause__).splitlines() if line.strip().startswith("- ")]
+        why = f"torch.export says: {lines[0]}" if lines else error.message
+        for i, size in enumerate(declared):
+            why = why.replace(f"size{i}", size)
         raise UsageError(
-            f"the sizes of {kind} cannot be open as {', '.join(declared)} says: {error.message}",
-            "name all dimensions that share a size in one key, 'x:1,mask:1'; example inputs have 2 elements or more along them",
+            f"the sizes of {kind} cannot be open as {', '.join(declared)} says: {why}",
+            "name all dimensions that share a size in one key, 'x:1,mask:1', or give that dimension one size",
         ) from error
     return sized_torch(exported, kind, module)
+
+
+def _doubled(x: Any, axes: Sequence[int]) -> Any:
+    """An example with two elements along axes of one, which torch takes for sizes that never change."""
+    for axis in axes:
+        x = x.expand(*(2 if i == axis else n for i, n in enumerate(x.shape)))
+    return x

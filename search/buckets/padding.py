@@ -49,6 +49,12 @@ def padded(known: Imported, sizes: Mapping[str, int], other: Imported, others: M
     Raises :class:`UnsupportedError` naming the operator that padding would change."""
     if len(known.program.nodes) != len(other.program.nodes) or len(known.program.inputs) != len(other.program.inputs):
         raise UnsupportedError(f"{known.program.name!r} is another program for {_said(sizes)} than for {_said(others)}", HINT)
+    if known.called is not None and other.called is not None:
+        told = [[r.value for r in k.called.results if not r.name] for k in (known, other) if k.called is not None]
+        if told[0] != told[1]:
+            raise UnsupportedError(
+                f"{known.program.name!r} returns a number that {' or '.join(sizes)} decides", "return tensors alone"
+            )
     active = {s: n for s, n in sizes.items() if n > 1}
     walk = _Walk(Builder(known.program.name, reserved=frozenset(known.program.table)), active, others)
     env: dict[str, Value] = {}
