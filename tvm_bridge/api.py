@@ -18,8 +18,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from cost_model.program_time import program_seconds
 from cost_model.refined import check_device
 from fuser.by_fields import by_fields
@@ -32,7 +30,9 @@ from fuser.frontends.imported import Imported
 from fuser.frontends.model_file import RELAX_MODULE
 from fuser.frontends.model_file import RELAY
 from fuser.frontends.model_file import ModelFile
+from fuser.frontends.model_file import SizedFile
 from fuser.frontends.model_file import read_model_file
+from fuser.frontends.model_file import read_sized_file
 from fuser.ir.program import TensorProgram
 from fuser.pools import APART
 from search.buckets.sizes import Buckets
@@ -61,15 +61,16 @@ from tvm_bridge.flavour import RelayMissing
 from tvm_bridge.flavour import require_relax
 from tvm_bridge.planned import planned
 from tvm_bridge.read.relax_module import is_relax
-from tvm_bridge.read.relax_module import read_relax
 from tvm_bridge.relaxed import INSIDE
 from tvm_bridge.relaxed import relax_library
 from tvm_bridge.result import FusedRegion
 from tvm_bridge.result import Optimized
 from tvm_bridge.result import predicted_us
+from tvm_bridge.to_program.relax_import import LIVE
+from tvm_bridge.to_program.relax_import import relax_model
+from tvm_bridge.to_program.relax_import import sized_relax
 from tvm_bridge.to_program.relay_import import RelayModel
 from tvm_bridge.to_program.relay_import import arrays_of
-from tvm_bridge.to_program.relay_import import check_params
 from tvm_bridge.to_program.relay_import import from_json_text
 from tvm_bridge.to_program.relay_import import is_typed
 from tvm_bridge.to_program.relay_import import save_arrays
@@ -80,9 +81,6 @@ Step = Callable[[str], None]
 
 RELAX, RELAY_RUNTIME, TORCH_RUNTIME = "relax", "relay", "torch"
 RUNTIMES = (RELAX, RELAY_RUNTIME, TORCH_RUNTIME)
-
-LIVE = "the module"
-"""The source of a live module."""
 
 
 @dataclass(frozen=True)
@@ -148,10 +146,9 @@ def optimize(model: str | Path | Any, params: str | Path | Mapping[str, Any] | N
     stages = Stages(options.step)
     stages.begin("import", "reading the model")
     if options.buckets is not None:
-        if live or params is not None or runtime == RELAY_RUNTIME:
-            raise UsageError("buckets are for files of torch.export and ONNX", "leave out buckets, or export the model so")
+        found = _sized(model, params if runtime != RELAY_RUNTIME else "")
         how = How(options.check, options.seed, tuning, jobs=options.jobs, say=stages.say)
-        result = optimize_buckets(model, options.buckets, device, options.on, stages, how, runtime != RELAX)
+        result = optimize_buckets(found, options.buckets, device, options.on, stages, how, runtime != RELAX)
         stages.end()
         result = replace(result, seconds=stages.seconds, seed=options.seed)
         wanted = runtime == RELAX and options.build is not False
@@ -178,6 +175,15 @@ def optimize(model: str | Path | Any, params: str | Path | Mapping[str, Any] | N
     strict = options.build is True or options.runtime is not None
     more = {"compare": options.compare, "step": options.step, "timeout": options.timeout, "folder": folder}
     return with_library(result, path, params, strict=strict, **more)
+
+
+def _sized(model: Any, params: Any) -> SizedFile:
+    """A model with open sizes."""
+    live = not isinstance(model, str | Path)
+    if (live and not is_relax(model)) or (not live and params is not None) or isinstance(params, str | Path):
+        what = "buckets are for files of torch.export and ONNX, and for modules of Relax with arrays as parameters"
+        raise UsageError(what, "leave out buckets, or export the model so")
+    return SizedFile(LIVE, RELAX_MODULE, sized_relax(model, params)) if live else read_sized_file(model)
 
 
 def _read(model: Any, params: Any, folder: apart.Folder) -> tuple[ModelFile, str | Path]:
@@ -258,18 +264,6 @@ def _read_live(mod: Any, params: Mapping[str, Any] | None, folder: apart.Folder)
     if not is_typed(mod):
         path.write_text(apart.infer_types(LIVE, path))
     return path, from_json_text(path.read_text(), arrays_of(params), LIVE)
-
-
-def relax_model(mod: Any, params: Mapping[str, Any] | None) -> RelayModel:
-    """A live module of Relax with its parameters: arrays by name, or as ``relax.frontend.detach_params`` gives them, a list of
-    those of ``main``, which are its last arguments."""
-    graph = read_relax(mod)
-    if params is not None and set(params) == {"main"} and isinstance(params["main"], Sequence):
-        values = list(params["main"])
-        params = dict(zip((v.name for v in graph.inputs[len(graph.inputs) - len(values) :]), values, strict=True))
-    found = arrays_of(params) or {}
-    check_params(graph, {k: (np.asarray(v), np.asarray(v).dtype.name) for k, v in found.items()}, LIVE, "its parameters")
-    return RelayModel(graph, found, LIVE)
 
 
 def partition_and_optimize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from fuser.agreement import tolerance
 from fuser.device import Device
 from fuser.errors import UsageError
 from fuser.frontends.model_file import ModelFile
-from fuser.frontends.model_file import read_sized_file
+from fuser.frontends.model_file import SizedFile
 from fuser.frontends.sized import Sized
 from fuser.runtime.torch_program import run_program
 from search.buckets.bucketed import Bucket
@@ -45,15 +44,14 @@ def parsed(options: Sequence[str]) -> Buckets:
 
 
 def optimize_buckets(
-    model: str | Path, buckets: Buckets, device: Device, on: str | None, stages: Stages, how: How, libraries: bool
+    found: SizedFile, buckets: Buckets, device: Device, on: str | None, stages: Stages, how: How, libraries: bool
 ) -> Optimized:
     """The kernels of each bucket of a model, and what became of them where they run. Without ``libraries`` all are generated."""
-    asked = checked(buckets)
-    form, sized, original = read_sized_file(model)
-    sizes = resolved(asked, sized)
-    stages.end()
+    sized = found.sized
+    sizes = resolved(checked(buckets), sized)
     known = sized.at({s: of[-1] for s, of in sizes.items()})
-    file = ModelFile(str(model), form, known, original)
+    file = ModelFile(found.source, found.form, known, found.original)
+    stages.end()
     where, notes = where_tried(on, device, file)
     stages.begin("kernels of the model")
     made = compile_buckets(sized, sizes, device, where if libraries and where != "cpu" else None, how)

@@ -23,6 +23,16 @@ class ModelFile:
     original: Any = None
 
 
+@dataclass(frozen=True)
+class SizedFile:
+    """The same of a model with open sizes."""
+
+    source: str
+    form: str
+    sized: Sized
+    original: Any = None
+
+
 TORCH, ONNX, RELAY = "torch.export", "ONNX", "Relay"
 RELAX_MODULE = "Relax"
 """The form of a live module of Relax."""
@@ -59,12 +69,12 @@ def read_model_file(path: str | Path, params: str | Path | None = None) -> Model
     return ModelFile(str(path), form, imported, original)
 
 
-def read_sized_file(path: str | Path) -> tuple[str, Sized, Any]:
-    """The form of a file, its model with open sizes, and what the frontend read. Raises as :func:`read_model_file` does."""
+def read_sized_file(path: str | Path) -> SizedFile:
+    """A model with open sizes from a file. Raises as :func:`read_model_file` does."""
     suffix = Path(path).suffix
     if suffix not in SIZED:
         raise UsageError(f"{path} has fixed sizes: there are no buckets", f"they are for {' and '.join(SIZED)}")
-    return (READERS[suffix][0], *_function(SIZED[suffix])(path))
+    return SizedFile(str(path), READERS[suffix][0], *_function(SIZED[suffix])(path))
 
 
 def _function(place: str) -> Any:

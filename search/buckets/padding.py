@@ -23,6 +23,7 @@ from fuser.frontends.imported import Imported
 from fuser.ir.builder import Builder
 from fuser.ir.builder import Ref
 from fuser.ir.ops import Array
+from fuser.ir.program import FLOAT_DTYPES
 from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram
 from fuser.ir.scalar import Scalar
@@ -159,7 +160,7 @@ class _Walk:
             if not f.symbol or (f.zero and identity == 0):
                 continue
             keep = self.column(x, dim, i, "keep")
-            if x.tame and identity == 0:
+            if x.tame and identity == 0 and dtype != "bool":
                 ref = self.mask("mul", ref, keep)
             else:
                 ref = self.mask("where", keep, ref, self.constant(identity, dtype))
@@ -226,6 +227,9 @@ class _Walk:
         identity = node.entry.identity
         if identity is None:
             raise UnsupportedError("folds a padded dimension, and has no identity")
+        dtype = x.ref.tensor.dtype
+        if dtype not in FLOAT_DTYPES and identity == -math.inf:
+            return self.kept(x, axis, float(np.iinfo(dtype).min) if dtype != "bool" else 0.0)
         return self.biased(x, axis) if identity == -math.inf else self.kept(x, axis, identity)
 
     def contracted(self, a: Value, b: Value) -> list[Value]:

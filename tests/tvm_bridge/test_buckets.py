@@ -105,8 +105,9 @@ def test_sizes_of_onnx_go_by_their_names(tmp_path: Path, rng: np.random.Generato
     model = helper.make_model(helper.make_graph(nodes, "g", [x], outputs), opset_imports=[helper.make_opsetid("", 17)])
     model.ir_version = 8
     onnx.save(model, tmp_path / "m.onnx")
-    form, sized, _ = read_sized_file(tmp_path / "m.onnx")
-    assert (form, str(sized)) == ("ONNX", "b (x:0), seq (x:1)")
+    file = read_sized_file(tmp_path / "m.onnx")
+    sized = file.sized
+    assert (file.form, str(sized)) == ("ONNX", "b (x:0), seq (x:1)")
     with pytest.raises(UsageError, match="the size seq of 'm' is open"):
         resolved({"b": (2,)}, sized)
     (padded,) = all_padded(sized, resolved({"x:0": (2,), "seq": (6,)}, sized))

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from collections.abc import Mapping
 from dataclasses import dataclass
 from dataclasses import field
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -40,13 +41,33 @@ def is_relax(mod: Any) -> bool:
     return any(g.name_hint == ENTRY and type(f).__module__.startswith("tvm.relax") for g, f in functions.items())
 
 
+def _main(mod: Any) -> Any:
+    return next(f for g, f in mod.functions.items() if g.name_hint == ENTRY)
+
+
+def open_places(mod: Any) -> dict[str, tuple[tuple[str, int], ...]]:
+    """The dimensions of inputs that are a symbolic variable, by its name."""
+    found: dict[str, tuple[tuple[str, int], ...]] = {}
+    for var in _main(mod).params:
+        for i, extent in enumerate(getattr(var.ty, "shape", None) or ()):
+            if type(extent).__name__ == "Var":
+                found[str(extent.name)] = (*found.get(str(extent.name), ()), (_name(var), i))
+    return found
+
+
+def bound(mod: Any, sizes: Mapping[str, int]) -> Any:
+    """The module with numbers for its symbolic variables."""
+    transform: Any = import_module("tvm.relax.transform")
+    return transform.BindSymbolicVars(dict(sizes), ENTRY)(mod)
+
+
 def read_relax(mod: Any) -> RelayGraph:
     """The function ``main`` of a module of Relax, of operators on tensors with static shapes.
 
     Raises :class:`UnsupportedError` naming what is no such operator: control flow, calls of other functions, shapes that are
     known at run time alone.
     """
-    function = next(f for g, f in mod.functions.items() if g.name_hint == ENTRY)
+    function = _main(mod)
     graph = _Graph()
     for i, var in enumerate(function.params):
         graph.inputs.append(RelayVar(_name(var), graph.type_of(var.ty, _name(var))))

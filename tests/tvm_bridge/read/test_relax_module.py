@@ -14,10 +14,13 @@ from torch import nn
 from fuser.errors import ModelFileError
 from fuser.errors import UnsupportedError
 from fuser.ir.ops import Array
+from search.buckets.sizes import all_padded
+from search.buckets.sizes import resolved
 from tests.tvm_bridge.fake_gpu import FakeGpu
 from tvm_bridge.api import partition_and_optimize
-from tvm_bridge.api import relax_model
 from tvm_bridge.read.relax_module import is_relax
+from tvm_bridge.to_program.relax_import import relax_model
+from tvm_bridge.to_program.relax_import import sized_relax
 from tvm_bridge.to_program.relay_import import to_program
 
 pytestmark = pytest.mark.relax
@@ -71,6 +74,25 @@ def test_graph_and_program_compute_what_torch_does(layer: tuple[Layer, torch.Ten
     for y, z, name in zip(results(net, x), model.evaluate({"x": x.numpy()}), program.program.outputs, strict=True):
         np.testing.assert_allclose(z, y, atol=1e-5)
         np.testing.assert_allclose(found[name], y, atol=1e-5)
+
+
+def test_symbolic_sizes_have_buckets(layer: tuple[Layer, torch.Tensor]) -> None:
+    net, _ = layer
+    read: Any = import_module("tvm.relax.frontend.torch").from_exported_program
+    with torch.no_grad(), warnings.catch_warnings(action="ignore"):
+        size = torch.export.Dim("tokens", min=7, max=64)
+        exported = torch.export.export(net, (torch.randn(1, 9, 32),), dynamic_shapes={"x": {1: size}})
+        sized = sized_relax(read(exported, run_ep_decomposition=False), None)
+    (name,) = sized.places
+    assert sized.places[name] == (("x", 1),)
+    (padded,) = all_padded(sized, resolved({"x:1": (16,)}, sized))
+    assert padded.least == {name: 7}
+    for n in (7, 15, 16):
+        x = torch.randn(1, n, 32)
+        given = {"x": np.pad(x.numpy(), ((0, 0), (0, 16 - n), (0, 0)), "edge")} | dict(padded.known.params)
+        given |= {e.name: e.value(16, n).reshape(padded.known.program[e.name].shape) for e in padded.extras}
+        for y, z in zip(results(net, x), padded.known.program.evaluate(given).values(), strict=True):
+            np.testing.assert_allclose(z[:, : y.shape[1]], y, atol=1e-5)
 
 
 def test_weights_as_arguments(layer: tuple[Layer, torch.Tensor]) -> None:
