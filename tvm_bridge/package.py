@@ -82,7 +82,7 @@ def about_of(made: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text())
         return {"tvm": found["tvm"], "arch": found["arch"], "weights": {"where": found["weights"]["where"]}}
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise UsageError(
             f"{made} has no library for TVM's virtual machine", f"make one: mufuser optimize MODEL --runtime relax -o {made}"
         ) from None

@@ -13,6 +13,7 @@ from fuser.console import print_text
 from fuser.files import counted
 from tvm_bridge.output import publish
 from tvm_bridge.package import Package
+from tvm_bridge.package import about_of
 from tvm_bridge.package import write_package
 
 
@@ -28,6 +29,7 @@ def package(
     The folder has model.so and its weights, TVM's runtime without its compiler, a loader, and an example each in Python and in
     C++. On a machine with a GPU and its driver it needs neither mufuser nor Triton nor torch: python3 FOLDER/run.py.
     """
+    about_of(made)  # before a folder is made
     folder = made / "package" if output is None else output
     done: Package = publish(folder, lambda fresh: write_package(made, fresh))
     if json:

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import warnings
+from collections.abc import Iterator
+from collections.abc import Sequence
+from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +23,10 @@ from fuser.frontends.imported import Imported
 from fuser.frontends.sized import Sized
 from fuser.frontends.sized import sized_torch
 from fuser.frontends.torch_export import from_torch
+
+REGISTERING = ("transformers", "diffusers")
+"""Packages that tell torch of their classes of results when they are imported."""
+_UNKNOWN = re.compile(r"Deserializing ([\w.]+) in pytree is not registered")
 
 
 def read(path: str | Path) -> tuple[Imported, Any]:
@@ -47,16 +56,55 @@ def _load(path: str | Path) -> Any:
         import torch
     except ImportError as error:
         raise EnvironmentError_("reading a model of torch.export needs torch", "pip install 'mufuser[torch]'") from error
-    log = logging.getLogger("torch.export")
+    with _heard() as lines:
+        try:
+            return torch.export.load(str(path))
+        except Exception as error:  # noqa: BLE001 - of any class
+            failed = error
+        if (missing := _unregistered(lines)) and _registered(missing):
+            try:
+                return torch.export.load(str(path))
+            except Exception as error:  # noqa: BLE001
+                failed, missing = error, _unregistered(lines[-1:])
+    if missing:
+        raise ModelFileError(
+            f"{path}: has arguments or results of {missing}, of which torch knows nothing here",
+            f"install {missing.partition('.')[0]}, or export the model with tensors, tuples and dictionaries (return_dict=False)",
+        ) from failed
+    raise ModelFileError(
+        f"{path}: torch {torch.__version__} cannot load it: {first_line(failed)}",
+        "write it again with torch.export.save(exported, path), with the torch that is installed",
+    ) from failed
+
+
+@contextmanager
+def _heard() -> Iterator[list[str]]:
+    """What torch logs while it loads, tracebacks of what it then raises, and nothing of it on stderr."""
+    lines: list[str] = []
+    log, handler = logging.getLogger("torch.export"), logging.Handler()
+    handler.emit = lambda record: lines.append(handler.format(record))
+    before = log.handlers, log.propagate
+    log.handlers, log.propagate = [handler], False
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            log.disabled = True  # tracebacks of what it then raises
-            return torch.export.load(str(path))
-    except Exception as error:
-        raise ModelFileError(
-            f"{path}: torch {torch.__version__} cannot load it: {first_line(error)}",
-            "write it again with torch.export.save(exported, path), with the torch that is installed",
-        ) from error
+            yield lines
     finally:
-        log.disabled = False
+        log.handlers, log.propagate = before
+
+
+def _unregistered(lines: Sequence[str]) -> str:
+    """The class that torch would have to know to load a file."""
+    found = [m[1] for line in lines for m in _UNKNOWN.finditer(line)]
+    return found[-1] if found else ""
+
+
+def _registered(name: str) -> bool:
+    """Whether a package that is known to register its classes did so now. What else a file names is not imported."""
+    if name.partition(".")[0] not in REGISTERING:
+        return False
+    try:
+        import_module(name.rpartition(".")[0])
+    except ImportError:
+        return False
+    return True

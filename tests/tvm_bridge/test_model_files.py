@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -15,6 +16,7 @@ torch = pytest.importorskip("torch")
 from fuser.cli import main  # noqa: E402
 from fuser.errors import FuserError  # noqa: E402
 from fuser.errors import ModelFileError  # noqa: E402
+from fuser.frontends import torch_file  # noqa: E402
 from fuser.frontends.model_file import read_model_file  # noqa: E402
 from tests.damage import damaged_bytes  # noqa: E402
 from tests.paths import ROOT  # noqa: E402
@@ -115,3 +117,30 @@ def test_a_damaged_archive_is_an_error_that_names_it(exported: Path, tmp_path: P
     bad.write_text("{}")
     with pytest.raises(ModelFileError, match=r"no archive of torch\.export"):
         read_model_file(bad)
+
+
+def test_results_of_classes_that_a_package_registers(
+    exported: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """torch loads a file that has them once their package is imported; no other package is imported for a file."""
+    imported: list[str] = []
+    real = torch.export.load
+
+    def load(path: str) -> Any:
+        if not imported:
+            try:
+                raise NotImplementedError(f"Deserializing {name}.Output in pytree is not registered.")
+            except NotImplementedError:
+                logging.getLogger("torch.export").warning("Ran into an error", exc_info=True)
+                raise RuntimeError("see above") from None
+        return real(path)
+
+    monkeypatch.setattr(torch.export, "load", load)
+    monkeypatch.setattr(torch_file, "import_module", imported.append)
+    name = "somebody.modeling"
+    with pytest.raises(ModelFileError, match=r"results of somebody\.modeling\.Output, of which torch knows nothing"):
+        read_model_file(exported)
+    name = "transformers.modeling_outputs"
+    assert read_model_file(exported).imported.program.nodes
+    assert imported == [name]
+    assert capfd.readouterr().err == ""
