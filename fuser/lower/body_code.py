@@ -10,6 +10,7 @@ from fuser.ir.mugraph import Stmt
 from fuser.ir.tiling import Init
 from fuser.ir.tiling import Loop
 from fuser.ir.tiling import Node
+from fuser.lower.causal_code import trips_needed
 from fuser.lower.dependent_launch import statements
 from fuser.lower.fold_code import contract
 from fuser.lower.fold_code import init
@@ -21,6 +22,7 @@ from fuser.lower.layer_code import rolled
 from fuser.lower.map_code import map_elements
 from fuser.lower.memory_code import load
 from fuser.lower.memory_code import store
+from fuser.lower.options import FLATTEN
 from fuser.lower.options import PERSISTENT
 from fuser.lower.options import SPECIALIZE
 from fuser.lower.writer import Writer
@@ -73,7 +75,8 @@ def _unrolled(w: Writer, node: Loop) -> None:
 def _loop(w: Writer, node: Loop) -> None:
     saved, owner, schedule = dict(w.values), w.tiles.owner, w.tiles.schedule
     special = SPECIALIZE.of(schedule) and not PERSISTENT.of(schedule) and w.tiles.multiplies(node)
-    trips = f"tl.range(0, {node.trips}, warp_specialize=True)" if special else f"range({node.trips})"
+    fewer = "" if special or FLATTEN.of(schedule) else trips_needed(w, node)
+    trips = f"tl.range(0, {node.trips}, warp_specialize=True)" if special else f"range({fewer or node.trips})"
     with w.out.indented(f"for {w.trip(node.axis)} in {trips}:"):
         w.loops.append(node.axis)
         w.around.append(w.tiles.accumulated(node))

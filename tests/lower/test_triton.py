@@ -122,6 +122,14 @@ def cases() -> dict[str, tuple[TensorProgram, KernelGraph, Schedule]]:
 CASES = cases()
 
 
+def test_a_loop_over_masked_columns_ends_behind_the_diagonal() -> None:
+    for name, ends in (("causal", True), ("causal, more keys", True), ("attention", False)):
+        _, graph, wanted = CASES[name]
+        (source,) = generate_graph(graph, wanted)
+        assert source is not None
+        assert ("range(tl.minimum(" in source.text) == ends
+
+
 @pytest.fixture(scope="module")
 def outcomes():
     """One interpreter checks all cases: starting it costs more than most of them."""

@@ -1,0 +1,45 @@
+"""Loops over columns of which a causal mask leaves nothing: they end behind the diagonal."""
+
+from __future__ import annotations
+
+from fuser.ir.mugraph import Stmt
+from fuser.ir.tiling import Loop
+from fuser.lower.dependent_launch import statements
+from fuser.lower.writer import Writer
+
+
+def trips_needed(w: Writer, node: Loop) -> str:
+    """How often a loop over the columns of a causal mask has to run, where later trips add nothing: what it sums is all made
+    of exponentials of what is masked. Empty where that is not known."""
+    stmts = [s for s in statements(node) if isinstance(s, Stmt)]
+    masks = [s for s in stmts if s.op == "causal_mask" and s.attr["cols"] == node.axis]
+    if len(masks) != 1 or any(s.kind == "store" for s in stmts):
+        return ""
+    rows = masks[0].attr["rows"]
+    if not rows or not (rows in w.loops or w.tiles.plans[rows].trips == 1):
+        return ""
+    gone, zero = {masks[0].value}, set[str]()
+    sums = {s.value for s in stmts if w.tiles.owner.get(s.value) == node.axis}
+    for s in stmts:
+        first = s.args[0] if s.args else ""
+        if s.value in sums:
+            if not (s.op == "max" and first in gone) and not (s.op in ("sum", "matmul") and zero.intersection(s.args)):
+                return ""
+        elif first in gone and (_grows(w, s) or (s.subtracts and s.args[1] not in gone)):
+            gone.add(s.value)
+        elif (s.op == "exp" and first in gone) or (s.op in ("cast", "scale", "mul") and zero.intersection(s.args)):
+            zero.add(s.value)
+    return _behind_diagonal(w, node, masks[0]) if sums else ""
+
+
+def _grows(w: Writer, stmt: Stmt) -> bool:
+    """Of -inf it is -inf."""
+    return stmt.op == "cast" or (stmt.op == "scale" and float(w.tiles.block.scalar(stmt.attr["scalar"])) > 0)
+
+
+def _behind_diagonal(w: Writer, node: Loop, mask: Stmt) -> str:
+    rows, cols = mask.attr["rows"], w.tiles.plans[node.axis]
+    last = max(w.active[rows], key=lambda p: p.offset + p.limit)
+    row = " + ".join(x for x in (w.start(rows, last), str(last.limit - 1 + int(mask.attr["offset"] or 0))) if x)
+    first = f" - {w.split_counter(node.axis)} * {cols.chunk}" if cols.grid > 1 else ""
+    return f"tl.minimum({node.trips}, ({row}{first}) // {cols.tile} + 1)"
