@@ -41,6 +41,7 @@ from fuser.files import printable
 from fuser.ir.ops import Array
 from fuser.outputs import replace_by
 from search.regions import Left
+from tvm_bridge.flavour import require_relay
 from tvm_bridge.result import Comparison
 from tvm_bridge.result import FusedRegion
 from tvm_bridge.result import Optimized
@@ -156,6 +157,7 @@ def _failed(name: str, error: Exception) -> FuserError:
 
 def _do(job: Job, folder: Path, stage: Stage) -> Any:
     stage("load")
+    require_relay()
     from tvm_bridge.back import live
     from tvm_bridge.back.relay import BuiltModel
 

@@ -71,7 +71,8 @@ class Planned:
     why: Mapping[str, int]
 
     def __str__(self) -> str:
-        said = f"{self.inside} of {self.launches} kernels of the plan are in TVM's model, as {len(self.regions)} functions"
+        functions = f"{len(self.regions)} function{'s' * (len(self.regions) != 1)}"
+        said = f"{self.inside} of {self.launches} kernels of the plan are in TVM's model, as {functions}"
         return said + "".join(f"; {n} left to TVM: {why}" for why, n in self.why.items())
 
 

@@ -15,7 +15,9 @@ from torch import nn
 import fuser
 from fuser.cli import main
 from fuser.errors import EnvironmentError_
+from fuser.errors import ModelFileError
 from fuser.errors import UsageError
+from tests.paths import RELAY
 from tvm_bridge import flavour
 from tvm_bridge import relaxed
 from tvm_bridge.back import relax_library
@@ -46,6 +48,19 @@ def test_an_unknown_runtime_is_named(model: Path) -> None:
 def test_relay_takes_relay_models_alone(model: Path) -> None:
     with pytest.raises(UsageError, match="no Relay model"):
         fuser.optimize(model, runtime="relay")
+
+
+@pytest.mark.parametrize("name", ["old_0_6.json", "old_0_8.json"])
+def test_relay_files_of_any_age_run_in_torch(name: str) -> None:
+    found = fuser.optimize(RELAY / name, runtime="torch", on="cpu", check=False, jobs=1)
+    assert found.trial is not None and found.trial.ok
+
+
+@pytest.mark.relay
+def test_a_relay_file_that_tvm_does_not_load_says_what_does(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match="this TVM cannot load") as found:
+        fuser.optimize(RELAY / "old_0_8.json", runtime="relay", on="none", check=False, jobs=1)
+    assert "--runtime torch" in (found.value.hint or "")
 
 
 @pytest.mark.parametrize("installed", [{}, {"tvm": ["xtc-tvm-python-bindings"]}])
@@ -90,3 +105,10 @@ def test_any_model_becomes_a_library(model: Path, tmp_path: Path, capsys: pytest
     assert made[:4] == b"\x7fELF"
     assert all(name.encode() in made for name in report["kernels"])
     assert json.dumps({"inputs": report["model"]["inputs"]})[1:-1].encode() in made, "it says how it is called"
+
+
+@pytest.mark.relax
+def test_relay_without_its_tvm_says_what_to_install() -> None:
+    with pytest.raises(EnvironmentError_, match="has no Relay") as found:
+        fuser.optimize(RELAY / "old_0_8.json", runtime="relay", on="none", check=False, jobs=1)
+    assert "mufuser[relay]" in (found.value.hint or "")

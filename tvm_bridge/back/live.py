@@ -55,7 +55,8 @@ def load(model: str | Path, params: str | Path | None, name: str) -> tuple[Any, 
     except Exception as error:  # TVM raises many classes: the file is not what this TVM writes
         last = (str(error).strip().splitlines() or [type(error).__name__])[-1]
         raise ModelFileError(
-            f"this TVM cannot load {name}: {printable(last, 400)}", "save it again with the TVM that is installed"
+            f"this TVM cannot load {name}: {printable(last, 400)}",
+            "save it again with the TVM that is installed, or leave TVM out (--runtime torch)",
         ) from error
 
 
