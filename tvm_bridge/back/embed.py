@@ -17,11 +17,12 @@ from dataclasses import dataclass
 from dataclasses import field
 from pathlib import Path
 from typing import Any
-from typing import Protocol
 
 from fuser.errors import EnvironmentError_
 from fuser.errors import ProgramError
 from fuser.errors import UnsupportedError
+from fuser.lower.compile import KernelArg
+from fuser.lower.compile import KernelArtifact
 
 SCRATCH_POINTERS = 2
 """Triton's entries end in a global and a profile scratch pointer; a kernel that needs neither gets null."""
@@ -35,34 +36,6 @@ Signature = tuple[Sequence[tuple[tuple[int, ...], str]], Sequence[tuple[tuple[in
 """Shape and dtype of each input and of each output of a region's function."""
 
 
-class KernelArg(Protocol):
-    """A tensor in device memory, named as in :class:`RegionKernels`."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def dtype(self) -> str: ...
-
-
-class CompiledKernel(Protocol):
-    """The part of a compiled kernel that embedding reads; ``shared_bytes`` is dynamic shared memory per block."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def ptx(self) -> str: ...
-    @property
-    def grid(self) -> tuple[int, int, int]: ...
-    @property
-    def num_warps(self) -> int: ...
-    @property
-    def shared_bytes(self) -> int: ...
-    @property
-    def args(self) -> Sequence[KernelArg]: ...
-
-
 @dataclass(frozen=True)
 class RegionKernels:
     """The kernels that compute a region, in launch order.
@@ -72,7 +45,7 @@ class RegionKernels:
     function takes behind its inputs where it is built for a GPU.
     """
 
-    kernels: tuple[CompiledKernel, ...]
+    kernels: tuple[KernelArtifact, ...]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     intermediates: Mapping[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)
@@ -124,7 +97,7 @@ def entry_parameters(ptx: str, name: str) -> int:
     return len(re.findall(r"\.param\b", found[1]))
 
 
-def entry_name(symbol: str, index: int, kernel: CompiledKernel) -> str:
+def entry_name(symbol: str, index: int, kernel: KernelArtifact) -> str:
     """Name of a kernel inside a model. An exported library has one name space, so the region's symbol is part of it."""
     return f"{symbol}_{index}_{kernel.name}"
 
@@ -134,18 +107,18 @@ def rename_entry(ptx: str, old: str, new: str) -> str:
     return re.sub(rf"(?<![\w$.%]){re.escape(old)}(?=_param_\d+\b|(?![\w$]))", new, ptx)
 
 
-def launch_tags(kernel: CompiledKernel, prefix: str = "tir") -> list[str]:
+def launch_tags(kernel: KernelArtifact, prefix: str = "tir") -> list[str]:
     """TVM's names of the launch arguments, in the order of :func:`launch_values`; ``prefix`` is ``tirx`` from TVM 0.27."""
     shared = [f"{prefix}.use_dyn_shared_memory"] if kernel.shared_bytes else []
     return ["threadIdx.x", "blockIdx.x", "blockIdx.y", "blockIdx.z", *shared]
 
 
-def launch_values(kernel: CompiledKernel) -> list[int]:
+def launch_values(kernel: KernelArtifact) -> list[int]:
     """Threads of a block, grid, and bytes of dynamic shared memory if there are any."""
     return [WARP * kernel.num_warps, *kernel.grid, *([kernel.shared_bytes] if kernel.shared_bytes else [])]
 
 
-def metadata(entry: str, kernel: CompiledKernel, version: str, prefix: str = "tir") -> dict[str, Any]:
+def metadata(entry: str, kernel: KernelArtifact, version: str, prefix: str = "tir") -> dict[str, Any]:
     """What TVM keeps beside the PTX, in ``NAME.tvm_meta.json``."""
     info = {
         "name": "",

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from typing import cast
 
 import numpy as np
 import pytest
@@ -58,7 +59,7 @@ def two_kernels() -> RegionKernels:
     x, h, w, o = Arg("X", (4, 8)), Arg("H", (4, 16)), Arg("W", (16, 8)), Arg("O", (4, 8))
     first = Kernel("up", (x, h), grid=(5, 6, 7), num_warps=8, shared_bytes=8192)
     second = Kernel("down", (h, w, o))
-    return RegionKernels((first, second), ("X", "W"), ("O",), {"H": ((4, 16), "float32")})
+    return RegionKernels(cast(Any, (first, second)), ("X", "W"), ("O",), {"H": ((4, 16), "float32")})
 
 
 SIGNATURE = ([((4, 8), "float32"), ((16, 8), "float32")], [((1, 4, 8), "float32")])
@@ -134,9 +135,9 @@ def test_ptx_of_another_kernel_is_refused() -> None:
 
     args = (Arg("X", (4,)), Arg("O", (4,)))
     with pytest.raises(FuserError, match="no entry 'k'"):
-        RegionKernels((Foreign("k", args),), ("X",), ("O",)).validate()
+        RegionKernels((cast(Any, Foreign("k", args)),), ("X",), ("O",)).validate()
     with pytest.raises(FuserError, match="has 3 parameters, not 2 and two"):
-        RegionKernels((Short("k", args),), ("X",), ("O",)).validate()
+        RegionKernels((cast(Any, Short("k", args)),), ("X",), ("O",)).validate()
 
 
 def test_kernels_of_another_region_are_refused() -> None:
