@@ -187,7 +187,7 @@ def show(result: Optimized, report: dict[str, Any], output: Path) -> None:
     print_table(plan.title, plan.heads, plan.rows(), plan.notes())
     if result.buckets:
         rows = [(said(b.sizes), len(b.made.graph.kernels), f"{b.made.plan.us:.1f}") for b in result.buckets]
-        print_table("buckets (the plan is of the largest)", ("up to", "kernels >", "µs >"), rows)
+        print_table("buckets", ("up to", "kernels >", "µs >"), rows, ["the plan is the last one's"])
     carved = result.relay and result.library is None
     if carved:
         _show_regions(result, report)

@@ -388,7 +388,7 @@ def _static(node: Any, shape: Any) -> tuple[int, ...]:
         if not isinstance(extent, int):
             raise ProgramError(
                 f"dimension {i} of {node.name!r} is dynamic ({extent}): shapes must be static",
-                "give its sizes (--buckets, buckets=), or export without dynamic_shapes",
+                "give its sizes (optimize --buckets, buckets= in Python), or export without dynamic_shapes",
             )
         if extent < 1:
             raise ProgramError(f"dimension {i} of {node.name!r} is empty", "give example inputs of the sizes that you deploy")

@@ -57,7 +57,8 @@ def padded(known: Imported, sizes: Mapping[str, int], other: Imported, others: M
                 f"{known.program.name!r} returns a number that {' or '.join(sizes)} decides", "return tensors alone"
             )
     active = {s: n for s, n in sizes.items() if n > 1}
-    walk = _Walk(Builder(known.program.name, reserved=frozenset(known.program.table)), active, others)
+    name = known.program.name
+    walk = _Walk(Builder(name, reserved=frozenset(known.program.table)), active, others, f"{name!r} cannot be padded")
     env: dict[str, Value] = {}
     for n, m in zip(known.program.inputs, other.program.inputs, strict=True):
         env[n] = walk.input(n, known, m, other)
@@ -76,8 +77,8 @@ def _said(sizes: Mapping[str, int]) -> str:
 class _Walk:
     """One walk over both programs. ``sizes`` are those that may be smaller in a call."""
 
-    def __init__(self, builder: Builder, sizes: Mapping[str, int], others: Mapping[str, int]) -> None:
-        self.builder, self.sizes, self.others = builder, sizes, others
+    def __init__(self, builder: Builder, sizes: Mapping[str, int], others: Mapping[str, int], refusal: str) -> None:
+        self.builder, self.sizes, self.others, self.refusal = builder, sizes, others, refusal
         self.pairs = {(n, others[s]): s for s, n in sizes.items()}
         self.extras: dict[str, Extra] = {}
         self.inputs: dict[str, Ref] = {}
@@ -190,9 +191,8 @@ class _Walk:
                 if error.hint:
                     raise
                 what = f"{node.attr.get('callee', node.op)} ({node.output})"
-                raise UnsupportedError(
-                    f"{program.name!r} cannot be padded along {' or '.join(self.sizes)}: {what} {error.message}", HINT
-                ) from error
+                said = f"{self.refusal} along {' or '.join(self.sizes)}: {what} {error.message}"
+                raise UnsupportedError(said, HINT) from error
             env[node.output] = found
             theirs[node.output] = its.output
 
@@ -261,6 +261,7 @@ class _Walk:
             ref = self.builder.op("scale", ref, scalar=scalar, dtype=dtype)
         for symbol, exponent in power.items():
             ref = self.builder.op("mul", ref, self.extra(symbol, str(exponent), "float32", 1), dtype=dtype)
+        ref = ref if x.ref.shape else self.builder.op("reshape", ref, shape=())
         return Value(ref, x.dims, x.tame)
 
     def _map(self, site: Site, args: list[Value]) -> Dims:
@@ -348,7 +349,7 @@ class _Walk:
         one."""
         node, args = site.node, list(site.args)
         inner, its = site.inside()
-        dry = _Walk(Builder(node.op), self.sizes, self.others)
+        dry = _Walk(Builder(node.op), self.sizes, self.others, f"{self.refusal} (in {node.op})")
         given = zip(inner.inputs, args, strict=True)
         held = {n: replace(a, ref=dry.builder.input(n, a.ref.shape, a.ref.tensor.dtype)) for n, a in given}
         dry.run(inner, its, held)

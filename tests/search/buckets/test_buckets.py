@@ -125,6 +125,14 @@ class Conv(nn.Module):
         return nn.functional.max_pool2d(self.norm(self.conv(x)), 2).flatten(1)
 
 
+@pytest.mark.parametrize("does", [torch.mean, lambda x: x.abs().mean(), lambda x: (x * x).mean((0, 1, 2), keepdim=True)])
+def test_means_of_everything(does: Callable[[torch.Tensor], Any]) -> None:
+    module = Doing(does)
+    run = bucketed(module, (torch.randn(2, 6, 4),), {"x:1": (8,)})
+    for n in (1, 5, 8):
+        agree(run, module, torch.randn(2, n, 4))
+
+
 def test_a_batch_of_images() -> None:
     module = Conv().eval()
     run = bucketed(module, (torch.randn(3, 2, 8, 8),), {"x:0": (4,)})
