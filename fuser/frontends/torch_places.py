@@ -12,7 +12,7 @@ from fuser.frontends.torch_call import Call
 from fuser.frontends.torch_call import is_tensor
 from fuser.frontends.torch_call import number_of
 from fuser.ir.builder import Ref
-from fuser.ir.element_rules import LARGEST
+from fuser.ir.element_windows import LARGEST
 
 
 def _read(c: Call, i: int) -> bool:

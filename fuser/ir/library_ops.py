@@ -11,7 +11,8 @@ import numpy as np
 
 from fuser.errors import ProgramError
 from fuser.ir import element_rules
-from fuser.ir.element_rules import each
+from fuser.ir import element_windows
+from fuser.ir.element_windows import each
 from fuser.ir.elements import by_rule
 from fuser.ir.opdef import Array
 from fuser.ir.opdef import Attrs
@@ -32,7 +33,7 @@ def _fold(name: str, numpy: Any, dtype: str = "", torch: tuple[str, ...] = ()) -
         return np.asarray(numpy(x, axis=dim, keepdims=keepdim))
 
     attrs = ("dim", "keepdim", "dtype") if dtype else ("dim", "keepdim")
-    rule = element_rules.along({"any": "or", "all": "and"}.get(name, name))
+    rule = element_windows.along({"any": "or", "all": "and"}.get(name, name))
     return OpDef(name, "library", 1, call, attrs=attrs, optional=attrs, torch=torch or (name,), shape=_along, element=rule)
 
 
@@ -173,7 +174,7 @@ def _pooling(kind: str, rank: int) -> OpDef:
         return parts.max(-1) if kind == "max" else parts.mean(-1)
 
     return OpDef(f"{kind}_pool{rank}d", "library", 1, call, attrs=attrs, optional=attrs[1:], torch=(f"{kind}_pool{rank}d",),
-                 shape=lambda s, a: _pool_shape(s, a, rank), element=element_rules.pooling(kind, rank),
+                 shape=lambda s, a: _pool_shape(s, a, rank), element=element_windows.pooling(kind, rank),
                  eager=f"nn.functional.{kind}_pool{rank}d")  # fmt: skip
 
 
@@ -181,7 +182,7 @@ def _adaptive(kind: str, rank: int, places: bool = False) -> OpDef:
     name = f"adaptive_{kind}_pool{rank}d" + "_places" * places
     attrs = ("output_size", "dtype") if places else ("output_size",)
     return OpDef(name, "library", 1, by_rule(name), attrs=attrs, optional=attrs[1:],
-                 shape=lambda s, a: (*s[0][:-rank], *a["output_size"]), element=element_rules.adaptive(kind, places),
+                 shape=lambda s, a: (*s[0][:-rank], *a["output_size"]), element=element_windows.adaptive(kind, places),
                  eager=f".{name}" if places else f"nn.functional.{name}")  # fmt: skip
 
 
@@ -189,7 +190,7 @@ def _pooled_from(rank: int) -> OpDef:
     """The places that a pooling takes its elements from, counted over all of the trailing axes."""
     attrs, name = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "dtype"), f"max_pool{rank}d_places"
     return OpDef(name, "library", 1, by_rule(name), attrs=attrs, optional=attrs[1:], shape=lambda s, a: _pool_shape(s, a, rank),
-                 element=element_rules.pooling("max", rank, places=True), eager=f".{name}")  # fmt: skip
+                 element=element_windows.pooling("max", rank, places=True), eager=f".{name}")  # fmt: skip
 
 
 def _last(entry: OpDef) -> OpDef:
@@ -206,7 +207,7 @@ def _last(entry: OpDef) -> OpDef:
         found = entry.shape(first(shapes), attrs)
         return (found[0], *found[2:], found[1])
 
-    rule = element_rules.pooling(entry.name[:3], int(entry.name[-2]), last=True) if "pool" in entry.name else None
+    rule = element_windows.pooling(entry.name[:3], int(entry.name[-2]), last=True) if "pool" in entry.name else None
     return OpDef(f"{entry.name}_last", "library", abs(entry.arity) + (entry.arity < 0), call, attrs=entry.attrs,
                  optional=entry.optional, flops=entry.flops, shape=shape, eager=f".{entry.name}_last",
                  element=rule)  # fmt: skip

@@ -11,8 +11,9 @@ import numpy as np
 
 from fuser.errors import ProgramError
 from fuser.ir import element_rules
+from fuser.ir import element_windows
 from fuser.ir.element_rules import borders
-from fuser.ir.element_rules import each
+from fuser.ir.element_windows import each
 from fuser.ir.elements import by_recipe
 from fuser.ir.elements import by_rule
 from fuser.ir.opdef import Array
@@ -151,7 +152,7 @@ def _resized_shape(shapes: Sequence[Shape], attrs: Attrs) -> Shape:
 
 def _unfolded_shape(shapes: Sequence[Shape], attrs: Attrs) -> Shape:
     x, window = shapes[0], each(attrs["kernel_size"], 2, 1)
-    return (*x[:-3], x[-3] * math.prod(window), math.prod(element_rules.places_of(x[-2:], attrs)))
+    return (*x[:-3], x[-3] * math.prod(window), math.prod(element_windows.places_of(x[-2:], attrs)))
 
 
 def _folded_shape(shapes: Sequence[Shape], attrs: Attrs) -> Shape:
@@ -185,11 +186,11 @@ PLACES: tuple[OpDef, ...] = (
     _padding("reflection_pad", "reflect", element_rules.reflection),
     _padding("replication_pad", "edge", element_rules.replication),
     OpDef("resize", "library", 1, by_rule("resize"), attrs=("output_size", "mode", "align_corners"), optional=("align_corners",),
-          shape=_resized_shape, flops=8, element=element_rules.resized, eager=".resize"),
+          shape=_resized_shape, flops=8, element=element_windows.resized, eager=".resize"),
     OpDef("unfold", "library", 1, by_rule("unfold"), attrs=_WINDOW, optional=_WINDOW[1:], torch=("im2col",),
-          shape=_unfolded_shape, flops=0, element=element_rules.unfold, eager="nn.functional.unfold"),
+          shape=_unfolded_shape, flops=0, element=element_windows.unfold, eager="nn.functional.unfold"),
     OpDef("fold", "library", 1, by_rule("fold"), attrs=("output_size", *_WINDOW), optional=_WINDOW[1:], torch=("col2im",),
-          shape=_folded_shape, element=element_rules.fold, eager="nn.functional.fold"),
+          shape=_folded_shape, element=element_windows.fold, eager="nn.functional.fold"),
     *(OpDef(name, "library", 1, lambda x, *, diagonal=0, f=f, **_: f(x, diagonal), attrs=("diagonal",), optional=("diagonal",),
             torch=(name,), shape=first, flops=0, element=element_rules.triangle(name))
       for name, f in (("tril", np.tril), ("triu", np.triu))),
