@@ -1,5 +1,4 @@
-"""Modules with the habits of users: half precision inside, batches of one, odd shapes, tensors that do not lie in order, whole
-numbers, several results, dictionaries, None, numbers among the arguments, keyword arguments."""
+"""Modules with the habits of users: odd shapes, tensors that do not lie in order, several results, keyword arguments."""
 
 from __future__ import annotations
 
