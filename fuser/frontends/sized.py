@@ -111,7 +111,8 @@ def sized_module(
         for name, axis in places:
             rank = len(getattr(values.get(name), "shape", ()))
             if not -rank <= axis < rank:
-                raise UsageError(f"{size!r} names no dimension of an input tensor", f"inputs: {', '.join(values)}")
+                hint = f"inputs: {', '.join(values)}; with tensors in tuples, export it with dynamic_shapes and pass that"
+                raise UsageError(f"{size!r} names no dimension of an input tensor", hint)
             shapes[name] = {**(shapes[name] or {}), axis % rank: dim}
             ones.setdefault(name, []).extend([axis % rank] if values[name].shape[axis] == 1 else [])
     kind = type(module).__name__

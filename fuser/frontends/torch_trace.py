@@ -23,8 +23,10 @@ def traced(module: Any, example_inputs: tuple[Any, ...], example_kwargs: dict[st
         with warnings.catch_warnings(), true_states():
             warnings.simplefilter("ignore", UserWarning)  # attributes that a module sets anew, such as the weights of an LSTM
             return _alike(module, lambda: torch.export.export(module, example_inputs, example_kwargs, dynamic_shapes=sizes))
-    # torch.export without dynamo runs the module on fake tensors and passes on what the module raises
-    except (RuntimeError, TypeError, ValueError) as error:
+    # torch.export without dynamo runs the module on fake tensors and passes on what the module raises; of open sizes it asserts
+    except (AssertionError, RuntimeError, TypeError, ValueError) as error:
+        if isinstance(error, AssertionError) and not sizes:
+            raise
         first = str(error).strip().split("\n", 1)[0]
         raise UntraceableError(
             f"torch.export cannot trace {name}: {first}",
