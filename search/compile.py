@@ -238,7 +238,7 @@ def compile_imported(known: Imported, spec: Device, device: str | None, how: How
             done = _as_one(known.program, spec, device, (None, None, 0.0), how)
             more = (known.called, None, how.pool)
             one = CompiledProgram(known.program, spec, done, runs, known.params, known.inputs, how.capture, None, *more)
-            if device in (None, "cpu") or measures(how.tuning.effort) or not one.graph.blocks:
+            if device in (None, "cpu") or measures(how.tuning.effort) or not done.candidate.graph.blocks:
                 return one
             joint = joint_seconds(known.program, spec, doubted=True)
             apart = _exact(known.program) or moves_elements(known.program) or _masked(known.program)
