@@ -38,7 +38,7 @@ from fuser.ir.places import flat
 from fuser.ir.places import holds
 from fuser.ir.places import value
 
-LONGEST = 1500
+LONGEST = 800
 """Steps of a tape beyond which a kernel would be absurd."""
 MOST = 64
 """Elements of a window, or of a fold, that are written out."""

@@ -102,6 +102,8 @@ class Writer:
 
     def write(self, out: str) -> list[str]:
         value, dtype = self.steps(), self.tape.dtype
+        if dtype not in TYPES:
+            raise UnsupportedError(f"a tensor of {dtype} has no Triton form")
         if dtype == "bool":
             value = f"{value} != 0"
         elif dtype not in FLOAT_DTYPES:

@@ -41,7 +41,8 @@ ENOUGH = 264
 SAMPLES = 3
 """Blocks of which sectors are counted."""
 FEW, SOME = 4, 12
-"""Loads for one element up to which a thread has eight, or four of them."""
+"""Loads for one element up to which a thread has four, or where neighbours lie beside each other eight of them; of a window it
+has one, so that neighbouring threads read neighbours."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +174,7 @@ def _times(p: Place, atom: Atom) -> int:
 def tilings(tape: Tape) -> list[Tiling]:
     """The ways to divide a result: neighbours by neighbours, and tiles along each dimension that is long."""
     count, loads = math.prod(tape.shape), len(tape.loads)
-    each = 8 if loads <= FEW else 4 if loads <= SOME else 1
+    each = 8 if loads <= SOME and _side_by_side(tape) else 4 if loads <= FEW else 1
     while each > 1 and count < ENOUGH * 128 * each:
         each //= 2
     found = [Tiling(tape, 128 * each if each > 1 else 256, 4 if each > 1 else 8)]
@@ -182,6 +183,21 @@ def tilings(tape: Tape) -> list[Tiling]:
         long = [i for i in range(last) if tape.shape[i] >= 8]
         found += [Tiling(tape, 0, 8, i) for i in long if tape.shape[last] >= 8]
     return found
+
+
+def _side_by_side(tape: Tape) -> bool:
+    """Whether elements beside each other are loaded from places beside each other, or from one."""
+    last = {a for i, n in enumerate(tape.shape[-1:], len(tape.shape) - 1) for a, _ in coordinate(i, n).terms}
+    moving = set[int]()
+
+    def moves(atom: Atom) -> bool:
+        inner = {atom} | {x for p in atom.args for x in atoms_of(p)}
+        return bool(inner & last) or any(x.kind == "value" and x.number in moving for x in inner)
+
+    for i, s in enumerate(tape.steps):
+        if moving.intersection(s.args) or any(moves(a) for a in atoms_of(s.at) | atoms_of(s.under)):
+            moving.add(i)
+    return not any(moves(a) and not (a in last and abs(c) == 1) for s in tape.loads for a, c in s.at.terms)
 
 
 def best_tiling(tape: Tape) -> tuple[Tiling, Traffic]:
