@@ -230,20 +230,21 @@ class How:
 
 def compile_imported(known: Imported, spec: Device, device: str | None, how: How = How()) -> CompiledProgram:
     """A program as one region or by parts."""
-    jobs, one = cores() if how.jobs is None else how.jobs, None
+    jobs, waiting = cores() if how.jobs is None else how.jobs, None
     runs = device if how.compiled else None
+
+    def whole(tuned: Tuned) -> CompiledProgram:
+        done = _made(tuned, spec, device, how)
+        more = (known.called, None, how.pool)
+        return CompiledProgram(known.program, spec, done, runs, known.params, known.inputs, how.capture, None, *more)
+
     if not is_model(known.program):
         how.say("tuning and checking one region")
         with suppress(NoValidKernelError, UnsupportedError):
-            done = _as_one(known.program, spec, device, (None, None, 0.0), how)
-            more = (known.called, None, how.pool)
-            one = CompiledProgram(known.program, spec, done, runs, known.params, known.inputs, how.capture, None, *more)
-            if device in (None, "cpu") or measures(how.tuning.effort) or not done.candidate.graph.blocks:
-                return one
-            joint = joint_seconds(known.program, spec, doubted=True)
-            apart = _exact(known.program) or moves_elements(known.program) or _masked(known.program)
-            if not apart and (joint is None or joint > LESS * done.candidate.seconds):
-                return one
+            tuned = _tuned(known.program, spec, device, (None, None, 0.0), how)
+            if device in (None, "cpu") or measures(how.tuning.effort) or not _apart(tuned, spec):
+                return whole(tuned)
+            waiting = tuned
     with ProcessPoolExecutor(jobs, APART) if jobs > 1 else nullcontext() as pool:
         model = compile_model(
             known.program,
@@ -255,10 +256,24 @@ def compile_imported(known: Imported, spec: Device, device: str | None, how: How
             tuning=how.tuning,
         )
     doubt = MASKED if _masked(known.program) else 1.0
-    if one is not None and doubt * one.realised.candidate.seconds <= model.whole.candidate.seconds:
-        return one
+    if waiting is not None and doubt * waiting.winner.seconds <= model.whole.candidate.seconds:
+        with suppress(NoValidKernelError, UnsupportedError):
+            return whole(waiting)
     more = (known.called, None, how.pool)
     return CompiledProgram(model.program, spec, model.whole, runs, model.params, known.inputs, how.capture, model, *more)
+
+
+def _apart(tuned: Tuned, spec: Device) -> bool:
+    """Whether a program may be faster by parts than as one region with kernels of ours."""
+    program, joint = tuned.program, joint_seconds(tuned.program, spec, doubted=True)
+    if not tuned.winner.candidate.graph.blocks:
+        return False
+    return (
+        _exact(program)
+        or moves_elements(program)
+        or _masked(program)
+        or (joint is not None and joint <= LESS * tuned.winner.seconds)
+    )
 
 
 def _masked(program: TensorProgram) -> bool:
@@ -301,7 +316,18 @@ def _as_one(
     given: tuple[KernelGraph | None, Schedule | None, float],
     how: How,
 ) -> Realised:
-    """The program as one region; ``given`` are a structure, a schedule, and seconds for the superoptimizer."""
+    """The program as one region."""
+    return _made(_tuned(program, spec, device, given, how), spec, device, how)
+
+
+def _tuned(
+    program: TensorProgram,
+    spec: Device,
+    device: str | None,
+    given: tuple[KernelGraph | None, Schedule | None, float],
+    how: How,
+) -> Tuned:
+    """A schedule of it; ``given`` are a structure, a schedule, and seconds for the superoptimizer."""
     graph, schedule, superoptimize = given
     graphs = _graphs(program, graph, schedule, superoptimize)
     if graph is not None:
@@ -319,6 +345,10 @@ def _as_one(
         tuned = found or tune_fast(program, spec, seed=how.seed, graphs=graphs)
         if superoptimize and found is None:
             tuned = wary(tuned, with_libraries(structures(program)))
+    return tuned
+
+
+def _made(tuned: Tuned, spec: Device, device: str | None, how: How) -> Realised:
     if device == "cpu" or not how.compiled:
         return verified(tuned)
     return realise([tuned], spec, checked=how.checked, seed=how.seed)[0]
