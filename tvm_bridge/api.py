@@ -114,8 +114,8 @@ def optimize(model: str | Path | Any, params: str | Path | Mapping[str, Any] | N
     of the target's kind, if there is one. ``whole=False`` leaves out the kernels of the whole model: of a Relay model TVM is
     given the regions alone that are memory-bound chains of products.
 
-    ``effort`` and ``records`` are those of :func:`fuser.compile`, for the kernels of the whole model; the regions that TVM is
-    given are chosen by the model alone.
+    ``effort`` and ``records`` are those of :func:`fuser.compile`, for the kernels of the whole model; without these the
+    regions that TVM is given are chosen by the model alone.
 
     ``build`` asks for a Relay model compiled by TVM (None: where one is installed, and ``failure`` of the result says why there
     is none). ``compare`` runs it against the unpartitioned one. TVM works in a process of its own, for ``timeout`` seconds at

@@ -3,9 +3,9 @@
     python -m experiments.mcfuser.tvm_alone FOLDER [NAME...]      # with TVM 0.27, without a GPU
 
 Attention is written out (TVM's own operator becomes loops without tensor cores), products sum in float32, and weights are
-transposed once (LiftTransformParams). There are no tuned schedules: this wheel has MetaSchedule, but its mutator of thread
-bindings (a default) and its search strategy ``replay-trace`` end the process by a segmentation fault on a plain product of
-512 × 512, and ``Schedule.tensorize`` does with the instructions that its rules for tensor cores choose.
+transposed once (LiftTransformParams). The architecture is called sm_90: DLight takes tensor cores where that is a number, and
+sm_90a is none to it. Its schedules for them (and MetaSchedule: :mod:`experiments.mcfuser.tvm_tuned`) need tvm_ffi 0.1.14: with
+0.1.15 TVM ends the process where it serialises a function, which every tensorized block takes.
 """
 
 from __future__ import annotations
