@@ -12,7 +12,7 @@ def trips_needed(w: Writer, node: Loop) -> str:
     """How often a loop over the columns of a causal mask has to run, where later trips add nothing: what it sums is all made
     of exponentials of what is masked. Empty where that is not known."""
     stmts = [s for s in statements(node) if isinstance(s, Stmt)]
-    masks = [s for s in stmts if s.op == "causal_mask" and s.attr["cols"] == node.axis]
+    masks = [s for s in stmts if s.masks and s.attr["cols"] == node.axis]
     if len(masks) != 1 or any(s.kind == "store" for s in stmts):
         return ""
     rows = masks[0].attr["rows"]
@@ -23,18 +23,18 @@ def trips_needed(w: Writer, node: Loop) -> str:
     for s in stmts:
         first = s.args[0] if s.args else ""
         if s.value in sums:
-            if not (s.op == "max" and first in gone) and not (s.op in ("sum", "matmul") and zero.intersection(s.args)):
+            if not (s.maximizes and first in gone) and not (s.adds and zero.intersection(s.args)):
                 return ""
         elif first in gone and (_grows(w, s) or (s.subtracts and s.args[1] not in gone)):
             gone.add(s.value)
-        elif (s.op == "exp" and first in gone) or (s.op in ("cast", "scale", "mul") and zero.intersection(s.args)):
+        elif (s.exponential and first in gone) or ((s.casts or s.multiplies or s.op == "scale") and zero.intersection(s.args)):
             zero.add(s.value)
     return _behind_diagonal(w, node, masks[0]) if sums else ""
 
 
 def _grows(w: Writer, stmt: Stmt) -> bool:
     """Of -inf it is -inf."""
-    return stmt.op == "cast" or (stmt.op == "scale" and float(w.tiles.block.scalar(stmt.attr["scalar"])) > 0)
+    return stmt.casts or (stmt.op == "scale" and float(w.tiles.block.scalar(stmt.attr["scalar"])) > 0)
 
 
 def _behind_diagonal(w: Writer, node: Loop, mask: Stmt) -> str:
