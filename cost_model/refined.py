@@ -106,6 +106,8 @@ def times(w: Work, device: Device, c: Constants, chained: bool = False) -> dict[
     busy = busy + w.bare / (c.sm_bandwidth * clock)
     fetch = w.fetched * c.fetch * np.where(among & (WARM_PART * w.memory <= device.l2_bytes), WARM, 1.0)
     waits = w.waits * c.wait + w.rewaits * c.rewait + w.unbuffered * c.fetch + w.boxes * c.descriptor
+    # rows of weights that no loop reads are under way before the kernel waits for the one in front
+    waits = np.where(chained & (w.flat > 0) & (w.trips == 0) & (w.programs == w.blocks), 0.0, waits)
     # a pipeline that goes on from place to place waits once
     starts = programs * c.block
     turns = waves * (busy + fetch) + (waves - 1.0) * np.where(w.flattened > 0, 0.0, waits) + starts
