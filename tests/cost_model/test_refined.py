@@ -227,3 +227,13 @@ def test_among_others_a_kernel_finds_in_l2_what_it_reads(rows: int, width: int, 
     assert matmul_seconds(Product(1, rows, width, 768, "float16"), H200, chained=True) < matmul_seconds(
         Product(1, rows, width, 768, "float16"), H200
     )
+
+
+@pytest.mark.parametrize(("order", "k", "waits"), [("", 2048, False), ("k", 512, True)])
+def test_rows_of_weights_that_no_loop_reads_are_under_way_before_a_kernel_waits(order: str, k: int, waits: bool) -> None:
+    b = Builder("row", "float16")
+    (block,) = one_kernel(b.build(Y=b.input("X", (1, 2048)) @ b.input("W", (4096, 2048)).T)).blocks
+    w = work(schedule_features(block, kernel(order, n=4, k=k, stages=2)), H200)
+    assert w.flat[0] > 0  # no tensor core
+    assert times(w, H200, constants_of(H200))["waits"][0] > 0
+    assert bool(times(w, H200, constants_of(H200), True)["waits"][0]) == waits
