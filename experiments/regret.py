@@ -49,6 +49,7 @@ from search.libraries import with_libraries
 from search.measure.measurement import Turn
 from search.measure.measurer import Bench
 from search.measure.records import Records
+from search.realise import realise
 from search.space.evolve import FULL
 from search.tune import tune_fast
 from search.tuner.campaign import Campaign
@@ -95,7 +96,9 @@ def begin(program: TensorProgram, device: Device, seed: int) -> Begun | None:
     effort = replace(FULL, population=128)
     try:
         pool = pool_of(program, device, [part(job) for job in jobs_of(program, graphs, device, effort, seed)])
-        choice = pool.include([tune_fast(program, device, graphs=graphs).winner.candidate])
+        # what spills, or does not compile, is not taken
+        (taken,) = realise([tune_fast(program, device, graphs=graphs)], device, checked=False)
+        choice = pool.include([taken.candidate.candidate])
     except FuserError:
         return None
     hunt = Hunt(program, pool, effort, seed)
