@@ -47,6 +47,7 @@ from search.cover.plan import Plan
 from search.cover.plan import plan_of_parts
 from search.cover.prices import by_library
 from search.cover.prices import in_layouts
+from search.cover.prices import joint_seconds
 from search.cover.select import selected
 from search.cover.stitch import stitch
 from search.cover.turned import turned
@@ -165,7 +166,7 @@ def compile_model(
         failed = _realise(chosen, offers.tuned, done, kernels)
         if not failed:
             break
-        offers = replace(offers, tuned=_without(offers.tuned, failed, device))
+        offers = replace(offers, tuned=_without(offers.tuned, failed, pricing))
     program, params, tuned = offers.program, offers.params, offers.tuned
     stages.begin("joining", "putting the kernels into one graph")
     found = tuple(done[p.key] for p in chosen.parts)
@@ -263,13 +264,15 @@ def _stands(tuned: Tuned) -> bool:
     return calls == [(n.op, n.inputs, n.output) for n in tuned.program.nodes] and not tuned.winner.graph.blocks
 
 
-def _without(tuned: Mapping[Part, Tuned], failed: Collection[str], device: Device) -> dict[Part, Tuned]:
-    """The parts but those whose kernels do not hold: a library call stands for what is one operator."""
+def _without(tuned: Mapping[Part, Tuned], failed: Collection[str], pricing: Pricing) -> dict[Part, Tuned]:
+    """The parts but those whose kernels do not hold: a call stands for what is one operator, and what torch's compiler makes
+    for several."""
     found: dict[Part, Tuned] = {}
     for part, known in tuned.items():
         other = known
         if part.key in failed:
-            other = None if part.rows else by_library(part.program, device)
+            joint = joint_seconds(part.program, pricing.device) if pricing.libraries and known.winner.graph.blocks else None
+            other = None if part.rows else by_library(part.program, pricing.device, joint)
         if other is not None:
             found[part] = other
     return found
