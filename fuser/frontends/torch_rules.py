@@ -250,6 +250,21 @@ def _constant_pad(c: Call) -> Ref:
     return bordered(c.b, x, [*[(0, 0)] * (len(x.shape) - len(pairs)), *pairs], lambda: c.filled(c["value"] or 0))
 
 
+def _circular_pad(c: Call) -> Ref | None:
+    """Borders that go on at the other end, the last axis first; torch itself makes others of more."""
+    if c["mode"] != "circular":
+        return None
+    x, pad = c.tensor("self"), c["pad"]
+    for i, (before, behind) in enumerate(zip(pad[::2], pad[1::2], strict=True)):
+        axis = len(x.shape) - 1 - i
+        n = x.shape[axis]
+        if min(before, behind) < 0 or max(before, behind) > n:
+            return None
+        parts = [cut(c.b, x, axis, a, b) for a, b in ((n - before, n), (0, n), (0, behind)) if a < b]
+        x = x if len(parts) == 1 else c.b.op("concat", *parts, axis=axis)
+    return x
+
+
 def _glu(c: Call) -> Ref:
     x = c.tensor("self")
     axis = c["dim"] % len(x.shape)
@@ -317,9 +332,8 @@ BY_ATEN: dict[str, Callable[[Call], Any]] = {
     "copy": _copy, "glu": _glu, "prelu": _prelu,
     "log_sigmoid_forward": lambda c: (c.b.op("log_sigmoid", c.tensor("self")), None),  # the other result is for gradients
     "select.int": _select, "split.Tensor": _split, "split_with_sizes": _split, "chunk": _split, "unbind.int": _split,
-    "clamp.Tensor": clamp,
-    "constant_pad_nd": _constant_pad, "slice_scatter": _scattered, "select_scatter": _scattered, "_cdist_forward": _distances,
-    "fill.Scalar": _filled_like, **PLACES,
+    "constant_pad_nd": _constant_pad, "pad": _circular_pad, "_cdist_forward": _distances, "clamp.Tensor": clamp,
+    "slice_scatter": _scattered, "select_scatter": _scattered, "fill.Scalar": _filled_like, **PLACES,
     "repeat": lambda c: tiled(c.b, c.tensor("self"), c["repeats"]), "roll": _roll,
     "masked_fill.Scalar": masked_fill, "masked_fill.Tensor": masked_fill,
     **dict.fromkeys(("ones_like", "zeros_like", "full_like", "new_ones", "new_zeros", "new_full"), _filled_like),

@@ -102,6 +102,7 @@ FUSED: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "bits with a number": (lambda x: torch.where((x > 0) & True, x, torch.where((x < -1) ^ True, -x, 0.5)), X),
     "fill and copy": (lambda x, y: torch.fill(x, 2.0) + torch.ops.aten.copy(x, y) * x, TWO),
     "padding": (lambda x: functional.pad(functional.pad(x, (1, -1, 2, 0), value=0.5), (0, 3)), CUBE),
+    "circular padding": (lambda x: functional.pad(x, (1, 2, 3, 0), mode="circular"), IMAGE),
     "scattered slices": (lambda x: x.slice_scatter(x[:, 1:4] * 2, 1, 2, 5).select_scatter(x[:, :, 0], 2, 1), CUBE),
     "distances": (torch.cdist, AB),
     "copies of pixels": (lambda x: functional.interpolate(x, scale_factor=2), IMAGE),
