@@ -35,7 +35,7 @@ def element_seconds(recipe: Recipe, device: Device) -> float:
         (read + written) / (device.memory_bandwidth * c.memory_rate),
         (traffic.fetched + written) / device.l2_bandwidth,
         (traffic.asked + written) / (REQUESTS * rate),
-        math.prod(shape) * (flops / (device.fp32_flops / 2) + special / (device.sfu_per_clock * rate)),
+        math.prod(shape) * (flops / device.fp32_flops + special / (device.sfu_per_clock * rate)),
     )
     work *= RUNNING if inner is not recipe else 1.0
     return device.launch_latency + c.base + c.wait * max(traffic.depth, 1) + work
