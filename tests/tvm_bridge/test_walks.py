@@ -14,7 +14,6 @@ from fuser.device import load_device
 from fuser.ir import hashing
 from fuser.ir import mugraph
 from fuser.ir import program
-from fuser.ir import schedule
 from fuser.lower import compile as lower_compile
 from fuser.lower import triton_source
 from fuser.runtime import graph_executor
@@ -39,7 +38,7 @@ def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Calls:
     found = Calls(monkeypatch)
     found.of("generate", lambda block, schedule, name, *_: name, triton_source)
     found.of("verify", lambda program, graph: (program, graph), verdicts)
-    found.of("digest", hashing.canonical, mugraph, program, schedule)
+    found.of("digest", hashing.canonical, mugraph, program)
     found.of("_compiled", lambda source, arch, *_: (lower_compile.neutral(source), arch), lower_compile)
     found.of("read_graph", lambda text, *_: hash(text), relay_import)
     found.of("read_params_typed", str, relay_import)
