@@ -26,7 +26,6 @@ from fuser.frontends.imported import Imported
 from fuser.frontends.sized import Sized
 from fuser.frontends.torch_export import from_torch
 from fuser.ir.candidate import Candidate
-from fuser.ir.element_program import moves_elements
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import Schedule
@@ -45,6 +44,8 @@ from search.buckets.sizes import all_padded
 from search.buckets.sizes import checked
 from search.buckets.sizes import resolved
 from search.buckets.sizes import sized_of
+from search.by_parts import doubt
+from search.by_parts import worth_parts
 from search.calling import as_module
 from search.compile_options import Options
 from search.compiled import CompiledProgram
@@ -53,9 +54,6 @@ from search.converted import converted
 from search.cover.model import compile_model
 from search.cover.model import is_model
 from search.cover.offers import Pricing
-from search.cover.parts import root
-from search.cover.prices import LESS
-from search.cover.prices import joint_seconds
 from search.libraries import with_libraries
 from search.piecewise import PiecewiseModule
 from search.piecewise import states_after
@@ -81,8 +79,6 @@ from search.where import where_to_run
 
 CHOSEN = ("graph", "schedule", "superoptimize", "dtype")
 """Options that ask for a program as a whole."""
-MASKED = 1.6
-"""How many times its estimate a kernel takes that masks an operand of its product, 1.8 and 4.1 on an H200."""
 
 
 @by_fields
@@ -238,7 +234,7 @@ def compile_imported(known: Imported, spec: Device, device: str | None, how: How
         how.say("tuning and checking one region")
         with suppress(NoValidKernelError, UnsupportedError):
             tuned = _tuned(known.program, spec, device, (None, None, 0.0), how)
-            if device in (None, "cpu") or measures(how.tuning.effort) or not _apart(tuned, spec):
+            if device in (None, "cpu") or measures(how.tuning.effort) or not worth_parts(tuned, spec):
                 return whole(tuned)
             waiting = tuned
     with ProcessPoolExecutor(jobs, APART) if jobs > 1 else nullcontext() as pool:
@@ -251,36 +247,11 @@ def compile_imported(known: Imported, spec: Device, device: str | None, how: How
             say=how.say,
             tuning=how.tuning,
         )
-    doubt = MASKED if _masked(known.program) else 1.0
-    if waiting is not None and doubt * waiting.winner.seconds <= model.whole.candidate.seconds:
+    if waiting is not None and doubt(known.program) * waiting.winner.seconds <= model.whole.candidate.seconds:
         with suppress(NoValidKernelError, UnsupportedError):
             return whole(waiting)
     more = (known.called, None, how.pool)
     return CompiledProgram(model.program, spec, model.whole, runs, model.params, known.inputs, how.capture, model, *more)
-
-
-def _apart(tuned: Tuned, spec: Device) -> bool:
-    """Whether a program may be faster by parts than as one region with kernels of ours."""
-    program, joint = tuned.program, joint_seconds(tuned.program, spec, doubted=True)
-    if not tuned.winner.candidate.graph.blocks:
-        return False
-    return (
-        _exact(program)
-        or moves_elements(program)
-        or _masked(program)
-        or (joint is not None and joint <= LESS * tuned.winner.seconds)
-    )
-
-
-def _masked(program: TensorProgram) -> bool:
-    """Whether an operand of a product is masked: a kernel that does both waits for the mask in each step of its loop."""
-    operands = (program.producers.get(root(program, i)) for n in program.nodes if n.products for i in n.inputs)
-    return any(n is not None and n.op == "where" for n in operands)
-
-
-def _exact(program: TensorProgram) -> bool:
-    """Whether it has products of float32: of those a library may do one alone faster than a kernel that does more."""
-    return any(n.products and program[n.output].dtype == "float32" for n in program.nodes)
 
 
 def _converted(known: Imported, given: Sequence[Any], dtype: str, options: Mapping[str, Any]) -> CompiledProgram:
