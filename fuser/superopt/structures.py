@@ -114,8 +114,8 @@ def cut_sets(spots: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def cut_points(program: TensorProgram) -> tuple[str, ...]:
-    """Where a program may be cut: the last element-wise result behind a contraction on which another contraction depends, and a
-    normalized operand of a contraction, which a one-kernel form computes again in every block."""
+    """Where a program may be cut: the last element-wise result behind a contraction that something else depends on (a result of
+    the program, too), and a normalized operand of a contraction, which a one-kernel form computes again in every block."""
     spots: list[str] = []
     for node in program.nodes:
         if not node.contracts:
@@ -129,7 +129,7 @@ def cut_points(program: TensorProgram) -> tuple[str, ...]:
             if users[0].exponential:  # its running maximum belongs to the kernel that sums it
                 break
             name = users[0].output
-        if name not in program.outputs and program.consumers[name]:
+        if program.consumers[name]:
             spots.append(name)
     return tuple(dict.fromkeys(spots))
 

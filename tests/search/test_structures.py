@@ -28,6 +28,7 @@ from fuser.workloads import workload
 from search.space.prune import expressions
 from search.space.prune import tile_sets
 from search.tune import rank_graph
+from search.tune import tune_fast
 from tests.builders import attention
 from tests.builders import chain
 from tests.builders import lora
@@ -197,3 +198,16 @@ def test_a_cut_that_leaves_a_result_between_kernels_is_no_structure() -> None:
     program = b.build(Y=b.op("transpose", product, perm=(0, 2, 1)) * total)
     for graph in structures(program):
         graph.validate()
+
+
+def test_a_result_that_is_summed_as_well_need_not_be_summed_where_it_is_made() -> None:
+    b = Builder("sums")
+    y = b.input("X", (128, 256)) @ b.input("W", (256, 2176)) + b.input("b", (2176,))
+    program = b.build(Y=y, S=b.sum(y, 1))
+    inputs = program.random_inputs(np.random.default_rng(0))
+    apart = [g for g in structures(program) if "Y" in g.blocks[-1].inputs]
+    chosen = tune_fast(program, load_device("h200"), graphs=apart).winner.candidate
+    assert tune_fast(program, load_device("h200")).winner.candidate.graph in apart  # no tile is as wide as the rows
+    found = interpret(chosen.graph, chosen.schedule, inputs)
+    for name, value in program.evaluate(inputs).items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-6, atol=1e-8)
