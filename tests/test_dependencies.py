@@ -23,7 +23,7 @@ MAY = {
     "cost_model": (),
     "search": ("torch", "plot", "dask"),
     "tvm_bridge": ("relay", "relax", "torch"),
-    "experiments": ("torch", "relay", "models", "plot", "dask"),
+    "experiments": ("torch", "relay", "relax", "models", "plot", "dask"),
     "tests": tuple(EXTRAS),
 }
 """Extras whose modules a package imports, beside the core's: inside the functions that need them."""
