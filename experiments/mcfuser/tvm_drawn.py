@@ -1,4 +1,4 @@
-"""Functions of a network with candidates of their schedules, as TVM draws them: :mod:`experiments.mcfuser.tvm_tuned` times them."""
+"""Functions of a network with candidates of their schedules, as TVM draws them, for :mod:`experiments.mcfuser.tvm_tuned`."""
 
 from __future__ import annotations
 
