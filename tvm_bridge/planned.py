@@ -155,48 +155,18 @@ def _step(
 
 def _groups(steps: Sequence[_Step], known: frozenset[str], params: frozenset[str]) -> list[list[int]]:
     """Steps that are one function, in launch order: those with a tensor between them that is no value of the module, and what
-    lies between these."""
+    would wait for each other."""
+    from scipy.sparse import coo_matrix
+    from scipy.sparse.csgraph import connected_components
+
     maker = {s: i for i, step in enumerate(steps) for s in step.leaves}
     edges = [(maker[s], i, s) for i, step in enumerate(steps) for s in step.takes if s in maker and maker[s] != i]
-    group = list(range(len(steps)))
-
-    def join(a: int, b: int) -> None:
-        new, old = sorted((group[a], group[b]))
-        group[:] = [new if g == old else g for g in group]
-
-    for a, b, (name, rows) in edges:
-        if rows or name not in known or name in params:
-            join(a, b)
-    while pair := _circle(group, edges):
-        join(*pair)
+    inside = [(b, a) for a, b, (name, rows) in edges if rows or name not in known or name in params]
+    ends = [(a, b) for a, b, _ in edges] + inside  # what is one waits both ways, as does a circle
+    rows, columns = zip(*ends, strict=True) if ends else ((), ())
+    graph = coo_matrix(([1] * len(ends), (rows, columns)), shape=(len(steps), len(steps)))
+    group = connected_components(graph, connection="strong")[1].tolist()
     return [[i for i, g in enumerate(group) if g == one] for one in dict.fromkeys(group)]
-
-
-def _circle(group: Sequence[int], edges: Sequence[tuple[int, int, Stored]]) -> tuple[int, int] | None:
-    """Two steps of groups that wait for each other."""
-    behind: dict[int, set[int]] = {g: set() for g in group}
-    for a, b, _ in edges:
-        if group[a] != group[b]:
-            behind[group[a]].add(group[b])
-    for start in behind:
-        seen, todo = set[int](), [start]
-        while todo:
-            for g in behind[todo.pop()] - seen:
-                seen.add(g)
-                todo.append(g)
-        if start in seen:
-            other = next(g for g in seen if g != start and start in _reached(behind, g))
-            return group.index(start), group.index(other)
-    return None
-
-
-def _reached(behind: Mapping[int, set[int]], start: int) -> set[int]:
-    seen, todo = set[int](), [start]
-    while todo:
-        for g in behind[todo.pop()] - seen:
-            seen.add(g)
-            todo.append(g)
-    return seen
 
 
 def _region(
