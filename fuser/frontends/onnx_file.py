@@ -139,7 +139,7 @@ class _Importer:
         outputs: dict[str, Ref] = {}
         for o in self.graph.output:
             ref = self._ref(self.values[o.name])
-            if ref.name in self.builder.inputs or any(r is ref for r in outputs.values()):
+            if (ref.name in self.builder.inputs and ref.name != o.name) or any(r is ref for r in outputs.values()):
                 ref = self.builder.op("reshape", ref, shape=ref.shape)
             outputs[o.name] = ref
         program = self.builder.build(**outputs)

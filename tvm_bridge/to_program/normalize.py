@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from dataclasses import field
+from dataclasses import replace
 
 from fuser.ir.program import FLOAT_DTYPES
 from fuser.ir.program import Node
@@ -289,5 +290,21 @@ def normalize(program: TensorProgram, known: Mapping[str, Array], literals: froz
         if after.nodes == program.nodes:
             break
         program = after
-    program = tie_scales(program).validate()
+    program = _with_copies(tie_scales(program)).validate()
     return Normalized(program, {n: known[n] for n in program.inputs if n in known}, moved)
+
+
+def _with_copies(program: TensorProgram) -> TensorProgram:
+    """Outputs that are inputs or constants are copies of them: kernels write every output."""
+    names, nodes, tensors = set(program.table), list(program.nodes), list(program.tensors)
+    outputs: list[str] = []
+    for given in program.outputs:
+        name = given
+        if given in program.inputs:
+            while name in names:
+                name += " copy"
+            names.add(name)
+            tensors.append(replace(program[given], name=name))
+            nodes.append(Node("reshape", (given,), name, (("shape", program[given].shape),)))
+        outputs.append(name)
+    return replace(program, nodes=tuple(nodes), outputs=tuple(outputs), tensors=tuple(tensors))
