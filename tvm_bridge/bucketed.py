@@ -32,12 +32,12 @@ from tvm_bridge.result import Optimized
 
 
 def parsed(options: Sequence[str]) -> Buckets:
-    """What ``seq=128,256`` and the like say."""
+    """What ``seq=128,256`` and the like say; the sizes of a name that is given again are added."""
     found: dict[str, tuple[int, ...]] = {}
     for option in options:
-        key, _, sizes = option.partition("=")
+        key, _, sizes = (part.strip() for part in option.partition("="))
         try:
-            found[key.strip()] = tuple(int(n) for n in sizes.split(","))
+            found[key] = (*found.get(key, ()), *map(int, sizes.split(",")))
         except ValueError:
             raise UsageError(f"--buckets {option!r} names no sizes", "--buckets 'input_ids:1=128,256,512'") from None
     return found

@@ -44,7 +44,7 @@ def lean(program: TensorProgram, params: Mapping[str, Array], ours: bool = False
             weight, bias = (f"{reader.output} {what}" for what in ("weight", "bias"))
             values[weight], values[bias] = scaled
             dtype = program[node.output].dtype
-            rules[node.output] = _bare(node, weight, scaled[0].shape, dtype)
+            rules[node.output] = _bare(node, weight, scaled[0].shape, dtype, f"{node.output} scaled")
             rules[reader.output] = _shifted(reader, node.output, bias, scaled[1].shape, dtype)
         elif len(node.inputs) == 3 and (ours or (reader and op_def(reader.op).kind == "map")):
             rules[node.output] = _apart(node, len(program[node.output].shape))
@@ -92,9 +92,11 @@ def _scaled(program: TensorProgram, node: Node, norm: Node, params: Mapping[str,
     return (small[0], small[1]) if all(np.isfinite(x.astype(np.float32)).all() for x in small) else None
 
 
-def _bare(node: Node, weight: str, shape: tuple[int, ...], dtype: str) -> Rule:
+def _bare(node: Node, weight: str, shape: tuple[int, ...], dtype: str, name: str) -> Rule:
+    """``name`` is another than the node's: so are its values."""
+
     def rule(b: Builder, refs: dict[str, Ref]) -> Ref:
-        return b.op(node.op, refs[node.inputs[0]], b.input(weight, shape, dtype), name=node.output, **dict(node.attrs))
+        return b.op(node.op, refs[node.inputs[0]], b.input(weight, shape, dtype), name=name, **dict(node.attrs))
 
     return rule
 

@@ -86,8 +86,8 @@ def test_files_of_fixed_sizes_have_none() -> None:
         fuser.optimize(RELAY / "encoder_torch.json", RELAY / "encoder_torch.params", buckets={"x": (8,)})
 
 
-def test_a_name_is_read_once_an_option() -> None:
-    assert bucketed.parsed(["seq=128,256", " x:0 =4"]) == {"seq": (128, 256), "x:0": (4,)}
+def test_options_add_up() -> None:
+    assert bucketed.parsed(["seq=128,256", " x:0 =4", "seq=512"]) == {"seq": (128, 256, 512), "x:0": (4,)}
 
 
 def test_sizes_of_onnx_go_by_their_names(tmp_path: Path, rng: np.random.Generator) -> None:
