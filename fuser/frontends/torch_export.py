@@ -33,6 +33,7 @@ from fuser.frontends.torch_call import dtype_name
 from fuser.frontends.torch_call import is_tensor
 from fuser.frontends.torch_call import to_numpy
 from fuser.frontends.torch_norms import fold
+from fuser.frontends.torch_pieces import by_strides
 from fuser.frontends.torch_pieces import mutates
 from fuser.frontends.torch_pieces import passed_on
 from fuser.frontends.torch_pieces import pieces
@@ -287,7 +288,7 @@ class _Importer:
             raise self._unsupported(node, f"{node.target} with {error}") from error
         refs = [t if isinstance(t, Ref) else self._constant(t, f"{node.name}.constant") for t in tensors]
         callee = str(node.target)
-        if draws(node, args, kwargs) or not refs:
+        if draws(node, args, kwargs) or not refs or by_strides(node):
             raise self._unsupported(node, callee)
         if all(r.name in self.params for r in refs):
             values = [torch.from_numpy(self.params[r.name]).to(getattr(torch, r.tensor.dtype)) for r in refs]

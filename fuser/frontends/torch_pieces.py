@@ -11,6 +11,16 @@ def mutates(node: Any) -> bool:
     return node.op == "call_function" and schema is not None and schema.is_mutable
 
 
+def by_strides(node: Any) -> bool:
+    """Whether a call takes elements from where they lie in memory, of what does not lie row after row as it does in a program,
+    or need not: what a caller gives."""
+    if not str(node.target).startswith("aten.as_strided"):
+        return False
+    given = node.args[0]
+    x = given.meta["val"]
+    return given.op == "placeholder" or not x.is_contiguous() or x.storage_offset() != 0
+
+
 def pieces(node: Any) -> Any:
     """A graph over the tensors among the arguments of a call, in order, which does the same by other operators; None where
     torch knows none."""

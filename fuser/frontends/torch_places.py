@@ -13,6 +13,7 @@ from fuser.frontends.torch_call import is_tensor
 from fuser.frontends.torch_call import number_of
 from fuser.ir.builder import Ref
 from fuser.ir.element_windows import LARGEST
+from fuser.ir.program import FLOAT_DTYPES
 
 
 def _read(c: Call, i: int) -> bool:
@@ -74,6 +75,8 @@ def _resized(c: Call) -> Ref | None:
     if c["scale_factors"] and any(n * s != m for n, s, m in zip(own, c["scale_factors"], size, strict=True)):
         return None
     if "bicubic" in c.aten or "linear" in c.aten:
+        if x.tensor.dtype not in FLOAT_DTYPES:  # torch rounds whole numbers in ways of its own
+            return None
         mode = "cubic" if "bicubic" in c.aten else "linear"
         return c.b.op("resize", x, output_size=size, mode=mode, align_corners=bool(c["align_corners"]))
     whole = all(m % n == 0 for n, m in zip(own, size, strict=True))

@@ -28,6 +28,7 @@ from fuser.frontends.torch_norms import variance
 from fuser.frontends.torch_norms import vector_norm
 from fuser.frontends.torch_places import RULES as PLACES
 from fuser.ir.builder import Ref
+from fuser.ir.program import FLOAT_DTYPES
 from fuser.ir.scalar import Scalar
 
 IDENTITY = frozenset({"clone", "contiguous", "detach", "detach_", "alias", "lift_fresh", "lift_fresh_copy"})
@@ -289,6 +290,12 @@ def _filled_like(c: Call) -> Any:
 # Folds and composites
 
 
+def _special(c: Call) -> Ref | None:
+    """Whether numbers are infinite, finite or NaN: whole numbers and bits are finite."""
+    x = c.tensor("self")
+    return c.by_entry() if x.tensor.dtype in FLOAT_DTYPES else c.b.op("eq" if c.table == "isfinite" else "ne", x, x)
+
+
 def _distances(c: Call) -> Ref | None:
     """Euclidean distances of rows; others are left."""
     if number_of(c["p"]) != 2:
@@ -316,7 +323,7 @@ def _norm(c: Call) -> Any:
 
 BY_TABLE: dict[str, Callable[[Call], Any]] = {
     "add": _add, "sub": _add, "mul": _mul, "div": _div, "where": where, "gelu": _gelu, "matmul": _matmul,
-    "var": variance, "std": variance,
+    "var": variance, "std": variance, **dict.fromkeys(("isnan", "isfinite", "isinf"), _special),
     "vector_norm": vector_norm, **dict.fromkeys(("softmax", "log_softmax"), along), "rms_norm": _norm, "layer_norm": _norm,
     **dict.fromkeys(("group_norm", "instance_norm", "batch_norm"), by_channels), "attention": attention,
     "reshape": lambda c: c.reshape(c.tensor("self"), c.shape), "transpose": _transpose, "broadcast": _broadcast,

@@ -88,8 +88,9 @@ def pooling(kind: str, rank: int, last: bool = False, places: bool = False) -> R
             part = x((*at[:first], *here, *at[first + rank :]), under)
             empty = e.number(-math.inf if kind == "max" else 0.0, x.dtype)
             found.append((e.choose(under, part, empty, x.dtype), flat(here, size)))
-        if places:
-            return _where_largest(e, found, x.dtype)
+        if places:  # where all are -inf it is the first inside the tensor
+            own = [b + ((-b).at_least(0) + (d - 1)) // d * d for b, d in zip(begin, dilation, strict=True)]
+            return _where_largest(e, [(found[0][0], flat(own, size)), *found[1:]], x.dtype)
         folded = _fold(e, "maximum" if kind == "max" else "add", [v for v, _ in found], x.dtype)
         if kind == "max":
             return folded

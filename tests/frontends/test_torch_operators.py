@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 import fuser
+from fuser.errors import UnsupportedError
 from fuser.frontends.torch_export import Imported
 from fuser.ir.composites import expand
 from fuser.ir.ops import OPS
@@ -98,6 +99,7 @@ FUSED: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "atan2": (torch.atan2, (torch.tensor([0.0, -0.0, 0.0, -0.0, 2.0, -2.0, 0.0, -0.0, INF, 1.0, -1.0]),
                             torch.tensor([1.0, 1.0, -1.0, -1.0, 0.0, -0.0, 0.0, -0.0, 2.0, -INF, -3.0]))),
     "isinf": (lambda x: torch.where((x / 0.0).isinf() & ~x.isinf(), x, 0.0), X),
+    "bits are finite": (lambda x: ((x > 0).isinf() | (x < 1).isnan()) == (x > 2).isfinite(), X),
     "pow of tensors": (lambda x, y: torch.pow(x.abs(), y) + torch.pow(x, y.round()) + torch.pow(2.5, x), TWO),
     "bits with a number": (lambda x: torch.where((x > 0) & True, x, torch.where((x < -1) ^ True, -x, 0.5)), X),
     "fill and copy": (lambda x, y: torch.fill(x, 2.0) + torch.ops.aten.copy(x, y) * x, TWO),
@@ -140,6 +142,8 @@ LIBRARY: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "between pixels": (lambda x: functional.interpolate(x, (9, 4), mode="bilinear")
                        + functional.interpolate(x, (9, 4), mode="bilinear", align_corners=True), IMAGE),
     "pools with places": (lambda x: functional.max_pool2d(x, (2, 3), 2, (1, 1), return_indices=True), IMAGE),
+    "pools of nothing": (lambda x: functional.max_pool2d(x, 3, (2, 1), 1, (1, 2), return_indices=True),
+                         (torch.full((1, 5, 6), -INF),)),
     "pools": (lambda x: functional.max_pool2d(x, 2) + functional.avg_pool2d(x, 3, 2, 1)[..., 1:, 1:], IMAGE),
 }  # fmt: skip
 
@@ -174,3 +178,15 @@ def test_what_torch_computes(name: str) -> None:
     kinds = {OPS[n.op].kind for n in imported(*LIBRARY[name]).program.nodes}
     assert "library" in kinds
     assert "opaque" not in kinds
+
+
+def test_whole_numbers_between_pixels_are_left() -> None:
+    pixels = (torch.arange(50, dtype=torch.uint8).view(1, 2, 5, 5) * 5,)
+    found = fuser.from_torch(Fn(lambda x: functional.interpolate(x, (7, 9), mode="bilinear")), pixels)
+    assert [n.op for n in found.program.nodes] == ["opaque"]
+
+
+@pytest.mark.parametrize("of", [lambda x: x, lambda x: (x + 1).T, lambda x: (x + 1)[1:]])
+def test_what_lies_somewhere_in_memory_is_refused(of: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    with pytest.raises(UnsupportedError, match="as_strided"):
+        fuser.from_torch(Fn(lambda x: of(x).as_strided((3,), (1,))), X)
