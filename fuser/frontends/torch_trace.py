@@ -22,7 +22,8 @@ def traced(module: Any, example_inputs: tuple[Any, ...], example_kwargs: dict[st
     try:
         with warnings.catch_warnings(), true_states():
             warnings.simplefilter("ignore", UserWarning)  # attributes that a module sets anew, such as the weights of an LSTM
-            return _alike(module, lambda: torch.export.export(module, example_inputs, example_kwargs, dynamic_shapes=sizes))
+            args, keywords = _apart(module, (example_inputs, example_kwargs))
+            return _alike(module, lambda: torch.export.export(module, args, keywords, dynamic_shapes=sizes))
     # torch.export without dynamo runs the module on fake tensors and passes on what the module raises; of open sizes it asserts
     except (AssertionError, RuntimeError, TypeError, ValueError) as error:
         if isinstance(error, AssertionError) and not sizes:
@@ -33,6 +34,25 @@ def traced(module: Any, example_inputs: tuple[Any, ...], example_kwargs: dict[st
             "run the module on the example inputs; its control flow must not depend on the values of tensors, and it must return "
             "tensors (no cache: use_cache=False); torch.compile(module, backend='mufuser') takes every module",
         ) from error
+
+
+def _apart(module: Any, examples: Any) -> Any:
+    """Examples of which each is a tensor of its own: a trace takes one that is given twice, or is a parameter too, for one value,
+    which it need not be in other calls."""
+    import torch
+    from torch.utils._pytree import tree_map
+
+    seen = {id(x) for x in (*module.parameters(), *module.buffers())}
+
+    def own(x: Any) -> Any:
+        if not isinstance(x, torch.Tensor):
+            return x
+        if id(x) in seen:
+            return x.detach()
+        seen.add(id(x))
+        return x
+
+    return tree_map(own, examples)
 
 
 def _alike(module: Any, trace: Callable[[], Any]) -> Any:

@@ -343,3 +343,14 @@ def test_dynamic_dimension_is_named() -> None:
 def test_control_flow_on_values_is_a_program_error() -> None:
     with pytest.raises(ProgramError, match="cannot trace Fn"):
         fuser.from_torch(Fn(lambda x: x if x.sum() > 0 else -x), (rand(4),))
+
+
+def test_examples_that_are_one_tensor_stay_two_inputs() -> None:
+    linear, (x, y) = nn.Linear(4, 4), (rand(4, 4), rand(4, 4))
+    for examples in ((x, x), (linear.weight, linear.weight)):
+        module = Fn(lambda a, b: a.T - linear(b))
+        module.linear = linear
+        found = fuser.from_torch(module, examples)
+        feeds = dict(zip(found.inputs, (x.numpy(), y.numpy()), strict=True)) | dict(found.params)
+        (out,) = found.program.evaluate(feeds).values()
+        np.testing.assert_allclose(out, (x.T - linear(y)).detach().numpy(), atol=1e-5)
