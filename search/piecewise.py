@@ -15,6 +15,7 @@ from typing import Any
 import fuser
 from fuser.device import Device
 from fuser.errors import LeftToTorch
+from fuser.errors import first_line
 
 
 def states_after(module: Any, inputs: Sequence[Any], keywords: Mapping[str, Any]) -> bool | None:
@@ -62,9 +63,17 @@ class PiecewiseModule:
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         import torch
+        from torch._dynamo.exc import TorchDynamoException
 
         with torch.no_grad():
-            return self._run(*inputs, **named)
+            try:
+                return self._run(*inputs, **named)
+            except TorchDynamoException as error:
+                found = self.module(*inputs, **named)  # what is wrong with the inputs is wrong here as well
+                said = f"{type(self.module).__name__} runs in torch: its compiler does not take it ({first_line(error)})"
+                warnings.warn(said, LeftToTorch, stacklevel=2)
+                self._run = self.module
+                return found
 
     def __repr__(self) -> str:
         return f"<PiecewiseModule {type(self.module).__name__}: graph by graph, for {self.target.title}; runs on {self.device}>"

@@ -123,3 +123,16 @@ def test_sizes_that_a_module_keeps_make_one_program() -> None:
     run = fuser.compile(module, (x,), device="cpu")
     assert type(run).__name__ == "CompiledProgram" and module.width is None
     torch.testing.assert_close(run(x), torch.relu(x) / 8)
+
+
+def test_what_torchs_compiler_does_not_take_runs_in_torch() -> None:
+    class Shifts(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return (x > 0) << 1  # its fake tensors have no shift of bits
+
+    module, x = Shifts(), torch.tensor([-1.0, 2.0])
+    with pytest.warns(LeftToTorch):
+        run = fuser.compile(module, (x,), device="cpu")
+    with pytest.warns(LeftToTorch, match="Shifts runs in torch"):
+        assert torch.equal(run(x), module(x))
+    assert torch.equal(run(-x), module(-x))
