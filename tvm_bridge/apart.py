@@ -165,7 +165,9 @@ def _do(job: Job, folder: Path, stage: Stage) -> Any:
     if job.result is None:
         import tvm
 
-        return str(tvm.ir.save_json(mod))
+        from tvm_bridge.to_program.one_main import one_main
+
+        return str(tvm.ir.save_json(one_main(mod)))
     stage("build")
     result = live.build(_with_params(job.result, arrays_of(arrays) or {}), mod, arrays)
     built = result.built
@@ -344,6 +346,6 @@ def build(job: Job, folder: Folder, seconds: float | None = None) -> Optimized:
 
 
 def infer_types(name: str, model: Path, seconds: float = START_SECONDS) -> str:
-    """The text of a module in which every expression has a type, from one in which they may not."""
+    """The text of a module in which every expression has a type and which is all in ``main``, from one that may be otherwise."""
     folder = Folder()
     return run(Job(name, str(model), None), folder.path, seconds)

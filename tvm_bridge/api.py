@@ -258,10 +258,12 @@ def _with_regions(result: Optimized, stages: Stages, jobs: int, check: bool) -> 
 
 
 def _read_live(mod: Any, params: Mapping[str, Any] | None, folder: apart.Folder) -> tuple[Path, RelayModel]:
-    """A live module as a file in ``folder``, and as the reader sees it. Types are inferred in a process of its own, where they
-    are missing."""
+    """A live module as a file in ``folder``, and as the reader sees it. In a process of its own it gets types, where they are
+    missing, and its functions and lets are brought into ``main``."""
+    from tvm_bridge.to_program.one_main import is_one_main
+
     path = save_module(mod, folder.path)
-    if not is_typed(mod):
+    if not (is_typed(mod) and is_one_main(mod)):
         path.write_text(apart.infer_types(LIVE, path))
     return path, from_json_text(path.read_text(), arrays_of(params), LIVE)
 
@@ -270,7 +272,10 @@ def partition_and_optimize(
     mod: Any, params: Mapping[str, Any] | None = None, *, target: str = "h200", effort: str = "instant"
 ) -> Optimized:
     """:func:`optimize` for a live module of Relay or Relax: ``.built`` is the Relay model that runs, with regions of ours;
-    ``.library`` of a module of Relax all of its kernels (:class:`tvm_bridge.relaxed.RelaxLibrary`)."""
+    ``.library`` of a module of Relax all of its kernels (:class:`tvm_bridge.relaxed.RelaxLibrary`).
+
+    Functions and lets of a Relay module are brought into ``main`` (of a copy); of inputs that share a name those after the
+    first get underscores."""
     return optimize(mod, params, target=target, effort=effort, build=True)
 
 

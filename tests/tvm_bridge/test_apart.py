@@ -57,21 +57,26 @@ def test_nothing_that_it_started_stays(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.relay
-def test_a_live_module_without_types() -> None:
+def test_a_live_module_without_types_and_with_functions_lets_and_twins() -> None:
     import numpy as np
     import tvm
     from tvm import relay
 
     from tvm_bridge.api import optimize
 
-    x, w, v = relay.var("x", shape=(16, 32)), relay.var("w", shape=(48, 32)), relay.var("v", shape=(16, 48))
-    mod = tvm.IRModule.from_expr(relay.Function([x, w, v], relay.nn.dense(relay.nn.relu(relay.nn.dense(x, w)), v)))
+    sizes = {"x": (16, 32), "w": (32, 32), "v": (32, 32), "x_": (16, 32)}
+    x, w, v, twin = (relay.var(n.rstrip("_"), shape=s) for n, s in sizes.items())
+    p, q, h = relay.var("p", shape=(16, 32)), relay.var("q", shape=(32, 32)), relay.var("h")
+    layer = relay.GlobalVar("layer")
+    body = relay.Let(h, relay.Call(layer, [x, w]), relay.add(relay.Call(layer, [h, v]), twin))
+    inner = relay.Function([p, q], relay.nn.relu(relay.nn.dense(p, q)))
+    mod = tvm.IRModule({layer: inner, relay.GlobalVar("main"): relay.Function([x, w, v, twin], body)})
     rng = np.random.default_rng(0)
-    values = {n: rng.standard_normal(s).astype(np.float32) for n, s in (("x", (16, 32)), ("w", (48, 32)), ("v", (16, 48)))}
+    values = {n: rng.standard_normal(s).astype(np.float32) for n, s in sizes.items()}
     found = optimize(mod, {k: values[k] for k in "wv"}, jobs=1, check=False)
-    assert found.built is not None
-    expected = np.maximum(values["x"] @ values["w"].T, 0) @ values["v"].T
-    np.testing.assert_allclose(found.built.run({"x": values["x"]})[0], expected, atol=1e-3)
+    assert found.built is not None and found.regions
+    expected = np.maximum(np.maximum(values["x"] @ values["w"].T, 0) @ values["v"].T, 0) + values["x_"]
+    np.testing.assert_allclose(found.built.run({k: values[k] for k in ("x", "x_")})[0], expected, atol=1e-3)
     assert {str(v.name_hint) for v in found.built.module.get_global_vars()} == {"main", *(r.symbol for r in found.regions)}
 
 

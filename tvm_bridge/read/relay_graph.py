@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from dataclasses import field
 from typing import Any
@@ -98,3 +100,16 @@ class RelayGraph:
         if ref.kind == "node":
             return self.nodes[ref.index].types[ref.field]
         return self.inputs[ref.index].type if ref.kind == "input" else self.constants[ref.index].type
+
+
+def apart_by_name(names: Iterable[str]) -> Iterator[str]:
+    """Names of inputs, each its own: Relay tells variables apart by identity, and those after the first get underscores."""
+    found: set[str] = set()
+    twins: dict[str, int] = {}
+    for name in names:
+        number = twins[name] = twins.get(name, -1) + 1
+        own = name + "_" * number
+        while own in found:
+            own += "_"
+        found.add(own)
+        yield own

@@ -28,6 +28,7 @@ from tvm_bridge.read.relay_graph import RelayGraph
 from tvm_bridge.read.relay_graph import RelayNode
 from tvm_bridge.read.relay_graph import RelayVar
 from tvm_bridge.read.relay_graph import TensorType
+from tvm_bridge.read.relay_graph import apart_by_name
 from tvm_bridge.read.relay_json import JsonNodes
 from tvm_bridge.read.relay_module import children
 from tvm_bridge.read.relay_module import functions_of
@@ -108,7 +109,6 @@ class _GraphReader:
         self.steps = 0
         self.decoded: dict[int, tuple[Array, str]] = {}
         self.types: dict[tuple[int, int], TensorType | tuple[Any, ...] | None] = {}
-        self.twins: dict[str, int] = {}
 
     def spend(self, steps: int = 1) -> None:
         """Count work; a small file can ask for any amount of it."""
@@ -127,9 +127,9 @@ class _GraphReader:
         main = self.by_name["main"]
         frame = _Frame("main")
         self.order["main"] = self._post_order(main)
-        names: set[str] = set()
-        for var in self.file.items(self.file.ref(main, "params")):
-            frame.bound[var] = self._input(var, names)
+        params = self.file.items(self.file.ref(main, "params"))
+        for var, name in zip(params, apart_by_name(var_name(self.file, v) for v in params), strict=True):
+            frame.bound[var] = self._input(var, name)
         result = self._run(self.file.ref(main, "body"), frame)
         if isinstance(result, _Closure):
             raise UnsupportedError(f"{self.file.source}: main returns a function", "give a model whose main returns tensors")
@@ -143,15 +143,8 @@ class _GraphReader:
                 raise ModelFileError(f"{self.file.source}: an output has the dynamic type {graph.type_of(ref)}", _FIX)
         return graph
 
-    def _input(self, var: int, names: set[str]) -> Ref:
-        name = var_name(self.file, var)
-        twins = self.twins.get(name, 0)
-        self.twins[name] = twins + 1
-        name += "_" * twins
-        while name in names:  # Relay tells variables apart by identity, not by name
-            name += "_"
+    def _input(self, var: int, name: str) -> Ref:
         self.spend(1 + len(name) // 64)
-        names.add(name)
         found = self._types(self.file.ref(var, "_checked_type_") or self.file.ref(var, "type_annotation"))
         if not isinstance(found, TensorType):
             raise ModelFileError(
