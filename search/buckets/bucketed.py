@@ -168,7 +168,8 @@ def folder_name(sizes: Sizes) -> str:
 
 
 def padded_tensor(x: Any, dims: Dims, sizes: Sizes) -> Any:
-    """The tensor with its last elements again behind them, as far as a bucket reaches; itself where it fills it."""
+    """The tensor with its last elements again behind them, as far as a bucket reaches; itself where it fills it. What is not
+    finite is 0 there: a mask multiplies it."""
     import torch
 
     shape = tuple(f.extent if (f := next((f for f in d if f.symbol), None)) else n for d, n in zip(dims, x.shape, strict=True))
@@ -178,7 +179,9 @@ def padded_tensor(x: Any, dims: Dims, sizes: Sizes) -> Any:
     made[tuple(map(slice, x.shape))] = x
     for i, (n, whole) in enumerate(zip(x.shape, shape, strict=True)):
         if n < whole:
-            made.narrow(i, n, whole - n).copy_(made.narrow(i, n - 1, 1).expand(made.narrow(i, n, whole - n).shape))
+            last = made.narrow(i, n - 1, 1)
+            last = torch.nan_to_num(last, 0.0, 0.0, 0.0) if x.is_floating_point() else last
+            made.narrow(i, n, whole - n).copy_(last.expand(made.narrow(i, n, whole - n).shape))
     return made
 
 

@@ -1,8 +1,9 @@
 """A program at the sizes of a bucket that computes the same for every smaller size.
 
-Inputs are padded by copies of their last element along a dimension (so that what is computed of the padding is as tame as what is
-real), results are cut. In between, an element that is real must only depend on real ones: element by element it does, and a fold
-over a padded dimension gets a mask with the fold's identity in front of it; numbers that are powers of a size become inputs.
+Inputs are padded by copies of their last element along a dimension, where that is finite (so that what is computed of the padding
+is as tame as what is real), results are cut. In between, an element that is real must only depend on real ones: element by element
+it does, and a fold over a padded dimension gets a mask with the fold's identity in front of it; numbers that are powers of a size
+become inputs.
 
 What a size changes is seen by holding two imports of the same model at different sizes against each other. What cannot be shown
 to be right is refused by name.
@@ -36,6 +37,7 @@ from search.buckets.places import Factor
 from search.buckets.site import Site
 from search.buckets.site import Value
 from search.buckets.site import alike
+from search.buckets.site import fold_of
 from search.buckets.site import tame
 from search.buckets.site import value_of
 from search.buckets.trials import tried
@@ -166,7 +168,7 @@ class _Walk:
             else:
                 ref = self.mask("where", keep, ref, self.constant(identity, dtype))
         dims = (*x.dims[:dim], places.zeroed(x.dims[dim]) if identity == 0 else x.dims[dim], *x.dims[dim + 1 :])
-        return Value(ref, dims)
+        return Value(ref, dims, math.isfinite(identity))
 
     def constant(self, number: float, dtype: str) -> Ref:
         name = f"fill.{number}.{dtype}"
@@ -230,7 +232,7 @@ class _Walk:
         dtype = x.ref.tensor.dtype
         if dtype not in FLOAT_DTYPES and identity == -math.inf:
             return self.kept(x, axis, float(np.iinfo(dtype).min) if dtype != "bool" else 0.0)
-        return self.biased(x, axis) if identity == -math.inf else self.kept(x, axis, identity)
+        return self.biased(x, axis) if identity == -math.inf and x.tame else self.kept(x, axis, identity)
 
     def contracted(self, a: Value, b: Value) -> list[Value]:
         """The operands of a product, one of them 0 where the summed dimension is padded, the other finite."""
@@ -384,7 +386,7 @@ class _Walk:
         return [q, k, self.tamed(v, len(v.dims) - 2), *mask]
 
     def library(self, site: Site, env: Mapping[str, Value]) -> Value:
-        """What a library computes is tried out: results that are real must not change with what is padded."""
+        """What a library computes is tried out: results that are real must not change with what is padded. A fold is masked."""
         node, args = site.node, list(site.args)
         attrs, power = site.attributes(env, sizes=("shape",))
         if power:
@@ -394,7 +396,10 @@ class _Walk:
             dims = (*args[1].dims, *args[0].dims[1:])
         else:
             dims = self.dims(shape, its)
-            if any(places.symbols(d) for a in args for d in a.dims):
+            if (identity := fold_of(node)) is not None:
+                for i in range(len(args[0].dims)):
+                    args[0] = self.kept(args[0], i, identity)
+            elif any(places.symbols(d) for a in args for d in a.dims):
                 kinds = [(a.dims, a.ref.tensor.dtype) for a in args]
                 tried(site.functions(), kinds, dims, (self.sizes, self.others))
         return Value(self.emit(site, [a.ref for a in args], attrs), dims, tame=node.op == "embedding")

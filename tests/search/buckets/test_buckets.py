@@ -133,6 +133,47 @@ def test_means_of_everything(does: Callable[[torch.Tensor], Any]) -> None:
         agree(run, module, torch.randn(2, n, 4))
 
 
+class Counting(nn.Module):
+    """Folds of whole numbers and bits, and what libraries fold."""
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        mean = (x * mask[..., None]).sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
+        return mean, mask.sum(), mask.prod(1), (x > 0).sum((1, 2)), mask.count_nonzero(), mask.sum(0), x.prod(1)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.bool])
+def test_counts_and_products(dtype: torch.dtype) -> None:
+    def given(n: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.rand(2, n, 3) + 0.5, torch.randint(0 if dtype is torch.bool else -3, 4, (2, n)).to(dtype)
+
+    run = bucketed(Counting(), given(6), {"x:1,mask:1": (8, 40)})
+    for n in (1, 5, 8, 33):
+        agree(run, Counting(), *given(n))
+
+
+@pytest.mark.parametrize("odd", [float("inf"), -float("inf"), float("nan")])
+def test_a_last_element_that_is_not_finite(odd: float) -> None:
+    class Folds(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            y = x.relu()
+            return (
+                x.sum(1),
+                x.mean(),
+                x.amax(1),
+                x.amin(1),
+                y.mT @ y.exp(),
+                (x * 3e38).amax(1),
+                x.softmax(1),
+                x.reshape(-1, 3).sum(0),
+            )
+
+    run = bucketed(Folds(), (torch.randn(2, 6, 3),), {"x:1": (8,)})
+    for n in (1, 5, 8):
+        x = torch.randn(2, n, 3)
+        x[0, -1, 1], x[1, -1, 0] = odd, 2.0
+        torch.testing.assert_close(run(x), Folds()(x), rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
 def test_a_batch_of_images() -> None:
     module = Conv().eval()
     run = bucketed(module, (torch.randn(3, 2, 8, 8),), {"x:0": (4,)})
