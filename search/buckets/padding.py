@@ -1,9 +1,8 @@
 """A program at the sizes of a bucket that computes the same for every smaller size.
 
-Inputs are padded by copies of their last element along a dimension, where that is finite (so that what is computed of the padding
-is as tame as what is real), results are cut. In between, an element that is real must only depend on real ones: element by element
-it does, and a fold over a padded dimension gets a mask with the fold's identity in front of it; numbers that are powers of a size
-become inputs.
+Inputs are padded by copies of their last element along a dimension, where finite (so that what is computed of the padding is as
+tame as what is real), results are cut. In between, what is real must only depend on what is: element by element it does, a fold
+over a padded dimension gets a mask with its identity in front; numbers that are powers of a size become inputs.
 
 What a size changes is seen by holding two imports of the same model at different sizes against each other. What cannot be shown
 to be right is refused by name.
@@ -229,8 +228,7 @@ class _Walk:
         identity = node.entry.identity
         if identity is None:
             raise UnsupportedError("folds a padded dimension, and has no identity")
-        dtype = x.ref.tensor.dtype
-        if dtype not in FLOAT_DTYPES and identity == -math.inf:
+        if (dtype := x.ref.tensor.dtype) not in FLOAT_DTYPES and identity == -math.inf:
             return self.kept(x, axis, float(np.iinfo(dtype).min) if dtype != "bool" else 0.0)
         return self.biased(x, axis) if identity == -math.inf and x.tame else self.kept(x, axis, identity)
 

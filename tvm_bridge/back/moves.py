@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping
 
 from fuser.errors import UnsupportedError
+from fuser.ir.program import FLOAT_DTYPES
 from fuser.ir.program import Tensor
 from fuser.lower.compile import POINTER
 from fuser.lower.compile import KernelArtifact
@@ -30,9 +31,13 @@ def {name}(x, y, {sizes}):
 
 
 def padding(given: Tensor, into: Tensor, dims: Dims, arch: int) -> KernelArtifact:
-    """From what is real of a tensor to all of it: the last elements along a dimension stand again behind it."""
-    names, lines, place, _ = _walk(into, dims, clamped=True)
-    lines += [f"tl.store(y + i, tl.load(x + {place}, mask=inside), mask=inside)"]
+    """From what is real of a tensor to all of it: the last elements along a dimension stand again behind it, 0 where those are
+    not finite."""
+    names, lines, place, real = _walk(into, dims, clamped=True)
+    lines += [f"v = tl.load(x + {place}, mask=inside)"]
+    if into.dtype in FLOAT_DTYPES:
+        lines += [f'v = tl.where(({real}) | (tl.abs(v) < float("inf")), v, 0.0)']
+    lines += ["tl.store(y + i, v, mask=inside)"]
     return _compiled("pad", given, into, names, lines, arch)
 
 
