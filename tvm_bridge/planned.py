@@ -82,7 +82,7 @@ def planned(result: Optimized) -> Planned:
     assert made is not None
     steps = _steps(made, frozenset(origin))
     found, why, inside = list[FusedRegion](), dict[str, int](), 0
-    launches, known = sum(map(_launched, steps)), [a for a in made.artifacts if a is not None]
+    launches = sum(map(_launched, steps))
     whole = program_seconds(result.program, result.device)
 
     def apart(nodes: Iterable[str]) -> float:
@@ -94,8 +94,7 @@ def planned(result: Optimized) -> Planned:
         reason = next((s.why for s in mine if s.why), "")
         if not reason:
             try:
-                found.append(_region(len(found), mine, steps, result, apart, known))
-                known += found[-1].realised.artifacts
+                found.append(_region(len(found), mine, steps, result, apart))
                 inside += sum(map(_launched, mine))
                 continue
             except FuserError as error:
@@ -171,12 +170,7 @@ def _groups(steps: Sequence[_Step], known: frozenset[str], params: frozenset[str
 
 
 def _region(
-    number: int,
-    mine: Sequence[_Step],
-    steps: Sequence[_Step],
-    result: Optimized,
-    apart: Callable[[Iterable[str]], float],
-    known: Sequence[KernelArtifact],
+    number: int, mine: Sequence[_Step], steps: Sequence[_Step], result: Optimized, apart: Callable[[Iterable[str]], float]
 ) -> FusedRegion:
     """The kernels of some steps as a region. Raises :class:`FuserError` where one cannot do without a tensor descriptor."""
     made, device = result.made, result.device
@@ -190,7 +184,7 @@ def _region(
     kernels = tuple(k for k, _ in pairs)
     graph = KernelGraph("region", inputs, kernels, outputs, tuple(table[n] for n in (*inputs, *outputs))).validate()
     schedule = Schedule(tuple(s for _, s in pairs if s is not None))
-    artifacts = _artifacts(graph, schedule, made, device.smem_per_block, known)
+    artifacts = _artifacts(graph, schedule, made, device.smem_per_block)
     weights = {n: made.params[n] for n in inputs if n in made.params}
     fed = set(inputs) - set(weights)
     program = replace(subprogram(made.program, _between(made.program, fed, outputs), "region"), outputs=outputs)
@@ -229,11 +223,8 @@ def _plain(kernel: Kernel, schedule: KernelSchedule | None) -> Pair:
     return replace(kernel, name=f"{kernel.name}_plain"), replace(schedule, knobs=knobs)
 
 
-def _artifacts(
-    graph: KernelGraph, schedule: Schedule, made: CompiledProgram, shared: int, known: Sequence[KernelArtifact]
-) -> tuple[KernelArtifact, ...]:
-    """Kernels of a region; most are others than the plan's, since nothing overlaps."""
-    found = compile_sources(generate_graph(graph, schedule), made.target.arch, known=known)
+def _artifacts(graph: KernelGraph, schedule: Schedule, made: CompiledProgram, shared: int) -> tuple[KernelArtifact, ...]:
+    found = compile_sources(generate_graph(graph, schedule), made.target.arch)  # others than the plan's: nothing overlaps
     if big := [a for a in found if a.shared_bytes > shared]:
         raise FuserError(f"{big[0].name} needs tensor descriptors, which TVM's launcher does not have")
     return found
