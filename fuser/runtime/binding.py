@@ -25,7 +25,7 @@ from fuser.runtime.library import multiply
 from fuser.runtime.library import repeated
 from fuser.runtime.library import root_of
 from fuser.runtime.library import taken
-from fuser.runtime.library import view
+from fuser.runtime.library import value_of
 from fuser.runtime.plan import Plan
 
 Loaded = LoadedKernel | InterpretedKernel | None
@@ -92,7 +92,7 @@ def _joined(plan: Plan, piece: Piece, table: Mapping[str, Any], held: frozenset[
     from torch import empty
 
     names = (*piece.reads, *piece.writes)
-    run, values = piece.run, [_value(plan, n, table) for n in names]
+    run, values = piece.run, [value_of(n, plan.views, table) for n in names]
     if late is None:
         return lambda _: run(*values)
     roots = [root_of(n, plan.views) for n in names]
@@ -176,14 +176,6 @@ def may_overlap(plan: Plan, number: int) -> bool:
     return front is not None and plan.sources[plan.launched[front]] is not None
 
 
-def _value(plan: Plan, name: str, table: Mapping[str, Any]) -> Any:
-    """A tensor that a library kernel uses, views included."""
-    if name in plan.views:
-        made = plan.views[name]
-        return view(made, _value(plan, made.args[0], table))
-    return table[name]
-
-
 Carry = Callable[[list[Any]], Any]
 """Carries out a library kernel of some operands; returns the result, in memory that may go at any time."""
 
@@ -220,7 +212,7 @@ def _result(attrs: Mapping[str, Any], held: list[Any], first: bool, last: bool) 
 
 def _library(plan: Plan, kernel: LibraryKernel, table: Mapping[str, Any], carry: Carry | None) -> Launch:
     attrs = constants(kernel, plan.graph, plan.table)
-    args, out = [_value(plan, a, table) for a in kernel.args], _value(plan, kernel.output, table)
+    args, out = [value_of(a, plan.views, table) for a in kernel.args], value_of(kernel.output, plan.views, table)
     if carry is not None:
         return lambda _: out.copy_(carry(args))
     call = bind_library(kernel.op, attrs, args, out)
@@ -239,7 +231,7 @@ def _deferred(
     here."""
     attrs = constants(kernel, plan.graph, plan.table)
     names = (*kernel.args, kernel.output)
-    operands = [_value(plan, n, table) for n in names]
+    operands = [value_of(n, plan.views, table) for n in names]
     groups = matmul_parts(*operands) if kernel.contracts else [tuple(operands)]
     roots = [root_of(n, plan.views) for n in names]
     getters = [[_getter(x, r, table[r], r in held) for x, r in zip(group, roots, strict=True)] for group in groups]

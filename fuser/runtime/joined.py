@@ -23,6 +23,7 @@ from fuser.ir.mugraph import LibraryKernel
 from fuser.runtime.library import call_of_result
 from fuser.runtime.library import constants
 from fuser.runtime.library import root_of
+from fuser.runtime.library import value_of
 from fuser.runtime.library import view
 from fuser.runtime.plan import Plan
 from fuser.runtime.torch_program import apply
@@ -58,11 +59,10 @@ def joined(plan: Plan, table: Mapping[str, Any], device: Any, build: Build) -> l
     """The pieces of a plan of which ``build`` makes something, of tensors like those in ``table``."""
     import torch
 
-    table = {n: x for n, x in table.items() if n not in plan.views}  # a view lies as it is taken
     until, made = time.monotonic() + SECONDS, dict[Any, Run | None]()
 
     def like(piece: Piece) -> list[Any]:
-        found = [_seen(plan, dict(table), n) for n in (*piece.reads, *piece.writes)]
+        found = [value_of(n, plan.views, table) for n in (*piece.reads, *piece.writes)]
         return [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device) for x in found]
 
     def built(piece: Piece) -> list[Piece]:
@@ -99,10 +99,10 @@ def _following(plan: Plan, among: Mapping[int, Piece]) -> list[tuple[int, ...]]:
     return [r for r in found if r]
 
 
-def _seen(plan: Plan, values: dict[str, Any], name: str) -> Any:
-    """A tensor that a library kernel reads, views included."""
+def _inside(plan: Plan, values: dict[str, Any], name: str) -> Any:
+    """A tensor within a piece: what it was given, views as well, comes first."""
     if name not in values:
-        values[name] = view(plan.views[name], _seen(plan, values, plan.views[name].args[0]))
+        values[name] = view(plan.views[name], _inside(plan, values, plan.views[name].args[0]))
     return values[name]
 
 
@@ -136,7 +136,7 @@ def _piece(plan: Plan, numbers: tuple[int, ...], table: Mapping[str, Any]) -> Pi
     def run(*given: Any) -> tuple[()]:
         values, several = dict(zip(reads, given, strict=False)), dict[Any, Any]()
         for k, attrs in kernels:
-            xs, call = [_seen(plan, values, a) for a in k.args], call_of_result(k)
+            xs, call = [_inside(plan, values, a) for a in k.args], call_of_result(k)
             if call and call not in several:
                 several[call] = call_aten(attrs["callee"], attrs["detail"], xs)
             values[k.output] = several[call][attrs["field"]] if call else apply(k.op, xs, attrs)
@@ -146,7 +146,7 @@ def _piece(plan: Plan, numbers: tuple[int, ...], table: Mapping[str, Any]) -> Pi
 
     order = {n: i for i, n in enumerate(dict.fromkeys((*reads, *(t for k, _ in kernels for t in (*k.args, k.output)))))}
     steps = tuple((k.op, repr(attrs), tuple(order[t] for t in (*k.args, k.output))) for k, attrs in kernels)
-    forms = tuple((x.shape, x.stride(), x.dtype) for x in (_seen(plan, dict(table), n) for n in (*reads, *writes)))
+    forms = tuple((x.shape, x.stride(), x.dtype) for x in (value_of(n, plan.views, table) for n in (*reads, *writes)))
     return Piece(numbers, reads, writes, run, (steps, forms, tuple(order[n] for n in writes)))
 
 

@@ -115,6 +115,13 @@ def view(kernel: LibraryKernel, x: Any) -> Any:
     return apply(kernel.op, [x], dict(kernel.attrs))
 
 
+def value_of(name: str, views: Mapping[str, LibraryKernel], table: Mapping[str, Any]) -> Any:
+    """A tensor that a library kernel uses, views included."""
+    if name not in views:
+        return table[name]
+    return view(views[name], value_of(views[name].args[0], views, table))
+
+
 def bind_library(op: str, attrs: Mapping[str, Any], args: list[Any], out: Any) -> Callable[[], None]:
     """A call that writes ``op`` of ``args`` into ``out``. Nothing is allocated but by operators that :func:`allocates` names."""
     if op == "matmul":
