@@ -29,10 +29,10 @@ from fuser.ir.composites import expand
 from fuser.ir.element_program import by_elements
 from fuser.ir.element_program import moves_elements
 from fuser.ir.elements import Recipe
-from fuser.ir.layouts import laid
-from fuser.ir.layouts import rows_of
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
+from fuser.ir.pitched import laid
+from fuser.ir.pitched import rows_of
 from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import Schedule

@@ -9,12 +9,12 @@ from typing import Any
 
 from fuser.ir.candidate import Candidate
 from fuser.ir.fuse import identifier
-from fuser.ir.layouts import rows_of
 from fuser.ir.mugraph import Access
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import Kernel
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.ops import Array
+from fuser.ir.pitched import rows_of
 from fuser.ir.program import Tensor
 from fuser.ir.program import TensorProgram
 from fuser.ir.rows import in_rows

@@ -25,7 +25,7 @@ from fuser.errors import FuserError
 from fuser.errors import NoValidKernelError
 from fuser.interrupts import without_interrupts
 from fuser.ir.candidate import Candidate
-from fuser.ir.layouts import in_memory
+from fuser.ir.pitched import in_memory
 from fuser.lower.compile import KernelArtifact
 from fuser.lower.compile import compile_kernel
 from fuser.pools import APART

@@ -19,7 +19,7 @@ from importlib import import_module
 from typing import Any
 
 from fuser.errors import first_line
-from fuser.ir.layouts import rows_of
+from fuser.ir.pitched import rows_of
 from fuser.lower.compile import KernelArtifact
 from fuser.runtime.capture import capture_calls
 from fuser.runtime.cuda_driver import CudaError

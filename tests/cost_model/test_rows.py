@@ -13,8 +13,8 @@ from cost_model.rows import sectors
 from fuser.device import load_device
 from fuser.ir.builder import Builder
 from fuser.ir.fuse import fuse
-from fuser.ir.layouts import laid
 from fuser.ir.mugraph import KernelGraph
+from fuser.ir.pitched import laid
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.tiling import TilingExpr
 

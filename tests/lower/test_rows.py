@@ -13,9 +13,9 @@ from fuser.errors import ProgramError
 from fuser.ir.builder import Builder
 from fuser.ir.candidate import Candidate
 from fuser.ir.fuse import fuse
-from fuser.ir.layouts import laid
-from fuser.ir.layouts import rows_of
 from fuser.ir.mugraph import KernelGraph
+from fuser.ir.pitched import laid
+from fuser.ir.pitched import rows_of
 from fuser.ir.program import Tensor
 from fuser.ir.program import TensorProgram
 from fuser.ir.rows import in_rows

@@ -1,0 +1,121 @@
+"""The layouts that compilers have names for, as values: Triton's and Gluon's classes without either.
+
+A layout of registers says which element of a tile each register of each lane of each warp holds, a layout of shared memory at
+which place of a buffer each element lies. ``gluon`` is the constructor as text, for generated sources (``gl`` is
+``triton.experimental.gluon.language``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+Vector = tuple[int, ...]
+
+
+def _listed(v: Vector) -> str:
+    return str(list(v))
+
+
+@dataclass(frozen=True)
+class Blocked:
+    """A thread has ``size`` elements of each dimension, a warp ``threads`` threads, a block ``warps`` warps; ``order`` names the
+    dimensions, the fastest first."""
+
+    size: Vector
+    threads: Vector
+    warps: Vector
+    order: Vector
+
+    @property
+    def gluon(self) -> str:
+        return f"gl.BlockedLayout({', '.join(map(_listed, (self.size, self.threads, self.warps, self.order)))})"
+
+
+@dataclass(frozen=True)
+class Mma:
+    """What a product leaves in registers: ``version`` 2 is ``mma`` (``instruction`` 16 x 8), 3 ``wgmma`` (16, n, k: 16 rows of
+    each of four warps)."""
+
+    version: int
+    warps: Vector
+    instruction: Vector
+
+    @property
+    def gluon(self) -> str:
+        return f"gl.NVMMADistributedLayout([{self.version}, 0], {_listed(self.warps)}, {_listed(self.instruction)})"
+
+
+@dataclass(frozen=True)
+class DotOperand:
+    """An operand in registers, left (0) or right (1), of a product that leaves ``parent``; ``width`` elements fill 4 bytes."""
+
+    index: int
+    parent: Mma
+    width: int
+
+    @property
+    def gluon(self) -> str:
+        return f"gl.DotOperandLayout({self.index}, {self.parent.gluon}, {self.width})"
+
+
+@dataclass(frozen=True)
+class Slice:
+    """What a fold over dimension ``dim`` of a tile in ``parent`` leaves."""
+
+    dim: int
+    parent: Registers
+
+    @property
+    def gluon(self) -> str:
+        return f"gl.SliceLayout({self.dim}, {self.parent.gluon})"
+
+
+@dataclass(frozen=True)
+class Bases:
+    """Any layout of registers that is linear over bits: where bit i of register, lane and warp moves to."""
+
+    register: tuple[Vector, ...]
+    lane: tuple[Vector, ...]
+    warp: tuple[Vector, ...]
+    shape: Vector
+
+    @property
+    def gluon(self) -> str:
+        bases = ", ".join(str([list(v) for v in part]) for part in (self.register, self.lane, self.warp, ()))
+        return f"gl.DistributedLinearLayout({bases}, {_listed(self.shape)})"
+
+
+Registers = Blocked | Mma | DotOperand | Slice | Bases
+
+
+@dataclass(frozen=True)
+class MmaShared:
+    """What TMA and ``wgmma`` ask of a buffer: rows of ``swizzle`` bytes (0, 32, 64, 128) whose 16-byte pieces are exchanged by an
+    exclusive or with the row; ``bits`` of an element; ``transposed``: the first dimension is the contiguous one."""
+
+    swizzle: int
+    bits: int
+    rank: int = 2
+    transposed: bool = False
+
+    @property
+    def gluon(self) -> str:
+        return f"gl.NVMMASharedLayout({self.swizzle}, {self.bits}, {self.rank}, {self.transposed})"
+
+
+@dataclass(frozen=True)
+class Swizzled:
+    """Vectors of ``vec`` elements, exchanged by an exclusive or with the row's phase: ``per_phase`` rows have the same of
+    ``max_phase``; without exchange 1, 1, 1. ``order`` names the dimensions, the fastest first."""
+
+    vec: int
+    per_phase: int
+    max_phase: int
+    order: Vector
+
+    @property
+    def gluon(self) -> str:
+        return f"gl.SwizzledSharedLayout({self.vec}, {self.per_phase}, {self.max_phase}, {_listed(self.order)})"
+
+
+Shared = MmaShared | Swizzled
