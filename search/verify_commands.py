@@ -30,6 +30,8 @@ from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import Schedule
 from fuser.ir.serialize import graph_from_json
+from fuser.lower.compile import neutral_text
+from fuser.lower.triton_source import KernelSource
 from fuser.lower.triton_source import generate_graph
 from fuser.superopt.commands import verify as verify_graph
 from fuser.superopt.verify.verdicts import verdict_document
@@ -104,11 +106,12 @@ def check_report(path: Path) -> list[Checked]:
     _check_version(path, report)
     try:
         verdicts = {key: _verdict(said) for key, said in report["structures"].items()}
-        every = [c for name, said in report["graphs"].items() for c in _checked(path.parent, report, name, said, verdicts)]
+        files = {kernel: _files(path.parent, kernel, entry) for kernel, entry in report["kernels"].items()}
+        every = [c for name, said in report["graphs"].items() for c in _checked(files, report, name, said, verdicts)]
     except (FuserError, KeyError, TypeError, AttributeError, ValueError, IndexError, RecursionError) as error:
         raise ModelFileError(f"{path} is damaged: {first_line(error, 200)}", AGAIN) from error
     seen: dict[str, Checked] = {}
-    for c in every:  # equal regions share their kernels
+    for c in every:  # equal blocks share a kernel
         seen[c.kernel] = replace(c, wrong=tuple(dict.fromkeys((*seen[c.kernel].wrong, *c.wrong)))) if c.kernel in seen else c
     return [*seen.values()] + [Checked(k, "", {}, None, None, ("it has no verdict",)) for k in report["kernels"] if k not in seen]
 
@@ -127,26 +130,26 @@ def _check_version(path: Path, report: Mapping[str, Any]) -> None:
 
 
 def _checked(
-    folder: Path, report: Mapping[str, Any], name: str, said: Mapping[str, Any], verdicts: Mapping[str, Any]
+    files: Mapping[str, _Files], report: Mapping[str, Any], name: str, said: Mapping[str, Any], verdicts: Mapping[str, Any]
 ) -> list[Checked]:
-    """The kernels of one graph of the report."""
+    """The kernels of one graph of the report, one for each block."""
     graph, schedule = graph_from_json(said["mugraph"]), Schedule.from_json(said["schedule"])
-    sources = {b.name: s.text for b, s in zip(graph.blocks, generate_graph(graph, schedule), strict=True)}
+    sources = {b.name: s for b, s in zip(graph.blocks, generate_graph(graph, schedule), strict=True)}
     ran = name == MODEL and (report.get("run") or {}).get("us") is not None
-    found: dict[str, Checked] = {}
+    found = []
     for part in said["parts"]:
         kind, evidence, wrong = verdicts.get(part["structure"], ("", {}, ["it has no verdict"]))
         if kind and not _consists(graph, part["blocks"], graph_from_json(report["structures"][part["structure"]]["mugraph"])):
             wrong = [*wrong, "it is no kernel of the µGraph that was verified"]
         for block, kernel in zip(part["blocks"], part["kernels"], strict=True):
-            if kernel in found:
-                found[kernel] = replace(found[kernel], wrong=tuple(dict.fromkeys((*found[kernel].wrong, *wrong))))
-                continue
             entry = report["kernels"].get(kernel)
-            more = _entry(folder, entry, sources[block], ran) if isinstance(entry, dict) else ["the report does not describe it"]
-            us = [_number(entry, k) if isinstance(entry, dict) else None for k in ("predicted_us", "measured_us")]
-            found[kernel] = Checked(kernel, kind, evidence, us[0], us[1], (*wrong, *more))
-    return list(found.values())
+            if not isinstance(entry, dict):
+                found.append(Checked(kernel, kind, evidence, None, None, (*wrong, "the report does not describe it")))
+                continue
+            more = _entry(files[kernel], entry, sources[block], ran)
+            us = [_number(entry, k) for k in ("predicted_us", "measured_us")]
+            found.append(Checked(kernel, kind, evidence, us[0], us[1], (*wrong, *more)))
+    return found
 
 
 def _verdict(said: Mapping[str, Any]) -> tuple[str, dict[str, Any], list[str]]:
@@ -181,11 +184,33 @@ def _number(entry: Mapping[str, Any], key: str) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0 else None
 
 
-def _entry(folder: Path, entry: Mapping[str, Any], source: str, ran: bool) -> list[str]:
-    """What does not hold of a kernel's files and times."""
-    wrong = [_file(folder, entry, suffix) for suffix in SUFFIXES]
-    if hashlib.sha256(source.encode()).hexdigest() != dict(entry.get("sha256") or {}).get(".py"):
+@dataclass(frozen=True)
+class _Files:
+    """The files of a kernel: its Triton without names, and what does not hold of them."""
+
+    text: str
+    wrong: tuple[str, ...]
+
+
+def _files(folder: Path, kernel: str, entry: Any) -> _Files:
+    if not isinstance(entry, dict):
+        return _Files("", ())
+    found = {suffix: _file(folder, entry, suffix) for suffix in SUFFIXES}
+    source = found[SUFFIXES[0]][0].decode(errors="replace")
+    return _Files(neutral_text(source, kernel), tuple(wrong for _, wrong in found.values() if wrong))
+
+
+def _entry(files: _Files, entry: Mapping[str, Any], source: KernelSource, ran: bool) -> list[str]:
+    """What does not hold of a kernel for a block that generates ``source``: its files, launch and times. Equal blocks share a
+    kernel, which has the names of one of them."""
+    wrong = [*files.wrong]
+    if files.text and files.text != neutral_text(source.text, source.name):
         wrong.append("its source is not what its µGraph and schedule generate")
+    tensors = [{"dtype": d, "shape": [*s]} for d, s in zip(source.dtypes, source.shapes, strict=True)]
+    if [{"dtype": a["dtype"], "shape": a["shape"]} for a in entry["args"]] != tensors or any(
+        entry[k] != v for k, v in _launch(source).items()
+    ):
+        wrong.append("its launch is not what its µGraph and schedule generate")
     if _number(entry, "predicted_us") is None:
         wrong.append("it has no predicted time")
     if ran and "measured_us" not in entry:
@@ -193,15 +218,22 @@ def _entry(folder: Path, entry: Mapping[str, Any], source: str, ran: bool) -> li
     return [w for w in wrong if w]
 
 
-def _file(folder: Path, entry: Mapping[str, Any], suffix: str) -> str:
+def _launch(source: KernelSource) -> dict[str, Any]:
+    found = {"grid": [source.grid, 1, 1], "num_stages": source.num_stages, "pdl": source.pdl}
+    return found if source.specialize else found | {"num_warps": source.num_warps}  # else the compiler adds warps
+
+
+def _file(folder: Path, entry: Mapping[str, Any], suffix: str) -> tuple[bytes, str]:
+    """What is in a file of a kernel, and what does not hold of it."""
     name = next((str(f) for f in entry.get("files") or () if str(f).endswith(suffix)), "")
     if not name or Path(name).name != name:
-        return f"it names no {suffix} file"
+        return b"", f"it names no {suffix} file"
     path = next((p for p in (folder / "kernels" / name, folder / name) if p.is_file()), None)
     if path is None:
-        return f"{name} is missing"
-    same = hashlib.sha256(path.read_bytes()).hexdigest() == dict(entry.get("sha256") or {}).get(suffix)
-    return "" if same else f"{name} was changed: its hash is not the report's"
+        return b"", f"{name} is missing"
+    value = path.read_bytes()
+    same = hashlib.sha256(value).hexdigest() == dict(entry.get("sha256") or {}).get(suffix)
+    return value, "" if same else f"{name} was changed: its hash is not the report's"
 
 
 def _show(path: str, found: list[Checked]) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from dataclasses import replace
 
 from cost_model.program_time import program_seconds
+from fuser.device import Device
 from fuser.errors import FuserError
 from fuser.ir.candidate import Candidate
 from fuser.ir.candidate import scheduled
@@ -28,6 +29,7 @@ from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from fuser.ir.subprogram import subprogram
 from fuser.lower.compile import KernelArtifact
+from fuser.lower.compile import by_content
 from fuser.lower.compile import compile_sources
 from fuser.lower.options import SPECIALIZE
 from fuser.lower.options import TMA
@@ -83,6 +85,8 @@ def planned(result: Optimized) -> Planned:
     steps = _steps(made, frozenset(origin))
     found, why, inside = list[FusedRegion](), dict[str, int](), 0
     launches = sum(map(_launched, steps))
+    parts = {id(r): r for r in made.found}.values()  # compiled by themselves once, before they were joined
+    known = by_content(a for one in (*parts, made.realised) for a in one.artifacts)
     whole = program_seconds(result.program, result.device)
 
     def apart(nodes: Iterable[str]) -> float:
@@ -94,7 +98,7 @@ def planned(result: Optimized) -> Planned:
         reason = next((s.why for s in mine if s.why), "")
         if not reason:
             try:
-                found.append(_region(len(found), mine, steps, result, apart))
+                found.append(_region(len(found), mine, steps, result, apart, known))
                 inside += sum(map(_launched, mine))
                 continue
             except FuserError as error:
@@ -170,9 +174,15 @@ def _groups(steps: Sequence[_Step], known: frozenset[str], params: frozenset[str
 
 
 def _region(
-    number: int, mine: Sequence[_Step], steps: Sequence[_Step], result: Optimized, apart: Callable[[Iterable[str]], float]
+    number: int,
+    mine: Sequence[_Step],
+    steps: Sequence[_Step],
+    result: Optimized,
+    apart: Callable[[Iterable[str]], float],
+    known: dict[str, KernelArtifact],
 ) -> FusedRegion:
-    """The kernels of some steps as a region. Raises :class:`FuserError` where one cannot do without a tensor descriptor."""
+    """The kernels of some steps as a region; what is compiled for it joins those that are ``known``. Raises
+    :class:`FuserError` where one cannot do without a tensor descriptor."""
     made, device = result.made, result.device
     assert made is not None
     elsewhere = {s for step in steps if not any(step is m for m in mine) for s in step.takes} | {(n, 0) for n in made.outputs}
@@ -184,7 +194,7 @@ def _region(
     kernels = tuple(k for k, _ in pairs)
     graph = KernelGraph("region", inputs, kernels, outputs, tuple(table[n] for n in (*inputs, *outputs))).validate()
     schedule = Schedule(tuple(s for _, s in pairs if s is not None))
-    artifacts = _artifacts(graph, schedule, made, device.smem_per_block)
+    artifacts = _artifacts(graph, schedule, device, known)
     weights = {n: made.params[n] for n in inputs if n in made.params}
     fed = set(inputs) - set(weights)
     program = replace(subprogram(made.program, _between(made.program, fed, outputs), "region"), outputs=outputs)
@@ -223,9 +233,12 @@ def _plain(kernel: Kernel, schedule: KernelSchedule | None) -> Pair:
     return replace(kernel, name=f"{kernel.name}_plain"), replace(schedule, knobs=knobs)
 
 
-def _artifacts(graph: KernelGraph, schedule: Schedule, made: CompiledProgram, shared: int) -> tuple[KernelArtifact, ...]:
-    found = compile_sources(generate_graph(graph, schedule), made.target.arch)  # others than the plan's: nothing overlaps
-    if big := [a for a in found if a.shared_bytes > shared]:
+def _artifacts(
+    graph: KernelGraph, schedule: Schedule, device: Device, known: dict[str, KernelArtifact]
+) -> tuple[KernelArtifact, ...]:
+    """Kernels of a region: nothing overlaps in it, so that many are others than the plan's."""
+    found = compile_sources(generate_graph(graph, schedule), device.arch, known=known)
+    if big := [a for a in found if a.shared_bytes > device.smem_per_block]:
         raise FuserError(f"{big[0].name} needs tensor descriptors, which TVM's launcher does not have")
     return found
 

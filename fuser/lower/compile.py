@@ -271,25 +271,35 @@ def compile_graph(graph: KernelGraph, schedule: Schedule, arch: int, folder: Pat
 
 
 def compile_sources(
-    sources: Sequence[KernelSource], arch: int, executor: Executor | None = None, known: Iterable[KernelArtifact] = ()
+    sources: Sequence[KernelSource], arch: int, executor: Executor | None = None, known: dict[str, KernelArtifact] | None = None
 ) -> tuple[KernelArtifact, ...]:
     """Artifacts of many kernels, in order. Those that differ in names alone, as in the layers of a model, are compiled once, and
-    those that are ``known`` not at all."""
+    those that are ``known`` (:func:`by_content`) not at all; what is compiled joins them."""
     texts = [neutral(s) for s in sources]
-    made = {neutral(a.source): a for a in known}
+    made = {} if known is None else known
     first = {text: s for text, s in reversed(list(zip(texts, sources, strict=True))) if text not in made}
     run = executor.map if executor else map
     made |= zip(first, run(compile_kernel, first.values(), [arch] * len(first)), strict=True)
     return tuple(made[t].over(s) for t, s in zip(texts, sources, strict=True))
 
 
-def neutral(source: KernelSource) -> str:
-    """The source without what differs between equal kernels: its comments and name, and the names of its arguments."""
-    lines = [line for line in source.text.splitlines() if not line.startswith("#")]
-    head = next(line for line in lines if line.startswith(f"def {source.name}("))
+def by_content(artifacts: Iterable[KernelArtifact]) -> dict[str, KernelArtifact]:
+    """Compiled kernels by what makes them equal."""
+    return {neutral(a.source): a for a in artifacts}
+
+
+def neutral_text(text: str, name: str) -> str:
+    """The text of a kernel without its comments and name, and the names of its arguments."""
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    head = next((line for line in lines if line.startswith(f"def {name}(")), "")
     arguments = head.removesuffix("):").partition("(")[2].split(", ")
-    names = {source.name: "kernel"} | {a: f"argument_{i}" for i, a in enumerate(arguments)}
-    body = re.sub(r"[A-Za-z_]\w*", lambda m: names.get(m[0], m[0]), "\n".join(lines))
+    names = {name: "kernel"} | {a: f"argument_{i}" for i, a in enumerate(arguments)}
+    return re.sub(r"[A-Za-z_]\w*", lambda m: names.get(m[0], m[0]), "\n".join(lines))
+
+
+def neutral(source: KernelSource) -> str:
+    """The source without what differs between equal kernels, and with how it is launched."""
+    body = neutral_text(source.text, source.name)
     boxes = [replace(d, tensor=str(source.args.index(d.tensor))) for d in source.descriptors]
     launch = (source.num_warps, source.num_stages, source.pdl, source.specialize, source.parameters, source.room)
     return repr((body, source.dtypes, source.shapes, launch, boxes))

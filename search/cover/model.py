@@ -24,6 +24,7 @@ from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.ops import Array
 from fuser.ir.program import TensorProgram
 from fuser.lower.compile import KernelArtifact
+from fuser.lower.compile import by_content
 from fuser.lower.compile import compile_sources
 from fuser.lower.options import PDL
 from fuser.lower.triton_source import generate_graph
@@ -170,19 +171,20 @@ def compile_model(
     program, params, tuned = offers.program, offers.params, offers.tuned
     stages.begin("joining", "putting the kernels into one graph")
     found = tuple(done[p.key] for p in chosen.parts)
+    each = {id(r): r for r in found}.values()
     stitched, params = stitch(program, params, [(p, r.candidate.candidate) for p, r in zip(chosen.parts, found, strict=True)])
     if device.arch >= PDL.capability:
         stitched = chained(stitched, device)
     artifacts = tuple[KernelArtifact, ...]()
     if compiled:
-        sources, known = generate_graph(stitched.graph, stitched.schedule), (a for r in found for a in r.artifacts)
-        artifacts = compile_sources(sources, device.arch, executor, known)
+        known = by_content(a for r in each for a in r.artifacts)
+        artifacts = compile_sources(generate_graph(stitched.graph, stitched.schedule), device.arch, executor, known)
     winner = Ranked(stitched, math.fsum(r.candidate.seconds for r in found))
     priced_ = {id(t): t for t in tuned.values()}.values()
     whole = Tuned(program, device.name, winner, (), len(priced_), sum(t.candidates for t in priced_))
     weakest = max((r.verdict for r in found), key=lambda v: getattr(v, "bound", 0.0))
     rejected = Counter[str]()
-    for r in {id(r): r for r in found}.values():
+    for r in each:
         rejected.update(r.rejected)
     stages.end()
     realised = Realised(whole, winner, weakest, artifacts, rejected=dict(rejected))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -84,6 +85,8 @@ DAMAGES: dict[str, tuple[Callable[[Report], object], int, str]] = {
     "no prediction": (lambda r: entry(r).pop("predicted_us"), 5, "no predicted time"),
     "no file": (lambda r: entry(r).pop("files"), 5, "names no .py file"),
     "a file elsewhere": (lambda r: entry(r).update(files=["../../x.py"]), 5, "names no .py file"),
+    "another launch": (lambda r: entry(r).update(num_stages=7), 5, "its launch is not what its µGraph and schedule generate"),
+    "another shape": (lambda r: entry(r)["args"][0].update(shape=[7]), 5, "its launch is not what"),
     "another schedule": (lambda r: next(iter(r["graphs"].values())).pop("schedule"), 3, "is damaged"),
     "a schedule of another type": (lambda r: next(iter(r["graphs"].values())).update(schedule=5), 3, "entries hint: optimize"),
     "no report": (lambda r: r.pop("kernels"), 3, "is no report of mufuser"),
@@ -102,6 +105,18 @@ def test_a_damaged_report_is_an_error_that_says_what(name: str, folder: Path, ca
     code, _, err = run(folder, capsys)
     assert code == wanted
     assert says in " ".join(err.split())
+
+
+def test_another_source_is_found_by_its_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report, (source, *_) = json.loads((folder / "report.json").read_text()), folder.glob("*.py")
+    text = source.read_text().replace("tl.", "tl. ", 1)
+    source.write_text(text)
+    of = next(k for k in report["kernels"].values() if source.name in k["files"])
+    of["sha256"][".py"] = hashlib.sha256(text.encode()).hexdigest()
+    (folder / "report.json").write_text(json.dumps(report))
+    code, _, err = run(folder, capsys)
+    assert code == 5
+    assert "its source is not what its µGraph and schedule generate" in " ".join(err.split())
 
 
 def test_files_that_changed_or_are_gone_are_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
