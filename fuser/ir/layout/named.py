@@ -8,6 +8,9 @@ which place of a buffer each element lies. ``gluon`` is the constructor as text,
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+from fuser.errors import UnsupportedError
 
 Vector = tuple[int, ...]
 
@@ -119,3 +122,34 @@ class Swizzled:
 
 
 Shared = MmaShared | Swizzled
+
+
+def read_gluon(layout: Any) -> Registers | Shared:
+    """The value of a layout of Gluon's (or of its constructor's arguments under its class's name), of one block."""
+    kind = type(layout).__name__
+
+    def of(name: str) -> Vector:
+        return tuple(getattr(layout, name))
+
+    def bases(name: str) -> tuple[Vector, ...]:
+        return tuple(map(tuple, getattr(layout, name)))
+
+    if any(getattr(layout, "cga_layout", ()) or ()) or any(getattr(layout, "block_bases", ()) or ()):
+        raise UnsupportedError(f"{layout} is spread over the blocks of a cluster", "layouts of one block have a value")
+    if kind == "BlockedLayout":
+        return Blocked(of("size_per_thread"), of("threads_per_warp"), of("warps_per_cta"), of("order"))
+    if kind == "NVMMADistributedLayout" and layout.version[0] in (2, 3):
+        return Mma(layout.version[0], of("warps_per_cta"), of("instr_shape"))
+    if kind == "DistributedLinearLayout":
+        return Bases(bases("reg_bases"), bases("lane_bases"), bases("warp_bases"), of("shape"))
+    if kind == "NVMMASharedLayout" and not layout.fp4_padded:
+        return MmaShared(layout.swizzle_byte_width, layout.element_bitwidth, layout.rank, layout.transposed)
+    if kind == "SwizzledSharedLayout":
+        return Swizzled(layout.vec, layout.per_phase, layout.max_phase, of("order"))
+    if kind in ("SliceLayout", "DotOperandLayout"):
+        parent = read_gluon(layout.parent)
+        if kind == "SliceLayout" and not isinstance(parent, Shared):
+            return Slice(layout.dim, parent)
+        if isinstance(parent, Mma):
+            return DotOperand(layout.operand_index, parent, layout.k_width)
+    raise UnsupportedError(f"{kind} has no value here", "blocked, mma, operand, slice, bases, shared for mma, swizzled")
