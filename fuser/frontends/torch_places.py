@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fuser.frontends.composed import cut
 from fuser.frontends.torch_call import Call
 from fuser.frontends.torch_call import is_tensor
 from fuser.frontends.torch_call import number_of
@@ -128,12 +129,32 @@ def _index_put(c: Call) -> Ref | None:
 
 
 def _scatter(c: Call) -> Ref:
-    """A number, or a tensor that is added."""
-    x, index = c.tensor("self"), c.ref(c["index"])
-    if not is_tensor(c["src"]):
-        src = c.b.op("broadcast", c.filled(number_of(c["value"]) or 0), shape=index.shape)
-        return c.b.op("scatter", x, index, src, dim=c["dim"])
-    return c.b.op("scatter_reduce", x, index, c.ref(c["src"], c.dtype), dim=c["dim"], reduce="sum")
+    """A number, or a tensor, in place of what is there or added to it."""
+    x, index, added = c.tensor("self"), c.ref(c["index"]), c.aten == "scatter_add"
+    given = c.ref(c["src"], c.dtype) if is_tensor(c["src"]) else c.filled(number_of(c["value"]) or 0)
+    if x.shape and index.shape == _with(x.shape, c["dim"], 1):
+        return _in_one_place(c, x, index, given, added)
+    if added:
+        return c.b.op("scatter_reduce", x, index, given, dim=c["dim"], reduce="sum")
+    src = given if is_tensor(c["src"]) else c.b.op("broadcast", given, shape=index.shape)
+    return c.b.op("scatter", x, index, src, dim=c["dim"])
+
+
+def _with(shape: tuple[int, ...], dim: int, extent: int) -> tuple[int, ...]:
+    return tuple(extent if i == dim % len(shape) else n for i, n in enumerate(shape))
+
+
+def _in_one_place(c: Call, x: Ref, index: Ref, src: Ref, added: bool) -> Ref:
+    """Where one place is named along an axis, a choice for each element."""
+    import torch
+
+    dim = c["dim"] % len(x.shape)
+    for axis, n in enumerate(index.shape) if len(src.shape) == len(x.shape) else ():
+        src = cut(c.b, src, axis, 0, n)
+    places = torch.arange(x.shape[dim], dtype=getattr(torch, index.tensor.dtype))
+    along = c.reshape(c.constant(places, f"{c.node.name}.places"), _with((1,) * len(x.shape), dim, x.shape[dim]))
+    there = c.b.op("add", x, src, dtype=c.dtype) if added else src
+    return c.b.op("where", c.b.op("eq", index, along, dtype="bool"), there, x, dtype=c.dtype)
 
 
 def _any_of(c: Call) -> Ref:
@@ -152,6 +173,7 @@ RULES: dict[str, Callable[[Call], Any]] = {
     **{f"{lead}adaptive_{kind}_pool{n}d": _adaptive for lead in ("", "_") for kind in ("avg", "max") for n in (1, 2, 3)},
     **{f"{lead}upsample_nearest{how}{n}d.vec": _resized for lead, how in (("", ""), ("_", "_exact")) for n in (1, 2, 3)},
     **{f"upsample_{name}.vec": _resized for name in ("linear1d", "bilinear2d", "trilinear3d", "bicubic2d")},
-    "index.Tensor": _index, "index_put": _index_put, "scatter.value": _scatter, "scatter_add": _scatter,
+    "index.Tensor": _index, "index_put": _index_put, "scatter.value": _scatter, "scatter.src": _scatter,
+    "scatter_add": _scatter,
 }  # fmt: skip
 """Rules by ATen's name."""

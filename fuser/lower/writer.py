@@ -26,6 +26,9 @@ TRITON_DTYPE = {
     "bool": "tl.int1",
     "int32": "tl.int32",
     "int64": "tl.int64",
+    "int8": "tl.int8",
+    "uint8": "tl.uint8",
+    "int16": "tl.int16",
 }
 
 

@@ -88,21 +88,20 @@ def _nothing(_: int) -> None:
 
 
 def _joined(plan: Plan, piece: Piece, table: Mapping[str, Any], held: frozenset[str], late: dict[str, Any] | None) -> Launch:
-    """Several calls of torch as one; what torch would allocate for a result is allocated here."""
-    from torch import empty
-
+    """Several calls of torch as one."""
     names = (*piece.reads, *piece.writes)
     run, values = piece.run, [value_of(n, plan.views, table) for n in names]
     if late is None:
         return lambda _: run(*values)
     roots = [root_of(n, plan.views) for n in names]
     getters = [_getter(x, r, table[r], r in held) for x, r in zip(values, roots, strict=True)]
-    fresh = [(n, table[n].shape, table[n].dtype) for n in piece.writes if n in plan.adopted]
+    makes = [(n, table[n]) for n in piece.makes]
 
     def call(_: int) -> None:
-        for name, shape, dtype in fresh:
-            late[name] = empty(shape, dtype=dtype, device=piece.device)
-        run(*[get(late) for get in getters])
+        xs = [get(late) for get in getters]
+        found = run(*xs)
+        for (name, like), x in zip(makes, found, strict=True):
+            late[name] = taken(x, like, xs, ALIGNMENT)
 
     return call
 

@@ -31,28 +31,39 @@ from fuser.runtime.torch_program import apply
 APART = ("conv", "mm.", "rnn", "lstm", "gru.", "sort", "topk", "attention", "fft", "linalg", "kthvalue", "median", "mode.")
 """Operators that the compiler leaves to libraries too, or that are long loops (by what is in their names), so that nothing is
 gained."""
+ORDERS = ("sort", "topk", "kthvalue", "median", "mode.")
+"""Those of them that the compiler calls between its own kernels: an operator that torch makes of these and others gains."""
+PLACED = ("copy", "clone", "view", "slice", "select", "permute", "squeeze", "expand", "alias")
+"""Operators that only say where elements are."""
 LARGEST = 200
 """Most operators of torch's in one piece: a recurrent network that was unrolled takes minutes to compile."""
 SECONDS = 20.0
 """Time after which no further piece of a program is compiled."""
 
 Run = Callable[..., Any]
+
+
+def apart(name: str) -> bool:
+    """Whether an operator of this name, or of several, is not for the compiler."""
+    return any(word in name for word in APART)
+
+
 Build = Callable[[Any, Run, Sequence[Any]], Run | None]
 """Makes a faster form of a function: given its graph, itself, and examples that it may write to; None where it fails."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Launches by their number, what they read (as they read it: a view of what lies in memory) and write. ``run`` takes these
-    tensors and writes into the last of them."""
+    """Launches by their number, what they read (as they read it: a view of what lies in memory), write, and make: results that
+    are taken where torch has put them. ``run`` takes the tensors that are read and written, and returns what is made."""
 
     numbers: tuple[int, ...]
     reads: tuple[str, ...]
     writes: tuple[str, ...]
+    makes: tuple[str, ...]
     run: Run
     key: Any = None
     """Equal for pieces that do the same with tensors that lie alike."""
-    device: Any = None
 
 
 def joined(plan: Plan, table: Mapping[str, Any], device: Any, build: Build) -> list[Piece]:
@@ -74,14 +85,19 @@ def joined(plan: Plan, table: Mapping[str, Any], device: Any, build: Build) -> l
                     graph = _traced(piece.run, given)
                     made[piece.key] = None if graph is None else build(graph, piece.run, given)
         run = made[piece.key]
-        return [] if run is None else [replace(piece, run=run, device=device)]
+        return [] if run is None else [replace(piece, run=run)]
 
     alone = {n: p for n in range(len(plan.launched)) if (p := _piece(plan, (n,), table)) is not None}
-    found: list[Piece] = []
-    for numbers in _following(plan, alone):
-        whole = _piece(plan, numbers, table) if len(numbers) > 1 and not _overlapping(plan, numbers) else None
-        found += (whole and built(whole)) or [p for n in numbers for p in built(alone[n])]
-    return found
+
+    def pieces(numbers: tuple[int, ...]) -> list[Piece]:
+        """All of them as one, or what can be made of each half."""
+        if len(numbers) < 2:
+            return [p for n in numbers for p in built(alone[n])]
+        whole = None if _overlapping(plan, numbers) else _piece(plan, numbers, table)
+        half = len(numbers) // 2
+        return (whole and built(whole)) or [*pieces(numbers[:half]), *pieces(numbers[half:])]
+
+    return [p for numbers in _following(plan, alone) for p in pieces(numbers)]
 
 
 def _following(plan: Plan, among: Mapping[int, Piece]) -> list[tuple[int, ...]]:
@@ -124,16 +140,20 @@ def _overlapping(plan: Plan, numbers: Sequence[int]) -> bool:
 
 
 def _piece(plan: Plan, numbers: tuple[int, ...], table: Mapping[str, Any]) -> Piece | None:
-    """Launches as one function; None where one is generated, a product or a copy."""
+    """Launches as one function; None where one is generated, a product, or for a library alone."""
     kernels: list[tuple[LibraryKernel, dict[str, Any]]] = []
     for n in numbers:
         k = plan.graph.kernels[plan.launched[n]]
         if not isinstance(k, LibraryKernel) or plan.sources[plan.launched[n]] is not None or k.contracts:
             return None
-        kernels.append((k, constants(k, plan.graph, plan.table)))
-    reads, writes = _ends(plan, numbers)
+        attrs = constants(k, plan.graph, plan.table)
+        if apart(f"{k.op} {attrs.get('callee', '')}"):
+            return None
+        kernels.append((k, attrs))
+    reads, ends = _ends(plan, numbers)
+    writes, makes = (tuple(n for n in ends if (n in plan.adopted) is made) for made in (False, True))
 
-    def run(*given: Any) -> tuple[()]:
+    def run(*given: Any) -> tuple[Any, ...]:
         values, several = dict(zip(reads, given, strict=False)), dict[Any, Any]()
         for k, attrs in kernels:
             xs, call = [_inside(plan, values, a) for a in k.args], call_of_result(k)
@@ -142,27 +162,42 @@ def _piece(plan: Plan, numbers: tuple[int, ...], table: Mapping[str, Any]) -> Pi
             values[k.output] = several[call][attrs["field"]] if call else apply(k.op, xs, attrs)
         for name, out in zip(writes, given[len(reads) :], strict=True):
             out.copy_(values[name])
-        return ()
+        return tuple([values[name].contiguous() for name in makes])
 
     order = {n: i for i, n in enumerate(dict.fromkeys((*reads, *(t for k, _ in kernels for t in (*k.args, k.output)))))}
     steps = tuple((k.op, repr(attrs), tuple(order[t] for t in (*k.args, k.output))) for k, attrs in kernels)
     forms = tuple((x.shape, x.stride(), x.dtype) for x in (value_of(n, plan.views, table) for n in (*reads, *writes)))
-    return Piece(numbers, reads, writes, run, (steps, forms, tuple(order[n] for n in writes)))
+    key = steps, forms, tuple(order[n] for n in writes), tuple(order[n] for n in makes)
+    return Piece(numbers, reads, writes, makes, run, key)
 
 
 def _traced(run: Run, given: Sequence[Any]) -> Any:
     """The function as a graph of torch's operators that writes its results at the end; None where its compiler has no kernels for
     them."""
     import torch
+    import torch._inductor.lowering  # its decompositions need it and do not import it
     from torch._inductor.decomposition import select_decomp_table
     from torch.fx.experimental.proxy_tensor import make_fx
 
     with _fakes(given) as fakes:
-        whole = torch.func.functionalize(run, remove="mutations_and_views")
-        graph = make_fx(whole, decomposition_table=select_decomp_table())(*fakes)
+        graph: Any = run
+        for _ in range(2):  # some operators are made of others that write in place
+            whole = torch.func.functionalize(graph, remove="mutations_and_views")
+            graph = make_fx(whole, decomposition_table=select_decomp_table())(*fakes)
+            if not any(map(_in_place, graph.graph.nodes)):
+                break
     names = [str(n.target) for n in graph.graph.nodes if n.op == "call_function"]
     calls = [name for name in names if name.startswith("aten.")]
-    return None if len(names) > LARGEST or any(word in name for name in calls for word in APART) else graph
+    theirs = [name for name in calls if apart(name)]
+    beside = sum(not apart(name) and not any(word in name for word in PLACED) for name in calls)
+    mixed = beside > 1 and all(any(word in name for word in ORDERS) for name in theirs)
+    return None if len(names) > LARGEST or (theirs and not mixed) else graph
+
+
+def _in_place(node: Any) -> bool:
+    """Whether a call writes to what is no input of the graph."""
+    mutable = node.op == "call_function" and getattr(getattr(node.target, "_schema", None), "is_mutable", False)
+    return bool(mutable) and node.args[0].op != "placeholder"
 
 
 @contextmanager
@@ -189,9 +224,9 @@ def inductor(graph: Any, run: Run, given: Sequence[Any]) -> Run | None:
     wanted = [x.clone() for x in given]
     with config.patch(compile_threads=1), _fakes(given) as fakes:
         made: Any = compile_fx_inner(graph, fakes)
-    run(*wanted)
-    made(list(given))
-    return (lambda *xs: made(list(xs))) if all(map(_alike, given, wanted)) else None
+    others = run(*wanted)
+    mine = made(list(given))
+    return (lambda *xs: made(list(xs))) if all(map(_alike, (*given, *mine), (*wanted, *others))) else None
 
 
 def _alike(x: Any, y: Any) -> bool:

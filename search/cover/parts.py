@@ -23,7 +23,7 @@ from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram
 from fuser.ir.subprogram import canonical
 from fuser.ir.subprogram import subprogram
-from fuser.runtime.joined import APART
+from fuser.runtime.joined import apart
 from fuser.superopt.rewrite.splits import LONG
 
 LONGEST = 16
@@ -49,11 +49,7 @@ MOST = 32
 
 def joins(node: Node) -> bool:
     """Whether torch's compiler may have one kernel for an operator and others."""
-    return (
-        not node.products
-        and node.entry.kind in JOINT
-        and not any(word in f"{node.op} {node.attr.get('callee', '')}" for word in APART)
-    )
+    return not node.products and node.entry.kind in JOINT and not apart(f"{node.op} {node.attr.get('callee', '')}")
 
 
 Stored = tuple[str, int]

@@ -106,6 +106,8 @@ FUSED: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "padding": (lambda x: functional.pad(functional.pad(x, (1, -1, 2, 0), value=0.5), (0, 3)), CUBE),
     "circular padding": (lambda x: functional.pad(x, (1, 2, 3, 0), mode="circular"), IMAGE),
     "scattered slices": (lambda x: x.slice_scatter(x[:, 1:4] * 2, 1, 2, 5).select_scatter(x[:, :, 0], 2, 1), CUBE),
+    "scatter to one place": (lambda x, i: x.scatter(1, i, x) + x.scatter(1, i, 2.5) + x.scatter_add(-1, i, x[:, :1])
+                             + x.scatter(0, i[:1].expand(1, 6), x), (rand(4, 6), torch.tensor([[3], [0], [2], [2]]))),
     "distances": (torch.cdist, AB),
     "copies of pixels": (lambda x: functional.interpolate(x, scale_factor=2), IMAGE),
     "native dropout": (lambda x: torch.ops.aten.native_dropout(x, 0.5, False)[0] + 1, X),

@@ -40,9 +40,9 @@ def test_calls_that_follow_one_another_are_one_and_give_the_same() -> None:
         seen.append([str(n.target) for n in traced.graph.nodes if n.op == "call_function"])
         lying = [x.stride() for x in given]
 
-        def run(*xs: Any) -> None:
+        def run(*xs: Any) -> Any:
             assert [x.stride() for x in xs] == lying  # compiled code counts on it
-            traced(*xs)
+            return traced(*xs)
 
         return run
 
@@ -71,3 +71,56 @@ def test_what_cannot_be_compiled_stays_with_torch(fails: bool) -> None:
     x, w = torch.randn(6, 5), torch.randn(5, 4)
     for got, want in zip(run(x, w), wanted(x, w), strict=True):
         torch.testing.assert_close(got, want)
+
+
+def chain(*steps: tuple[Any, ...]) -> KernelGraph:
+    """Operators one behind the other on one image, each with further operands and attributes."""
+    kernels, x = [], "X"
+    for i, (op, more, attrs) in enumerate(steps):
+        kernels.append(LibraryKernel(f"k{i}", op, (x, *more), x := f"T{i}", attrs))
+    ends = Tensor("X", (2, 4, 6, 6), "float32"), Tensor("W", (4, 4, 1, 1), "float32"), Tensor(x, (2, 4, 6, 6), "float32")
+    return KernelGraph("g", ("X", "W"), tuple(kernels), (x,), ends).validate()
+
+
+def builds(graph: KernelGraph, refused: str = "nothing") -> tuple[Executable, list[list[str]]]:
+    """What runs the graph with a compiler that refuses an operator, and the calls of what it compiled."""
+    seen: list[list[str]] = []
+
+    def build(traced: Any, _run: Any, _given: Any) -> Any:
+        names = [str(n.target) for n in traced.graph.nodes if n.op == "call_function"]
+        if any(refused in n for n in names):
+            return None
+        seen.append(names)
+        return traced
+
+    return Executable(graph, Schedule(()), device="cpu", build=build), seen
+
+
+def test_what_a_library_has_alone_ends_a_piece_and_is_in_none() -> None:
+    flip = ("flip", (), (("dims", (3,)), (JOINED, True)))
+    run, seen = builds(
+        chain(("conv2d", ("W",), ()), flip, ("tanh", (), ((JOINED, True),)), ("flip", (), (("dims", (2,)), (JOINED, True))))
+    )
+    assert len(seen) == 1 and sum("rev" in n for n in seen[0]) == 2
+    x, w = torch.randn(2, 4, 6, 6), torch.randn(4, 4, 1, 1)
+    torch.testing.assert_close(run(x, w), torch.conv2d(x, w).flip(3).tanh().flip(2))
+
+
+def test_of_launches_that_are_not_compiled_together_each_half_is() -> None:
+    flips = [("flip", (), (("dims", (d,)), (JOINED, True))) for d in (0, 1, 2)]
+    run, seen = builds(chain(*flips, ("cumsum", (), (("dim", 3), (JOINED, True)))), "cumsum")
+    assert [sum("rev" in n for n in names) for names in seen] == [2, 1]
+    x = torch.randn(2, 4, 6, 6)
+    torch.testing.assert_close(run(x, torch.randn(4, 4, 1, 1)), x.flip(0, 1, 2).cumsum(3))
+
+
+def test_what_torch_allocates_is_taken_where_it_lies() -> None:
+    run, seen = builds(chain(("flip", (), (("dims", (3,)), (JOINED, True)))))
+    assert run.plan.adopted and not any("copy_" in n for names in seen for n in names)
+    x, w = torch.randn(2, 4, 6, 6), torch.randn(4, 4, 1, 1)
+    found = [run(x, w), run(x, w)]
+    assert found[0].data_ptr() != found[1].data_ptr()
+    torch.testing.assert_close(found[0], x.flip(3))
+    out = torch.zeros_like(x)
+    assert run(x, w, out=out) is out
+    torch.testing.assert_close(out, x.flip(3))

@@ -13,6 +13,7 @@ from fuser.ir.mugraph import LibraryKernel  # noqa: E402
 from search.compiled import CompiledProgram  # noqa: E402
 
 from .modules import SUITE  # noqa: E402
+from .modules import Fn  # noqa: E402
 
 FAST = ("product of odd sizes", "clamp and where", "cross entropy", "GRU cell", "linear batch norm softmax", "mobile block")
 """Modules that stand for the rest in a quick run."""
@@ -82,3 +83,13 @@ def test_inactive_dropout_draws_nothing_and_active_one_is_refused() -> None:
     assert error(run(x), lstm(x)) < 1e-6
     with pytest.raises(fuser.FuserError, match=r"aten\.lstm\.input"):
         fuser.compile(lstm.train(), (x,), device="cpu")
+
+
+def test_bytes_are_read_by_generated_kernels() -> None:
+    """Pixels, and weights of eight bits with a scale for each row."""
+    pixels, weight = torch.randint(0, 256, (3, 20), dtype=torch.uint8), torch.randint(-128, 128, (5, 20), dtype=torch.int8)
+    module = Fn(lambda x, w, s: (x.float() / 255 - 0.5) @ (w.float() * s).T)
+    given = pixels, weight, torch.rand(5, 1)
+    run = fuser.compile(module, given, device="cpu")
+    assert error(run(*given), module(*given)) < 1e-6
+    assert not any(isinstance(k, LibraryKernel) for k in run.graph.kernels)

@@ -60,6 +60,8 @@ def split_reductions(graph: KernelGraph, products: bool = False) -> list[KernelG
         if products and not any(s.contracts for s in kernel.computes):
             continue
         for axis in last_reductions(kernel):
+            if kernel.extents[axis] == FREE:  # of parts that it adds
+                continue
             try:
                 first, second = split_block(kernel, axis)
             except UnsupportedError:

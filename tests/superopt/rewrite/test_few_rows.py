@@ -12,6 +12,7 @@ from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
+from fuser.superopt.rewrite.splits import split_reductions
 from fuser.superopt.structures import structures
 
 
@@ -56,3 +57,9 @@ def test_many_rows_have_the_forms_that_they_had() -> None:
     b = Builder("tall")
     chain = b.build(Y=(b.input("X", (64, 32)) @ b.input("W", (32, 32))) @ b.input("V", (32, 32)))
     assert all(sum(bool(k.splits) for k in g.blocks) < 2 for g in structures(chain))
+
+
+def test_the_sum_of_parts_is_not_split_again() -> None:
+    found = [again for g in structures(gated(3)) for again in split_reductions(g)]
+    axes = [axis for g in found for b in g.blocks for axis, _ in b.splits]
+    assert axes and not any(axis.endswith("_part") for axis in axes)
