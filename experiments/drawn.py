@@ -15,7 +15,6 @@ from fuser.ir.program import TensorProgram
 from fuser.superopt.structures import structures
 from search.measure.compiling import planned
 from search.measure.measurement import Measurement
-from search.measure.rows import schedule_text
 from search.measure.timing import External
 
 STRUCTURES = 12
@@ -24,7 +23,7 @@ STRUCTURES = 12
 
 def name_of(item: Candidate | External) -> tuple[str, str]:
     """``(structure or peer, schedule)`` as rows keep them."""
-    return (item.name, "") if isinstance(item, External) else (item.graph.stable_hash(), schedule_text(item.schedule))
+    return (item.name, "") if isinstance(item, External) else (item.graph.stable_hash(), item.schedule.text)
 
 
 def draw_candidates(program: TensorProgram, count: int, seed: int = 0) -> list[Candidate]:

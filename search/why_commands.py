@@ -27,7 +27,6 @@ from fuser.runtime.library import summary
 from fuser.workloads import match
 from fuser.workloads import workload
 from search.measure.rows import Record
-from search.measure.rows import schedule_text
 from search.model_commands import kernel_of_model
 from search.tune import tune_fast
 from search.tuner.memory import Memory
@@ -99,7 +98,7 @@ def document(found: WhyNot) -> dict[str, Any]:
 def measured(program: TensorProgram, candidate: Candidate, memory: Memory, device: Device) -> dict[str, Any]:
     """What records say: of the candidate, and of the fastest of its program."""
     rows = [r for _, found in sources_of(memory, program, device) for r in found]
-    names = candidate.graph.stable_hash(), schedule_text(candidate.schedule)
+    names = candidate.graph.stable_hash(), candidate.schedule.text
     mine = [r for r in rows if (r.structure, r.schedule) == names]
     good = sorted((r for r in rows if r.ok and r.time_us), key=lambda r: r.time_us or 0.0)
     said: dict[str, Any] = {"rows": len(rows)}

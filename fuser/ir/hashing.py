@@ -14,4 +14,9 @@ def canonical(data: Any) -> str:
 
 def digest(data: Any) -> str:
     """SHA-256 of the canonical JSON."""
-    return hashlib.sha256(canonical(data).encode()).hexdigest()
+    return hashed(canonical(data))
+
+
+def hashed(text: str) -> str:
+    """SHA-256 of a text."""
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import replace
 from functools import cached_property
+from functools import lru_cache
 from typing import Any
 
 from fuser.errors import UsageError
 from fuser.ir import reading
-from fuser.ir.hashing import digest
+from fuser.ir.hashing import canonical
+from fuser.ir.hashing import hashed
 from fuser.ir.mugraph import FREE
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.tiling import TilingExpr
@@ -163,15 +165,24 @@ class Schedule:
             raise UsageError(f"a schedule of {len(parts)} kernels, where there are {len(blocks)}", f"one is {_EXAMPLE}")
         return Schedule(tuple(KernelSchedule.parse(p, b) for p, b in zip(parts, blocks, strict=True)))
 
-    def stable_hash(self) -> str:
-        return self._digest
+    @property
+    def text(self) -> str:
+        """Its canonical JSON, as rows keep it."""
+        return _named(self)[0]
 
-    @cached_property
-    def _digest(self) -> str:
-        return digest(self.to_json())
+    def stable_hash(self) -> str:
+        """SHA-256 of that."""
+        return _named(self)[1]
 
     def __str__(self) -> str:
         return " ; ".join(map(str, self.kernels))
+
+
+@lru_cache(1 << 12)
+def _named(schedule: Schedule) -> tuple[str, str]:
+    """Text and hash. Many structures have equal schedules."""
+    text = canonical(schedule.to_json())
+    return text, hashed(text)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ changes nothing.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from fuser.errors import UnsupportedError
 from fuser.interpret.algebra import guarded
 from fuser.ir.candidate import scheduled
 from fuser.ir.fuse import identifier
+from fuser.ir.hashing import hashed
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import Tensor
@@ -86,7 +86,7 @@ class KernelSource:
 
 def generate_graph(graph: KernelGraph, schedule: Schedule) -> tuple[KernelSource, ...]:
     """Source of every graph-defined kernel of a µGraph, in launch order, with names that are unique to structure and schedule."""
-    digest = hashlib.sha256(f"{graph.stable_hash()}{schedule.stable_hash()}".encode()).hexdigest()[:8]
+    digest = hashed(f"{graph.stable_hash()}{schedule.stable_hash()}")[:8]
     rules = guarded(graph)
     pairs = scheduled(graph, schedule)
     found = []

@@ -41,7 +41,6 @@ from search.measure.measurement import Turn
 from search.measure.measurer import Bench
 from search.measure.records import Records
 from search.measure.rows import Record
-from search.measure.rows import schedule_text
 from search.measure.session import Options
 from search.measure.turns import take_turns
 from search.tuner.memory import names_of
@@ -128,7 +127,7 @@ def measure(bench: Bench, asked: Asked, progress: Progress) -> None:
     todo = []
     for number, candidates in ordered(every):
         of = drawn[number]
-        new = tuple(c for c in candidates if (of.name, c.graph.stable_hash(), schedule_text(c.schedule)) not in there)
+        new = tuple(c for c in candidates if (of.name, c.graph.stable_hash(), c.schedule.text) not in there)
         if new:
             todo.append(Turn(of, new))
     end = start + asked.budget - min(FIT * asked.budget, 40.0)

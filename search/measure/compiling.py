@@ -26,6 +26,7 @@ from fuser.errors import NoValidKernelError
 from fuser.interrupts import without_interrupts
 from fuser.ir.candidate import Candidate
 from fuser.ir.pitched import in_memory
+from fuser.kept import text_hash
 from fuser.lower.compile import KernelArtifact
 from fuser.lower.compile import compile_kernel
 from fuser.pools import APART
@@ -33,7 +34,6 @@ from fuser.runtime.plan import Plan
 from fuser.runtime.plan import plan
 from search.measure.measurement import Measurement
 from search.measure.measurement import failed
-from search.measure.rows import text_hash
 from search.measure.worker import OUTSIDE
 from search.processes import ignore_interrupts
 
@@ -70,7 +70,7 @@ def _source_hash(candidate: Candidate) -> str:
         return ""
     launch = [f"{s.num_warps} {s.num_stages} {s.grid}" for s in made.sources if s]
     pairs = zip(candidate.graph.kernels, made.sources, strict=True)
-    return text_hash(*(s.text if s else str(k) for k, s in pairs), *launch)
+    return text_hash(*(s.text if s else str(k) for k, s in pairs), *launch)[:16]
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,6 @@ from search.measure.measurement import Turn
 from search.measure.records import Records
 from search.measure.records import generator_version
 from search.measure.rows import Record
-from search.measure.rows import schedule_text
 from search.measure.session import Options
 from search.measure.timing import External
 from search.measure.timing import Kernels
@@ -110,7 +109,7 @@ class Bench:
                 torch = f"torch {info['torch']}"
                 row = Record(name, digest, item.name, "", "", info["device"], torch, kind="peer", repeat=self.run, **options)
             else:
-                what = (item.graph.stable_hash(), schedule_text(item.schedule), source_hash(item))
+                what = (item.graph.stable_hash(), item.schedule.text, source_hash(item))
                 repeat = self.run if again else ""
                 row = Record(
                     name, digest, *what, info["device"], self.compiler, repeat=repeat, generator=self.generator, **options

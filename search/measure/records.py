@@ -28,6 +28,7 @@ from fuser.ir.candidate import Candidate
 from fuser.ir.hashing import canonical
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.serialize import graph_from_json
+from fuser.kept import source_hash
 from fuser.outputs import replacing
 from search.measure.lines import BAD_LINE
 from search.measure.lines import writer
@@ -39,7 +40,6 @@ from search.measure.rows import Record
 from search.measure.rows import read_rows
 from search.measure.rows import record_from_json
 from search.measure.rows import record_of
-from search.measure.rows import text_hash
 from search.measure.store import Table
 from search.measure.store import checksum
 from search.measure.store import failure
@@ -74,11 +74,7 @@ def _sound_structure(values: Sequence[Any]) -> bool:
 def generator_version() -> str:
     """Hash of the source of everything between a structure with a schedule and its kernels: all of ``fuser.ir`` and
     ``fuser.lower``, since a list of those that matter would miss the next one."""
-    import fuser.ir as ir
-    import fuser.lower as lower
-
-    files = [f for package in (ir, lower) for f in sorted(Path(package.__path__[0]).rglob("*.py"))]
-    return text_hash(*(f.read_text() for f in files))
+    return source_hash("fuser.ir", "fuser.lower")[:16]
 
 
 class Records:
@@ -153,6 +149,7 @@ class Records:
 
     def _add_structure(self, digest: str, graph: KernelGraph) -> None:
         STRUCTURES.insert(self.db, (digest, canonical(graph.to_json())))
+        self._graphs[digest] = graph
 
     def add_winner(self, winner: Winner, graph: KernelGraph) -> None:
         """Keep what a search ended with, in place of what an earlier one did; its structure too."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Callable
@@ -155,20 +154,6 @@ def _schedule(text: str) -> Schedule:
 @lru_cache(maxsize=1 << 10)  # most structures are in several files
 def _graph(text: str) -> KernelGraph:
     return graph_from_json(json.loads(text))
-
-
-def schedule_text(schedule: Schedule) -> str:
-    """Canonical JSON of a schedule, as rows keep it."""
-    return canonical(schedule.to_json())
-
-
-def text_hash(*texts: str) -> str:
-    """First 16 hexadecimal digits of the SHA-256 of texts, one after another."""
-    digest = hashlib.sha256()
-    for text in texts:
-        digest.update(text.encode())
-        digest.update(b"\0")
-    return digest.hexdigest()[:16]
 
 
 def record_from_json(data: Mapping[str, Any]) -> Record:

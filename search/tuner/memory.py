@@ -23,6 +23,7 @@ from fuser.ir.candidate import Candidate
 from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import Schedule
+from fuser.kept import text_hash
 from fuser.lower.assembler import compiler
 from fuser.lower.compile import cache_dir
 from search.measure.careful import Careful
@@ -32,7 +33,6 @@ from search.measure.known import SUFFIXES
 from search.measure.known import load
 from search.measure.records import Records
 from search.measure.rows import Record
-from search.measure.rows import text_hash
 from search.measure.winners import Winner
 from search.space.evolve import Effort
 from search.space.evolve import Ranked

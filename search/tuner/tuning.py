@@ -19,7 +19,6 @@ from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram
 from fuser.lower.assembler import compiler
 from search.measure.compiling import source_hash
-from search.measure.rows import schedule_text
 from search.measure.winners import Winner
 from search.space.evolve import INSTANT
 from search.space.evolve import Effort
@@ -191,7 +190,7 @@ def _keep(task: Task, hunt: Hunt, tuned: Tuned, memory: Memory, device: Device) 
             task.scope,
             task.program.name,
             winner.graph.stable_hash(),
-            schedule_text(winner.schedule),
+            winner.schedule.text,
             source_hash(winner.candidate),
             hunt.effort.name if complete else "",
             winner.us,

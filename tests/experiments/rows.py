@@ -13,7 +13,6 @@ from fuser.superopt.structures import one_kernel
 from fuser.workloads import workload
 from search.measure.rows import Record
 from search.measure.rows import record_of
-from search.measure.rows import schedule_text
 from tests.paths import ROOT
 
 RESULTS = ROOT / "experiments" / "results"
@@ -33,7 +32,7 @@ def draw(name: str, count: int) -> list[Candidate]:
 
 def kernel(name: str, us: float, candidate: Candidate | None = None, **fields: Any) -> Record:
     graph = candidate.graph if candidate else one_kernel(workload(name))
-    schedule = schedule_text(candidate.schedule) if candidate else schedule_text(Schedule(()))
+    schedule = candidate.schedule.text if candidate else Schedule(()).text
     values = {"repeat": "bench", "batch": "bench/0", "time_us": us, "error_fro": 3e-4, "generator": "g1"} | fields
     of = {"workload": name, "program": "p", "structure": graph.stable_hash(), "schedule": schedule, "source": "s"}
     return record_of(of | {"device": DEVICE, "compiler": "triton 3.6.0"} | values)

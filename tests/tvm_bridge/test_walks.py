@@ -12,12 +12,14 @@ import torch
 import fuser
 from fuser.device import load_device
 from fuser.ir import hashing
-from fuser.ir import mugraph
-from fuser.ir import program
+from fuser.ir import schedule
+from fuser.ir.builder import Builder
 from fuser.lower import compile as lower_compile
 from fuser.lower import triton_source
 from fuser.runtime import graph_executor
 from fuser.runtime import launch
+from fuser.superopt import search
+from fuser.superopt.rewrite import stabilize
 from fuser.superopt.verify import verdicts
 from search import compile as search_compile
 from tests.builders import chain
@@ -38,7 +40,7 @@ def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Calls:
     found = Calls(monkeypatch)
     found.of("generate", lambda block, schedule, name, *_: name, triton_source)
     found.of("verify", lambda program, graph: (program, graph), verdicts)
-    found.of("digest", hashing.canonical, mugraph, program)
+    found.of("hashed", str, hashing, schedule, triton_source)
     found.of("_compiled", lambda source, arch, *_: (lower_compile.neutral(source), arch), lower_compile)
     found.of("read_graph", lambda text, *_: hash(text), relay_import)
     found.of("read_params_typed", str, relay_import)
@@ -64,6 +66,17 @@ def test_from_compile_to_a_launched_kernel(calls: Calls, monkeypatch: pytest.Mon
     assert [k for k, n in calls.seen.items() if n > 1] == []
 
 
+def test_from_a_search_to_a_verdict_that_stays_with_the_kernel(calls: Calls) -> None:
+    # the winner is confirmed with more rounds, and at its real size
+    calls.of("verify", lambda program, graph: (program, graph, "searched"), search)
+    calls.of("_stabilized", lambda *of: of, stabilize)
+    b = Builder("rows")
+    run = fuser.compile(b.build(Y=b.softmax(b.input("X", (16, 32)) @ b.input("W", (32, 16)))), device="cpu", superoptimize=20.0)
+    assert run.verdict.accepted and ("verify", (run.program, run.graph)) in calls.seen
+    assert sum(k[0] == "verify" for k in calls.seen) > 3 < sum(k[0] == "_stabilized" for k in calls.seen)
+    assert [k for k, n in calls.seen.items() if n > 1] == []
+
+
 def test_from_a_model_to_its_report(calls: Calls, tmp_path: Path) -> None:
     w = RelayWriter()
     q, k, v = w.input("q", (2, 32, 16)), w.input("k", (2, 16, 32)), w.input("v", (2, 32, 16))
@@ -75,5 +88,5 @@ def test_from_a_model_to_its_report(calls: Calls, tmp_path: Path) -> None:
     assert found.regions and found.made
     for _ in range(2):  # the command writes it before and after the library is built
         report.document(found, tmp_path)
-    assert {"read_graph", "read_params_typed", "generate", "verify", "digest", "_compiled"} == {k[0] for k in calls.seen}
+    assert {"read_graph", "read_params_typed", "generate", "verify", "hashed", "_compiled"} == {k[0] for k in calls.seen}
     assert [k for k, n in calls.seen.items() if n > 1] == []

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
@@ -38,6 +39,7 @@ class Signature:
         return "\n".join(k.text for k in self.kernels)
 
 
+@lru_cache(1 << 9)
 def signature(graph: KernelGraph) -> Signature:
     """Equal for equal structures. Intermediate tensors are named by the order in which they are stored."""
     names: dict[str, str] = {}

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from dataclasses import replace
+from functools import lru_cache
 
 from fuser.interpret.algebra import shared_top
 from fuser.ir.mugraph import Access
@@ -55,6 +56,7 @@ def licences(graph: KernelGraph) -> tuple[Licence, ...]:
     )
 
 
+@lru_cache(1 << 8)  # several cuts and splits of a program lead to one graph
 def stabilize_graph(graph: KernelGraph) -> KernelGraph:
     """The graph with a running maximum for every exponential that is licensed; the others stay as they are. Partial results of
     split sums carry their maxima to the kernel that adds them, and scores that a kernel leaves to another one are fp32."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,15 +16,22 @@ from cost_model.constants import constants_of
 from fuser.cli import main
 from fuser.device import load_device
 from fuser.errors import UsageError
+from fuser.ir import hashing
+from fuser.ir import schedule
+from fuser.lower import triton_source
 from search import calibrate_commands
 from search.calibrate import choose
 from search.calibrate import programs
 from search.calibrate import run
+from search.calibrate import samples
 from search.calibrate.pretended import Idle
 from search.calibrate.pretended import errors
 from search.calibrate.pretended import truth
+from search.measure import records
+from search.measure import rows
 from search.measure.records import Records
 from search.measure.turns import take_turns
+from tests.work import Calls
 
 KINDS = ("product", "chain", "rows", "decode")
 SEED = 3
@@ -45,11 +53,30 @@ def small() -> Any:
 
 
 @pytest.fixture(scope="module")
-def done(small: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def walk() -> Counter[Any]:
+    """How often the calibration did the same."""
+    return Counter()
+
+
+@pytest.fixture(scope="module")
+def done(small: Any, walk: Counter[Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a calibration."""
     folder = tmp_path_factory.mktemp("calibrate")
-    assert main(["calibrate", "--simulate", str(SEED), "-o", str(folder / "mine.json"), "--json"]) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        calls = Calls(patch)
+        calls.of("hashed", str, hashing, schedule, triton_source)
+        calls.of("generate", lambda block, plan, name, *_: name, triton_source)
+        calls.of("graph_from_json", hashing.canonical, records, rows)
+        calls.of("rank_graph", lambda graph, *_, **__: graph, choose)
+        calls.of("_of_the_model", lambda candidate: candidate, samples)
+        assert main(["calibrate", "--simulate", str(SEED), "-o", str(folder / "mine.json"), "--json"]) == 0
+    walk.update(calls.seen)
     return folder
+
+
+def test_nothing_is_done_twice_on_the_way(done: Path, walk: Counter[Any]) -> None:
+    assert {"hashed", "generate", "rank_graph", "_of_the_model"} == {k[0] for k in walk}  # no graph is read again
+    assert [k for k, n in walk.items() if n > 1] == []
 
 
 @pytest.fixture

@@ -28,7 +28,6 @@ from search.measure.rows import Record
 from search.measure.rows import read_rows
 from search.measure.rows import record_from_json
 from search.measure.rows import record_of
-from search.measure.rows import schedule_text
 from tests.search.measure.row import ROW
 from tests.work import Calls
 
@@ -101,7 +100,7 @@ def test_structures_and_schedules_come_back(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     with Records(":memory:") as a, Records(":memory:") as b:
         digest = a.add_structure(graph)
-        a.add(replace(ROW, structure=digest, schedule=schedule_text(schedule)))
+        a.add(replace(ROW, structure=digest, schedule=schedule.text))
         a.export_lines(path)
         b.import_lines(path)
         row = next(b.rows())
@@ -115,7 +114,7 @@ def test_a_structure_of_several_files_and_a_schedule_of_several_rows_are_parsed_
 ) -> None:
     graph, schedule = one_kernel(workload("mcfuser/S6")), Schedule((KernelSchedule((("b", 3),), TilingExpr(("n",)), (), 8, 3),))
     with Records(":memory:") as records:
-        records.add(replace(ROW, structure=records.add_structure(graph), schedule=schedule_text(schedule)))
+        records.add(replace(ROW, structure=records.add_structure(graph), schedule=schedule.text))
         for name in ("a", "b"):
             records.export_lines(tmp_path / f"{name}.jsonl")
     calls = Calls(monkeypatch)

@@ -20,7 +20,6 @@ from search.measure.compiling import source_hash
 from search.measure.measurement import Measurement
 from search.measure.records import Records
 from search.measure.rows import Record
-from search.measure.rows import schedule_text
 from search.measure.store import Table
 from search.space.evolve import EFFORTS
 from search.space.evolve import FULL
@@ -86,7 +85,7 @@ def test_the_same_seed_and_store_give_the_same_winner_twice(tmp_path: Path) -> N
 def known_row() -> tuple[Record, KernelGraph]:
     """What somebody has measured on the simulated device."""
     chosen = tune_fast(PROGRAM, H200).runners[-1].candidate
-    what = (chosen.graph.stable_hash(), schedule_text(chosen.schedule), source_hash(chosen))
+    what = (chosen.graph.stable_hash(), chosen.schedule.text, source_hash(chosen))
     device = Memory(simulated="7").device_name(H200)
     row = Record(PROGRAM.name, program_key(PROGRAM), *what, device, compiler(), Measurement("ok", time_us=3.0, min_us=3.0))
     return row, chosen.graph
@@ -153,7 +152,7 @@ def test_what_was_not_searched_to_the_end_serves_instant_alone(memory: Memory) -
 
 
 def row_of(candidate: Candidate, us: float, **options: Any) -> Record:
-    what = (candidate.graph.stable_hash(), schedule_text(candidate.schedule), source_hash(candidate))
+    what = (candidate.graph.stable_hash(), candidate.schedule.text, source_hash(candidate))
     found = Record(
         PROGRAM.name,
         program_key(PROGRAM),
