@@ -80,6 +80,21 @@ def make_folder(path: Path | str) -> Path:
 
 
 @contextmanager
+def promised(path: Path | str) -> Iterator[Path]:
+    """:func:`make_folder`, for a block that will write to it: if that fails, folders that were made and are still empty go."""
+    folder = Path(os.path.abspath(path))
+    with writing(path):
+        made = [p for p in (folder, *folder.parents) if not os.path.lexists(p)]
+    try:
+        yield make_folder(path)
+    except BaseException:
+        for p in made:
+            with suppress(OSError):
+                p.rmdir()
+        raise
+
+
+@contextmanager
 def writing(path: Path | str) -> Iterator[None]:
     """Errors of the operating system while ``path`` is written, as ours."""
     try:

@@ -36,6 +36,8 @@ from fuser.frontends.model_file import read_sized_file
 from fuser.ir.program import TensorProgram
 from fuser.pools import APART
 from search.buckets.sizes import Buckets
+from search.buckets.sizes import checked
+from search.buckets.sizes import places_of
 from search.compile import How
 from search.compile import compile_imported
 from search.realise import Realised
@@ -69,13 +71,13 @@ from tvm_bridge.result import predicted_us
 from tvm_bridge.to_program.relax_import import LIVE
 from tvm_bridge.to_program.relax_import import relax_model
 from tvm_bridge.to_program.relax_import import sized_relax
-from tvm_bridge.to_program.relay_import import RelayModel
 from tvm_bridge.to_program.relay_import import arrays_of
 from tvm_bridge.to_program.relay_import import from_json_text
 from tvm_bridge.to_program.relay_import import is_typed
 from tvm_bridge.to_program.relay_import import save_arrays
 from tvm_bridge.to_program.relay_import import save_module
 from tvm_bridge.to_program.relay_import import to_program
+from tvm_bridge.to_program.relay_sized import sized_live
 
 Step = Callable[[str], None]
 
@@ -125,8 +127,9 @@ def optimize(model: str | Path | Any, params: str | Path | Mapping[str, Any] | N
     is given; ``relax``, all kernels of any model as one library for the virtual machine of TVM 0.27, with its ``weights``
     ``inside`` or ``beside`` it. By default a Relay model is for Relay, a module of Relax for Relax, another for torch.
 
-    ``buckets`` are sizes by open dimension of a file of torch.export or ONNX, ``{"input_ids:1": (128, 256)}`` (or by the name
-    that it has in the file): a set of kernels for each, in one library, which pads its inputs to the next larger ones.
+    ``buckets`` are sizes by open dimension, ``{"input_ids:1": (128, 256)}`` (of ONNX and Relax also by the name that it has; of
+    Relay a key names all of a size that its operators do not make equal, ``"input_ids:0,mask:0"``): a set of kernels for each, in
+    one library, which pads its inputs to the next larger ones.
 
     Raises :class:`fuser.errors.ModelFileError` for files that cannot be read; a model without regions worth fusing is no error.
     """
@@ -134,8 +137,10 @@ def optimize(model: str | Path | Any, params: str | Path | Mapping[str, Any] | N
     if runtime is not None and runtime not in RUNTIMES:
         raise UsageError(f"there is no runtime {runtime!r}", f"one of {', '.join(RUNTIMES)}")
     live = not isinstance(model, str | Path)
+    if options.buckets is not None and runtime == RELAY_RUNTIME:
+        raise UsageError("a model that Relay runs has fixed sizes, and there are buckets", "--runtime relax or torch")
     if live and runtime is None:
-        runtime = RELAX if is_relax(model) else RELAY_RUNTIME
+        runtime = RELAX if is_relax(model) else TORCH_RUNTIME if options.buckets is not None else RELAY_RUNTIME
     if runtime == RELAX:
         require_relax()
     device = load_device(options.target) if isinstance(options.target, str) else options.target
@@ -146,7 +151,7 @@ def optimize(model: str | Path | Any, params: str | Path | Mapping[str, Any] | N
     stages = Stages(options.step)
     stages.begin("import", "reading the model")
     if options.buckets is not None:
-        found = _sized(model, params if runtime != RELAY_RUNTIME else "")
+        found = _sized(model, params, checked(options.buckets))
         how = How(options.check, options.seed, tuning, jobs=options.jobs, say=stages.say)
         result = optimize_buckets(found, options.buckets, device, options.on, stages, how, runtime != RELAX)
         stages.end()
@@ -177,30 +182,41 @@ def optimize(model: str | Path | Any, params: str | Path | Mapping[str, Any] | N
     return with_library(result, path, params, strict=strict, **more)
 
 
-def _sized(model: Any, params: Any) -> SizedFile:
+def _sized(model: Any, params: Any, buckets: Buckets) -> SizedFile:
     """A model with open sizes."""
-    live = not isinstance(model, str | Path)
-    if (live and not is_relax(model)) or (not live and params is not None) or isinstance(params, str | Path):
-        what = "buckets are for files of torch.export and ONNX, and for modules of Relax with arrays as parameters"
-        raise UsageError(what, "leave out buckets, or export the model so")
-    return SizedFile(LIVE, RELAX_MODULE, sized_relax(model, params)) if live else read_sized_file(model)
+    tied = [places_of(key) for key in buckets]
+    if isinstance(model, str | Path):
+        return read_sized_file(model, _file_of_params(params), tied)
+    _check_live(params)
+    if is_relax(model):
+        return SizedFile(LIVE, RELAX_MODULE, sized_relax(model, params))
+    folder = apart.Folder()
+    return SizedFile(LIVE, RELAY, sized_live(_read_live(model, folder).read_text(), arrays_of(params), LIVE, tied))
+
+
+def _file_of_params(params: Any) -> str | Path | None:
+    if params is not None and not isinstance(params, str | Path):
+        raise UsageError("the parameters of a model file are a file too", "save them with tvm.runtime.save_param_dict")
+    return params
+
+
+def _check_live(params: Any) -> None:
+    if isinstance(params, str | Path):
+        raise UsageError(
+            "the parameters of a live module are arrays by name", "read them with tvm_bridge.read.relay_params.read_params"
+        )
 
 
 def _read(model: Any, params: Any, folder: apart.Folder) -> tuple[ModelFile, str | Path]:
     """The model, and its file: of a live module one in ``folder``."""
     if isinstance(model, str | Path):
-        if params is not None and not isinstance(params, str | Path):
-            raise UsageError("the parameters of a model file are a file too", "save them with tvm.runtime.save_param_dict")
-        return read_model_file(model, params), model
-    if isinstance(params, str | Path):
-        raise UsageError(
-            "the parameters of a live module are arrays by name", "read them with tvm_bridge.read.relay_params.read_params"
-        )
+        return read_model_file(model, _file_of_params(params)), model
+    _check_live(params)
     if is_relax(model):
         live = to_program(relax_model(model, params))
         return ModelFile(LIVE, RELAX_MODULE, Imported(live.program, live.params, live.inputs), live), LIVE
-    path, graph = _read_live(model, params, folder)
-    live = to_program(graph)
+    path = _read_live(model, folder)
+    live = to_program(from_json_text(path.read_text(), arrays_of(params), LIVE))
     return ModelFile(live.model.source, RELAY, Imported(live.program, live.params, live.inputs), live), path
 
 
@@ -257,15 +273,15 @@ def _with_regions(result: Optimized, stages: Stages, jobs: int, check: bool) -> 
     return replace(result, regions=regions, left=tuple(left), after_us=after)
 
 
-def _read_live(mod: Any, params: Mapping[str, Any] | None, folder: apart.Folder) -> tuple[Path, RelayModel]:
-    """A live module as a file in ``folder``, and as the reader sees it. In a process of its own it gets types, where they are
-    missing, and its functions and lets are brought into ``main``."""
+def _read_live(mod: Any, folder: apart.Folder) -> Path:
+    """A live module as a file in ``folder``. In a process of its own it gets types, where they are missing, and its functions
+    and lets are brought into ``main``."""
     from tvm_bridge.to_program.one_main import is_one_main
 
     path = save_module(mod, folder.path)
     if not (is_typed(mod) and is_one_main(mod)):
         path.write_text(apart.infer_types(LIVE, path))
-    return path, from_json_text(path.read_text(), arrays_of(params), LIVE)
+    return path
 
 
 def partition_and_optimize(

@@ -25,7 +25,7 @@ from fuser.errors import FuserError
 from fuser.errors import NothingSupportedError
 from fuser.errors import NoValidKernelError
 from fuser.files import counted
-from fuser.outputs import make_folder
+from fuser.outputs import promised
 from search.buckets.sizes import said
 from search.tune_report import NoRecords
 from search.tune_report import RecordsFile
@@ -112,7 +112,11 @@ def optimize(model: Model, *, options: Optimize) -> int:
     every model is built, with all of its kernels, and OUTPUT/model.so runs in TVM's virtual machine; mufuser package puts it into
     a folder with all that it needs. Files that an earlier run wrote there (OUTPUT/files.json lists them) are replaced or removed.
     """
-    make_folder(options.output)
+    with promised(options.output):
+        return _optimize(model, options)
+
+
+def _optimize(model: Path, options: Optimize) -> int:
     step: Step = (lambda text: None) if options.json else (lambda text: note(f"… {text}"))
     result = optimize_model(
         model,

@@ -17,7 +17,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from fuser.outputs import locked
-from fuser.outputs import make_folder
+from fuser.outputs import promised
 from fuser.outputs import write_file
 from fuser.outputs import writing
 
@@ -29,8 +29,7 @@ def publish(folder: Path, write: Callable[[Path], Any]) -> Any:
 
     If ``write`` raises, ``folder`` is as it was.
     """
-    make_folder(folder)
-    with writing(folder), tempfile.TemporaryDirectory(dir=folder, prefix=".mufuser-") as fresh:
+    with promised(folder), writing(folder), tempfile.TemporaryDirectory(dir=folder, prefix=".mufuser-") as fresh:
         result = write(Path(fresh))
         made = {p.relative_to(fresh).as_posix(): _hash(p) for p in sorted(Path(fresh).rglob("*")) if p.is_file()}
         with locked(folder):

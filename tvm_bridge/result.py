@@ -111,7 +111,8 @@ class Optimized:
 
     @property
     def relay(self) -> bool:
-        return self.file.form == RELAY
+        """Whether Relay can be given it."""
+        return self.file.form == RELAY and not self.buckets
 
 
 def predicted_us(program: TensorProgram, device: Device, regions: Sequence[FusedRegion]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 from fuser.errors import UsageError
 from fuser.frontends.imported import Imported
+from fuser.frontends.sized import Place
 from fuser.frontends.sized import Sized
 
 
@@ -46,8 +48,13 @@ READERS: dict[str, tuple[str, str]] = {
 path of a file of parameters. A reader of a higher layer is only a string here."""
 
 
-SIZED = {".pt2": "fuser.frontends.torch_file:read_sized", ".onnx": "tvm_bridge.to_program.onnx_import:read_sized"}
-"""By suffix: the function from a path to a model whose sizes are open and what it is of."""
+SIZED = {
+    ".pt2": "fuser.frontends.torch_file:read_sized",
+    ".onnx": "tvm_bridge.to_program.onnx_import:read_sized",
+    ".json": "tvm_bridge.to_program.relay_sized:read_sized",
+}
+"""By suffix: the function from a path to a model whose sizes are open and what it is of. That of Relay also takes the path of a
+file of parameters, and the places that are one size: they have no names there."""
 
 
 def is_model_file(name: str) -> bool:
@@ -62,19 +69,23 @@ def read_model_file(path: str | Path, params: str | Path | None = None) -> Model
     no form as a program.
     """
     form, reader = READERS.get(Path(path).suffix, READERS[".json"])
-    if params is not None and form != RELAY:
-        raise UsageError(f"a model of {form} has its parameters in its file", "leave out --params")
+    _check_params(form, params)
     read = _function(reader)
     imported, original = read(path, params) if form == RELAY else read(path)
     return ModelFile(str(path), form, imported, original)
 
 
-def read_sized_file(path: str | Path) -> SizedFile:
-    """A model with open sizes from a file. Raises as :func:`read_model_file` does."""
-    suffix = Path(path).suffix
-    if suffix not in SIZED:
-        raise UsageError(f"{path} has fixed sizes: there are no buckets", f"they are for {' and '.join(SIZED)}")
-    return SizedFile(str(path), READERS[suffix][0], *_function(SIZED[suffix])(path))
+def read_sized_file(path: str | Path, params: str | Path | None = None, tied: Sequence[Sequence[Place]] = ()) -> SizedFile:
+    """A model with open sizes from a file. Each of ``tied`` has places of one size. Raises as :func:`read_model_file` does."""
+    suffix = Path(path).suffix if Path(path).suffix in READERS else ".json"
+    form, read = READERS[suffix][0], _function(SIZED[suffix])
+    _check_params(form, params)
+    return SizedFile(str(path), form, *(read(path, params, tied) if form == RELAY else read(path)))
+
+
+def _check_params(form: str, params: str | Path | None) -> None:
+    if params is not None and form != RELAY:
+        raise UsageError(f"a model of {form} has its parameters in its file", "leave out --params")
 
 
 def _function(place: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from dataclasses import field
 from typing import Any
@@ -87,7 +88,8 @@ class RelayNode:
 
 @dataclass(frozen=True)
 class RelayGraph:
-    """Inputs in the order of ``main``'s parameters, nodes in topological order, outputs (flattened where they are a tuple)."""
+    """Inputs in the order of ``main``'s parameters, nodes in topological order, outputs (flattened where they are a tuple).
+    ``known`` are the values of nodes that shapes decide."""
 
     inputs: tuple[RelayVar, ...]
     constants: tuple[RelayConstant, ...]
@@ -95,6 +97,7 @@ class RelayGraph:
     outputs: tuple[Ref, ...]
     tuple_output: bool = False
     version: str = ""
+    known: Mapping[Ref, Array] = field(default_factory=dict, compare=False)
 
     def type_of(self, ref: Ref) -> TensorType:
         if ref.kind == "node":

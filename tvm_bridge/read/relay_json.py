@@ -52,6 +52,8 @@ class JsonNodes:
         attrs = data.get("attrs")
         version = attrs.get("tvm_version", "") if isinstance(attrs, dict) else ""
         self.version = version if isinstance(version, str) else ""
+        self.decoded: dict[int, tuple[Any, str]] = {}
+        """Values and dtypes of the blobs that were asked for."""
 
     def fail(self, i: int, what: str) -> ModelFileError:
         return ModelFileError(f"{self.source}: node {i} {what}", f"the file is damaged or not a Relay model; {_SAVE}")

@@ -6,22 +6,21 @@ operator calls only. Types that the file lacks are inferred. Nothing recurses in
 
 from __future__ import annotations
 
-import math
 from collections.abc import Generator
+from collections.abc import Iterator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from dataclasses import field
 from typing import Any
 
-import numpy as np
-
 import tvm_bridge.read.relay_conv
+import tvm_bridge.read.relay_dynamic
 import tvm_bridge.read.relay_nn
 import tvm_bridge.read.relay_shapes  # noqa: F401 - enters its operators into the table
 from fuser.errors import ModelFileError
 from fuser.errors import UnsupportedError
-from fuser.files import BAD_VALUE
 from fuser.files import counted
+from tvm_bridge.read.relay_dynamic import with_operands
 from tvm_bridge.read.relay_graph import Ref
 from tvm_bridge.read.relay_graph import RelayConstant
 from tvm_bridge.read.relay_graph import RelayGraph
@@ -36,17 +35,14 @@ from tvm_bridge.read.relay_module import span_of
 from tvm_bridge.read.relay_module import var_name
 from tvm_bridge.read.relay_ops import Array
 from tvm_bridge.read.relay_ops import Operands
-from tvm_bridge.read.relay_ops import TypeRuleError
-from tvm_bridge.read.relay_ops import evaluate
-from tvm_bridge.read.relay_ops import impossible
 from tvm_bridge.read.relay_ops import relay_op
-from tvm_bridge.read.relay_ops import shown_attributes
 from tvm_bridge.read.relay_params import decode_tensor
+from tvm_bridge.read.relay_typing import FIX
+from tvm_bridge.read.relay_typing import SMALL
+from tvm_bridge.read.relay_typing import Typing
+from tvm_bridge.read.relay_typing import small_results
 
-_FIX = "fix it where the model is imported, e.g. shape={'x': (1, 512)}, so that no extent is relay.Any"
-_SMALL = 1024
 _MAX_NESTING = 512
-_MAX_TUPLES = 4
 _MORE_STEPS = 100_000
 """Steps of reading (expressions of every inlined call, and what they look through) beyond twenty for each node of the file."""
 _MORE_OPERATORS = 10_000
@@ -94,12 +90,15 @@ def read_graph(text: str, source: str, params: Mapping[str, Array] | None = None
 
     :class:`ModelFileError` names the node, operator or input that cannot be read; :class:`UnsupportedError` is control flow.
     """
-    return _GraphReader(JsonNodes(text, source), params or {}).read()
+    return GraphReader(JsonNodes(text, source), params or {}).read()
 
 
-class _GraphReader:
-    def __init__(self, file: JsonNodes, params: Mapping[str, Array]) -> None:
-        self.file, self.params = file, params
+class GraphReader:
+    """``sizes`` are those of dimensions that are ``Any`` in the file, by input and dimension. ``open`` has the values whose shape
+    they may decide."""
+
+    def __init__(self, file: JsonNodes, params: Mapping[str, Array], sizes: Mapping[tuple[str, int], int] | None = None) -> None:
+        self.file, self.params, self.sizes = file, params, sizes or {}
         self.by_name, self.functions = functions_of(file)
         self.inputs: list[RelayVar] = []
         self.constants: list[RelayConstant] = []
@@ -107,8 +106,9 @@ class _GraphReader:
         self.known: dict[Ref, Array] = {}
         self.order: dict[str, dict[int, int]] = {}
         self.steps = 0
-        self.decoded: dict[int, tuple[Array, str]] = {}
-        self.types: dict[tuple[int, int], TensorType | tuple[Any, ...] | None] = {}
+        self.open: set[Ref] = set()
+        self.shaped: set[Ref] = set()
+        self.typing = Typing(file, self.spend)
 
     def spend(self, steps: int = 1) -> None:
         """Count work; a small file can ask for any amount of it."""
@@ -127,9 +127,8 @@ class _GraphReader:
         main = self.by_name["main"]
         frame = _Frame("main")
         self.order["main"] = self._post_order(main)
-        params = self.file.items(self.file.ref(main, "params"))
-        for var, name in zip(params, apart_by_name(var_name(self.file, v) for v in params), strict=True):
-            frame.bound[var] = self._input(var, name)
+        for var, declared in self.declared():
+            frame.bound[var] = self._input(declared)
         result = self._run(self.file.ref(main, "body"), frame)
         if isinstance(result, _Closure):
             raise UnsupportedError(f"{self.file.source}: main returns a function", "give a model whose main returns tensors")
@@ -137,51 +136,38 @@ class _GraphReader:
         if not all(isinstance(r, Ref) for r in outputs):
             raise UnsupportedError(f"{self.file.source}: main returns a function", "give a model whose main returns tensors")
         graph = RelayGraph(tuple(self.inputs), tuple(self.constants), tuple(self.nodes), tuple(outputs),
-                           isinstance(result, tuple) and not isinstance(result, Ref), self.file.version)  # fmt: skip
+                           isinstance(result, tuple) and not isinstance(result, Ref), self.file.version,
+                           {r: self.known[r] for r in self.known if r in self.shaped})  # fmt: skip
         for ref in graph.outputs:
             if not graph.type_of(ref).static:
-                raise ModelFileError(f"{self.file.source}: an output has the dynamic type {graph.type_of(ref)}", _FIX)
+                raise ModelFileError(f"{self.file.source}: an output has the dynamic type {graph.type_of(ref)}", FIX)
         return graph
 
-    def _input(self, var: int, name: str) -> Ref:
-        self.spend(1 + len(name) // 64)
-        found = self._types(self.file.ref(var, "_checked_type_") or self.file.ref(var, "type_annotation"))
-        if not isinstance(found, TensorType):
-            raise ModelFileError(
-                f"{self.file.source}: the input {name!r} has no tensor type",
-                "annotate it, or run relay.transform.InferType()(mod)",
-            )
-        if not found.static:
-            raise ModelFileError(f"{self.file.source}: the input {name!r} has the dynamic shape {found}", _FIX)
-        ref = Ref("input", len(self.inputs))
-        self.inputs.append(RelayVar(name, found))
-        if name in self.params and self.params[name].size <= _SMALL and self.params[name].dtype.kind in "iub":
+    def declared(self) -> Iterator[tuple[int, RelayVar]]:
+        """The inputs, as the file declares them, and their nodes."""
+        params = self.file.items(self.file.ref(self.by_name["main"], "params"))
+        for var, name in zip(params, apart_by_name(var_name(self.file, v) for v in params), strict=True):
+            self.spend(1 + len(name) // 64)
+            found = self.typing.of(self.file.ref(var, "_checked_type_") or self.file.ref(var, "type_annotation"))
+            if not isinstance(found, TensorType):
+                raise ModelFileError(
+                    f"{self.file.source}: the input {name!r} has no tensor type",
+                    "annotate it, or run relay.transform.InferType()(mod)",
+                )
+            yield var, RelayVar(name, found)
+
+    def _input(self, var: RelayVar) -> Ref:
+        name, ref = var.name, Ref("input", len(self.inputs))
+        shape = tuple(self.sizes.get((name, i)) if e is None else e for i, e in enumerate(var.type.shape))
+        self.inputs.append(RelayVar(name, TensorType(shape, var.type.dtype)))
+        if not var.type.static:
+            self.open.add(ref)
+        if None in shape:
+            what, way = f"the input {name!r} has the dynamic shape {var.type}", FIX.replace("x:1", f"{name}:{shape.index(None)}")
+            raise ModelFileError(f"{self.file.source}: {what}", way)
+        if name in self.params and self.params[name].size <= SMALL and self.params[name].dtype.kind in "iub":
             self.known[ref] = self.params[name]
         return ref
-
-    def _types(self, i: int, depth: int = 0) -> TensorType | tuple[Any, ...] | None:
-        """A type node: a tensor, a tuple, or None where there is none."""
-        if (i, depth) in self.types:
-            return self.types[i, depth]
-        f, kind = self.file, self.file.kind(i)
-        self.spend()
-        found: TensorType | tuple[Any, ...] | None = None
-        if kind == "relay.TensorType":
-            dims: list[int | None] = []
-            for d in f.items(f.ref(i, "shape")):
-                value = f.value(d)
-                dims.append(value if isinstance(value, int) else None)
-            found = self._checked(i, TensorType(tuple(dims), f.text_field(i, "dtype")))
-        elif kind == "TupleType" and depth < _MAX_TUPLES:
-            found = tuple(self._types(t, depth + 1) for t in f.items(f.ref(i, "fields")))
-        self.types[i, depth] = found
-        return found
-
-    def _checked(self, i: int, found: TensorType) -> TensorType:
-        """The type, if a tensor can have it."""
-        if why := impossible(found):
-            raise self.file.fail(i, f"has {why}")
-        return found
 
     def _post_order(self, function: int) -> dict[int, int]:
         """Position of every Call expression of a function in its post-order."""
@@ -307,12 +293,12 @@ class _GraphReader:
         index = self.file.integer(i, "data")
         if not 0 <= index < len(self.file.blobs):
             raise self.file.fail(i, f"is a constant with data {index} of {len(self.file.blobs)}")
-        if index not in self.decoded:
-            self.decoded[index] = decode_tensor(self.file.blobs[index], self.file.source, f"constant {index}")
-        value, dtype = self.decoded[index]
+        if index not in self.file.decoded:
+            self.file.decoded[index] = decode_tensor(self.file.blobs[index], self.file.source, f"constant {index}")
+        value, dtype = self.file.decoded[index]
         ref = Ref("const", len(self.constants))
         self.constants.append(RelayConstant(value, TensorType(value.shape, dtype)))
-        if value.size <= _SMALL:
+        if value.size <= SMALL:
             self.known[ref] = value
         return ref
 
@@ -326,13 +312,19 @@ class _GraphReader:
         attrs = f.attributes(f.ref(i, "attrs"), dict(entry.schema) if entry else None)
         values = tuple(self.known.get(r) for r in flat)
         operands = Operands(tuple(self._type_of(r) for r in flat), attrs, values)
-        types, is_tuple = self._result(i, op, operands)
+        attrs = with_operands(op, operands)
+        is_open = not self.open.isdisjoint(flat)
+        types, is_tuple = self.typing.result(i, op, operands, is_open)
         self.spend(len(flat) + len(types))
         node = RelayNode(len(self.nodes), op, tuple(flat), tuple(sorted(attrs.items())), types, span_of(self.file, i),
                          (function, self.order.get(function, {}).get(i, -1)))  # fmt: skip
         self.nodes.append(node)
-        self._fold_small(node, values)
         refs = tuple(Ref("node", node.id, k) for k in range(len(types)))
+        found = dict(zip(refs, small_results(node, operands), strict=False))
+        self.known |= found
+        if op == "shape_of" or not self.shaped.isdisjoint(flat):
+            self.shaped |= found.keys()
+        self.open.update(refs if is_open else ())
         return refs if is_tuple else refs[0]
 
     def _flat(self, i: int, value: Value) -> list[Value]:
@@ -356,52 +348,3 @@ class _GraphReader:
         if ref.kind == "node":
             return self.nodes[ref.index].types[ref.field]
         return self.inputs[ref.index].type if ref.kind == "input" else self.constants[ref.index].type
-
-    def _result(self, i: int, op: str, operands: Operands) -> tuple[tuple[TensorType, ...], bool]:
-        """The types that the file gives if they are static, otherwise those of the operator's rule."""
-        found = self._types(self.file.ref(i, "_checked_type_"))
-        if isinstance(found, TensorType) and found.static:
-            return (found,), False
-        if isinstance(found, tuple) and found and all(isinstance(t, TensorType) and t.static for t in found):
-            return found, True
-        where = f"{self.file.source}: {op} (node {i}{', ' + span_of(self.file, i) if span_of(self.file, i) else ''})"
-        entry = relay_op(op)
-        if entry is None:
-            dynamic = "" if found is None else f" but {found}"
-            raise ModelFileError(f"{where} has no static type in the file{dynamic}, and the operator has no type rule here",
-                                 "run relay.transform.InferType()(mod) before saving" if found is None else _FIX)  # fmt: skip
-        try:
-            types = entry.rule(operands)
-        except TypeRuleError as error:
-            raise ModelFileError(
-                f"{where}: {error}", _FIX if "model runs" in str(error) else "the model is not well typed"
-            ) from None
-        except BAD_VALUE as error:
-            given = ", ".join(map(str, operands.types[:4]))
-            raise ModelFileError(
-                f"{where}: its attributes {shown_attributes(operands.attrs)} do not fit the operands {given} ({error})",
-                "the model is not well typed, or of an unknown version",
-            ) from None
-        for t in types if isinstance(types, tuple) else (types,):
-            if why := impossible(t):
-                raise ModelFileError(f"{where}: gives {why}", "the model is not well typed")
-        return (types, True) if isinstance(types, tuple) else ((types,), False)
-
-    def _fold_small(self, node: RelayNode, values: tuple[Array | None, ...]) -> None:
-        """Values of small constant results: shapes and index ranges that later types depend on."""
-        if any(t.shape and math.prod(t.dims) > _SMALL for t in node.types):
-            return
-        if node.op == "shape_of" and node.args:
-            dims = self._type_of(node.args[0]).dims
-            if node.types[0].dtype in ("int32", "int64", "uint32", "uint64"):
-                self.known[Ref("node", node.id)] = np.asarray(dims, np.int64).astype(node.types[0].dtype)
-            return
-        present = [v for v in values if v is not None]
-        if len(present) < len(values) or relay_op(node.op) is None:
-            return
-        try:
-            results = evaluate(node.op, present, node.attr, node.types)
-        except (UnsupportedError, TypeRuleError, *BAD_VALUE):
-            return  # no value: if the call is ill typed, its conversion says so
-        for k, value in enumerate(results):
-            self.known[Ref("node", node.id, k)] = value

@@ -217,16 +217,6 @@ def slices(attrs: Attrs, shape: tuple[int, ...]) -> tuple[slice, ...]:
     return tuple(found)
 
 
-def _dynamic_slice_type(o: Operands) -> TensorType:
-    bounds = {"begin": o.ints(1), "end": o.ints(2), "strides": o.ints(3) if len(o.types) > 3 else None}
-    return _slice_type(Operands(o.types, {**o.attrs, **bounds}, o.values))
-
-
-def _dynamic_slice(a: Sequence[Array], at: Attrs, out: Outs) -> Array:
-    bounds = [tuple(int(v) for v in np.ravel(x)) for x in a[1:]]
-    return a[0][slices({**at, **dict(zip(("begin", "end", "strides"), bounds, strict=False))}, a[0].shape)]
-
-
 def _slice_type(o: Operands) -> TensorType:
     lengths = tuple(len(range(*s.indices(e))) for s, e in zip(slices(o.attrs, o[0]), o[0], strict=True))
     return TensorType(lengths, o.dtype)
@@ -340,7 +330,7 @@ def _meshgrid_type(o: Operands) -> Types:
     return tuple(TensorType(shape, t.dtype) for t in o.types)
 
 
-define("reshape contrib_reshape dyn.reshape", "newshape:ref allowzero:bool", _reshape_type, _to_shape)
+define("reshape contrib_reshape", "newshape:ref allowzero:bool", _reshape_type, _to_shape)
 define("reshape_like", "lhs_begin:int lhs_end:ref rhs_begin:int rhs_end:ref", _reshape_like_type, _to_shape)
 define("squeeze", "axis:ref", _squeeze_type, _to_shape)
 define("expand_dims", "axis:int num_newaxis:int", _expand_type, _to_shape)
@@ -350,15 +340,15 @@ define("transpose", "axes:ref", lambda o: TensorType(tuple(o[0][i] for i in perm
 define("layout_transform", "src_layout:text dst_layout:text", _layout_type,
        lambda a, at, out: a[0].transpose(layout_permutation(at["src_layout"], at["dst_layout"])))  # fmt: skip
 define(
-    "broadcast_to dyn.broadcast_to",
+    "broadcast_to",
     "shape:ref dtype:text",
     _broadcast_type,
     lambda a, at, out: np.broadcast_to(a[0], out[0].dims),
 )
 define("broadcast_to_like", "", lambda o: TensorType(o[1], o.dtype), lambda a, at, out: np.broadcast_to(a[0], out[0].dims))
-define("full dyn.full", "shape:ref dtype:text", _full_type, _filled)
-define("zeros dyn.zeros", "shape:ref dtype:text", _blank_type, _blank(0))
-define("ones dyn.ones", "shape:ref dtype:text", _blank_type, _blank(1))
+define("full", "shape:ref dtype:text", _full_type, _filled)
+define("zeros", "shape:ref dtype:text", _blank_type, _blank(0))
+define("ones", "shape:ref dtype:text", _blank_type, _blank(1))
 define("arange", "dtype:text", _arange_type, _arange)
 define("concatenate", "axis:int", _concat_type, lambda a, at, out: np.concatenate(a, at.get("axis", 0)))
 define("stack", "axis:ref", _stack_type, lambda a, at, out: np.stack(a, at.get("axis", 0)))
@@ -369,7 +359,6 @@ define(
     _slice_type,
     lambda a, at, out: a[0][slices(at, a[0].shape)],
 )
-define("dyn.strided_slice", "slice_mode:text", _dynamic_slice_type, _dynamic_slice)
 define("take", "axis:ref batch_dims:ref mode:text", _take_type, _take)
 define("gather", "axis:ref", lambda o: TensorType(o[1], o.dtype),
        lambda a, at, out: np.take_along_axis(a[0], _bounded(a[1], a[0], at["axis"]), at["axis"]))  # fmt: skip

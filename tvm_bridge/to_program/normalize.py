@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from dataclasses import field
 from dataclasses import replace
 
+import numpy as np
+
 from fuser.ir.program import FLOAT_DTYPES
 from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram
@@ -250,6 +252,15 @@ def _settled(rw: Rewriter, a: Application) -> str | None:
     return chosen if chosen is not None and rw.shape(chosen) == a.shape else None
 
 
+def _all_rows(rw: Rewriter, a: Application) -> str | None:
+    """A lookup of all rows in their order is a view."""
+    table, index = a.inputs
+    rows = rw.shape(table)[0]
+    if index not in rw.literals or rw.known[index].size != rows or not np.array_equal(rw.known[index].ravel(), np.arange(rows)):
+        return None
+    return rw.emit("reshape", table, name=a.name, shape=a.shape)
+
+
 _COMBINE = (_implicit, _with_number)
 
 VIEW_RULES: dict[str, tuple[Rule, ...]] = {
@@ -267,6 +278,7 @@ VIEW_RULES: dict[str, tuple[Rule, ...]] = {
     "div": _COMBINE,
     "maximum": (_implicit,),
     "where": (_settled, _implicit),
+    "embedding": (_all_rows,),
     "scale": (_unit,),
     "shift": (_unit,),
 }

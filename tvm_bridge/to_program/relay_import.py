@@ -134,8 +134,12 @@ def from_json_text(
     text: str, params: Mapping[str, Array] | None = None, source: str = "model", inputs: Sequence[str] | None = None
 ) -> RelayModel:
     """The same from the text of the JSON and from arrays."""
-    typed = None if params is None else {k: (np.asarray(v), np.asarray(v).dtype.name) for k, v in params.items()}
-    return _model(text, source, typed, f"the parameters of {source}", inputs)
+    return _model(text, source, typed(params), f"the parameters of {source}", inputs)
+
+
+def typed(params: Mapping[str, Array] | None) -> dict[str, tuple[Array, str]] | None:
+    """Arrays with their dtypes."""
+    return None if params is None else {k: (np.asarray(v), np.asarray(v).dtype.name) for k, v in params.items()}
 
 
 def arrays_of(params: Mapping[str, Any] | None) -> dict[str, Array] | None:

@@ -16,12 +16,14 @@ from fuser.errors import ModelFileError
 from fuser.errors import ProgramError
 from fuser.ir.opdef import OpDef
 from fuser.ir.opdef import is_number
+from fuser.ir.ops import op as op_def
 from fuser.ir.program import FLOAT_DTYPES
 from fuser.ir.program import Node
 from fuser.ir.program import Tensor
 from fuser.ir.program import TensorProgram
 from fuser.ir.program import infer_shape
 from fuser.ir.scalar import Scalar
+from tvm_bridge.read.relay_dynamic import static_form
 from tvm_bridge.read.relay_graph import Ref
 from tvm_bridge.read.relay_graph import RelayGraph
 from tvm_bridge.read.relay_graph import RelayNode
@@ -78,11 +80,24 @@ class Lowering:
         self.literals[name] = value
         return name
 
+    def bind(self, ref: Ref, name: str) -> None:
+        self.names[ref] = name
+        self.origin.setdefault(name, ref)
+
+    def value(self, ref: Ref) -> str:
+        """The tensor of a value. What shapes alone decide becomes one where something else reads it."""
+        if ref not in self.names:
+            value = self.graph.constants[ref.index].value if ref.kind == "const" else self.graph.known[ref]
+            stem = f"const_{ref.index}" if ref.kind == "const" else f"{self.graph.nodes[ref.index].op}_{ref.index}"
+            self.bind(ref, self.literal(value, self.graph.type_of(ref).dtype, stem))
+        return self.names[ref]
+
     def emit(self, call: RelayNode, op: str, *args: str, dtype: str = "", step: str = "", **attrs: Any) -> str:
         """Append an operator; ``step`` tells an intermediate of the call from its result."""
         name = self.fresh(f"{call.op.removeprefix('nn.')}_{call.id}{step and '.'}{step}")
         shape = infer_shape(op, [self.tensors[a].shape for a in args], attrs)
         self.define(name, shape, dtype or self.tensors[args[0]].dtype)
+        attrs |= {"dtype": dtype} if dtype and "dtype" in op_def(op).attrs else {}
         self.nodes.append(Node(op, args, name, tuple(sorted(attrs.items()))))
         return name
 
@@ -214,6 +229,15 @@ def _repeat(lo: Lowering, call: RelayNode, a: tuple[str, ...]) -> Result:
     return None if axis is None else lo.emit(call, "repeat", a[0], axis=axis % rank, times=call.attr["repeats"])
 
 
+def _tile(lo: Lowering, call: RelayNode, a: tuple[str, ...]) -> Result:
+    shape, reps = lo.tensors[a[0]].shape, tuple(call.attr["reps"])
+    rank = max(len(shape), len(reps))
+    shape, reps = (1,) * (rank - len(shape)) + shape, (1,) * (rank - len(reps)) + reps
+    x = lo.emit(call, "reshape", a[0], step="apart", shape=tuple(e for n in shape for e in (1, n)))
+    x = lo.emit(call, "broadcast", x, step="wide", shape=tuple(e for r, n in zip(reps, shape, strict=True) for e in (r, n)))
+    return lo.emit(call, "reshape", x, shape=call.types[0].dims)
+
+
 def _stack(lo: Lowering, call: RelayNode, a: tuple[str, ...]) -> Result:
     shape = lo.tensors[a[0]].shape
     axis = (call.attr.get("axis") or 0) % (len(shape) + 1)
@@ -269,12 +293,12 @@ def _filled_like(value: int) -> Lower:
 # Views keep any dtype; of the arithmetic of whole numbers and truths, what differs from that of real numbers stays opaque.
 _VIEWS: dict[str, Lower] = {
     **LIBRARY,
-    **dict.fromkeys(("reshape", "contrib_reshape", "dyn.reshape", "reshape_like", "squeeze", "expand_dims", "nn.batch_flatten"),
+    **dict.fromkeys(("reshape", "contrib_reshape", "reshape_like", "squeeze", "expand_dims", "nn.batch_flatten"),
                     _seen_as("reshape")),
-    **dict.fromkeys(("broadcast_to", "dyn.broadcast_to", "broadcast_to_like"), _seen_as("broadcast")),
+    **dict.fromkeys(("broadcast_to", "broadcast_to_like"), _seen_as("broadcast")),
     **dict.fromkeys(("copy", "annotation.stop_fusion", "annotation.cast_hint", "device_copy"), lambda lo, call, a: a[0]),
     "transpose": lambda lo, call, a: lo.emit(call, "transpose", a[0], perm=permutation(call.attr, len(lo.tensors[a[0]].shape))),
-    "layout_transform": _layout, "repeat": _repeat, "concatenate": _along("concat", 0), "stack": _stack,
+    "layout_transform": _layout, "repeat": _repeat, "tile": _tile, "concatenate": _along("concat", 0), "stack": _stack,
     "split": _split, "strided_slice": _strided_slice, "take": _take, "zeros_like": _filled_like(0), "ones_like": _filled_like(1),
     # at inference the first field is the operand; the mask is hardly ever used
     "nn.dropout": lambda lo, call, a: a[0] if Ref("node", call.id, 1) not in lo.used else None,
@@ -295,26 +319,23 @@ def lower_graph(graph: RelayGraph, name: str, source: str) -> tuple[TensorProgra
     lo = Lowering(graph, source)
     try:
         for i, var in enumerate(graph.inputs):
-            _bind(lo, Ref("input", i), lo.define(lo.fresh(var.name), var.type.dims, var.type.dtype))
+            lo.bind(Ref("input", i), lo.define(lo.fresh(var.name), var.type.dims, var.type.dtype))
             lo.inputs.append(lo.names[Ref("input", i)])
         for i, constant in enumerate(graph.constants):
-            _bind(lo, Ref("const", i), lo.literal(constant.value, constant.type.dtype, f"const_{i}"))
+            if constant.value.size:
+                lo.bind(Ref("const", i), lo.literal(constant.value, constant.type.dtype, f"const_{i}"))
         for call in graph.nodes:
-            _lower_call(lo, call)
-        outputs = tuple(lo.names[r] for r in graph.outputs)
+            if Ref("node", call.id) not in graph.known:
+                _lower_call(lo, static_form(call))
+        outputs = tuple(lo.value(r) for r in graph.outputs)
         program = TensorProgram(name, tuple(lo.inputs), tuple(lo.nodes), outputs, tuple(lo.tensors.values())).validate()
     except ProgramError as error:
         raise ModelFileError(f"{source}: {error.message}", error.hint or "the model is not well typed") from error
     return program, lo.literals, lo.origin
 
 
-def _bind(lo: Lowering, ref: Ref, name: str) -> None:
-    lo.names[ref] = name
-    lo.origin.setdefault(name, ref)
-
-
 def _lower_call(lo: Lowering, call: RelayNode) -> None:
-    args = tuple(lo.names[a] for a in call.args)
+    args = tuple(lo.value(a) for a in call.args)
     lower = _VIEWS.get(call.op)
     truth = call.op not in _VIEWS and (found := lo.table.get(call.op)) is not None and found[0].typed == "truth"
     if lower is None and (truth or all(t.dtype in FLOAT_DTYPES for t in call.types)) and _real(lo, call, args):
@@ -337,7 +358,7 @@ def _lower_call(lo: Lowering, call: RelayNode) -> None:
         if k >= len(call.types) or lo.tensors[tensor].shape != call.types[k].dims:
             wanted = call.types[k] if k < len(call.types) else "no such field"
             raise ModelFileError(f"{where}: gives {lo.tensors[tensor]}, but the file says {wanted}", "the file is damaged")
-        _bind(lo, Ref("node", call.id, k), tensor)
+        lo.bind(Ref("node", call.id, k), tensor)
 
 
 def _real(lo: Lowering, call: RelayNode, args: tuple[str, ...]) -> bool:
