@@ -48,7 +48,7 @@ from fuser.ir.candidate import Candidate
 from fuser.lower.compile import KernelArtifact
 from fuser.lower.compile import compile_kernel
 from fuser.lower.compile import neutral
-from fuser.lower.triton_source import KernelSource
+from fuser.lower.kernel_source import KernelSource
 from fuser.lower.triton_source import generate_graph
 from fuser.outputs import make_folder
 from fuser.outputs import write_file

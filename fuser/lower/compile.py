@@ -43,7 +43,7 @@ from fuser.lower.forms import form
 from fuser.lower.forms import triton_module
 from fuser.lower.interpreter import host_arguments
 from fuser.lower.interpreter import prepare
-from fuser.lower.triton_source import KernelSource
+from fuser.lower.kernel_source import KernelSource
 from fuser.lower.triton_source import generate_graph
 from fuser.outputs import make_folder
 from fuser.outputs import write_file

@@ -15,7 +15,6 @@ from fuser.lower.writer import TRITON_DTYPE
 from fuser.lower.writer import Combo
 from fuser.lower.writer import Value
 from fuser.lower.writer import Writer
-from fuser.lower.writer import spread
 
 LOG2E = math.log2(math.e)
 WIDE = 4
@@ -33,8 +32,7 @@ def init(w: Writer, stmt: Stmt) -> None:
     kept = w.tiles.kept(stmt)
     for combo in w.combos(layout):
         name = w.var(stmt.value, layout, combo)
-        shape = ", ".join(str(p.size) for p in combo + kept)
-        w.emit(f"{name} = tl.full([{shape}], {text}, tl.float32)" if shape else f"{name} = {text}")
+        w.emit(f"{name} = {w.full(stmt, combo + kept, text)}")
         w.define(value, combo, name)
     w.values[stmt.value] = value
 
@@ -56,7 +54,7 @@ def contract(w: Writer, stmt: Stmt) -> None:
     for a in stmt.args:
         _fill_zero(w, a, stmt.reduce)
     layout = w.tiles.natural(stmt)
-    _rescale(w, stmt)
+    rescale(w, stmt)
     value = w.begin(stmt.value, layout)
     for combo in w.combos(stmt.axes):
         key = w.key(stmt.axes, combo, layout)
@@ -140,7 +138,7 @@ def _mask_with(w: Writer, value: str, over: Sequence[str], state: str, text: str
             v.fill.pop(a, None)
 
 
-def _rescale(w: Writer, stmt: Stmt) -> None:
+def rescale(w: Writer, stmt: Stmt) -> None:
     """Bring an accumulator to the new running maximum before it is added to."""
     if not w.inside(stmt.value):
         return
@@ -154,7 +152,8 @@ def _rescale(w: Writer, stmt: Stmt) -> None:
             scale = w.out.beside(top.names[w.key(v.layout, combo, top.layout)], "scale")
             if r.degree != 1:
                 scale = f"tl.exp2({r.degree} * tl.log2({scale}))"
-            w.emit(f"{name} = {name} * {spread(scale, [a for a in v.layout if a in top.layout], v.layout)}")
+            spread = w.spread(scale, [a for a in v.layout if a in top.layout], v.layout, r.maximum, stmt.value)
+            w.emit(f"{name} = {name} * {spread}")
 
 
 def _mixed_up(w: Writer, stmt: Stmt, sizes: Sequence[int]) -> bool:
@@ -215,7 +214,7 @@ def reduce(w: Writer, stmt: Stmt) -> None:
     later = stmt.maximizes  # a positive factor of the maximum
     text = _identity(stmt)
     _mask_with(w, arg, stmt.reduce, {"0.0": "zero", 'float("-inf")': "neginf"}.get(text, text), text)
-    _rescale(w, stmt)
+    rescale(w, stmt)
     layout = w.tiles.natural(stmt)
     value = w.begin(stmt.value, layout)
     for combo in w.combos(stmt.axes):

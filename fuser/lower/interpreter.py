@@ -14,7 +14,7 @@ from fuser.ir.ops import Array
 from fuser.ir.ops import op as op_def
 
 if TYPE_CHECKING:
-    from fuser.lower.triton_source import KernelSource
+    from fuser.lower.kernel_source import KernelSource
 
 INLINE = frozenset({"gdc_wait", "gdc_launch_dependents", "prefetch_l2", "bring_l2"})
 """Functions of generated modules that are inline assembly and compute nothing."""

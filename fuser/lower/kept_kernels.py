@@ -14,7 +14,7 @@ from fuser import kept
 from fuser.files import BAD_VALUE
 from fuser.lower.assembler import compiler
 from fuser.lower.descriptors import Descriptor
-from fuser.lower.triton_source import KernelSource
+from fuser.lower.kernel_source import KernelSource
 
 
 def place(folder: Path, source: KernelSource, arch: int) -> Path:

@@ -26,7 +26,6 @@ from fuser.lower.emitter import number_text
 from fuser.lower.fold_code import LOG2E
 from fuser.lower.writer import Combo
 from fuser.lower.writer import Writer
-from fuser.lower.writer import spread
 
 
 def map_elements(w: Writer, stmt: Stmt) -> None:
@@ -170,7 +169,7 @@ def _reciprocal(w: Writer, stmt: Stmt, combo: Combo, layout: Sequence[str], read
     name = ready[text]
     if order != list(v.layout):
         name = f"tl.permute({name}, ({', '.join(str(v.layout.index(a)) for a in order)}))" if len(order) > 1 else name
-    return spread(name, order, layout)
+    return w.spread(name, order, layout, stmt.args[1])
 
 
 def _causal(w: Writer, stmt: Stmt, x: str, combo: Combo, layout: Sequence[str]) -> str:
@@ -180,7 +179,7 @@ def _causal(w: Writer, stmt: Stmt, x: str, combo: Combo, layout: Sequence[str]) 
     def index(axis: str) -> str:
         if not axis:
             return "0"
-        return spread(w.offsets(axis, by_axis[axis]), (axis,) if axis in layout else (), layout)
+        return w.spread(w.offsets(axis, by_axis[axis]), (axis,) if axis in layout else (), layout, axis)
 
     offset = f" + {stmt.attr['offset']}" if stmt.attr["offset"] else ""
     return f'tl.where({index(cols)} <= {index(rows)}{offset}, {x}, float("-inf"))'
@@ -192,7 +191,7 @@ def _running(w: Writer, value: str, axes: Sequence[str], combo: Combo, want: Seq
     name = v.names[w.key(axes, combo, v.layout)]
     if not w.inside(value):
         w.emit(f'{w.out.beside(name, "shift")} = tl.where({name} == float("-inf"), 0.0, {name})')
-    return spread(w.out.beside(name, "shift"), [a for a in want if a in v.layout], want)
+    return w.spread(w.out.beside(name, "shift"), [a for a in want if a in v.layout], want, value)
 
 
 def _times(text: str, factor: float) -> str:

@@ -10,9 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
 
 from fuser.errors import NoValidKernelError
 from fuser.errors import UnsupportedError
@@ -26,7 +23,6 @@ from fuser.ir.program import Tensor
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from fuser.lower.body_code import body
-from fuser.lower.descriptors import Descriptor
 from fuser.lower.descriptors import described
 from fuser.lower.frame_code import Chain
 from fuser.lower.frame_code import check_specialized
@@ -35,6 +31,7 @@ from fuser.lower.frame_code import dependent_body
 from fuser.lower.frame_code import persistent
 from fuser.lower.frame_code import used
 from fuser.lower.frame_code import wait_once
+from fuser.lower.kernel_source import KernelSource
 from fuser.lower.layer_code import without_idle
 from fuser.lower.options import AHEAD
 from fuser.lower.options import FLATTEN
@@ -49,39 +46,6 @@ from fuser.lower.writer import Writer
 
 MAX_BLOCKS = 64
 """Register blocks of one value beyond which the source would be absurd; such schedules are refused."""
-
-
-@dataclass(frozen=True)
-class KernelSource:
-    """Generated source of one kernel: ``args`` are device tensors in order (inputs, then outputs), ``grid`` the number of
-    blocks. ``pdl``: it waits by itself for the kernel in front, and may be launched before that has ended. ``capability`` is
-    the least that its options need (90 for sm_90). ``descriptors``: arguments that are tensor descriptors and not
-    pointers, in order. ``specialize``: the compiler is to give its warps different work. ``parameters``: further
-    keywords of the compiler, from options that it takes as they are. ``room``: bytes of shared memory that a block asks for at
-    least. ``sizes``: 32-bit integers behind the tensors, which each launch gives (of kernels that move data of open sizes).
-    """
-
-    name: str
-    text: str
-    args: tuple[str, ...]
-    dtypes: tuple[str, ...]
-    shapes: tuple[tuple[int, ...], ...]
-    outputs: tuple[str, ...]
-    grid: int
-    num_warps: int
-    num_stages: int
-    pdl: bool = False
-    capability: int = 80
-    descriptors: tuple[Descriptor, ...] = ()
-    specialize: bool = False
-    parameters: tuple[tuple[str, Any], ...] = ()
-    room: int = 0
-    sizes: tuple[str, ...] = ()
-
-    @cached_property
-    def described(self) -> dict[str, Descriptor]:
-        """The descriptors by tensor."""
-        return {d.tensor: d for d in self.descriptors}
 
 
 def generate_graph(graph: KernelGraph, schedule: Schedule) -> tuple[KernelSource, ...]:

@@ -118,6 +118,11 @@ class Writer:
         """The current line is in the loop that accumulates the value; another loop over the same axis is not that loop."""
         return any(value in sums for sums in self.around)
 
+    def full(self, stmt: Stmt, pieces: Combo, text: str) -> str:
+        """A register block of a statement's value with one number everywhere, or that number."""
+        shape = ", ".join(str(p.size) for p in pieces)
+        return f"tl.full([{shape}], {text}, tl.float32)" if shape else text
+
     # -- indices ------------------------------------------------------------------------------------------------------------
 
     def argument(self, tensor: str) -> str:
@@ -170,6 +175,10 @@ class Writer:
             terms.append(str(piece.offset))
         return " + ".join(terms)
 
+    def lanes(self, axis: str, piece: Piece) -> str:
+        """The numbers of the lanes of a piece."""
+        return f"tl.arange(0, {piece.size})"
+
     def emit_indices(self, axis: str) -> None:
         plan = self.tiles.plans[axis]
         for piece in self.active[axis]:
@@ -178,12 +187,12 @@ class Writer:
             if plan.tile == 1:
                 self.emit(f"{name} = {start or '0'}")
             else:
-                lane = f"tl.arange(0, {piece.size})"
+                lane = self.lanes(axis, piece)
                 self.emit(f"{name} = {start} + {lane}" if start else f"{name} = {lane}")
             if mask := self.mask(axis, piece):
                 limits = []
                 if piece.padded and (plan.trips > 1 or plan.grid > 1):
-                    limits.append(f"tl.arange(0, {piece.size}) < {piece.limit}")
+                    limits.append(f"{self.lanes(axis, piece)} < {piece.limit}")
                 for at, extent in ((mask, plan.extent), *((self.row_mask(axis, piece, n), n) for n in self.pitches(axis))):
                     inside = [*limits, f"{name} < {extent}"]
                     self.emit(f"{at} = {' & '.join(f'({x})' for x in inside) if len(inside) > 1 else inside[0]}")
@@ -194,7 +203,7 @@ class Writer:
         for axis, piece in zip(axes, combo, strict=True):
             pitched = access is not None and access.pitch and access.dims[-1] == (axis,)
             if mask := self.row_mask(axis, piece, access.pitch) if access and pitched else self.mask(axis, piece):
-                found.append(spread(mask, (axis,) if axis in layout else (), layout))
+                found.append(self.spread(mask, (axis,) if axis in layout else (), layout, axis))
         return " & ".join(found)
 
     def pointer(self, stmt: Stmt, combo: Combo, layout: Sequence[str]) -> str:
@@ -209,13 +218,19 @@ class Writer:
             terms.append(f"{f'tl.cast({counter}, tl.int64)' if size >= 2**31 else counter} * {step}")
         by_axis = dict(zip(stmt.axes, combo, strict=True))
         for axis in sorted(access.axes, key=lambda a: a in layout):
-            index = spread(self.offsets(axis, by_axis[axis]), (axis,) if axis in layout else (), layout)
+            index = self.spread(self.offsets(axis, by_axis[axis]), (axis,) if axis in layout else (), layout, axis)
             if size >= 2**31:
                 index = f"{index}.to(tl.int64)" if axis in layout else f"tl.cast({index}, tl.int64)"
             terms.append(f"{index} * {strides[axis]}" if strides[axis] != 1 else index)
         return " + ".join(terms)
 
     # -- operands -----------------------------------------------------------------------------------------------------------
+
+    def spread(self, text: str, have: Sequence[str], want: Sequence[str], of: str, into: str = "") -> str:
+        """A text with the dimensions ``have`` broadcast to ``want``. A backend whose registers have layouts asks what the text
+        is ``of`` (a value, or the indices of an axis) and what value it goes ``into`` (that of the statement, where none is
+        said)."""
+        return spread(text, have, want)
 
     def read(
         self, value: str, axes: Sequence[str], combo: Combo, want: Sequence[str], fp32: bool = True, factor: bool = True
@@ -235,7 +250,7 @@ class Writer:
                 if len(order) > 2
                 else f"tl.trans({name})"
             )
-        return spread(name, order, want)
+        return self.spread(name, order, want, value)
 
     def _as_fp32(self, name: str) -> str:
         if name not in self._fp32:

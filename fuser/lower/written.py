@@ -25,9 +25,9 @@ from fuser.ir.program import Tensor
 from fuser.lower.element_code import body
 from fuser.lower.element_tiles import recipe_of
 from fuser.lower.element_tiles import tiled
+from fuser.lower.kernel_source import KernelSource
 from fuser.lower.run_code import Made
 from fuser.lower.run_code import run_of
-from fuser.lower.triton_source import KernelSource
 
 FLOATS = ("float32", "float16", "bfloat16")
 CONVOLUTIONS = {f"conv{n}d": n for n in (1, 2, 3)}

@@ -10,7 +10,7 @@ from typing import Any
 
 from fuser.aten import call as call_aten
 from fuser.ir.mugraph import LibraryKernel
-from fuser.lower.triton_source import KernelSource
+from fuser.lower.kernel_source import KernelSource
 from fuser.runtime.calls import Launch
 from fuser.runtime.joined import Piece
 from fuser.runtime.launch import ALIGNMENT

@@ -24,7 +24,7 @@ from fuser.lower.compile import KernelArtifact
 from fuser.lower.compile import load_source
 from fuser.lower.forms import form
 from fuser.lower.interpreter import host_arguments
-from fuser.lower.triton_source import KernelSource
+from fuser.lower.kernel_source import KernelSource
 from fuser.runtime.cuda_driver import INVALID_CONTEXT
 from fuser.runtime.cuda_driver import check
 from fuser.runtime.cuda_driver import driver

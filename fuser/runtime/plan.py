@@ -15,7 +15,7 @@ from fuser.ir.candidate import paired
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.program import Tensor
-from fuser.lower.triton_source import KernelSource
+from fuser.lower.kernel_source import KernelSource
 from fuser.lower.triton_source import generate_graph
 from fuser.lower.written import may_be_written
 from fuser.lower.written import written

@@ -20,11 +20,11 @@ from fuser.ir.candidate import Candidate
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from fuser.lower.compile import neutral
+from fuser.lower.kernel_source import KernelSource
 from fuser.lower.options import GROUP
 from fuser.lower.options import OPTIONS
 from fuser.lower.options import Option
 from fuser.lower.places import Place
-from fuser.lower.triton_source import KernelSource
 from fuser.lower.triton_source import generate_graph
 from search.space.places import places
 

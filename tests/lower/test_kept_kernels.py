@@ -16,7 +16,7 @@ from fuser.lower import compile as compiling
 from fuser.lower import kept_kernels
 from fuser.lower.compile import compile_kernel
 from fuser.lower.compile import load_source
-from fuser.lower.triton_source import KernelSource
+from fuser.lower.kernel_source import KernelSource
 from fuser.lower.triton_source import generate_graph
 from tests.builders import chain
 

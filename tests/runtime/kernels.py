@@ -10,7 +10,7 @@ from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from fuser.lower.compile import KernelArtifact
 from fuser.lower.compile import compile_kernel
-from fuser.lower.triton_source import KernelSource
+from fuser.lower.kernel_source import KernelSource
 from fuser.lower.triton_source import generate_graph
 from fuser.runtime import launch
 from fuser.runtime.graph_executor import Executable

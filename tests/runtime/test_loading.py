@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fuser.lower.compile import KernelArtifact
-from fuser.lower.triton_source import KernelSource
+from fuser.lower.kernel_source import KernelSource
 from fuser.runtime import graph_executor
 from fuser.runtime.graph_executor import Executable
 from fuser.runtime.launch import LoadedKernel

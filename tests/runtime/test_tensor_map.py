@@ -10,7 +10,7 @@ import pytest
 from fuser.errors import FuserError
 from fuser.lower.compile import KernelArtifact
 from fuser.lower.descriptors import Descriptor
-from fuser.lower.triton_source import KernelSource
+from fuser.lower.kernel_source import KernelSource
 from fuser.runtime import launch
 from fuser.runtime import tensor_map
 from fuser.runtime.cuda_driver import CudaError

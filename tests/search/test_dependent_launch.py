@@ -11,7 +11,7 @@ import pytest
 from fuser.device import load_device
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.schedule import Schedule
-from fuser.lower.triton_source import KernelSource
+from fuser.lower.kernel_source import KernelSource
 from fuser.lower.triton_source import generate_graph
 from fuser.superopt.structures import structures
 from fuser.workloads import workload

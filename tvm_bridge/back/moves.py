@@ -13,7 +13,7 @@ from fuser.ir.program import Tensor
 from fuser.lower.compile import POINTER
 from fuser.lower.compile import KernelArtifact
 from fuser.lower.compile import compile_kernel
-from fuser.lower.triton_source import KernelSource
+from fuser.lower.kernel_source import KernelSource
 from search.buckets.places import Dims
 
 BLOCK, WARPS = 1024, 4

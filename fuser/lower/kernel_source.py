@@ -1,0 +1,44 @@
+"""Generated source of one kernel, and all that compiling and launching it needs to know."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from fuser.lower.descriptors import Descriptor
+
+
+@dataclass(frozen=True)
+class KernelSource:
+    """Generated source of one kernel: ``args`` are device tensors in order (inputs, then outputs), ``grid`` the number of
+    blocks. ``pdl``: it waits by itself for the kernel in front, and may be launched before that has ended. ``capability`` is
+    the least that its options need (90 for sm_90). ``descriptors``: arguments that are tensor descriptors and not
+    pointers, in order. ``specialize``: the compiler is to give its warps different work. ``parameters``: further
+    keywords of the compiler, from options that it takes as they are. ``room``: bytes of shared memory that a block asks for at
+    least. ``sizes``: 32-bit integers behind the tensors, which each launch gives (of kernels that move data of open sizes).
+    ``backend``: the language of the text; in Gluon ``num_warps`` are those of its first group.
+    """
+
+    name: str
+    text: str
+    args: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    outputs: tuple[str, ...]
+    grid: int
+    num_warps: int
+    num_stages: int
+    pdl: bool = False
+    capability: int = 80
+    descriptors: tuple[Descriptor, ...] = ()
+    specialize: bool = False
+    parameters: tuple[tuple[str, Any], ...] = ()
+    room: int = 0
+    sizes: tuple[str, ...] = ()
+    backend: str = "triton"
+
+    @cached_property
+    def described(self) -> dict[str, Descriptor]:
+        """The descriptors by tensor."""
+        return {d.tensor: d for d in self.descriptors}
