@@ -16,6 +16,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 VARIABLE = "TRITON_PTXAS_PATH"
@@ -77,6 +78,17 @@ def compiler() -> str:
         return triton
     version = _version(chosen)
     return f"{triton}, ptxas {version[0]}.{version[1]}" if version else f"{triton}, {chosen}"
+
+
+def remarks(ptx: str, arch: int) -> list[str]:
+    """What the assembler in use says of a text."""
+    choose()
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "kernel.ptx"
+        source.write_text(ptx)
+        made = [f"--gpu-name=sm_{arch}{'a' if arch == 90 else ''}", str(source), "-o", str(Path(folder) / "kernel.cubin")]
+        done = subprocess.run([os.environ.get(VARIABLE) or _own(), "-v", *made], capture_output=True, text=True, check=False)
+    return (done.stdout + done.stderr).splitlines()
 
 
 @functools.cache

@@ -36,9 +36,11 @@ from fuser.ir.schedule import Schedule
 from fuser.lower import kept_kernels
 from fuser.lower.assembler import choose as choose_assembler
 from fuser.lower.assembler import compiler
+from fuser.lower.assembler import remarks
 from fuser.lower.cubin import resources
 from fuser.lower.descriptors import Descriptor
 from fuser.lower.descriptors import with_metadata
+from fuser.lower.emulator.language import emulate
 from fuser.lower.forms import form
 from fuser.lower.forms import triton_module
 from fuser.lower.interpreter import host_arguments
@@ -48,6 +50,12 @@ from fuser.lower.triton_source import generate_graph
 from fuser.outputs import make_folder
 from fuser.outputs import write_file
 
+GLUON_ARCH = 90
+"""Where there is ``wgmma``."""
+GLUON_SHARED = 227 << 10
+"""Bytes of shared memory that a block can have there."""
+SERIALIZED = re.compile(r"C75\d\d|C7602")
+"""Remarks of the assembler on products that cannot run on while a warp group goes on."""
 POINTER = {"float16": "*fp16", "bfloat16": "*bf16", "float32": "*fp32", "bool": "*i1", "int32": "*i32", "int64": "*i64",
            "int8": "*i8", "uint8": "*u8", "int16": "*i16"}  # fmt: skip
 
@@ -202,7 +210,6 @@ def _compiled(source: KernelSource, arch: int, folder: Path | None) -> KernelArt
     triton = triton_module()
     choose_assembler()
     from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
     from triton.runtime.errors import OutOfResources
 
     if arch < 80:
@@ -212,9 +219,13 @@ def _compiled(source: KernelSource, arch: int, folder: Path | None) -> KernelArt
             f"the options of {source.name} need sm_{source.capability} or newer, not sm_{arch}",
             "leave the option out of its schedule",
         )
+    if source.backend == "gluon" and arch != GLUON_ARCH:
+        raise NoValidKernelError(
+            f"{source.name} multiplies by warp groups, which sm_{GLUON_ARCH} alone has, not sm_{arch}", "leave out backend=gluon"
+        )
     with form(interpreted=False):
         fn = getattr(load_source(source, folder), source.name)
-        types = [*(_type(source.described.get(t), d) for t, d in zip(source.args, source.dtypes, strict=True))]
+        types = [_type(source.described.get(t), d, source.backend) for t, d in zip(source.args, source.dtypes, strict=True)]
         signature = dict(zip(fn.arg_names, [*types, *("i32" for _ in source.sizes)], strict=True))
         # without the divisibility hint loads are narrow and cp.async vanishes
         attrs = {(i,): [["tt.divisibility", 16]] for i, t in enumerate(source.args) if t not in source.described}
@@ -222,7 +233,7 @@ def _compiled(source: KernelSource, arch: int, folder: Path | None) -> KernelArt
         options |= dict(source.parameters)
         try:
             kernel = triton.compile(
-                ASTSource(fn, signature=signature, constexprs={}, attrs=attrs),
+                _ast_source(source)(fn, signature=signature, constexprs={}, attrs=attrs),
                 target=GPUTarget("cuda", arch, 32),
                 options=options,
             )
@@ -239,6 +250,8 @@ def _compiled(source: KernelSource, arch: int, folder: Path | None) -> KernelArt
             f"Triton gives the {source.num_warps} warps of {source.name} the same work on sm_{arch}",
             "leave out specialize",
         )
+    if source.backend == "gluon":
+        _check_groups(source, kernel)
     return KernelArtifact(
         kernel.metadata.name,
         source,
@@ -258,11 +271,46 @@ def _encoded(source: KernelSource, names: Sequence[str], kernel: Any) -> tuple[D
     return with_metadata(source.descriptors, kernel.metadata.tensordesc_meta, kernel.asm["ttgir"], mine)
 
 
-def _type(descriptor: Descriptor | None, dtype: str) -> str:
+def _ast_source(source: KernelSource) -> Any:
+    """The compiler's form of a source, by its language."""
+    if source.backend == "gluon":
+        from triton.experimental.gluon._runtime import GluonASTSource
+
+        return GluonASTSource
+    from triton.compiler import ASTSource
+
+    return ASTSource
+
+
+def _check_groups(source: KernelSource, kernel: Any) -> None:
+    """Raises :class:`NoValidKernelError` where the assembler lets the products of a kernel by warp groups wait for each other, or
+    keeps some of its values in memory: either costs more than Triton's kernel."""
+    if kernel.metadata.shared > GLUON_SHARED:
+        raise OutOfResourcesError(
+            f"{source.name} needs {kernel.metadata.shared} bytes of shared memory a block, of {GLUON_SHARED}",
+            "use smaller tiles or fewer stages",
+        )
+    if (spilled := resources(kernel.asm["cubin"])[1]) > 0:
+        raise NoValidKernelError(
+            f"{source.name} has too few registers: {spilled} bytes a thread are kept in memory", "use smaller tiles or more warps"
+        )
+    if remark := next((line for line in remarks(kernel.asm["ptx"], GLUON_ARCH) if SERIALIZED.search(line)), ""):
+        raise NoValidKernelError(
+            f"the assembler lets the products of {source.name} wait for each other: {remark.strip()[:200]}", "use other tiles"
+        )
+
+
+def _type(descriptor: Descriptor | None, dtype: str, backend: str = "triton") -> str:
     """Triton's name of the type of an argument."""
     if descriptor is None:
         return POINTER[dtype]
-    return f"tensordesc<{POINTER[dtype][1:]}[{', '.join(map(str, descriptor.box))}]>"
+    layout = ""
+    if backend == "gluon":
+        from triton.experimental.gluon.language import NVMMASharedLayout
+
+        bytes_ = (0, 32, 64, 128)[descriptor.swizzle]
+        layout = f",{NVMMASharedLayout(bytes_, 8 * descriptor.itemsize, len(descriptor.box))!r}"
+    return f"tensordesc<{POINTER[dtype][1:]}[{', '.join(map(str, descriptor.box))}]{layout}>"
 
 
 def compile_graph(graph: KernelGraph, schedule: Schedule, arch: int, folder: Path | None = None) -> tuple[KernelArtifact, ...]:
@@ -325,8 +373,11 @@ def save_artifact(artifact: KernelArtifact, folder: Path, stem: str) -> dict[str
 def interpret_source(source: KernelSource, inputs: dict[str, Any], poison: float = math.nan) -> dict[str, Any]:
     """Run a kernel in Triton's interpreter on CPU torch tensors.
 
-    ``inputs`` are numpy arrays; returns the outputs as float32 numpy arrays. Outputs are filled with ``poison`` first.
+    ``inputs`` are numpy arrays; returns the outputs as float32 numpy arrays. Outputs are filled with ``poison`` first. A kernel
+    in Gluon runs in our emulator.
     """
+    if source.backend == "gluon":
+        return emulate(source, inputs, poison)
     import torch
 
     tensors = []

@@ -341,6 +341,16 @@ SPECIALIZE = entry(
 )
 
 
+# without choices: nobody has measured what it gains, and no search offers it by itself
+BACKEND = entry(
+    "backend",
+    str,
+    "the language of the kernel: Triton, or Gluon with a warp that loads and groups of four warps that compute (sm_90)",
+    values=("triton", "gluon"),
+    default="triton",
+)
+
+
 # -- names in schedules
 
 

@@ -31,9 +31,11 @@ from fuser.lower.frame_code import dependent_body
 from fuser.lower.frame_code import persistent
 from fuser.lower.frame_code import used
 from fuser.lower.frame_code import wait_once
+from fuser.lower.gluon.source import generate_gluon
 from fuser.lower.kernel_source import KernelSource
 from fuser.lower.layer_code import without_idle
 from fuser.lower.options import AHEAD
+from fuser.lower.options import BACKEND
 from fuser.lower.options import FLATTEN
 from fuser.lower.options import PDL
 from fuser.lower.options import ROOM
@@ -93,6 +95,8 @@ def generate(
     that would need an absurd number of register blocks, :class:`UsageError` for options that the lowering does not have.
     """
     tiles = Tiles.of(block, schedule, guards)
+    if BACKEND.of(schedule) == "gluon":
+        return generate_gluon(tiles, name or f"{block.name}_kernel", bool(chain and chain.waits))
     _check_size(tiles)
     tensors = list(dict.fromkeys((*tiles.block.inputs, *tiles.block.outputs)))
     capability = check_options(schedule.knob, tensors, block.name)

@@ -1,0 +1,296 @@
+"""What a kernel by warp groups needs beside its schedule, by simple rules: the rows of each group, the layout of every value, the
+rings of shared memory. A solver may put another :class:`LayoutPlan` in the place of :func:`choose`'s.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from collections.abc import Mapping
+from dataclasses import dataclass
+from dataclasses import replace
+
+from fuser.errors import NoValidKernelError
+from fuser.errors import OutOfResourcesError
+from fuser.ir.layout.named import Blocked
+from fuser.ir.layout.named import DotOperand
+from fuser.ir.layout.named import Mma
+from fuser.ir.layout.named import MmaShared
+from fuser.ir.layout.named import Registers
+from fuser.ir.layout.named import Slice
+from fuser.ir.layout.plan import Buffer
+from fuser.ir.layout.plan import Fragment
+from fuser.ir.layout.plan import LayoutPlan
+from fuser.ir.layout.plan import Operand
+from fuser.ir.mugraph import Stmt
+from fuser.ir.program import DTYPE_BYTES
+from fuser.lower.descriptors import Descriptor
+from fuser.lower.descriptors import describe
+from fuser.lower.options import PERSISTENT
+from fuser.lower.tiles import Tiles
+
+GROUP_WARPS = 4
+"""Of a warp group, which issues ``wgmma`` together."""
+MOST_GROUPS = 4
+ROWS = 64
+"""Of one ``wgmma``."""
+COLUMNS = 256
+"""Most of one ``wgmma``."""
+SHARED = 227 << 10
+"""Bytes of shared memory that a block can have on sm_90."""
+BARRIERS = 2048
+"""Bytes that are left for barriers and for the compiler's own use."""
+CONSUMER_REGISTERS = {1: 0, 2: 240, 3: 160, 4: 112}
+"""Of a thread, by the number of groups: with the producer's they fill the 65,536 of an SM."""
+PRODUCER_REGISTERS = 24
+SWIZZLES = (128, 64, 32)
+
+
+@dataclass(frozen=True)
+class Split:
+    """A block's tiles with the rows of one group as the tile of ``axis`` (empty: nothing is shared out); a block has ``groups``
+    of them side by side."""
+
+    tiles: Tiles
+    axis: str
+    groups: int
+
+    @property
+    def places(self) -> int:
+        """Blocks of the grid."""
+        return self.tiles.places // self.groups
+
+    def size(self, axis: str) -> int:
+        """Lanes of the one piece of an axis."""
+        return self.tiles.pieces[axis][0].size
+
+
+def refuse(tiles: Tiles, why: str, way: str = "leave out backend=gluon") -> NoValidKernelError:
+    return NoValidKernelError(f"{tiles.block.name!r} has no form by warp groups: {why}", way)
+
+
+def shared_out(tiles: Tiles) -> Split:
+    """The rows of a schedule's tile shared out to its groups of four warps."""
+    warps = tiles.schedule.num_warps
+    groups = warps // GROUP_WARPS
+    if warps % GROUP_WARPS or not 1 <= groups <= MOST_GROUPS:
+        raise refuse(tiles, f"{warps} warps are not one to four groups of {GROUP_WARPS}", "use warps=4, 8, 12 or 16")
+    axis = row_axis(tiles)
+    if not axis:
+        if groups > 1:
+            raise refuse(tiles, "there are no rows to share out", "use warps=4")
+        return Split(tiles, "", 1)
+    plan = tiles.plans[axis]
+    part, rest = divmod(plan.tile, groups)
+    if rest or part & (part - 1) or (part % ROWS and _products(tiles)):
+        raise refuse(
+            tiles,
+            f"{plan.tile} rows of {axis!r} are not {groups} × a power of two" + (f" from {ROWS} on" * bool(_products(tiles))),
+            f"let the tile of {axis!r} be {groups * ROWS} (warps={warps})",
+        )
+    if groups == 1:
+        return Split(tiles, axis, 1)
+    if plan.trips > 1 or plan.split:
+        raise refuse(tiles, f"the rows {axis!r} are a loop, which groups cannot share out", "use warps=4")
+    grid = math.ceil(math.ceil(plan.extent / part) / groups) * groups
+    mine = replace(plan, tile=part, grid=grid)
+    return Split(Tiles(tiles.block, {**tiles.plans, axis: mine}, tiles.tree, tiles.schedule, tiles.given), axis, groups)
+
+
+def _products(tiles: Tiles) -> list[Stmt]:
+    return [s for s in tiles.block.computes if s.contracts]
+
+
+def row_axis(tiles: Tiles) -> str:
+    """The axis of the rows: the first dimension of every product; without products, that of the first tile of two dimensions
+    which nothing sums over."""
+    dots = _products(tiles)
+    if odd := [s for s in dots if not tiles.is_dot(s) or len(tiles.natural(s)) != 2]:
+        raise refuse(tiles, f"the product {odd[0].value!r} is not one of rows and columns")
+    rows = {tiles.natural(s)[0] for s in dots}
+    if len(rows) > 1:
+        raise refuse(tiles, f"its products have different rows, {' and '.join(sorted(map(repr, rows)))}")
+    if rows:
+        return rows.pop()
+    for s in tiles.block.stmts:
+        free = [a for a in tiles.natural(s) if a not in tiles.block.reduced]
+        if len(tiles.natural(s)) == 2 and free:
+            return free[0]
+    return ""
+
+
+# -- layouts of registers
+
+
+def parent(split: Split, columns: int, item: int) -> Registers:
+    """The layout of a tile of rows by ``columns``: what ``wgmma`` leaves, or rows to warps where there is no product."""
+    if _products(split.tiles):
+        return Mma(3, (GROUP_WARPS, 1), (16, min(columns, COLUMNS), 16))
+    vector = min(16 // item, columns)
+    lanes = min(32, columns // vector)
+    return Blocked((1, vector), (32 // lanes, lanes), (GROUP_WARPS, 1), (1, 0))
+
+
+def _line(size: int, item: int) -> Registers:
+    """The layout of a single row."""
+    return Blocked((min(16 // item, max(size // (32 * GROUP_WARPS), 1)),), (32,), (GROUP_WARPS,), (0,))
+
+
+def layouts(split: Split) -> dict[str, Registers]:
+    """The layout of every value that is in registers; one that is loaded is there where something but a product reads it."""
+    found: dict[str, Registers] = {}
+    tiles = split.tiles
+    for s in tiles.block.stmts:
+        if s.kind == "store" or (s.kind == "load" and not read_in_registers(tiles, s)):
+            continue
+        dims = tiles.natural(s)
+        if len(dims) > 2 or (len(dims) == 2 and dims[0] != split.axis):
+            raise refuse(tiles, f"{s.value!r} has the dimensions {', '.join(dims)}, not rows {split.axis!r} and columns")
+        if not dims:
+            continue
+        folded = s.kind == "compute" and s.entry.kind == "reduce" and tiles.dims(s.reduce)
+        if split.axis in s.reduce:
+            raise refuse(tiles, f"{s.value!r} folds the rows {split.axis!r}, which groups share out")
+        if len(dims) == 2:
+            found[s.value] = parent(split, split.size(dims[1]), DTYPE_BYTES[s.dtype])
+        elif folded:
+            found[s.value] = Slice(1, found[s.args[0]])
+        else:
+            found[s.value] = _vector(split, s, dims[0], found)
+    return found
+
+
+def _vector(split: Split, stmt: Stmt, axis: str, found: Mapping[str, Registers]) -> Registers:
+    """Of a value of one dimension: that of an operand, or the slice of the first tile that has it."""
+    tiles = split.tiles
+    for a in stmt.args:
+        if tiles.natural(tiles.block.by_value[a]) == (axis,) and a in found:
+            return found[a]
+    return home(split, axis, DTYPE_BYTES[stmt.dtype])
+
+
+def home(split: Split, axis: str, item: int = 2) -> Registers:
+    """Where the indices of an axis are."""
+    tiles = split.tiles
+    for s in tiles.block.stmts:
+        if s.kind != "store" and len(dims := tiles.natural(s)) == 2 and axis in dims and dims[0] == split.axis:
+            return Slice(1 - dims.index(axis), parent(split, split.size(dims[1]), DTYPE_BYTES[s.dtype]))
+    return Slice(0, parent(split, split.size(axis), item)) if split.axis else _line(split.size(axis), item)
+
+
+def read_in_registers(tiles: Tiles, load: Stmt) -> bool:
+    return any(not tiles.is_dot(u) for u in tiles.block.users(load.value))
+
+
+# -- shared memory
+
+
+def buffer_of(split: Split, value: str, dtype: str, described: Descriptor, stages: int) -> Buffer:
+    """A ring of boxes; those of every group lie side by side where they differ."""
+    item = DTYPE_BYTES[dtype]
+    wide = described.box[-1] * item
+    rows = math.prod(described.box[:-1])
+    swizzle = next((n for n in SWIZZLES if wide % n == 0), 0) if rows >= 8 else 0
+    pieces = split.groups if split.axis in described.axes else 1
+    size = math.prod(described.box) * item * pieces * stages
+    layout = MmaShared(swizzle, 8 * item, len(described.box))
+    return Buffer(value, dtype, described.box, pieces, stages, layout, "tma", size)
+
+
+def rings(split: Split, once: int) -> Iterator[Buffer]:
+    """Buffers of what is loaded by the copy engine: operands of products, which have to be, and tiles of two dimensions that can
+    be; with ``once`` slots where they are loaded once in a place of the grid."""
+    tiles = split.tiles
+    inside = {n.value: len([x for x in around if x.trips > 1]) for n, around in tiles.tree.walk() if isinstance(n, Stmt)}
+    for s in tiles.block.loads:
+        needed = any(tiles.is_dot(u) for u in tiles.block.users(s.value))
+        if not needed and len(tiles.natural(s)) < 2:
+            continue  # a vector comes by pointers, once for each group
+        try:
+            described = describe(tiles, s.at.source)
+        except NoValidKernelError:
+            if needed:
+                raise
+            continue
+        if not needed and math.prod(described.box) * DTYPE_BYTES[s.dtype] < LEAST_TILE:
+            continue
+        yield buffer_of(split, s.value, s.dtype, described, max(tiles.schedule.num_stages, 1) if inside[s.value] else once)
+
+
+LEAST_TILE = 1024
+"""Bytes from which on a tile is worth a copy of its own."""
+
+
+def stagings(split: Split) -> Iterator[tuple[str, Buffer]]:
+    """Buffers through which results leave, by tensor, where the copy engine can write them."""
+    tiles = split.tiles
+    for s in tiles.block.stores:
+        try:
+            described = describe(tiles, s.at.source)
+        except NoValidKernelError:
+            continue
+        if set(described.axes) >= set(tiles.dims(s.axes)) and len(tiles.dims(s.axes)) == len(tiles.natural(_made(tiles, s))):
+            yield s.at.source, buffer_of(split, f"{s.at.source} out", s.dtype, described, 1)
+
+
+def _made(tiles: Tiles, store: Stmt) -> Stmt:
+    return tiles.block.by_value[store.value]
+
+
+def choose(split: Split) -> LayoutPlan:
+    """A plan by rules. Raises :class:`NoValidKernelError` where a kernel has no form by warp groups."""
+    tiles = split.tiles
+    found = layouts(split)
+    loads, room = list(rings(split, 2 if PERSISTENT.of(tiles.schedule) else 1)), SHARED - BARRIERS
+    if not loads:
+        raise refuse(tiles, "there is nothing that the copy engine could load")
+    outs = [b for _, b in stagings(split)]
+    if sum(b.bytes for b in (*loads, *outs)) > room:
+        loads = list(rings(split, 1))
+    while outs and sum(b.bytes for b in (*loads, *outs)) > room:
+        outs.pop()
+    if (most := sum(b.bytes for b in loads)) > room:
+        raise OutOfResourcesError(
+            f"{tiles.block.name!r} would need {most} bytes of shared memory by warp groups, of {room}",
+            "use smaller tiles or fewer stages",
+        )
+    fragments = []
+    for value, layout in found.items():
+        tile = tuple(split.size(a) for a in tiles.natural(tiles.block.by_value[value]))
+        fragments.append(Fragment(value, tile, layout, -(-math.prod(tile) // (32 * GROUP_WARPS))))
+    operands = []
+    for s in (s for s in tiles.block.computes if tiles.is_dot(s)):
+        for i, a in enumerate(tiles.sides(s)):
+            loaded = tiles.block.by_value[a].kind == "load"
+            if tiles.dot_dtype(s) == "float32" or (loaded and tiles.block.by_value[a].dtype != tiles.dot_dtype(s)):
+                raise refuse(tiles, f"the product {s.value!r} is not of two operands of 16 bits")
+            if i and not loaded:
+                raise refuse(tiles, f"{a!r}, the right operand of {s.value!r}, is computed, and only shared memory has such")
+            operands.append(Operand(s.value, a, "shared" if loaded else "registers"))
+    return LayoutPlan(
+        split.groups,
+        GROUP_WARPS,
+        split.axis,
+        tiles.plans[split.axis].tile if split.axis else 0,
+        True,
+        CONSUMER_REGISTERS[split.groups],
+        PRODUCER_REGISTERS,
+        1,
+        bool(PERSISTENT.of(tiles.schedule)),
+        (*loads, *outs),
+        tuple(fragments),
+        tuple(operands),
+    )
+
+
+def as_operand(layout: Registers) -> DotOperand:
+    """The layout of a left operand in registers of 16-bit elements."""
+    assert isinstance(layout, Mma)
+    return DotOperand(0, layout, 2)
+
+
+def single(tiles: Tiles) -> None:
+    """Every axis is one register block: sizes of blocks are powers of two."""
+    for axis, pieces in tiles.pieces.items():
+        if len(pieces) > 1:
+            raise refuse(tiles, f"the tile {tiles.plans[axis].tile} of {axis!r} is not one power of two", "choose another tile")

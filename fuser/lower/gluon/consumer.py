@@ -1,0 +1,287 @@
+"""What a consumer does: the loop tree of one group's rows, with products that run on while it computes.
+
+Three forms of a loop. One that only multiplies what is loaded keeps the products of one trip under way while it starts those of
+the next. One whose last products read what earlier ones led to (attention: softmax between two products) starts them one trip
+late, beside the first products of the next trip, so that element-wise work runs beside them. Any other waits for a product where
+its result is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from fuser.errors import UnsupportedError
+from fuser.ir.mugraph import Stmt
+from fuser.ir.tiling import Init
+from fuser.ir.tiling import Loop
+from fuser.ir.tiling import Node
+from fuser.lower.causal_code import trips_needed
+from fuser.lower.dependent_launch import statements
+from fuser.lower.fold_code import init
+from fuser.lower.fold_code import reduce
+from fuser.lower.fold_code import rescale
+from fuser.lower.fold_code import settle
+from fuser.lower.frame_code import used
+from fuser.lower.gluon.choices import refuse
+from fuser.lower.gluon.products import Products
+from fuser.lower.gluon.products import loaded
+from fuser.lower.gluon.rings import Ring
+from fuser.lower.gluon.rings import box_start
+from fuser.lower.gluon.rings import rings_among
+from fuser.lower.gluon.rings import view
+from fuser.lower.gluon.writer import GroupWriter
+from fuser.lower.map_code import map_elements
+from fuser.lower.writer import TRITON_DTYPE
+
+COMPUTE = {"map": map_elements, "reduce": reduce}
+
+
+@dataclass(frozen=True)
+class Skewed:
+    """A loop whose ``back`` products are one trip late, with the rings of both halves; ``leaves`` are those of the front by the
+    statement that is the last to read them."""
+
+    front: tuple[Stmt, ...]
+    back: tuple[Stmt, ...]
+    rings: tuple[Ring, ...]
+    late: tuple[Ring, ...]
+    leaves: Mapping[Stmt, tuple[Ring, ...]]
+
+
+class Consumer:
+    def __init__(self, w: GroupWriter, again: bool) -> None:
+        """``again``: it computes one place of the grid after another."""
+        self.w, self.again = w, again
+        self.products = Products(w)
+
+    def nodes(self, nodes: Sequence[Node], again: bool) -> None:
+        """Nodes of the loop tree, and the rings whose loads stand among them."""
+        rings = rings_among(self.w, nodes, again)
+        outer = dict(self.products.rings)
+        self.products.rings |= {s.value: r for r in rings for s in r.loads}
+        for i, node in enumerate(nodes):
+            self.node(node)
+            self.products.leave(r for r in rings if r.last == i)
+        self.products.drain()
+        self.products.rings = outer
+
+    def node(self, node: Node) -> None:
+        if isinstance(node, Init):
+            init(self.w, self.w.tiles.block.by_value[node.value])
+        elif isinstance(node, Loop):
+            self.loop(node)
+        else:
+            self.statement(node)
+
+    def statement(self, stmt: Stmt) -> None:
+        w = self.w
+        with w.giving(stmt.value):
+            if stmt.kind == "load":
+                loaded(w, self.products, stmt)
+            elif stmt.kind == "store":
+                self.products.need(stmt.value)
+                stored(w, stmt, self.again or bool(w.loops))
+            elif w.tiles.is_dot(stmt):
+                if w.inside(stmt.value):
+                    self.products.need(stmt.value)
+                    rescale(w, stmt)
+                self.products.issue(stmt)
+            else:
+                self.elementwise(stmt)
+
+    def elementwise(self, stmt: Stmt) -> None:
+        self.products.need(*stmt.args)
+        kind = stmt.entry.kind
+        if kind not in COMPUTE:
+            raise UnsupportedError(f"operator {stmt.op!r} ({stmt.value}) has no form by warp groups")
+        with self.w.giving(stmt.args[0] if kind == "reduce" else stmt.value):
+            COMPUTE[kind](self.w, stmt)
+
+    # -- loops --------------------------------------------------------------------------------------------------------------
+
+    def loop(self, node: Loop) -> None:
+        if node.unrolled:
+            raise refuse(self.w.tiles, f"an accumulator keeps a tile for each trip of {node.axis!r}", "choose another loop order")
+        self.products.drain()
+        saved, owner = dict(self.w.values), self.w.tiles.owner
+        trips = trips_of(self.w, node)
+        self.w.around.append(self.w.tiles.accumulated(node))
+        rings = rings_among(self.w, node.body, self.again or node.trips > 1)
+        outer = dict(self.products.rings)
+        if self._only_multiplies(node) and all(r.stages > 1 for r in rings):
+            self.products.rings |= {s.value: r for r in rings for s in r.loads}
+            self._lagged(node, trips, rings)
+        elif skewed := self._skewed(node, rings):
+            self.products.rings |= {s.value: r for r in rings for s in r.loads}
+            self._late(node, trips, skewed)
+        else:
+            with self._trip(node, trips):
+                self.nodes(node.body, self.again or node.trips > 1)
+        self.products.rings = outer
+        self.w.around.pop()
+        self.w.values = {k: v for k, v in self.w.values.items() if k in saved or owner.get(k) == node.axis}
+        self.w.forget()
+        settle(self.w, {s.value for s in statements(node) if isinstance(s, Stmt) and owner.get(s.value) == node.axis})
+
+    @contextmanager
+    def _trip(self, node: Loop, trips: str) -> Iterator[None]:
+        with self.w.out.indented(f"for {self.w.trip(node.axis)} in range({trips}):"):
+            self.w.loops.append(node.axis)
+            self._indices(node)
+            yield
+            self.w.loops.pop()
+
+    def _indices(self, node: Loop) -> None:
+        if used(self.w, node.axis):
+            self.w.emit_indices(node.axis)
+
+    def _only_multiplies(self, node: Loop) -> bool:
+        """Products of what is loaded, that nothing in the loop reads."""
+        tiles = self.w.tiles
+        own = tiles.accumulated(node)
+        return all(
+            isinstance(s, Stmt)
+            and (
+                (s.kind == "load" and s.value in self.w.plan.buffer and self.w.layout(s.value) is None)
+                or (s.kind == "compute" and tiles.is_dot(s) and s.value in own and not s.rescale and self._all_shared(s))
+            )
+            for s in node.body
+        )
+
+    def _all_shared(self, stmt: Stmt) -> bool:
+        return all(o.place == "shared" for o in self.w.plan.operands if o.product == stmt.value)
+
+    def _lagged(self, node: Loop, trips: str, rings: Sequence[Ring]) -> None:
+        """The products of a trip end when those of the next are under way; then their slots are released."""
+        dots = [s for s in node.body if isinstance(s, Stmt) and s.kind == "compute"]
+        later = f"{self.w.trip(node.axis)} > 0"
+        with self._trip(node, trips):
+            for s in dots:
+                self.products.issue(s, use=later)
+            self.products.lagged([s.value for s in dots])
+            for ring in rings:
+                self.products.arrive(ring, behind=1, pred=later)
+                self.products.count(ring)
+                self.products.ready.discard(ring.name)
+        self.products.drain()
+        with self._ending():
+            for ring in rings:
+                self.products.arrive(ring, behind=1)
+
+    @contextmanager
+    def _ending(self) -> Iterator[None]:
+        """Behind a loop: where nothing comes again, its slots are not filled again."""
+        self.products.last = not (self.again or self.w.loops)
+        yield
+        self.products.last = False
+
+    def _skewed(self, node: Loop, rings: Sequence[Ring]) -> Skewed | None:
+        """The halves of a loop whose last products can be late: nothing in the loop reads them, and no slot is read by both."""
+        tiles, own = self.w.tiles, self.w.tiles.accumulated(node)
+        stmts = tuple(s for s in node.body if isinstance(s, Stmt))
+        if len(stmts) < len(node.body) or node.trips < 2 or not _runs(self.w, stmts) or any(s.kind == "store" for s in stmts):
+            return None
+        made = {s.value for s in stmts if s.kind == "compute"}
+        back = tuple(s for s in stmts if s.value in own and s.kind == "compute" and tiles.is_dot(s) and tiles.sides(s)[0] in made)
+        front = tuple(s for s in stmts if s not in back)
+        if not back or {s.value for s in back} & {a for s in stmts for a in s.args}:
+            return None
+        first, late, leaves = [], [], dict[Stmt, tuple[Ring, ...]]()
+        for ring in rings:
+            using = {u for s in ring.loads for u in tiles.block.users(s.value)}
+            if using & set(back):
+                late.append(ring)
+            if using & set(front):
+                first.append(ring)
+                last = max((s for s in front if s in using), key=front.index)
+                leaves[last] = (*leaves.get(last, ()), ring)
+        if set(first) & set(late) or any(r.stages < 2 for r in late):
+            return None
+        return Skewed(front, back, tuple(first), tuple(late), leaves)
+
+    def _late(self, node: Loop, trips: str, halves: Skewed) -> None:
+        w = self.w
+        if not trips.isdecimal():
+            name = w.out.name(f"trips of {node.axis}")
+            w.emit(f"{name} = {trips}")
+            trips = name
+        self._indices(node)
+        self._front(halves, {})
+        operands = {s: self.products.left(s) for s in halves.back}
+        self._next(halves, f"1 < {trips}")
+        with self._trip(node, f"1, {trips}"):
+            self._front(halves, operands)
+            # behind a branch: else the assembler waits for the late products before the element-wise work, not after it
+            self._next(halves, f"{w.trip(node.axis)} + 1 < {trips}")
+            self.products.need(*(s.value for s in halves.back))
+            for s in halves.back:
+                rescale(w, s)
+            operands = {s: self.products.left(s) for s in halves.back}
+        with self._ending():
+            self._back(halves, operands)
+            self.products.drain()
+
+    def _front(self, halves: Skewed, late: Mapping[Stmt, str]) -> None:
+        """The first half of a trip; the ``late`` products of the trip before it start behind its first products."""
+        for s in halves.front:
+            if late and not (s.kind == "load" or self.w.tiles.is_dot(s)):
+                self._back(halves, late)
+                late = {}
+            self.statement(s)
+            self.products.leave(halves.leaves.get(s, ()))
+
+    def _back(self, halves: Skewed, operands: Mapping[Stmt, str]) -> None:
+        for s, left in operands.items():
+            self.products.issue(s, first=left)
+        self.products.leave(halves.late)
+
+    def _next(self, halves: Skewed, pred: str) -> None:
+        """Wait for what the next trip reads first."""
+        for ring in halves.rings[:1]:
+            self.w.emit(f"mbarrier.wait({ring.full()}, {ring.phase()}, pred={pred})")
+            self.products.ready.add(ring.name)
+
+
+def trips_of(w: GroupWriter, node: Loop) -> str:
+    """How often a loop runs: as often as the block's last rows need it, in every group and in the producer."""
+    with w.as_group(str(w.split.groups - 1)):
+        return trips_needed(w, node) or str(node.trips)
+
+
+def _runs(w: GroupWriter, stmts: Sequence[Stmt]) -> bool:
+    """The loop runs at least once for every block."""
+    masks = [s for s in stmts if s.masks]
+    rows = w.tiles.plans[w.split.axis].tile * w.split.groups if w.split.axis else 1
+    return all(rows - 1 + int(s.attr["offset"] or 0) >= 0 and w.tiles.plans[s.attr["cols"]].grid == 1 for s in masks)
+
+
+def stored(w: GroupWriter, stmt: Stmt, again: bool) -> None:
+    """A store of the group's rows: through shared memory and by the copy engine, or by pointers. ``again``: what was stored
+    before may still be on its way."""
+    value = w.values[stmt.value]
+    (combo,) = w.combos(stmt.axes)
+    if set(value.layout) != set(w.tiles.dims(stmt.axes)):
+        raise refuse(w.tiles, f"{stmt.value!r} is repeated where it is stored")
+    text = w.read(stmt.value, stmt.axes, combo, value.layout, fp32=False)
+    if stmt.dtype != value.dtype:
+        text = f"{text}.to({TRITON_DTYPE[stmt.dtype]})" if value.layout else f"gl.cast({text}, {TRITON_DTYPE[stmt.dtype]})"
+    source = stmt.at.source
+    if (buffer := w.plan.buffer.get(f"{source} out")) is None:
+        mask = w.masks(stmt.axes, combo, value.layout, stmt.at)
+        w.emit(f"gl.store({w.pointer(stmt, combo, value.layout)}, {text}{f', mask={mask}' if mask else ''})")
+        return
+    d = w.described[source]
+    have = [a for a in d.axes if w.tiles.plans[a].tile > 1]
+    tile = view(w, buffer, "0", w.group, [w.split.size(a) for a in have])
+    if have != list(value.layout):
+        tile += f".permute(({', '.join(str(have.index(a)) for a in value.layout)}))"
+    if again:
+        w.emit("tma.store_wait(0)")
+    w.emit(f"{tile}.store({text})")
+    w.emit("fence_async_shared()")
+    whole = view(w, buffer, "0", w.group, buffer.box)
+    w.emit(f"tma.async_copy_shared_to_global({w.argument(source)}, [{box_start(w, stmt.axes, d.axes)}], {whole})")

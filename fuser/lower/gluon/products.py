@@ -1,0 +1,193 @@
+"""Products of a warp group, which run on while it goes on: what is under way, when it is waited for, and what is released then.
+
+Products end in the order in which they were issued. A slot of a ring is released when the last product that reads it has ended,
+never before; what a product leaves in registers is read behind a wait for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fuser.ir.mugraph import Stmt
+from fuser.lower.gluon.choices import as_operand
+from fuser.lower.gluon.rings import Ring
+from fuser.lower.gluon.rings import view
+from fuser.lower.gluon.writer import GroupWriter
+from fuser.lower.writer import TRITON_DTYPE
+from fuser.lower.writer import Value
+
+
+@dataclass(frozen=True)
+class Flying:
+    """A product under way: the value that it adds to, and the rings that it reads."""
+
+    value: str
+    rings: frozenset[str]
+
+
+class Products:
+    """``fence``: rings that threads have read by themselves; the copy engine must see that before it writes again."""
+
+    def __init__(self, w: GroupWriter) -> None:
+        self.w = w
+        self.flying: list[Flying] = []
+        self.tokens: set[str] = set()
+        self.ready: set[str] = set()
+        self.leaving: list[Ring] = []
+        self.fence: set[str] = set()
+        self.rings: dict[str, Ring] = {}
+        """By loaded value, those around the current line."""
+        self.last = False
+        """What is released now is not filled again."""
+
+    # -- rings --------------------------------------------------------------------------------------------------------------
+
+    def wait_for(self, ring: Ring) -> None:
+        """The slot is full."""
+        if ring.name not in self.ready:
+            self.ready.add(ring.name)
+            self.w.emit(f"mbarrier.wait({ring.full()}, {ring.phase()})")
+
+    def leave(self, rings: Iterable[Ring]) -> None:
+        """Nothing more is to be issued that reads these slots."""
+        self.leaving += rings
+        self.release()
+
+    def release(self) -> None:
+        """Slots that nothing reads any more are the producer's."""
+        for ring in [r for r in self.leaving if not any(r.name in f.rings for f in self.flying)]:
+            self.leaving.remove(ring)
+            self.ready.discard(ring.name)
+            self.arrive(ring)
+            self.count(ring)
+
+    def count(self, ring: Ring) -> None:
+        if ring.refilled and not self.last:
+            self.w.emit(f"{ring.count} += 1")
+
+    def arrive(self, ring: Ring, behind: int = 0, pred: str = "") -> None:
+        if ring.refilled and not self.last:
+            if ring.name in self.fence:
+                self.w.emit("fence_async_shared()")
+                self.fence.discard(ring.name)
+            slot = ring.empty(ring.stages - behind) if behind else ring.empty()
+            self.w.emit(f"mbarrier.arrive({slot}, count=1{f', pred={pred}' if pred else ''})")
+
+    def tile(self, value: str, dims: Sequence[str]) -> str:
+        """A loaded tile in shared memory, with its dimensions in this order."""
+        w, load = self.w, self.w.tiles.block.by_value[value]
+        buffer, d = w.plan.buffer[value], w.described[load.at.source]
+        have = [a for a in d.axes if w.tiles.plans[a].tile > 1]
+        text = view(w, buffer, self.rings[value].slot(), w.group, [w.split.size(a) for a in have])
+        return text if have == list(dims) else f"{text}.permute(({', '.join(str(have.index(a)) for a in dims)}))"
+
+    # -- products -----------------------------------------------------------------------------------------------------------
+
+    def issue(self, stmt: Stmt, use: str = "", first: str = "") -> None:
+        """Start a product; ``use``: when it adds to what is there, where that is not always; ``first``: its left operand, where
+        that has a name already."""
+        w = self.w
+        left, right = w.tiles.sides(stmt)
+        a, b = first or self.left(stmt), self._shared(right, stmt, 1)
+        layout = w.tiles.natural(stmt)
+        value = w.values.get(stmt.value) if w.inside(stmt.value) else None
+        (combo,) = w.combos(layout)
+        name = w.var(stmt.value, layout, combo)
+        add = name if value else self._zero(stmt)
+        used = "" if value and not use else f", use_acc={use or False}"
+        if not value:
+            value = w.begin(stmt.value, layout)
+        w.emit(f"{name} = warpgroup_mma({a}, {b}, {add}{used}, is_async=True)")
+        w.define(value, combo, name)
+        read = frozenset(self.rings[x].name for x in (left, right) if x in self.rings)
+        self.flying.append(Flying(stmt.value, read))
+        self.tokens.add(stmt.value)
+
+    def left(self, stmt: Stmt) -> str:
+        """The left operand, from shared memory or from registers as the product wants it."""
+        w = self.w
+        left, _ = w.tiles.sides(stmt)
+        if any(o.product == stmt.value and o.value == left and o.place == "shared" for o in w.plan.operands):
+            return self._shared(left, stmt, 0)
+        self.need(left)
+        (inner,) = w.tiles.dims(stmt.reduce)
+        rows = w.tiles.natural(stmt)[0]
+        (combo,) = w.combos((rows, inner))
+        made, dtype, layout = w.values[left], w.tiles.dot_dtype(stmt), w.layout(stmt.value)
+        with w.giving(left):
+            text = w.read(left, (rows, inner), combo, (rows, inner), fp32=False)
+        if made.dtype != dtype:
+            text = f"{text}.to({TRITON_DTYPE[dtype]})"
+        assert layout is not None
+        name = w.out.beside(left, f"for {stmt.value}")
+        w.emit(f"{name} = gl.convert_layout({text}, {w.named(as_operand(layout))})")
+        return name
+
+    def _shared(self, value: str, stmt: Stmt, side: int) -> str:
+        self.wait_for(self.rings[value])
+        (inner,) = self.w.tiles.dims(stmt.reduce)
+        outer = self.w.tiles.natural(stmt)[side]
+        return self.tile(value, (inner, outer) if side else (outer, inner))
+
+    def _zero(self, stmt: Stmt) -> str:
+        """Zeros for a product that adds to nothing: what it is given is not read."""
+        w = self.w
+        shape = tuple(w.split.size(a) for a in w.tiles.natural(stmt))
+        layout = w.layout(stmt.value)
+        assert layout is not None
+        return f"gl.zeros([{', '.join(map(str, shape))}], gl.float32, {w.named(layout)})"
+
+    # -- waiting ------------------------------------------------------------------------------------------------------------
+
+    def need(self, *values: str) -> None:
+        """These values are in registers from here on."""
+        wanted = [v for v in values if v in self.tokens]
+        if not wanted:
+            return
+        last = max((i for i, f in enumerate(self.flying) if f.value in wanted), default=-1)
+        self.flying = self.flying[last + 1 :]
+        self._settled(wanted)
+        self.release()
+
+    def drain(self) -> None:
+        """Nothing is under way."""
+        self.flying = []
+        if self.tokens:
+            self._settled(sorted(self.tokens))
+        self.release()
+
+    def _settled(self, values: Sequence[str]) -> None:
+        names = [n for v in values for n in self.w.values[v].names.values()]
+        deps = ", ".join(names) + ("," if len(names) == 1 else "")
+        self.w.emit(f"{', '.join(names)} = warpgroup_mma_wait({len(self.flying)}, deps=({deps}))")
+        self.tokens -= set(values)
+
+    def lagged(self, values: Sequence[str]) -> None:
+        """All but the last product of each value have ended; the values stay under way."""
+        names = [n for v in values for n in self.w.values[v].names.values()]
+        deps = ", ".join(names) + ("," if len(names) == 1 else "")
+        self.w.emit(f"{', '.join(names)} = warpgroup_mma_wait({len(values)}, deps=({deps}))")
+
+
+def loaded(w: GroupWriter, products: Products, stmt: Stmt) -> None:
+    """A load in a consumer: from a slot of its ring where registers are to have it, or by pointers."""
+    value = Value(w.tiles.natural(stmt), dtype=stmt.dtype, fill=dict.fromkeys(stmt.axes, "zero"))
+    (combo,) = w.combos(value.layout)
+    name = w.var(stmt.value, value.layout, combo)
+    layout = w.layout(stmt.value)
+    if stmt.value in products.rings:
+        if layout is None:
+            return
+        ring = products.rings[stmt.value]
+        products.wait_for(ring)
+        w.emit(f"{name} = {products.tile(stmt.value, value.layout)}.load({w.named(layout)})")
+        products.fence.add(ring.name)
+    else:
+        (places,) = w.combos(stmt.axes)
+        mask = w.masks(stmt.axes, places, value.layout, stmt.at)
+        extra = f", mask={mask}, other=0.0" if mask else ""
+        w.emit(f"{name} = gl.load({w.pointer(stmt, places, value.layout)}{extra})")
+    w.values[stmt.value] = value
+    w.define(value, combo, name)

@@ -1,0 +1,144 @@
+"""Rings of buffers in shared memory, with their barriers.
+
+What is loaded for the same statement is one ring: the producer waits until a slot is empty, says how many bytes will come, and
+starts the copies; a consumer waits until the slot is full, reads it, and says so when its products have read it too. Both count
+the slots that they have gone through, so that the slot and the phase of its barriers follow from the count.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fuser.ir.layout.plan import Buffer
+from fuser.ir.layout.plan import LayoutPlan
+from fuser.ir.mugraph import Stmt
+from fuser.ir.program import DTYPE_BYTES
+from fuser.ir.tiling import Loop
+from fuser.ir.tiling import Node
+from fuser.lower.dependent_launch import statements
+from fuser.lower.gluon.choices import Split
+from fuser.lower.gluon.writer import GroupWriter
+
+
+@dataclass(frozen=True)
+class Ring:
+    """``loads`` that come together into ``stages`` slots, used up to node ``last`` of the nodes among which they stand. One that
+    is not ``refilled`` is filled once in the life of a block."""
+
+    name: str
+    loads: tuple[Stmt, ...]
+    stages: int
+    last: int
+    refilled: bool
+
+    @property
+    def count(self) -> str:
+        """The variable that counts its slots."""
+        return f"n_{self.name}"
+
+    def slot(self, ahead: int = 0) -> str:
+        if not self.refilled or self.stages == 1:
+            return "0"
+        return f"{self._at(ahead)} % {self.stages}"
+
+    def phase(self, ahead: int = 0) -> str:
+        if not self.refilled:
+            return "0"
+        return f"{self._at(ahead)} // {self.stages} % 2" if self.stages > 1 else f"{self._at(ahead)} % 2"
+
+    def _at(self, ahead: int) -> str:
+        return self.count if not ahead else f"({self.count} + {ahead})"
+
+    def full(self, ahead: int = 0) -> str:
+        return f"{self.name}_full.index({self.slot(ahead)})"
+
+    def empty(self, ahead: int = 0) -> str:
+        return f"{self.name}_empty.index({self.slot(ahead)})"
+
+    @property
+    def barriers(self) -> tuple[str, ...]:
+        return (f"{self.name}_full", *((f"{self.name}_empty",) if self.refilled else ()))
+
+
+def rings_among(w: GroupWriter, nodes: Sequence[Node], again: bool) -> list[Ring]:
+    """The rings whose loads stand among nodes; ``again``: the nodes are gone through several times."""
+    found: list[list[Stmt]] = []
+    users: dict[str, int] = {}
+    for i, node in enumerate(nodes):
+        if isinstance(node, Stmt) and node.kind == "load" and node.value in w.plan.buffer:
+            first, users[node.value] = _uses(w.split, nodes, node)
+            same = found and isinstance(nodes[i - 1], Stmt) and nodes[i - 1] is found[-1][-1]
+            if same and _uses(w.split, nodes, found[-1][0])[0] == first and _stages(w.plan, found[-1]) == _stages(w.plan, [node]):
+                found[-1].append(node)
+            else:
+                found.append([node])
+    return [
+        Ring(w.out.name(f"{g[0].value} ring"), tuple(g), _stages(w.plan, g), max(users[s.value] for s in g), again) for g in found
+    ]
+
+
+def _stages(plan: LayoutPlan, loads: Sequence[Stmt]) -> int:
+    return plan.buffer[loads[0].value].stages
+
+
+def _uses(split: Split, nodes: Sequence[Node], load: Stmt) -> tuple[int, int]:
+    """The first and the last node that read a load."""
+    using = split.tiles.block.users(load.value)
+    found = [i for i, n in enumerate(nodes) if any(s in using for s in (statements(n) if isinstance(n, Loop) else (n,)))]
+    return (found[0], found[-1]) if found else (len(nodes), len(nodes))
+
+
+def buffer_name(w: GroupWriter, value: str) -> str:
+    return w.out.name(f"{value} bufs")
+
+
+def view(w: GroupWriter, buffer: Buffer, slot: str, group: str, dims: Sequence[int]) -> str:
+    """One tile of a ring, with the dimensions of its registers: those of one element are dropped."""
+    place = slot
+    if buffer.pieces > 1:
+        place = group if slot == "0" else f"{slot} * {buffer.pieces} + {group}"
+    text = f"{buffer_name(w, buffer.value)}.index({place})"
+    return text if tuple(dims) == buffer.box else f"{text}.reshape([{', '.join(map(str, dims))}])"
+
+
+def fill(w: GroupWriter, ring: Ring) -> Iterator[str]:
+    """Lines of the producer that fill a slot."""
+    if ring.refilled:
+        yield f"mbarrier.wait({ring.empty()}, {ring.phase()} ^ 1)"
+    size = sum(math.prod(b.box) * b.pieces * DTYPE_BYTES[b.dtype] for b in (w.plan.buffer[s.value] for s in ring.loads))
+    yield f"mbarrier.expect({ring.full()}, {size})"
+    for s in ring.loads:
+        buffer, d = w.plan.buffer[s.value], w.described[s.at.source]
+        for group in range(buffer.pieces):
+            with w.as_group(str(group)):
+                at = box_start(w, s.axes, d.axes)
+            to = view(w, buffer, ring.slot(), str(group), buffer.box)
+            yield f"tma.async_copy_global_to_shared({w.argument(s.at.source)}, [{at}], {ring.full()}, {to})"
+    if ring.refilled:
+        yield f"{ring.count} += 1"
+
+
+def box_start(w: GroupWriter, axes: Sequence[str], wanted: Sequence[str]) -> str:
+    """Where the box of the current place begins, an index for each axis of a descriptor."""
+    (combo,) = w.combos(axes)
+    pieces = dict(zip(axes, combo, strict=True))
+    return ", ".join(w.start(a, pieces[a]) or "0" for a in wanted)
+
+
+def allocated(w: GroupWriter, ring: Ring) -> Iterator[str]:
+    """Lines that allocate the buffers and barriers of a ring, and set the barriers up."""
+    for s in ring.loads:
+        yield from room(w, w.plan.buffer[s.value])
+    for name in ring.barriers:
+        yield f"{name} = gl.allocate_shared_memory(gl.int64, [{ring.stages}, 1], mbarrier.MBarrierLayout())"
+    yield f"for i in gl.static_range({ring.stages}):"
+    for name, arrivals in zip(ring.barriers, (1, w.split.groups), strict=False):
+        yield f"    mbarrier.init({name}.index(i), count={arrivals})"
+
+
+def room(w: GroupWriter, buffer: Buffer) -> Iterator[str]:
+    shape = ", ".join(map(str, (buffer.stages * buffer.pieces, *buffer.box)))
+    yield f"{buffer_name(w, buffer.value)} = gl.allocate_shared_memory(gl.{buffer.dtype}, [{shape}], {buffer.layout.gluon})"

@@ -1,0 +1,277 @@
+"""Readable Gluon from a block graph and a schedule: the loop tree once as what a producer loads, once as what each group of warps
+computes (:mod:`fuser.lower.gluon.consumer`). No templates; operators, masks and folds are written by the functions that write
+them in Triton.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from dataclasses import replace
+
+from fuser.ir.fuse import identifier
+from fuser.ir.layout.named import MmaShared
+from fuser.ir.layout.plan import LayoutPlan
+from fuser.ir.mugraph import Stmt
+from fuser.ir.tiling import Loop
+from fuser.ir.tiling import Node
+from fuser.lower.descriptors import Descriptor
+from fuser.lower.descriptors import describe
+from fuser.lower.frame_code import hoisted
+from fuser.lower.frame_code import used
+from fuser.lower.gluon.choices import Split
+from fuser.lower.gluon.choices import choose
+from fuser.lower.gluon.choices import refuse
+from fuser.lower.gluon.choices import shared_out
+from fuser.lower.gluon.choices import single
+from fuser.lower.gluon.consumer import Consumer
+from fuser.lower.gluon.consumer import trips_of
+from fuser.lower.gluon.rings import Ring
+from fuser.lower.gluon.rings import allocated
+from fuser.lower.gluon.rings import buffer_name
+from fuser.lower.gluon.rings import fill
+from fuser.lower.gluon.rings import rings_among
+from fuser.lower.gluon.rings import room
+from fuser.lower.gluon.writer import GroupWriter
+from fuser.lower.kernel_source import KernelSource
+from fuser.lower.options import BACKEND
+from fuser.lower.options import GROUP
+from fuser.lower.options import HOIST
+from fuser.lower.options import PERSISTENT
+from fuser.lower.options import ROOM
+from fuser.lower.options import TMA
+from fuser.lower.options import check_options
+from fuser.lower.options import in_grid_order
+from fuser.lower.options import option_of
+from fuser.lower.program_order import decode
+from fuser.lower.tiles import Tiles
+
+TAKEN = ("backend", "grid_order", "group", "hoist", "lazy", "pad", "persistent", "precision", "room", "tma")
+"""Options that have a meaning here; operands of products are moved by descriptors with or without ``tma``."""
+CAPABILITY = 90
+IMPORTS = """from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+from triton.experimental.gluon.language.nvidia.hopper import tma
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait"""
+SIGMOID = """@gluon.jit
+def sigmoid(x):
+    return 1.0 / (1.0 + gl.exp(-x))"""
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    """What the functions of one kernel have in common: ``tensors`` in the order of the arguments, ``nodes`` of the loop tree."""
+
+    name: str
+    split: Split
+    plan: LayoutPlan
+    described: dict[str, Descriptor]
+    tensors: tuple[str, ...]
+    nodes: tuple[Node, ...]
+    programs: int
+
+    @property
+    def again(self) -> bool:
+        return self.programs > 0
+
+    def writer(self, group: str) -> GroupWriter:
+        """A writer in which all that functions share has its name already."""
+        w = GroupWriter(self.split, self.plan, self.described, group)
+        for t in self.tensors:
+            w.argument(t)
+        for b in self.plan.buffers:
+            buffer_name(w, b.value)
+            w.out.name(f"{b.value} ring")
+        for a in self.split.tiles.plans:
+            w.index(a)
+        return w
+
+    def rings(self, w: GroupWriter, nodes: Sequence[Node] | None = None, again: bool = False) -> Iterator[Ring]:
+        """All rings of the loop tree, in the order in which they are filled."""
+        yield from rings_among(w, self.nodes if nodes is None else nodes, again or self.again)
+        for node in self.nodes if nodes is None else nodes:
+            if isinstance(node, Loop):
+                yield from self.rings(w, node.body, again or node.trips > 1)
+
+    def shared(self, w: GroupWriter) -> list[str]:
+        """Names of what functions are given: tensors, buffers and barriers."""
+        buffers = [buffer_name(w, b.value) for b in self.plan.buffers]
+        return [*(w.argument(t) for t in self.tensors), *buffers, *(b for r in self.rings(w) for b in r.barriers)]
+
+
+def generate_gluon(tiles: Tiles, name: str, waits: bool = False) -> KernelSource:
+    """Gluon source of a block under a schedule with ``backend=gluon``. ``waits``: it is to wait for the kernel in front.
+
+    Raises :class:`NoValidKernelError` with the reason where a block has no form by warp groups, and as ``generate`` does.
+    """
+    block, schedule = tiles.block, tiles.schedule
+    tensors = tuple(dict.fromkeys((*block.inputs, *block.outputs)))
+    capability = check_options(schedule.knob, tensors, block.name)
+    for knob, value in schedule.knobs:
+        if value and (option := option_of(knob)) and option.name not in TAKEN:
+            raise refuse(tiles, f"the option {knob!r} is for kernels in Triton", f"leave out {knob}, or {BACKEND.key()}=gluon")
+    if waits:
+        raise refuse(tiles, "it would have to wait for the kernel in front by itself", "leave out pdl")
+
+    split = shared_out(tiles)
+    single(split.tiles)
+    plan = choose(split)
+    described = dict(_described(split, plan))
+    if left := [t for t in TMA.named(schedule) if t not in described]:
+        describe(split.tiles, left[0])
+        raise refuse(tiles, f"{left[0]!r} is no tile of two dimensions", f"leave out tma_{left[0]}")
+    programs = min(PERSISTENT.of(schedule), split.places)
+    nodes = hoisted(tiles.tree.body) if HOIST.of(schedule) else tiles.tree.body
+    kernel = _Kernel(identifier(name), split, plan, described, tensors, tuple(nodes), programs)
+    access = {s.access.source: s for s in block.stmts if s.access}
+    return KernelSource(
+        kernel.name,
+        _text(kernel),
+        tensors,
+        tuple(access[t].dtype for t in tensors),
+        tuple(access[t].at.memory_shape(block.extents) for t in tensors),
+        block.outputs,
+        programs or split.places,
+        plan.warps,
+        schedule.num_stages,
+        capability=max(capability, CAPABILITY),
+        descriptors=tuple(described[t] for t in tensors if t in described),
+        room=ROOM.of(schedule),
+        backend="gluon",
+    )
+
+
+def _described(split: Split, plan: LayoutPlan) -> Iterator[tuple[str, Descriptor]]:
+    """Descriptors by tensor, with the swizzle of their buffers."""
+    for s in split.tiles.block.stmts:
+        if s.access and (buffer := plan.buffer.get(s.value if s.kind == "load" else f"{s.access.source} out")):
+            assert isinstance(buffer.layout, MmaShared)
+            found = describe(split.tiles, s.access.source)
+            yield s.access.source, replace(found, swizzle=(0, 32, 64, 128).index(buffer.layout.swizzle))
+
+
+# -- functions
+
+
+def _text(kernel: _Kernel) -> str:
+    tiles, groups = kernel.split.tiles, kernel.split.groups
+    consumer, helpers, constants = _consumer(kernel)
+    functions = [*helpers, consumer, _producer(kernel), _entry(kernel)]
+    head = f"{tiles.block}\nschedule {tiles.schedule}\nloops {tiles.tree}\n{groups} groups of {kernel.plan.warps} warps"
+    text = "".join(f"\n\n{f}\n" for f in functions)
+    lines = [*(f"# {line}" for line in head.splitlines()), *(["import triton.language as tl"] * ("tl." in text)), IMPORTS]
+    return "\n".join((*lines, *([""] * bool(constants)), *constants)) + "\n" + text
+
+
+def _in_gluon(text: str) -> str:
+    """What is spelled differently in Triton."""
+    text = text.replace("@triton.jit", "@gluon.jit").replace("tl.sigmoid(", "sigmoid(")
+    return re.sub(r"\btl\.(?!PropagateNan)", "gl.", text)
+
+
+def _function(name: str, arguments: Sequence[str], w: GroupWriter) -> str:
+    return "\n".join(("@gluon.jit", f"def {name}({', '.join(arguments)}):", *(_in_gluon(line) for line in w.out.lines)))
+
+
+def _places(kernel: _Kernel, w: GroupWriter) -> Iterator[str]:
+    """What a function starts with: counters of its rings, and the place of the grid."""
+    for ring in kernel.rings(w):
+        if ring.refilled:
+            yield f"{ring.count} = 0"
+
+
+def _decoded(kernel: _Kernel, w: GroupWriter) -> Iterator[str]:
+    split = kernel.split
+    shares = {a: split.groups if a == split.axis else 1 for a in w.tiles.plans}
+    parts = {a: p.grid // shares[a] for a, p in w.tiles.plans.items()}
+    order = in_grid_order(w.tiles.schedule, [a for a, n in parts.items() if n > 1])
+    sizes = {w.split_counter(a): parts[a] for a in order}
+    if sizes:
+        if not kernel.again:
+            yield "pid = gl.program_id(0)"
+        yield from decode(list(sizes.items()), GROUP.of(w.tiles.schedule))
+
+
+def _frame(kernel: _Kernel, w: GroupWriter, body: Consumer | None) -> None:
+    """The places of the grid that a block computes, one or one after the other."""
+    for line in _places(kernel, w):
+        w.emit(line)
+
+    def place() -> None:
+        for line in _decoded(kernel, w):
+            w.emit(line)
+        if body is None:
+            _loads(kernel, w, kernel.nodes, kernel.again)
+            return
+        for axis in w.tiles.plans:
+            if axis not in w.tiles.looped and used(w, axis):
+                w.emit_indices(axis)
+        body.nodes(kernel.nodes, kernel.again)
+
+    if kernel.again:
+        with w.out.indented(f"for pid in range(gl.program_id(0), {kernel.split.places}, {kernel.programs}):"):
+            place()
+    else:
+        place()
+
+
+def _consumer(kernel: _Kernel) -> tuple[str, list[str], list[str]]:
+    """The function of a group, with the functions and constants that it uses."""
+    several = kernel.split.groups > 1
+    w = kernel.writer("0")
+    if several:
+        w.group = w.out.name("warp group")
+    _frame(kernel, w, Consumer(w, kernel.again))
+    if any("shared_to_global" in line for line in w.out.lines):
+        w.emit("tma.store_wait(0)")
+    group = [f"{w.group}: gl.constexpr"] if several else []
+    text = _function("consumer", [*group, *kernel.shared(w)], w)
+    helpers = [_in_gluon(h.rstrip()) for h in sorted(w.helpers, reverse=True)]
+    return text, helpers + [SIGMOID] * bool(re.search(r"\bsigmoid\(", text)), w.constants()
+
+
+def _producer(kernel: _Kernel) -> str:
+    w = kernel.writer("0")
+    _frame(kernel, w, None)
+    return _function("producer", kernel.shared(w), w)
+
+
+def _loads(kernel: _Kernel, w: GroupWriter, nodes: Sequence[Node], again: bool) -> None:
+    """Everything that the copy engine loads among nodes, in their order."""
+    first = {r.loads[0]: r for r in rings_among(w, nodes, again)}
+    for node in nodes:
+        if isinstance(node, Stmt) and node in first:
+            for line in fill(w, first[node]):
+                w.emit(line)
+        elif isinstance(node, Loop) and list(kernel.rings(w, node.body)):
+            with w.out.indented(f"for {w.trip(node.axis)} in range({trips_of(w, node)}):"):
+                w.loops.append(node.axis)
+                _loads(kernel, w, node.body, again or node.trips > 1)
+                w.loops.pop()
+
+
+def _entry(kernel: _Kernel) -> str:
+    w, plan = kernel.writer("0"), kernel.plan
+    for ring in kernel.rings(w):
+        for line in allocated(w, ring):
+            w.emit(line)
+    for b in plan.buffers:
+        if b.value.endswith(" out"):
+            for line in room(w, b):
+                w.emit(line)
+    w.emit("fence_async_shared()")
+    given = kernel.shared(w)
+    several = plan.consumers > 1
+    with w.out.indented("gl.warp_specialize(["):
+        for g in range(plan.consumers):
+            w.emit(f"(consumer, ({', '.join(([str(g)] if several else []) + given)})),")
+        w.emit(f"(producer, ({', '.join(given)})),")
+    warps = [plan.warps] * (plan.consumers - 1) + [1]
+    registers = [plan.registers] * (plan.consumers - 1) + [plan.producer_registers]
+    w.emit(f"], {warps}, {registers})")
+    return _function(kernel.name, [w.argument(t) for t in kernel.tensors], w)

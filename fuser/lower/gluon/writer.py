@@ -1,0 +1,108 @@
+"""A kernel by warp groups while it is written: the writer of :mod:`fuser.lower.writer`, whose register blocks have layouts.
+
+A value is always in the layout that the plan has for it. What is broadcast or meets a value of another layout is converted; the
+compiler drops conversions that move nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from contextlib import contextmanager
+
+from fuser.ir.layout.named import Blocked
+from fuser.ir.layout.named import Mma
+from fuser.ir.layout.named import Registers
+from fuser.ir.layout.named import Slice
+from fuser.ir.layout.plan import LayoutPlan
+from fuser.ir.mugraph import Stmt
+from fuser.lower.descriptors import Descriptor
+from fuser.lower.gluon.choices import Split
+from fuser.lower.gluon.choices import home
+from fuser.lower.pieces import Piece
+from fuser.lower.writer import Combo
+from fuser.lower.writer import Writer
+from fuser.lower.writer import spread
+
+
+class GroupWriter(Writer):
+    """``group`` is the number of the group of rows as text: a name in a consumer, which all of them share."""
+
+    def __init__(self, split: Split, plan: LayoutPlan, described: Mapping[str, Descriptor], group: str) -> None:
+        super().__init__(split.tiles, described)
+        self.split, self.plan, self.group = split, plan, group
+        self.into = ""
+        """The value that the current statement computes."""
+        self._layouts: dict[Registers, str] = {}
+
+    # -- layouts ------------------------------------------------------------------------------------------------------------
+
+    def layout(self, name: str) -> Registers | None:
+        """Of a value, or of the indices of an axis; None of a number."""
+        if name in self.tiles.plans:
+            return home(self.split, name)
+        found = self.plan.fragment.get(name)
+        return found.layout if found else None
+
+    def named(self, layout: Registers) -> str:
+        """A name for a layout in the source, which begins with all of them."""
+        return self._layouts.setdefault(layout, f"L{len(self._layouts)}")
+
+    def constants(self) -> list[str]:
+        """The lines that give layouts their names."""
+        return [f"{name} = gl.constexpr({layout.gluon})" for layout, name in self._layouts.items()]
+
+    def converted(self, text: str, have: Registers | None, want: Registers | None) -> str:
+        return text if have == want or want is None else f"gl.convert_layout({text}, {self.named(want)})"
+
+    def spread(self, text: str, have: Sequence[str], want: Sequence[str], of: str, into: str = "") -> str:
+        target = self.layout(into or self.into)
+        if not have or target is None or rank(target) != len(want):
+            return spread(text, have, want)
+        for i in reversed([i for i, a in enumerate(want) if a not in have]):
+            target = Slice(i, target)
+        return spread(self.converted(text, self.layout(of), target), have, want)
+
+    @contextmanager
+    def giving(self, value: str) -> Iterator[None]:
+        """What is written inside goes into a value."""
+        before, self.into = self.into, value
+        yield
+        self.into = before
+
+    # -- what the texts of Triton have without layouts ------------------------------------------------------------------------
+
+    def full(self, stmt: Stmt, pieces: Combo, text: str) -> str:
+        layout = self.layout(stmt.args[0] if self.tiles.kept(stmt) else stmt.value)
+        shape = ", ".join(str(p.size) for p in pieces)
+        return f"gl.full([{shape}], {text}, gl.float32, {self.named(layout)})" if layout and shape else text
+
+    def lanes(self, axis: str, piece: Piece) -> str:
+        return f"gl.arange(0, {piece.size}, {self.named(home(self.split, axis))})"
+
+    # -- places -------------------------------------------------------------------------------------------------------------
+
+    def start(self, axis: str, piece: Piece) -> str:
+        """Rows count from the block's first one, and then from the group's."""
+        if axis != self.split.axis or self.split.groups == 1:
+            return super().start(axis, piece)
+        plan = self.tiles.plans[axis]
+        terms = [f"{self.group} * {plan.tile}"] if self.group != "0" else []
+        if plan.grid > self.split.groups:
+            terms.insert(0, f"{self.split_counter(axis)} * {plan.tile * self.split.groups}")
+        return " + ".join(terms)
+
+    @contextmanager
+    def as_group(self, group: str) -> Iterator[None]:
+        """What is written inside is about the rows of another group."""
+        before, self.group = self.group, group
+        yield
+        self.group = before
+
+
+def rank(layout: Registers) -> int:
+    """Dimensions of a tile in a layout."""
+    if isinstance(layout, Slice):
+        return rank(layout.parent) - 1
+    return len(layout.warps) if isinstance(layout, Blocked | Mma) else 2

@@ -1,0 +1,200 @@
+"""Kernels by warp groups: what is generated computes what it should whoever is faster, and a mistake in it is found."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import settings
+from hypothesis import strategies as st
+
+from fuser.agreement import agreements
+from fuser.errors import FuserError
+from fuser.errors import NoValidKernelError
+from fuser.ir.builder import Builder
+from fuser.ir.fuse import fuse
+from fuser.ir.mugraph import KernelGraph
+from fuser.ir.program import TensorProgram
+from fuser.ir.schedule import Schedule
+from fuser.lower.check import random_inputs
+from fuser.lower.compile import compile_kernel
+from fuser.lower.emulator.language import emulate
+from fuser.lower.kernel_source import KernelSource
+from fuser.lower.triton_source import generate_graph
+from fuser.superopt.rewrite.stabilize import stabilize_graph
+from tests.builders import attention
+from tests.builders import postponed
+
+
+def epilogue(m: int = 200, n: int = 192, k: int = 320, dtype: str = "float16") -> TensorProgram:
+    b = Builder("gemm", dtype)
+    x, w, bias, r = b.input("X", (m, k)), b.input("W", (k, n)), b.input("B", (n,)), b.input("R", (m, n))
+    return b.build(Y=b.relu(x @ w + bias) + r)
+
+
+def online(program: TensorProgram) -> KernelGraph:
+    """One kernel, with running maxima where there are exponentials."""
+    return stabilize_graph(postponed(program))
+
+
+def source(graph: KernelGraph, schedule: str) -> KernelSource:
+    (made,) = generate_graph(graph, Schedule.parse(f"{schedule} backend=gluon", graph.blocks))
+    return made
+
+
+def wrong(program: TensorProgram, graph: KernelGraph, made: KernelSource, seed: int = 0) -> str:
+    """What is wrong with a kernel's results; empty where nothing is."""
+    inputs = random_inputs(graph, np.random.default_rng(seed))
+    reference = program.evaluate({n: np.asarray(x, np.float64) for n, x in inputs.items()})
+    out = emulate(made, inputs, seed=seed)
+    dtypes = {n: graph.table[n].dtype for n in graph.outputs}
+    return agreements(out, reference, dtypes, 2e-2 if "bfloat16" in dtypes.values() else 1e-2).message
+
+
+SIZES = st.fixed_dictionaries(
+    {
+        "groups": st.integers(1, 3),
+        "cols": st.sampled_from((32, 64, 128)),
+        "stages": st.integers(1, 4),
+        "again": st.sampled_from(("", " persistent=1", " persistent=3")),
+        "m": st.integers(2, 260),
+        "n": st.integers(2, 50),
+        "seed": st.integers(0, 99),
+    }
+)
+
+
+@settings(deadline=None, max_examples=15)
+@given(SIZES, st.integers(2, 30), st.sampled_from((32, 64)), st.sampled_from(("float16", "bfloat16")))
+def test_products_with_an_epilogue_of_any_size(sizes: dict[str, Any], k: int, step: int, dtype: str) -> None:
+    v = SimpleNamespace(**sizes)
+    program = epilogue(v.m, 8 * v.n, 8 * k, dtype)
+    tiles = f"[m={64 * v.groups} n={v.cols} k={step}] warps={4 * v.groups} stages={v.stages}{v.again}"
+    made = source(fuse(program), f"{'k' if 8 * k > step else '-'} {tiles}")
+    assert wrong(program, fuse(program), made, v.seed) == ""
+
+
+@settings(deadline=None, max_examples=15)
+@given(SIZES, st.sampled_from((16, 40, 64, 80)), st.booleans(), st.booleans())
+def test_attention_of_any_size(sizes: dict[str, Any], width: int, causal: bool, masked: bool) -> None:
+    v = SimpleNamespace(**sizes)
+    keys = v.m if causal else 7 * v.n
+    program = attention(v.m, keys, width, 64, heads=2, causal=causal, mask=(2, 1, keys) if masked else ())
+    wide = 1 << (width - 1).bit_length()
+    tiles = f"[b=1 m={64 * v.groups} n={v.cols} k={wide} h=64] warps={4 * v.groups} stages={v.stages}{v.again}"
+    made = source(online(program), f"{'n' if keys > v.cols else '-'} {tiles}")
+    assert wrong(program, online(program), made, v.seed) == ""
+
+
+# -- mistakes
+
+
+CASES = {
+    "product": (epilogue(200, 192, 320), "k [m=128 n=64 k=64] warps=8 stages=2", ()),
+    "persistent product": (
+        epilogue(330, 192, 320),
+        "k [m=64 n=64 k=64] warps=4 stages=2 persistent=2",
+        ("without fence_async_shared()", "without mbarrier.wait(R_ring_empty"),
+    ),
+    "attention": (
+        attention(130, 330, 64, 64),
+        "n [b=1 m=128 n=64 h=64 k=64] warps=8 stages=2",
+        ("early mbarrier.arrive(K_ring_empty",),
+    ),
+    "persistent attention": (
+        attention(330, 200, 64, 64, heads=3),
+        "n [b=1 m=64 n=64 h=64 k=64] warps=4 stages=2 persistent=1",
+        ("early mbarrier.arrive(", "without mbarrier.wait(Q_ring_empty"),
+    ),
+}
+"""Kernels, with mistakes that harm nothing there: another barrier that all go through says the same a little later."""
+
+
+def mutants(text: str) -> Iterator[tuple[str, str]]:
+    """Texts with one mistake in what keeps groups apart, each with what it is."""
+    lines = text.splitlines()
+
+    def changed(i: int, *new: str) -> str:
+        return "\n".join((*lines[:i], *new, *lines[i + 1 :]))
+
+    for i, line in enumerate(lines):
+        said = line.strip()
+        if said.startswith(("mbarrier.wait(", "mbarrier.arrive(", "mbarrier.expect(", "tma.", "fence_")) or "+= 1" in said:
+            yield f"without {said}", changed(i)
+        if said.startswith("mbarrier.wait("):
+            yield f"other phase of {said}", changed(i, re.sub(r", (n_\w+ [^,)]*|0)", r", (\1) ^ 1", line, count=1))
+        if "warpgroup_mma_wait(" in said:
+            yield f"one more under way {said}", changed(i, re.sub(r"wait\((\d)", lambda m: f"wait({int(m[1]) + 1}", line))
+            if "mbarrier.arrive" in lines[i + 1]:
+                yield f"early {lines[i + 1].strip()}", "\n".join((*lines[:i], lines[i + 1], line, *lines[i + 2 :]))
+        for old, new in (("count=1", "count=2"), ("count=2", "count=1")):
+            if old in said:
+                yield f"{new} in {said}", changed(i, line.replace(old, new))
+        if said.startswith("mbarrier.expect("):
+            yield f"fewer bytes in {said}", changed(i, re.sub(r", (\d+)\)$", r", \1 - 64)", line))
+        if found := re.search(r"_empty\.index\(\((n_\w+) \+ (\d+)\)", said):
+            yield f"slot in use by {said}", changed(i, line.replace(f"+ {found[2]})", f"+ {int(found[2]) + 1})"))
+
+
+@pytest.mark.parametrize("case", [pytest.param(c, marks=[pytest.mark.slow] * (i in (1, 2))) for i, c in enumerate(CASES)])
+def test_a_mistake_in_waiting_or_releasing_is_found(case: str) -> None:
+    program, schedule, harmless = CASES[case]
+    graph = online(program)
+    made = source(graph, schedule)
+    assert wrong(program, graph, made) == ""
+    texts = [(what, replace(made, text=text)) for what, text in mutants(made.text) if text != made.text.rstrip("\n")]
+    assert len(texts) > 25
+    left = [what for what, text in texts if not any(_found(program, graph, text, seed) for seed in range(3))]
+    assert [what for what in left if not what.startswith(harmless or "none")] == []
+
+
+def _found(program: TensorProgram, graph: KernelGraph, made: KernelSource, seed: int) -> bool:
+    try:
+        return bool(wrong(program, graph, made, seed))
+    except FuserError:
+        return True
+
+
+# -- offline
+
+
+@pytest.mark.parametrize(
+    ("program", "schedule"),
+    [
+        (epilogue(1000, 1024, 512), "k [m=128 n=128 k=64] warps=8 stages=4 persistent=132"),
+        (attention(500, 500, 64, 64, causal=True, dtype="bfloat16"), "n [b=1 m=192 n=128 h=64 k=64] warps=12 stages=2"),
+    ],
+)
+def test_it_compiles_without_a_gpu(program: TensorProgram, schedule: str) -> None:
+    made = source(online(program), schedule)
+    artifact = compile_kernel(made, 90)
+    assert artifact.spills == 0
+    assert artifact.num_warps >= made.num_warps + 4
+    assert "wgmma.mma_async" in artifact.ptx
+    assert "setmaxnreg" in artifact.ptx
+    assert all(d.part for d in artifact.descriptors)
+    with pytest.raises(NoValidKernelError, match="sm_90 alone"):
+        compile_kernel(made, 100)
+
+
+@pytest.mark.parametrize(
+    ("program", "schedule", "why"),
+    [
+        (epilogue(), "k [m=128 n=128 k=64] warps=6 stages=4", "one to four groups"),
+        (epilogue(), "k [m=96 n=128 k=64] warps=8 stages=4", "power of two"),
+        (epilogue(), "k [m=128 n=96 k=64] warps=8 stages=4", "not one power of two"),
+        (epilogue(), "k [m=128 n=128 k=64] warps=8 stages=4 pdl=early", "for kernels in Triton"),
+        (epilogue(1024, 1024, 1024), "k [m=128 n=256 k=128] warps=8 stages=4", "bytes of shared memory"),
+        (epilogue(dtype="float32"), "k [m=128 n=128 k=32] warps=8 stages=2", "16 bits"),
+        (epilogue(n=100), "k [m=128 n=64 k=64] warps=8 stages=4", "not a multiple of 16 bytes"),
+    ],
+)
+def test_what_has_no_form_is_refused_with_a_reason(program: TensorProgram, schedule: str, why: str) -> None:
+    with pytest.raises(NoValidKernelError, match=why):
+        source(fuse(program), schedule)
