@@ -171,13 +171,13 @@ def _products() -> Iterator[Atom]:
         _registers((16, 8), result_fragment(8)),
     )
     for n in range(8, 257, 8):
-        for left, place in (("SH", None), ("RF", rows_fragment(16, 4))):
+        for left in (Piece((64, 16), "SH"), Piece((64, 16), "RF", rows_fragment(16, 4))):
             yield Atom(
-                f"wgmma.m64n{n}k16.{'ss' if left == 'SH' else 'rs'}",
+                f"wgmma.m64n{n}k16.{'rs' if left.places else 'ss'}",
                 "MatMul",
                 f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32",
                 WARPS4,
-                (Piece((64, 16), left, place), Piece((16, n), "SH")),
+                (left, Piece((16, n), "SH")),
                 (_registers((64, n), result_fragment(n, 4)),),
                 "tensor",
                 2.0 * 64 * n * 16,
@@ -209,10 +209,12 @@ def _vectors() -> Iterator[Atom]:
     """A thread's loads and stores of 2 to 16 bytes."""
     for bytes_ in (16, 8, 4, 2):
         form = {16: "v4.u32", 8: "v2.u32", 4: "u32", 2: "u16"}[bytes_]
-        for memory, unit, space in (("GL", "device", "global"), ("SH", "shared", "shared")):
-            held, there = Piece((bytes_,), "RF"), Piece((bytes_,), memory)
-            yield Atom(f"ld.{space}.{form}", "Move", f"ld.{space}.{form}", ONE, (there,), (held,), unit, bytes_)
-            yield Atom(f"st.{space}.{form}", "Move", f"st.{space}.{form}", ONE, (held,), (there,), unit, bytes_)
+        held = Piece((bytes_,), "RF")
+        ways: tuple[tuple[Memory, Unit, str], ...] = (("GL", "device", "global"), ("SH", "shared", "shared"))
+        for memory, unit, space in ways:
+            there, name = Piece((bytes_,), memory), f"{space}.{form}"
+            yield Atom(f"ld.{name}", "Move", f"ld.{name}", ONE, (there,), (held,), unit, bytes_)
+            yield Atom(f"st.{name}", "Move", f"st.{name}", ONE, (held,), (there,), unit, bytes_)
     for bytes_ in (16, 8, 4):
         there, here = Piece((bytes_,), "GL"), Piece((bytes_,), "SH")
         name = f"cp.async.{'cg' if bytes_ == 16 else 'ca'}.shared.global"
@@ -246,7 +248,7 @@ def _scalars() -> Iterator[Atom]:
 ATOMS: dict[str, Atom] = {
     a.name: a for a in (*_products(), *_matrices(False), *_matrices(True), *_vectors(), *_boxes(), *_scalars())
 }
-"""By name. Latencies: microbenchmarks of Ampere (``mma``, ``ldmatrix``, ``shfl``) and of Hopper (``wgmma``: half a clock a column)."""
+"""By name. Latencies: microbenchmarks of Ampere (``mma``, ``ldmatrix``, ``shfl``), and half a clock a column of ``wgmma``."""
 
 
 def atom(name: str, arch: int) -> Atom:

@@ -84,9 +84,9 @@ def test_fragments_are_the_layouts_that_triton_has(name, operand, layout, shape)
 
 def test_ldmatrix_makes_operands_of_mma():
     """Graphene, figure 1: rows of shared memory become what the product reads, and transposed rows its right operand."""
-    product = ATOMS[HALF]
-    assert list(ATOMS["ldmatrix.x4"].outputs[0].places.offsets()) == list(product.inputs[0].places.offsets())
-    assert list(ATOMS["ldmatrix.x2.trans"].outputs[0].places.offsets()) == list(product.inputs[1].places.offsets())
+    for move, operand in (("ldmatrix.x4", 0), ("ldmatrix.x2.trans", 1)):
+        made, read = ATOMS[move].outputs[0].places, ATOMS[HALF].inputs[operand].places
+        assert made and read and list(made.offsets()) == list(read.offsets())
     assert ATOMS["stmatrix.x4"].inputs[0] == ATOMS["ldmatrix.x4"].outputs[0]
 
 

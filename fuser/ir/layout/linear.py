@@ -128,11 +128,9 @@ def _filled(part: Part, shape: Vector, order: Vector) -> Bases:
 
 
 def _sliced(parent: Bases, dim: int) -> Bases:
-    def without(vectors: Sequence[Vector]) -> tuple[Vector, ...]:
-        return tuple((*v[:dim], *v[dim + 1 :]) for v in vectors)
-
-    registers = tuple(v for v in without(parent.register) if any(v))
-    return Bases(registers, without(parent.lane), without(parent.warp), (*parent.shape[:dim], *parent.shape[dim + 1 :]))
+    shape = (*parent.shape[:dim], *parent.shape[dim + 1 :])
+    found = parent.through(lambda v: (*v[:dim], *v[dim + 1 :]), shape)
+    return Bases(tuple(v for v in found.register if any(v)), found.lane, found.warp, shape)
 
 
 # -- shared memory

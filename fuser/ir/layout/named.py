@@ -7,6 +7,7 @@ which place of a buffer each element lies. ``gluon`` is the constructor as text,
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,6 +82,11 @@ class Bases:
     lane: tuple[Vector, ...]
     warp: tuple[Vector, ...]
     shape: Vector
+
+    def through(self, of: Callable[[Vector], Vector], shape: Vector) -> Bases:
+        """The layout of a tile of ``shape``, to whose places ``of`` takes those of this one."""
+        register, lane, warp = (tuple(map(of, part)) for part in (self.register, self.lane, self.warp))
+        return Bases(register, lane, warp, shape)
 
     @property
     def gluon(self) -> str:

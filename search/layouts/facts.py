@@ -1,0 +1,151 @@
+"""What a block executes under a schedule, as far as layouts matter: tiles, how often, what tensor cores and folds are given."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from cost_model.constants import Constants
+from cost_model.constants import constants_of
+from fuser.device import Device
+from fuser.errors import NoValidKernelError
+from fuser.ir.mugraph import BlockGraph
+from fuser.ir.mugraph import Stmt
+from fuser.ir.program import DTYPE_BYTES
+from fuser.ir.schedule import KernelSchedule
+from fuser.lower.options import PERSISTENT
+from fuser.lower.tiles import Tiles
+
+WGMMA_ROWS = 64
+Dims = tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Facts:
+    """A block with its schedule bound, on a device. ``rows`` is the axis of every product's rows (without products, of the first
+    tile of two dimensions), empty where there is none."""
+
+    tiles: Tiles
+    device: Device
+    rows: str
+
+    @staticmethod
+    def of(block: BlockGraph, schedule: KernelSchedule, device: Device) -> Facts:
+        """Raises :class:`NoValidKernelError` where its tiles are no single powers of two, or have more than two dimensions."""
+        tiles = Tiles.of(block, schedule)
+        found = Facts(tiles, device, _rows(tiles))
+        for axis, pieces in tiles.pieces.items():
+            if len(pieces) > 1 and not (axis == found.rows and found.grouped):
+                raise NoValidKernelError(
+                    f"the tile {tiles.plans[axis].tile} of {axis!r} of {block.name!r} is no single power of two",
+                    "layouts are chosen for such tiles: name another schedule",
+                )
+        if deep := [s.value for s in block.stmts if s.kind != "store" and len(tiles.natural(s)) > 2]:
+            raise NoValidKernelError(f"{deep[0]!r} of {block.name!r} is a tile of more than two dimensions", "use a tile of 1")
+        return found
+
+    @property
+    def block(self) -> BlockGraph:
+        return self.tiles.block
+
+    @cached_property
+    def constants(self) -> Constants:
+        return constants_of(self.device)
+
+    @cached_property
+    def dots(self) -> tuple[Stmt, ...]:
+        """Products for the tensor cores."""
+        return tuple(s for s in self.block.computes if self.tiles.is_dot(s))
+
+    @cached_property
+    def grouped(self) -> bool:
+        """Warp groups can do all of its products."""
+        fits = all(self.size(self.rows) % WGMMA_ROWS == 0 and self.tiles.dot_dtype(s) != "float32" for s in self.dots)
+        return bool(self.dots) and self.device.arch == 90 and fits
+
+    @cached_property
+    def order(self) -> tuple[Stmt, ...]:
+        """Statements as they are executed, each once."""
+        return tuple(dict.fromkeys(n for n, _ in self.tiles.tree.walk() if isinstance(n, Stmt)))
+
+    @cached_property
+    def times(self) -> Mapping[Stmt, int]:
+        """How often a block executes each statement."""
+        found: dict[Stmt, int] = {}
+        for node, loops in self.tiles.tree.walk():
+            if isinstance(node, Stmt):
+                found[node] = found.get(node, 0) + math.prod(x.trips for x in loops)
+        return found
+
+    @cached_property
+    def trips(self) -> int:
+        """Trips of the loop in which most is done."""
+        return max((self.times[s] for s in self.dots or self.order), default=1)
+
+    def inside(self, stmt: Stmt) -> bool:
+        """Whether a statement is executed again in each of these trips."""
+        return self.trips > 1 and self.times[stmt] == self.trips
+
+    @cached_property
+    def programs(self) -> int:
+        """Tiles of the grid."""
+        return self.tiles.places
+
+    @property
+    def persistent(self) -> bool:
+        return bool(PERSISTENT.of(self.tiles.schedule))
+
+    @property
+    def turns(self) -> int:
+        """Blocks of the busiest SM."""
+        return -(-self.programs // self.device.sm_count)
+
+    def size(self, axis: str) -> int:
+        """Lanes of a tile's axis."""
+        return sum(p.size for p in self.tiles.pieces[axis])
+
+    def dims(self, stmt: Stmt) -> Dims:
+        """The dimensions of a value's tile; of a stored one, those that it has in registers."""
+        return self.tiles.natural(self.block.by_value[stmt.value] if stmt.kind == "store" else stmt)
+
+    def tile(self, dims: Dims, groups: int = 1) -> tuple[int, ...]:
+        """Sizes of a tile, of one of so many groups that share its rows."""
+        return tuple(self.size(a) // (groups if a == self.rows else 1) for a in dims)
+
+    def bytes(self, stmt: Stmt) -> int:
+        """Of a statement's tile."""
+        return math.prod(self.size(a) for a in self.dims(stmt)) * DTYPE_BYTES[stmt.dtype]
+
+    def whole(self, stmt: Stmt) -> int:
+        """Bytes of the device tensor that a load or store goes through."""
+        return math.prod(stmt.at.shape(self.block.extents)) * DTYPE_BYTES[stmt.dtype]
+
+    def feeds(self, load: Stmt) -> bool:
+        """Whether a product reads what is loaded as it is."""
+        return load.kind == "load" and any(u in self.dots for u in self.block.users(load.value))
+
+    def in_memory(self, stmt: Stmt) -> tuple[Dims, int]:
+        """The dimensions of a load or store as they lie in memory (the last is contiguous), and elements from row to row."""
+        strides = stmt.at.strides(self.block.extents)
+        dims = sorted(self.dims(stmt), key=lambda a: -strides.get(a, 0))
+        return tuple(dims), strides.get(dims[0], 1) if len(dims) > 1 else 1
+
+
+def _rows(tiles: Tiles) -> str:
+    dots = [s for s in tiles.block.computes if tiles.is_dot(s)]
+    if odd := [s for s in tiles.block.computes if s.contracts and s not in dots]:
+        raise NoValidKernelError(f"the product {odd[0].value!r} of {tiles.block.name!r} is none of rows and columns")
+    rows = dict.fromkeys(tiles.natural(s)[0] for s in dots)
+    if len(rows) > 1:
+        raise NoValidKernelError(
+            f"the products of {tiles.block.name!r} have different rows, {' and '.join(map(repr, rows))}",
+            "name a schedule whose products have one",
+        )
+    if rows:
+        return next(iter(rows))
+    for s in tiles.block.stmts:
+        if s.kind != "store" and len(dims := tiles.natural(s)) == 2 and dims[0] not in tiles.block.reduced:
+            return dims[0]
+    return ""
