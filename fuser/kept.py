@@ -13,13 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from fuser.errors import FuserError
+from fuser.ir.added import written
 from fuser.outputs import make_folder
 from fuser.outputs import write_file
 
 
-@cache
 def source_hash(*packages: str) -> str:
-    """Of all source and data of some packages, by their names: what was found by other source is not known."""
+    """Of all source and data of some packages, by their names, and of operators that were added to the table: what was found by
+    other source is not known."""
+    mine = written()
+    return text_hash(_source_hash(*packages), *mine) if mine else _source_hash(*packages)
+
+
+@cache
+def _source_hash(*packages: str) -> str:
     folders = [Path(import_module(p).__path__[0]) for p in packages]
     files = [f for folder in folders for f in sorted(folder.rglob("*")) if f.suffix in (".py", ".toml")]
     return text_hash(*(f.read_text(encoding="utf-8") for f in files))

@@ -1,4 +1,5 @@
-"""Child processes that never see Ctrl-C, not even while they start: their parent ends them (:mod:`fuser.interrupts`)."""
+"""Child processes that never see Ctrl-C, not even while they start: their parent ends them (:mod:`fuser.interrupts`). They know
+the operators that their parent has added to the table."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from multiprocessing.context import SpawnProcess
 from types import ModuleType
 
 from fuser.interrupts import without_interrupts
+from fuser.ir import added
 
 MOST = 8
 """Children of one call at most."""
@@ -25,17 +27,21 @@ def cores() -> int:
 
 class _Spawned(SpawnProcess):
     def start(self) -> None:
+        self._added = added.packed()
         with without_interrupts():
             super().start()
 
+    def run(self) -> None:
+        added.unpack(self._added)
+        super().run()
 
-class _Apart(SpawnProcess):
+
+class _Apart(_Spawned):
     def start(self) -> None:
         script = sys.modules["__main__"]
         sys.modules["__main__"] = ModuleType("__main__")  # a child would run the caller's script again, which may have no guard
         try:
-            with without_interrupts():
-                super().start()
+            super().start()
         finally:
             sys.modules["__main__"] = script
 

@@ -38,6 +38,8 @@ from fuser.errors import ModelFileError
 from fuser.errors import UnsupportedError
 from fuser.errors import UsageError
 from fuser.files import printable
+from fuser.ir.added import packed
+from fuser.ir.added import unpack
 from fuser.ir.ops import Array
 from fuser.outputs import replace_by
 from search.regions import Left
@@ -119,7 +121,9 @@ class _Answer:
 def serve(folder: str) -> None:
     """The child: does ``folder/job`` and leaves ``folder/answer``."""
     _settle()
-    job: Work = pickle.loads(Path(folder, "job").read_bytes())
+    added, work = pickle.loads(Path(folder, "job").read_bytes())
+    unpack(added)
+    job: Work = pickle.loads(work)
     answer: Any
     try:
         answer = job.do(Path(folder), lambda stage: Path(folder, "stage").write_text(stage))
@@ -201,7 +205,7 @@ def run(job: Work, folder: Path, seconds: float) -> Any:
     """The child's answer to a job; raises what stands in its way."""
     for name in ("answer", "stage"):
         (folder / name).unlink(missing_ok=True)
-    (folder / "job").write_bytes(pickle.dumps(job))
+    (folder / "job").write_bytes(pickle.dumps((packed(), pickle.dumps(job))))
     command = [sys.executable, "-c", CHILD, json.dumps([p or os.getcwd() for p in sys.path]), str(folder)]
     environment = {"TOPHUB_LOCATION": "NONE"} | os.environ
     with (folder / "log").open("wb") as log:

@@ -218,7 +218,9 @@ _ALL = (
     OpDef("opaque", "opaque", -1, _opaque, attrs=("callee", "shape", "detail", "dtype", "field"), flops=0),
 )  # fmt: skip
 
-OPS.update((op.name, op) for op in (*_ALL, *FORMULAS, *COMPOSITES, *LIBRARY, *PLACES))
+BUILT_IN = {op.name: op for op in (*_ALL, *FORMULAS, *COMPOSITES, *LIBRARY, *PLACES)}
+"""The table as every process begins with it; others are added to ``OPS`` (:mod:`fuser.ir.added`)."""
+OPS.update(BUILT_IN)
 
 
 def op(name: str) -> OpDef:

@@ -8,6 +8,7 @@ fuser.lower.check`` reads jobs as JSON lines from its standard input and answers
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 import select
@@ -30,8 +31,11 @@ from fuser.agreement import tolerance
 from fuser.drawing import Draw
 from fuser.drawing import drawn
 from fuser.errors import FuserError
+from fuser.errors import UsageError
 from fuser.errors import said
 from fuser.interpret.reference import interpret
+from fuser.ir.added import packed
+from fuser.ir.added import unpack
 from fuser.ir.candidate import Candidate
 from fuser.ir.candidate import paired
 from fuser.ir.candidate import scheduled_blocks
@@ -286,6 +290,8 @@ def check(jobs: Sequence[tuple[TensorProgram, Candidate]], seed: int = 0) -> Ite
     for program, candidate in jobs:
         try:
             a = json.loads(CHECKER.ask(json.dumps(_to_json(program, candidate, seed)), TIMEOUT))
+            if "refused" in a:
+                raise UsageError(*a["refused"])
             yield Check(a["max_error"], a["error"], tuple((k, v) for k, v in a["extents"]), a["method"], a["message"])
         except CheckerEnded as ended:
             why = f"the interpreter ended before it checked {candidate.graph.name!r}: {ended}"
@@ -294,7 +300,8 @@ def check(jobs: Sequence[tuple[TensorProgram, Candidate]], seed: int = 0) -> Ite
 
 def _to_json(program: TensorProgram, candidate: Candidate, seed: int) -> dict[str, Any]:
     graph, schedule = candidate.graph.to_json(), candidate.schedule.to_json()
-    return {"program": program.to_json(), "graph": graph, "schedule": schedule, "seed": seed}
+    entries = base64.b64encode(packed()).decode()
+    return {"program": program.to_json(), "graph": graph, "schedule": schedule, "seed": seed, "entries": entries}
 
 
 def _guarded(program: TensorProgram, candidate: Candidate, seed: int, method: str) -> Check:
@@ -310,9 +317,14 @@ def main() -> None:
     """Answer JSON jobs on standard input, one line each, until there is none for a while."""
     while select.select([sys.stdin], [], [], IDLE)[0] and (line := sys.stdin.readline()):
         job = json.loads(line)
-        candidate = Candidate(graph_from_json(job["graph"]), Schedule.from_json(job["schedule"]))
-        result = _guarded(TensorProgram.from_json(job["program"]), candidate, job["seed"], "triton")
-        print(json.dumps(asdict(result)), flush=True)
+        unpack(base64.b64decode(job["entries"]))
+        try:
+            program = TensorProgram.from_json(job["program"])
+            candidate = Candidate(graph_from_json(job["graph"]), Schedule.from_json(job["schedule"]))
+        except UsageError as error:  # of an operator that this process could not be given
+            print(json.dumps({"refused": [error.message, error.hint]}), flush=True)
+            continue
+        print(json.dumps(asdict(_guarded(program, candidate, job["seed"], "triton"))), flush=True)
 
 
 if __name__ == "__main__":
