@@ -48,6 +48,7 @@ from tvm_bridge.result import Comparison
 from tvm_bridge.result import FusedRegion
 from tvm_bridge.result import Optimized
 from tvm_bridge.to_program.relay_import import arrays_of
+from tvm_bridge.to_program.relay_import import module_text
 
 if TYPE_CHECKING:
     from tvm_bridge.back.relay import LoadedModel
@@ -167,11 +168,7 @@ def _do(job: Job, folder: Path, stage: Stage) -> Any:
 
     mod, arrays = live.load(job.model, job.params, job.name)
     if job.result is None:
-        import tvm
-
-        from tvm_bridge.to_program.one_main import one_main
-
-        return str(tvm.ir.save_json(one_main(mod)))
+        return module_text(mod)
     stage("build")
     result = live.build(_with_params(job.result, arrays_of(arrays) or {}), mod, arrays)
     built = result.built
@@ -194,7 +191,7 @@ def _do(job: Job, folder: Path, stage: Stage) -> Any:
 
 def _with_params(result: Optimized, params: Mapping[str, Array]) -> Optimized:
     imported = result.imported
-    original = replace(imported, model=replace(imported.model, params=params), params={})
+    original = replace(imported, model=replace(imported.model, params=params, inlined=""), params={})
     return replace(result, file=replace(result.file, imported=replace(result.file.imported, params={}), original=original))
 
 
@@ -350,6 +347,6 @@ def build(job: Job, folder: Folder, seconds: float | None = None) -> Optimized:
 
 
 def infer_types(name: str, model: Path, seconds: float = START_SECONDS) -> str:
-    """The text of a module in which every expression has a type and which is all in ``main``, from one that may be otherwise."""
+    """The text of a module in which every expression has a type, from one that may have none."""
     folder = Folder()
     return run(Job(name, str(model), None), folder.path, seconds)

@@ -274,12 +274,9 @@ def _with_regions(result: Optimized, stages: Stages, jobs: int, check: bool) -> 
 
 
 def _read_live(mod: Any, folder: apart.Folder) -> Path:
-    """A live module as a file in ``folder``. In a process of its own it gets types, where they are missing, and its functions
-    and lets are brought into ``main``."""
-    from tvm_bridge.to_program.one_main import is_one_main
-
+    """A live module as a file in ``folder``. Where types are missing, it gets them in a process of its own."""
     path = save_module(mod, folder.path)
-    if not (is_typed(mod) and is_one_main(mod)):
+    if not is_typed(mod):
         path.write_text(apart.infer_types(LIVE, path))
     return path
 
@@ -366,6 +363,9 @@ def with_library(
     stages.begin("building", "building the model" + (" and comparing it with the unpartitioned one" if compare else ""))
     try:
         folder = folder or apart.Folder()
+        if text := result.imported.model.inlined:
+            model = folder.path / "module.json"
+            model.write_text(text)
         values = save_arrays(params, folder.path) if isinstance(params, Mapping) and params else params or None
         job = apart.Job(result.imported.model.source, str(model), str(values) if values else None, result, compare)
         result = apart.build(job, folder, timeout)

@@ -68,9 +68,7 @@ def reference(imported: ImportedModel, numbering: Numbering, tensor: str) -> Exp
         return ExprRef("var", graph.inputs[ref.index].name)
     if ref.kind == "node":
         node = graph.nodes[ref.index]
-        if node.call[0] != "main":
-            raise UnsupportedError(f"{tensor} is computed inside the function {node.call[0]}", "inline nested functions first")
-        return ExprRef("call", node.call[1], ref.field if len(node.types) > 1 else None)
+        return ExprRef("call", node.call, ref.field if len(node.types) > 1 else None)
     value = graph.constants[ref.index].value
     for i, constant in enumerate(numbering.constants):
         found = constant.data.numpy()
@@ -82,14 +80,9 @@ def reference(imported: ImportedModel, numbering: Numbering, tensor: str) -> Exp
 def spec(imported: ImportedModel, numbering: Numbering, region: FusedRegion) -> RegionSpec:
     """The place of a region in the live module."""
     nodes = imported.between(region.inputs, region.region.outputs)
-    calls = {imported.model.graph.nodes[i].call for i in nodes}
-    if other := {f for f, _ in calls} - {"main"}:
-        raise UnsupportedError(
-            f"region {region.name} reaches into the function {sorted(other)[0]}", "inline nested functions first"
-        )
     return RegionSpec(
         region.name,
-        frozenset(i for _, i in calls),
+        frozenset(imported.model.graph.nodes[i].call for i in nodes),
         tuple(reference(imported, numbering, t) for t in region.inputs),
         tuple(reference(imported, numbering, t) for t in region.region.outputs),
         key=_key(region),

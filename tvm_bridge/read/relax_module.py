@@ -144,7 +144,7 @@ class _Graph:
 
     def node(self, op: str, args: tuple[Ref, ...], *types: TensorType, **attrs: Any) -> Ref:
         i = len(self.nodes)
-        self.nodes.append(RelayNode(i, op, args, tuple(sorted(attrs.items())), types, "", (ENTRY, i)))
+        self.nodes.append(RelayNode(i, op, args, tuple(sorted(attrs.items())), types, "", i))
         return Ref("node", i)
 
     def same(self, op: str, *args: Ref) -> Ref:

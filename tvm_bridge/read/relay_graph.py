@@ -69,8 +69,9 @@ class RelayConstant:
 class RelayNode:
     """One operator call; ``args`` has the fields of tuple operands in place.
 
-    ``call`` names the function and the position of this call in the post-order of all of that function's Call expressions, each
-    visited once: the order of ``relay.analysis.post_order_visit``. ``types`` has one entry per field of a tuple result.
+    ``call`` is the position of this call in the post-order of the calls of ``main``, each visited once: the order of
+    ``relay.analysis.post_order_visit``. Where the file has functions, that is a ``main`` with all of them inlined, and -1 stands
+    for calls that no output needs. ``types`` has one entry per field of a tuple result.
     """
 
     id: int
@@ -79,7 +80,7 @@ class RelayNode:
     attrs: tuple[tuple[str, Any], ...]
     types: tuple[TensorType, ...]
     span: str
-    call: tuple[str, int]
+    call: int = -1
 
     @property
     def attr(self) -> dict[str, Any]:

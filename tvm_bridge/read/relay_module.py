@@ -35,24 +35,6 @@ def var_name(file: JsonNodes, var: int) -> str:
     return file.text_field(vid, "name_hint") if vid else file.text_field(var, "name_hint")
 
 
-def children(f: JsonNodes, i: int) -> list[int]:
-    """The expressions that an expression is made of."""
-    kind = f.kind(i)
-    if kind == "relay.Call":
-        return [f.ref(i, "op"), *f.items(f.ref(i, "args"))]
-    if kind == "relay.Function":
-        return [f.ref(i, "body")]
-    if kind == "relay.Let":
-        return [f.ref(i, "value"), f.ref(i, "body")]
-    if kind == "relay.Tuple":
-        return f.items(f.ref(i, "fields"))
-    if kind == "relay.TupleGetItem":
-        return [f.ref(i, "tuple_value")]
-    if kind == "relay.If":
-        return [f.ref(i, "cond"), f.ref(i, "true_branch"), f.ref(i, "false_branch")]
-    return []
-
-
 def span_of(file: JsonNodes, i: int) -> str:
     """Where a node came from, by the name of its source."""
     span = file.ref(i, "span")

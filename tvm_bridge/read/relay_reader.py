@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from dataclasses import field
+from dataclasses import replace
 from typing import Any
 
 import tvm_bridge.read.relay_conv
@@ -28,8 +29,9 @@ from tvm_bridge.read.relay_graph import RelayNode
 from tvm_bridge.read.relay_graph import RelayVar
 from tvm_bridge.read.relay_graph import TensorType
 from tvm_bridge.read.relay_graph import apart_by_name
+from tvm_bridge.read.relay_inlined import Inlined
+from tvm_bridge.read.relay_inlined import order_of
 from tvm_bridge.read.relay_json import JsonNodes
-from tvm_bridge.read.relay_module import children
 from tvm_bridge.read.relay_module import functions_of
 from tvm_bridge.read.relay_module import span_of
 from tvm_bridge.read.relay_module import var_name
@@ -57,7 +59,6 @@ Value = Any  # Ref, a tuple of Values, or a _Closure
 class _Frame:
     """Bindings of one function body; ``values`` memoises its expressions."""
 
-    function: str
     parent: _Frame | None = None
     depth: int = 0
     bound: dict[int, Value] = field(default_factory=dict)
@@ -85,17 +86,19 @@ class _Closure:
 Step = Generator[tuple[int, _Frame], Value, Value]
 
 
-def read_graph(text: str, source: str, params: Mapping[str, Array] | None = None) -> RelayGraph:
-    """The graph of a ``save_json`` file. ``params`` only serve where a shape depends on a value.
-
-    :class:`ModelFileError` names the node, operator or input that cannot be read; :class:`UnsupportedError` is control flow.
-    """
-    return GraphReader(JsonNodes(text, source), params or {}).read()
+def read_graph(text: str, source: str, params: Mapping[str, Array] | None = None) -> tuple[RelayGraph, str]:
+    """The graph of a ``save_json`` file, and :meth:`GraphReader.inlined`. ``params`` only serve where a shape depends on a
+    value."""
+    reader = GraphReader(JsonNodes(text, source), params or {})
+    return reader.read(), reader.inlined()
 
 
 class GraphReader:
-    """``sizes`` are those of dimensions that are ``Any`` in the file, by input and dimension. ``open`` has the values whose shape
-    they may decide."""
+    """Reads the graph of a file. ``sizes`` are those of dimensions that are ``Any`` there, by input and dimension; ``open`` has
+    the values whose shape they may decide.
+
+    :class:`ModelFileError` names the node, operator or input that cannot be read; :class:`UnsupportedError` is control flow.
+    """
 
     def __init__(self, file: JsonNodes, params: Mapping[str, Array], sizes: Mapping[tuple[str, int], int] | None = None) -> None:
         self.file, self.params, self.sizes = file, params, sizes or {}
@@ -104,7 +107,14 @@ class GraphReader:
         self.constants: list[RelayConstant] = []
         self.nodes: list[RelayNode] = []
         self.known: dict[Ref, Array] = {}
-        self.order: dict[str, dict[int, int]] = {}
+        self.plain = True
+        """Whether everything stands in main, under names of its own."""
+        self.written: dict[Ref, int] = {}
+        """Where the file has each input and constant."""
+        self.calls: list[tuple[int, tuple[Value, ...], bool]] = []
+        """Of each operator where the file has its call, the operands, and whether it gives a tuple."""
+        self.read_constants: dict[int, Ref] = {}
+        self.result: Value = None
         self.steps = 0
         self.open: set[Ref] = set()
         self.shaped: set[Ref] = set()
@@ -125,16 +135,20 @@ class GraphReader:
 
     def read(self) -> RelayGraph:
         main = self.by_name["main"]
-        frame = _Frame("main")
-        self.order["main"] = self._post_order(main)
+        frame = _Frame()
         for var, declared in self.declared():
-            frame.bound[var] = self._input(declared)
-        result = self._run(self.file.ref(main, "body"), frame)
+            frame.bound[var] = ref = self._input(declared)
+            self.written[ref] = var
+            self.plain &= var_name(self.file, var) == declared.name
+        self.result = result = self._run(self.file.ref(main, "body"), frame)
         if isinstance(result, _Closure):
             raise UnsupportedError(f"{self.file.source}: main returns a function", "give a model whose main returns tensors")
         outputs = self._flat(main, result)
         if not all(isinstance(r, Ref) for r in outputs):
             raise UnsupportedError(f"{self.file.source}: main returns a function", "give a model whose main returns tensors")
+        if not self.plain:
+            place = {n: k for k, n in enumerate(order_of(self.nodes, outputs))}
+            self.nodes = [replace(n, call=place.get(n.id, -1)) for n in self.nodes]
         graph = RelayGraph(tuple(self.inputs), tuple(self.constants), tuple(self.nodes), tuple(outputs),
                            isinstance(result, tuple) and not isinstance(result, Ref), self.file.version,
                            {r: self.known[r] for r in self.known if r in self.shaped})  # fmt: skip
@@ -142,6 +156,16 @@ class GraphReader:
             if not graph.type_of(ref).static:
                 raise ModelFileError(f"{self.file.source}: an output has the dynamic type {graph.type_of(ref)}", FIX)
         return graph
+
+    def inlined(self) -> str:
+        """The file with everything in ``main``, where it is not so; calls stand there in the order of ``RelayNode.call``."""
+        if self.plain:
+            return ""
+        made = Inlined(self.file, self.written)
+        params = [made.input(Ref("input", i), v.name) for i, v in enumerate(self.inputs)]
+        for node in sorted((n for n in self.nodes if n.call >= 0), key=lambda n: n.call):
+            made.call(node, *self.calls[node.id])
+        return made.text(params, self.result)
 
     def declared(self) -> Iterator[tuple[int, RelayVar]]:
         """The inputs, as the file declares them, and their nodes."""
@@ -168,25 +192,6 @@ class GraphReader:
         if name in self.params and self.params[name].size <= SMALL and self.params[name].dtype.kind in "iub":
             self.known[ref] = self.params[name]
         return ref
-
-    def _post_order(self, function: int) -> dict[int, int]:
-        """Position of every Call expression of a function in its post-order."""
-        order: dict[int, int] = {}
-        seen: set[int] = set()
-        stack = [(function, False)]
-        while stack:
-            i, done = stack.pop()
-            if done:
-                order[i] = len(order)
-                continue
-            if i in seen:
-                continue
-            seen.add(i)
-            self.spend()
-            if self.file.kind(i) == "relay.Call":
-                stack.append((i, True))
-            stack += [(c, False) for c in reversed(children(self.file, i))]
-        return order
 
     # Expressions: a step yields the expressions that it needs, so that depth costs no Python stack
 
@@ -220,6 +225,7 @@ class GraphReader:
             if i in lets:
                 raise f.fail(i, "is a Let within itself")
             lets.add(i)
+            self.plain = False
             frame.bound[f.ref(i, "var")] = yield f.ref(i, "value"), frame
             i = f.ref(i, "body")
             kind = f.kind(i)
@@ -246,6 +252,11 @@ class GraphReader:
             return value[index]
         if kind == "GlobalVar":
             return None
+        if kind == "relay.If":
+            cond = yield f.ref(i, "cond"), frame
+            if isinstance(cond, Ref) and cond in self.known:
+                self.plain = False
+                return (yield f.ref(i, "true_branch" if self.known[cond].all() else "false_branch"), frame)
         if kind == "relay.Call":
             return (yield from self._call(i, frame))
         raise UnsupportedError(
@@ -262,9 +273,7 @@ class GraphReader:
             if name not in self.by_name:
                 raise f.fail(i, f"calls @{name}, which the module does not have")
             if f.kind(self.by_name[name]) == "relay.Function":
-                callee = _Closure(self.by_name[name], _Frame(name, depth=frame.depth))
-                if name not in self.order:
-                    self.order[name] = self._post_order(self.by_name[name])
+                callee = _Closure(self.by_name[name], _Frame(depth=frame.depth))
             op_name = f"@{name}"
         elif kind == "Op":
             op_name = f.text(op)
@@ -275,7 +284,7 @@ class GraphReader:
         for item in f.items(f.ref(i, "args")):
             args.append((yield item, frame))
         if callee is None:
-            return self._operator(i, op_name, args, frame.function)
+            return self._operator(i, op_name, args)
         if not isinstance(callee, _Closure):
             raise f.fail(i, "calls what is not a function")
         if frame.depth >= _MAX_NESTING:
@@ -285,8 +294,8 @@ class GraphReader:
         params = f.items(f.ref(callee.function, "params"))
         if len(params) != len(args):
             raise f.fail(i, f"gives {counted(len(args), 'argument')} to a function of {len(params)}")
-        parent = callee.frame
-        inner = _Frame(parent.function, parent, frame.depth + 1, dict(zip(params, args, strict=True)))
+        self.plain = False
+        inner = _Frame(callee.frame, frame.depth + 1, dict(zip(params, args, strict=True)))
         return (yield f.ref(callee.function, "body"), inner)
 
     def _constant(self, i: int) -> Ref:
@@ -296,13 +305,16 @@ class GraphReader:
         if index not in self.file.decoded:
             self.file.decoded[index] = decode_tensor(self.file.blobs[index], self.file.source, f"constant {index}")
         value, dtype = self.file.decoded[index]
-        ref = Ref("const", len(self.constants))
+        if i in self.read_constants:
+            return self.read_constants[i]
+        ref = self.read_constants[i] = Ref("const", len(self.constants))
+        self.written[ref] = i
         self.constants.append(RelayConstant(value, TensorType(value.shape, dtype)))
         if value.size <= SMALL:
             self.known[ref] = value
         return ref
 
-    def _operator(self, i: int, op: str, args: list[Value], function: str) -> Value:
+    def _operator(self, i: int, op: str, args: list[Value]) -> Value:
         f, entry = self.file, relay_op(op)
         flat = self._flat(i, tuple(args))
         if not all(isinstance(r, Ref) for r in flat):
@@ -316,10 +328,11 @@ class GraphReader:
         is_open = not self.open.isdisjoint(flat)
         types, is_tuple = self.typing.result(i, op, operands, is_open)
         self.spend(len(flat) + len(types))
-        node = RelayNode(len(self.nodes), op, tuple(flat), tuple(sorted(attrs.items())), types, span_of(self.file, i),
-                         (function, self.order.get(function, {}).get(i, -1)))  # fmt: skip
+        number = len(self.nodes)
+        node = RelayNode(number, op, tuple(flat), tuple(sorted(attrs.items())), types, span_of(self.file, i), number)
         self.nodes.append(node)
         refs = tuple(Ref("node", node.id, k) for k in range(len(types)))
+        self.calls.append((i, tuple(args), is_tuple))
         found = dict(zip(refs, small_results(node, operands), strict=False))
         self.known |= found
         if op == "shape_of" or not self.shaped.isdisjoint(flat):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -222,6 +223,19 @@ def _slice_type(o: Operands) -> TensorType:
     return TensorType(lengths, o.dtype)
 
 
+def _slice_like(o: Operands) -> Attrs:
+    """A ``slice_like`` as the slice that it is."""
+    axes = o.attrs.get("axes")
+    axes = tuple(range(min(len(o[0]), len(o[1])))) if not axes else tuple(axis_of(a, len(o[0])) for a in axes)
+    if wrong := [a for a in axes if a >= len(o[1]) or o[1][a] > o[0][a]]:
+        raise TypeRuleError(f"{o[0]} has less than {o[1]} along axis {wrong[0]}")
+    return {"axes": axes, "begin": (0,) * len(axes), "end": tuple(o[1][a] for a in axes)}
+
+
+def slice_like(attrs: Attrs, x: tuple[int, ...], like: tuple[int, ...]) -> Attrs:
+    return _slice_like(Operands((TensorType(x, ""), TensorType(like, "")), attrs, (None, None)))
+
+
 def _take_type(o: Operands) -> TensorType:
     if o.attrs.get("batch_dims"):
         raise TypeRuleError("take with batch dimensions has no type rule")
@@ -359,6 +373,8 @@ define(
     _slice_type,
     lambda a, at, out: a[0][slices(at, a[0].shape)],
 )
+define("slice_like", "axes:ref", lambda o: _slice_type(replace(o, attrs=_slice_like(o))),
+       lambda a, at, out: a[0][slices(slice_like(at, a[0].shape, a[1].shape), a[0].shape)])  # fmt: skip
 define("take", "axis:ref batch_dims:ref mode:text", _take_type, _take)
 define("gather", "axis:ref", lambda o: TensorType(o[1], o.dtype),
        lambda a, at, out: np.take_along_axis(a[0], _bounded(a[1], a[0], at["axis"]), at["axis"]))  # fmt: skip

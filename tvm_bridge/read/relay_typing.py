@@ -56,9 +56,9 @@ class Misfit:
     def fits(self, change: Callable[[int], int]) -> bool:
         """Whether the operands would fit if their extents, and numbers, were others."""
         o = self.operands
-        types = tuple(replace(t, shape=tuple(map(change, t.dims))) for t in o.types)
-        values = tuple(v if v is None or v.dtype.kind not in "iu" else _changed(v, change) for v in o.values)
         try:
+            types = tuple(replace(t, shape=tuple(map(change, t.dims))) for t in o.types)
+            values = tuple(v if v is None or v.dtype.kind not in "iu" else _changed(v, change) for v in o.values)
             found = self.entry.rule(Operands(types, o.attrs, values))
         except (TypeRuleError, *BAD_VALUE):
             return False

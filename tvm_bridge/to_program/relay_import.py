@@ -48,11 +48,13 @@ _WEIGHT_OPERANDS = {
 
 @dataclass(frozen=True)
 class RelayModel:
-    """A Relay graph and the values of its parameters (bfloat16 values come in float32)."""
+    """A Relay graph and the values of its parameters (bfloat16 values come in float32). ``inlined`` is the text of a file with
+    everything in ``main``, where that of the graph is otherwise: what TVM is to be given."""
 
     graph: RelayGraph
     params: Mapping[str, Array] = field(compare=False)
     source: str = "model"
+    inlined: str = field(default="", compare=False, repr=False)
 
     @property
     def inputs(self) -> tuple[RelayVar, ...]:
@@ -160,12 +162,20 @@ def is_typed(mod: Any) -> bool:
         return False
 
 
-def save_module(mod: Any, folder: Path) -> Path:
-    """A live module as a file ``module.json``."""
+def module_text(mod: Any) -> str:
+    """A live module as the text of a file."""
     import tvm
 
+    try:
+        return tvm.ir.save_json(mod)
+    except tvm.TVMError:  # 0.19 saves no lets that have types
+        return tvm.ir.save_json(tvm.relay.transform.ToGraphNormalForm()(mod))
+
+
+def save_module(mod: Any, folder: Path) -> Path:
+    """A live module as a file ``module.json``."""
     path = folder / "module.json"
-    path.write_text(tvm.ir.save_json(mod))
+    path.write_text(module_text(mod))
     return path
 
 
@@ -182,10 +192,11 @@ def save_arrays(params: Mapping[str, Any], folder: Path) -> str:
 def _model(
     text: str, source: str, params: Mapping[str, tuple[Array, str]] | None, origin: str, inputs: Sequence[str] | None
 ) -> RelayModel:
-    graph = read_graph(text, source, {k: v for k, (v, _) in params.items()} if params else None)
+    values = {k: v for k, (v, _) in (params or {}).items()}
+    graph, inlined = read_graph(text, source, values)
     if params is not None:
         check_params(graph, params, source, origin, inputs)
-    return RelayModel(graph, {k: v for k, (v, _) in (params or {}).items()}, source)
+    return RelayModel(graph, values, source, inlined)
 
 
 def check_params(

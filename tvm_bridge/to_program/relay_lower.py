@@ -35,6 +35,7 @@ from tvm_bridge.read.relay_ops import table_entries
 from tvm_bridge.read.relay_shapes import layout_permutation
 from tvm_bridge.read.relay_shapes import permutation
 from tvm_bridge.read.relay_shapes import sections
+from tvm_bridge.read.relay_shapes import slice_like
 from tvm_bridge.read.relay_shapes import slices
 from tvm_bridge.to_program.relay_library import EXACT
 from tvm_bridge.to_program.relay_library import LIBRARY
@@ -258,7 +259,8 @@ def _split(lo: Lowering, call: RelayNode, a: tuple[str, ...]) -> Result:
 def _strided_slice(lo: Lowering, call: RelayNode, a: tuple[str, ...]) -> Result:
     shape = lo.tensors[a[0]].shape
     try:
-        cuts = slices(call.attr, shape)
+        attrs = slice_like(call.attr, shape, lo.tensors[a[1]].shape) if call.op == "slice_like" else call.attr
+        cuts = slices(attrs, shape)
     except TypeRuleError:
         return None
     if any(c.step != 1 for c in cuts):
@@ -299,7 +301,8 @@ _VIEWS: dict[str, Lower] = {
     **dict.fromkeys(("copy", "annotation.stop_fusion", "annotation.cast_hint", "device_copy"), lambda lo, call, a: a[0]),
     "transpose": lambda lo, call, a: lo.emit(call, "transpose", a[0], perm=permutation(call.attr, len(lo.tensors[a[0]].shape))),
     "layout_transform": _layout, "repeat": _repeat, "tile": _tile, "concatenate": _along("concat", 0), "stack": _stack,
-    "split": _split, "strided_slice": _strided_slice, "take": _take, "zeros_like": _filled_like(0), "ones_like": _filled_like(1),
+    "split": _split, "strided_slice": _strided_slice, "slice_like": _strided_slice, "take": _take,
+    "zeros_like": _filled_like(0), "ones_like": _filled_like(1),
     # at inference the first field is the operand; the mask is hardly ever used
     "nn.dropout": lambda lo, call, a: a[0] if Ref("node", call.id, 1) not in lo.used else None,
 }  # fmt: skip
@@ -342,7 +345,7 @@ def _lower_call(lo: Lowering, call: RelayNode) -> None:
         lower = _ARITHMETIC.get(call.op, _by_entry)
     elif lower is None and all(t in KNOWN for t in (*(lo.tensors[x].dtype for x in args), *(t.dtype for t in call.types))):
         lower = _by_entry if truth else EXACT.get(call.op)
-    where = f"{lo.source}: {call.op} (call {call.call[1]} of @{call.call[0]}{', ' if call.span else ''}{call.span})"
+    where = f"{lo.source}: {call.op} (call {call.call}{', ' if call.span else ''}{call.span})"
     try:
         made = lower(lo, call, args) if lower else None
     except ProgramError as error:

@@ -24,6 +24,7 @@ from fuser.frontends.sized import Place
 from fuser.frontends.sized import Sized
 from fuser.frontends.sized import place_name
 from fuser.ir.program import TensorProgram
+from tvm_bridge.read.relay_graph import MAX_ELEMENTS
 from tvm_bridge.read.relay_json import JsonNodes
 from tvm_bridge.read.relay_json import read_text
 from tvm_bridge.read.relay_ops import Array
@@ -125,6 +126,8 @@ def _fitting(misfit: Misfit, ties: _Ties) -> list[_Ties]:
 def _renamed(extent: int, changes: Mapping[int, int]) -> int:
     """An extent with other numbers for those that it is a product of."""
     found = extent
+    if abs(extent) > MAX_ELEMENTS:  # no extent, but "to the end"
+        return extent
     for old, new in changes.items():
         while extent and extent % old == 0:
             extent, found = extent // old, found // old * new

@@ -239,7 +239,7 @@ def _check(mod: Any, params: Any, inputs: Inputs) -> ImportedModel:
     calls: list[Any] = []
     typed = relay.transform.InferType()(mod)
     relay.analysis.post_order_visit(typed["main"], lambda e: calls.append(e) if isinstance(e, relay.Call) else None)
-    assert [calls[n.call[1]].op.name for n in model.graph.nodes] == [n.op for n in model.graph.nodes]
+    assert [calls[n.call].op.name for n in model.graph.nodes] == [n.op for n in model.graph.nodes]
     return imported
 
 
