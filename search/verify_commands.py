@@ -31,7 +31,7 @@ from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import Schedule
 from fuser.ir.serialize import graph_from_json
 from fuser.lower.compile import neutral_text
-from fuser.lower.triton_source import KernelSource
+from fuser.lower.kernel_source import KernelSource
 from fuser.lower.triton_source import generate_graph
 from fuser.superopt.commands import verify as verify_graph
 from fuser.superopt.verify.verdicts import verdict_document

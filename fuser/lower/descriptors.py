@@ -75,20 +75,21 @@ def described(tiles: Tiles) -> dict[str, Descriptor]:
     return {n: describe(tiles, n) for n in TMA.named(tiles.schedule)}
 
 
-def describe(tiles: Tiles, tensor: str) -> Descriptor:
-    """The descriptor of all accesses of a kernel to a tensor; :class:`NoValidKernelError` where there is none."""
+def describe(tiles: Tiles, tensor: str, most: int = MAX_BOX) -> Descriptor:
+    """The descriptor of all accesses of a kernel to a tensor; :class:`NoValidKernelError` where there is none. A tile has at most
+    ``most`` columns."""
     stmts = [s for s in tiles.block.stmts if s.access and s.access.source == tensor]
     if not stmts:
         raise UsageError(f"{tiles.block.name!r} does not use {tensor!r}")
     if len({s.kind for s in stmts}) > 1:
         raise _refuse(tiles, tensor, "it is read and written")
-    found = {_describe(tiles, s) for s in stmts}
+    found = {_describe(tiles, s, most) for s in stmts}
     if len(found) > 1:
         raise _refuse(tiles, tensor, f"its {len(stmts)} accesses have different boxes")
     return found.pop()
 
 
-def _describe(tiles: Tiles, stmt: Stmt) -> Descriptor:
+def _describe(tiles: Tiles, stmt: Stmt, most: int) -> Descriptor:
     access, extents = stmt.at, tiles.block.extents
     tensor, strides = access.source, access.strides(extents)
     if access.pitch and stmt.kind == "store":
@@ -103,8 +104,9 @@ def _describe(tiles: Tiles, stmt: Stmt) -> Descriptor:
     dims = [a for a in axes if tiles.plans[a].tile > 1]
     if len(dims) > 2 and tuple(dims) != tiles.natural(stmt):
         raise _refuse(tiles, tensor, "a tile of three dimensions would be permuted in registers")
-    if wide := [a for a, n in zip(axes, box, strict=True) if n > MAX_BOX]:
-        raise _refuse(tiles, tensor, f"the tile of {wide[0]!r} is larger than {MAX_BOX}")
+    limits = [MAX_BOX] * (len(axes) - 1) + [most]
+    if wide := [(a, limit) for a, n, limit in zip(axes, box, limits, strict=True) if n > limit]:
+        raise _refuse(tiles, tensor, f"the tile of {wide[0][0]!r} is larger than {wide[0][1]}")
     if strides[axes[-1]] != 1 or box[-1] * item < LEAST_BYTES:
         raise _refuse(tiles, tensor, f"its innermost {LEAST_BYTES} bytes are not in one tile")
     if math.prod(box) * item < LEAST_BOX:

@@ -44,6 +44,8 @@ CONSUMER_REGISTERS = {1: 0, 2: 240, 3: 160, 4: 112}
 """Of a thread, by the number of groups: with the producer's they fill the 65,536 of an SM."""
 PRODUCER_REGISTERS = 24
 SWIZZLES = (128, 64, 32)
+WIDEST = 8192
+"""Columns of a box: it is copied in strips as wide as the swizzle."""
 
 
 @dataclass(frozen=True)
@@ -207,7 +209,7 @@ def rings(split: Split, once: int) -> Iterator[Buffer]:
         if not needed and len(tiles.natural(s)) < 2:
             continue  # a vector comes by pointers, once for each group
         try:
-            described = describe(tiles, s.at.source)
+            described = describe(tiles, s.at.source, WIDEST)
         except NoValidKernelError:
             if needed:
                 raise
@@ -226,7 +228,7 @@ def stagings(split: Split) -> Iterator[tuple[str, Buffer]]:
     tiles = split.tiles
     for s in tiles.block.stores:
         try:
-            described = describe(tiles, s.at.source)
+            described = describe(tiles, s.at.source, WIDEST)
         except NoValidKernelError:
             continue
         if set(described.axes) >= set(tiles.dims(s.axes)) and len(tiles.dims(s.axes)) == len(tiles.natural(_made(tiles, s))):

@@ -215,6 +215,7 @@ class Consumer:
         self._next(halves, f"1 < {trips}")
         with self._trip(node, f"1, {trips}"):
             self._front(halves, operands)
+            self.products.need(*(w.tiles.sides(s)[0] for s in halves.back))
             # behind a branch: else the assembler waits for the late products before the element-wise work, not after it
             self._next(halves, f"{w.trip(node.axis)} + 1 < {trips}")
             self.products.need(*(s.value for s in halves.back))
@@ -233,11 +234,12 @@ class Consumer:
                 late = {}
             self.statement(s)
             self.products.leave(halves.leaves.get(s, ()))
+        self._back(halves, late)
 
     def _back(self, halves: Skewed, operands: Mapping[Stmt, str]) -> None:
         for s, left in operands.items():
             self.products.issue(s, first=left)
-        self.products.leave(halves.late)
+        self.products.leave(halves.late if operands else ())
 
     def _next(self, halves: Skewed, pred: str) -> None:
         """Wait for what the next trip reads first."""

@@ -21,6 +21,7 @@ from fuser.lower.descriptors import Descriptor
 from fuser.lower.descriptors import describe
 from fuser.lower.frame_code import hoisted
 from fuser.lower.frame_code import used
+from fuser.lower.gluon.choices import WIDEST
 from fuser.lower.gluon.choices import Split
 from fuser.lower.gluon.choices import choose
 from fuser.lower.gluon.choices import refuse
@@ -123,7 +124,7 @@ def generate_gluon(tiles: Tiles, name: str, waits: bool = False) -> KernelSource
     plan = choose(split)
     described = dict(_described(split, plan))
     if left := [t for t in TMA.named(schedule) if t not in described]:
-        describe(split.tiles, left[0])
+        describe(split.tiles, left[0], WIDEST)
         raise refuse(tiles, f"{left[0]!r} is no tile of two dimensions", f"leave out tma_{left[0]}")
     programs = min(PERSISTENT.of(schedule), split.places)
     nodes = hoisted(tiles.tree.body) if HOIST.of(schedule) else tiles.tree.body
@@ -151,7 +152,7 @@ def _described(split: Split, plan: LayoutPlan) -> Iterator[tuple[str, Descriptor
     for s in split.tiles.block.stmts:
         if s.access and (buffer := plan.buffer.get(s.value if s.kind == "load" else f"{s.access.source} out")):
             assert isinstance(buffer.layout, MmaShared)
-            found = describe(split.tiles, s.access.source)
+            found = describe(split.tiles, s.access.source, WIDEST)
             yield s.access.source, replace(found, swizzle=(0, 32, 64, 128).index(buffer.layout.swizzle))
 
 
