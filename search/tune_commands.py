@@ -61,6 +61,7 @@ from search.roofline import point
 from search.space.evolve import Effort
 from search.space.evolve import Ranked
 from search.tune import Tuned
+from search.tune import graph_seconds
 from search.tune import tune_fast
 from search.tune import wary
 from search.tune_report import NoRecords
@@ -81,6 +82,7 @@ from search.tuner.memory import open_memory
 from search.tuner.tuning import STOPPED
 from search.tuner.tuning import Task
 from search.tuner.tuning import Tuning
+from search.why_not import spelled
 
 Names = Annotated[list[str], typer.Argument(metavar="WORKLOAD...", help="Named workloads, or globs of them ('mcfuser/*').")]
 ModelName = Annotated[
@@ -97,6 +99,10 @@ class Tune:
     effort: Annotated[str, typer.Option("--effort", metavar="EFFORT", help=f"{WORDS}.")] = "instant"
     model: ModelName = REFINED
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Folder for sources, PTX, cubins and report.json.")] = None
+    schedule: Annotated[
+        str | None,
+        typer.Option("--schedule", metavar="SCHEDULE", help="Search nothing: compile and check this one, spelled as printed."),
+    ] = None
     superoptimize: Annotated[float, seconds("--superoptimize", "Let the superoptimizer look for structures first.")] = 0.0
     jobs: Annotated[
         int | None,
@@ -138,7 +144,10 @@ def tune(names: Names, *, options: Tune) -> None:
     start = time.perf_counter()
     workers = dask_workers(options.dask, simulated) if options.dask and measures(wanted) else None
     tuning = Tuning(wanted, memory, options.jobs, workers, lambda: live(device, options.json))
-    tuned = _tuned(found, device, tuning, options.superoptimize, options.seed, options.json)
+    if options.schedule is not None:
+        tuned = [_given(found, options.schedule, device, measures(wanted) or simulated)]
+    else:
+        tuned = _tuned(found, device, tuning, options.superoptimize, options.seed, options.json)
     searching = time.perf_counter() - start
     stopped = next((t.searched.why for t in tuned if t.searched and t.searched.why in STOPPED), "")
     stop = Terminated if stopped == "terminated" else KeyboardInterrupt
@@ -213,6 +222,16 @@ def _tuned(
             tuned.append(known or _fast(program, device, tuning.effort, superoptimize))
             step(name)
     return tuned
+
+
+def _given(names: Sequence[str], text: str, device: Device, measured: bool) -> Tuned:
+    """The schedule that somebody names, alone."""
+    if len(names) > 1 or measured:
+        what = "is of one workload" if len(names) > 1 else "leaves nothing to measure: mufuser bench times schedules"
+        raise UsageError(f"--schedule {what}", f"tune {names[0]} --schedule ..., with the effort instant")
+    tuned = tune_fast(workload(names[0]), device, kernels=False)
+    candidate = spelled(tuned, text)
+    return replace(tuned, winner=Ranked(candidate, graph_seconds(candidate, device)), runners=())
 
 
 def _task(program: TensorProgram, superoptimize: float, scope: str) -> Task:

@@ -220,7 +220,7 @@ def _entry(files: _Files, entry: Mapping[str, Any], source: KernelSource, ran: b
 
 def _launch(source: KernelSource) -> dict[str, Any]:
     found = {"grid": [source.grid, 1, 1], "num_stages": source.num_stages, "pdl": source.pdl}
-    return found if source.specialize else found | {"num_warps": source.num_warps}  # else the compiler adds warps
+    return found if source.grows else found | {"num_warps": source.num_warps}  # else the compiler adds warps
 
 
 def _file(folder: Path, entry: Mapping[str, Any], suffix: str) -> tuple[bytes, str]:

@@ -38,6 +38,11 @@ class KernelSource:
     sizes: tuple[str, ...] = ()
     backend: str = "triton"
 
+    @property
+    def grows(self) -> bool:
+        """The compiled kernel has more warps than ``num_warps``."""
+        return self.specialize or self.backend == "gluon"
+
     @cached_property
     def described(self) -> dict[str, Descriptor]:
         """The descriptors by tensor."""

@@ -146,3 +146,16 @@ def test_a_folder_stands_for_its_report(tmp_path: Path, capsys: pytest.CaptureFi
     (tmp_path / "report.json").write_text("[]")
     assert main(["verify", str(tmp_path)]) == 3
     assert "is no report of mufuser" in capsys.readouterr().err
+
+
+def test_a_schedule_that_somebody_names_is_compiled_checked_and_verified(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    schedule = "n.k [h=64 k=64 m=64 n=64] warps=4 stages=2 backend=gluon"
+    args = ["tune", "mcfuser/G1", "--schedule", schedule, "-o", str(tmp_path / "out"), "--json"]
+    assert main(args) == 0
+    (said,) = json.loads(capsys.readouterr().out)["workloads"]
+    assert said["schedule"] == schedule.replace("n.k", "nk")
+    assert "warpgroup_mma" in next((tmp_path / "out").glob("*.py")).read_text()
+    assert run(tmp_path / "out", capsys)[0] == 0
+    for odd in (["tune", "mcfuser/*", *args[2:4]], [*args[:2], "--effort", "quick", *args[2:4]]):
+        assert main(odd) == 2
+    assert main([*args[:3], schedule.replace("m=64", "m=96")]) == 5
