@@ -37,6 +37,7 @@ from search.cover.borders import borders
 from search.cover.channels import channels_last
 from search.cover.channels import moved_once
 from search.cover.fold import folded
+from search.cover.heads import together
 from search.cover.ilp import Cover
 from search.cover.images import lean
 from search.cover.offers import Offers
@@ -144,7 +145,8 @@ def compile_model(
     images = lean(*folded(program, params), pricing.ours)
     images = folded(*channels_last(*images)) if pricing.ours else images
     images = moved_once(images[0]), images[1]
-    program, params = turned(*selected(*packed(*images)), pricing.device)
+    program, params = selected(*packed(*images))
+    program, params = turned(together(program, params), params, pricing.device)
     stages.begin("prices", f"pricing candidates for {device.title}")
     offers = best_form(program, params, pricing)
     done: dict[str, Realised] = {}
