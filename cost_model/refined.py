@@ -52,6 +52,9 @@ ALONE = 2.0
 """Warps that keep an SM's paths to memory busy: products of few rows took 0.9 times as long with 2 warps as with 4."""
 SIDES, SPLITS, DEPTH = (64, 128, 256), (1, 2, 4), 64
 """Rows and columns, parts of the sum, and depth of the tiles of a library's matmul."""
+EXACT = 1.2
+"""Times its peak that a library takes for products of float32 without tensor cores: 1.09 to 1.46 in 20 modules on an H200, most
+for those of few tiles."""
 WARM, OTHERS, SAME = 0.5, 0.6, 1.15
 """Among the kernels of a model, but those that memory alone keeps waiting: of the time from a pipeline's request to its data what
 is left where these lie in L2; of that of arithmetic, which other blocks' loads stand beside; and how many times more L2 serves
@@ -255,6 +258,7 @@ def _library_work(
     steps = np.ceil(depth / DEPTH)
     together = np.minimum(blocks, device.sm_count)
     left, right = rows * depth * item, columns * depth * item
+    slower *= EXACT if p.dtype == "float32" and precision == "ieee" else 1.0
     tensor = slower * 2.0 * rows * columns * depth * device.sm_count / device.matmul_flops(p.dtype, precision)
     grouped = device.arch >= WGMMA
     counts = dict.fromkeys((f.name for f in fields(Work)), zero) | {

@@ -237,3 +237,14 @@ def test_rows_of_weights_that_no_loop_reads_are_under_way_before_a_kernel_waits(
     assert w.flat[0] > 0  # no tensor core
     assert times(w, H200, constants_of(H200))["waits"][0] > 0
     assert bool(times(w, H200, constants_of(H200), True)["waits"][0]) == waits
+
+
+def test_small_tiles_of_exact_products_split_their_operands_more_often() -> None:
+    b = Builder("exact", "float32")
+    (block,) = one_kernel(b.build(Y=b.input("X", (1024, 512)) @ b.input("W", (512, 512)).T)).blocks
+
+    def busy(m: int, n: int, warps: int) -> float:
+        return float(terms(schedule_features(block, kernel("k", m=m, n=n, k=32, warps=warps)), H200)["tensor"][0])
+
+    assert busy(64, 128, 8) > 1.4 * busy(128, 64, 8)  # two warp groups with the same rows
+    assert busy(16, 16, 2) > 2 * busy(64, 64, 4)

@@ -12,6 +12,7 @@ from fuser.ir.builder import Builder
 from search.cover import prices
 from search.cover.parts import Part
 from search.cover.parts import parts
+from search.cover.prices import joint_seconds
 from search.cover.prices import priced
 from search.tune import Tuned
 
@@ -82,3 +83,13 @@ def test_a_part_with_several_products_has_them_in_one_kernel() -> None:
         assert any(sum(s.op == "matmul" for s in block.computes) == 2 for block in ranked.graph.blocks)
     best = min(r.seconds for r in (alone.winner, *alone.runners) if len(r.graph.kernels) == 1)
     assert fused.winner.seconds <= best
+
+
+def test_of_a_table_what_is_looked_up_is_read_and_rows_are_folded_as_they_are_read() -> None:
+    def looked_up(rows: int, axis: int) -> float:
+        b = Builder("looked_up", "float32")
+        x = b.op("embedding", b.input("T", (rows, 128)), b.input("I", (512, 64), "int64"))
+        return joint_seconds(b.build(Y=b.op("tanh", b.op("sum", b.op("square", x), axis=(axis,), keepdims=False))), H200) or 0.0
+
+    assert looked_up(10**5, -1) == looked_up(10**7, -1)
+    assert looked_up(10**5, 1) > looked_up(10**5, -1) + 20e-6  # one row behind the other
