@@ -220,8 +220,17 @@ class How:
     pool: Pool | None = None
 
 
+def check_products(program: TensorProgram) -> None:
+    """Raises :class:`UnsupportedError` naming a product of float64: there are neither kernels nor rates for these."""
+    for node in program.nodes:
+        if node.products and "float64" in {program[n].dtype for n in (*node.inputs, node.output)}:
+            what = f"{node.op} ({node.output}) of {program.name!r} multiplies float64, which no kernel here does"
+            raise UnsupportedError(what, "convert the model to float32 first: module.float(), or export it so")
+
+
 def compile_imported(known: Imported, spec: Device, device: str | None, how: How = How()) -> CompiledProgram:
     """A program as one region or by parts."""
+    check_products(known.program)
     jobs, waiting = cores() if how.jobs is None else how.jobs, None
     runs = device if how.compiled else None
 

@@ -39,6 +39,7 @@ from search.buckets.sizes import Buckets
 from search.buckets.sizes import checked
 from search.buckets.sizes import places_of
 from search.compile import How
+from search.compile import check_products
 from search.compile import compile_imported
 from search.realise import Realised
 from search.realise import realise
@@ -164,6 +165,7 @@ def optimize(model: str | Path | Any, params: str | Path | Mapping[str, Any] | N
     if runtime == RELAY_RUNTIME and file.form != RELAY:
         raise UsageError(f"{file.source} is no Relay model, so that Relay cannot run it", "--runtime relax or torch")
     program = file.imported.program
+    check_products(program)
     before, after = (program_seconds(program, device, calls=calls) * 1e6 for calls in (runtime != RELAX, False))
     result = Optimized(file, device, (), (), before, after, seed=options.seed)
     if whole is not False or runtime == RELAX:

@@ -97,6 +97,7 @@ def generate(
     tiles = Tiles.of(block, schedule, guards)
     if BACKEND.of(schedule) == "gluon":
         return generate_gluon(tiles, name or f"{block.name}_kernel", bool(chain and chain.waits))
+    _check_dtypes(tiles)
     _check_size(tiles)
     tensors = list(dict.fromkeys((*tiles.block.inputs, *tiles.block.outputs)))
     capability = check_options(schedule.knob, tensors, block.name)
@@ -116,9 +117,6 @@ def generate(
     else:
         _write(w, chain)
     access = {s.access.source: s for s in tiles.block.stmts if s.access}
-    for t in tensors:
-        if access[t].dtype not in TRITON_DTYPE:
-            raise UnsupportedError(f"tensor {t!r} has dtype {access[t].dtype!r}, which generated kernels cannot hold")
     shapes = [access[t].access.memory_shape(tiles.block.extents) for t in tensors]  # type: ignore[union-attr]
     return KernelSource(
         name,
@@ -137,6 +135,13 @@ def generate(
         handed(schedule),
         ROOM.of(schedule),
     )
+
+
+def _check_dtypes(tiles: Tiles) -> None:
+    for s in tiles.block.stmts:
+        if s.dtype not in TRITON_DTYPE:
+            what = f"tensor {s.access.source!r}" if s.access else f"{s.value!r}"
+            raise UnsupportedError(f"{what} has dtype {s.dtype!r}, which generated kernels cannot hold", "use float32")
 
 
 def _check_size(tiles: Tiles) -> None:

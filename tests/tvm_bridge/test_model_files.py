@@ -13,6 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import fuser  # noqa: E402
 from fuser.cli import main  # noqa: E402
 from fuser.errors import FuserError  # noqa: E402
 from fuser.errors import ModelFileError  # noqa: E402
@@ -101,6 +102,18 @@ def test_wrong_arguments_are_named(
     given = [a.format(model=exported) for a in args] + (["-o", str(tmp_path)] if args[0] == "optimize" else [])
     assert main(given) == code
     assert reason in capsys.readouterr().err
+
+
+def test_products_of_float64_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, out = tmp_path / "m.pt2", tmp_path / "out"
+    torch.export.save(torch.export.export(torch.nn.Linear(8, 8).double(), (torch.randn(4, 8).double(),)), path)
+    for args in (["optimize", str(path), "-o", str(out)], ["explain", str(path)]):
+        assert main(args) == 4
+        err = capsys.readouterr().err
+        assert "of 'm' multiplies float64" in err and "float32" in err
+    assert not out.exists()
+    run = fuser.compile(torch.nn.Softmax(-1), (torch.randn(4, 8).double(),), target="h200", checked=False)
+    assert not run.artifacts, "a library computes what no generated kernel holds"
 
 
 def test_a_damaged_archive_is_an_error_that_names_it(exported: Path, tmp_path: Path, rng: np.random.Generator) -> None:

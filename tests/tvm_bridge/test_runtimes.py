@@ -45,11 +45,6 @@ def test_an_unknown_runtime_is_named(model: Path) -> None:
     assert "relax, relay, torch" in (found.value.hint or "")
 
 
-def test_relay_takes_relay_models_alone(model: Path) -> None:
-    with pytest.raises(UsageError, match="no Relay model"):
-        fuser.optimize(model, runtime="relay")
-
-
 @pytest.mark.parametrize("name", ["old_0_6.json", "old_0_8.json"])
 def test_relay_files_of_any_age_run_in_torch(name: str) -> None:
     found = fuser.optimize(RELAY / name, runtime="torch", on="cpu", check=False, jobs=1)
