@@ -40,7 +40,7 @@ VERBS: dict[str, Verb] = {
     "explain": Verb("search.tune_commands:explain", "why a workload's winner, a model's plan, or one of its kernels"),
     "why-not": Verb("search.why_commands:why_not", "which rule forbids a schedule, or why it loses"),
     "superoptimize": Verb("fuser.superopt.commands:superoptimize", "search for verified µGraphs of a program"),
-    "show": Verb("fuser.superopt.commands:show", "print or draw a µGraph"),
+    "show": Verb("search.show_commands:show", "print or draw a µGraph, its layouts, its instructions"),
     "verify": Verb("search.verify_commands:verify", "a µGraph against a program, or a report's kernels again"),
     "bench": Verb("experiments.bench:bench", "measure named workloads beside what a user would pick instead"),
     "calibrate": Verb("search.calibrate_commands:calibrate", "fit the cost model to the GPU at hand: a device file"),

@@ -16,6 +16,8 @@ from tests.builders import negated
 from tests.conftest import Golden
 
 WIDTH = 80
+LAYERS = "n [h=64 k=64 m=128 n=64] warps=8 stages=2"
+"""A schedule of the graph: its product behind a product, 128 rows a block."""
 TABLES: dict[str, tuple[str, ...]] = {
     "devices": ("devices",),
     "device": ("devices", "h200"),
@@ -24,6 +26,8 @@ TABLES: dict[str, tuple[str, ...]] = {
     "explain-library": ("explain", "graphene/gemm"),
     "show": ("show", "{right}"),
     "show-threads": ("show", "{right}", "--as", "threads"),
+    "show-layouts": ("show", "{right}", "--as", "layouts", "--schedule", LAYERS),
+    "show-specs": ("show", "{right}", "--as", "specs", "--schedule", LAYERS),
     "verify": ("verify", "mcfuser/G1", "{right}"),
     "verify-wrong": ("verify", "mcfuser/G1", "{wrong}"),
     "superoptimize": ("superoptimize", "mirage/mlp", "--processes", "1"),

@@ -231,15 +231,44 @@ def _boxes() -> Iterator[Atom]:
         yield Atom(f"tma.store.{n}d", "Move", store, ONE, (here,), (there,), "copy", 0, (), (90, NEWEST))
 
 
+FOLDS = {"fold": "add.f32", "fold.sum": "add.f32", "fold.mean": "add.f32", "fold.max": "max.f32", "fold.min": "min.f32"}
+TWO = ("add", "sub", "mul", "div", "maximum", "minimum")
+POINTWISE = {
+    "add": "add.f32",
+    "sub": "sub.f32",
+    "mul": "mul.f32",
+    "maximum": "max.f32",
+    "minimum": "min.f32",
+    "div": "div.approx.f32",
+    "scale": "mul.f32",
+    "square": "mul.f32",
+    "shift": "add.f32",
+    "neg": "neg.f32",
+    "relu": "max.f32",
+    "exp": "ex2.approx.f32",
+    "sqrt": "sqrt.approx.f32",
+    "rsqrt": "rsqrt.approx.f32",
+    "tanh": "tanh.approx.f32",
+}
+"""Operators that are one instruction; what is several is counted by its operations."""
+
+
 def _scalars() -> Iterator[Atom]:
     held = Piece((), "RF")
     pair = Piece((2,), "RF")
     yield Atom("fma", "MatMul", "fma.rn.f32", ONE, (held, held), (held,), "fp32", 1, ("float32",), latency=4)
     yield Atom("hfma2", "MatMul", "fma.rn.f16x2", ONE, (pair, pair), (pair,), "fp32", 1, ("float16",), latency=4)
-    yield Atom("arithmetic", "BinaryPointwise", "add.f32", ONE, (held, held), (held,), "fp32", 1, latency=4)
-    yield Atom("unary", "UnaryPointwise", "neg.f32", ONE, (held,), (held,), "fp32", 1, latency=4)
-    yield Atom("special", "UnaryPointwise", "ex2.approx.f32", ONE, (held,), (held,), "special", 1, latency=18)
-    yield Atom("fold", "Reduction", "max.f32", ONE, (held, held), (held,), "fp32", 1, latency=4)
+    yield Atom("arithmetic", "BinaryPointwise", "fma.rn.f32", ONE, (held, held), (held,), "fp32", 1, latency=4)
+    yield Atom("unary", "UnaryPointwise", "fma.rn.f32", ONE, (held,), (held,), "fp32", 1, latency=4)
+    yield Atom("special", "UnaryPointwise", "mufu.f32", ONE, (held,), (held,), "special", 1, latency=18)
+    for name, instruction in FOLDS.items():
+        yield Atom(name, "Reduction", instruction, ONE, (held, held), (held,), "fp32", 1, latency=4)
+    for name, instruction in POINTWISE.items():
+        kind = "BinaryPointwise" if name in TWO else "UnaryPointwise"
+        slow = ".approx" in instruction
+        unit, latency = ("special", 18) if slow else ("fp32", 4)
+        yield Atom(f"pointwise.{name}", kind, instruction, ONE, (held,) * (1 + (name in TWO)), (held,), unit, 1, latency=latency)
+    yield Atom("cast", "UnaryPointwise", "cvt.rn.f16x2.f32", ONE, (pair,), (pair,), "fp32", 1, latency=4)
     yield Atom("set", "Init", "mov.b32", ONE, (), (held,), "fp32", 1)
     lanes = Piece((WARP,), "RF", joined(LANES, Layout(1, 0)))
     yield Atom("shfl.bfly", "Shfl", "shfl.sync.bfly.b32", LANES, (lanes,), (lanes,), "shuffle", WARP, latency=23)

@@ -1,4 +1,4 @@
-"""The superoptimizer's commands: find structures, show a µGraph, verify one against a program."""
+"""The superoptimizer's commands: find structures, verify one against a program."""
 
 from __future__ import annotations
 
@@ -29,10 +29,6 @@ from fuser.frontends.mirage_json import mirage_graphs
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram
 from fuser.ir.serialize import graph_from_json
-from fuser.ir.text import describe
-from fuser.ir.text import dot
-from fuser.ir.text import mermaid
-from fuser.ir.text import svg
 from fuser.outputs import make_folder
 from fuser.outputs import write_file
 from fuser.superopt.generate.generator import Limits
@@ -142,23 +138,8 @@ def _save(directory: Path, result: Result) -> None:
         write_file(directory / f"{stem}.{i}.json", json_module.dumps(f.graph.to_json(), indent=1) + "\n")
 
 
-def show(
-    graph: Annotated[str, typer.Argument(help="A µGraph as JSON.")],
-    form: Annotated[str, typer.Option("--as", help="text, threads, mermaid, dot or svg.")] = "text",
-    json: Json = False,
-) -> None:
-    """Print or draw a µGraph."""
-    found = read_graph(graph)
-    if json:
-        print_json({"graph": found.to_json(), "signature": signature(found).text.splitlines()})
-        return
-    forms = {"text": describe, "threads": _threads, "mermaid": mermaid, "dot": dot, "svg": svg}
-    if form not in forms:
-        raise UsageError(f"a µGraph cannot be shown as {form!r}", f"use one of {', '.join(forms)}")
-    print_text(forms[form](found))
-
-
-def _threads(graph: KernelGraph) -> str:
+def threads_text(graph: KernelGraph) -> str:
+    """Chains of element-wise operators that stay in registers, of every kernel."""
     return "\n".join(f"kernel {b.name}\n" + "\n".join(f"  {t}" for t in thread_graphs(b)) for b in graph.blocks)
 
 

@@ -102,13 +102,27 @@ class Facts:
         """Blocks of the busiest SM."""
         return -(-self.programs // self.device.sm_count)
 
+    @cached_property
+    def _sizes(self) -> Mapping[str, int]:
+        return {axis: sum(p.size for p in pieces) for axis, pieces in self.tiles.pieces.items()}
+
     def size(self, axis: str) -> int:
         """Lanes of a tile's axis."""
-        return sum(p.size for p in self.tiles.pieces[axis])
+        return self._sizes[axis]
+
+    @cached_property
+    def _dims(self) -> Mapping[Stmt, Dims]:
+        made = self.block.by_value
+        return {s: self.tiles.natural(made[s.value] if s.kind == "store" else s) for s in (*self.block.stmts, *self.order)}
 
     def dims(self, stmt: Stmt) -> Dims:
         """The dimensions of a value's tile; of a stored one, those that it has in registers."""
-        return self.tiles.natural(self.block.by_value[stmt.value] if stmt.kind == "store" else stmt)
+        return self._dims[stmt]
+
+    @cached_property
+    def sides(self) -> Mapping[Stmt, tuple[str, str]]:
+        """Left and right operand of each product."""
+        return {s: self.tiles.sides(s) for s in self.dots}
 
     def tile(self, dims: Dims, groups: int = 1) -> tuple[int, ...]:
         """Sizes of a tile, of one of so many groups that share its rows."""

@@ -97,7 +97,7 @@ class Kernel:
 
     def products(self, s: Stmt) -> float:
         """Clocks of the tensor cores for a product of the whole tile."""
-        flop = 2.0 * math.prod(self.f.size(a) for a in (*self.f.tiles.natural(s), *self.f.tiles.dims(s.reduce)))
+        flop = 2.0 * math.prod(self.f.size(a) for a in (*self.f.dims(s), *self.f.tiles.dims(s.reduce)))
         cost = self.f.constants.group_cost if self.f.grouped or self.f.device.arch < 90 else self.f.constants.fragment_cost
         return flop * cost / rate("tensor", self.f.device, self.f.tiles.dot_dtype(s))
 

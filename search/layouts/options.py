@@ -71,7 +71,7 @@ class Maker(Kernel):
         shape, size, times = self.shape(dims), f.bytes(load), f.times[load]
         shared = f.rows in dims and f.rows
         users = [u for u in f.dots if load.value in u.args]
-        left = all(f.tiles.sides(u)[0] == load.value for u in users)
+        left = all(f.sides[u][0] == load.value for u in users)
         engine = f.device.arch >= 90
         for layout in lay.buffers_for(shape, element, engine):
             conflicts = lay.matrix_conflicts(layout, shape, element) if len(shape) > 1 and shape[-2] >= 8 else 0
@@ -120,8 +120,8 @@ class Maker(Kernel):
             return f.turns * f.times[load] * size / MOVED
         found = 0.0
         for u in users:
-            rows, columns = (f.size(a) for a in f.tiles.natural(u))
-            left = f.tiles.sides(u)[0] == load.value
+            rows, columns = (f.size(a) for a in f.dims(u))
+            left = f.sides[u][0] == load.value
             again = -(-columns // lay.COLUMNS) if left else max(rows // 64, 1)
             if not f.grouped:
                 again = 1  # an edge counts how many warps read the same
@@ -129,7 +129,7 @@ class Maker(Kernel):
         return f.turns * found
 
     def _held(self, load: Stmt, user: Stmt) -> int:
-        columns = self.f.size(self.f.tiles.natural(user)[1])
+        columns = self.f.size(self.f.dims(user)[1])
         layout = next(lay.of_products(columns, self.m.warps, True))
         assert isinstance(layout, Mma)
         return lay.registers_of(DotOperand(0, layout, 2), self.shape(self.f.dims(load)), DTYPE_BYTES[load.dtype])
@@ -207,16 +207,18 @@ class Maker(Kernel):
         return added(*(self.busy(t, times * x * self.m.groups) if t == "shared" else self.chain(t, times * x) for t, x in clocks))
 
 
-def problem(f: Facts, m: Mode) -> Problem:
-    """All choices of a kernel in a mode."""
+def problem(f: Facts, m: Mode) -> Problem | None:
+    """All choices of a kernel in a mode; None where there are too few registers for any."""
     k = Maker(f, m)
+    held = held_registers(k, {dims: candidates[0] for dims, candidates in k.classes.items()})
+    if max(held) > m.registers:
+        return None
     nodes: list[Node] = []
     edges: list[Edge] = []
     tile: dict[Dims, int] = {}
     for dims, candidates in k.classes.items():
         tile[dims] = len(nodes)
         nodes.append(Node(f"tile {'·'.join(dims)}", tuple(k.tile_options(dims, candidates))))
-    picked = {dims: k.classes[dims][0] for dims in tile}
     loop = [i for i, s in enumerate(f.order) if f.inside(s)] or list(range(len(f.order)))
     for s in f.order:
         dims = f.dims(s)
@@ -230,10 +232,10 @@ def problem(f: Facts, m: Mode) -> Problem:
             nodes.append(Node(f"store {s.at.source}", tuple(k.store_options(s))))
             edges.append(_pairs(k, s, tile[dims], len(nodes) - 1, nodes))
     for u in f.dots:
-        own, made = f.dims(u), f.dims(f.block.by_value[f.tiles.sides(u)[0]])
-        if own in tile and made in tile and not f.feeds(f.block.by_value[f.tiles.sides(u)[0]]):
+        own, made = f.dims(u), f.dims(f.block.by_value[f.sides[u][0]])
+        if own in tile and made in tile and not f.feeds(f.block.by_value[f.sides[u][0]]):
             a, b = tile[made], tile[own]
-            s = f.block.by_value[f.tiles.sides(u)[0]]
+            s = f.block.by_value[f.sides[u][0]]
             table = {
                 (i, j): k.exchanged(s, x.value, y.value)
                 for i, x in enumerate(nodes[a].options)
@@ -241,7 +243,6 @@ def problem(f: Facts, m: Mode) -> Problem:
                 if a != b or i == j
             }
             edges.append(Edge(a, b, {p: c for p, c in table.items() if c}))
-    held = held_registers(k, picked)
     return Problem(tuple(nodes), tuple(edges), k.fixed(), m.shared, m.registers, held, (f, m))
 
 
@@ -256,7 +257,7 @@ def _fragments(k: Maker, load: Stmt, own: int, nodes: Sequence[Node], tile: dict
         return
     for u in (u for u in k.f.dots if load.value in u.args and k.f.dims(u) in tile):
         node = tile[k.f.dims(u)]
-        left = k.f.tiles.sides(u)[0] == load.value
+        left = k.f.sides[u][0] == load.value
         table: dict[tuple[int, int], Clocks] = {}
         for i, x in enumerate(nodes[node].options):
             again = x.value.warps[1 if left else 0] - 1

@@ -17,6 +17,30 @@ from typing import Any
 
 from fuser.errors import OutOfResourcesError
 
+MEANING = {
+    "tensor": "tensor cores",
+    "shared": "shared memory",
+    "copy": "copy engine",
+    "device": "from L2 into the SM",
+    "memory": "device memory",
+    "fp32": "fp32 lanes",
+    "special": "special functions",
+    "shuffle": "exchanges of lanes",
+    "start": "first and last block",
+    "fetch": "first loads",
+    "products": "products of a group",
+    "waits": "waits for products",
+    "arithmetic": "arithmetic of a group",
+    "hidden": "products beside arithmetic",
+    "barriers": "barriers",
+    "operands": "operands into registers",
+    "staging": "results through buffers",
+    "issue": "accesses by pointers",
+    "conversion": "conversions of layouts",
+    "folds": "folds over lanes",
+    "exchange": "folds over warps",
+}
+"""What terms are, in words."""
 UNITS = ("tensor", "shared", "copy", "device", "memory", "fp32", "special", "shuffle")
 LATE = "late "
 """Begins the terms of buffers that come too late: of these the longest counts."""

@@ -5,8 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence
+import math
 from dataclasses import dataclass
 
 from fuser.device import Device
@@ -23,10 +22,10 @@ from search.layouts import layouts as lay
 from search.layouts.facts import Dims
 from search.layouts.facts import Facts
 from search.layouts.modes import PRODUCER_REGISTERS
-from search.layouts.modes import Mode
 from search.layouts.modes import modes
 from search.layouts.options import Maker
 from search.layouts.options import problem
+from search.layouts.problem import MEANING
 from search.layouts.problem import UNITS
 from search.layouts.problem import Choice
 from search.layouts.problem import Problem
@@ -46,22 +45,23 @@ class Solved:
     asked: int
 
 
-def solved(f: Facts, emits: Callable[[Mode], bool] = lambda _: True) -> Solved:
-    """The best choice over all modes that ``emits`` allows. Raises :class:`NoValidKernelError` where none fits."""
-    problems = [fewer(problem(f, m)) for m in modes(f) if emits(m)]
-    ranked = sorted(((bound(p), i) for i, p in enumerate(problems)))
+def solved(f: Facts, below: float = math.inf) -> Solved:
+    """The best choice over all modes that takes less than ``below`` clocks. Raises :class:`NoValidKernelError` where there is
+    none."""
+    problems = [fewer(p) for m in modes(f) if (p := problem(f, m)) is not None]
+    ranked = sorted((bound(p), i) for i, p in enumerate(problems))
     best: tuple[Choice, Problem] | None = None
     asked = 0
     for least, i in ranked:
-        if least == float("inf") or (best and least >= best[0].total):
+        if least == math.inf or least >= below:
             break
         asked += 1
         try:
             found = solve(problems[i])
         except OutOfResourcesError:
             continue
-        if best is None or found.total < best[0].total:
-            best = found, problems[i]
+        if found.total < below:
+            best, below = (found, problems[i]), found.total
     if best is None:
         raise NoValidKernelError(
             f"no layout of {f.block.name!r} fits {f.device.title} under {f.tiles.schedule}", "use smaller tiles, or fewer warps"
@@ -94,7 +94,7 @@ def as_plan(s: Solved) -> LayoutPlan:
             fragments.append(Fragment(v.value, shape, layout, lay.registers_of(layout, shape, 4)))
     operands = []
     for u in f.dots:
-        for i, a in enumerate(f.tiles.sides(u)):
+        for i, a in enumerate(f.sides[u]):
             loaded = f.feeds(f.block.by_value[a])
             place = chosen[f"buffer {a}"].value[1] if loaded else "shared" if i else "registers"
             operands.append(Operand(u.value, a, place if f.grouped else "registers"))
@@ -123,23 +123,9 @@ def limits(s: Solved) -> tuple[str, ...]:
     p, c = s.problem, s.choice
     busy = [(x, t) for t, x in c.clocks if t in UNITS]
     chain = together(c.clocks)
-    longest = max([(chain, "the chain of waits"), *busy])
+    longest = max([(chain, "the waits of a group"), *busy])
     return (
-        f"longest: {longest[1]}",
+        f"longest: {MEANING.get(longest[1], longest[1])}",
         f"registers: {c.registers} of {p.registers} a thread",
         f"shared memory: {c.shared} of {p.shared} B a block",
     )
-
-
-def ranked_plans(
-    block: BlockGraph, schedules: Sequence[KernelSchedule], device: Device
-) -> list[tuple[float, KernelSchedule, LayoutPlan]]:
-    """Plans of several schedules by predicted µs; those that have none are left out."""
-    found = []
-    for schedule in schedules:
-        try:
-            s = solved(Facts.of(block, schedule, device))
-        except NoValidKernelError:
-            continue
-        found.append((s.choice.total / device.clock * 1e6, schedule, as_plan(s)))
-    return sorted(found, key=lambda x: x[0])

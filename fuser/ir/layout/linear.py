@@ -231,3 +231,15 @@ def fragment(registers: Bases) -> Layout:
     threads = layout_of(packed((*registers.lane, *registers.warp), registers.shape))
     values = layout_of(packed(registers.register, registers.shape))
     return joined(threads, values)
+
+
+def memory_layout(layout: Shared, shape: Vector) -> Layout:
+    """A buffer as shape:stride with a swizzle, of the tile's dimensions. Raises :class:`ProgramError` where it has none."""
+    places = inverse(packed(offsets_of(layout, shape), shape))
+    whole = layout_of(places)
+    dims, done = [], len(places)
+    for n in shape:
+        own = places[done - log2(n) : done]
+        done -= log2(n)
+        dims.append(_by_steps([whole.swizzle(b) for b in own], PLAIN))
+    return joined(*dims, swizzle=whole.swizzle)

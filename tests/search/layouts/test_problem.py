@@ -55,7 +55,7 @@ def problems(draw) -> Problem:
     return Problem(nodes, tuple(edges), draw(clocks), draw(st.integers(0, 30)), draw(st.integers(0, 30)), held)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(problems())
 def test_the_solver_finds_what_is_best(p):
     expected = best(p)

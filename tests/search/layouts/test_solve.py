@@ -20,8 +20,8 @@ from search.layouts.facts import Facts
 from search.layouts.modes import modes
 from search.layouts.options import problem
 from search.layouts.problem import judged
+from search.layouts.report import planned
 from search.layouts.solve import plan_layouts
-from search.layouts.solve import ranked_plans
 from search.layouts.solve import solved
 
 H200 = load_device("h200")
@@ -37,7 +37,6 @@ def schedule(text: str, of: BlockGraph) -> KernelSchedule:
 
 
 SMALL = [
-    ("graphene/fmha", ATTENTION.format(m=64, n=64), "h200"),
     ("graphene/fmha", ATTENTION.format(m=192, n=128), "h200"),
     ("graphene/layernorm", "- [m=4 n=1024] warps=2 stages=2", "h200"),
     ("graphene/gemm-bias-relu", "k [k=32 m=64 n=64] warps=2 stages=3", "a100"),
@@ -52,8 +51,10 @@ def test_a_plan_is_the_best_of_all_choices(name, text, device):
     least = math.inf
     for m in modes(f):
         p = problem(f, m)
+        if p is None:
+            continue
         count = math.prod(len(n.options) for n in p.nodes)
-        if count > 3000:  # every one of them where that is possible, else every second option of the largest
+        if count > 500:  # every one of them where that is possible, else every second option of the largest
             p = thinner(p)
         every = itertools.product(*(range(len(n.options)) for n in p.nodes))
         least = min([least, *(c.total for o in every if (c := judged(p, o)))])
@@ -112,10 +113,9 @@ def test_four_groups_take_fewer_keys_and_three_more():
 
 def test_schedules_compete_by_their_plans():
     b = block("graphene/fmha")
-    texts = [ATTENTION.format(m=m, n=n) for m in (128, 192) for n in (64, 128)]
-    found = ranked_plans(b, [schedule(t, b) for t in texts], H200)
-    assert [us for us, _, _ in found] == sorted(us for us, _, _ in found) and len(found) == 4
-    assert found[0][1].tile["m"] == 192  # 384 rows: nothing is padded, and three groups share the keys
+    found = planned(b, [schedule(ATTENTION.format(m=m, n=n), b) for m in (128, 192) for n in (64, 128)], H200)
+    assert found.schedule.tile["m"] == 192 and found.schedule.tile["n"] == 128
+    assert found.plan is not None and (found.plan.consumers, found.plan.part, found.plan.registers) == (3, 64, 160)
 
 
 @pytest.mark.parametrize(
