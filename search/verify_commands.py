@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -44,6 +45,8 @@ from search.evidence import made_by
 SAME = ("rounds", "primes", "law", "bound", "heuristic", "sizes", "real_size", "cut")
 """Of the evidence of a verdict, what is the same on every machine."""
 AGAIN = "optimize the model again"
+SCHEMA = 1
+"""The form of reports."""
 REPORT = "report.json"
 """In the output folder of optimize or tune."""
 
@@ -103,6 +106,8 @@ def check_report(path: Path) -> list[Checked]:
     report = read_json(path)
     if not isinstance(report, dict) or not isinstance(report.get("kernels"), dict):
         raise ModelFileError(f"{path} is no report of mufuser", "name a report.json of optimize or tune")
+    if report.get("schema") != SCHEMA:
+        raise ModelFileError(f"{path} has the form {shown(report.get('schema'))}, not {SCHEMA}", AGAIN)
     _check_version(path, report)
     try:
         verdicts = {key: _verdict(said) for key, said in report["structures"].items()}
@@ -146,7 +151,7 @@ def _checked(
             if not isinstance(entry, dict):
                 found.append(Checked(kernel, kind, evidence, None, None, (*wrong, "the report does not describe it")))
                 continue
-            more = _entry(files[kernel], entry, sources[block], ran)
+            more = _entry(files[kernel], entry, sources[block], ran) + _other_target(files[kernel], entry, report.get("target"))
             us = [_number(entry, k) for k in ("predicted_us", "measured_us")]
             found.append(Checked(kernel, kind, evidence, us[0], us[1], (*wrong, *more)))
     return found
@@ -186,18 +191,28 @@ def _number(entry: Mapping[str, Any], key: str) -> float | None:
 
 @dataclass(frozen=True)
 class _Files:
-    """The files of a kernel: its Triton without names, and what does not hold of them."""
+    """The files of a kernel: its Triton without names, what its PTX is for, and what does not hold of them."""
 
     text: str
+    arch: str
     wrong: tuple[str, ...]
 
 
 def _files(folder: Path, kernel: str, entry: Any) -> _Files:
     if not isinstance(entry, dict):
-        return _Files("", ())
+        return _Files("", "", ())
     found = {suffix: _file(folder, entry, suffix) for suffix in SUFFIXES}
     source = found[SUFFIXES[0]][0].decode(errors="replace")
-    return _Files(neutral_text(source, kernel), tuple(wrong for _, wrong in found.values() if wrong))
+    ptx = re.search(rb"^\.target sm_(\d+)", found[".ptx"][0], re.MULTILINE)
+    wrong = tuple(wrong for _, wrong in found.values() if wrong)
+    return _Files(neutral_text(source, kernel), ptx[1].decode() if ptx else "", wrong)
+
+
+def _other_target(files: _Files, entry: Mapping[str, Any], target: Any) -> list[str]:
+    """What says that the code of a kernel is for another architecture than it is for."""
+    said = {"its entry": f"sm_{entry.get('arch')}"} | ({"the report": target.get("arch")} if isinstance(target, dict) else {})
+    known = f"sm_{files.arch}"
+    return [f"{what} says {shown(arch)}, its PTX {known}" for what, arch in said.items() if files.arch and arch != known]
 
 
 def _entry(files: _Files, entry: Mapping[str, Any], source: KernelSource, ran: bool) -> list[str]:

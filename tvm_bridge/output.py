@@ -45,6 +45,12 @@ def publish(folder: Path, write: Callable[[Path], Any]) -> Any:
     return result
 
 
+def changed(folder: Path, name: str) -> bool:
+    """Whether a file is known to be another than the one that was written."""
+    known = _listed(folder).get(name)
+    return known is not None and known != _hash(folder / name)
+
+
 def _manifest(files: Mapping[str, str]) -> str:
     return json.dumps({"what": "SHA-256 of the files that mufuser optimize wrote here", "files": dict(files)}, indent=1) + "\n"
 

@@ -10,7 +10,7 @@ import importlib.util
 import json
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
 from pathlib import Path
@@ -21,6 +21,7 @@ from fuser.errors import UsageError
 from tvm_bridge.back.offline_cuda import LIBRARY
 from tvm_bridge.back.offline_cuda import needed
 from tvm_bridge.flavour import require_relax
+from tvm_bridge.output import changed
 from tvm_bridge.relaxed import ABOUT
 
 README = """A model compiled by mufuser for GPUs of sm_{arch}, and the runtime of TVM {tvm}, which runs it. The machine needs
@@ -33,7 +34,7 @@ model.json says what the inputs, outputs and weights are.
 """
 DEPLOY = Path(__file__).with_name("deploy")
 """Files that are copied as they are; they use nothing of mufuser."""
-LEFT_OUT = ("include", "src", "3rdparty", "share", "testing", "cython", "__pycache__")
+LEFT_OUT = ("include", "src", "3rdparty", "share", "testing", "cython")
 """Folders of tvm_ffi that running needs nothing of."""
 
 
@@ -65,6 +66,8 @@ def write_package(made: Path, folder: Path) -> Package:
     for name in ("model.so", ABOUT, *(("model.params",) if about["weights"]["where"] == "beside" else ())):
         if not (made / name).exists():
             raise UsageError(f"{made} has no {name}", "optimize the model again")
+        if changed(made, name):
+            raise UsageError(f"{made / name} is not what mufuser optimize wrote: it has changed", "optimize the model again")
         shutil.copyfile(made / name, folder / name)
     for path in DEPLOY.glob("*.*"):
         shutil.copyfile(path, folder / path.name)
@@ -93,12 +96,9 @@ def about_of(made: Path) -> dict[str, Any]:
 def _runtime(folder: Path) -> tuple[str, ...]:
     """Copy TVM's runtime; returns what is not here to be copied."""
     ffi, tvm = _package("tvm_ffi"), _package("tvm")
-    keep: Callable[[str, list[str]], list[str]] = lambda place, names: [  # noqa: E731
-        n for n in names if n == "__pycache__" or (Path(place) == ffi and n in LEFT_OUT)
-    ]
-    shutil.copytree(ffi, folder / "python" / "tvm_ffi", ignore=keep)
+    _copy_tree(ffi, folder / "python" / "tvm_ffi", LEFT_OUT)
     shutil.copyfile(_file("typing_extensions"), folder / "python" / "typing_extensions.py")
-    shutil.copytree(ffi / "include", folder / "include")
+    _copy_tree(ffi / "include", folder / "include")
     (folder / "lib").mkdir()
     for name in ("libtvm_runtime.so", LIBRARY):
         shutil.copyfile(tvm / "lib" / name, folder / "lib" / name)
@@ -114,6 +114,16 @@ def _runtime(folder: Path) -> tuple[str, ...]:
             else:
                 shutil.copyfile(found, folder / "lib" / soname)
     return tuple(missing)
+
+
+def _copy_tree(source: Path, target: Path, but: Sequence[str] = ()) -> None:
+    """The files of a folder, but for folders of it. The first that cannot be written is the error, not all of them."""
+    for path in sorted(source.rglob("*")):
+        parts = path.relative_to(source).parts
+        if path.is_file() and parts[0] not in but and "__pycache__" not in parts:
+            place = target.joinpath(*parts)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, place)
 
 
 def _package(name: str) -> Path:

@@ -86,6 +86,8 @@ DAMAGES: dict[str, tuple[Callable[[Report], object], int, str]] = {
     "no file": (lambda r: entry(r).pop("files"), 5, "names no .py file"),
     "a file elsewhere": (lambda r: entry(r).update(files=["../../x.py"]), 5, "names no .py file"),
     "another launch": (lambda r: entry(r).update(num_stages=7), 5, "its launch is not what its µGraph and schedule generate"),
+    "another architecture": (lambda r: entry(r).update(arch=80), 5, "its entry says 'sm_80', its PTX sm_90"),
+    "another form": (lambda r: r.update(schema=99), 3, "has the form 99, not 1"),
     "another shape": (lambda r: entry(r)["args"][0].update(shape=[7]), 5, "its launch is not what"),
     "another schedule": (lambda r: next(iter(r["graphs"].values())).pop("schedule"), 3, "is damaged"),
     "a schedule of another type": (lambda r: next(iter(r["graphs"].values())).update(schedule=5), 3, "entries hint: optimize"),

@@ -24,6 +24,7 @@ from fuser.ir.ops import Array
 from search.compiled import CompiledProgram
 from tests.tvm_bridge.fake_gpu import FakeGpu
 from tests.tvm_bridge.fake_gpu import libraries
+from tvm_bridge import output
 from tvm_bridge import package
 from tvm_bridge.back.offline_cuda import compiler
 from tvm_bridge.back.recipe import Recipe
@@ -173,6 +174,19 @@ def test_a_folder_without_a_library_is_named(tmp_path: Path) -> None:
     (tmp_path / "model.json").write_text('{"tvm": 3}')
     with pytest.raises(UsageError, match="damaged"):
         package.write_package(tmp_path, tmp_path / "to")
+
+
+def test_a_library_that_changed_is_not_packaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(package, "require_relax", lambda: "0.27.0")
+
+    def write(folder: Path) -> None:
+        (folder / "model.so").write_bytes(b"library")
+        (folder / "model.json").write_text('{"tvm": "0.27.0", "arch": 90, "weights": {"where": "inside"}}')
+
+    output.publish(tmp_path / "out", write)
+    (tmp_path / "out" / "model.so").write_bytes(b"")
+    with pytest.raises(UsageError, match=r"model\.so is not what mufuser optimize wrote"):
+        package.write_package(tmp_path / "out", tmp_path)
 
 
 def test_a_library_of_another_tvm_is_not_packaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,6 +42,8 @@ def runtime(folder):
         for path in sorted(libraries.glob("libcudart.so*")):
             ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
         for name in ("libtvm_runtime.so", "libtvm_runtime_cuda.so"):
+            if not (libraries / name).exists():
+                raise ModelError(f"there is no {libraries / name}; package the model again")
             try:
                 ctypes.CDLL(str(libraries / name), ctypes.RTLD_GLOBAL)
             except OSError as error:

@@ -3,12 +3,17 @@
 import array
 import math
 import random
+import sys
 from pathlib import Path
 
 from mufuser_model import BYTES
 from mufuser_model import Model
+from mufuser_model import ModelError
 
-model = Model(Path(__file__).parent)
+try:
+    model = Model(Path(__file__).parent)
+except ModelError as error:
+    sys.exit(f"error: {error}")
 inputs = []
 for spec in model.at(model.about["inputs"]):  # open sizes: the largest
     size = math.prod(spec["shape"])
