@@ -150,7 +150,9 @@ def test_a_folder_stands_for_its_report(tmp_path: Path, capsys: pytest.CaptureFi
     assert "is no report of mufuser" in capsys.readouterr().err
 
 
-def test_a_schedule_that_somebody_names_is_compiled_checked_and_verified(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_schedule_that_somebody_names_is_compiled_checked_and_verified(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     schedule = "n.k [h=64 k=64 m=64 n=64] warps=4 stages=2 backend=gluon"
     args = ["tune", "mcfuser/G1", "--schedule", schedule, "-o", str(tmp_path / "out"), "--json"]
     assert main(args) == 0
