@@ -10,6 +10,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from cost_model.program_time import side_by_side
+from fuser.frontends.composed import cut
 from fuser.ir.builder import Builder
 from fuser.ir.builder import Ref
 from fuser.ir.dtypes import rounded
@@ -30,7 +32,7 @@ POOLS = {f"avg_pool{n}d": n for n in (1, 2, 3)}
 def lean(program: TensorProgram, params: Mapping[str, Array], ours: bool = False) -> tuple[TensorProgram, dict[str, Array]]:
     """The program with convolutions that have no bias where element-wise operators, or a normalization by parameters, are all
     that reads them; and its parameters. Both are new where something changed. ``ours``: none has a bias, a kernel of ours adds
-    it as fast as the library, in whatever order the channels lie."""
+    it as fast as the library, in whatever order the channels lie; and those of large windows side by side are products."""
     values, rules = dict(params), dict[str, Rule]()
     for node in program.nodes:
         if node.op in POOLS and (shape := _whole_windows(program, node)):
@@ -48,10 +50,30 @@ def lean(program: TensorProgram, params: Mapping[str, Array], ours: bool = False
             rules[reader.output] = _shifted(reader, node.output, bias, scaled[1].shape, dtype)
         elif len(node.inputs) == 3 and (ours or (reader and op_def(reader.op).kind == "map")):
             rules[node.output] = _apart(node, len(program[node.output].shape))
+    made, values = _rebuilt(program, values, rules)
+    return _as_products(made, values) if ours else (made, values)
+
+
+def _rebuilt(
+    program: TensorProgram, values: dict[str, Array], rules: Mapping[str, Rule]
+) -> tuple[TensorProgram, dict[str, Array]]:
     if not rules:
         return program, values
     made = rebuild(program, rules)
     return made, {n: x for n, x in values.items() if n in made.inputs or n not in program.table}
+
+
+def _as_products(program: TensorProgram, values: dict[str, Array]) -> tuple[TensorProgram, dict[str, Array]]:
+    """With products in place of convolutions whose windows stand side by side."""
+    rules = dict[str, Rule]()
+    for node in program.nodes:
+        if not side_by_side(program, node):
+            continue
+        weight, kept = values.get(node.inputs[1]), f"{node.output} rows of weights"
+        if weight is not None:
+            values[kept] = np.ascontiguousarray(weight.reshape(len(weight), -1))
+        rules[node.output] = _product(program, node, kept if weight is not None else "")
+    return _rebuilt(program, values, rules)
 
 
 def _whole_windows(program: TensorProgram, node: Node) -> tuple[int, ...]:
@@ -63,6 +85,30 @@ def _whole_windows(program: TensorProgram, node: Node) -> tuple[int, ...]:
     if apart or math.prod(window) <= MOST or any(n % w for n, w in zip(sides, window, strict=True)):
         return ()
     return (*lead, *(e for n, w in zip(sides, window, strict=True) for e in (n // w, w)))
+
+
+def _product(program: TensorProgram, node: Node, kept: str) -> Rule:
+    """A convolution whose windows stand side by side: each is a row of a product with the weights, which are ``kept`` as rows
+    where they are parameters."""
+    (batch, channels, *sides), (out, _, *window) = (program[n].shape for n in node.inputs[:2])
+    rank, counts = len(window), [n // w for n, w in zip(sides, window, strict=True)]
+    length = channels * math.prod(window)
+
+    def rule(b: Builder, refs: dict[str, Ref]) -> Ref:
+        x, weight, *bias = (refs[i] for i in node.inputs)
+        for axis, (n, w) in enumerate(zip(counts, window, strict=True)):
+            x = cut(b, x, axis + 2, 0, n * w)
+        apart = x.reshape(batch, channels, *(e for pair in zip(counts, window, strict=True) for e in pair))
+        first, last = range(2, 2 * rank + 2, 2), range(3, 2 * rank + 2, 2)
+        rows = b.op("transpose", apart, perm=(0, *first, 1, *last)).reshape(batch, math.prod(counts), length)
+        # one kernel copies them: tiles of a product in the image would be the columns of one window
+        matrix = b.input(kept, (out, length), program[node.output].dtype) if kept else weight.reshape(out, length)
+        y = b.op("scale", rows, scalar=1) @ matrix.T
+        y = b.op("add", y, bias[0]) if bias else y
+        turned = b.op("transpose", y, perm=(0, 2, 1))
+        return b.op("reshape", turned, shape=(batch, out, *counts), name=node.output)
+
+    return rule
 
 
 def _mean(node: Node, shape: tuple[int, ...]) -> Rule:

@@ -68,3 +68,19 @@ def test_a_transposed_convolution_of_groups_stays(rng: np.random.Generator) -> N
     before = program("conv_transpose2d", norm=True, groups=2, biased=False)
     before_values = values(before, rng)
     assert lean(before, {n: x for n, x in before_values.items() if n != "x"})[0] is before
+
+
+@pytest.mark.parametrize(
+    ("window", "stride", "channels", "product"), [((4, 5), (4, 5), 3, 1), ((4, 5), (4, 4), 3, 0), ((4, 4), (4, 4), 4, 0)]
+)
+def test_large_windows_side_by_side_are_rows_of_a_product(
+    window: tuple[int, int], stride: tuple[int, int], channels: int, product: int, rng: np.random.Generator
+) -> None:
+    b = fuser.Builder("patches", "float32")
+    x, w, bias = b.input("x", (2, channels, 9, 11)), b.input("w", (6, channels, *window)), b.input("b", (6,))
+    before = b.build(y=b.op("relu", b.op("conv2d", x, w, bias, stride=stride)))
+    given = values(before, rng)
+    after, params = lean(before, {n: given[n] for n in "wb"}, ours=True)
+    assert [sum(n.op == op for n in after.nodes) for op in ("matmul", "conv2d")] == [product, 1 - product]
+    got, wanted = after.evaluate({"x": given["x"]} | params), before.evaluate(given)
+    np.testing.assert_allclose(got["y"], wanted["y"], rtol=1e-4, atol=1e-5)
