@@ -31,6 +31,11 @@ class Applied:
         return 1 if self.contracts else self.entry.products
 
     @property
+    def regroups(self) -> bool:
+        """Its result has the same elements, row after row, under another shape."""
+        return self.entry.regroups
+
+    @property
     def folds(self) -> bool:
         """It sums over axes, or folds them otherwise."""
         return self.entry.kind in ("contract", "reduce")

@@ -43,7 +43,7 @@ class _ConflictError(Exception):
     pass
 
 
-def _tie(left: list[Factor], right: list[Factor]) -> None:
+def _tie(left: Sequence[Factor], right: Sequence[Factor]) -> None:
     try:
         tie(left, right)
     except TieError as error:
@@ -61,27 +61,42 @@ def _align(args: Sequence[list[Factor]], out: list[Factor]) -> None:
                 _tie([o], [d])
 
 
-def _seen(node: Node, x: list[Factor], out: list[Factor]) -> list[Factor]:
-    """The dimensions of a view of x; ``out`` are new ones."""
-    if node.op == "transpose":
-        return [x[i] for i in node.attr["perm"]]
-    if node.op == "reshape":
-        _tie(x, out)
+class _Views:
+    """Views and copies of ranges. ``cut`` gathers those of which parts are taken or joined."""
+
+    def __init__(self) -> None:
+        self.cut: list[Factor] = []
+
+    def regrouped(self, dims: Sequence[Factor], shape: Sequence[int]) -> list[Factor]:
+        out = [Factor(n) for n in shape]
+        _tie(dims, out)
         return out
-    if node.op == "broadcast":
-        padded = [Factor(1)] * (len(out) - len(x)) + x
-        return [d if d.extent == o.extent else o for d, o in zip(padded, out, strict=True)]
-    at, times = node.attr["axis"] % len(x), node.attr["times"]
-    if times > 1:  # element i is element i // times of the operand: its axis is the outer factor
-        out[at].parts = (x[at], Factor(times))
-        return [*x[:at], out[at], *x[at + 1 :]]
-    return list(x)
+
+    def stretched(self, dims: Sequence[Factor], shape: Sequence[int]) -> list[Factor]:
+        padded = [*[Factor(1)] * (len(shape) - len(dims)), *dims]
+        return [d if d.extent == n else Factor(n) for d, n in zip(padded, shape, strict=True)]
+
+    def repeated(self, dim: Factor, times: int) -> Factor:
+        """Element i is element i // times of the operand: its axis is the outer factor."""
+        return dim if times == 1 else Factor(dim.extent * times, parts=(dim, Factor(times)))
+
+    def part(self, dim: Factor, start: int, stop: int) -> Factor:
+        part = Factor(stop - start)
+        self.cut += [dim, part]
+        return part
+
+    def joined(self, operands: Sequence[Sequence[Factor]], axis: int, shape: Sequence[int]) -> list[Factor]:
+        out = [Factor(n) for n in shape]
+        for dims in operands:
+            _tie([o for i, o in enumerate(out) if i != axis], [d for i, d in enumerate(dims) if i != axis])
+        self.cut += [*(dims[axis] for dims in operands), out[axis]]
+        return out
 
 
 class _Solver:
     def __init__(self, program: TensorProgram, apart: frozenset[str], data: bool = False) -> None:
         self.program, self.data = program, data
-        self.cut: list[Factor] = []
+        self.views = _Views()
         self.shared = {n: [Factor(e) for e in program[n].shape] for n in program.inputs if n not in apart}
         self.values: dict[str, list[Factor]] = {}
         self.uses: dict[tuple[int, int], list[Factor]] = {}
@@ -113,15 +128,8 @@ class _Solver:
             self.contracted[i] = [args[0][x] for x in sorted(over)]
             keep = node.attr.get("keepdims")
             out = [Factor(1) if x in over else d for x, d in enumerate(args[0]) if keep or x not in over]
-        elif kind == "view":
-            out = _seen(node, args[0], out)
-        elif self.data and kind == "data":
-            at = node.attr["axis"] % len(shape)
-            for arg in args:
-                for x, (d, o) in enumerate(zip(arg, out, strict=True)):
-                    if x != at:
-                        _tie([o], [d])
-            self.cut += [*(arg[at] for arg in args), out[at]]
+        elif node.entry.dims and (self.data or kind == "view"):
+            out = list(node.entry.dims(self.views, args, node.attr, shape))
         else:
             raise UnsupportedError(f"operator {node.op!r} ({node.output}) has no axis rule", "leave it outside of the region")
         self.values[node.output] = out
@@ -218,5 +226,5 @@ def _named(program: TensorProgram, solved: _Solver) -> AxisMap:
         tuple(Axis(a, extents[a]) for a in order),
         {n: named(d) for n, d in solved.values.items()},
         {k: named(d) for k, d in solved.uses.items()},
-        frozenset(a for dims in named(solved.cut) for a in dims),
+        frozenset(a for dims in named(solved.views.cut) for a in dims),
     )

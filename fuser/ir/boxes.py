@@ -3,6 +3,7 @@ that each piece comes from one part of a concatenation."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -33,6 +34,12 @@ def ranges(span: Range, cuts: Sequence[int]) -> list[Range]:
     """A range in pieces, split at the cuts inside of it."""
     inner = [x for x in cuts if span[0] < x < span[1]]
     return list(zip([span[0], *inner], [*inner, span[1]], strict=True))
+
+
+def ends(parts: Sequence[int]) -> list[Range]:
+    """Where parts that lie behind each other begin and end."""
+    found = list(itertools.accumulate(parts))
+    return list(zip([0, *found[:-1]], found, strict=True))
 
 
 def box_name(name: str, box: Box, shape: Sequence[int], view: Sequence[int] = ()) -> str:

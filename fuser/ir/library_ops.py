@@ -28,13 +28,14 @@ def _along(shapes: Sequence[Shape], attrs: Attrs) -> Shape:
     return tuple(1 if i in axes else n for i, n in enumerate(x) if keep or i not in axes)
 
 
-def _fold(name: str, numpy: Any, dtype: str = "", torch: tuple[str, ...] = ()) -> OpDef:
+def _fold(name: str, numpy: Any, dtype: str = "", torch: tuple[str, ...] = (), identity: float | None = None) -> OpDef:
     def call(x: Array, *, dim: int | None = None, keepdim: bool = False, **_: Any) -> Array:
         return np.asarray(numpy(x, axis=dim, keepdims=keepdim))
 
     attrs = ("dim", "keepdim", "dtype") if dtype else ("dim", "keepdim")
     rule = element_windows.along({"any": "or", "all": "and"}.get(name, name))
-    return OpDef(name, "library", 1, call, attrs=attrs, optional=attrs, torch=torch or (name,), shape=_along, element=rule)
+    return OpDef(name, "library", 1, call, attrs=attrs, optional=attrs, torch=torch or (name,), shape=_along, element=rule,
+                 identity=identity)  # fmt: skip
 
 
 def _rows(shapes: Sequence[Shape], _attrs: Attrs) -> Shape:
@@ -214,7 +215,7 @@ def _last(entry: OpDef) -> OpDef:
 
 
 LIBRARY: tuple[OpDef, ...] = (
-    _fold("prod", np.prod, torch=("prod", "prod.dim_int")),
+    _fold("prod", np.prod, torch=("prod", "prod.dim_int"), identity=1.0),
     _fold("argmax", np.argmax, "int64"),
     _fold("argmin", np.argmin, "int64"),
     _fold("any", np.any, "bool", torch=("any", "any.dim")),

@@ -16,6 +16,7 @@ from typing import TypeVar
 import numpy as np
 
 from fuser.errors import UnsupportedError
+from fuser.ir import dimensions
 from fuser.ir.interval import ANY
 from fuser.ir.interval import Domain
 from fuser.ir.scalar import Scalar
@@ -151,6 +152,8 @@ class OpDef:
     """Of a composite: the operators that it becomes, from a builder, the operands, and the attributes."""
     shape: Callable[[Sequence[Shape], Attrs], Shape] | None = None
     """Shape of the result; follows for element-wise operators and folds (:func:`fuser.ir.program.infer_shape`)."""
+    dims: Callable[..., Sequence[Any]] | None = None
+    """Of a view or a copy: what becomes of the dimensions of its operands (:mod:`fuser.ir.dimensions`)."""
     element: Callable[..., int] | None = None
     """Which elements of the operands one element of the result follows from, and how (:mod:`fuser.ir.element_rules`): whatever is
     made of such operators, and of element-wise ones, can be one kernel."""
@@ -165,6 +168,11 @@ class OpDef:
     def relabels(self) -> bool:
         """The same elements, under other indices or in another dtype."""
         return self.strided or self.typed == "named"
+
+    @property
+    def regroups(self) -> bool:
+        """The same elements row after row, under another shape: a view only of what lies so."""
+        return self.dims is dimensions.regroup
 
     @property
     def adds(self) -> bool:

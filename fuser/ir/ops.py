@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from fuser.errors import UnsupportedError
+from fuser.ir import dimensions
 from fuser.ir import element_rules
 from fuser.ir import shapes
 from fuser.ir.composite_ops import COMPOSITES
@@ -191,28 +192,29 @@ _ALL = (
           triton="nan_max", relay=("max",), torch=("amax", "max"), fraction="chosen", eager="amax axis:dim keepdims:keepdim"),
     # views and copies
     OpDef("reshape", "view", 1, lambda x, *, shape, **_: np.reshape(x, shape), linear=(True,), degree="same", attrs=("shape",),
-          shape=shapes.reshape, strided=True, flops=0, relay=("reshape", "squeeze", "expand_dims", "nn.batch_flatten"),
+          shape=shapes.reshape, dims=dimensions.regroup, strided=True, flops=0,
+          relay=("reshape", "squeeze", "expand_dims", "nn.batch_flatten"),
           torch=("view", "reshape", "_unsafe_view", "view_as", "flatten.using_ints", "unflatten.int", "unsqueeze",
                  "squeeze", "squeeze.dim", "squeeze.dims"), element=element_rules.reshape, fraction="same"),
     OpDef("transpose", "view", 1, lambda x, *, perm, **_: np.transpose(x, perm), linear=(True,), degree="same", attrs=("perm",),
-          shape=shapes.transpose, strided=True, flops=0, relay=("transpose",),
+          shape=shapes.transpose, dims=dimensions.permute, strided=True, flops=0, relay=("transpose",),
           torch=("permute", "transpose.int", "t", "mT", "numpy_T"), fraction="same",
           element=element_rules.transpose, eager="permute perm:dims"),
     OpDef("broadcast", "view", 1, lambda x, *, shape, **_: np.broadcast_to(x, shape), linear=(True,), degree="same",
-          attrs=("shape",), shape=shapes.broadcast, strided=True, flops=0, relay=("broadcast_to",),
+          attrs=("shape",), shape=shapes.broadcast, dims=dimensions.stretch, strided=True, flops=0, relay=("broadcast_to",),
           torch=("expand", "expand_as", "broadcast_to"), fraction="same",
           element=element_rules.broadcast, eager="broadcast_to shape:size"),
     OpDef("repeat", "view", 1, lambda x, *, axis, times, **_: np.repeat(x, times, axis), linear=(True,), degree="same",
-          attrs=("axis", "times"), shape=shapes.repeat, flops=0, relay=("repeat",),
+          attrs=("axis", "times"), shape=shapes.repeat, dims=dimensions.repeat, flops=0, relay=("repeat",),
           torch=("repeat_interleave.self_int",), element=element_rules.repeat,
           fraction="same", eager="repeat_interleave times:repeats axis:dim"),
     OpDef("concat", "data", -1, lambda *xs, axis, **_: np.concatenate(xs, axis), degree="equal", attrs=("axis",),
-          shape=shapes.concat, flops=0, relay=("concatenate", "stack"), torch=("cat", "stack"), fraction="part",
-          element=element_rules.concat,
-          eager=".concat"),
+          shape=shapes.concat, dims=dimensions.join, flops=0, relay=("concatenate", "stack"), torch=("cat", "stack"),
+          fraction="part", element=element_rules.concat, eager=".concat"),
     OpDef("slice", "data", 1, lambda x, *, axis, start, stop, **_: np.take(x, range(start, stop), axis), linear=(True,),
-          degree="same", attrs=("axis", "start", "stop"), shape=shapes.slice_of, strided=True, flops=0, relay=("strided_slice",),
-          torch=("slice.Tensor", "narrow"), element=element_rules.sliced, fraction="same", eager=".slice"),
+          degree="same", attrs=("axis", "start", "stop"), shape=shapes.slice_of, dims=dimensions.take, strided=True, flops=0,
+          relay=("strided_slice",), torch=("slice.Tensor", "narrow"), element=element_rules.sliced, fraction="same",
+          eager=".slice"),
     # what the importer keeps as it is: ``shape`` is the output's, ``callee`` the model's operator, ``detail`` its attributes
     # (JSON)
     OpDef("opaque", "opaque", -1, _opaque, attrs=("callee", "shape", "detail", "dtype", "field"), flops=0),

@@ -21,9 +21,9 @@ from fuser.errors import UnsupportedError
 from fuser.ir.access import Window
 from fuser.ir.boxes import Box
 from fuser.ir.boxes import Cuts
-from fuser.ir.boxes import Range
 from fuser.ir.boxes import box_name
 from fuser.ir.boxes import cuts_through_reshape
+from fuser.ir.boxes import ends
 from fuser.ir.boxes import extents
 from fuser.ir.boxes import merged
 from fuser.ir.boxes import no_cuts
@@ -144,6 +144,32 @@ class _CompositeError(Exception):
     """A composite whose result is needed in pieces."""
 
 
+@dataclass(frozen=True)
+class _CutViews:
+    """Views and copies of places where dimensions are cut; ``shapes`` are those of the operands."""
+
+    shapes: Sequence[Sequence[int]]
+
+    def regrouped(self, dims: Cuts, shape: Sequence[int]) -> Cuts:
+        return cuts_through_reshape(dims, self.shapes[0], shape)
+
+    def stretched(self, dims: Cuts, shape: Sequence[int]) -> Cuts:
+        return of_result(dims, len(shape))
+
+    def repeated(self, dim: Sequence[int], times: int) -> tuple[int, ...]:
+        return tuple(p * times for p in dim)
+
+    def part(self, dim: Sequence[int], start: int, stop: int) -> tuple[int, ...]:
+        return tuple(p - start for p in dim if start < p < stop)
+
+    def joined(self, operands: Sequence[Cuts], axis: int, shape: Sequence[int]) -> Cuts:
+        parts = ends([s[axis] for s in self.shapes])
+        points = (start + p for (start, _), x in zip(parts, operands, strict=True) for p in (0, *x[axis]))
+        found = [*merged(operands, len(shape))]
+        found[axis] = tuple(sorted({*points} - {0}))
+        return tuple(found)
+
+
 class _Boxes:
     """Forward: where tensors must be cut; backward: which boxes of each are needed; forward again: the new program."""
 
@@ -188,21 +214,21 @@ class _Boxes:
         for node in self.program.nodes:
             if node.output in self.stops:
                 found[node.output] = node.output
-            elif node.op == "reshape" and node.inputs[0] in found:
+            elif node.regroups and node.inputs[0] in found:
                 found[node.output] = found[node.inputs[0]]
         return found
 
     def cut(self, node: Node) -> Cuts:
         sides, shape = [self.cuts[n] for n in node.inputs], self.shape[node.output]
         kind, rank = node.entry.kind, len(shape)
-        if node.op == "concat":
-            return self.cut_concat(node, sides)
+        if node.entry.dims is not None:
+            return tuple(node.entry.dims(_CutViews([self.shape[n] for n in node.inputs]), sides, node.attr, shape))
         if not any(any(s) for s in sides):
             return no_cuts(rank)
         x = sides[0]
         if kind == "composite":
             raise _CompositeError
-        if kind == "map" or node.op == "broadcast":
+        if kind == "map":
             return merged([of_result(s, rank) for s in sides], rank)
         if node.contracts:
             a, b = sides
@@ -212,34 +238,7 @@ class _Boxes:
             over = {i % len(x) for i in node.attr["axis"]}
             keep = node.attr.get("keepdims")
             return tuple(() if i in over else c for i, c in enumerate(x) if keep or i not in over)
-        if node.op == "transpose":
-            return tuple(x[i] for i in node.attr["perm"])
-        if node.op == "reshape":
-            return cuts_through_reshape(x, self.shape[node.inputs[0]], shape)
-        if node.op == "repeat":
-            axis = node.attr["axis"] % rank
-            return tuple(tuple(p * node.attr["times"] for p in c) if i == axis else c for i, c in enumerate(x))
-        if node.op == "slice":
-            axis, start, stop = node.attr["axis"] % rank, node.attr["start"], node.attr["stop"]
-            return tuple(tuple(p - start for p in c if start < p < stop) if i == axis else c for i, c in enumerate(x))
         raise UnsupportedError(f"operator {node.op!r} ({node.output}) cannot work on parts of a concatenation")
-
-    def cut_concat(self, node: Node, sides: Sequence[Cuts]) -> Cuts:
-        rank = len(self.shape[node.output])
-        axis = node.attr["axis"] % rank
-        found = [set[int]() for _ in range(rank)]
-        for i, (start, stop) in enumerate(self.parts(node)):
-            for d, points in enumerate(sides[i]):
-                found[d] |= {p + start for p in points} if d == axis else set(points)
-            found[axis] |= {start, stop}
-        found[axis] -= {0, self.shape[node.output][axis]}
-        return tuple(tuple(sorted(f)) for f in found)
-
-    def parts(self, node: Node) -> list[Range]:
-        """Where the operands of a concatenation lie in it."""
-        axis = node.attr["axis"] % len(self.shape[node.output])
-        ends = list(itertools.accumulate(self.shape[n][axis] for n in node.inputs))
-        return list(zip([0, *ends[:-1]], ends, strict=True))
 
     # -- what a box of a result needs -----------------------------------------------------------------------------------------
 
@@ -263,7 +262,7 @@ class _Boxes:
             return [(n, of_operand(box, s)) for n, s in zip(node.inputs, shapes, strict=True)]
         if node.op == "concat":
             axis = node.attr["axis"] % len(box)
-            for name, (start, stop) in zip(node.inputs, self.parts(node), strict=True):
+            for name, (start, stop) in zip(node.inputs, ends([s[axis] for s in shapes]), strict=True):
                 if start <= box[axis][0] and box[axis][1] <= stop:
                     return [(name, _moved(box, axis, -start))]
             raise UnsupportedError(f"{node.output!r} is needed across the parts that it is concatenated from")
@@ -345,7 +344,7 @@ class _Boxes:
             self.windows[label] = Window(source, shape, tuple(start for start, _ in box), view)
 
     def node(self, node: Node, box: Box) -> Ref:
-        if node.op in ("slice", "concat"):
+        if node.entry.kind == "data":
             ((name, part),) = self.operands(node, box)
             return self.refs[name, part]
         label, dtype = box_name(node.output, box, self.shape[node.output]), self.program[node.output].dtype

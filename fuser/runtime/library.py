@@ -66,7 +66,7 @@ def views_of(graph: KernelGraph) -> dict[str, LibraryKernel]:
         if not isinstance(kernel, LibraryKernel) or not kernel.entry.strided:
             continue
         strided = kernel.args[0] in found and not _contiguous(kernel.args[0], found)
-        if kernel.output in (*graph.outputs, *generated) or (kernel.op == "reshape" and strided):
+        if kernel.output in (*graph.outputs, *generated) or (kernel.regroups and strided):
             continue
         found[kernel.output] = kernel
     return found
@@ -85,7 +85,7 @@ def summary(graph: KernelGraph) -> str:
 
 
 def _contiguous(name: str, views: Mapping[str, LibraryKernel]) -> bool:
-    return name not in views or (views[name].op == "reshape" and _contiguous(views[name].args[0], views))
+    return name not in views or (views[name].regroups and _contiguous(views[name].args[0], views))
 
 
 def behind(graph: KernelGraph) -> dict[str, str]:
@@ -124,7 +124,7 @@ def value_of(name: str, views: Mapping[str, LibraryKernel], table: Mapping[str, 
 
 def bind_library(op: str, attrs: Mapping[str, Any], args: list[Any], out: Any) -> Callable[[], None]:
     """A call that writes ``op`` of ``args`` into ``out``. Nothing is allocated but by operators that :func:`allocates` names."""
-    if op == "matmul":
+    if op_def(op).kind == "contract":
         return _matmul(args[0], args[1], out)
     call = _with_out(op, attrs, args, out)
     if call is not None:
@@ -138,7 +138,7 @@ def bind_library(op: str, attrs: Mapping[str, Any], args: list[Any], out: Any) -
 
 def repeated(op: str, attrs: Mapping[str, Any], x: Any, out: Any) -> Callable[[list[Any], Any], None]:
     """The same for tensors like ``x`` and ``out`` that are only known at each call: operands, and what is written."""
-    if op in ("matmul", "reshape", "repeat") or op_def(op).relabels:
+    if op_def(op).kind in ("contract", "view") or op_def(op).relabels:
         return lambda xs, y: bind_library(op, attrs, xs, y)()
     into = writes(op_def(op), attrs)
     if into is None or (op_def(op).kind == "library" and not _typed(op, x.dtype, out.dtype)):
@@ -165,11 +165,11 @@ def taken(x: Any, like: Any, apart: Sequence[Any], aligned: int) -> Any:
 def _with_out(op: str, attrs: Mapping[str, Any], xs: list[Any], out: Any) -> Callable[[], Any] | None:
     """The form of an operator that writes into a given tensor, if torch has one."""
     x = xs[0]
-    if op == "reshape":
+    if op_def(op).regroups:
         seen = out.view(x.shape)  # torch would copy a strided operand now, not when it is called
         return lambda: seen.copy_(x)
     if op_def(op).relabels:
-        source = x if op == "cast" else apply(op, [x], attrs)
+        source = x if op_def(op).typed == "named" else apply(op, [x], attrs)
         return lambda: out.copy_(source)
     if op == "repeat":
         axis, times = attrs["axis"] % x.dim(), attrs["times"]

@@ -40,6 +40,7 @@ from search.buckets.site import fold_of
 from search.buckets.site import tame
 from search.buckets.site import value_of
 from search.buckets.trials import tried
+from search.buckets.views import Views
 
 HINT = "give that dimension a fixed size (export without it being dynamic), or leave the model to torch"
 
@@ -300,47 +301,13 @@ class _Walk:
         )
 
     def _view(self, site: Site, args: list[Value]) -> Dims:
-        node, x, shape = site.node, args[0], site.program[site.node.output].shape
-        if node.op == "transpose":
-            return tuple(x.dims[i] for i in node.attr["perm"])
-        if node.op == "reshape":
-            return places.reshaped(x.dims, shape)
-        if node.op == "repeat":
-            at, times = node.attr["axis"] % len(shape), node.attr["times"]
-            if times != site.its.attr["times"]:
-                raise UnsupportedError("repeats as often as a size says")
-            return (*x.dims[:at], places.normal((*x.dims[at], Factor(times))), *x.dims[at + 1 :])
-        if node.op != "broadcast":
-            raise UnsupportedError("is a view that nothing is known of")
-        new = self.dims(shape, site.other[site.its.output].shape)
-        given = ((),) * (len(shape) - len(x.dims)) + x.dims
-        return tuple(d if places.extent(d) == n and n > 1 else e for d, e, n in zip(given, new, shape, strict=True))
-
-    def _data(self, site: Site, args: list[Value]) -> Dims:
-        node, shape = site.node, site.program[site.node.output].shape
-        at = node.attr["axis"] % len(shape)
-        if node.op == "concat":
-            if len(args) > 1 and any(places.symbols(a.dims[at]) for a in args):
-                raise UnsupportedError("joins tensors along a padded dimension")
-            rest = places.aligned([(*a.dims[:at], *a.dims[at + 1 :]) for a in args], len(shape) - 1)
-            return (*rest[:at], places.whole(shape[at]), *rest[at:])
-        if node.op != "slice":
+        if site.node.entry.dims is None:
             raise UnsupportedError("moves elements in a way that nothing is known of")
-        x, start, stop = args[0], node.attr["start"], node.attr["stop"]
-        theirs = site.its.attr["start"], site.its.attr["stop"]
-        names = places.symbols(x.dims[at])
-        if start != theirs[0] or (names and len(x.dims[at]) > 1):
-            raise UnsupportedError("takes a part that begins where a size says")
-        if names and (start, stop) == theirs:
-            self.least[names[0]] = max(self.least.get(names[0], 1), stop)
-            part = places.whole(stop - start)
-        elif stop == theirs[1]:
-            part = places.whole(stop - start)
-        elif start == 0:
-            (part,) = self.dims((stop,), (theirs[1],))
-        else:
-            raise UnsupportedError("takes a part that ends where a size says")
-        return (*x.dims[:at], part, *x.dims[at + 1 :])
+        of = Views(site, self.dims, self.least)
+        shape = site.program[site.node.output].shape
+        return tuple(site.node.entry.dims(of, [x.dims for x in args], site.node.attr, shape))
+
+    _data = _view
 
     # -- operators of several, and of others --------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ import numpy as np
 from fuser.errors import UnsupportedError
 from fuser.ir.builder import Ref
 from fuser.ir.composites import alone
+from fuser.ir.ops import OPS
 from fuser.ir.ops import Array
 from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram
@@ -108,13 +109,11 @@ def value_of(node: Node, xs: list[Array], attrs: Mapping[str, Any]) -> Any:
         return node.entry.numpy(*xs, **attrs)
 
 
-_FOLDS = {"sum": 0.0, "count_nonzero": 0.0, "prod": 1.0}
-"""What libraries fold, and what leaves the fold as it is: a trial does not tell where products are close to 0."""
-
-
 def fold_of(node: Node) -> float | None:
-    """The identity of a fold that is a library's, or torch's as it stands."""
-    return _FOLDS.get(str(node.attr["callee"]).split(".")[1] if "callee" in node.attr else node.op)
+    """The identity of a fold that is a library's, or torch's as it stands: a trial does not tell where products are near 0."""
+    name = str(node.attr["callee"]).split(".")[1] if "callee" in node.attr else node.op
+    identity = 0.0 if name == "count_nonzero" else OPS[name].identity if name in OPS else None
+    return None if identity is None or math.isinf(identity) else identity
 
 
 _PROBES = np.array([-100.0, -1.0, 0.0, 1.0, 100.0])
