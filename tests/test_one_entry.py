@@ -37,6 +37,7 @@ from fuser.runtime.torch_program import reference
 from fuser.superopt.generate.generator import Limits
 from fuser.superopt.generate.generator import generate
 from fuser.superopt.structures import one_kernel
+from fuser.superopt.structures import structures
 from fuser.superopt.verify.verdict import Accepted
 from fuser.superopt.verify.verdict import Verified
 from fuser.superopt.verify.verifier import verify
@@ -223,3 +224,25 @@ def test_entries_of_other_kinds_are_imported(kind: str, monkeypatch: pytest.Monk
     given = np.random.default_rng(0).standard_normal((3, 8)).astype(np.float32)
     for (got,) in (imported.evaluate({"x": given}).values(), imported.model.evaluate({"x": given})):
         np.testing.assert_allclose(got, np.hypot(given, given) if entry is HYPOT else given.min(1, keepdims=True), rtol=1e-5)
+
+
+def test_a_view_is_a_rule_of_its_dimensions(monkeypatch: pytest.MonkeyPatch) -> None:
+    def across(x: Any) -> tuple[Any, ...]:
+        return (*x[:-2], x[-1], x[-2])
+
+    entry = OpDef("across", "view", 1, lambda x, **_: np.swapaxes(x, -1, -2), linear=(True,), degree="same", flops=0,
+                  fraction="same", shape=lambda shapes, _: across(shapes[0]), dims=lambda _of, xs, *_: across(xs[0]))  # fmt: skip
+    monkeypatch.setitem(ops.OPS, "across", entry)
+    b = Builder("views")
+    x, v = b.input("X", (32, 48)), b.input("V", (40, 48))
+    halves = b.op("concat", *(b.op("slice", v, axis=1, start=i, stop=i + 24) for i in (24, 0)), axis=1)
+    p = b.build(Y=b.relu(x @ b.op("across", halves)))
+    given = {n: a.astype(np.float64) for n, a in p.random_inputs(np.random.default_rng(0), 0.3).items()}
+    wanted = np.maximum(given["X"] @ np.roll(given["V"], 24, 1).T, 0)
+    np.testing.assert_allclose(p.evaluate(given)["Y"], wanted, rtol=1e-6)
+    (graph, *_) = structures(p)
+    assert any(s.access and s.access.window for s in graph.blocks[0].loads) and isinstance(verify(p, graph), Accepted)
+    tiles = Schedule(
+        (KernelSchedule(tuple((a.name, 16) for a in graph.blocks[0].axes if a.name not in graph.blocks[0].reduced)),)
+    )
+    np.testing.assert_allclose(interpret(graph, tiles, given)["Y"], wanted, rtol=1e-6)

@@ -19,18 +19,17 @@ from functools import cached_property
 
 from fuser.errors import UnsupportedError
 from fuser.ir.access import Window
+from fuser.ir.box_views import CutViews
+from fuser.ir.box_views import needed
 from fuser.ir.boxes import Box
 from fuser.ir.boxes import Cuts
 from fuser.ir.boxes import box_name
-from fuser.ir.boxes import cuts_through_reshape
-from fuser.ir.boxes import ends
 from fuser.ir.boxes import extents
 from fuser.ir.boxes import merged
 from fuser.ir.boxes import no_cuts
 from fuser.ir.boxes import of_operand
 from fuser.ir.boxes import of_result
 from fuser.ir.boxes import ranges
-from fuser.ir.boxes import through_reshape
 from fuser.ir.boxes import union
 from fuser.ir.boxes import whole
 from fuser.ir.builder import Builder
@@ -144,32 +143,6 @@ class _CompositeError(Exception):
     """A composite whose result is needed in pieces."""
 
 
-@dataclass(frozen=True)
-class _CutViews:
-    """Views and copies of places where dimensions are cut; ``shapes`` are those of the operands."""
-
-    shapes: Sequence[Sequence[int]]
-
-    def regrouped(self, dims: Cuts, shape: Sequence[int]) -> Cuts:
-        return cuts_through_reshape(dims, self.shapes[0], shape)
-
-    def stretched(self, dims: Cuts, shape: Sequence[int]) -> Cuts:
-        return of_result(dims, len(shape))
-
-    def repeated(self, dim: Sequence[int], times: int) -> tuple[int, ...]:
-        return tuple(p * times for p in dim)
-
-    def part(self, dim: Sequence[int], start: int, stop: int) -> tuple[int, ...]:
-        return tuple(p - start for p in dim if start < p < stop)
-
-    def joined(self, operands: Sequence[Cuts], axis: int, shape: Sequence[int]) -> Cuts:
-        parts = ends([s[axis] for s in self.shapes])
-        points = (start + p for (start, _), x in zip(parts, operands, strict=True) for p in (0, *x[axis]))
-        found = [*merged(operands, len(shape))]
-        found[axis] = tuple(sorted({*points} - {0}))
-        return tuple(found)
-
-
 class _Boxes:
     """Forward: where tensors must be cut; backward: which boxes of each are needed; forward again: the new program."""
 
@@ -222,7 +195,7 @@ class _Boxes:
         sides, shape = [self.cuts[n] for n in node.inputs], self.shape[node.output]
         kind, rank = node.entry.kind, len(shape)
         if node.entry.dims is not None:
-            return tuple(node.entry.dims(_CutViews([self.shape[n] for n in node.inputs]), sides, node.attr, shape))
+            return tuple(node.entry.dims(CutViews([self.shape[n] for n in node.inputs]), sides, node.attr, shape))
         if not any(any(s) for s in sides):
             return no_cuts(rank)
         x = sides[0]
@@ -260,14 +233,13 @@ class _Boxes:
         kind, x = node.entry.kind, node.inputs[0]
         if kind == "map":
             return [(n, of_operand(box, s)) for n, s in zip(node.inputs, shapes, strict=True)]
-        if node.op == "concat":
-            axis = node.attr["axis"] % len(box)
-            for name, (start, stop) in zip(node.inputs, ends([s[axis] for s in shapes]), strict=True):
-                if start <= box[axis][0] and box[axis][1] <= stop:
-                    return [(name, _moved(box, axis, -start))]
-            raise UnsupportedError(f"{node.output!r} is needed across the parts that it is concatenated from")
-        if node.op == "slice":
-            return [(x, _moved(box, node.attr["axis"] % len(box), node.attr["start"]))]
+        if node.entry.dims is not None:
+            try:
+                return needed(node, box, shapes, self.shape[node.output])
+            except UnsupportedError:
+                if not node.regroups or x not in self.memory:
+                    raise
+                return []  # a box of what lies in memory, seen in another shape
         if node.contracts:
             a, b = shapes
             left = (*of_operand(box[:-2], a[:-2]), box[-2], (0, a[-1]))
@@ -277,33 +249,11 @@ class _Boxes:
             own = iter(box)
             found = [(0, n) if i in over and not node.attr.get("keepdims") else next(own) for i, n in enumerate(shapes[0])]
             return [(x, tuple((0, n) if i in over else r for i, (r, n) in enumerate(zip(found, shapes[0], strict=True))))]
-        if kind == "view":
-            return self.under_view(node, box)
         if box == whole(self.shape[node.output]):
             return [(n, whole(s)) for n, s in zip(node.inputs, shapes, strict=True)]
         if kind == "composite":
             raise _CompositeError
         raise UnsupportedError(f"operator {node.op!r} ({node.output}) is needed in parts")
-
-    def under_view(self, node: Node, box: Box) -> list[tuple[str, Box]]:
-        """As :meth:`operands`, of a view."""
-        (x,), shape = node.inputs, self.shape[node.inputs[0]]
-        if node.op == "transpose":
-            perm = node.attr["perm"]
-            return [(x, tuple(box[perm.index(i)] for i in range(len(box))))]
-        if node.op == "reshape":
-            try:
-                return [(x, through_reshape(box, self.shape[node.output], shape))]
-            except UnsupportedError:
-                if x not in self.memory:
-                    raise
-                return []  # a box of what lies in memory, seen in another shape
-        if node.op == "broadcast":
-            return [(x, of_operand(box, shape))]
-        axis, times = node.attr["axis"] % len(box), node.attr["times"]
-        if box[axis][0] % times or box[axis][1] % times:
-            raise UnsupportedError(f"operator {node.op!r} ({node.output}) is needed in parts")
-        return [(x, tuple((lo // times, hi // times) if i == axis else (lo, hi) for i, (lo, hi) in enumerate(box)))]
 
     # -- the new program ------------------------------------------------------------------------------------------------------
 
@@ -388,7 +338,3 @@ class _Boxes:
             if name == base.tensor and box[base.dim] == (0, size):
                 return Extent(ref.name, base.dim)
         return size
-
-
-def _moved(box: Box, axis: int, by: int) -> Box:
-    return tuple((a + by, b + by) if i == axis else (a, b) for i, (a, b) in enumerate(box))
