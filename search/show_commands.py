@@ -20,7 +20,6 @@ from fuser.device import Device
 from fuser.errors import UsageError
 from fuser.ir.candidate import scheduled_blocks
 from fuser.ir.mugraph import KernelGraph
-from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from fuser.ir.text import describe
 from fuser.ir.text import dot
@@ -38,6 +37,7 @@ from search.layouts.report import costs
 from search.layouts.report import document
 from search.layouts.report import planned
 from search.layouts.report import rows
+from search.layouts.report import written
 from search.layouts.tiles import near
 from search.tune import rank_graph
 from search.tune import tune_fast
@@ -110,27 +110,31 @@ def _scheduled(graph: str, named: bool, schedule: str | None, device: Device) ->
 
 
 def _show_layouts(found: KernelGraph, schedule: Schedule, device: Device, form: str, fixed: bool, json: bool) -> None:
-    made: list[Planned] = []
+    made: list[tuple[Planned, Planned | None]] = []
     for block, own in scheduled_blocks(found, schedule):
-        tries: Sequence[KernelSchedule] = (own,) if fixed else (own, *near(block, own, device))
-        made.append(planned(block, tries, device))
+        tries = (own,) if fixed else (own, *near(block, own, device))
+        made.append((planned(block, tries, device), written(block, tries, device) if form == "layouts" else None))
     if json:
-        print_json({"target": device.name, "hypothetical": device.hypothetical, "kernels": [document(p, device) for p in made]})
+        print_json(
+            {"target": device.name, "hypothetical": device.hypothetical, "kernels": [document(p, device, g) for p, g in made]}
+        )
         return
     if not made:
         print_text(f"{found.name} has no generated kernel: libraries compute it")
-    for p in made:
+    for p, gluon in made:
         if p.plan is None or p.facts is None:
             print_text(f"{p.block.name}: {p.schedule}\nno layouts: {p.why}")
         elif form == "specs":
             print_text(f"// {p.block.name}: {p.schedule}\n// on {device.title}, {p.us:.2f} µs by the solver of layouts")
             print_text(shown(decompose(p.facts.tiles, p.plan, device.arch), p.plan))
         else:
-            _show_plan(p, device)
+            _show_plan(p, gluon, device)
 
 
-def _show_plan(p: Planned, device: Device) -> None:
+def _show_plan(p: Planned, gluon: Planned | None, device: Device) -> None:
     assert p.plan is not None
     print_table(f"{p.block.name}: {p.schedule}", ("what", "choice", "how"), rows(p))
     notes = [*p.plan.limits, f"{p.modes} ways to share the work, {p.asked} of them solved"]
+    if gluon is not None:
+        notes.append(f"in Gluon, {gluon.us:.2f} µs: --schedule '{gluon.schedule}'")
     print_table(f"{p.us:.2f} µs on {device.title}", ("", "of it", "µs >"), costs(p), notes)

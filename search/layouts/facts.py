@@ -15,9 +15,13 @@ from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import Stmt
 from fuser.ir.program import DTYPE_BYTES
 from fuser.ir.schedule import KernelSchedule
+from fuser.lower.gluon.choices import row_axis
+from fuser.lower.options import BACKEND
 from fuser.lower.options import PERSISTENT
 from fuser.lower.tiles import Tiles
 
+WGMMA = 90
+"""The architecture that has ``wgmma``."""
 WGMMA_ROWS = 64
 Dims = tuple[str, ...]
 
@@ -25,17 +29,23 @@ Dims = tuple[str, ...]
 @dataclass(frozen=True, eq=False)
 class Facts:
     """A block with its schedule bound, on a device. ``rows`` is the axis of every product's rows (without products, of the first
-    tile of two dimensions), empty where there is none."""
+    tile of two dimensions), empty where there is none. A schedule for Gluon allows what its generator writes."""
 
     tiles: Tiles
     device: Device
     rows: str
 
+    @property
+    def written(self) -> bool:
+        """Only what :mod:`fuser.lower.gluon` writes is allowed: a producer, loaded operands in shared memory, the schedule's
+        stages, one block an SM."""
+        return BACKEND.of(self.tiles.schedule) == "gluon"
+
     @staticmethod
     def of(block: BlockGraph, schedule: KernelSchedule, device: Device) -> Facts:
         """Raises :class:`NoValidKernelError` where its tiles are no single powers of two, or have more than two dimensions."""
         tiles = Tiles.of(block, schedule)
-        found = Facts(tiles, device, _rows(tiles))
+        found = Facts(tiles, device, rows_of(tiles))
         for axis, pieces in tiles.pieces.items():
             if len(pieces) > 1 and not (axis == found.rows and found.grouped):
                 raise NoValidKernelError(
@@ -63,7 +73,7 @@ class Facts:
     def grouped(self) -> bool:
         """Warp groups can do all of its products."""
         fits = all(self.size(self.rows) % WGMMA_ROWS == 0 and self.tiles.dot_dtype(s) != "float32" for s in self.dots)
-        return bool(self.dots) and self.device.arch == 90 and fits
+        return bool(self.dots) and self.device.arch == WGMMA and fits
 
     @cached_property
     def order(self) -> tuple[Stmt, ...]:
@@ -147,19 +157,9 @@ class Facts:
         return tuple(dims), strides.get(dims[0], 1) if len(dims) > 1 else 1
 
 
-def _rows(tiles: Tiles) -> str:
-    dots = [s for s in tiles.block.computes if tiles.is_dot(s)]
-    if odd := [s for s in tiles.block.computes if s.contracts and s not in dots]:
-        raise NoValidKernelError(f"the product {odd[0].value!r} of {tiles.block.name!r} is none of rows and columns")
-    rows = dict.fromkeys(tiles.natural(s)[0] for s in dots)
-    if len(rows) > 1:
-        raise NoValidKernelError(
-            f"the products of {tiles.block.name!r} have different rows, {' and '.join(map(repr, rows))}",
-            "name a schedule whose products have one",
-        )
-    if rows:
-        return next(iter(rows))
-    for s in tiles.block.stmts:
-        if s.kind != "store" and len(dims := tiles.natural(s)) == 2 and dims[0] not in tiles.block.reduced:
-            return dims[0]
-    return ""
+def rows_of(tiles: Tiles) -> str:
+    """The axis of the rows. Raises :class:`NoValidKernelError` where products have different ones."""
+    try:
+        return row_axis(tiles)
+    except NoValidKernelError as error:
+        raise NoValidKernelError(error.message, "name another schedule") from None

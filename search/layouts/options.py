@@ -90,7 +90,7 @@ class Maker(Kernel):
                 if f.inside(load) and stages:
                     late = max(0.0, self.fetch - (stages - 1) * self.trip) - (self.fetch if stages == 1 and f.trips == 1 else 0)
                     moved.append(self.chain(f"{LATE}{load.value}", f.trips * max(late, 0.0)))
-                for place in ("shared", "registers") if left else ("shared",):
+                for place in ("shared", "registers") if left and not f.written else ("shared",):
                     read = self._read(load, users, place) * (1 + conflicts)
                     wait = (
                         f.times[load] * (lay.ROUND_TRIP + read / max(f.turns, 1)) if place == "registers" and f.grouped else 0.0
@@ -109,6 +109,8 @@ class Maker(Kernel):
         return added(*found, self.busy("copy", times * size / line * PER_LINE) if ring.by == "tma" else ())
 
     def _stages(self, load: Stmt) -> tuple[int, ...]:
+        if self.f.inside(load) and self.f.written:
+            return (max(self.f.tiles.schedule.num_stages, 1),)
         if self.f.inside(load):
             return tuple(s for s in STAGES if s <= max(self.f.trips, 2))
         return (1, 2) if self.f.persistent else (1,)

@@ -25,13 +25,18 @@ from fuser.ir.layout.plan import LayoutPlan
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.schedule import KernelSchedule
 from fuser.lower.decompose import decompose
+from fuser.lower.gluon.source import generate_gluon
 from fuser.lower.spec_text import shown
+from fuser.lower.tiles import Tiles
+from search.layouts.facts import WGMMA
 from search.layouts.facts import Facts
 from search.layouts.problem import MEANING
 from search.layouts.problem import UNITS
 from search.layouts.solve import Solved
 from search.layouts.solve import as_plan
 from search.layouts.solve import solved
+from search.layouts.tiles import in_gluon
+from search.layouts.tiles import ways_to_load
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +69,21 @@ def planned(block: BlockGraph, schedules: Sequence[KernelSchedule], device: Devi
     s, schedule = best
     us = s.choice.total / device.clock * 1e6
     return Planned(block, schedule, s.problem.about[0], as_plan(s), us, s.modes, s.asked)
+
+
+def written(block: BlockGraph, schedules: Sequence[KernelSchedule], device: Device) -> Planned | None:
+    """The best plan that Gluon's generator writes, near any of some schedules; None where it writes none."""
+    if device.arch != WGMMA:
+        return None
+    tiles = planned(block, [in_gluon(s) for s in schedules], device)
+    found = planned(block, list(ways_to_load(tiles.schedule, device)), device) if tiles.plan else tiles
+    if found.plan is None:
+        return None
+    try:
+        generate_gluon(Tiles.of(block, found.schedule), block.name)
+    except (NoValidKernelError, UnsupportedError):
+        return None
+    return found
 
 
 def brief(layout: Registers | Shared) -> str:
@@ -121,7 +141,8 @@ def costs(found: Planned) -> list[tuple[str, str, str]]:
     return table
 
 
-def document(found: Planned, device: Device) -> dict[str, Any]:
+def document(found: Planned, device: Device, gluon: Planned | None = None) -> dict[str, Any]:
+    """``gluon``: the best that its generator writes."""
     about: dict[str, Any] = {"kernel": found.block.name, "schedule": str(found.schedule)}
     if found.plan is None or found.facts is None:
         return about | {"plan": None, "why": str(found.why)}
@@ -131,6 +152,8 @@ def document(found: Planned, device: Device) -> dict[str, Any]:
             d["layout"] = x.layout.gluon
     plan["costs"] = dict(found.plan.costs)
     text = shown(decompose(found.facts.tiles, found.plan, device.arch), found.plan)
+    if gluon is not None:
+        about |= {"gluon": {"schedule": str(gluon.schedule), "estimate_us": gluon.us}}
     return about | {
         "estimate_us": found.us,
         "modes": found.modes,

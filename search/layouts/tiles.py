@@ -1,4 +1,7 @@
-"""Schedules near one, whose tiles warp groups can share: rows of one to four groups, columns and sums that are powers of two."""
+"""Schedules near one, whose tiles warp groups can share: rows of one to four groups, columns and sums that are powers of two.
+
+A schedule for Gluon has neighbours that its generator writes: groups as warps, stages, blocks that stay (``persistent``).
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,23 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from fuser.device import Device
+from fuser.errors import NoValidKernelError
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import bind
+from fuser.lower.gluon.source import TAKEN
+from fuser.lower.options import BACKEND
+from fuser.lower.options import PERSISTENT
+from fuser.lower.options import option_of
 from fuser.lower.pieces import next_power
+from fuser.lower.tiles import Tiles
+from search.layouts.facts import WGMMA
 from search.layouts.facts import WGMMA_ROWS
+from search.layouts.facts import rows_of
 from search.layouts.modes import MOST_GROUPS
 
 LOOPS = (32, 64, 128, 256)
-MOST = 48
-"""Schedules that are tried."""
+STAGES = (2, 3, 4)
 
 
 def near(block: BlockGraph, schedule: KernelSchedule, device: Device) -> Iterator[KernelSchedule]:
@@ -26,19 +36,30 @@ def near(block: BlockGraph, schedule: KernelSchedule, device: Device) -> Iterato
     if rounded != schedule.tile:
         yield replace(schedule, tiles=tuple(sorted((schedule.tile | rounded).items())))
     dots = [s for s in bound.computes if s.contracts]
-    if not dots or device.arch != 90:
+    if not dots or device.arch != WGMMA:
         return
-    rows = set.intersection(*(set(s.axes) for s in dots)) - set(bound.reduced)
-    tall = [a for a in rows if bound.extents[a] >= WGMMA_ROWS]
-    looped = [a for a in schedule.order.axes if a in rounded]
-    sizes = {a: [n for n in LOOPS if n <= next_power(bound.extents[a])] or [rounded[a]] for a in looped if a not in tall}
-    flat = list(itertools.product(*sizes.values()))
-    found = 0
-    for row in tall:
-        for groups in range(1, MOST_GROUPS + 1):
-            for values in flat:
-                tiles = rounded | {row: WGMMA_ROWS * groups} | dict(zip(sizes, values, strict=True))
-                found += 1
-                if found > MOST:
-                    return
-                yield replace(schedule, tiles=tuple(sorted(tiles.items())), num_warps=4 * groups)
+    try:
+        row = rows_of(Tiles.of(block, schedule))
+    except NoValidKernelError:
+        return
+    if bound.extents[row] < WGMMA_ROWS:
+        return
+    cut = [a for a, p in plans.items() if a in rounded and a != row and (a in schedule.order.axes or p.grid > 1)]
+    cut = [a for a in cut if rounded[a] > 1 and any(a in s.related for s in dots) and bound.extents[a] >= LOOPS[0]]
+    sizes = [[n for n in LOOPS if n <= next_power(bound.extents[a])] for a in cut]
+    for groups, *values in itertools.product(range(1, MOST_GROUPS + 1), *sizes):
+        tiles = rounded | {row: WGMMA_ROWS * groups} | dict(zip(cut, values, strict=True))
+        yield replace(schedule, tiles=tuple(sorted(tiles.items())), num_warps=4 * groups)
+
+
+def in_gluon(schedule: KernelSchedule, stages: int = 3, programs: int = 0) -> KernelSchedule:
+    """The schedule as Gluon's generator takes it; ``programs``: blocks that stay."""
+    dropped = {k: None for k, _ in schedule.knobs if (option := option_of(k)) is None or option.name not in TAKEN}
+    knobs = {BACKEND.key(): "gluon", PERSISTENT.key(): programs or None}
+    return replace(schedule.with_knobs(**dropped).with_knobs(**knobs), num_stages=stages)
+
+
+def ways_to_load(schedule: KernelSchedule, device: Device) -> Iterator[KernelSchedule]:
+    """A schedule for Gluon with each number of stages, of blocks that end and of blocks that stay."""
+    for stages, programs in itertools.product(STAGES, (0, device.sm_count)):
+        yield in_gluon(schedule, stages, programs)
