@@ -113,7 +113,9 @@ class Maker(Kernel):
             return (max(self.f.tiles.schedule.num_stages, 1),)
         if self.f.inside(load):
             return tuple(s for s in STAGES if s <= max(self.f.trips, 2))
-        return (1, 2) if self.f.persistent else (1,)
+        if self.f.persistent:  # the next tile's can come while this one is computed
+            return (2,) if self.f.written else (1, 2)
+        return (1,)
 
     def _read(self, load: Stmt, users: Sequence[Stmt], place: str) -> float:
         """Clocks of shared memory in which products read an operand, all blocks of an SM."""
