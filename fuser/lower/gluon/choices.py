@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import replace
 
@@ -40,9 +41,16 @@ SHARED = 227 << 10
 """Bytes of shared memory that a block can have on sm_90."""
 BARRIERS = 2048
 """Bytes that are left for barriers and for the compiler's own use."""
-CONSUMER_REGISTERS = {1: 0, 2: 240, 3: 160, 4: 112}
-"""Of a thread, by the number of groups: with the producer's they fill the 65,536 of an SM."""
+ON_AN_SM = 228 << 10
+"""Bytes of shared memory of all blocks of an SM, and of each what the driver takes."""
+DRIVER = 1024
+SMS = 132
+"""Of the GPUs that have ``wgmma``; more blocks than fill them once want to lie side by side."""
+FILE = 65536
+"""Registers of an SM."""
 PRODUCER_REGISTERS = 24
+SPARE = 48
+"""Registers of a thread for all but tiles."""
 SWIZZLES = (128, 64, 32)
 WIDEST = 8192
 """Columns of a box: it is copied in strips as wide as the swizzle."""
@@ -239,6 +247,34 @@ def _made(tiles: Tiles, store: Stmt) -> Stmt:
     return tiles.block.by_value[store.value]
 
 
+# -- registers
+
+
+def at_first(groups: int, blocks: int) -> int:
+    """Registers of every thread of a block when it starts: an equal share of the SM's, the producer's three idle warps too."""
+    return min(FILE // ((groups + 1) * 32 * GROUP_WARPS * blocks) // 8 * 8, 256)
+
+
+def of_a_consumer(groups: int, blocks: int) -> int:
+    """Registers of a consumer's thread when the producer has given back all but its few."""
+    return min((at_first(groups, blocks) * (groups + 1) - PRODUCER_REGISTERS) // groups // 8 * 8, 240)
+
+
+def wanted(tiles: Tiles, fragments: Sequence[Fragment]) -> int:
+    """Registers that a consumer's thread will need: accumulators, the largest other tile with a copy of it as 16-bit operand."""
+    flat = [f for f in fragments if len(f.tile) == 2]
+    sums = sum(f.registers for f in flat if f.value in tiles.owner)
+    return sums + max((f.registers * 3 // 2 for f in flat if f.value not in tiles.owner), default=0) + SPARE
+
+
+def side_by_side(split: Split, need: int, shared: int) -> int:
+    """Blocks that an SM is to hold."""
+    many = math.ceil(split.places / SMS)
+    return max(
+        (n for n in range(1, many + 1) if of_a_consumer(split.groups, n) >= need and n * (shared + DRIVER) <= ON_AN_SM), default=1
+    )
+
+
 def choose(split: Split) -> LayoutPlan:
     """A plan by rules. Raises :class:`NoValidKernelError` where a kernel has no form by warp groups."""
     tiles = split.tiles
@@ -269,16 +305,19 @@ def choose(split: Split) -> LayoutPlan:
             if i and not loaded:
                 raise refuse(tiles, f"{a!r}, the right operand of {s.value!r}, is computed, and only shared memory has such")
             operands.append(Operand(s.value, a, "shared" if loaded else "registers"))
+    again = PERSISTENT.of(tiles.schedule)
+    shared = sum(b.bytes for b in (*loads, *outs)) + BARRIERS
+    blocks = side_by_side(split, wanted(tiles, fragments), shared) if not again or again > SMS else 1
     return LayoutPlan(
         split.groups,
         GROUP_WARPS,
         split.axis,
         tiles.plans[split.axis].tile if split.axis else 0,
         True,
-        CONSUMER_REGISTERS[split.groups],
+        of_a_consumer(split.groups, blocks),
         PRODUCER_REGISTERS,
-        1,
-        bool(PERSISTENT.of(tiles.schedule)),
+        blocks,
+        again > 0,
         (*loads, *outs),
         tuple(fragments),
         tuple(operands),

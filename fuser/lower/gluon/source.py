@@ -23,6 +23,7 @@ from fuser.lower.frame_code import hoisted
 from fuser.lower.frame_code import used
 from fuser.lower.gluon.choices import WIDEST
 from fuser.lower.gluon.choices import Split
+from fuser.lower.gluon.choices import at_first
 from fuser.lower.gluon.choices import choose
 from fuser.lower.gluon.choices import refuse
 from fuser.lower.gluon.choices import shared_out
@@ -142,6 +143,7 @@ def generate_gluon(tiles: Tiles, name: str, waits: bool = False) -> KernelSource
         schedule.num_stages,
         capability=max(capability, CAPABILITY),
         descriptors=tuple(described[t] for t in tensors if t in described),
+        parameters=(("maxnreg", at_first(plan.consumers, plan.blocks)),),
         room=ROOM.of(schedule),
         backend="gluon",
     )
