@@ -204,8 +204,14 @@ def _shared_out(p: Place, choice: bool, tensor: str) -> bool | None:
     return choice if loads and p.facts.multiplies(p.schedule) else None
 
 
+def _in_groups(p: Place, choice: str, tensor: str) -> str | None:
+    return choice if p.device.arch == GROUPS_ARCH and p.facts.grouped(p.schedule) else None
+
+
 # -- the table
 
+GROUPS_ARCH = 90
+"""The one architecture that multiplies by warp groups (``wgmma``)."""
 # without choices: it rounds tiles up, which rule 3 has ruled on
 PAD = entry("pad", bool, "compute odd tiles in one padded power of two, not in pieces (80 as 128, not as 64 + 16)", default=False)
 # without choices: another precision is another result
@@ -341,13 +347,16 @@ SPECIALIZE = entry(
 )
 
 
-# without choices: nobody has measured what it gains, and no search offers it by itself
+# the last: it decides on what all others say. The model sees no effect, so that only what is measured has it
 BACKEND = entry(
     "backend",
     str,
     "the language of the kernel: Triton, or Gluon with a warp that loads and groups of four warps that compute (sm_90)",
     values=("triton", "gluon"),
     default="triton",
+    capability=90,
+    choices=("gluon",),
+    at=_in_groups,
 )
 
 
@@ -403,5 +412,6 @@ def check_options(knobs: Mapping[str, Any], tensors: Iterable[str], kernel: str)
         for other, why in rivals(option, tensor).items():
             if value and knobs.get(other):
                 raise UsageError(f"{kernel!r} cannot have both options {name!r} and {other!r}: {why}", "leave one of them out")
-        least = max(least, option.capability)
+        if value != option.default:
+            least = max(least, option.capability)
     return least

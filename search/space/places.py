@@ -15,6 +15,7 @@ from fuser.ir.placement import place as placed
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import bind
 from fuser.lower.descriptors import why_not
+from fuser.lower.gluon.choices import grouped
 from fuser.lower.places import Facts
 from fuser.lower.places import Place
 from fuser.lower.tiles import Tiles
@@ -56,6 +57,10 @@ def place_of(block: BlockGraph, schedule: KernelSchedule, device: Device, follow
     def multiplies(s: KernelSchedule) -> bool:
         return any(map(tiles(s).multiplies, loops_of(tree().body)))
 
-    return Place(
-        bound, schedule, plans, device, follows, Facts(lambda s, t: not why_not(tiles(s), t), kept, multiplies, resident)
-    )
+    def movable(s: KernelSchedule, tensor: str) -> bool:
+        return not why_not(tiles(s), tensor)
+
+    def by_groups(s: KernelSchedule) -> bool:
+        return grouped(tiles(s))
+
+    return Place(bound, schedule, plans, device, follows, Facts(movable, kept, multiplies, resident, by_groups))

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import replace
 
+from fuser.errors import FuserError
 from fuser.errors import NoValidKernelError
 from fuser.errors import OutOfResourcesError
 from fuser.ir.layout.named import Blocked
@@ -27,9 +28,13 @@ from fuser.ir.mugraph import Stmt
 from fuser.ir.program import DTYPE_BYTES
 from fuser.lower.descriptors import Descriptor
 from fuser.lower.descriptors import describe
+from fuser.lower.options import BACKEND
 from fuser.lower.options import PERSISTENT
+from fuser.lower.options import option_of
 from fuser.lower.tiles import Tiles
 
+TAKEN = ("backend", "grid_order", "group", "hoist", "lazy", "pad", "persistent", "precision", "room", "tma")
+"""Options that have a meaning here; operands of products are moved by descriptors with or without ``tma``."""
 GROUP_WARPS = 4
 """Of a warp group, which issues ``wgmma`` together."""
 MOST_GROUPS = 4
@@ -322,6 +327,26 @@ def choose(split: Split) -> LayoutPlan:
         tuple(fragments),
         tuple(operands),
     )
+
+
+def planned(tiles: Tiles) -> tuple[Split, LayoutPlan]:
+    """Who computes which rows, and the plan of a schedule. Raises :class:`NoValidKernelError` with the reason where there is
+    none."""
+    for knob, value in tiles.schedule.knobs:
+        if value and (option := option_of(knob)) and option.name not in TAKEN:
+            raise refuse(tiles, f"the option {knob!r} is for kernels in Triton", f"leave out {knob}, or {BACKEND.key()}=gluon")
+    split = shared_out(tiles)
+    single(split.tiles)
+    return split, choose(split)
+
+
+def grouped(tiles: Tiles) -> bool:
+    """Whether a schedule has a form by warp groups."""
+    try:
+        planned(tiles)
+    except FuserError:
+        return False
+    return True
 
 
 def as_operand(layout: Registers) -> DotOperand:

@@ -24,10 +24,8 @@ from fuser.lower.frame_code import used
 from fuser.lower.gluon.choices import WIDEST
 from fuser.lower.gluon.choices import Split
 from fuser.lower.gluon.choices import at_first
-from fuser.lower.gluon.choices import choose
+from fuser.lower.gluon.choices import planned
 from fuser.lower.gluon.choices import refuse
-from fuser.lower.gluon.choices import shared_out
-from fuser.lower.gluon.choices import single
 from fuser.lower.gluon.consumer import Consumer
 from fuser.lower.gluon.consumer import trips_of
 from fuser.lower.gluon.rings import Ring
@@ -38,7 +36,6 @@ from fuser.lower.gluon.rings import rings_among
 from fuser.lower.gluon.rings import room
 from fuser.lower.gluon.writer import GroupWriter
 from fuser.lower.kernel_source import KernelSource
-from fuser.lower.options import BACKEND
 from fuser.lower.options import GROUP
 from fuser.lower.options import HOIST
 from fuser.lower.options import PERSISTENT
@@ -46,12 +43,9 @@ from fuser.lower.options import ROOM
 from fuser.lower.options import TMA
 from fuser.lower.options import check_options
 from fuser.lower.options import in_grid_order
-from fuser.lower.options import option_of
 from fuser.lower.program_order import decode
 from fuser.lower.tiles import Tiles
 
-TAKEN = ("backend", "grid_order", "group", "hoist", "lazy", "pad", "persistent", "precision", "room", "tma")
-"""Options that have a meaning here; operands of products are moved by descriptors with or without ``tma``."""
 CAPABILITY = 90
 IMPORTS = """from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -114,15 +108,9 @@ def generate_gluon(tiles: Tiles, name: str, waits: bool = False) -> KernelSource
     block, schedule = tiles.block, tiles.schedule
     tensors = tuple(dict.fromkeys((*block.inputs, *block.outputs)))
     capability = check_options(schedule.knob, tensors, block.name)
-    for knob, value in schedule.knobs:
-        if value and (option := option_of(knob)) and option.name not in TAKEN:
-            raise refuse(tiles, f"the option {knob!r} is for kernels in Triton", f"leave out {knob}, or {BACKEND.key()}=gluon")
     if waits:
         raise refuse(tiles, "it would have to wait for the kernel in front by itself", "leave out pdl")
-
-    split = shared_out(tiles)
-    single(split.tiles)
-    plan = choose(split)
+    split, plan = planned(tiles)
     described = dict(_described(split, plan))
     if left := [t for t in TMA.named(schedule) if t not in described]:
         describe(split.tiles, left[0], WIDEST)

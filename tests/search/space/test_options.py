@@ -135,8 +135,9 @@ def test_samples_and_mutants_lower_with_their_options(name: str, target: str) ->
 def test_every_option_that_is_searched_is_drawn_somewhere() -> None:
     found, rng = set[str](), np.random.default_rng(0)
     biased = structures(chain(bias=True))[0]
-    for graph in (graphs("mcfuser/S1")[0], pair(), graphs("mirage/mha-inc")[0], graphs("graphene/mlp20")[0], biased):
-        space = ScheduleSpace(graph, DEVICES["b200"], options=True)
+    several = (graphs("mcfuser/S1")[0], pair(), graphs("mirage/mha-inc")[0], graphs("graphene/mlp20")[0], biased)
+    for graph, device in (*((g, "b200") for g in several), (several[0], "h200")):
+        space = ScheduleSpace(graph, DEVICES[device], options=True)
         rows = 40 if len(graph.blocks[0].loads) > 4 else 400  # one of twenty products has forty times as many values to draw
         for row in space.population(rows, rng):
             found |= {o.name for k in space.schedule(row).kernels for n in k.knob if (o := option_of(n))}
