@@ -43,17 +43,15 @@ from fuser.lower.descriptors import with_metadata
 from fuser.lower.emulator.language import emulate
 from fuser.lower.forms import form
 from fuser.lower.forms import triton_module
+from fuser.lower.gluon.choices import SHARED
 from fuser.lower.interpreter import host_arguments
 from fuser.lower.interpreter import prepare
 from fuser.lower.kernel_source import KernelSource
+from fuser.lower.pieces import GROUPS_ARCH
 from fuser.lower.triton_source import generate_graph
 from fuser.outputs import make_folder
 from fuser.outputs import write_file
 
-GLUON_ARCH = 90
-"""Where there is ``wgmma``."""
-GLUON_SHARED = 227 << 10
-"""Bytes of shared memory that a block can have there."""
 SERIALIZED = re.compile(r"C75\d\d|C7602")
 """Remarks of the assembler on products that cannot run on while a warp group goes on."""
 POINTER = {"float16": "*fp16", "bfloat16": "*bf16", "float32": "*fp32", "bool": "*i1", "int32": "*i32", "int64": "*i64",
@@ -219,9 +217,9 @@ def _compiled(source: KernelSource, arch: int, folder: Path | None) -> KernelArt
             f"the options of {source.name} need sm_{source.capability} or newer, not sm_{arch}",
             "leave the option out of its schedule",
         )
-    if source.backend == "gluon" and arch != GLUON_ARCH:
+    if source.backend == "gluon" and arch != GROUPS_ARCH:
         raise NoValidKernelError(
-            f"{source.name} multiplies by warp groups, which sm_{GLUON_ARCH} alone has, not sm_{arch}", "leave out backend=gluon"
+            f"{source.name} multiplies by warp groups, which sm_{GROUPS_ARCH} alone has, not sm_{arch}", "leave out backend=gluon"
         )
     with form(interpreted=False):
         fn = getattr(load_source(source, folder), source.name)
@@ -285,16 +283,16 @@ def _ast_source(source: KernelSource) -> Any:
 def _check_groups(source: KernelSource, kernel: Any) -> None:
     """Raises :class:`NoValidKernelError` where the assembler lets the products of a kernel by warp groups wait for each other, or
     keeps some of its values in memory: either costs more than Triton's kernel."""
-    if kernel.metadata.shared > GLUON_SHARED:
+    if kernel.metadata.shared > SHARED:
         raise OutOfResourcesError(
-            f"{source.name} needs {kernel.metadata.shared} bytes of shared memory a block, of {GLUON_SHARED}",
+            f"{source.name} needs {kernel.metadata.shared} bytes of shared memory a block, of {SHARED}",
             "use smaller tiles or fewer stages",
         )
     if (spilled := resources(kernel.asm["cubin"])[1]) > 0:
         raise NoValidKernelError(
             f"{source.name} has too few registers: {spilled} bytes a thread are kept in memory", "use smaller tiles or more warps"
         )
-    if remark := next((line for line in remarks(kernel.asm["ptx"], GLUON_ARCH) if SERIALIZED.search(line)), ""):
+    if remark := next((line for line in remarks(kernel.asm["ptx"], GROUPS_ARCH) if SERIALIZED.search(line)), ""):
         raise NoValidKernelError(
             f"the assembler lets the products of {source.name} wait for each other: {remark.strip()[:200]}", "use other tiles"
         )

@@ -20,6 +20,7 @@ from fuser.errors import UsageError
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.schedule import KernelSchedule
 from fuser.lower.layers import find_layers
+from fuser.lower.pieces import GROUPS_ARCH
 from fuser.lower.places import Place
 from fuser.lower.places import operands
 
@@ -210,8 +211,6 @@ def _in_groups(p: Place, choice: str, tensor: str) -> str | None:
 
 # -- the table
 
-GROUPS_ARCH = 90
-"""The one architecture that multiplies by warp groups (``wgmma``)."""
 # without choices: it rounds tiles up, which rule 3 has ruled on
 PAD = entry("pad", bool, "compute odd tiles in one padded power of two, not in pieces (80 as 128, not as 64 + 16)", default=False)
 # without choices: another precision is another result

@@ -12,6 +12,8 @@ from fuser.ir.schedule import AxisPlan
 
 MMA = 16
 """Least extent of a dimension of ``tl.dot``."""
+GROUPS_ARCH = 90
+"""The one architecture that multiplies by warp groups (``wgmma``)."""
 
 
 @dataclass(frozen=True)

@@ -29,10 +29,10 @@ from fuser.lower.emulator.values import dtype_of
 from fuser.lower.emulator.values import held
 from fuser.lower.emulator.values import layout_of
 from fuser.lower.emulator.values import numbers
+from fuser.lower.gluon.choices import SHARED
 from fuser.lower.kernel_source import KernelSource
 
 KEEPS_NAN = "all"
-SHARED = 227 << 10
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "int64": 8}
 
 

@@ -46,7 +46,6 @@ from fuser.lower.options import in_grid_order
 from fuser.lower.program_order import decode
 from fuser.lower.tiles import Tiles
 
-CAPABILITY = 90
 IMPORTS = """from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
@@ -129,7 +128,7 @@ def generate_gluon(tiles: Tiles, name: str, waits: bool = False) -> KernelSource
         programs or split.places,
         plan.warps,
         schedule.num_stages,
-        capability=max(capability, CAPABILITY),
+        capability=capability,
         descriptors=tuple(described[t] for t in tensors if t in described),
         parameters=(("maxnreg", at_first(plan.consumers, plan.blocks)),),
         room=ROOM.of(schedule),
