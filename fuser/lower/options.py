@@ -205,10 +205,6 @@ def _shared_out(p: Place, choice: bool, tensor: str) -> bool | None:
     return choice if loads and p.facts.multiplies(p.schedule) else None
 
 
-def _in_groups(p: Place, choice: str, tensor: str) -> str | None:
-    return choice if p.device.arch == GROUPS_ARCH and p.facts.grouped(p.schedule) else None
-
-
 # -- the table
 
 # without choices: it rounds tiles up, which rule 3 has ruled on
@@ -355,7 +351,7 @@ BACKEND = entry(
     default="triton",
     capability=90,
     choices=("gluon",),
-    at=_in_groups,
+    at=lambda p, choice, _: choice if p.device.arch == GROUPS_ARCH and p.facts.grouped(p.schedule) else None,
 )
 
 
