@@ -63,6 +63,7 @@ from search.realise import verified
 from search.space.evolve import Ranked
 from search.stages import Say
 from search.stages import silent
+from search.strided import as_they_lie
 from search.tune import Tuned
 from search.tune import tune_fast
 from search.tune import wary
@@ -146,13 +147,16 @@ def _as_program(program: Any, inputs: Sequence[Any], keywords: Mapping[str, Any]
     if options.dtype is not None:
         more = options.only("target", "device", "capture", "checked", "seed", "effort", "records")
         return _converted(known, _examples(program, known, inputs, keywords), options.dtype, more)
+    if known.called is not None and hasattr(program, "forward"):
+        known = as_they_lie(known, _examples(program, known, inputs, keywords))
     device, spec, tuning = _placed(options, known.program.name)
     how = How(options.checked, options.seed, tuning, options.capture)
     chosen = (options.graph, options.schedule, options.superoptimize)
     if not any(chosen):
         return compile_imported(known, spec, device, how)
     done = _as_one(known.program, spec, device, chosen, how)
-    return CompiledProgram(known.program, spec, done, device, known.params, known.inputs, how.capture, None, known.called)
+    more = (known.called, None, None, known.orders)
+    return CompiledProgram(known.program, spec, done, device, known.params, known.inputs, how.capture, None, *more)
 
 
 def _placed(options: Options, name: str) -> tuple[str | None, Device, Tuning]:
@@ -236,7 +240,7 @@ def compile_imported(known: Imported, spec: Device, device: str | None, how: How
 
     def whole(tuned: Tuned) -> CompiledProgram:
         done = _made(tuned, spec, device, how)
-        more = (known.called, None, how.pool)
+        more = (known.called, None, how.pool, known.orders)
         return CompiledProgram(known.program, spec, done, runs, known.params, known.inputs, how.capture, None, *more)
 
     if not is_model(known.program):
@@ -259,7 +263,7 @@ def compile_imported(known: Imported, spec: Device, device: str | None, how: How
     if waiting is not None and doubt(known.program) * waiting.winner.seconds <= model.whole.candidate.seconds:
         with suppress(NoValidKernelError, UnsupportedError):
             return whole(waiting)
-    more = (known.called, None, how.pool)
+    more = (known.called, None, how.pool, known.orders)
     return CompiledProgram(model.program, spec, model.whole, runs, model.params, known.inputs, how.capture, model, *more)
 
 

@@ -39,6 +39,8 @@ from search.cover.plan import plan_of_region
 from search.explained import explained_part
 from search.explained import explained_region
 from search.realise import Realised
+from search.strided import Order
+from search.strided import laid
 
 if TYPE_CHECKING:
     from fuser.frontends.imported import Called
@@ -74,6 +76,8 @@ class CompiledProgram:
     """To which dtype it was converted, and the error of that."""
     pool: Pool | None = None
     """What shares weights with it."""
+    orders: Mapping[str, Order] = field(default_factory=dict)
+    """Dimensions of inputs that the program has in another order than the module: as the example inputs lie."""
     _replayed: Captured | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -136,7 +140,10 @@ class CompiledProgram:
         """Whether arguments go to the executable as they are."""
         run = self._executable
         return (
-            run.inputs == self.inputs and run.outputs == self.outputs and not self.capture and self._flat and not self.conversion
+            run.inputs == self.inputs
+            and run.outputs == self.outputs
+            and self._flat
+            and not (self.capture or self.conversion or self.orders)
         )
 
     @cached_property
@@ -179,11 +186,11 @@ class CompiledProgram:
         if self.called is None or self._flat or tensors_alone(self.called, self.inputs, inputs, named):
             return self._named(inputs, named)
         found = as_module(self.called, repr(self.program.name), inputs, named)
-        return {n: x for n, x in found.items() if n in self._executable.inputs}
+        return laid({n: x for n, x in found.items() if n in self._executable.inputs}, self.orders, self.program)
 
     def by_name(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Outputs by the program's names, for inputs by name."""
-        return self._executable.run({n: given[n] for n in self._executable.inputs})
+        return self._executable.run(laid({n: given[n] for n in self._executable.inputs}, self.orders, self.program))
 
     def _narrowed(self, name: str, x: Any) -> Any:
         """An argument of a program that was converted: float32 is converted too."""
@@ -207,7 +214,7 @@ class CompiledProgram:
             found[n] = x
         if missing := [n for n in self.inputs if n not in found]:
             raise UsageError(f"{self.program.name!r} needs the inputs {', '.join(missing)}")
-        return {n: x for n, x in found.items() if n in self._executable.inputs}
+        return laid({n: x for n, x in found.items() if n in self._executable.inputs}, self.orders, self.program)
 
     def _into(self, out: Any) -> dict[str, Any] | None:
         if out is None:

@@ -48,10 +48,11 @@ class Imported:
 
     ``params`` has the value of every other input of the program: parameters and buffers under their names in the module,
     constants under the name of the node that makes them. bfloat16 values are kept in float32. ``called`` says how the module is
-    called and what it returns.
+    called and what it returns. ``orders``: dimensions of inputs that the program has in another order than the module.
     """
 
     program: TensorProgram
     params: Mapping[str, Array] = field(compare=False)
     inputs: tuple[str, ...]
     called: Called | None = field(default=None, compare=False)
+    orders: Mapping[str, tuple[int, ...]] = field(default_factory=dict, compare=False)

@@ -33,12 +33,25 @@ FLOATS = ("float16", "bfloat16", "float32")
 
 def channels_last(program: TensorProgram, params: Mapping[str, Array]) -> tuple[TensorProgram, dict[str, Array]]:
     """The program with channels last where that pays, and its parameters; both are new where something changed."""
-    images = {n.output for n in program.nodes if len(n.inputs) == 2 and faster_last(program, n)}
+    images = {n.output for n in program.nodes if len(n.inputs) == 2 and (faster_last(program, n) or _given_last(program, n))}
     if not images:
         return program, dict(params)
     turning = _Turning(program, images, dict(params))
     made = turning.run()
     return made, {n: x for n, x in turning.params.items() if n in made.inputs or n not in turning.laid}
+
+
+def seen_first(program: TensorProgram, name: str) -> str:
+    """What has its channels last, of which a tensor is a view with them first; empty where it is none."""
+    made, rank = program.producers.get(name), len(program[name].shape)
+    turned = made is not None and made.op == "transpose" and made.attr["perm"] == (0, rank - 1, *range(1, rank - 1))
+    return made.inputs[0] if made is not None and turned else ""
+
+
+def _given_last(program: TensorProgram, node: Node) -> bool:
+    """Whether a convolution is of an image that lies with its channels last: what a library makes of it does, too."""
+    given = seen_first(program, node.inputs[0]) if node.op in CONVOLUTIONS and program[node.output].dtype in FLOATS else ""
+    return given != "" and given not in program.producers
 
 
 def moved(b: Builder, x: Ref, name: str | None = None) -> Ref:
@@ -123,6 +136,12 @@ class _Turning:
 
     def behind(self, name: str, rank: int) -> Ref:
         """A tensor with its channels last; of fewer dimensions, as a tensor of ``rank`` that is broadcast."""
+        if (
+            name not in self.last
+            and (lying := seen_first(self.program, name)) in self.plain
+            and len(self.program[name].shape) == rank
+        ):
+            self.last[name] = self.plain[lying]
         if name not in self.last:
             x = self.plain[name]
             whole = len(x.shape) == rank and x.tensor.dtype in FLOATS and name not in self.params
