@@ -209,12 +209,7 @@ class _Decomposer:
         if found is not None:
             bases = bases_of(found.layout, found.tile)
             strides = s.at.strides(self.tiles.block.extents)
-            dims = self.dims(s)
-            if len(dims) == 1:
-                bases = bases.through(lambda v: (0, *v), (1, *found.tile))
-            turned = len(dims) == 2 and strides.get(dims[0], 0) == 1
-            pitch = max((strides.get(a, 0) for a in dims), default=1) if len(dims) > 1 else 1
-            vector, _ = device_access(bases, turned, pitch, element)
+            vector, _ = device_access(bases, [strides.get(a, 0) for a in self.dims(s)], element)
             count = _elements(bases) * element // vector
         width = {16: "v4.u32", 8: "v2.u32", 4: "u32"}.get(vector, "u16")
         tile = f"[{max(vector // element, 1)}].{scalar}"
@@ -286,11 +281,12 @@ class _Decomposer:
 
     def fold(self, s: Stmt) -> Spec:
         """Each thread its own elements, then lanes among each other, then warps through shared memory."""
-        operand = s.args[0]
+        operand = max(s.args, key=self.count)
         have, found = self.plan.fragment.get(operand), self.plan.fragment.get(s.value)
         kept = _elements(bases_of(found.layout, found.tile)) if found else 1
-        known = f"fold.{s.op}" if f"fold.{s.op}" in ATOMS else "fold"
-        steps = [self.step(known, self.count(operand) - kept, ("[].fp32.RF", "[].fp32.RF"), ("[].fp32.RF",))]
+        known = "fma" if s.contracts else f"fold.{s.op}" if f"fold.{s.op}" in ATOMS else "fold"
+        each = self.count(operand) - (0 if s.contracts else kept)
+        steps = [self.step(known, each, ("[].fp32.RF", "[].fp32.RF"), ("[].fp32.RF",))]
         if have:
             bases = bases_of(have.layout, have.tile)
             dims = self.dims(self.tiles.block.by_value[operand])
@@ -301,8 +297,8 @@ class _Decomposer:
             if any(v[i] for v in bases.warp for i in gone):
                 steps.append(self.step("st.shared.u32", kept, ("[1].fp32.RF",), ("[1].fp32.SH",)))
                 steps.append(self.step("ld.shared.u32", kept * self.plan.warps, ("[1].fp32.SH",), ("[1].fp32.RF",)))
-        ends = (self.operand(operand),), (self.held(s.value),)
-        return Spec(f"Reduction<{s.op}>", self.groups, *ends, tuple(steps))
+        kind = "MatMul" if s.contracts else f"Reduction<{s.op}>"
+        return Spec(kind, self.groups, tuple(map(self.operand, s.args)), (self.held(s.value),), tuple(steps))
 
     def pointwise(self, s: Stmt) -> Spec:
         two = len(s.args) > 1

@@ -18,10 +18,9 @@ from fuser.ir.schedule import KernelSchedule
 from fuser.lower.gluon.choices import row_axis
 from fuser.lower.options import BACKEND
 from fuser.lower.options import PERSISTENT
+from fuser.lower.pieces import GROUPS_ARCH
 from fuser.lower.tiles import Tiles
 
-WGMMA = 90
-"""The architecture that has ``wgmma``."""
 WGMMA_ROWS = 64
 Dims = tuple[str, ...]
 
@@ -43,16 +42,17 @@ class Facts:
 
     @staticmethod
     def of(block: BlockGraph, schedule: KernelSchedule, device: Device) -> Facts:
-        """Raises :class:`NoValidKernelError` where its tiles are no single powers of two, or have more than two dimensions."""
+        """Raises :class:`NoValidKernelError` where tiles are in pieces, or those of products have more than two dimensions."""
         tiles = Tiles.of(block, schedule)
         found = Facts(tiles, device, rows_of(tiles))
         for axis, pieces in tiles.pieces.items():
             if len(pieces) > 1 and not (axis == found.rows and found.grouped):
                 raise NoValidKernelError(
-                    f"the tile {tiles.plans[axis].tile} of {axis!r} of {block.name!r} is no single power of two",
-                    "layouts are chosen for such tiles: name another schedule",
+                    f"the tile {tiles.plans[axis].tile} of {axis!r} of {block.name!r} is in {len(pieces)} pieces",
+                    "layouts are chosen for tiles that are one power of two: name another schedule",
                 )
-        if deep := [s.value for s in block.stmts if s.kind != "store" and len(tiles.natural(s)) > 2]:
+        deep = [a for s in found.dots for a in (s.value, *s.args) if len(tiles.natural(block.by_value[a])) > 2]
+        if deep:
             raise NoValidKernelError(f"{deep[0]!r} of {block.name!r} is a tile of more than two dimensions", "use a tile of 1")
         return found
 
@@ -73,7 +73,7 @@ class Facts:
     def grouped(self) -> bool:
         """Warp groups can do all of its products."""
         fits = all(self.size(self.rows) % WGMMA_ROWS == 0 and self.tiles.dot_dtype(s) != "float32" for s in self.dots)
-        return bool(self.dots) and self.device.arch == WGMMA and fits
+        return bool(self.dots) and self.device.arch == GROUPS_ARCH and fits
 
     @cached_property
     def order(self) -> tuple[Stmt, ...]:
@@ -150,15 +150,22 @@ class Facts:
         """Whether a product reads what is loaded as it is."""
         return load.kind == "load" and any(u in self.dots for u in self.block.users(load.value))
 
-    def in_memory(self, stmt: Stmt) -> tuple[Dims, int]:
-        """The dimensions of a load or store as they lie in memory (the last is contiguous), and elements from row to row."""
-        strides = stmt.at.strides(self.block.extents)
-        dims = sorted(self.dims(stmt), key=lambda a: -strides.get(a, 0))
-        return tuple(dims), strides.get(dims[0], 1) if len(dims) > 1 else 1
+    def strides(self, stmt: Stmt) -> tuple[int, ...]:
+        """Elements from one to the next in memory, along each dimension of a load or store."""
+        found = stmt.at.strides(self.block.extents)
+        return tuple(found.get(a, 0) for a in self.dims(stmt))
+
+    def in_memory(self, stmt: Stmt) -> Dims:
+        """The dimensions of a load or store as they lie in memory: the last is contiguous."""
+        along = dict(zip(self.dims(stmt), self.strides(stmt), strict=True))
+        return tuple(sorted(along, key=lambda a: -along[a]))
 
 
 def rows_of(tiles: Tiles) -> str:
-    """The axis of the rows. Raises :class:`NoValidKernelError` where products have different ones."""
+    """The axis of the rows; empty where no product is for tensor cores. Raises :class:`NoValidKernelError` where products have
+    different ones."""
+    if any(s.contracts for s in tiles.block.computes) and not any(map(tiles.is_dot, tiles.block.computes)):
+        return ""
     try:
         return row_axis(tiles)
     except NoValidKernelError as error:

@@ -86,11 +86,10 @@ class Kernel:
         for arg in value.args if value.folds else ():
             own = self.f.dims(self.f.block.by_value[arg])
             if own in picked and len(own) == len(dims) + 1:
-                gone = next(i for i, a in enumerate(own) if a not in dims)
-                return Slice(gone, picked[own])
+                return sliced(picked[own], own, dims)
         for own, layout in picked.items():
-            if len(own) == 2 and len(dims) == 1 and dims[0] in own:
-                return Slice(1 - own.index(dims[0]), layout)
+            if [a for a in own if a in dims] == list(dims):
+                return sliced(layout, own, dims)
         return None
 
     # -- work ----------------------------------------------------------------------------------------------------------------
@@ -156,3 +155,10 @@ class Kernel:
         if not self.f.grouped:
             return lay.HANDSHAKE / 3 * max((self.f.times[s] for s in self.f.order if self.f.feeds(s)), default=0)
         return lay.HANDSHAKE * rings * (0.5 if self.m.producer else 0.35 + 0.25 * self.m.groups)
+
+
+def sliced(layout: Registers, have: Dims, want: Dims) -> Registers:
+    """What is left of a tile's layout without some of its dimensions."""
+    for i in reversed([i for i, a in enumerate(have) if a not in want]):
+        layout = Slice(i, layout)
+    return layout

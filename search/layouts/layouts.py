@@ -55,7 +55,9 @@ def of_tiles(shape: Shape, warps: int, element: int) -> Iterator[Registers]:
                     if lanes == 32 and across == warps:
                         yield Blocked((vector,), (32,), (warps,), (0,))
                 elif lanes * across * vector <= max(columns, vector):
-                    yield Blocked((1, vector), (32 // lanes, lanes), (warps // across, across), (1, 0))
+                    first = (1,) * (len(shape) - 2)
+                    down = (*first, 32 // lanes, lanes), (*first, warps // across, across)
+                    yield Blocked((*first, 1, vector), *down, tuple(reversed(range(len(shape)))))
 
 
 @lru_cache(maxsize=4096)
@@ -133,12 +135,10 @@ def buffers_for(shape: Shape, element: int, engine: bool) -> Iterator[Shared]:
 
 
 @lru_cache(maxsize=4096)
-def direct(layout: Registers, shape: Shape, turned: bool, pitch: int, element: int) -> tuple[int, int, int]:
+def direct(layout: Registers, shape: Shape, strides: Shape, element: int) -> tuple[int, int, int]:
     """Bytes at once, instructions of a group, and sectors of each, between registers and device memory."""
     found = bases(layout, shape)
-    if len(shape) == 1:
-        found = found.through(lambda v: (0, *v), (1, *shape))
-    vector, sectors = device_access(found, turned, pitch, element)
+    vector, sectors = device_access(found, strides, element)
     count = 1 << len([v for v in found.register if any(v)])
     return vector, max(count * element // vector, 1) << len(found.warp), sectors
 

@@ -67,7 +67,7 @@ class Maker(Kernel):
     def buffer_options(self, load: Stmt) -> Iterator[Option]:
         """Of an operand of products: layout, stages, and for a left one whether it is read from shared memory or registers."""
         f, element = self.f, DTYPE_BYTES[load.dtype]
-        dims, _ = f.in_memory(load)
+        dims = f.in_memory(load)
         shape, size, times = self.shape(dims), f.bytes(load), f.times[load]
         shared = f.rows in dims and f.rows
         users = [u for u in f.dots if load.value in u.args]
@@ -142,11 +142,11 @@ class Maker(Kernel):
         """Of a tile that no product reads as it is: straight into registers in some layout, or through a buffer."""
         f, element = self.f, DTYPE_BYTES[load.dtype]
         dims = f.dims(load)
-        order, pitch = f.in_memory(load)
+        order = f.in_memory(load)
         shape, warps = self.shape(dims), self.m.warps
         own = dict.fromkeys((*self.classes.get(dims, ()), *(() if f.grouped else lay.of_tiles(shape, warps, element))))
         for layout in own:
-            vector, count, sectors = lay.direct(layout, shape, order != dims, pitch, element)
+            vector, count, sectors = lay.direct(layout, shape, f.strides(load), element)
             yield Option(f"direct, {vector} B, {layout}", layout, self._by_threads(load, count, sectors))
         if f.grouped and f.bytes(load) >= LEAST_BOX:
             box = self.shape(order)
@@ -169,7 +169,7 @@ class Maker(Kernel):
     def store_options(self, store: Stmt) -> Iterator[Option]:
         f, element = self.f, DTYPE_BYTES[store.dtype]
         yield Option("direct", None)
-        order, _ = f.in_memory(store)
+        order = f.in_memory(store)
         if f.device.arch >= 90 and len(order) == 2 and f.grouped:
             box = self.shape(order)
             size = f.bytes(store)
@@ -184,10 +184,10 @@ class Maker(Kernel):
         """Between a tile's layout and what a load or a store has chosen."""
         f, element = self.f, DTYPE_BYTES[s.dtype]
         dims = f.dims(s)
-        order, pitch = f.in_memory(s)
+        order = f.in_memory(s)
         shape = self.shape(dims)
         if option.value is None:
-            _, count, sectors = lay.direct(layout, shape, order != dims, pitch, element)
+            _, count, sectors = lay.direct(layout, shape, f.strides(s), element)
             return self._by_threads(s, count, sectors)
         if isinstance(option.value, Buffer):
             # a tile that lies in memory the other way round is read so
@@ -229,10 +229,10 @@ def problem(f: Facts, m: Mode) -> Problem | None:
         if f.feeds(s):
             nodes.append(Node(f"buffer {s.value}", tuple(k.buffer_options(s)), frozenset(range(min(loop), max(loop) + 1))))
             edges += _fragments(k, s, len(nodes) - 1, nodes, tile)
-        elif s.kind == "load" and dims in tile and len(dims) == 2:
+        elif s.kind == "load" and dims in tile:
             nodes.append(Node(f"load {s.value}", tuple(k.load_options(s))))
             edges.append(_pairs(k, s, tile[dims], len(nodes) - 1, nodes))
-        elif s.kind == "store" and dims in tile and len(dims) == 2:
+        elif s.kind == "store" and dims in tile:
             nodes.append(Node(f"store {s.at.source}", tuple(k.store_options(s))))
             edges.append(_pairs(k, s, tile[dims], len(nodes) - 1, nodes))
     for u in f.dots:

@@ -26,9 +26,9 @@ from fuser.ir.mugraph import BlockGraph
 from fuser.ir.schedule import KernelSchedule
 from fuser.lower.decompose import decompose
 from fuser.lower.gluon.source import generate_gluon
+from fuser.lower.pieces import GROUPS_ARCH
 from fuser.lower.spec_text import shown
 from fuser.lower.tiles import Tiles
-from search.layouts.facts import WGMMA
 from search.layouts.facts import Facts
 from search.layouts.problem import MEANING
 from search.layouts.problem import UNITS
@@ -73,7 +73,7 @@ def planned(block: BlockGraph, schedules: Sequence[KernelSchedule], device: Devi
 
 def written(block: BlockGraph, schedules: Sequence[KernelSchedule], device: Device) -> Planned | None:
     """The best plan that Gluon's generator writes, near any of some schedules; None where it writes none."""
-    if device.arch != WGMMA:
+    if device.arch != GROUPS_ARCH:
         return None
     tiles = planned(block, [in_gluon(s) for s in schedules], device)
     found = planned(block, list(ways_to_load(tiles.schedule, device)), device) if tiles.plan else tiles

@@ -14,13 +14,13 @@ from fuser.errors import NoValidKernelError
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import bind
-from fuser.lower.gluon.source import TAKEN
+from fuser.lower.gluon.choices import TAKEN
 from fuser.lower.options import BACKEND
 from fuser.lower.options import PERSISTENT
 from fuser.lower.options import option_of
+from fuser.lower.pieces import GROUPS_ARCH
 from fuser.lower.pieces import next_power
 from fuser.lower.tiles import Tiles
-from search.layouts.facts import WGMMA
 from search.layouts.facts import WGMMA_ROWS
 from search.layouts.facts import rows_of
 from search.layouts.modes import MOST_GROUPS
@@ -36,7 +36,7 @@ def near(block: BlockGraph, schedule: KernelSchedule, device: Device) -> Iterato
     if rounded != schedule.tile:
         yield replace(schedule, tiles=tuple(sorted((schedule.tile | rounded).items())))
     dots = [s for s in bound.computes if s.contracts]
-    if not dots or device.arch != WGMMA:
+    if not dots or device.arch != GROUPS_ARCH:
         return
     try:
         row = rows_of(Tiles.of(block, schedule))

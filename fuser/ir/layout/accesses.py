@@ -123,17 +123,15 @@ def touched(addresses: Iterable[int], size: int) -> int:
     return len({s for a in addresses for s in range(a // SECTOR, (a + size - 1) // SECTOR + 1)})
 
 
-def device_access(registers: Bases, columns_first: bool, pitch: int, element: int) -> tuple[int, int]:
-    """Bytes that a thread moves at once and sectors of one instruction of a warp, for a tile of two dimensions in device memory:
-    ``pitch`` elements from one row to the next (``columns_first``: one column)."""
-    fast = 0 if columns_first else 1
+def device_access(registers: Bases, strides: Sequence[int], element: int) -> tuple[int, int]:
+    """Bytes that a thread moves at once and sectors of one instruction of a warp, for a tile in device memory: ``strides`` are
+    elements from one to the next along each of its dimensions."""
 
     def place(v: Sequence[int]) -> int:
-        return v[fast] + pitch * v[1 - fast]
+        return sum(x * d for x, d in zip(v, strides, strict=True))
 
-    wide = _wide(
-        [place(v) for v in registers.register], [pitch, *(place(v) for v in (*registers.lane, *registers.warp))], element
-    )
+    others = [*(d for d in strides if d != 1), *(place(v) for v in (*registers.lane, *registers.warp))]
+    wide = _wide([place(v) for v in registers.register], others, element)
     vector = element << wide
     lanes = [(2, place(v)) for v in registers.lane]
     lanes += [(1 << wide, 1)] if wide else []

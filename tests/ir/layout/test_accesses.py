@@ -66,10 +66,10 @@ def test_what_a_swizzle_is_for(registers, swizzle, conflicts):
 
 def test_rows_that_are_not_aligned_take_narrow_accesses_and_more_sectors():
     bases = bases_of(Blocked((1, 8), (4, 8), (4, 1), (1, 0)), (64, 64))
-    assert device_access(bases, False, 64, 2) == (16, 16)
-    assert device_access(bases, False, 197, 2)[0] == 2
-    assert device_access(bases, False, 200, 2) == (16, 16 + 2)  # rows of 400 bytes begin within a sector
-    assert device_access(bases, True, 64, 2) == (2, 8)
+    assert device_access(bases, (64, 1), 2) == (16, 16)
+    assert device_access(bases, (197, 1), 2)[0] == 2
+    assert device_access(bases, (200, 1), 2) == (16, 16 + 2)  # rows of 400 bytes begin within a sector
+    assert device_access(bases, (1, 64), 2) == (2, 8)
 
 
 def test_drawn_accesses_of_device_memory_touch_what_their_lanes_do():
@@ -78,6 +78,6 @@ def test_drawn_accesses_of_device_memory_touch_what_their_lanes_do():
         t = r.randrange(6)
         bases = bases_of(Blocked((1, 1 << r.randrange(4)), (1 << t, 32 >> t), (4, 1), (1, 0)), (64, 64))
         pitch, element = r.choice([64, 72, 100, 197]), r.choice([2, 4])
-        vector, found = device_access(bases, False, pitch, element)
+        vector, found = device_access(bases, (pitch, 1), element)
         lanes = [[sum(v[d] for i, v in enumerate(bases.lane) if lane >> i & 1) for d in (0, 1)] for lane in range(32)]
         assert found == touched((element * (i * pitch + j) for i, j in lanes), vector)
