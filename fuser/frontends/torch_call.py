@@ -11,11 +11,13 @@ from fuser.errors import UnsupportedError
 from fuser.frontends.composed import reshaped
 from fuser.ir.builder import Builder
 from fuser.ir.builder import Ref
+from fuser.ir.dtypes import result_dtype
 from fuser.ir.opdef import TYPES
 from fuser.ir.opdef import names_of
 from fuser.ir.ops import OPS
 from fuser.ir.ops import Array
 from fuser.ir.program import DTYPE_BYTES
+from fuser.ir.program import WIDE
 
 
 def dtype_name(dtype: Any, what: str) -> str:
@@ -99,7 +101,11 @@ class Call:
             dtype = self.promoted(values)
             return self.b.op(self.table, *(self.operand(v, dtype) for v in values), **attrs)
         if entry.kind != "map":
-            return self.b.op(self.table, *(self.ref(v) for v in values), dtype=self.dtype, **attrs)
+            refs = [self.ref(v) for v in values]
+            whole = entry.kind == "library" and self.dtype in WIDE
+            if whole and result_dtype(self.table, [r.tensor.dtype for r in refs], attrs | {"dtype": self.dtype}) != self.dtype:
+                return None  # torch counts in wider numbers
+            return self.b.op(self.table, *refs, dtype=self.dtype, **attrs)
         return self.b.op(self.table, *(self.operand(v, self.dtype) for v in values), dtype=self.dtype, **attrs)
 
     def attribute(self, name: str, ours: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -99,6 +100,15 @@ def _rounded(n: int, m: int, middle: bool) -> bool:
     return bool((near != exact).any())
 
 
+def _images(c: Call) -> Ref | None:
+    """A convolution of images, or of a single one."""
+    x, rank = c.tensor("input"), len(c["weight"].shape) - 2
+    if len(x.shape) == rank + 2:
+        return c.by_entry()
+    y = replace(c, args={**c.args, "input": c.reshape(x, (1, *x.shape))}).by_entry()
+    return y and c.reshape(y, c.shape)
+
+
 def _convolution(c: Call) -> Ref:
     operands = [c.ref(c[n], c.dtype) for n in ("input", "weight", "bias") if c[n] is not None]
     attrs: dict[str, Any] = {n: tuple(c[n]) for n in ("stride", "padding", "dilation")} | {"groups": c["groups"]}
@@ -169,6 +179,8 @@ def _any_of(c: Call) -> Ref:
 
 RULES: dict[str, Callable[[Call], Any]] = {
     "sort": _sorted, "sort.stable": _sorted, "topk": _sorted, "any.dims": _any_of, "all.dims": _any_of,
+    **{f"conv{n}d": _images for n in (1, 2, 3)},
+    **{f"conv_transpose{n}d{'.input' * (n > 1)}": _images for n in (1, 2, 3)},
     **{f"max_pool{n}d_with_indices": _pool for n in (1, 2, 3)}, "convolution": _convolution,
     **{f"{lead}adaptive_{kind}_pool{n}d": _adaptive for lead in ("", "_") for kind in ("avg", "max") for n in (1, 2, 3)},
     **{f"{lead}upsample_nearest{how}{n}d.vec": _resized for lead, how in (("", ""), ("_", "_exact")) for n in (1, 2, 3)},

@@ -129,6 +129,10 @@ LIBRARY: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "convolution": (lambda x, w, v: torch.ops.aten.convolution(x, w, None, [2, 1], [1, 0], [1, 1], False, [0, 0], 2)
                     + torch.ops.aten.convolution(x, v, None, [2, 1], [2, 0], [1, 1], True, [1, 0], 2).sum(),
                     (*IMAGE, rand(4, 3, 3, 2), rand(6, 2, 1, 2))),
+    "convolutions of one image": (
+        lambda x, w, v: functional.conv2d(x, w, padding=1) + functional.conv_transpose2d(x, v)[:, 1:-1, 1:-1],
+        (rand(6, 7, 5), rand(4, 6, 3, 3), rand(6, 4, 3, 3)),
+    ),
     "sort": (lambda x: (*x.sort(1), *x.sort(0, descending=True), x.argsort(-1)), X),
     "topk": (lambda x: (*x.topk(3, 1), *x.topk(2, 0, largest=False)), X),
     "any of several": (lambda x: ((x > 1).any((0, 2)), torch.all(x > -9, (0, 1))), CUBE),
@@ -192,3 +196,8 @@ def test_whole_numbers_between_pixels_are_left() -> None:
 def test_what_lies_somewhere_in_memory_is_refused(of: Callable[[torch.Tensor], torch.Tensor]) -> None:
     with pytest.raises(UnsupportedError, match="as_strided"):
         fuser.from_torch(Fn(lambda x: of(x).as_strided((3,), (1,))), X)
+
+
+def test_numbers_that_torch_counts_in_wider_ones_are_its_own() -> None:
+    found = fuser.from_torch(Fn(lambda x: x.cumsum(1)), (torch.ones(4, 5, dtype=torch.int32),))
+    assert [n.op for n in found.program.nodes] == ["opaque"] and found.program[found.program.outputs[0]].dtype == "int64"
