@@ -52,6 +52,7 @@ def test_functions_that_nobody_finds_are_an_error_where_they_are_asked_for(table
     data = packed()
     table.delitem(OPS, "bend")
     unpack(data)
+    assert "bend" not in {n for e in OPS.values() for n in (*e.torch, *e.relay)}  # of others these are asked
     with pytest.raises(UsageError, match=r"'bend' was added .*\n.*module"):
         Builder("p").op("bend", Builder("p").input("X", (2, 3)))
 

@@ -110,7 +110,7 @@ def table_entries() -> dict[str, tuple[OpDef, dict[str, str]]]:
     """Element-wise operators and folds of the op table by their names in Relay, with what their attributes are called there."""
     global _entries
     if _entries[0] != (table := tuple(OPS.values())):
-        chosen = (e for e in table if e.kind == "map" or e.over_axes)
+        chosen = (e for e in table if e.relay and (e.kind == "map" or e.over_axes))
         _entries = table, {n: (e, theirs) for e in chosen for n, theirs in names_of(e.relay).items()}
     return _entries[1]
 

@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 
 from fuser.interpret.modular import mix
+from fuser.ir.opdef import OpDef
 from fuser.ir.opdef import Step
 from fuser.ir.opdef import evaluate
 from fuser.ir.opdef import own_attributes
-from fuser.ir.ops import OPS
 from fuser.ir.ops import op as op_def
 from fuser.ir.scalar import Extent
 from fuser.ir.scalar import Scalar
@@ -149,8 +149,9 @@ class Instance:
         return np.arange(SIZE, dtype=np.int64).reshape(shape)
 
 
-INTERPRETED = frozenset(n for n, e in OPS.items() if e.kind == "map" and not e.indexed and e.fraction not in ("", "chosen"))
-"""Element-wise operators that are field operations: their operands need not be ones that the program has."""
+def interpreted(entry: OpDef) -> bool:
+    """An element-wise operator that is one of fields: its operands need not be ones that the program has."""
+    return entry.kind == "map" and not entry.indexed and entry.fraction not in ("", "chosen")
 
 
 def _inverse(x: Residues) -> Residues | None:

@@ -29,9 +29,9 @@ from fuser.superopt.expressions.abstraction import abstract
 from fuser.superopt.expressions.normal_form import NF
 from fuser.superopt.expressions.normal_form import TOP
 from fuser.superopt.expressions.normal_form import var
-from fuser.superopt.generate.fingerprint import INTERPRETED
 from fuser.superopt.generate.fingerprint import Instance
 from fuser.superopt.generate.fingerprint import Residues
+from fuser.superopt.generate.fingerprint import interpreted
 from fuser.superopt.generate.pruning import AxisTarget
 
 Attrs = tuple[tuple[str, Any], ...]
@@ -171,7 +171,7 @@ class ValueSpace:
                 key = (s.op, s.attrs)
                 if key not in self.unary:
                     self.unary.append(key)
-                if s.op not in INTERPRETED:
+                if not interpreted(s.entry):
                     old = self.places.get(key, (frozenset(),) * len(at[s.args[0]]))
                     self.places[key] = tuple(p | frozenset(map(int, x.ravel())) for p, x in zip(old, at[s.args[0]], strict=True))
         self.binary = tuple(sorted(binary))
