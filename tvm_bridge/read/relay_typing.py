@@ -26,7 +26,7 @@ from tvm_bridge.read.relay_ops import impossible
 from tvm_bridge.read.relay_ops import relay_op
 from tvm_bridge.read.relay_ops import shown_attributes
 
-FIX = "give sizes for what is open (--buckets 'x:1=128,256'), or fix it where the model is imported: shape={'x': (1, 512)}"
+FIX = "optimize it with sizes for what is open, --buckets 'x:1=128,256', or fix it where it is imported, shape={'x': (1, 512)}"
 SMALL = 1024
 """Most elements of a value that is computed while a file is read, since a shape may depend on it."""
 _MAX_TUPLES = 4

@@ -179,7 +179,11 @@ def _sized(file: _File, tied: Sequence[Sequence[Place]], name: str) -> Sized:
 
     def at(sizes: Mapping[str, int]) -> Imported:
         given = {p: sizes[s] for s, of in named.items() for p in of}
-        live = to_program(file.model(given | fixed))
+        try:
+            live = to_program(file.model(given | fixed))
+        except IllTyped as error:
+            wanted = ", ".join(f"{s}={n}" for s, n in sizes.items())
+            raise UsageError(f"{name!r} cannot be at {wanted}: {error.message}", "give other sizes") from error
         return Imported(_in_order(live.program, live.inputs), live.params, live.inputs)
 
     order = {p: i for i, p in enumerate(places)}

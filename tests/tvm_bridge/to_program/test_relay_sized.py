@@ -95,6 +95,17 @@ def test_what_does_not_fit_is_the_models_fault() -> None:
         sized_live(w.module(added(w, (None, 4), (None, 5))), {}, "m")
 
 
+def test_sizes_that_the_model_does_not_take_are_named() -> None:
+    w = RelayWriter()
+    x = w.input("x", (None, 4))
+    few = w.call("strided_slice", w.const(np.ones((8, 4))), begin=w.ints(0, 0), end=w.ints(8, 4), slice_mode=w.string("end"))
+    like = w.call("slice_like", few, x, axes=w.ints(0))
+    sized = sized_live(w.module(w.call("add", x, like)), {}, "m")
+    assert sized.at({"x:0": 8}).program.outputs
+    with pytest.raises(UsageError, match=r"cannot be at x:0=9: .*slice_like"):
+        sized.at({"x:0": 9})
+
+
 def attention(w: RelayWriter, rng: np.random.Generator) -> tuple[int, dict[str, np.ndarray]]:
     """One head, whose shapes are computed as importers of dynamic models do it, with a mask over keys."""
     x, mask = w.input("x", (None, None, 8)), w.input("mask", (None, None))
