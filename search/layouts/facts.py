@@ -22,6 +22,8 @@ from fuser.lower.pieces import GROUPS_ARCH
 from fuser.lower.tiles import Tiles
 
 WGMMA_ROWS = 64
+FRAGMENTS_ARCH = 80
+"""From here on products have the fragments of ``mma.m16n8k16``."""
 Dims = tuple[str, ...]
 
 
@@ -51,6 +53,10 @@ class Facts:
                     f"the tile {tiles.plans[axis].tile} of {axis!r} of {block.name!r} is in {len(pieces)} pieces",
                     "layouts are chosen for tiles that are one power of two: name another schedule",
                 )
+        if found.dots and device.arch < FRAGMENTS_ARCH:
+            raise NoValidKernelError(
+                f"no layouts are chosen for products on sm_{device.arch}", f"name a device from sm_{FRAGMENTS_ARCH} on"
+            )
         deep = [a for s in found.dots for a in (s.value, *s.args) if len(tiles.natural(block.by_value[a])) > 2]
         if deep:
             raise NoValidKernelError(f"{deep[0]!r} of {block.name!r} is a tile of more than two dimensions", "use a tile of 1")

@@ -27,16 +27,21 @@ from search.layouts.modes import MOST_GROUPS
 
 LOOPS = (32, 64, 128, 256)
 STAGES = (2, 3, 4)
+WARPS = (4, 8)
 
 
 def near(block: BlockGraph, schedule: KernelSchedule, device: Device) -> Iterator[KernelSchedule]:
-    """The schedule with other tiles; without products, or without warp groups, with its tiles as powers of two alone."""
+    """The schedule with other tiles; without products with its tiles as powers of two alone, without warp groups with these and
+    other warps."""
     bound, plans = bind(block, schedule)
     rounded = {a: next_power(t) for a, t in schedule.tiles if a in plans}
     if rounded != schedule.tile:
         yield replace(schedule, tiles=tuple(sorted((schedule.tile | rounded).items())))
     dots = [s for s in bound.computes if s.contracts]
-    if not dots or device.arch != GROUPS_ARCH:
+    if not dots:
+        return
+    if device.arch != GROUPS_ARCH:
+        yield from (replace(schedule, tiles=tuple(sorted(rounded.items())), num_warps=n) for n in WARPS)
         return
     try:
         row = rows_of(Tiles.of(block, schedule))
