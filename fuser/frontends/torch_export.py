@@ -23,6 +23,7 @@ from fuser.aten import described
 from fuser.errors import ProgramError
 from fuser.errors import RandomError
 from fuser.errors import UnsupportedError
+from fuser.frontends.composed import reshaped
 from fuser.frontends.imported import Called
 from fuser.frontends.imported import Held
 from fuser.frontends.imported import Imported
@@ -40,6 +41,7 @@ from fuser.frontends.torch_pieces import pieces
 from fuser.frontends.torch_rules import BY_ATEN
 from fuser.frontends.torch_rules import BY_TABLE
 from fuser.frontends.torch_rules import IDENTITY
+from fuser.frontends.torch_rules import empty
 from fuser.frontends.torch_shapes import misstated
 from fuser.frontends.torch_trace import traced
 from fuser.ir.builder import Builder
@@ -180,16 +182,16 @@ class _Importer:
         if not isinstance(value, torch.Tensor):
             self.values[node] = value
             return
-        shape = _static(node, value.shape)
         kept = self.held.get(node.name)
         if kept is None:
+            shape = _static(node.name, value.shape)
             self.values[node] = self.builder.input(node.name, shape, dtype_name(value.dtype, node.name))
             self.inputs.append(node.name)
             return
         if node not in self.live:
             return
-        tensor = kept.value.detach()
-        if kept.fixed or not tensor.is_floating_point():
+        tensor, shape = kept.value.detach(), tuple(value.shape)
+        if kept.fixed or not tensor.is_floating_point() or 0 in shape:
             self.values[node] = tensor
             return
         self.params[kept.name] = to_numpy(tensor)
@@ -208,7 +210,7 @@ class _Importer:
             unique = f"{name}.{i}"
         self.params[unique] = to_numpy(value)
         self.literals.add(unique)
-        return self.builder.input(unique, tuple(value.shape), dtype_name(value.dtype, unique))
+        return self.builder.input(unique, _static(unique, value.shape), dtype_name(value.dtype, unique))
 
     def _call(self, node: Any) -> Any:
         import torch
@@ -225,10 +227,12 @@ class _Importer:
         aten = str(node.target).removeprefix("aten.").removesuffix(".default")
         result = node.meta.get("val")
         if isinstance(result, torch.Tensor):
-            _static(node, result.shape)
+            if 0 in result.shape:  # nothing to compute; what is left over where a rotary embedding turns all of a head
+                return empty(result)
+            _static(node.name, result.shape)
             if result.layout is not torch.strided:
                 raise UnsupportedError(f"{node.name} is no dense tensor: its layout is {result.layout}", "convert it in front")
-        if not _has_ref((args, kwargs)):
+        if not any(isinstance(v, Ref) for v in _leaves([*args, *kwargs.values()])):
             if draws(node, args, kwargs):
                 raise self._unsupported(node, str(node.target))
             return node.target(*args, **kwargs)
@@ -252,7 +256,12 @@ class _Importer:
         if value is None or (isinstance(value, Ref) and not self._sound(value, before)):
             self.builder.undo(before)
             return self._left(node, args, kwargs)
-        return value
+        return self._scalar(value, result)
+
+    def _scalar(self, value: Any, result: Any) -> Any:
+        """A result as it is, but a scalar where it should be one: numbers beside a scalar are constants of one element."""
+        one = isinstance(value, Ref) and value.shape == (1,) and result.shape == ()
+        return reshaped(self.builder, value, ()) if one else value
 
     def _sound(self, value: Ref, before: int) -> bool:
         """Kernels compute floats: whole numbers and bits are only moved, compared, or a library's."""
@@ -324,7 +333,7 @@ class _Importer:
         return value
 
     def _opaque(self, node: Any, result: Any, field: int, refs: Sequence[Ref], callee: str, detail: str) -> Ref:
-        shape, dtype = _static(node, result.shape), dtype_name(result.dtype, node.name)
+        shape, dtype = _static(node.name, result.shape), dtype_name(result.dtype, node.name)
         return self.builder.op("opaque", *refs, dtype=dtype, callee=callee, detail=detail, shape=shape, field=field)
 
     @staticmethod
@@ -369,14 +378,6 @@ def _leaves(value: Any) -> list[Any]:
     return [value]
 
 
-def _has_ref(value: Any) -> bool:
-    if isinstance(value, (tuple, list)):
-        return any(map(_has_ref, value))
-    if isinstance(value, dict):
-        return any(map(_has_ref, value.values()))
-    return isinstance(value, Ref)
-
-
 def _arguments(node: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     """Arguments by the names of the ATen schema, defaults filled in."""
     found = {a.name: a.default_value for a in node.target._schema.arguments if a.has_default_value()}
@@ -384,13 +385,13 @@ def _arguments(node: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     return {**found, **dict(zip(positional, args, strict=False)), **kwargs}
 
 
-def _static(node: Any, shape: Any) -> tuple[int, ...]:
+def _static(name: str, shape: Any) -> tuple[int, ...]:
     for i, extent in enumerate(shape):
         if not isinstance(extent, int):
             raise ProgramError(
-                f"dimension {i} of {node.name!r} is dynamic ({extent}): shapes must be static",
+                f"dimension {i} of {name!r} is dynamic ({extent}): shapes must be static",
                 "give its sizes (optimize --buckets, buckets= in Python), or export without dynamic_shapes",
             )
         if extent < 1:
-            raise ProgramError(f"dimension {i} of {node.name!r} is empty", "give example inputs of the sizes that you deploy")
+            raise ProgramError(f"dimension {i} of {name!r} is empty", "give example inputs of the sizes that you deploy")
     return tuple(shape)

@@ -200,17 +200,24 @@ def _split(c: Call) -> list[Ref]:
     """split, chunk, unbind: the extents of the results say where."""
     x = c.tensor("self")
     axis = (c["dim"] or 0) % len(x.shape)
-    parts: list[Ref] = []
+    parts: list[Any] = []
     start = 0
     for part in c.result:
         stop = start + (1 if len(part.shape) < len(x.shape) else part.shape[axis])
-        parts.append(c.reshape(cut(c.b, x, axis, start, stop), tuple(part.shape)))
+        parts.append(c.reshape(cut(c.b, x, axis, start, stop), tuple(part.shape)) if stop > start else empty(part))
         start = stop
     return parts
 
 
+def empty(like: Any) -> Any:
+    """A part of no elements, which is no tensor of a program."""
+    import torch
+
+    return torch.empty(tuple(like.shape), dtype=like.dtype)
+
+
 def _concat(c: Call) -> Ref:
-    parts = [c.ref(t, c.dtype) for t in c["tensors"]]
+    parts = [c.ref(t, c.dtype) for t in c["tensors"] if 0 not in t.shape]
     axis = (c["dim"] or 0) % len(c.shape)
     if c.aten == "stack":
         parts = [c.reshape(p, (*p.shape[:axis], 1, *p.shape[axis:])) for p in parts]

@@ -25,6 +25,7 @@ def prepare(module: ModuleType) -> None:
     _count_with_scalars()
     _maxima_of_a_gpu()
     _bfloat16_of_a_gpu()
+    _conditions_on_scalars()
     for name in INLINE & vars(module).keys():
         setattr(module, name, _nothing)
 
@@ -101,6 +102,21 @@ def _bfloat16_of_a_gpu() -> None:
     builder.create_dot = create_dot  # type: ignore[method-assign]
     builder.cast_impl = cast_impl  # type: ignore[method-assign]
     builder.get_bf16 = lambda self, value: handle(_narrowed(np.array([value], np.float32)), tl.bfloat16)  # type: ignore[attr-defined]
+
+
+@functools.cache
+def _conditions_on_scalars() -> None:
+    """The interpreter gives comparisons their operands' dtype: a scalar's, as a tile, is to be one of conditions all the same."""
+    from triton import language as tl
+    from triton.runtime import interpreter
+
+    splat = interpreter.InterpreterBuilder.create_splat
+
+    def create_splat(self: Any, tile: Any, x: Any) -> Any:
+        truth = np.asarray(x.data).dtype == np.bool_
+        return splat(self, tile, interpreter.TensorHandle(x.data, tl.int1) if truth else x)
+
+    interpreter.InterpreterBuilder.create_splat = create_splat  # type: ignore[method-assign]
 
 
 def _widened(bits: Array) -> Array:

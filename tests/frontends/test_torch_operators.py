@@ -64,6 +64,9 @@ FUSED: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "prelu": (nn.PReLU(6, dtype=torch.float64), IMAGE),
     "glu": (lambda x: functional.glu(x, 1), X),
     "comparisons": (lambda x, y: torch.where((x > y) & ~(y <= 0) | (x.abs() < 0.1), x, y), TWO),
+    "numbers beside scalars": (lambda x: ((x.sum() > 0.5), x.sum().nan_to_num(), x[0, 0].clamp_min(0.1) ** 2.3 - INF), X),
+    "parts without elements": (lambda x: (torch.cat([x[:, :6].exp(), x[:, 6:] * 2], 1), torch.cat(x.split([0, 4])[::-1]) * 3,
+                                          torch.cat([x.new_empty(0, 6), x + 1]), x[:, :0] @ x.new_empty(0, 6) + x), X),
     "comparison with a number": (lambda x: torch.where(x > 0.5, x, torch.where(x != 0, -x, 2.0)), X),
     "masked_fill of a computed mask": (lambda x, y: x.masked_fill(x >= y, 0.0), TWO),
     "addcmul": (lambda x, y: torch.addcmul(x, x, y, value=0.5) + torch.lerp(x, y, 0.25), TWO),
@@ -168,6 +171,7 @@ def imported(f: Callable[..., Any], inputs: tuple[torch.Tensor, ...]) -> Importe
         by_numpy = program.evaluate({k: v.detach().numpy() for k, v in feeds.items()})
         for name, wanted in zip(program.outputs, want, strict=True):
             assert program[name].dtype == str(wanted.dtype).removeprefix("torch.")
+            assert program[name].shape == tuple(wanted.shape)
             np.testing.assert_allclose(by_torch[name].detach().double().numpy(), wanted.detach().double().numpy(), atol=1e-12)
             np.testing.assert_allclose(by_numpy[name], wanted.detach().double().numpy(), rtol=1e-6, atol=1e-12)
     return found

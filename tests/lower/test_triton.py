@@ -68,6 +68,14 @@ def map_program(name: str) -> TensorProgram:
     return b.build(Z=ref)
 
 
+def scalar_condition() -> TensorProgram:
+    """Conditions on a scalar and on a tile, together."""
+    b = Builder("condition", "float32")
+    x, y = b.input("X", (48, 32)), b.input("Y", ())
+    near = b.op("logical_or", b.op("lt", y, b.op("scale", y, scalar=2)), b.op("gt", x, y))
+    return b.build(Z=b.op("where", near, b.op("power", b.op("abs", x), y), x))
+
+
 def rows_of_16(program: TensorProgram) -> KernelSchedule:
     return KernelSchedule(tuple((axis, 16) for axis in fuse(program).blocks[0].spatial[:1]))
 
@@ -86,6 +94,7 @@ def cases() -> dict[str, tuple[TensorProgram, KernelGraph, Schedule]]:
 
     for name in map_names():
         add(f"op {name}", map_program(name), rows_of_16(map_program(name)))
+    add("condition on a scalar", scalar_condition(), rows_of_16(scalar_condition()))
     for order in ("nk", "kn", "n(k,h)", "knh"):
         add(f"chain {order}", chain(), schedule(order, m=32, n=32, k=16, h=16))
         add(f"relu chain {order}", chain(activation="relu"), schedule(order, m=32, n=32, k=16, h=16))
