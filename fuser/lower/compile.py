@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import hashlib
 import importlib.util
+import io
 import json
 import math
 import os
@@ -15,6 +16,8 @@ import tempfile
 from collections.abc import Iterable
 from collections.abc import Sequence
 from concurrent.futures import Executor
+from contextlib import nullcontext
+from contextlib import redirect_stdout
 from contextlib import suppress
 from dataclasses import asdict
 from dataclasses import dataclass
@@ -230,11 +233,13 @@ def _compiled(source: KernelSource, arch: int, folder: Path | None) -> KernelArt
         options = {"num_warps": source.num_warps, "num_stages": source.num_stages, "enable_fp_fusion": True}
         options |= dict(source.parameters)
         try:
-            kernel = triton.compile(
-                _ast_source(source)(fn, signature=signature, constexprs={}, attrs=attrs),
-                target=GPUTarget("cuda", arch, 32),
-                options=options,
-            )
+            # where the assembler fails, which it may do for reasons of registers, Triton prints all of its text
+            with redirect_stdout(io.StringIO()) if source.backend == "gluon" else nullcontext():
+                kernel = triton.compile(
+                    _ast_source(source)(fn, signature=signature, constexprs={}, attrs=attrs),
+                    target=GPUTarget("cuda", arch, 32),
+                    options=options,
+                )
         except Exception as error:  # Triton raises many classes; all of them mean that this candidate is not valid
             refused = OutOfResourcesError if isinstance(error, OutOfResources) else NoValidKernelError
             raise refused(

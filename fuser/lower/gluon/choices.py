@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import replace
+from functools import cached_property
 
 from fuser.errors import FuserError
 from fuser.errors import NoValidKernelError
@@ -79,6 +80,11 @@ class Split:
         """Lanes of the one piece of an axis."""
         return self.tiles.pieces[axis][0].size
 
+    @cached_property
+    def item(self) -> int:
+        """Bytes of the smallest element that a tile is loaded or stored with: of equal tiles all have one layout."""
+        return min(DTYPE_BYTES[s.dtype] for s in self.tiles.block.stmts if s.kind != "compute")
+
 
 def refuse(tiles: Tiles, why: str, way: str = "leave out backend=gluon") -> NoValidKernelError:
     return NoValidKernelError(f"{tiles.block.name!r} has no form by warp groups: {why}", way)
@@ -137,18 +143,18 @@ def row_axis(tiles: Tiles) -> str:
 # -- layouts of registers
 
 
-def parent(split: Split, columns: int, item: int) -> Registers:
+def parent(split: Split, columns: int) -> Registers:
     """The layout of a tile of rows by ``columns``: what ``wgmma`` leaves, or rows to warps where there is no product."""
     if _products(split.tiles):
         return Mma(3, (GROUP_WARPS, 1), (16, min(columns, COLUMNS), 16))
-    vector = min(16 // item, columns)
+    vector = min(16 // split.item, columns)
     lanes = min(32, columns // vector)
     return Blocked((1, vector), (32 // lanes, lanes), (GROUP_WARPS, 1), (1, 0))
 
 
-def _line(size: int, item: int) -> Registers:
+def _line(split: Split, size: int) -> Registers:
     """The layout of a single row."""
-    return Blocked((min(16 // item, max(size // (32 * GROUP_WARPS), 1)),), (32,), (GROUP_WARPS,), (0,))
+    return Blocked((min(16 // split.item, max(size // (32 * GROUP_WARPS), 1)),), (32,), (GROUP_WARPS,), (0,))
 
 
 def layouts(split: Split) -> dict[str, Registers]:
@@ -167,7 +173,7 @@ def layouts(split: Split) -> dict[str, Registers]:
         if split.axis in s.reduce:
             raise refuse(tiles, f"{s.value!r} folds the rows {split.axis!r}, which groups share out")
         if len(dims) == 2:
-            found[s.value] = parent(split, split.size(dims[1]), DTYPE_BYTES[s.dtype])
+            found[s.value] = parent(split, split.size(dims[1]))
         elif folded:
             found[s.value] = Slice(1, found[s.args[0]])
         else:
@@ -181,16 +187,16 @@ def _vector(split: Split, stmt: Stmt, axis: str, found: Mapping[str, Registers])
     for a in stmt.args:
         if tiles.natural(tiles.block.by_value[a]) == (axis,) and a in found:
             return found[a]
-    return home(split, axis, DTYPE_BYTES[stmt.dtype])
+    return home(split, axis)
 
 
-def home(split: Split, axis: str, item: int = 2) -> Registers:
+def home(split: Split, axis: str) -> Registers:
     """Where the indices of an axis are."""
     tiles = split.tiles
     for s in tiles.block.stmts:
         if s.kind != "store" and len(dims := tiles.natural(s)) == 2 and axis in dims and dims[0] == split.axis:
-            return Slice(1 - dims.index(axis), parent(split, split.size(dims[1]), DTYPE_BYTES[s.dtype]))
-    return Slice(0, parent(split, split.size(axis), item)) if split.axis else _line(split.size(axis), item)
+            return Slice(1 - dims.index(axis), parent(split, split.size(dims[1])))
+    return Slice(0, parent(split, split.size(axis))) if split.axis else _line(split, split.size(axis))
 
 
 def read_in_registers(tiles: Tiles, load: Stmt) -> bool:
@@ -216,7 +222,7 @@ def rings(split: Split, once: int) -> Iterator[Buffer]:
     """Buffers of what is loaded by the copy engine: operands of products, which have to be, and tiles of two dimensions that can
     be; with ``once`` slots where they are loaded once in a place of the grid."""
     tiles = split.tiles
-    inside = {n.value: len([x for x in around if x.trips > 1]) for n, around in tiles.tree.walk() if isinstance(n, Stmt)}
+    inside = {n.value for n, around in tiles.tree.walk() if isinstance(n, Stmt) and any(x.trips > 1 for x in around)}
     for s in tiles.block.loads:
         needed = any(tiles.is_dot(u) for u in tiles.block.users(s.value))
         if not needed and len(tiles.natural(s)) < 2:
@@ -229,7 +235,7 @@ def rings(split: Split, once: int) -> Iterator[Buffer]:
             continue
         if not needed and math.prod(described.box) * DTYPE_BYTES[s.dtype] < LEAST_TILE:
             continue
-        yield buffer_of(split, s.value, s.dtype, described, max(tiles.schedule.num_stages, 1) if inside[s.value] else once)
+        yield buffer_of(split, s.value, s.dtype, described, max(tiles.schedule.num_stages, 1) if s.value in inside else once)
 
 
 LEAST_TILE = 1024
@@ -272,12 +278,24 @@ def wanted(tiles: Tiles, fragments: Sequence[Fragment]) -> int:
     return sums + max((f.registers * 3 // 2 for f in flat if f.value not in tiles.owner), default=0) + SPARE
 
 
+def of_a_product(split: Split) -> int:
+    """Registers that every thread must have at first, or the assembler refuses the widest ``wgmma`` (C7602)."""
+    dots = _products(split.tiles)
+    return max((min(split.size(split.tiles.natural(s)[1]), COLUMNS) // 2 + 26 for s in dots), default=0)
+
+
 def side_by_side(split: Split, need: int, shared: int) -> int:
     """Blocks that an SM is to hold."""
-    many = math.ceil(split.places / SMS)
-    return max(
-        (n for n in range(1, many + 1) if of_a_consumer(split.groups, n) >= need and n * (shared + DRIVER) <= ON_AN_SM), default=1
+    least, most = of_a_product(split), at_first(split.groups, 1)
+    if most < least:
+        why = f"{split.groups} groups have {most} registers a thread at first, its widest product wants {least}"
+        raise refuse(split.tiles, why, "use fewer warps or columns")
+    fits = (
+        n
+        for n in range(1, math.ceil(split.places / SMS) + 1)
+        if of_a_consumer(split.groups, n) >= need and at_first(split.groups, n) >= least and n * (shared + DRIVER) <= ON_AN_SM
     )
+    return max(fits, default=1)
 
 
 def choose(split: Split) -> LayoutPlan:
@@ -312,7 +330,8 @@ def choose(split: Split) -> LayoutPlan:
             operands.append(Operand(s.value, a, "shared" if loaded else "registers"))
     again = PERSISTENT.of(tiles.schedule)
     shared = sum(b.bytes for b in (*loads, *outs)) + BARRIERS
-    blocks = side_by_side(split, wanted(tiles, fragments), shared) if not again or again > SMS else 1
+    blocks = side_by_side(split, wanted(tiles, fragments), shared)
+    blocks = min(blocks, math.ceil(again / SMS)) if again else blocks
     return LayoutPlan(
         split.groups,
         GROUP_WARPS,
@@ -358,5 +377,7 @@ def as_operand(layout: Registers) -> DotOperand:
 def single(tiles: Tiles) -> None:
     """Every axis is one register block: sizes of blocks are powers of two."""
     for axis, pieces in tiles.pieces.items():
+        if axis in tiles.tree.arrays:
+            raise refuse(tiles, f"an accumulator keeps a tile for each trip of {axis!r}", "choose another loop order")
         if len(pieces) > 1:
             raise refuse(tiles, f"the tile {tiles.plans[axis].tile} of {axis!r} is not one power of two", "choose another tile")

@@ -64,11 +64,11 @@ class Products:
             self.count(ring)
 
     def count(self, ring: Ring) -> None:
-        if ring.refilled and not self.last:
+        if ring.refilled and (ring.shared or not self.last):
             self.w.emit(f"{ring.count} += 1")
 
     def arrive(self, ring: Ring, behind: int = 0, pred: str = "") -> None:
-        if ring.refilled and not self.last:
+        if ring.refilled and (ring.shared or not self.last):
             if ring.name in self.fence:
                 self.w.emit("fence_async_shared()")
                 self.fence.discard(ring.name)

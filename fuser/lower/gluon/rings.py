@@ -26,13 +26,14 @@ from fuser.lower.gluon.writer import GroupWriter
 @dataclass(frozen=True)
 class Ring:
     """``loads`` that come together into ``stages`` slots, used up to node ``last`` of the nodes among which they stand. One that
-    is not ``refilled`` is filled once in the life of a block."""
+    is not ``refilled`` is filled once in the life of a block. What several loops load is one ``shared`` ring of its own."""
 
     name: str
     loads: tuple[Stmt, ...]
     stages: int
     last: int
     refilled: bool
+    shared: bool
 
     @property
     def count(self) -> str:
@@ -71,12 +72,21 @@ def rings_among(w: GroupWriter, nodes: Sequence[Node], again: bool) -> list[Ring
         if isinstance(node, Stmt) and node.kind == "load" and node.value in w.plan.buffer:
             first, users[node.value] = _uses(w.split, nodes, node)
             same = found and isinstance(nodes[i - 1], Stmt) and nodes[i - 1] is found[-1][-1]
+            same = same and not {node, found[-1][0]} & w.several
             if same and _uses(w.split, nodes, found[-1][0])[0] == first and _stages(w.plan, found[-1]) == _stages(w.plan, [node]):
                 found[-1].append(node)
             else:
                 found.append([node])
     return [
-        Ring(w.out.name(f"{g[0].value} ring"), tuple(g), _stages(w.plan, g), max(users[s.value] for s in g), again) for g in found
+        Ring(
+            w.out.name(f"{g[0].value} ring"),
+            tuple(g),
+            _stages(w.plan, g),
+            max(users[s.value] for s in g),
+            again or g[0] in w.several,
+            g[0] in w.several,
+        )
+        for g in found
     ]
 
 

@@ -6,6 +6,7 @@ them in Triton.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -86,12 +87,15 @@ class _Kernel:
             w.index(a)
         return w
 
-    def rings(self, w: GroupWriter, nodes: Sequence[Node] | None = None, again: bool = False) -> Iterator[Ring]:
-        """All rings of the loop tree, in the order in which they are filled."""
-        yield from rings_among(w, self.nodes if nodes is None else nodes, again or self.again)
-        for node in self.nodes if nodes is None else nodes:
+    def rings(self, w: GroupWriter, nodes: Sequence[Node] | None = None) -> Iterable[Ring]:
+        """All rings of the loop tree, or of some of its nodes, in the order in which they are filled."""
+        return {r.name: r for r in self._rings(w, self.nodes if nodes is None else nodes, self.again)}.values()
+
+    def _rings(self, w: GroupWriter, nodes: Sequence[Node], again: bool) -> Iterator[Ring]:
+        yield from rings_among(w, nodes, again)
+        for node in nodes:
             if isinstance(node, Loop):
-                yield from self.rings(w, node.body, again or node.trips > 1)
+                yield from self._rings(w, node.body, again or node.trips > 1)
 
     def shared(self, w: GroupWriter) -> list[str]:
         """Names of what functions are given: tensors, buffers and barriers."""
@@ -238,7 +242,7 @@ def _loads(kernel: _Kernel, w: GroupWriter, nodes: Sequence[Node], again: bool) 
         if isinstance(node, Stmt) and node in first:
             for line in fill(w, first[node]):
                 w.emit(line)
-        elif isinstance(node, Loop) and list(kernel.rings(w, node.body)):
+        elif isinstance(node, Loop) and kernel.rings(w, node.body):
             with w.out.indented(f"for {w.trip(node.axis)} in range({trips_of(w, node)}):"):
                 w.loops.append(node.axis)
                 _loads(kernel, w, node.body, again or node.trips > 1)

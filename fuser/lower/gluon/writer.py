@@ -6,6 +6,7 @@ compiler drops conversions that move nothing.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -35,6 +36,9 @@ class GroupWriter(Writer):
         self.into = ""
         """The value that the current statement computes."""
         self._layouts: dict[Registers, str] = {}
+        seen = Counter(n for n, _ in split.tiles.tree.walk() if isinstance(n, Stmt))
+        self.several = {s for s, count in seen.items() if count > 1}
+        """Statements that stand in several loops."""
 
     # -- layouts ------------------------------------------------------------------------------------------------------------
 
