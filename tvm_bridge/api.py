@@ -24,6 +24,7 @@ from fuser.by_fields import by_fields
 from fuser.device import Device
 from fuser.device import load_device
 from fuser.errors import FuserError
+from fuser.errors import NoValidKernelError
 from fuser.errors import UnsupportedError
 from fuser.errors import UsageError
 from fuser.frontends.imported import Imported
@@ -168,9 +169,14 @@ def optimize(model: str | Path | Any, params: str | Path | Mapping[str, Any] | N
     check_products(program)
     before, after = (program_seconds(program, device, calls=calls) * 1e6 for calls in (runtime != RELAX, False))
     result = Optimized(file, device, (), (), before, after, seed=options.seed)
-    if whole is not False or runtime == RELAX:
-        result = _with_kernels(result, options.on, stages, options.jobs, options.check, tuning, runtime)
     for_relay = file.form == RELAY and runtime in (None, RELAY_RUNTIME)
+    if whole is not False or runtime == RELAX:
+        try:
+            result = _with_kernels(result, options.on, stages, options.jobs, options.check, tuning, runtime)
+        except NoValidKernelError as error:
+            if whole or not for_relay:
+                raise
+            result = _noted(result, f"there are no kernels for the whole model, TVM is given regions alone: {error.message}")
     if for_relay:
         result = _with_regions(result, stages, options.jobs, options.check)
     stages.end()

@@ -168,7 +168,7 @@ def _written(result: Optimized, output: Path) -> dict[str, Any]:
 
 def _nothing(result: Optimized) -> FuserError | None:
     made = result.made
-    if any(n.products for n in result.program.nodes) or (not result.relay and made and made.graph.blocks):
+    if result.regions or any(n.products for n in result.program.nodes) or (not result.relay and made and made.graph.blocks):
         return None
     seen = Counter(str(n.attr.get("callee", n.op)) for n in result.program.nodes)
     names = ", ".join(f"{k} ({v})" for k, v in seen.most_common(4))

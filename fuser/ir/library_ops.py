@@ -171,7 +171,8 @@ def _pooling(kind: str, rank: int) -> OpDef:
         window = each(at["kernel_size"], rank, 1)
         if at.get("ceil_mode") or not at.get("count_include_pad", True) or at.get("divisor_override"):
             return by_rule(f"{kind}_pool{rank}d")(x, **at)
-        parts = _windows(x, window, _moves(window, at), -math.inf if kind == "max" else 0.0)
+        least = np.iinfo(x.dtype).min if x.dtype.kind in "iu" else -math.inf
+        parts = _windows(x, window, _moves(window, at), least if kind == "max" else 0)
         return parts.max(-1) if kind == "max" else parts.mean(-1)
 
     return OpDef(f"{kind}_pool{rank}d", "library", 1, call, attrs=attrs, optional=attrs[1:], torch=(f"{kind}_pool{rank}d",),

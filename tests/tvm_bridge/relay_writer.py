@@ -38,7 +38,11 @@ class RelayWriter:
         return len(self.nodes) - 1
 
     def string(self, text: str) -> int:
-        return self.node("runtime.String", text=text)
+        if text.isascii() and text.isprintable():
+            return self.node("runtime.String", text=text)
+        data = struct.pack("<Q", len(text.encode())) + text.encode()
+        self.nodes.append({"type_key": "runtime.String", "repr_b64": base64.b64encode(data).decode()})
+        return len(self.nodes) - 1
 
     def array(self, items: list[int]) -> int:
         return self.node("Array", data=items)

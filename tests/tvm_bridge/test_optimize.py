@@ -214,6 +214,19 @@ def test_an_unsupported_operator_leaves_its_region_alone(tmp_path, capsys):
     assert "1 left to TVM: no kernel is generated for some.unknown_operator" in " ".join(json.loads(out)["notes"])
 
 
+def test_bytes_in_the_middle_of_a_model_are_left_to_tvm(tmp_path, capsys):
+    w = RelayWriter()
+    x = w.call("cast", w.call("exp", w.input("x", (8, 16))), type_=w.tensor_type((8, 16), "int8"), dtype=w.string("int8"))
+    total = w.call(
+        "nn.dense", x, w.const(np.ones((4, 16), np.int8), "int8"), type_=w.tensor_type((8, 4), "int32"), out_dtype="int32"
+    )
+    (tmp_path / "m.json").write_text(w.module(w.call("tanh", w.call("cast", total, dtype="float32"))))
+    code, out, err = run(capsys, "optimize", tmp_path / "m.json", "-o", tmp_path, "--no-library", "--json")
+    assert code == 0, err
+    said = " ".join(json.loads(out)["notes"])
+    assert "2 of 4 kernels" in said and "1 left to TVM: no kernel is generated for nn.dense" in said
+
+
 @pytest.mark.parametrize(
     ("args", "code", "culprit"),
     [

@@ -155,6 +155,16 @@ def _flatten(result: Any) -> list[Array]:
     return [result.numpy()] if isinstance(result, tvm.nd.NDArray) else [array for part in result for array in _flatten(part)]
 
 
+def _check_inputs(inputs: Mapping[str, Array], types: Mapping[str, tuple[tuple[int, ...], str]]) -> None:
+    """The graph executor computes with whatever is in the memory of its inputs."""
+    for name, (shape, dtype) in types.items():
+        if name not in inputs:
+            raise UsageError(f"the input {name!r} of the model is missing", f"its inputs are {', '.join(map(repr, types))}")
+        given, want = np.asarray(inputs[name]), f"{dtype}{list(shape)}"
+        if (have := f"{given.dtype}{list(given.shape)}") != want and dtype in np.sctypeDict:
+            raise UsageError(f"the input {name!r} is {have}, but the model wants {want}")
+
+
 @dataclass(frozen=True)
 class LoadedModel:
     """A compiled model on a device; ``names`` are its inputs in order, where known."""
@@ -169,10 +179,17 @@ class LoadedModel:
             return VirtualMachine(self.module, self.device)
         return graph_executor.GraphModule(self.module["default"](self.device))
 
+    @cached_property
+    def _types(self) -> dict[str, tuple[tuple[int, ...], str]]:
+        """Of each input of the graph executor that is no parameter of the library."""
+        shapes, dtypes = self._runner.get_input_info()
+        known = set(map(str, self.module["get_graph_params"]()))
+        return {str(n): (tuple(map(int, s)), str(dtypes[n])) for n, s in shapes.items() if str(n) not in known}
+
     def run(self, inputs: Mapping[str, Array]) -> list[Array]:
         """Outputs of the model in order, for ``inputs`` by name.
 
-        Raises :class:`UsageError` for a name that the model does not have.
+        Raises :class:`UsageError` for a name that the model does not have, an input that is missing, or of another type.
         """
         tensors = _tensors(inputs, self.device)
         runner = self._runner
@@ -182,6 +199,7 @@ class LoadedModel:
                 return _flatten(runner.run())
             if unknown := [name for name in tensors if runner.get_input_index(name) < 0]:
                 raise UsageError(f"the model has no input {unknown[0]!r}")
+            _check_inputs(inputs, self._types)
             runner.set_input(**tensors)
         except (tvm.TVMError, ValueError) as error:
             raise UsageError(f"the inputs {sorted(inputs)} do not fit the model: {said(error).splitlines()[-1]}") from error
@@ -342,13 +360,12 @@ def _extra_inputs(mod: Any, symbol: str, start: int, params: Mapping[str, Any], 
     """Values of a region's inputs from ``start`` on, which its program does without: parameters, constants, and what is computed
     from them. Inputs of the model are drawn: they may have no part in what the region gives.
     """
-    main = mod["main"]
     call = next(c for c in number(mod).calls if isinstance(c.op, relay.GlobalVar) and str(c.op.name_hint) == symbol)
     if not (extra := call.args[start:]):
         return []
     alone = tvm.IRModule(dict(mod.functions.items()), mod.type_definitions)
-    alone["main"] = relay.Function(main.params, relay.Tuple(list(extra)))
     used = {str(v.name_hint): v for v in relay.analysis.free_vars(relay.Tuple(list(extra)))}
+    alone["main"] = relay.Function(list(used.values()), relay.Tuple(list(extra)))
     values = {n: params[n] if n in params else tvm.nd.array(_random(v.checked_type, rng)) for n, v in used.items()}
     return build(alone, values).run({})
 

@@ -6,6 +6,7 @@ TVM 0.6 to 0.19. :mod:`tvm_bridge.read.relay_reader` makes a graph of them.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
 from collections.abc import Mapping
 from pathlib import Path
@@ -108,6 +109,8 @@ class JsonNodes:
     def text(self, i: int) -> str:
         node = self.node(i)
         found = node.get("repr_str", node.get("global_key", ""))
+        if isinstance(coded := node.get("repr_b64"), str) and not found:
+            found = _decoded(coded)
         if not isinstance(found, str):
             raise self.fail(i, f"({self.kind(i)}) has the text {shown(found)}")
         return found
@@ -175,6 +178,14 @@ class JsonNodes:
         if found is None:
             raise self.fail(i, f"({self.kind(i)}) has {key}={shown(text)}, expected {kind}")
         return self.value(found) if kind == "ref" else bool(found) if kind == "bool" else found
+
+
+def _decoded(coded: str) -> str | None:
+    """A text of other characters than ASCII's: eight bytes say its length."""
+    try:
+        return base64.b64decode(coded)[8:].decode()
+    except ValueError:
+        return None
 
 
 def _is_index(value: Any) -> bool:

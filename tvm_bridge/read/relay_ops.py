@@ -180,13 +180,20 @@ def _divide(a: Array, b: Array) -> Array:
 
 _BINARY: dict[str, Callable[..., Any]] = {
     "divide": _divide, "power": np.power, "mod": np.fmod, "floor_mod": np.mod, "floor_divide": np.floor_divide,
-    "bitwise_and": np.bitwise_and, "bitwise_or": np.bitwise_or,
+    "bitwise_and": np.bitwise_and, "bitwise_or": np.bitwise_or, "logical_xor": np.bitwise_xor,
 }  # fmt: skip
 """Operators of two operands that are others on whole numbers than the op table's, or that it lacks."""
 
+
+def _round(x: Array) -> Array:
+    """To the nearest whole number; of two, to the one that is farther from zero (numpy and torch: to the even one)."""
+    whole = np.trunc(x)
+    return np.asarray(np.where(np.abs(x - whole) >= 0.5, whole + np.sign(x), whole)).astype(x.dtype)
+
+
 _UNARY: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("copy", "annotation.stop_fusion", "annotation.cast_hint"), np.array), "zeros_like": np.zeros_like,
-    "ones_like": np.ones_like,
+    "ones_like": np.ones_like, "round": _round,
 }  # fmt: skip
 
 
@@ -290,14 +297,20 @@ _define_reductions()
 
 
 def evaluate(name: str, args: Sequence[Array], attrs: Attrs, types: tuple[TensorType, ...]) -> tuple[Array, ...]:
-    """Numpy semantics of one call; :class:`UnsupportedError` where the operator is not in the table."""
+    """Numpy semantics of one call; :class:`UnsupportedError` where the operator is not in the table, or not in this form."""
     entry = relay_op(name)
     if entry is None:
         raise UnsupportedError(f"the Relay operator {name} has no numpy semantics", "evaluate this part with TVM")
     _check_extent(entry, args, attrs, types)
-    with np.errstate(all="ignore"):
-        found = entry.numpy(args, attrs, types)
-    return tuple(np.asarray(f) for f in (found if isinstance(found, tuple) else (found,)))
+    try:
+        with np.errstate(all="ignore"):
+            found = entry.numpy(args, attrs, types)
+    except (TypeRuleError, *BAD_VALUE) as error:
+        raise UnsupportedError(f"this {name} is not evaluated: {error}", "evaluate this part with TVM") from None
+    values = tuple(np.asarray(f) for f in (found if isinstance(found, tuple) else (found,)))
+    if [v.shape for v in values[: len(types)]] != [t.shape for t in types]:
+        raise UnsupportedError(f"this {name} is not evaluated: its form is another", "evaluate this part with TVM")
+    return values
 
 
 def _check_extent(entry: RelayOp, args: Sequence[Array], attrs: Attrs, types: tuple[TensorType, ...]) -> None:
@@ -307,7 +320,7 @@ def _check_extent(entry: RelayOp, args: Sequence[Array], attrs: Attrs, types: tu
         found = entry.rule(operands)
     except (TypeRuleError, *BAD_VALUE):
         return  # no rule for this form: its value says whether there is one
-    shapes = [t.shape for t in (found if isinstance(found, tuple) else (found,))]
+    shapes = [t.shape for t in (found if isinstance(found, tuple) else (found,))][: len(types)]
     if shapes != [t.shape for t in types]:
         raise UnsupportedError(
             f"{entry.name} gives the shapes {shapes[:4]}, not those of the file", "the model is not well typed"

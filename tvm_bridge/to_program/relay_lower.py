@@ -106,7 +106,8 @@ class Lowering:
         stem = f"{call.op.removeprefix('nn.')}_{call.id}"
         name = self.fresh(stem if len(call.types) == 1 else f"{stem}.{k}")
         self.define(name, call.types[k].dims, call.types[k].dtype)
-        attrs = {"callee": call.op, "shape": call.types[k].dims, "detail": json.dumps(call.attr, sort_keys=True), "field": k}
+        kind, detail = call.types[k], json.dumps(call.attr, sort_keys=True)
+        attrs = {"callee": call.op, "shape": kind.dims, "detail": detail, "dtype": kind.dtype, "field": k}
         self.nodes.append(Node("opaque", args, name, tuple(sorted(attrs.items()))))
         return name
 
@@ -217,6 +218,16 @@ def _variance(lo: Lowering, call: RelayNode, a: tuple[str, ...]) -> Result:
     return lo.emit(call, "mean", centred, axis=axes, keepdims=bool(call.attr.get("keepdims")))
 
 
+def _round(lo: Lowering, call: RelayNode, a: tuple[str, ...]) -> Result:
+    """To the nearest whole number; of two, to the one that is farther from zero (the op table's: to the even one)."""
+    half = lo.literal(np.asarray(0.5), lo.tensors[a[0]].dtype, f"half_{call.id}")
+    whole = lo.emit(call, "trunc", a[0], step="whole")
+    rest = lo.emit(call, "abs", lo.emit(call, "sub", a[0], whole, step="rest"), step="distance")
+    next_one = lo.emit(call, "add", whole, lo.emit(call, "sign", a[0], step="sign"), step="next")
+    far = lo.emit(call, "ge", rest, half, dtype="bool", step="far")
+    return lo.emit(call, "where", far, next_one, whole, dtype=call.types[0].dtype)
+
+
 def _layout(lo: Lowering, call: RelayNode, a: tuple[str, ...]) -> Result:
     try:
         perm = layout_permutation(call.attr["src_layout"], call.attr["dst_layout"])
@@ -310,7 +321,7 @@ _ARITHMETIC: dict[str, Lower] = {
     **EXACT, "power": _power, "nn.bias_add": _bias_add, "nn.dense": _matmul, "nn.matmul": _matmul, "nn.batch_matmul": _matmul,
     **dict.fromkeys(("nn.softmax", "nn.fast_softmax"), _along("softmax", -1)), "nn.log_softmax": _along("log_softmax", -1),
     "nn.layer_norm": _layer_norm, **{f"nn.{n}": _by_channels(n) for n in ("group_norm", "instance_norm", "batch_norm")},
-    "variance": _variance,
+    "variance": _variance, "round": _round,
 }  # fmt: skip
 
 
@@ -340,7 +351,8 @@ def lower_graph(graph: RelayGraph, name: str, source: str) -> tuple[TensorProgra
 def _lower_call(lo: Lowering, call: RelayNode) -> None:
     args = tuple(lo.value(a) for a in call.args)
     lower = _VIEWS.get(call.op)
-    truth = call.op not in _VIEWS and (found := lo.table.get(call.op)) is not None and found[0].typed == "truth"
+    found = lo.table.get(call.op) if call.op not in _VIEWS and call.types[0].dtype == "bool" else None
+    truth = found is not None and found[0].typed == "truth"
     if lower is None and (truth or all(t.dtype in FLOAT_DTYPES for t in call.types)) and _real(lo, call, args):
         lower = _ARITHMETIC.get(call.op, _by_entry)
     elif lower is None and all(t in KNOWN for t in (*(lo.tensors[x].dtype for x in args), *(t.dtype for t in call.types))):

@@ -225,7 +225,11 @@ def test_a_region_is_checked_against_its_program(built: BuiltModel, model: Any) 
 
 def test_clear_errors(built: BuiltModel, model: Any, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no input 'y'"):
-        built.run({"y": model[2]["x"]})
+        built.run({**model[2], "y": model[2]["x"]})
+    with pytest.raises(UsageError, match="the input 'x' of the model is missing"):
+        built.run({})
+    with pytest.raises(UsageError, match="the model wants float32"):
+        built.run({"x": model[2]["x"].astype(np.int32)})  # of as many bytes
     with pytest.raises(UsageError, match="no compiled model"):
         load(tmp_path / "nothing.so")
     with pytest.raises(UsageError, match=r"ends in \.so"):

@@ -15,7 +15,8 @@ SIZES = (4, 8)
 
 
 def _layers() -> tuple[Any, Any, Any]:
-    """A function that calls another twice and returns a tuple, a closure over a let, called twice, and twins among the inputs."""
+    """A function that calls another twice and returns a tuple, a closure over a let, called twice, twins among the inputs,
+    and a field of a split in a tuple."""
     import tvm
     from tvm import relay
 
@@ -25,16 +26,16 @@ def _layers() -> tuple[Any, Any, Any]:
     of = relay.TensorType(SIZES)
     one, two = relay.GlobalVar("one"), relay.GlobalVar("two")
     q, v, r, u = var("q"), var("v", 8, 8), var("r"), var("u", 8, 8)
-    x, w, other, p, h = var("x"), var("w", 8, 8), var("x"), var("p"), var("h")
+    x, w, other, p, h = var("é/x:0"), var("w", 8, 8), var("é/x:0"), var("p"), var("h")
     f = relay.Var("f", relay.FuncType([of], of))
     called = relay.Call(two, [relay.Call(f, [relay.Call(f, [other])]), w])
-    body = relay.Let(
-        h, relay.nn.dense(x, w), relay.Let(f, relay.Function([p], p + h), relay.add(relay.TupleGetItem(called, 0), h))
-    )
+    ends = relay.Tuple([relay.add(relay.TupleGetItem(called, 0), h), relay.split(h, 2, axis=1)[1]])
+    body = relay.Let(h, relay.nn.dense(x, w), relay.Let(f, relay.Function([p], p + h), ends))
+    half = relay.TensorType((SIZES[0], SIZES[1] // 2))
     functions = {
         one: relay.Function([q, v], relay.tanh(relay.nn.dense(q, v)), of),
         two: relay.Function([r, u], relay.Tuple([relay.Call(one, [relay.Call(one, [r, u]), u]), r]), relay.TupleType([of, of])),
-        relay.GlobalVar("main"): relay.Function([x, w, other], body, of),
+        relay.GlobalVar("main"): relay.Function([x, w, other], body, relay.TupleType([of, half])),
     }
     return tvm, relay, tvm.IRModule(functions)
 
@@ -52,17 +53,18 @@ def test_functions_lets_and_twins(rng: np.random.Generator) -> None:
     assert {n.call: n.op for n in old.graph.nodes} == {i: c.op.name for i, c in enumerate(calls)}
     new = from_json_text(tvm.ir.save_json(made))
     assert not new.inlined
-    assert [v.name for v in new.inputs] == [v.name for v in old.inputs] == ["x", "w", "x_"]
+    assert [v.name for v in new.inputs] == [v.name for v in old.inputs] == ["é/x:0", "w", "é/x:0_"]
     values = {v.name: rng.standard_normal(v.type.dims).astype("float32") for v in old.inputs}
-    np.testing.assert_allclose(new.evaluate(values)[0], old.evaluate(values)[0], rtol=1e-6)
-    assert sorted(n.op for n in new.graph.nodes) == ["add"] * 3 + ["nn.dense"] * 3 + ["tanh"] * 2
+    for mine, theirs in zip(new.evaluate(values), old.evaluate(values), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-6)
+    assert sorted(n.op for n in new.graph.nodes) == ["add"] * 3 + ["nn.dense"] * 3 + ["split"] + ["tanh"] * 2
 
 
 def _twice(w: RelayWriter) -> int:
     """A function of two results that is called twice, the second time of a twin; one of its constants is shared."""
     q = w.var("q", (2, 3))
     helper = w.global_function("helper", [q], w.tuple(w.call("add", q, w.const([1, 2, 3])), w.call("tanh", q)))
-    x, twin = w.input("x", (2, 3)), w.input("x", (2, 3))
+    x, twin = w.input("né/x:0", (2, 3)), w.input("né/x:0", (2, 3))
     first = w.call(helper, x)
     second = w.call(helper, w.call("multiply", w.item(first, 0), twin))
     return w.tuple(w.item(second, 1), w.call("concatenate", w.tuple(w.item(second, 0), w.item(first, 0)), axis=0))
