@@ -80,10 +80,10 @@ NO_RELAY = (UsageError, "is no Relay model")
 NO_RELAX = (EnvironmentError_, "needs TVM 0.27")
 TABLE = [
     pytest.param(relay_file, "torch", None),
-    pytest.param(saved_file, "relay", None, marks=RELAY),
+    pytest.param(saved_file, "relay", None, marks=[RELAY, pytest.mark.slow]),
     pytest.param(relay_file, "relax", None, marks=RELAX),
     pytest.param(relay_file, "relax", NO_RELAX, marks=RELAY),
-    pytest.param(relay_module, "torch", None, marks=RELAY),
+    pytest.param(relay_module, "torch", None, marks=[RELAY, pytest.mark.slow]),
     pytest.param(relay_module, "relay", None, marks=[RELAY, pytest.mark.slow]),
     pytest.param(relay_module, "relax", NO_RELAX, marks=RELAY),
     pytest.param(relax_module, "torch", None, marks=RELAX),
