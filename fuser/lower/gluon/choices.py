@@ -348,15 +348,35 @@ def choose(split: Split) -> LayoutPlan:
     )
 
 
-def planned(tiles: Tiles) -> tuple[Split, LayoutPlan]:
-    """Who computes which rows, and the plan of a schedule. Raises :class:`NoValidKernelError` with the reason where there is
-    none."""
+def followed(split: Split, own: LayoutPlan, given: LayoutPlan) -> LayoutPlan:
+    """The plan with what a solver has chosen otherwise: stages of rings, layouts of registers, blocks on an SM. Raises
+    :class:`NoValidKernelError` for a form that is not written."""
+    if not given.producer or any(b.by != "tma" for b in given.buffers):
+        raise refuse(split.tiles, "its plan has no warp that loads", "take a plan with a producer, by the copy engine")
+    if (given.consumers, given.warps, given.divided, given.part) != (own.consumers, own.warps, own.divided, own.part):
+        raise refuse(split.tiles, f"its plan shares {given.divided!r} out otherwise than the schedule's warps do")
+    buffers = tuple(
+        replace(b, stages=n, bytes=b.bytes // b.stages * n)
+        for b in own.buffers
+        for n in [given.buffer[b.value].stages if b.value in given.buffer else b.stages]
+    )
+    fragments = tuple(given.fragment.get(f.value, f) for f in own.fragments)
+    if (most := sum(b.bytes for b in buffers)) > SHARED - BARRIERS:
+        raise OutOfResourcesError(f"the plan of {split.tiles.block.name!r} needs {most} bytes of shared memory")
+    registers = of_a_consumer(own.consumers, given.blocks)
+    return replace(own, buffers=buffers, fragments=fragments, blocks=given.blocks, registers=registers)
+
+
+def planned(tiles: Tiles, given: LayoutPlan | None = None) -> tuple[Split, LayoutPlan]:
+    """Who computes which rows, and the plan of a schedule, with what a ``given`` one has otherwise. Raises
+    :class:`NoValidKernelError` with the reason where there is none."""
     for knob, value in tiles.schedule.knobs:
         if value and (option := option_of(knob)) and option.name not in TAKEN:
             raise refuse(tiles, f"the option {knob!r} is for kernels in Triton", f"leave out {knob}, or {BACKEND.key()}=gluon")
     split = shared_out(tiles)
     single(split.tiles)
-    return split, choose(split)
+    own = choose(split)
+    return split, followed(split, own, given) if given else own
 
 
 def grouped(tiles: Tiles) -> bool:

@@ -103,8 +103,9 @@ class _Kernel:
         return [*(w.argument(t) for t in self.tensors), *buffers, *(b for r in self.rings(w) for b in r.barriers)]
 
 
-def generate_gluon(tiles: Tiles, name: str, waits: bool = False) -> KernelSource:
+def generate_gluon(tiles: Tiles, name: str, waits: bool = False, given: LayoutPlan | None = None) -> KernelSource:
     """Gluon source of a block under a schedule with ``backend=gluon``. ``waits``: it is to wait for the kernel in front.
+    ``given``: a solver's plan, which decides on stages, layouts and blocks on an SM.
 
     Raises :class:`NoValidKernelError` with the reason where a block has no form by warp groups, and as ``generate`` does.
     """
@@ -113,7 +114,7 @@ def generate_gluon(tiles: Tiles, name: str, waits: bool = False) -> KernelSource
     capability = check_options(schedule.knob, tensors, block.name)
     if waits:
         raise refuse(tiles, "it would have to wait for the kernel in front by itself", "leave out pdl")
-    split, plan = planned(tiles)
+    split, plan = planned(tiles, given)
     described = dict(_described(split, plan))
     if left := [t for t in TMA.named(schedule) if t not in described]:
         describe(split.tiles, left[0], WIDEST)
