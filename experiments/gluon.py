@@ -5,8 +5,9 @@
     python -m experiments.gluon --list                      # schedules, and why others have no such form; needs no GPU
 
 Of each case the schedules are the product of a few tiles, groups, stages and places a block (one, or one after the other); what
-the assembler refuses falls out. Beside the named workloads there are causal attentions, heads of 80 and 128, and products with
-bias and ReLU of drawn sizes. Everything is compared with float64 before it is timed, and what differs is not timed.
+the assembler refuses falls out. One of them is what the solver of layouts picks among all (column ``pick``: the fastest's time
+over that of its pick). Beside the named workloads there are causal attentions, heads of 80 and 128, and products with bias and
+ReLU of drawn sizes. Everything is compared with float64 before it is timed, and what differs is not timed.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from experiments.script import parser
 from experiments.script import script
 from experiments.searched import compile_all
 from fuser.console import note
+from fuser.device import Device
 from fuser.device import load_device
 from fuser.errors import FuserError
 from fuser.ir.builder import Builder
@@ -50,6 +52,8 @@ from fuser.outputs import write_file
 from fuser.superopt.structures import structures
 from fuser.workloads import match
 from fuser.workloads import workload
+from search.layouts.facts import Facts
+from search.layouts.solve import solved
 from search.measure.known import PACKAGED
 from search.measure.known import load
 from search.measure.measurer import Bench
@@ -76,6 +80,8 @@ class Case:
     gluon: tuple[Candidate, ...]
     triton: tuple[Candidate, ...]
     refused: tuple[str, ...]
+    pick: int = -1
+    """Which of the schedules by groups the solver of layouts would take; none where it has no plan of any."""
 
 
 def programs(seed: int) -> Iterator[TensorProgram]:
@@ -145,10 +151,28 @@ def case_of(program: TensorProgram, known: Records, target: str, seed: int) -> C
         except FuserError as error:
             made, why = [], [error.message]
         found, refused = found + made, refused + why
-    picked = np.random.default_rng(seed).permutation(len(found))[:MOST]
+    first = _picked(found, device)
+    drawn = [int(i) for i in np.random.default_rng(seed).permutation(len(found)) if i != first]
+    picked = sorted(drawn[:MOST] if first < 0 else [first, *drawn[: MOST - 1]])
     triton = [r.candidate for r in best_known(known, program.name, device.title, 2)]
     triton += [tune_fast(program, device, kernels=False).winner.candidate]
-    return Case(program, tuple(found[i] for i in sorted(picked)), tuple(dict.fromkeys(triton)), tuple(dict.fromkeys(refused)))
+    mine = tuple(found[i] for i in picked)
+    return Case(
+        program, mine, tuple(dict.fromkeys(triton)), tuple(dict.fromkeys(refused)), picked.index(first) if first in picked else -1
+    )
+
+
+def _picked(found: Sequence[Candidate], device: Device) -> int:
+    """The candidate, of all of them, whose plan the solver of layouts predicts to be the fastest; -1 where none has a plan."""
+    best, number = math.inf, -1
+    for i, c in enumerate(found):
+        ((block, schedule),) = c.blocks
+        try:
+            s = solved(Facts.of(block, schedule, device), best)
+        except FuserError:
+            continue
+        best, number = s.choice.total, i
+    return number
 
 
 def cases_of(target: str, seed: int) -> list[Case]:
@@ -166,11 +190,13 @@ def line(case: Case, rows: Sequence[Record]) -> str:
     bad = sorted({f"{r.status} {r.detail[:60]}" for r in mine if not r.ok})
     right = f"{sum(r.ok for r in mine)}/{len(mine)}"
     times = "".join(f"{us:>10.2f}" for us in best) + f"{best[1] / best[0]:>8.3f}{best[2] / best[0]:>8.3f}"
-    fields = f"{case.program.name:<34}{times}{right:>8}  {first}"
+    pick = mine[case.pick] if case.pick >= 0 else None
+    near = f"{best[0] / pick.time_us:>8.3f}" if pick and pick.ok and pick.time_us else f"{'-':>8}"
+    fields = f"{case.program.name:<34}{times}{near}{right:>8}  {first}"
     return "\n".join((fields, *(f"    {b}" for b in bad[:3])))
 
 
-HEAD = f"{'case':<34}{'gluon µs':>10}{'triton':>10}{'peer':>10}{'x trit.':>8}{'x peer':>8}{'right':>8}  schedule"
+HEAD = f"{'case':<34}{'gluon µs':>10}{'triton':>10}{'peer':>10}{'x trit.':>8}{'x peer':>8}{'pick':>8}{'right':>8}  schedule"
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
