@@ -24,7 +24,7 @@ def in_one_piece(graph: KernelGraph, constants: Mapping[str, Any]) -> dict[str, 
         if not isinstance(kernel, LibraryKernel) or kernel.op != "opaque":
             continue
         attrs = dict(kernel.attrs)
-        name = str(attrs["callee"]).split(".")[1]
+        name = str(attrs["callee"]).partition(".")[2].partition(".")[0]
         if name not in MODES:
             continue
         (args, _), mine = json.loads(str(attrs["detail"])), kernel.args

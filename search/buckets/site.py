@@ -111,7 +111,8 @@ def value_of(node: Node, xs: list[Array], attrs: Mapping[str, Any]) -> Any:
 
 def fold_of(node: Node) -> float | None:
     """The identity of a fold that is a library's, or torch's as it stands: a trial does not tell where products are near 0."""
-    name = str(node.attr["callee"]).split(".")[1] if "callee" in node.attr else node.op
+    named = str(node.attr.get("callee", node.op)).split(".")
+    name = named[1] if len(named) > 1 else named[0]  # torch's have a namespace, and most of Relay's none
     identity = 0.0 if name == "count_nonzero" else OPS[name].identity if name in OPS else None
     return None if identity is None or math.isinf(identity) else identity
 

@@ -13,6 +13,7 @@ import fuser
 from fuser.cli import main
 from fuser.errors import FuserError
 from fuser.errors import ModelFileError
+from fuser.errors import UnsupportedError
 from fuser.errors import UsageError
 from search.buckets.sizes import all_padded
 from search.buckets.sizes import resolved
@@ -104,6 +105,17 @@ def test_sizes_that_the_model_does_not_take_are_named() -> None:
     assert sized.at({"x:0": 8}).program.outputs
     with pytest.raises(UsageError, match=r"cannot be at x:0=9: .*slice_like"):
         sized.at({"x:0": 9})
+
+
+@pytest.mark.parametrize("op", ["sort", "reverse", "argmax"])
+def test_what_padding_would_change_is_refused_by_name(op: str) -> None:
+    """Operators that the op table lacks, whose names in Relay have no namespace."""
+    w = RelayWriter()
+    attrs = {"axis": 0, "is_ascend": 1} if op == "sort" else {"axis": w.ints(0) if op == "argmax" else 0}
+    kind = w.tensor_type((4,), "int32") if op == "argmax" else w.tensor_type((None, 4))
+    sized = sized_live(w.module(w.call(op, w.input("x", (None, 4)), type_=kind, **attrs)), {}, "m")
+    with pytest.raises(UnsupportedError, match=f"cannot be padded along x:0: .*{op}"):
+        all_padded(sized, resolved({"x:0": (6,)}, sized))
 
 
 def attention(w: RelayWriter, rng: np.random.Generator) -> tuple[int, dict[str, np.ndarray]]:
