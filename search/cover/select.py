@@ -18,6 +18,7 @@ from fuser.ir.ops import Array
 from fuser.ir.program import NARROW
 from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram
+from fuser.ir.scalar import Scalar
 from fuser.ir.subprogram import subprogram
 from search.cover.rebuild import Rule
 from search.cover.rebuild import equal
@@ -28,7 +29,7 @@ WIDEST = 256
 NARROWEST = 16
 """The least extent that tensor cores sum over."""
 MASKS = ("causal_mask", "where")
-"""Operators that put infinities among numbers."""
+"""Operators that put infinities among numbers, whatever these are."""
 
 
 def selected(program: TensorProgram, params: Mapping[str, Array]) -> tuple[TensorProgram, dict[str, Array]]:
@@ -96,10 +97,26 @@ def _of_products(program: TensorProgram, name: str, params: Mapping[str, Array])
         if node is None and (name not in params or not np.isfinite(params[name]).all()):
             return False
         if node is not None and not node.contracts:
-            if node.op in MASKS or node.entry.kind in ("opaque", "library"):
+            if node.op in MASKS or node.entry.kind in ("opaque", "library") or _overflows(program, node):
                 return False
             todo += node.inputs
     return True
+
+
+def _overflows(program: TensorProgram, node: Node) -> bool:
+    """Whether an operator makes infinities of finite numbers: of a zero, or of a large one."""
+    divisors = [name for name, domain in zip(node.inputs, node.entry.domain, strict=False) if domain.nonzero]
+    return node.exponential or not all(_away_from_zero(program, name) for name in divisors)
+
+
+def _away_from_zero(program: TensorProgram, name: str) -> bool:
+    """Something positive is added, or it is the least, as the epsilon of a norm."""
+    while (node := program.producers.get(name)) is not None and len(node.inputs) == 1:
+        least = node.attr.get("scalar" if node.op == "shift" else "min")
+        if least is not None and Scalar.of(least).coeff > 0:
+            return True
+        (name,) = node.inputs
+    return False
 
 
 def _proved(program: TensorProgram, node: Node, source: str, matrix: Array) -> bool:

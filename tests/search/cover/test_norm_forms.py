@@ -76,6 +76,17 @@ def test_selections_of_what_the_caller_gives_are_no_products() -> None:
     assert len(params) == 2
 
 
+@pytest.mark.parametrize(("op", "finite"), [("rsqrt", False), ("log", False), ("exp", False), ("relu", True)])
+def test_selections_of_what_may_overflow_are_no_products(op: str, finite: bool) -> None:
+    for eps in (0, 1):  # an epsilon in front keeps a norm's divisor from zero
+        b = Builder("turns")
+        x = b.op("matmul", b.input("x", (4, 32), "float16"), b.input("w", (32, 32), "float16"))
+        x = b.op("relu", x)
+        x = b.op(op, b.op("shift", x, scalar=1e-5) if eps else x)
+        made, _ = selected(b.build(turned(x)), {})
+        assert ([n.op for n in made.nodes].count("matmul") == 2) == (finite or (eps == 1 and op != "exp"))
+
+
 def test_moments_are_of_the_rows_that_products_read() -> None:
     """Rows of one number that no float16 is: rounded, they are off by as much everywhere, which must not count as a deviation."""
     torch = pytest.importorskip("torch")
