@@ -20,7 +20,6 @@ from fuser.errors import UsageError
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.schedule import KernelSchedule
 from fuser.lower.layers import find_layers
-from fuser.lower.pieces import GROUPS_ARCH
 from fuser.lower.places import Place
 from fuser.lower.places import operands
 
@@ -342,7 +341,7 @@ SPECIALIZE = entry(
 )
 
 
-# the last: it decides on what all others say. The model sees no effect, so that only what is measured has it
+# without choices: no GPU has run such a kernel yet, and the model sees no effect
 BACKEND = entry(
     "backend",
     str,
@@ -350,8 +349,6 @@ BACKEND = entry(
     values=("triton", "gluon"),
     default="triton",
     capability=90,
-    choices=("gluon",),
-    at=lambda p, choice, _: choice if p.device.arch == GROUPS_ARCH and p.facts.grouped(p.schedule) else None,
 )
 
 

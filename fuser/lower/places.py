@@ -19,14 +19,13 @@ class Facts:
 
     ``movable``: whether a tensor may have a descriptor under a schedule; ``kept``: values whose sums stay apart by lane until
     their loop ends; ``multiplies``: whether some innermost loop multiplies on tensor cores; ``resident``: programs that an SM
-    holds at the same time, by the model; ``grouped``: whether the kernel has a form by warp groups.
+    holds at the same time, by the model.
     """
 
     movable: Callable[[KernelSchedule, str], bool]
     kept: Callable[[KernelSchedule], frozenset[str]]
     multiplies: Callable[[KernelSchedule], bool]
     resident: Callable[[], int]
-    grouped: Callable[[KernelSchedule], bool]
 
 
 @dataclass(frozen=True)

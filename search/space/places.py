@@ -15,7 +15,6 @@ from fuser.ir.placement import place as placed
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import bind
 from fuser.lower.descriptors import why_not
-from fuser.lower.gluon.choices import grouped
 from fuser.lower.places import Facts
 from fuser.lower.places import Place
 from fuser.lower.tiles import Tiles
@@ -60,7 +59,4 @@ def place_of(block: BlockGraph, schedule: KernelSchedule, device: Device, follow
     def movable(s: KernelSchedule, tensor: str) -> bool:
         return not why_not(tiles(s), tensor)
 
-    def by_groups(s: KernelSchedule) -> bool:
-        return grouped(tiles(s))
-
-    return Place(bound, schedule, plans, device, follows, Facts(movable, kept, multiplies, resident, by_groups))
+    return Place(bound, schedule, plans, device, follows, Facts(movable, kept, multiplies, resident))

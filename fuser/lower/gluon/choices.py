@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from dataclasses import replace
 from functools import cached_property
 
-from fuser.errors import FuserError
 from fuser.errors import NoValidKernelError
 from fuser.errors import OutOfResourcesError
 from fuser.ir.layout.named import Blocked
@@ -377,15 +376,6 @@ def planned(tiles: Tiles, given: LayoutPlan | None = None) -> tuple[Split, Layou
     single(split.tiles)
     own = choose(split)
     return split, followed(split, own, given) if given else own
-
-
-def grouped(tiles: Tiles) -> bool:
-    """Whether a schedule has a form by warp groups."""
-    try:
-        planned(tiles)
-    except FuserError:
-        return False
-    return True
 
 
 def as_operand(layout: Registers) -> DotOperand:
