@@ -313,7 +313,7 @@ def _transformers(name: str) -> Any:
     ("name", "wanted"),
     [
         ("bert", {"softmax": 2, "layer_norm": 5, "gelu": 2, "scale": 2}),
-        ("gpt2", {"softmax": 2, "layer_norm": 5, "tanh": 2}),
+        ("gpt2", {"softmax": 2, "layer_norm": 5, "gelu_tanh": 2}),
         ("llama", {"softmax": 2, "rms_norm": 5, "silu": 2, "scale": 2}),
     ],
 )
