@@ -296,7 +296,7 @@ class CompiledProgram:
             return self.model.plan
         return replace(plan_of_region(self.program, self.target.title, self.realised), workspace=self._planned.workspace)
 
-    def explain(self, kernel: str | None = None) -> str:
+    def explain(self, kernel: str | int | None = None) -> str:
         """Why this one: structure, schedule, what the model expects of each kernel beside the runner-up, and what fell out. Of a
         program that is more than one region it is the plan, and the explanation of one ``kernel`` of it by name, glob or number,
         with the reasons why it is not fused with its neighbours."""
@@ -304,7 +304,7 @@ class CompiledProgram:
         if self.model is None:
             return "\n".join([*head, "", *explained_region(self.realised, self.target)])
         if kernel is not None:
-            return "\n".join(explained_part(self.plan.find(kernel), self.model))
+            return "\n".join(explained_part(self.plan.find(str(kernel)), self.model))
         return "\n".join([*head, "", str(self.plan), "", f"{self.verdict} (the part with the weakest evidence)"])
 
     def __repr__(self) -> str:

@@ -21,6 +21,7 @@ from fuser.errors import first_line
 from fuser.files import MODEL_BYTES
 from fuser.files import open_regular
 from fuser.files import printable
+from fuser.frontends.composed import reshaped
 from fuser.frontends.onnx_call import Call
 from fuser.frontends.onnx_reference import reference
 from fuser.frontends.onnx_rules import RULES
@@ -185,11 +186,16 @@ class _Importer:
         results = max((i + 1 for i, o in enumerate(node.output) if o in self.read), default=1)
         call = Call(self.builder, node.op_type, args, attrs, self.opset, max(results, _outputs(node)), self._ref, where)
         try:
-            return rule(call)
+            return self._scalar(node, args, rule(call))
         except UnsupportedError:
             raise
         except FuserError as error:
             raise UnsupportedError(f"{where}: {error.message}", error.hint) from error
+
+    def _scalar(self, node: Any, args: Sequence[Any], value: Any) -> Any:
+        """A result as it is, but a scalar where all operands are: those that are known have one dimension here."""
+        scalars = node.op_type != "Unsqueeze" and all(getattr(a, "shape", ()) == () for a in args)
+        return reshaped(self.builder, value, ()) if scalars and isinstance(value, Ref) and value.shape == (1,) else value
 
     def _computed(self, node: Any, args: Sequence[Any], where: str) -> list[Array]:
         """Results that depend on no input."""

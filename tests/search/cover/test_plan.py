@@ -74,6 +74,7 @@ def test_a_kernel_is_found_by_name_glob_and_number(run: Any) -> None:
         assert "one of 2 equal ones" in text
     with pytest.raises(UsageError, match="no kernel 'conv'"):
         run.explain("conv")
+    assert run.explain(1) == run.explain("1")
 
 
 def test_neighbours_are_apart_for_a_reason(run: Any) -> None:
