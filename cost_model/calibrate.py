@@ -2,8 +2,8 @@
 on.
 
 Least squares of the logarithms of times over the logarithms of constants, robust against single odd rows (soft L1), with bounds
-that keep every constant physical. A schedule that takes ten times as long as the best of its workload counts a fifth: what
-matters is the order among the good ones.
+that keep every constant physical. What matters is the order among the good schedules of a workload: one that takes ten times as
+long as the best counts a fifth, and a workload by the root of its rows.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ BOUNDS: Mapping[str, tuple[float, float]] = {
     "slivers": (0.01, 2.0),
     "pieces": (0.01, 2.0),
     "parts": (0.005, 2.0),
-    "norm": (1.05, 8.0),
+    "norm": (1.0, 8.0),
 }
 """Least and largest value of each fitted constant; those not named are left alone."""
 EMPHASIS = 0.7
@@ -148,20 +148,21 @@ class Fitted:
     prior: float
 
 
-def fit(data: Table, start: Constants | None = None, prior: float = PRIOR) -> Constants:
-    """Constants that explain the measured times; deterministic."""
+def fit(data: Table, start: Constants | None = None, prior: float = PRIOR, common: float = 1.0) -> Constants:
+    """Constants that explain the measured times; deterministic. ``common``: what counts of the error that the rows of a workload
+    have in common, where there are so many rows that the order among them is enough to tell constants apart."""
     from scipy.optimize import least_squares
 
     first = start or Constants()
     low, high = np.log(list(BOUNDS.values())).T
     origin: Counts = np.clip(np.log([getattr(first, n) for n in BOUNDS]), low, high)
-    weight, count = _weights(data), len(data.seconds)
+    weighed, count = _weighing(data, common), len(data.seconds)
 
     def constants(x: Counts) -> Constants:
         return replace(first, **dict(zip(BOUNDS, map(float, np.exp(x)), strict=True)))
 
     def errors(x: Counts) -> Counts:
-        return np.concatenate([weight * np.log(data.predict(constants(x)) / data.seconds), prior * (x - origin)])
+        return np.concatenate([weighed(np.log(data.predict(constants(x)) / data.seconds)), prior * (x - origin)])
 
     def loss(z: Counts) -> Counts:
         """Soft L1 of the rows, the square of the prior; with both derivatives."""
@@ -178,14 +179,14 @@ def fitting(data: Table, start: Constants) -> Fitted:
 
     def noise(c: Constants) -> float:
         """What errors count as in a fit where odd ones count less."""
-        errors = weight * np.log(data.predict(c) / data.seconds)
+        errors = weighed(np.log(data.predict(c) / data.seconds))
         slope = 1.0 + (errors / ROBUST) ** 2
         return max(float(np.sqrt(np.mean(errors**2 / slope)) / np.mean(slope**-1.5)), 1e-3)
 
-    weight = _weights(data)
+    weighed = _weighing(data)
     prior = noise(fit(data, start)) / WRONG
     found = fit(data, start, prior)
-    told = slopes(data, found) * weight[:, None]
+    told = np.stack([weighed(x) for x in slopes(data, found).T], axis=1)
     covariance = np.linalg.inv(told.T @ told + prior**2 * np.eye(len(BOUNDS)))
     doubt = dict(zip(BOUNDS, (noise(found) * np.sqrt(np.diag(covariance))).tolist(), strict=True))
     ends = {n: min(abs(np.log(getattr(found, n) / end)) for end in pair) for n, pair in BOUNDS.items()}
@@ -209,9 +210,20 @@ def slopes(data: Table, c: Constants) -> NDArray[np.float64]:
     return np.stack(found, axis=1)
 
 
-def _weights(data: Table) -> Counts:
-    best = {w: data.seconds[data.workload == w].min() for w in np.unique(data.workload)}
-    return (np.array([best[w] for w in data.workload]) / data.seconds) ** EMPHASIS
+def _weighing(data: Table, common: float = 1.0) -> Callable[[Counts], Counts]:
+    """What errors of logarithms count as, in the order of the samples."""
+    _, which, rows = np.unique(data.workload, return_inverse=True, return_counts=True)
+    best = np.full(len(rows), np.inf)
+    np.minimum.at(best, which, data.seconds)
+    near = (best[which] / data.seconds) ** EMPHASIS
+    share = rows[which] ** -0.5
+    weight = near * share / np.sqrt(np.mean(share**2))
+
+    def weighed(errors: Counts) -> Counts:
+        shared = np.bincount(which, near**2 * errors) / np.bincount(which, near**2)
+        return weight * (errors - (1.0 - common) * shared[which])
+
+    return weighed
 
 
 # -- how good a model is ------------------------------------------------------------------------------------------------------
@@ -264,16 +276,21 @@ Each = Callable[[Callable[[Any], Any], Sequence[Any]], Iterable[Any]]
 
 
 def held_out(
-    data: Table, group: Callable[[str], str], start: Constants | None = None, prior: float = PRIOR, each: Each = map
+    data: Table,
+    group: Callable[[str], str],
+    start: Constants | None = None,
+    prior: float = PRIOR,
+    each: Each = map,
+    common: float = 1.0,
 ) -> Counts:
     """Predictions for each sample by constants that were fitted without the group of workloads that it belongs to."""
     names = np.array([group(str(w)) for w in data.workload])
     out = np.zeros(len(names))
     groups = np.unique(names)
-    for name, c in zip(groups, each(_fit, [(data.only(names != n), start, prior) for n in groups]), strict=True):
+    for name, c in zip(groups, each(_fit, [(data.only(names != n), start, prior, common) for n in groups]), strict=True):
         out[names == name] = data.only(names == name).predict(c)
     return out
 
 
-def _fit(job: tuple[Table, Constants | None, float]) -> Constants:
+def _fit(job: tuple[Table, Constants | None, float, float]) -> Constants:
     return fit(*job)

@@ -104,8 +104,8 @@ def warps_along(f: Features, stmt: Stmt) -> tuple[Counts, float]:
     thread along the innermost axis, then lanes and after them warps along that axis and the others from the first on. And the
     bytes that shared memory moves for each element and each of several, conflicts between banks included: none where the sum is
     along the innermost axis, since lanes have added most of it by then."""
-    load = f.block.by_value[stmt.args[0]]
-    if load.access is None:
+    load = _loaded(f, f.block.by_value[stmt.args[0]])
+    if load is None or load.access is None:
         return f.warps.astype(float), 0.0
     axes = [a for dim in load.access.dims for a in dim]
     left: dict[str, Counts] = {a: 2.0 ** np.ceil(np.log2(f.tile[a])) for a in axes}
@@ -120,6 +120,14 @@ def warps_along(f: Features, stmt: Stmt) -> tuple[Counts, float]:
             if counted and a in stmt.reduce:
                 along = along * here
     return along, 0.0 if inner in stmt.reduce else CONFLICTS * 2 * DTYPE_BYTES["float32"]
+
+
+def _loaded(f: Features, value: Stmt) -> Stmt | None:
+    """The load whose spread over threads a value has: of several the one with most axes, which the others are copied to."""
+    if value.kind == "load" or value.folds:
+        return value if value.kind == "load" else None
+    found = [x for a in value.args if (x := _loaded(f, f.block.by_value[a])) is not None]
+    return max(found, key=lambda x: len(x.axes), default=None)
 
 
 def outside(f: Features, s: StmtFeatures) -> tuple[str, ...]:

@@ -1,13 +1,15 @@
 """The default model: time of a generated kernel from what each block does (:mod:`cost_model.work`) and some constants of the
 device.
 
-    time = launch + base + (waits + norm(waves · turns, roof)) · spills · cuts
+    time = launch + base + (waits + norm(norm(waves · turns, others), L2 and device memory)) · spills · cuts
 
-*Roof* is the largest of what each resource needs for all blocks of the busiest SM, or of the device: tensor cores with the
-instructions that load by pointers, special functions, arithmetic, shared memory, the path into an SM, L2 and device memory.
 *Turns* are what a block does in turn with its loads, one trip after the other, and *waits* the loads that nothing hides.
-*Waves* is how often an SM starts over, which occupancy decides. The norm lies between the larger of the two (nothing in each
-other's way) and their sum. Everything is an array over a batch of candidates; :func:`terms` keeps each part visible.
+*Waves* is how often an SM starts over, which occupancy decides. *Others* is how long the other blocks of the SM hold what a
+block needs: of R blocks, (R - 1) / R of the SM's roof, the largest of what each of its resources needs for all its blocks: tensor
+cores with the instructions that load by pointers, special functions, arithmetic, shared memory, the path into an SM. So a block
+alone takes its turns, as in the bounds of closed queueing networks (Zahorjan et al., 1982); it never takes less than the roof.
+A norm lies between the larger of two (nothing in each other's way) and their sum. Everything is an array over a batch of
+candidates; :func:`terms` keeps each part visible.
 """
 
 from __future__ import annotations
@@ -43,6 +45,14 @@ STEPS = 8.0
 beyond that 11 times."""
 ROOF = 8.0
 """Exponent that joins resources: all but the largest."""
+BESIDE, MEMORY = 2.2, 2.1
+"""Exponents that join a pipeline's loads with the products of their block, and what SMs do with L2 and device memory."""
+BEHIND = 0.5
+"""Of its waits what a kernel without products has left that starts early: what the one in front has written lies in L2."""
+SENT = 0.2
+"""Part of a wait that a store by a descriptor takes."""
+FEW_WARPS, ENOUGH_WARPS = 0.25, 16
+"""How arithmetic of a block without products follows its warps up to so many: each hides what another waits for."""
 ISSUED = 2048.0
 """Bytes a clock that the four schedulers of an SM move by an instruction of 16 bytes a thread each."""
 ENOUGH, QUEUE = 2.5, 0.1
@@ -55,12 +65,12 @@ SIDES, SPLITS, DEPTH = (64, 128, 256), (1, 2, 4), 64
 EXACT = 1.2
 """Times its peak that a library takes for products of float32 without tensor cores: 1.09 to 1.46 in 20 modules on an H200, most
 for those of few tiles."""
-WARM, OTHERS, SAME = 0.5, 0.6, 1.15
-"""Among the kernels of a model, but those that memory alone keeps waiting: of the time from a pipeline's request to its data what
-is left where these lie in L2; of that of arithmetic, which other blocks' loads stand beside; and how many times more L2 serves
-once where programs that read the same weights stand side by side. Of 225 schedules of products of four networks on an H200
-(experiments/results/h200-chains), each timed within its network, the model's first choices lost 0.13 µs instead of 0.20, and its
-errors are 0.46 µs instead of 0.76."""
+WARM, OTHERS = 0.7, 0.6
+"""Among the kernels of a model, but those that memory alone keeps waiting and those with products on fragments, whose warps load
+what they multiply: of the time from a pipeline's request to its data what is left where these lie in L2, and of that of
+arithmetic, which other blocks' loads stand beside. Of 245 schedules of products of four networks on an H200
+(experiments/results/h200-chains), each timed within its network, errors are 0.45 µs instead of 0.63; the first choices lose
+0.17 µs (0.13 by the prices of kernels by themselves)."""
 WARM_PART = 4
 """What a kernel reads is in L2 where it fills one part in so many: the one in front leaves it there, or brings it."""
 TIE = 1e-4
@@ -83,8 +93,8 @@ def _join(p: float, *parts: Counts) -> Counts:
 
 def times(w: Work, device: Device, c: Constants, chained: bool = False) -> dict[str, Counts]:
     """Every part of the estimate in seconds, for candidates whose work is counted; ``chained``: among the kernels of a model."""
-    among = chained & (w.streams == 0)
-    beside, same = np.where(among, OTHERS, 1.0), np.where(among, np.minimum(SAME * c.merged, 1.0), c.merged)
+    among = chained & (w.streams == 0) & (w.mma <= w.wgmma)
+    beside = np.where(among, OTHERS, 1.0)
     sm, clock = device.sm_count, device.clock
     mma = c.fragment_cost if device.arch >= WGMMA else c.group_cost
     tensor = c.group_cost * w.wgmma + mma * w.mma + c.flat_cost * w.flat
@@ -102,6 +112,8 @@ def times(w: Work, device: Device, c: Constants, chained: bool = False) -> dict[
     waves = np.ceil(each / resident)
     # a quarter of the SM's units serves each fourth warp; the paths to memory serve all of them
     alone, moving = np.maximum(4.0 / w.warps, 1.0), np.maximum(ALONE / w.warps, 1.0)
+    plain = w.wgmma + w.mma + w.flat == 0
+    alone = alone * np.where(plain, (np.clip(w.warps, 4, ENOUGH_WARPS) / 4) ** -FEW_WARPS, 1.0)
     shared_out = each * np.maximum(4.0 / (w.warps * resident), 1.0)
 
     steps = w.trips * c.trip + w.dots * c.contraction + w.folds * c.fold + w.passes * c.exchange + w.streamed * c.streamed
@@ -109,14 +121,20 @@ def times(w: Work, device: Device, c: Constants, chained: bool = False) -> dict[
     busy = busy + w.bare / (c.sm_bandwidth * clock)
     fetch = w.fetched * c.fetch * np.where(among & (WARM_PART * w.memory <= device.l2_bytes), WARM, 1.0)
     waits = w.waits * c.wait + w.rewaits * c.rewait + w.unbuffered * c.fetch + w.boxes * c.descriptor
+    behind = plain & (w.dependent > 0)
+    waits = waits * np.where(behind, BEHIND, 1.0) + c.wait * SENT * w.sent
+    # parts of lines that the kernel in front has just written are waited for once more
+    waits = waits + c.wait * behind * np.minimum(w.thin / np.maximum(w.loaded, 1.0), 1.0)
     # rows of weights that no loop reads are under way before the kernel waits for the one in front
     waits = np.where(chained & (w.flat > 0) & (w.trips == 0) & (w.programs == w.blocks), 0.0, waits)
+    products = _join(ROOF, tensor - c.flat_cost * w.flat, c.operand_cost * w.operands / shared)
+    inside = busy + _join(BESIDE, fetch, alone * np.maximum(products - c.group_cost * w.exposed, 0.0) + c.flat_cost * w.flat)
     # a pipeline that goes on from place to place waits once
     starts = programs * c.block
-    turns = waves * (busy + fetch) + (waves - 1.0) * np.where(w.flattened > 0, 0.0, waits) + starts
+    turns = waves * inside + (waves - 1.0) * np.where(w.flattened > 0, 0.0, waits) + starts
 
     into_sm = each * w.loaded / (c.sm_bandwidth * clock)
-    l2 = w.blocks * (traffic - same * w.common) / (device.l2_bandwidth * c.l2_rate)
+    l2 = w.blocks * (traffic - c.merged * w.common) / (device.l2_bandwidth * c.l2_rate)
     # by Little's law memory works at its bandwidth with so many bytes under way; far more stand in each other's way
     enough = ENOUGH * device.memory_bandwidth * c.fetch
     ahead = np.minimum(w.programs, w.resident * sm) * w.ahead * np.minimum(w.memory / np.maximum(w.blocks * w.loaded, 1.0), 1.0)
@@ -125,21 +143,23 @@ def times(w: Work, device: Device, c: Constants, chained: bool = False) -> dict[
     # what feeds them limits tensor cores too; threads that load by pointers do not start products meanwhile
     products = _join(ROOF, shared_out * tensor, each * c.operand_cost * w.operands / shared)
     units = (products + shared_out * issue, *(shared_out * x for x in (special, arithmetic, move)))
-    roof = _join(ROOF, *units, into_sm, l2, dram)
+    on_sm, outside = _join(ROOF, *units, into_sm), _join(ROOF, l2, dram)
+    roof = _join(ROOF, on_sm, outside)
+    blocked = np.maximum(_join(c.norm, turns, on_sm * (resident - 1.0) / resident), on_sm)
     over = (w.registers - device.registers_per_thread) / SPILL_RAMP
     crowded = (w.crowd - CROWD * device.registers_per_thread) / CROWD_RAMP
     others = np.where(w.crowd > 0, np.clip(crowded, 0.0, STEPS), np.clip(over, 0.0, 1.0))
     spills = 1.0 + np.where(w.wgmma > w.mma, c.spill_groups * np.clip(over, 0.0, STEPS), c.spill * others)
     cuts = 1.0 + c.slivers * w.slivers + c.pieces * w.pieces + c.parts * w.parts
     # what one block does in turn, others of its SM hide where memory is all that they wait for
-    body = (waits + np.where(w.streams > 0, _join(ROOF, turns, roof), _join(c.norm, turns, roof))) * spills * cuts
+    body = (waits + np.where(w.streams > 0, _join(ROOF, turns, roof), _join(MEMORY, blocked, outside))) * spills * cuts
     launch = np.full(len(w), device.launch_latency)
     base = c.base - c.overlap * w.dependent
     return {
         "seconds": launch + base + body,
         "launch": launch,
         "base": base,
-        "chain": waits + busy + fetch,
+        "chain": waits + inside,
         "waits": waits,
         "fetch": fetch,
         "busy": busy,

@@ -39,6 +39,7 @@ from cost_model.resources import Resources
 from cost_model.resources import crowd
 from cost_model.resources import resources
 from cost_model.resources import unrolled
+from cost_model.resources import vector
 from cost_model.rows import SECTOR
 from cost_model.rows import sectors
 from cost_model.rows import slower
@@ -67,15 +68,17 @@ class Work:
 
     ``loaded`` and ``stored``: bytes to and from L2 in whole sectors. ``common``: those of the loads that other blocks want at the
     same time; ``bare``: those loaded outside of pipelines, the first trip of each pipeline among them. ``issued``: bytes that
-    threads move by pointers, as if by instructions of full width; ``boxes``: 1 where descriptors load. ``memory``: bytes of the
-    tensors, each once; ``streams``: 1 where that is all that the kernel waits for; ``ahead``: those under way for products.
+    threads move by pointers, as if by instructions of full width; ``boxes``: 1 where descriptors load; ``sent``: stores by
+    descriptors; ``thin``: bytes loaded in runs shorter than a line, as often as further parts of the line. ``memory``: bytes of
+    the tensors, each once; ``streams``: 1 where that is all that the kernel waits for; ``ahead``: those under way for products.
 
     ``dependent``: 1 where the kernel starts before the one in front of it has ended. ``waits``: loads whose latency nothing
     hides, ``rewaits``: those that were under way before; ``streamed``: loads in loops without a contraction, which the compiler
     unrolls; ``fetched``: trips of pipelined loops, each divided by the trips that their loads run ahead, ``unbuffered``: those in
     which loads and arithmetic take turns; ``trips``: trips of all loops; ``dots``, ``folds``: executions of contractions and row
     folds; ``passes``: exchanges through shared memory with a barrier. ``slivers``, ``pieces``: 1 where the one product of a
-    kernel is cut into powers of two along a side, with a piece of 16 columns and without; ``parts``: 1 where its sum is.
+    kernel, or each of several with the same sides, is cut into powers of two along a side, with a piece of 16 columns and
+    without; ``parts``: 1 where its sum is.
     """
 
     blocks: Counts
@@ -100,6 +103,8 @@ class Work:
     common: Counts
     issued: Counts
     boxes: Counts
+    sent: Counts
+    thin: Counts
     waits: Counts
     rewaits: Counts
     streamed: Counts
@@ -195,8 +200,8 @@ def work(f: Features, device: Device) -> Work:
 
 
 def _operands(f: Features, r: Resources) -> dict[int, Counts]:
-    """Buffers of what is loaded for products, by statement; none where no pipeline runs ahead."""
-    values = {v for s in f.block.computes if s.contracts for v in s.args}
+    """Buffers of what is loaded for products by tensor cores, by statement; none where no pipeline runs ahead."""
+    values = {v for s in f.block.computes if s.contracts and not vector(f.block, s) for v in s.args}
     loads = (i for i, s in enumerate(f.stmts) if s.stmt.kind == "load" and s.stmt.value in values)
     none: Counts = np.zeros(len(f))
     return {i: r.pipelined.get(i, none) for i in loads}
@@ -284,10 +289,11 @@ def _access(f: Features, r: Resources, i: int, s: StmtFeatures, runs: Counts, to
     boxes = described(f, s.stmt)
     add(issued=np.where(boxes, 0.0, instructions(s.bytes * runs, run)))
     if s.stmt.kind == "store":
+        add(sent=np.where(boxes, runs, 0.0))
         add(stored=amount, passes=runs if r.dots else 0.0 * runs)
         return
     add(loaded=amount, common=amount * (1.0 - 1.0 / readers(f, s.stmt, together)))
-    add(boxes=boxes * 1.0)
+    add(boxes=boxes * 1.0, thin=np.where(boxes, 0.0, amount * np.maximum(streaming.LINE / run - 1.0, 0.0)))
     plain = r.pipelined[i] == 0 if i in r.pipelined else np.ones(len(f), bool)
     add(bare=np.where(plain, amount, amount / inner_trips(f, i)))
     for d in r.dots.values():
@@ -361,11 +367,12 @@ def _pieces(f: Features) -> dict[str, Sizes]:
 
 
 def _cuts(f: Features, r: Resources, add: Add) -> None:
-    """Whether the tile of the one product is no power of two along a side, or in its sum."""
-    if len(r.dots) != 1:
+    """Whether the tile of the one product, or of products with the same sides, is no power of two along a side, or in its sum."""
+    stmts = [f.stmts[i].stmt for i in r.dots]
+    if len({frozenset(s.axes) for s in stmts}) != 1:
         return
-    stmt = f.stmts[next(iter(r.dots))].stmt
-    inside, sizes = ([f.tile[a].astype(np.int64) for a in axes] for axes in (stmt.reduce, stmt.axes))
+    summed = dict.fromkeys(a for s in stmts for a in s.reduce)
+    inside, sizes = ([f.tile[a].astype(np.int64) for a in axes] for axes in (summed, stmts[0].axes))
     cut, apart = ([(n % MMA == 0) & ((n & (n - 1)) > 0) for n in x] for x in (sizes, inside))
     thin = [c & ((n & -n) == MMA) for c, n in zip(cut, sizes, strict=True)]
     add(

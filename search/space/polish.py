@@ -41,7 +41,7 @@ from search.space.kernels import deeper
 from search.space.places import places
 from search.space.variants import moves
 
-FEW = 4
+FEW = 8
 """Schedules of a graph that get options."""
 WITHIN, NEAR = 1.25, 1.05
 """Times the best estimate up to which a schedule may become the best by options; where the search has assumed them already."""

@@ -36,6 +36,7 @@ from fuser.ir.mugraph import BlockGraph
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.tiling import TilingExpr
 from fuser.superopt.structures import one_kernel
+from fuser.superopt.structures import structures
 from fuser.workloads import workload
 from tests.builders import schedule
 
@@ -135,6 +136,39 @@ def test_weights_in_short_runs_take_longer(k: int, matters: bool) -> None:
     assert narrow / wide == pytest.approx(1.36 if matters else 1.0, abs=0.01)
 
 
+SPLIT = workload("mirage/qknorm")
+SUM = next(g for g in structures(SPLIT) if len(g.kernels) == 2 and "n_part" in g.blocks[1].extents).blocks[1]
+
+
+def test_sums_over_parts_want_long_runs_and_no_warps_along_the_parts() -> None:
+    """One warp with whole lines took an H200 7.65 µs in all, with 64 bytes side by side 8.75; four warps 1.6 more, eight 3.6."""
+
+    def added(h: int, m: int, warps: int) -> float:
+        return us(SUM, kernel("", {"n_part": 32}, warps, knobs={"pdl": "early"}, b=1, h=h, m=m))
+
+    whole = added(64, 1, 1)
+    assert added(16, 4, 1) > max(whole, added(32, 2, 1))
+    assert whole + 0.3 < added(64, 1, 4) < added(64, 1, 8)
+
+
+def test_stores_by_descriptors_are_not_free() -> None:
+    plain, sent = (us(SUM, kernel("", {"n_part": 32}, 1, knobs=k, b=1, h=64, m=4)) for k in ({}, {"tma_O": True}))
+    assert sent > plain
+
+
+def test_a_block_alone_takes_its_turns_and_others_make_it_wait() -> None:
+    """Of 41 µs by two blocks of an SM with tiles of 128 keys and 49 by four of 64: what other blocks hold, a block waits for."""
+    f = schedule_features(ATTENTION, kernel("n", m=64, n=64, k=64, h=64, b=1))
+    w, c = work(f, H200), constants_of(H200)
+    alone = replace(w, resident=np.ones(1), blocks=np.full(1, 132.0), programs=np.full(1, 132.0))
+    less, more = (times(alone, H200, replace(c, norm=n))["seconds"] for n in (1.2, 4.0))
+    assert less == pytest.approx(more)  # how others are in the way does not matter to one alone
+    four = replace(w, resident=np.full(1, 4.0), blocks=np.full(1, 528.0), programs=np.full(1, 528.0))
+    one, several = (times(x, H200, c) for x in (alone, four))
+    assert several["turns"] < 1.2 * one["turns"]
+    assert several["seconds"] > one["seconds"] + 0.5 * (several["roof"] - one["roof"])
+
+
 def test_faster_devices_are_faster() -> None:
     best = kernel("n", m=64, n=128, k=128, h=64)
     assert us(CHAIN, best, H200) < us(CHAIN, best, A100) < us(CHAIN, best, load_device("rtx3080"))
@@ -168,14 +202,18 @@ def test_constants_are_data() -> None:
     assert constants_of(replace(H200, constants=())) == constants_of(H200), "a file of one's own for a GPU that is known"
 
 
+WAIT = f"value = {dict(H200.constants)['wait']:.4g}"
+"""As a device file has it."""
+
+
 @pytest.mark.parametrize(
     ("old", "new", "why"),
     [
         ("trip = {", "trap = {", "trap, trip are missing or unknown"),
-        ("value = 3.624e-07", "value = -1", "wait has the value -1"),
-        ("value = 3.624e-07", "value = nan", "wait has the value nan"),
-        ("value = 3.624e-07", 'value = "fast"', "wait has the value 'fast'"),
-        ('value = 3.624e-07, unit = "s"', 'value = 3.624e-07, unit = "ms"', "wait is not .* with the unit 's'"),
+        (WAIT, "value = -1", "wait has the value -1"),
+        (WAIT, "value = nan", "wait has the value nan"),
+        (WAIT, 'value = "fast"', "wait has the value 'fast'"),
+        (f'{WAIT}, unit = "s"', f'{WAIT}, unit = "ms"', "wait is not .* with the unit 's'"),
         ("[constants]", "constants = 3", "calibration.* is not TOML|constants"),
     ],
 )
@@ -216,17 +254,17 @@ def test_threads_that_do_too_much_at_once_wait_longer_for_memory(
     assert fast < 0.95 * slow
 
 
-@pytest.mark.parametrize(("rows", "width", "cold"), [(512, 768, False), (1, 16384, True)])
-def test_among_others_a_kernel_finds_in_l2_what_it_reads(rows: int, width: int, cold: bool) -> None:
+@pytest.mark.parametrize(("rows", "width", "warm"), [(512, 768, True), (512, 16384, False), (16, 768, False)])
+def test_among_others_a_kernel_finds_in_l2_what_it_reads(rows: int, width: int, warm: bool) -> None:
+    """Not weights that do not fit beside others', and not by products on fragments, whose warps load what they multiply."""
     b = Builder("row", "float16")
     (block,) = one_kernel(b.build(Y=b.op("gelu", b.input("X", (rows, 768)) @ b.input("W", (768, width))))).blocks
-    w = work(schedule_features(block, kernel("k", m=64 if rows > 1 else 16, n=64, k=64, stages=4)), H200)
+    w = work(schedule_features(block, kernel("k", m=min(rows, 64), n=64, k=64, stages=4)), H200)
     alone, among = (times(w, H200, constants_of(H200), chained) for chained in (False, True))
-    assert among["fetch"] == pytest.approx(alone["fetch"] * (1.0 if cold else WARM))
-    assert among["l2"] < alone["l2"] and among["arithmetic"] < alone["arithmetic"]
-    assert matmul_seconds(Product(1, rows, width, 768, "float16"), H200, chained=True) < matmul_seconds(
-        Product(1, rows, width, 768, "float16"), H200
-    )
+    assert among["fetch"] == pytest.approx(alone["fetch"] * (WARM if warm else 1.0))
+    assert (among["arithmetic"] < alone["arithmetic"]) == (rows == 512)
+    library = Product(1, rows, width, 768, "float16")
+    assert not warm or matmul_seconds(library, H200, chained=True) < matmul_seconds(library, H200)
 
 
 @pytest.mark.parametrize(("order", "k", "waits"), [("", 2048, False), ("k", 512, True)])

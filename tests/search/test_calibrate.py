@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from cost_model.calibrate import BOUNDS
-from cost_model.calibrate import EMPHASIS
 from cost_model.calibrate import PRIOR
 from cost_model.calibrate import ROBUST
 from cost_model.calibrate import Sample
+from cost_model.calibrate import _weighing
 from cost_model.calibrate import accuracy
 from cost_model.calibrate import fit
 from cost_model.calibrate import held_out
@@ -122,8 +122,7 @@ def test_the_fit_is_a_minimum(made, found) -> None:
     """No constant can be changed, within its bounds, to the fit's advantage."""
 
     def loss(c: Constants) -> float:
-        weight = np.array([made.seconds[made.workload == w].min() for w in made.workload]) / made.seconds
-        z = (weight**EMPHASIS * np.log(made.predict(c) / made.seconds) / ROBUST) ** 2
+        z = (_weighing(made)(np.log(made.predict(c) / made.seconds)) / ROBUST) ** 2
         prior = sum(np.log(getattr(c, n) / np.clip(getattr(Constants(), n), *BOUNDS[n])) ** 2 for n in BOUNDS)
         return float(2 * ROBUST**2 * np.sum(np.sqrt(1 + z) - 1) + PRIOR**2 * prior)
 
@@ -131,3 +130,9 @@ def test_the_fit_is_a_minimum(made, found) -> None:
         for factor in (0.98, 1.02):
             moved = replace(found, **{name: float(np.clip(factor * getattr(found, name), low, high))})
             assert loss(moved) >= loss(found) * (1 - 1e-6), (name, factor)
+
+
+def test_errors_that_a_workload_has_in_common_may_count_less(made) -> None:
+    weighed, rows = _weighing(made, 0.4), len(made.seconds)
+    apart = np.where(np.arange(rows) % 2, 0.1, -0.1)
+    assert np.square(weighed(np.full(rows, 0.1))).sum() < 0.5 * np.square(weighed(apart)).sum()
