@@ -61,7 +61,7 @@ BOUNDS: Mapping[str, tuple[float, float]] = {
     "slivers": (0.01, 2.0),
     "pieces": (0.01, 2.0),
     "parts": (0.005, 2.0),
-    "norm": (1.0, 8.0),
+    "norm": (0.7, 8.0),
 }
 """Least and largest value of each fitted constant; those not named are left alone."""
 EMPHASIS = 0.7

@@ -92,4 +92,4 @@ def test_of_a_table_what_is_looked_up_is_read_and_rows_are_folded_as_they_are_re
         return joint_seconds(b.build(Y=b.op("tanh", b.op("sum", b.op("square", x), axis=(axis,), keepdims=False))), H200) or 0.0
 
     assert looked_up(10**5, -1) == looked_up(10**7, -1)
-    assert looked_up(10**5, 1) > looked_up(10**5, -1) + 20e-6  # one row behind the other
+    assert looked_up(10**5, 1) > looked_up(10**5, -1) + 15e-6  # one row behind the other
