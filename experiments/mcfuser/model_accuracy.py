@@ -1,6 +1,6 @@
 """How well the models predict and rank measured schedules; fits the refined one's constants.
 
-    python -m experiments.mcfuser.model_accuracy experiments/raw experiments/results/h200-{skinny,calibrate}
+    python -m experiments.mcfuser.model_accuracy experiments/raw experiments/results/h200-{quick,skinny,calibrate}
     python -m experiments.mcfuser.model_accuracy … --device h200 --write fuser/devices/h200.toml
 
 Compared are MCFuser's model (equations 2 to 5), the refined one with its default constants, with fitted ones, and with constants
