@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -42,6 +43,10 @@ class KernelSource:
     def grows(self) -> bool:
         """The compiled kernel has more warps than ``num_warps``."""
         return self.specialize or self.backend == "gluon"
+
+    def named(self, name: str) -> KernelSource:
+        """The same kernel under another name."""
+        return replace(self, name=name, text=self.text.replace(f"def {self.name}(", f"def {name}("))
 
     @cached_property
     def described(self) -> dict[str, Descriptor]:

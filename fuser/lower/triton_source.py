@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 from fuser.errors import NoValidKernelError
 from fuser.errors import UnsupportedError
 from fuser.interpret.algebra import guarded
+from fuser.ir.added import written
 from fuser.ir.candidate import scheduled
 from fuser.ir.fuse import identifier
 from fuser.ir.hashing import hashed
@@ -67,8 +69,17 @@ def generate_graph(graph: KernelGraph, schedule: Schedule) -> tuple[KernelSource
             _ahead(graph, i, after) if after else (),
         )
         guards = frozenset(v for k, v in rules if k == block.name)
-        found.append(generate(block, mine, f"{block.name}_{digest}", guards, chain))
+        made = _generated(block, mine, guards, chain, written())
+        found.append(made.named(identifier(f"{block.name}_{digest}")))
     return tuple(found)
+
+
+@lru_cache(512)  # schedules of a graph often differ in one kernel of several
+def _generated(
+    block: BlockGraph, schedule: KernelSchedule, guards: frozenset[str], chain: Chain, added: tuple[str, ...]
+) -> KernelSource:
+    """Source with any name; ``added`` are operators that the table has not by itself."""
+    return generate(block, schedule, "", guards, chain)
 
 
 def _ahead(graph: KernelGraph, i: int, after: KernelSchedule) -> tuple[Tensor, ...]:

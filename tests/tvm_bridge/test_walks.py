@@ -38,7 +38,8 @@ def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Calls:
     monkeypatch.setenv("MUFUSER_CACHE", str(tmp_path / "cache"))  # verdicts are found anew
     monkeypatch.setattr(verdicts, "_KNOWN", {})
     found = Calls(monkeypatch)
-    found.of("generate", lambda block, schedule, name, *_: name, triton_source)
+    triton_source._generated.cache_clear()
+    found.of("generate", lambda block, schedule, _, *about: (block, schedule, *about), triton_source)
     found.of("verify", lambda program, graph: (program, graph), verdicts)
     found.of("hashed", str, hashing, schedule, triton_source)
     found.of("_compiled", lambda source, arch, *_: (lower_compile.neutral(source), arch), lower_compile)
@@ -62,7 +63,7 @@ def test_from_compile_to_a_launched_kernel(calls: Calls, monkeypatch: pytest.Mon
     run(*(torch.zeros(chain(48, 40, 32, 16, "relu")[n].shape, dtype=torch.float16) for n in "ABD"))
     assert run.sources and run.source
     assert len(driver.launches) == len(run.artifacts) > 0
-    assert {calls.seen["generate", a.source.name] for a in run.artifacts} == {1}
+    assert sum(k[0] == "generate" for k in calls.seen) >= len(run.artifacts)
     assert [k for k, n in calls.seen.items() if n > 1] == []
 
 

@@ -65,7 +65,8 @@ def done(small: Any, walk: Counter[Any], tmp_path_factory: pytest.TempPathFactor
     with pytest.MonkeyPatch.context() as patch:
         calls = Calls(patch)
         calls.of("hashed", str, hashing, schedule, triton_source)
-        calls.of("generate", lambda block, plan, name, *_: name, triton_source)
+        triton_source._generated.cache_clear()
+        calls.of("generate", lambda block, plan, _, *about: (block, plan, *about), triton_source)
         calls.of("graph_from_json", hashing.canonical, records, rows)
         calls.of("rank_graph", lambda graph, *_, **__: graph, choose)
         calls.of("_of_the_model", lambda candidate: candidate, samples)
