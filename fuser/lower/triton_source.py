@@ -33,7 +33,6 @@ from fuser.lower.frame_code import dependent_body
 from fuser.lower.frame_code import persistent
 from fuser.lower.frame_code import used
 from fuser.lower.frame_code import wait_once
-from fuser.lower.gluon.source import generate_gluon
 from fuser.lower.kernel_source import KernelSource
 from fuser.lower.layer_code import without_idle
 from fuser.lower.options import AHEAD
@@ -55,7 +54,7 @@ MAX_BLOCKS = 64
 def generate_graph(graph: KernelGraph, schedule: Schedule) -> tuple[KernelSource, ...]:
     """Source of every graph-defined kernel of a µGraph, in launch order, with names that are unique to structure and schedule."""
     digest = hashed(f"{graph.stable_hash()}{schedule.stable_hash()}")[:8]
-    rules = guarded(graph)
+    rules, added = guarded(graph), written()
     pairs = scheduled(graph, schedule)
     found = []
     for i, (block, mine) in enumerate(pairs):
@@ -69,7 +68,7 @@ def generate_graph(graph: KernelGraph, schedule: Schedule) -> tuple[KernelSource
             _ahead(graph, i, after) if after else (),
         )
         guards = frozenset(v for k, v in rules if k == block.name)
-        made = _generated(block, mine, guards, chain, written())
+        made = _generated(block, mine, guards, chain, added)
         found.append(made.named(identifier(f"{block.name}_{digest}")))
     return tuple(found)
 
@@ -107,6 +106,8 @@ def generate(
     """
     tiles = Tiles.of(block, schedule, guards)
     if BACKEND.of(schedule) == "gluon":
+        from fuser.lower.gluon.source import generate_gluon
+
         return generate_gluon(tiles, name or f"{block.name}_kernel", bool(chain and chain.waits))
     _check_dtypes(tiles)
     _check_size(tiles)

@@ -22,7 +22,6 @@ from fuser.errors import OutOfResourcesError
 from fuser.errors import said
 from fuser.lower.compile import KernelArtifact
 from fuser.lower.compile import load_source
-from fuser.lower.emulator.language import emulate
 from fuser.lower.forms import form
 from fuser.lower.interpreter import host_arguments
 from fuser.lower.kernel_source import KernelSource
@@ -243,6 +242,8 @@ class InterpretedKernel:
     def _emulated(self, tensors: Sequence[Any]) -> Bound:
         """A kernel in Gluon, in our own emulator."""
         import torch
+
+        from fuser.lower.emulator.language import emulate
 
         given = dict(zip(self.source.args, tensors, strict=True))
 

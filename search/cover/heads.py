@@ -18,6 +18,7 @@ from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram
 from search.cover.rebuild import Rule
 from search.cover.rebuild import rebuild
+from search.cover.rebuild import shared
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,9 @@ def _slices(program: TensorProgram, group: Sequence[_Heads]) -> dict[str, Rule]:
     first = group[0]
     rows, dtype = program[first.tensor].shape, program[first.end].dtype
     low, high = min(h.start for h in group), max(h.stop for h in group)
-    width, joined = program[first.matrix].shape[0], list[Ref]()
+    width = program[first.matrix].shape[0]
 
+    @shared
     def join(b: Builder, refs: dict[str, Ref]) -> Ref:
         x = refs[first.tensor]
         if high - low < rows[-1]:
@@ -85,11 +87,9 @@ def _slices(program: TensorProgram, group: Sequence[_Heads]) -> dict[str, Rule]:
 
     def heads(h: _Heads) -> Rule:
         def rule(b: Builder, refs: dict[str, Ref]) -> Ref:
-            if not joined:
-                joined.append(join(b, refs))
             start, stop = ((n - low) // width for n in (h.start, h.stop))
             named = {} if h.perm else {"name": h.end}
-            y = b.op("slice", joined[0], axis=len(rows) - 1, start=start, stop=stop, dtype=dtype, **named)
+            y = b.op("slice", join(b, refs), axis=len(rows) - 1, start=start, stop=stop, dtype=dtype, **named)
             return b.op("transpose", y, perm=h.perm, name=h.end, dtype=dtype) if h.perm else y
 
         return rule

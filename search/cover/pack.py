@@ -21,6 +21,7 @@ from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram
 from search.cover.rebuild import Rule
 from search.cover.rebuild import rebuild
+from search.cover.rebuild import shared
 
 
 @dataclass(frozen=True)
@@ -77,13 +78,13 @@ def _slices(program: TensorProgram, group: Sequence[_Product], params: dict[str,
     """Each result as its columns of the one product, whose operands are added to ``params``."""
     first = group[0]
     dtype = program[first.end].dtype
-    joined: list[Ref] = []
     axis = 0 if first.transposed else 1
     weight, bias = ("+".join(names) for names in ([p.weight for p in group], [p.bias for p in group]))
     params[weight] = np.concatenate([params[p.weight] for p in group], axis)
     if first.bias:
         params[bias] = np.concatenate([params[p.bias] for p in group])
 
+    @shared
     def join(b: Builder, refs: dict[str, Ref]) -> Ref:
         w = refs[weight] = b.input(weight, params[weight].shape, dtype)
         y = b.op("matmul", refs[first.x], b.op("transpose", w, perm=(1, 0)) if first.transposed else w, dtype=dtype)
@@ -94,9 +95,7 @@ def _slices(program: TensorProgram, group: Sequence[_Product], params: dict[str,
 
     def columns(end: str, start: int, stop: int) -> Rule:
         def rule(b: Builder, refs: dict[str, Ref]) -> Ref:
-            if not joined:
-                joined.append(join(b, refs))
-            y = joined[0]
+            y = join(b, refs)
             return b.op("slice", y, axis=len(y.shape) - 1, start=start, stop=stop, name=end, dtype=dtype)
 
         return rule

@@ -43,6 +43,18 @@ def rebuild(program: TensorProgram, rules: Mapping[str, Rule]) -> TensorProgram:
     return living(b.build(*(refs[n] for n in program.outputs)), unread)
 
 
+def shared(make: Rule) -> Rule:
+    """A tensor that several rules use: the first of them makes it."""
+    made: list[Ref] = []
+
+    def rule(b: Builder, refs: dict[str, Ref]) -> Ref:
+        if not made:
+            made.append(make(b, refs))
+        return made[0]
+
+    return rule
+
+
 def copied(b: Builder, program: TensorProgram, node: Node, inputs: Sequence[Ref]) -> Ref:
     """An operator of a program on other operands, under its name and with its dtype."""
     attrs = {k: v for k, v in node.attrs if k != "dtype"}
