@@ -16,6 +16,7 @@ from fuser.ir.library_ops import CONVOLUTIONS
 from fuser.ir.library_ops import moves
 from fuser.ir.ops import OPS
 from fuser.ir.program import DTYPE_BYTES
+from fuser.ir.program import FLOATS
 from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram
 
@@ -24,7 +25,6 @@ EXACT = "ieee"
 are told otherwise."""
 
 
-FLOATS = ("float16", "bfloat16", "float32")
 PATCH = 4
 """Extent of windows side by side from which convolutions are faster with channels outside."""
 

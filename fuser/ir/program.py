@@ -52,7 +52,9 @@ WIDE = ("int32", "int64", "uint32", "uint64")
 """Whole numbers that float32 does not hold."""
 NARROW = ("float16", "bfloat16")
 """Those that tensor cores multiply, and add in float32 without rounding a term."""
-FLOAT_DTYPES = ("float16", "bfloat16", "float32", "float64")
+FLOATS = (*NARROW, "float32")
+"""Those that generated kernels compute with."""
+FLOAT_DTYPES = (*FLOATS, "float64")
 
 
 def accumulator(dtype: str) -> str:

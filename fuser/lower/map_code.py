@@ -20,6 +20,7 @@ from fuser.ir.mugraph import Stmt
 from fuser.ir.opdef import evaluate
 from fuser.ir.opdef import missing
 from fuser.ir.ops import op as op_def
+from fuser.ir.program import FLOATS
 from fuser.ir.program import NARROW
 from fuser.ir.scalar import Scalar
 from fuser.lower.emitter import number_text
@@ -90,7 +91,7 @@ def _factor(w: Writer, stmt: Stmt) -> float:
 def _map_text(w: Writer, stmt: Stmt, name: str, combo: Combo, layout: Sequence[str], ready: dict[str, str]) -> str:
     """The expression of the register block ``name``. ``ready`` are names of reciprocals that were computed for other blocks."""
     entry = stmt.entry
-    if stmt.casts and stmt.dtype not in ("float16", "bfloat16", "float32"):
+    if stmt.casts and stmt.dtype not in FLOATS:
         raise UnsupportedError(f"cast to {stmt.dtype!r} ({stmt.value}) has no Triton form")
     if not (stmt.casts or stmt.masks) and not (entry.triton or entry.formula):
         raise UnsupportedError(f"operator {stmt.op!r} ({stmt.value}) has no Triton form")

@@ -19,13 +19,13 @@ from fuser.ir.elements import Tape
 from fuser.ir.elements import tape_of
 from fuser.ir.places import coordinate
 from fuser.ir.places import split
+from fuser.ir.program import FLOATS
 from fuser.lower.element_code import Writer
 
 BLOCK = 1024
 """Elements that a block of threads scans or compares at once are a few times as many."""
 ENOUGH = 264
 """Blocks that fill a GPU."""
-FLOATS = ("float32", "float16", "bfloat16")
 
 Made = tuple[list[str], int, int]
 """The lines of a function, its blocks, and the warps of each."""

@@ -21,6 +21,7 @@ from fuser.ir.hashing import digest
 from fuser.ir.library_ops import moves
 from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.ops import op as op_def
+from fuser.ir.program import FLOATS
 from fuser.ir.program import Tensor
 from fuser.lower.element_code import body
 from fuser.lower.element_tiles import recipe_of
@@ -29,7 +30,6 @@ from fuser.lower.kernel_source import KernelSource
 from fuser.lower.run_code import Made
 from fuser.lower.run_code import run_of
 
-FLOATS = ("float32", "float16", "bfloat16")
 CONVOLUTIONS = {f"conv{n}d": n for n in (1, 2, 3)}
 WRITTEN = RUNS | CONVOLUTIONS.keys()
 """Operators that have a source of their own."""

@@ -20,6 +20,7 @@ from fuser.ir.builder import Ref
 from fuser.ir.library_ops import CONVOLUTIONS
 from fuser.ir.ops import Array
 from fuser.ir.ops import op as op_def
+from fuser.ir.program import FLOATS
 from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram
 from search.cover.parts import moves_only
@@ -28,7 +29,6 @@ from search.cover.rebuild import living
 from search.cover.rebuild import rebuild
 
 POOLS = {f"{kind}_pool{n}d" for kind in ("max", "avg") for n in (1, 2, 3)}
-FLOATS = ("float16", "bfloat16", "float32")
 
 
 def channels_last(program: TensorProgram, params: Mapping[str, Array]) -> tuple[TensorProgram, dict[str, Array]]:

@@ -15,13 +15,12 @@ from typing import Any
 import numpy as np
 
 from fuser.ir.dtypes import rounded
+from fuser.ir.program import FLOATS
 from fuser.lower.descriptors import Descriptor
 from fuser.lower.emulator.machine import Hazard
 from fuser.lower.emulator.machine import Machine
 from fuser.lower.emulator.machine import Slot
 from fuser.lower.emulator.machine import Work
-
-FLOATS = ("float16", "bfloat16", "float32")
 
 
 def held(data: Any, dtype: str) -> Any:
