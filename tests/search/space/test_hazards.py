@@ -10,6 +10,7 @@ from cost_model.features import schedule_features
 from fuser.device import load_device
 from fuser.ir.builder import Builder
 from fuser.ir.schedule import KernelSchedule
+from fuser.ir.schedule import Schedule
 from fuser.ir.tiling import TilingExpr
 from fuser.superopt.structures import one_kernel
 from fuser.workloads import workload
@@ -28,6 +29,23 @@ def test_faults_hold_for_capabilities_and_not_for_names() -> None:
     for arch in (80, 86, 100, 120):
         assert not np.any(hazardous(f, replace(h200, arch=arch)))
     assert all(fault.first < fault.before and fault.compilers for fault in FAULTS)
+
+
+def test_a_flattened_chain_by_pointers_is_left_out() -> None:
+    """As an H200 has them: wrong where warp groups multiply what is computed, right by descriptors, with fragments, and where the
+    pipeline ends at each place."""
+    block = one_kernel(workload("mirage/mha-prefill:8")).blocks[0]
+    h200 = load_device("h200")
+    boxes = "tma_K=True tma_O=True tma_Q=True tma_V=True"
+    for rows, knobs, expected in (
+        (64, "flatten=True persistent=528", True),
+        (64, "persistent=528", False),
+        (64, f"flatten=True persistent=528 {boxes}", False),
+        (32, "flatten=True persistent=528", False),
+    ):
+        text = f"n [b=1 h=64 k=64 m={rows} n=64] warps=4 stages=3 {knobs}"
+        (schedule,) = Schedule.parse(text, (block,)).kernels
+        assert hazardous(schedule_features(block, schedule), h200).tolist() == [expected], text
 
 
 def test_a_product_woven_with_a_load_is_no_right_operand_in_a_loop() -> None:
