@@ -12,9 +12,9 @@ before timing catch them; fast tuning has no GPU to check on, so it leaves out e
   rightly). In pipelined loops none of 350 is.
 * *byte load*: a mask, say, of one byte an element that becomes part of a computed operand in a loop of three stages or more: 8 of
   14 such schedules of one kernel were garbage, none of 14 with fewer stages.
-* *flattened chain*: a persistent loop that goes on from place to place (option ``flatten``) and loads by pointers, with a contraction by
-  warp groups whose left operand is computed: 7 of 11 have errors of 14 to 50 %, or differ from run to run. With descriptors none of 31
-  is wrong, nor with fragments.
+* *flattened chain*: a persistent loop that goes on from place to place (option ``flatten``) and loads by pointers, with a
+  contraction by warp groups whose left operand is computed: 7 of 11 have errors of 14 to 50 %, or differ from run to run. With
+  descriptors none of 31 is wrong, nor with fragments.
 """
 
 from __future__ import annotations
