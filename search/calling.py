@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence
+from types import MappingProxyType
 from typing import Any
 
 from fuser.errors import UsageError
 from fuser.frontends.imported import Called
+from fuser.frontends.imported import Result
+from fuser.frontends.torch_views import seen
 
 
 def plain(called: Called | None, inputs: Sequence[str], outputs: Sequence[str]) -> bool:
@@ -59,8 +62,28 @@ def _shown(called: Called, leaves: Sequence[str]) -> str:
     return f"({', '.join([*map(str, args), *(f'{k}={v}' for k, v in keywords.items())])})"
 
 
-def returned(called: Called, found: Mapping[str, Any]) -> Any:
-    """What the module returns, of the program's outputs by name."""
+def returned(called: Called, found: Mapping[str, Any], given: Mapping[str, Any] = MappingProxyType({})) -> Any:
+    """What the module returns, of the program's outputs by name, and of the inputs that were ``given``."""
     from torch.utils import _pytree
 
-    return _pytree.tree_unflatten([found[r.name] if r.name else r.value for r in called.results], called.returns)
+    leaves = [found[r.name] if r.name else _view(r, found, given) if r.base else r.value for r in called.results]
+    return _pytree.tree_unflatten(leaves, called.returns)
+
+
+def _view(result: Result, found: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
+    return seen(given[result.base] if result.base in given else found[result.base], result.views)
+
+
+def copied_into(called: Called, values: Any, out: Any) -> Any:
+    """What a module returns, copied into ``out``: a tensor, or as many as it returns. Raises :class:`UsageError` for others."""
+    from torch.utils import _pytree
+
+    leaves, into = _pytree.tree_leaves(values), list(out) if isinstance(out, tuple | list) else [out]
+    places = [i for i, r in enumerate(called.results) if r.name or r.base]
+    shapes = [(x.shape, x.dtype) for x in (leaves[i] for i in places)]
+    if isinstance(out, Mapping) or [(getattr(y, "shape", None), getattr(y, "dtype", None)) for y in into] != shapes:
+        wanted = ", ".join(f"{tuple(shape)} {dtype}" for shape, dtype in shapes)
+        raise UsageError("what the module returns, views among it, does not fit into out=", f"pass tensors for {wanted}")
+    for i, y in zip(places, into, strict=True):
+        leaves[i] = y.copy_(leaves[i])
+    return _pytree.tree_unflatten(leaves, called.returns)

@@ -76,6 +76,7 @@ from search.tuner.memory import open_memory
 from search.tuner.tuning import MODEL_ALONE
 from search.tuner.tuning import Task
 from search.tuner.tuning import Tuning
+from search.views import with_views
 from search.where import where_to_run
 
 CHOSEN = ("graph", "schedule", "superoptimize", "dtype")
@@ -148,7 +149,7 @@ def _as_program(program: Any, inputs: Sequence[Any], keywords: Mapping[str, Any]
         more = options.only("target", "device", "capture", "checked", "seed", "effort", "records")
         return _converted(known, _examples(program, known, inputs, keywords), options.dtype, more)
     if known.called is not None and hasattr(program, "forward"):
-        known = as_they_lie(known, _examples(program, known, inputs, keywords))
+        known = as_they_lie(with_views(known), _examples(program, known, inputs, keywords))
     device, spec, tuning = _placed(options, known.program.name)
     how = How(options.checked, options.seed, tuning, options.capture)
     chosen = (options.graph, options.schedule, options.superoptimize)

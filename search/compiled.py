@@ -31,6 +31,7 @@ from fuser.superopt.verify.verdict import Verdict
 from search.buckets.pool import Pool
 from search.buckets.pool import placed
 from search.calling import as_module
+from search.calling import copied_into
 from search.calling import plain
 from search.calling import returned
 from search.calling import tensors_alone
@@ -158,10 +159,10 @@ class CompiledProgram:
 
     def __call__(self, *inputs: Any, out: Any = None, **named: Any) -> Any:
         run = self._executable
-        if self._passing and out is None and not self.capture and (found := self._passed_on(inputs, named)) is not None:
-            return found
         if self._direct and not named and not isinstance(out, Mapping):
             return run(*inputs, out=out)
+        if self._viewing:
+            return self._with_views(inputs, named, out)
         values = self._arguments(inputs, named)
         if self.conversion is not None:
             values = {n: self._narrowed(n, x) for n, x in values.items()}
@@ -171,26 +172,40 @@ class CompiledProgram:
         return self._results(found)
 
     @cached_property
-    def _passing(self) -> bool:
-        """Whether the module returns inputs of its own, and nothing else."""
-        return self.called is not None and not self.conversion and all(r.passed for r in self.called.results)
+    def _viewing(self) -> bool:
+        """Whether the module returns inputs of its own, or views."""
+        return self.called is not None and any(r.base and not r.name for r in self.called.results)
 
-    def _passed_on(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> Any:
-        """What such a module returns; None where an argument is not as it must be."""
-        given = self._arguments(inputs, named)
-        if self.called is None or not self._executable.takes(given):
-            return None
-        return returned(self.called, {r.name: given[r.passed] for r in self.called.results})
+    def _with_views(self, inputs: Sequence[Any], named: Mapping[str, Any], out: Any) -> Any:
+        """What such a module returns; nothing runs where there are views of inputs alone."""
+        assert self.called is not None
+        given, run = self._given(inputs, named), self._executable
+        values = self._taken(given)
+        if all(r.base in given or not (r.name or r.base) for r in self.called.results) and run.takes(values):
+            found: Mapping[str, Any] = {}
+        elif self.capture and run.device.type == "cuda":
+            found = self._replayed_outputs(values)
+        else:
+            found = run.run(values)
+        results = returned(self.called, found, given)
+        return results if out is None else copied_into(self.called, results, out)
 
     def _arguments(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
+        return self._taken(self._given(inputs, named))
+
+    def _given(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments by the program's names."""
         if self.called is None or self._flat or tensors_alone(self.called, self.inputs, inputs, named):
             return self._named(inputs, named)
-        found = as_module(self.called, repr(self.program.name), inputs, named)
-        return laid({n: x for n, x in found.items() if n in self._executable.inputs}, self.orders, self.program)
+        return as_module(self.called, repr(self.program.name), inputs, named)
+
+    def _taken(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Those that the graph reads, as the program has them."""
+        return laid({n: x for n, x in given.items() if n in self._executable.inputs}, self.orders, self.program)
 
     def by_name(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Outputs by the program's names, for inputs by name."""
-        return self._executable.run(laid({n: given[n] for n in self._executable.inputs}, self.orders, self.program))
+        return self._executable.run(self._taken(given))
 
     def _narrowed(self, name: str, x: Any) -> Any:
         """An argument of a program that was converted: float32 is converted too."""
@@ -200,7 +215,7 @@ class CompiledProgram:
         return x.to(getattr(torch, self.program[name].dtype)) if wide else x
 
     def _named(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
-        """Arguments by name, those that the graph reads. Raises :class:`UsageError` where some are missing, unknown or given
+        """Arguments by name. Raises :class:`UsageError` where some are missing, unknown or given
         twice."""
         if len(inputs) > len(self.inputs):
             raise UsageError(
@@ -214,7 +229,7 @@ class CompiledProgram:
             found[n] = x
         if missing := [n for n in self.inputs if n not in found]:
             raise UsageError(f"{self.program.name!r} needs the inputs {', '.join(missing)}")
-        return laid({n: x for n, x in found.items() if n in self._executable.inputs}, self.orders, self.program)
+        return found
 
     def _into(self, out: Any) -> dict[str, Any] | None:
         if out is None:
@@ -236,26 +251,28 @@ class CompiledProgram:
 
     def _replay(self, values: Mapping[str, Any], out: Any) -> Any:
         """Copy the inputs into the buffers of the captured graph, replay it."""
-        run = self._executable
-        if self._replayed is None:
-            self._replayed = run.capture(values, own=True)
-        captured, into = self._replayed, self._into(out)
-        captured(*(values[n] for n in captured.inputs))
+        found, into = self._replayed_outputs(values), self._into(out)
         if into is None:
-            return self._results(captured.outputs)
-        for n, y in captured.outputs.items():
+            return self._results(found)
+        for n, y in found.items():
             if into[n].shape != y.shape or into[n].dtype is not y.dtype:
                 got = f"{tuple(into[n].shape)} {into[n].dtype}"
                 raise UsageError(f"{n} must be {self.program[n]}, got {got}")
             into[n].copy_(y)
         return self._results(into)
 
+    def _replayed_outputs(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        if self._replayed is None:
+            self._replayed = self._executable.capture(values, own=True)
+        self._replayed(*(values[n] for n in self._replayed.inputs))
+        return self._replayed.outputs
+
     def captured(self, *inputs: Any, out: Any = None, **named: Any) -> Captured:
         """The call as a CUDA graph over these very tensors: ``replay()`` costs what torch's own replay costs. See
         :class:`fuser.runtime.capture.Captured`."""
         run = self._executable
         into = self._into(out)
-        return run.capture(self._named(inputs, named), into and {n: into[n] for n in self.outputs})
+        return run.capture(self._taken(self._named(inputs, named)), into and {n: into[n] for n in self.outputs})
 
     def turn(self) -> AbstractContextManager[None]:
         """See :meth:`fuser.runtime.graph_executor.Executable.turn`."""

@@ -20,14 +20,21 @@ class Held:
     fixed: bool = False
 
 
+Views = tuple[tuple[Any, tuple[Any, ...], dict[str, Any], int | None], ...]
+"""Views to be taken of a tensor, in order: operator of torch, arguments behind the tensor, keyword arguments, and which of
+several results."""
+
+
 @dataclass(frozen=True)
 class Result:
-    """One result of a module: an output of the program by ``name``, or a ``value`` that no tensor decides. ``passed``: the module
-    returns this very input, of which the output is a copy."""
+    """One result of a module: an output of the program by ``name``, or a ``value`` that no tensor decides. ``base``: the module
+    returns this tensor of the program, an input (itself, or ``views`` of it) or views of what it computes; the output is a copy.
+    Without a name there is no such output."""
 
     name: str = ""
     value: Any = None
-    passed: str = ""
+    base: str = ""
+    views: Views = ()
 
 
 @dataclass(frozen=True)

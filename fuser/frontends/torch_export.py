@@ -28,6 +28,7 @@ from fuser.frontends.imported import Called
 from fuser.frontends.imported import Held
 from fuser.frontends.imported import Imported
 from fuser.frontends.imported import Result
+from fuser.frontends.imported import Views
 from fuser.frontends.quotients import as_quotients
 from fuser.frontends.torch_call import Call
 from fuser.frontends.torch_call import dtype_name
@@ -36,7 +37,6 @@ from fuser.frontends.torch_call import to_numpy
 from fuser.frontends.torch_norms import fold
 from fuser.frontends.torch_pieces import by_strides
 from fuser.frontends.torch_pieces import mutates
-from fuser.frontends.torch_pieces import passed_on
 from fuser.frontends.torch_pieces import pieces
 from fuser.frontends.torch_rules import BY_ATEN
 from fuser.frontends.torch_rules import BY_TABLE
@@ -44,6 +44,7 @@ from fuser.frontends.torch_rules import IDENTITY
 from fuser.frontends.torch_rules import empty
 from fuser.frontends.torch_shapes import misstated
 from fuser.frontends.torch_trace import traced
+from fuser.frontends.torch_views import shown
 from fuser.ir.builder import Builder
 from fuser.ir.builder import Ref
 from fuser.ir.opdef import names_of
@@ -164,16 +165,24 @@ class _Importer:
         value = self.values[node] if isinstance(node, torch.fx.Node) else node
         if not is_tensor(value):
             return Result(value=value)
-        ref, passed = self._tensor(node, value), ""
+        ref, (base, views) = self._tensor(node, value), self._shown(node)
         if ref.name in self.builder.inputs:
-            passed = ref.name if passed_on(node) in self.inputs else ""
             ref = self.builder.op("reshape", ref, shape=ref.shape)
             self.values[node] = ref
         name = next((n for n, r in outputs.items() if r is ref), node.name)
         if name in self.builder.names:  # a placeholder's
             name = ref.name
         outputs[name] = ref
-        return Result(name, passed=passed)
+        return Result(name, None, base, views)
+
+    def _shown(self, node: Any) -> tuple[str, Views]:
+        """The tensor of which the module returns views, or the input that it returns; none where that is a tensor of its own."""
+        origin, views = shown(node)
+        if origin.name in self.inputs:
+            return origin.name, views
+        ref = self.values[origin]
+        computed = isinstance(ref, Ref) and ref.name not in self.builder.inputs
+        return (ref.name, views) if views and computed else ("", ())
 
     def _placeholder(self, node: Any) -> None:
         import torch

@@ -57,10 +57,3 @@ def pieces(node: Any) -> Any:
     for n in calls:
         n.meta.setdefault("stack_trace", node.stack_trace)
     return None if any(n.target is target for n in calls) else found
-
-
-def passed_on(node: Any) -> str:
-    """The placeholder that a result is, where nothing in between makes a tensor of its own; empty where something does."""
-    while getattr(node, "op", "") == "call_function" and str(node.target).split(".")[1:2] in (["dropout"], ["detach"], ["alias"]):
-        node = node.args[0]
-    return node.name if getattr(node, "op", "") == "placeholder" else ""

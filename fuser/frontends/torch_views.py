@@ -1,0 +1,64 @@
+"""What a module returns as views: of its inputs, or of what it computes."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from fuser.frontends.imported import Views
+
+ITSELF = frozenset({"dropout", "detach", "alias"})
+"""Operators that return what they are given (dropout where it is inactive)."""
+
+
+def shown(node: Any) -> tuple[Any, Views]:
+    """The node of a graph of ATen operators that another one shows, and the views of it in order; the node itself where it is a
+    tensor of its own. What is given lies as in the examples, what is computed row after row."""
+    way: list[tuple[Any, Views]] = [(node, ())]
+    while (step := _step(way[0][0])) is not None:
+        origin, view = step
+        way = [(origin, ()), (way[0][0], view), *way[1:]]
+    for i, (base, _) in enumerate(way):
+        views: Views = tuple(v for _, some in way[i + 1 :] for v in some)
+        if (found := _without_copy(base, views)) is not None:
+            return base, found
+    return node, ()
+
+
+def _step(node: Any) -> tuple[Any, Views] | None:
+    """The tensor that a call shows, and how."""
+    call, field = (node.args[0], node.args[1]) if getattr(node, "target", None) is operator.getitem else (node, None)
+    if getattr(call, "op", "") != "call_function" or not call.args or call.all_input_nodes != [call.args[0]]:
+        return None
+    if str(call.target).split(".")[1:2] and str(call.target).split(".")[1] in ITSELF:
+        return call.args[0], ()
+    if not getattr(call.target, "is_view", False) or "as_strided" in str(call.target):
+        return None
+    return call.args[0], ((call.target, tuple(call.args[1:]), dict(call.kwargs), field),)
+
+
+def seen(x: Any, views: Views) -> Any:
+    """Views of a tensor."""
+    for call, args, keywords, field in views:
+        found = call(x, *args, **keywords)
+        x = found if field is None else found[field]
+    return x
+
+
+def _without_copy(base: Any, views: Views) -> Views | None:
+    """The views, none where they show the tensor as it is; None where one of them copies."""
+    import torch
+
+    value = getattr(base, "meta", {}).get("val")
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return () if not views else None
+    x = torch.empty(value.shape, dtype=value.dtype, device="meta")
+    if base.op == "placeholder":
+        x = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+    try:
+        y = seen(x, views)
+    except (RuntimeError, TypeError):  # torch's own lies so that it is a view there
+        return None
+    same = y.untyped_storage()._cdata == x.untyped_storage()._cdata and y.dtype == x.dtype
+    plain = y.shape == x.shape and y.stride() == x.stride() and y.storage_offset() == 0
+    return (() if plain else views) if same else None

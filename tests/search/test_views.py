@@ -1,0 +1,58 @@
+"""What a module returns as views is not copied: the callable returns views too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+import fuser  # noqa: E402
+from fuser.errors import UsageError  # noqa: E402
+from search.views import with_views  # noqa: E402
+
+from .modules import Fn  # noqa: E402
+
+
+def outputs(run: Callable[..., Any], x: Any) -> tuple[str, ...]:
+    return with_views(fuser.from_torch(Fn(run), (x,))).program.outputs
+
+
+@pytest.mark.parametrize(
+    ("run", "left"),
+    [
+        (lambda x: (x.T, x + 1), 1),
+        (lambda x: (x.chunk(2, 1), x.exp()), 1),
+        (lambda x: ((x + 1).chunk(2, 1), x.exp().T), 2),
+        (lambda x: ((x + 1)[:, :2], x.exp()), 2),  # the rest is not wanted
+        (lambda x: (x.clone().T, x.T.contiguous()), 2),  # tensors of their own
+        (lambda x: (x.float(), x.half()), 1),
+    ],
+)
+def test_only_what_is_no_view_is_an_output(run: Callable[..., Any], left: int) -> None:
+    assert len(outputs(run, torch.randn(4, 6))) == left
+
+
+def test_views_lie_where_torch_has_them() -> None:
+    x = torch.randn(4, 6)
+    module = Fn(lambda x: {"a": x.unbind(0)[1:], "b": (x, 3), "c": (x + 1).transpose(0, 1), "d": x[None].expand(2, 4, 6)})
+    run, want = fuser.compile(module, (x,), device="cpu"), module(x)
+    got = run(x)
+    assert got["b"] == (x, 3)
+    assert got["b"][0] is x
+    for mine, theirs in zip((*got["a"], got["c"], got["d"]), (*want["a"], want["c"], want["d"]), strict=True):
+        assert mine.stride() == theirs.stride()
+        torch.testing.assert_close(mine, theirs)
+    assert got["a"][0].data_ptr() == want["a"][0].data_ptr()
+    assert len(run.graph.kernels) == 1
+
+
+def test_views_are_copied_into_tensors_that_are_passed_in() -> None:
+    x, out = torch.randn(4, 6), (torch.empty(6, 4), torch.empty(4, 6))
+    run = fuser.compile(Fn(lambda x: (x.T, x + 1)), (x,), device="cpu")
+    assert run(x, out=out)[0] is out[0]
+    torch.testing.assert_close(out, (x.T, x + 1))
+    with pytest.raises(UsageError, match=r"pass tensors for \(6, 4\) torch.float32, \(4, 6\)"):
+        run(x, out=out[1])
