@@ -21,6 +21,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,9 @@ DEFAULT: tuple[str, ...] = ("bert-small", "bert-base", "bert-large", "vit-b", "g
 TARGET = "h200"
 PAPER = {"bert-small": 81, "bert-base": 202, "bert-large": 243}
 """Seconds of tuning with MCFuser and Relay, table IV."""
+AGAINST = "tvm", "tuned", "inductor", "ours"
+WITHIN = 2e-2
+"""Relative error from which on a contestant is wrong."""
 COLUMNS = {
     "tvm+ours": "TVM's virtual machine with our kernels, a call captured as one CUDA graph",
     "own graphs": "the same library, which captures by itself what it can",
@@ -41,6 +45,7 @@ COLUMNS = {
     "ours": "our own runtime with the same plan",
     "default": "our own runtime with products of cuBLAS where the model prefers them",
     "tvm": "TVM alone",
+    "tuned": "TVM alone with the best of MetaSchedule's schedules (experiments.mcfuser.tvm_tuned)",
     "eager": "torch eager with SDPA",
     "inductor": "torch.compile",
 }
@@ -97,7 +102,7 @@ def build(folder: Path, names: list[str]) -> None:
 
 
 def prepare(folder: Path, names: list[str]) -> None:
-    """``NAME.pkl``: the plans, with the weights as they have them. And torch.compile's kernels in its cache."""
+    """``NAME.plans``: the plans, with the weights as they have them. And torch.compile's kernels in its cache."""
     import torch
 
     for name in names:
@@ -106,7 +111,7 @@ def prepare(folder: Path, names: list[str]) -> None:
         (folder / f"{name}-plan.json").write_text(json.dumps({"planning": time.perf_counter() - start}))
         made["default"] = plan_of(name, "cuda:0")
         made["default"] = replace(made["default"], device=None)
-        (folder / f"{name}.pkl").write_bytes(pickle.dumps(made))
+        (folder / f"{name}.plans").write_bytes(pickle.dumps(made))
         net, shapes = network(name)
         with torch.no_grad():
             torch.compile(net.cuda())(torch.zeros(shapes[0], dtype=torch.float16, device="cuda"))
@@ -119,7 +124,7 @@ def run(folder: Path, names: list[str], output: Path) -> None:
     rows: dict[str, dict[str, Any]] = {}
     for name in names:
         try:
-            rows[name] = measure(folder, name)
+            rows[name] = measure(folder, output, name)
         except Exception as error:  # noqa: BLE001 - the others go on
             rows[name] = {"failed": f"{type(error).__name__}: {str(error)[-400:]}"}
         write_file(output / "relax.json", json.dumps(rows, indent=1) + "\n")
@@ -127,7 +132,7 @@ def run(folder: Path, names: list[str], output: Path) -> None:
         print(name, rows[name], flush=True)
 
 
-def measure(folder: Path, name: str) -> dict[str, Any]:
+def measure(folder: Path, output: Path, name: str) -> dict[str, Any]:
     """Microseconds and relative errors of all contestants on one network."""
     import torch
 
@@ -142,58 +147,92 @@ def measure(folder: Path, name: str) -> dict[str, Any]:
     with torch.no_grad():
         wanted = net.double()(x.double())
     net.half()
-    plans = {k: replace(p, device="cuda") for k, p in pickle.loads((folder / f"{name}.pkl").read_bytes()).items()}
-    outputs: dict[str, Any] = {}
-    replays: dict[str, Callable[[], Any]] = {}
-    for kind, plan in plans.items():
-        outputs[kind], replays[kind] = captured(lambda plan=plan: plan(x))
-    constants = plans["ours"]._constants()
-    plain = Machine(folder, f"{name}-plain.so", x, constants)
-    outputs["tvm+ours"], replays["tvm+ours"] = plain.captured()
-    graphs = Machine(folder, f"{name}-graphs.so", x, constants)
-    outputs["own graphs"], replays["own graphs"] = graphs.output(), graphs.call
-    failed = {}
-    try:
-        alone = Machine(folder, f"{name}-tvm.so", x, [p.detach() for _, p in net.named_parameters()])
-        outputs["tvm"], replays["tvm"] = alone.captured()
-    except Exception as error:  # noqa: BLE001 - a peer
-        failed["tvm"] = f"{type(error).__name__}: {str(error)[-400:]}"
+    plans = {k: replace(p, device="cuda") for k, p in pickle.loads((folder / f"{name}.plans").read_bytes()).items()}
+    constants, weights = plans["ours"]._constants(), [p.detach() for _, p in net.named_parameters()]
+    ffi, failed = runtime(folder), dict[str, str]()
+    plain, graphs = (Machine(ffi, folder / f"{name}-{kind}.so", x, constants) for kind in ("plain", "graphs"))
+    peers = {}
+    for kind, made in (("tvm", _alone), ("tuned", _tuned)):
+        try:
+            peers[kind] = made(ffi, (folder, output), name, (x, weights))
+        except Exception as error:  # noqa: BLE001 - a peer
+            failed[kind] = f"{type(error).__name__}: {str(error)[-400:]}"
     torch._dynamo.reset()
     compiled = torch.compile(net)
-    for kind, module in (("eager", net), ("inductor", compiled)):
-        outputs[kind], replays[kind] = captured(lambda module=module: module(x))
-    errors = {k: float((y.double() - wanted).norm() / wanted.norm()) for k, y in outputs.items()}
-    same = bool((outputs["tvm+ours"] == outputs["ours"]).all())
-    times = in_turn(replays)
+    calls = {kind: lambda plan=plan: plan(x) for kind, plan in plans.items()}
+    calls |= {"eager": lambda: net(x), "inductor": lambda: compiled(x)}
+    found = {"tvm+ours": plain.captured()} | {kind: captured(call) for kind, call in calls.items()}
+    for kind, machine in peers.items():
+        try:
+            found[kind] = machine.captured()
+        except Exception as error:  # noqa: BLE001 - a peer
+            failed[kind] = f"{type(error).__name__}: {str(error)[-400:]}"
+    found["own graphs"] = graphs.output(), graphs.call
+    outputs, errors = dict[str, Any](), dict[str, float]()
+    for kind, (y, replay) in found.items():  # each again: what one replays may lie where another's output does
+        replay()
+        torch.cuda.synchronize()
+        outputs[kind] = y.clone()
+        errors[kind] = float((y.double() - wanted).norm() / wanted.norm())
+    times = in_turn({kind: replay for kind, (_, replay) in found.items()})
     us = {c: statistics.median(t) for c, t in times.items()} | {"calls": wall(plain.call)}
-    spread = {c: (max(t) - min(t)) / us[c] for c, t in times.items()}
-    built = json.loads((folder / f"{name}.json").read_text()) | json.loads((folder / f"{name}-plan.json").read_text())
-    return {"us": us, "spread": spread, "error": errors, "same bits": same, "failed peers": failed, **built}
+    row: dict[str, Any] = {
+        "us": us,
+        "spread": {c: (max(t) - min(t)) / us[c] for c, t in times.items()},
+        "error": errors,
+        "same bits": bool((outputs["tvm+ours"] == outputs["ours"]).all()),
+        "failed peers": failed,
+    }
+    if "tuned" in us:
+        row["tuning"] = import_module("experiments.mcfuser.tvm_tuned").seconds(folder, output, name)
+    for file in (f"{name}.json", f"{name}-plan.json"):
+        row |= json.loads((folder / file).read_text())
+    return row
+
+
+def runtime(folder: Path) -> Any:
+    """TVM's, of FOLDER/runtime."""
+    sys.path.insert(0, str(folder / "runtime"))
+    return import_module("mufuser_model").runtime(folder / "runtime")
+
+
+def _alone(ffi: Any, folders: tuple[Path, Path], name: str, given: tuple[Any, Any]) -> Machine:
+    return Machine(ffi, folders[0] / f"{name}-tvm.so", *given)
+
+
+def _tuned(ffi: Any, folders: tuple[Path, Path], name: str, given: tuple[Any, Any]) -> Machine:
+    from experiments.mcfuser.tvm_tuned import choice
+    from experiments.mcfuser.tvm_tuned import register
+
+    kept = register(ffi, folders[0], choice(*folders, name))
+    made = Machine(ffi, folders[0] / f"{name}-tuned.so", *given)
+    made.keep += kept
+    return made
 
 
 class Machine:
-    """A library on TVM's virtual machine over torch tensors. ``weights`` are by name, or in the order of its arguments."""
+    """A library on TVM's virtual machine over torch tensors. ``weights`` are by name, or in the order of its arguments.
 
-    def __init__(self, folder: Path, file: str, x: Any, weights: Any) -> None:
+    What a captured call held goes back to TVM's pool, from which the next machine takes what it makes of its weights: a replay
+    of the former would write over them. So all machines are made before any is captured.
+    """
+
+    def __init__(self, ffi: Any, path: Path, x: Any, weights: Any) -> None:
         import torch
 
-        loader = folder / "runtime"
-        sys.path.insert(0, str(loader))
-        from mufuser_model import runtime
-
-        self.ffi = runtime(loader)
-        machine = self.ffi.load_module(str(folder / file))["vm_load_executable"]()
+        self.ffi = ffi
+        machine = ffi.load_module(str(path))["vm_load_executable"]()
         machine["vm_initialization"](2, torch.cuda.current_device(), 2, 1, 0, 2)
         if isinstance(weights, dict):
             tensors = json.loads(machine["about"]())["weights"]["tensors"]
             for spec in tensors:
                 have = weights.get(spec["name"])
                 if have is None or list(have.shape) != spec["shape"]:
-                    raise ValueError(f"{file} is of another plan: {spec['name']} {spec['shape']}")
+                    raise ValueError(f"{path.name} is of another plan: {spec['name']} {spec['shape']}")
             more = [tuple(weights[s["name"]].contiguous() for s in tensors)]
         else:
             more = list(machine["main_transform_params"](self._given(tuple(weights))))
-        self.keep = machine
+        self.keep = [machine]
         self.main, self.args = machine["main"], [self._given(a) for a in (x, *more)]
 
     def _given(self, value: Any) -> Any:
@@ -228,29 +267,45 @@ class Machine:
 
 
 def table(rows: dict[str, dict[str, Any]]) -> str:
-    """Microseconds; what the first column is against others; errors against float64."""
-    lines = [
-        f"{'network':<12}" + "".join(f"{c:>11}" for c in COLUMNS) + f"{'×tvm':>8}{'×inductor':>11}{'error':>10}{'eager':>10}"
+    """Figure 9: microseconds, what the first column is against others, errors against float64; table IV: seconds of tuning."""
+    heads = [
+        f"{'network':<12}",
+        *(f"{c:>11}" for c in COLUMNS),
+        *(f"{f'×{c}':>11}" for c in AGAINST),
+        f"{'error':>10}{'eager':>10}",
     ]
+    lines, notes = ["".join(heads)], []
     for name, row in rows.items():
         if "failed" in row:
             lines.append(f"{name:<12}{row['failed']}")
             continue
         us, error = row["us"], row["error"]
-        ratios = "".join(
-            f"{us[c] / us['tvm+ours']:>{w}.2f}" if c in us else f"{'-':>{w}}" for c, w in (("tvm", 8), ("inductor", 11))
-        )
-        times = "".join(f"{us[c]:>11.1f}" if c in us else f"{'-':>11}" for c in COLUMNS)
+        cells = [f"{us[c]:>11.1f}" if c in us else f"{'-':>11}" for c in COLUMNS]
+        cells += [f"{us[c] / us['tvm+ours']:>11.2f}" if c in us else f"{'-':>11}" for c in AGAINST]
         same = "" if row["same bits"] else "  other bits than ours"
-        lines.append(f"{name:<12}{times}{ratios}{error['tvm+ours']:>10.1e}{error['eager']:>10.1e}{same}")
+        lines.append(f"{name:<12}{''.join(cells)}{error['tvm+ours']:>10.1e}{error['eager']:>10.1e}{same}")
+        notes += [f"{name}: {peer} is wrong: {e:.1e}" for peer, e in error.items() if not e < WITHIN]
+        notes += [f"{name}: {peer} failed: {why}" for peer, why in row["failed peers"].items()]
     spreads = [f"{n} {max(r['spread'].values()):.2f}" for n, r in rows.items() if "spread" in r]
-    planning = [f"{n} {r['planning']:.0f}{f' ({PAPER[n]})' if n in PAPER else ''}" for n, r in rows.items() if "planning" in r]
-    notes = [f"largest spread of a contestant's rounds: {', '.join(spreads)}"] if spreads else []
-    notes += (
-        [f"seconds to choose and compile all kernels, side by side (in the paper): {', '.join(planning)}"] if planning else []
-    )
-    notes += [f"{n}: {peer} failed: {why}" for n, r in rows.items() for peer, why in r.get("failed peers", {}).items()]
-    return "\n".join([*lines, "", *(f"{c}: {what}" for c, what in COLUMNS.items()), *notes]) + "\n"
+    notes += [f"largest spread of a contestant's rounds: {', '.join(spreads)}"] if spreads else []
+    return "\n".join([*lines, "", *(f"{c}: {what}" for c, what in COLUMNS.items()), *notes, "", *_tuning(rows)]) + "\n"
+
+
+def _tuning(rows: dict[str, dict[str, Any]]) -> list[str]:
+    """Seconds to choose and compile, and those of the best of MetaSchedule's schedules."""
+    heads = ("network", "ours", "paper", "MetaSchedule: draw", "compile", "time", "trials")
+    lines = ["".join(f"{h:>20}" for h in heads)]
+    for name, row in rows.items():
+        if "planning" in row:
+            of = row.get("tuning", {})
+            drawn = [f"{of[k]:.0f}" if k in of else "-" for k in ("draw", "compile", "time", "trials")]
+            lines.append("".join(f"{c:>20}" for c in (name, f"{row['planning']:.0f}", PAPER.get(name, "-"), *drawn)))
+    return [
+        *lines,
+        "",
+        "ours: seconds to choose and compile all kernels, the networks side by side; paper: MCFuser with Relay, table IV;",
+        "draw: seconds of one process without a GPU; compile: of all cores together; trials: measured of a task with a product",
+    ]
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ import json
 import pickle
 import re
 import time
+from collections import Counter
 from collections.abc import Iterator
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,12 +23,15 @@ OTHERS = 6
 
 @dataclass(frozen=True)
 class Task:
-    """A fused function: shapes and dtypes of its arguments, the last of which it writes, and for each candidate its CUDA source
-    and what TVM keeps beside it. The host functions ``c0``, ``c1``, … are in ``KEY.so``."""
+    """A fused function: shapes and dtypes of its arguments, the first ``inputs`` of which it reads and the others writes, the
+    seconds that drawing took, and for each candidate its CUDA source and what TVM keeps beside it. The host functions ``c0``,
+    ``c1``, … are in ``KEY.so``."""
 
     name: str
     product: bool
     args: tuple[tuple[tuple[int, ...], str], ...]
+    inputs: int
+    seconds: float
     candidates: tuple[tuple[bytes, dict[str, Any]], ...]
 
 
@@ -53,24 +57,39 @@ def draw(folder: Path, names: Sequence[str], trials: int) -> None:
     import_module("tvm.s_tir.tensor_intrin.cuda")
     for name in names:
         start, module = time.perf_counter(), imported(name)
-        main = module["main"].script()
-        counts = {g.name_hint: len(re.findall(rf"call_tir\({g.name_hint},", main)) for g in module.get_global_vars()}
+        calls = _calls(module["main"])
         keys: dict[str, str] = {}
-        for called in (n for n, count in counts.items() if count):
+        for called, inputs in dict(calls).items():
             function = module[called]
             keys[called] = f"{tvm_ffi.structural_hash(function) & (2**63 - 1):x}"
             if not key_file(folder, keys[called], "pkl").exists():
-                _writeread_task(folder, keys[called], called, function, trials)
+                _write_task(folder, keys[called], (called, inputs), function, trials)
         _library(_by_name(module, keys), folder / f"{name}-tuned.so")
-        said = {"tasks": keys, "counts": counts, "seconds": time.perf_counter() - start}
+        counts = Counter(called for called, _ in calls)
+        said = {"tasks": keys, "counts": counts}
         write_file(folder / f"{name}-tuned.json", json.dumps(said, indent=1) + "\n")
         print(name, f"{time.perf_counter() - start:.0f} s", flush=True)
 
 
-def _writeread_task(folder: Path, key: str, name: str, function: Any, trials: int) -> None:
+def _calls(main: Any) -> list[tuple[str, int]]:
+    """The function and the number of inputs of each call."""
+    import tvm
+    from tvm import relax
+
+    found: list[tuple[str, int]] = []
+
+    def visit(e: Any) -> None:
+        if isinstance(e, relax.Call) and isinstance(e.op, tvm.ir.Op) and e.op.name == "relax.call_tir":
+            found.append((e.args[0].name_hint, len(e.args[1].fields)))
+
+    relax.analysis.post_order_visit(main, visit)
+    return found
+
+
+def _write_task(folder: Path, key: str, called: tuple[str, int], function: Any, trials: int) -> None:
     import tvm
 
-    text = function.script()
+    (name, inputs), text, start = called, function.script(), time.perf_counter()
     product = 'T.sblock("matmul' in text
     found, made = [], []
     for drawn in (_by_rule(function), *_drawn(function, trials if product else OTHERS, product)):
@@ -84,7 +103,9 @@ def _writeread_task(folder: Path, key: str, name: str, function: Any, trials: in
     library.mod.clear_imports()
     library.export_library(str(key_file(folder, key, "so")))
     args = tuple(_arguments(text))
-    key_file(folder, key, "pkl").write_bytes(pickle.dumps((name, product, args, tuple(found))))
+    key_file(folder, key, "pkl").write_bytes(
+        pickle.dumps((name, product, args, inputs, time.perf_counter() - start, tuple(found)))
+    )
     print(name, key, args, len(found), flush=True)
 
 
@@ -131,7 +152,11 @@ def _drawn(function: Any, count: int, product: bool) -> list[Any]:
         rand_state=1,
         num_threads=1,
     )
-    spaces = context.generate_design_space()
+    try:
+        spaces = context.generate_design_space()
+    except RuntimeError as error:  # a rule of its that does not fit
+        print("no design space:", str(error).strip().splitlines()[-1][:120], flush=True)
+        return []
     database = import_module("tvm.s_tir.meta_schedule.database").MemoryDatabase()
     model = ms.CostModel.create("random")
     context.pre_tuning(max_trials=count, num_trials_per_iter=count, design_spaces=spaces, database=database, cost_model=model)
@@ -183,7 +208,9 @@ def _by_name(module: Any, keys: dict[str, str]) -> Any:
         def visit_call_(self, call: Any) -> Any:
             call = self.visit_expr_post_order(call)
             if isinstance(call.op, tvm.ir.Op) and call.op.name == "relax.call_tir" and call.args[0].name_hint in keys:
-                return relax.call_dps_packed(f"tuned.{keys[call.args[0].name_hint]}", call.args[1], call.ty_args[0])
+                made = call.ty_args[0]
+                types = list(made.fields) if isinstance(made, tvm.ir.TupleType) else made
+                return relax.call_dps_packed(f"tuned.{keys[call.args[0].name_hint]}", call.args[1], types)
             return call
 
     named = Named(module)

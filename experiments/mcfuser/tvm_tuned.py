@@ -3,7 +3,7 @@
     python -m experiments.mcfuser.tvm_tuned draw FOLDER [NAME...]  # with TVM 0.27 and tvm_ffi 0.1.14, without a GPU
     python -m experiments.mcfuser.tvm_tuned cubins FOLDER          # on the GPU's machine: NVRTC over many cores
     python -m experiments.mcfuser.tvm_tuned time FOLDER -o OUT     # there: every candidate against DLight's, and timed
-    python -m experiments.mcfuser.tvm_tuned whole FOLDER -o OUT    # there: each network by DLight's schedules, and the best
+    python -m experiments.mcfuser.relax_runtime run FOLDER -o OUT  # there: each network by the best, beside all others
 
 The tasks of a network are its fused functions as :mod:`experiments.mcfuser.tvm_alone` has them. Candidate 0 of each is DLight's;
 of those with a product ``--trials`` more are drawn from the design space of MetaSchedule for tensor cores (``replay-trace``: at
@@ -26,8 +26,8 @@ import os
 import pickle
 import signal
 import statistics
-import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -36,6 +36,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from experiments.mcfuser.relax_runtime import DEFAULT
+from experiments.mcfuser.relax_runtime import WITHIN
+from experiments.mcfuser.relax_runtime import runtime
 from experiments.mcfuser.tvm_drawn import Task
 from experiments.mcfuser.tvm_drawn import draw
 from experiments.mcfuser.tvm_drawn import key_file
@@ -44,10 +47,7 @@ from experiments.script import script
 from fuser.outputs import make_folder
 from fuser.outputs import write_file
 
-DEFAULT = ("bert-small", "bert-base", "bert-large")
 TRIALS = 32
-WITHIN = 2e-2
-"""Relative error against DLight's schedule from which on a candidate is wrong."""
 ROOM = 4096
 """Elements beside each argument of a candidate that is tried."""
 ALL, SLOWEST = 50.0, 5.0
@@ -106,11 +106,6 @@ def cubins(folder: Path, jobs: int, seconds: float) -> None:
 # -- time ---------------------------------------------------------------------------------------------------------------------
 
 
-def _runtime(folder: Path) -> Any:
-    sys.path.insert(0, str(folder / "runtime"))
-    return import_module("mufuser_model").runtime(folder / "runtime")
-
-
 def _codes(folder: Path) -> dict[tuple[str, int], bytes]:
     return pickle.loads((folder / "cubins").read_bytes())[0]
 
@@ -128,7 +123,7 @@ def functions(ffi: Any, folder: Path, key: str, which: Sequence[int]) -> tuple[T
 
 
 def _time_tasks(folder: Path, keys: Sequence[str], place: tuple[int, int], log: Path, end: float) -> None:
-    ffi = _runtime(folder)
+    ffi = runtime(folder)
     for number in range(place[0], len(keys)):
         if time.perf_counter() < end:
             _time_task(ffi, folder, keys[number], place[1] if number == place[0] else 0, log)
@@ -142,22 +137,24 @@ def _time_task(ffi: Any, folder: Path, key: str, start: int, log: Path) -> None:
     torch.manual_seed(0)
     values = [torch.randn(s, device="cuda").to(getattr(torch, t)) * (0.1 if len(s) > 1 else 1) for s, t in task.args]
     rooms, args = zip(*map(_roomy, values), strict=True)
-    wanted = None
+    results, wanted = args[task.inputs :], None
     with log.open("a") as lines:
         for i in (i for i in sorted(found) if i >= start or i == 0):
             print(json.dumps({"key": key, "at": i}), file=lines, flush=True)
-            args[-1].fill_(float("nan"))
+            for y in results:
+                y.fill_(float("nan"))
             row, before = {"key": key, "name": task.name, "i": i}, [r.clone() for r in rooms]
             try:
-                row |= _timed(ffi, found[i], args, wanted)
-                before[-1][ROOM:-ROOM] = rooms[-1][ROOM:-ROOM]
+                row |= _timed(ffi, found[i], args, (results, wanted))
+                for old, room in zip(before[task.inputs :], rooms[task.inputs :], strict=True):
+                    old[ROOM:-ROOM] = room[ROOM:-ROOM]
                 if not all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(before, rooms, strict=True)):
                     row = {k: v for k, v in row.items() if k != "us"} | {"failed": "writes elsewhere than to its result"}
                     for room, old in zip(rooms, before, strict=True):
                         room.copy_(old)
             except Exception as error:  # noqa: BLE001 - a candidate that does not run
                 row["failed"] = str(error)[-200:]
-            wanted = args[-1].float().clone() if wanted is None else wanted
+            wanted = [y.float().clone() for y in results] if wanted is None else wanted
             print(json.dumps(row), file=lines, flush=True)
 
 
@@ -172,14 +169,20 @@ def _roomy(x: Any) -> tuple[Any, Any]:
     return room, inner
 
 
-def _timed(ffi: Any, call: Callable[..., Any], args: Sequence[Any], wanted: Any) -> dict[str, Any]:
+def _timed(ffi: Any, call: Callable[..., Any], args: Sequence[Any], about: tuple[Sequence[Any], Any]) -> dict[str, Any]:
+    """Microseconds of a candidate whose results, the first and those after many calls, are what is wanted."""
     import torch
+
+    def error() -> float:
+        results, wanted = about
+        pairs = zip(results, wanted or [y.float() for y in results], strict=True)
+        return max(float((y.float() - z).norm() / z.norm()) for y, z in pairs)
 
     given = [ffi.from_dlpack(x) for x in args]
     call(*given)
-    error = 0.0 if wanted is None else float((args[-1].float() - wanted).norm() / wanted.norm())
-    if not error < WITHIN:
-        return {"error": error, "failed": "wrong result"}
+    first = error()
+    if not first < WITHIN:
+        return {"error": first, "failed": "wrong result"}
     graph, rounds = torch.cuda.CUDAGraph(), []
     with ffi.use_torch_stream(torch.cuda.graph(graph, capture_error_mode="relaxed")):
         for _ in range(10):
@@ -192,7 +195,8 @@ def _timed(ffi: Any, call: Callable[..., Any], args: Sequence[Any], wanted: Any)
         end.record()
         end.synchronize()
         rounds.append(begin.elapsed_time(end) * 100)
-    return {"error": error, "us": statistics.median(rounds)}
+    last = error()
+    return {"error": last, "us": statistics.median(rounds)} if last < WITHIN else {"error": last, "failed": "wrong when repeated"}
 
 
 def timed(folder: Path, output: Path) -> None:
@@ -242,65 +246,42 @@ def _apart(work: Callable[[], None], end: float) -> bool:
 # -- whole --------------------------------------------------------------------------------------------------------------------
 
 
-def whole(folder: Path, output: Path, names: Sequence[str]) -> None:
-    """``tuned.json``: microseconds of each network by DLight's schedules and by the best, and errors against float64."""
+def choice(folder: Path, output: Path, name: str) -> dict[str, int]:
+    """The best candidate of each task of a network; DLight's where none was timed."""
     best = json.loads((output / "best.json").read_text())["tasks"]
-    rows: dict[str, Any] = {}
-    for name in names:
-        try:
-            rows[name] = _whole(folder, name, best)
-        except Exception as error:  # noqa: BLE001 - the others go on
-            rows[name] = {"failed": f"{type(error).__name__}: {str(error)[-400:]}"}
-        write_file(output / "tuned.json", json.dumps(rows, indent=1) + "\n")
-        print(name, rows[name], flush=True)
+    return {key: best[key]["best"] if key in best else 0 for key in _about(folder, name)["tasks"].values()}
 
 
-def _whole(folder: Path, name: str, best: dict[str, Any]) -> dict[str, Any]:
-    import torch
+def _about(folder: Path, name: str) -> dict[str, Any]:
+    return json.loads((folder / f"{name}-tuned.json").read_text())
 
-    from experiments.mcfuser.relax_runtime import Machine
-    from experiments.mcfuser.relax_runtime import network
-    from search.measure.replays import captured
-    from search.measure.replays import in_turn
 
-    ffi, about = _runtime(folder), json.loads((folder / f"{name}-tuned.json").read_text())
-    net, shapes = network(name)
-    torch.manual_seed(1)
-    x, net = torch.randn(*shapes[0]).half().cuda(), net.cuda()
-    with torch.no_grad():
-        wanted = net.double()(x.double())
-    net.half()
-    outputs, replays, keep = {}, {}, []
-    keys = sorted(set(about["tasks"].values()))
-    drawn = {key: i for key in keys if (i := best.get(key, {"best": 0})["best"])}
+def register(ffi: Any, folder: Path, chosen: Mapping[str, int]) -> list[Any]:
+    """What ``NAME-tuned.so`` finds when it is loaded next, to be kept as long as that is."""
+    kept = [functions(ffi, folder, key, [i]) for key, i in chosen.items()]
+    for (key, i), (*_, found) in zip(chosen.items(), kept, strict=True):
+        ffi.register_global_func(f"tuned.{key}", found[i], override=True)
+    return kept
 
-    def machine(chosen: Mapping[str, int]) -> Any:
-        """The network with these candidates, and else DLight's."""
-        for key in keys:
-            keep.append(functions(ffi, folder, key, [chosen.get(key, 0)]))
-            ffi.register_global_func(f"tuned.{key}", keep[-1][2][chosen.get(key, 0)], override=True)
-        keep.append(Machine(folder, f"{name}-tuned.so", x, [p.detach() for _, p in net.named_parameters()]))
-        return keep[-1]
 
-    def error(y: Any) -> float:
-        return float((y.double() - wanted).norm() / wanted.norm())
-
-    for kind, chosen in (("DLight", {}), ("tuned", drawn)):
-        outputs[kind], replays[kind] = machine(chosen).captured()
-    errors = {k: error(y) for k, y in outputs.items()}  # before they run in turn: one may write where another's tensors lie
-    with torch.no_grad():
-        outputs["eager"], replays["eager"] = captured(lambda: net(x))
-    us = {kind: statistics.median(rounds) for kind, rounds in in_turn(replays).items()}
-    made = {"us": us, "error": {k: error(y) for k, y in outputs.items()}, "error before": errors}
-    if not errors["tuned"] < WITHIN:
-        names = {key: n for n, key in about["tasks"].items()}
-        made["error with one of them"] = {names[key]: error(machine({key: i}).output()) for key, i in drawn.items()}
-    return made
+def seconds(folder: Path, output: Path, name: str) -> dict[str, float]:
+    """What tuning of a network took: to draw, to compile (all cores together) and to time, by its share of the candidates, and
+    how many of a product's were timed."""
+    best, compiled = json.loads((output / "best.json").read_text()), Counter(key for key, _ in _codes(folder))
+    tasks = {key: read_task(key_file(folder, key, "pkl")) for key in _about(folder, name)["tasks"].values()}
+    share = sum(compiled[key] for key in tasks) / max(1, compiled.total())
+    timed = [best["tasks"][key]["timed"] for key, task in tasks.items() if task.product and key in best["tasks"]]
+    return {
+        "draw": sum(task.seconds for task in tasks.values()),
+        "compile": best["compiling"] * share,
+        "time": best["seconds"] * share,
+        "trials": sum(timed) / max(1, len(timed)),
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("step", choices=("draw", "cubins", "time", "whole"))
+    parser.add_argument("step", choices=("draw", "cubins", "time"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("names", nargs="*", help=f"networks (default: {' '.join(DEFAULT)})")
     parser.add_argument("--trials", type=int, default=TRIALS, help="candidates of a task with a product, beside DLight's")
@@ -310,16 +291,13 @@ def main() -> None:
     given = parser.parse_intermixed_args()
     make_folder(given.folder)
     names = given.names or [*DEFAULT]
-    if given.step in ("time", "whole"):
-        make_folder(given.output)
     if given.step == "draw":
         draw(given.folder, names, given.trials)
     elif given.step == "cubins":
         cubins(given.folder, given.jobs, given.seconds)
-    elif given.step == "time":
-        timed(given.folder, given.output)
     else:
-        whole(given.folder, given.output, names)
+        make_folder(given.output)
+        timed(given.folder, given.output)
 
 
 if __name__ == "__main__":
