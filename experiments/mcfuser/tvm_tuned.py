@@ -3,7 +3,7 @@
     python -m experiments.mcfuser.tvm_tuned draw FOLDER [NAME...]  # with TVM 0.27 and tvm_ffi 0.1.14, without a GPU
     python -m experiments.mcfuser.tvm_tuned cubins FOLDER          # on the GPU's machine: NVRTC over many cores
     python -m experiments.mcfuser.tvm_tuned time FOLDER -o OUT     # there: every candidate against DLight's, and timed
-    python -m experiments.mcfuser.relax_runtime run FOLDER -o OUT  # there: each network by the best, beside all others
+    python -m experiments.mcfuser.tvm_figure FOLDER -o OUT         # there: each network by the best, beside all others
 
 The tasks of a network are its fused functions as :mod:`experiments.mcfuser.tvm_alone` has them. Candidate 0 of each is DLight's;
 of those with a product ``--trials`` more are drawn from the design space of MetaSchedule for tensor cores (``replay-trace``: at
