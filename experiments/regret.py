@@ -130,7 +130,7 @@ def measure(begun: Sequence[Begun], bench: Judge, budget: float) -> list[dict[st
             note(f"time is up after {len(searched)} programs")
             break
         found, _ = bench.compare(Turn(b.hunt.program, tuple(e.candidate for e in b.entries), seconds=left))
-        b.hunt.tell([(e, m, (m.time_us or 0.0) * 1e-6) for e, m in zip(b.entries, found, strict=True)])
+        b.hunt.tell(list(zip(b.entries, found, strict=True)))
         searched.append(b)
     hunts = [b.hunt for b in searched]
     left = budget * (1 - END) - (time.monotonic() - start)

@@ -60,18 +60,18 @@ Item_co = TypeVar("Item_co", covariant=True)
 
 @dataclass(frozen=True)
 class Turn(Generic[Item_co]):
-    """What is measured in turn with each other, of one program, and with ``beside``, which was measured before. What else was
-    measured before is not measured again, unless ``again``. ``seconds`` are waited for compilers."""
+    """What is measured in turn with each other, of one program, and with those ``beside``, which were measured before. What else
+    was measured before is not measured again, unless ``again``. ``seconds`` are waited for compilers."""
 
     program: TensorProgram
     items: tuple[Item_co, ...]
-    beside: Candidate | None = None
+    beside: tuple[Candidate, ...] = ()
     again: bool = False
     seconds: float | None = None
 
 
-Found = tuple[list[Measurement], Measurement | None]
-"""Of each item of a turn, and of ``beside``."""
+Found = tuple[list[Measurement], tuple[Measurement, ...]]
+"""Of each item of a turn, and of those beside: of none where nothing was measured."""
 
 
 def failed(error: BaseException, otherwise: str = "invalid") -> Measurement:

@@ -156,16 +156,16 @@ class Bench:
         compiler; what is not ready then gets a ``timeout`` result. That, and whatever else may not be the candidate's fault, is
         not recorded, so that a later run tries it again.
         """
-        return self.measured(Turn(program, tuple(items), None, again, compile_timeout))[0]
+        return self.measured(Turn(program, tuple(items), (), again, compile_timeout))[0]
 
     def compare(self, turn: Turn[Candidate]) -> Found:
-        """As :meth:`measure`, with ``beside`` timed in turn with what is new, if anything is."""
+        """As :meth:`measure`, with those ``beside`` timed in turn with what is new, if anything is."""
         rows, other = self.measured(turn)
         return [r.measurement for r in rows], other
 
-    def measured(self, turn: Turn[Candidate | External]) -> tuple[list[Record], Measurement | None]:
-        """A row of each item, and what was measured of ``beside``."""
-        items, beside = turn.items, turn.beside
+    def measured(self, turn: Turn[Candidate | External]) -> tuple[list[Record], tuple[Measurement, ...]]:
+        """A row of each item, and what was measured of those ``beside``."""
+        items = turn.items
         rows = self.rows(turn.program, items, turn.again)
         kept = {} if turn.again else {i: r for i, row in enumerate(rows) if (r := self.records.find(row.key))}
         known = {i: r for i, r in kept.items() if r.ok == r.measurement.ok}  # others were judged less strictly
@@ -181,9 +181,8 @@ class Bench:
                 results[i] = made
             else:
                 jobs[i], spent[i] = made
-        extra = self._compiled(beside, deadline) if beside and jobs else None
-        if isinstance(extra, tuple):
-            jobs[-1] = extra[0]
+        others = {-1 - i: self._compiled(c, deadline) for i, c in enumerate(turn.beside)} if jobs else {}
+        jobs |= {i: made[0] for i, made in others.items() if isinstance(made, tuple)}
         batch = f"{self.run}/{self.mark}-{self.batches}"
         self.batches += 1
         found = self.worker.run(turn.program, list(jobs.values()), self.options) if jobs else []
@@ -194,7 +193,8 @@ class Bench:
             rows[i] = replace(rows[i], measurement=m, batch=batch if i in jobs else "", timestamp=now)
             if m.lasting:
                 self._keep(items[i], rows[i])
-        return [known.get(i, row) for i, row in enumerate(rows)], results.get(-1)
+        told = tuple(made if isinstance(made, Measurement) else results[i] for i, made in others.items())
+        return [known.get(i, row) for i, row in enumerate(rows)], told
 
     def _compiled(self, item: Candidate | External, deadline: float) -> tuple[Kernels | External, float] | Measurement:
         """What the worker measures and the seconds that it cost, or why there is nothing."""

@@ -42,7 +42,8 @@ class Effort:
     ``population`` (N), ``top`` (n) and ``epsilon`` are the parameters of algorithm 1; epsilon is relative. ``patience``:
     generations without a gain of epsilon until the search has converged (the paper's 1 fits measured generations).
     ``exhaustive``: with the model alone, spaces up to this number of estimates are ranked completely. ``seconds``: budget,
-    None for none. ``model``: which of :data:`cost_model.models.MODELS` ranks.
+    None for none. ``model``: which of :data:`cost_model.models.MODELS` ranks. ``each``: where all are ranked, so many of every
+    choice of splits come behind the best.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Effort:
     exhaustive: int
     seconds: float | None = None
     model: str = REFINED
+    each: int = 0
 
 
 INSTANT = Effort("instant", 512, 8, 0.01, 40, 5, 400_000)
@@ -144,13 +146,15 @@ class _Best:
 # -- exhaustive
 
 
-def rank(space: ScheduleSpace, estimate: Estimator, top: int = 8) -> SearchResult:
-    """Every schedule by its estimate: the ``top`` best, best first, ties in the order of the space.
+def rank(space: ScheduleSpace, estimate: Estimator, top: int = 8, each: int = 0) -> SearchResult:
+    """Every schedule by its estimate: the ``top`` best, best first, ties in the order of the space; then the best ``each`` of
+    every choice of splits that are not among them.
 
     Kernels are independent once the splits are chosen, so each is ranked alone. Raises :class:`NoValidKernelError` if no
     schedule is left.
     """
     found: list[tuple[float, int, tuple[KernelSchedule, ...]]] = []
+    apart: list[tuple[float, int, tuple[KernelSchedule, ...]]] = []
     known = {} if space.ranked is None else space.ranked
     blocks = [replace(k.block, name="") for k in space.kernels]  # names of kernels change nothing
     seen: dict[object, int] = {}
@@ -165,8 +169,11 @@ def rank(space: ScheduleSpace, estimate: Estimator, top: int = 8) -> SearchResul
         combined: list[tuple[float, tuple[KernelSchedule, ...]]] = [(0.0, ())]
         for ranked in lists:
             combined = heapq.nsmallest(top, ((t + u, (*s, v)) for t, s in combined for u, v in ranked), key=lambda x: x[0])
-        found += [(t, len(found) + i, s) for i, (t, s) in enumerate(combined)]
-    best = tuple(Ranked(Candidate(space.graph, Schedule(s)), t) for t, _, s in heapq.nsmallest(top, found))
+        mine = [(t, len(found) + i, s) for i, (t, s) in enumerate(combined)]
+        found, apart = found + mine, apart + mine[:each]
+    kept = heapq.nsmallest(top, found)
+    kept += sorted(x for x in apart if not kept or x[:2] > kept[-1][:2])
+    best = tuple(Ranked(Candidate(space.graph, Schedule(s)), t) for t, _, s in kept)
     if not best:
         raise none_left(space)
     return SearchResult("exhaustive", best, sum(seen.values()), 0, "complete", notes=space.notes)
@@ -202,9 +209,9 @@ def exhaustive(
 ) -> SearchResult:
     """Rank all by the model; with ``measure``, measure the top n of each round until a round brings no gain of epsilon."""
     rounds = effort.generations if measure else 1
-    ranked = rank(space, estimate, effort.top * min(rounds, 32))
+    ranked = rank(space, estimate, effort.top * min(rounds, 32), 0 if measure else effort.each)
     if measure is None:
-        return replace(ranked, top=ranked.top[: effort.top])
+        return ranked
     pools = [ranked.top[i : i + effort.top] for i in range(0, len(ranked.top), effort.top)]
     return _measured("exhaustive", (list(p) for p in pools), effort, measure, ranked.estimated, space.notes)
 

@@ -120,7 +120,7 @@ class Campaign:
     _thoughts: dict[int, Future[tuple[list[Entry], list[Entry]]]] = field(default_factory=dict)
     """Searches that think about their next generation."""
     _pending: dict[int, list[Entry]] = field(default_factory=dict)
-    _asked: dict[int, tuple[float, list[Entry], Entry | None]] = field(default_factory=dict)
+    _asked: dict[int, tuple[float, list[Entry], list[Entry]]] = field(default_factory=dict)
 
     def run(self) -> None:
         """Until all have converged, the time is up, or Ctrl-C; what was measured is in the searches."""
@@ -137,7 +137,7 @@ class Campaign:
             left = list(close)
             self._flow(
                 lambda: left.pop(0) if left and self.clock() < self.end else None,
-                lambda i: self._begin(i, close[i], None, True, None),
+                lambda i: self._begin(i, close[i], (), True, None),
                 lambda i, found: self._settle(i, close[i], found),
             )
         except KeyboardInterrupt as error:
@@ -166,11 +166,10 @@ class Campaign:
             for asked in running.values():
                 asked.drop()
 
-    def _begin(
-        self, number: int, entries: Sequence[Entry], beside: Candidate | None, again: bool, seconds: float | None
-    ) -> Asked:
+    def _begin(self, number: int, entries: Sequence[Entry], beside: Sequence[Entry], again: bool, seconds: float | None) -> Asked:
         self.current = number
-        turn = Turn(self.hunts[number].program, tuple(e.candidate for e in entries), beside, again, seconds)
+        items, others = (tuple(e.candidate for e in x) for x in (entries, beside))
+        turn = Turn(self.hunts[number].program, items, others, again, seconds)
         if isinstance(self.judge, Several):
             return self.judge.begin(turn, sum(not h.done for h in self.hunts))
         return _Done(self.judge.compare(turn))
@@ -211,17 +210,15 @@ class Campaign:
         return max(self._pending, key=lambda i: (self.hunts[i].gain, -i))
 
     def _ask(self, number: int) -> Asked:
-        entries, best = self._pending.pop(number), self.hunts[number].best
-        self._asked[number] = self.clock(), entries, best
-        return self._begin(number, entries, best.candidate if best else None, False, self.left)
+        entries, beside = self._pending.pop(number), self.hunts[number].beside
+        self._asked[number] = self.clock(), entries, beside
+        return self._begin(number, entries, beside, False, self.left)
 
     def _told(self, number: int, found: Found) -> None:
-        hunt, (start, entries, best), (measured, beside) = self.hunts[number], self._asked.pop(number), found
-        self.current, drift = number, 1.0
-        if best and beside and beside.ok and beside.time_us:
-            drift = hunt.times[best] / (beside.time_us * 1e-6)
+        hunt, (start, entries, again), (measured, beside) = self.hunts[number], self._asked.pop(number), found
+        self.current = number
         told = [(e, m) for e, m in zip(entries, measured, strict=True) if m.lasting or m.status != "timeout"]  # time was up
-        hunt.tell([(e, m, (m.time_us or math.inf) * 1e-6 * drift) for e, m in told])
+        hunt.tell(told, list(zip(again, beside, strict=False)))
         self.spent[number] = self.spent.get(number, 0.0) + self.clock() - start
         self.watch(hunt)
         self._prepare(number)

@@ -13,6 +13,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
+from statistics import fmean
+from typing import Any
 
 import numpy as np
 
@@ -32,7 +34,13 @@ SHARPNESS = 12.0
 BOLDNESS = 1.0
 """Deviations below its prediction at which a candidate is taken to be: what nobody knows is worth a try."""
 LEAST = 4
-"""Candidates of each structure of the pool that are measured before it is given up."""
+"""Candidates of each structure, and of each form of it (a choice of splits), that are measured before it is given up."""
+FAR = 1.25
+"""Times the best so far that a form may be predicted to take to be worth that, and its fastest to be worth a look around."""
+HOPELESS = 1.5
+"""The same for a structure of which little was measured."""
+FORMS = 6
+"""Forms around whose fastest candidates is looked."""
 NEAR = 256
 """Candidates, the best predicted, among which is chosen so that they differ."""
 FIRST_BOLDNESS = 0.3
@@ -53,13 +61,16 @@ class Hunt:
     boldness: float = BOLDNESS
     residual: Residual = field(default_factory=Residual)
     times: dict[Entry, float] = field(default_factory=dict)
-    """Seconds of what was measured, infinite where it failed."""
+    """Seconds of what was measured, infinite where it failed; the mean where it was measured several times."""
+    anchor: Entry | None = None
+    """What is measured beside every generation, by which the times of all are told."""
+    _told: dict[Entry, list[float]] = field(default_factory=dict)
     failures: Counter[str] = field(default_factory=Counter)
     history: list[Generation] = field(default_factory=list)
     stale: int = 0
     asked: int = 0
-    near: tuple[Entry | None, list[Entry]] = (None, [])
-    """What differs in one knob from the fastest of some generation, and that one."""
+    near: dict[Entry, list[Entry]] = field(default_factory=dict)
+    """What differs in one knob from the fastest of each form, by that one."""
     _guesses: tuple[int, dict[Entry, tuple[float, float]]] = (0, {})
     """What is predicted since so many measurements: mean and deviation of the logarithm of measured over estimated time."""
 
@@ -80,6 +91,11 @@ class Hunt:
         """Of the best; before anything was measured, the model's estimate of its first choice."""
         best = self.best
         return self.times[best] if best else min(e.estimate for e in list(self.pool.entries.values()))
+
+    @property
+    def beside(self) -> list[Entry]:
+        """What is measured once more with the next generation: the anchor, and the best so far."""
+        return list(dict.fromkeys(e for e in (self.anchor, self.best) if e))
 
     @property
     def done(self) -> bool:
@@ -117,8 +133,7 @@ class Hunt:
         """The next generation: candidates that were not measured yet, none where there are no more."""
         if self.asked:
             self._breed()
-        if self.best not in (None, self.near[0]):
-            self.near = self.best, self.pool.around(self.best)
+        self._look_around()
         self.asked += 1
         return self._top(count or self.effort.top)
 
@@ -126,18 +141,29 @@ class Hunt:
         """What may well be asked for next: compilers can begin."""
         return self._top(count)
 
-    def tell(self, found: Sequence[tuple[Entry, Measurement, float]]) -> None:
-        """What became of a generation; the seconds of those that are right, beside the best so far."""
+    def tell(self, found: Sequence[tuple[Entry, Measurement]], again: Sequence[tuple[Entry, Measurement]] = ()) -> None:
+        """What became of a generation, and of what was measured ``again`` beside it.
+
+        Times are told by the anchor's, the first that was right: beside the best so far they would shrink from generation to
+        generation, since the best of many has been lucky. What it takes the next time counts as much as the first.
+        """
+        drift = next((self._told[e][0] / s for e, m in again if e is self.anchor and (s := _seconds(m))), 1.0)
+        for entry, measurement in again:
+            if entry is not self.anchor and (seconds := _seconds(measurement)):
+                self._told[entry].append(seconds * drift)
+                self.times[entry] = fmean(self._told[entry])
         before = self.seconds if self.best else math.inf
-        for entry, measurement, seconds in found:
-            if measurement.ok and 0 < seconds < math.inf:
-                self.times[entry] = seconds
-                self.residual.add(entry.features, seconds / entry.estimate)
+        for entry, measurement in found:
+            if seconds := _seconds(measurement):
+                self.anchor = self.anchor or entry
+                self.times[entry] = seconds * drift
+                self._told[entry] = [seconds * drift]
+                self.residual.add(entry.features, seconds * drift / entry.estimate)
             else:
                 self.times[entry] = math.inf
                 self.failures[measurement.status] += 1
         now = self.seconds if self.best else math.inf
-        fastest = min((s for _, m, s in found if m.ok), default=math.inf)
+        fastest = min((self.times[e] for e, _ in found), default=math.inf)
         self.history.append(Generation(fastest, now, len(found)))
         gained = now < before * (1 - self.effort.epsilon)
         self.stale = 0 if gained or not math.isfinite(now) else self.stale + 1
@@ -145,15 +171,23 @@ class Hunt:
     def settle(self, found: Sequence[tuple[Entry, Measurement]]) -> None:
         """The fastest, measured once more in turn with each other; those that failed now are out. The first of them is the best:
         its time stays, the others are told beside it."""
-        first = found[0][1]
-        drift = self.times[found[0][0]] / (first.time_us * 1e-6) if first.ok and first.time_us else 1.0
+        first = _seconds(found[0][1])
+        drift = self.times[found[0][0]] / first if first else 1.0
         for entry, measurement in found:
-            good = measurement.ok and measurement.time_us
-            self.times[entry] = measurement.time_us * 1e-6 * drift if good and measurement.time_us else math.inf
-            self.failures[measurement.status] += not good
+            seconds = _seconds(measurement)
+            self.times[entry] = seconds * drift if seconds else math.inf
+            self.failures[measurement.status] += not seconds
         self.failures = +self.failures
 
     # -- parts --------------------------------------------------------------------------------------------------------------
+
+    def _look_around(self) -> None:
+        """Around the fastest, and the fastest of other forms not far behind: what holds one back may be a single knob."""
+        fastest: dict[Any, Entry] = {}
+        for e, s in sorted(self.times.items(), key=lambda x: x[1]):
+            if s <= FAR * self.seconds and len(fastest) < FORMS:
+                fastest.setdefault(e.form, e)
+        self.near = {e: self.near.get(e) or self.pool.around(e) for e in fastest.values()}
 
     def _top(self, count: int) -> list[Entry]:
         left = [e for e in self.pool.entries.values() if e not in self.times]
@@ -164,7 +198,7 @@ class Hunt:
         if not self.residual.ratios:
             return self._first(left, count)
         chosen = self._neglected(left, max(1, count // 4))
-        near = [e for e in self.near[1] if e not in self.times and e not in chosen]
+        near = [e for found in self.near.values() for e in found if e not in self.times and e not in chosen]
         chosen += self._chosen(near, count // 3, self.boldness)
         rest = [e for e in left if e not in chosen]
         return chosen + self._chosen(rest, count - len(chosen), self.boldness)
@@ -176,15 +210,16 @@ class Hunt:
         return [near[i] for i in self.residual.choose([e.features for e in near], estimates, count, boldness)]
 
     def _neglected(self, left: Sequence[Entry], count: int) -> list[Entry]:
-        """One candidate each of the structures that were hardly measured: one bad schedule says little about all of them."""
-        tried = Counter(e.structure for e in self.times)
+        """One candidate each of the forms that were hardly measured: one bad schedule says little about all of them."""
+        tried, forms = Counter(e.structure for e in self.times), Counter(e.form for e in self.times)
         seconds, _ = self.predicted(left)
-        best: dict[int, float] = {}
+        best: dict[Any, float] = {}
         for e, s in zip(left, seconds.tolist(), strict=True):
-            if tried[e.structure] < LEAST:
-                best[e.structure] = min(best.get(e.structure, math.inf), s)
-        numbers = sorted(best, key=lambda n: best[n])[:count]
-        return [self._chosen([e for e in left if e.structure == n], 1, self.boldness)[0] for n in numbers]
+            worth = HOPELESS if tried[e.structure] < LEAST else FAR if forms[e.form] < LEAST else 0.0
+            if s < worth * self.seconds:
+                best[e.form] = min(best.get(e.form, math.inf), s)
+        found = sorted(best, key=lambda n: best[n])[:count]
+        return [self._chosen([e for e in left if e.form == n], 1, self.boldness)[0] for n in found]
 
     def _first(self, left: Sequence[Entry], count: int) -> list[Entry]:
         """The best by the model; of those that differ in little the best few alone."""
@@ -206,3 +241,8 @@ class Hunt:
         ranked = [Ranked(e.candidate, e.estimate, s) for e, s in found[:count]]
         left = sorted((e for e in self.pool.entries.values() if e not in self.times), key=lambda e: e.estimate)
         return ranked + [Ranked(e.candidate, e.estimate) for e in left[: count - len(ranked)]]
+
+
+def _seconds(m: Measurement) -> float:
+    """Of a candidate that was right; 0 otherwise."""
+    return m.time_us * 1e-6 if m.ok and m.time_us and 0 < m.time_us < math.inf else 0.0

@@ -40,11 +40,14 @@ from fuser.ir.schedule import Schedule
 from fuser.lower.options import option_of
 from fuser.superopt.verify.verdicts import kept_verdict
 from search.space.evolve import Effort
+from search.space.evolve import Ranked
 from search.space.hazards import hazardous
 from search.space.hazards import unwieldy
 from search.space.kernels import Batch
 from search.space.kernels import Rows
+from search.space.polish import polished
 from search.space.schedules import ScheduleSpace
+from search.tune import estimator
 from search.tune import library_seconds
 from search.tune import rank_graph
 
@@ -77,6 +80,11 @@ class Entry:
     def key(self) -> tuple[int, Schedule]:
         return self.structure, self.candidate.schedule
 
+    @cached_property
+    def form(self) -> tuple[int, tuple[tuple[str, int], ...]]:
+        """Its structure, and the choice of splits."""
+        return self.structure, splits_of(self.candidate.schedule)
+
 
 @dataclass(frozen=True, eq=False)
 class Structure:
@@ -94,12 +102,17 @@ class Structure:
         return self.space.graph
 
     def first(self, effort: Effort, seed: int) -> list[Entry]:
-        """The model's best, with the options of the lowering that it gives them and without any. Raises
-        :class:`NoValidKernelError` where nothing fits the device."""
+        """The model's best, and the best of every choice of splits, with the options of the lowering that it gives them and
+        without any. Raises :class:`NoValidKernelError` where nothing fits the device."""
         found: dict[Schedule, None] = {}
+        apart: dict[tuple[Any, ...], Ranked] = {}
         for options in (True, False):
             ranked, _, _ = rank_graph(self.graph, self.device, np.random.default_rng(seed), effort, options=options)
             found |= dict.fromkeys(r.schedule for r in ranked)
+            apart = {splits_of(r.schedule): r for r in reversed(ranked)}
+        if len(apart) > 1:
+            model = estimator(self.device, self.model)
+            found |= {r.schedule: None for own in apart.values() for r in polished([own], self.device, model)}
         rows = []
         for schedule in found:
             with suppress(UsageError):  # options that are chosen and not searched
@@ -128,14 +141,29 @@ class Structure:
         places = self.together[int(rng.integers(len(self.together)))]
         return self._set(row, places, int(rng.integers(self.space.knobs[places[0]].count)))
 
+    @cached_property
+    def stages(self) -> dict[int, int]:
+        """Of each tile, by its place in a row, where the stages of its kernel are."""
+        found: dict[int, int] = {}
+        at = len(self.space.splits)
+        for k in self.space.kernels:
+            found |= {at + 1 + i: at + 2 + len(k.tiles) for i in range(len(k.tiles))}
+            at += len(k.knobs)
+        return found
+
     def near(self, row: Sequence[int]) -> Rows:
-        """The rows that differ from one in a single knob: of a split or a tile by up to :data:`STEPS` steps. And those with one
-        option for all tensors of a kernel."""
+        """The rows that differ from one in a single knob: of a split or a tile by up to :data:`STEPS` steps. A tile of another
+        size also with every number of stages, since both have to fit into the shared memory. And those with one option for all
+        tensors of a kernel."""
         found: list[list[int]] = []
         for at, k in enumerate(self.space.knobs):
             reach = STEPS if k.ordered else k.count
             codes = range(max(row[at] - reach, 0), min(row[at] + reach + 1, k.count))
-            found += [[*row[:at], code, *row[at + 1 :]] for code in codes if code != row[at]]
+            changed = [[*row[:at], code, *row[at + 1 :]] for code in codes if code != row[at]]
+            found += changed
+            if (place := self.stages.get(at)) is not None:
+                stages = range(self.space.knobs[place].count)
+                found += [[*r[:place], code, *r[place + 1 :]] for r in changed for code in stages if code != row[place]]
         for places in self.together:
             for code in range(self.space.knobs[places[0]].count):
                 found.append(self._set(row, places, code))
@@ -197,6 +225,11 @@ class Structure:
             return evaluate(batch.groups, lambda f: terms(f)[name] * (terms(f)["waves"] if waves else 1.0))
 
         return evaluate(batch.groups, lambda f: terms(f)["seconds"]), {t: part(t) for t in TERMS}
+
+
+def splits_of(schedule: Schedule) -> tuple[tuple[str, int], ...]:
+    """Into how many parts reductions are split."""
+    return tuple(dict.fromkeys(x for k in schedule.kernels for x in k.splits))
 
 
 def features_of(structure: int, schedule: Schedule, shares: Mapping[str, float]) -> dict[str, float]:
@@ -296,7 +329,7 @@ def part(job: Job) -> Part | None:
         structure = Structure(number, ScheduleSpace(graph, device, options=True), device, fixed, effort.model)
         if not kept_verdict(program, graph).accepted:
             return None
-        entries = structure.first(replace(effort, top=FIRST), seed)
+        entries = structure.first(replace(effort, top=FIRST, each=1), seed)
     except (NoValidKernelError, UnsupportedError):
         return None
     return (structure, entries) if entries else None

@@ -48,7 +48,7 @@ class Answer:
     """``rows`` are to be kept: none of a made-up device."""
 
     found: tuple[Measurement, ...]
-    beside: Measurement | None
+    beside: tuple[Measurement, ...]
     rows: tuple[Record, ...] = ()
 
 

@@ -79,8 +79,8 @@ class Simulated:
         """There is nothing to compile."""
 
     def compare(self, turn: Turn[Candidate]) -> Found:
-        """A measurement of each candidate, and one of ``beside`` in turn with them."""
-        return [self.measure(c) for c in turn.items], self.measure(turn.beside) if turn.beside else None
+        """A measurement of each candidate, and of those ``beside`` in turn with them."""
+        return [self.measure(c) for c in turn.items], tuple(map(self.measure, turn.beside))
 
 
 def hash_of(text: str) -> int:

@@ -2,8 +2,8 @@
 those of a Dask cluster among them (:mod:`search.tuner.cluster`); another may compile for them.
 
 Several searches have a generation under way at once, a worker each, so that every GPU has something to do. Where there are more
-workers than searches a generation is shared out; each part is timed in turn with the best so far, by which the times of different
-GPUs are told. A part whose worker is lost is done again by another.
+workers than searches a generation is shared out; each part is timed in turn with one that all have, by which the times of
+different GPUs are told. A part whose worker is lost is done again by another.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Asked:
         self.names = [_name(c) for c in turn.items]
         self.left = [i for i, n in enumerate(self.names) if turn.again or n not in spread.known]
         self.found: dict[int, Measurement] = {}
-        self.told: Measurement | None = None
+        self.told: tuple[Measurement, ...] = ()
         self.parts: list[tuple[tuple[int, ...], Part]] = []
         self.answers: dict[int, Answer | None] = {}
         self.futures: dict[int, Future[Any] | None] = {}
@@ -89,8 +89,8 @@ class Asked:
             self._share(self.left, turn.beside, {})
 
     def _wanted(self) -> list[tuple[int, Candidate]]:
-        """What has to be compiled, by number; the best so far is number -1."""
-        beside = [(-1, self.turn.beside)] if self.turn.beside else []
+        """What has to be compiled, by number; of those beside it is negative."""
+        beside = [(-1 - i, c) for i, c in enumerate(self.turn.beside)]
         return [(i, self.turn.items[i]) for i in self.left] + beside
 
     def waiting(self) -> list[Future[Any]]:
@@ -123,7 +123,8 @@ class Asked:
         good = {i: m for i, m in made.items() if isinstance(m, Made)}
         chosen = [good[i].candidate if i in good else c for i, c in enumerate(self.turn.items)]
         self.turn = replace(self.turn, items=tuple(chosen))
-        self._share(sorted(good.keys() - {-1}), good[-1].candidate if -1 in good else None, good)
+        beside = [good[-1 - i].candidate if -1 - i in good else c for i, c in enumerate(self.turn.beside)]
+        self._share([i for i in sorted(good) if i >= 0], tuple(beside), good)
 
     def _outcome(self, future: Future[Made | Measurement] | None) -> Made | Measurement:
         if future is not None and not future.done():
@@ -132,12 +133,12 @@ class Asked:
             return Measurement("compile", "the workers that compile were lost", lasting=False)
         return future.result()
 
-    def _share(self, numbers: Sequence[int], beside: Candidate | None, made: Mapping[int, Made]) -> None:
+    def _share(self, numbers: Sequence[int], beside: tuple[Candidate, ...], made: Mapping[int, Made]) -> None:
         """Those that compete once more are one part: only what ran on one GPU compares to the last per cent."""
         count = 1 if self.turn.again else min(self.shares, len(numbers)) or 1
         for share in (tuple(numbers[k::count]) for k in range(count)):
             if share:
-                kernels = tuple((source_hash(made[i].candidate), made[i].kernels) for i in (*share, -1) if i in made)
+                kernels = tuple((source_hash(made[i].candidate), made[i].kernels) for i in made if i in share or i < 0)
                 turn = replace(self.turn, items=tuple(self.turn.items[i] for i in share), beside=beside)
                 self.parts.append((share, self.spread.part(turn, kernels)))
         self.futures = {k: self.spread.measuring(part) for k, (_, part) in enumerate(self.parts)}
@@ -157,7 +158,7 @@ class Asked:
             self.answers[number] = None
 
     def result(self) -> Found:
-        """As of one device: times of all parts are told beside the first's time of ``beside``."""
+        """As of one device: times of all parts are told beside the first's time of the first ``beside``."""
         for number, (share, _) in enumerate(self.parts):
             done = self.answers[number]
             if done is None:
@@ -283,10 +284,10 @@ def _name(candidate: Candidate) -> tuple[str, str]:
     return candidate.graph.stable_hash(), candidate.schedule.stable_hash()
 
 
-def _us(m: Measurement | None) -> float:
-    return m.time_us if m is not None and m.ok and m.time_us else 0.0
+def _us(beside: Sequence[Measurement]) -> float:
+    return beside[0].time_us or 0.0 if beside and beside[0].ok else 0.0
 
 
 def _scaled(m: Measurement, told: float, beside: float) -> Measurement:
-    """The measurement as of the GPU on which the best took ``told`` microseconds, and ``beside`` here."""
+    """The measurement as of the GPU on which what was beside took ``told`` microseconds, and ``beside`` here."""
     return replace(m, time_us=m.time_us * told / beside) if m.time_us and told and beside else m
