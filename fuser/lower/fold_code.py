@@ -25,14 +25,15 @@ def {name}(a, b):
 """
 
 
-def init(w: Writer, stmt: Stmt) -> None:
+def init(w: Writer, stmt: Stmt, start: str = "") -> None:
+    """Set an accumulator to the identity of its fold, or to ``start``."""
     layout = w.tiles.natural(stmt)
     value = Value(layout)
     text = _identity(stmt) if stmt.entry.kind == "reduce" else "0.0"
     kept = w.tiles.kept(stmt)
     for combo in w.combos(layout):
         name = w.var(stmt.value, layout, combo)
-        w.emit(f"{name} = {w.full(stmt, combo + kept, text)}")
+        w.emit(f"{name} = {start or w.full(stmt, combo + kept, text)}")
         w.define(value, combo, name)
     w.values[stmt.value] = value
 
@@ -52,7 +53,7 @@ def settle(w: Writer, values: Collection[str]) -> None:
 def contract(w: Writer, stmt: Stmt) -> None:
     left, right = w.tiles.sides(stmt) if w.tiles.is_dot(stmt) else stmt.args
     for a in stmt.args:
-        _fill_zero(w, a, stmt.reduce)
+        fill_zero(w, a, stmt.reduce)
     layout = w.tiles.natural(stmt)
     rescale(w, stmt)
     value = w.begin(stmt.value, layout)
@@ -110,11 +111,11 @@ def _product(w: Writer, stmt: Stmt, axes: Sequence[str], combo: Combo, layout: S
     return text
 
 
-def _fill_zero(w: Writer, value: str, over: Sequence[str]) -> None:
-    _mask_with(w, value, over, "zero", "0.0")
+def fill_zero(w: Writer, value: str, over: Sequence[str]) -> None:
+    mask_with(w, value, over, "zero", "0.0")
 
 
-def _mask_with(w: Writer, value: str, over: Sequence[str], state: str, text: str) -> None:
+def mask_with(w: Writer, value: str, over: Sequence[str], state: str, text: str) -> None:
     """Set lanes outside of the tensor along the axes ``over``, unless they are known to hold that already."""
     v = w.values[value]
     axes = [a for a in over if a in v.layout and v.fill.get(a) != state and any(w.mask(a, p) for p in w.active[a])]
@@ -213,7 +214,7 @@ def reduce(w: Writer, stmt: Stmt) -> None:
     (arg,) = stmt.args
     later = stmt.maximizes  # a positive factor of the maximum
     text = _identity(stmt)
-    _mask_with(w, arg, stmt.reduce, {"0.0": "zero", 'float("-inf")': "neginf"}.get(text, text), text)
+    mask_with(w, arg, stmt.reduce, {"0.0": "zero", 'float("-inf")': "neginf"}.get(text, text), text)
     rescale(w, stmt)
     layout = w.tiles.natural(stmt)
     value = w.begin(stmt.value, layout)

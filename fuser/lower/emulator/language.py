@@ -94,6 +94,7 @@ class _Block:
         gl.zeros = lambda shape, dtype, layout: gl.full(shape, 0.0, dtype, layout)
         gl.arange = lambda a, b, layout: Tensor(np.arange(a, b), "int32", layout)
         gl.convert_layout = lambda x, layout: Tensor(x.now, x.dtype, layout)
+        gl.reshape = lambda x, shape: Tensor(x.now.reshape(shape), x.dtype, ("reshaped", tuple(shape), x.layout))
         gl.where = lambda c, a, b: apply(np.where, c, a, b, dtype=dtype_of(a, b)) if isinstance(c, Tensor) else (a if c else b)
         gl.maximum = lambda a, b, propagate_nan=None: apply(np.maximum if propagate_nan else np.fmax, a, b)
         gl.minimum = lambda a, b, propagate_nan=None: apply(np.minimum if propagate_nan else np.fmin, a, b)

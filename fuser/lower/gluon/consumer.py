@@ -26,6 +26,7 @@ from fuser.lower.fold_code import reduce
 from fuser.lower.fold_code import rescale
 from fuser.lower.fold_code import settle
 from fuser.lower.frame_code import used
+from fuser.lower.gluon import folds
 from fuser.lower.gluon.choices import refuse
 from fuser.lower.gluon.products import Products
 from fuser.lower.gluon.products import loaded
@@ -56,6 +57,7 @@ class Consumer:
     def __init__(self, w: GroupWriter, again: bool) -> None:
         """``again``: it computes one place of the grid after another."""
         self.w, self.again = w, again
+        w.lanes_of = folds.by_lanes(w)
         self.products = Products(w)
 
     def nodes(self, nodes: Sequence[Node], again: bool) -> None:
@@ -71,7 +73,8 @@ class Consumer:
 
     def node(self, node: Node) -> None:
         if isinstance(node, Init):
-            init(self.w, self.w.tiles.block.by_value[node.value])
+            stmt = self.w.tiles.block.by_value[node.value]
+            init(self.w, stmt, folds.start(self.w, stmt) if node.value in self.w.lanes_of else "")
         elif isinstance(node, Loop):
             self.loop(node)
         else:
@@ -99,7 +102,7 @@ class Consumer:
         if kind not in COMPUTE:
             raise UnsupportedError(f"operator {stmt.op!r} ({stmt.value}) has no form by warp groups")
         with self.w.giving(stmt.args[0] if kind == "reduce" else stmt.value):
-            COMPUTE[kind](self.w, stmt)
+            (folds.add if stmt.value in self.w.lanes_of else COMPUTE[kind])(self.w, stmt)
 
     # -- loops --------------------------------------------------------------------------------------------------------------
 
@@ -125,7 +128,9 @@ class Consumer:
         self.w.around.pop()
         self.w.values = {k: v for k, v in self.w.values.items() if k in saved or owner.get(k) == node.axis}
         self.w.forget()
-        settle(self.w, {s.value for s in statements(node) if isinstance(s, Stmt) and owner.get(s.value) == node.axis})
+        own = self.w.tiles.accumulated(node)
+        settle(self.w, own)
+        folds.meet(self.w, own)
 
     @contextmanager
     def _trip(self, node: Loop, trips: str) -> Iterator[None]:

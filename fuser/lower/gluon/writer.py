@@ -35,6 +35,8 @@ class GroupWriter(Writer):
         self.split, self.plan, self.group = split, plan, group
         self.into = ""
         """The value that the current statement computes."""
+        self.lanes_of: dict[str, Mma] = {}
+        """Sums that threads keep apart in their loop (:mod:`fuser.lower.gluon.folds`), with the layout of what they keep."""
         self._layouts: dict[Registers, str] = {}
         seen = Counter(n for n, _ in split.tiles.tree.walk() if isinstance(n, Stmt))
         self.several = {s for s, count in seen.items() if count > 1}
@@ -61,6 +63,8 @@ class GroupWriter(Writer):
         return text if have == want or want is None else f"gl.convert_layout({text}, {self.named(want)})"
 
     def spread(self, text: str, have: Sequence[str], want: Sequence[str], of: str, into: str = "") -> str:
+        if into in self.lanes_of:
+            return f"{self.converted(text, self.layout(of), Slice(1, self.lanes_of[into]))}[:, None]"
         target = self.layout(into or self.into)
         if not have or target is None or rank(target) != len(want):
             return spread(text, have, want)
