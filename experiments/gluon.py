@@ -43,7 +43,7 @@ from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from fuser.ir.tiling import TilingExpr
-from fuser.lower.gluon.choices import row_axis
+from fuser.lower.gluon.split import row_axis
 from fuser.lower.pieces import next_power
 from fuser.lower.tiles import Tiles
 from fuser.lower.triton_source import generate_graph

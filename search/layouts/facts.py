@@ -15,7 +15,7 @@ from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import Stmt
 from fuser.ir.program import DTYPE_BYTES
 from fuser.ir.schedule import KernelSchedule
-from fuser.lower.gluon.choices import row_axis
+from fuser.lower.gluon.split import row_axis
 from fuser.lower.options import BACKEND
 from fuser.lower.options import PERSISTENT
 from fuser.lower.pieces import GROUPS_ARCH

@@ -121,6 +121,9 @@ def joined() -> TensorProgram:
         (gated_mlp(100, 200, 72), "k [m=64 n=64 k=32] warps=4 stages=3"),
         (rms_gemm(100, 128, 72), "- [m=64 n=32 k=128] warps=4 stages=2"),
         (rms_gemm(100, 192, 72), "k [m=128 n=32 k=64] warps=8 stages=2"),
+        (attention(70, 250, 64, 64), "n [b=1 m=64 n=32 h=64 k=64] warps=16 stages=2 persistent=1"),
+        (attention(70, 250, 40, 64, heads=2, mask=(2, 1, 250)), "n [b=1 m=64 n=64 h=64 k=64] warps=8 stages=1"),
+        (epilogue(70, 128, 256), "k [m=64 n=64 k=64] warps=8 stages=2"),
     ],
 )
 def test_other_kernels(program: TensorProgram, schedule: str) -> None:
@@ -143,6 +146,11 @@ CASES = {
         attention(130, 330, 64, 64),
         "n [b=1 m=128 n=64 h=64 k=64] warps=8 stages=2",
         ("early mbarrier.arrive(K_ring_empty",),
+    ),
+    "attention with its keys shared out": (
+        attention(64, 250, 64, 64, heads=5),
+        "n [b=1 m=64 n=32 h=64 k=64] warps=8 stages=2 persistent=1",
+        ("early mbarrier.arrive(", "without mbarrier.wait(Q_ring_empty"),
     ),
     "persistent attention": (
         attention(330, 200, 64, 64, heads=3),
@@ -230,6 +238,7 @@ def test_it_compiles_without_a_gpu(program: TensorProgram, schedule: str) -> Non
         (epilogue(), "k [m=128 n=128 k=64] warps=8 stages=4 pdl=early", "for kernels in Triton"),
         (epilogue(1024, 1024, 1024), "k [m=128 n=256 k=128] warps=8 stages=4", "bytes of shared memory"),
         (epilogue(dtype="float32"), "k [m=128 n=128 k=32] warps=8 stages=2", "16 bits"),
+        (attention(330, 330, 64, 64), "n [b=1 m=64 n=64 h=64 k=64] warps=16 stages=2", "4 groups cannot share out 6 trips"),
         (epilogue(n=100), "k [m=128 n=64 k=64] warps=8 stages=4", "not a multiple of 16 bytes"),
     ],
 )

@@ -87,7 +87,7 @@ class _Block:
         gl.constexpr, gl.static_range = (lambda x: x), range
         gl.SliceLayout = lambda dim, parent: ("slice", dim, parent)
         gl.DotOperandLayout = lambda side, parent, width: ("operand", side, parent, width)
-        for name in ("NVMMADistributedLayout", "NVMMASharedLayout", "BlockedLayout"):
+        for name in ("NVMMADistributedLayout", "NVMMASharedLayout", "SwizzledSharedLayout", "BlockedLayout"):
             setattr(gl, name, lambda *a, name=name: (name, repr(a)))
         gl.program_id, gl.num_programs = (lambda _: self.number), (lambda _: self.blocks)
         gl.full = lambda shape, x, dtype, layout: Tensor(held(np.full(shape, x), dtype), dtype, layout)

@@ -20,6 +20,7 @@ from fuser.ir.layout.named import Mma
 from fuser.ir.layout.named import MmaShared
 from fuser.ir.layout.named import Registers
 from fuser.ir.layout.named import Slice
+from fuser.ir.layout.named import Swizzled
 from fuser.ir.layout.plan import Buffer
 from fuser.ir.layout.plan import Fragment
 from fuser.ir.layout.plan import LayoutPlan
@@ -28,6 +29,12 @@ from fuser.ir.mugraph import Stmt
 from fuser.ir.program import DTYPE_BYTES
 from fuser.lower.descriptors import Descriptor
 from fuser.lower.descriptors import describe
+from fuser.lower.gluon.split import GROUP_WARPS
+from fuser.lower.gluon.split import Split
+from fuser.lower.gluon.split import products
+from fuser.lower.gluon.split import refuse
+from fuser.lower.gluon.split import row_axis
+from fuser.lower.gluon.split import shared_out
 from fuser.lower.options import BACKEND
 from fuser.lower.options import PERSISTENT
 from fuser.lower.options import option_of
@@ -35,11 +42,6 @@ from fuser.lower.tiles import Tiles
 
 TAKEN = ("backend", "grid_order", "group", "hoist", "lazy", "pad", "persistent", "precision", "room", "tma")
 """Options that have a meaning here; operands of products are moved by descriptors with or without ``tma``."""
-GROUP_WARPS = 4
-"""Of a warp group, which issues ``wgmma`` together."""
-MOST_GROUPS = 4
-ROWS = 64
-"""Of one ``wgmma``."""
 COLUMNS = 256
 """Most of one ``wgmma``."""
 SHARED = 227 << 10
@@ -61,90 +63,12 @@ WIDEST = 8192
 """Columns of a box: it is copied in strips as wide as the swizzle."""
 
 
-@dataclass(frozen=True)
-class Split:
-    """A block's tiles with the rows of one group as the tile of ``axis`` (empty: nothing is shared out); a block has ``groups``
-    of them side by side."""
-
-    tiles: Tiles
-    axis: str
-    groups: int
-
-    @property
-    def places(self) -> int:
-        """Blocks of the grid."""
-        return self.tiles.places // self.groups
-
-    def size(self, axis: str) -> int:
-        """Lanes of the one piece of an axis."""
-        return self.tiles.pieces[axis][0].size
-
-    @cached_property
-    def item(self) -> int:
-        """Bytes of the smallest element that a tile is loaded or stored with: of equal tiles all have one layout."""
-        return min(DTYPE_BYTES[s.dtype] for s in self.tiles.block.stmts if s.kind != "compute")
-
-
-def refuse(tiles: Tiles, why: str, way: str = "leave out backend=gluon") -> NoValidKernelError:
-    return NoValidKernelError(f"{tiles.block.name!r} has no form by warp groups: {why}", way)
-
-
-def shared_out(tiles: Tiles) -> Split:
-    """The rows of a schedule's tile shared out to its groups of four warps."""
-    warps = tiles.schedule.num_warps
-    groups = warps // GROUP_WARPS
-    if warps % GROUP_WARPS or not 1 <= groups <= MOST_GROUPS:
-        raise refuse(tiles, f"{warps} warps are not one to four groups of {GROUP_WARPS}", "use warps=4, 8, 12 or 16")
-    axis = row_axis(tiles)
-    if not axis:
-        if groups > 1:
-            raise refuse(tiles, "there are no rows to share out", "use warps=4")
-        return Split(tiles, "", 1)
-    plan = tiles.plans[axis]
-    part, rest = divmod(plan.tile, groups)
-    if rest or part & (part - 1) or (part % ROWS and _products(tiles)):
-        raise refuse(
-            tiles,
-            f"{plan.tile} rows of {axis!r} are not {groups} × a power of two" + (f" from {ROWS} on" * bool(_products(tiles))),
-            f"let the tile of {axis!r} be {groups * ROWS} (warps={warps})",
-        )
-    if groups == 1:
-        return Split(tiles, axis, 1)
-    if plan.trips > 1 or plan.split:
-        raise refuse(tiles, f"the rows {axis!r} are a loop, which groups cannot share out", "use warps=4")
-    grid = math.ceil(math.ceil(plan.extent / part) / groups) * groups
-    mine = replace(plan, tile=part, grid=grid)
-    return Split(Tiles(tiles.block, {**tiles.plans, axis: mine}, tiles.tree, tiles.schedule, tiles.given), axis, groups)
-
-
-def _products(tiles: Tiles) -> list[Stmt]:
-    return [s for s in tiles.block.computes if s.contracts]
-
-
-def row_axis(tiles: Tiles) -> str:
-    """The axis of the rows: the first dimension of every product; without products, that of the first tile of two dimensions
-    which nothing sums over."""
-    dots = _products(tiles)
-    if odd := [s for s in dots if not tiles.is_dot(s) or len(tiles.natural(s)) != 2]:
-        raise refuse(tiles, f"the product {odd[0].value!r} is not one of rows and columns")
-    rows = {tiles.natural(s)[0] for s in dots}
-    if len(rows) > 1:
-        raise refuse(tiles, f"its products have different rows, {' and '.join(sorted(map(repr, rows)))}")
-    if rows:
-        return rows.pop()
-    for s in tiles.block.stmts:
-        free = [a for a in tiles.natural(s) if a not in tiles.block.reduced]
-        if len(tiles.natural(s)) == 2 and free:
-            return free[0]
-    return ""
-
-
 # -- layouts of registers
 
 
 def parent(split: Split, columns: int) -> Registers:
     """The layout of a tile of rows by ``columns``: what ``wgmma`` leaves, or rows to warps where there is no product."""
-    if _products(split.tiles):
+    if products(split.tiles):
         return Mma(3, (GROUP_WARPS, 1), (16, min(columns, COLUMNS), 16))
     vector = min(16 // split.item, columns)
     lanes = min(32, columns // vector)
@@ -234,7 +158,8 @@ def rings(split: Split, once: int) -> Iterator[Buffer]:
             continue
         if not needed and math.prod(described.box) * DTYPE_BYTES[s.dtype] < LEAST_TILE:
             continue
-        yield buffer_of(split, s.value, s.dtype, described, max(tiles.schedule.num_stages, 1) if s.value in inside else once)
+        stages = max(tiles.schedule.num_stages, 1) * split.parts
+        yield buffer_of(split, s.value, s.dtype, described, stages if s.value in inside else once)
 
 
 LEAST_TILE = 1024
@@ -251,6 +176,20 @@ def stagings(split: Split) -> Iterator[tuple[str, Buffer]]:
             continue
         if set(described.axes) >= set(tiles.dims(s.axes)) and len(tiles.dims(s.axes)) == len(tiles.natural(_made(tiles, s))):
             yield s.at.source, buffer_of(split, f"{s.at.source} out", s.dtype, described, 1)
+
+
+def merged(split: Split, found: Mapping[str, Registers]) -> Iterator[Buffer]:
+    """Buffers through which groups with the same rows hand over what their trips of a loop have accumulated."""
+    if not split.loop:
+        return
+    others = split.parts - 1
+    for value in sorted(split.tiles.accumulated(split.loop)):
+        dims = split.tiles.natural(split.tiles.block.by_value[value])
+        if not isinstance(found.get(value), Mma | Slice):
+            raise refuse(split.tiles, f"{value!r} has no rows, and is not merged", "use fewer warps")
+        box = tuple(split.size(a) for a in dims)
+        layout = MmaShared(128, 32, 2) if len(box) == 2 and box[-1] * 4 >= 128 else Swizzled(1, 1, 1, tuple(reversed(range(len(box)))))
+        yield Buffer(f"{value} part", "float32", box, split.groups, others, layout, "threads", math.prod(box) * 4 * split.groups * others)
 
 
 def _made(tiles: Tiles, store: Stmt) -> Stmt:
@@ -279,20 +218,22 @@ def wanted(tiles: Tiles, fragments: Sequence[Fragment]) -> int:
 
 def of_a_product(split: Split) -> int:
     """Registers that every thread must have at first, or the assembler refuses the widest ``wgmma`` (C7602)."""
-    dots = _products(split.tiles)
+    dots = products(split.tiles)
     return max((min(split.size(split.tiles.natural(s)[1]), COLUMNS) // 2 + 26 for s in dots), default=0)
 
 
 def side_by_side(split: Split, need: int, shared: int) -> int:
     """Blocks that an SM is to hold."""
-    least, most = of_a_product(split), at_first(split.groups, 1)
+    least, most = of_a_product(split), at_first(split.consumers, 1)
     if most < least:
-        why = f"{split.groups} groups have {most} registers a thread at first, its widest product wants {least}"
+        why = f"{split.consumers} groups have {most} registers a thread at first, its widest product wants {least}"
         raise refuse(split.tiles, why, "use fewer warps or columns")
     fits = (
         n
         for n in range(1, math.ceil(split.places / SMS) + 1)
-        if of_a_consumer(split.groups, n) >= need and at_first(split.groups, n) >= least and n * (shared + DRIVER) <= ON_AN_SM
+        if of_a_consumer(split.consumers, n) >= need
+        and at_first(split.consumers, n) >= least
+        and n * (shared + DRIVER) <= ON_AN_SM
     )
     return max(fits, default=1)
 
@@ -304,6 +245,8 @@ def choose(split: Split) -> LayoutPlan:
     loads, room = list(rings(split, 2 if PERSISTENT.of(tiles.schedule) else 1)), SHARED - BARRIERS
     if not loads:
         raise refuse(tiles, "there is nothing that the copy engine could load")
+    handed = list(merged(split, found))
+    room -= sum(b.bytes for b in handed)
     outs = [b for _, b in stagings(split)]
     if sum(b.bytes for b in (*loads, *outs)) > room:
         loads = list(rings(split, 1))
@@ -328,20 +271,20 @@ def choose(split: Split) -> LayoutPlan:
                 raise refuse(tiles, f"{a!r}, the right operand of {s.value!r}, is computed, and only shared memory has such")
             operands.append(Operand(s.value, a, "shared" if loaded else "registers"))
     again = PERSISTENT.of(tiles.schedule)
-    shared = sum(b.bytes for b in (*loads, *outs)) + BARRIERS
+    shared = sum(b.bytes for b in (*loads, *outs, *handed)) + BARRIERS
     blocks = side_by_side(split, wanted(tiles, fragments), shared)
     blocks = min(blocks, math.ceil(again / SMS)) if again else blocks
     return LayoutPlan(
-        split.groups,
+        split.consumers,
         GROUP_WARPS,
         split.axis,
         tiles.plans[split.axis].tile if split.axis else 0,
         True,
-        of_a_consumer(split.groups, blocks),
+        of_a_consumer(split.consumers, blocks),
         PRODUCER_REGISTERS,
         blocks,
         again > 0,
-        (*loads, *outs),
+        (*loads, *outs, *handed),
         tuple(fragments),
         tuple(operands),
     )

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
+from contextlib import ExitStack
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -27,7 +28,8 @@ from fuser.lower.fold_code import rescale
 from fuser.lower.fold_code import settle
 from fuser.lower.frame_code import used
 from fuser.lower.gluon import folds
-from fuser.lower.gluon.choices import refuse
+from fuser.lower.gluon.split import refuse
+from fuser.lower.gluon.merging import merge
 from fuser.lower.gluon.products import Products
 from fuser.lower.gluon.products import loaded
 from fuser.lower.gluon.rings import Ring
@@ -65,10 +67,15 @@ class Consumer:
         rings = rings_among(self.w, nodes, again)
         outer = dict(self.products.rings)
         self.products.rings |= {s.value: r for r in rings for s in r.loads}
-        for i, node in enumerate(nodes):
-            self.node(node)
-            self.products.leave(r for r in rings if r.last == i)
-        self.products.drain()
+        with ExitStack() as rest:
+            for i, node in enumerate(nodes):
+                self.node(node)
+                self.products.leave(r for r in rings if r.last == i)
+                if self.w.split.loop and isinstance(node, Loop):
+                    self.products.drain()
+                    merge(self.w, again)
+                    rest.enter_context(self.w.out.indented(f"if {self.w.part} == 0:"))
+            self.products.drain()
         self.products.rings = outer
 
     def node(self, node: Node) -> None:
@@ -111,11 +118,11 @@ class Consumer:
             raise refuse(self.w.tiles, f"an accumulator keeps a tile for each trip of {node.axis!r}", "choose another loop order")
         self.products.drain()
         saved, owner = dict(self.w.values), self.w.tiles.owner
-        trips = trips_of(self.w, node)
+        trips = trips_of(self.w, node) if not self.w.split.loop else str(node.trips // self.w.split.parts)
         self.w.around.append(self.w.tiles.accumulated(node))
         rings = rings_among(self.w, node.body, self.again or node.trips > 1)
         outer = dict(self.products.rings)
-        if self._only_multiplies(node) and all(r.stages > 1 for r in rings):
+        if self._only_multiplies(node) and all(r.stages > r.steps for r in rings):
             self.products.rings |= {s.value: r for r in rings for s in r.loads}
             self._lagged(node, trips, rings)
         elif skewed := self._skewed(node, rings):
@@ -188,7 +195,7 @@ class Consumer:
         """The halves of a loop whose last products can be late: nothing in the loop reads them, and no slot is read by both."""
         tiles, own = self.w.tiles, self.w.tiles.accumulated(node)
         stmts = tuple(s for s in node.body if isinstance(s, Stmt))
-        if len(stmts) < len(node.body) or node.trips < 2 or not _runs(self.w, stmts) or any(s.kind == "store" for s in stmts):
+        if len(stmts) < len(node.body) or node.trips < 2 * self.w.split.parts or not _runs(self.w, stmts) or any(s.kind == "store" for s in stmts):
             return None
         made = {s.value for s in stmts if s.kind == "compute"}
         back = tuple(s for s in stmts if s.value in own and s.kind == "compute" and tiles.is_dot(s) and tiles.sides(s)[0] in made)
@@ -204,7 +211,7 @@ class Consumer:
                 first.append(ring)
                 last = max((s for s in front if s in using), key=front.index)
                 leaves[last] = (*leaves.get(last, ()), ring)
-        if set(first) & set(late) or any(r.stages < 2 for r in late):
+        if set(first) & set(late) or any(r.stages < 2 * r.steps for r in late):
             return None
         return Skewed(front, back, tuple(first), tuple(late), leaves)
 

@@ -65,14 +65,14 @@ class Products:
 
     def count(self, ring: Ring) -> None:
         if ring.refilled and (ring.shared or not self.last):
-            self.w.emit(f"{ring.count} += 1")
+            self.w.emit(f"{ring.count} += {ring.steps}")
 
     def arrive(self, ring: Ring, behind: int = 0, pred: str = "") -> None:
         if ring.refilled and (ring.shared or not self.last):
             if ring.name in self.fence:
                 self.w.emit("fence_async_shared()")
                 self.fence.discard(ring.name)
-            slot = ring.empty(ring.stages - behind) if behind else ring.empty()
+            slot = ring.empty(ring.stages - behind * ring.steps) if behind else ring.empty()
             self.w.emit(f"mbarrier.arrive({slot}, count=1{f', pred={pred}' if pred else ''})")
 
     def tile(self, value: str, dims: Sequence[str]) -> str:

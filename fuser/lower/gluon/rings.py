@@ -19,14 +19,16 @@ from fuser.ir.program import DTYPE_BYTES
 from fuser.ir.tiling import Loop
 from fuser.ir.tiling import Node
 from fuser.lower.dependent_launch import statements
-from fuser.lower.gluon.choices import Split
+from fuser.lower.gluon.split import Split
 from fuser.lower.gluon.writer import GroupWriter
 
 
 @dataclass(frozen=True)
 class Ring:
     """``loads`` that come together into ``stages`` slots, used up to node ``last`` of the nodes among which they stand. One that
-    is not ``refilled`` is filled once in the life of a block. What several loops load is one ``shared`` ring of its own."""
+    is not ``refilled`` is filled once in the life of a block. What several loops load is one ``shared`` ring of its own.
+    ``arrivals`` groups say that they have read a slot; of ``steps`` slots a group reads one, where trips of a loop are shared
+    out."""
 
     name: str
     loads: tuple[Stmt, ...]
@@ -34,6 +36,8 @@ class Ring:
     last: int
     refilled: bool
     shared: bool
+    arrivals: int = 1
+    steps: int = 1
 
     @property
     def count(self) -> str:
@@ -68,6 +72,8 @@ def rings_among(w: GroupWriter, nodes: Sequence[Node], again: bool) -> list[Ring
     """The rings whose loads stand among nodes; ``again``: the nodes are gone through several times."""
     found: list[list[Stmt]] = []
     users: dict[str, int] = {}
+    split = w.split
+    shared = split.loop is not None and all(n in split.loop.body for n in nodes)
     for i, node in enumerate(nodes):
         if isinstance(node, Stmt) and node.kind == "load" and node.value in w.plan.buffer:
             first, users[node.value] = _uses(w.split, nodes, node)
@@ -85,9 +91,16 @@ def rings_among(w: GroupWriter, nodes: Sequence[Node], again: bool) -> list[Ring
             max(users[s.value] for s in g),
             again or g[0] in w.several,
             g[0] in w.several,
+            split.groups if shared or not _before(split, nodes, max(users[s.value] for s in g)) else split.consumers,
+            split.parts if shared else 1,
         )
         for g in found
     ]
+
+
+def _before(split: Split, nodes: Sequence[Node], last: int) -> bool:
+    """All groups read what stands in front of the loop that they share out, one of those with the same rows what is behind."""
+    return split.loop is not None and last <= next(i for i, n in enumerate(nodes) if isinstance(n, Loop))
 
 
 def _stages(plan: LayoutPlan, loads: Sequence[Stmt]) -> int:
@@ -145,7 +158,7 @@ def allocated(w: GroupWriter, ring: Ring) -> Iterator[str]:
     for name in ring.barriers:
         yield f"{name} = gl.allocate_shared_memory(gl.int64, [{ring.stages}, 1], mbarrier.MBarrierLayout())"
     yield f"for i in gl.static_range({ring.stages}):"
-    for name, arrivals in zip(ring.barriers, (1, w.split.groups), strict=False):
+    for name, arrivals in zip(ring.barriers, (1, ring.arrivals), strict=False):
         yield f"    mbarrier.init({name}.index(i), count={arrivals})"
 
 

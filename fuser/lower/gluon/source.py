@@ -5,6 +5,7 @@ them in Triton.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable
 from collections.abc import Iterator
@@ -23,12 +24,15 @@ from fuser.lower.descriptors import describe
 from fuser.lower.frame_code import hoisted
 from fuser.lower.frame_code import used
 from fuser.lower.gluon.choices import WIDEST
-from fuser.lower.gluon.choices import Split
+from fuser.lower.gluon.split import Split
 from fuser.lower.gluon.choices import at_first
 from fuser.lower.gluon.choices import planned
-from fuser.lower.gluon.choices import refuse
+from fuser.lower.gluon.split import refuse
 from fuser.lower.gluon.consumer import Consumer
 from fuser.lower.gluon.consumer import trips_of
+from fuser.lower.gluon.merging import MERGES
+from fuser.lower.gluon.merging import barriers as merging_barriers
+from fuser.lower.gluon.merging import merging
 from fuser.lower.gluon.rings import Ring
 from fuser.lower.gluon.rings import allocated
 from fuser.lower.gluon.rings import buffer_name
@@ -100,7 +104,8 @@ class _Kernel:
     def shared(self, w: GroupWriter) -> list[str]:
         """Names of what functions are given: tensors, buffers and barriers."""
         buffers = [buffer_name(w, b.value) for b in self.plan.buffers]
-        return [*(w.argument(t) for t in self.tensors), *buffers, *(b for r in self.rings(w) for b in r.barriers)]
+        rings = (b for r in self.rings(w) for b in r.barriers)
+        return [*(w.argument(t) for t in self.tensors), *buffers, *rings, *(merging_barriers(self.again) if self.split.loop else ())]
 
 
 def generate_gluon(tiles: Tiles, name: str, waits: bool = False, given: LayoutPlan | None = None) -> KernelSource:
@@ -177,7 +182,9 @@ def _places(kernel: _Kernel, w: GroupWriter) -> Iterator[str]:
     """What a function starts with: counters of its rings, and the place of the grid."""
     for ring in kernel.rings(w):
         if ring.refilled:
-            yield f"{ring.count} = 0"
+            yield f"{ring.count} = {w.part if w.part and ring.steps > 1 else 0}"
+    if w.part and kernel.again:
+        yield f"{MERGES} = 0"
 
 
 def _decoded(kernel: _Kernel, w: GroupWriter) -> Iterator[str]:
@@ -217,15 +224,16 @@ def _frame(kernel: _Kernel, w: GroupWriter, body: Consumer | None) -> None:
 
 def _consumer(kernel: _Kernel) -> tuple[str, list[str], list[str]]:
     """The function of a group, with the functions and constants that it uses."""
-    several = kernel.split.groups > 1
-    w = kernel.writer("0")
-    if several:
+    split, w = kernel.split, kernel.writer("0")
+    if split.groups > 1:
         w.group = w.out.name("warp group")
+    if split.parts > 1:
+        w.part = w.out.name("part")
     _frame(kernel, w, Consumer(w, kernel.again))
     if any("shared_to_global" in line for line in w.out.lines):
         w.emit("tma.store_wait(0)")
-    group = [f"{w.group}: gl.constexpr"] if several else []
-    text = _function("consumer", [*group, *kernel.shared(w)], w)
+    numbers = [f"{x}: gl.constexpr" for x in (w.group, w.part) if x and x != "0"]
+    text = _function("consumer", [*numbers, *kernel.shared(w)], w)
     helpers = [_in_gluon(h.rstrip()) for h in sorted(w.helpers, reverse=True)]
     return text, helpers + [SIGMOID] * bool(re.search(r"\bsigmoid\(", text)), w.constants()
 
@@ -256,15 +264,19 @@ def _entry(kernel: _Kernel) -> str:
         for line in allocated(w, ring):
             w.emit(line)
     for b in plan.buffers:
-        if b.value.endswith(" out"):
+        if b.value.endswith((" out", " part")):
             for line in room(w, b):
                 w.emit(line)
+    if kernel.split.loop:
+        for line in merging(kernel.split, kernel.again):
+            w.emit(line)
     w.emit("fence_async_shared()")
     given = kernel.shared(w)
-    several = plan.consumers > 1
+    split = kernel.split
     with w.out.indented("gl.warp_specialize(["):
-        for g in range(plan.consumers):
-            w.emit(f"(consumer, ({', '.join(([str(g)] if several else []) + given)})),")
+        for part, g in itertools.product(range(split.parts), range(split.groups)):
+            numbers = [str(g)] * (split.groups > 1) + [str(part)] * (split.parts > 1)
+            w.emit(f"(consumer, ({', '.join(numbers + given)})),")
         w.emit(f"(producer, ({', '.join(given)})),")
     warps = [plan.warps] * (plan.consumers - 1) + [1]
     registers = [plan.registers] * (plan.consumers - 1) + [plan.producer_registers]

@@ -19,7 +19,7 @@ from fuser.ir.layout.named import Slice
 from fuser.ir.layout.plan import LayoutPlan
 from fuser.ir.mugraph import Stmt
 from fuser.lower.descriptors import Descriptor
-from fuser.lower.gluon.choices import Split
+from fuser.lower.gluon.split import Split
 from fuser.lower.gluon.choices import home
 from fuser.lower.pieces import Piece
 from fuser.lower.writer import Combo
@@ -33,6 +33,8 @@ class GroupWriter(Writer):
     def __init__(self, split: Split, plan: LayoutPlan, described: Mapping[str, Descriptor], group: str) -> None:
         super().__init__(split.tiles, described)
         self.split, self.plan, self.group = split, plan, group
+        self.part = ""
+        """The number of the group among those with the same rows, as text; empty where it does not matter."""
         self.into = ""
         """The value that the current statement computes."""
         self.lanes_of: dict[str, Mma] = {}
@@ -92,7 +94,11 @@ class GroupWriter(Writer):
     # -- places -------------------------------------------------------------------------------------------------------------
 
     def start(self, axis: str, piece: Piece) -> str:
-        """Rows count from the block's first one, and then from the group's."""
+        """Rows count from the block's first one, and then from the group's; trips that are shared out are the group's own."""
+        if self.part and self.split.loop and axis == self.split.loop.axis:
+            trip = f"({self.trip(axis)} * {self.split.parts} + {self.part})" if axis in self.loops else self.part
+            size = self.tiles.plans[axis].tile
+            return f"{trip} * {size}" if size > 1 else trip
         if axis != self.split.axis or self.split.groups == 1:
             return super().start(axis, piece)
         plan = self.tiles.plans[axis]

@@ -16,7 +16,7 @@ from fuser.ir.layout.plan import Buffer
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.schedule import KernelSchedule
 from fuser.lower.gluon.choices import choose
-from fuser.lower.gluon.choices import shared_out
+from fuser.lower.gluon.split import shared_out
 from fuser.lower.tiles import Tiles
 from fuser.superopt.structures import structures
 from fuser.workloads import workload

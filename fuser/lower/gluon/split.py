@@ -1,0 +1,130 @@
+"""Who computes what of a kernel by warp groups: rows shared out to groups of four warps, and trips of a loop where there are more
+groups than rows for them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from dataclasses import replace
+from functools import cached_property
+
+from fuser.errors import NoValidKernelError
+from fuser.ir.mugraph import Stmt
+from fuser.ir.program import DTYPE_BYTES
+from fuser.ir.tiling import Loop
+from fuser.lower.tiles import Tiles
+
+GROUP_WARPS = 4
+"""Of a warp group, which issues ``wgmma`` together."""
+MOST_GROUPS = 4
+ROWS = 64
+"""Of one ``wgmma``."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """A block's tiles with the rows of one group as the tile of ``axis`` (empty: nothing is shared out); a block has ``groups``
+    of them side by side. With more ``parts`` than one, as many groups have the same rows: each takes its own trips of ``loop``,
+    and what they accumulate is merged behind it."""
+
+    tiles: Tiles
+    axis: str
+    groups: int
+    parts: int = 1
+    loop: Loop | None = None
+
+    @property
+    def consumers(self) -> int:
+        """Groups of warps that compute."""
+        return self.groups * self.parts
+
+    @property
+    def places(self) -> int:
+        """Blocks of the grid."""
+        return self.tiles.places // self.groups
+
+    def size(self, axis: str) -> int:
+        """Lanes of the one piece of an axis."""
+        return self.tiles.pieces[axis][0].size
+
+    @cached_property
+    def item(self) -> int:
+        """Bytes of the smallest element that a tile is loaded or stored with: of equal tiles all have one layout."""
+        return min(DTYPE_BYTES[s.dtype] for s in self.tiles.block.stmts if s.kind != "compute")
+
+
+def refuse(tiles: Tiles, why: str, way: str = "leave out backend=gluon") -> NoValidKernelError:
+    return NoValidKernelError(f"{tiles.block.name!r} has no form by warp groups: {why}", way)
+
+
+def shared_out(tiles: Tiles) -> Split:
+    """The rows of a schedule's tile shared out to its groups of four warps."""
+    warps = tiles.schedule.num_warps
+    groups = warps // GROUP_WARPS
+    if warps % GROUP_WARPS or not 1 <= groups <= MOST_GROUPS:
+        raise refuse(tiles, f"{warps} warps are not one to four groups of {GROUP_WARPS}", "use warps=4, 8, 12 or 16")
+    axis = row_axis(tiles)
+    if not axis:
+        if groups > 1:
+            raise refuse(tiles, "there are no rows to share out", "use warps=4")
+        return Split(tiles, "", 1)
+    plan = tiles.plans[axis]
+    parts = 1
+    if products(tiles) and plan.tile % ROWS == 0 and plan.tile // ROWS < groups and groups % (plan.tile // ROWS) == 0:
+        parts, groups = groups // (plan.tile // ROWS), plan.tile // ROWS
+    loop = shared_loop(tiles, parts) if parts > 1 else None
+    part, rest = divmod(plan.tile, groups)
+    if rest or part & (part - 1) or (part % ROWS and products(tiles)):
+        raise refuse(
+            tiles,
+            f"{plan.tile} rows of {axis!r} are not {groups} × a power of two" + (f" from {ROWS} on" * bool(products(tiles))),
+            f"let the tile of {axis!r} be {groups * ROWS} (warps={warps})",
+        )
+    if groups == 1:
+        return Split(tiles, axis, 1, parts, loop)
+    if plan.trips > 1 or plan.split:
+        raise refuse(tiles, f"the rows {axis!r} are a loop, which groups cannot share out", "use warps=4")
+    grid = math.ceil(math.ceil(plan.extent / part) / groups) * groups
+    mine = replace(plan, tile=part, grid=grid)
+    return Split(Tiles(tiles.block, {**tiles.plans, axis: mine}, tiles.tree, tiles.schedule, tiles.given), axis, groups, parts, loop)
+
+
+def shared_loop(tiles: Tiles, parts: int) -> Loop:
+    """The loop whose trips as many groups share out: it is the only one, all have as many trips, and what it accumulates can be
+    merged. Raises :class:`NoValidKernelError`."""
+    loops = [n for n in tiles.tree.body if isinstance(n, Loop)]
+    way = f"let the tile of rows be {ROWS} for each group"
+    if len(loops) != 1 or any(isinstance(n, Loop) for n in loops[0].body) or loops[0].unrolled:
+        raise refuse(tiles, f"{parts} groups have the same rows, and there is no single loop that they could share out", way)
+    (loop,) = loops
+    inside = [s for s in loop.body if isinstance(s, Stmt)]
+    if loop.trips % parts or loop.trips < parts:
+        raise refuse(tiles, f"{parts} groups cannot share out {loop.trips} trips of {loop.axis!r} evenly", way)
+    if tiles.plans[loop.axis].grid > 1 or any(s.masks for s in inside):
+        raise refuse(tiles, f"groups cannot share out the loop over {loop.axis!r}, whose trips depend on the place", way)
+    own = tiles.accumulated(loop)
+    if odd := [s.value for s in inside if s.value in own and not (tiles.is_dot(s) or s.adds or s.maximizes)]:
+        raise refuse(tiles, f"what the loop folds into {odd[0]!r} is not merged", way)
+    return loop
+
+
+def products(tiles: Tiles) -> list[Stmt]:
+    return [s for s in tiles.block.computes if s.contracts]
+
+
+def row_axis(tiles: Tiles) -> str:
+    """The axis of the rows: the first dimension of every product; without products, that of the first tile of two dimensions
+    which nothing sums over."""
+    dots = products(tiles)
+    if odd := [s for s in dots if not tiles.is_dot(s) or len(tiles.natural(s)) != 2]:
+        raise refuse(tiles, f"the product {odd[0].value!r} is not one of rows and columns")
+    rows = {tiles.natural(s)[0] for s in dots}
+    if len(rows) > 1:
+        raise refuse(tiles, f"its products have different rows, {' and '.join(sorted(map(repr, rows)))}")
+    if rows:
+        return rows.pop()
+    for s in tiles.block.stmts:
+        free = [a for a in tiles.natural(s) if a not in tiles.block.reduced]
+        if len(tiles.natural(s)) == 2 and free:
+            return free[0]
+    return ""
