@@ -67,6 +67,7 @@ SIZES = st.fixed_dictionaries(
         "cols": st.sampled_from((32, 64, 128)),
         "stages": st.integers(1, 4),
         "again": st.sampled_from(("", " persistent=1", " persistent=3")),
+        "flat": st.booleans(),
         "m": st.integers(2, 260),
         "n": st.integers(2, 50),
         "seed": st.integers(0, 99),
@@ -92,6 +93,7 @@ def test_attention_of_any_size(sizes: dict[str, Any], width: int, causal: bool, 
     program = attention(v.m, keys, width, 64, heads=2, causal=causal, mask=(2, 1, keys) if masked else ())
     wide = 1 << (width - 1).bit_length()
     tiles = f"[b=1 m={64 * v.groups} n={v.cols} k={wide} h=64] warps={4 * v.groups} stages={v.stages}{v.again}"
+    tiles += " flatten=True" * (v.flat and v.again != "" and v.stages > 1 and keys > v.cols)
     made = source(online(program), f"{'n' if keys > v.cols else '-'} {tiles}")
     assert wrong(program, online(program), made, v.seed) == ""
 
@@ -150,7 +152,7 @@ CASES = {
     "attention with its keys shared out": (
         attention(64, 250, 64, 64, heads=5),
         "n [b=1 m=64 n=32 h=64 k=64] warps=8 stages=2 persistent=1",
-        ("early mbarrier.arrive(", "without mbarrier.wait(Q_ring_empty"),
+        ("early mbarrier.arrive(", "without mbarrier.wait(Q_ring_empty", "without mbarrier.wait(parts_empty"),
     ),
     "persistent attention": (
         attention(330, 200, 64, 64, heads=3),
@@ -238,7 +240,8 @@ def test_it_compiles_without_a_gpu(program: TensorProgram, schedule: str) -> Non
         (epilogue(), "k [m=128 n=128 k=64] warps=8 stages=4 pdl=early", "for kernels in Triton"),
         (epilogue(1024, 1024, 1024), "k [m=128 n=256 k=128] warps=8 stages=4", "bytes of shared memory"),
         (epilogue(dtype="float32"), "k [m=128 n=128 k=32] warps=8 stages=2", "16 bits"),
-        (attention(330, 330, 64, 64), "n [b=1 m=64 n=64 h=64 k=64] warps=16 stages=2", "4 groups cannot share out 6 trips"),
+        (epilogue(), "k [m=64 n=64 k=64] warps=16 stages=2", "4 groups cannot share out 5 trips"),
+        (epilogue(), "k [m=64 n=64 k=64] warps=4 stages=2 persistent=4 flatten=True", "beside the start of the next"),
         (epilogue(n=100), "k [m=128 n=64 k=64] warps=8 stages=4", "not a multiple of 16 bytes"),
     ],
 )

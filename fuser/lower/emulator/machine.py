@@ -243,6 +243,8 @@ class Machine:
                 raise Hazard(f"{me.name} overwrites {slot.name}, and does not know that {reader} has read it")
         if slot.by is not None and me.clock.get(slot.by, 0) < slot.epoch:
             raise Hazard(f"{me.name} overwrites {slot.name}, and does not know that {slot.by} has written it")
+        if slot.by is not None and not slot.reads:
+            raise Hazard(f"{me.name} overwrites {slot.name}, which {slot.by} has written, before anybody has read it")
         if slot.by is None and slot.version and me.clock.get(slot, 0) < slot.version and not slot.reads:
             raise Hazard(f"{me.name} overwrites {slot.name} before anybody has read it")
         for reader, epoch in slot.touched.items():

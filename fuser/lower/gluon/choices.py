@@ -40,7 +40,7 @@ from fuser.lower.options import PERSISTENT
 from fuser.lower.options import option_of
 from fuser.lower.tiles import Tiles
 
-TAKEN = ("backend", "grid_order", "group", "hoist", "lazy", "pad", "persistent", "precision", "room", "tma")
+TAKEN = ("backend", "flatten", "grid_order", "group", "hoist", "lazy", "pad", "persistent", "precision", "room", "tma")
 """Options that have a meaning here; operands of products are moved by descriptors with or without ``tma``."""
 COLUMNS = 256
 """Most of one ``wgmma``."""

@@ -125,7 +125,7 @@ class Consumer:
         if self._only_multiplies(node) and all(r.stages > r.steps for r in rings):
             self.products.rings |= {s.value: r for r in rings for s in r.loads}
             self._lagged(node, trips, rings)
-        elif skewed := self._skewed(node, rings):
+        elif skewed := self.skewed(node, rings):
             self.products.rings |= {s.value: r for r in rings for s in r.loads}
             self._late(node, trips, skewed)
         else:
@@ -191,7 +191,7 @@ class Consumer:
         yield
         self.products.last = False
 
-    def _skewed(self, node: Loop, rings: Sequence[Ring]) -> Skewed | None:
+    def skewed(self, node: Loop, rings: Sequence[Ring]) -> Skewed | None:
         """The halves of a loop whose last products can be late: nothing in the loop reads them, and no slot is read by both."""
         tiles, own = self.w.tiles, self.w.tiles.accumulated(node)
         stmts = tuple(s for s in node.body if isinstance(s, Stmt))
@@ -216,26 +216,57 @@ class Consumer:
         return Skewed(front, back, tuple(first), tuple(late), leaves)
 
     def _late(self, node: Loop, trips: str, halves: Skewed) -> None:
-        w = self.w
-        if not trips.isdecimal():
-            name = w.out.name(f"trips of {node.axis}")
-            w.emit(f"{name} = {trips}")
-            trips = name
+        trips = self.named_trips(node, trips)
+        self.first(node, halves, trips, {})
+        self.others(node, halves, trips)
+        self.end(halves)
+
+    def named_trips(self, node: Loop, trips: str) -> str:
+        """A number of trips that depends on the place gets a name."""
+        if trips.isdecimal():
+            return trips
+        name = self.w.out.name(f"trips of {node.axis}")
+        self.w.emit(f"{name} = {trips}")
+        return name
+
+    def first(self, node: Loop, halves: Skewed, trips: str, late: Mapping[Stmt, str]) -> None:
+        """The front of the first trip, beside the ``late`` products of whatever was before."""
         self._indices(node)
-        self._front(halves, {})
-        operands = {s: self.products.left(s) for s in halves.back}
-        self._next(halves, f"1 < {trips}")
+        self._front(halves, late)
+        if late:
+            self._ended(halves, f"1 < {trips}")
+        else:
+            self.operands(halves)
+            self._next(halves, f"1 < {trips}")
+
+    def operands(self, halves: Skewed) -> dict[Stmt, str]:
+        """The left operands of the products that will be late."""
+        return {s: self.products.left(s) for s in halves.back}
+
+    def named_operands(self, halves: Skewed) -> dict[Stmt, str]:
+        """Their names, where they are there already."""
+        return {s: self.products.left_name(s) for s in halves.back}
+
+    def _ended(self, halves: Skewed, pred: str) -> None:
+        """Late products end beside element-wise work."""
+        self.products.need(*(self.w.tiles.sides(s)[0] for s in halves.back))
+        # behind a branch: else the assembler waits for the late products before the element-wise work, not after it
+        self._next(halves, pred)
+        self.products.need(*(s.value for s in halves.back))
+
+    def others(self, node: Loop, halves: Skewed, trips: str) -> None:
+        """All trips but the first."""
         with self._trip(node, f"1, {trips}"):
-            self._front(halves, operands)
-            self.products.need(*(w.tiles.sides(s)[0] for s in halves.back))
-            # behind a branch: else the assembler waits for the late products before the element-wise work, not after it
-            self._next(halves, f"{w.trip(node.axis)} + 1 < {trips}")
-            self.products.need(*(s.value for s in halves.back))
+            self._front(halves, self.named_operands(halves))
+            self._ended(halves, f"{self.w.trip(node.axis)} + 1 < {trips}")
             for s in halves.back:
-                rescale(w, s)
-            operands = {s: self.products.left(s) for s in halves.back}
+                rescale(self.w, s)
+            self.operands(halves)
+
+    def end(self, halves: Skewed) -> None:
+        """The late products of the last trip."""
         with self._ending():
-            self._back(halves, operands)
+            self._back(halves, self.named_operands(halves))
             self.products.drain()
 
     def _front(self, halves: Skewed, late: Mapping[Stmt, str]) -> None:

@@ -65,10 +65,14 @@ def add(w: GroupWriter, stmt: Stmt) -> None:
 def meet(w: GroupWriter, values: Collection[str]) -> None:
     """Behind the loop: one number a row."""
     for v in sorted(set(values) & set(w.lanes_of)):
-        layout = w.layout(v)
-        assert isinstance(layout, Slice)
         for name in w.values[v].names.values():
-            w.emit(f"{name} = gl.convert_layout(gl.sum({name}, 1), {w.named(layout)})")
+            w.emit(f"{name} = {met(w, v, name)}")
+
+
+def met(w: GroupWriter, value: str, name: str) -> str:
+    layout = w.layout(value)
+    assert isinstance(layout, Slice)
+    return f"gl.convert_layout(gl.sum({name}, 1), {w.named(layout)})"
 
 
 def _rows(w: GroupWriter, stmt: Stmt) -> int:

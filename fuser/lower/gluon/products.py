@@ -121,9 +121,13 @@ class Products:
         if made.dtype != dtype:
             text = f"{text}.to({TRITON_DTYPE[dtype]})"
         assert layout is not None
-        name = w.out.beside(left, f"for {stmt.value}")
+        name = self.left_name(stmt)
         w.emit(f"{name} = gl.convert_layout({text}, {w.named(as_operand(layout))})")
         return name
+
+    def left_name(self, stmt: Stmt) -> str:
+        """The name of a left operand in registers."""
+        return self.w.out.beside(self.w.tiles.sides(stmt)[0], f"for {stmt.value}")
 
     def _shared(self, value: str, stmt: Stmt, side: int) -> str:
         self.wait_for(self.rings[value])

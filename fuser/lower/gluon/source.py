@@ -23,6 +23,8 @@ from fuser.lower.descriptors import Descriptor
 from fuser.lower.descriptors import describe
 from fuser.lower.frame_code import hoisted
 from fuser.lower.frame_code import used
+from fuser.lower.gluon.across import across
+from fuser.lower.gluon.across import write as write_across
 from fuser.lower.gluon.choices import WIDEST
 from fuser.lower.gluon.split import Split
 from fuser.lower.gluon.choices import at_first
@@ -41,6 +43,7 @@ from fuser.lower.gluon.rings import rings_among
 from fuser.lower.gluon.rings import room
 from fuser.lower.gluon.writer import GroupWriter
 from fuser.lower.kernel_source import KernelSource
+from fuser.lower.options import FLATTEN
 from fuser.lower.options import GROUP
 from fuser.lower.options import HOIST
 from fuser.lower.options import PERSISTENT
@@ -210,12 +213,23 @@ def _frame(kernel: _Kernel, w: GroupWriter, body: Consumer | None) -> None:
         if body is None:
             _loads(kernel, w, kernel.nodes, kernel.again)
             return
+        indices()
+        body.nodes(kernel.nodes, kernel.again)
+
+    def indices() -> None:
         for axis in w.tiles.plans:
             if axis not in w.tiles.looped and used(w, axis):
                 w.emit_indices(axis)
-        body.nodes(kernel.nodes, kernel.again)
 
-    if kernel.again:
+    def decoded() -> None:
+        for line in _decoded(kernel, w):
+            w.emit(line)
+        indices()
+
+    flat = FLATTEN.of(w.tiles.schedule) and 0 < kernel.programs < kernel.split.places
+    if flat and body:
+        write_across(body, across(body, kernel.nodes), decoded, kernel.split.places, kernel.programs)
+    elif kernel.again:
         with w.out.indented(f"for pid in range(gl.program_id(0), {kernel.split.places}, {kernel.programs}):"):
             place()
     else:
