@@ -26,6 +26,7 @@ import numpy as np
 
 from experiments.candidates import best_known
 from experiments.peers import FAST_PEERS
+from experiments.peers import PEERS
 from experiments.peers import peers_of
 from experiments.script import own_cache
 from experiments.script import parser
@@ -203,6 +204,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     p = parser("experiments.gluon", __doc__, "budget", "target", "seed", "workers", "device", "out", budget=200.0)
     p.add_argument("--case", action="append", default=[], help="globs of cases, all by default")
     p.add_argument("--compile-only", action="store_true", help="fill the cache of compiled kernels")
+    p.add_argument("--peers", nargs="+", default=FAST_PEERS, choices=PEERS, help="beside what (default: %(default)s)")
     p.add_argument("--list", action="store_true", help="show schedules, and why there are no others")
     return p.parse_args(argv)
 
@@ -237,7 +239,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if (left := args.budget - (time.monotonic() - start)) < 2:
                 note(f"time is up before {c.program.name}")
                 break
-            items = [*c.gluon, *c.triton, *peers_of(c.program, FAST_PEERS)]
+            items = [*c.gluon, *c.triton, *peers_of(c.program, args.peers)]
             lines.append(line(c, bench.measure(c.program, items, again=True, compile_timeout=left)))
             print(lines[-1], flush=True)
             records.export_lines(args.out / "gluon.jsonl")

@@ -32,6 +32,18 @@ def trips_needed(w: Writer, node: Loop) -> str:
     return _behind_diagonal(w, node, masks[0]) if sums else ""
 
 
+def open_trips(w: Writer, node: Loop) -> tuple[str, frozenset[str]]:
+    """How many trips of a loop over the columns of a causal mask lie below its diagonal, where the mask hides nothing, and the
+    mask; an empty text where there is none."""
+    masks = [s for s in statements(node) if isinstance(s, Stmt) and s.masks and s.attr["cols"] == node.axis]
+    cols = w.tiles.plans[node.axis]
+    if len(masks) != 1 or cols.grid > 1 or not (rows := masks[0].attr["rows"]) or rows in w.loops:
+        return "", frozenset()
+    first = w.start(rows, w.active[rows][0])
+    row = " + ".join(x for x in (first, str(1 + int(masks[0].attr["offset"] or 0))) if x)
+    return f"({row}) // {cols.tile}", frozenset({masks[0].value})
+
+
 def _grows(w: Writer, stmt: Stmt) -> bool:
     """Of -inf it is -inf."""
     return stmt.casts or (stmt.op == "scale" and float(w.tiles.block.scalar(stmt.attr["scalar"])) > 0)

@@ -174,6 +174,8 @@ def _reciprocal(w: Writer, stmt: Stmt, combo: Combo, layout: Sequence[str], read
 
 
 def _causal(w: Writer, stmt: Stmt, x: str, combo: Combo, layout: Sequence[str]) -> str:
+    if stmt.value in w.open:
+        return x
     by_axis = dict(zip(stmt.axes, combo, strict=True))
     rows, cols = stmt.attr["rows"], stmt.attr["cols"]
 

@@ -64,6 +64,8 @@ class Writer:
         """Loads that move on with a loop over layers: its counter, elements."""
         self.idle: frozenset[str] = frozenset()
         """Axes whose indices may be needed no more, as a loop over layers does what they index."""
+        self.open: set[str] = set()
+        """Masks that leave everything as it is where the current line runs."""
         self.imports: set[str] = set()
         """Names of triton.language.extra.cuda that the source uses."""
         self.helpers: set[str] = set()

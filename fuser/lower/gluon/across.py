@@ -24,6 +24,7 @@ from fuser.lower.gluon import folds
 from fuser.lower.gluon.consumer import Consumer
 from fuser.lower.gluon.consumer import Skewed
 from fuser.lower.gluon.consumer import trips_of
+from fuser.lower.gluon.places import Places
 from fuser.lower.gluon.rings import Ring
 from fuser.lower.gluon.rings import rings_among
 from fuser.lower.gluon.split import refuse
@@ -75,32 +76,27 @@ def _refused(c: Consumer) -> NoValidKernelError:
     return refuse(c.w.tiles, why, f"leave out {FLATTEN.key()}")
 
 
-def write(c: Consumer, form: Across, decode: Callable[[], None], places: int, programs: int) -> None:
-    """All places of a block; ``decode`` writes where ``pid`` is."""
-    w = c.w
-
-    def go(pid: str) -> None:
-        w.emit(f"pid = {pid}")
-        decode()
-
+def write(c: Consumer, form: Across, go: Callable[[str], None], places: Places) -> None:
+    """All places of a block; ``go`` writes where it is when it is at a place of the grid."""
+    w, programs = c.w, places.programs
     c.products.rings |= {s.value: r for r in (*form.outer, *form.inner) for s in r.loads}
-    first = "gl.program_id(0)"
-    go(first)
+    go(places.first)
     _enter(c, form, late=False)
-    with w.out.indented(f"for at in range({first}, {places - programs}, {programs}):"):
-        go("at")
+    with w.out.indented(f"for at in range({places.first}, {places.count - programs}, {programs}):"):
+        go(places.turn("at"))
         _inner(c, form)
         aside = _aside(c, form)
-        go(f"at + {programs}")
+        go(places.turn(f"(at + {programs})"))
         _enter(c, form, late=True)
         c.operands(form.halves)
-        go("at")
+        go(places.turn("at"))
         kept = dict(w.values)
         w.values |= aside
         _after(c, form)
         w.values = kept
         w.forget()
-    go(f"{first} + ({places - 1} - {first}) // {programs} * {programs}")
+    w.emit(f"at = {places.last}")
+    go(places.turn("at"))
     _inner(c, form)
     with _inside(c, form):
         c.end(form.halves)

@@ -20,6 +20,7 @@ from fuser.ir.mugraph import Stmt
 from fuser.ir.tiling import Init
 from fuser.ir.tiling import Loop
 from fuser.ir.tiling import Node
+from fuser.lower.causal_code import open_trips
 from fuser.lower.causal_code import trips_needed
 from fuser.lower.dependent_launch import statements
 from fuser.lower.fold_code import init
@@ -255,8 +256,19 @@ class Consumer:
         self.products.need(*(s.value for s in halves.back))
 
     def others(self, node: Loop, halves: Skewed, trips: str) -> None:
-        """All trips but the first."""
-        with self._trip(node, f"1, {trips}"):
+        """All trips but the first: those below the diagonal of a causal mask without it, if there is one."""
+        below, masks = open_trips(self.w, node)
+        first = "1"
+        if below:
+            first = self.w.out.name(f"open {node.axis}")
+            self.w.emit(f"{first} = min(max(1, {below}), {trips})")
+            self.w.open |= masks
+            self._others(node, halves, f"1, {first}", trips)
+            self.w.open -= masks
+        self._others(node, halves, f"{first}, {trips}", trips)
+
+    def _others(self, node: Loop, halves: Skewed, some: str, trips: str) -> None:
+        with self._trip(node, some):
             self._front(halves, self.named_operands(halves))
             self._ended(halves, f"{self.w.trip(node.axis)} + 1 < {trips}")
             for s in halves.back:

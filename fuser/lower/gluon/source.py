@@ -35,6 +35,7 @@ from fuser.lower.gluon.consumer import trips_of
 from fuser.lower.gluon.merging import MERGES
 from fuser.lower.gluon.merging import barriers as merging_barriers
 from fuser.lower.gluon.merging import merging
+from fuser.lower.gluon.places import Places
 from fuser.lower.gluon.rings import Ring
 from fuser.lower.gluon.rings import allocated
 from fuser.lower.gluon.rings import buffer_name
@@ -44,14 +45,11 @@ from fuser.lower.gluon.rings import room
 from fuser.lower.gluon.writer import GroupWriter
 from fuser.lower.kernel_source import KernelSource
 from fuser.lower.options import FLATTEN
-from fuser.lower.options import GROUP
 from fuser.lower.options import HOIST
 from fuser.lower.options import PERSISTENT
 from fuser.lower.options import ROOM
 from fuser.lower.options import TMA
 from fuser.lower.options import check_options
-from fuser.lower.options import in_grid_order
-from fuser.lower.program_order import decode
 from fuser.lower.tiles import Tiles
 
 IMPORTS = """from triton.experimental import gluon
@@ -181,8 +179,8 @@ def _function(name: str, arguments: Sequence[str], w: GroupWriter) -> str:
     return "\n".join(("@gluon.jit", f"def {name}({', '.join(arguments)}):", *(_in_gluon(line) for line in w.out.lines)))
 
 
-def _places(kernel: _Kernel, w: GroupWriter) -> Iterator[str]:
-    """What a function starts with: counters of its rings, and the place of the grid."""
+def _counters(kernel: _Kernel, w: GroupWriter) -> Iterator[str]:
+    """What a function starts with: counters of its rings."""
     for ring in kernel.rings(w):
         if ring.refilled:
             yield f"{ring.count} = {w.part if w.part and ring.steps > 1 else 0}"
@@ -190,50 +188,35 @@ def _places(kernel: _Kernel, w: GroupWriter) -> Iterator[str]:
         yield f"{MERGES} = 0"
 
 
-def _decoded(kernel: _Kernel, w: GroupWriter) -> Iterator[str]:
-    split = kernel.split
-    shares = {a: split.groups if a == split.axis else 1 for a in w.tiles.plans}
-    parts = {a: p.grid // shares[a] for a, p in w.tiles.plans.items()}
-    order = in_grid_order(w.tiles.schedule, [a for a, n in parts.items() if n > 1])
-    sizes = {w.split_counter(a): parts[a] for a in order}
-    if sizes:
-        if not kernel.again:
-            yield "pid = gl.program_id(0)"
-        yield from decode(list(sizes.items()), GROUP.of(w.tiles.schedule))
-
-
 def _frame(kernel: _Kernel, w: GroupWriter, body: Consumer | None) -> None:
     """The places of the grid that a block computes, one or one after the other."""
-    for line in _places(kernel, w):
+    for line in _counters(kernel, w):
         w.emit(line)
+    places = Places.of(w, kernel.programs)
 
-    def place() -> None:
-        for line in _decoded(kernel, w):
+    def go(pid: str) -> None:
+        for line in (*([f"pid = {pid}"] if pid != "pid" else []), *places.decoded(w)):
             w.emit(line)
-        if body is None:
-            _loads(kernel, w, kernel.nodes, kernel.again)
-            return
-        indices()
-        body.nodes(kernel.nodes, kernel.again)
-
-    def indices() -> None:
-        for axis in w.tiles.plans:
+        for axis in w.tiles.plans if body else ():
             if axis not in w.tiles.looped and used(w, axis):
                 w.emit_indices(axis)
 
-    def decoded() -> None:
-        for line in _decoded(kernel, w):
-            w.emit(line)
-        indices()
+    def nodes() -> None:
+        if body:
+            body.nodes(kernel.nodes, kernel.again)
+        else:
+            _loads(kernel, w, kernel.nodes, kernel.again)
 
-    flat = FLATTEN.of(w.tiles.schedule) and 0 < kernel.programs < kernel.split.places
-    if flat and body:
-        write_across(body, across(body, kernel.nodes), decoded, kernel.split.places, kernel.programs)
-    elif kernel.again:
-        with w.out.indented(f"for pid in range(gl.program_id(0), {kernel.split.places}, {kernel.programs}):"):
-            place()
+    if not kernel.again:
+        go(places.first)
+        nodes()
+    elif body and FLATTEN.of(w.tiles.schedule) and kernel.programs < places.count:
+        write_across(body, across(body, kernel.nodes), go, places)
     else:
-        place()
+        at = "at" if places.uneven else "pid"
+        with w.out.indented(f"for {at} in range({places.first}, {places.count}, {kernel.programs}):"):
+            go(places.turn(at))
+            nodes()
 
 
 def _consumer(kernel: _Kernel) -> tuple[str, list[str], list[str]]:
