@@ -52,7 +52,8 @@ def store(w: Writer, stmt: Stmt) -> None:
         if set(held) != set(layout):
             text = f"tl.broadcast_to({text}, ({', '.join(str(by_axis[a].size) for a in layout)}))"
         mask = w.masks(stmt.axes, combo, layout, access)
-        extra = f", mask={mask}" if mask else ""
+        hint = w.tiles.schedule.knob.get(EVICT.key(access.source), "")
+        extra = (f", mask={mask}" if mask else "") + (f', eviction_policy="{hint}"' if hint else "")
         if access.pitch and not by_tma:
             text = _with_zeros(w, stmt, combo, layout, text)
         if stmt.dtype != w.values[stmt.value].dtype:

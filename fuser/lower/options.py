@@ -159,7 +159,9 @@ def _grouped(p: Place, choice: int, tensor: str) -> int | None:
 
 
 def _hint(p: Place, choice: str, tensor: str) -> str | None:
-    """Keep what other programs read again, let go what they do not."""
+    """Keep what other programs read again, let go what they do not; nothing is tried for what is written."""
+    if tensor not in p.block.inputs:
+        return None
     return choice if p.reread(tensor) == (choice == "evict_last") else None
 
 
@@ -231,7 +233,7 @@ EVICT = entry(
     choices=("evict_last", "evict_first"),
     at=_hint,
     excludes=(("tma", "Triton's descriptor loads take no eviction hint"),),
-    tensors=lambda block: {"": block.inputs},
+    tensors=lambda block: {"": (*block.inputs, *block.outputs)},
     apart=True,
 )
 PDL = entry(
