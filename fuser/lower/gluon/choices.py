@@ -8,9 +8,7 @@ import math
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
-from dataclasses import dataclass
 from dataclasses import replace
-from functools import cached_property
 
 from fuser.errors import NoValidKernelError
 from fuser.errors import OutOfResourcesError
@@ -33,7 +31,6 @@ from fuser.lower.gluon.split import GROUP_WARPS
 from fuser.lower.gluon.split import Split
 from fuser.lower.gluon.split import products
 from fuser.lower.gluon.split import refuse
-from fuser.lower.gluon.split import row_axis
 from fuser.lower.gluon.split import shared_out
 from fuser.lower.options import BACKEND
 from fuser.lower.options import PERSISTENT
@@ -188,8 +185,12 @@ def merged(split: Split, found: Mapping[str, Registers]) -> Iterator[Buffer]:
         if not isinstance(found.get(value), Mma | Slice):
             raise refuse(split.tiles, f"{value!r} has no rows, and is not merged", "use fewer warps")
         box = tuple(split.size(a) for a in dims)
-        layout = MmaShared(128, 32, 2) if len(box) == 2 and box[-1] * 4 >= 128 else Swizzled(1, 1, 1, tuple(reversed(range(len(box)))))
-        yield Buffer(f"{value} part", "float32", box, split.groups, others, layout, "threads", math.prod(box) * 4 * split.groups * others)
+        layout = (
+            MmaShared(128, 32, 2) if len(box) == 2 and box[-1] * 4 >= 128 else Swizzled(1, 1, 1, tuple(reversed(range(len(box)))))
+        )
+        yield Buffer(
+            f"{value} part", "float32", box, split.groups, others, layout, "threads", math.prod(box) * 4 * split.groups * others
+        )
 
 
 def _made(tiles: Tiles, store: Stmt) -> Stmt:

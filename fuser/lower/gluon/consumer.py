@@ -22,14 +22,12 @@ from fuser.ir.tiling import Loop
 from fuser.ir.tiling import Node
 from fuser.lower.causal_code import open_trips
 from fuser.lower.causal_code import trips_needed
-from fuser.lower.dependent_launch import statements
 from fuser.lower.fold_code import init
 from fuser.lower.fold_code import reduce
 from fuser.lower.fold_code import rescale
 from fuser.lower.fold_code import settle
 from fuser.lower.frame_code import used
 from fuser.lower.gluon import folds
-from fuser.lower.gluon.split import refuse
 from fuser.lower.gluon.merging import merge
 from fuser.lower.gluon.products import Products
 from fuser.lower.gluon.products import loaded
@@ -37,6 +35,7 @@ from fuser.lower.gluon.rings import Ring
 from fuser.lower.gluon.rings import box_start
 from fuser.lower.gluon.rings import rings_among
 from fuser.lower.gluon.rings import view
+from fuser.lower.gluon.split import refuse
 from fuser.lower.gluon.writer import GroupWriter
 from fuser.lower.map_code import map_elements
 from fuser.lower.writer import TRITON_DTYPE
@@ -196,7 +195,12 @@ class Consumer:
         """The halves of a loop whose last products can be late: nothing in the loop reads them, and no slot is read by both."""
         tiles, own = self.w.tiles, self.w.tiles.accumulated(node)
         stmts = tuple(s for s in node.body if isinstance(s, Stmt))
-        if len(stmts) < len(node.body) or node.trips < 2 * self.w.split.parts or not _runs(self.w, stmts) or any(s.kind == "store" for s in stmts):
+        if (
+            len(stmts) < len(node.body)
+            or node.trips < 2 * self.w.split.parts
+            or not _runs(self.w, stmts)
+            or any(s.kind == "store" for s in stmts)
+        ):
             return None
         made = {s.value for s in stmts if s.kind == "compute"}
         back = tuple(s for s in stmts if s.value in own and s.kind == "compute" and tiles.is_dot(s) and tiles.sides(s)[0] in made)

@@ -26,10 +26,8 @@ from fuser.lower.frame_code import used
 from fuser.lower.gluon.across import across
 from fuser.lower.gluon.across import write as write_across
 from fuser.lower.gluon.choices import WIDEST
-from fuser.lower.gluon.split import Split
 from fuser.lower.gluon.choices import at_first
 from fuser.lower.gluon.choices import planned
-from fuser.lower.gluon.split import refuse
 from fuser.lower.gluon.consumer import Consumer
 from fuser.lower.gluon.consumer import trips_of
 from fuser.lower.gluon.merging import MERGES
@@ -42,6 +40,8 @@ from fuser.lower.gluon.rings import buffer_name
 from fuser.lower.gluon.rings import fill
 from fuser.lower.gluon.rings import rings_among
 from fuser.lower.gluon.rings import room
+from fuser.lower.gluon.split import Split
+from fuser.lower.gluon.split import refuse
 from fuser.lower.gluon.writer import GroupWriter
 from fuser.lower.kernel_source import KernelSource
 from fuser.lower.options import FLATTEN
@@ -106,7 +106,12 @@ class _Kernel:
         """Names of what functions are given: tensors, buffers and barriers."""
         buffers = [buffer_name(w, b.value) for b in self.plan.buffers]
         rings = (b for r in self.rings(w) for b in r.barriers)
-        return [*(w.argument(t) for t in self.tensors), *buffers, *rings, *(merging_barriers(self.again) if self.split.loop else ())]
+        return [
+            *(w.argument(t) for t in self.tensors),
+            *buffers,
+            *rings,
+            *(merging_barriers(self.again) if self.split.loop else ()),
+        ]
 
 
 def generate_gluon(tiles: Tiles, name: str, waits: bool = False, given: LayoutPlan | None = None) -> KernelSource:

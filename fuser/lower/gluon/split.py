@@ -86,7 +86,9 @@ def shared_out(tiles: Tiles) -> Split:
         raise refuse(tiles, f"the rows {axis!r} are a loop, which groups cannot share out", "use warps=4")
     grid = math.ceil(math.ceil(plan.extent / part) / groups) * groups
     mine = replace(plan, tile=part, grid=grid)
-    return Split(Tiles(tiles.block, {**tiles.plans, axis: mine}, tiles.tree, tiles.schedule, tiles.given), axis, groups, parts, loop)
+    return Split(
+        Tiles(tiles.block, {**tiles.plans, axis: mine}, tiles.tree, tiles.schedule, tiles.given), axis, groups, parts, loop
+    )
 
 
 def shared_loop(tiles: Tiles, parts: int) -> Loop:

@@ -19,8 +19,8 @@ from fuser.ir.layout.named import Slice
 from fuser.ir.layout.plan import LayoutPlan
 from fuser.ir.mugraph import Stmt
 from fuser.lower.descriptors import Descriptor
-from fuser.lower.gluon.split import Split
 from fuser.lower.gluon.choices import home
+from fuser.lower.gluon.split import Split
 from fuser.lower.pieces import Piece
 from fuser.lower.writer import Combo
 from fuser.lower.writer import Writer
