@@ -23,6 +23,7 @@ from fuser.files import open_regular
 from fuser.files import printable
 from fuser.frontends.composed import reshaped
 from fuser.frontends.onnx_call import Call
+from fuser.frontends.onnx_reference import node_reference
 from fuser.frontends.onnx_reference import reference
 from fuser.frontends.onnx_rules import RULES
 from fuser.ir.builder import Builder
@@ -203,13 +204,8 @@ class _Importer:
             raise UnsupportedError(f"{where} draws random numbers", "give them as an input")
         if node.op_type in GROWING:
             self._bounded(node, args, where)
-        from onnx.reference import ReferenceEvaluator
-
         try:
-            names = [i for i in node.input if i]
-            found = ReferenceEvaluator(node, opsets=dict.fromkeys(("", node.domain), self.opset)).run(
-                None, {n: self.values[n] for n in names}
-            )
+            found = node_reference(node, self.opset).run(None, {i: self.values[i] for i in node.input if i})
         except Exception as error:
             raise UnsupportedError(f"{where} cannot be computed at import: {first_line(error)}", "give it as an input") from error
         return [np.asarray(x) for x in found]

@@ -1,6 +1,6 @@
-"""ONNX's reference, with pools as the specification has them: its own (of 1.16) give other sizes where the borders of an axis
-differ, begin windows behind an axis, and divide means by what lies behind the border where the last window is cut off. Its
-convolutions add a border where there is to be none."""
+"""ONNX's reference, with pools and lookups as the specification has them: its own pools (of 1.16) give other sizes where the
+borders of an axis differ, begin windows behind an axis, and divide means by what lies behind the border where the last window is
+cut off; its GatherElements refuses axes of more than 31 elements. Its convolutions add a border where there is to be none."""
 
 from __future__ import annotations
 
@@ -19,7 +19,14 @@ def reference(model: Any) -> Any:
     """An evaluator of a model."""
     from onnx.reference import ReferenceEvaluator
 
-    return ReferenceEvaluator(_explicit(model), new_ops=list(_pools()))
+    return ReferenceEvaluator(_explicit(model), new_ops=list(_mended()))
+
+
+def node_reference(node: Any, opset: int) -> Any:
+    """An evaluator of one node."""
+    from onnx.reference import ReferenceEvaluator
+
+    return ReferenceEvaluator(node, opsets=dict.fromkeys(("", node.domain), opset), new_ops=list(_mended()))
 
 
 def _explicit(model: Any) -> Any:
@@ -39,7 +46,7 @@ def _explicit(model: Any) -> Any:
 
 
 @cache
-def _pools() -> tuple[Any, ...]:
+def _mended() -> tuple[Any, ...]:
     from onnx.reference.op_run import OpRun
 
     class AveragePool(OpRun):
@@ -54,7 +61,22 @@ def _pools() -> tuple[Any, ...]:
         def _run(self, x: Array, **attrs: Any) -> tuple[Array]:
             return (pooled(x, attrs, mean=False),)
 
-    return AveragePool, MaxPool
+    class GatherElements(OpRun):
+        op_domain = ""
+
+        def _run(self, x: Array, index: Array, axis: int | None = None) -> tuple[Array]:
+            return (gathered(x, index, axis or 0),)
+
+    return AveragePool, MaxPool, GatherElements
+
+
+def gathered(x: Array, index: Array, axis: int) -> Array:
+    """Elements along an axis, of either end's count; the index may be smaller along the other axes."""
+    axis %= x.ndim
+    if not (index.astype(np.int64) + x.shape[axis] >= 0).all() or not (index < x.shape[axis]).all():
+        raise IndexError(f"an index lies outside the {x.shape[axis]} elements of axis {axis}")
+    held = x[tuple(slice(None) if a == axis else slice(n) for a, n in enumerate(index.shape))]
+    return np.take_along_axis(held, index.astype(np.int64) % x.shape[axis], axis)
 
 
 def pooled(x: Array, attrs: dict[str, Any], *, mean: bool) -> Array:

@@ -45,11 +45,11 @@ def packed(program: TensorProgram, params: Mapping[str, Array]) -> tuple[TensorP
             rows = program[node.inputs[1]].shape[-2]
             dtype = program[node.output].dtype
             groups.setdefault((found.x, dtype, found.transposed, bool(found.bias), rows), []).append(found)
-    values = dict(params)
+    values, joined = dict(params), dict[tuple[tuple[str, ...], int], str]()
     rules: dict[str, Rule] = {}
     for group in groups.values():
         if len(group) > 1:
-            rules |= _slices(program, group, values)
+            rules |= _slices(program, group, values, joined)
     if not rules:
         return program, values
     made = rebuild(program, rules)
@@ -74,24 +74,39 @@ def _product(program: TensorProgram, node: Node, params: Mapping[str, Array]) ->
     return _Product(node.inputs[0], weight, transposed, "", node.output)
 
 
-def _slices(program: TensorProgram, group: Sequence[_Product], params: dict[str, Array]) -> dict[str, Rule]:
-    """Each result as its columns of the one product, whose operands are added to ``params``."""
+def _slices(
+    program: TensorProgram,
+    group: Sequence[_Product],
+    params: dict[str, Array],
+    joined: dict[tuple[tuple[str, ...], int], str],
+) -> dict[str, Rule]:
+    """Each result as its columns of the one product, whose operands are added to ``params``; ``joined`` has the names of those
+    that are there, for layers that share theirs."""
     first = group[0]
     dtype = program[first.end].dtype
-    axis = 0 if first.transposed else 1
-    weight, bias = ("+".join(names) for names in ([p.weight for p in group], [p.bias for p in group]))
-    params[weight] = np.concatenate([params[p.weight] for p in group], axis)
-    if first.bias:
-        params[bias] = np.concatenate([params[p.bias] for p in group])
+
+    def name_of(names: tuple[str, ...], axis: int) -> str:
+        if (names, axis) not in joined:
+            name = "+".join(names)
+            while name in params or name in program.table:
+                name += "'"
+            params[name] = np.concatenate([params[n] for n in names], axis)
+            joined[names, axis] = name
+        return joined[names, axis]
+
+    weight = name_of(tuple(p.weight for p in group), 0 if first.transposed else 1)
+    bias = name_of(tuple(p.bias for p in group), 0) if first.bias else ""
+
+    def given(b: Builder, refs: dict[str, Ref], name: str) -> Ref:
+        if name not in refs:
+            refs[name] = b.input(name, params[name].shape, dtype)
+        return refs[name]
 
     @shared
     def join(b: Builder, refs: dict[str, Ref]) -> Ref:
-        w = refs[weight] = b.input(weight, params[weight].shape, dtype)
+        w = given(b, refs, weight)
         y = b.op("matmul", refs[first.x], b.op("transpose", w, perm=(1, 0)) if first.transposed else w, dtype=dtype)
-        if first.bias:
-            refs[bias] = b.input(bias, params[bias].shape, dtype)
-            y = b.op("add", y, refs[bias], dtype=dtype)
-        return y
+        return b.op("add", y, given(b, refs, bias), dtype=dtype) if bias else y
 
     def columns(end: str, start: int, stop: int) -> Rule:
         def rule(b: Builder, refs: dict[str, Ref]) -> Ref:

@@ -192,6 +192,15 @@ def test_indices_that_are_computed_count_from_either_end(tmp_path: Path, rng: np
     agree(saved(tmp_path, nodes, {"x": X, "n": (2, 2)}, ["y", "z", "v", "w"], known, {"n": "int64"}), rng)
 
 
+def test_places_that_are_known_are_looked_up_at_import(tmp_path: Path, rng: np.random.Generator) -> None:
+    """As the types of a BERT's tokens are: along axes of any length, from either end, fewer rows than the tensor has."""
+    known = {"table": rng.standard_normal((3, 50)).astype(F), "at": i(*range(-25, 25)).reshape(2, 25)}
+    nodes = [helper.make_node("GatherElements", ["table", "at"], ["t"], axis=-1), helper.make_node("Add", ["x", "t"], ["y"])]
+    file = agree(saved(tmp_path, nodes, {"x": (2, 25)}, ["y"], known), rng)
+    (looked_up,) = file.imported.params.values()
+    np.testing.assert_array_equal(looked_up, known["table"][[[0], [1]], known["at"]])
+
+
 def test_scalars_stay_scalars(tmp_path: Path, rng: np.random.Generator) -> None:
     nodes = [
         helper.make_node("ReduceSum", ["x"], ["s"], keepdims=0),

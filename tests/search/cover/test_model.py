@@ -131,6 +131,23 @@ def test_products_of_one_tensor_are_one() -> None:
         np.testing.assert_allclose(after[name], wanted, rtol=1e-12, atol=1e-12)
 
 
+def test_products_that_share_weights_and_biases_are_joined(rng: np.random.Generator) -> None:
+    """Layers with one set of weights (ALBERT), biases that an exporter stores once, and a parameter named as joined ones are."""
+    b = fuser.Builder("shared")
+    v, p, q, bias = b.input("a", (4, 8)), b.input("p", (8, 8)), b.input("q", (8, 8)), b.input("bias", (8,))
+    y = v @ b.input("p+q", (8, 8))
+    for _ in range(2):
+        y = b.op("mul", y @ p + bias, y @ q + bias)
+    y = b.op("add", b.op("add", y @ p.T + bias, y @ q.T + bias), y)
+    program = b.build(Y=y)
+    params = {n: rng.standard_normal(program[n].shape) for n in program.inputs[1:]}
+    made, joined = packed(program, params)
+    assert sum(n.op == "matmul" for n in made.nodes) == 4
+    assert len([n for n in made.inputs if "+" in n]) == 4  # of rows, of columns, of biases, and what was so called before
+    x = {"a": rng.standard_normal((4, 8))}
+    np.testing.assert_allclose(made.evaluate(x | joined)["Y"], program.evaluate(x | params)["Y"], rtol=1e-9)
+
+
 def test_what_parameters_decide_is_folded() -> None:
     class Scaled(torch.nn.Module):
         def __init__(self) -> None:
