@@ -57,8 +57,8 @@ from fuser.outputs import write_file
 
 SERIALIZED = re.compile(r"C75\d\d|C7602")
 """Remarks of the assembler on products that cannot run on while a warp group goes on."""
-SET_ASIDE = 16
-"""Bytes of a thread that may lie in local memory: what warps keep while they wait for their function, outside of loops."""
+SET_ASIDE = 64
+"""Bytes of a thread that may lie in local memory: what is kept from tile to tile, and while warps wait for their function."""
 POINTER = {"float16": "*fp16", "bfloat16": "*bf16", "float32": "*fp32", "bool": "*i1", "int32": "*i32", "int64": "*i64",
            "int8": "*i8", "uint8": "*u8", "int16": "*i16"}  # fmt: skip
 
