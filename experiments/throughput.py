@@ -4,6 +4,8 @@
     python -m experiments.throughput --gpus 1 2 --simulate 1 --warm 1 --seconds 3    # to try it out without a GPU
 
 Every run has a Dask cluster of its own, with a worker for each GPU, as many cores for each that compile, and empty caches.
+Searches that do not end by themselves are counted from when each has measured its first generation: workers have imported then,
+and drawn their inputs.
 Winners are compiled here again and compared with float64.
 """
 
@@ -47,6 +49,7 @@ NAMES = ("mcfuser/G1", "mcfuser/G4", "mcfuser/G8", "mcfuser/S2", "mcfuser/S5", "
 THREADS = 2
 """Compilers of one worker."""
 ENDLESS = replace(QUICK, patience=1 << 30, generations=1 << 30)
+FIRST = replace(ENDLESS, generations=1)
 
 
 def spec(gpus: int, cores: int, folder: str) -> dict[str, Any]:
@@ -76,8 +79,9 @@ def run(gpus: int, args: Any, device: Device) -> dict[str, Any]:
         judge = Spread(workers, device, None, OPTIONS, args.simulate)
         hunts = searches(args.names, device, judge, args.seed)
         note(f"{gpus} GPUs: {workers.count} workers, ready after {time.monotonic() - begin:.0f} s")
-        warm = Campaign(hunts, judge, args.warm)
-        warm.run()
+        Campaign(hunts, judge, args.warm).run()
+        for h in hunts:
+            h.effort = ENDLESS
         before, start = sum(len(h.times) for h in hunts), time.monotonic()
         campaign = Campaign(hunts, judge, args.seconds)
         campaign.run()
@@ -99,10 +103,10 @@ def run(gpus: int, args: Any, device: Device) -> dict[str, Any]:
 
 
 def searches(names: Sequence[str], device: Device, judge: Spread, seed: int) -> list[Hunt]:
-    """A search of each workload that does not end by itself."""
+    """A search of each workload, of one generation."""
     programs = [workload(n) for n in names]
-    parts = [judge.each(part, jobs_of(p, with_libraries(structures(p)), device, ENDLESS, seed)) for p in programs]
-    return [Hunt(p, pool_of(p, device, found), ENDLESS, seed) for p, found in zip(programs, parts, strict=True)]
+    parts = [judge.each(part, jobs_of(p, with_libraries(structures(p)), device, FIRST, seed)) for p in programs]
+    return [Hunt(p, pool_of(p, device, found), FIRST, seed) for p, found in zip(programs, parts, strict=True)]
 
 
 def error(hunt: Hunt, device: Device) -> float:
@@ -124,7 +128,13 @@ def main() -> int:
     p.add_argument("names", nargs="*", default=NAMES, metavar="WORKLOAD", help="what is searched")
     p.add_argument("--gpus", type=int, nargs="+", default=[1, 2], metavar="N", help="numbers of GPUs, a run each (1 2)")
     p.add_argument("--cores", type=int, default=max(2, (os.cpu_count() or 2) // 2 - 2), help="that compile for each GPU")
-    p.add_argument("--warm", type=float, default=8.0, metavar="SECONDS", help="that do not count (%(default)s)")
+    p.add_argument(
+        "--warm",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="at most, for a first generation of all, which does not count (%(default)s)",
+    )
     p.add_argument("--seconds", type=float, default=20.0, metavar="SECONDS", help="of each run (%(default)s)")
     p.add_argument("--simulate", type=int, metavar="SEED", help="times of a device that does not exist")
     args = p.parse_args()

@@ -94,23 +94,28 @@ class Batch:
         return self.kernel.schedule(self.order, tiles, splits, int(self.warps[i]), int(self.stages[i]))
 
     def schedule(self, i: int) -> KernelSchedule:
-        if i not in self._schedules:
+        """Each different one is made once: what is around a candidate of several kernels changes one of them."""
+        key = (self._codes[i], tuple(self.settings[i].tolist()))
+        if key not in self._schedules:
             p = self._place(i)
-            mine = self.kernel.settings
-            self._schedules[i] = settled(p, mine, self.settings[i].tolist()) if isinstance(p, Place) else p
-        return self._schedules[i]
+            self._schedules[key] = settled(p, self.kernel.settings, key[1]) if isinstance(p, Place) else p
+        return self._schedules[key]
 
     def _place(self, i: int) -> Place | KernelSchedule:
         """Where options are settled, made once for candidates that differ in those alone; without any, the schedule."""
-        key = (*(int(v[i]) for v in self.tiles.values()), int(self.warps[i]), int(self.stages[i]))
-        key += tuple(int(np.broadcast_to(v, (len(self),))[i]) for v in self.splits.values())
-        if key not in self._places:
+        if (key := self._codes[i]) not in self._places:
             plain = self.plain(i)
             self._places[key] = self.kernel.place(plain) if self.kernel.settings else plain
         return self._places[key]
 
     @cached_property
-    def _schedules(self) -> dict[int, KernelSchedule]:
+    def _codes(self) -> list[tuple[int, ...]]:
+        """Of each candidate all but the options that are searched."""
+        splits = (np.broadcast_to(v, (len(self),)) for v in self.splits.values())
+        return list(zip(*(v.tolist() for v in (*self.tiles.values(), *splits, self.warps, self.stages)), strict=True))
+
+    @cached_property
+    def _schedules(self) -> dict[tuple[tuple[int, ...], tuple[int, ...]], KernelSchedule]:
         return {}
 
     @cached_property

@@ -24,6 +24,7 @@ from typing import runtime_checkable
 
 from fuser.interrupts import Terminated
 from fuser.ir.candidate import Candidate
+from fuser.ir.program import TensorProgram
 from search.measure.measurement import Found
 from search.measure.measurement import Turn
 from search.tuner.hunt import Hunt
@@ -79,6 +80,10 @@ class Several(Judge, Protocol):
 
     @property
     def lanes(self) -> int: ...
+
+    def load(self, program: TensorProgram) -> int:
+        """Generations under way where this program would be measured."""
+        ...
 
     def begin(self, turn: Turn[Candidate], searches: int = 1) -> Asked:
         """As :meth:`Judge.compare`, which is not waited for; ``searches`` are under way in all."""
@@ -200,14 +205,15 @@ class Campaign:
                 self.judge.ahead([e.candidate for e in (*entries, *more)])
 
     def _next(self) -> int | None:
-        """The search that measures next: under a budget the one with most to gain, else each in its turn."""
+        """The search that measures next: one whose worker has least to do; of them under a budget the one with most to gain,
+        else each in its turn."""
         if self.clock() < self.end:
             self._hear()
         if not self._pending or self.clock() >= self.end:
             return None
-        if self.seconds is None:
-            return next(iter(self._pending))
-        return max(self._pending, key=lambda i: (self.hunts[i].gain, -i))
+        load = {i: self.judge.load(self.hunts[i].program) if isinstance(self.judge, Several) else 0 for i in self._pending}
+        idle = [i for i in self._pending if load[i] == min(load.values())]
+        return idle[0] if self.seconds is None else max(idle, key=lambda i: (self.hunts[i].gain, -i))
 
     def _ask(self, number: int) -> Asked:
         entries, beside = self._pending.pop(number), self.hunts[number].beside

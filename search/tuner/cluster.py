@@ -131,7 +131,17 @@ class DaskExecutor(Executor):
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Raises :class:`BrokenExecutor` where no worker is left."""
-        addresses = self.cluster.addresses(self.measuring)
+        return self._submit(self.places(), fn, *args, **kwargs)
+
+    def places(self) -> list[str]:
+        """The workers' addresses."""
+        return self.cluster.addresses(self.measuring)
+
+    def submit_at(self, place: str, work: Callable[..., Any], *args: Any) -> Future[Any]:
+        """By one of them; it is lost with it."""
+        return self._submit([place], work, *args)
+
+    def _submit(self, addresses: list[str], fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
         if not addresses:
             raise BrokenExecutor("no worker is left")
         run = self.cluster.client.get_executor(workers=addresses, allow_other_workers=False, pure=False)

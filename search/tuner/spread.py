@@ -26,10 +26,13 @@ from dataclasses import dataclass
 from dataclasses import field
 from dataclasses import replace
 from typing import Any
+from typing import Protocol
 from typing import TypeVar
+from typing import runtime_checkable
 
 from fuser.device import Device
 from fuser.ir.candidate import Candidate
+from fuser.ir.program import TensorProgram
 from search.measure.compiling import COMPILE_SECONDS
 from search.measure.compiling import source_hash
 from search.measure.measurement import Found
@@ -58,6 +61,15 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
+@runtime_checkable
+class Placing(Protocol):
+    """An executor that knows its workers by name."""
+
+    def places(self) -> Sequence[str]: ...
+
+    def submit_at(self, place: str, work: Callable[..., R], *args: Any) -> Future[R]: ...
+
+
 @dataclass(frozen=True)
 class Workers:
     """``count`` workers of an executor with a GPU each; ``compilers`` compile for them, where there are others that can, else
@@ -74,6 +86,7 @@ class Asked:
 
     def __init__(self, spread: Spread, turn: Turn[Candidate], shares: int, deadline: float) -> None:
         self.spread, self.turn, self.shares, self.deadline = spread, turn, shares, deadline
+        self.place = spread.home(turn.program) if shares == 1 else ""
         self.names = [_name(c) for c in turn.items]
         self.left = [i for i, n in enumerate(self.names) if turn.again or n not in spread.known]
         self.found: dict[int, Measurement] = {}
@@ -141,7 +154,7 @@ class Asked:
                 kernels = tuple((source_hash(made[i].candidate), made[i].kernels) for i in made if i in share or i < 0)
                 turn = replace(self.turn, items=tuple(self.turn.items[i] for i in share), beside=beside)
                 self.parts.append((share, self.spread.part(turn, kernels)))
-        self.futures = {k: self.spread.measuring(part) for k, (_, part) in enumerate(self.parts)}
+        self.futures = {k: self.spread.measuring(part, self.place) for k, (_, part) in enumerate(self.parts)}
 
     def _take(self, number: int) -> None:
         part, future = self.parts[number][1], self.futures[number]
@@ -153,7 +166,7 @@ class Asked:
         self.spread.lost += 1
         self.tries[number] += 1
         if self.tries[number] < ATTEMPTS:
-            self.futures[number] = self.spread.measuring(part)
+            self.futures[number] = self.spread.measuring(part, "")
         else:
             self.answers[number] = None
 
@@ -165,12 +178,14 @@ class Asked:
                 self.found |= dict.fromkeys(share, Measurement("crash", "its workers were lost", lasting=False))
                 continue
             self.found |= {i: _scaled(m, _us(self.told), _us(done.beside)) for i, m in zip(share, done.found, strict=True)}
+        self.spread.at_work.pop(self, None)
         known = self.spread.known
         known |= {self.names[i]: m for i, m in self.found.items() if m.lasting}
         return [self.found[i] if i in self.found else known[n] for i, n in enumerate(self.names)], self.told
 
     def drop(self) -> None:
         """Give up what is not done; what is done is kept."""
+        self.spread.at_work.pop(self, None)
         for number, future in self.futures.items():
             if future is not None and not future.cancel() and not self.making and number not in self.answers and future.done():
                 with suppress(Exception):
@@ -187,6 +202,10 @@ class Spread:
     options: Options
     simulated: int | None = None
     lost: int = 0
+    at_work: dict[Asked, str] = field(default_factory=dict)
+    """Generations under way, with their workers."""
+    homes: dict[str, str] = field(default_factory=dict)
+    """The worker that measures a program, by its hash: it has the inputs, and what comes out, in its memory."""
     known: dict[tuple[str, str], Measurement] = field(default_factory=dict)
     _making: dict[tuple[str, str], Future[Made | Measurement] | None] = field(default_factory=dict)
 
@@ -232,13 +251,35 @@ class Spread:
     def part(self, turn: Turn[Candidate], made: tuple[tuple[str, Kernels], ...]) -> Part:
         return Part(turn, self.options, self.device, made, self.simulated, self.workers.jobs)
 
-    def measuring(self, part: Part) -> Future[Answer] | None:
-        return self._submitted(self.workers.executor, answer, part)
+    def measuring(self, part: Part, place: str) -> Future[Answer] | None:
+        """By the worker at a place, if there is one, else by any."""
+        executor = self.workers.executor
+        if isinstance(executor, Placing) and place in executor.places():
+            with suppress(*LOST):
+                return executor.submit_at(place, answer, part)
+        return self._submitted(executor, answer, part)
+
+    def load(self, program: TensorProgram) -> int:
+        """Generations under way on the worker that has a program; none where any may measure it."""
+        return sum(place == self.homes.get(program.stable_hash(), None) for place in self.at_work.values())
+
+    def home(self, program: TensorProgram) -> str:
+        """The worker that measures a program: the one that did, unless another has nothing to do. Empty where workers have no
+        names."""
+        if not isinstance(self.workers.executor, Placing) or not (places := self.workers.executor.places()):
+            return ""
+        load = {p: sum(p == other for other in self.at_work.values()) for p in places}
+        name, idle = program.stable_hash(), min(places, key=lambda p: (load[p], sum(h == p for h in self.homes.values())))
+        if (home := self.homes.get(name)) not in load or (load[home] and not load[idle]):
+            self.homes[name] = idle
+        return self.homes[name]
 
     def begin(self, turn: Turn[Candidate], searches: int = 1) -> Asked:
         """A generation on its way, beside those of so many ``searches`` in all. Workers wait for their compilers."""
         deadline = math.inf if turn.seconds is None else time.monotonic() + turn.seconds
-        return Asked(self, replace(turn, seconds=None), max(1, self.workers.count // max(1, searches)), deadline)
+        asked = Asked(self, replace(turn, seconds=None), max(1, self.workers.count // max(1, searches)), deadline)
+        self.at_work[asked] = asked.place
+        return asked
 
     def wait(self, asked: Mapping[int, Asked]) -> list[int]:
         """Those that are done; waits until there is one."""

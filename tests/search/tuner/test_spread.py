@@ -105,6 +105,34 @@ def test_every_worker_has_a_search_of_its_own(monkeypatch: pytest.MonkeyPatch) -
         assert [str(r.schedule) for r in alone.top(3)] == [str(r.schedule) for r in shared.top(3)]
 
 
+def test_a_worker_keeps_its_searches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where workers have names: the inputs of a program lie in one of them. When that is gone, another takes over."""
+    monkeypatch.setattr("search.tuner.spread.SLICE", 0.01)
+
+    class Named(Later):
+        there: tuple[str, ...] = ("a", "b")
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.done: list[tuple[str, str]] = []
+
+        def places(self) -> tuple[str, ...]:
+            return self.there
+
+        def submit_at(self, place: str, work: Any, *args: Any) -> Future[Any]:
+            self.done.append((place, args[0].turn.program.stable_hash()))
+            return self.submit(work, *args)
+
+    executor = Named()
+    judge = spread(executor, 2)
+    searches = [hunt(p, generations=2) for p in (PROGRAM, OTHER)]
+    Campaign(searches, judge).run()
+    assert sorted(p for p, _ in set(executor.done)) == ["a", "b"]
+    executor.there = ("b",)
+    assert {judge.home(h.program) for h in searches} == {"b"}
+    assert not judge.at_work
+
+
 @pytest.mark.parametrize("compilers", [None, Here(1)])
 def test_where_all_workers_are_lost_nothing_hangs_and_nothing_is_kept(compilers: Here | None) -> None:
     search = hunt(generations=2)
