@@ -64,9 +64,8 @@ def structures(program: TensorProgram) -> tuple[KernelGraph, ...]:
             boxes = windowed(program, cuts)
             bare = cut(boxes.program, cuts)
             plain = boxes.attach(stabilize_graph(bare))
-            if whole:
-                bare = replace(bare, kernels=tuple(merged(b, boxes.windows) for b in bare.blocks))
-            graph = boxes.attach(stabilize_graph(bare)) if whole else plain
+            bare = replace(bare, kernels=tuple(merged(b, boxes.windows) for b in bare.blocks))
+            graph = boxes.attach(stabilize_graph(bare))
         except UnsupportedError as error:
             first = first or error
             continue
