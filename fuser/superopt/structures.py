@@ -64,7 +64,9 @@ def structures(program: TensorProgram) -> tuple[KernelGraph, ...]:
             boxes = windowed(program, cuts)
             bare = cut(boxes.program, cuts)
             plain = boxes.attach(stabilize_graph(bare))
-            bare = replace(bare, kernels=tuple(merged(b, boxes.windows) for b in bare.blocks))
+            # what one product writes another may read by other axes
+            fixed = boxes.windows if whole else {*boxes.windows, *bare.intermediates}
+            bare = replace(bare, kernels=tuple(merged(b, fixed) for b in bare.blocks))
             graph = boxes.attach(stabilize_graph(bare))
         except UnsupportedError as error:
             first = first or error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from fuser.device import load_device  # noqa: E402
 from fuser.frontends.torch_export import from_torch  # noqa: E402
 from fuser.ir.mugraph import BlockGraph  # noqa: E402
 from fuser.ir.mugraph import LibraryKernel  # noqa: E402
+from fuser.lower.compile import compile_sources  # noqa: E402
 from search.cover.fold import folded  # noqa: E402
 from search.cover.model import AS_IT_STANDS  # noqa: E402
 from search.cover.model import compile_model  # noqa: E402
@@ -110,11 +112,24 @@ def test_what_the_table_lacks_is_torchs() -> None:
     assert error(run(ids), module, ids) < 2e-3
 
 
-def test_equal_layers_are_compiled_once() -> None:
+def test_equal_layers_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what spills with loads in front of its main loop has them behind it."""
+    in_front: list[int] = []
+
+    def compiled(sources: Any, *rest: Any) -> Any:
+        found = compile_sources(sources, *rest)
+        heavy = [a.name for a in found if "matmul_add" in a.name and "hoist=True" in a.source.text]
+        in_front.append(len(heavy))
+        return tuple(replace(a, spills=1544) if a.name in heavy else a for a in found)
+
+    monkeypatch.setattr("search.cover.model.compile_sources", compiled)
     module, x = layers(3), torch.randn(ROWS, WIDTH).half()
     known = from_torch(module, (x,))
     model = compile_model(known.program, known.params, Pricing(load_device("h200")), checked=False)
     kernels = model.whole.artifacts
+    assert in_front[0]
+    assert in_front[1:] == [0]
+    assert [a.source.text for a in kernels] == [s.text for s in model.planned.sources]
     assert len(kernels) >= 9
     assert len({a.cubin for a in kernels}) <= len(kernels) // 2 + 3  # the first layer's may be launched otherwise
     assert [a.args[0].name for a in kernels] == [b.inputs[0] for b in model.whole.candidate.graph.blocks]

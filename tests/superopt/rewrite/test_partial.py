@@ -19,6 +19,7 @@ from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
+from fuser.ir.tiling import TilingExpr
 from fuser.superopt.rewrite.partial import parted
 from fuser.superopt.structures import structures
 from fuser.superopt.verify.verifier import verify
@@ -113,6 +114,17 @@ def test_axes_are_merged_where_nothing_tells_them_apart() -> None:
     assert axes(lambda b, x: b.op("mean", x, axis=(2, 3)), (4, 5, 6, 7)) == [20, 42]
     assert axes(lambda b, x: b.op("sum", x, axis=(1,)), (4, 5, 6, 7)) == [4, 5, 42]
     assert axes(lambda b, x, y: x + b.op("transpose", y, perm=(1, 0)), (4, 5), (5, 4)) == [4, 5]
+
+
+def test_rows_of_several_sentences_are_one_axis_of_a_product(rng: np.random.Generator) -> None:
+    whole = program(lambda b, x, w, y: b.op("relu", x @ w) + y, (3, 13, 16), (16, 8), (3, 13, 8))
+    assert all(sorted(b.extents.values()) == [8, 16, 39] for g in structures(whole) for b in g.blocks if not b.splits)
+    own = program(lambda b, x, w: x @ w, (3, 13, 16), (3, 16, 8))
+    assert sorted(structures(own)[0].blocks[0].extents.values()) == [3, 8, 13, 16], "each has weights of its own"
+    inputs = whole.random_inputs(rng)
+    tiles = KernelSchedule((("b", 32), ("k", 8), ("n", 8)), TilingExpr(("k",)))
+    found = interpret(structures(whole)[0], Schedule((tiles,)), inputs)["Y"]
+    np.testing.assert_allclose(found, whole.evaluate(inputs)["Y"], rtol=1e-6, atol=1e-9)
 
 
 def test_a_fold_of_another_fold_has_no_parts() -> None:
