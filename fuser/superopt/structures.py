@@ -59,14 +59,16 @@ def structures(program: TensorProgram) -> tuple[KernelGraph, ...]:
     spots = cut_points(program)
     chosen = cut_sets(spots)
     whole = all(not n.contracts for n in program.nodes)
+    rows = {n.inputs[0] for n in program.nodes if n.contracts}
     for cuts in chosen:
         try:
             boxes = windowed(program, cuts)
             bare = cut(boxes.program, cuts)
             plain = boxes.attach(stabilize_graph(bare))
-            # what one product writes another may read by other axes
-            fixed = boxes.windows if whole else {*boxes.windows, *bare.intermediates}
-            bare = replace(bare, kernels=tuple(merged(b, fixed) for b in bare.blocks))
+            # of chains no GPU has run such a form; what one kernel writes another may read by other axes
+            if len(rows) <= 1:
+                fixed = boxes.windows if whole else {*boxes.windows, *bare.intermediates}
+                bare = replace(bare, kernels=tuple(merged(b, fixed) for b in bare.blocks))
             graph = boxes.attach(stabilize_graph(bare))
         except UnsupportedError as error:
             first = first or error
