@@ -22,6 +22,14 @@ Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=X", help="What if the device had smem=2x, sms=264, clock=2.1GHz, ...? (repeat)"),
 ]
+BucketSizes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--buckets",
+        metavar="DIM=SIZES",
+        help="Kernels for several sizes of an open dimension: 'input_ids:1=128,256' (repeat).",
+    ),
+]
 
 
 def device_of(target: str, settings: Sequence[str] | None = None) -> Device:

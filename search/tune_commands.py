@@ -20,6 +20,7 @@ from cost_model.explain import terms
 from cost_model.models import REFINED
 from cost_model.models import TITLES
 from cost_model.refined import check_device
+from fuser.arguments import BucketSizes
 from fuser.arguments import Json
 from fuser.arguments import Set
 from fuser.arguments import Target
@@ -298,26 +299,37 @@ def document(done: Realised, output: Path | None, device: Device, evidence: Evid
     }
 
 
+@dataclass(frozen=True)
+class Explain:
+    """Options of ``explain``."""
+
+    target: Target = "h200"
+    settings: Set = None
+    kernel: Annotated[
+        str | None, typer.Option("--kernel", metavar="NAME", help="Of a model: one kernel of its plan, by name, glob or number.")
+    ] = None
+    params: Annotated[Path | None, typer.Option("--params", help="The parameters of a Relay model.")] = None
+    buckets: BucketSizes = None
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE", help="Draw a roofline, and predicted beside measured times.")
+    ] = None
+    model: ModelName = REFINED
+    json: Json = False
+
+
+@by_fields
 def explain(
     names: Annotated[
         list[str], typer.Argument(metavar="NAME...", help="Named workloads, globs of them, or the file of a model.")
     ],
-    target: Target = "h200",
-    settings: Set = None,
-    kernel: Annotated[
-        str | None, typer.Option("--kernel", metavar="NAME", help="Of a model: one kernel of its plan, by name, glob or number.")
-    ] = None,
-    params: Annotated[Path | None, typer.Option("--params", help="The parameters of a Relay model.")] = None,
-    plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE", help="Draw a roofline, and predicted beside measured times.")
-    ] = None,
-    model: ModelName = REFINED,
-    json: Json = False,
+    *,
+    options: Explain,
 ) -> None:
     """Cost terms of the winner beside those of the best other candidate.
 
     Of a model (.pt2, .onnx, Relay's .json): its plan and why neighbours are not fused, or one kernel of it.
     """
+    device, model, plot = device_of(options.target, options.settings), options.model, options.plot
     if plot:
         require_matplotlib(plot)
     if files := [n for n in names if is_model_file(n)]:
@@ -325,11 +337,10 @@ def explain(
             raise UsageError(f"{files[0]} is a model: it is explained alone", "one model a call")
         if model != REFINED:
             raise UsageError(f"--model {model} ranks named workloads; {files[0]} is covered by the refined one", "leave it out")
-        explain_model(files[0], params, device_of(target, settings), kernel, plot, json)
+        explain_model(files[0], options.params, device, options.kernel, plot, options.json, options.buckets or ())
         return
-    if kernel is not None or params is not None:
-        raise UsageError(f"{'--kernel' if kernel else '--params'} belongs to a model", "name its file: .pt2, .onnx or .json")
-    device = device_of(target, settings)
+    if given := [option for option in ("kernel", "params", "buckets") if getattr(options, option) is not None]:
+        raise UsageError(f"--{given[0]} belongs to a model", "name its file: .pt2, .onnx or .json")
     effort = effort_of("instant", model)
     documents: list[dict[str, Any]] = []
     points: list[Point] = []
@@ -338,7 +349,7 @@ def explain(
         points += [point(name, tuned.program, tuned.winner.seconds, open_memory(), device)] if plot else []
         shown = [tuned.winner, *other(tuned)]
         rows = explain_terms([c.candidate for c in shown], device, model)
-        if json:
+        if options.json:
             documents.append(
                 {
                     "workload": name,
@@ -368,7 +379,7 @@ def explain(
     if plot:
         draw_roofline(points, device, plot)
         note(f"drawn: {plot}" + ("" if any(p.pairs for p in points) else "; nothing of these was measured"))
-    if json:
+    if options.json:
         print_json({"target": device.name, "hypothetical": device.hypothetical, "model": model, "workloads": documents})
 
 

@@ -10,7 +10,6 @@ import numpy as np
 from cost_model.program_time import program_seconds
 from fuser.agreement import tolerance
 from fuser.device import Device
-from fuser.errors import UsageError
 from fuser.frontends.model_file import ModelFile
 from fuser.frontends.model_file import SizedFile
 from fuser.frontends.sized import Sized
@@ -29,18 +28,6 @@ from search.trial import difference
 from search.trial import inputs_of
 from search.trial import where_tried
 from tvm_bridge.result import Optimized
-
-
-def parsed(options: Sequence[str]) -> Buckets:
-    """What ``seq=128,256`` and the like say; the sizes of a name that is given again are added."""
-    found: dict[str, tuple[int, ...]] = {}
-    for option in options:
-        key, _, sizes = (part.strip() for part in option.partition("="))
-        try:
-            found[key] = (*found.get(key, ()), *map(int, sizes.split(",")))
-        except ValueError:
-            raise UsageError(f"--buckets {option!r} names no sizes", "--buckets 'input_ids:1=128,256,512'") from None
-    return found
 
 
 def optimize_buckets(

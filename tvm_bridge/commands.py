@@ -12,6 +12,7 @@ from typing import Any
 
 import typer
 
+from fuser.arguments import BucketSizes
 from fuser.arguments import Json
 from fuser.arguments import Set
 from fuser.arguments import Target
@@ -26,6 +27,7 @@ from fuser.errors import NothingSupportedError
 from fuser.errors import NoValidKernelError
 from fuser.files import counted
 from fuser.outputs import promised
+from search.buckets.sizes import parsed
 from search.buckets.sizes import said
 from search.tune_report import NoRecords
 from search.tune_report import RecordsFile
@@ -36,7 +38,6 @@ from tvm_bridge.api import Step
 from tvm_bridge.api import optimize as optimize_model
 from tvm_bridge.api import with_library
 from tvm_bridge.api import with_relax
-from tvm_bridge.bucketed import parsed
 from tvm_bridge.output import publish
 from tvm_bridge.report import document
 from tvm_bridge.result import Optimized
@@ -78,14 +79,7 @@ class Optimize:
             help="What runs it: torch, relay, or relax (a library for TVM 0.27; default: relay for Relay models, else torch).",
         ),
     ] = None
-    buckets: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--buckets",
-            metavar="DIM=SIZES",
-            help="Kernels for several sizes of an open dimension: 'input_ids:1=128,256' (repeat).",
-        ),
-    ] = None
+    buckets: BucketSizes = None
     weights: Annotated[
         str, typer.Option("--weights", metavar="WHERE", help="Of a library for relax: inside of it, or beside it.")
     ] = "inside"

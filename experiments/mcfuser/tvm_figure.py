@@ -153,7 +153,7 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
 
 
 def _tuning(rows: dict[str, dict[str, Any]]) -> list[str]:
-    """Seconds to choose and compile, and those of the best of MetaSchedule's schedules."""
+    """Seconds to choose and compile, and what MetaSchedule's schedules took."""
     heads = ("network", "ours", "paper", "MetaSchedule: draw", "compile", "time", "trials")
     lines = ["".join(f"{h:>20}" for h in heads)]
     for name, row in rows.items():
@@ -164,7 +164,7 @@ def _tuning(rows: dict[str, dict[str, Any]]) -> list[str]:
     return [
         *lines,
         "",
-        "ours: seconds to choose and compile all kernels, the networks side by side; paper: MCFuser with Relay, table IV;",
+        "ours: to choose and compile all kernels, seconds of all cores; paper: seconds of MCFuser with Relay, table IV;",
         "draw: seconds of one process without a GPU; compile: of all cores together; trials: measured of a task with a product",
     ]
 

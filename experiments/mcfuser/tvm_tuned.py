@@ -84,11 +84,12 @@ def _cubin(job: tuple[tuple[str, int], bytes, str]) -> tuple[tuple[str, int], by
 
 
 def cubins(folder: Path, jobs: int, seconds: float) -> None:
-    """``cubins`` of as many candidates as can be compiled in that time, the first of all tasks first."""
+    """``cubins`` of as many candidates as can be compiled in that time beside those there are, the first of all tasks first."""
     tasks = {p.stem: read_task(p) for p in sorted(folder.glob("*.pkl"))}
     work = [((k, i), code, str(folder / "include")) for k, t in tasks.items() for i, (code, _) in enumerate(t.candidates)]
     work.sort(key=lambda job: job[0][1])
-    start, spent, found = time.perf_counter(), 0.0, dict[tuple[str, int], bytes]()
+    found, spent = pickle.loads((folder / "cubins").read_bytes()) if (folder / "cubins").exists() else ({}, 0.0)
+    work, start = [job for job in work if job[0] not in found], time.perf_counter()
     with multiprocessing.Pool(jobs) as pool:
         for where, made, cpu in pool.imap_unordered(_cubin, work):
             spent += cpu
@@ -100,7 +101,7 @@ def cubins(folder: Path, jobs: int, seconds: float) -> None:
                 pool.terminate()
                 break
     (folder / "cubins").write_bytes(pickle.dumps((found, spent)))
-    print(f"{len(found)} of {len(work)} in {time.perf_counter() - start:.0f} s, {spent:.0f} s of all cores", flush=True)
+    print(f"{len(found)} cubins after {time.perf_counter() - start:.0f} s, {spent:.0f} s of all cores", flush=True)
 
 
 # -- time ---------------------------------------------------------------------------------------------------------------------

@@ -155,7 +155,7 @@ class _Importer:
             if extent < 1:
                 raise ModelFileError(
                     f"dimension {i} of the input {value.name!r} is {d.dim_param or 'not given'}: shapes must be static",
-                    "give its sizes (optimize --buckets, buckets= in Python), or export without dynamic_axes",
+                    "give its sizes (--buckets, buckets= in Python), or export without dynamic_axes",
                 )
             shape.append(extent)
         ref = self.builder.input(value.name, tuple(shape), _dtype(kind.elem_type, f"the input {value.name!r}"))

@@ -399,7 +399,7 @@ def _static(name: str, shape: Any) -> tuple[int, ...]:
         if not isinstance(extent, int):
             raise ProgramError(
                 f"dimension {i} of {name!r} is dynamic ({extent}): shapes must be static",
-                "give its sizes (optimize --buckets, buckets= in Python), or export without dynamic_shapes",
+                "give its sizes (--buckets, buckets= in Python), or export without dynamic_shapes",
             )
         if extent < 1:
             raise ProgramError(f"dimension {i} of {name!r} is empty", "give example inputs of the sizes that you deploy")

@@ -329,15 +329,25 @@ def weight_factors(program: TensorProgram) -> dict[str, float]:
     return factors
 
 
+def _check_axes(op: str, shapes: list[tuple[int, ...]], axis: Any) -> None:
+    of, rank = f"{op} of {', '.join(map(str, shapes)) or 'nothing'}", len(shapes[0]) if shapes else 0
+    axes: tuple[Any, ...] = tuple(axis) if isinstance(axis, tuple | list) and op_def(op).over_axes else (axis,)
+    for a in axes:
+        if not isinstance(a, int | np.integer):
+            raise ProgramError(f"{of}: an axis is a whole number, got {shown(a)}")
+        if not -rank <= a < rank:
+            raise ProgramError(f"{of} has no axis {shown(a)}")
+    if len({int(a) % rank for a in axes}) < len(axes):
+        raise ProgramError(f"{of} names an axis twice: {', '.join(map(str, axes))}")
+
+
 def infer_shape(op: str, shapes: list[tuple[int, ...]], attrs: Mapping[str, Any]) -> tuple[int, ...]:
     """Shape of the output of ``op``; raises :class:`ProgramError` naming the operator where the shapes do not fit."""
     if op not in OPS:
         raise ProgramError(f"there is no operator {shown(op)}", "fuser.ir.ops.OPS has all of them")
     entry = op_def(op)
-    axes = attrs.get("axis", ())
-    for axis in axes if isinstance(axes, tuple | list) else (axes,):
-        if not shapes or not -len(shapes[0]) <= axis < len(shapes[0]):
-            raise ProgramError(f"{op} of {', '.join(map(str, shapes)) or 'nothing'} has no axis {shown(axis)}")
+    if "axis" in attrs:
+        _check_axes(op, shapes, attrs["axis"])
     if entry.arity >= 0 and len(shapes) != entry.arity:
         raise ProgramError(f"{op} takes {entry.arity} operands, got {len(shapes)}")
     if entry.kind == "map" and entry.shape is None:

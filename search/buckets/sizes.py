@@ -39,6 +39,18 @@ def checked(buckets: Any) -> dict[str, tuple[int, ...]]:
     return found
 
 
+def parsed(options: Sequence[str]) -> Buckets:
+    """What ``seq=128,256`` and the like say; the sizes of a name that is given again are added."""
+    found: dict[str, tuple[int, ...]] = {}
+    for option in options:
+        key, _, sizes = (part.strip() for part in option.partition("="))
+        try:
+            found[key] = (*found.get(key, ()), *map(int, sizes.split(",")))
+        except ValueError:
+            raise UsageError(f"--buckets {option!r} names no sizes", "--buckets 'input_ids:1=128,256,512'") from None
+    return found
+
+
 def places_of(key: str) -> list[Place]:
     """The places that ``x:1,mask:1`` names; none where it is a name of a size."""
     found: list[Place] = []

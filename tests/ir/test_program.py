@@ -53,6 +53,9 @@ def test_json_round_trip_keeps_hash_and_constants():
         (lambda b: b.input("A", (4, 0)), "'A'"),
         (lambda b: b.input("A", (4,), "complex64"), "complex64"),
         (lambda b: b.input("A", (4, 6)).reshape(5, 5), "numbers of elements"),
+        (lambda b: b.op("max", b.input("A", (4, 6)), axis=(0, -2)), "names an axis twice: 0, -2"),
+        (lambda b: b.op("softmax", b.input("A", (4, 6)), axis=()), "an axis is a whole number"),
+        (lambda b: b.op("mean", b.input("A", (4, 6)), axis=None), "whole number, got None"),
     ],
 )
 def test_bad_programs_name_the_culprit(make, culprit):

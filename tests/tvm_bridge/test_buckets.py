@@ -1,4 +1,4 @@
-"""``optimize --buckets``: files whose sizes are open, of torch.export and ONNX."""
+"""``--buckets``: files whose sizes are open, of torch.export and ONNX."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from fuser.cli import main
 from fuser.errors import UsageError
 from fuser.frontends.model_file import read_sized_file
 from search.buckets.sizes import all_padded
+from search.buckets.sizes import parsed
 from search.buckets.sizes import resolved
 from tests.paths import RELAY
-from tvm_bridge import bucketed
 
 
 class Head(nn.Module):
@@ -53,6 +53,10 @@ def test_every_bucket_is_in_the_report_and_holds(exported: Path, tmp_path: Path,
     assert code == 0
     assert {c["kernel"] for c in found["kernels"]} == set(report["kernels"])
     assert len(found["kernels"]) == 2
+    code, explained = run(capsys, "explain", exported, "--buckets", "x:0=16,48")
+    assert code == 0
+    for of, there in zip(explained["buckets"], report["buckets"], strict=True):
+        assert (of["sizes"], of["plan"]["us"]) == (there["sizes"], there["plan"]["us"])
 
 
 ODD = [
@@ -87,7 +91,7 @@ def test_files_of_fixed_sizes_have_none() -> None:
 
 
 def test_options_add_up() -> None:
-    assert bucketed.parsed(["seq=128,256", " x:0 =4", "seq=512"]) == {"seq": (128, 256, 512), "x:0": (4,)}
+    assert parsed(["seq=128,256", " x:0 =4", "seq=512"]) == {"seq": (128, 256, 512), "x:0": (4,)}
 
 
 def test_sizes_of_onnx_go_by_their_names(tmp_path: Path, rng: np.random.Generator) -> None:

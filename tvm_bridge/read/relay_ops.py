@@ -237,8 +237,9 @@ def cast(x: Array, dtype: str) -> Array:
 
 
 def reduced_axes(attrs: Attrs, rank: int) -> tuple[int, ...]:
-    """The axes that a Relay reduction folds."""
-    axis = attrs.get("axis")
+    """The axes that a Relay reduction folds: all where none are named, as its types say (TVM's code for an empty list folds none,
+    and does not run)."""
+    axis = None if attrs.get("axis") == () else attrs.get("axis")
     chosen = range(rank) if axis is None else [axis_of(a, rank) for a in (axis if isinstance(axis, tuple) else (axis,))]
     # Relay ignores ``exclude`` where no axis is given
     return tuple(i for i in range(rank) if (i in chosen) != bool(attrs.get("exclude") and axis is not None))

@@ -55,12 +55,17 @@ def _flat(lo: Lowering, call: RelayNode, x: str, step: str) -> str:
 
 
 def gather(lo: Lowering, call: RelayNode, a: tuple[str, ...]) -> Result:
-    index = a[1]
+    """Elements along an axis. Constants may count from its end, as in what frontends read; TVM's code reads beside the tensor."""
+    x, index = a
+    dim = call.attr["axis"] % len(lo.tensors[x].shape)
     if lo.tensors[index].dtype not in INDICES:
         return None
+    if (known := lo.literals.get(index)) is not None and (known < 0).any():
+        counted = np.where(known < 0, known + lo.tensors[x].shape[dim], known)
+        index = lo.literal(counted.astype(np.int64), "int64", f"{index}_of_{x}")
     if lo.tensors[index].dtype != "int64":
         index = lo.emit(call, "cast", index, dtype="int64", step="indices")
-    return lo.emit(call, "gather", a[0], index, dtype=lo.tensors[a[0]].dtype, dim=call.attr["axis"] % len(lo.tensors[a[0]].shape))
+    return lo.emit(call, "gather", x, index, dtype=lo.tensors[x].dtype, dim=dim)
 
 
 def _indexed(lo: Lowering, call: RelayNode, a: tuple[str, ...]) -> Result:

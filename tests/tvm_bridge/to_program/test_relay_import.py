@@ -164,7 +164,7 @@ CALLS = {
     "constants, clipped": lambda w, x, i: _take(w, x, w.const([5, -3, 1], "int32"), 2, "clip"),
     "constants, wrapped": lambda w, x, i: _take(w, x, w.const([[5, -3]], "int64"), 1, "wrap"),
     "the last": lambda w, x, i: _take(w, x, w.const(-1, "int32"), 2, "wrap"),
-    "gather": lambda w, x, i: w.call("gather", x, w.const(np.ones((2, 3, 2)), "int32"), axis=w.node("IntImm", value=-1)),
+    "gather": lambda w, x, i: w.call("gather", x, w.const(-np.ones((2, 3, 2)), "int32"), axis=w.node("IntImm", value=-1)),
     "elements": lambda w, x, i: w.call("adv_index", w.tuple(x, i, i)),
     "whole numbers": lambda w, x, i: w.call(
         "where", w.call("less", w.call("multiply", i, i), w.const([1, 0], "int64")), w.call("add", i, i), i
@@ -193,6 +193,8 @@ def test_what_a_library_computes(name: str, rng: np.random.Generator) -> None:
     (wanted,) = imported.original_outputs(inputs)
     np.testing.assert_allclose(got, wanted, rtol=1e-6)
     assert got.dtype == wanted.dtype
+    places = [imported.params[n.inputs[1]] for n in imported.program.nodes if n.op == "gather"]
+    assert all((p >= 0).all() for p in places)  # torch knows no other
 
 
 def test_split_stack_slices_and_minimum() -> None:
