@@ -62,6 +62,7 @@ from search.tuner.pool import part
 from search.tuner.pool import pool_of
 
 FILE = "regret.json"
+ROWS = "rows.jsonl.xz"
 BEGUN = "begun.pickle"
 FIRST = 24
 """Candidates of a search's first generation."""
@@ -211,6 +212,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows = measure(begun, bench, args.budget)
         result = {"seed": args.seed, "environment": json.loads(bench.environment), "compiler": bench.compiler, "rows": rows}
         write_file(args.out / FILE, json.dumps(result, indent=1) + "\n")
+        note(f"{records.export_lines(args.out / ROWS)} rows in {args.out / ROWS}")
     show(rows)
     return 0
 
