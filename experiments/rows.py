@@ -36,6 +36,8 @@ from search.measure.lines import read_lines
 from search.measure.records import Records
 
 RAW = Path(__file__).parent / "raw"
+KNOWN = (RAW, Path(__file__).parent / "results" / "h200-quick")
+"""What the package's best schedules are chosen of: the raw rows, and those of searches of the same workloads."""
 BEST = 5
 """Schedules of a workload that are kept: times of different runs differ by more than the first few."""
 
@@ -58,18 +60,20 @@ def best(raw: Records, title: str, count: int = BEST) -> Records:
     return found
 
 
-def write_best(device: str, source: Path, path: Path) -> int:
-    """The best schedules of a device that the rows of ``source`` know, as a file; returns the number of its rows."""
-    title, origin = load_device(device).title, [] if source == RAW else ["--from", str(source)]
+def write_best(device: str, sources: Sequence[Path], path: Path) -> int:
+    """The best schedules of a device that the rows of ``sources`` know, as a file; returns the number of its rows."""
+    names = [str(s) for s in sources]
+    title, origin = load_device(device).title, [] if tuple(sources) == KNOWN else ["--from", *names]
     with Records(":memory:") as raw:
-        load(raw, [source])
+        load(raw, sources)
         with best(raw, title) as found:
             if not len(found):
-                raise UsageError(f"{source} has no correct kernel of {title}", "give rows of this device, or another device")
+                where = f"no correct kernel of {title} is in {', '.join(names)}"
+                raise UsageError(where, "give rows of this device, or another device")
             about = {
                 "device": title,
                 "compilers": dict(sorted(Counter(r.compiler for r in found.rows()).items())),
-                "rows": {f.name: sha256(f) for f in files_of(source)},
+                "rows": {f.name: sha256(f) for source in sources for f in files_of(source)},
                 "commit": commit(RAW.parents[1]),
                 "command": shlex.join(["python", "-m", "experiments.rows", "--best", device, *origin]),
             }
@@ -81,14 +85,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     what = p.add_mutually_exclusive_group()
     what.add_argument("--manifest", action="store_true", help="write the manifest of the raw rows again")
     what.add_argument("--best", metavar="DEVICE", help="write the best known schedules of a device")
-    p.add_argument(
-        "--from", type=Path, default=RAW, dest="source", metavar="ROWS", help="rows that --best reads: a file or folder"
-    )
+    sources = "rows that --best reads, files or folders; by default the raw ones and those of searches"
+    p.add_argument("--from", type=Path, nargs="+", default=KNOWN, dest="sources", metavar="ROWS", help=sources)
     p.add_argument("-o", "--output", type=Path, help="file that --best writes; the package's own by default")
     args = p.parse_args(argv)
     if args.best:
         path = args.output or PACKAGED / f"{args.best}.jsonl.xz"
-        print(f"{write_best(args.best, args.source, path)} rows in {path}")
+        print(f"{write_best(args.best, args.sources, path)} rows in {path}")
         return 0
     if args.manifest:
         found = {f.name: entry(f) for f in sorted(RAW.glob("*.jsonl.xz"))}

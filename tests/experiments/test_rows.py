@@ -18,6 +18,7 @@ from search.measure.known import MANIFEST
 from search.measure.known import PACKAGED
 from search.measure.known import files_of
 from search.measure.known import load
+from search.measure.known import sha256
 from search.measure.lines import read_lines
 from search.measure.records import Records
 
@@ -39,7 +40,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture(scope="module")
 def raw():
     with Records(":memory:") as records:
-        load(records, [rows.RAW])
+        load(records, rows.KNOWN)
         yield records
 
 
@@ -56,8 +57,7 @@ def test_the_best_schedules_of_the_package_are_those_of_the_rows(raw: Records, t
         found.export_lines(tmp_path / "again.jsonl")
     about, *lines = read_lines(H200)
     assert lines == list(read_lines(tmp_path / "again.jsonl")), "python -m experiments.rows --best h200"
-    listed = json.loads((rows.RAW / MANIFEST).read_text())
-    assert about["about"]["rows"] == {name: entry["sha256"] for name, entry in listed.items()}
+    assert about["about"]["rows"] == {f.name: sha256(f) for folder in rows.KNOWN for f in files_of(folder)}
     assert about["about"]["device"] == "NVIDIA H200"
     assert sum(about["about"]["compilers"].values()) == sum("workload" in line for line in lines)
     assert {"commit", "command"} <= set(about["about"])
