@@ -31,7 +31,8 @@ from search.tuner.hunt import Hunt
 from search.tuner.pool import Entry
 
 AHEAD = 6
-"""Candidates of a search that are compiled beyond its next generation, in case they come next."""
+"""Candidates beyond their next generation that searches have compiled, in case they come next: of many searches hardly any, for
+which compilers have time while the others are measured."""
 FINALISTS = 8
 """Of each search, timed once more in turn with each other at the end."""
 CLOSE = 0.08
@@ -188,7 +189,8 @@ class Campaign:
     def _think(self, hunt: Hunt) -> tuple[list[Entry], list[Entry]]:
         """The next generation, and what may come behind it."""
         entries = hunt.ask()
-        more = [e for e in hunt.ahead(len(entries) + AHEAD) if e not in entries] if entries else []
+        spare = AHEAD // max(1, sum(not h.done for h in self.hunts))
+        more = [e for e in hunt.ahead(len(entries) + spare) if e not in entries] if entries and spare else []
         self.judge.foresee([e.candidate for e in (*entries, *more)])
         return entries, more
 
