@@ -126,6 +126,8 @@ def joined() -> TensorProgram:
         (rms_gemm(100, 192, 72), "k [m=128 n=32 k=64] warps=8 stages=2"),
         (attention(70, 250, 64, 64), "n [b=1 m=64 n=32 h=64 k=64] warps=16 stages=2 persistent=1"),
         (attention(70, 250, 40, 64, heads=2, mask=(2, 1, 250)), "n [b=1 m=64 n=64 h=64 k=64] warps=8 stages=1"),
+        (attention(70, 250, 64, 64), "n [b=1 m=64 n=64 h=64 k=64] warps=4 stages=4"),
+        (attention(70, 250, 64, 64), "n [b=1 m=128 n=32 h=64 k=64] warps=16 stages=4"),
         (epilogue(70, 128, 256), "k [m=64 n=64 k=64] warps=8 stages=2"),
     ],
 )
@@ -210,6 +212,13 @@ def _found(program: TensorProgram, graph: KernelGraph, made: KernelSource, seed:
 
 
 # -- offline
+
+
+def test_what_is_loaded_once_needs_no_warp_that_loads() -> None:
+    graph = online(attention(130, 256, 64, 64))
+    roomy, refilled = (source(graph, f"n [b=1 m=64 n=64 h=64 k=64] warps=4 stages={n}").text for n in (4, 3))
+    assert "warp_specialize" not in roomy and "_empty" not in roomy
+    assert "warp_specialize" in refilled and "K_ring_empty" in refilled
 
 
 @pytest.mark.parametrize(

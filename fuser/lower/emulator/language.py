@@ -265,6 +265,7 @@ def emulate(source: KernelSource, inputs: Mapping[str, Any], poison: float = mat
             arguments.append(Memory(memory[name], dtype, d) if d else Pointer(memory[name], dtype))
         try:
             scope[source.name](*arguments)
+            machine.end()
         except Hazard as error:
             raise Hazard(f"{source.name}, block {number}: {error.message}", error.hint) from error
         except (TypeError, ValueError, AttributeError, KeyError, IndexError) as error:

@@ -130,15 +130,18 @@ class Group:
         try:
             if not self.machine.stopping:
                 self.function()
-                for what, left in (("product", self.products), ("store", self.stores)):
-                    if left:
-                        raise Hazard(f"{self.name} ends while its {what} {left[0].what} is under way")
+                self.check_end()
         except _Stopped:
             pass
         except BaseException as error:  # noqa: BLE001 - handed to the thread that waits for it
             self.error = error
         self.ended = True
         self.machine.back.release()
+
+    def check_end(self) -> None:
+        for what, left in (("product", self.products), ("store", self.stores)):
+            if left:
+                raise Hazard(f"{self.name} ends while its {what} {left[0].what} is under way")
 
     def tick(self) -> None:
         self.clock[self.name] += 1
@@ -165,8 +168,10 @@ class Machine:
         """Others may go on here; the group does when ``ready`` says so."""
         me = self.current
         if not self.groups:
-            if ready and not ready():
-                raise Hazard(f"{me.name} waits for {waits}, which nobody will give it")
+            while ready and not ready():
+                if not self.copies:
+                    raise Hazard(f"{me.name} waits for {waits}, which nobody will give it")
+                self.copies.pop(self.random.randrange(len(self.copies)))()
             return
         if (ready is None or ready()) and self.random.random() < self.steady:
             return
@@ -192,7 +197,6 @@ class Machine:
                 if not g.ended:
                     g.go.release()
                 g.thread.join()
-        self._check_end()
 
     def _step(self, left: list[Group]) -> None:
         able = [g for g in left if g.ready is None or g.ready()]
@@ -207,7 +211,10 @@ class Machine:
         if self.current.error:
             raise self.current.error
 
-    def _check_end(self) -> None:
+    def end(self) -> None:
+        """The block has ended."""
+        if not self.groups:
+            self.current.check_end()
         if self.copies:
             raise Hazard("the block ends while copies into its shared memory are under way")
         for b in self.barriers:

@@ -58,11 +58,11 @@ def across(c: Consumer, nodes: Sequence[Node]) -> Across:
         raise _refused(c)
     (loop,), at = loops, nodes.index(loops[0])
     before, after = nodes[:at], tuple(nodes[at + 1 :])
-    inner = tuple(rings_among(w, loop.body, True))
+    inner = tuple(rings_among(w, loop.body, 0))
     w.around.append(w.tiles.accumulated(loop))
     halves = c.skewed(loop, inner)
     w.around.pop()
-    outer = tuple(rings_among(w, nodes, True))
+    outer = tuple(rings_among(w, nodes, 0))
     brought = {s for r in outer for s in r.loads if w.layout(s.value) is None and r.last == at}
     plain = all(isinstance(n, Init) or n in brought for n in before)
     apart = any(w.tiles.kept(s) for s in loop.body if isinstance(s, Stmt) and s.kind == "compute")

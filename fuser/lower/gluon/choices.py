@@ -142,7 +142,7 @@ def rings(split: Split, once: int) -> Iterator[Buffer]:
     """Buffers of what is loaded by the copy engine: operands of products, which have to be, and tiles of two dimensions that can
     be; with ``once`` slots where they are loaded once in a place of the grid."""
     tiles = split.tiles
-    inside = {n.value for n, around in tiles.tree.walk() if isinstance(n, Stmt) and any(x.trips > 1 for x in around)}
+    often = fills(tiles)
     for s in tiles.block.loads:
         needed = any(tiles.is_dot(u) for u in tiles.block.users(s.value))
         if not needed and len(tiles.natural(s)) < 2:
@@ -155,8 +155,18 @@ def rings(split: Split, once: int) -> Iterator[Buffer]:
             continue
         if not needed and math.prod(described.box) * DTYPE_BYTES[s.dtype] < LEAST_TILE:
             continue
-        stages = max(tiles.schedule.num_stages, 1) * split.parts
-        yield buffer_of(split, s.value, s.dtype, described, stages if s.value in inside else once)
+        stages = max(tiles.schedule.num_stages, 1) * split.parts if often[s] != 1 else once
+        most = 0 if PERSISTENT.of(tiles.schedule) else often[s]
+        yield buffer_of(split, s.value, s.dtype, described, min(stages, most) if most else stages)
+
+
+def fills(tiles: Tiles) -> dict[Stmt, int]:
+    """How often a place of the grid loads something; 0 where several loops do."""
+    found: dict[Stmt, int] = {}
+    for n, around in tiles.tree.walk():
+        if isinstance(n, Stmt) and n.kind == "load":
+            found[n] = 0 if n in found else math.prod(x.trips for x in around)
+    return found
 
 
 LEAST_TILE = 1024
@@ -201,13 +211,15 @@ def _made(tiles: Tiles, store: Stmt) -> Stmt:
 
 
 def at_first(groups: int, blocks: int) -> int:
-    """Registers of every thread of a block when it starts: an equal share of the SM's, the producer's three idle warps too."""
-    return min(FILE // ((groups + 1) * 32 * GROUP_WARPS * blocks) // 8 * 8, 256)
+    """Registers of every thread of a block when it starts: an equal share of the SM's. A producer is a group too, with three idle
+    warps."""
+    return min(FILE // (groups * 32 * GROUP_WARPS * blocks) // 8 * 8, 256)
 
 
-def of_a_consumer(groups: int, blocks: int) -> int:
-    """Registers of a consumer's thread when the producer has given back all but its few."""
-    return min((at_first(groups, blocks) * (groups + 1) - PRODUCER_REGISTERS) // groups // 8 * 8, 240)
+def of_a_consumer(groups: int, producer: bool, blocks: int) -> int:
+    """Registers of a consumer's thread, when a producer has given back all but its few."""
+    given = PRODUCER_REGISTERS if producer else 0
+    return min((at_first(groups + producer, blocks) * (groups + producer) - given) // groups // 8 * 8, 240)
 
 
 def wanted(tiles: Tiles, fragments: Sequence[Fragment]) -> int:
@@ -223,17 +235,18 @@ def of_a_product(split: Split) -> int:
     return max((min(split.size(split.tiles.natural(s)[1]), COLUMNS) // 2 + 26 for s in dots), default=0)
 
 
-def side_by_side(split: Split, need: int, shared: int) -> int:
+def side_by_side(split: Split, producer: bool, need: int, shared: int) -> int:
     """Blocks that an SM is to hold."""
-    least, most = of_a_product(split), at_first(split.consumers, 1)
+    groups = split.consumers + producer
+    least, most = of_a_product(split), at_first(groups, 1)
     if most < least:
         why = f"{split.consumers} groups have {most} registers a thread at first, its widest product wants {least}"
         raise refuse(split.tiles, why, "use fewer warps or columns")
     fits = (
         n
         for n in range(1, math.ceil(split.places / SMS) + 1)
-        if of_a_consumer(split.consumers, n) >= need
-        and at_first(split.consumers, n) >= least
+        if of_a_consumer(split.consumers, producer, n) >= need
+        and at_first(groups, n) >= least
         and n * (shared + DRIVER) <= ON_AN_SM
     )
     return max(fits, default=1)
@@ -272,16 +285,18 @@ def choose(split: Split) -> LayoutPlan:
                 raise refuse(tiles, f"{a!r}, the right operand of {s.value!r}, is computed, and only shared memory has such")
             operands.append(Operand(s.value, a, "shared" if loaded else "registers"))
     again = PERSISTENT.of(tiles.schedule)
+    stages = {b.value: b.stages for b in loads}
+    producer = again > 0 or any(not 1 <= n <= stages[s.value] for s, n in fills(tiles).items() if s.value in stages)
     shared = sum(b.bytes for b in (*loads, *outs, *handed)) + BARRIERS
-    blocks = side_by_side(split, wanted(tiles, fragments), shared)
+    blocks = side_by_side(split, producer, wanted(tiles, fragments), shared)
     blocks = min(blocks, math.ceil(again / SMS)) if again else blocks
     return LayoutPlan(
         split.consumers,
         GROUP_WARPS,
         split.axis,
         tiles.plans[split.axis].tile if split.axis else 0,
-        True,
-        of_a_consumer(split.consumers, blocks),
+        producer,
+        of_a_consumer(split.consumers, producer, blocks),
         PRODUCER_REGISTERS,
         blocks,
         again > 0,
@@ -306,7 +321,7 @@ def followed(split: Split, own: LayoutPlan, given: LayoutPlan) -> LayoutPlan:
     fragments = tuple(given.fragment.get(f.value, f) for f in own.fragments)
     if (most := sum(b.bytes for b in buffers)) > SHARED - BARRIERS:
         raise OutOfResourcesError(f"the plan of {split.tiles.block.name!r} needs {most} bytes of shared memory")
-    registers = of_a_consumer(own.consumers, given.blocks)
+    registers = of_a_consumer(own.consumers, own.producer, given.blocks)
     return replace(own, buffers=buffers, fragments=fragments, blocks=given.blocks, registers=registers)
 
 

@@ -59,12 +59,14 @@ class Consumer:
     def __init__(self, w: GroupWriter, again: bool) -> None:
         """``again``: it computes one place of the grid after another."""
         self.w, self.again = w, again
+        self.times = 0 if again else 1
+        """How often the current nodes are gone through; 0: nobody knows."""
         w.lanes_of = folds.by_lanes(w)
         self.products = Products(w)
 
-    def nodes(self, nodes: Sequence[Node], again: bool) -> None:
+    def nodes(self, nodes: Sequence[Node]) -> None:
         """Nodes of the loop tree, and the rings whose loads stand among them."""
-        rings = rings_among(self.w, nodes, again)
+        rings = rings_among(self.w, nodes, self.times)
         outer = dict(self.products.rings)
         self.products.rings |= {s.value: r for r in rings for s in r.loads}
         with ExitStack() as rest:
@@ -73,7 +75,7 @@ class Consumer:
                 self.products.leave(r for r in rings if r.last == i)
                 if self.w.split.loop and isinstance(node, Loop):
                     self.products.drain()
-                    merge(self.w, again)
+                    merge(self.w, self.again)
                     rest.enter_context(self.w.out.indented(f"if {self.w.part} == 0:"))
             self.products.drain()
         self.products.rings = outer
@@ -120,9 +122,10 @@ class Consumer:
         saved, owner = dict(self.w.values), self.w.tiles.owner
         trips = trips_of(self.w, node) if not self.w.split.loop else str(node.trips // self.w.split.parts)
         self.w.around.append(self.w.tiles.accumulated(node))
-        rings = rings_among(self.w, node.body, self.again or node.trips > 1)
+        outside, self.times = self.times, self.times * node.trips
+        rings = rings_among(self.w, node.body, self.times)
         outer = dict(self.products.rings)
-        if self._only_multiplies(node) and all(r.stages > r.steps for r in rings):
+        if self._only_multiplies(node) and all(r.stages > r.steps or not r.refilled for r in rings):
             self.products.rings |= {s.value: r for r in rings for s in r.loads}
             self._lagged(node, trips, rings)
         elif skewed := self.skewed(node, rings):
@@ -130,7 +133,8 @@ class Consumer:
             self._late(node, trips, skewed)
         else:
             with self._trip(node, trips):
-                self.nodes(node.body, self.again or node.trips > 1)
+                self.nodes(node.body)
+        self.times = outside
         self.products.rings = outer
         self.w.around.pop()
         self.w.values = {k: v for k, v in self.w.values.items() if k in saved or owner.get(k) == node.axis}
@@ -216,7 +220,7 @@ class Consumer:
                 first.append(ring)
                 last = max((s for s in front if s in using), key=front.index)
                 leaves[last] = (*leaves.get(last, ()), ring)
-        if set(first) & set(late) or any(r.stages < 2 * r.steps for r in late):
+        if set(first) & set(late) or any(r.stages < 2 * r.steps and r.refilled for r in late):
             return None
         return Skewed(front, back, tuple(first), tuple(late), leaves)
 

@@ -64,7 +64,7 @@ class Products:
             self.count(ring)
 
     def count(self, ring: Ring) -> None:
-        if ring.refilled and (ring.shared or not self.last):
+        if ring.counted and (ring.shared or not self.last):
             self.w.emit(f"{ring.count} += {ring.steps}")
 
     def arrive(self, ring: Ring, behind: int = 0, pred: str = "") -> None:

@@ -25,8 +25,8 @@ from fuser.lower.gluon.writer import GroupWriter
 
 @dataclass(frozen=True)
 class Ring:
-    """``loads`` that come together into ``stages`` slots, used up to node ``last`` of the nodes among which they stand. One that
-    is not ``refilled`` is filled once in the life of a block. What several loops load is one ``shared`` ring of its own.
+    """``loads`` that come together into ``stages`` slots, used up to node ``last`` of the nodes among which they stand, filled
+    so often in the life of a block (0: nobody knows). What several loops load is one ``shared`` ring of its own.
     ``arrivals`` groups say that they have read a slot; of ``steps`` slots a group reads one, where trips of a loop are shared
     out."""
 
@@ -34,10 +34,19 @@ class Ring:
     loads: tuple[Stmt, ...]
     stages: int
     last: int
-    refilled: bool
+    fills: int
     shared: bool
     arrivals: int = 1
     steps: int = 1
+
+    @property
+    def refilled(self) -> bool:
+        """Slots are filled again when they have been read."""
+        return self.shared or self.fills == 0 or self.fills > self.stages
+
+    @property
+    def counted(self) -> bool:
+        return self.shared or self.fills != 1
 
     @property
     def count(self) -> str:
@@ -45,7 +54,7 @@ class Ring:
         return f"n_{self.name}"
 
     def slot(self, ahead: int = 0) -> str:
-        if not self.refilled or self.stages == 1:
+        if not self.counted or self.stages == 1:
             return "0"
         return f"{self._at(ahead)} % {self.stages}"
 
@@ -68,8 +77,8 @@ class Ring:
         return (f"{self.name}_full", *((f"{self.name}_empty",) if self.refilled else ()))
 
 
-def rings_among(w: GroupWriter, nodes: Sequence[Node], again: bool) -> list[Ring]:
-    """The rings whose loads stand among nodes; ``again``: the nodes are gone through several times."""
+def rings_among(w: GroupWriter, nodes: Sequence[Node], times: int) -> list[Ring]:
+    """The rings whose loads stand among nodes, which are gone through so many ``times`` (0: nobody knows)."""
     found: list[list[Stmt]] = []
     users: dict[str, int] = {}
     split = w.split
@@ -89,7 +98,7 @@ def rings_among(w: GroupWriter, nodes: Sequence[Node], again: bool) -> list[Ring
             tuple(g),
             _stages(w.plan, g),
             max(users[s.value] for s in g),
-            again or g[0] in w.several,
+            times,
             g[0] in w.several,
             split.groups if shared or not _before(split, nodes, max(users[s.value] for s in g)) else split.consumers,
             split.parts if shared else 1,
@@ -140,7 +149,7 @@ def fill(w: GroupWriter, ring: Ring) -> Iterator[str]:
                 at = box_start(w, s.axes, d.axes)
             to = view(w, buffer, ring.slot(), str(group), buffer.box)
             yield f"tma.async_copy_global_to_shared({w.argument(s.at.source)}, [{at}], {ring.full()}, {to})"
-    if ring.refilled:
+    if ring.counted:
         yield f"{ring.count} += 1"
 
 

@@ -80,6 +80,11 @@ class _Kernel:
     def again(self) -> bool:
         return self.programs > 0
 
+    @property
+    def times(self) -> int:
+        """How often a block goes through the nodes; 0: nobody knows."""
+        return 0 if self.again else 1
+
     def writer(self, group: str) -> GroupWriter:
         """A writer in which all that functions share has its name already."""
         w = GroupWriter(self.split, self.plan, self.described, group)
@@ -94,13 +99,13 @@ class _Kernel:
 
     def rings(self, w: GroupWriter, nodes: Sequence[Node] | None = None) -> Iterable[Ring]:
         """All rings of the loop tree, or of some of its nodes, in the order in which they are filled."""
-        return {r.name: r for r in self._rings(w, self.nodes if nodes is None else nodes, self.again)}.values()
+        return {r.name: r for r in self._rings(w, self.nodes if nodes is None else nodes, self.times)}.values()
 
-    def _rings(self, w: GroupWriter, nodes: Sequence[Node], again: bool) -> Iterator[Ring]:
-        yield from rings_among(w, nodes, again)
+    def _rings(self, w: GroupWriter, nodes: Sequence[Node], times: int) -> Iterator[Ring]:
+        yield from rings_among(w, nodes, times)
         for node in nodes:
             if isinstance(node, Loop):
-                yield from self._rings(w, node.body, again or node.trips > 1)
+                yield from self._rings(w, node.body, times * node.trips)
 
     def shared(self, w: GroupWriter) -> list[str]:
         """Names of what functions are given: tensors, buffers and barriers."""
@@ -146,7 +151,7 @@ def generate_gluon(tiles: Tiles, name: str, waits: bool = False, given: LayoutPl
         schedule.num_stages,
         capability=capability,
         descriptors=tuple(described[t] for t in tensors if t in described),
-        parameters=(("maxnreg", at_first(plan.consumers, plan.blocks)),),
+        parameters=(("maxnreg", at_first(plan.consumers + plan.producer, plan.blocks)),),
         room=ROOM.of(schedule),
         backend="gluon",
     )
@@ -187,7 +192,7 @@ def _function(name: str, arguments: Sequence[str], w: GroupWriter) -> str:
 def _counters(kernel: _Kernel, w: GroupWriter) -> Iterator[str]:
     """What a function starts with: counters of its rings."""
     for ring in kernel.rings(w):
-        if ring.refilled:
+        if ring.counted:
             yield f"{ring.count} = {w.part if w.part and ring.steps > 1 else 0}"
     if w.part and kernel.again:
         yield f"{MERGES} = 0"
@@ -208,9 +213,9 @@ def _frame(kernel: _Kernel, w: GroupWriter, body: Consumer | None) -> None:
 
     def nodes() -> None:
         if body:
-            body.nodes(kernel.nodes, kernel.again)
+            body.nodes(kernel.nodes)
         else:
-            _loads(kernel, w, kernel.nodes, kernel.again)
+            _loads(kernel, w, kernel.nodes, kernel.times)
 
     if not kernel.again:
         go(places.first)
@@ -246,9 +251,9 @@ def _producer(kernel: _Kernel) -> str:
     return _function("producer", kernel.shared(w), w)
 
 
-def _loads(kernel: _Kernel, w: GroupWriter, nodes: Sequence[Node], again: bool) -> None:
+def _loads(kernel: _Kernel, w: GroupWriter, nodes: Sequence[Node], times: int) -> None:
     """Everything that the copy engine loads among nodes, in their order."""
-    first = {r.loads[0]: r for r in rings_among(w, nodes, again)}
+    first = {r.loads[0]: r for r in rings_among(w, nodes, times)}
     for node in nodes:
         if isinstance(node, Stmt) and node in first:
             for line in fill(w, first[node]):
@@ -256,7 +261,7 @@ def _loads(kernel: _Kernel, w: GroupWriter, nodes: Sequence[Node], again: bool) 
         elif isinstance(node, Loop) and kernel.rings(w, node.body):
             with w.out.indented(f"for {w.trip(node.axis)} in range({trips_of(w, node)}):"):
                 w.loops.append(node.axis)
-                _loads(kernel, w, node.body, again or node.trips > 1)
+                _loads(kernel, w, node.body, times * node.trips)
                 w.loops.pop()
 
 
@@ -275,12 +280,18 @@ def _entry(kernel: _Kernel) -> str:
     w.emit("fence_async_shared()")
     given = kernel.shared(w)
     split = kernel.split
+    if not plan.producer:
+        w.emit(f"producer({', '.join(given)})")
+    if not plan.producer and plan.consumers == 1:
+        w.emit(f"consumer({', '.join(given)})")
+        return _function(kernel.name, [w.argument(t) for t in kernel.tensors], w)
     with w.out.indented("gl.warp_specialize(["):
         for part, g in itertools.product(range(split.parts), range(split.groups)):
             numbers = [str(g)] * (split.groups > 1) + [str(part)] * (split.parts > 1)
             w.emit(f"(consumer, ({', '.join(numbers + given)})),")
-        w.emit(f"(producer, ({', '.join(given)})),")
-    warps = [plan.warps] * (plan.consumers - 1) + [1]
-    registers = [plan.registers] * (plan.consumers - 1) + [plan.producer_registers]
+        if plan.producer:
+            w.emit(f"(producer, ({', '.join(given)})),")
+    warps = [plan.warps] * (plan.consumers - 1) + [1] * plan.producer
+    registers = [plan.registers] * (plan.consumers - 1) + [plan.producer_registers] * plan.producer
     w.emit(f"], {warps}, {registers})")
     return _function(kernel.name, [w.argument(t) for t in kernel.tensors], w)
