@@ -182,7 +182,7 @@ def stagings(split: Split) -> Iterator[tuple[str, Buffer]]:
         except NoValidKernelError:
             continue
         if set(described.axes) >= set(tiles.dims(s.axes)) and len(tiles.dims(s.axes)) == len(tiles.natural(_made(tiles, s))):
-            yield s.at.source, buffer_of(split, f"{s.at.source} out", s.dtype, described, 1)
+            yield s.at.source, buffer_of(split, f"{s.at.source} out", s.dtype, described, split.turns)
 
 
 def merged(split: Split, found: Mapping[str, Registers]) -> Iterator[Buffer]:
@@ -256,14 +256,14 @@ def choose(split: Split) -> LayoutPlan:
     """A plan by rules. Raises :class:`NoValidKernelError` where a kernel has no form by warp groups."""
     tiles = split.tiles
     found = layouts(split)
-    loads, room = list(rings(split, 2 if PERSISTENT.of(tiles.schedule) else 1)), SHARED - BARRIERS
+    loads, room = list(rings(split, max(2, split.turns) if PERSISTENT.of(tiles.schedule) else 1)), SHARED - BARRIERS
     if not loads:
         raise refuse(tiles, "there is nothing that the copy engine could load")
     handed = list(merged(split, found))
     room -= sum(b.bytes for b in handed)
     outs = [b for _, b in stagings(split)]
     if sum(b.bytes for b in (*loads, *outs)) > room:
-        loads = list(rings(split, 1))
+        loads = list(rings(split, split.turns))
     while outs and sum(b.bytes for b in (*loads, *outs)) > room:
         outs.pop()
     if (most := sum(b.bytes for b in loads)) > room:

@@ -31,6 +31,7 @@ from fuser.lower.gluon import folds
 from fuser.lower.gluon.merging import merge
 from fuser.lower.gluon.products import Products
 from fuser.lower.gluon.products import loaded
+from fuser.lower.gluon.rings import ORDER
 from fuser.lower.gluon.rings import Ring
 from fuser.lower.gluon.rings import box_start
 from fuser.lower.gluon.rings import rings_among
@@ -134,6 +135,7 @@ class Consumer:
         else:
             with self._trip(node, trips):
                 self.nodes(node.body)
+            self._hand_over()
         self.times = outside
         self.products.rings = outer
         self.w.around.pop()
@@ -183,10 +185,16 @@ class Consumer:
                 self.products.arrive(ring, behind=1, pred=later)
                 self.products.count(ring)
                 self.products.ready.discard(ring.name)
+        self._hand_over()
         self.products.drain()
         with self._ending():
             for ring in rings:
                 self.products.arrive(ring, behind=1)
+
+    def _hand_over(self) -> None:
+        """Behind the loop of a place: it is the next group's turn to multiply."""
+        if self.w.turn and not self.w.loops:
+            self.w.emit(f"mbarrier.arrive({ORDER}.index(({self.w.turn} + 1) % {self.w.split.turns}), count=1)")
 
     @contextmanager
     def _ending(self) -> Iterator[None]:
@@ -341,12 +349,12 @@ def stored(w: GroupWriter, stmt: Stmt, again: bool) -> None:
         return
     d = w.described[source]
     have = [a for a in d.axes if w.tiles.plans[a].tile > 1]
-    tile = view(w, buffer, "0", w.group, [w.split.size(a) for a in have])
+    tile = view(w, buffer, w.turn or "0", w.group, [w.split.size(a) for a in have])
     if have != list(value.layout):
         tile += f".permute(({', '.join(str(have.index(a)) for a in value.layout)}))"
     if again:
         w.emit("tma.store_wait(0)")
     w.emit(f"{tile}.store({text})")
     w.emit("fence_async_shared()")
-    whole = view(w, buffer, "0", w.group, buffer.box)
+    whole = view(w, buffer, w.turn or "0", w.group, buffer.box)
     w.emit(f"tma.async_copy_shared_to_global({w.argument(source)}, [{box_start(w, stmt.axes, d.axes)}], {whole})")

@@ -9,6 +9,7 @@ from fuser.ir.layout.named import Slice
 from fuser.ir.mugraph import Stmt
 from fuser.lower.fold_code import LOG2E
 from fuser.lower.gluon.rings import buffer_name
+from fuser.lower.gluon.rings import set_up
 from fuser.lower.gluon.split import Split
 from fuser.lower.gluon.split import refuse
 from fuser.lower.gluon.writer import GroupWriter
@@ -26,9 +27,7 @@ def barriers(again: bool) -> tuple[str, ...]:
 def merging(split: Split, again: bool) -> Iterator[str]:
     """Lines that set these barriers up."""
     for name, count in zip(barriers(again), (split.parts - 1, 1), strict=False):
-        yield f"{name} = gl.allocate_shared_memory(gl.int64, [{split.groups}, 1], mbarrier.MBarrierLayout())"
-        yield f"for i in gl.static_range({split.groups}):"
-        yield f"    mbarrier.init({name}.index(i), count={count})"
+        yield from set_up(name, split.groups, count)
 
 
 def merge(w: GroupWriter, again: bool) -> None:

@@ -19,8 +19,15 @@ from fuser.ir.program import DTYPE_BYTES
 from fuser.ir.tiling import Loop
 from fuser.ir.tiling import Node
 from fuser.lower.dependent_launch import statements
+from fuser.lower.gluon.choices import fills
 from fuser.lower.gluon.split import Split
 from fuser.lower.gluon.writer import GroupWriter
+
+
+ORDER = "order"
+"""Barriers of groups that take places in turn: whose turn it is to multiply. Without them one could take a slot's last filling for
+the next, as barriers tell every other one apart."""
+TURNS = "n_turns"
 
 
 @dataclass(frozen=True)
@@ -38,6 +45,8 @@ class Ring:
     shared: bool
     arrivals: int = 1
     steps: int = 1
+    each: int = 0
+    """Slots of a place of the grid; 0 where several loops fill them."""
 
     @property
     def refilled(self) -> bool:
@@ -81,6 +90,7 @@ def rings_among(w: GroupWriter, nodes: Sequence[Node], times: int) -> list[Ring]
     """The rings whose loads stand among nodes, which are gone through so many ``times`` (0: nobody knows)."""
     found: list[list[Stmt]] = []
     users: dict[str, int] = {}
+    often = fills(w.tiles)
     split = w.split
     shared = split.loop is not None and all(n in split.loop.body for n in nodes)
     for i, node in enumerate(nodes):
@@ -100,8 +110,9 @@ def rings_among(w: GroupWriter, nodes: Sequence[Node], times: int) -> list[Ring]
             max(users[s.value] for s in g),
             times,
             g[0] in w.several,
-            split.groups if shared or not _before(split, nodes, max(users[s.value] for s in g)) else split.consumers,
+            split.groups if shared or not _before(split, nodes, max(users[s.value] for s in g)) else split.groups * split.parts,
             split.parts if shared else 1,
+            often[g[0]],
         )
         for g in found
     ]
@@ -164,11 +175,15 @@ def allocated(w: GroupWriter, ring: Ring) -> Iterator[str]:
     """Lines that allocate the buffers and barriers of a ring, and set the barriers up."""
     for s in ring.loads:
         yield from room(w, w.plan.buffer[s.value])
-    for name in ring.barriers:
-        yield f"{name} = gl.allocate_shared_memory(gl.int64, [{ring.stages}, 1], mbarrier.MBarrierLayout())"
-    yield f"for i in gl.static_range({ring.stages}):"
     for name, arrivals in zip(ring.barriers, (1, ring.arrivals), strict=False):
-        yield f"    mbarrier.init({name}.index(i), count={arrivals})"
+        yield from set_up(name, ring.stages, arrivals)
+
+
+def set_up(name: str, barriers: int, arrivals: int) -> Iterator[str]:
+    """Lines that make barriers of so many arrivals."""
+    yield f"{name} = gl.allocate_shared_memory(gl.int64, [{barriers}, 1], mbarrier.MBarrierLayout())"
+    yield f"for i in gl.static_range({barriers}):"
+    yield f"    mbarrier.init({name}.index(i), count={arrivals})"
 
 
 def room(w: GroupWriter, buffer: Buffer) -> Iterator[str]:

@@ -34,11 +34,14 @@ from fuser.lower.gluon.merging import MERGES
 from fuser.lower.gluon.merging import barriers as merging_barriers
 from fuser.lower.gluon.merging import merging
 from fuser.lower.gluon.places import Places
+from fuser.lower.gluon.rings import ORDER
+from fuser.lower.gluon.rings import TURNS
 from fuser.lower.gluon.rings import Ring
 from fuser.lower.gluon.rings import allocated
 from fuser.lower.gluon.rings import buffer_name
 from fuser.lower.gluon.rings import fill
 from fuser.lower.gluon.rings import rings_among
+from fuser.lower.gluon.rings import set_up
 from fuser.lower.gluon.rings import room
 from fuser.lower.gluon.split import Split
 from fuser.lower.gluon.split import refuse
@@ -116,6 +119,7 @@ class _Kernel:
             *buffers,
             *rings,
             *(merging_barriers(self.again) if self.split.loop else ()),
+            *([ORDER] if self.split.turns > 1 else ()),
         ]
 
 
@@ -193,9 +197,12 @@ def _counters(kernel: _Kernel, w: GroupWriter) -> Iterator[str]:
     """What a function starts with: counters of its rings."""
     for ring in kernel.rings(w):
         if ring.counted:
-            yield f"{ring.count} = {w.part if w.part and ring.steps > 1 else 0}"
+            first = w.part if w.part and ring.steps > 1 else f"{w.turn} * {ring.each}" if w.turn else "0"
+            yield f"{ring.count} = {first}"
     if w.part and kernel.again:
         yield f"{MERGES} = 0"
+    if w.turn:
+        yield f"{TURNS} = 1 if {w.turn} == 0 else 0"
 
 
 def _frame(kernel: _Kernel, w: GroupWriter, body: Consumer | None) -> None:
@@ -220,13 +227,20 @@ def _frame(kernel: _Kernel, w: GroupWriter, body: Consumer | None) -> None:
     if not kernel.again:
         go(places.first)
         nodes()
-    elif body and FLATTEN.of(w.tiles.schedule) and kernel.programs < places.count:
+    elif body and FLATTEN.of(w.tiles.schedule) and not w.turn and kernel.programs < places.count:
         write_across(body, across(body, kernel.nodes), go, places)
     else:
         at = "at" if places.uneven else "pid"
-        with w.out.indented(f"for {at} in range({places.first}, {places.count}, {kernel.programs}):"):
+        turns = kernel.split.turns if w.turn else 1
+        first = f"{places.first} + {w.turn} * {kernel.programs}" if w.turn else places.first
+        with w.out.indented(f"for {at} in range({first}, {places.count}, {turns * kernel.programs}):"):
             go(places.turn(at))
+            if w.turn:
+                w.emit(f"mbarrier.wait({ORDER}.index({w.turn}), {TURNS} % 2)")
+                w.emit(f"{TURNS} += 1")
             nodes()
+            for ring in kernel.rings(w) if w.turn else ():
+                w.emit(f"{ring.count} += {(turns - 1) * ring.each}")
 
 
 def _consumer(kernel: _Kernel) -> tuple[str, list[str], list[str]]:
@@ -236,10 +250,12 @@ def _consumer(kernel: _Kernel) -> tuple[str, list[str], list[str]]:
         w.group = w.out.name("warp group")
     if split.parts > 1:
         w.part = w.out.name("part")
+    if split.turns > 1:
+        w.turn = w.out.name("turn")
     _frame(kernel, w, Consumer(w, kernel.again))
     if any("shared_to_global" in line for line in w.out.lines):
         w.emit("tma.store_wait(0)")
-    numbers = [f"{x}: gl.constexpr" for x in (w.group, w.part) if x and x != "0"]
+    numbers = [f"{x}: gl.constexpr" for x in (w.group, w.part, w.turn) if x and x != "0"]
     text = _function("consumer", [*numbers, *kernel.shared(w)], w)
     helpers = [_in_gluon(h.rstrip()) for h in sorted(w.helpers, reverse=True)]
     return text, helpers + [SIGMOID] * bool(re.search(r"\bsigmoid\(", text)), w.constants()
@@ -277,6 +293,9 @@ def _entry(kernel: _Kernel) -> str:
     if kernel.split.loop:
         for line in merging(kernel.split, kernel.again):
             w.emit(line)
+    if kernel.split.turns > 1:
+        for line in set_up(ORDER, kernel.split.turns, 1):
+            w.emit(line)
     w.emit("fence_async_shared()")
     given = kernel.shared(w)
     split = kernel.split
@@ -286,8 +305,8 @@ def _entry(kernel: _Kernel) -> str:
         w.emit(f"consumer({', '.join(given)})")
         return _function(kernel.name, [w.argument(t) for t in kernel.tensors], w)
     with w.out.indented("gl.warp_specialize(["):
-        for part, g in itertools.product(range(split.parts), range(split.groups)):
-            numbers = [str(g)] * (split.groups > 1) + [str(part)] * (split.parts > 1)
+        for turn, part, g in itertools.product(range(split.turns), range(split.parts), range(split.groups)):
+            numbers = [str(g)] * (split.groups > 1) + [str(part)] * (split.parts > 1) + [str(turn)] * (split.turns > 1)
             w.emit(f"(consumer, ({', '.join(numbers + given)})),")
         if plan.producer:
             w.emit(f"(producer, ({', '.join(given)})),")

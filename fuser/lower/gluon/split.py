@@ -12,6 +12,8 @@ from fuser.errors import NoValidKernelError
 from fuser.ir.mugraph import Stmt
 from fuser.ir.program import DTYPE_BYTES
 from fuser.ir.tiling import Loop
+from fuser.lower.options import FLATTEN
+from fuser.lower.options import PERSISTENT
 from fuser.lower.tiles import Tiles
 
 GROUP_WARPS = 4
@@ -25,18 +27,20 @@ ROWS = 64
 class Split:
     """A block's tiles with the rows of one group as the tile of ``axis`` (empty: nothing is shared out); a block has ``groups``
     of them side by side. With more ``parts`` than one, as many groups have the same rows: each takes its own trips of ``loop``,
-    and what they accumulate is merged behind it."""
+    and what they accumulate is merged behind it. With more ``turns`` than one, as many groups take places of the grid in turn: one
+    writes what it has while another multiplies."""
 
     tiles: Tiles
     axis: str
     groups: int
     parts: int = 1
     loop: Loop | None = None
+    turns: int = 1
 
     @property
     def consumers(self) -> int:
         """Groups of warps that compute."""
-        return self.groups * self.parts
+        return self.groups * self.parts * self.turns
 
     @property
     def places(self) -> int:
@@ -69,6 +73,8 @@ def shared_out(tiles: Tiles) -> Split:
             raise refuse(tiles, "there are no rows to share out", "use warps=4")
         return Split(tiles, "", 1)
     plan = tiles.plans[axis]
+    if turns := in_turn(tiles, groups):
+        return Split(tiles, axis, 1, turns=turns)
     parts = 1
     if products(tiles) and plan.tile % ROWS == 0 and plan.tile // ROWS < groups and groups % (plan.tile // ROWS) == 0:
         parts, groups = groups // (plan.tile // ROWS), plan.tile // ROWS
@@ -89,6 +95,25 @@ def shared_out(tiles: Tiles) -> Split:
     return Split(
         Tiles(tiles.block, {**tiles.plans, axis: mine}, tiles.tree, tiles.schedule, tiles.given), axis, groups, parts, loop
     )
+
+
+def in_turn(tiles: Tiles, groups: int) -> int:
+    """How many groups take places in turn, so that the end of one runs beside the start of the next (``flatten``), where nothing in
+    a place could: its products read what is loaded, and nothing reads them before all are done. 0 where that is not wanted."""
+    dots = products(tiles)
+    loaded = all(tiles.block.by_value[a].kind == "load" for s in dots for a in s.args)
+    if not FLATTEN.of(tiles.schedule) or not dots or not loaded or not PERSISTENT.of(tiles.schedule):
+        return 0
+    if groups < 2:
+        raise refuse(tiles, "one group has nobody to take turns with", f"use warps=8, or leave out {FLATTEN.key()}")
+    if any(s.masks for s in tiles.block.computes):
+        raise refuse(tiles, "groups take places in turn that have equal loops", f"leave out {FLATTEN.key()}")
+    if sum(isinstance(n, Loop) for n in tiles.tree.body) != 1:
+        raise refuse(tiles, "groups take places in turn that have one loop", f"leave out {FLATTEN.key()}")
+    rows = tiles.plans[row_axis(tiles)].tile
+    if rows % ROWS or rows & (rows - 1):
+        raise refuse(tiles, f"{rows} rows are not a power of two from {ROWS} on, of one group", "choose another tile")
+    return groups
 
 
 def shared_loop(tiles: Tiles, parts: int) -> Loop:

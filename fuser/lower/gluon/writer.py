@@ -35,6 +35,8 @@ class GroupWriter(Writer):
         self.split, self.plan, self.group = split, plan, group
         self.part = ""
         """The number of the group among those with the same rows, as text; empty where it does not matter."""
+        self.turn = ""
+        """The number of the group among those that take places in turn, as text."""
         self.into = ""
         """The value that the current statement computes."""
         self.lanes_of: dict[str, Mma] = {}
