@@ -129,6 +129,8 @@ def joined() -> TensorProgram:
         (attention(70, 250, 64, 64), "n [b=1 m=64 n=64 h=64 k=64] warps=4 stages=4"),
         (attention(70, 250, 64, 64), "n [b=1 m=128 n=32 h=64 k=64] warps=16 stages=4"),
         (epilogue(70, 128, 256), "k [m=64 n=64 k=64] warps=8 stages=2"),
+        (epilogue(330, 192, 320), "k [m=128 n=64 k=64] warps=8 stages=3 persistent=3 flatten=True"),
+        (epilogue(330, 192, 320), "k [m=64 n=64 k=64] warps=12 stages=2 persistent=1 flatten=True"),
     ],
 )
 def test_other_kernels(program: TensorProgram, schedule: str) -> None:
@@ -152,8 +154,12 @@ CASES = {
         "n [b=1 m=128 n=64 h=64 k=64] warps=8 stages=2",
         ("early mbarrier.arrive(K_ring_empty",),
     ),
-    "attention with its keys shared out": (
-        attention(64, 250, 64, 64, heads=5),
+    "products in turn": (
+        epilogue(330, 192, 320),
+        "k [m=64 n=64 k=64] warps=8 stages=2 persistent=1 flatten=True",
+        ("without fence_async_shared()", "without mbarrier.wait(R_ring_empty"),
+    ),
+    "attention with its keys shared out": (        attention(64, 250, 64, 64, heads=5),
         "n [b=1 m=64 n=32 h=64 k=64] warps=8 stages=2 persistent=1",
         ("early mbarrier.arrive(", "without mbarrier.wait(Q_ring_empty", "without mbarrier.wait(parts_empty"),
     ),
@@ -251,7 +257,7 @@ def test_it_compiles_without_a_gpu(program: TensorProgram, schedule: str) -> Non
         (epilogue(1024, 1024, 1024), "k [m=128 n=256 k=128] warps=8 stages=4", "bytes of shared memory"),
         (epilogue(dtype="float32"), "k [m=128 n=128 k=32] warps=8 stages=2", "16 bits"),
         (epilogue(), "k [m=64 n=64 k=64] warps=16 stages=2", "4 groups cannot share out 5 trips"),
-        (epilogue(), "k [m=64 n=64 k=64] warps=4 stages=2 persistent=4 flatten=True", "beside the start of the next"),
+        (epilogue(), "k [m=64 n=64 k=64] warps=4 stages=2 persistent=4 flatten=True", "nobody to take turns with"),
         (epilogue(n=100), "k [m=128 n=64 k=64] warps=8 stages=4", "not a multiple of 16 bytes"),
     ],
 )

@@ -47,13 +47,14 @@ COMPUTE = {"map": map_elements, "reduce": reduce}
 @dataclass(frozen=True)
 class Skewed:
     """A loop whose ``back`` products are one trip late, with the rings of both halves; ``leaves`` are those of the front by the
-    statement that is the last to read them."""
+    statement that is the last to read them, ``held`` those of the front that are released with the late ones."""
 
     front: tuple[Stmt, ...]
     back: tuple[Stmt, ...]
     rings: tuple[Ring, ...]
     late: tuple[Ring, ...]
     leaves: Mapping[Stmt, tuple[Ring, ...]]
+    held: tuple[Ring, ...]
 
 
 class Consumer:
@@ -228,9 +229,10 @@ class Consumer:
                 first.append(ring)
                 last = max((s for s in front if s in using), key=front.index)
                 leaves[last] = (*leaves.get(last, ()), ring)
+        held = tuple(r for r in first if r.refilled and r.stages >= 2 * r.steps)
         if set(first) & set(late) or any(r.stages < 2 * r.steps and r.refilled for r in late):
             return None
-        return Skewed(front, back, tuple(first), tuple(late), leaves)
+        return Skewed(front, back, tuple(first), tuple(late), leaves, held)
 
     def _late(self, node: Loop, trips: str, halves: Skewed) -> None:
         trips = self.named_trips(node, trips)
@@ -255,6 +257,7 @@ class Consumer:
         else:
             self.operands(halves)
             self._next(halves, f"1 < {trips}")
+            self._release(halves)
 
     def operands(self, halves: Skewed) -> dict[Stmt, str]:
         """The left operands of the products that will be late."""
@@ -270,6 +273,15 @@ class Consumer:
         # behind a branch: else the assembler waits for the late products before the element-wise work, not after it
         self._next(halves, pred)
         self.products.need(*(s.value for s in halves.back))
+        self._release(halves)
+
+    def _release(self, halves: Skewed) -> None:
+        """Slots of the front that are held until late ones are released: warps of a group meet in front of every release, and do so
+        once where releases stand together."""
+        if any(r.name in f.rings for r in halves.held for f in self.products.flying):
+            self.products.drain()
+        for ring in halves.held:
+            self.products.arrive(ring, behind=1)
 
     def others(self, node: Loop, halves: Skewed, trips: str) -> None:
         """All trips but the first: those below the diagonal of a causal mask without it, if there is one."""
@@ -304,7 +316,11 @@ class Consumer:
                 self._back(halves, late)
                 late = {}
             self.statement(s)
-            self.products.leave(halves.leaves.get(s, ()))
+            for ring in halves.leaves.get(s, ()):
+                if ring in halves.held:
+                    self.products.go_on(ring)
+                else:
+                    self.products.leave([ring])
         self._back(halves, late)
 
     def _back(self, halves: Skewed, operands: Mapping[Stmt, str]) -> None:

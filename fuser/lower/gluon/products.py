@@ -63,6 +63,11 @@ class Products:
             self.arrive(ring)
             self.count(ring)
 
+    def go_on(self, ring: Ring) -> None:
+        """To the next slot; this one is released later."""
+        self.ready.discard(ring.name)
+        self.count(ring)
+
     def count(self, ring: Ring) -> None:
         if ring.counted and (ring.shared or not self.last):
             self.w.emit(f"{ring.count} += {ring.steps}")
