@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from contextlib import ExitStack
 from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 from fuser.errors import UnsupportedError
@@ -122,11 +124,34 @@ class Consumer:
             raise refuse(self.w.tiles, f"an accumulator keeps a tile for each trip of {node.axis!r}", "choose another loop order")
         self.products.drain()
         saved, owner = dict(self.w.values), self.w.tiles.owner
-        trips = trips_of(self.w, node) if not self.w.split.loop else str(node.trips // self.w.split.parts)
+        trips = trips_of(self.w, node) if not self.w.split.loop else self._share(node)
         self.w.around.append(self.w.tiles.accumulated(node))
         outside, self.times = self.times, self.times * node.trips
         rings = rings_among(self.w, node.body, self.times)
         outer = dict(self.products.rings)
+        with self._some(node):
+            self._trips(node, trips, rings)
+        self.times = outside
+        self.products.rings = outer
+        self.w.around.pop()
+        self.w.values = {k: v for k, v in self.w.values.items() if k in saved or owner.get(k) == node.axis}
+        self.w.forget()
+        own = self.w.tiles.accumulated(node)
+        settle(self.w, own)
+        folds.meet(self.w, own)
+
+    def _share(self, node: Loop) -> str:
+        """The trips of a group that shares them out."""
+        parts = self.w.split.parts
+        even = node.trips % parts == 0
+        return str(node.trips // parts) if even else self.named_trips(node, f"({node.trips + parts - 1} - {self.w.part}) // {parts}")
+
+    def _some(self, node: Loop) -> AbstractContextManager[None]:
+        """Groups that there are no trips for go past the loop."""
+        few = bool(self.w.split.loop) and node.trips < self.w.split.parts
+        return self.w.out.indented(f"if {self.w.part} < {node.trips}:") if few else nullcontext()
+
+    def _trips(self, node: Loop, trips: str, rings: Sequence[Ring]) -> None:
         if self._only_multiplies(node) and all(r.stages > r.steps or not r.refilled for r in rings):
             self.products.rings |= {s.value: r for r in rings for s in r.loads}
             self._lagged(node, trips, rings)
@@ -137,14 +162,6 @@ class Consumer:
             with self._trip(node, trips):
                 self.nodes(node.body)
             self._hand_over()
-        self.times = outside
-        self.products.rings = outer
-        self.w.around.pop()
-        self.w.values = {k: v for k, v in self.w.values.items() if k in saved or owner.get(k) == node.axis}
-        self.w.forget()
-        own = self.w.tiles.accumulated(node)
-        settle(self.w, own)
-        folds.meet(self.w, own)
 
     @contextmanager
     def _trip(self, node: Loop, trips: str) -> Iterator[None]:

@@ -117,16 +117,16 @@ def in_turn(tiles: Tiles, groups: int) -> int:
 
 
 def shared_loop(tiles: Tiles, parts: int) -> Loop:
-    """The loop whose trips as many groups share out: it is the only one, all have as many trips, and what it accumulates can be
-    merged. Raises :class:`NoValidKernelError`."""
+    """The loop whose trips as many groups share out: it is the only one, and what it accumulates can be merged. Raises :class:`NoValidKernelError`."""
     loops = [n for n in tiles.tree.body if isinstance(n, Loop)]
     way = f"let the tile of rows be {ROWS} for each group"
     if len(loops) != 1 or any(isinstance(n, Loop) for n in loops[0].body) or loops[0].unrolled:
         raise refuse(tiles, f"{parts} groups have the same rows, and there is no single loop that they could share out", way)
     (loop,) = loops
     inside = [s for s in loop.body if isinstance(s, Stmt)]
-    if loop.trips % parts or loop.trips < parts:
-        raise refuse(tiles, f"{parts} groups cannot share out {loop.trips} trips of {loop.axis!r} evenly", way)
+    if loop.trips % parts and PERSISTENT.of(tiles.schedule):
+        why = f"{parts} groups cannot share out {loop.trips} trips of {loop.axis!r} again and again"  # slots change hands
+        raise refuse(tiles, why, f"leave out {PERSISTENT.key()}")
     if tiles.plans[loop.axis].grid > 1 or any(s.masks for s in inside):
         raise refuse(tiles, f"groups cannot share out the loop over {loop.axis!r}, whose trips depend on the place", way)
     own = tiles.accumulated(loop)
