@@ -161,7 +161,8 @@ CASES = {
         "k [m=64 n=64 k=64] warps=8 stages=2 persistent=1 flatten=True",
         ("without fence_async_shared()", "without mbarrier.wait(R_ring_empty"),
     ),
-    "attention with its keys shared out": (        attention(64, 250, 64, 64, heads=5),
+    "attention with its keys shared out": (
+        attention(64, 250, 64, 64, heads=5),
         "n [b=1 m=64 n=32 h=64 k=64] warps=8 stages=2 persistent=1",
         ("early mbarrier.arrive(", "without mbarrier.wait(Q_ring_empty", "without mbarrier.wait(parts_empty"),
     ),

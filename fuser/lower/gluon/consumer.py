@@ -144,7 +144,9 @@ class Consumer:
         """The trips of a group that shares them out."""
         parts = self.w.split.parts
         even = node.trips % parts == 0
-        return str(node.trips // parts) if even else self.named_trips(node, f"({node.trips + parts - 1} - {self.w.part}) // {parts}")
+        return (
+            str(node.trips // parts) if even else self.named_trips(node, f"({node.trips + parts - 1} - {self.w.part}) // {parts}")
+        )
 
     def _some(self, node: Loop) -> AbstractContextManager[None]:
         """Groups that there are no trips for go past the loop."""
@@ -293,8 +295,8 @@ class Consumer:
         self._release(halves)
 
     def _release(self, halves: Skewed) -> None:
-        """Slots of the front that are held until late ones are released: warps of a group meet in front of every release, and do so
-        once where releases stand together."""
+        """Slots of the front that are held until late ones are released: warps of a group meet in front of every release, and
+        once less where releases stand together."""
         if any(r.name in f.rings for r in halves.held for f in self.products.flying):
             self.products.drain()
         for ring in halves.held:

@@ -23,10 +23,9 @@ from fuser.lower.gluon.choices import fills
 from fuser.lower.gluon.split import Split
 from fuser.lower.gluon.writer import GroupWriter
 
-
 ORDER = "order"
-"""Barriers of groups that take places in turn: whose turn it is to multiply. Without them one could take a slot's last filling for
-the next, as barriers tell every other one apart."""
+"""Barriers of groups that take places in turn: whose turn it is to multiply. Without them one could take the last filling of a
+slot for the next: a barrier tells only every other one apart."""
 TURNS = "n_turns"
 
 

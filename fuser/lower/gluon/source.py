@@ -41,8 +41,8 @@ from fuser.lower.gluon.rings import allocated
 from fuser.lower.gluon.rings import buffer_name
 from fuser.lower.gluon.rings import fill
 from fuser.lower.gluon.rings import rings_among
-from fuser.lower.gluon.rings import set_up
 from fuser.lower.gluon.rings import room
+from fuser.lower.gluon.rings import set_up
 from fuser.lower.gluon.split import Split
 from fuser.lower.gluon.split import refuse
 from fuser.lower.gluon.writer import GroupWriter

@@ -27,8 +27,8 @@ ROWS = 64
 class Split:
     """A block's tiles with the rows of one group as the tile of ``axis`` (empty: nothing is shared out); a block has ``groups``
     of them side by side. With more ``parts`` than one, as many groups have the same rows: each takes its own trips of ``loop``,
-    and what they accumulate is merged behind it. With more ``turns`` than one, as many groups take places of the grid in turn: one
-    writes what it has while another multiplies."""
+    and what they accumulate is merged behind it. With more ``turns`` than one, as many groups take places of the grid in turn:
+    one writes what it has while another multiplies."""
 
     tiles: Tiles
     axis: str
@@ -98,8 +98,8 @@ def shared_out(tiles: Tiles) -> Split:
 
 
 def in_turn(tiles: Tiles, groups: int) -> int:
-    """How many groups take places in turn, so that the end of one runs beside the start of the next (``flatten``), where nothing in
-    a place could: its products read what is loaded, and nothing reads them before all are done. 0 where that is not wanted."""
+    """How many groups take places in turn, so that the end of one runs beside the start of the next (``flatten``), where nothing
+    in a place could: its products read what is loaded, and nothing reads them before all are done. 0 where nobody asks for it."""
     dots = products(tiles)
     loaded = all(tiles.block.by_value[a].kind == "load" for s in dots for a in s.args)
     if not FLATTEN.of(tiles.schedule) or not dots or not loaded or not PERSISTENT.of(tiles.schedule):
@@ -117,7 +117,8 @@ def in_turn(tiles: Tiles, groups: int) -> int:
 
 
 def shared_loop(tiles: Tiles, parts: int) -> Loop:
-    """The loop whose trips as many groups share out: it is the only one, and what it accumulates can be merged. Raises :class:`NoValidKernelError`."""
+    """The loop whose trips as many groups share out: it is the only one, and what it accumulates can be merged. Raises
+    :class:`NoValidKernelError`."""
     loops = [n for n in tiles.tree.body if isinstance(n, Loop)]
     way = f"let the tile of rows be {ROWS} for each group"
     if len(loops) != 1 or any(isinstance(n, Loop) for n in loops[0].body) or loops[0].unrolled:
