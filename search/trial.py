@@ -24,7 +24,6 @@ from fuser.frontends.model_file import RELAX_MODULE
 from fuser.frontends.model_file import RELAY
 from fuser.frontends.model_file import TORCH
 from fuser.frontends.model_file import ModelFile
-from fuser.ir.ops import Array
 from fuser.ir.program import TensorProgram
 from fuser.runtime.torch_program import run_program
 from search.compile import where_to_run
@@ -93,8 +92,10 @@ def tried(run: CompiledProgram, file: ModelFile, seed: int = 0) -> Trial:
     placed = {n: _tensor(torch, known.program, n, x).to(run.device) for n, x in values.items()}
     if run.device == "cpu":
         got = run.by_name(placed)
-        wanted = _numpy(file, values) if file.form != TORCH else _eager(file, placed, "cpu")()
-        return Trial("in Triton's interpreter", _called(file), difference(got, wanted), limit)
+        wanted, called = (
+            (_eager(file, placed, "cpu")(), _called(file)) if file.form == TORCH else wanted_of(file, values, placed, "cpu")
+        )
+        return Trial("in Triton's interpreter", called, difference(got, wanted), limit)
     from search.measure.replays import captured
     from search.measure.replays import medians
 
@@ -104,15 +105,16 @@ def tried(run: CompiledProgram, file: ModelFile, seed: int = 0) -> Trial:
     got = {n: y.clone() for n, y in mine.outputs.items()}
     replays: dict[str, Callable[[], None]] = {"ours": mine.replay}
     if file.form == TORCH:
+        called = _called(file)
         wanted, replays["original"] = captured(_eager(file, placed, str(run.device)))
     else:
-        wanted = _numpy(file, values)
+        wanted, called = wanted_of(file, values, placed, str(run.device))
         with suppress(FuserError, RuntimeError):  # an operator that torch lacks, or that cannot be captured
             _, replays["original"] = captured(_operators(known, placed, str(run.device)))
     apart = difference(got, wanted)
     times = medians(replays)
     name = torch.cuda.get_device_name(run.device)
-    return Trial(f"on {name}", _called(file), apart, limit, times["ours"], times.get("original"), kernel_times(mine.replay))
+    return Trial(f"on {name}", called, apart, limit, times["ours"], times.get("original"), kernel_times(mine.replay))
 
 
 def kernel_times(call: Callable[[], None], calls: int = 5) -> dict[str, float]:
@@ -192,9 +194,15 @@ def _operators(known: Imported, values: Mapping[str, Any], device: str) -> Calla
     return lambda: run_program(program, given)
 
 
-def _numpy(file: ModelFile, values: Mapping[str, Any]) -> dict[str, Array]:
-    results = file.original.original_outputs({n: np.asarray(x) for n, x in values.items()})
-    return dict(zip(file.imported.program.outputs, results, strict=True))
+def wanted_of(
+    file: ModelFile, values: Mapping[str, Any], placed: Mapping[str, Any], device: str
+) -> tuple[Mapping[str, Any], str]:
+    """What the original gives, and what it is called: in numpy, or by torch's operators where numpy's lack one."""
+    try:
+        results = file.original.original_outputs({n: np.asarray(x) for n, x in values.items()})
+    except UnsupportedError as error:
+        return _operators(file.imported, placed, device)(), f"the {file.form} model's operators by torch ({error.message})"
+    return dict(zip(file.imported.program.outputs, results, strict=True)), _called(file)
 
 
 def difference(got: Mapping[str, Any], wanted: Mapping[str, Any]) -> float:

@@ -17,6 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from experiments.environment import environment
+from experiments.environment import head
 from experiments.mcfuser.relax_runtime import DEFAULT
 from experiments.mcfuser.relax_runtime import PAPER
 from experiments.mcfuser.relax_runtime import WITHIN
@@ -29,6 +31,7 @@ from experiments.mcfuser.tvm_tuned import seconds
 from experiments.script import script
 from fuser.outputs import make_folder
 from fuser.outputs import write_file
+from search.measure.machine import device_info
 
 AGAINST = "tvm", "tuned", "inductor", "ours"
 COLUMNS = {
@@ -47,14 +50,15 @@ COLUMNS = {
 def run(folder: Path, names: list[str], output: Path) -> None:
     """Compare and time each network; the table after each."""
     make_folder(output)
+    where = environment(device_info("cuda")) | {"tvm_ffi": runtime(folder).__version__}
     rows: dict[str, dict[str, Any]] = {}
     for name in names:
         try:
             rows[name] = measure(folder, output, name)
         except Exception as error:  # noqa: BLE001 - the others go on
             rows[name] = {"failed": f"{type(error).__name__}: {str(error)[-400:]}"}
-        write_file(output / "relax.json", json.dumps(rows, indent=1) + "\n")
-        write_file(output / "relax.txt", table(rows))
+        write_file(output / "relax.json", json.dumps({"environment": where, "networks": rows}, indent=1) + "\n")
+        write_file(output / "relax.txt", f"{head(where)}\n\n{table(rows)}")
         print(name, rows[name], flush=True)
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +54,11 @@ class OnnxGraph:
     inputs: tuple[str, ...]
 
     def original_outputs(self, inputs: Mapping[str, Array]) -> tuple[Array, ...]:
-        """Results of the model as it is in the file, by ONNX's reference."""
-        return tuple(np.asarray(x) for x in reference(self.model).run(None, dict(inputs)))
+        """Results of the model as it is in the file, by ONNX's reference. Raises :class:`UnsupportedError` for what it lacks."""
+        try:
+            return tuple(np.asarray(x) for x in reference(self.model).run(None, dict(inputs)))
+        except Exception as error:
+            raise UnsupportedError(f"ONNX's reference does not run the model: {printable(first_line(error), 200)}") from error
 
 
 def read_graph(path: str | Path, sizes: Mapping[str, int] | None = None) -> OnnxGraph:
@@ -82,9 +87,14 @@ def load(path: str | Path) -> Any:
         onnx.checker.check_model(model)
         return inliner.inline_local_functions(model)
     except Exception as error:
-        raise ModelFileError(
-            f"{path}: ONNX cannot load it: {printable(first_line(error), 300)}", "export the model again"
-        ) from error
+        said = printable(first_line(error), 300)
+        raise ModelFileError(f"{path}: ONNX cannot load it: {said}", _way_out(said)) from error
+
+
+def _way_out(said: str) -> str:
+    if "ir_version" in said:
+        return f"install a newer onnx (here is {version('onnx')}), or export with an older opset"
+    return "copy the file with its weights to where it belongs" if "doesn't exist" in said else "export the model again"
 
 
 def _dtype(code: int, what: str) -> str:
@@ -126,18 +136,12 @@ class _Importer:
         self.read = {i for n in self.graph.node for i in n.input} | {o.name for o in self.graph.output}
 
     def run(self) -> OnnxGraph:
-        from onnx import numpy_helper
-
         for tensor in self.graph.initializer:
-            array = np.array(numpy_helper.to_array(tensor))  # writable, as torch wants it
-            self.values[tensor.name] = array
+            self.values[tensor.name] = array = _array(tensor)
             if array.size > 1 and tensor.name in self.read:
                 self.parameters[id(array)] = (tensor.name, _dtype(tensor.data_type, tensor.name))
         inputs = [self._input(v) for v in self.graph.input if v.name not in self.values]
-        for node in self.graph.node:
-            found = self._node(node)
-            results = found if isinstance(found, (list, tuple)) else [found]
-            self.values |= {o: x for o, x in zip(node.output, results, strict=False) if o}
+        self._nodes(self.graph.node)
         outputs: dict[str, Ref] = {}
         for o in self.graph.output:
             ref = self._ref(self.values[o.name])
@@ -147,14 +151,29 @@ class _Importer:
         program = self.builder.build(**outputs)
         return OnnxGraph(self.source, self.model, program, self.known, frozenset(self.literals), tuple(inputs))
 
+    def _nodes(self, nodes: Iterable[Any]) -> None:
+        for node in nodes:
+            found = self._node(node)
+            results = found if isinstance(found, (list, tuple)) else [found]
+            self.values |= {o: x for o, x in zip(node.output, results, strict=False) if o}
+
+    def _branch(self, node: Any, taken: bool) -> list[Any]:
+        """Results of the branch of an If that is taken; its names are unlike those around it."""
+        graph = _attributes(node)["then_branch" if taken else "else_branch"]
+        self.read |= {i for n in graph.node for i in n.input} | {o.name for o in graph.output}
+        self.values |= {t.name: _array(t) for t in graph.initializer}
+        self._nodes(graph.node)
+        return [self.values[o.name] for o in graph.output]
+
     def _input(self, value: Any) -> str:
         kind = value.type.tensor_type
         shape = []
         for i, d in enumerate(kind.shape.dim):
             extent = self.sizes.get(d.dim_param, 0) if d.dim_param else int(d.dim_value)
             if extent < 1:
+                said = d.dim_param or (str(d.dim_value) if d.HasField("dim_value") else "not given")
                 raise ModelFileError(
-                    f"dimension {i} of the input {value.name!r} is {d.dim_param or 'not given'}: shapes must be static",
+                    f"dimension {i} of the input {value.name!r} is {said}: shapes must be static",
                     "give its sizes (--buckets, buckets= in Python), or export without dynamic_axes",
                 )
             shape.append(extent)
@@ -175,6 +194,8 @@ class _Importer:
             return np.array(math.prod(args[0].shape), np.int64)
         if node.op_type == "Identity" and not isinstance(args[0], Ref):
             return args[0]
+        if node.op_type == "If" and not isinstance(args[0], Ref):
+            return self._branch(node, bool(np.asarray(args[0]).reshape(-1)[0]))
         if not any(isinstance(a, Ref) for a in args):
             return self._computed(node, args, where)
         rule = RULES.get(node.op_type) if node.domain in ("", "ai.onnx") else None
@@ -243,6 +264,18 @@ class _Importer:
         if not value.shape:
             self.known[name] = value.reshape(1)
         return self.refs[id(value)]
+
+
+def _array(tensor: Any) -> Array:
+    from onnx import numpy_helper
+
+    try:
+        return np.array(numpy_helper.to_array(tensor))  # writable, as torch wants it
+    except Exception as error:
+        said = printable(first_line(error), 200)
+        raise ModelFileError(
+            f"the tensor {tensor.name!r} cannot be read: {said}", "its data is damaged: copy it again"
+        ) from error
 
 
 def _attributes(node: Any) -> dict[str, Any]:

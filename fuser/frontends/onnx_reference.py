@@ -1,6 +1,7 @@
 """ONNX's reference, with pools and lookups as the specification has them: its own pools (of 1.16) give other sizes where the
 borders of an axis differ, begin windows behind an axis, and divide means by what lies behind the border where the last window is
-cut off; its GatherElements refuses axes of more than 31 elements. Its convolutions add a border where there is to be none."""
+cut off; its GatherElements refuses axes of more than 31 elements. Its convolutions add a border where there is to be none, and a
+softmax is over one axis, where before opset 13 it is over all from that axis on."""
 
 from __future__ import annotations
 
@@ -14,19 +15,23 @@ import numpy as np
 
 from fuser.ir.ops import Array
 
+ONE_AXIS = 13
+"""The opset from which on a softmax is over one axis."""
+
 
 def reference(model: Any) -> Any:
     """An evaluator of a model."""
     from onnx.reference import ReferenceEvaluator
 
-    return ReferenceEvaluator(_explicit(model), new_ops=list(_mended()))
+    opset = max((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), default=1)
+    return ReferenceEvaluator(_explicit(model), new_ops=list(_mended(opset)))
 
 
 def node_reference(node: Any, opset: int) -> Any:
     """An evaluator of one node."""
     from onnx.reference import ReferenceEvaluator
 
-    return ReferenceEvaluator(node, opsets=dict.fromkeys(("", node.domain), opset), new_ops=list(_mended()))
+    return ReferenceEvaluator(node, opsets=dict.fromkeys(("", node.domain), opset), new_ops=list(_mended(opset)))
 
 
 def _explicit(model: Any) -> Any:
@@ -46,7 +51,7 @@ def _explicit(model: Any) -> Any:
 
 
 @cache
-def _mended() -> tuple[Any, ...]:
+def _mended(opset: int) -> tuple[Any, ...]:
     from onnx.reference.op_run import OpRun
 
     class AveragePool(OpRun):
@@ -67,7 +72,32 @@ def _mended() -> tuple[Any, ...]:
         def _run(self, x: Array, index: Array, axis: int | None = None) -> tuple[Array]:
             return (gathered(x, index, axis or 0),)
 
-    return AveragePool, MaxPool, GatherElements
+    class Softmax(OpRun):
+        op_domain = ""
+
+        def _run(self, x: Array, **_: Any) -> tuple[Array]:
+            return (np.exp(log_softmax_of_the_rest(x, named(self.onnx_node))).astype(x.dtype),)
+
+    class LogSoftmax(OpRun):
+        op_domain = ""
+
+        def _run(self, x: Array, **_: Any) -> tuple[Array]:
+            return (log_softmax_of_the_rest(x, named(self.onnx_node)),)
+
+    def named(node: Any) -> int:
+        """The reference fills in what is the default of today."""
+        return next((a.i for a in node.attribute if a.name == "axis"), 1)
+
+    made = AveragePool, MaxPool, GatherElements
+    return made if opset >= ONE_AXIS else (*made, Softmax, LogSoftmax)
+
+
+def log_softmax_of_the_rest(x: Array, axis: int) -> Array:
+    """Over all axes from one on."""
+    start = axis % x.ndim
+    rows = x.reshape(prod(x.shape[:start]), -1)
+    shifted = rows - rows.max(1, keepdims=True)
+    return (shifted - np.log(np.exp(shifted).sum(1, keepdims=True))).reshape(x.shape)
 
 
 def gathered(x: Array, index: Array, axis: int) -> Array:

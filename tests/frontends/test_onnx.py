@@ -23,6 +23,7 @@ from fuser.frontends.model_file import read_model_file  # noqa: E402
 from fuser.frontends.onnx_file import _Importer  # noqa: E402
 from fuser.frontends.onnx_reference import reference  # noqa: E402
 from fuser.frontends.onnx_rules import RULES  # noqa: E402
+from search.trial import wanted_of  # noqa: E402
 from tests.damage import damaged_bytes  # noqa: E402
 
 OPSET = 21
@@ -232,6 +233,37 @@ def test_conditions_choose(tmp_path: Path, rng: np.random.Generator) -> None:
     agree(saved(tmp_path, nodes, {"x": X, "y": X}, ["z", "v"], {"zero": np.zeros(1, F)}), rng)
 
 
+def test_the_branch_that_is_taken_is_read(tmp_path: Path, rng: np.random.Generator) -> None:
+    """As exporters write it of what shapes decide."""
+    kind = helper.make_tensor_value_info("r", TensorProto.FLOAT, X)
+    branches: dict[str, Any] = {
+        f"{name}_branch": helper.make_graph([helper.make_node(op, ["x", "two"], ["r"])], name, [], [kind], [two])
+        for name, op in (("then", "Mul"), ("else", "Add"))
+        for two in [numpy_helper.from_array(np.array(2, F), "two")]
+    }
+    file = agree(saved(tmp_path, [helper.make_node("If", ["c"], ["y"], **branches)], {"x": X}, ["y"], {"c": np.array(True)}), rng)
+    assert "add" not in {n.op for n in file.imported.program.nodes}
+
+
+def test_a_softmax_of_old_is_over_all_that_follows(tmp_path: Path, rng: np.random.Generator) -> None:
+    nodes = [helper.make_node("Softmax", ["x"], ["y"]), helper.make_node("LogSoftmax", ["x"], ["z"], axis=-1)]
+    path = saved(tmp_path, nodes, {"x": X}, ["y", "z"], opset=11)
+    x = rng.standard_normal(X).astype(F)
+    y, z = agree(path, rng).original.original_outputs({"x": x})
+    np.testing.assert_allclose(y.sum((1, 2)), 1, rtol=1e-6)
+    np.testing.assert_allclose(np.exp(z).sum(-1), 1, rtol=1e-6)
+
+
+def test_what_the_reference_lacks_is_compared_with_torch(tmp_path: Path, rng: np.random.Generator) -> None:
+    known = {"q": rng.integers(-9, 9, (4, 4)).astype(np.int8), "s": np.array(0.5, F), "z": np.array(0, np.int8)}
+    nodes = [helper.make_node("DequantizeLinear", ["q", "s", "z"], ["w"]), helper.make_node("Mul", ["x", "w"], ["y"])]
+    file = read_model_file(saved(tmp_path, nodes, {"x": (4, 4)}, ["y"], known, opset=17))
+    x = pytest.importorskip("torch").ones(4, 4)
+    wanted, called = wanted_of(file, {"x": x.numpy()}, {"x": x}, "cpu")
+    assert "does not run the model: No implementation for operator 'DequantizeLinear'" in called
+    np.testing.assert_array_equal(wanted["y"], known["q"] * 0.5)
+
+
 def test_splits_by_sizes_and_evenly(tmp_path: Path, rng: np.random.Generator) -> None:
     nodes = [
         helper.make_node("Split", ["x", "sizes"], ["a", "b"], axis=-1),
@@ -373,6 +405,10 @@ def bad(folder: Path) -> dict[str, tuple[Path, str]]:
     (folder / "huge").mkdir()
     grown = [helper.make_node("ConstantOfShape", ["size"], ["z"], "much"), helper.make_node("Add", ["x", "z"], ["y"])]
     huge = saved(folder / "huge", grown, {"x": (1, 4)}, ["y"], {"size": i(2**20, 2**20)})
+    (folder / "short").mkdir()
+    short = saved(folder / "short", [helper.make_node("Mul", ["x", "w"], ["y"])], {"x": (1, 4)}, ["y"], {"w": np.ones((9, 4), F)})
+    onnx.save(onnx.load(short), short, save_as_external_data=True, location="w", size_threshold=0)
+    (short.parent / "w").write_bytes(bytes(80))
     text = folder / "text.onnx"
     text.write_text("{}")
     return {
@@ -380,12 +416,13 @@ def bad(folder: Path) -> dict[str, tuple[Path, str]]:
         "option": (node("Selu", "odd", alpha=2.0), r"the node 'odd' \(Selu\) has alpha=2"),
         "dynamic": (dynamic, "dimension 0 of the input 'x' is batch"),
         "huge": (huge, "the node 'much' .* makes a constant of about 1e\\+12 elements"),
+        "short": (short, "the tensor 'w' cannot be read"),
         "text": (text, "ONNX cannot load it"),
         "absent": (folder / "absent.onnx", "No such file"),
     }
 
 
-@pytest.mark.parametrize("name", ["unknown", "option", "dynamic", "huge", "text", "absent"])
+@pytest.mark.parametrize("name", ["unknown", "option", "dynamic", "huge", "short", "text", "absent"])
 def test_what_cannot_be_read_is_named(name: str, tmp_path: Path) -> None:
     path, reason = bad(tmp_path)[name]
     with pytest.raises(UnsupportedError if name in ("unknown", "option", "huge") else ModelFileError, match=reason) as found:
