@@ -1,7 +1,7 @@
 """How many candidates a search has to measure until it has one within 5 % of the best, by strategy and model; and how well the
 models' estimates go with what was measured (figure 11 of the paper).
 
-    python -m experiments.ablation experiments/raw -o experiments/results/h200-ablation
+    python -m experiments.ablation experiments/raw experiments/results/h200-quick -o experiments/results/h200-ablation
 
 Simulated over measured pools: the candidates of a workload are those that rows know, their times the rows' medians. What a search
 asks for is looked up, and what nobody has measured does not exist. Each search is made with several seeds; the number is the
