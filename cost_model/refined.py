@@ -69,8 +69,8 @@ WARM, OTHERS = 0.7, 0.6
 """Among the kernels of a model, but those that memory alone keeps waiting and those with products on fragments, whose warps load
 what they multiply: of the time from a pipeline's request to its data what is left where these lie in L2, and of that of
 arithmetic, which other blocks' loads stand beside. Of 245 schedules of products of four networks on an H200
-(experiments/results/h200-chains), each timed within its network, errors are 0.45 µs instead of 0.63; the first choices lose
-0.17 µs (0.13 by the prices of kernels by themselves)."""
+(experiments/results/h200-chains), each timed within its network, errors are 0.45 µs instead of 0.63: so a plan says what it will
+take. The first choices lose 0.17 µs, 0.13 by the prices of kernels by themselves: so these choose."""
 WARM_PART = 4
 """What a kernel reads is in L2 where it fills one part in so many: the one in front leaves it there, or brings it."""
 TIE = 1e-4
@@ -133,7 +133,7 @@ def times(w: Work, device: Device, c: Constants, chained: bool = False) -> dict[
     starts = programs * c.block
     turns = waves * inside + (waves - 1.0) * np.where(w.flattened > 0, 0.0, waits) + starts
 
-    into_sm = each * w.loaded / (c.sm_bandwidth * clock)
+    into_sm = each * w.entered / (c.sm_bandwidth * clock)
     l2 = w.blocks * (traffic - c.merged * w.common) / (device.l2_bandwidth * c.l2_rate)
     # by Little's law memory works at its bandwidth with so many bytes under way; far more stand in each other's way
     enough = ENOUGH * device.memory_bandwidth * c.fetch
@@ -288,6 +288,7 @@ def _library_work(
         "warps": np.full(len(rows), 8.0),
         "wgmma" if grouped else "mma": tensor,
         "loaded": left + right,
+        "entered": left + right,
         "stored": rows * columns * item,
         "common": left * (1.0 - np.ceil(together / across) / together) + right * (1.0 - np.minimum(across, together) / together),
         "issued": zero if grouped else left + right,

@@ -61,6 +61,8 @@ ELASTIC = 248.0
 """Registers beyond which loads wait for each other instead of asking for more."""
 FLAT = 0.4
 """Registers for each element of an element-wise result, which is used up bit by bit."""
+BESIDE = 0.6
+"""Registers for each element of what another product multiplies that is loaded at the same time."""
 FOLDED = 3.0
 """Registers for each element of a row statistic: old and new value, scale, copies in lanes of a row."""
 LEAST = 16
@@ -363,6 +365,10 @@ def _registers(f: Features, lanes: dict[str, Sizes], dots: dict[int, Dot], pipel
             # fragments of one step of 16; without tensor cores the whole product
             step = np.where(d.groups, 0.0, np.minimum(8.0 * (d.rows * d.warp_cols + d.cols * d.warp_rows) / threads, 32.0))
             alive[i] = alive[i] + np.where(d.tensor, step, FLAT * f.product(lanes, stmt.related) / threads)
+            # what several products of one operand without tensor cores multiply is loaded at once
+            beside = (f.stmts[j] for j, x in dots.items() if j != i and x.left == d.left and f.stmts[j].loops == s.loops)
+            others = (f.product(lanes, x.stmt.related) for x in beside)
+            alive[i] = alive[i] + np.where(d.tensor, 0.0, BESIDE * sum(others, np.zeros(len(f))) / threads)
             if f.block.by_value[d.left].kind != "load":
                 alive[i] = alive[i] + np.where(d.tensor & (d.warp_cols == 1), 0.5 * d.rows * d.inner / threads, 0.0)
             size = size * d.repeat

@@ -20,7 +20,6 @@ from typing import Any
 from cost_model import refined
 from cost_model.constants import constants_of
 from cost_model.element_time import element_seconds
-from cost_model.models import CHAINED
 from fuser import kept
 from fuser.aten import operator
 from fuser.device import Device
@@ -66,8 +65,6 @@ OWN = 1.25
 """The same beside what torch's compiler makes, of which only bytes are counted."""
 FEW = 8
 """Programs that are priced sooner than other processes start."""
-AMONG = replace(INSTANT, model=CHAINED)
-"""A part's kernels run among others."""
 DOUBT = 1.2
 """How many times its floor a kernel of torch's compiler is expected to take, where there are searched kernels of ours."""
 ROW = 4096
@@ -171,7 +168,7 @@ def _best(asked: _Asked, device: Device, libraries: bool, seed: int) -> Laid:
     ends = {min(several, key=len), max(several, key=len)}
     for rows in sorted(ends, key=len):
         try:
-            best = tune_fast(program, device, AMONG, seed, in_layouts(with_calls, rows, weights), worth=worth)
+            best = tune_fast(program, device, INSTANT, seed, in_layouts(with_calls, rows, weights), worth=worth)
             found[rows] = _with_plain(best, dict(weights), device)
         except FuserError:
             found[rows] = None
@@ -240,7 +237,7 @@ def _ranked(graph: KernelGraph, like: Ranked, moved: Collection[str], device: De
     """The graph with another's schedules, without the options of tensors that lie otherwise: a descriptor may not fit them."""
     kernels = (s.with_knobs(**{k: None for k, _ in s.knobs if tensor_of(k) in moved}) for s in like.schedule.kernels)
     candidate = Candidate(graph, Schedule(tuple(kernels)))
-    return Ranked(candidate, graph_seconds(candidate, device, CHAINED))
+    return Ranked(candidate, graph_seconds(candidate, device))
 
 
 def _between(
@@ -331,7 +328,7 @@ def by_library(program: TensorProgram, device: Device, joint: float | None = Non
     ends = (*program.inputs, *program.outputs)
     try:
         graph = KernelGraph(program.name, program.inputs, kernels, program.outputs, tuple(program[n] for n in ends)).validate()
-        seconds = sum(library_seconds(graph, k, device, CHAINED) for k in kernels) if joint is None else joint
+        seconds = sum(library_seconds(graph, k, device) for k in kernels) if joint is None else joint
         made = {n: program[n] for n in program.inputs}
         for kernel in kernels:
             made[kernel.output] = output_of(kernel, made)

@@ -39,6 +39,8 @@ LONG_FRONT = 5e-6
 AHEAD_PART = 0.5
 """Of the bytes that device memory could bring in the time in which the kernel in front leaves it alone, the part up to which
 weights come ahead. On an H200 up to 0.4 gained 0.3 to 0.9 µs for nearly all; what needs all of that time or more lost 1 to 3."""
+AHEAD_L2 = 4
+"""They may fill one part in so many of L2: 33 MB that came ahead cost 5 µs of 57."""
 L2_PART = 2
 """What is read again, program after program, may fill one part in so many of L2."""
 UNIT = 1024
@@ -66,8 +68,10 @@ def chained(candidate: Candidate, device: Device) -> Candidate:
 
     A kernel that comes early finds SMs idle that the one in front leaves. Where more blocks than its share of the grid fit on an
     SM, they would pile up there and not go to those that are free a moment later: so they ask for more shared memory. Products
-    of more than a block for each SM come late all the same, and those behind such a one, where that is long, when it leaves its
-    main loop. The rules come from chains on an H200 that differ in one thing (experiments/results/h200-chains).
+    of more than a block for each SM come when the one in front leaves its main loop, and so do those behind such a one, where
+    that is long; but those that read all at once come early, since their blocks hold nothing but weights or keys, which are
+    under way while they wait. The rules come from chains on an H200 that differ in one thing
+    (experiments/results/h200-chains).
     """
     found: list[KernelSchedule] = []
     made = {t for k in candidate.graph.kernels for t in k.outputs}
@@ -79,20 +83,20 @@ def chained(candidate: Candidate, device: Device) -> Candidate:
         weights = [t for t in operands(p.block) if t not in made]
         if order := _side_by_side(p, weights):
             mine = GRID_ORDER.set(mine, order)
-        product = any(s.contracts for s in p.block.computes)
+        in_turn = any(s.contracts for s in p.block.computes) and not _at_once(p)
         share = ceil(min(p.programs, PERSISTENT.of(mine) or p.programs) / device.sm_count)
         if i or not isinstance(candidate.graph.kernels[0], BlockGraph):
-            start = "late" if product and share > 1 else "loop" if product and front.long else "early"
+            start = "loop" if in_turn and (share > 1 or front.long) else "early"
             mine = PDL.set(mine, start)
             if p.facts.resident() > share:
                 mine = ROOM.set(mine, _room(share, device))
         size = sum(candidate.graph.table[t].nbytes for t in weights)
-        if p.behind and 0 < size <= front.idle:
+        if p.behind and 0 < size <= min(front.idle, device.l2_bytes / AHEAD_L2):
             mine = AHEAD.set(mine, True, *weights)
         terms = estimate(p.block, mine, device)
         front = _Front(
             AHEAD_PART * (terms["seconds"] - terms["device_memory"]) * device.memory_bandwidth,
-            product and share > 1 and terms["seconds"] > LONG_FRONT,
+            in_turn and share > 1 and terms["seconds"] > LONG_FRONT,
         )
         found.append(mine)
     return Candidate(candidate.graph, Schedule(tuple(found)))
@@ -101,10 +105,19 @@ def chained(candidate: Candidate, device: Device) -> Candidate:
 @dataclass(frozen=True)
 class _Front:
     """Of the kernel in front: bytes that device memory may bring while it is busy with other things, and whether it is a long
-    product of more than a block for each SM."""
+    product, read bit by bit, of more than a block for each SM."""
 
     idle: float = 0.0
     long: bool = False
+
+
+def _at_once(p: Place) -> bool:
+    """Whether all that a block reads is under way at once: of products without tensor cores, which have no rows or one, and of
+    parts of a sum without a loop."""
+    if dict(p.block.splits):
+        return not p.loops
+    dots = [[set(p.block.by_value[a].axes) for a in s.args[:2]] for s in p.block.computes if s.contracts]
+    return all(p.plans[a].tile == 1 for left, right in dots for a in left - right)
 
 
 def _room(share: int, device: Device) -> int:

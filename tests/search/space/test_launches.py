@@ -68,7 +68,11 @@ def test_blocks_come_early_where_there_is_one_for_each_sm() -> None:
     assert PDL.of(small) == "early"
     room = ROOM.of(small) + H200.smem_reserved_per_block
     assert room <= H200.smem_per_sm < 2 * room  # nor do two of these stand on one
-    assert PDL.of(launched(4096, {"mn": 64, "k": 32}, 4, 2)) == "late"  # 256 blocks
+    assert PDL.of(launched(4096, {"mn": 64, "k": 32}, 4, 2)) == "loop"  # 256 blocks
+
+
+def test_products_of_one_row_come_early_and_hold_weights_meanwhile() -> None:
+    assert PDL.of(launched(1, {"mn": 1, "k": 256}, 4, 2)) == "early"  # 256 blocks
 
 
 def test_a_product_behind_a_long_one_comes_when_that_leaves_its_loop() -> None:
@@ -78,6 +82,7 @@ def test_a_product_behind_a_long_one_comes_when_that_leaves_its_loop() -> None:
 def test_weights_come_ahead_where_device_memory_is_idle() -> None:
     assert AHEAD.named(launched(512, {"mn": 64, "k": 32}, 4, 2)) == ("V",)  # 256 KiB
     assert not AHEAD.named(launched(16, {"mn": 16, "k": 64}, 4, 3, inner=65536))  # 32 MiB behind a product that reads as much
+    assert not AHEAD.named(launched(8192, {"mn": 128, "k": 64}, 8, 4, inner=65536))  # as much behind one that has time for it
 
 
 def test_programs_that_read_the_same_weights_stand_side_by_side() -> None:
