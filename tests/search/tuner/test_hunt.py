@@ -91,7 +91,7 @@ def test_a_search_climbs_to_its_neighbours() -> None:
 
 def test_what_wins_by_luck_shrinks_nothing() -> None:
     """Noise of a twentieth on a device without drift: times are those of the device, however often the best was a lucky one."""
-    search, judge = hunt(patience=9, generations=9), Simulated(H200, 2, noise=0.05, failing=0.0)
+    search, judge = hunt(patience=9, generations=5), Simulated(H200, 2, noise=0.05, failing=0.0)
     run([search], judge)
     off = [math.log(s / judge.seconds(e.candidate)) for e, s in search.times.items()]
     assert abs(fmean(off)) < 0.05
