@@ -105,9 +105,9 @@ def warps_along(f: Features, stmt: Stmt) -> tuple[Counts, float]:
     bytes that shared memory moves for each element and each of several, conflicts between banks included: none where the sum is
     along the innermost axis, since lanes have added most of it by then."""
     load = _loaded(f, f.block.by_value[stmt.args[0]])
-    if load is None or load.access is None:
+    axes = [a for dim in load.access.dims for a in dim] if load is not None and load.access is not None else []
+    if load is None or not axes:  # one element for all
         return f.warps.astype(float), 0.0
-    axes = [a for dim in load.access.dims for a in dim]
     left: dict[str, Counts] = {a: 2.0 ** np.ceil(np.log2(f.tile[a])) for a in axes}
     inner = axes[-1]
     wide = np.minimum(VECTOR / DTYPE_BYTES[load.dtype], np.multiply.reduce([*left.values()]) / (32.0 * f.warps))

@@ -151,6 +151,13 @@ def test_sums_over_parts_want_long_runs_and_no_warps_along_the_parts() -> None:
     assert whole + 0.3 < added(64, 1, 4) < added(64, 1, 8)
 
 
+def test_a_fold_of_what_was_folded_beside_one_element_for_all_is_priced() -> None:
+    b = Builder("clamped")
+    least = b.op("maximum", b.sum(b.input("X", (64, 128)), 1), b.input("C", ()))
+    block = one_kernel(b.build(Y=b.sum(least, 0))).blocks[0]
+    assert us(block, kernel("k", i=64, k=64), H200) > 0
+
+
 def test_stores_by_descriptors_are_not_free() -> None:
     plain, sent = (us(SUM, kernel("", {"n_part": 32}, 1, knobs=k, b=1, h=64, m=4)) for k in ({}, {"tma_O": True}))
     assert sent > plain
