@@ -40,10 +40,17 @@ from experiments.environment import environment
 from experiments.environment import head
 from experiments.suite import SUITE
 from experiments.suite.case import Keywords
+from fuser.frontends.torch_export import from_torch
+from fuser.ir.mugraph import LibraryKernel
+from fuser.runtime.library import WHOLE
+from search.compile import How
+from search.compile import compile_imported
 from search.measure.machine import device_info
 from search.measure.replays import captured
 from search.measure.replays import in_turn
 from search.piecewise import PiecewiseModule
+from search.views import with_views
+from search.where import where_to_run
 
 PATIENCE = 120
 """Seconds that a module may take to compile."""
@@ -90,6 +97,10 @@ def error(got: Any, want: Any) -> float:
         x, y = (t.detach().double().nan_to_num(0, 9e9, -9e9) for t in (x, y))
         worst = max(worst, float((x - y).norm() / (y.norm() + 1e-9)))
     return worst
+
+
+class NotDifferentError(Exception):
+    """``fuser.compile`` has chosen kernels of ours already."""
 
 
 class _OverError(BaseException):
@@ -177,6 +188,7 @@ def prepared(name: str, dtype: Any, doors: Sequence[str], most: float = PATIENCE
     row["eager_error"] = error(calls["eager"](), exact)
     compilers: dict[str, Callable[[], Callable[..., Any]]] = {
         "ours": lambda: fuser.compile(module, given, example_kwargs=named),
+        "own": lambda: own(module, given, named),
         "door": lambda: torch.compile(module, backend=fuser.torch_backend, dynamic=False),
         "inductor": lambda: torch.compile(module, dynamic=False),
     }
@@ -191,6 +203,8 @@ def prepared(name: str, dtype: Any, doors: Sequence[str], most: float = PATIENCE
                 row["plan"] = str(getattr(run, "plan", run))
                 realised = getattr(run, "realised", None)  # a piecewise module has none
                 row["estimate"] = realised and realised.candidate.us
+        except NotDifferentError:
+            continue
         except Exception as caught:  # noqa: BLE001
             row[f"{peer}_failed"] = f"{type(caught).__name__}: {str(caught)[:300]}"
         row[f"{peer}_seconds"] = time.perf_counter() - start[0], time.process_time() - start[1]
@@ -203,6 +217,16 @@ def prepared(name: str, dtype: Any, doors: Sequence[str], most: float = PATIENCE
         except Exception as caught:  # noqa: BLE001 - a call that waits for the GPU cannot be captured
             row[f"{peer}_graph_failed"] = str(caught)[:200]
     return {"row": row, "calls": calls, "graph": {n: g[1] for n, g in graphs.items()}, "kept": graphs}
+
+
+def own(module: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    """Kernels of ours where ``fuser.compile`` leaves all to torch's compiler; refused where it does not."""
+    device, spec = where_to_run(None, None, type(module).__name__)
+    known = with_views(from_torch(module, given, example_kwargs=named))
+    other = compile_imported(known, spec, device, How(compiled=False, jobs=1, theirs=True))
+    if not any(isinstance(k, LibraryKernel) and WHOLE in dict(k.attrs).values() for k in other.graph.kernels):
+        raise NotDifferentError
+    return compile_imported(known, spec, device)
 
 
 def worker(args: argparse.Namespace, names: Sequence[str]) -> None:

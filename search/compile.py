@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from contextlib import suppress
 from dataclasses import dataclass
 from dataclasses import replace
+from math import inf
 from math import nan
 from typing import Any
 
@@ -51,9 +52,12 @@ from search.compile_options import Options
 from search.compiled import CompiledProgram
 from search.converted import conversion
 from search.converted import converted
+from search.cover.model import AS_IT_STANDS
 from search.cover.model import compile_model
 from search.cover.model import is_model
 from search.cover.offers import Pricing
+from search.cover.theirs import CLEAR
+from search.cover.theirs import wholly
 from search.libraries import with_libraries
 from search.piecewise import PiecewiseModule
 from search.piecewise import states_after
@@ -151,7 +155,7 @@ def _as_program(program: Any, inputs: Sequence[Any], keywords: Mapping[str, Any]
     if known.called is not None and hasattr(program, "forward"):
         known = as_they_lie(with_views(known), _examples(program, known, inputs, keywords))
     device, spec, tuning = _placed(options, known.program.name)
-    how = How(options.checked, options.seed, tuning, options.capture)
+    how = How(options.checked, options.seed, tuning, options.capture, theirs=known.called is not None)
     chosen = (options.graph, options.schedule, options.superoptimize)
     if not any(chosen):
         return compile_imported(known, spec, device, how)
@@ -212,7 +216,7 @@ def _by_graphs(
 class How:
     """How kernels are chosen and compiled: what ``tuning`` chooses, by ``jobs`` processes that price and compile (None: one for
     each core). ``say`` is told each stage as it begins. Without ``compiled`` kernels are chosen and verified alone; ``ours``: our
-    own runtime is to call the libraries. ``pool`` holds the weights."""
+    own runtime is to call the libraries; ``theirs``: torch's compiler may be given all of it. ``pool`` holds the weights."""
 
     checked: bool = True
     seed: int = 0
@@ -222,6 +226,7 @@ class How:
     say: Say = silent
     compiled: bool = True
     ours: bool = True
+    theirs: bool = False
     pool: Pool | None = None
 
 
@@ -236,11 +241,15 @@ def check_products(program: TensorProgram) -> None:
 def compile_imported(known: Imported, spec: Device, device: str | None, how: How = How()) -> CompiledProgram:
     """A program as one region or by parts."""
     check_products(known.program)
-    jobs, waiting = cores() if how.jobs is None else how.jobs, None
+    jobs, waiting, model = cores() if how.jobs is None else how.jobs, None, None
     runs = device if how.compiled else None
+    theirs = (
+        wholly(known.program, spec) if how.theirs and device not in (None, "cpu") and not measures(how.tuning.effort) else None
+    )
+    most = inf if theirs is None else CLEAR * theirs.winner.seconds
 
     def whole(tuned: Tuned) -> CompiledProgram:
-        done = _made(tuned, spec, device, how)
+        done = Realised(tuned, tuned.winner, AS_IT_STANDS, ()) if tuned is theirs else _made(tuned, spec, device, how)
         more = (known.called, None, how.pool, known.orders)
         return CompiledProgram(known.program, spec, done, runs, known.params, known.inputs, how.capture, None, *more)
 
@@ -249,21 +258,31 @@ def compile_imported(known: Imported, spec: Device, device: str | None, how: How
         with suppress(NoValidKernelError, UnsupportedError):
             tuned = _tuned(known.program, spec, device, (None, None, 0.0), how)
             if device in (None, "cpu") or measures(how.tuning.effort) or not worth_parts(tuned, spec):
-                return whole(tuned)
+                return whole(theirs if theirs is not None and tuned.winner.seconds >= most else tuned)
             waiting = tuned
     with ProcessPoolExecutor(jobs, APART) if jobs > 1 else nullcontext() as pool:
-        model = compile_model(
-            known.program,
-            known.params,
-            Pricing(spec, device not in (None, "cpu"), how.seed, pool, ours=how.ours),
-            compiled=how.compiled and device != "cpu",
-            checked=how.checked,
-            say=how.say,
-            tuning=how.tuning,
-        )
-    if waiting is not None and doubt(known.program) * waiting.winner.seconds <= model.whole.candidate.seconds:
+        try:
+            model = compile_model(
+                known.program,
+                known.params,
+                Pricing(spec, device not in (None, "cpu"), how.seed, pool, ours=how.ours),
+                compiled=how.compiled and device != "cpu",
+                checked=how.checked,
+                say=how.say,
+                tuning=how.tuning,
+                most=most,
+            )
+        except (NoValidKernelError, UnsupportedError):
+            if theirs is None:
+                raise
+    if waiting is not None and doubt(known.program) * waiting.winner.seconds <= (
+        model.whole.candidate.seconds if model else most
+    ):
         with suppress(NoValidKernelError, UnsupportedError):
             return whole(waiting)
+    if model is None:
+        assert theirs is not None
+        return whole(theirs)
     more = (known.called, None, how.pool, known.orders)
     return CompiledProgram(model.program, spec, model.whole, runs, model.params, known.inputs, how.capture, model, *more)
 

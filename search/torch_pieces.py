@@ -21,6 +21,7 @@ from fuser.frontends.torch_export import draws
 from fuser.frontends.torch_export import from_graph
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.program import DTYPE_BYTES
+from fuser.runtime.library import JOINED
 from search.compile import compile_program
 from search.compiled import CompiledProgram
 from search.torch_graphs import Replayed
@@ -159,7 +160,7 @@ def compiled(module: Any, givens: Givens, name: str, options: Mapping[str, Any])
         made = compile_program(known, **options)
     except Exception as error:  # noqa: BLE001 - torch runs a graph that cannot be compiled, whatever the reason
         return Piece(eager.run, None, first_line(error))
-    if not any(isinstance(k, BlockGraph) for k in made.graph.kernels):
+    if not any(isinstance(k, BlockGraph) or JOINED in dict(k.attrs) for k in made.graph.kernels):
         return eager
     places = [n for n in module.graph.nodes if n.op == "placeholder"]
     names = {n.name: i for i, n in enumerate(places)}

@@ -105,7 +105,7 @@ class Executable:
         made = self.plan.adopted
         self._forms = {n: torch.empty(t.shape, dtype=getattr(torch, t.dtype), device="meta") for n, t in self.plan.table.items()}
         lying = {**self._forms, **self.intermediates, **self.constants}
-        self._pieces = joined(self.plan, lying, self.device, build) if build else []
+        self._pieces = joined(self.plan, lying, self.device, build, self.constants) if build else []
         self._made = tuple(i for i, s in enumerate(self._outputs) if s.name in made)
         self._ends = (*self._inputs, *(s for s in self._outputs if s.name not in made))
         self._held = held_by_libraries(self.plan) - set(self.constants) | made

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -20,6 +21,8 @@ from typing import Any
 
 from fuser.aten import call as call_aten
 from fuser.ir.mugraph import LibraryKernel
+from fuser.runtime.library import JOINED
+from fuser.runtime.library import WHOLE
 from fuser.runtime.library import call_of_result
 from fuser.runtime.library import constants
 from fuser.runtime.library import root_of
@@ -64,17 +67,20 @@ class Piece:
     run: Run
     key: Any = None
     """Equal for pieces that do the same with tensors that lie alike."""
+    whole: bool = False
+    """All of a program: with what the compiler leaves to libraries, too."""
 
 
-def joined(plan: Plan, table: Mapping[str, Any], device: Any, build: Build) -> list[Piece]:
-    """The pieces of a plan of which ``build`` makes something, of tensors like those in ``table``."""
+def joined(plan: Plan, table: Mapping[str, Any], device: Any, build: Build, constants: Collection[str] = ()) -> list[Piece]:
+    """The pieces of a plan of which ``build`` makes something, of tensors like those in ``table``, and of ``constants`` there."""
     import torch
 
     until, made = time.monotonic() + SECONDS, dict[Any, Run | None]()
 
     def like(piece: Piece) -> list[Any]:
-        found = [value_of(n, plan.views, table) for n in (*piece.reads, *piece.writes)]
-        return [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device) for x in found]
+        names = (*piece.reads, *piece.writes)
+        held = [piece.whole and root_of(n, plan.views) in constants for n in names]
+        return [_example(value_of(n, plan.views, table), device, h) for n, h in zip(names, held, strict=True)]
 
     def built(piece: Piece) -> list[Piece]:
         if piece.key not in made:
@@ -82,7 +88,7 @@ def joined(plan: Plan, table: Mapping[str, Any], device: Any, build: Build) -> l
             if time.monotonic() < until:
                 with suppress(Exception), torch.no_grad():  # out of memory, too: these are examples
                     given = like(piece)
-                    graph = _traced(piece.run, given)
+                    graph = _traced(piece.run, given, piece.whole)
                     made[piece.key] = None if graph is None else build(graph, piece.run, given)
         run = made[piece.key]
         return [] if run is None else [replace(piece, run=run)]
@@ -142,12 +148,14 @@ def _overlapping(plan: Plan, numbers: Sequence[int]) -> bool:
 def _piece(plan: Plan, numbers: tuple[int, ...], table: Mapping[str, Any]) -> Piece | None:
     """Launches as one function; None where one is generated, a product, or for a library alone."""
     kernels: list[tuple[LibraryKernel, dict[str, Any]]] = []
+    whole = True
     for n in numbers:
         k = plan.graph.kernels[plan.launched[n]]
-        if not isinstance(k, LibraryKernel) or plan.sources[plan.launched[n]] is not None or k.contracts:
+        if not isinstance(k, LibraryKernel) or plan.sources[plan.launched[n]] is not None:
             return None
         attrs = constants(k, plan.graph, plan.table)
-        if apart(f"{k.op} {attrs.get('callee', '')}"):
+        whole = attrs.pop(JOINED, None) == WHOLE and whole
+        if not whole and (k.contracts or apart(f"{k.op} {attrs.get('callee', '')}")):
             return None
         kernels.append((k, attrs))
     reads, ends = _ends(plan, numbers)
@@ -168,24 +176,44 @@ def _piece(plan: Plan, numbers: tuple[int, ...], table: Mapping[str, Any]) -> Pi
     steps = tuple((k.op, repr(attrs), tuple(order[t] for t in (*k.args, k.output))) for k, attrs in kernels)
     forms = tuple((x.shape, x.stride(), x.dtype) for x in (value_of(n, plan.views, table) for n in (*reads, *writes)))
     key = steps, forms, tuple(order[n] for n in writes), tuple(order[n] for n in makes)
-    return Piece(numbers, reads, writes, makes, run, key)
+    return Piece(numbers, reads, writes, makes, run, key, whole)
 
 
-def _traced(run: Run, given: Sequence[Any]) -> Any:
+def _example(x: Any, device: Any, held: bool) -> Any:
+    """A tensor that lies alike, with the same elements where they are ``held``; else with random ones, or zero, which is a place
+    in any tensor."""
+    import torch
+
+    found = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device)
+    # all of the memory: elements of a broadcast tensor lie in one place
+    memory = found.as_strided((found.untyped_storage().nbytes() // found.element_size(),), (1,))
+    if held:
+        memory.copy_(x.as_strided(memory.shape, (1,)))
+    elif x.is_floating_point():
+        memory.normal_()
+    else:
+        memory.zero_()
+    return found
+
+
+def _traced(run: Run, given: Sequence[Any], whole: bool = False) -> Any:
     """The function as a graph of torch's operators that writes its results at the end; None where its compiler has no kernels for
-    them."""
+    them, and less than the ``whole`` of a program is asked for."""
     import torch
     import torch._inductor.lowering  # its decompositions need it and do not import it
     from torch._inductor.decomposition import select_decomp_table
+    from torch._inductor.fx_passes.joint_graph import joint_graph_passes
     from torch.fx.experimental.proxy_tensor import make_fx
 
     with _fakes(given) as fakes:
         graph: Any = run
         for _ in range(2):  # some operators are made of others that write in place
-            whole = torch.func.functionalize(graph, remove="mutations_and_views")
-            graph = make_fx(whole, decomposition_table=select_decomp_table())(*fakes)
+            pure = torch.func.functionalize(graph, remove="mutations_and_views")
+            graph = make_fx(pure, decomposition_table=select_decomp_table())(*fakes)
             if not any(map(_in_place, graph.graph.nodes)):
                 break
+        if whole:
+            return joint_graph_passes(graph)
     names = [str(n.target) for n in graph.graph.nodes if n.op == "call_function"]
     calls = [name for name in names if name.startswith("aten.")]
     theirs = [name for name in calls if apart(name)]
@@ -218,12 +246,9 @@ def inductor(graph: Any, run: Run, given: Sequence[Any]) -> Run | None:
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx_inner
 
-    for x in given:  # all of their memory: elements of a broadcast tensor lie in one place
-        whole = x.as_strided((x.untyped_storage().nbytes() // x.element_size(),), (1,))
-        whole.normal_() if x.is_floating_point() else whole.zero_()  # zero is a place in any tensor
     wanted = [x.clone() for x in given]
     with config.patch(compile_threads=1), _fakes(given) as fakes:
-        made: Any = compile_fx_inner(graph, fakes)
+        made: Any = compile_fx_inner(graph, fakes, is_inference=True)
     others = run(*wanted)
     mine = made(list(given))
     return (lambda *xs: made(list(xs))) if all(map(_alike, (*given, *mine), (*wanted, *others))) else None

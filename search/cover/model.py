@@ -140,10 +140,12 @@ def compile_model(
     checked: bool = True,
     say: Say = silent,
     tuning: Tuning = MODEL_ALONE,
+    most: float = math.inf,
 ) -> Model:
     """Choose parts, tune and check each distinct one, and put their kernels into one graph. The model alone prices the
     candidates; those that are chosen are tuned by ``tuning``. ``say`` is told each stage as it begins. Raises
-    :class:`fuser.errors.NoValidKernelError` naming an operator that nothing can compute."""
+    :class:`fuser.errors.NoValidKernelError` naming an operator that nothing can compute, and where nothing takes less than
+    ``most`` seconds."""
     device, executor, seed = pricing.device, pricing.executor, pricing.seed
     stages = Stages(say)
     stages.begin("candidates", f"looking for candidates among {counted(len(program.nodes), 'operator')}")
@@ -166,6 +168,8 @@ def compile_model(
         if chosen is None:
             offers = offers.otherwise or offers
             continue
+        if chosen.seconds >= most:
+            raise NoValidKernelError(f"all kernels for {program.name!r} take {most * 1e6:.1f} µs or more", "allow more")
         if found := _tuned(chosen, better, pricing, tuning, stages):
             better |= found
             offers = replace(offers, tuned={p: better.get(p.key, t) for p, t in offers.tuned.items()})

@@ -316,11 +316,12 @@ def _folds(node: Node) -> bool:
     return torch.Tag.pointwise not in operator(node.attr["callee"]).tags
 
 
-def by_library(program: TensorProgram, device: Device, joint: float | None = None) -> Tuned | None:
-    """A program of one operator, and views, by a library call; of several in ``joint`` seconds, if that is given."""
+def by_library(program: TensorProgram, device: Device, joint: float | None = None, how: bool | str = True) -> Tuned | None:
+    """A program of one operator, and views, by a library call; of several in ``joint`` seconds, if that is given. ``how``: the
+    value of :data:`JOINED`."""
     if joint is None and sum(not moves_only(n) for n in program.nodes) > 1:
         return None
-    more = {JOINED: True} if joint is not None else {}
+    more = {JOINED: how} if joint is not None else {}
     kernels = tuple(
         LibraryKernel(n.output, n.op, n.inputs, n.output, tuple(sorted({**program.bound(n), **more}.items())))
         for n in program.nodes
