@@ -10,6 +10,9 @@ from typing import Any
 from fuser.errors import UsageError
 from fuser.frontends.imported import Called
 from fuser.frontends.imported import Result
+from fuser.frontends.opened import closed
+from fuser.frontends.opened import opened
+from fuser.frontends.opened import opens
 from fuser.frontends.torch_views import seen
 
 
@@ -40,7 +43,8 @@ def as_module(called: Called, what: str, given: Sequence[Any], named: Mapping[st
     keywords = called.arguments.child(1).context or []
     if set(keywords) == set(named):
         named = {k: named[k] for k in keywords}
-    leaves, tree = _pytree.tree_flatten((tuple(given), dict(named)))
+    values = (tuple(given), dict(named))
+    leaves, tree = _pytree.tree_flatten(opened(values) if opens(called.arguments) else values)
     if tree != called.arguments:
         raise UsageError(
             f"{what} is called otherwise than with its example inputs",
@@ -67,7 +71,8 @@ def returned(called: Called, found: Mapping[str, Any], given: Mapping[str, Any] 
     from torch.utils import _pytree
 
     leaves = [found[r.name] if r.name else _view(r, found, given) if r.base else r.value for r in called.results]
-    return _pytree.tree_unflatten(leaves, called.returns)
+    found = _pytree.tree_unflatten(leaves, called.returns)
+    return closed(found) if opens(called.returns) else found
 
 
 def _view(result: Result, found: Mapping[str, Any], given: Mapping[str, Any]) -> Any:

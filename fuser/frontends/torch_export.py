@@ -16,6 +16,7 @@ from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 from fuser.aten import call as run_aten
@@ -265,12 +266,12 @@ class _Importer:
         if value is None or (isinstance(value, Ref) and not self._sound(value, before)):
             self.builder.undo(before)
             return self._left(node, args, kwargs)
-        return self._scalar(value, result)
+        return self._shaped(value, result)
 
-    def _scalar(self, value: Any, result: Any) -> Any:
-        """A result as it is, but a scalar where it should be one: numbers beside a scalar are constants of one element."""
-        one = isinstance(value, Ref) and value.shape == (1,) and result.shape == ()
-        return reshaped(self.builder, value, ()) if one else value
+    def _shaped(self, value: Any, result: Any) -> Any:
+        """A result with the dimensions that it should have: constants of one element are numbers here, whatever their rank."""
+        other = isinstance(value, Ref) and value.shape != tuple(result.shape) and prod(value.shape) == result.numel()
+        return reshaped(self.builder, value, tuple(result.shape)) if other else value
 
     def _sound(self, value: Ref, before: int) -> bool:
         """Kernels compute floats: whole numbers and bits are only moved, compared, or a library's."""

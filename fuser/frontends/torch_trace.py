@@ -9,6 +9,8 @@ from unittest.mock import patch
 
 from fuser.errors import UnsupportedError
 from fuser.errors import UntraceableError
+from fuser.frontends.opened import opened
+from fuser.frontends.opened import opening
 from fuser.frontends.torch_shapes import true_states
 
 PLAIN = (int, float, complex, str, type(None))
@@ -20,9 +22,9 @@ def traced(module: Any, example_inputs: tuple[Any, ...], example_kwargs: dict[st
     import torch
 
     try:
-        with warnings.catch_warnings(), true_states():
+        with warnings.catch_warnings(), true_states(), opening(module):
             warnings.simplefilter("ignore", UserWarning)  # attributes that a module sets anew, such as the weights of an LSTM
-            args, keywords = _apart(module, (example_inputs, example_kwargs))
+            args, keywords = _apart(module, opened((example_inputs, example_kwargs)))
             return _alike(module, lambda: torch.export.export(module, args, keywords, dynamic_shapes=sizes))
     # torch.export without dynamo runs the module on fake tensors and passes on what the module raises; of open sizes it asserts
     except (AssertionError, RuntimeError, TypeError, ValueError) as error:
