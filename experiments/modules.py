@@ -45,6 +45,9 @@ from fuser.ir.mugraph import LibraryKernel
 from fuser.runtime.library import WHOLE
 from search.compile import How
 from search.compile import compile_imported
+from search.compiled import CompiledProgram
+from search.cover.model import as_it_stands
+from search.cover.theirs import wholly
 from search.measure.machine import device_info
 from search.measure.replays import captured
 from search.measure.replays import in_turn
@@ -189,6 +192,7 @@ def prepared(name: str, dtype: Any, doors: Sequence[str], most: float = PATIENCE
     compilers: dict[str, Callable[[], Callable[..., Any]]] = {
         "ours": lambda: fuser.compile(module, given, example_kwargs=named),
         "own": lambda: own(module, given, named),
+        "whole": lambda: whole(module, given, named),
         "door": lambda: torch.compile(module, backend=fuser.torch_backend, dynamic=False),
         "inductor": lambda: torch.compile(module, dynamic=False),
     }
@@ -227,6 +231,16 @@ def own(module: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
     if not any(isinstance(k, LibraryKernel) and WHOLE in dict(k.attrs).values() for k in other.graph.kernels):
         raise NotDifferentError
     return compile_imported(known, spec, device)
+
+
+def whole(module: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    """All of a module with convolutions, which have no price for that, by torch's compiler within our runtime."""
+    device, spec = where_to_run(None, None, type(module).__name__)
+    known = from_torch(module, given, example_kwargs=named)
+    found = None if wholly(known.program, spec) else wholly(known.program, spec, images=True)
+    if found is None:
+        raise NotDifferentError
+    return CompiledProgram(known.program, spec, as_it_stands(found), device, known.params, known.inputs, called=known.called)
 
 
 def worker(args: argparse.Namespace, names: Sequence[str]) -> None:

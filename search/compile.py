@@ -10,7 +10,6 @@ from contextlib import nullcontext
 from contextlib import suppress
 from dataclasses import dataclass
 from dataclasses import replace
-from math import inf
 from math import nan
 from typing import Any
 
@@ -52,11 +51,11 @@ from search.compile_options import Options
 from search.compiled import CompiledProgram
 from search.converted import conversion
 from search.converted import converted
-from search.cover.model import AS_IT_STANDS
+from search.cover.model import as_it_stands
 from search.cover.model import compile_model
 from search.cover.model import is_model
 from search.cover.offers import Pricing
-from search.cover.theirs import CLEAR
+from search.cover.theirs import limit
 from search.cover.theirs import wholly
 from search.libraries import with_libraries
 from search.piecewise import PiecewiseModule
@@ -246,10 +245,10 @@ def compile_imported(known: Imported, spec: Device, device: str | None, how: How
     theirs = (
         wholly(known.program, spec) if how.theirs and device not in (None, "cpu") and not measures(how.tuning.effort) else None
     )
-    most = inf if theirs is None else CLEAR * theirs.winner.seconds
+    most = limit(theirs)
 
     def whole(tuned: Tuned) -> CompiledProgram:
-        done = Realised(tuned, tuned.winner, AS_IT_STANDS, ()) if tuned is theirs else _made(tuned, spec, device, how)
+        done = as_it_stands(tuned) if tuned is theirs else _made(tuned, spec, device, how)
         more = (known.called, None, how.pool, known.orders)
         return CompiledProgram(known.program, spec, done, runs, known.params, known.inputs, how.capture, None, *more)
 

@@ -186,3 +186,10 @@ def explicit_attention(q: Any, k: Any, v: Any, mask: Any, scale: float, causal: 
     if mask is not None or causal:
         p = p.masked_fill((scores == -math.inf).all(-1, keepdim=True), 0.0) if keep_nan else torch.nan_to_num(p, nan=0.0)
     return torch.matmul(p, v)
+
+
+def library_attention(q: Any, k: Any, v: Any, mask: Any, scale: float, causal: bool) -> Any:
+    """Torch's own kernels of attention; of causal ones only where there are as many keys as queries."""
+    from torch.nn import functional
+
+    return functional.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale)

@@ -118,7 +118,10 @@ def adopted(
     found = set[str]()
     for number, i in enumerate(launched):
         k = graph.kernels[i]
-        if isinstance(k, LibraryKernel) and sources[i] is None and allocates(k.op, constants(k, graph, tensors)):
+        if not isinstance(k, LibraryKernel) or sources[i] is not None:
+            continue
+        attrs = constants(k, graph, tensors)
+        if JOINED in attrs or allocates(k.op, attrs):  # its compiler would copy what is to be written somewhere
             found |= {k.output} if streams.stream[number] == 0 else {k.output} - set(graph.outputs)
     return frozenset(found)
 

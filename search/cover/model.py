@@ -84,6 +84,11 @@ AS_IT_STANDS = Verified(0, (), False, 0.0, ("library calls, and kernels of eleme
 """The verdict of what nothing was transformed in."""
 
 
+def as_it_stands(tuned: Tuned) -> Realised:
+    """What has no kernel that could be wrong."""
+    return Realised(tuned, tuned.winner, AS_IT_STANDS, ())
+
+
 @dataclass(frozen=True)
 class Model:
     """A program that is computed by parts: each with what was realised for it, in launch order. ``whole`` has one kernel graph of
@@ -266,7 +271,7 @@ def _realise(
     """Puts what ``kernels`` makes of each chosen part into ``done``, by its key: equal parts are verified,
     compiled and checked once. Returns the keys of those of which no candidate holds."""
     distinct = {k: tuned[p] for p in chosen.parts if (k := p.key) not in done}
-    done |= {k: Realised(t, t.winner, AS_IT_STANDS, ()) for k, t in distinct.items() if _stands(t)}
+    done |= {k: as_it_stands(t) for k, t in distinct.items() if _stands(t)}
     left = {k: t for k, t in distinct.items() if k not in done}
     try:
         done |= dict(zip(left, kernels(list(left.values())), strict=True))

@@ -1,0 +1,79 @@
+"""Programs that torch's compiler is given as a whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fuser.device import load_device
+from fuser.ir.builder import Builder
+from fuser.ir.mugraph import LibraryKernel
+from fuser.ir.program import TensorProgram
+from fuser.runtime.graph_executor import Executable
+from fuser.runtime.library import JOINED
+from fuser.runtime.library import WHOLE
+from fuser.runtime.plan import plan
+from search.compile import How
+from search.compile import compile_imported
+from search.cover.theirs import limit
+from search.cover.theirs import wholly
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+from fuser.frontends.imported import Imported  # noqa: E402
+
+H200 = load_device("h200")
+
+
+def program(rows: int, columns: int = 64) -> TensorProgram:
+    b = Builder("mixed", "float32")
+    x, w = b.input("X", (rows, 64)), b.input("W", (64, columns))
+    return b.build(Y=b.relu(x @ w), Z=b.exp(x))
+
+
+def chosen(p: TensorProgram) -> Any:
+    known = Imported(p, {}, p.inputs)
+    return compile_imported(known, H200, "cuda", How(compiled=False, jobs=1, theirs=True)).graph
+
+
+def test_what_is_alike_is_theirs_and_what_is_clearly_better_ours() -> None:
+    b = Builder("elements", "float32")
+    alike = chosen(b.build(Y=b.relu(b.input("X", (4096, 4096)))))
+    assert all(isinstance(k, LibraryKernel) and dict(k.attrs)[JOINED] == WHOLE for k in alike.kernels)
+    b = Builder("normed", "float16")
+    x = b.input("X", (512, 512))
+    assert chosen(b.build(Y=b.relu(x @ b.input("W", (512, 512)) + b.input("B", (512,))))).blocks
+
+
+def test_a_product_and_its_neighbours_cost_what_each_costs() -> None:
+    whole, b = wholly(program(1024, 512), H200), Builder("alone", "float32")
+    alone = wholly(b.build(Y=b.input("X", (1024, 64)) @ b.input("W", (64, 512))), H200)
+    assert whole is not None
+    assert alone is not None
+    assert limit(None) > whole.winner.seconds > alone.winner.seconds
+    assert limit(whole) < whole.winner.seconds
+
+
+def test_of_images_and_masked_attention_nothing_is_known() -> None:
+    b = Builder("masked", "float16")
+    q, k, v = (b.input(n, (4, 64, 32)) for n in "QKV")
+    plain, masked = b.attention(q, k, v, scale=0.1), b.attention(q, k, v, b.input("M", (4, 64, 64)), scale=0.1)
+    assert wholly(b.build(Y=plain), H200) is not None
+    assert wholly(b.build(Y=plain, Z=masked), H200) is None
+
+
+def test_all_of_it_is_one_piece_and_its_results_are_taken_where_they_lie() -> None:
+    found, seen = wholly(program(8), H200), []
+    assert found is not None
+
+    def build(traced: Any, _run: Any, given: Any) -> Any:
+        seen.append([str(n.target) for n in traced.graph.nodes if n.op == "call_function"])
+        return lambda *xs: traced(*xs)
+
+    run = Executable(plan(found.winner.candidate, []), device="cpu", build=build)
+    x, w = torch.randn(8, 64), torch.randn(64, 64)
+    torch.testing.assert_close(run(x, w), ((x @ w).relu(), x.exp()))
+    (targets,) = seen
+    assert any("mm" in t for t in targets)
+    assert not any("copy_" in t for t in targets)
