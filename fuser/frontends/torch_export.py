@@ -11,6 +11,7 @@ value.
 from __future__ import annotations
 
 import operator
+import re
 import warnings
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -53,6 +54,9 @@ from fuser.ir.ops import OPS
 from fuser.ir.ops import Array
 from fuser.ir.program import FLOAT_DTYPES
 from fuser.ir.scales import tie_scales
+
+MODES = frozenset({"wrap_with_set_grad_enabled", "wrap_with_autocast", "wrap"})
+"""Operators of a graph that compute what it does. Others (cond, map, scan) choose or repeat."""
 
 
 def from_torch(
@@ -230,14 +234,16 @@ class _Importer:
         kwargs = map_arg(node.kwargs, self.values.__getitem__)
         if node.target is operator.getitem:
             return args[0][args[1]]
-        if inner := [a for a in args if isinstance(a, torch.fx.GraphModule)]:
-            return self._inline(inner[0], args[args.index(inner[0]) + 1 :])
+        if str(node.target) in MODES:
+            inner = next(i for i, a in enumerate(args) if isinstance(a, torch.fx.GraphModule))
+            return self._inline(args[inner], args[inner + 1 :])
         if not isinstance(node.target, torch._ops.OpOverload):
             raise self._unsupported(node, str(node.target))
         aten = str(node.target).removeprefix("aten.").removesuffix(".default")
         result = node.meta.get("val")
         if isinstance(result, torch.Tensor):
-            if 0 in result.shape:  # nothing to compute; what is left over where a rotary embedding turns all of a head
+            known = all(isinstance(e, int) for e in result.shape)
+            if known and 0 in result.shape:  # nothing to compute; what is left over where a rotary embedding turns all of a head
                 return empty(result)
             _static(node.name, result.shape)
             if result.layout is not torch.strided:
@@ -398,6 +404,8 @@ def _arguments(node: Any, args: Any, kwargs: Any) -> dict[str, Any]:
 def _static(name: str, shape: Any) -> tuple[int, ...]:
     for i, extent in enumerate(shape):
         if not isinstance(extent, int):
+            if re.search(r"\bu\d", str(extent)):
+                raise ProgramError(f"dimension {i} of {name!r} depends on values", "export the part of the module around it")
             raise ProgramError(
                 f"dimension {i} of {name!r} is dynamic ({extent}): shapes must be static",
                 "give its sizes (--buckets, buckets= in Python), or export without dynamic_shapes",

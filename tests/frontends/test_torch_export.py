@@ -345,6 +345,27 @@ def test_control_flow_on_values_is_a_program_error() -> None:
         fuser.from_torch(Fn(lambda x: x if x.sum() > 0 else -x), (rand(4),))
 
 
+def test_graphs_inside_of_graphs_are_no_steps_of_it() -> None:
+    """Only those under another mode of autograd or autocast are; a branch that is chosen by a value is not taken."""
+
+    def chosen(x: Any) -> Any:
+        return torch.cond(x.sum() > 0, lambda y: y + 1, lambda y: y - 1, (x,))
+
+    def silent(x: Any) -> Any:
+        with torch.no_grad():
+            return x * 2
+
+    exported = torch.export.export(Fn(chosen), (rand(4),))
+    with pytest.raises(UnsupportedError, match="the operator cond has no counterpart"):
+        fuser.from_torch(exported)
+    assert [n.op for n in fuser.from_torch(Fn(silent), (rand(4),)).program.nodes] == ["scale"]
+
+
+def test_sizes_that_depend_on_values_are_named() -> None:
+    with pytest.raises(ProgramError, match="dimension 0 of 'nonzero' depends on values"):
+        fuser.from_torch(torch.export.export(Fn(torch.nonzero), (rand(4),)))
+
+
 def test_examples_that_are_one_tensor_stay_two_inputs() -> None:
     linear, (x, y) = nn.Linear(4, 4), (rand(4, 4), rand(4, 4))
     for examples in ((x, x), (linear.weight, linear.weight)):
