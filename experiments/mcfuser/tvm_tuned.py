@@ -288,7 +288,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=TRIALS, help="candidates of a task with a product, beside DLight's")
     parser.add_argument("--seconds", type=float, default=150, help="for cubins")
     parser.add_argument("-j", "--jobs", type=int, default=12)
-    parser.add_argument("-o", "--output", type=Path, default=Path("h200-tuned"))
+    parser.add_argument("-o", "--output", type=Path, default=Path("h200-relax"))
     given = parser.parse_intermixed_args()
     make_folder(given.folder)
     names = given.names or [*DEFAULT]
