@@ -1,0 +1,32 @@
+"""What the kernels of a model are compared with."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import fuser  # noqa: E402
+from fuser.errors import UnsupportedError  # noqa: E402
+from fuser.frontends.imported import Imported  # noqa: E402
+from fuser.frontends.model_file import ONNX  # noqa: E402
+from fuser.frontends.model_file import ModelFile  # noqa: E402
+from search.trial import wanted_of  # noqa: E402
+
+
+class Lacking:
+    """A model that its own reference does not run."""
+
+    def original_outputs(self, _: object) -> None:
+        raise UnsupportedError("the reference lacks it")
+
+
+def test_a_model_that_its_reference_lacks_is_compared_with_torch() -> None:
+    b = fuser.Builder("model")
+    program = b.build(Y=b.relu(b.input("X", (4, 4), "float32") * b.input("W", (4, 4), "float32")))
+    known = Imported(program, {"W": np.full((4, 4), -2, np.float32)}, ("X",))
+    x = torch.arange(-8.0, 8).reshape(4, 4)
+    wanted, called = wanted_of(ModelFile("m.onnx", ONNX, known, Lacking()), {"X": x.numpy()}, {"X": x}, "cpu")
+    assert called == "the ONNX model's operators by torch (the reference lacks it)"
+    assert torch.equal(wanted["Y"], torch.relu(x * -2))
