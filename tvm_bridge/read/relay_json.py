@@ -44,6 +44,9 @@ class JsonNodes:
         self.source = source
         data = _parse(text, source)
         nodes = data.get("nodes")
+        if "root_index" in data:
+            what = f"{source}: is of a TVM without Relay (0.20 or newer)"
+            raise ModelFileError(what, "pass the live module: fuser.optimize(mod)")
         if not isinstance(nodes, list) or not _is_index(data.get("root")):
             raise ModelFileError(f"{source}: is JSON, but not a model of TVM (no list of nodes with a root)", _SAVE)
         self.nodes: list[Any] = nodes

@@ -190,6 +190,7 @@ def test_cycles_are_refused() -> None:
         ("", "offset 0"),
         ("{}", "not a model of TVM"),
         ("[1, 2]", "not a model of TVM"),
+        ('{"root_index": 1, "nodes": []}', "of a TVM without Relay"),
         ('#[version = "0.0.5"]\ndef @main() {}', "text format"),
         ('{"root": 1, "nodes": [{"type_key": ""}, {"type_key": "tir.PrimFunc"}]}', "not a Relay module"),
         ('{"root": 7, "nodes": [{"type_key": ""}]}', "node 7 does not exist"),
