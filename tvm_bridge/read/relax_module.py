@@ -37,12 +37,14 @@ SAME = frozenset(
 
 def is_relax(mod: Any) -> bool:
     """Whether an object is a module of Relax. Imports nothing."""
-    functions = getattr(mod, "functions", {})
-    return any(g.name_hint == ENTRY and type(f).__module__.startswith("tvm.relax") for g, f in functions.items())
+    return any(type(f).__module__.startswith("tvm.relax") for f in getattr(mod, "functions", {}).values())
 
 
 def _main(mod: Any) -> Any:
-    return next(f for g, f in mod.functions.items() if g.name_hint == ENTRY)
+    found = {g.name_hint: f for g, f in mod.functions.items() if type(f).__module__.startswith("tvm.relax")}
+    if ENTRY not in found:
+        raise UnsupportedError(f"the Relax module has no function {ENTRY} (its functions: {', '.join(found)})", "name it so")
+    return found[ENTRY]
 
 
 def open_places(mod: Any) -> dict[str, tuple[tuple[str, int], ...]]:
@@ -197,6 +199,16 @@ def _renamed(op: str, **names: str) -> Rule:
     return rule
 
 
+def _folded(op: str) -> Rule:
+    """A reduction, which over an empty list of axes is none (in Relay it is over all)."""
+    over = _renamed(op, axis="axis", keepdims="keepdims")
+
+    def rule(graph: _Graph, value: Any, types: tuple[TensorType, ...]) -> tuple[Ref, ...]:
+        return graph.read(value.args[0], value.args[0]) if _plain(value.attrs.axis) == () else over(graph, value, types)
+
+    return rule
+
+
 def _matmul(graph: _Graph, value: Any, types: tuple[TensorType, ...]) -> Ref:
     (a,), (b,) = graph.read(value.args[0], None), graph.read(value.args[1], None)
     return graph.node("nn.matmul", (a, b), *types, transpose_a=False, transpose_b=False)
@@ -298,5 +310,5 @@ _RULES: Mapping[str, Rule] = {
     "concat": _renamed("concatenate", axis="axis"),
     "split": _renamed("split", indices_or_sections="indices_or_sections", axis="axis"),
     "take": _renamed("take", axis="axis", mode="mode"),
-    **{n: _renamed(n, axis="axis", keepdims="keepdims") for n in ("sum", "mean", "max", "min")},
+    **{n: _folded(n) for n in ("sum", "mean", "max", "min")},
 }  # fmt: skip

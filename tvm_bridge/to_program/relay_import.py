@@ -163,9 +163,12 @@ def is_typed(mod: Any) -> bool:
 
 
 def module_text(mod: Any) -> str:
-    """A live module as the text of a file."""
+    """A live module as the text of a file. Raises :class:`UsageError` for what a TVM without Relay made: it may end the process
+    where it saves that."""
     import tvm
 
+    if not hasattr(tvm, "relay"):
+        raise UsageError("the module has neither a function of Relax nor one of Relay", "pass one with a function main")
     try:
         return tvm.ir.save_json(mod)
     except tvm.TVMError:  # 0.19 saves no lets that have types

@@ -13,6 +13,7 @@ from torch import nn
 
 from fuser.errors import ModelFileError
 from fuser.errors import UnsupportedError
+from fuser.errors import UsageError
 from fuser.ir.ops import Array
 from search.buckets.sizes import all_padded
 from search.buckets.sizes import resolved
@@ -129,6 +130,31 @@ def test_what_has_no_static_shape_is_named() -> None:
         builder.emit_func_output(builder.emit(relax.op.shape_of(x)))  # type: ignore[attr-defined]
     with pytest.raises(UnsupportedError, match="no static shape"):
         relax_model(builder.get(), None)
+
+
+def test_modules_without_a_main_are_errors() -> None:
+    """None goes to what reads Relay: TVM ends the process where it saves such a module."""
+    import tvm
+    from tvm import relax
+
+    builder, x = relax.BlockBuilder(), relax.Var("x", relax.TensorType((2, 2), "float32"))  # type: ignore[attr-defined]
+    with builder.function("forward", [x]):
+        builder.emit_func_output(builder.emit(relax.op.nn.relu(x)))  # type: ignore[attr-defined]
+    with pytest.raises(UnsupportedError, match=r"no function main \(its functions: forward"):
+        partition_and_optimize(builder.get())
+    with pytest.raises(UsageError, match="neither a function of Relax nor one of Relay"):
+        partition_and_optimize(tvm.IRModule({}))
+
+
+def test_a_reduction_over_no_axes_is_none() -> None:
+    from tvm import relax
+
+    builder, x = relax.BlockBuilder(), relax.Var("x", relax.TensorType((2, 2), "float32"))  # type: ignore[attr-defined]
+    with builder.function("main", [x]):
+        builder.emit_func_output(builder.emit(relax.op.max(x, axis=[])))  # type: ignore[attr-defined]
+    values = {"x": np.arange(4, dtype=np.float32).reshape(2, 2)}
+    (found,) = relax_model(builder.get(), None).evaluate(values)
+    np.testing.assert_array_equal(found, values["x"])
 
 
 def test_a_module_becomes_a_library(layer: tuple[Layer, torch.Tensor], gpu: Any, written: Any) -> None:
