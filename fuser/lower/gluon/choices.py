@@ -285,8 +285,7 @@ def choose(split: Split) -> LayoutPlan:
                 raise refuse(tiles, f"{a!r}, the right operand of {s.value!r}, is computed, and only shared memory has such")
             operands.append(Operand(s.value, a, "shared" if loaded else "registers"))
     again = PERSISTENT.of(tiles.schedule)
-    stages = {b.value: b.stages for b in loads}
-    producer = again > 0 or any(not 1 <= n <= stages[s.value] for s, n in fills(tiles).items() if s.value in stages)
+    producer = refills(tiles, loads)
     shared = sum(b.bytes for b in (*loads, *outs, *handed)) + BARRIERS
     blocks = side_by_side(split, producer, wanted(tiles, fragments), shared)
     blocks = min(blocks, math.ceil(again / SMS)) if again else blocks
@@ -306,6 +305,13 @@ def choose(split: Split) -> LayoutPlan:
     )
 
 
+def refills(tiles: Tiles, buffers: Sequence[Buffer]) -> bool:
+    """Whether some slot is filled more than once, so that a warp has to wait until it is empty."""
+    stages = {b.value: b.stages for b in buffers}
+    often = {s.value: n for s, n in fills(tiles).items() if s.value in stages}
+    return PERSISTENT.of(tiles.schedule) > 0 or any(not 1 <= n <= stages[v] for v, n in often.items())
+
+
 def followed(split: Split, own: LayoutPlan, given: LayoutPlan) -> LayoutPlan:
     """The plan with what a solver has chosen otherwise: stages of rings, layouts of registers, blocks on an SM. Raises
     :class:`NoValidKernelError` for a form that is not written."""
@@ -316,13 +322,14 @@ def followed(split: Split, own: LayoutPlan, given: LayoutPlan) -> LayoutPlan:
     buffers = tuple(
         replace(b, stages=n, bytes=b.bytes // b.stages * n)
         for b in own.buffers
-        for n in [given.buffer[b.value].stages if b.value in given.buffer else b.stages]
+        for n in [given.buffer[b.value].stages if b.value in given.buffer and split.parts == 1 else b.stages]
     )
     fragments = tuple(given.fragment.get(f.value, f) for f in own.fragments)
     if (most := sum(b.bytes for b in buffers)) > SHARED - BARRIERS:
         raise OutOfResourcesError(f"the plan of {split.tiles.block.name!r} needs {most} bytes of shared memory")
-    registers = of_a_consumer(own.consumers, own.producer, given.blocks)
-    return replace(own, buffers=buffers, fragments=fragments, blocks=given.blocks, registers=registers)
+    producer = refills(split.tiles, buffers)
+    registers = of_a_consumer(own.consumers, producer, given.blocks)
+    return replace(own, producer=producer, buffers=buffers, fragments=fragments, blocks=given.blocks, registers=registers)
 
 
 def planned(tiles: Tiles, given: LayoutPlan | None = None) -> tuple[Split, LayoutPlan]:
