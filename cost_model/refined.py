@@ -17,9 +17,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from dataclasses import fields
+from dataclasses import replace
 
 import numpy as np
 
+from cost_model import groups
 from cost_model.constants import Constants
 from cost_model.constants import constants_of
 from cost_model.features import Counts
@@ -182,18 +184,31 @@ def times(w: Work, device: Device, c: Constants, chained: bool = False) -> dict[
 
 def terms(f: Features, device: Device, constants: Constants | None = None) -> dict[str, Counts]:
     """Every part of the estimate for each candidate: times in seconds, and the counts that they come from."""
-    w = work(f, device)
-    found = times(w, device, constants or constants_of(device))
+    w, found = _estimated(f, device, constants)
     found["blocks"], found["resident"] = w.blocks, np.minimum(w.resident, np.ceil(w.programs / device.sm_count))
     found["occupancy"], found["shared_bytes"], found["registers"] = w.resident, w.shared, w.registers
     found["l2_bytes"], found["memory_bytes"] = w.blocks * (w.loaded + w.stored), w.memory
     return found
 
 
+def _estimated(
+    f: Features, device: Device, constants: Constants | None = None, chained: bool = False
+) -> tuple[Work, dict[str, Counts]]:
+    """Counts and times of each candidate, of those by warp groups as :mod:`cost_model.groups` has them."""
+    w, c = work(f, device), constants or constants_of(device)
+    mine = groups.by_groups(f)
+    if not mine.any():
+        return w, times(w, device, c, chained)
+    own = groups.priced(f, w, device, c)
+    held = {n: np.where(mine, own.pop(n), getattr(w, n)) for n in ("resident", "registers", "shared")}
+    found = times(w, device, c, chained) if not mine.all() else own
+    return replace(w, **held), {n: np.where(mine, own[n], x) for n, x in found.items()} | {"barriers": own["barriers"] * mine}
+
+
 def seconds(f: Features, device: Device, constants: Constants | None = None, chained: bool = False) -> Counts:
     """Estimated time of each candidate of a group; infinite where it cannot run (shared memory beyond the device's limit)."""
-    w = work(f, device)
-    total = times(w, device, constants or constants_of(device), chained)["seconds"]
+    w, found = _estimated(f, device, constants, chained)
+    total = found["seconds"]
     thrift = w.shared / device.smem_per_sm + w.registers / device.registers_per_thread + f.warps / device.max_warps_per_sm
     return np.where(w.shared > device.smem_per_block, np.inf, total * (1.0 + TIE * thrift))
 

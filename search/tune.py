@@ -34,6 +34,8 @@ from fuser.ir.candidate import Candidate
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.program import TensorProgram
+from fuser.ir.schedule import KernelSchedule
+from fuser.ir.schedule import Schedule
 from fuser.lower.element_tiles import recipe_of
 from fuser.runtime.library import constants
 from fuser.runtime.library import views_of
@@ -43,6 +45,7 @@ from search.space.evolve import Effort
 from search.space.evolve import Generation
 from search.space.evolve import Ranked
 from search.space.evolve import search
+from search.space.groups import ranked_groups
 from search.space.hazards import hazardous
 from search.space.hazards import unwieldy
 from search.space.kernels import Estimator
@@ -59,6 +62,8 @@ DOUBT = 1.08
 """How much longer than its estimate a structure that a search has found is taken to need, beside those that need no search: what
 is chosen among many for its estimate is likelier underestimated. For 50 drawn programs on an H200, found structures that were
 predicted to win by less gained 4 % at most and lost up to 13 % (6 programs), the others lost 3 % at most (11)."""
+BY_GROUPS = 3
+"""Schedules by warp groups of a structure that stand beside those in Triton: the assembler may refuse some."""
 REMEMBERED = 8192
 """Kernels of which a process remembers the ranking."""
 
@@ -120,7 +125,30 @@ def rank_graph(
 
     found = search(space, assuming if options else estimate, rng, effort, worth=worth - fixed)
     top = [Ranked(with_launches(r.candidate, device, r.seconds), fixed + r.seconds) for r in found.top]
-    return polished(top, device, estimate, best) if options else top, found.estimated, found.notes
+    if not options:
+        return top, found.estimated, found.notes
+    ranked = polished(top, device, estimate, best)
+    more, count = with_groups(space, ranked, estimate, BY_GROUPS)
+    return sorted((*ranked, *more), key=lambda r: r.seconds), found.estimated + count, found.notes
+
+
+def with_groups(space: ScheduleSpace, top: Sequence[Ranked], estimate: Estimator, most: int) -> tuple[list[Ranked], int]:
+    """The best schedule of a structure with those of its kernels by warp groups instead that are faster so, by the estimate; of a
+    kernel alone the ``most`` best. And the number of estimates."""
+    base = top[0]
+    found: list[list[tuple[float, KernelSchedule]]] = []
+    count = 0
+    for k, mine in zip(space.kernels, base.schedule.kernels, strict=True):
+        ranked, estimated = ranked_groups(k, estimate, most, {} if space.ranked is None else space.ranked)
+        own = float(estimate(schedule_features(k.block, mine))[0])
+        found.append([(s - own, g) for s, g in ranked if s < own or len(space.kernels) == 1])
+        count += estimated
+    more: list[Ranked] = []
+    for i in range(max(map(len, found), default=0)):
+        picked = [f[min(i, len(f) - 1)] if f else (0.0, s) for f, s in zip(found, base.schedule.kernels, strict=True)]
+        candidate = Candidate(base.graph, Schedule(tuple(s for _, s in picked)))
+        more.append(Ranked(candidate, base.estimate + math.fsum(x for x, _ in picked)))
+    return more, count
 
 
 def estimator(device: Device, model: str = REFINED) -> Estimator:

@@ -46,7 +46,8 @@ class Option(Generic[T]):
 
     ``parameter``: the compiler's keyword that takes the value. ``counts``: what it adds to the model's counts
     (:class:`cost_model.work.Work`, by field), given the features of a batch and its value, or its values in an array;
-    ``modelled``: the model asks for it itself (:mod:`cost_model.execution`). Without either the model sees no effect.
+    ``modelled``: the model asks for it itself (:mod:`cost_model.execution`). Without either the model sees no effect. ``groups``:
+    it has a meaning for kernels by warp groups (``backend=gluon``) too.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Option(Generic[T]):
     parameter: str = ""
     counts: Callable[[Any, Any], Mapping[str, Any]] | None = None
     modelled: bool = False
+    groups: bool = False
 
     def allows(self, value: Any) -> bool:
         return type(value) is self.kind and (not self.values or value in self.values)
@@ -121,7 +123,7 @@ class Option(Generic[T]):
         """The value that a choice stands for, or None where the option is not for the place (or tensor), or left out."""
         if choice is None or not self.offered(p.device.arch, p.behind):
             return None
-        if any(k in p.schedule.knob for k in rivals(self, tensor)):
+        if any(k in p.schedule.knob for k in rivals(self, tensor)) or not (self.groups or BACKEND.of(p.schedule) == "triton"):
             return None
         if self.needs and not OPTIONS[self.needs].given_in(p.schedule):
             return None
@@ -180,7 +182,8 @@ def _kept(p: Place, choice: bool, tensor: str) -> bool | None:
 
 
 def _movable(p: Place, choice: bool, tensor: str) -> bool | None:
-    return choice if p.facts.movable(p.schedule, tensor) else None
+    """In Triton: warp groups have operands moved so anyway."""
+    return choice if BACKEND.of(p.schedule) == "triton" and p.facts.movable(p.schedule, tensor) else None
 
 
 def _programs(p: Place, choice: int, tensor: str) -> int | None:
@@ -209,11 +212,24 @@ def _shared_out(p: Place, choice: bool, tensor: str) -> bool | None:
 # -- the table
 
 # without choices: it rounds tiles up, which rule 3 has ruled on
-PAD = entry("pad", bool, "compute odd tiles in one padded power of two, not in pieces (80 as 128, not as 64 + 16)", default=False)
+PAD = entry(
+    "pad",
+    bool,
+    "compute odd tiles in one padded power of two, not in pieces (80 as 128, not as 64 + 16)",
+    default=False,
+    groups=True,
+)
 # without choices: another precision is another result
-PRECISION = entry("precision", str, "how the tensor cores multiply float32", values=("ieee", "tf32", "tf32x3"), default="tf32x3")
+PRECISION = entry(
+    "precision",
+    str,
+    "how the tensor cores multiply float32",
+    values=("ieee", "tf32", "tf32x3"),
+    default="tf32x3",
+    groups=True,
+)
 GRID_ORDER = entry(
-    "grid_order", str, "axes of the grid joined by dots, the fastest last", default="", choices=(True,), at=_turned
+    "grid_order", str, "axes of the grid joined by dots, the fastest last", default="", choices=(True,), at=_turned, groups=True
 )
 GROUP = entry(
     "group",
@@ -223,6 +239,7 @@ GROUP = entry(
     default=0,
     choices=(4, 8, 16),
     at=_grouped,
+    groups=True,
 )
 EVICT = entry(
     "evict",
@@ -264,6 +281,7 @@ LAZY = entry(
     choices=(True,),
     at=_kept,
     modelled=True,
+    groups=True,
 )
 PREFETCH = entry(
     "prefetch",
@@ -285,10 +303,15 @@ HOIST = entry(
     choices=(True,),
     at=_behind_loop,
     modelled=True,
+    groups=True,
 )
 # without choices: how many blocks an SM is to hold depends on all kernels that run at the time (search/space/launches.py)
 ROOM = entry(
-    "room", int, "bytes of shared memory that a block asks for at least, so that an SM holds no more than its share", default=0
+    "room",
+    int,
+    "bytes of shared memory that a block asks for at least, so that an SM holds no more than its share",
+    default=0,
+    groups=True,
 )
 # without choices: what it costs and saves is in two kernels
 AHEAD = entry(
@@ -310,6 +333,7 @@ TMA = entry(
     at=_movable,
     tensors=lambda block: {"": operands(block), "store": block.outputs},
     modelled=True,
+    groups=True,
 )
 PERSISTENT = entry(
     "persistent",
@@ -319,6 +343,7 @@ PERSISTENT = entry(
     choices=(1, 2, 4),
     at=_programs,
     modelled=True,
+    groups=True,
 )
 FLATTEN = entry(
     "flatten",
@@ -329,6 +354,7 @@ FLATTEN = entry(
     at=_looped,
     needs="persistent",
     modelled=True,
+    groups=True,
 )
 # Triton 3.6 makes kernels of it for sm_90 too: 29 of 32 of them gave NaN or wrong numbers on an H200
 SPECIALIZE = entry(
@@ -343,7 +369,7 @@ SPECIALIZE = entry(
 )
 
 
-# without choices: no GPU has run such a kernel yet, and the model sees no effect
+# without choices: kernels by warp groups have tiles of their own, so that searches rank them as a space of their own
 BACKEND = entry(
     "backend",
     str,
@@ -351,6 +377,8 @@ BACKEND = entry(
     values=("triton", "gluon"),
     default="triton",
     capability=90,
+    modelled=True,
+    groups=True,
 )
 
 

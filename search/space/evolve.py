@@ -161,9 +161,9 @@ def rank(space: ScheduleSpace, estimate: Estimator, top: int = 8, each: int = 0)
     for splits in space.split_choices():
         lists = []
         for number, k in enumerate(space.kernels):
-            key = (blocks[number], k.behind, k.settings, k.limit, tuple(splits[a] for a in k.free), top)
+            key = (blocks[number], k.behind, k.settings, k.always, k.limit, tuple(splits[a] for a in k.free), top)
             if key not in known:
-                known[key] = _rank_kernel(k, splits, estimate, top)
+                known[key] = rank_kernel(k, splits, estimate, top)
             lists.append(known[key][0])
             seen[key] = known[key][1]
         combined: list[tuple[float, tuple[KernelSchedule, ...]]] = [(0.0, ())]
@@ -179,9 +179,10 @@ def rank(space: ScheduleSpace, estimate: Estimator, top: int = 8, each: int = 0)
     return SearchResult("exhaustive", best, sum(seen.values()), 0, "complete", notes=space.notes)
 
 
-def _rank_kernel(
+def rank_kernel(
     k: KernelSpace, splits: Mapping[str, int], estimate: Estimator, top: int
 ) -> tuple[list[tuple[float, KernelSchedule]], int]:
+    """The ``top`` best schedules of a kernel with their estimates, best first, and the number of estimates."""
     found: list[tuple[float, int, KernelSchedule]] = []
     estimated = 0
     for batch in k.batches(splits):

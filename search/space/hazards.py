@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from cost_model.execution import described
 from cost_model.execution import flattened
 from cost_model.features import Features
+from cost_model.groups import by_groups
 from cost_model.resources import vector
 from fuser.device import Device
 from fuser.ir.mugraph import BlockGraph
@@ -65,11 +66,11 @@ FAULTS = (
 
 
 def hazardous(f: Features, device: Device) -> NDArray[np.bool_]:
-    """Which candidates of a group belong to a class that is compiled wrongly for the device."""
+    """Which candidates of a group belong to a class that is compiled wrongly for the device; none that is written in Gluon."""
     found = np.zeros(len(f), dtype=bool)
     for mask in faults(f, device).values():
         found |= mask
-    return found
+    return found & ~by_groups(f)
 
 
 def faults(f: Features, device: Device) -> dict[str, NDArray[np.bool_]]:
@@ -104,7 +105,7 @@ def unwieldy(f: Features) -> NDArray[np.bool_]:
     did those that cut the sum where groups of warps stand side by side along the columns: more warps than the rows have. Those
     whose threads load more than their registers hold for products without tensor cores took ten times theirs. And those that add
     a product to a tile of a weight in every trip, to multiply by the sum, 1.4 to 2 times."""
-    return np.logical_or.reduce([mask for _, mask in slow(f)])
+    return np.logical_or.reduce([mask for _, mask in slow(f)]) & ~by_groups(f)
 
 
 def slow(f: Features) -> list[tuple[str, NDArray[np.bool_]]]:

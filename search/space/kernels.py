@@ -137,12 +137,14 @@ class Batch:
         if not seen:
             return f
         chosen = [self.schedule(i).knob if ok else {} for i, ok in zip(f.index.tolist(), valid, strict=True)]
-        return replace(f, options={name: np.array([c.get(name) for c in chosen], object) for name in seen})
+        found = {name: np.array([c.get(name) for c in chosen], object) for name in seen}
+        return replace(f, options=dict(self.kernel.always) | found)
 
 
 @dataclass(frozen=True)
 class KernelSpace:
-    """The free choices of one block but for its split counts. ``limit``: rule 4's bytes of shared memory by equation 1."""
+    """The free choices of one block but for its split counts. ``limit``: rule 4's bytes of shared memory by equation 1.
+    ``always``: options that every schedule has, beside those that are chosen."""
 
     block: BlockGraph
     order: Order
@@ -154,6 +156,7 @@ class KernelSpace:
     behind: bool = False
     settings: tuple[Setting, ...] = ()
     notes: tuple[str, ...] = ()
+    always: tuple[tuple[str, Any], ...] = ()
 
     @property
     def knobs(self) -> tuple[Knob[Any], ...]:
@@ -162,7 +165,7 @@ class KernelSpace:
     @cached_property
     def given(self) -> tuple[tuple[str, Any], ...]:
         """Options that every schedule has where they are not searched."""
-        return () if self.settings else given(self.device.arch, self.behind)
+        return self.always or (() if self.settings else given(self.device.arch, self.behind))
 
     @property
     def size(self) -> int:

@@ -15,6 +15,7 @@ from fuser.ir.placement import place as placed
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import bind
 from fuser.lower.descriptors import why_not
+from fuser.lower.options import BACKEND
 from fuser.lower.places import Facts
 from fuser.lower.places import Place
 from fuser.lower.tiles import Tiles
@@ -45,7 +46,10 @@ def place_of(block: BlockGraph, schedule: KernelSchedule, device: Device, follow
 
     @cache
     def resident() -> int:
-        f = replace(schedule_features(bound, schedule), options={})
+        f = schedule_features(bound, schedule)
+        if BACKEND.of(schedule) == "gluon":
+            return int(refined.terms(replace(f, options={BACKEND.key(): "gluon"}), device)["occupancy"][0])
+        f = replace(f, options={})
         registers, shared = int(refined.registers(f, device)[0]), int(refined.shared_memory(f, device)[0])
         threads = 32 * schedule.num_warps
         return device.blocks_per_sm(threads, min(registers, device.registers_per_thread), shared)

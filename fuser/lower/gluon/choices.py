@@ -33,11 +33,12 @@ from fuser.lower.gluon.split import products
 from fuser.lower.gluon.split import refuse
 from fuser.lower.gluon.split import shared_out
 from fuser.lower.options import BACKEND
+from fuser.lower.options import OPTIONS
 from fuser.lower.options import PERSISTENT
 from fuser.lower.options import option_of
 from fuser.lower.tiles import Tiles
 
-TAKEN = ("backend", "flatten", "grid_order", "group", "hoist", "lazy", "pad", "persistent", "precision", "room", "tma")
+TAKEN = tuple(o.name for o in OPTIONS.values() if o.groups)
 """Options that have a meaning here; operands of products are moved by descriptors with or without ``tma``."""
 COLUMNS = 256
 """Most of one ``wgmma``."""

@@ -1,0 +1,364 @@
+"""Price of a kernel by warp groups (``backend=gluon``): a warp that loads, and one to four groups of four warps that compute on
+rows of their own.
+
+    time = launch + base + join(waves · join(chain, (N - 1) / N · SM) + first loads + starts, L2 and device memory)
+
+The *chain* is what one group does in turn with one place of the grid: products and arithmetic of its rows, beside each other
+where the generator lets them (``wgmma`` runs on), a handshake for every slot of a ring, waits for products, what it stores. *SM*
+is what the groups of all blocks need of the SM's units, N of them: as in :mod:`cost_model.refined`, of which the counts of work
+and the constants of the device are taken. What Triton's compiler does by itself (pipelines, spreading warps) is replaced by what
+the generator writes (:mod:`fuser.lower.gluon`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from dataclasses import fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cost_model.constants import Constants
+from cost_model.execution import persistent
+from cost_model.execution import setting
+from cost_model.features import Counts
+from cost_model.features import Features
+from cost_model.features import StmtFeatures
+from cost_model.resources import Resources
+from cost_model.resources import resources
+from cost_model.work import Work
+from fuser.device import Device
+from fuser.ir.mugraph import Stmt
+from fuser.ir.program import DTYPE_BYTES
+from fuser.lower.gluon import choices
+from fuser.lower.gluon import split
+from fuser.lower.options import BACKEND
+from fuser.lower.options import PRECISION
+
+THREADS = 32 * split.GROUP_WARPS
+TIGHT, AROUND = 24.0, 32.0
+"""Registers of a thread that can be too few without spills, and those beside its sums where only loaded tiles are multiplied: of
+271 schedules for an H200 within these limits 5 spilled, of the others 110 of 117."""
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """What blocks hold: ``groups`` that compute, ``parts`` of them with the same rows, ``blocks`` on an SM, bytes of ``shared``
+    memory of a block, ``registers`` that a thread of a group has and those that it ``wants``; ``fits`` where the generator has a
+    form, as far as sizes decide."""
+
+    groups: Counts
+    parts: Counts
+    blocks: Counts
+    shared: Counts
+    registers: Counts
+    wants: Counts
+    fits: NDArray[np.bool_]
+
+
+def held(f: Features, r: Resources, device: Device, programs: Counts, again: NDArray[np.bool_]) -> Held:
+    """As :func:`fuser.lower.gluon.choices.choose` decides it, for candidates whose ``programs`` stay (``again``) or end."""
+    groups = np.maximum(f.warps // split.GROUP_WARPS, 1)
+    fits = (f.warps % split.GROUP_WARPS == 0) & (groups <= split.MOST_GROUPS)
+    parts = np.ones(len(f))
+    for d in r.dots.values():
+        tall = np.maximum(d.rows // split.ROWS, 1)
+        parts = np.where((tall < groups) & (groups % tall == 0), groups / tall, 1.0)
+        part = d.rows * parts / groups
+        fits = fits & d.tensor & (part % split.ROWS == 0) & (2.0 ** np.round(np.log2(np.maximum(part, 1))) == part)
+    once, outs = np.where(again, 2, 1), np.zeros(len(f))
+    loads, least = np.zeros(len(f)), np.zeros(len(f))
+    seen: set[str] = set()
+    for s in f.stmts:
+        if s.stmt.access is None or (s.stmt.value in seen and s.stmt.kind == "load"):
+            continue
+        seen.add(s.stmt.value)
+        if s.stmt.kind == "store":
+            outs = outs + s.bytes
+        elif ringed(f, r, s):
+            inside = np.maximum(f.stages, 1) * parts if s.loops else once
+            loads = loads + s.bytes * inside
+            least = least + s.bytes * (inside if s.loops else 1)
+    handed = 4.0 * (parts - 1.0) * sum((f.product(r.lanes, s.stmt.axes) for s in _merged(f)), np.zeros(len(f)))
+    room = choices.SHARED - choices.BARRIERS - handed
+    loads = np.where(loads + outs > room, least, loads)
+    outs = np.where(loads + outs > room, 0.0, outs)
+    fits = fits & (loads <= room)
+    shared = loads + outs + handed + choices.BARRIERS
+    wants, needs, widest = _wanted(f, r, groups / parts)
+    blocks = np.ones(len(f))
+    for n in range(2, 9):
+        enough = (_of_a_consumer(groups, n) >= wants) & (_at_first(groups, n) >= widest)
+        fit = enough & (n * (shared + choices.DRIVER) <= choices.ON_AN_SM) & (np.ceil(f.blocks / choices.SMS) >= n)
+        blocks = np.where(fit & (~again | (np.ceil(programs / choices.SMS) >= n)), n, blocks)
+    given = _of_a_consumer(groups, blocks)
+    fits = fits & (_at_first(groups, 1) >= widest) & (needs <= given)
+    return Held(groups.astype(float), parts, blocks, shared, given, wants, fits)
+
+
+def _merged(f: Features) -> list[StmtFeatures]:
+    """What loops accumulate: groups with the same rows merge it behind them."""
+    owned = dict(f.tree.owner)
+    found = {s.stmt.value: s for s in f.stmts if s.stmt.kind == "compute" and s.loops and owned.get(s.stmt.value) == s.loops[-1]}
+    return list(found.values())
+
+
+def ringed(f: Features, r: Resources, s: StmtFeatures) -> bool:
+    """Whether the copy engine loads a tile into a ring: operands of products, and tiles of two dimensions."""
+    if s.stmt.kind != "load":
+        return False
+    if any(s.stmt.value in (d.left, d.right) for d in r.dots.values()):
+        return True
+    wide = sum(bool(f.tile[a].max() > 1) for a in s.stmt.axes)
+    return wide > 1 and bool(s.bytes.max() >= choices.LEAST_TILE)
+
+
+def _at_first(groups: Counts, blocks: Counts | int) -> Counts:
+    return np.minimum(choices.FILE // ((groups + 1) * THREADS * blocks) // 8 * 8, 256)
+
+
+def _of_a_consumer(groups: Counts, blocks: Counts | int) -> Counts:
+    left = _at_first(groups, blocks) * (groups + 1) - choices.PRODUCER_REGISTERS
+    return np.minimum(left // groups // 8 * 8, 240)
+
+
+def _wanted(f: Features, r: Resources, groups: Counts) -> tuple[Counts, Counts, Counts]:
+    """Registers that a thread of a group wants, those without which the assembler spills, and those that the widest product asks
+    for at first."""
+    owned = dict(f.tree.owner)
+    sums, other, widest = (np.zeros(len(f)) for _ in range(3))
+    for s in f.stmts:
+        if s.stmt.kind == "store" or sum(bool(f.tile[a].max() > 1) for a in s.stmt.axes) < 2:
+            continue
+        if s.stmt.kind == "load" and all(u.contracts for u in f.block.users(s.stmt.value)):
+            continue
+        mine = np.ceil(f.product(r.lanes, dict.fromkeys(s.stmt.axes)) / groups / THREADS)
+        if s.stmt.value in owned:
+            sums = sums + mine
+        else:
+            other = np.maximum(other, mine * 3 // 2)
+    for d in r.dots.values():
+        widest = np.maximum(widest, np.minimum(d.cols, choices.COLUMNS) // 2 + 26)
+    wants = sums + other + choices.SPARE
+    made = any(f.block.by_value[a].kind == "compute" for d in r.dots.values() for a in (d.left, d.right))
+    # what follows a sum of products takes its registers
+    return wants, sums + AROUND if r.dots and not made else wants - TIGHT, widest
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """What a block does in loops of one kind, in seconds of an SM at its peak rates and in numbers: ``products``, ``special``
+    functions and ``arithmetic`` of all of its groups; ``dots`` are products that are started, ``slots`` of rings those that are
+    handed over, ``folds`` of rows over lanes."""
+
+    products: Counts
+    special: Counts
+    arithmetic: Counts
+    dots: Counts
+    slots: Counts
+    folds: Counts
+
+
+@dataclass(frozen=True, eq=False)
+class GroupWork:
+    """What :func:`times` needs beside :class:`cost_model.work.Work`. ``streamed``: of loops that only multiply what is loaded;
+    ``late``: of those whose last products run beside the next trip's arithmetic; ``plain``: of all else. ``behind``: slots of
+    such loops, each divided by those that the producer is ahead; ``stores``, and loads by pointers (``pointed``), of a block."""
+
+    held: Held
+    streamed: Part
+    late: Part
+    plain: Part
+    behind: Counts
+    stores: Counts
+    pointed: Counts
+
+    @property
+    def parts(self) -> tuple[Part, Part, Part]:
+        return self.streamed, self.late, self.plain
+
+
+def group_work(f: Features, r: Resources, device: Device, programs: Counts, again: NDArray[np.bool_]) -> GroupWork:
+    """Counts of each candidate of a batch."""
+    zero = np.zeros(len(f))
+    sums = {k: {n.name: zero.copy() for n in fields(Part)} for k in ("streamed", "late", "plain")}
+    kinds = {loops: _kind(f, r, loops) for loops in dict.fromkeys(s.loops for s in f.stmts)}
+    behind, stores, pointed = zero.copy(), zero.copy(), zero.copy()
+    for i, s in enumerate(f.stmts):
+        kind, stmt = kinds[s.loops], s.stmt
+        part = sums[kind]
+        if stmt.kind == "store":
+            stores = stores + s.runs
+        elif stmt.kind == "load" and ringed(f, r, s):
+            part["slots"] += s.runs
+            if s.loops:  # of a loop that only multiplies, products of two trips are under way
+                behind = np.maximum(behind, s.runs / np.maximum(f.stages - (kind == "streamed"), 1))
+        elif stmt.kind == "load":
+            pointed = pointed + s.runs
+        elif i in r.dots:
+            flops = 2.0 * f.product(r.lanes, stmt.related) * s.runs
+            part["products"] += flops * device.sm_count / device.matmul_flops(_narrowest(f, stmt), PRECISION.read(f.options))
+            part["dots"] += s.runs
+        else:
+            lanes = f.product(r.lanes, dict.fromkeys(stmt.related)) * s.runs
+            part["special"] += stmt.entry.sfu * lanes * device.sm_count / device.sfu_rate
+            part["arithmetic"] += 2.0 * max(stmt.entry.flops, 1.0) * lanes * device.sm_count / device.fp32_flops
+            part["folds"] += s.runs * bool(stmt.folds)
+    parts = (Part(**sums[k]) for k in sums)
+    return GroupWork(held(f, r, device, programs, again), *parts, behind, stores, pointed)
+
+
+def _narrowest(f: Features, stmt: Stmt) -> str:
+    """The dtype in which a product is multiplied."""
+    return min((f.block.by_value[a].dtype for a in stmt.args), key=lambda d: DTYPE_BYTES[d])
+
+
+def _kind(f: Features, r: Resources, loops: tuple[str, ...]) -> str:
+    """How products run in a loop, as :class:`fuser.lower.gluon.consumer.Consumer` writes it."""
+    inside = [i for i, s in enumerate(f.stmts) if s.loops == loops]
+    nested = any(s.loops[: len(loops)] == loops != s.loops for s in f.stmts)
+    if not loops or nested or any(f.stmts[i].stmt.kind == "store" for i in inside):
+        return "plain"
+    computes = {f.stmts[i].stmt.value: i for i in inside if f.stmts[i].stmt.kind == "compute"}
+    loaded = {f.stmts[i].stmt.value for i in inside if f.stmts[i].stmt.kind == "load"}
+    if all(i in r.dots for i in computes.values()):
+        return "streamed" if all({r.dots[i].left, r.dots[i].right} <= loaded for i in computes.values()) else "plain"
+    owned = dict(f.tree.owner)
+    back = {v for v, i in computes.items() if i in r.dots and r.dots[i].left in computes and owned.get(v) == loops[-1]}
+    return "late" if back and not any(back & set(f.stmts[i].stmt.args) for i in inside) else "plain"
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Constants of kernels by warp groups, fitted to 273 schedules of 29 programs on an H200 (``experiments.group_price`` fits
+    them again, with each family left out in turn). Times in seconds; ``*_cost`` are multiples of the time at peak rates."""
+
+    product_cost: float = 1.1
+    special_cost: float = 1.66
+    arithmetic_cost: float = 1.11
+    alone: float = 0.865
+    """Of the arithmetic of a group, what it takes by itself."""
+    tail: float = 0.661
+    """The same behind its loops."""
+    handshake: float = 55e-9
+    """A slot that is handed over: about 100 cycles."""
+    dot: float = 16e-9
+    """Start of a product, and the wait for it, where something reads it at once."""
+    fold: float = 27e-9
+    """A fold of rows over lanes."""
+    store: float = 157e-9
+    merge: float = 300e-9
+    """What groups with the same rows hand over behind a loop, each to the first."""
+    pointed: float = 163e-9
+    """A load by pointers."""
+    first: float = 1.21e-6
+    """The first slots of a block; of persistent ones, of the first place."""
+    late: float = 188e-9
+    """From the release of a slot to its next data, shared by those that are ahead, where softmax stands between two products."""
+    streamed: float = 458e-9
+    """The same of loops that only multiply; there what fills and what reads a slot counts too."""
+    start: float = 216e-9
+    """Start of a block: barriers, groups, registers."""
+    base: float = 377e-9
+    beside: float = 1.43
+    """Exponent that joins a group's products with its arithmetic."""
+    norm: float = 1.13
+    """Exponent that joins the chain of a group with what the other groups of its SM do."""
+    l2_rate: float = 0.648
+    merged: float = 0.905
+    into: float = 0.8
+    """Of the time that the port of an SM takes by its width."""
+    operands: float = 0.859
+    memory: float = 1.88
+    """Exponent that joins SMs with L2 and device memory."""
+    spill: float = 0.0224
+    """Slowdown of each 40 registers that a thread wants beyond its own."""
+
+
+COSTS = Costs()
+
+
+def by_groups(f: Features) -> NDArray[np.bool_]:
+    """Which candidates are written in Gluon."""
+    return setting(f, BACKEND) == "gluon" if BACKEND.key() in f.options else np.zeros(len(f), np.bool_)
+
+
+def priced(f: Features, w: Work, device: Device, c: Constants) -> dict[str, Counts]:
+    """:func:`times`, and what blocks hold, of candidates of a batch as if all of them were written in Gluon."""
+    g = group_work(f, resources(f, device), device, w.programs, persistent(f))
+    held = {"resident": g.held.blocks, "registers": g.held.wants, "shared": g.held.shared}
+    return times(w, g, device, c) | held
+
+
+ROOF = 8.0
+"""Exponent that joins resources: all but the largest."""
+SPILL_RAMP, STEPS = 40.0, 4.0
+
+
+def times(w: Work, g: GroupWork, device: Device, c: Constants, p: Costs = COSTS) -> dict[str, Counts]:
+    """Every part of the estimate in seconds, by the names of :func:`cost_model.refined.times`."""
+    h, sm, clock = g.held, device.sm_count, device.clock
+    programs = np.ceil(w.programs / sm)
+    each = programs * np.ceil(w.blocks / w.programs)
+    resident = np.minimum(h.blocks, programs)
+    waves = np.ceil(each / resident)
+
+    def arithmetic(x: Part) -> Counts:
+        return (p.special_cost * x.special + p.arithmetic_cost * x.arithmetic) / h.groups
+
+    def multiplied(x: Part) -> Counts:
+        return p.product_cost * x.products / h.groups
+
+    into_sm = p.into * w.loaded / (c.sm_bandwidth * clock)
+    alone = [p.alone * arithmetic(x) + p.fold * x.folds / h.parts for x in g.parts]
+    products = _join(p.beside, multiplied(g.late) + p.dot * g.late.dots / h.parts, alone[1])
+    barriers = p.handshake * (g.streamed.slots + g.late.slots) / h.parts
+    loops = multiplied(g.streamed) + alone[0] + products + barriers
+    # a slot is filled again when its last reader is done: with few of them each waits for all that
+    cycle = p.streamed * g.behind + g.behind / np.maximum(g.streamed.slots, 1.0) * (multiplied(g.streamed) * h.groups + into_sm)
+    fetch = np.where(g.streamed.slots > g.late.slots, cycle, p.late * g.behind)
+    fetch = fetch / h.parts
+    rest = p.merge * (h.parts - 1.0) + multiplied(g.plain) + p.tail * arithmetic(g.plain) + p.fold * g.plain.folds
+    rest = rest + p.dot * g.plain.dots + p.handshake * g.plain.slots + p.store * g.stores + p.pointed * g.pointed
+    chain = np.maximum(loops, fetch) + rest
+    tensor, special, flops = (sum((getattr(x, n) for x in g.parts), 0.0 * chain) for n in ("products", "special", "arithmetic"))
+    tensor, special, flops = p.product_cost * tensor, p.special_cost * special, p.arithmetic_cost * flops
+    units = _join(ROOF, tensor, special, flops, p.operands * w.operands / (device.smem_bandwidth_per_sm * clock), into_sm)
+    customers = h.groups * resident
+    turn = np.maximum(_join(p.norm, chain, units * resident * (customers - 1.0) / customers), units * resident)
+    first = p.first * np.where(w.programs < w.blocks, 1.0, waves)
+    starts = p.start * np.ceil(programs / resident)
+    turns = waves * turn + first + starts
+    l2 = w.blocks * (w.loaded + w.stored - p.merged * w.common) / (device.l2_bandwidth * p.l2_rate)
+    dram = w.memory / (device.memory_bandwidth * c.memory_rate)
+    spills = 1.0 + p.spill * np.clip((h.wants - h.registers) / SPILL_RAMP, 0.0, STEPS)
+    body = _join(p.memory, turns, _join(ROOF, l2, dram)) * spills
+    launch, zero = np.full(len(w), device.launch_latency), np.zeros(len(w))
+    return {
+        "seconds": np.where(h.fits, launch + p.base + body, np.inf),
+        "launch": launch,
+        "base": zero + p.base,
+        "chain": chain,
+        "waits": first,
+        "fetch": fetch,
+        "busy": loops + rest,
+        "barriers": barriers + p.handshake * g.plain.slots,
+        "starts": starts,
+        "turns": turns,
+        "roof": each * units,
+        "tensor": each * tensor,
+        "issue": zero,
+        "special": each * special,
+        "arithmetic": each * flops,
+        "move": zero,
+        "device_memory": dram,
+        "l2": l2,
+        "into_sm": each * into_sm,
+        "spills": spills,
+        "cuts": zero + 1.0,
+        "waves": waves,
+    }
+
+
+def _join(p: float, *parts: Counts) -> Counts:
+    return sum(x**p for x in parts) ** (1 / p)

@@ -1,0 +1,222 @@
+"""What kernels by warp groups (``backend=gluon``) are worth, and whether the model knows.
+
+    python -m experiments.backends choose --out out       # schedules by the model, beside those in Triton and drawn ones; no GPU
+    python -m experiments.backends compile --out out      # fills the cache of compiled kernels; no GPU
+    python -m experiments.backends measure --out out --budget 120
+
+Of each workload the model's best schedules by warp groups run in turn with its best in Triton and the best known ones:
+``instant`` with and without Gluon. Of 20 block graphs the model's pick runs in turn with 32 schedules that are drawn of all that
+have a form.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Iterator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from dataclasses import replace
+
+import numpy as np
+
+from experiments.candidates import best_known
+from experiments.gluon import programs
+from experiments.script import own_cache
+from experiments.script import parser
+from experiments.script import script
+from experiments.searched import compile_all
+from fuser.console import note
+from fuser.device import Device
+from fuser.device import load_device
+from fuser.errors import FuserError
+from fuser.ir.candidate import Candidate
+from fuser.ir.mugraph import KernelGraph
+from fuser.ir.program import TensorProgram
+from fuser.ir.schedule import KernelSchedule
+from fuser.ir.schedule import Schedule
+from fuser.lower.options import BACKEND
+from fuser.lower.options import FLATTEN
+from fuser.lower.options import PERSISTENT
+from fuser.outputs import make_folder
+from fuser.outputs import write_file
+from fuser.superopt.structures import structures
+from fuser.workloads import match
+from fuser.workloads import workload
+from search.layouts.facts import Facts
+from search.layouts.solve import solved
+from search.measure.known import PACKAGED
+from search.measure.known import load
+from search.measure.measurer import Bench
+from search.measure.records import Records
+from search.measure.rows import Record
+from search.measure.session import Options
+from search.space.groups import group_space
+from search.space.groups import ranked_groups
+from search.space.groups import written
+from search.space.kernels import Estimator
+from search.space.kernels import KernelSpace
+from search.space.schedules import ScheduleSpace
+from search.tune import estimator
+from search.tune import tune_fast
+
+NAMED = ("mcfuser/*", "mirage/*", "mirage/*:8", "graphene/gemm*", "graphene/l*", "graphene/fmha")
+DRAWN_OF = (
+    "graphene/fmha", "graphene/gemm-bias-relu", "graphene/layernorm", "graphene/lstm", "mirage/mha-prefill", "mirage/gqa-prefill",
+    "mirage/gqa-prefill:8", "mirage/mha-spec:8", "mirage/lora:8", "mirage/gated-mlp:8", "mcfuser/S1", "mcfuser/S3", "mcfuser/S6",
+    "mcfuser/G8", "mcfuser/G11", "attention-8x2048x2048x128-causal", "attention-32x1024x4096x128", "attention-32x1024x4096x80",
+    "product-3072x3072x1024", "product-1024x1024x2048",
+)  # fmt: skip
+DRAWN, PICKS = 32, 3
+BRIEF = Options(rounds=5, replay_ms=4.0, warm_ms=8.0)
+"""Hundreds of kernels in two minutes."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """Candidates by what chose them. ``plan_us``: what the solver of layouts predicts of those by warp groups, zero where it has
+    no plan."""
+
+    kind: str
+    program: TensorProgram
+    groups: tuple[Candidate, ...]
+    triton: tuple[Candidate, ...] = ()
+    drawn: tuple[Candidate, ...] = ()
+    plan_us: tuple[float, ...] = ()
+
+    @property
+    def every(self) -> list[Candidate]:
+        return list(dict.fromkeys((*self.groups, *self.triton, *self.drawn)))
+
+
+def is_grouped(c: Candidate) -> bool:
+    return any(BACKEND.of(k) == "gluon" for k in c.schedule.kernels)
+
+
+def of_workload(program: TensorProgram, known: Records, device: Device) -> Case:
+    tuned = tune_fast(program, device)
+    ranked = sorted((tuned.winner, *tuned.runners), key=lambda r: r.seconds)
+    mine = [r.candidate for r in ranked if is_grouped(r.candidate)][:PICKS]
+    others = [r.candidate for r in ranked if not is_grouped(r.candidate)][:1]
+    best = [r.candidate for r in best_known(known, program.name, device.title, 2)]
+    return Case("workload", program, (*mine, *flattened(mine)), tuple(dict.fromkeys((*others, *best))))
+
+
+def flattened(picks: Sequence[Candidate]) -> Iterator[Candidate]:
+    """Those whose blocks stay, with the end of each place beside the start of the next."""
+    for c in picks:
+        ((block, schedule), *rest) = c.blocks
+        flat = FLATTEN.set(schedule, True)
+        if not rest and PERSISTENT.of(schedule) and written(block, flat):
+            yield Candidate(c.graph, Schedule((flat,)))
+
+
+def of_block(program: TensorProgram, device: Device, seed: int) -> Case | None:
+    """The first structure of one kernel that has a form by warp groups."""
+    estimate = estimator(device)
+    for graph in structures(program):
+        if len(graph.kernels) != 1 or not graph.blocks:
+            continue
+        (space,) = ScheduleSpace(graph, device).kernels
+        mine = group_space(space)
+        if mine is None:
+            continue
+        best, _ = ranked_groups(space, estimate, PICKS, {})
+        found = [Candidate(graph, Schedule((s,))) for _, s in best]
+        picks = (*found, *flattened(found))
+        sample = tuple(drawn(graph, mine, estimate, np.random.default_rng(seed)))
+        return Case("block", program, picks, (), sample, tuple(plan_us(c, device) for c in dict.fromkeys((*picks, *sample))))
+    return None
+
+
+def drawn(graph: KernelGraph, space: KernelSpace, estimate: Estimator, rng: np.random.Generator) -> Iterator[Candidate]:
+    """Schedules that have a form, each as likely as another, half of them with blocks that stay."""
+    stay = replace(space, always=(*space.always, ("persistent", space.device.sm_count)))
+    every: list[tuple[KernelSpace, KernelSchedule]] = []
+    for mine in (space, stay):
+        for batch in mine.batches({}):
+            seconds = batch.seconds(estimate, checked=True)
+            every += [(mine, batch.schedule(int(i))) for i in np.flatnonzero(np.isfinite(seconds))]
+    left = DRAWN
+    for i in rng.permutation(len(every)):
+        if left and written(space.block, every[i][1]):
+            left -= 1
+            yield Candidate(graph, Schedule((every[i][1],)))
+
+
+def plan_us(c: Candidate, device: Device) -> float:
+    ((block, schedule),) = c.blocks
+    try:
+        return solved(Facts.of(block, schedule, device)).choice.total / device.clock * 1e6
+    except FuserError:
+        return 0.0
+
+
+def chosen(target: str, seed: int) -> Iterator[Case]:
+    device = load_device(target)
+    every = {p.name: p for p in (*programs(seed), *(workload(n) for n in match(NAMED)))}
+    with Records(":memory:") as known:
+        load(known, [PACKAGED])
+        for name in match(NAMED):
+            yield of_workload(every[name], known, device)
+        for name in DRAWN_OF:
+            if (case := of_block(every[name], device, seed)) is not None:
+                yield case
+
+
+# -- what was measured
+
+
+def best(rows: Sequence[Record]) -> float:
+    return min((r.time_us for r in rows if r.ok and r.time_us), default=0.0)
+
+
+HEAD = f"{'':<10}{'program':<36}{'pick µs':>10}{'other':>10}{'best':>10}{'x other':>9}{'failed':>8}  schedule"
+
+
+def line(case: Case, rows: Sequence[Record]) -> str:
+    """The first pick's time, that of Triton's first (of drawn ones the fastest), that of the fastest of all, how much faster the
+    pick is than the other, and how many failed."""
+    of = dict(zip(case.every, rows, strict=True))
+    first = next((c for c in case.groups if of[c].ok), None)
+    pick = of[first].time_us or 0.0 if first else 0.0
+    other = best([of[c] for c in (case.triton[:1] or case.drawn)])
+    failed = f"{sum(not r.ok for r in rows)}/{len(rows)}"
+    ratio = f"{other / pick:>9.3f}" if pick and other else f"{'-':>9}"
+    times = f"{pick:>10.2f}{other:>10.2f}{best(rows):>10.2f}"
+    return f"{case.kind:<10}{case.program.name:<36}{times}{ratio}{failed:>8}  {first.schedule if first else '-'}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    p = parser("experiments.backends", __doc__, "budget", "target", "seed", "workers", "device", "out", budget=120.0)
+    p.add_argument("what", choices=("choose", "compile", "measure"))
+    args = p.parse_args(argv)
+    own_cache()
+    start, file = time.monotonic(), args.out / "cases.pickle"
+    make_folder(args.out)
+    if args.what == "choose":
+        cases = []
+        for case in chosen(args.target, args.seed):
+            cases.append(case)
+            note(f"{case.kind} {case.program.name}: {len(case.every)} candidates, {time.monotonic() - start:.0f} s")
+        write_file(file, pickle.dumps(cases))
+        return 0
+    cases = pickle.loads(file.read_bytes())
+    every = list(dict.fromkeys(c for case in cases for c in case.every))
+    if args.what == "compile":
+        note(f"{compile_all(every, load_device(args.target).arch, args.workers, args.budget)} of {len(every)} compiled")
+        return 0
+    print(HEAD, flush=True)
+    with Records(":memory:") as records, Bench.open(args.device, records, BRIEF, args.workers, "backends") as bench:
+        bench.submit(every)
+        for case in cases:
+            if (left := args.budget - (time.monotonic() - start)) < 2:
+                note(f"time is up before {case.kind} {case.program.name}")
+                break
+            print(line(case, bench.measure(case.program, case.every, again=True, compile_timeout=left)), flush=True)
+            records.export_lines(args.out / "backends.jsonl")
+    return 0
+
+
+if __name__ == "__main__":
+    script(main)

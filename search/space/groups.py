@@ -1,0 +1,124 @@
+"""Schedules of kernels by warp groups (``backend=gluon``): a space beside that of Triton's, since groups share out rows of 64 and
+all other tiles are powers of two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import islice
+from math import inf
+from typing import Any
+
+from fuser.errors import FuserError
+from fuser.ir.mugraph import BlockGraph
+from fuser.ir.schedule import KernelSchedule
+from fuser.lower.gluon.source import generate_gluon
+from fuser.lower.gluon.split import GROUP_WARPS
+from fuser.lower.gluon.split import MOST_GROUPS
+from fuser.lower.gluon.split import ROWS
+from fuser.lower.gluon.split import row_axis
+from fuser.lower.options import BACKEND
+from fuser.lower.options import PERSISTENT
+from fuser.lower.pieces import GROUPS_ARCH
+from fuser.lower.pieces import next_power
+from fuser.lower.tiles import Tiles
+from search.space.evolve import rank_kernel
+from search.space.expressions import batch_axes
+from search.space.kernels import Estimator
+from search.space.kernels import KernelSpace
+from search.space.knobs import Choice
+from search.space.knobs import TileSize
+
+STAGES = (2, 3, 4, 5)
+SIZES = (32, 64, 128, 256)
+"""Tiles of columns and sums; what is smaller is whole."""
+HEIGHTS = (1, 2)
+"""Times 64 rows of a group, whose products decide."""
+FEW_ROWS = (1, 2, 4, 8, 16)
+"""Rows of a group without products."""
+GROUPS = range(1, MOST_GROUPS + 1)
+STAY = (0, 1, 2)
+"""Blocks that stay on each SM; none where all end."""
+LISTED = 64
+"""Of the best by the estimate, among which the first that have a form are taken."""
+EVEN = 1.005
+
+
+def group_space(space: KernelSpace) -> KernelSpace | None:
+    """The schedules by warp groups of the block of a space; None where it has no such form. What decides on registers and shared
+    memory the estimate knows, the rest :func:`written`."""
+    block = space.block
+    if space.device.arch != GROUPS_ARCH or block.splits or space.free:
+        return None
+    batch = batch_axes(block)
+    whole = {a.name: 1 if a.name in batch else next_power(a.extent) for a in block.axes}
+    try:
+        rows = row_axis(Tiles.of(block, KernelSchedule(tuple(sorted(whole.items())))))
+    except FuserError:
+        return None
+    if not rows:
+        return None
+    contracts = any(s.contracts for s in block.computes)
+    parts = [ROWS * h for h in HEIGHTS] if contracts else FEW_ROWS
+    tall = tuple(sorted({n * part for n in GROUPS for part in parts if part == parts[0] or n * part < 2 * whole[rows]}))
+    undivided = {t.name for t in space.tiles if t.values[0] >= block.extents[t.name]}
+    sizes = {a: _sizes(n) if contracts and a not in undivided else (n,) for a, n in whole.items()} | {rows: tall}
+    return replace(
+        space,
+        tiles=tuple(TileSize(t.name, sizes[t.name]) for t in space.tiles),
+        warps=Choice("warps", tuple(GROUP_WARPS * n for n in GROUPS)),
+        stages=Choice("stages", STAGES),
+        settings=tuple(s for s in space.settings if s.option.groups),
+        always=((BACKEND.key(), "gluon"),),
+        notes=(),
+    )
+
+
+def _sizes(whole: int) -> tuple[int, ...]:
+    return tuple(n for n in SIZES if n < whole) + ((whole,) if whole <= SIZES[-1] else ())
+
+
+def ranked_groups(
+    space: KernelSpace, estimate: Estimator, top: int, known: dict[Any, Any]
+) -> tuple[list[tuple[float, KernelSchedule]], int]:
+    """The best schedules by warp groups of the block of a space, with their estimates, and the number of these; ``known`` is what
+    was found before."""
+    key = ("groups", replace(space.block, name=""), top)
+    if key not in known:
+        mine = group_space(space)
+        found, count = _ranked(mine, estimate) if mine else ([], 0)
+        known[key] = list(islice((x for x in found if written(space.block, x[1])), top)), count
+    return known[key]
+
+
+def _ranked(space: KernelSpace, estimate: Estimator) -> tuple[list[tuple[float, KernelSchedule]], int]:
+    """Schedules of blocks that end and of blocks that stay, best first; of those that differ in their stages alone one of the
+    most stages that cost nothing, since estimates take every slot to come in time."""
+    found: list[tuple[float, KernelSchedule]] = []
+    count = 0
+    for each in STAY:
+        stay = ((PERSISTENT.key(), each * space.device.sm_count),) if each else ()
+        ranked, estimated = rank_kernel(replace(space, always=(*space.always, *stay)), {}, estimate, LISTED)
+        found += ranked
+        count += estimated
+    best: dict[Any, tuple[float, KernelSchedule]] = {}
+    for seconds, s in sorted(found, key=lambda x: x[0]):
+        least, kept = best.setdefault((s.tiles, s.order, s.num_warps, s.knobs), (seconds, s))
+        if seconds <= EVEN * least and kept.num_stages < s.num_stages:
+            best[s.tiles, s.order, s.num_warps, s.knobs] = seconds, s
+    ending = {(s.tiles, s.order, s.num_warps): seconds for seconds, s in best.values() if not PERSISTENT.of(s)}
+    gains = (
+        x
+        for x in best.values()
+        if not PERSISTENT.of(x[1]) or x[0] < ending.get((x[1].tiles, x[1].order, x[1].num_warps), inf) / EVEN
+    )
+    return sorted(gains, key=lambda x: x[0]), count
+
+
+def written(block: BlockGraph, schedule: KernelSchedule) -> bool:
+    """Whether Gluon's generator has a form of a schedule."""
+    try:
+        generate_gluon(Tiles.of(block, schedule), block.name)
+    except FuserError:
+        return False
+    return True
