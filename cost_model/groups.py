@@ -66,6 +66,7 @@ def held(f: Features, r: Resources, device: Device, programs: Counts, again: NDA
         parts = np.where((tall < groups) & (groups % tall == 0), groups / tall, 1.0)
         part = d.rows * parts / groups
         fits = fits & d.tensor & (part % split.ROWS == 0) & (2.0 ** np.round(np.log2(np.maximum(part, 1))) == part)
+    fits = fits & ((parts == 1) | _shares_trips(f, parts)) & (not f.tree.arrays)
     once, outs = np.where(again, 2, 1), np.zeros(len(f))
     loads, least = np.zeros(len(f)), np.zeros(len(f))
     seen: set[str] = set()
@@ -94,6 +95,16 @@ def held(f: Features, r: Resources, device: Device, programs: Counts, again: NDA
     given = _of_a_consumer(groups, blocks)
     fits = fits & (_at_first(groups, 1) >= widest) & (needs <= given)
     return Held(groups.astype(float), parts, blocks, shared, given, wants, fits)
+
+
+def _shares_trips(f: Features, parts: Counts) -> NDArray[np.bool_]:
+    """Whether groups with the same rows can share out the trips of the only loop."""
+    loops = {s.loops for s in f.stmts} - {()}
+    if len(loops) != 1 or any(s.stmt.masks for s in f.stmts):
+        return np.zeros(len(f), np.bool_)
+    (around,) = loops
+    trips = f.product(f.trips, around)
+    return (len(around) == 1) & (trips % parts == 0)
 
 
 def _merged(f: Features) -> list[StmtFeatures]:
