@@ -27,8 +27,8 @@ from fuser.ir.mugraph import KernelGraph
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from search.space.kernels import Estimator
-from search.space.kernels import KernelSpace
 from search.space.kernels import Rows
+from search.space.kernels import rank_kernel
 from search.space.schedules import ScheduleSpace
 
 Measure = Callable[[Sequence[Schedule]], Sequence[float]]
@@ -177,22 +177,6 @@ def rank(space: ScheduleSpace, estimate: Estimator, top: int = 8, each: int = 0)
     if not best:
         raise none_left(space)
     return SearchResult("exhaustive", best, sum(seen.values()), 0, "complete", notes=space.notes)
-
-
-def rank_kernel(
-    k: KernelSpace, splits: Mapping[str, int], estimate: Estimator, top: int
-) -> tuple[list[tuple[float, KernelSchedule]], int]:
-    """The ``top`` best schedules of a kernel with their estimates, best first, and the number of estimates."""
-    found: list[tuple[float, int, KernelSchedule]] = []
-    estimated = 0
-    for batch in k.batches(splits):
-        seconds = batch.seconds(estimate, checked=True)
-        for i in np.argsort(seconds, kind="stable")[:top].tolist():
-            if np.isfinite(seconds[i]):
-                found.append((float(seconds[i]), estimated + i, batch.schedule(i)))
-        found = heapq.nsmallest(top, found, key=lambda x: x[:2])
-        estimated += len(batch)
-    return [(t, s) for t, _, s in found], estimated
 
 
 def none_left(space: ScheduleSpace) -> NoValidKernelError:

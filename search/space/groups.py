@@ -22,10 +22,10 @@ from fuser.lower.options import PERSISTENT
 from fuser.lower.pieces import GROUPS_ARCH
 from fuser.lower.pieces import next_power
 from fuser.lower.tiles import Tiles
-from search.space.evolve import rank_kernel
 from search.space.expressions import batch_axes
 from search.space.kernels import Estimator
 from search.space.kernels import KernelSpace
+from search.space.kernels import rank_kernel
 from search.space.knobs import Choice
 from search.space.knobs import TileSize
 

@@ -4,6 +4,7 @@ for, as knobs and as batches of candidates.
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -250,6 +251,22 @@ class KernelSpace:
             stages = self.stages.values[0]
         by_axis = tuple(sorted(tiles.items()))
         return KernelSchedule(by_axis, order.without(dead), tuple(sorted(splits.items())), warps, stages, self.given)
+
+
+def rank_kernel(
+    k: KernelSpace, splits: Mapping[str, int], estimate: Estimator, top: int
+) -> tuple[list[tuple[float, KernelSchedule]], int]:
+    """The ``top`` best schedules of a kernel with their estimates, best first, and the number of estimates."""
+    found: list[tuple[float, int, KernelSchedule]] = []
+    estimated = 0
+    for batch in k.batches(splits):
+        seconds = batch.seconds(estimate, checked=True)
+        for i in np.argsort(seconds, kind="stable")[:top].tolist():
+            if np.isfinite(seconds[i]):
+                found.append((float(seconds[i]), estimated + i, batch.schedule(i)))
+        found = heapq.nsmallest(top, found, key=lambda x: x[:2])
+        estimated += len(batch)
+    return [(t, s) for t, _, s in found], estimated
 
 
 @lru_cache(maxsize=1024)

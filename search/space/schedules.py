@@ -35,6 +35,7 @@ from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
+from search.space.groups import group_space
 from search.space.kernels import Batch
 from search.space.kernels import Estimator
 from search.space.kernels import KernelSpace
@@ -63,19 +64,22 @@ def counts_of(block: BlockGraph, device: Device) -> tuple[int, ...]:
 @dataclass(frozen=True)
 class ScheduleSpace:
     """All schedules of a kernel graph on a device. ``slack`` is rule 4's multiple of the device's shared memory; with
-    ``options`` those of the lowering are knobs too, else every schedule has the ones that are given."""
+    ``options`` those of the lowering are knobs too, else every schedule has the ones that are given; with ``groups`` kernels that
+    have a form by warp groups have that."""
 
     graph: KernelGraph
     device: Device
     slack: float = SLACK
     options: bool = False
+    groups: bool = False
     ranked: dict[Any, Any] | None = field(default=None, compare=False, repr=False)
     """What was found for single kernels with one estimator: spaces that share it rank a kernel that they have in common once."""
 
     @cached_property
     def kernels(self) -> tuple[KernelSpace, ...]:
         pairs = zip(self.graph.blocks, behind(self.graph), strict=True)
-        return tuple(kernel_space(b, self.device, self.slack, follows, self.options) for b, follows in pairs)
+        found = (kernel_space(b, self.device, self.slack, follows, self.options) for b, follows in pairs)
+        return tuple((group_space(k) or k) if self.groups else k for k in found)
 
     @cached_property
     def splits(self) -> tuple[Split, ...]:
@@ -175,6 +179,8 @@ class ScheduleSpace:
         counts = {a: v for s in schedule.kernels for a, v in s.splits}
         out = [s.encode(counts[s.name]) for s in self.splits]
         for k, s in zip(self.kernels, schedule.kernels, strict=True):
+            if left := [n for n, value in k.always if s.knob.get(n) != value]:
+                raise UsageError(f"the schedule of {k.block.name!r} lacks the option {left[0]!r} of this space")
             tiles = {t.name: s.tile[t.name] for t in k.tiles}
             splits = {a: counts[a] for a in k.free}
             plain = replace(s, knobs=k.given)

@@ -38,9 +38,11 @@ from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from fuser.lower.options import option_of
+from fuser.lower.pieces import GROUPS_ARCH
 from fuser.superopt.verify.verdicts import kept_verdict
 from search.space.evolve import Effort
 from search.space.evolve import Ranked
+from search.space.groups import ranked_groups
 from search.space.hazards import hazardous
 from search.space.hazards import unwieldy
 from search.space.kernels import Batch
@@ -105,8 +107,12 @@ class Structure:
         """The model's best, and the best of every choice of splits, with the options of the lowering that it gives them and
         without any. Raises :class:`NoValidKernelError` where nothing fits the device."""
         found: dict[Schedule, None] = {}
+        if self.space.groups:
+            (plain,) = ScheduleSpace(self.graph, self.device).kernels
+            several, _ = ranked_groups(plain, estimator(self.device, self.model), effort.top, {})
+            found |= dict.fromkeys(Schedule((s,)) for _, s in several)
         apart: dict[tuple[Any, ...], Ranked] = {}
-        for options in (True, False):
+        for options in () if self.space.groups else (True, False):
             ranked, _, _ = rank_graph(self.graph, self.device, np.random.default_rng(seed), effort, options=options)
             found |= dict.fromkeys(r.schedule for r in ranked)
             apart = {splits_of(r.schedule): r for r in reversed(ranked)}
@@ -303,7 +309,7 @@ class Pool:
                     try:
                         row = s.space.row(c.schedule)
                     except (UsageError, KeyError):
-                        break
+                        continue  # it may be one by warp groups
                     made += s.entries(np.array([row], np.int64).reshape(1, -1))
                     break
         self.add(made)
@@ -312,21 +318,27 @@ class Pool:
 
 Part = tuple[Structure, list[Entry]]
 """A structure with its first entries."""
-Job = tuple[TensorProgram, KernelGraph, int, Device, Effort, int]
+Job = tuple[TensorProgram, KernelGraph, int, Device, Effort, int, bool]
 
 
 def jobs_of(program: TensorProgram, graphs: Sequence[KernelGraph], device: Device, effort: Effort, seed: int = 0) -> list[Job]:
-    """What :func:`part` is to be called with for the pool of a program."""
-    return [(program, g, i, device, effort, seed) for i, g in enumerate(graphs)]
+    """What :func:`part` is to be called with for the pool of a program: each structure, and those of one kernel by warp groups
+    too."""
+    alone = [g for g in graphs if len(g.kernels) == len(g.blocks) == 1 and device.arch == GROUPS_ARCH]
+    ways = [*((g, False) for g in graphs), *((g, True) for g in alone)]
+    return [(program, g, i, device, effort, seed, groups) for i, (g, groups) in enumerate(ways)]
 
 
 def part(job: Job) -> Part | None:
     """A structure's part of the pool; None where it is not verified or nothing of it fits the device. May run in a process of its
     own."""
-    program, graph, number, device, effort, seed = job
+    program, graph, number, device, effort, seed, groups = job
     try:
         fixed = math.fsum(library_seconds(graph, k, device) for k in graph.kernels if isinstance(k, LibraryKernel))
-        structure = Structure(number, ScheduleSpace(graph, device, options=True), device, fixed, effort.model)
+        space = ScheduleSpace(graph, device, options=True, groups=groups)
+        if groups and not any(k.always for k in space.kernels):
+            return None
+        structure = Structure(number, space, device, fixed, effort.model)
         if not kept_verdict(program, graph).accepted:
             return None
         entries = structure.first(replace(effort, top=FIRST, each=1), seed)
