@@ -100,13 +100,15 @@ def terms(block: BlockGraph, schedule: KernelSchedule, device: Device, model: st
 
 
 def explain(candidates: Sequence[Candidate], device: Device, model: str = REFINED) -> list[Row]:
-    """Every term of every kernel of some candidates; a candidate with fewer kernels has None there."""
+    """Every term of every kernel of some candidates; None where a candidate has fewer kernels, or one in another language has no
+    such term."""
     found = [[(b.name, terms(b, s, device, model)) for b, s in c.blocks] for c in candidates]
     rows: list[Row] = []
     for i in range(max(len(f) for f in found)):
-        name, shown = next(f[i] for f in found if i < len(f))
-        for term in (t for t in (*TIMES, "alpha", *COUNTS) if t in shown):
-            values = tuple(_value(term, f[i][1][term]) if i < len(f) else None for f in found)
+        name = next(f[i][0] for f in found if i < len(f))
+        here = [f[i][1] if i < len(f) else {} for f in found]
+        for term in (t for t in (*TIMES, "alpha", *COUNTS) if any(t in x for x in here)):
+            values = tuple(_value(term, x[term]) if term in x else None for x in here)
             rows.append(Row(name, term, MEANING[term], values))
     return rows
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from cost_model.constants import Constants
 from cost_model.execution import persistent
+from cost_model.execution import programs
 from cost_model.execution import setting
 from cost_model.features import Counts
 from cost_model.features import Features
@@ -56,8 +57,9 @@ class Held:
     fits: NDArray[np.bool_]
 
 
-def held(f: Features, r: Resources, device: Device, programs: Counts, again: NDArray[np.bool_]) -> Held:
-    """As :func:`fuser.lower.gluon.choices.choose` decides it, for candidates whose ``programs`` stay (``again``) or end."""
+def held(f: Features, r: Resources) -> Held:
+    """As :func:`fuser.lower.gluon.choices.choose` decides it, for candidates whose programs stay or end."""
+    launched, again = programs(f), persistent(f)
     groups = np.maximum(f.warps // split.GROUP_WARPS, 1)
     fits = (f.warps % split.GROUP_WARPS == 0) & (groups <= split.MOST_GROUPS)
     parts = np.ones(len(f))
@@ -91,7 +93,7 @@ def held(f: Features, r: Resources, device: Device, programs: Counts, again: NDA
     for n in range(2, 9):
         enough = (_of_a_consumer(groups, n) >= wants) & (_at_first(groups, n) >= widest)
         fit = enough & (n * (shared + choices.DRIVER) <= choices.ON_AN_SM) & (np.ceil(f.blocks / choices.SMS) >= n)
-        blocks = np.where(fit & (~again | (np.ceil(programs / choices.SMS) >= n)), n, blocks)
+        blocks = np.where(fit & (~again | (np.ceil(launched / choices.SMS) >= n)), n, blocks)
     given = _of_a_consumer(groups, blocks)
     fits = fits & (_at_first(groups, 1) >= widest) & (needs <= given)
     return Held(groups.astype(float), parts, blocks, shared, given, wants, fits)
@@ -189,7 +191,7 @@ class GroupWork:
         return self.streamed, self.late, self.plain
 
 
-def group_work(f: Features, r: Resources, device: Device, programs: Counts, again: NDArray[np.bool_]) -> GroupWork:
+def group_work(f: Features, r: Resources, device: Device) -> GroupWork:
     """Counts of each candidate of a batch."""
     zero = np.zeros(len(f))
     sums = {k: {n.name: zero.copy() for n in fields(Part)} for k in ("streamed", "late", "plain")}
@@ -216,7 +218,7 @@ def group_work(f: Features, r: Resources, device: Device, programs: Counts, agai
             part["arithmetic"] += 2.0 * max(stmt.entry.flops, 1.0) * lanes * device.sm_count / device.fp32_flops
             part["folds"] += s.runs * bool(stmt.folds)
     parts = (Part(**sums[k]) for k in sums)
-    return GroupWork(held(f, r, device, programs, again), *parts, behind, stores, pointed)
+    return GroupWork(held(f, r), *parts, behind, stores, pointed)
 
 
 def _narrowest(f: Features, stmt: Stmt) -> str:
@@ -294,9 +296,14 @@ def by_groups(f: Features) -> NDArray[np.bool_]:
     return setting(f, BACKEND) == "gluon" if BACKEND.key() in f.options else np.zeros(len(f), np.bool_)
 
 
+def held_by_groups(f: Features, device: Device) -> Held:
+    """What blocks hold, as if all candidates were written in Gluon."""
+    return held(f, resources(f, device))
+
+
 def priced(f: Features, w: Work, device: Device, c: Constants) -> dict[str, Counts]:
     """:func:`times`, and what blocks hold, of candidates of a batch as if all of them were written in Gluon."""
-    g = group_work(f, resources(f, device), device, w.programs, persistent(f))
+    g = group_work(f, resources(f, device), device)
     held = {"resident": g.held.blocks, "registers": g.held.wants, "shared": g.held.shared}
     return times(w, g, device, c) | held
 

@@ -17,6 +17,7 @@ from dataclasses import replace
 from cost_model.explain import Row
 from cost_model.explain import explain
 from cost_model.features import schedule_features
+from cost_model.groups import held_by_groups
 from cost_model.resources import resources
 from cost_model.shared_memory import SLACK
 from cost_model.shared_memory import counted
@@ -30,6 +31,7 @@ from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from fuser.ir.schedule import bind
+from fuser.lower.options import BACKEND
 from fuser.lower.options import OPTIONS
 from fuser.lower.options import check_options
 from fuser.lower.options import option_of
@@ -43,6 +45,7 @@ from search.space.evolve import Ranked
 from search.space.expressions import overwhelms
 from search.space.expressions import sub_expression
 from search.space.expressions import tiling_expressions
+from search.space.groups import group_space
 from search.space.hazards import FAULTS
 from search.space.hazards import faults
 from search.space.hazards import slow
@@ -55,6 +58,7 @@ from search.space.prune import MMA
 from search.space.prune import PADDING
 from search.space.prune import padding
 from search.space.schedules import ScheduleSpace
+from search.tune import BY_GROUPS
 from search.tune import Tuned
 from search.tune import graph_seconds
 
@@ -164,6 +168,7 @@ def refusals(program: TensorProgram, candidate: Candidate, device: Device) -> It
         except UsageError as error:
             yield Reason("no such schedule", error.message, block.name)
             return
+        kernel = _of_backend(kernel, schedule)
         for reason in (*_tiles(kernel, schedule), *_order(kernel, schedule), *_choices(kernel, schedule)):
             yield replace(reason, kernel=block.name)
         for rule in (_memory, _unrolled, _compilers, _options):
@@ -180,6 +185,11 @@ def refusals(program: TensorProgram, candidate: Candidate, device: Device) -> It
     verdict = kept_verdict(program, candidate.graph)
     if not verdict.accepted:
         yield Reason("verifier", str(verdict))
+
+
+def _of_backend(kernel: KernelSpace, schedule: KernelSchedule) -> KernelSpace:
+    """The space that schedules in the same language come from, where there is one."""
+    return (group_space(kernel) or kernel) if BACKEND.of(schedule) == "gluon" else kernel
 
 
 def _tiles(kernel: KernelSpace, schedule: KernelSchedule) -> Iterator[Reason]:
@@ -243,6 +253,12 @@ def _memory(kernel: KernelSpace, schedule: KernelSchedule) -> Iterator[Reason]:
     equation, limit = float(counted(f)[0]), device.smem_per_block
     if equation > kernel.limit:
         yield Reason("rule 4 (shared memory)", f"equation 1 gives {_kib(equation)} of {SLACK} × {_kib(limit)} that are allowed")
+    if BACKEND.of(schedule) == "gluon":
+        held = held_by_groups(f, device)
+        if not held.fits[0] and held.wants[0] > held.registers[0]:
+            wants, has = int(held.wants[0]), int(held.registers[0])
+            yield Reason("registers", f"a thread of its groups wants {wants} registers, and has {has}")
+        return
     wanted = float(resources(f, device).shared[0])
     if wanted > limit:
         yield Reason("shared memory", f"a block needs {_kib(wanted)} of {_kib(limit)}, as Triton allocates it")
@@ -261,6 +277,8 @@ def _unrolled(kernel: KernelSpace, schedule: KernelSchedule) -> Iterator[Reason]
 
 def _compilers(kernel: KernelSpace, schedule: KernelSchedule) -> Iterator[Reason]:
     f, device = schedule_features(kernel.block, schedule), kernel.device
+    if BACKEND.of(schedule) == "gluon":
+        return
     compilers = {x.kind: x.compilers for x in FAULTS}
     for kind, mask in faults(f, device).items():
         if mask[0]:
@@ -280,7 +298,8 @@ def _options(kernel: KernelSpace, schedule: KernelSchedule) -> Iterator[Reason]:
     if least > device.arch:
         yield Reason("options", f"one of them needs sm_{least}, {device.title} is {device.sm}")
         return
-    place = place_of(block, schedule.with_knobs(**dict.fromkeys(schedule.knob)), device, kernel.behind)
+    alone = schedule.with_knobs(**dict.fromkeys(schedule.knob)).with_knobs(**dict(kernel.always))
+    place = place_of(block, alone, device, kernel.behind)
     for option in OPTIONS.values():
         for key in (k for k in schedule.knob if option_of(k) is option):
             value, tensor = schedule.knob[key], tensor_of(key)
@@ -294,6 +313,8 @@ def _options(kernel: KernelSpace, schedule: KernelSchedule) -> Iterator[Reason]:
 
 def _unseen(candidate: Candidate, device: Device) -> str:
     space = ScheduleSpace(candidate.graph, device)
+    if any(BACKEND.of(s) == "gluon" for s in candidate.schedule.kernels):
+        return f"{BY_GROUPS} schedules by warp groups of a structure are kept, and it is not among them"
     if any(set(s.knob) - dict(k.given).keys() for s, k in zip(candidate.schedule.kernels, space.kernels, strict=True)):
         return f"options are given to the {FEW} best schedules of a structure, which it is none of"
     if space.work > INSTANT.exhaustive:
