@@ -32,12 +32,14 @@ from fuser.errors import NoValidKernelError
 from fuser.errors import UnsupportedError
 from fuser.files import counted
 from fuser.ir.candidate import Candidate
+from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from fuser.lower.element_tiles import recipe_of
+from fuser.lower.options import BACKEND
 from fuser.runtime.library import constants
 from fuser.runtime.library import views_of
 from fuser.superopt.structures import structures
@@ -152,6 +154,15 @@ def with_groups(space: ScheduleSpace, top: Sequence[Ranked], estimate: Estimator
         candidate = Candidate(base.graph, Schedule(tuple(s for _, s in picked)))
         more.append(Ranked(candidate, base.estimate + math.fsum(x for x, _ in picked)))
     return more, count
+
+
+def in_triton(block: BlockGraph, schedule: KernelSchedule, device: Device) -> KernelSchedule:
+    """The schedule, or the model's best in Triton without descriptors where it is one by warp groups: for launchers that have no
+    descriptors. Raises :class:`NoValidKernelError` where there is none."""
+    if BACKEND.of(schedule) == "triton":
+        return schedule
+    alone = KernelGraph(block.name, block.inputs, (block,), block.outputs)
+    return rank_graph(alone, device, np.random.default_rng(0))[0][0].schedule.kernels[0]
 
 
 def estimator(device: Device, model: str = REFINED) -> Estimator:

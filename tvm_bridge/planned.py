@@ -44,6 +44,7 @@ from search.regions import Choice
 from search.regions import Left
 from search.regions import Region
 from search.space.evolve import Ranked
+from search.tune import in_triton
 from tvm_bridge.result import FusedRegion
 from tvm_bridge.result import Optimized
 
@@ -187,7 +188,7 @@ def _region(
     assert made is not None
     elsewhere = {s for step in steps if not any(step is m for m in mine) for s in step.takes} | {(n, 0) for n in made.outputs}
     outputs = tuple(dict.fromkeys(stored_name(s) for step in mine for s in step.leaves if s in elsewhere))
-    pairs = [_plain(*p) for step in mine for p in step.kernels]
+    pairs = [_plain(*p, device) for step in mine for p in step.kernels]
     written = {t for k, _ in pairs for t in k.outputs}
     inputs = tuple(dict.fromkeys(t for k, _ in pairs for t in k.inputs if t not in written))
     table = {**made.program.table, **made.graph.table}
@@ -223,14 +224,14 @@ def _between(program: TensorProgram, start: Iterable[str], ends: Iterable[str]) 
     return [n.output for n in program.nodes if n.output in seen]
 
 
-def _plain(kernel: Kernel, schedule: KernelSchedule | None) -> Pair:
-    """The kernel without tensor descriptors, which TVM's launcher does not have: another kernel, with a name of its own."""
+def _plain(kernel: Kernel, schedule: KernelSchedule | None, device: Device) -> Pair:
+    """The kernel without tensor descriptors, which TVM's launcher does not have: another kernel, with a name of its own, in
+    Triton if it is by warp groups."""
     if schedule is None or not isinstance(kernel, BlockGraph):
         return kernel, schedule
-    knobs = tuple(k for k in schedule.knobs if option_of(k[0]) not in (TMA, SPECIALIZE))
-    if knobs == schedule.knobs:
-        return kernel, schedule
-    return replace(kernel, name=f"{kernel.name}_plain"), replace(schedule, knobs=knobs)
+    mine = in_triton(kernel, schedule, device)
+    mine = replace(mine, knobs=tuple(k for k in mine.knobs if option_of(k[0]) not in (TMA, SPECIALIZE)))
+    return (kernel, schedule) if mine == schedule else (replace(kernel, name=f"{kernel.name}_plain"), mine)
 
 
 def _artifacts(
