@@ -21,6 +21,8 @@ from search.layouts.problem import added
 
 WAIT = 60.0
 """Clocks until a product that is waited for has begun and ended, beside its work."""
+BESIDE = 0.45
+"""Of the shorter of products and arithmetic, what the other hides: warps issue both."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,7 +139,7 @@ class Kernel:
             found.append(self.chain("arithmetic", alone))
             hidden[1] += alone / f.times[s] if f.inside(s) else 0.0
         if self.m.overlap:
-            found.append(self.chain("hidden", -f.trips * min(*hidden) if hidden[1] else -f.trips * WAIT * len(f.dots)))
+            found.append(self.chain("hidden", -f.trips * BESIDE * min(*hidden) if hidden[1] else -f.trips * WAIT * len(f.dots)))
         moved = sum(f.times[s] * f.bytes(s) for s in f.order if s.kind == "load" and len(f.dims(s)) < 2)
         found.append(self.busy("device", moved / L2_PORT))
         tensors = sum(f.whole(s) for s in dict.fromkeys(s for s in f.order if s.access))

@@ -247,7 +247,8 @@ def problem(f: Facts, m: Mode) -> Problem | None:
                 if a != b or i == j
             }
             edges.append(Edge(a, b, {p: c for p, c in table.items() if c}))
-    return Problem(tuple(nodes), tuple(edges), k.fixed(), m.shared, m.registers, held, (f, m))
+    customers = m.groups * m.blocks
+    return Problem(tuple(nodes), tuple(edges), k.fixed(), m.shared, m.registers, held, 1.0 - 1.0 / customers, (f, m))
 
 
 def _pairs(k: Maker, s: Stmt, tile: int, own: int, nodes: Sequence[Node]) -> Edge:

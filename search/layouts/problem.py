@@ -1,9 +1,10 @@
 """Layouts of one kernel as a choice: an option for each node, costs of options and of pairs of neighbours, capacities.
 
 Costs are clocks by term. A term that names a unit of an SM (:data:`UNITS`) is how long that unit is busy; what has another name
-is waited for by a group, one after the other. A kernel takes as long as its busiest unit or as its chain of waits, whichever is
-longer, and a share (:data:`SEEN`) of all the rest, since little is hidden wholly. All of it is linear, and so are the capacities;
-PuLP and HiGHS find the best choice, and :func:`judged` says what any choice costs.
+is waited for by a group, one after the other. A kernel takes as long as its busiest unit, or as its chain of waits and the part of
+that unit that other groups of the SM hold while one waits, whichever is longer, and a share (:data:`SEEN`) of all the rest, since
+little is hidden wholly. All of it is linear, and so are the capacities; PuLP and HiGHS find the best choice, and :func:`judged`
+says what any choice costs.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class Edge:
 @dataclass(frozen=True)
 class Problem:
     """``clocks`` and ``held`` are there with every choice; ``shared`` and ``registers`` are the most there is, ``held`` the
-    registers of what has no option, by point."""
+    registers of what has no option, by point. ``others``: the part of an SM that is not one group's."""
 
     nodes: tuple[Node, ...]
     edges: tuple[Edge, ...]
@@ -90,6 +91,7 @@ class Problem:
     shared: int
     registers: int
     held: tuple[int, ...]
+    others: float = 0.0
     about: Any = None
 
 
@@ -119,11 +121,11 @@ def together(clocks: Clocks) -> float:
     return late + sum(amount for term, amount in clocks if term not in UNITS and not term.startswith(LATE))
 
 
-def whole(clocks: Clocks) -> float:
-    """How long a kernel takes."""
+def whole(clocks: Clocks, others: float) -> float:
+    """How long a kernel takes (as :mod:`cost_model.groups`: N groups of an SM are (N - 1) / N of it to each other)."""
     busy = [amount for term, amount in clocks if term in UNITS]
-    chain = together(clocks)
-    return max([chain, *busy]) + SEEN * (chain + sum(busy))
+    chain, longest = together(clocks), max(busy, default=0.0)
+    return max(chain + others * longest, longest) + SEEN * (chain + sum(busy))
 
 
 def judged(p: Problem, options: Sequence[int]) -> Choice | None:
@@ -136,7 +138,7 @@ def judged(p: Problem, options: Sequence[int]) -> Choice | None:
     held = [p.held[i] + sum(o.registers for n, o in zip(p.nodes, chosen, strict=True) if i in n.live) for i in points]
     if shared > p.shared or max(held, default=0) > p.registers:
         return None
-    return Choice(tuple(options), clocks, whole(clocks), shared, max(held, default=0))
+    return Choice(tuple(options), clocks, whole(clocks, p.others), shared, max(held, default=0))
 
 
 def fewer(p: Problem) -> Problem:
@@ -164,7 +166,7 @@ def bound(p: Problem) -> float:
     if sum(min(o.shared for o in n.options) for n in p.nodes) > p.shared or max(p.held, default=0) > p.registers:
         return float("inf")
     least = [added(*(((t, min(dict(o.clocks).get(t, 0.0) for o in n.options)),) for t in _terms(n))) for n in p.nodes]
-    return whole(added(p.clocks, *least))
+    return whole(added(p.clocks, *least), p.others)
 
 
 def _terms(n: Node) -> list[str]:
@@ -205,12 +207,15 @@ def _solved(p: Problem) -> list[int] | None:
             both = asked.add_variable(f"y_{k}_{i}_{j}", 0, 1)  # 1 where both options are chosen, since clocks cost
             asked += both >= x[e.first][i] + x[e.second][j] - 1
             counts(clocks, both)
-    longest, late = asked.add_variable("longest", 0), asked.add_variable("late", 0)
+    longest, unit, late = (asked.add_variable(name, 0) for name in ("longest", "unit", "late"))
     for term in [t for t in shares if t.startswith(LATE)]:
         asked += late >= pulp.lpSum(shares.pop(term))
     shares.setdefault("chain", []).append(late)
-    for several in shares.values():
-        asked += longest >= pulp.lpSum(several)
+    for term, several in shares.items():
+        if term != "chain":
+            asked += unit >= pulp.lpSum(several)
+    asked += longest >= unit
+    asked += longest >= pulp.lpSum(shares["chain"]) + p.others * unit
     asked += longest + SEEN * pulp.lpSum(v for several in shares.values() for v in several)
     for used, most in _capacities(p, x):
         asked += pulp.lpSum(used) <= most
