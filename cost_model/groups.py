@@ -34,9 +34,13 @@ from fuser.ir.program import DTYPE_BYTES
 from fuser.lower.gluon import choices
 from fuser.lower.gluon import split
 from fuser.lower.options import BACKEND
+from fuser.lower.options import GRID_ORDER
+from fuser.lower.options import GROUP
 from fuser.lower.options import PRECISION
 
 THREADS = 32 * split.GROUP_WARPS
+HALF = 0.5
+"""Slots that the producer is ahead where there is one: it fills while nothing is read."""
 TIGHT, AROUND = 24.0, 32.0
 """Registers of a thread that can be too few without spills, and those beside its sums where only loaded tiles are multiplied: of
 271 schedules for an H200 within these limits 5 spilled, of the others 110 of 117."""
@@ -45,8 +49,8 @@ TIGHT, AROUND = 24.0, 32.0
 @dataclass(frozen=True, eq=False)
 class Held:
     """What blocks hold: ``groups`` that compute, ``parts`` of them with the same rows, ``blocks`` on an SM, bytes of ``shared``
-    memory of a block, ``registers`` that a thread of a group has and those that it ``wants``; ``fits`` where the generator has a
-    form, as far as sizes decide."""
+    memory of a block, ``registers`` that a thread of a group has and those that it ``wants``; ``ahead`` where blocks that stay
+    load for the next place before the present one is done; ``fits`` where the generator has a form, as far as sizes decide."""
 
     groups: Counts
     parts: Counts
@@ -54,6 +58,7 @@ class Held:
     shared: Counts
     registers: Counts
     wants: Counts
+    ahead: NDArray[np.bool_]
     fits: NDArray[np.bool_]
 
 
@@ -84,6 +89,7 @@ def held(f: Features, r: Resources) -> Held:
             least = least + s.bytes * (inside if s.loops else 1)
     handed = 4.0 * (parts - 1.0) * sum((f.product(r.lanes, s.stmt.axes) for s in _merged(f)), np.zeros(len(f)))
     room = choices.SHARED - choices.BARRIERS - handed
+    ahead = again & (loads + outs <= room)
     loads = np.where(loads + outs > room, least, loads)
     outs = np.where(loads + outs > room, 0.0, outs)
     fits = fits & (loads <= room)
@@ -96,7 +102,7 @@ def held(f: Features, r: Resources) -> Held:
         blocks = np.where(fit & (~again | (np.ceil(launched / choices.SMS) >= n)), n, blocks)
     given = _of_a_consumer(groups, blocks)
     fits = fits & (_at_first(groups, 1) >= widest) & (needs <= given)
-    return Held(groups.astype(float), parts, blocks, shared, given, wants, fits)
+    return Held(groups.astype(float), parts, blocks, shared, given, wants, ahead, fits)
 
 
 def _shares_trips(f: Features, parts: Counts) -> NDArray[np.bool_]:
@@ -185,9 +191,11 @@ class GroupWork:
     behind: Counts
     stores: Counts
     pointed: Counts
+    common: Counts
+    """Bytes of a block's loads that other blocks want at the same time."""
 
     @property
-    def parts(self) -> tuple[Part, Part, Part]:
+    def kinds(self) -> tuple[Part, Part, Part]:
         return self.streamed, self.late, self.plain
 
 
@@ -196,7 +204,9 @@ def group_work(f: Features, r: Resources, device: Device) -> GroupWork:
     zero = np.zeros(len(f))
     sums = {k: {n.name: zero.copy() for n in fields(Part)} for k in ("streamed", "late", "plain")}
     kinds = {loops: _kind(f, r, loops) for loops in dict.fromkeys(s.loops for s in f.stmts)}
-    behind, stores, pointed = zero.copy(), zero.copy(), zero.copy()
+    behind, stores, pointed, common = (zero.copy() for _ in range(4))
+    own = held(f, r)
+    together = np.minimum(own.blocks * device.sm_count, programs(f))
     for i, s in enumerate(f.stmts):
         kind, stmt = kinds[s.loops], s.stmt
         part = sums[kind]
@@ -204,8 +214,10 @@ def group_work(f: Features, r: Resources, device: Device) -> GroupWork:
             stores = stores + s.runs
         elif stmt.kind == "load" and ringed(f, r, s):
             part["slots"] += s.runs
-            if s.loops:  # of a loop that only multiplies, products of two trips are under way
-                behind = np.maximum(behind, s.runs / np.maximum(f.stages - (kind == "streamed"), 1))
+            common = common + s.bytes * s.fill * s.runs * (1.0 - 1.0 / _readers(f, stmt, together))
+            if s.loops:  # slots that are filled again; one is read by products of the trip before, or of both
+                again = np.maximum(s.runs - f.stages * own.parts, 0.0)
+                behind = np.maximum(behind, again / np.maximum(f.stages - 1.0, HALF))
         elif stmt.kind == "load":
             pointed = pointed + s.runs
         elif i in r.dots:
@@ -218,7 +230,26 @@ def group_work(f: Features, r: Resources, device: Device) -> GroupWork:
             part["arithmetic"] += 2.0 * max(stmt.entry.flops, 1.0) * lanes * device.sm_count / device.fp32_flops
             part["folds"] += s.runs * bool(stmt.folds)
     parts = (Part(**sums[k]) for k in sums)
-    return GroupWork(held(f, r), *parts, behind, stores, pointed)
+    return GroupWork(own, *parts, behind, stores, pointed, common)
+
+
+def _readers(f: Features, stmt: Stmt, together: Counts) -> Counts:
+    """How many of the blocks that run ``together`` read the same bytes of a load (as :func:`cost_model.execution.readers`), which
+    the options ``grid_order`` and ``group`` decide."""
+    named = str(f.options.get(GRID_ORDER.key()) or "").split(".")
+    order = sorted(f.grid, key=lambda a: named.index(a) if a in named else -1)
+    side = np.maximum(setting(f, GROUP).astype(float), 1.0)
+    sizes = [(a, f.grid[a].astype(float)) for a in reversed(order) if f.grid[a].max() > 1]
+    if len(sizes) > 1:  # so many tiles of the second axis come before the next of the first
+        (x, across), (y, down), *rest = sizes
+        few = np.minimum(side, down)
+        sizes = [(y, few), (x, across), (y, np.ceil(down / few)), *rest]
+    left, different = np.minimum(together, f.blocks), np.ones(len(f))
+    for axis, n in sizes:
+        if axis in stmt.axes:
+            different = different * np.minimum(left, n)
+        left = np.ceil(left / n)
+    return np.maximum(np.minimum(together, f.blocks) / different, 1.0)
 
 
 def _narrowest(f: Features, stmt: Stmt) -> str:
@@ -243,48 +274,50 @@ def _kind(f: Features, r: Resources, loops: tuple[str, ...]) -> str:
 
 @dataclass(frozen=True)
 class Costs:
-    """Constants of kernels by warp groups, fitted to 273 schedules of 29 programs on an H200 (``experiments.group_price`` fits
+    """Constants of kernels by warp groups, fitted to 825 schedules of 51 programs on an H200 (``experiments.group_price`` fits
     them again, with each family left out in turn). Times in seconds; ``*_cost`` are multiples of the time at peak rates."""
 
-    product_cost: float = 1.1
-    special_cost: float = 1.66
-    arithmetic_cost: float = 1.11
-    alone: float = 0.865
+    product_cost: float = 1.12
+    special_cost: float = 1.27
+    arithmetic_cost: float = 0.972
+    alone: float = 1.14
     """Of the arithmetic of a group, what it takes by itself."""
-    tail: float = 0.661
+    tail: float = 0.633
     """The same behind its loops."""
-    handshake: float = 55e-9
+    handshake: float = 42e-9
     """A slot that is handed over: about 100 cycles."""
-    dot: float = 16e-9
+    dot: float = 14e-9
     """Start of a product, and the wait for it, where something reads it at once."""
-    fold: float = 27e-9
+    fold: float = 116e-9
     """A fold of rows over lanes."""
-    store: float = 157e-9
-    merge: float = 300e-9
+    store: float = 112e-9
+    merge: float = 705e-9
     """What groups with the same rows hand over behind a loop, each to the first."""
-    pointed: float = 163e-9
+    pointed: float = 141e-9
     """A load by pointers."""
-    first: float = 1.21e-6
+    first: float = 693e-9
     """The first slots of a block; of persistent ones, of the first place."""
-    late: float = 188e-9
+    late: float = 400e-9
     """From the release of a slot to its next data, shared by those that are ahead, where softmax stands between two products."""
-    streamed: float = 458e-9
+    streamed: float = 226e-9
     """The same of loops that only multiply; there what fills and what reads a slot counts too."""
-    start: float = 216e-9
+    start: float = 186e-9
     """Start of a block: barriers, groups, registers."""
-    base: float = 377e-9
-    beside: float = 1.43
+    base: float = 361e-9
+    beside: float = 1.87
     """Exponent that joins a group's products with its arithmetic."""
-    norm: float = 1.13
+    norm: float = 1.14
     """Exponent that joins the chain of a group with what the other groups of its SM do."""
-    l2_rate: float = 0.648
-    merged: float = 0.905
-    into: float = 0.8
+    l2_rate: float = 1.31
+    merged: float = 0.548
+    into: float = 1.17
     """Of the time that the port of an SM takes by its width."""
-    operands: float = 0.859
-    memory: float = 1.88
+    operands: float = 0.683
+    memory: float = 1.38
     """Exponent that joins SMs with L2 and device memory."""
-    spill: float = 0.0224
+    hidden: float = 1.93
+    """The same of blocks that load for the next place in time."""
+    spill: float = 0.0231
     """Slowdown of each 40 registers that a thread wants beyond its own."""
 
 
@@ -328,29 +361,30 @@ def times(w: Work, g: GroupWork, device: Device, c: Constants, p: Costs = COSTS)
         return p.product_cost * x.products / h.groups
 
     into_sm = p.into * w.loaded / (c.sm_bandwidth * clock)
-    alone = [p.alone * arithmetic(x) + p.fold * x.folds / h.parts for x in g.parts]
+    alone = [p.alone * arithmetic(x) + p.fold * x.folds / h.parts for x in g.kinds]
     products = _join(p.beside, multiplied(g.late) + p.dot * g.late.dots / h.parts, alone[1])
     barriers = p.handshake * (g.streamed.slots + g.late.slots) / h.parts
     loops = multiplied(g.streamed) + alone[0] + products + barriers
     # a slot is filled again when its last reader is done: with few of them each waits for all that
     cycle = p.streamed * g.behind + g.behind / np.maximum(g.streamed.slots, 1.0) * (multiplied(g.streamed) * h.groups + into_sm)
     fetch = np.where(g.streamed.slots > g.late.slots, cycle, p.late * g.behind)
-    fetch = fetch / h.parts
     rest = p.merge * (h.parts - 1.0) + multiplied(g.plain) + p.tail * arithmetic(g.plain) + p.fold * g.plain.folds
     rest = rest + p.dot * g.plain.dots + p.handshake * g.plain.slots + p.store * g.stores + p.pointed * g.pointed
     chain = np.maximum(loops, fetch) + rest
-    tensor, special, flops = (sum((getattr(x, n) for x in g.parts), 0.0 * chain) for n in ("products", "special", "arithmetic"))
+    tensor, special, flops = (sum((getattr(x, n) for x in g.kinds), 0.0 * chain) for n in ("products", "special", "arithmetic"))
     tensor, special, flops = p.product_cost * tensor, p.special_cost * special, p.arithmetic_cost * flops
     units = _join(ROOF, tensor, special, flops, p.operands * w.operands / (device.smem_bandwidth_per_sm * clock), into_sm)
     customers = h.groups * resident
     turn = np.maximum(_join(p.norm, chain, units * resident * (customers - 1.0) / customers), units * resident)
-    first = p.first * np.where(w.programs < w.blocks, np.ceil(programs / resident), waves)
+    stays = h.ahead & (w.programs < w.blocks)
+    first = p.first * np.where(stays, np.ceil(programs / resident), waves)
     starts = p.start * np.ceil(programs / resident)
     turns = waves * turn + first + starts
-    l2 = w.blocks * (w.loaded + w.stored - p.merged * w.common) / (device.l2_bandwidth * p.l2_rate)
+    l2 = w.blocks * (w.loaded + w.stored - p.merged * g.common) / (device.l2_bandwidth * p.l2_rate)
     dram = w.memory / (device.memory_bandwidth * c.memory_rate)
     spills = 1.0 + p.spill * np.clip((h.wants - h.registers) / SPILL_RAMP, 0.0, STEPS)
-    body = _join(p.memory, turns, _join(ROOF, l2, dram)) * spills
+    outside = _join(ROOF, l2, dram)
+    body = np.where(stays, _join(p.hidden, turns, outside), _join(p.memory, turns, outside)) * spills
     launch, zero = np.full(len(w), device.launch_latency), np.zeros(len(w))
     return {
         "seconds": np.where(h.fits, launch + p.base + body, np.inf),

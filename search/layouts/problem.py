@@ -1,10 +1,10 @@
 """Layouts of one kernel as a choice: an option for each node, costs of options and of pairs of neighbours, capacities.
 
 Costs are clocks by term. A term that names a unit of an SM (:data:`UNITS`) is how long that unit is busy; what has another name
-is waited for by a group, one after the other. A kernel takes as long as its busiest unit, or as its chain of waits and the part of
-that unit that other groups of the SM hold while one waits, whichever is longer, and a share (:data:`SEEN`) of all the rest, since
-little is hidden wholly. All of it is linear, and so are the capacities; PuLP and HiGHS find the best choice, and :func:`judged`
-says what any choice costs.
+is waited for by a group, one after the other. A kernel takes as long as its busiest unit, or as its chain of waits and the part
+of that unit that other groups of the SM hold while one waits, whichever is longer, and a share (:data:`SEEN`) of all the rest,
+since little is hidden wholly. All of it is linear, and so are the capacities; PuLP and HiGHS find the best choice, and
+:func:`judged` says what any choice costs.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ all other tiles are powers of two.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from itertools import islice
 from math import inf
@@ -18,6 +19,7 @@ from fuser.lower.gluon.split import MOST_GROUPS
 from fuser.lower.gluon.split import ROWS
 from fuser.lower.gluon.split import row_axis
 from fuser.lower.options import BACKEND
+from fuser.lower.options import GROUP
 from fuser.lower.options import PERSISTENT
 from fuser.lower.pieces import GROUPS_ARCH
 from fuser.lower.pieces import next_power
@@ -33,12 +35,12 @@ STAGES = (2, 3, 4, 5)
 SIZES = (32, 64, 128, 256)
 """Tiles of columns and sums; what is smaller is whole."""
 HEIGHTS = (1, 2)
-"""Times 64 rows of a group, whose products decide."""
-FEW_ROWS = (1, 2, 4, 8, 16)
-"""Rows of a group without products."""
+"""Times 64 rows of a group."""
 GROUPS = range(1, MOST_GROUPS + 1)
 STAY = (0, 1, 2)
 """Blocks that stay on each SM; none where all end."""
+SIDES = (0, 8)
+"""Tiles of rows that come before the next ones of columns: so blocks that run at the same time read less."""
 LISTED = 64
 """Of the best by the estimate, among which the first that have a form are taken."""
 EVEN = 1.005
@@ -58,11 +60,13 @@ def group_space(space: KernelSpace) -> KernelSpace | None:
         return None
     if not rows:
         return None
-    contracts = any(s.contracts for s in block.computes)
-    parts = [ROWS * h for h in HEIGHTS] if contracts else FEW_ROWS
+    # of fewer rows most of what they multiply would be padding; without products they gain nothing
+    if not any(s.contracts for s in block.computes) or block.extents[rows] < ROWS:
+        return None
+    parts = [ROWS * h for h in HEIGHTS]
     tall = tuple(sorted({n * part for n in GROUPS for part in parts if part == parts[0] or n * part < 2 * whole[rows]}))
     undivided = {t.name for t in space.tiles if t.values[0] >= block.extents[t.name]}
-    sizes = {a: _sizes(n) if contracts and a not in undivided else (n,) for a, n in whole.items()} | {rows: tall}
+    sizes = {a: _sizes(n) if a not in undivided else (n,) for a, n in whole.items()} | {rows: tall}
     return replace(
         space,
         tiles=tuple(TileSize(t.name, sizes[t.name]) for t in space.tiles),
@@ -96,9 +100,11 @@ def _ranked(space: KernelSpace, estimate: Estimator) -> tuple[list[tuple[float, 
     most stages that cost nothing, since estimates take every slot to come in time."""
     found: list[tuple[float, KernelSchedule]] = []
     count = 0
-    for each in STAY:
+    for each, side in itertools.product(STAY, SIDES):
         stay = ((PERSISTENT.key(), each * space.device.sm_count),) if each else ()
-        ranked, estimated = rank_kernel(replace(space, always=(*space.always, *stay)), {}, estimate, LISTED)
+        beside = ((GROUP.key(), side),) if side else ()
+        mine = replace(space, always=tuple(sorted((*space.always, *stay, *beside))))
+        ranked, estimated = rank_kernel(mine, {}, estimate, LISTED)
         found += ranked
         count += estimated
     best: dict[Any, tuple[float, KernelSchedule]] = {}
@@ -106,12 +112,12 @@ def _ranked(space: KernelSpace, estimate: Estimator) -> tuple[list[tuple[float, 
         least, kept = best.setdefault((s.tiles, s.order, s.num_warps, s.knobs), (seconds, s))
         if seconds <= EVEN * least and kept.num_stages < s.num_stages:
             best[s.tiles, s.order, s.num_warps, s.knobs] = seconds, s
-    ending = {(s.tiles, s.order, s.num_warps): seconds for seconds, s in best.values() if not PERSISTENT.of(s)}
-    gains = (
-        x
-        for x in best.values()
-        if not PERSISTENT.of(x[1]) or x[0] < ending.get((x[1].tiles, x[1].order, x[1].num_warps), inf) / EVEN
-    )
+    kept: dict[Any, float] = {}
+    gains: list[tuple[float, KernelSchedule]] = []
+    for (tiles, order, warps, _), (seconds, s) in sorted(best.items(), key=lambda x: len(x[0][3])):
+        if EVEN * seconds < kept.get((tiles, order, warps), inf):  # an option has to gain
+            kept[tiles, order, warps] = seconds
+            gains.append((seconds, s))
     return sorted(gains, key=lambda x: x[0]), count
 
 
