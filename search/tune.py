@@ -66,8 +66,8 @@ DOUBT = 1.08
 is chosen among many for its estimate is likelier underestimated. For 50 drawn programs on an H200, found structures that were
 predicted to win by less gained 4 % at most and lost up to 13 % (6 programs), the others lost 3 % at most (11)."""
 GROUPED = 0.96
-"""Of the time of its best kernels in Triton that a structure may take by warp groups to be chosen: of 36 workloads on an H200 those
-that were predicted to gain more did (13 of 13; 9 % in the mean), the others lost up to 3 %."""
+"""Of the time of its best kernels in Triton that a structure may take by warp groups to be chosen: of 36 workloads on an H200
+those that were predicted to gain more did (13 of 13; 9 % in the mean), the others lost up to 3 %."""
 BY_GROUPS = 3
 """Schedules by warp groups of a structure that stand beside those in Triton: the assembler may refuse some."""
 REMEMBERED = 8192
