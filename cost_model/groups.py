@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cost_model.constants import Constants
+from cost_model.execution import flattened
 from cost_model.execution import persistent
 from cost_model.execution import programs
 from cost_model.execution import setting
@@ -50,7 +51,8 @@ TIGHT, AROUND = 24.0, 32.0
 class Held:
     """What blocks hold: ``groups`` that compute, ``parts`` of them with the same rows, ``blocks`` on an SM, bytes of ``shared``
     memory of a block, ``registers`` that a thread of a group has and those that it ``wants``; ``ahead`` where blocks that stay
-    load for the next place before the present one is done; ``fits`` where the generator has a form, as far as sizes decide."""
+    load for the next place before the present one is done, ``staged`` where results leave by the copy engine; ``fits`` where the
+    generator has a form, as far as sizes decide."""
 
     groups: Counts
     parts: Counts
@@ -59,6 +61,7 @@ class Held:
     registers: Counts
     wants: Counts
     ahead: NDArray[np.bool_]
+    staged: NDArray[np.bool_]
     fits: NDArray[np.bool_]
 
 
@@ -75,7 +78,7 @@ def held(f: Features, r: Resources) -> Held:
         fits = fits & d.tensor & (part % split.ROWS == 0) & (2.0 ** np.round(np.log2(np.maximum(part, 1))) == part)
     fits = fits & ((parts == 1) | _shares_trips(f, parts)) & (not f.tree.arrays)
     once, outs = np.where(again, 2, 1), np.zeros(len(f))
-    loads, least = np.zeros(len(f)), np.zeros(len(f))
+    loads, least, producer = np.zeros(len(f)), np.zeros(len(f)), again.copy()
     seen: set[str] = set()
     for s in f.stmts:
         if s.stmt.access is None or (s.stmt.value in seen and s.stmt.kind == "load"):
@@ -84,25 +87,31 @@ def held(f: Features, r: Resources) -> Held:
         if s.stmt.kind == "store":
             outs = outs + s.bytes
         elif ringed(f, r, s):
-            inside = np.maximum(f.stages, 1) * parts if s.loops else once
-            loads = loads + s.bytes * inside
-            least = least + s.bytes * (inside if s.loops else 1)
+            alone = sum(x.stmt is s.stmt for x in f.stmts) == 1
+            slots = np.where((s.runs > 1) | (not alone), np.maximum(f.stages, 1) * parts, once)
+            slots = np.where(again | (not alone), slots, np.minimum(slots, s.runs))
+            loads = loads + s.bytes * slots
+            least = least + s.bytes * np.where(s.runs > 1, slots, 1)
+            producer = producer | (s.runs > slots) | (not alone)
     handed = 4.0 * (parts - 1.0) * sum((f.product(r.lanes, s.stmt.axes) for s in _merged(f)), np.zeros(len(f)))
     room = choices.SHARED - choices.BARRIERS - handed
     ahead = again & (loads + outs <= room)
     loads = np.where(loads + outs > room, least, loads)
-    outs = np.where(loads + outs > room, 0.0, outs)
+    staged = loads + outs <= room
+    outs = np.where(staged, outs, 0.0)
     fits = fits & (loads <= room)
     shared = loads + outs + handed + choices.BARRIERS
     wants, needs, widest = _wanted(f, r, groups / parts)
     blocks = np.ones(len(f))
     for n in range(2, 9):
-        enough = (_of_a_consumer(groups, n) >= wants) & (_at_first(groups, n) >= widest)
+        enough = (_of_a_consumer(groups, producer, n) >= wants) & (_at_first(groups + producer, n) >= widest)
         fit = enough & (n * (shared + choices.DRIVER) <= choices.ON_AN_SM) & (np.ceil(f.blocks / choices.SMS) >= n)
         blocks = np.where(fit & (~again | (np.ceil(launched / choices.SMS) >= n)), n, blocks)
-    given = _of_a_consumer(groups, blocks)
-    fits = fits & (_at_first(groups, 1) >= widest) & (needs <= given)
-    return Held(groups.astype(float), parts, blocks, shared, given, wants, ahead, fits)
+    given = _of_a_consumer(groups, producer, blocks)
+    fits = fits & (_at_first(groups + producer, 1) >= widest) & (needs <= given)
+    if r.dots and not any(f.block.by_value[v].kind == "compute" for d in r.dots.values() for v in (d.left, d.right)):
+        fits = fits & ~flattened(f)  # groups that take places in turn have no price yet
+    return Held(groups.astype(float), parts, blocks, shared, given, wants, ahead, staged, fits)
 
 
 def _shares_trips(f: Features, parts: Counts) -> NDArray[np.bool_]:
@@ -112,7 +121,7 @@ def _shares_trips(f: Features, parts: Counts) -> NDArray[np.bool_]:
         return np.zeros(len(f), np.bool_)
     (around,) = loops
     trips = f.product(f.trips, around)
-    return (len(around) == 1) & (trips % parts == 0)
+    return (len(around) == 1) & ((trips % parts == 0) | ~persistent(f))
 
 
 def _merged(f: Features) -> list[StmtFeatures]:
@@ -133,11 +142,11 @@ def ringed(f: Features, r: Resources, s: StmtFeatures) -> bool:
 
 
 def _at_first(groups: Counts, blocks: Counts | int) -> Counts:
-    return np.minimum(choices.FILE // ((groups + 1) * THREADS * blocks) // 8 * 8, 256)
+    return np.minimum(choices.FILE // (groups * THREADS * blocks) // 8 * 8, 256)
 
 
-def _of_a_consumer(groups: Counts, blocks: Counts | int) -> Counts:
-    left = _at_first(groups, blocks) * (groups + 1) - choices.PRODUCER_REGISTERS
+def _of_a_consumer(groups: Counts, producer: NDArray[np.bool_], blocks: Counts | int) -> Counts:
+    left = _at_first(groups + producer, blocks) * (groups + producer) - choices.PRODUCER_REGISTERS * producer
     return np.minimum(left // groups // 8 * 8, 240)
 
 
@@ -291,6 +300,8 @@ class Costs:
     fold: float = 116e-9
     """A fold of rows over lanes."""
     store: float = 112e-9
+    direct: float = 40e-12
+    """A byte that is stored by pointers, since shared memory has no room for it: products of 128 × 256 took 17 % longer so."""
     merge: float = 705e-9
     """What groups with the same rows hand over behind a loop, each to the first."""
     pointed: float = 141e-9
@@ -369,7 +380,14 @@ def times(w: Work, g: GroupWork, device: Device, c: Constants, p: Costs = COSTS)
     cycle = p.streamed * g.behind + g.behind / np.maximum(g.streamed.slots, 1.0) * (multiplied(g.streamed) * h.groups + into_sm)
     fetch = np.where(g.streamed.slots > g.late.slots, cycle, p.late * g.behind)
     rest = p.merge * (h.parts - 1.0) + multiplied(g.plain) + p.tail * arithmetic(g.plain) + p.fold * g.plain.folds
-    rest = rest + p.dot * g.plain.dots + p.handshake * g.plain.slots + p.store * g.stores + p.pointed * g.pointed
+    rest = (
+        rest
+        + p.dot * g.plain.dots
+        + p.handshake * g.plain.slots
+        + p.store * g.stores
+        + p.direct * w.stored * ~h.staged
+        + p.pointed * g.pointed
+    )
     chain = np.maximum(loops, fetch) + rest
     tensor, special, flops = (sum((getattr(x, n) for x in g.kinds), 0.0 * chain) for n in ("products", "special", "arithmetic"))
     tensor, special, flops = p.product_cost * tensor, p.special_cost * special, p.arithmetic_cost * flops

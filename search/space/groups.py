@@ -19,6 +19,7 @@ from fuser.lower.gluon.split import MOST_GROUPS
 from fuser.lower.gluon.split import ROWS
 from fuser.lower.gluon.split import row_axis
 from fuser.lower.options import BACKEND
+from fuser.lower.options import FLATTEN
 from fuser.lower.options import GROUP
 from fuser.lower.options import PERSISTENT
 from fuser.lower.pieces import GROUPS_ARCH
@@ -48,7 +49,7 @@ EVEN = 1.005
 
 def group_space(space: KernelSpace) -> KernelSpace | None:
     """The schedules by warp groups of the block of a space; None where it has no such form. What decides on registers and shared
-    memory the estimate knows, the rest :func:`written`."""
+    memory the estimate knows, the rest :func:`written`. ``flatten`` has never gained there."""
     block = space.block
     if space.device.arch != GROUPS_ARCH or block.splits or space.free:
         return None
@@ -72,7 +73,7 @@ def group_space(space: KernelSpace) -> KernelSpace | None:
         tiles=tuple(TileSize(t.name, sizes[t.name]) for t in space.tiles),
         warps=Choice("warps", tuple(GROUP_WARPS * n for n in GROUPS)),
         stages=Choice("stages", STAGES),
-        settings=tuple(s for s in space.settings if s.option.groups),
+        settings=tuple(s for s in space.settings if s.option.groups and s.option is not FLATTEN),
         always=((BACKEND.key(), "gluon"),),
         notes=(),
     )
