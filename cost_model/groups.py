@@ -49,13 +49,14 @@ TIGHT, AROUND = 24.0, 32.0
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """What blocks hold: ``groups`` that compute, ``parts`` of them with the same rows, ``blocks`` on an SM, bytes of ``shared``
+    """What blocks hold: ``groups`` that compute, ``parts`` of them with the same rows, ``tall`` times 64 of them each, ``blocks`` on an SM, bytes of ``shared``
     memory of a block, ``registers`` that a thread of a group has and those that it ``wants``; ``ahead`` where blocks that stay
     load for the next place before the present one is done, ``staged`` where results leave by the copy engine; ``fits`` where the
     generator has a form, as far as sizes decide."""
 
     groups: Counts
     parts: Counts
+    tall: Counts
     blocks: Counts
     shared: Counts
     registers: Counts
@@ -70,10 +71,11 @@ def held(f: Features, r: Resources) -> Held:
     launched, again = programs(f), persistent(f)
     groups = np.maximum(f.warps // split.GROUP_WARPS, 1)
     fits = (f.warps % split.GROUP_WARPS == 0) & (groups <= split.MOST_GROUPS)
-    parts = np.ones(len(f))
+    parts, tall = np.ones(len(f)), np.ones(len(f))
     for d in r.dots.values():
-        tall = np.maximum(d.rows // split.ROWS, 1)
-        parts = np.where((tall < groups) & (groups % tall == 0), groups / tall, 1.0)
+        high = np.maximum(d.rows // split.ROWS, 1)
+        parts = np.where((high < groups) & (groups % high == 0), groups / high, 1.0)
+        tall = np.maximum(high * parts / groups, 1.0)
         part = d.rows * parts / groups
         fits = fits & d.tensor & (part % split.ROWS == 0) & (2.0 ** np.round(np.log2(np.maximum(part, 1))) == part)
     fits = fits & ((parts == 1) | _shares_trips(f, parts)) & (not f.tree.arrays)
@@ -111,7 +113,7 @@ def held(f: Features, r: Resources) -> Held:
     fits = fits & (_at_first(groups + producer, 1) >= widest) & (needs <= given)
     if r.dots and not any(f.block.by_value[v].kind == "compute" for d in r.dots.values() for v in (d.left, d.right)):
         fits = fits & ~flattened(f)  # groups that take places in turn have no price yet
-    return Held(groups.astype(float), parts, blocks, shared, given, wants, ahead, staged, fits)
+    return Held(groups.astype(float), parts, tall, blocks, shared, given, wants, ahead, staged, fits)
 
 
 def _shares_trips(f: Features, parts: Counts) -> NDArray[np.bool_]:
@@ -286,49 +288,51 @@ class Costs:
     """Constants of kernels by warp groups, fitted to 825 schedules of 51 programs on an H200 (``experiments.group_price`` fits
     them again, with each family left out in turn). Times in seconds; ``*_cost`` are multiples of the time at peak rates."""
 
-    product_cost: float = 1.12
-    special_cost: float = 1.27
-    arithmetic_cost: float = 0.972
-    alone: float = 1.14
+    product_cost: float = 1.11
+    taller: float = 0.113
+    """Slowdown of groups that stream products, for each further 64 rows."""
+    special_cost: float = 1.28
+    arithmetic_cost: float = 0.912
+    alone: float = 1.23
     """Of the arithmetic of a group, what it takes by itself."""
-    tail: float = 0.633
+    tail: float = 0.607
     """The same behind its loops."""
     handshake: float = 42e-9
     """A slot that is handed over: about 100 cycles."""
-    dot: float = 14e-9
+    dot: float = 12e-9
     """Start of a product, and the wait for it, where something reads it at once."""
-    fold: float = 116e-9
+    fold: float = 128e-9
     """A fold of rows over lanes."""
-    store: float = 112e-9
+    store: float = 98e-9
     direct: float = 40e-12
     """A byte that is stored by pointers, since shared memory has no room for it: products of 128 × 256 took 17 % longer so."""
-    merge: float = 705e-9
+    merge: float = 713e-9
     """What groups with the same rows hand over behind a loop, each to the first."""
-    pointed: float = 141e-9
+    pointed: float = 126e-9
     """A load by pointers."""
-    first: float = 693e-9
+    first: float = 677e-9
     """The first slots of a block; of persistent ones, of the first place."""
     late: float = 400e-9
     """From the release of a slot to its next data, shared by those that are ahead, where softmax stands between two products."""
-    streamed: float = 226e-9
+    streamed: float = 228e-9
     """The same of loops that only multiply; there what fills and what reads a slot counts too."""
-    start: float = 186e-9
+    start: float = 191e-9
     """Start of a block: barriers, groups, registers."""
-    base: float = 361e-9
-    beside: float = 1.87
+    base: float = 398e-9
+    beside: float = 2.39
     """Exponent that joins a group's products with its arithmetic."""
-    norm: float = 1.14
+    norm: float = 1.17
     """Exponent that joins the chain of a group with what the other groups of its SM do."""
-    l2_rate: float = 1.31
-    merged: float = 0.548
-    into: float = 1.17
+    l2_rate: float = 1.65
+    merged: float = 0.457
+    into: float = 1.2
     """Of the time that the port of an SM takes by its width."""
-    operands: float = 0.683
+    operands: float = 0.67
     memory: float = 1.38
     """Exponent that joins SMs with L2 and device memory."""
-    hidden: float = 1.93
+    hidden: float = 1.81
     """The same of blocks that load for the next place in time."""
-    spill: float = 0.0231
+    spill: float = 0.0224
     """Slowdown of each 40 registers that a thread wants beyond its own."""
 
 
@@ -375,7 +379,7 @@ def times(w: Work, g: GroupWork, device: Device, c: Constants, p: Costs = COSTS)
     alone = [p.alone * arithmetic(x) + p.fold * x.folds / h.parts for x in g.kinds]
     products = _join(p.beside, multiplied(g.late) + p.dot * g.late.dots / h.parts, alone[1])
     barriers = p.handshake * (g.streamed.slots + g.late.slots) / h.parts
-    loops = multiplied(g.streamed) + alone[0] + products + barriers
+    loops = multiplied(g.streamed) * (1.0 + p.taller * (h.tall - 1.0)) + alone[0] + products + barriers
     # a slot is filled again when its last reader is done: with few of them each waits for all that
     cycle = p.streamed * g.behind + g.behind / np.maximum(g.streamed.slots, 1.0) * (multiplied(g.streamed) * h.groups + into_sm)
     fetch = np.where(g.streamed.slots > g.late.slots, cycle, p.late * g.behind)
