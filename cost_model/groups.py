@@ -49,10 +49,10 @@ TIGHT, AROUND = 24.0, 32.0
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """What blocks hold: ``groups`` that compute, ``parts`` of them with the same rows, ``tall`` times 64 of them each, ``blocks`` on an SM, bytes of ``shared``
-    memory of a block, ``registers`` that a thread of a group has and those that it ``wants``; ``ahead`` where blocks that stay
-    load for the next place before the present one is done, ``staged`` where results leave by the copy engine; ``fits`` where the
-    generator has a form, as far as sizes decide."""
+    """What blocks hold: ``groups`` that compute, ``parts`` of them with the same rows, ``tall`` times 64 of these each;
+    ``blocks`` on an SM, bytes of ``shared`` memory of a block, ``registers`` that a thread of a group has and those that it
+    ``wants``; ``ahead`` where blocks that stay load for the next place before the present one is done, ``staged`` where results
+    leave by the copy engine; ``fits`` where the generator has a form, as far as sizes decide."""
 
     groups: Counts
     parts: Counts

@@ -119,9 +119,10 @@ def test_four_groups_take_fewer_keys_and_three_more():
 
 def test_schedules_compete_by_their_plans():
     b = block("graphene/fmha")
-    found = planned(b, [schedule(ATTENTION.format(m=m, n=n), b) for m in (128, 192) for n in (64, 128)], H200)
-    assert found.schedule.tile["m"] == 192 and found.schedule.tile["n"] == 128
-    assert found.plan is not None and (found.plan.consumers, found.plan.part, found.plan.registers) == (3, 64, 160)
+    several = [schedule(ATTENTION.format(m=m, n=n), b) for m in (128, 192) for n in (64, 128)]
+    found = planned(b, several, H200)
+    assert found.us == min(planned(b, [s], H200).us for s in several)
+    assert found.schedule.tile["n"] == 128  # fewer trips: fewer barriers and folds
 
 
 @pytest.mark.parametrize(
@@ -139,21 +140,21 @@ def test_what_has_no_plan_says_why(name, text, says):
 
 
 @pytest.mark.parametrize(
-    "name, text",
+    "name, text, groups",
     [
-        ("graphene/fmha", "n [b=1 h=64 k=64 m=64 n=48] warps=4 stages=4"),
-        ("graphene/gemm-bias-relu", "k [k=64 m=128 n=256] warps=8 stages=4 tma_A=True unroll=True"),
+        ("graphene/fmha", "n [b=1 h=64 k=64 m=64 n=48] warps=4 stages=4", (3, 64, 160)),
+        ("graphene/gemm-bias-relu", "k [k=64 m=128 n=256] warps=8 stages=4 tma_A=True unroll=True", (4, 64, 112)),
     ],
 )
-def test_what_gluon_writes_has_the_layouts_of_the_plan(name, text):
-    """Near a schedule that it refuses, one that it takes, with the tiles that were the fastest by hand."""
+def test_what_gluon_writes_has_the_layouts_of_the_plan(name, text, groups):
+    """Near a schedule that it refuses, one that it takes; the attention with the tiles that were the fastest by hand."""
     b = block(name)
     own = schedule(text, b)
     found = written(b, [own, *near(b, own, H200)], H200)
     assert found is not None and found.plan is not None
-    assert (found.plan.consumers, found.plan.part, found.plan.registers) == (3, 64, 160)
+    assert (found.plan.consumers, found.plan.part, found.plan.registers) == groups
     theirs = choose(shared_out(Tiles.of(b, found.schedule)))
-    assert (theirs.consumers, theirs.part, theirs.registers) == (3, 64, 160)
+    assert (theirs.consumers, theirs.part, theirs.registers) == groups
     mine = {f.value: f.layout for f in found.plan.fragments}
     assert {f.value: f.layout for f in theirs.fragments}.items() <= mine.items()
     for ring in theirs.buffers:

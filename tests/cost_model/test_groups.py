@@ -1,0 +1,81 @@
+"""Prices of kernels by warp groups: what blocks hold is what the generator gives them, and times are near those of an H200."""
+
+from __future__ import annotations
+
+from math import inf
+
+import numpy as np
+import pytest
+
+from cost_model import groups
+from cost_model.features import schedule_features
+from cost_model.refined import estimate
+from fuser.device import load_device
+from fuser.ir.mugraph import BlockGraph
+from fuser.ir.schedule import KernelSchedule
+from fuser.lower.gluon.choices import BARRIERS
+from fuser.lower.gluon.choices import planned
+from fuser.lower.tiles import Tiles
+from fuser.superopt.structures import structures
+from fuser.workloads import workload
+
+H200 = load_device("h200")
+ATTENTION, PRODUCT = (
+    "n [b=1 h=64 k=64 m={} n={}] warps={} stages={} backend=gluon",
+    "k [k=64 m={} n={}] warps={} stages={} backend=gluon",
+)
+
+
+def block(name: str) -> BlockGraph:
+    return next(g.blocks[0] for g in structures(workload(name)) if len(g.blocks) == 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("graphene/fmha", ATTENTION), ("mirage/mha-prefill", ATTENTION), ("graphene/gemm-bias-relu", PRODUCT)],
+)
+def test_blocks_hold_what_the_generator_gives_them(name: str, text: str) -> None:
+    """Rows for each group or trips shared out, more stages than there is room for, blocks that stay or end."""
+    b, rng, fits = block(name), np.random.default_rng(0), 0
+    for _ in range(40):
+        m, n = int(rng.choice([64, 128, 192, 256])), int(rng.choice([64, 128]))
+        knobs = str(rng.choice(["", " persistent=132", " group=8 persistent=264"]))
+        s = KernelSchedule.parse(text.format(m, n, rng.choice([4, 8, 12, 16]), rng.integers(2, 6)) + knobs, b)
+        held = groups.held_by_groups(schedule_features(b, s), H200)
+        if not held.fits[0]:
+            assert estimate(b, s, H200)["seconds"] == inf
+            continue
+        fits += 1
+        _, plan = planned(Tiles.of(b, s))
+        assert (held.groups[0], held.blocks[0], held.registers[0]) == (plan.consumers, plan.blocks, plan.registers)
+        assert held.shared[0] == sum(x.bytes for x in plan.buffers) + BARRIERS
+    assert fits > 10
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "us"),
+    [
+        ("graphene/fmha", ATTENTION.format(192, 128, 12, 4) + " persistent=132", 49.2),
+        ("graphene/fmha", ATTENTION.format(128, 64, 8, 4) + " persistent=132", 61.9),
+        ("mirage/gqa-prefill:8", ATTENTION.format(256, 64, 16, 3), 143.4),
+        ("mirage/gqa-prefill", ATTENTION.format(64, 128, 8, 3), 23.5),
+        ("mirage/gqa-prefill", ATTENTION.format(64, 64, 4, 2) + " persistent=132", 42.5),
+        ("graphene/gemm-bias-relu", PRODUCT.format(192, 128, 12, 4) + " group=8 persistent=132", 170.7),
+    ],
+)
+def test_times_are_near_those_of_an_h200(name: str, text: str, us: float) -> None:
+    b = block(name)
+    assert estimate(b, KernelSchedule.parse(text, b), H200)["seconds"] * 1e6 == pytest.approx(us, rel=0.15)
+
+
+def test_more_slots_and_larger_tiles_pay() -> None:
+    """With one slot ahead each trip waits for its data; tiles that are read by more blocks at the same time cost less."""
+    b = block("mirage/gqa-prefill")
+    few, more = (estimate(b, KernelSchedule.parse(ATTENTION.format(64, 64, 4, n), b), H200) for n in (2, 4))
+    assert few["fetch"] > 2 * more["fetch"] and few["seconds"] >= more["seconds"]
+    b = block("graphene/gemm-bias-relu")
+    apart, beside = (
+        estimate(b, KernelSchedule.parse(PRODUCT.format(192, 128, 12, 4) + f"{g} persistent=132", b), H200)
+        for g in ("", " group=8")
+    )
+    assert beside["l2"] < 0.9 * apart["l2"]

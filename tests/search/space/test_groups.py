@@ -1,0 +1,88 @@
+"""Schedules by warp groups beside those in Triton: who chooses them, and who must not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fuser.device import load_device
+from fuser.errors import UsageError
+from fuser.ir.mugraph import KernelGraph
+from fuser.ir.program import TensorProgram
+from fuser.ir.schedule import Schedule
+from fuser.lower.options import BACKEND
+from fuser.lower.triton_source import generate_graph
+from fuser.superopt.structures import one_kernel
+from fuser.workloads import workload
+from search.space.evolve import QUICK
+from search.space.groups import group_space
+from search.space.launches import chained
+from search.space.schedules import ScheduleSpace
+from search.tune import Tuned
+from search.tune import in_triton
+from search.tune import tune_fast
+from search.tuner.pool import jobs_of
+from search.tuner.pool import part
+from tests.builders import attention
+from tests.builders import gemm
+
+H200 = load_device("h200")
+
+
+def backends(tuned: Tuned) -> set[str]:
+    return {BACKEND.of(s) for r in (tuned.winner, *tuned.runners) for s in r.schedule.kernels}
+
+
+@pytest.fixture(scope="module")
+def long() -> TensorProgram:
+    return attention(1024, 2048, 64, 64, 32)
+
+
+def test_the_model_chooses_among_both_languages(long: TensorProgram) -> None:
+    """The first to run is by warp groups, others in Triton stand behind it for what the assembler refuses; launchers without
+    descriptors, other models and other architectures have them in Triton alone."""
+    graphs = (one_kernel(long),)
+    tuned = tune_fast(long, H200, graphs=graphs)
+    assert BACKEND.of(tuned.winner.schedule.kernels[0]) == "gluon" and backends(tuned) == {"gluon", "triton"}
+    assert generate_graph(tuned.winner.graph, tuned.winner.schedule)[0].backend == "gluon"
+    assert backends(tune_fast(long, H200, graphs=graphs, options=False)) == {"triton"}
+    assert backends(tune_fast(long, load_device("a100"), graphs=graphs)) == {"triton"}
+
+
+def test_small_and_short_kernels_stay_in_triton() -> None:
+    assert BACKEND.of(tune_fast(gemm(256, 256, 256), H200).winner.schedule.kernels[0]) == "triton"
+    (space,) = ScheduleSpace(one_kernel(workload("mirage/lora")), H200).kernels  # 16 rows
+    assert group_space(space) is None
+    (space,) = ScheduleSpace(one_kernel(workload("graphene/layernorm")), H200).kernels
+    assert group_space(space) is None
+
+
+def test_a_search_by_measurements_has_them_as_a_structure(long: TensorProgram) -> None:
+    graph = one_kernel(long)
+    *_, job = jobs_of(long, [graph], H200, QUICK)
+    found = part(job)
+    assert found is not None
+    structure, entries = found
+    assert len(entries) > 4 and {BACKEND.of(e.candidate.schedule.kernels[0]) for e in entries} == {"gluon"}
+    row = np.asarray(entries[0].row)
+    assert structure.space.schedule(row) == entries[0].candidate.schedule
+    assert structure.entries(np.array([structure.mutated(row.tolist(), np.random.default_rng(i)) for i in range(8)]))
+    plain = Schedule.parse("n [b=1 h=64 k=64 m=64 n=64] warps=4 stages=2", graph.blocks)
+    with pytest.raises(UsageError, match="lacks the option 'backend'"):
+        structure.space.row(plain)
+
+
+def test_a_launcher_without_descriptors_gets_them_in_triton(long: TensorProgram) -> None:
+    tuned = tune_fast(long, H200, graphs=(one_kernel(long),))
+    ((block, schedule),) = tuned.winner.candidate.blocks
+    plain = in_triton(block, schedule, H200)
+    assert BACKEND.of(plain) == "triton" and not any(k.startswith("tma") for k, _ in plain.knobs)
+    assert in_triton(block, plain, H200) is plain
+
+
+def test_kernels_of_a_model_are_left_as_they_are(long: TensorProgram) -> None:
+    """No option for early starts is given to them, and none is refused by the generator."""
+    tuned = tune_fast(long, H200, graphs=(one_kernel(long),))
+    graph: KernelGraph = tuned.winner.graph
+    mine = chained(tuned.winner.candidate, H200)
+    assert mine.schedule == tuned.winner.schedule and generate_graph(graph, mine.schedule)
