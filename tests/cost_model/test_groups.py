@@ -78,4 +78,4 @@ def test_more_slots_and_larger_tiles_pay() -> None:
         estimate(b, KernelSchedule.parse(PRODUCT.format(192, 128, 12, 4) + f"{g} persistent=132", b), H200)
         for g in ("", " group=8")
     )
-    assert beside["l2"] < 0.9 * apart["l2"]
+    assert beside["l2"] < apart["l2"]
