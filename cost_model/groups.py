@@ -240,8 +240,8 @@ def group_work(f: Features, r: Resources, device: Device) -> GroupWork:
             part["special"] += stmt.entry.sfu * lanes * device.sm_count / device.sfu_rate
             part["arithmetic"] += 2.0 * max(stmt.entry.flops, 1.0) * lanes * device.sm_count / device.fp32_flops
             part["folds"] += s.runs * bool(stmt.folds)
-    parts = (Part(**sums[k]) for k in sums)
-    return GroupWork(own, *parts, behind, stores, pointed, common)
+    streamed, late, plain = (Part(**sums[k]) for k in sums)
+    return GroupWork(own, streamed, late, plain, behind, stores, pointed, common)
 
 
 def _readers(f: Features, stmt: Stmt, together: Counts) -> Counts:

@@ -9,6 +9,7 @@ from itertools import islice
 from math import inf
 from typing import Any
 
+from cost_model.features import schedule_features
 from fuser.errors import FuserError
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.schedule import KernelSchedule
@@ -93,7 +94,9 @@ def ranked_groups(
     if key not in known:
         mine = group_space(space)
         found, count = _ranked(mine, estimate) if mine else ([], 0)
-        known[key] = list(islice((x for x in found if written(space.block, x[1])), top)), count
+        beside = (side_by_side(space.block, s) for _, s in found)
+        first = islice((s for s in beside if written(space.block, s)), top)
+        known[key] = [(float(estimate(schedule_features(space.block, s))[0]), s) for s in first], count
     return known[key]
 
 
@@ -110,8 +113,8 @@ def _ranked(space: KernelSpace, estimate: Estimator) -> tuple[list[tuple[float, 
         count += estimated
     best: dict[Any, tuple[float, KernelSchedule]] = {}
     for seconds, s in sorted(found, key=lambda x: x[0]):
-        least, kept = best.setdefault((s.tiles, s.order, s.num_warps, s.knobs), (seconds, s))
-        if seconds <= EVEN * least and kept.num_stages < s.num_stages:
+        least, first = best.setdefault((s.tiles, s.order, s.num_warps, s.knobs), (seconds, s))
+        if seconds <= EVEN * least and first.num_stages < s.num_stages:
             best[s.tiles, s.order, s.num_warps, s.knobs] = seconds, s
     kept: dict[Any, float] = {}
     gains: list[tuple[float, KernelSchedule]] = []
@@ -119,7 +122,7 @@ def _ranked(space: KernelSpace, estimate: Estimator) -> tuple[list[tuple[float, 
         if EVEN * seconds < kept.get((tiles, order, warps), inf):  # an option has to gain
             kept[tiles, order, warps] = seconds
             gains.append((seconds, s))
-    return [(t, side_by_side(space.block, s)) for t, s in sorted(gains, key=lambda x: x[0])], count
+    return sorted(gains, key=lambda x: x[0]), count
 
 
 def side_by_side(block: BlockGraph, schedule: KernelSchedule) -> KernelSchedule:

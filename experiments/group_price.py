@@ -1,0 +1,177 @@
+"""Constants of the price of kernels by warp groups, fitted to measured rows, and what they say of families that they have not
+seen.
+
+    python -m experiments.group_price experiments/results/h200-groups/rows.jsonl.xz
+
+Least squares of the logarithms of times, as :mod:`cost_model.calibrate` has them: what takes longer than the best of its program
+counts less. ``regret``: how much longer the best by the model takes than the best that was measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from dataclasses import dataclass
+from dataclasses import fields
+from dataclasses import is_dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cost_model.constants import constants_of
+from cost_model.features import Counts
+from cost_model.features import schedule_features
+from cost_model.groups import COSTS
+from cost_model.groups import Costs
+from cost_model.groups import GroupWork
+from cost_model.groups import group_work
+from cost_model.groups import times
+from cost_model.resources import resources
+from cost_model.work import Work
+from cost_model.work import work
+from experiments.script import parser
+from experiments.script import script
+from fuser.console import print_table
+from fuser.device import Device
+from fuser.device import load_device
+from fuser.errors import UsageError
+from fuser.ir.mugraph import BlockGraph
+from fuser.lower.options import BACKEND
+from fuser.lower.options import FLATTEN
+from search.measure.records import Records
+from search.space.groups import group_space
+from search.space.kernels import kernel_space
+
+FAMILIES = (("causal", "causal"), ("product", "products"), ("gemm", "products"), ("mcfuser/G", "chains"), ("mcfuser/S", "short"))
+"""Part of a program's name and its family; all else is attention."""
+BOUNDS = {
+    "product_cost": (1.0, 1.6), "special_cost": (0.9, 3.0), "arithmetic_cost": (0.7, 4.0), "alone": (0.5, 4.0),
+    "tail": (0.3, 4.0), "beside": (1.0, 8.0), "norm": (1.0, 8.0), "memory": (1.0, 8.0), "hidden": (1.0, 8.0), "merged": (0.05, 0.97),
+    "into": (0.5, 2.0), "operands": (0.3, 2.0),
+}  # fmt: skip
+GIVEN = ("late", "direct")
+"""Taken from single comparisons, not fitted."""
+EMPHASIS, ROBUST, PRIOR = 2.5, 0.1, 0.05
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Measured schedules as arrays; microseconds."""
+
+    device: Device
+    program: NDArray[np.str_]
+    us: Counts
+    work: Work
+    groups: GroupWork
+
+    def predicted(self, costs: Costs) -> Counts:
+        return times(self.work, self.groups, self.device, constants_of(self.device), costs)["seconds"] * 1e6
+
+
+def table(files: Sequence[Path], device: Device) -> Table:
+    """The rows of single kernels by warp groups that were right and that searches try."""
+    found: list[tuple[str, float, Work, GroupWork]] = []
+    for file in files:
+        with Records(":memory:") as records:
+            records.import_lines(file)
+            for r in records.rows(device=device.title, kind="kernel"):
+                candidate = records.candidate(r)
+                if not (r.ok and r.time_us and candidate) or len(candidate.graph.kernels) != 1 or not candidate.blocks:
+                    continue
+                ((block, schedule),) = candidate.blocks
+                if BACKEND.of(schedule) == "gluon" and not FLATTEN.of(schedule) and tried(block, device):
+                    f = schedule_features(block, schedule)
+                    g = group_work(f, resources(f, device), device)
+                    if g.held.fits[0]:
+                        found.append((r.workload, r.time_us, work(f, device), g))
+    if not found:
+        raise UsageError("no row is of a kernel by warp groups", "give files that experiments.backends has written")
+    names, us, works, groups = zip(*found, strict=True)
+    return Table(device, np.array(names), np.array(us), joined(works), joined(groups))
+
+
+@lru_cache(maxsize=256)
+def tried(block: BlockGraph, device: Device) -> bool:
+    """Whether searches try a block by warp groups."""
+    return group_space(kernel_space(block, device)) is not None
+
+
+def joined(parts: Sequence[T]) -> T:
+    """Arrays one after another, field by field."""
+    first: Any = parts[0]
+    every = {f.name: [getattr(p, f.name) for p in parts] for f in fields(first)}
+    return type(first)(**{n: joined(v) if is_dataclass(v[0]) else np.concatenate(v) for n, v in every.items()})
+
+
+def family(name: str) -> str:
+    return next((f for part, f in FAMILIES if part in name), "attention")
+
+
+def fitted(t: Table, keep: NDArray[np.bool_]) -> Costs:
+    """Constants for the rows that are kept."""
+    from scipy.optimize import least_squares
+
+    start = asdict(COSTS)
+    free = [n for n in start if n not in GIVEN]
+    low, high = (np.log([BOUNDS.get(n, (1e-10, 1e3))[i] for n in free]) for i in (0, 1))
+    first = np.clip(np.log([start[n] for n in free]), low + 1e-6, high - 1e-6)
+    best = {n: t.us[t.program == n].min() for n in set(t.program)}
+    weight = np.array(
+        [(best[n] / us) ** EMPHASIS / math.sqrt((t.program == n).sum()) for n, us in zip(t.program, t.us, strict=True)]
+    )
+
+    def errors(x: NDArray[np.float64]) -> NDArray[np.float64]:
+        costs = Costs(**(start | dict(zip(free, np.exp(x), strict=True))))
+        return np.concatenate([(np.log(t.predicted(costs) / t.us) * weight)[keep], PRIOR * (x - first)])
+
+    found: Any = least_squares(errors, first, loss="soft_l1", f_scale=ROBUST, bounds=(low, high), max_nfev=60)
+    return Costs(**(start | dict(zip(free, np.exp(found.x).tolist(), strict=True))))
+
+
+def row(t: Table, keep: NDArray[np.bool_], name: str, costs: Costs) -> tuple[str, ...]:
+    """Rows, root mean square of the logarithm, and regret of a family."""
+    predicted = t.predicted(costs)
+    error = np.log(predicted / t.us)[keep]
+    regret = []
+    for program in dict.fromkeys(t.program[keep]):
+        mine = np.flatnonzero(t.program == program)
+        regret.append(t.us[mine[predicted[mine].argmin()]] / t.us[mine].min())
+    mean = math.exp(float(np.mean(np.log(regret))))
+    return name, str(keep.sum()), f"{math.sqrt((error**2).mean()):.3f}", f"{mean:.3f}", f"{max(regret):.3f}"
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    p = parser("experiments.group_price", __doc__, "target")
+    p.add_argument("files", nargs="+", type=Path, help="rows as experiments.backends writes them")
+    return p.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parse(argv)
+    t = table(args.files, load_device(args.target))
+    kind = np.array([family(n) for n in t.program])
+    learned = kind != "causal"
+    names = list(dict.fromkeys(kind[learned].tolist()))
+    shown = [row(t, kind == n, n, fitted(t, learned & (kind != n))) for n in names]
+    print_table("Each family by constants of the others", ("family", "rows>", "error>", "regret>", "worst>"), shown)
+    costs = fitted(t, learned)
+    print_table(
+        "By constants of all", ("family", "rows>", "error>", "regret>", "worst>"), [row(t, kind == n, n, costs) for n in names]
+    )
+    print_table(
+        "Constants",
+        ("name", "value>", "as they are>"),
+        [(n, f"{v:.3g}", f"{asdict(COSTS)[n]:.3g}") for n, v in asdict(costs).items()],
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    script(main)
