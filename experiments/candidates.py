@@ -45,6 +45,7 @@ from search.space.hazards import unwieldy
 from search.space.schedules import ScheduleSpace
 from search.tune import RUNNERS
 from search.tune import Tuned
+from search.tune import judged
 from search.tune import tune_fast
 
 MANY = 4
@@ -132,7 +133,7 @@ def choose(name: str, target: str) -> Choice:
     if mixed := with_libraries(graphs)[len(graphs) :]:
         other = tune_fast(program, device, graphs=mixed)
         library = other.winner
-        ranked = sorted((tuned.winner, *tuned.runners, other.winner, *other.runners), key=lambda c: c.seconds)
+        ranked = sorted((tuned.winner, *tuned.runners, other.winner, *other.runners), key=judged)
         tuned = replace(
             tuned,
             winner=ranked[0],

@@ -137,7 +137,7 @@ def rank_graph(
     if effort.model == PAPER:  # knows of no other way to write a kernel
         return ranked, found.estimated, found.notes
     more, count = with_groups(space, ranked, estimate, BY_GROUPS)
-    return sorted((*ranked, *more), key=_judged), found.estimated + count, found.notes
+    return sorted((*ranked, *more), key=judged), found.estimated + count, found.notes
 
 
 def with_groups(space: ScheduleSpace, top: Sequence[Ranked], estimate: Estimator, most: int) -> tuple[list[Ranked], int]:
@@ -252,15 +252,15 @@ def tune_fast(
             f"no schedule of {program.name!r} fits {device.title}: tried {counted(len(graphs), 'structure')}",
             "choose a device with more shared memory, or cut the region",
         )
-    found.sort(key=_judged)
+    found.sort(key=judged)
     kept = found[: 1 + RUNNERS]
     shown = {id(c.graph) for c in kept}
     rest = {id(c.graph): c for c in reversed(found) if id(c.graph) not in shown}  # the best of each other structure
-    runners = (*kept[1:], *sorted(rest.values(), key=_judged))
+    runners = (*kept[1:], *sorted(rest.values(), key=judged))
     return Tuned(program, device.name, found[0], runners, len(graphs), count, tuple(notes))
 
 
-def _judged(ranked: Ranked) -> float:
+def judged(ranked: Ranked) -> float:
     """Seconds by which candidates are put in order: those by warp groups have to gain."""
     return ranked.seconds / (GROUPED if any(BACKEND.of(s) == "gluon" for s in ranked.schedule.kernels) else 1.0)
 
@@ -269,5 +269,5 @@ def wary(tuned: Tuned, plain: Collection[KernelGraph]) -> Tuned:
     """Fast tuning among ``plain`` structures and others, which a search has found: one of those wins where it is predicted
     to be faster by more than :data:`DOUBT`."""
     known = frozenset(plain)
-    ranked = sorted((tuned.winner, *tuned.runners), key=lambda c: _judged(c) * (1.0 if c.graph in known else DOUBT))
+    ranked = sorted((tuned.winner, *tuned.runners), key=lambda c: judged(c) * (1.0 if c.graph in known else DOUBT))
     return replace(tuned, winner=ranked[0], runners=tuple(ranked[1:]))

@@ -100,7 +100,7 @@ def test_what_wins_by_luck_shrinks_nothing() -> None:
 
 def test_each_form_has_its_chance() -> None:
     """Of every number of parts that may be the best some are measured, whatever the model ranks in front of them."""
-    search = hunt(chain(512, 512, 128, 128), patience=9, generations=5)
+    search = hunt(chain(512, 512, 128, 128), patience=9, generations=7)
     best: dict[Any, float] = {}
     for e in search.pool.entries.values():
         best[e.form] = min(best.get(e.form, math.inf), e.estimate)
