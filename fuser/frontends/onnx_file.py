@@ -174,7 +174,9 @@ class _Importer:
                 said = d.dim_param or (str(d.dim_value) if d.HasField("dim_value") else "not given")
                 raise ModelFileError(
                     f"dimension {i} of the input {value.name!r} is {said}: shapes must be static",
-                    "give its sizes (--buckets, buckets= in Python), or export without dynamic_axes",
+                    "give its sizes (--buckets, buckets= in Python), or export without dynamic_axes"
+                    if d.dim_param
+                    else "export with its size, or with a name for it (dim_param) that --buckets can have",
                 )
             shape.append(extent)
         ref = self.builder.input(value.name, tuple(shape), _dtype(kind.elem_type, f"the input {value.name!r}"))
