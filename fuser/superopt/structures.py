@@ -13,6 +13,7 @@ from fuser.ir.axes import axes_of
 from fuser.ir.composites import expand
 from fuser.ir.fuse import fuse
 from fuser.ir.fuse import fuse_nodes
+from fuser.ir.libraries import products
 from fuser.ir.merge import merged
 from fuser.ir.mugraph import Kernel
 from fuser.ir.mugraph import KernelGraph
@@ -74,6 +75,8 @@ def structures(program: TensorProgram) -> tuple[KernelGraph, ...]:
             first = first or error
             continue
         found[graph] = None
+        if not whole and graph != plain and products(plain):
+            found[plain] = None  # a library sees tensors in the shapes that they have
         for split in split_folds(bare) if whole else split_reductions(bare) if len(spots) <= EVERY_CUT else ():
             found[boxes.attach(split)] = None
         odd = any(pitch_of(program[n]) for n in (*program.inputs, *program.outputs))
