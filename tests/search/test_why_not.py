@@ -151,7 +151,7 @@ def test_a_kernel_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
     x = b.input("X", (64, 64))
     program = b.build(Y=b.softmax(b.relu(x @ b.input("W", (64, 64))), -1) @ b.input("V", (64, 32)))
     model = compile_model(program, {}, Pricing(H200), compiled=False, checked=False)
-    monkeypatch.setattr(model_commands, "_planned", lambda *_: model)
+    monkeypatch.setattr(model_commands, "_planned", lambda *_: [({}, model)])
     names = [n for p in model.plan.parts for n in p.names]
     if len(model.plan.parts) > 1:
         with pytest.raises(UsageError, match="parts") as e:
