@@ -22,6 +22,7 @@ from cost_model.constants import Constants
 from cost_model.execution import flattened
 from cost_model.execution import persistent
 from cost_model.execution import programs
+from cost_model.execution import readers
 from cost_model.execution import setting
 from cost_model.features import Counts
 from cost_model.features import Features
@@ -35,8 +36,6 @@ from fuser.ir.program import DTYPE_BYTES
 from fuser.lower.gluon import choices
 from fuser.lower.gluon import split
 from fuser.lower.options import BACKEND
-from fuser.lower.options import GRID_ORDER
-from fuser.lower.options import GROUP
 from fuser.lower.options import PRECISION
 
 THREADS = 32 * split.GROUP_WARPS
@@ -225,7 +224,7 @@ def group_work(f: Features, r: Resources, device: Device) -> GroupWork:
             stores = stores + s.runs
         elif stmt.kind == "load" and ringed(f, r, s):
             part["slots"] += s.runs
-            common = common + s.bytes * s.fill * s.runs * (1.0 - 1.0 / _readers(f, stmt, together))
+            common = common + s.bytes * s.fill * s.runs * (1.0 - 1.0 / readers(f, stmt, together))
             if s.loops:  # slots that are filled again; one is read by products of the trip before, or of both
                 again = np.maximum(s.runs - f.stages * own.parts, 0.0)
                 behind = np.maximum(behind, again / np.maximum(f.stages - 1.0, HALF))
@@ -242,25 +241,6 @@ def group_work(f: Features, r: Resources, device: Device) -> GroupWork:
             part["folds"] += s.runs * bool(stmt.folds)
     streamed, late, plain = (Part(**sums[k]) for k in sums)
     return GroupWork(own, streamed, late, plain, behind, stores, pointed, common)
-
-
-def _readers(f: Features, stmt: Stmt, together: Counts) -> Counts:
-    """How many of the blocks that run ``together`` read the same bytes of a load (as :func:`cost_model.execution.readers`), which
-    the options ``grid_order`` and ``group`` decide."""
-    named = str(f.options.get(GRID_ORDER.key()) or "").split(".")
-    order = sorted(f.grid, key=lambda a: named.index(a) if a in named else -1)
-    side = np.maximum(setting(f, GROUP).astype(float), 1.0)
-    sizes = [(a, f.grid[a].astype(float)) for a in reversed(order) if f.grid[a].max() > 1]
-    if len(sizes) > 1:  # so many tiles of the second axis come before the next of the first
-        (x, across), (y, down), *rest = sizes
-        few = np.minimum(side, down)
-        sizes = [(y, few), (x, across), (y, np.ceil(down / few)), *rest]
-    left, different = np.minimum(together, f.blocks), np.ones(len(f))
-    for axis, n in sizes:
-        if axis in stmt.axes:
-            different = different * np.minimum(left, n)
-        left = np.ceil(left / n)
-    return np.maximum(np.minimum(together, f.blocks) / different, 1.0)
 
 
 def _narrowest(f: Features, stmt: Stmt) -> str:

@@ -9,11 +9,9 @@ from itertools import islice
 from math import inf
 from typing import Any
 
-from cost_model.features import schedule_features
 from fuser.errors import FuserError
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.schedule import KernelSchedule
-from fuser.ir.schedule import bind
 from fuser.lower.gluon.source import generate_gluon
 from fuser.lower.gluon.split import GROUP_WARPS
 from fuser.lower.gluon.split import MOST_GROUPS
@@ -21,9 +19,7 @@ from fuser.lower.gluon.split import ROWS
 from fuser.lower.gluon.split import row_axis
 from fuser.lower.options import BACKEND
 from fuser.lower.options import FLATTEN
-from fuser.lower.options import GROUP
 from fuser.lower.options import PERSISTENT
-from fuser.lower.options import in_grid_order
 from fuser.lower.pieces import GROUPS_ARCH
 from fuser.lower.pieces import next_power
 from fuser.lower.tiles import Tiles
@@ -42,8 +38,6 @@ HEIGHTS = (1, 2)
 GROUPS = range(1, MOST_GROUPS + 1)
 STAY = (0, 1, 2)
 """Blocks that stay on each SM; none where all end."""
-SIDE = 8
-"""Tiles of rows that come before the next ones of columns."""
 LISTED = 64
 """Of the best by the estimate, among which the first that have a form are taken."""
 EVEN = 1.005
@@ -94,9 +88,7 @@ def ranked_groups(
     if key not in known:
         mine = group_space(space)
         found, count = _ranked(mine, estimate) if mine else ([], 0)
-        beside = (side_by_side(space.block, s) for _, s in found)
-        first = islice((s for s in beside if written(space.block, s)), top)
-        known[key] = [(float(estimate(schedule_features(space.block, s))[0]), s) for s in first], count
+        known[key] = list(islice((x for x in found if written(space.block, x[1])), top)), count
     return known[key]
 
 
@@ -123,15 +115,6 @@ def _ranked(space: KernelSpace, estimate: Estimator) -> tuple[list[tuple[float, 
             kept[tiles, order, warps] = seconds
             gains.append((seconds, s))
     return sorted(gains, key=lambda x: x[0]), count
-
-
-def side_by_side(block: BlockGraph, schedule: KernelSchedule) -> KernelSchedule:
-    """The schedule of a product with so many tiles of rows before the next ones of columns, where there are as many: what blocks
-    read that run at the same time stays in L2. An H200 needed 4 to 15 % less for it, beyond what estimates say."""
-    made = any(block.by_value[a].kind == "compute" for s in block.computes if s.contracts for a in s.args)
-    bound, plans = bind(block, schedule)
-    names = in_grid_order(schedule, [a.name for a in bound.axes if plans[a.name].grid > 1])
-    return GROUP.set(schedule, SIDE) if not made and len(names) > 1 and plans[names[-2]].grid >= SIDE else schedule
 
 
 def written(block: BlockGraph, schedule: KernelSchedule) -> bool:
