@@ -22,11 +22,12 @@ from fuser.ir.tiling import Node
 from fuser.lower.fold_code import settle
 from fuser.lower.gluon import folds
 from fuser.lower.gluon.consumer import Consumer
-from fuser.lower.gluon.consumer import Skewed
 from fuser.lower.gluon.consumer import trips_of
 from fuser.lower.gluon.places import Places
 from fuser.lower.gluon.rings import Ring
 from fuser.lower.gluon.rings import rings_among
+from fuser.lower.gluon.skew import Skewed
+from fuser.lower.gluon.skew import skewed
 from fuser.lower.gluon.split import refuse
 from fuser.lower.options import FLATTEN
 from fuser.lower.writer import Value
@@ -60,7 +61,7 @@ def across(c: Consumer, nodes: Sequence[Node]) -> Across:
     before, after = nodes[:at], tuple(nodes[at + 1 :])
     inner = tuple(rings_among(w, loop.body, 0))
     w.around.append(w.tiles.accumulated(loop))
-    halves = c.skewed(loop, inner)
+    halves = skewed(c.w, loop, inner)
     w.around.pop()
     outer = tuple(rings_among(w, nodes, 0))
     brought = {s for r in outer for s in r.loads if w.layout(s.value) is None and r.last == at}

@@ -15,7 +15,6 @@ from contextlib import AbstractContextManager
 from contextlib import ExitStack
 from contextlib import contextmanager
 from contextlib import nullcontext
-from dataclasses import dataclass
 
 from fuser.errors import UnsupportedError
 from fuser.ir.mugraph import Stmt
@@ -38,25 +37,15 @@ from fuser.lower.gluon.rings import Ring
 from fuser.lower.gluon.rings import box_start
 from fuser.lower.gluon.rings import rings_among
 from fuser.lower.gluon.rings import view
+from fuser.lower.gluon.skew import Skewed
+from fuser.lower.gluon.skew import loop_rings
+from fuser.lower.gluon.skew import skewed
 from fuser.lower.gluon.split import refuse
 from fuser.lower.gluon.writer import GroupWriter
 from fuser.lower.map_code import map_elements
 from fuser.lower.writer import TRITON_DTYPE
 
 COMPUTE = {"map": map_elements, "reduce": reduce}
-
-
-@dataclass(frozen=True)
-class Skewed:
-    """A loop whose ``back`` products are one trip late, with the rings of both halves; ``leaves`` are those of the front by the
-    statement that is the last to read them, ``held`` those of the front that are released with the late ones."""
-
-    front: tuple[Stmt, ...]
-    back: tuple[Stmt, ...]
-    rings: tuple[Ring, ...]
-    late: tuple[Ring, ...]
-    leaves: Mapping[Stmt, tuple[Ring, ...]]
-    held: tuple[Ring, ...]
 
 
 class Consumer:
@@ -126,8 +115,8 @@ class Consumer:
         saved, owner = dict(self.w.values), self.w.tiles.owner
         trips = trips_of(self.w, node) if not self.w.split.loop else self._share(node)
         self.w.around.append(self.w.tiles.accumulated(node))
+        rings = loop_rings(self.w, node, self.times)
         outside, self.times = self.times, self.times * node.trips
-        rings = rings_among(self.w, node.body, self.times)
         outer = dict(self.products.rings)
         with self._some(node):
             self._trips(node, trips, rings)
@@ -157,9 +146,9 @@ class Consumer:
         if self._only_multiplies(node) and all(r.stages > r.steps or not r.refilled for r in rings):
             self.products.rings |= {s.value: r for r in rings for s in r.loads}
             self._lagged(node, trips, rings)
-        elif skewed := self.skewed(node, rings):
+        elif halves := skewed(self.w, node, rings):
             self.products.rings |= {s.value: r for r in rings for s in r.loads}
-            self._late(node, trips, skewed)
+            self._late(node, trips, halves)
         else:
             with self._trip(node, trips):
                 self.nodes(node.body)
@@ -223,36 +212,6 @@ class Consumer:
         yield
         self.products.last = False
 
-    def skewed(self, node: Loop, rings: Sequence[Ring]) -> Skewed | None:
-        """The halves of a loop whose last products can be late: nothing in the loop reads them, and no slot is read by both."""
-        tiles, own = self.w.tiles, self.w.tiles.accumulated(node)
-        stmts = tuple(s for s in node.body if isinstance(s, Stmt))
-        if (
-            len(stmts) < len(node.body)
-            or node.trips < 2 * self.w.split.parts
-            or not _runs(self.w, stmts)
-            or any(s.kind == "store" for s in stmts)
-        ):
-            return None
-        made = {s.value for s in stmts if s.kind == "compute"}
-        back = tuple(s for s in stmts if s.value in own and s.kind == "compute" and tiles.is_dot(s) and tiles.sides(s)[0] in made)
-        front = tuple(s for s in stmts if s not in back)
-        if not back or {s.value for s in back} & {a for s in stmts for a in s.args}:
-            return None
-        first, late, leaves = [], [], dict[Stmt, tuple[Ring, ...]]()
-        for ring in rings:
-            using = {u for s in ring.loads for u in tiles.block.users(s.value)}
-            if using & set(back):
-                late.append(ring)
-            if using & set(front):
-                first.append(ring)
-                last = max((s for s in front if s in using), key=front.index)
-                leaves[last] = (*leaves.get(last, ()), ring)
-        held = tuple(r for r in first if r.refilled and r.stages >= 2 * r.steps)
-        if set(first) & set(late) or any(r.stages < 2 * r.steps and r.refilled for r in late):
-            return None
-        return Skewed(front, back, tuple(first), tuple(late), leaves, held)
-
     def _late(self, node: Loop, trips: str, halves: Skewed) -> None:
         trips = self.named_trips(node, trips)
         self.first(node, halves, trips, {})
@@ -297,10 +256,14 @@ class Consumer:
     def _release(self, halves: Skewed) -> None:
         """Slots of the front that are held until late ones are released: warps of a group meet in front of every release, and
         once less where releases stand together."""
-        if any(r.name in f.rings for r in halves.held for f in self.products.flying):
+        if any(r.name in f.rings for r in (*halves.held, *halves.rings) for f in self.products.flying):
             self.products.drain()
         for ring in halves.held:
             self.products.arrive(ring, behind=1)
+        if halves.pair:
+            self.products.arrive(halves.pair)
+            self.products.go_on(halves.pair)
+            self.products.ready.add(halves.pair.name)
 
     def others(self, node: Loop, halves: Skewed, trips: str) -> None:
         """All trips but the first: those below the diagonal of a causal mask without it, if there is one."""
@@ -327,6 +290,9 @@ class Consumer:
         with self._ending():
             self._back(halves, self.named_operands(halves))
             self.products.drain()
+            if halves.pair:
+                self.products.arrive(halves.pair)
+                self.products.go_on(halves.pair)
 
     def _front(self, halves: Skewed, late: Mapping[Stmt, str]) -> None:
         """The first half of a trip; the ``late`` products of the trip before it start behind its first products."""
@@ -349,6 +315,9 @@ class Consumer:
 
     def _next(self, halves: Skewed, pred: str) -> None:
         """Wait for what the next trip reads first."""
+        if pair := halves.pair:  # there is always another filling
+            self.w.emit(f"mbarrier.wait({pair.full(pair.steps)}, {pair.phase(pair.steps)})")
+            return
         for ring in halves.rings[:1]:
             self.w.emit(f"mbarrier.wait({ring.full()}, {ring.phase()}, pred={pred})")
             self.products.ready.add(ring.name)
@@ -358,13 +327,6 @@ def trips_of(w: GroupWriter, node: Loop) -> str:
     """How often a loop runs: as often as the block's last rows need it, in every group and in the producer."""
     with w.as_group(str(w.split.groups - 1)):
         return trips_needed(w, node) or str(node.trips)
-
-
-def _runs(w: GroupWriter, stmts: Sequence[Stmt]) -> bool:
-    """The loop runs at least once for every block."""
-    masks = [s for s in stmts if s.masks]
-    rows = w.tiles.plans[w.split.axis].tile * w.split.groups if w.split.axis else 1
-    return all(rows - 1 + int(s.attr["offset"] or 0) >= 0 and w.tiles.plans[s.attr["cols"]].grid == 1 for s in masks)
 
 
 def stored(w: GroupWriter, stmt: Stmt, again: bool) -> None:

@@ -46,6 +46,8 @@ class Ring:
     steps: int = 1
     each: int = 0
     """Slots of a place of the grid; 0 where several loops fill them."""
+    behind: tuple[Stmt, ...] = ()
+    """Loads that come a group's trip late: with what the next trip reads first."""
 
     @property
     def refilled(self) -> bool:
@@ -146,16 +148,17 @@ def view(w: GroupWriter, buffer: Buffer, slot: str, group: str, dims: Sequence[i
     return text if tuple(dims) == buffer.box else f"{text}.reshape([{', '.join(map(str, dims))}])"
 
 
-def fill(w: GroupWriter, ring: Ring) -> Iterator[str]:
-    """Lines of the producer that fill a slot."""
+def fill(w: GroupWriter, ring: Ring, loads: Sequence[Stmt] = ()) -> Iterator[str]:
+    """Lines of the producer that fill a slot, with all that the ring brings or with some ``loads``."""
+    loads = loads or ring.loads
     if ring.refilled:
         yield f"mbarrier.wait({ring.empty()}, {ring.phase()} ^ 1)"
-    size = sum(math.prod(b.box) * b.pieces * DTYPE_BYTES[b.dtype] for b in (w.plan.buffer[s.value] for s in ring.loads))
+    size = sum(math.prod(b.box) * b.pieces * DTYPE_BYTES[b.dtype] for b in (w.plan.buffer[s.value] for s in loads))
     yield f"mbarrier.expect({ring.full()}, {size})"
-    for s in ring.loads:
+    for s in loads:
         buffer, d = w.plan.buffer[s.value], w.described[s.at.source]
         for group in range(buffer.pieces):
-            with w.as_group(str(group)):
+            with w.as_group(str(group), ring.steps if s in ring.behind else 0):
                 at = box_start(w, s.axes, d.axes)
             to = view(w, buffer, ring.slot(), str(group), buffer.box)
             yield f"tma.async_copy_global_to_shared({w.argument(s.at.source)}, [{at}], {ring.full()}, {to})"

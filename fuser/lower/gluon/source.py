@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from dataclasses import replace
 
@@ -43,6 +44,7 @@ from fuser.lower.gluon.rings import fill
 from fuser.lower.gluon.rings import rings_among
 from fuser.lower.gluon.rings import room
 from fuser.lower.gluon.rings import set_up
+from fuser.lower.gluon.skew import loop_rings
 from fuser.lower.gluon.split import Split
 from fuser.lower.gluon.split import refuse
 from fuser.lower.gluon.writer import GroupWriter
@@ -108,7 +110,9 @@ class _Kernel:
         yield from rings_among(w, nodes, times)
         for node in nodes:
             if isinstance(node, Loop):
-                yield from self._rings(w, node.body, times * node.trips)
+                yield from loop_rings(w, node, times)
+                for inner in (n for n in node.body if isinstance(n, Loop)):
+                    yield from self._rings(w, (inner,), times * node.trips)
 
     def shared(self, w: GroupWriter) -> list[str]:
         """Names of what functions are given: tensors, buffers and barriers."""
@@ -274,11 +278,30 @@ def _loads(kernel: _Kernel, w: GroupWriter, nodes: Sequence[Node], times: int) -
         if isinstance(node, Stmt) and node in first:
             for line in fill(w, first[node]):
                 w.emit(line)
+        elif isinstance(node, Loop) and (pair := next((r for r in loop_rings(w, node, times) if r.behind), None)):
+            _paired(w, node, pair)
         elif isinstance(node, Loop) and kernel.rings(w, node.body):
-            with w.out.indented(f"for {w.trip(node.axis)} in range({trips_of(w, node)}):"):
-                w.loops.append(node.axis)
+            with _looped(w, node, f"{trips_of(w, node)}"):
                 _loads(kernel, w, node.body, times * node.trips)
-                w.loops.pop()
+
+
+@contextmanager
+def _looped(w: GroupWriter, node: Loop, trips: str) -> Iterator[None]:
+    with w.out.indented(f"for {w.trip(node.axis)} in range({trips}):"):
+        w.loops.append(node.axis)
+        yield
+        w.loops.pop()
+
+
+def _paired(w: GroupWriter, node: Loop, pair: Ring) -> None:
+    """The loads of a loop of which some come a trip late."""
+    trips, lag = w.out.name(f"trips of {node.axis}"), pair.steps
+    w.emit(f"{trips} = {trips_of(w, node)}")
+    now = [s for s in pair.loads if s not in pair.behind]
+    for some, loads in ((f"{lag}", now), (f"{lag}, {trips}", pair.loads), (f"{trips}, {trips} + {lag}", pair.behind)):
+        with _looped(w, node, some):
+            for line in fill(w, pair, loads):
+                w.emit(line)
 
 
 def _entry(kernel: _Kernel) -> str:

@@ -37,6 +37,8 @@ class GroupWriter(Writer):
         """The number of the group among those with the same rows, as text; empty where it does not matter."""
         self.turn = ""
         """The number of the group among those that take places in turn, as text."""
+        self.behind = 0
+        """By how many trips of the innermost loop the current line is late."""
         self.into = ""
         """The value that the current statement computes."""
         self.lanes_of: dict[str, Mma] = {}
@@ -101,6 +103,8 @@ class GroupWriter(Writer):
             trip = f"({self.trip(axis)} * {self.split.parts} + {self.part})" if axis in self.loops else self.part
             size = self.tiles.plans[axis].tile
             return f"{trip} * {size}" if size > 1 else trip
+        if self.behind and self.loops[-1:] == [axis]:
+            return f"({self.trip(axis)} - {self.behind}) * {self.tiles.plans[axis].tile}"
         if axis != self.split.axis or self.split.groups == 1:
             return super().start(axis, piece)
         plan = self.tiles.plans[axis]
@@ -110,11 +114,11 @@ class GroupWriter(Writer):
         return " + ".join(terms)
 
     @contextmanager
-    def as_group(self, group: str) -> Iterator[None]:
-        """What is written inside is about the rows of another group."""
-        before, self.group = self.group, group
+    def as_group(self, group: str, behind: int = 0) -> Iterator[None]:
+        """What is written inside is about the rows of another group, and of so many trips before this one."""
+        before, self.group, self.behind = self.group, group, behind
         yield
-        self.group = before
+        self.group, self.behind = before, 0
 
 
 def rank(layout: Registers) -> int:
