@@ -154,7 +154,7 @@ CASES = {
     "attention": (
         attention(130, 330, 64, 64),
         "n [b=1 m=128 n=64 h=64 k=64] warps=8 stages=2",
-        ("early mbarrier.arrive(K_ring_empty",),
+        ("without mbarrier.wait(K_ring_empty", "without n_K_ring += 1"),
     ),
     "products in turn": (
         epilogue(330, 192, 320),

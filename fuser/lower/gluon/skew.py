@@ -1,8 +1,8 @@
 """Loops whose last products can be a trip late, and the rings that bring what each trip reads.
 
-What the front of a trip reads and what its late products read is needed at one time. So one ring brings both, the latter's loads a
-trip late: a group waits once a trip, and releases once. It has one filling more than there are trips: the first brings the front's
-alone, the last that of the late products.
+What the front of a trip reads and what its late products read is needed at one time. So one ring brings both, the latter's loads
+a trip late: a group waits once a trip, and releases once. It has one filling more than there are trips: the first brings the
+front's alone, the last that of the late products.
 """
 
 from __future__ import annotations
