@@ -3,11 +3,13 @@
     python -m experiments.gluon --compile-only --out out    # chooses schedules and fills the cache; needs no GPU
     python -m experiments.gluon --case 'mirage/*prefill' --budget 200 --out out
     python -m experiments.gluon --list                      # schedules, and why others have no such form; needs no GPU
+    python -m experiments.gluon --schedules experiments/results/h200-gluon/schedules.json --out out
 
-Of each case the schedules are the product of a few tiles, groups, stages and places a block (one, or one after the other); what
-the assembler refuses falls out. One of them is what the solver of layouts picks among all (column ``pick``: the fastest's time
-over that of its pick). Beside the named workloads there are causal attentions, heads of 80 and 128, and products with bias and
-ReLU of drawn sizes. Everything is compared with float64 before it is timed, and what differs is not timed.
+Of each case the schedules are the product of a few tiles, groups, stages and places a block (one, or one after the other), or
+those that a file has for its cases; what the assembler refuses falls out. One of them is what the solver of layouts picks among
+all (column ``pick``: the fastest's time over that of its pick). Beside the named workloads there are causal attentions, heads of
+80 and 128, and products with bias and ReLU of drawn sizes. Everything is compared with float64 before it is timed, and what
+differs is not timed.
 """
 
 from __future__ import annotations
@@ -15,12 +17,17 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import itertools
+import json
 import math
 import pickle
+import re
 import time
+from collections.abc import Iterable
 from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -88,15 +95,30 @@ class Case:
 def programs(seed: int) -> Iterator[TensorProgram]:
     """The named workloads of the suites, and those beside them."""
     yield from (workload(n) for n in match(NAMED))
-    for heads, m, n, wide, causal in ATTENTIONS:
-        b = Builder(f"attention-{heads}x{m}x{n}x{wide}{'-causal' if causal else ''}")
-        q, k, v = b.input("Q", (heads, m, wide)), b.input("K", (heads, n, wide)), b.input("V", (heads, n, wide))
-        yield b.build(O=b.attention(q, k, v, causal=causal))
+    yield from (attention(*sizes) for sizes in ATTENTIONS)
     rng = np.random.default_rng(seed)
-    for _ in range(4):
-        m, n, k = (int(x) for x in rng.integers(1, 9, 3) * 1024)
-        b = Builder(f"product-{m}x{n}x{k}")
-        yield b.build(Y=b.relu(b.input("X", (m, k)) @ b.input("W", (k, n)) + b.input("B", (n,))))
+    yield from (product(*(int(x) for x in rng.integers(1, 9, 3) * 1024)) for _ in range(4))
+
+
+def attention(heads: int, m: int, n: int, wide: int, causal: bool) -> TensorProgram:
+    b = Builder(f"attention-{heads}x{m}x{n}x{wide}{'-causal' if causal else ''}")
+    q, k, v = b.input("Q", (heads, m, wide)), b.input("K", (heads, n, wide)), b.input("V", (heads, n, wide))
+    return b.build(O=b.attention(q, k, v, causal=causal))
+
+
+def product(m: int, n: int, k: int) -> TensorProgram:
+    b = Builder(f"product-{m}x{n}x{k}")
+    return b.build(Y=b.relu(b.input("X", (m, k)) @ b.input("W", (k, n)) + b.input("B", (n,))))
+
+
+def named(name: str) -> TensorProgram:
+    """The program of a case: a workload, or one of those beside them with the sizes that its name says."""
+    if found := re.fullmatch(r"attention-(\d+)x(\d+)x(\d+)x(\d+)(-causal)?", name):
+        heads, m, n, wide = (int(x) for x in found.groups()[:4])
+        return attention(heads, m, n, wide, bool(found[5]))
+    if found := re.fullmatch(r"product-(\d+)x(\d+)x(\d+)", name):
+        return product(*(int(x) for x in found.groups()))
+    return workload(name)
 
 
 def schedules(block: BlockGraph, sms: int) -> Iterator[KernelSchedule]:
@@ -114,9 +136,11 @@ def schedules(block: BlockGraph, sms: int) -> Iterator[KernelSchedule]:
     chained = [a for a in inner if any(a in s.axes for s in dots)]
     loop = chained[:1] or sorted(inner, key=lambda a: -block.extents[a])[:1]
     last = {s.axes[-1] for s in block.stores} - inner
-    heights = (64, 128) if dots else (4, 8, 16)
+    heights = (64, 128, 32, 16) if dots else (4, 8, 16)
     for groups, height, columns, stages, again in itertools.product(GROUPS, heights, COLUMNS, STAGES, (0, 1)):
         tiles = whole | {rows: groups * height}
+        if dots and tiles[rows] % 64:
+            continue
         tiles |= dict.fromkeys(loop, columns if chained else 64)
         if dots and not chained:
             tiles |= {a: min(columns, whole[a]) for a in last}
@@ -124,37 +148,41 @@ def schedules(block: BlockGraph, sms: int) -> Iterator[KernelSchedule]:
             continue
         if any(tiles[a] > 256 for a in inner) or (dots and any(tiles[a] > 256 for a in last)):
             continue
-        knobs = (("backend", "gluon"), *((("persistent", sms),) if again else ()))
+        knobs = [("backend", "gluon")]
+        knobs += [("group", 8)] * (dots != [] and not chained) + [("persistent", sms)] * again
         order = TilingExpr(tuple(a for a in loop if tiles[a] < block.extents[a]))
-        yield KernelSchedule(tuple(sorted(tiles.items())), order, (), 4 * groups, stages, knobs)
+        yield KernelSchedule(tuple(sorted(tiles.items())), order, (), 4 * groups, stages, tuple(knobs))
 
 
-def by_groups(graph: KernelGraph, sms: int) -> tuple[list[Candidate], list[str]]:
+def by_groups(graph: KernelGraph, tried: Iterable[Schedule]) -> tuple[list[Candidate], list[str]]:
     """Candidates of a graph of one kernel, and why there are no others."""
     found, refused = [], dict[str, None]()
-    for schedule in dict.fromkeys(schedules(graph.blocks[0], sms)):
+    for schedule in dict.fromkeys(tried):
         try:
-            generate_graph(graph, Schedule((schedule,)))
+            generate_graph(graph, schedule)
         except FuserError as error:
             refused[error.message] = None
             continue
-        found.append(Candidate(graph, Schedule((schedule,))))
+        found.append(Candidate(graph, schedule))
     return found, list(refused)
 
 
-def case_of(program: TensorProgram, known: Records, target: str, seed: int) -> Case:
+def case_of(program: TensorProgram, known: Records, target: str, seed: int, given: Sequence[str] | None = None) -> Case:
+    """``given``: the schedules by groups, where they are not to be drawn."""
     device = load_device(target)
     graphs = [g for g in structures(program) if len(g.kernels) == 1 and len(g.blocks) == 1]
     found, refused = list[Candidate](), list[str]()
     for graph in graphs[:2]:
         try:
-            made, why = by_groups(graph, device.sm_count)
+            tried = (Schedule((s,)) for s in schedules(graph.blocks[0], device.sm_count))
+            made, why = by_groups(graph, tried if given is None else (Schedule.parse(t, graph.blocks) for t in given))
         except FuserError as error:
             made, why = [], [error.message]
         found, refused = found + made, refused + why
     first = _picked(found, device)
+    most = MOST if given is None else len(found)
     drawn = [int(i) for i in np.random.default_rng(seed).permutation(len(found)) if i != first]
-    picked = sorted(drawn[:MOST] if first < 0 else [first, *drawn[: MOST - 1]])
+    picked = sorted(drawn[:most] if first < 0 else [first, *drawn[: most - 1]])
     triton = [r.candidate for r in best_known(known, program.name, device.title, 2)]
     triton += [tune_fast(program, device, kernels=False).winner.candidate]
     mine = tuple(found[i] for i in picked)
@@ -176,10 +204,12 @@ def _picked(found: Sequence[Candidate], device: Device) -> int:
     return number
 
 
-def cases_of(target: str, seed: int) -> list[Case]:
+def cases_of(target: str, seed: int, wanted: re.Pattern[str], given: Mapping[str, Sequence[str]] | None) -> list[Case]:
     with Records(":memory:") as known:
         load(known, [PACKAGED])
-        return [case_of(p, known, target, seed) for p in programs(seed)]
+        if given is None:
+            return [case_of(p, known, target, seed) for p in programs(seed) if wanted.fullmatch(p.name)]
+        return [case_of(named(n), known, target, seed, texts) for n, texts in given.items() if wanted.fullmatch(n)]
 
 
 def line(case: Case, rows: Sequence[Record]) -> str:
@@ -203,6 +233,7 @@ HEAD = f"{'case':<34}{'gluon µs':>10}{'triton':>10}{'peer':>10}{'x trit.':>8}{'
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     p = parser("experiments.gluon", __doc__, "budget", "target", "seed", "workers", "device", "out", budget=200.0)
     p.add_argument("--case", action="append", default=[], help="globs of cases, all by default")
+    p.add_argument("--schedules", type=Path, help="a file of schedules by case, JSON")
     p.add_argument("--compile-only", action="store_true", help="fill the cache of compiled kernels")
     p.add_argument("--peers", nargs="+", default=FAST_PEERS, choices=PEERS, help="beside what (default: %(default)s)")
     p.add_argument("--list", action="store_true", help="show schedules, and why there are no others")
@@ -214,8 +245,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     own_cache()
     start = time.monotonic()
     made = args.out / "cases.pickle"
-    cases = pickle.loads(made.read_bytes()) if made.exists() else cases_of(args.target, args.seed)
-    cases = [c for c in cases if not args.case or any(fnmatch.fnmatch(c.program.name, g) for g in args.case)]
+    wanted = re.compile("|".join(map(fnmatch.translate, args.case or "*")))
+    given = json.loads(args.schedules.read_text()) if args.schedules else None
+    cases = pickle.loads(made.read_bytes()) if made.exists() else cases_of(args.target, args.seed, wanted, given)
+    cases = [c for c in cases if wanted.fullmatch(c.program.name)]
     note(f"{sum(len(c.gluon) for c in cases)} schedules of {len(cases)} cases after {time.monotonic() - start:.0f} s")
     if args.list:
         for c in cases:
