@@ -58,8 +58,8 @@ Build = Callable[[Any, Run, Sequence[Any]], Run | None]
 
 @dataclass(frozen=True)
 class Piece:
-    """Launches by their number, what they read (as they read it: a view of what lies in memory), write, and make: results that
-    are taken where torch has put them. ``run`` takes the tensors that are read and written, and returns what is made."""
+    """Launches by their number, what they read, write, and make: results that are taken where torch has put them. ``run`` takes
+    the tensors that are read and written, and returns what is made."""
 
     numbers: tuple[int, ...]
     reads: tuple[str, ...]
@@ -133,7 +133,8 @@ def _ends(plan: Plan, numbers: Sequence[int]) -> tuple[tuple[str, ...], tuple[st
     """What launches read of others, and what others read of them."""
     mine = [plan.graph.kernels[plan.launched[n]] for n in numbers]
     made = {t for k in mine for t in k.outputs}
-    reads = dict.fromkeys(t for k in mine for t in k.inputs if root_of(t, plan.views) not in made)
+    # views are taken inside: the compiler copies what begins anywhere in memory at every call
+    reads = dict.fromkeys(r for k in mine for t in k.inputs if (r := root_of(t, plan.views)) not in made)
     outside = [plan.graph.kernels[i] for n, i in enumerate(plan.launched) if n not in numbers]
     wanted = {root_of(t, plan.views) for k in outside for t in k.inputs} | set(plan.graph.outputs)
     return tuple(reads), tuple(t for k in mine for t in k.outputs if t in wanted)
@@ -176,8 +177,18 @@ def _piece(plan: Plan, numbers: tuple[int, ...], table: Mapping[str, Any]) -> Pi
     order = {n: i for i, n in enumerate(dict.fromkeys((*reads, *(t for k, _ in kernels for t in (*k.args, k.output)))))}
     steps = tuple((k.op, repr(attrs), tuple(order[t] for t in (*k.args, k.output))) for k, attrs in kernels)
     forms = tuple((x.shape, x.stride(), x.dtype) for x in (value_of(n, plan.views, table) for n in (*reads, *writes)))
-    key = steps, forms, tuple(order[n] for n in writes), tuple(order[n] for n in makes)
+    views = tuple((order[root_of(t, plan.views)], _steps_to(plan, t)) for k, _ in kernels for t in k.args)
+    key = steps, forms, views, tuple(order[n] for n in writes), tuple(order[n] for n in makes)
     return Piece(numbers, reads, writes, makes, run, key, whole)
+
+
+def _steps_to(plan: Plan, name: str) -> tuple[Any, ...]:
+    """The views that lead to a tensor from what lies in memory."""
+    found: tuple[Any, ...] = ()
+    while name in plan.views:
+        found = ((plan.views[name].op, repr(plan.views[name].attrs)), *found)
+        name = plan.views[name].args[0]
+    return found
 
 
 def _example(x: Any, device: Any, held: bool) -> Any:

@@ -124,3 +124,25 @@ def test_what_torch_allocates_is_taken_where_it_lies() -> None:
     out = torch.zeros_like(x)
     assert run(x, w, out=out) is out
     torch.testing.assert_close(out, x.flip(3))
+
+
+def test_views_are_taken_inside_and_others_of_the_same_shape_are_others() -> None:
+    """Whoever is given what begins anywhere in memory would copy it."""
+    whole = Tensor("X", (4, 8), "float32")
+    kernels: list[LibraryKernel] = []
+    for i, start in enumerate((1, 3)):
+        at = (("axis", 1), ("start", start), ("stop", start + 4))
+        kernels.append(LibraryKernel(f"v{i}", "slice", ("X",), f"V{i}", at))
+        kernels.append(LibraryKernel(f"k{i}", "cumsum", (f"V{i}",), f"Y{i}", (("dim", 1),)))
+        kernels.append(LibraryKernel(f"m{i}", "matmul", (f"Y{i}", "W"), f"Z{i}"))
+    ends = whole, Tensor("W", (4, 4), "float32"), Tensor("Z0", (4, 4), "float32"), Tensor("Z1", (4, 4), "float32")
+    graph = KernelGraph("g", ("X", "W"), tuple(kernels), ("Z0", "Z1"), ends).validate()
+    given: list[list[tuple[int, ...]]] = []
+
+    def build(traced: Any, _run: Any, examples: Any) -> Any:
+        given.append([tuple(x.shape) for x in examples[:1]])
+        return traced
+
+    run, x, w = Executable(graph, Schedule(()), device="cpu", build=build), torch.randn(4, 8), torch.randn(4, 4)
+    assert given == [[(4, 8)], [(4, 8)]]
+    torch.testing.assert_close(run(x, w), tuple(x[:, s : s + 4].cumsum(1) @ w for s in (1, 3)))
