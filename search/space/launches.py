@@ -69,8 +69,8 @@ def chained(candidate: Candidate, device: Device) -> Candidate:
 
     A kernel that comes early finds SMs idle that the one in front leaves. Where more blocks than its share of the grid fit on an
     SM, they would pile up there and not go to those that are free a moment later: so they ask for more shared memory. Products
-    of more than a block for each SM come when the one in front leaves its main loop, and so do those behind such a one, where
-    that is long; but those that read all at once come early, since their blocks hold nothing but weights or keys, which are
+    of more than a block for each SM come late all the same, and those behind such a one, where that is long, when it leaves its
+    main loop; but those that read all at once come early, since their blocks hold nothing but weights or keys, which are
     under way while they wait. The rules come from chains on an H200 that differ in one thing
     (experiments/results/h200-chains).
     """
@@ -91,7 +91,7 @@ def chained(candidate: Candidate, device: Device) -> Candidate:
         in_turn = any(s.contracts for s in p.block.computes) and not _at_once(p)
         share = ceil(min(p.programs, PERSISTENT.of(mine) or p.programs) / device.sm_count)
         if i or not isinstance(candidate.graph.kernels[0], BlockGraph):
-            start = "loop" if in_turn and (share > 1 or front.long) else "early"
+            start = "late" if in_turn and share > 1 else "loop" if in_turn and front.long else "early"
             mine = PDL.set(mine, start)
             if p.facts.resident() > share:
                 mine = ROOM.set(mine, _room(share, device))
