@@ -162,9 +162,7 @@ def _grouped(p: Place, choice: int, tensor: str) -> int | None:
 
 def _hint(p: Place, choice: str, tensor: str) -> str | None:
     """Keep what other programs read again, let go what they do not; nothing is tried for what is written."""
-    if tensor not in p.block.inputs:
-        return None
-    return choice if p.reread(tensor) == (choice == "evict_last") else None
+    return choice if tensor in p.block.inputs and p.reread(tensor) == (choice == "evict_last") else None
 
 
 def _behind_loop(p: Place, choice: bool, tensor: str) -> bool | None:
@@ -200,10 +198,6 @@ def _chained(p: Place) -> bool:
     return not p.loops and p.schedule.num_stages > 1 and sum(bool(s.contracts) for s in p.block.computes) > 1
 
 
-def _looped(p: Place, choice: bool, tensor: str) -> bool | None:
-    return choice if p.loops else None
-
-
 def _shared_out(p: Place, choice: bool, tensor: str) -> bool | None:
     loads = set(TMA.named(p.schedule)) & set(p.block.inputs)
     return choice if loads and p.facts.multiplies(p.schedule) else None
@@ -212,21 +206,10 @@ def _shared_out(p: Place, choice: bool, tensor: str) -> bool | None:
 # -- the table
 
 # without choices: it rounds tiles up, which rule 3 has ruled on
-PAD = entry(
-    "pad",
-    bool,
-    "compute odd tiles in one padded power of two, not in pieces (80 as 128, not as 64 + 16)",
-    default=False,
-    groups=True,
-)
+PAD = entry("pad", bool, "compute odd tiles in one padded power of two, not in pieces (80 as 128)", default=False, groups=True)
 # without choices: another precision is another result
 PRECISION = entry(
-    "precision",
-    str,
-    "how the tensor cores multiply float32",
-    values=("ieee", "tf32", "tf32x3"),
-    default="tf32x3",
-    groups=True,
+    "precision", str, "how tensor cores multiply float32", values=("ieee", "tf32", "tf32x3"), default="tf32x3", groups=True
 )
 GRID_ORDER = entry(
     "grid_order", str, "axes of the grid joined by dots, the fastest last", default="", choices=(True,), at=_turned, groups=True
@@ -267,12 +250,7 @@ PDL = entry(
     counts=lambda f, value: {"dependent": 1.0},
 )
 UNROLL = entry(
-    "unroll",
-    bool,
-    "equal layers of a deep chain are written one after the other, not as a loop over them",
-    default=False,
-    choices=(True,),
-    at=_equal_layers,
+    "unroll", bool, "equal layers of a chain one after the other, not as a loop", default=False, choices=(True,), at=_equal_layers
 )
 LAZY = entry(
     "lazy",
@@ -307,11 +285,7 @@ HOIST = entry(
 )
 # without choices: how many blocks an SM is to hold depends on all kernels that run at the time (search/space/launches.py)
 ROOM = entry(
-    "room",
-    int,
-    "bytes of shared memory that a block asks for at least, so that an SM holds no more than its share",
-    default=0,
-    groups=True,
+    "room", int, "bytes of shared memory that a block takes at least, so that an SM holds fewer of them", default=0, groups=True
 )
 # without choices: what it costs and saves is in two kernels
 AHEAD = entry(
@@ -351,7 +325,7 @@ FLATTEN = entry(
     "of a persistent kernel: the pipeline of one place's loop goes on into the next place's",
     default=False,
     choices=(True,),
-    at=_looped,
+    at=lambda p, choice, tensor: choice if p.loops else None,
     needs="persistent",
     modelled=True,
     groups=True,
