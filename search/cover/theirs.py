@@ -66,7 +66,6 @@ def wholly(program: TensorProgram, device: Device, images: bool = False) -> Tune
     attention is none of torch's."""
     inner = [n for n in program.nodes if not moves_only(n)]
     most = ATTENDING if any(n.products > 1 for n in inner) else LARGEST
-    if not inner or len(inner) > most or (not images and any(n.op in CONVOLUTIONS for n in inner)):
     if not inner or len(inner) > most or not (images or all(_known(program, n) for n in inner if n.op in CONVOLUTIONS)):
         return None
     if any(n.op in OURS for n in inner) or not all(_flash(program, n) for n in inner if n.products > 1):
