@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 from cost_model.constants import constants_of
 from cost_model.features import Counts
 from cost_model.features import schedule_features
-from cost_model.groups import COSTS
-from cost_model.groups import Costs
+from cost_model.group_costs import COSTS
+from cost_model.group_costs import Costs
 from cost_model.groups import GroupWork
 from cost_model.groups import group_work
 from cost_model.groups import times
