@@ -36,8 +36,10 @@ from search.measure.lines import read_lines
 from search.measure.records import Records
 
 RAW = Path(__file__).parent / "raw"
-KNOWN = (RAW, Path(__file__).parent / "results" / "h200-quick")
-"""What the package's best schedules are chosen of: the raw rows, and those of searches of the same workloads."""
+RESULTS = Path(__file__).parent / "results"
+KNOWN = (RAW, RESULTS / "h200-quick", RESULTS / "h200-gluon", RESULTS / "h200-groups")
+"""What the package's best schedules are chosen of: the raw rows, those of searches of the same workloads, and of kernels by
+warp groups."""
 BEST = 5
 """Schedules of a workload that are kept: times of different runs differ by more than the first few."""
 
@@ -48,10 +50,10 @@ def entry(file: Path) -> dict[str, Any]:
 
 
 def best(raw: Records, title: str, count: int = BEST) -> Records:
-    """The fastest rows of every workload on a device, but of programs that the model alone is judged on."""
+    """The fastest rows of every workload of a suite on a device, but of those that the model alone is judged on."""
     found = Records(":memory:")
     names = {r.workload for r in raw.rows(device=title, kind="kernel")}
-    for name in sorted(n for n in names if n.partition("/")[0] not in SUITES):
+    for name in sorted(n for n in names if "/" in n and n.partition("/")[0] not in SUITES):
         for known in best_known(raw, name, title, count):
             structure, schedule = name_of(known.candidate)
             rows = raw.rows(workload=name, device=title, structure=structure, schedule=schedule)
