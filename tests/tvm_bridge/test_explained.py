@@ -44,6 +44,7 @@ def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     from search.realise import verified
 
     monkeypatch.setattr(model, "compile_sources", lambda *_: ())
+    monkeypatch.setattr(model, "_within_registers", lambda candidate, _: candidate)
     for place in (model, whole):
         monkeypatch.setattr(place, "realise", lambda tuned, *_, **__: [verified(t) for t in tuned])
 
