@@ -67,8 +67,9 @@ class Held:
     fits: NDArray[np.bool_]
 
 
-def held(f: Features, r: Resources) -> Held:
-    """As :func:`fuser.lower.gluon.choices.choose` decides it, for candidates whose programs stay or end."""
+def held(f: Features, r: Resources, device: Device) -> Held:
+    """As :func:`fuser.lower.gluon.choices.choose` decides it, for candidates whose programs stay or end; of its blocks an SM of a
+    smaller device holds fewer."""
     launched, again = programs(f), persistent(f)
     groups = np.maximum(f.warps // split.GROUP_WARPS, 1)
     fits = (f.warps % split.GROUP_WARPS == 0) & (groups <= split.MOST_GROUPS)
@@ -111,6 +112,11 @@ def held(f: Features, r: Resources) -> Held:
         fit = enough & (n * (shared + choices.DRIVER) <= choices.ON_AN_SM) & (np.ceil(f.blocks / choices.SMS) >= n)
         blocks = np.where(fit & (~again | (np.ceil(launched / choices.SMS) >= n)), n, blocks)
     given = _of_a_consumer(groups, producer, blocks)
+    file = _at_first(groups + producer, blocks) * (groups + producer) * THREADS
+    blocks = np.minimum(blocks, device.smem_per_sm // (shared + choices.DRIVER))
+    blocks = np.minimum(blocks, device.registers_per_sm // np.maximum(file, 1))
+    fits = fits & (shared <= device.smem_per_block) & (blocks >= 1)
+    blocks = np.maximum(blocks, 1)
     fits = fits & (_at_first(groups + producer, 1) >= widest) & (needs <= given)
     if r.dots and not any(f.block.by_value[v].kind == "compute" for d in r.dots.values() for v in (d.left, d.right)):
         fits = fits & ~flattened(f)  # groups that take places in turn have no price yet
@@ -217,7 +223,7 @@ def group_work(f: Features, r: Resources, device: Device) -> GroupWork:
     sums = {k: {n.name: zero.copy() for n in fields(Part)} for k in ("streamed", "late", "plain")}
     kinds = {loops: _kind(f, r, loops) for loops in dict.fromkeys(s.loops for s in f.stmts)}
     behind, stores, pointed, common = (zero.copy() for _ in range(4))
-    own = held(f, r)
+    own = held(f, r, device)
     together = np.minimum(own.blocks * device.sm_count, programs(f))
     for i, s in enumerate(f.stmts):
         kind, stmt = kinds[s.loops], s.stmt
@@ -272,7 +278,7 @@ def by_groups(f: Features) -> NDArray[np.bool_]:
 
 def held_by_groups(f: Features, device: Device) -> Held:
     """What blocks hold, as if all candidates were written in Gluon."""
-    return held(f, resources(f, device))
+    return held(f, resources(f, device), device)
 
 
 def priced(f: Features, w: Work, device: Device, c: Constants) -> dict[str, Counts]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 
 import numpy as np
@@ -14,6 +15,7 @@ from fuser.device import load_device
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.schedule import KernelSchedule
 from fuser.lower.gluon.choices import BARRIERS
+from fuser.lower.gluon.choices import DRIVER
 from fuser.lower.gluon.choices import planned
 from fuser.lower.tiles import Tiles
 from fuser.superopt.structures import structures
@@ -73,3 +75,16 @@ def test_more_slots_pay() -> None:
     b = block("mirage/gqa-prefill")
     few, more = (estimate(b, KernelSchedule.parse(ATTENTION.format(64, 64, 4, n), b), H200) for n in (2, 4))
     assert few["fetch"] > 2 * more["fetch"] and few["seconds"] >= more["seconds"]
+
+
+def test_a_smaller_sm_holds_fewer_blocks() -> None:
+    """The generator writes for an SM of Hopper; a device with less has what fits it, or no such kernel."""
+    b = block("graphene/gemm-bias-relu")
+    f = schedule_features(b, KernelSchedule.parse(PRODUCT.format(64, 128, 4, 3) + " persistent=264", b))
+    whole = groups.held_by_groups(f, H200)
+    need = int(whole.shared[0]) + DRIVER
+    assert whole.blocks[0] == 2
+    for small in (replace(H200, smem_per_sm=need), replace(H200, registers_per_sm=H200.registers_per_sm // 2)):
+        assert groups.held_by_groups(f, small).blocks[0] == 1 and groups.held_by_groups(f, small).fits[0]
+    for none in (replace(H200, smem_per_block=need - DRIVER - 1), replace(H200, registers_per_sm=1024)):
+        assert not groups.held_by_groups(f, none).fits[0]
