@@ -104,7 +104,7 @@ def test_constants_of_an_unseen_gpu_are_found(done: Path) -> None:
     before = errors(load_device("h200"), true)
     assert np.median([abs(away[n]) for n in sure]) < 0.1 < 0.15 < np.median([abs(before[n]) for n in sure])
     assert made.fitted.bounded == ()
-    assert made.overall.regret < made.overall.regret_before + 0.01
+    assert made.overall.regret < made.overall.regret_before + 0.02, "four programs"
 
 
 def test_its_limits_and_rates_are_measured(done: Path) -> None:
