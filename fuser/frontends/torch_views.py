@@ -49,7 +49,7 @@ def _without_copy(base: Any, views: Views) -> Views | None:
     """The views, none where they show the tensor as it is; None where one of them copies."""
     import torch
 
-    value = getattr(base, "meta", {}).get("val")
+    value: Any = getattr(base, "meta", {}).get("val")
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return () if not views else None
     x = torch.empty(value.shape, dtype=value.dtype, device="meta")
