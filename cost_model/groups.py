@@ -108,16 +108,16 @@ def held(f: Features, r: Resources, device: Device) -> Held:
     wants, needs, widest = _wanted(f, r, groups / parts)
     blocks = np.ones(len(f))
     for n in range(2, 9):
-        enough = (_of_a_consumer(groups, producer, n) >= wants) & (_at_first(groups + producer, n) >= widest)
+        enough = (choices.of_a_consumer(groups, producer, n) >= wants) & (choices.at_first(groups + producer, n) >= widest)
         fit = enough & (n * (shared + choices.DRIVER) <= choices.ON_AN_SM) & (np.ceil(f.blocks / choices.SMS) >= n)
         blocks = np.where(fit & (~again | (np.ceil(launched / choices.SMS) >= n)), n, blocks)
-    given = _of_a_consumer(groups, producer, blocks)
-    file = _at_first(groups + producer, blocks) * (groups + producer) * THREADS
+    given = choices.of_a_consumer(groups, producer, blocks)
+    file = choices.at_first(groups + producer, blocks) * (groups + producer) * THREADS
     blocks = np.minimum(blocks, device.smem_per_sm // (shared + choices.DRIVER))
     blocks = np.minimum(blocks, device.registers_per_sm // np.maximum(file, 1))
     fits = fits & (shared <= device.smem_per_block) & (blocks >= 1)
     blocks = np.maximum(blocks, 1)
-    fits = fits & (_at_first(groups + producer, 1) >= widest) & (needs <= given)
+    fits = fits & (choices.at_first(groups + producer, 1) >= widest) & (needs <= given)
     if r.dots and not any(f.block.by_value[v].kind == "compute" for d in r.dots.values() for v in (d.left, d.right)):
         fits = fits & ~flattened(f)  # groups that take places in turn have no price yet
     return Held(groups.astype(float), parts, tall, blocks, shared, given, wants, ahead, staged, fits)
@@ -148,15 +148,6 @@ def ringed(f: Features, r: Resources, s: StmtFeatures) -> bool:
         return True
     wide = sum(bool(f.tile[a].max() > 1) for a in s.stmt.axes)
     return wide > 1 and bool(s.bytes.max() >= choices.LEAST_TILE)
-
-
-def _at_first(groups: Counts, blocks: Counts | int) -> Counts:
-    return np.minimum(choices.FILE // (groups * THREADS * blocks) // 8 * 8, 256)
-
-
-def _of_a_consumer(groups: Counts, producer: NDArray[np.bool_], blocks: Counts | int) -> Counts:
-    left = _at_first(groups + producer, blocks) * (groups + producer) - choices.PRODUCER_REGISTERS * producer
-    return np.minimum(left // groups // 8 * 8, 240)
 
 
 def _wanted(f: Features, r: Resources, groups: Counts) -> tuple[Counts, Counts, Counts]:

@@ -35,7 +35,6 @@ from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
-from fuser.lower.options import BACKEND
 from fuser.lower.options import FLATTEN
 from fuser.lower.options import PERSISTENT
 from fuser.outputs import make_folder
@@ -51,6 +50,7 @@ from search.measure.measurer import Bench
 from search.measure.records import Records
 from search.measure.rows import Record
 from search.measure.session import Options
+from search.space.groups import by_warp_groups
 from search.space.groups import group_space
 from search.space.groups import ranked_groups
 from search.space.groups import written
@@ -89,15 +89,11 @@ class Case:
         return list(dict.fromkeys((*self.groups, *self.triton, *self.drawn)))
 
 
-def is_grouped(c: Candidate) -> bool:
-    return any(BACKEND.of(k) == "gluon" for k in c.schedule.kernels)
-
-
 def of_workload(program: TensorProgram, known: Records, device: Device) -> Case:
     tuned = tune_fast(program, device)
     ranked = sorted((tuned.winner, *tuned.runners), key=lambda r: r.seconds)
-    mine = [r.candidate for r in ranked if is_grouped(r.candidate)][:PICKS]
-    others = [r.candidate for r in ranked if not is_grouped(r.candidate)][:1]
+    mine = [r.candidate for r in ranked if by_warp_groups(r.candidate.schedule)][:PICKS]
+    others = [r.candidate for r in ranked if not by_warp_groups(r.candidate.schedule)][:1]
     best = [r.candidate for r in best_known(known, program.name, device.title, 2)]
     return Case("workload", program, (*mine, *flattened(mine)), tuple(dict.fromkeys((*others, *best))))
 

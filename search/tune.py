@@ -48,6 +48,7 @@ from search.space.evolve import Effort
 from search.space.evolve import Generation
 from search.space.evolve import Ranked
 from search.space.evolve import search
+from search.space.groups import by_warp_groups
 from search.space.groups import ranked_groups
 from search.space.hazards import hazardous
 from search.space.hazards import unwieldy
@@ -263,7 +264,7 @@ def tune_fast(
 
 def judged(ranked: Ranked) -> float:
     """Seconds by which candidates are put in order: those by warp groups have to gain."""
-    return ranked.seconds / (GROUPED if any(BACKEND.of(s) == "gluon" for s in ranked.schedule.kernels) else 1.0)
+    return ranked.seconds / (GROUPED if by_warp_groups(ranked.schedule) else 1.0)
 
 
 def wary(tuned: Tuned, plain: Collection[KernelGraph]) -> Tuned:

@@ -45,6 +45,7 @@ from search.space.evolve import Ranked
 from search.space.expressions import overwhelms
 from search.space.expressions import sub_expression
 from search.space.expressions import tiling_expressions
+from search.space.groups import by_warp_groups
 from search.space.groups import group_space
 from search.space.hazards import FAULTS
 from search.space.hazards import faults
@@ -313,7 +314,7 @@ def _options(kernel: KernelSpace, schedule: KernelSchedule) -> Iterator[Reason]:
 
 def _unseen(candidate: Candidate, device: Device) -> str:
     space = ScheduleSpace(candidate.graph, device)
-    if any(BACKEND.of(s) == "gluon" for s in candidate.schedule.kernels):
+    if by_warp_groups(candidate.schedule):
         return f"{BY_GROUPS} schedules by warp groups of a structure are kept, and it is not among them"
     if any(set(s.knob) - dict(k.given).keys() for s, k in zip(candidate.schedule.kernels, space.kernels, strict=True)):
         return f"options are given to the {FEW} best schedules of a structure, which it is none of"

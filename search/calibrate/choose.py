@@ -27,8 +27,8 @@ from fuser.ir.candidate import Candidate
 from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.program import TensorProgram
 from fuser.superopt.structures import structures
-from search.calibrate.samples import by_warp_groups
 from search.space.evolve import INSTANT
+from search.space.groups import by_warp_groups
 from search.space.schedules import ScheduleSpace
 from search.tune import rank_graph
 from search.tuner.pool import Structure
@@ -72,7 +72,7 @@ def offers(job: Job) -> list[Offer]:
         with suppress(NoValidKernelError, UnsupportedError):
             best, _, _ = rank_graph(graph, device, rng, BEST, options=True)
             drawn = structure.entries(structure.space.population(RANDOM, rng))
-            found |= {x.candidate: x.estimate for x in (*best, *drawn) if not by_warp_groups(x.candidate)}
+            found |= {x.candidate: x.estimate for x in (*best, *drawn) if not by_warp_groups(x.candidate.schedule)}
     if not found:
         return []
     kept = [c for c, seconds in found.items() if seconds <= SLOWEST * min(found.values())]

@@ -12,9 +12,9 @@ from cost_model.features import schedule_features
 from fuser.ir.candidate import Candidate
 from fuser.ir.candidate import scheduled
 from fuser.ir.mugraph import KernelGraph
-from fuser.lower.options import BACKEND
 from search.calibrate.programs import SUITES
 from search.measure.rows import Record
+from search.space.groups import by_warp_groups
 from search.space.hazards import unwieldy
 
 UNKNOWN = frozenset({"unroll", "specialize", "pad"})
@@ -39,16 +39,11 @@ def samples(rows: Iterable[Record], graph_of: Callable[[str], KernelGraph | None
 def _of_the_model(candidate: Candidate) -> bool:
     """Whether the constants price it: nothing of it is a library's or by warp groups (:mod:`cost_model.group_costs`), has options
     that the model does not know, or is never chosen."""
-    if by_warp_groups(candidate):
+    if by_warp_groups(candidate.schedule):
         return False
     if any(k is None or set(k.knob) & UNKNOWN for _, k in scheduled(candidate.graph, candidate.schedule)):
         return False
     return not any(unwieldy(schedule_features(b, k)).any() for b, k in candidate.blocks)
-
-
-def by_warp_groups(candidate: Candidate) -> bool:
-    """Whether a kernel of it is Gluon's."""
-    return any(BACKEND.of(k) == "gluon" for _, k in candidate.blocks)
 
 
 def family(workload: str) -> str:

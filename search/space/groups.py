@@ -12,6 +12,7 @@ from typing import Any
 from fuser.errors import FuserError
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.schedule import KernelSchedule
+from fuser.ir.schedule import Schedule
 from fuser.lower.gluon.source import generate_gluon
 from fuser.lower.gluon.split import GROUP_WARPS
 from fuser.lower.gluon.split import MOST_GROUPS
@@ -115,6 +116,11 @@ def _ranked(space: KernelSpace, estimate: Estimator) -> tuple[list[tuple[float, 
             kept[tiles, order, warps] = seconds
             gains.append((seconds, s))
     return sorted(gains, key=lambda x: x[0]), count
+
+
+def by_warp_groups(schedule: Schedule) -> bool:
+    """Whether a kernel of it is."""
+    return any(BACKEND.of(k) == "gluon" for k in schedule.kernels)
 
 
 def written(block: BlockGraph, schedule: KernelSchedule) -> bool:

@@ -9,6 +9,9 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
+
+import numpy as np
 
 from fuser.errors import NoValidKernelError
 from fuser.errors import OutOfResourcesError
@@ -211,16 +214,16 @@ def _made(tiles: Tiles, store: Stmt) -> Stmt:
 # -- registers
 
 
-def at_first(groups: int, blocks: int) -> int:
+def at_first(groups: Any, blocks: Any) -> Any:
     """Registers of every thread of a block when it starts: an equal share of the SM's. A producer is a group too, with three idle
-    warps."""
-    return min(FILE // (groups * 32 * GROUP_WARPS * blocks) // 8 * 8, 256)
+    warps. Of integers, or of arrays of them."""
+    return np.minimum(FILE // (groups * 32 * GROUP_WARPS * blocks) // 8 * 8, 256)
 
 
-def of_a_consumer(groups: int, producer: bool, blocks: int) -> int:
-    """Registers of a consumer's thread, when a producer has given back all but its few."""
-    given = PRODUCER_REGISTERS if producer else 0
-    return min((at_first(groups + producer, blocks) * (groups + producer) - given) // groups // 8 * 8, 240)
+def of_a_consumer(groups: Any, producer: Any, blocks: Any) -> Any:
+    """Registers of a consumer's thread, when a producer has given back all but its few. Of integers, or of arrays of them."""
+    left = at_first(groups + producer, blocks) * (groups + producer) - PRODUCER_REGISTERS * producer
+    return np.minimum(left // groups // 8 * 8, 240)
 
 
 def wanted(tiles: Tiles, fragments: Sequence[Fragment]) -> int:
@@ -296,7 +299,7 @@ def choose(split: Split) -> LayoutPlan:
         split.axis,
         tiles.plans[split.axis].tile if split.axis else 0,
         producer,
-        of_a_consumer(split.consumers, producer, blocks),
+        int(of_a_consumer(split.consumers, producer, blocks)),
         PRODUCER_REGISTERS,
         blocks,
         again > 0,
@@ -329,7 +332,7 @@ def followed(split: Split, own: LayoutPlan, given: LayoutPlan) -> LayoutPlan:
     if (most := sum(b.bytes for b in buffers)) > SHARED - BARRIERS:
         raise OutOfResourcesError(f"the plan of {split.tiles.block.name!r} needs {most} bytes of shared memory")
     producer = refills(split.tiles, buffers)
-    registers = of_a_consumer(own.consumers, producer, given.blocks)
+    registers = int(of_a_consumer(own.consumers, producer, given.blocks))
     return replace(own, producer=producer, buffers=buffers, fragments=fragments, blocks=given.blocks, registers=registers)
 
 

@@ -159,7 +159,7 @@ def generate_gluon(tiles: Tiles, name: str, waits: bool = False, given: LayoutPl
         schedule.num_stages,
         capability=capability,
         descriptors=tuple(described[t] for t in tensors if t in described),
-        parameters=(("maxnreg", at_first(plan.consumers + plan.producer, plan.blocks)),),
+        parameters=(("maxnreg", int(at_first(plan.consumers + plan.producer, plan.blocks))),),
         room=ROOM.of(schedule),
         backend="gluon",
     )
