@@ -32,6 +32,8 @@ def tensors_alone(called: Called, inputs: Sequence[str], given: Sequence[Any], n
     """Whether a call gives each of the program's ``inputs`` by itself, in order or by name."""
     if any(isinstance(x, (tuple, list, dict)) for x in given) or len(given) + len(named) != len(inputs):
         return False
+    if opens(called.arguments) and opened(alone := tuple(given)) is not alone:
+        return False
     return set(named) <= set(inputs) and len([n for n in called.inputs if n]) == len(inputs)
 
 

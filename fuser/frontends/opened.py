@@ -13,6 +13,8 @@ from functools import wraps
 from typing import Any
 from unittest.mock import patch
 
+from fuser.errors import UnsupportedError
+
 DEEPEST = 4
 """Objects within objects that are looked into."""
 
@@ -114,6 +116,22 @@ def opens(tree: Any) -> bool:
     return tree.type is Opened or any(map(opens, tree.children()))
 
 
+def _check_kept(before: Any, given: Any, found: Any) -> None:
+    """Objects that were given and are not returned must keep their tensors: nobody would see the new ones."""
+    from torch.utils import _pytree
+
+    back = {id(x) for x in _pytree.tree_leaves(found)}
+    objects = _pytree.tree_leaves(before, is_leaf=lambda x: isinstance(x, Opened))
+    for old, x in zip(objects, _pytree.tree_leaves(given), strict=True):
+        if isinstance(old, Opened) and id(x) not in back:
+            was, now = _pytree.tree_leaves(old), _pytree.tree_leaves(opened(x))
+            if len(was) != len(now) or any(a is not b for a, b in zip(was, now, strict=True)):
+                raise UnsupportedError(
+                    f"the module gives a {type(x).__name__} that it takes other tensors, and does not return it",
+                    "return the object, or use torch.compile(module, backend='mufuser')",
+                )
+
+
 @contextmanager
 def opening(module: Any) -> Iterator[None]:
     """The module takes and returns opened objects."""
@@ -121,7 +139,11 @@ def opening(module: Any) -> Iterator[None]:
 
     @wraps(run)
     def forward(*args: Any, **named: Any) -> Any:
-        return opened(run(*closed(args), **closed(named)))
+        given = closed((args, named))
+        before = opened(given)
+        found = run(*given[0], **given[1])
+        _check_kept(before, given, found)
+        return opened(found)
 
     with patch.object(module, "forward", forward):
         yield

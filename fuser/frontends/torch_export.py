@@ -148,8 +148,7 @@ class _Importer:
         """The program and the results of the graph, in order."""
         results: list[Result] = []
         outputs: dict[str, Ref] = {}
-        # the user's inputs first
-        for node in sorted((n for n in self.nodes if n.op == "placeholder"), key=lambda n: not self.is_user(n)):
+        for node in sorted((n for n in self.nodes if n.op == "placeholder"), key=lambda n: not self.is_user(n)):  # users' first
             self._placeholder(node)
         for node in self.nodes:
             if node.op == "call_function" and node in self.live:
@@ -161,7 +160,8 @@ class _Importer:
         ones = {n for n in self.literals if self.params[n].size == 1 and self.params[n].item() == 1}
         program = as_quotients(tie_scales(self.builder.build(**outputs)), ones)
         params = {n: v for n, v in self.params.items() if n in program.inputs}
-        return Imported(program, params, tuple(self.inputs)), tuple(results)
+        named = {ref.name: name for name, ref in outputs.items()}  # as the program has them now
+        return Imported(program, params, tuple(self.inputs)), tuple(replace(r, base=named.get(r.base, r.base)) for r in results)
 
     def _result(self, node: Any, outputs: dict[str, Ref]) -> Result:
         """A result of the graph; what is computed is an output of the program, once, and what is only passed on is copied."""

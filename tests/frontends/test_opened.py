@@ -9,6 +9,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import fuser  # noqa: E402
+from fuser.errors import LeftToTorch  # noqa: E402
+from fuser.errors import UnsupportedError  # noqa: E402
 from fuser.errors import UsageError  # noqa: E402
 
 
@@ -51,6 +53,32 @@ def test_a_module_gives_and_takes_a_cache() -> None:
     mine.window = 5
     with pytest.raises(UsageError, match="called otherwise"):
         again(x, mine)
+
+
+def test_an_object_of_one_tensor_is_no_tensor() -> None:
+    x, layer = torch.randn(3, 5), Layer(torch.randn(4, 5))
+    module = _Fn(lambda x, layer: x @ layer.keys.T)
+    run = fuser.compile(module, (x, layer), device="cpu")
+    torch.testing.assert_close(run(x, layer), module(x, layer))
+    torch.testing.assert_close(run(x, layer.keys), module(x, layer))
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_an_object_that_is_changed_and_not_returned_is_not_forgotten(nested: bool) -> None:
+    def run(x: Any, cache: Any) -> Any:
+        return (cache[0] if nested else cache).more(x, 0).sum(0)
+
+    def given() -> Any:
+        cache = Cache(Layer(torch.ones(2, 5)))
+        return [cache] if nested else cache
+
+    x, cache = torch.randn(3, 5), given()
+    with pytest.raises(UnsupportedError, match=r"gives a Cache .* other tensors"):
+        fuser.from_torch(_Fn(run), (x, given()))
+    with pytest.warns(LeftToTorch, match="does not return it"):
+        compiled = fuser.compile(_Fn(run), (x, given()), device="cpu")
+    compiled(x, cache)
+    assert (cache[0] if nested else cache).layers[0].keys.shape == (5, 5)
 
 
 def test_a_constant_of_one_element_has_its_rank() -> None:

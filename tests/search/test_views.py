@@ -27,6 +27,7 @@ def outputs(run: Callable[..., Any], x: Any) -> tuple[str, ...]:
         (lambda x: (x.chunk(2, 1), x.exp()), 1),
         (lambda x: ((x + 1).chunk(2, 1), x.exp().T), 2),
         (lambda x: ((x + 1)[:, :2], x.exp()), 2),  # the rest is not wanted
+        (lambda x: ((y := x.exp())[:, 0], y), 1),
         (lambda x: (x.clone().T, x.T.contiguous()), 2),  # tensors of their own
         (lambda x: (x.float(), x.half()), 1),
     ],
@@ -47,6 +48,14 @@ def test_views_lie_where_torch_has_them() -> None:
         torch.testing.assert_close(mine, theirs)
     assert got["a"][0].data_ptr() == want["a"][0].data_ptr()
     assert len(run.graph.kernels) == 1
+
+
+def test_a_view_of_a_result_is_written_with_it() -> None:
+    x = torch.randn(4, 6)
+    whole, turned = fuser.compile(Fn(lambda x: ((y := x.exp()), y.T)), (x,), device="cpu")(x)
+    whole.zero_()
+    assert turned.shape == (6, 4)
+    assert not turned.any()
 
 
 def test_views_are_copied_into_tensors_that_are_passed_in() -> None:
