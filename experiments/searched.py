@@ -38,6 +38,7 @@ from fuser.ir.schedule import Schedule
 from fuser.ir.serialize import graph_from_json
 from fuser.outputs import make_folder
 from fuser.outputs import write_file
+from fuser.runtime.plan import Plan
 from fuser.superopt.structures import searched
 from fuser.superopt.structures import structures
 from search.calibrate.programs import Form
@@ -167,9 +168,11 @@ def compile_all(every: Sequence[Candidate], arch: int, workers: int | None, budg
     """Compile until all is done or the time is up; returns how many are done."""
     end, done = time.monotonic() + budget, 0
     with CompilePool(arch, workers) as pool:
-        todo = [p for c in every if not isinstance(p := planned(c), Measurement)]
-        for p in todo:
-            pool.submit(p)
+        todo: list[Plan] = []
+        for c in every:
+            if not isinstance(p := planned(c), Measurement):
+                pool.submit(p)
+                todo.append(p)
         with suppress(TimeoutError):
             for p in todo:
                 done += pool.result(p, max(end - time.monotonic(), 0.0)).result.ok

@@ -114,6 +114,8 @@ def build(made: Plan, arch: int, seconds: int = COMPILE_SECONDS) -> Built:
             artifacts = tuple(compile_kernel(s, arch) if s else None for s in made.sources)
     except (_TooLong, SystemError, RecursionError) as error:
         result = Measurement("compile", f"{type(error).__name__} after {time.perf_counter() - start:.0f} s")
+    except SyntaxError as error:  # a generator's mistake costs its own candidate, not those beside it
+        result = Measurement("compile", f"the generated module is no Python: {error}")
     except (NoValidKernelError, EnvironmentError_, OSError, MemoryError) as error:
         result = failed(error, "compile")
     return Built(replace(result, seconds=time.perf_counter() - start), artifacts)

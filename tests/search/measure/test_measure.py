@@ -123,8 +123,9 @@ def test_builds_name_what_the_compiler_refuses() -> None:
     assert len(built.artifacts) == 1
     source = made.sources[0]
     assert source is not None
-    broken = replace(made, sources=(replace(source, text=source.text.replace("tl.dot(", "tl.no_such_thing(")),))
-    assert build(broken, 90).result.status == "compile"
+    for there, instead in (("tl.dot(", "tl.no_such_thing("), ("@triton.jit", "if True:\n@triton.jit")):
+        broken = replace(made, sources=(replace(source, text=source.text.replace(there, instead)),))
+        assert build(broken, 90).result.status == "compile"
 
 
 def test_a_pool_compiles_in_the_background() -> None:
