@@ -151,7 +151,8 @@ def inputs_of(known: Imported, original: Any, rng: np.random.Generator) -> dict[
     for name in known.inputs:
         t = program[name]
         if t.dtype.startswith(("int", "uint")):
-            tables = [program[n.inputs[0]].shape[0] for n in program.nodes if n.op == "embedding" and n.inputs[1] == name]
+            same = {name, *(n.output for n in program.nodes if n.op == "where" and name in n.inputs)}  # counted from either end
+            tables = [program[n.inputs[0]].shape[0] for n in program.nodes if n.op == "embedding" and n.inputs[1] in same]
             found[name] = rng.integers(0, min(tables, default=2), t.shape).astype(t.dtype)
         elif t.dtype == "bool":
             found[name] = rng.integers(0, 2, t.shape).astype(bool)

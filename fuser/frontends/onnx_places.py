@@ -10,15 +10,27 @@ import numpy as np
 from fuser.frontends.composed import cut
 from fuser.frontends.onnx_call import Call
 from fuser.ir.builder import Ref
+from fuser.ir.ops import Array
 
 
 def _counted(c: Call, i: int, n: int) -> Ref:
-    """Indices as they count from the front: known ones here, others by what is added to the negative ones."""
+    """Indices as they count from the front: known ones here, others by what is added to the negative ones. Those that name none
+    of ``n`` stay so."""
     if not isinstance(c.args[i], Ref):
-        return c.constant(np.asarray(c.args[i]).astype(np.int64) % n)
+        known = np.asarray(c.args[i]).astype(np.int64)
+        return c.constant(np.where(known < 0, known + n, known))
     index = c.ref(i)
-    zero = c.constant(np.zeros(1, index.tensor.dtype))
-    return c.b.op("where", c.b.op("lt", index, zero), index + c.constant(np.array([n], index.tensor.dtype)), index)
+    zero, extent = (c.constant(np.array([x], index.tensor.dtype)) for x in (0, n))
+    return c.reshape(c.b.op("where", c.b.op("lt", index, zero), index + extent, index), index.shape)
+
+
+def _known(c: Call, index: Array, n: int) -> Array:
+    """Known indices of ``n`` elements, from the front."""
+    index = np.asarray(index).astype(np.int64)
+    if index.size and not -n <= index.min() <= index.max() < n:
+        wrong = int(index.min()) if index.min() < -n else int(index.max())
+        raise c.unsupported(f"has the index {wrong} of an axis of {n}")
+    return index % n
 
 
 def _gather(c: Call) -> Ref:
@@ -26,9 +38,9 @@ def _gather(c: Call) -> Ref:
     axis = c.axis(0, len(x.shape))
     if isinstance(c.args[1], Ref):
         if axis == 0 and len(x.shape) == 2:
-            return c.b.op("embedding", x, c.ref(1), dtype=x.tensor.dtype)
+            return c.b.op("embedding", x, _counted(c, 1, x.shape[0]), dtype=x.tensor.dtype)
         return c.b.op("index", x, c.ref(1), dims=(axis,))
-    index = np.asarray(c.args[1]) % x.shape[axis]
+    index = _known(c, c.args[1], x.shape[axis])
     run = index.reshape(-1)
     if run.size and np.array_equal(run, run[0] + np.arange(run.size)):
         part = cut(c.b, x, axis, int(run[0]), int(run[-1]) + 1)
@@ -43,14 +55,17 @@ def _gather_elements(c: Call) -> Ref:
 
 
 def _columns(c: Call) -> list[Ref]:
-    """Known places as an index of each leading axis."""
-    places, x = c.array(1, "indices"), c.ref(0)
-    assert places is not None
-    return [c.constant(places[..., i] % x.shape[i]) for i in range(places.shape[-1])]
+    """Places as an index of each leading axis."""
+    x = c.ref(0)
+    if isinstance(c.args[1], Ref):
+        places = c.ref(1)
+        *lead, count = places.shape
+        return [c.reshape(cut(c.b, places, len(lead), i, i + 1), tuple(lead)) for i in range(count)]
+    return [c.constant(_known(c, c.args[1][..., i], x.shape[i])) for i in range(c.args[1].shape[-1])]
 
 
 def _gather_nd(c: Call) -> Ref:
-    """By known places, one after the other along the leading axes."""
+    """By places one after the other along the leading axes."""
     c.only(batch_dims=0)
     places = _columns(c)
     return c.b.op("index", c.ref(0), *places, dims=tuple(range(len(places))))

@@ -7,15 +7,21 @@ import math
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
+from functools import reduce
 from typing import TYPE_CHECKING
 from typing import Any
 
+import numpy as np
+
 from fuser.ir.places import Place
+from fuser.ir.places import Truth
 from fuser.ir.places import below
+from fuser.ir.places import both
 from fuser.ir.places import fixed
 from fuser.ir.places import flat
 from fuser.ir.places import inside
 from fuser.ir.places import split
+from fuser.ir.places import value
 
 if TYPE_CHECKING:
     from fuser.ir.elements import Elements
@@ -134,15 +140,28 @@ def replication(_: Elements, xs: Sequence[Operand], attrs: Attrs, at: At) -> int
 # Elements that an index names
 
 
-def _named(e: Elements, index: Operand, at: Sequence[Place], extent: int, wraps: bool = False) -> Place:
-    """The place that an element of a tensor of whole numbers names along an axis."""
+def _named(e: Elements, index: Operand, at: Sequence[Place], extent: int, wraps: bool = False) -> tuple[Place, Truth]:
+    """The place that an element of a tensor of whole numbers names along an axis, and whether there is one: what names none is
+    taken for the nearest, so that nothing outside of a tensor is read."""
     mine = at[len(at) - len(index.shape) :]
     found = index([fixed(0) if n == 1 else p for p, n in zip(mine, index.shape, strict=True)])
     if wraps:
         other = e.apply("add", found, e.number(extent, index.dtype), dtype=index.dtype)
         less = e.apply("lt", found, e.number(0, index.dtype), dtype="bool")
         found = e.apply("where", less, other, found, dtype=index.dtype)
-    return e.read(found, extent)
+    return e.read(found, extent), inside(value(found, *_bounds(index.dtype)), 0, extent)
+
+
+def _bounds(dtype: str) -> tuple[int, int]:
+    """The least and the largest whole number of a dtype."""
+    info = np.iinfo(dtype)
+    return int(info.min), int(info.max)
+
+
+def _looked_up(e: Elements, x: Operand, at: At, there: Truth) -> int:
+    """The element, or what says that there is none: NaN, the least of whole numbers, the largest of those without a sign."""
+    none = math.nan if "float" in x.dtype else 1 if x.dtype == "bool" else _bounds(x.dtype)[x.dtype[0] == "u"]
+    return e.choose(there, x(at), e.number(none, x.dtype), x.dtype)
 
 
 def index(e: Elements, xs: Sequence[Operand], attrs: Attrs, at: At) -> int:
@@ -151,22 +170,26 @@ def index(e: Elements, xs: Sequence[Operand], attrs: Attrs, at: At) -> int:
     first, rank = dims[0], max(len(i.shape) for i in indices)
     inner = at[first : first + rank]
     named = [_named(e, i, inner, x.shape[d], wraps=True) for i, d in zip(indices, dims, strict=True)]
-    return x((*at[:first], *named, *at[first + rank :]))
+    places, there = [p for p, _ in named], reduce(both, [t for _, t in named])
+    return _looked_up(e, x, (*at[:first], *places, *at[first + rank :]), there)
 
 
 def index_select(e: Elements, xs: Sequence[Operand], attrs: Attrs, at: At) -> int:
     x, i = xs
     axis = attrs["dim"] % len(at)
-    return x(_with(at, axis, _named(e, i, (at[axis],), x.shape[axis])))
+    place, there = _named(e, i, (at[axis],), x.shape[axis])
+    return _looked_up(e, x, _with(at, axis, place), there)
 
 
 def gather(e: Elements, xs: Sequence[Operand], attrs: Attrs, at: At) -> int:
     x, i = xs
     axis = attrs["dim"] % len(at)
-    return x(_with(at, axis, _named(e, i, at, x.shape[axis])))
+    place, there = _named(e, i, at, x.shape[axis])
+    return _looked_up(e, x, _with(at, axis, place), there)
 
 
 def embedding(e: Elements, xs: Sequence[Operand], _: Attrs, at: At) -> int:
     table, i = xs
     rank = len(i.shape)
-    return table((_named(e, i, at[:rank], table.shape[0]), *at[rank:]))
+    place, there = _named(e, i, at[:rank], table.shape[0])
+    return _looked_up(e, table, (place, *at[rank:]), there)

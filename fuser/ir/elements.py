@@ -164,7 +164,7 @@ class Elements:
         return self.step(Step("choose", dtype, args=(a, b), under=under))
 
     def read(self, i: int, extent: int) -> Place:
-        """What a step reads as a place along an axis of ``extent``; negative numbers count from its end."""
+        """What a step reads as a place along an axis of ``extent``: the nearest where it is none."""
         return value(i, 0, extent - 1)
 
 
@@ -199,7 +199,7 @@ def computed(tape: Tape, tensors: Mapping[str, Array]) -> Array:
     for i, s in enumerate(tape.steps):
         values.append(_computed(s, values, tensors, known, dtype))
         for atom in _read_as_places(tape, i):
-            known[atom] = np.asarray(values[i]).astype(np.int64)
+            known[atom] = np.clip(np.asarray(values[i]).astype(np.int64), atom.low, atom.high)
     return np.broadcast_to(values[-1], tape.shape)
 
 
@@ -208,7 +208,8 @@ def _computed(s: Step, values: list[Any], tensors: Mapping[str, Array], known: M
         x = np.ravel(tensors[s.op])
         return x[np.clip(np.where(holds(s.under, known, np), evaluated(s.at, known, np), 0), 0, x.size - 1)]
     if s.kind == "number":
-        return np.asarray(dict(s.attrs)["value"], dtype)
+        number = dict(s.attrs)["value"]
+        return np.asarray(number, s.dtype if "int" in s.dtype else dtype)
     if s.kind == "place":
         return np.asarray(evaluated(s.at, known, np)).astype(dtype)
     xs = [values[i] for i in s.args]

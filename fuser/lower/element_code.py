@@ -178,7 +178,10 @@ class Writer:
         if a in self.names:
             return self.names[a]
         if a.kind == "value":
-            return self.named(a, self.values[a.number] if self.wide else f"{self.values[a.number]}.to(tl.int32)")
+            read = self.values[a.number]
+            if a.low < 0:  # whatever it is
+                return self.named(a, read)
+            return self.named(a, f"tl.minimum(tl.maximum({read}, 0), {a.high}){'' if self.wide else '.to(tl.int32)'}")
         xs = [self.text(x) for x in a.args]
         if a.kind == "quotient":
             return self.named(a, f"{_inside(xs[0])} // {a.number}")

@@ -248,7 +248,7 @@ def _read(tiling: Tiling, block: int) -> Iterator[tuple[Step, Any, Any]]:
     known: dict[Atom, Any] = {}
     for i, (n, at) in enumerate(zip(tape.shape, coordinates, strict=True)):
         known |= {a: at for a, _ in coordinate(i, n).terms}
-    named = {a.number: a for s in tape.steps for p in (s.at, s.under) for a in atoms_of(p) if a.kind == "value"}
+    named = {(a.number, a) for s in tape.steps for p in (s.at, s.under) for a in atoms_of(p) if a.kind == "value"}
     seen: list[Any] = []
     for i, s in enumerate(tape.steps):
         at: Any = 0
@@ -259,8 +259,8 @@ def _read(tiling: Tiling, block: int) -> Iterator[tuple[Step, Any, Any]]:
         elif s.kind != "number":
             at = sum((seen[j] for j in s.args), start=0)
         seen.append(at)
-        if i in named:
-            known[named[i]] = np.abs(np.asarray(at, np.int64) * 2654435761 // 64) % (named[i].high + 1)
+        for atom in (a for number, a in named if number == i and a.low == 0):
+            known[atom] = np.abs(np.asarray(at, np.int64) * 2654435761 // 64) % (atom.high + 1)
 
 
 def operations(tape: Tape) -> tuple[float, float]:

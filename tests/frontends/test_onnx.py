@@ -187,9 +187,20 @@ def test_indices_that_are_computed_count_from_either_end(tmp_path: Path, rng: np
         helper.make_node("OneHot", ["m", "depth", "off"], ["z"]),
         helper.make_node("TopK", ["x", "k"], ["v", "at"], axis=1, largest=0),
         helper.make_node("GatherElements", ["x", "at"], ["w"], axis=1),
+        helper.make_node("Gather", ["table", "m"], ["rows"]),
+        helper.make_node("GatherND", ["x", "m"], ["found"]),
+        helper.make_node("ScatterND", ["x", "m", "found"], ["put"]),
+        helper.make_node("OneHot", ["beside", "depth", "off"], ["none"]),
     ]
-    known = {"one": i(1), "depth": np.array(3), "k": i(3), "off": np.array([-1, 2], F)}
-    agree(saved(tmp_path, nodes, {"x": X, "n": (2, 2)}, ["y", "z", "v", "w"], known, {"n": "int64"}), rng)
+    known = {"one": i(1), "depth": np.array(3), "k": i(3), "off": np.array([-1, 2], F), "beside": i(3, -4)}
+    names = ["y", "z", "v", "w", "rows", "found", "put", "none"]
+    agree(saved(tmp_path, nodes, {"x": X, "n": (2, 2), "table": (5, 4)}, names, known, {"n": "int64"}), rng)
+
+
+def test_a_known_index_beside_its_axis_is_refused(tmp_path: Path) -> None:
+    path = saved(tmp_path, [helper.make_node("Gather", ["x", "at"], ["y"], axis=1)], {"x": X}, ["y"], {"at": i(0, 3)})
+    with pytest.raises(UnsupportedError, match="has the index 3 of an axis of 3"):
+        read_model_file(path)
 
 
 def test_places_that_are_known_are_looked_up_at_import(tmp_path: Path, rng: np.random.Generator) -> None:

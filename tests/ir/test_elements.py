@@ -32,6 +32,19 @@ def test_a_rule_is_the_operator(name: str, rng: np.random.Generator) -> None:
     np.testing.assert_allclose(by_element(OPS[name], xs, attrs), OPS[name].numpy(*xs, **attrs), rtol=1e-12)
 
 
+@pytest.mark.parametrize("name", [n for n in RULES if n in INDICES])
+def test_an_index_beside_its_axis_reads_nothing(name: str, rng: np.random.Generator) -> None:
+    """What is there instead nobody takes for a number of the tensor."""
+    x, i = rng.standard_normal((5, 4)).astype(np.float32), np.array([[1, 10**12], [-6, 5]])
+    attrs = {"gather": {"dim": 0}, "index_select": {"dim": 0}, "index": {"dims": (0,)}}.get(name, {})
+    i = i.reshape(-1) if name == "index_select" else i
+    for table, none in ((x, np.nan), ((9 * x).astype(np.int64), np.iinfo(np.int64).min)):
+        found = by_element(OPS[name], (table, i), attrs)
+        assert found.reshape(-1)[0] == table[1, 0]
+        wrong = found.reshape(4, -1)[1:]
+        np.testing.assert_array_equal(wrong, np.full_like(wrong, none))
+
+
 def test_a_program_is_one_kernel(rng: np.random.Generator) -> None:
     b = fuser.Builder("moved", "float32")
     x, y = b.input("x", (4, 6)), b.input("y", (4, 3))

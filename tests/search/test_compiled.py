@@ -236,3 +236,18 @@ def test_the_callable_on_a_gpu(capture: bool) -> None:
     torch.testing.assert_close(replayed(*fresh).double(), want, rtol=1e-2, atol=1e-1)
     with pytest.raises(UsageError, match="captured with 3 inputs"):
         replayed(fresh[0])
+
+
+def test_a_kernel_reads_nothing_beside_a_table() -> None:
+    """Where torch would stop the device; its own neighbours are as they should be."""
+    b = fuser.Builder("rows", "float32")
+    found = b.op(
+        "index", b.op("embedding", b.input("x", (5, 4)), b.input("i", (3,), "int64")), b.input("j", (2,), "int32"), dims=(1,)
+    )
+    run = fuser.compile(b.build(y=b.op("exp", found)), device="cpu")
+    assert len(run.sources) == 1
+    x = torch.randn(5, 4)
+    y = run(x, torch.tensor([10**12, 3, -1]), torch.tensor([-1, 4], dtype=torch.int32))
+    torch.testing.assert_close(
+        y, x[3, 3].exp() * torch.tensor([[torch.nan] * 2, [1, torch.nan], [torch.nan] * 2]), equal_nan=True
+    )
