@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
-from dataclasses import replace
 from functools import cached_property
 from itertools import product
 from typing import Any
@@ -173,7 +172,8 @@ class ScheduleSpace:
         return Schedule(tuple(batch.schedule(0) for _, _, batch in self.kernel_batches(rows)))
 
     def row(self, schedule: Schedule) -> list[int]:
-        """The first row that gives a schedule. Raises :class:`UsageError` where the schedule is not in the space."""
+        """The first row that gives a schedule, or what is the same kernel: loops of one trip, and the depth of a pipeline without
+        a loop, may be spelled in any way. Raises :class:`UsageError` where the schedule is not in the space."""
         if len(schedule.kernels) != len(self.kernels):
             raise UsageError(f"the schedule has {counted(len(schedule.kernels), 'kernel')}, the graph {len(self.kernels)}")
         counts = {a: v for s in schedule.kernels for a, v in s.splits}
@@ -183,12 +183,13 @@ class ScheduleSpace:
                 raise UsageError(f"the schedule of {k.block.name!r} lacks the option {left[0]!r} of this space")
             tiles = {t.name: s.tile[t.name] for t in k.tiles}
             splits = {a: counts[a] for a in k.free}
-            plain = replace(s, knobs=k.given)
+            plain = k.schedule(s.order, tiles, splits, s.num_warps, s.num_stages)
             same = (k.schedule(e, tiles, splits, s.num_warps, s.num_stages) == plain for e in k.order.values)
             code = next((i for i, equal in enumerate(same) if equal), None)
             if code is None:
                 raise UsageError(f"the order {s.order} of {k.block.name!r} is not in the space", f"orders: {k.order}")
-            out += [code, *(t.encode(tiles[t.name]) for t in k.tiles), k.warps.encode(s.num_warps), k.stages.encode(s.num_stages)]
+            out += [code, *(t.encode(tiles[t.name]) for t in k.tiles), k.warps.encode(s.num_warps)]
+            out += [k.stages.encode(plain.num_stages)]
             out += settings_of(k.place(plain), k.settings, s) if k.settings else ()
         return out
 

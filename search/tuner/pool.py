@@ -27,6 +27,7 @@ from cost_model.features import evaluate
 from cost_model.models import MODELS
 from cost_model.models import REFINED
 from fuser.device import Device
+from fuser.errors import FuserError
 from fuser.errors import NoValidKernelError
 from fuser.errors import UnsupportedError
 from fuser.errors import UsageError
@@ -50,6 +51,7 @@ from search.space.kernels import Rows
 from search.space.polish import polished
 from search.space.schedules import ScheduleSpace
 from search.tune import estimator
+from search.tune import graph_seconds
 from search.tune import library_seconds
 from search.tune import rank_graph
 
@@ -69,8 +71,8 @@ WAVES = ("busy", "fetch")
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """A candidate that may be measured: ``structure`` is the number of its structure, ``row`` its codes there, ``estimate`` the
-    model's time in seconds."""
+    """A candidate that may be measured: ``structure`` is the number of its structure, ``row`` its codes there (none where it has
+    values that no search tries), ``estimate`` the model's time in seconds."""
 
     structure: int
     row: tuple[int, ...]
@@ -195,6 +197,22 @@ class Structure:
                 found.append(self._entry(tuple(row), Schedule(tuple(schedules[i])), self.fixed + seconds, shares))
         return found
 
+    def known(self, schedule: Schedule) -> list[Entry]:
+        """The entry of a schedule of this space that can run."""
+        try:
+            row = self.space.row(schedule)
+        except (UsageError, KeyError):  # it may be one by warp groups
+            return []
+        return self.entries(np.array([row], np.int64).reshape(1, -1))
+
+    def outside(self, candidate: Candidate) -> list[Entry]:
+        """The entry of a candidate that no row gives."""
+        try:
+            seconds = graph_seconds(candidate, self.device, self.model)
+        except FuserError:
+            return []
+        return [self._entry((), candidate.schedule, seconds, {})] if math.isfinite(seconds) else []
+
     def _entry(self, row: tuple[int, ...], schedule: Schedule, seconds: float, shares: Mapping[str, float]) -> Entry:
         return Entry(self.number, row, Candidate(self.graph, schedule), seconds, features_of(self.number, schedule, shares))
 
@@ -283,37 +301,32 @@ class Pool:
             parent = parents[i]
             structure = self.structures[parent.structure]
             row: Sequence[int] = parent.row
+            if not row:
+                continue
             for _ in range(int(rng.geometric(0.5))):
                 row = structure.mutated(row, rng)
             rows.setdefault(parent.structure, []).append(list(row))
         made: list[Entry] = []
         for number, codes in rows.items():
-            structure = self.structures[number]
-            if structure.space.knobs:
-                made += structure.entries(np.unique(np.array(codes, np.int64), axis=0))
+            made += self.structures[number].entries(np.unique(np.array(codes, np.int64), axis=0))
         return self.add(made)
 
     def around(self, entry: Entry) -> list[Entry]:
         """What differs from an entry in one knob."""
         structure = self.structures[entry.structure]
-        made = structure.entries(structure.near(entry.row)) if structure.space.knobs else []
+        made = structure.entries(structure.near(entry.row)) if entry.row else []
         self.add(made)
         return [found for key in dict.fromkeys(e.key for e in made) if (found := self.entries[key]) is not entry]
 
     def include(self, candidates: Sequence[Candidate]) -> list[Entry]:
-        """Entries of candidates that somebody knows already; those outside of the space are left out."""
+        """Entries of candidates that somebody knows already: of one with values that no search tries by itself, without any near
+        it. Those of other structures are left out."""
         made: list[Entry] = []
         for c in candidates:
-            for s in self.structures.values():
-                if s.graph == c.graph:
-                    try:
-                        row = s.space.row(c.schedule)
-                    except (UsageError, KeyError):
-                        continue  # it may be one by warp groups
-                    made += s.entries(np.array([row], np.int64).reshape(1, -1))
-                    break
+            if own := [s for s in self.structures.values() if s.graph == c.graph]:
+                made += next((found for s in own if (found := s.known(c.schedule))), None) or own[0].outside(c)
         self.add(made)
-        return made
+        return [self.entries[e.key] for e in made]
 
 
 Part = tuple[Structure, list[Entry]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from itertools import islice
 from itertools import product
@@ -159,6 +160,17 @@ def test_a_block_that_fits_nowhere_is_an_error_with_a_way_out() -> None:
     space = ScheduleSpace(graphs("mcfuser/G1")[0], A100, slack=1e-3)
     with pytest.raises(NoValidKernelError, match="shared memory"):
         space.sample(np.random.default_rng(0))
+
+
+def test_loops_of_one_trip_and_depths_without_a_loop_are_spelled_in_any_way() -> None:
+    space = ScheduleSpace(graphs("mcfuser/S1")[0], A100)
+    found = map(space.schedule, space.population(200, np.random.default_rng(0)))
+    (plain,) = (schedule := next(s for s in found if not s.kernels[0].order.axes)).kernels
+    whole = {a.name for a in graphs("mcfuser/S1")[0].blocks[0].axes if plain.tile.get(a.name) == a.extent}
+    spelled = [e for e in space.kernels[0].order.values if e.axes and set(e.axes) <= whole]
+    for order in spelled:
+        assert space.schedule(space.row(Schedule((replace(plain, order=order, num_stages=4),)))) == schedule
+    assert spelled
 
 
 def test_a_foreign_schedule_is_refused() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from fuser.ir.candidate import Candidate
+from fuser.ir.schedule import Schedule
 from search.measure.measurement import Found
 from search.measure.measurement import Measurement
 from search.measure.measurement import Turn
@@ -77,6 +78,22 @@ def test_what_is_near_a_candidate_differs_in_one_choice() -> None:
         near = search.pool.around(entry)
         assert entry not in near
         assert all(search.pool.entries[e.key] is e for e in near)
+
+
+def test_what_somebody_knows_is_measured_whatever_the_space_has() -> None:
+    """A value that no search tries, on a device on which it is twice as fast."""
+    search = hunt()
+    first = min(search.pool.entries.values(), key=lambda e: e.estimate)
+    assert search.pool.include([first.candidate]) == [first]
+    known = replace(first.candidate, schedule=Schedule(tuple(k.with_knobs(room=4096) for k in first.candidate.schedule.kernels)))
+
+    class Knows(Simulated):
+        def seconds(self, candidate: Candidate) -> float:
+            return super().seconds(candidate) * (0.5 if candidate == known else 1.0)
+
+    (entry,) = search.pool.include([known])
+    run([search], Knows(H200))
+    assert search.best is entry and not search.pool.around(entry)
 
 
 def test_a_search_climbs_to_its_neighbours() -> None:
