@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from fuser.ir.builder import Builder
+from fuser.ir.builder import Ref
 from fuser.ir.fuse import fuse
 from fuser.ir.mugraph import FREE
 from fuser.ir.mugraph import BlockGraph
@@ -53,6 +54,45 @@ def attention(
     b = Builder("attention", dtype)
     q, key, v = b.input("Q", (heads, m, k)), b.input("K", (heads, n, k)), b.input("V", (heads, n, h))
     return b.build(O=b.attention(q, key, v, b.input("mask", mask) if mask else None, causal=causal))
+
+
+def packed(
+    batch: int, tokens: int, heads: int, width: int, causal: bool = False, dtype: str = "float16", by_head: bool = False
+) -> TensorProgram:
+    """Attention as networks have it: queries, keys and values are slices of one tensor (of each head's columns, ``by_head``), and
+    heads lie in rows."""
+    b = Builder("packed", dtype)
+    return b.build(Y=_attending(b, batch, tokens, heads, width, causal, by_head))
+
+
+def packed_layer(batch: int, tokens: int, heads: int, width: int) -> TensorProgram:
+    """The same in front of a product with weights."""
+    b = Builder("layer")
+    columns = heads * width
+    return b.build(Y=_attending(b, batch, tokens, heads, width) @ b.input("W", (columns, columns)))
+
+
+def _attending(b: Builder, batch: int, tokens: int, heads: int, width: int, causal: bool = False, by_head: bool = False) -> Ref:
+    x, columns = b.input("X", (batch, tokens, 3 * heads * width)), heads * width
+    if by_head:
+        parts = [
+            b.op("slice", x.reshape(batch, tokens, heads, 3 * width), axis=3, start=i * width, stop=(i + 1) * width)
+            for i in range(3)
+        ]
+    else:
+        parts = [
+            b.op("slice", x, axis=2, start=i * columns, stop=(i + 1) * columns).reshape(batch, tokens, heads, width)
+            for i in range(3)
+        ]
+    q, k, v = (p.transpose(0, 2, 1, 3) for p in parts)
+    return b.attention(q, k, v, causal=causal).transpose(0, 2, 1, 3).reshape(batch, tokens, columns)
+
+
+def apart(program: TensorProgram) -> KernelGraph:
+    """Attention in one kernel, the product behind it in another."""
+    return next(
+        g for g in structures(program) if len(g.blocks) == 2 and sum(bool(s.contracts) for s in g.blocks[0].computes) == 2
+    )
 
 
 def rms_gemm(m: int = 16, k: int = 64, n: int = 48, *, gain: bool = True, eps: float = 1e-5) -> TensorProgram:

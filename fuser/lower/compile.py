@@ -42,6 +42,7 @@ from fuser.lower.assembler import compiler
 from fuser.lower.assembler import remarks
 from fuser.lower.cubin import resources
 from fuser.lower.descriptors import Descriptor
+from fuser.lower.descriptors import passed
 from fuser.lower.descriptors import with_metadata
 from fuser.lower.emulator.language import emulate
 from fuser.lower.forms import form
@@ -78,8 +79,8 @@ class KernelArtifact:
 
     ``name`` is the PTX entry; ``args`` are its pointers in order (two scratch pointers that are always NULL follow). ``grid``
     counts blocks, ``num_warps`` warps a block; ``shared_bytes`` is dynamic shared memory a block; ``registers`` are 32-bit
-    registers a thread and ``spills`` bytes of local memory a thread, -1 where the assembler did not say. ``descriptors``:
-    arguments that are tensor descriptors and not pointers; a launcher that knows pointers alone cannot start such a kernel.
+    registers a thread and ``spills`` bytes of local memory a thread, -1 where the assembler did not say. ``descriptors``
+    stand for tensors in the place of pointers; a launcher that knows pointers alone cannot start such a kernel.
     """
 
     name: str
@@ -104,9 +105,14 @@ class KernelArtifact:
         return self.source.grid, 1, 1
 
     @cached_property
-    def described(self) -> dict[str, Descriptor]:
-        """The descriptors by tensor."""
-        return {d.tensor: d for d in self.descriptors}
+    def passed(self) -> list[tuple[int, Descriptor | None]]:
+        """What it is given for its ``args``."""
+        return passed(self.source.args, self.descriptors)
+
+    @cached_property
+    def parameters(self) -> int:
+        """Of the entry, those of its tensors; hidden ones follow."""
+        return sum(d.parameters if d else 1 for _, d in self.passed)
 
     def over(self, source: KernelSource) -> KernelArtifact:
         """The same kernel over the tensors of an equal source."""
@@ -228,10 +234,10 @@ def _compiled(source: KernelSource, arch: int, folder: Path | None) -> KernelArt
         )
     with form(interpreted=False):
         fn = getattr(load_source(source, folder), source.name)
-        types = [_type(source.described.get(t), d, source.backend) for t, d in zip(source.args, source.dtypes, strict=True)]
+        types = [_type(d, source.dtypes[i], source.backend) for i, d in source.passed]
         signature = dict(zip(fn.arg_names, [*types, *("i32" for _ in source.sizes)], strict=True))
         # without the divisibility hint loads are narrow and cp.async vanishes
-        attrs = {(i,): [["tt.divisibility", 16]] for i, t in enumerate(source.args) if t not in source.described}
+        attrs = {(i,): [["tt.divisibility", 16]] for i, (_, d) in enumerate(source.passed) if d is None}
         options = {"num_warps": source.num_warps, "num_stages": source.num_stages, "enable_fp_fusion": True}
         options |= dict(source.parameters)
         try:
@@ -272,7 +278,7 @@ def _compiled(source: KernelSource, arch: int, folder: Path | None) -> KernelArt
 
 
 def _encoded(source: KernelSource, names: Sequence[str], kernel: Any) -> tuple[Descriptor, ...]:
-    mine = [n for n, t in zip(names, source.args, strict=True) if t in source.described]
+    mine = [n for n, (_, d) in zip(names, source.passed, strict=False) if d]
     return with_metadata(source.descriptors, kernel.metadata.tensordesc_meta, kernel.asm["ttgir"], mine)
 
 

@@ -59,6 +59,23 @@ class Descriptor:
         """Kernel parameters that Triton makes of it: the map, then every extent and stride."""
         return 1 + 2 * len(self.shape)
 
+    @property
+    def boxes_last(self) -> Descriptor:
+        """The same boxes with the dimensions in which they are one element wide in front, as tiles have them."""
+        order = sorted(range(len(self.box)), key=lambda i: self.box[i] > 1)
+        turned = {n: tuple(getattr(self, n)[i] for i in order) for n in ("axes", "shape", "strides", "box")}
+        return replace(self, **turned)
+
+
+def passed(args: Sequence[str], descriptors: Sequence[Descriptor]) -> list[tuple[int, Descriptor | None]]:
+    """What a kernel is given for its tensors ``args``, in order: of each, by its number, the descriptors of all its views, or
+    (None) a pointer."""
+    found: list[tuple[int, Descriptor | None]] = []
+    for i, tensor in enumerate(args):
+        mine = [d for d in descriptors if d.tensor == tensor]
+        found += [(i, d) for d in mine] or [(i, None)]
+    return found
+
 
 def why_not(tiles: Tiles, tensor: str) -> str:
     """What keeps a kernel from moving a tensor by descriptor; empty where nothing does."""
@@ -87,6 +104,15 @@ def describe(tiles: Tiles, tensor: str, most: int = MAX_BOX) -> Descriptor:
     if len(found) > 1:
         raise _refuse(tiles, tensor, f"its {len(stmts)} accesses have different boxes")
     return found.pop()
+
+
+def describe_view(tiles: Tiles, load: Stmt, most: int = MAX_BOX) -> Descriptor:
+    """The descriptor of one load, whatever else reads the tensor: queries, keys and values may be views of one. Raises
+    :class:`NoValidKernelError`."""
+    tensor = load.at.source
+    if tensor in tiles.block.outputs:
+        raise _refuse(tiles, tensor, "it is read and written")
+    return _describe(tiles, load, most)
 
 
 def _describe(tiles: Tiles, stmt: Stmt, most: int) -> Descriptor:

@@ -138,8 +138,8 @@ def host_arguments(source: KernelSource, tensors: Sequence[Any]) -> list[Any]:
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     found = []
-    for name, tensor in zip(source.args, tensors, strict=True):
-        d = source.described.get(name)
+    for i, d in source.passed:
+        tensor = tensors[i]
         if d is not None:
             base = tensor.reshape(-1)[d.offset :]
             tensor = TensorDescriptor(base, list(d.shape), list(d.strides), list(d.box))

@@ -8,16 +8,17 @@ from functools import cached_property
 from typing import Any
 
 from fuser.lower.descriptors import Descriptor
+from fuser.lower.descriptors import passed
 
 
 @dataclass(frozen=True)
 class KernelSource:
     """Generated source of one kernel: ``args`` are device tensors in order (inputs, then outputs), ``grid`` the number of
     blocks. ``pdl``: it waits by itself for the kernel in front, and may be launched before that has ended. ``capability`` is
-    the least that its options need (90 for sm_90). ``descriptors``: arguments that are tensor descriptors and not
-    pointers, in order. ``specialize``: the compiler is to give its warps different work. ``parameters``: further
-    keywords of the compiler, from options that it takes as they are. ``room``: bytes of shared memory that a block asks for at
-    least. ``sizes``: 32-bit integers behind the tensors, which each launch gives (of kernels that move data of open sizes).
+    the least that its options need (90 for sm_90). ``descriptors``: what stands for tensors in the place of pointers, in their
+    order; of one there may be several views. ``specialize``: the compiler is to give its warps different work. ``parameters``:
+    further keywords of the compiler, from options that it takes as they are. ``room``: bytes of shared memory that a block asks
+    for at least. ``sizes``: 32-bit integers behind the tensors, which each launch gives (of kernels with open sizes).
     ``backend``: the language of the text; in Gluon ``num_warps`` are those of its first group.
     """
 
@@ -49,6 +50,6 @@ class KernelSource:
         return replace(self, name=name, text=self.text.replace(f"def {self.name}(", f"def {name}("))
 
     @cached_property
-    def described(self) -> dict[str, Descriptor]:
-        """The descriptors by tensor."""
-        return {d.tensor: d for d in self.descriptors}
+    def passed(self) -> list[tuple[int, Descriptor | None]]:
+        """What it is given for its tensors."""
+        return passed(self.args, self.descriptors)

@@ -248,6 +248,7 @@ PDL = entry(
     choices=("early", "late", None),
     given="early",
     counts=lambda f, value: {"dependent": 1.0},
+    groups=True,
 )
 UNROLL = entry(
     "unroll", bool, "equal layers of a chain one after the other, not as a loop", default=False, choices=(True,), at=_equal_layers
@@ -296,6 +297,7 @@ AHEAD = entry(
     capability=90,
     behind=True,
     tensors=lambda block: {"": operands(block)},
+    groups=True,
 )
 TMA = entry(
     "tma",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from collections.abc import Iterator
 from collections.abc import Sequence
 
 from fuser.ir.mugraph import Stmt
@@ -45,12 +46,18 @@ BULK = 16
 
 def bring(w: Writer, tensors: Sequence[Tensor], programs: int) -> None:
     """Tensors to L2, of each an equal run of bytes by every program: one thread's bulk prefetch."""
+    for name, part, last in runs(tensors, programs):
+        w.helpers.add(BRING)
+        w.emit(f"bring_l2({w.argument(name)}, {part}, {last}, {32 * w.tiles.schedule.num_warps})")
+
+
+def runs(tensors: Sequence[Tensor], programs: int) -> Iterator[tuple[str, int, int]]:
+    """Of each tensor the bytes of a program's run, and where the last one begins."""
     for tensor in tensors:
         size = tensor.nbytes // BULK * BULK
         part = BULK * math.ceil(size / (BULK * programs))
         if part:
-            w.helpers.add(BRING)
-            w.emit(f"bring_l2({w.argument(tensor.name)}, {part}, {size - part}, {32 * w.tiles.schedule.num_warps})")
+            yield tensor.name, part, size - part
 
 
 def prefetch(w: Writer, nodes: Sequence[Node], earlier: Collection[str]) -> None:

@@ -108,7 +108,7 @@ def generate(
     if BACKEND.of(schedule) == "gluon":
         from fuser.lower.gluon.source import generate_gluon
 
-        return generate_gluon(tiles, name or f"{block.name}_kernel", bool(chain and chain.waits))
+        return generate_gluon(tiles, name or f"{block.name}_kernel", chain)
     _check_dtypes(tiles)
     _check_size(tiles)
     tensors = list(dict.fromkeys((*tiles.block.inputs, *tiles.block.outputs)))

@@ -127,6 +127,10 @@ class Writer:
 
     # -- indices ------------------------------------------------------------------------------------------------------------
 
+    def descriptor(self, stmt: Stmt) -> Descriptor | None:
+        """By which a load or a store is moved."""
+        return self.described.get(stmt.at.source)
+
     def argument(self, tensor: str) -> str:
         """Name of the pointer to a device tensor, or of its descriptor."""
         return self.out.name(f"{tensor} {'desc' if tensor in self.described else 'ptr'}")

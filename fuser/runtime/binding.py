@@ -123,7 +123,7 @@ def _behind(
 ) -> Launch:
     """A generated kernel of which some tensors are elsewhere at each call."""
     mine = [n for n in source.args if n in moving]
-    if isinstance(loaded, LoadedKernel) and not any(n in loaded.artifact.described for n in mine):
+    if isinstance(loaded, LoadedKernel) and not {d.tensor for d in source.descriptors}.intersection(mine):
         places = [i for i, n in enumerate(source.args) if n in moving]
         launch = loaded.movable([0 if n in moving else table[n].data_ptr() for n in source.args], places, dependent)
         return lambda stream: launch(stream, [late[n].data_ptr() for n in mine])

@@ -142,19 +142,18 @@ class LoadedKernel:
 
     def _place(self, argument: int) -> int:
         """Where an argument stands among the parameters."""
-        before = [self.artifact.described.get(a.name) for a in self.artifact.args[:argument]]
-        return sum(1 if d is None else d.parameters for d in before)
+        return sum(d.parameters if d else 1 for i, d in self.artifact.passed if i < argument)
 
     def _parameters(self, pointers: Sequence[int]) -> list[Any]:
         """The kernel's parameters: pointers, the map, extents and strides of descriptors, and NULL for what is hidden."""
         values: list[Any] = []
-        for pointer, arg in zip(pointers, self.artifact.args, strict=True):
-            if d := self.artifact.described.get(arg.name):
-                values.append(tensor_map(d, pointer))
+        for i, d in self.artifact.passed:
+            if d:
+                values.append(tensor_map(d, pointers[i]))
                 values += [ctypes.c_int32(n) for n in d.shape]
                 values += [ctypes.c_int64(n) for n in d.strides]
             else:
-                values.append(ctypes.c_void_p(pointer))
+                values.append(ctypes.c_void_p(pointers[i]))
         return [*values, *(ctypes.c_void_p(None) for _ in range(self.hidden))]
 
     def _launcher(self, values: Any, params: Any, pdl: bool) -> Bound:
@@ -210,8 +209,7 @@ def load(artifact: KernelArtifact) -> LoadedKernel:
     check("cuFuncGetAttribute", lib.cuFuncGetAttribute(ctypes.byref(number), _NUM_REGS, function))
     registers = number.value
     check("cuFuncGetAttribute", lib.cuFuncGetAttribute(ctypes.byref(number), _LOCAL_BYTES, function))
-    expanded = sum(d.parameters - 1 for d in artifact.descriptors)
-    hidden = parameters_of(artifact.ptx, artifact.name) - len(artifact.args) - expanded
+    hidden = parameters_of(artifact.ptx, artifact.name) - artifact.parameters
     return LoadedKernel(artifact, module.value or 0, function.value or 0, hidden, registers, number.value)
 
 

@@ -21,7 +21,6 @@ from fuser.ir.mugraph import BlockGraph
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from fuser.lower.options import AHEAD
-from fuser.lower.options import BACKEND
 from fuser.lower.options import GRID_ORDER
 from fuser.lower.options import GROUP
 from fuser.lower.options import HOIST
@@ -79,10 +78,6 @@ def chained(candidate: Candidate, device: Device) -> Candidate:
     front = _Front()
     for i, p in enumerate(places(candidate, device)):
         mine = p.schedule
-        if BACKEND.of(mine) == "gluon":  # by warp groups, no kernel starts early or brings what the next one reads
-            found.append(mine)
-            front = _Front()
-            continue
         if HOIST.at_place(p, True):
             mine = HOIST.set(mine, True)
         weights = [t for t in operands(p.block) if t not in made]

@@ -154,7 +154,8 @@ CASES = {
     "attention": (
         attention(130, 330, 64, 64),
         "n [b=1 m=128 n=64 h=64 k=64] warps=8 stages=2",
-        ("without mbarrier.wait(K_ring_empty", "without n_K_ring += 1"),
+        # what comes next waits for V too
+        ("without mbarrier.wait(K_ring_empty", "without n_K_ring += 1", "early mbarrier.arrive(K_ring_empty"),
     ),
     "products in turn": (
         epilogue(330, 192, 320),
@@ -256,7 +257,7 @@ def test_it_compiles_without_a_gpu(program: TensorProgram, schedule: str) -> Non
         (epilogue(), "k [m=96 n=128 k=64] warps=8 stages=4", "power of two"),
         (epilogue(), "k [m=128 n=96 k=64] warps=8 stages=4", "not one power of two"),
         (epilogue(), "k [m=192 n=256 k=64] warps=12 stages=2", "registers a thread at first"),
-        (epilogue(), "k [m=128 n=128 k=64] warps=8 stages=4 pdl=early", "for kernels in Triton"),
+        (epilogue(), "k [m=128 n=128 k=64] warps=8 stages=4 unroll=True", "for kernels in Triton"),
         (epilogue(1024, 1024, 1024), "k [m=128 n=256 k=128] warps=8 stages=4", "bytes of shared memory"),
         (epilogue(dtype="float32"), "k [m=128 n=128 k=32] warps=8 stages=2", "16 bits"),
         (epilogue(), "k [m=64 n=64 k=64] warps=16 stages=2 persistent=4", "4 groups cannot share out 5 trips"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -54,6 +55,18 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
 def artifact() -> KernelArtifact:
     source = KernelSource("k", "", ("X", "Y"), ("float16", "float16"), ((4, 500, 128), (64,)), ("Y",), 1, 4, 2)
     return KernelArtifact("k", source, "", b"", 90, 4, 0, descriptors=(X,))
+
+
+def test_views_of_a_tensor_are_maps_of_their_own_behind_one_another(driver: Driver) -> None:
+    made = artifact()
+    views = replace(made, descriptors=(X, replace(X, offset=128)))
+    assert views.parameters == 2 * X.parameters + 1
+    kernel = LoadedKernel(views, 0, 0, 0, 0, 0)
+    kernel.bind([4096, 512])(0)
+    assert [m[2].value for m in driver.maps] == [4096 + 128, 4096 + 256]
+    kernel.movable([4096, 0], [1])(0, [1024])
+    pointers = (ctypes.c_void_p * 15).from_address(driver.launches[-1])
+    assert ctypes.c_void_p.from_address(pointers[14] or 0).value == 1024
 
 
 def test_the_driver_gets_dimensions_innermost_first_and_strides_in_bytes() -> None:

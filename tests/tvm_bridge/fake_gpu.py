@@ -120,12 +120,15 @@ class FakeGpu:
         launch = self.launches[started.entry]
         source = launch.artifact.source
         tensors, values = [], list(started.values)
-        for name, shape, dtype in zip(source.args, source.shapes, source.dtypes, strict=True):
+        places = dict[int, int]()
+        for i, described in launch.artifact.passed:
             value = values.pop(0)
-            if described := launch.artifact.described.get(name):
+            if described:
                 del values[: described.parameters - 1]
                 value = value.address - described.offset * described.itemsize
-            tensors.append(_tensor(value, shape, dtype))
+            assert places.setdefault(i, value) == value, "all views are of one tensor"
+        for i, (shape, dtype) in enumerate(zip(source.shapes, source.dtypes, strict=True)):
+            tensors.append(_tensor(places[i], shape, dtype))
         sizes, hidden = values[: len(source.sizes)], values[len(source.sizes) :]
         assert not any(hidden), "hidden pointers are null"
         InterpretedKernel(source).bind([*tensors, *sizes])()

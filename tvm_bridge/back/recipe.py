@@ -118,8 +118,7 @@ def _overlaps(planned: Plan, kernel: int, before: list[Launch | Call]) -> bool:
 
 def launch_of(artifact: KernelArtifact, dependent: bool, sized: tuple[str, ...] = ()) -> Launch:
     """A kernel that is launched over the tensors of its source."""
-    expanded = sum(d.parameters - 1 for d in artifact.descriptors) + len(artifact.source.sizes)
-    hidden = entry_parameters(artifact.ptx, artifact.name) - len(artifact.args) - expanded
+    hidden = entry_parameters(artifact.ptx, artifact.name) - artifact.parameters - len(artifact.source.sizes)
     if hidden < 0:
         raise ProgramError(f"the PTX of kernel {artifact.name!r} has fewer parameters than the kernel has tensors")
     return Launch(artifact, artifact.source.args, artifact.source.outputs, hidden, dependent, sized)

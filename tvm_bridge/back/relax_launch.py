@@ -52,8 +52,8 @@ def numbers(launch: Launch) -> list[int]:
 def parameters(launch: Launch) -> list[tuple[str, int]]:
     """Type and extra tag of every parameter of the entry."""
     found: list[tuple[str, int]] = []
-    for name in launch.args:
-        if d := launch.artifact.described.get(name):
+    for _, d in launch.artifact.passed:
+        if d:
             found += [("handle", TENSOR_MAP), *[("int32", 0)] * len(d.shape), *[("int64", 0)] * len(d.strides)]
         else:
             found.append(("handle", 0))
@@ -99,9 +99,9 @@ def host_function(name: str, launch: Launch, table: Mapping[str, Tensor], dims: 
             T.reads(*(_whole(buffers[n], shapes[n]) for n in launch.inputs))
             T.writes(*(_whole(buffers[n], shapes[n]) for n in launch.outputs))
             given: list[Any] = []
-            for n in launch.args:
-                d = launch.artifact.described.get(n)
-                given += [buffers[n].data] if d is None else _described(T, d, buffers[n].data)
+            for i, d in launch.artifact.passed:
+                data = buffers[launch.args[i]].data
+                given += [data] if d is None else _described(T, d, data)
             given += [T.Cast("int32", sizes[s]) for s in launch.artifact.source.sizes]
             given += [T.reinterpret("handle", T.uint64(0)) for _ in range(launch.hidden)]
             T.evaluate(T.call_packed(launch.entry, *given, *(T.int32(n) for n in numbers(launch))))

@@ -72,6 +72,7 @@ class _Block:
             "triton.experimental": SimpleNamespace(gluon=gluon),
             "triton.experimental.gluon": gluon,
             "triton.experimental.gluon.language.nvidia.hopper": hopper,
+            "triton.language.extra.cuda": SimpleNamespace(gdc_wait=self.machine.pause, gdc_launch_dependents=self.machine.pause),
             "triton.language": SimpleNamespace(language=SimpleNamespace(PropagateNan=SimpleNamespace(ALL=KEEPS_NAN))),
         }
         return found[name]
@@ -98,11 +99,12 @@ class _Block:
         gl.where = lambda c, a, b: apply(np.where, c, a, b, dtype=dtype_of(a, b)) if isinstance(c, Tensor) else (a if c else b)
         gl.maximum = lambda a, b, propagate_nan=None: apply(np.maximum if propagate_nan else np.fmax, a, b)
         gl.minimum = lambda a, b, propagate_nan=None: apply(np.minimum if propagate_nan else np.fmin, a, b)
-        gl.cast = lambda x, dtype: x.to(dtype) if isinstance(x, Tensor) else Tensor(held(x, dtype), dtype)
+        gl.cast = lambda x, dtype: x.to(dtype) if isinstance(x, Tensor | Pointer) else Tensor(held(x, dtype), dtype)
         gl.sum = lambda x, dim: _folded(x, dim, functools.partial(np.sum, dtype=np.float32))
         gl.max = lambda x, dim: _folded(x, dim, np.fmax.reduce)
         gl.reduce = _reduce
         gl.load, gl.store = _load, _store
+        gl.inline_asm_elementwise = lambda *_, **options: None  # hints alone
         gl.allocate_shared_memory, gl.warp_specialize = self.allocate, self.specialize
         return gl
 
@@ -260,9 +262,9 @@ def emulate(source: KernelSource, inputs: Mapping[str, Any], poison: float = mat
         scope: dict[str, Any] = {"__builtins__": {**vars(builtins), "__import__": block.modules}}
         exec(code, scope)
         arguments = []
-        for name, dtype in zip(source.args, source.dtypes, strict=True):
-            d = source.described.get(name)
-            arguments.append(Memory(memory[name], dtype, d) if d else Pointer(memory[name], dtype))
+        for i, d in source.passed:
+            where, dtype = memory[source.args[i]], source.dtypes[i]
+            arguments.append(Memory(where, dtype, d) if d else Pointer(where, dtype))
         try:
             scope[source.name](*arguments)
             machine.end()

@@ -30,6 +30,7 @@ from fuser.ir.mugraph import Stmt
 from fuser.ir.program import DTYPE_BYTES
 from fuser.lower.descriptors import Descriptor
 from fuser.lower.descriptors import describe
+from fuser.lower.descriptors import describe_view
 from fuser.lower.gluon.split import GROUP_WARPS
 from fuser.lower.gluon.split import Split
 from fuser.lower.gluon.split import products
@@ -130,6 +131,12 @@ def read_in_registers(tiles: Tiles, load: Stmt) -> bool:
 # -- shared memory
 
 
+def view_of(tiles: Tiles, stmt: Stmt) -> Descriptor:
+    """The descriptor of a load, or of all stores to a tensor. Raises :class:`NoValidKernelError`."""
+    of = describe_view(tiles, stmt, WIDEST) if stmt.kind == "load" else describe(tiles, stmt.at.source, WIDEST)
+    return of.boxes_last
+
+
 def buffer_of(split: Split, value: str, dtype: str, described: Descriptor, stages: int) -> Buffer:
     """A ring of boxes; those of every group lie side by side where they differ."""
     item = DTYPE_BYTES[dtype]
@@ -152,7 +159,7 @@ def rings(split: Split, once: int) -> Iterator[Buffer]:
         if not needed and len(tiles.natural(s)) < 2:
             continue  # a vector comes by pointers, once for each group
         try:
-            described = describe(tiles, s.at.source, WIDEST)
+            described = view_of(tiles, s)
         except NoValidKernelError:
             if needed:
                 raise
@@ -182,7 +189,7 @@ def stagings(split: Split) -> Iterator[tuple[str, Buffer]]:
     tiles = split.tiles
     for s in tiles.block.stores:
         try:
-            described = describe(tiles, s.at.source, WIDEST)
+            described = view_of(tiles, s)
         except NoValidKernelError:
             continue
         if set(described.axes) >= set(tiles.dims(s.axes)) and len(tiles.dims(s.axes)) == len(tiles.natural(_made(tiles, s))):

@@ -57,13 +57,15 @@ class Consumer:
         w.lanes_of = folds.by_lanes(w)
         self.products = Products(w)
 
-    def nodes(self, nodes: Sequence[Node]) -> None:
-        """Nodes of the loop tree, and the rings whose loads stand among them."""
+    def nodes(self, nodes: Sequence[Node], before: Mapping[int, Sequence[str]] | None = None) -> None:
+        """Nodes of the loop tree, and the rings whose loads stand among them; ``before`` are lines in front of some."""
         rings = rings_among(self.w, nodes, self.times)
         outer = dict(self.products.rings)
         self.products.rings |= {s.value: r for r in rings for s in r.loads}
         with ExitStack() as rest:
             for i, node in enumerate(nodes):
+                for line in (before or {}).get(i, ()):
+                    self.w.emit(line)
                 self.node(node)
                 self.products.leave(r for r in rings if r.last == i)
                 if self.w.split.loop and isinstance(node, Loop):
@@ -344,7 +346,8 @@ def stored(w: GroupWriter, stmt: Stmt, again: bool) -> None:
         mask = w.masks(stmt.axes, combo, value.layout, stmt.at)
         w.emit(f"gl.store({w.pointer(stmt, combo, value.layout)}, {text}{f', mask={mask}' if mask else ''})")
         return
-    d = w.described[source]
+    d = w.descriptor(stmt)
+    assert d is not None
     have = [a for a in d.axes if w.tiles.plans[a].tile > 1]
     tile = view(w, buffer, w.turn or "0", w.group, [w.split.size(a) for a in have])
     if have != list(value.layout):
@@ -354,4 +357,4 @@ def stored(w: GroupWriter, stmt: Stmt, again: bool) -> None:
     w.emit(f"{tile}.store({text})")
     w.emit("fence_async_shared()")
     whole = view(w, buffer, w.turn or "0", w.group, buffer.box)
-    w.emit(f"tma.async_copy_shared_to_global({w.argument(source)}, [{box_start(w, stmt.axes, d.axes)}], {whole})")
+    w.emit(f"tma.async_copy_shared_to_global({w.box_argument(d)}, [{box_start(w, stmt.axes, d.axes)}], {whole})")

@@ -83,7 +83,8 @@ class Products:
     def tile(self, value: str, dims: Sequence[str]) -> str:
         """A loaded tile in shared memory, with its dimensions in this order."""
         w, load = self.w, self.w.tiles.block.by_value[value]
-        buffer, d = w.plan.buffer[value], w.described[load.at.source]
+        buffer, d = w.plan.buffer[value], w.descriptor(load)
+        assert d is not None
         have = [a for a in d.axes if w.tiles.plans[a].tile > 1]
         text = view(w, buffer, self.rings[value].slot(), w.group, [w.split.size(a) for a in have])
         return text if have == list(dims) else f"{text}.permute(({', '.join(str(have.index(a)) for a in dims)}))"

@@ -156,12 +156,13 @@ def fill(w: GroupWriter, ring: Ring, loads: Sequence[Stmt] = ()) -> Iterator[str
     size = sum(math.prod(b.box) * b.pieces * DTYPE_BYTES[b.dtype] for b in (w.plan.buffer[s.value] for s in loads))
     yield f"mbarrier.expect({ring.full()}, {size})"
     for s in loads:
-        buffer, d = w.plan.buffer[s.value], w.described[s.at.source]
+        buffer, d = w.plan.buffer[s.value], w.descriptor(s)
+        assert d is not None
         for group in range(buffer.pieces):
             with w.as_group(str(group), ring.steps if s in ring.behind else 0):
                 at = box_start(w, s.axes, d.axes)
             to = view(w, buffer, ring.slot(), str(group), buffer.box)
-            yield f"tma.async_copy_global_to_shared({w.argument(s.at.source)}, [{at}], {ring.full()}, {to})"
+            yield f"tma.async_copy_global_to_shared({w.box_argument(d)}, [{at}], {ring.full()}, {to})"
     if ring.counted:
         yield f"{ring.count} += 1"
 

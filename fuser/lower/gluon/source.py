@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from dataclasses import replace
+from functools import cached_property
 
 from fuser.ir.fuse import identifier
 from fuser.ir.layout.named import MmaShared
@@ -22,6 +23,8 @@ from fuser.ir.tiling import Loop
 from fuser.ir.tiling import Node
 from fuser.lower.descriptors import Descriptor
 from fuser.lower.descriptors import describe
+from fuser.lower.descriptors import passed
+from fuser.lower.frame_code import Chain
 from fuser.lower.frame_code import hoisted
 from fuser.lower.frame_code import used
 from fuser.lower.gluon.across import across
@@ -29,8 +32,13 @@ from fuser.lower.gluon.across import write as write_across
 from fuser.lower.gluon.choices import WIDEST
 from fuser.lower.gluon.choices import at_first
 from fuser.lower.gluon.choices import planned
+from fuser.lower.gluon.choices import view_of
 from fuser.lower.gluon.consumer import Consumer
 from fuser.lower.gluon.consumer import trips_of
+from fuser.lower.gluon.dependents import LAUNCH
+from fuser.lower.gluon.dependents import WAIT
+from fuser.lower.gluon.dependents import dependents
+from fuser.lower.gluon.dependents import entered
 from fuser.lower.gluon.merging import MERGES
 from fuser.lower.gluon.merging import barriers as merging_barriers
 from fuser.lower.gluon.merging import merging
@@ -76,10 +84,21 @@ class _Kernel:
     name: str
     split: Split
     plan: LayoutPlan
-    described: dict[str, Descriptor]
+    described: dict[Stmt, Descriptor]
+    """Of what the copy engine moves."""
     tensors: tuple[str, ...]
     nodes: tuple[Node, ...]
     programs: int
+    chain: Chain
+
+    @cached_property
+    def descriptors(self) -> tuple[Descriptor, ...]:
+        """In the order of the tensors."""
+        return tuple(sorted(dict.fromkeys(self.described.values()), key=lambda d: self.tensors.index(d.tensor)))
+
+    def arguments(self, w: GroupWriter) -> list[str]:
+        """Their names."""
+        return [w.box_argument(d) if d else w.argument(self.tensors[i]) for i, d in passed(self.tensors, self.descriptors)]
 
     @property
     def again(self) -> bool:
@@ -93,8 +112,8 @@ class _Kernel:
     def writer(self, group: str) -> GroupWriter:
         """A writer in which all that functions share has its name already."""
         w = GroupWriter(self.split, self.plan, self.described, group)
-        for t in self.tensors:
-            w.argument(t)
+        for a in self.arguments(w):
+            w.out.name(a)
         for b in self.plan.buffers:
             buffer_name(w, b.value)
             w.out.name(f"{b.value} ring")
@@ -119,7 +138,7 @@ class _Kernel:
         buffers = [buffer_name(w, b.value) for b in self.plan.buffers]
         rings = (b for r in self.rings(w) for b in r.barriers)
         return [
-            *(w.argument(t) for t in self.tensors),
+            *self.arguments(w),
             *buffers,
             *rings,
             *(merging_barriers(self.again) if self.split.loop else ()),
@@ -127,51 +146,55 @@ class _Kernel:
         ]
 
 
-def generate_gluon(tiles: Tiles, name: str, waits: bool = False, given: LayoutPlan | None = None) -> KernelSource:
-    """Gluon source of a block under a schedule with ``backend=gluon``. ``waits``: it is to wait for the kernel in front.
-    ``given``: a solver's plan, which decides on stages, layouts and blocks on an SM.
+def generate_gluon(tiles: Tiles, name: str, chain: Chain | None = None, given: LayoutPlan | None = None) -> KernelSource:
+    """Gluon source of a block under a schedule with ``backend=gluon``. ``given``: a solver's plan, which decides on stages,
+    layouts and blocks on an SM.
 
     Raises :class:`NoValidKernelError` with the reason where a block has no form by warp groups, and as ``generate`` does.
     """
-    block, schedule = tiles.block, tiles.schedule
+    block, schedule, chain = tiles.block, tiles.schedule, chain or Chain()
     tensors = tuple(dict.fromkeys((*block.inputs, *block.outputs)))
     capability = check_options(schedule.knob, tensors, block.name)
-    if waits:
-        raise refuse(tiles, "it would have to wait for the kernel in front by itself", "leave out pdl")
     split, plan = planned(tiles, given)
     described = dict(_described(split, plan))
-    if left := [t for t in TMA.named(schedule) if t not in described]:
+    moved = {d.tensor for d in described.values()}
+    if pointed := [s.at.source for s in block.loads if s not in described and s.at.source in moved]:
+        raise refuse(
+            tiles, f"{pointed[0]!r} is read in boxes and element by element", f"read {pointed[0]!r} in one of these ways"
+        )
+    if left := [t for t in TMA.named(schedule) if t not in moved]:
         describe(split.tiles, left[0], WIDEST)
         raise refuse(tiles, f"{left[0]!r} is no tile of two dimensions", f"leave out tma_{left[0]}")
     programs = min(PERSISTENT.of(schedule), split.places)
     nodes = hoisted(tiles.tree.body) if HOIST.of(schedule) else tiles.tree.body
-    kernel = _Kernel(identifier(name), split, plan, described, tensors, tuple(nodes), programs)
+    ahead = tuple(t.name for t in chain.ahead)
+    kernel = _Kernel(identifier(name), split, plan, described, (*tensors, *ahead), tuple(nodes), programs, chain)
     access = {s.access.source: s for s in block.stmts if s.access}
     return KernelSource(
         kernel.name,
         _text(kernel),
-        tensors,
-        tuple(access[t].dtype for t in tensors),
-        tuple(access[t].at.memory_shape(block.extents) for t in tensors),
+        kernel.tensors,
+        (*(access[t].dtype for t in tensors), *(t.dtype for t in chain.ahead)),
+        (*(access[t].at.memory_shape(block.extents) for t in tensors), *(t.shape for t in chain.ahead)),
         block.outputs,
         programs or split.places,
         plan.warps,
         schedule.num_stages,
-        capability=capability,
-        descriptors=tuple(described[t] for t in tensors if t in described),
+        chain.waits,
+        capability,
+        descriptors=kernel.descriptors,
         parameters=(("maxnreg", int(at_first(plan.consumers + plan.producer, plan.blocks))),),
         room=ROOM.of(schedule),
         backend="gluon",
     )
 
 
-def _described(split: Split, plan: LayoutPlan) -> Iterator[tuple[str, Descriptor]]:
-    """Descriptors by tensor, with the swizzle of their buffers."""
+def _described(split: Split, plan: LayoutPlan) -> Iterator[tuple[Stmt, Descriptor]]:
+    """Descriptors, with the swizzle of their buffers."""
     for s in split.tiles.block.stmts:
         if s.access and (buffer := plan.buffer.get(s.value if s.kind == "load" else f"{s.access.source} out")):
             assert isinstance(buffer.layout, MmaShared)
-            found = describe(split.tiles, s.access.source, WIDEST)
-            yield s.access.source, replace(found, swizzle=(0, 32, 64, 128).index(buffer.layout.swizzle))
+            yield s, replace(view_of(split.tiles, s), swizzle=(0, 32, 64, 128).index(buffer.layout.swizzle))
 
 
 # -- functions
@@ -180,10 +203,17 @@ def _described(split: Split, plan: LayoutPlan) -> Iterator[tuple[str, Descriptor
 def _text(kernel: _Kernel) -> str:
     tiles, groups = kernel.split.tiles, kernel.split.groups
     consumer, helpers, constants = _consumer(kernel)
-    functions = [*helpers, consumer, _producer(kernel), _entry(kernel)]
+    entry, more = _entry(kernel)
+    functions = [*dict.fromkeys((*helpers, *more)), consumer, _producer(kernel), entry]
     head = f"{tiles.block}\nschedule {tiles.schedule}\nloops {tiles.tree}\n{groups} groups of {kernel.plan.warps} warps"
     text = "".join(f"\n\n{f}\n" for f in functions)
-    lines = [*(f"# {line}" for line in head.splitlines()), *(["import triton.language as tl"] * ("tl." in text)), IMPORTS]
+    dependent = sorted({name for name in (LAUNCH, WAIT) if f"{name}()" in text})
+    lines = [
+        *(f"# {line}" for line in head.splitlines()),
+        *(["import triton.language as tl"] * ("tl." in text)),
+        *(f"from triton.language.extra.cuda import {', '.join(dependent)}" for _ in dependent[:1]),
+        IMPORTS,
+    ]
     return "\n".join((*lines, *([""] * bool(constants)), *constants)) + "\n" + text
 
 
@@ -224,7 +254,7 @@ def _frame(kernel: _Kernel, w: GroupWriter, body: Consumer | None) -> None:
 
     def nodes() -> None:
         if body:
-            body.nodes(kernel.nodes)
+            body.nodes(kernel.nodes, {} if kernel.again else dict(dependents(w, kernel.nodes, kernel.chain)))
         else:
             _loads(kernel, w, kernel.nodes, kernel.times)
 
@@ -261,8 +291,11 @@ def _consumer(kernel: _Kernel) -> tuple[str, list[str], list[str]]:
         w.emit("tma.store_wait(0)")
     numbers = [f"{x}: gl.constexpr" for x in (w.group, w.part, w.turn) if x and x != "0"]
     text = _function("consumer", [*numbers, *kernel.shared(w)], w)
-    helpers = [_in_gluon(h.rstrip()) for h in sorted(w.helpers, reverse=True)]
-    return text, helpers + [SIGMOID] * bool(re.search(r"\bsigmoid\(", text)), w.constants()
+    return text, _helpers(w) + [SIGMOID] * bool(re.search(r"\bsigmoid\(", text)), w.constants()
+
+
+def _helpers(w: GroupWriter) -> list[str]:
+    return [_in_gluon(h.rstrip()) for h in sorted(w.helpers, reverse=True)]
 
 
 def _producer(kernel: _Kernel) -> str:
@@ -304,7 +337,8 @@ def _paired(w: GroupWriter, node: Loop, pair: Ring) -> None:
                 w.emit(line)
 
 
-def _entry(kernel: _Kernel) -> str:
+def _entry(kernel: _Kernel) -> tuple[str, list[str]]:
+    """The kernel itself, with the functions that it uses."""
     w, plan = kernel.writer("0"), kernel.plan
     for ring in kernel.rings(w):
         for line in allocated(w, ring):
@@ -320,13 +354,15 @@ def _entry(kernel: _Kernel) -> str:
         for line in set_up(ORDER, kernel.split.turns, 1):
             w.emit(line)
     w.emit("fence_async_shared()")
+    for line in entered(w, kernel.chain, kernel.programs):
+        w.emit(line)
     given = kernel.shared(w)
     split = kernel.split
     if not plan.producer:
         w.emit(f"producer({', '.join(given)})")
     if not plan.producer and plan.consumers == 1:
         w.emit(f"consumer({', '.join(given)})")
-        return _function(kernel.name, [w.argument(t) for t in kernel.tensors], w)
+        return _function(kernel.name, kernel.arguments(w), w), _helpers(w)
     with w.out.indented("gl.warp_specialize(["):
         for turn, part, g in itertools.product(range(split.turns), range(split.parts), range(split.groups)):
             numbers = [str(g)] * (split.groups > 1) + [str(part)] * (split.parts > 1) + [str(turn)] * (split.turns > 1)
@@ -336,4 +372,4 @@ def _entry(kernel: _Kernel) -> str:
     warps = [plan.warps] * (plan.consumers - 1) + [1] * plan.producer
     registers = [plan.registers] * (plan.consumers - 1) + [plan.producer_registers] * plan.producer
     w.emit(f"], {warps}, {registers})")
-    return _function(kernel.name, [w.argument(t) for t in kernel.tensors], w)
+    return _function(kernel.name, kernel.arguments(w), w), _helpers(w)

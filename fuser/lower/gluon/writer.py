@@ -30,9 +30,15 @@ from fuser.lower.writer import spread
 class GroupWriter(Writer):
     """``group`` is the number of the group of rows as text: a name in a consumer, which all of them share."""
 
-    def __init__(self, split: Split, plan: LayoutPlan, described: Mapping[str, Descriptor], group: str) -> None:
-        super().__init__(split.tiles, described)
+    def __init__(self, split: Split, plan: LayoutPlan, described: Mapping[Stmt, Descriptor], group: str) -> None:
+        super().__init__(split.tiles, {})
         self.split, self.plan, self.group = split, plan, group
+        self._boxes = described
+        views = dict.fromkeys(described.values())
+        several = {d.tensor for d in views if sum(o.tensor == d.tensor for o in views) > 1}
+        first = {d: s.value for s, d in reversed([*described.items()])}
+        self._views = {d: first[d] if d.tensor in several else d.tensor for d in views}
+        """What descriptors are called: as their tensor is, or where there are several of one, as what the first load makes."""
         self.part = ""
         """The number of the group among those with the same rows, as text; empty where it does not matter."""
         self.turn = ""
@@ -94,6 +100,14 @@ class GroupWriter(Writer):
 
     def lanes(self, axis: str, piece: Piece) -> str:
         return f"gl.arange(0, {piece.size}, {self.named(home(self.split, axis))})"
+
+    # -- descriptors --------------------------------------------------------------------------------------------------------
+
+    def descriptor(self, stmt: Stmt) -> Descriptor | None:
+        return self._boxes.get(stmt)
+
+    def box_argument(self, descriptor: Descriptor) -> str:
+        return self.out.name(f"{self._views[descriptor]} desc")
 
     # -- places -------------------------------------------------------------------------------------------------------------
 

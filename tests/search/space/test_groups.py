@@ -7,7 +7,7 @@ import pytest
 
 from fuser.device import load_device
 from fuser.errors import UsageError
-from fuser.ir.mugraph import KernelGraph
+from fuser.ir.candidate import Candidate
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import Schedule
 from fuser.lower.options import BACKEND
@@ -23,8 +23,10 @@ from search.tune import in_triton
 from search.tune import tune_fast
 from search.tuner.pool import jobs_of
 from search.tuner.pool import part
+from tests.builders import apart
 from tests.builders import attention
 from tests.builders import gemm
+from tests.builders import packed_layer
 
 H200 = load_device("h200")
 
@@ -80,9 +82,12 @@ def test_a_launcher_without_descriptors_gets_them_in_triton(long: TensorProgram)
     assert in_triton(block, plain, H200) is plain
 
 
-def test_kernels_of_a_model_are_left_as_they_are(long: TensorProgram) -> None:
-    """No option for early starts is given to them, and none is refused by the generator."""
-    tuned = tune_fast(long, H200, graphs=(one_kernel(long),))
-    graph: KernelGraph = tuned.winner.graph
-    mine = chained(tuned.winner.candidate, H200)
-    assert mine.schedule == tuned.winner.schedule and generate_graph(graph, mine.schedule)
+def test_kernels_of_a_model_start_early_in_either_language() -> None:
+    graph = apart(packed_layer(1, 512, 12, 64))
+    first, second = "n [b=1 m=64 n=128 h=64 k=64] warps=8 stages=4", "b [b=1 h=64 m=64 p=64] warps=4 stages=4"
+    for schedule in (f"{first} backend=gluon ; {second}", f"{first} ; {second} backend=gluon"):
+        mine = chained(Candidate(graph, Schedule.parse(schedule, graph.blocks)), H200)
+        attending, product = generate_graph(graph, mine.schedule)
+        assert {attending.backend, product.backend} == {"gluon", "triton"}
+        assert product.pdl and "gdc_launch_dependents()" in attending.text and "gdc_wait()" in product.text
+        assert "W" in attending.args and "bring_l2(W_ptr" in attending.text

@@ -1,0 +1,56 @@
+"""Programmatic dependent launch of a kernel by warp groups: what it does for the kernel behind it, and that it waits for those in
+front. All of a block waits before its warps get their functions, while nothing but its barriers has been set up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence
+
+from fuser.ir.mugraph import Stmt
+from fuser.ir.tiling import Loop
+from fuser.ir.tiling import Node
+from fuser.lower.dependent_launch import statements
+from fuser.lower.frame_code import Chain
+from fuser.lower.gluon.split import GROUP_WARPS
+from fuser.lower.gluon.writer import GroupWriter
+from fuser.lower.prefetch_code import runs
+
+LAUNCH, WAIT = "gdc_launch_dependents", "gdc_wait"
+"""The next kernel may start; those in front have ended, and the whole grid sees what they wrote."""
+THREADS = 32 * GROUP_WARPS
+BRING = f"""@gluon.jit
+def bring_l2(pointer, PART: gl.constexpr, LAST: gl.constexpr):
+    lane = gl.arange(0, {THREADS}, gl.BlockedLayout([1], [32], [{GROUP_WARPS}], [0]))
+    start = gl.cast(pointer, gl.int64) + gl.minimum(gl.cast(gl.program_id(0), gl.int64) * PART, LAST) + lane * 0
+    gl.inline_asm_elementwise(
+        "{{ .reg .pred p; setp.eq.s32 p, $3, 0; @p cp.async.bulk.prefetch.L2.global [$1], $2; }} // $0",
+        "=r,l,r,r", [start, lane * 0 + PART, lane], dtype=gl.int32, is_pure=False, pack=1
+    )
+"""
+
+
+def entered(w: GroupWriter, chain: Chain, programs: int) -> Iterator[str]:
+    """Lines in front of everything that reads device memory. ``programs`` that stay do all of it here."""
+    if chain.next and (chain.next == "early" or programs):
+        yield f"{LAUNCH}()"
+    if chain.waits:
+        yield f"{WAIT}()"
+    if programs:
+        yield from _brought(w, chain, programs)
+
+
+def dependents(w: GroupWriter, nodes: Sequence[Node], chain: Chain) -> Iterator[tuple[int, list[str]]]:
+    """Lines of a group in front of some of the nodes of a place of the grid, by their numbers."""
+    store = next(i for i, n in enumerate(nodes) if any(isinstance(s, Stmt) and s.kind == "store" for s in statements(n)))
+    looped = max((i + 1 for i, n in enumerate(nodes[:store]) if isinstance(n, Loop)), default=store)
+    at: dict[int, list[str]] = {looped: [f"{LAUNCH}()"] * (chain.next == "loop")}
+    if lines := [f"    {line}" for line in _brought(w, chain, w.split.places)]:
+        at[looped] += [f"if {w.group} == 0:", *lines] if w.split.groups > 1 else [line.strip() for line in lines]
+    at.setdefault(store, []).extend([f"{LAUNCH}()"] * (chain.next == "late"))
+    yield from at.items()
+
+
+def _brought(w: GroupWriter, chain: Chain, programs: int) -> Iterator[str]:
+    for name, part, last in runs(chain.ahead, programs):
+        w.helpers.add(BRING)
+        yield f"bring_l2({w.argument(name)}, {part}, {last})"
