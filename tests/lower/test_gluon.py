@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from fuser.agreement import agreements
 from fuser.errors import FuserError
 from fuser.errors import NoValidKernelError
+from fuser.errors import UsageError
 from fuser.ir.builder import Builder
 from fuser.ir.composites import expand
 from fuser.ir.fuse import fuse
@@ -262,9 +263,15 @@ def test_it_compiles_without_a_gpu(program: TensorProgram, schedule: str) -> Non
         (epilogue(dtype="float32"), "k [m=128 n=128 k=32] warps=8 stages=2", "16 bits"),
         (epilogue(), "k [m=64 n=64 k=64] warps=16 stages=2 persistent=4", "4 groups cannot share out 5 trips"),
         (epilogue(), "k [m=64 n=64 k=64] warps=4 stages=2 persistent=4 flatten=True", "nobody to take turns with"),
+        (epilogue(64, 128, 128), "n [m=64 n=64 k=128] warps=8 stages=2", "each trip of 'n' stores 'Y'"),
         (epilogue(n=100), "k [m=128 n=64 k=64] warps=8 stages=4", "not a multiple of 16 bytes"),
     ],
 )
 def test_what_has_no_form_is_refused_with_a_reason(program: TensorProgram, schedule: str, why: str) -> None:
     with pytest.raises(NoValidKernelError, match=why):
         source(fuse(program), schedule)
+
+
+def test_flatten_is_for_kernels_that_stay() -> None:
+    with pytest.raises(UsageError, match="'flatten' of 'gemm' is for persistent kernels"):
+        source(fuse(epilogue()), "k [m=128 n=64 k=64] warps=8 stages=4 flatten=True")

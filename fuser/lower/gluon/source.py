@@ -26,6 +26,7 @@ from fuser.lower.descriptors import describe
 from fuser.lower.descriptors import passed
 from fuser.lower.frame_code import Chain
 from fuser.lower.frame_code import hoisted
+from fuser.lower.frame_code import persistent
 from fuser.lower.frame_code import used
 from fuser.lower.gluon.across import across
 from fuser.lower.gluon.across import write as write_across
@@ -59,7 +60,6 @@ from fuser.lower.gluon.writer import GroupWriter
 from fuser.lower.kernel_source import KernelSource
 from fuser.lower.options import FLATTEN
 from fuser.lower.options import HOIST
-from fuser.lower.options import PERSISTENT
 from fuser.lower.options import ROOM
 from fuser.lower.options import TMA
 from fuser.lower.options import check_options
@@ -165,7 +165,7 @@ def generate_gluon(tiles: Tiles, name: str, chain: Chain | None = None, given: L
     if left := [t for t in TMA.named(schedule) if t not in moved]:
         describe(split.tiles, left[0], WIDEST)
         raise refuse(tiles, f"{left[0]!r} is no tile of two dimensions", f"leave out tma_{left[0]}")
-    programs = min(PERSISTENT.of(schedule), split.places)
+    programs = min(persistent(split.tiles), split.places)
     nodes = hoisted(tiles.tree.body) if HOIST.of(schedule) else tiles.tree.body
     ahead = tuple(t.name for t in chain.ahead)
     kernel = _Kernel(identifier(name), split, plan, described, (*tensors, *ahead), tuple(nodes), programs, chain)

@@ -130,6 +130,8 @@ def shared_loop(tiles: Tiles, parts: int) -> Loop:
         raise refuse(tiles, why, f"leave out {PERSISTENT.key()}")
     if tiles.plans[loop.axis].grid > 1 or any(s.masks for s in inside):
         raise refuse(tiles, f"groups cannot share out the loop over {loop.axis!r}, whose trips depend on the place", way)
+    if stored := [s.at.source for s in inside if s.kind == "store"]:
+        raise refuse(tiles, f"each trip of {loop.axis!r} stores {stored[0]!r}, and nothing is left to be merged", way)
     own = tiles.accumulated(loop)
     if odd := [s.value for s in inside if s.value in own and not (tiles.is_dot(s) or s.adds or s.maximizes)]:
         raise refuse(tiles, f"what the loop folds into {odd[0]!r} is not merged", way)

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import ast
+from contextlib import suppress
+
 import numpy as np
 import pytest
 
 from fuser.device import load_device
+from fuser.errors import NoValidKernelError
 from fuser.errors import UsageError
 from fuser.ir.candidate import Candidate
 from fuser.ir.program import TensorProgram
+from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from fuser.lower.options import BACKEND
+from fuser.lower.triton_source import generate
 from fuser.lower.triton_source import generate_graph
 from fuser.superopt.structures import one_kernel
+from fuser.superopt.structures import structures
 from fuser.workloads import workload
 from search.space.evolve import QUICK
 from search.space.groups import group_space
@@ -72,6 +79,24 @@ def test_a_search_by_measurements_has_them_as_a_structure(long: TensorProgram) -
     plain = Schedule.parse("n [b=1 h=64 k=64 m=64 n=64] warps=4 stages=2", graph.blocks)
     with pytest.raises(UsageError, match="lacks the option 'backend'"):
         structure.space.row(plain)
+
+
+def test_all_that_can_be_drawn_is_python_or_refused() -> None:
+    """Whatever the tiles: groups without trips, with trips and nothing to merge."""
+    rng = np.random.default_rng(0)
+    blocks = {k.block: k for g in structures(workload("mcfuser/S6"))[:3] for k in ScheduleSpace(g, H200).kernels}
+    written = 0
+    for space in filter(None, map(group_space, blocks.values())):
+        for _ in range(60):
+            tiles = tuple((t.name, int(rng.choice(t.values))) for t in sorted(space.tiles, key=lambda t: t.name))
+            order = space.order.values[rng.integers(space.order.count)]
+            knobs = (*space.always, *((("persistent", 132),) if rng.random() < 0.5 else ()))
+            drawn = KernelSchedule(
+                tiles, order, (), int(rng.choice(space.warps.values)), int(rng.choice(space.stages.values)), knobs
+            )
+            with suppress(NoValidKernelError):
+                written += bool(ast.parse(generate(space.block, drawn).text))
+    assert written > 20
 
 
 def test_a_launcher_without_descriptors_gets_them_in_triton(long: TensorProgram) -> None:
