@@ -135,6 +135,9 @@ class View:
     def reshape(self, shape: list[int]) -> View:
         return replace(self, see=lambda x: self.see(x).reshape(shape))
 
+    def slice(self, start: int, length: int, dim: int) -> View:
+        return replace(self, see=lambda x: np.take(self.see(x), range(start, start + length), dim))
+
     def permute(self, order: tuple[int, ...]) -> View:
         return replace(self, see=lambda x: self.see(x).transpose(order))
 

@@ -191,7 +191,7 @@ class Consumer:
         with self._trip(node, trips):
             for s in dots:
                 self.products.issue(s, use=later)
-            self.products.lagged([s.value for s in dots])
+            self.products.lagged(dots)
             for ring in rings:
                 self.products.arrive(ring, behind=1, pred=later)
                 self.products.count(ring)

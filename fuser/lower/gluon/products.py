@@ -11,12 +11,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fuser.ir.mugraph import Stmt
+from fuser.ir.program import DTYPE_BYTES
 from fuser.lower.gluon.choices import as_operand
 from fuser.lower.gluon.rings import Ring
 from fuser.lower.gluon.rings import view
 from fuser.lower.gluon.writer import GroupWriter
+from fuser.lower.pieces import next_power
 from fuser.lower.writer import TRITON_DTYPE
 from fuser.lower.writer import Value
+
+
+ATOM = 128
+"""Bytes of a row in shared memory that are swizzled together: a tile is cut between them."""
+LEAST = 16
+"""Elements of a sum of one ``wgmma``."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +105,7 @@ class Products:
         w = self.w
         left, right = w.tiles.sides(stmt)
         a, b = first or self.left(stmt), self._shared(right, stmt, 1)
+        pieces = self.pieces(stmt)
         layout = w.tiles.natural(stmt)
         value = w.values.get(stmt.value) if w.inside(stmt.value) else None
         (combo,) = w.combos(layout)
@@ -105,11 +114,27 @@ class Products:
         used = "" if value and not use else f", use_acc={use or False}"
         if not value:
             value = w.begin(stmt.value, layout)
-        w.emit(f"{name} = warpgroup_mma({a}, {b}, {add}{used}, is_async=True)")
+        for at, size in pieces or [(0, 0)]:
+            part = [f"{x}.slice({at}, {size}, {dim})" if size else x for x, dim in ((a, 1), (b, 0))]
+            w.emit(f"{name} = warpgroup_mma({part[0]}, {part[1]}, {add}{used}, is_async=True)")
+            add, used = name, ""
         w.define(value, combo, name)
         read = frozenset(self.rings[x].name for x in (left, right) if x in self.rings)
-        self.flying.append(Flying(stmt.value, read))
+        self.flying += [Flying(stmt.value, read)] * max(len(pieces), 1)
         self.tokens.add(stmt.value)
+
+    def pieces(self, stmt: Stmt) -> list[tuple[int, int]]:
+        """Starts and sizes in which a product goes over a sum whose tile is padded, without the most of what is zero (80 of 128:
+        64 and 16); none where that is the whole tile, or an operand is in registers. Each is a product of its own to wait for."""
+        (inner,) = self.w.tiles.dims(stmt.reduce)
+        plan, size, atom = self.w.tiles.plans[inner], self.w.split.size(inner), ATOM // DTYPE_BYTES[self.w.tiles.dot_dtype(stmt)]
+        whole = plan.extent // atom * atom
+        if any(o.place != "shared" for o in self.w.plan.operands if o.product == stmt.value) or plan.tile < plan.extent:
+            return []
+        found = [(0, whole)] if whole & (whole - 1) == 0 else []
+        if rest := plan.extent - whole:
+            found.append((whole, max(next_power(rest), LEAST)))
+        return found if whole and len(found) > (rest > 0) and sum(n for _, n in found) < size else []
 
     def left(self, stmt: Stmt) -> str:
         """The left operand, from shared memory or from registers as the product wants it."""
@@ -174,11 +199,13 @@ class Products:
         self.w.emit(f"{', '.join(names)} = warpgroup_mma_wait({len(self.flying)}, deps=({deps}))")
         self.tokens -= set(values)
 
-    def lagged(self, values: Sequence[str]) -> None:
-        """All but the last product of each value have ended; the values stay under way."""
+    def lagged(self, stmts: Sequence[Stmt]) -> None:
+        """All but the last product of each statement have ended; their values stay under way."""
+        values = [s.value for s in stmts]
+        left = sum(max(len(self.pieces(s)), 1) for s in stmts)
         names = [n for v in values for n in self.w.values[v].names.values()]
         deps = ", ".join(names) + ("," if len(names) == 1 else "")
-        self.w.emit(f"{', '.join(names)} = warpgroup_mma_wait({len(values)}, deps=({deps}))")
+        self.w.emit(f"{', '.join(names)} = warpgroup_mma_wait({left}, deps=({deps}))")
 
 
 def loaded(w: GroupWriter, products: Products, stmt: Stmt) -> None:
