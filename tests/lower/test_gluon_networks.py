@@ -17,11 +17,13 @@ from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import Tensor
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import Schedule
+from fuser.lower.check import random_inputs
 from fuser.lower.compile import compile_kernel
 from fuser.lower.emulator.language import emulate
 from fuser.lower.frame_code import Chain
 from fuser.lower.kernel_source import KernelSource
 from fuser.lower.triton_source import generate
+from fuser.lower.triton_source import generate_graph
 from fuser.superopt.structures import structures
 from tests.builders import packed
 from tests.lower.test_gluon import epilogue
@@ -108,3 +110,14 @@ def test_chains_compile_with_views_without_a_gpu() -> None:
     assert artifact.parameters == sum(d.parameters for d in artifact.descriptors) + 1
     assert all(d.part for d in artifact.descriptors)
     assert all(x in artifact.ptx for x in ("griddepcontrol.wait", "griddepcontrol.launch_dependents", "cp.async.bulk.prefetch"))
+
+
+def test_parts_of_a_sum_are_kernels_by_warp_groups_too() -> None:
+    b = Builder("split")
+    graph = next(g for g in structures(b.build(Y=b.input("X", (200, 512)) @ b.input("W", (512, 128)))) if g.blocks[0].splits)
+    text = "k [k=64 m=128 n=64 k_part=2] warps=8 stages=2 pdl=early backend=gluon"
+    parts, _ = generate_graph(graph, Schedule.parse(f"{text} ; - [m=1 n=128 k_part=2] warps=1 stages=1", graph.blocks))
+    inputs = random_inputs(graph, np.random.default_rng(0))
+    x, w = (np.asarray(inputs[n], np.float64) for n in ("X", "W"))
+    found = emulate(parts, inputs)["Y_part"]
+    assert np.abs(found - np.stack([x[:, s] @ w[s] for s in (slice(256), slice(256, 512))])).max() < 1e-3

@@ -52,7 +52,8 @@ class Places:
         order = in_grid_order(w.tiles.schedule, [a for a, n in parts.items() if n > 1])
         if self.uneven and not GRID_ORDER.of(w.tiles.schedule):
             order.sort(key=lambda a: a != split.axis)
-        yield from decode([(w.split_counter(a), parts[a]) for a in order], GROUP.of(w.tiles.schedule))
+        counters = {w.split_counter(a): parts[a] for a in order}  # a split and its parts are one
+        yield from decode(list(counters.items()), GROUP.of(w.tiles.schedule))
         if self.uneven and parts[split.axis] > 1:
             rows = w.split_counter(split.axis)
             yield f"{rows} = {parts[split.axis] - 1} - {rows}"

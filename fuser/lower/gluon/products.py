@@ -20,7 +20,6 @@ from fuser.lower.pieces import next_power
 from fuser.lower.writer import TRITON_DTYPE
 from fuser.lower.writer import Value
 
-
 ATOM = 128
 """Bytes of a row in shared memory that are swizzled together: a tile is cut between them."""
 LEAST = 16

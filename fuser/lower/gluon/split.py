@@ -68,6 +68,8 @@ def shared_out(tiles: Tiles) -> Split:
     if warps % GROUP_WARPS or not 1 <= groups <= MOST_GROUPS:
         raise refuse(tiles, f"{warps} warps are not one to four groups of {GROUP_WARPS}", "use warps=4, 8, 12 or 16")
     axis = row_axis(tiles)
+    if axis and (other := _turned(tiles, axis, groups)):
+        tiles, axis = Turned(tiles.block, tiles.plans, tiles.tree, tiles.schedule, tiles.given, other), other
     if not axis:
         if groups > 1:
             raise refuse(tiles, "there are no rows to share out", "use warps=4")
@@ -92,9 +94,29 @@ def shared_out(tiles: Tiles) -> Split:
         raise refuse(tiles, f"the rows {axis!r} are a loop, which groups cannot share out", "use warps=4")
     grid = math.ceil(math.ceil(plan.extent / part) / groups) * groups
     mine = replace(plan, tile=part, grid=grid)
-    return Split(
-        Tiles(tiles.block, {**tiles.plans, axis: mine}, tiles.tree, tiles.schedule, tiles.given), axis, groups, parts, loop
-    )
+    return Split(replace(tiles, plans={**tiles.plans, axis: mine}), axis, groups, parts, loop)
+
+
+@dataclass(frozen=True, eq=False)
+class Turned(Tiles):
+    """Tiles whose values lie with another axis as their ``rows``: a product is Yᵀ = Wᵀ Xᵀ."""
+
+    rows: str = ""
+
+    def natural(self, stmt: Stmt) -> tuple[str, ...]:
+        found = super().natural(stmt)
+        return found[::-1] if len(found) == 2 and found[1] == self.rows else found
+
+
+def _turned(tiles: Tiles, rows: str, groups: int) -> str:
+    """The columns of all products where these are what groups share out: only rows may be three times a power of two."""
+    dots = products(tiles)
+    columns = {tiles.natural(s)[1] for s in dots}
+    if len(columns) != 1 or any(tiles.block.by_value[a].kind != "load" for s in dots for a in s.args):
+        return ""
+    (axis,) = columns
+    odd, even = tiles.plans[axis].tile, tiles.plans[rows].tile
+    return axis if odd & (odd - 1) and not even & (even - 1) and odd % (groups * ROWS) == 0 else ""
 
 
 def in_turn(tiles: Tiles, groups: int) -> int:
