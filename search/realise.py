@@ -32,8 +32,11 @@ from fuser.lower.check import check
 from fuser.lower.compile import KernelArtifact
 from fuser.lower.compile import cache_dir
 from fuser.lower.compile import compile_graph
+from fuser.lower.compile import kept_kernel
+from fuser.lower.triton_source import generate_graph
 from fuser.superopt.verify.verdict import Verdict
 from fuser.superopt.verify.verdicts import kept_verdict
+from fuser.superopt.verify.verdicts import known_verdict
 from search.space.evolve import Ranked
 from search.tune import Tuned
 
@@ -105,7 +108,11 @@ class _Outcome:
     rejected: dict[str, int] = field(default_factory=dict)
 
 
-def _compiled(job: tuple[TensorProgram, tuple[Ranked, ...], Device, int]) -> _Outcome:
+_Job = tuple[TensorProgram, tuple[Ranked, ...], Device, int]
+"""A program, its candidates, best first, the device, and how many may be compiled."""
+
+
+def _compiled(job: _Job) -> _Outcome:
     """The first verified candidate that compiles without heavy spills (else the one that spills least), of as many as may be
     compiled.
     """
@@ -138,6 +145,32 @@ def _compiled(job: tuple[TensorProgram, tuple[Ranked, ...], Device, int]) -> _Ou
     if fallback is None:
         raise last or NoValidKernelError("there is no candidate to compile")
     return replace(fallback[1], compiled=compiled, rejected=dict(rejected))
+
+
+def _outcomes(jobs: Sequence[_Job], executor: Executor | None) -> list[_Outcome]:
+    """What is left of ``jobs`` when those are done that need no other process."""
+    found = {i: r for i, job in enumerate(jobs) if (r := _at_hand(job)) is not None}
+    left = [i for i in range(len(jobs)) if i not in found]
+    run = executor.map if executor else map
+    found |= zip(left, run(_compiled, [jobs[i] for i in left]), strict=True)
+    return [found[i] for i in range(len(jobs))]
+
+
+def _at_hand(job: _Job) -> _Outcome | None:
+    """The first candidate where it was verified and compiled before, without heavy spills."""
+    program, (first, *_), device, _ = job
+    verdict = known_verdict(program, first.graph)
+    if verdict is None or not verdict.accepted:
+        return None
+    artifacts: list[KernelArtifact] = []
+    with suppress(FuserError):
+        for source in generate_graph(first.graph, first.schedule):
+            known = kept_kernel(source, device.arch)
+            if known is None or known.spills > SPILL_LIMIT or known.shared_bytes > device.smem_per_block:
+                return None
+            artifacts.append(known)
+        return _Outcome(0, verdict, tuple(artifacts), 1)
+    return None
 
 
 def kept_checks(jobs: Sequence[tuple[TensorProgram, Candidate]], seed: int) -> list[Check]:
@@ -176,7 +209,7 @@ def realise(
     todo = list(range(len(tuned)))
     while todo:
         jobs = [(tuned[i].program, pending[i], device, left[i]) for i in todo]
-        results = list(executor.map(_compiled, jobs)) if executor else [_compiled(j) for j in jobs]
+        results = _outcomes(jobs, executor)
         for i, r in zip(todo, results, strict=True):
             rejected[i].update(r.rejected)
             found[i] = Realised(tuned[i], pending[i][r.at], r.verdict, r.artifacts)

@@ -206,13 +206,20 @@ def compile_kernel(source: KernelSource, arch: int, folder: Path | None = None) 
     Raises :class:`NoValidKernelError` with the compiler's message where Triton refuses the kernel, as its subclass
     :class:`OutOfResourcesError` where a block would need too much.
     """
-    path = kept_kernels.place(cache_dir("compiled"), source, arch)
-    with suppress(TypeError):  # fields of another version
-        if values := kept_kernels.read(path):
-            return KernelArtifact(source=source, arch=arch, **values)
+    if (known := kept_kernel(source, arch)) is not None:
+        return known
     made = _compiled(source, arch, folder)
+    path = kept_kernels.place(cache_dir("compiled"), source, arch)
     kept_kernels.write(path, {f.name: getattr(made, f.name) for f in fields(made) if f.name not in ("source", "arch")})
     return made
+
+
+def kept_kernel(source: KernelSource, arch: int) -> KernelArtifact | None:
+    """What was compiled before."""
+    with suppress(TypeError):  # fields of another version
+        if values := kept_kernels.read(kept_kernels.place(cache_dir("compiled"), source, arch)):
+            return KernelArtifact(source=source, arch=arch, **values)
+    return None
 
 
 def _compiled(source: KernelSource, arch: int, folder: Path | None) -> KernelArtifact:
@@ -337,8 +344,10 @@ def compile_sources(
     texts = [neutral(s) for s in sources]
     made = {} if known is None else known
     first = {text: s for text, s in reversed(list(zip(texts, sources, strict=True))) if text not in made}
+    made |= {t: a for t, s in first.items() if (a := kept_kernel(s, arch)) is not None}  # before processes are started
+    left = {t: s for t, s in first.items() if t not in made}
     run = executor.map if executor else map
-    made |= zip(first, run(compile_kernel, first.values(), [arch] * len(first)), strict=True)
+    made |= zip(left, run(compile_kernel, left.values(), [arch] * len(left)), strict=True)
     return tuple(made[t].over(s) for t, s in zip(texts, sources, strict=True))
 
 

@@ -37,7 +37,9 @@ NARROW = 256
 LONGEST = 3
 """Products of the longest chain that is offered as one part; attention has two."""
 GROUP = 64
-"""Columns whose sums a kernel leaves together: those of a tile of its product."""
+"""Columns whose sums a kernel leaves together: those of a tile of its product; twice as many where tiles of so many rows and
+columns fill :data:`FILLED` of the SMs."""
+FILLED = 0.75
 DEARER = 1.1
 """Up to so many times its cost the form without normalizations is taken. The model counts what a kernel fewer saves at less
 than it is in a chain, and sums that are read in front of the main loop at more: on an H200 the form was 12 % faster where it
@@ -84,23 +86,24 @@ def best_form(program: TensorProgram, params: Mapping[str, Array], pricing: Pric
     """The form with the cheapest cover."""
     plain = _offers(program, params, pricing)
     tall = [n for n in norms(program, params) if prod(program[n.rows].shape[:-1]) > FEW]
-    groups = {norm: group for norm in tall if (group := _group(program[norm.rows].shape[-1]))}
+    groups = {norm: group for norm in tall if (group := _group(program[norm.rows].shape, pricing.device))}
     if not groups:
         return plain
     less, tails = without(program, groups)
     less, weights = folded(less, params)
     steps = {n.output for n in less.nodes} - set(program.table) - set().union(*tails.values())
-    lean = _offers(less, weights, pricing, tails, steps)
-    limit = DEARER * plain.cheapest.seconds
+    lean = replace(_offers(less, weights, pricing, tails, steps), otherwise=plain, limit=DEARER * plain.cheapest.seconds)
     try:
-        return replace(lean, otherwise=plain, limit=limit) if lean.cheapest.seconds < limit else plain
+        return lean if lean.cheapest.seconds < lean.limit else plain
     except NoValidKernelError:
         return plain
 
 
-def _group(width: int) -> int:
-    """Columns of a group: the largest power of two up to :data:`GROUP` that divides a row; 0 where that is below half of it."""
-    group = GROUP
+def _group(shape: Sequence[int], device: Device) -> int:
+    """Columns of a group: the largest power of two up to that of a tile that divides a row; 0 where that is below half of
+    :data:`GROUP`."""
+    width, wide = shape[-1], 2 * GROUP
+    group = wide if prod(shape) >= FILLED * device.sm_count * wide * wide else GROUP
     while width % group:
         group //= 2
     return group if 2 * group >= GROUP else 0

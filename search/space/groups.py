@@ -50,8 +50,8 @@ def group_space(space: KernelSpace) -> KernelSpace | None:
     block = space.block
     if space.device.arch != GROUPS_ARCH or block.splits or space.free:
         return None
-    batch = batch_axes(block)
-    whole = {a.name: 1 if a.name in batch else next_power(a.extent) for a in block.axes}
+    single = {*batch_axes(block), *(t.name for t in space.tiles if 1 in t.values)}
+    whole = {a.name: 1 if a.name in single else next_power(a.extent) for a in block.axes}
     try:
         rows = row_axis(Tiles.of(block, KernelSchedule(tuple(sorted(whole.items())))))
     except FuserError:

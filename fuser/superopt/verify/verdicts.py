@@ -25,15 +25,28 @@ _KNOWN: dict[str, Verdict] = {}
 def kept_verdict(program: TensorProgram, graph: KernelGraph) -> Verdict:
     """The verdict of :func:`fuser.superopt.verify.verifier.verify` with its default rounds and seed and at the real
     size, from the cache where it is known."""
-    key = kept.text_hash(_verifier(), program.stable_hash(), graph.stable_hash())
-    path = cache_dir("verdicts") / f"{key}.json"
-    if key not in _KNOWN:
-        found = _read(path)
-        if found is None:
-            found = verify(program, graph, real_size=True)
-            _write(path, found)
+    known = known_verdict(program, graph)
+    if known is None:
+        key = _key(program, graph)
+        known = _KNOWN[key] = verify(program, graph, real_size=True)
+        _write(_path(key), known)
+    return known
+
+
+def known_verdict(program: TensorProgram, graph: KernelGraph) -> Verdict | None:
+    """The verdict where it is known."""
+    key = _key(program, graph)
+    if key not in _KNOWN and (found := _read(_path(key))) is not None:
         _KNOWN[key] = found
-    return _KNOWN[key]
+    return _KNOWN.get(key)
+
+
+def _key(program: TensorProgram, graph: KernelGraph) -> str:
+    return kept.text_hash(_verifier(), program.stable_hash(), graph.stable_hash())
+
+
+def _path(key: str) -> Path:
+    return cache_dir("verdicts") / f"{key}.json"
 
 
 def accepted(program: TensorProgram, graph: KernelGraph) -> Verdict:

@@ -11,10 +11,12 @@ import pytest
 from fuser.device import load_device
 from fuser.errors import NoValidKernelError
 from fuser.errors import UsageError
+from fuser.ir.builder import Builder
 from fuser.ir.candidate import Candidate
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
+from fuser.lower.check import check
 from fuser.lower.options import BACKEND
 from fuser.lower.triton_source import generate
 from fuser.lower.triton_source import generate_graph
@@ -23,9 +25,11 @@ from fuser.superopt.structures import structures
 from fuser.workloads import workload
 from search.space.evolve import QUICK
 from search.space.groups import group_space
+from search.space.groups import ranked_groups
 from search.space.launches import chained
 from search.space.schedules import ScheduleSpace
 from search.tune import Tuned
+from search.tune import estimator
 from search.tune import in_triton
 from search.tune import tune_fast
 from search.tuner.pool import jobs_of
@@ -116,3 +120,18 @@ def test_kernels_of_a_model_start_early_in_either_language() -> None:
         assert {attending.backend, product.backend} == {"gluon", "triton"}
         assert product.pdl and "gdc_launch_dependents()" in attending.text and "gdc_wait()" in product.text
         assert "W" in attending.args and "bring_l2(W_ptr" in attending.text
+
+
+def test_columns_of_two_axes_have_a_form_whose_tile_is_along_the_inner_one() -> None:
+    """Sums over groups of columns, as a normalization behind it wants them, leave with the product."""
+    b = Builder("groups")
+    x, w, bias = b.input("x", (256, 128)), b.input("w", (128, 256)), b.input("bias", (256,))
+    y = b.op("add", b.op("matmul", x, w), bias, name="y")
+    parts = b.op("cast", b.op("reshape", y, shape=(256, 4, 64)), dtype="float16")
+    program = b.build(y=y, sums=b.op("sum", parts, axis=(2,), keepdims=True, dtype="float32"))
+    (space,) = ScheduleSpace(graph := one_kernel(program), H200).kernels
+    ((_, best), *_), _ = ranked_groups(space, estimator(H200), 1, {})
+    outer = space.block.by_value[space.block.stores[-1].value].axes[1]
+    assert dict(best.tiles)[outer] == 1
+    (found,) = check([(program, Candidate(graph, Schedule((best,))))])
+    assert found.passed, found
