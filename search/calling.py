@@ -10,7 +10,8 @@ from typing import Any
 from fuser.errors import UsageError
 from fuser.frontends.imported import Called
 from fuser.frontends.imported import Result
-from fuser.frontends.opened import closed
+from fuser.frontends.left import given_back
+from fuser.frontends.left import leaves_behind
 from fuser.frontends.opened import opened
 from fuser.frontends.opened import opens
 from fuser.frontends.torch_views import seen
@@ -32,7 +33,7 @@ def tensors_alone(called: Called, inputs: Sequence[str], given: Sequence[Any], n
     """Whether a call gives each of the program's ``inputs`` by itself, in order or by name."""
     if any(isinstance(x, (tuple, list, dict)) for x in given) or len(given) + len(named) != len(inputs):
         return False
-    if opens(called.arguments) and opened(alone := tuple(given)) is not alone:
+    if leaves_behind(called.returns) or (opens(called.arguments) and opened(alone := tuple(given)) is not alone):
         return False
     return set(named) <= set(inputs) and len([n for n in called.inputs if n]) == len(inputs)
 
@@ -68,13 +69,18 @@ def _shown(called: Called, leaves: Sequence[str]) -> str:
     return f"({', '.join([*map(str, args), *(f'{k}={v}' for k, v in keywords.items())])})"
 
 
-def returned(called: Called, found: Mapping[str, Any], given: Mapping[str, Any] = MappingProxyType({})) -> Any:
-    """What the module returns, of the program's outputs by name, and of the inputs that were ``given``."""
+Asked = tuple[Sequence[Any], Mapping[str, Any]]
+"""Arguments of a call, in order and by name, as they were given."""
+
+
+def returned(called: Called, found: Mapping[str, Any], asked: Asked, given: Mapping[str, Any] = MappingProxyType({})) -> Any:
+    """What the module returns, of the program's outputs by name, and of the inputs that were ``given``; what it changes of what
+    was ``asked`` with is changed."""
     from torch.utils import _pytree
 
     leaves = [found[r.name] if r.name else _view(r, found, given) if r.base else r.value for r in called.results]
-    found = _pytree.tree_unflatten(leaves, called.returns)
-    return closed(found) if opens(called.returns) else found
+    tree = _pytree.tree_unflatten(leaves, called.returns)
+    return given_back(tree, asked) if leaves_behind(called.returns) or opens(called.returns) else tree
 
 
 def _view(result: Result, found: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
@@ -85,6 +91,10 @@ def copied_into(called: Called, values: Any, out: Any) -> Any:
     """What a module returns, copied into ``out``: a tensor, or as many as it returns. Raises :class:`UsageError` for others."""
     from torch.utils import _pytree
 
+    if leaves_behind(called.returns) or opens(called.returns):
+        raise UsageError(
+            "the module returns objects, or changes what it is given, which is not written into out=", "leave it out"
+        )
     leaves, into = _pytree.tree_leaves(values), list(out) if isinstance(out, tuple | list) else [out]
     places = [i for i, r in enumerate(called.results) if r.name or r.base]
     shapes = [(x.shape, x.dtype) for x in (leaves[i] for i in places)]

@@ -30,6 +30,7 @@ from fuser.runtime.plan import plan
 from fuser.superopt.verify.verdict import Verdict
 from search.buckets.pool import Pool
 from search.buckets.pool import placed
+from search.calling import Asked
 from search.calling import as_module
 from search.calling import copied_into
 from search.calling import plain
@@ -167,9 +168,8 @@ class CompiledProgram:
         if self.conversion is not None:
             values = {n: self._narrowed(n, x) for n, x in values.items()}
         if self.capture and run.device.type == "cuda":
-            return self._replay(values, out)
-        found = run.run(values, self._into(out))
-        return self._results(found)
+            return self._results(self._replay(values, out), (inputs, named))
+        return self._results(run.run(values, self._into(out)), (inputs, named))
 
     @cached_property
     def _viewing(self) -> bool:
@@ -187,7 +187,7 @@ class CompiledProgram:
             found = self._replayed_outputs(values)
         else:
             found = run.run(values)
-        results = returned(self.called, found, given)
+        results = returned(self.called, found, (inputs, named), given)
         return results if out is None else copied_into(self.called, results, out)
 
     def _arguments(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
@@ -243,23 +243,23 @@ class CompiledProgram:
             raise UsageError(f"{self.program.name!r} has {counted(len(self.outputs), 'output')}, {len(outputs)} were passed in")
         return dict(zip(self.outputs, outputs, strict=True))
 
-    def _results(self, found: Mapping[str, Any]) -> Any:
+    def _results(self, found: Mapping[str, Any], asked: Asked) -> Any:
         if self.called is not None and not self._flat:
-            return returned(self.called, found)
+            return returned(self.called, found, asked)
         values = tuple(found[n] for n in self.outputs)
         return values[0] if len(values) == 1 else values
 
-    def _replay(self, values: Mapping[str, Any], out: Any) -> Any:
+    def _replay(self, values: Mapping[str, Any], out: Any) -> Mapping[str, Any]:
         """Copy the inputs into the buffers of the captured graph, replay it."""
         found, into = self._replayed_outputs(values), self._into(out)
         if into is None:
-            return self._results(found)
+            return found
         for n, y in found.items():
             if into[n].shape != y.shape or into[n].dtype is not y.dtype:
                 got = f"{tuple(into[n].shape)} {into[n].dtype}"
                 raise UsageError(f"{n} must be {self.program[n]}, got {got}")
             into[n].copy_(y)
-        return self._results(into)
+        return into
 
     def _replayed_outputs(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
         if self._replayed is None:

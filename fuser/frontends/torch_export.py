@@ -31,6 +31,7 @@ from fuser.frontends.imported import Held
 from fuser.frontends.imported import Imported
 from fuser.frontends.imported import Result
 from fuser.frontends.imported import Views
+from fuser.frontends.left import without_held
 from fuser.frontends.quotients import as_quotients
 from fuser.frontends.torch_call import Call
 from fuser.frontends.torch_call import dtype_name
@@ -90,11 +91,12 @@ def from_torch(
             "return the new value, call module.eval(), or use torch.compile(module, backend='mufuser')",
         )
     importer = _Importer(exported.graph_module, name, {s.arg.name: _held(exported, s) for s in signature.input_specs})
+    returns = without_held(exported, importer.is_user)
     known, results = importer.run()
     users = [n for n in importer.nodes if n.op == "placeholder" and importer.is_user(n)]
     names = tuple(n.name if n.name in importer.inputs else "" for n in users)
     fixed = tuple(None if n.name in importer.inputs else importer.values[n] for n in users)
-    return replace(known, called=Called(exported.call_spec.in_spec, exported.call_spec.out_spec, results, names, fixed))
+    return replace(known, called=Called(exported.call_spec.in_spec, returns, results, names, fixed))
 
 
 def from_graph(module: Any, held: Mapping[str, Any], name: str) -> tuple[Imported, tuple[Result, ...]]:

@@ -9,8 +9,8 @@ from unittest.mock import patch
 
 from fuser.errors import UnsupportedError
 from fuser.errors import UntraceableError
+from fuser.frontends.left import opening
 from fuser.frontends.opened import opened
-from fuser.frontends.opened import opening
 from fuser.frontends.torch_shapes import true_states
 
 PLAIN = (int, float, complex, str, type(None))

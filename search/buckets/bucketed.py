@@ -75,7 +75,7 @@ class BucketedProgram:
             return self._by_torch(sizes, inputs, named)
         found = self.by_name(given)
         if self.called is not None and not plain(self.called, self.inputs, self.outputs):
-            return returned(self.called, found)
+            return returned(self.called, found, (inputs, named))
         return tuple(found.values()) if len(found) > 1 else found[self.outputs[0]]
 
     def by_name(self, given: Mapping[str, Any]) -> dict[str, Any]:

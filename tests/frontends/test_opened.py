@@ -9,7 +9,6 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import fuser  # noqa: E402
-from fuser.errors import LeftToTorch  # noqa: E402
 from fuser.errors import UnsupportedError  # noqa: E402
 from fuser.errors import UsageError  # noqa: E402
 
@@ -44,12 +43,13 @@ def test_a_module_gives_and_takes_a_cache() -> None:
     assert mine.layers[1].kind is torch.float32
     torch.testing.assert_close([a.keys for a in mine.layers], [a.keys for a in theirs.layers])
 
-    again = fuser.compile(module, (x, mine), device="cpu")
+    again, was = fuser.compile(module, (x, mine), device="cpu"), mine.layers[0]
     y, longer = again(x, mine)
     want, wanted = module(x, theirs)
     torch.testing.assert_close(y, want)
     torch.testing.assert_close([a.keys for a in longer.layers], [a.keys for a in wanted.layers])
-    assert mine.layers[0].keys.shape == (3, 5)  # the one that was given stays
+    assert longer is mine  # as the module does it
+    assert longer.layers[0] is was
     mine.window = 5
     with pytest.raises(UsageError, match="called otherwise"):
         again(x, mine)
@@ -63,22 +63,78 @@ def test_an_object_of_one_tensor_is_no_tensor() -> None:
     torch.testing.assert_close(run(x, layer.keys), module(x, layer))
 
 
-@pytest.mark.parametrize("nested", [False, True])
-def test_an_object_that_is_changed_and_not_returned_is_not_forgotten(nested: bool) -> None:
-    def run(x: Any, cache: Any) -> Any:
-        return (cache[0] if nested else cache).more(x, 0).sum(0)
+def _changes(x: Any, box: Any, some: list[Any], other: Any, by_name: dict[str, Any]) -> Any:
+    """All that a module can do to its arguments but write to their tensors."""
+    box.keys, box.count, box.new = box.keys + x, box.count + 1, x * 2
+    del box.old
+    some.append(some[0] * x)
+    some[0], box.layers[0].keys = box.keys, None
+    by_name["made"] = made = Layer(x + 1)
+    box.layers.append(made)
+    other.keys = x.sum(0)
+    return {"x": x.exp(), "some": some, "layer": made, "kept": by_name["kept"]}
 
-    def given() -> Any:
-        cache = Cache(Layer(torch.ones(2, 5)))
-        return [cache] if nested else cache
 
-    x, cache = torch.randn(3, 5), given()
-    with pytest.raises(UnsupportedError, match=r"gives a Cache .* other tensors"):
-        fuser.from_torch(_Fn(run), (x, given()))
-    with pytest.warns(LeftToTorch, match="does not return it"):
-        compiled = fuser.compile(_Fn(run), (x, given()), device="cpu")
-    compiled(x, cache)
-    assert (cache[0] if nested else cache).layers[0].keys.shape == (5, 5)
+def test_what_a_module_changes_of_its_arguments_is_changed() -> None:
+    def given() -> tuple[Any, ...]:
+        box = Layer(torch.ones(2, 3))
+        box.__dict__.update(count=0, old=torch.ones(1), layers=[Layer(torch.ones(4))])
+        return torch.full((2, 3), 0.5), box, [torch.ones(2, 3)], Layer(), {"kept": torch.ones(2), "box": box}
+
+    def numbers(x: Any) -> Any:
+        if isinstance(x, (list, tuple)):
+            return [*map(numbers, x)]
+        held = x if isinstance(x, dict) else getattr(x, "__dict__", None)
+        return x if held is None else {n: numbers(v) for n, v in held.items() if n not in ("box", "kind")}
+
+    run, module = fuser.compile(_Fn(_changes), given(), device="cpu"), _Fn(_changes)
+    mine, theirs = given(), given()
+    got, want = run(*mine), module(*theirs)
+    torch.testing.assert_close(numbers((got, mine)), numbers((want, theirs)))
+    assert got["some"] is mine[2]
+    assert got["layer"] is mine[1].layers[1] is mine[4]["made"]
+    assert mine[4]["box"] is mine[1]
+    assert got["kept"] is mine[4]["kept"]
+    assert not hasattr(mine[1], "old")
+    with pytest.raises(UsageError, match="called otherwise"):  # two boxes, where there was one
+        run(*given()[:4], given()[4])
+
+
+SEEN: list[Any] = []
+
+
+class _Keeping(torch.nn.Module):
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.where, self.last, self.all, self.cache = where, None, [], Layer()
+        self.bias, self.mask = torch.nn.Parameter(torch.ones(3)), None
+
+    def forward(self, x: Any) -> Any:
+        if self.where == "attribute":
+            self.last = x + 1
+        elif self.where == "list":
+            self.all.append(x)
+        elif self.where == "object":
+            self.cache.keys = x * 2
+        elif self.where == "outside":
+            SEEN.append(x.exp())
+        elif self.mask is None:
+            self.mask = torch.ones(3, 3).tril()
+        return x * 2
+
+
+@pytest.mark.parametrize(
+    ("where", "named"), [("attribute", "in last"), ("list", "changes all"), ("object", "in cache"), ("outside", "in SEEN")]
+)
+def test_a_module_that_keeps_what_it_is_given_is_no_program(where: str, named: str) -> None:
+    module = _Keeping(where)
+    with pytest.raises(UnsupportedError, match=named):
+        fuser.from_torch(module, (torch.ones(3),))
+    assert not (SEEN or module.all or module.cache.keys)  # nothing of the trace stays
+
+
+def test_a_module_may_keep_what_no_input_decides() -> None:
+    assert len(fuser.from_torch(_Keeping("mask"), (torch.ones(3),)).program.nodes) == 1
 
 
 def test_a_constant_of_one_element_has_its_rank() -> None:

@@ -1,0 +1,321 @@
+"""What a module leaves behind beside what it returns: in the lists, dictionaries and objects that it is given, which a call then
+changes as the module does; and in what it holds itself, which a program cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from functools import wraps
+from types import CellType
+from types import FunctionType
+from typing import Any
+from unittest.mock import patch
+
+from fuser.errors import UnsupportedError
+from fuser.frontends.opened import DEEPEST
+from fuser.frontends.opened import DICTS
+from fuser.frontends.opened import TRACED
+from fuser.frontends.opened import Reader
+from fuser.frontends.opened import Same
+from fuser.frontends.opened import Way
+from fuser.frontends.opened import Writer
+from fuser.frontends.opened import closed
+from fuser.frontends.opened import mutable
+from fuser.frontends.opened import openable
+from fuser.frontends.opened import opened
+from fuser.frontends.opened import register
+
+HELD = 3
+"""Objects within objects that a module holds that are looked into."""
+MOST = 10_000
+"""Objects that are looked at."""
+WAY_OUT = "return the new value, or use torch.compile(module, backend='mufuser')"
+
+
+@dataclass(frozen=True)
+class Left:
+    """What a module returns, the ``contents`` of what it has changed among its arguments (of lists all, else what is new) and
+    the ``ways`` to it with names that are gone from it; ``held`` are tensors that it keeps itself, by name."""
+
+    result: Any
+    ways: tuple[tuple[Way, tuple[str, ...]], ...]
+    contents: tuple[Any, ...]
+    names: tuple[str, ...] = ()
+    held: tuple[Any, ...] = ()
+
+
+@cache
+def _register() -> None:
+    from torch.utils import _pytree
+
+    register()
+
+    def parts(x: Left) -> tuple[list[Any], Any]:
+        return [x.result, list(x.contents), list(x.held)], (x.ways, x.names)
+
+    def named(x: Left) -> tuple[list[Any], Any]:
+        values, form = parts(x)
+        return [(_pytree.SequenceKey(i), v) for i, v in enumerate(values)], form
+
+    def again(values: Any, form: Any) -> Left:
+        result, contents, held = values
+        return Left(result, form[0], tuple(contents), form[1], tuple(held))
+
+    _pytree.register_pytree_node(Left, parts, again, flatten_with_keys_fn=named)
+
+
+def _content(x: Any) -> Any:
+    return list(x) if isinstance(x, list) else dict(x if isinstance(x, dict) else vars(x))
+
+
+def _inside(x: Any) -> list[tuple[tuple[str, Any], Any]]:
+    """What is in a list, a dictionary, an object, or in another value that torch's pytrees know."""
+    from torch.utils import _pytree
+
+    if isinstance(x, (list, tuple)):
+        return [(("item", i), v) for i, v in enumerate(x)]
+    if isinstance(x, dict):
+        return [(("item", k), v) for k, v in x.items()]
+    if openable(x):
+        return [(("attribute", n), v) for n, v in vars(x).items()]
+    values, form = _pytree.tree_flatten(x, is_leaf=lambda y: y is not x)
+    return [] if form.is_leaf() else [(("inside", i), v) for i, v in enumerate(values)]
+
+
+def _found(roots: Mapping[Way, Any], deepest: int) -> dict[Way, Any]:
+    """All that can be changed within some values, each once."""
+    import torch
+
+    found: dict[Way, Any] = {}
+    seen = set[int]()
+
+    def look(x: Any, way: Way, depth: int) -> None:
+        if isinstance(x, (*TRACED, torch.Tensor, torch.nn.Module)) or not depth or id(x) in seen or len(seen) > MOST:
+            return
+        inside = _inside(x)
+        if inside or mutable(x):
+            seen.add(id(x))
+        if mutable(x):
+            found[way] = x
+        for step, value in inside:
+            look(value, (*way, step), depth - openable(x))
+
+    for way, x in roots.items():
+        look(x, way, deepest)
+    return found
+
+
+def _changed(old: Any, new: Any) -> bool:
+    return old is not new and not (isinstance(old, TRACED) and type(old) is type(new) and old == new)
+
+
+def _differs(before: Any, now: Any) -> bool:
+    if isinstance(now, list):
+        return len(now) != len(before) or any(map(_changed, before, now))
+    return before.keys() != now.keys() or any(_changed(v, now[k]) for k, v in before.items())
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What could be changed within some values, and what was in it."""
+
+    objects: dict[Way, Any]
+    before: dict[Way, Any]
+
+    @staticmethod
+    def of(roots: Mapping[Way, Any], deepest: int = DEEPEST) -> _Kept:
+        objects = _found(roots, deepest)
+        return _Kept(objects, {way: _content(x) for way, x in objects.items()})
+
+    @property
+    def changed(self) -> dict[Way, Any]:
+        return {way: x for way, x in self.objects.items() if _differs(self.before[way], _content(x))}
+
+    def restore(self) -> None:
+        for way, x in self.changed.items():
+            _put(x, self.before[way], whole=True)
+
+
+def _put(x: Any, content: Any, gone: Sequence[str] = (), whole: bool = False) -> None:
+    """Changes a list, a dictionary or an object."""
+    if isinstance(x, list):
+        x[:] = content
+        return
+    held = x if isinstance(x, dict) else x.__dict__
+    for name in list(held) if whole else gone:
+        del held[name]
+    held.update(content)
+
+
+def _left(found: Any, kept: _Kept, held: Mapping[str, Any]) -> Any:
+    """What a module returns, or more where it has changed something."""
+    reader = Reader({id(x): way for way, x in kept.objects.items()})
+    ways, contents = [], []
+    for way, x in kept.changed.items():
+        before, now = kept.before[way], _content(x)
+        if any(kind == "inside" for kind, _ in way):
+            raise UnsupportedError(f"the module changes a {type(x).__name__} within an argument of another class", WAY_OUT)
+        if isinstance(now, list):
+            ways.append((way, ()))
+            contents.append([reader.static(v) for v in now])
+            continue
+        new = {k: v for k, v in now.items() if k not in before or _changed(before[k], v)}
+        ways.append((way, tuple(k for k in before if k not in now)))
+        contents.append({k: reader.static(v) for k, v in new.items()})
+    special, result = reader.special, reader.tree(found)
+    if not (ways or held):
+        return result if reader.special > special else found
+    return Left(result, tuple(ways), tuple(contents), tuple(held), tuple(held.values()))
+
+
+# What a module holds itself
+
+
+@cache
+def _of_torch() -> frozenset[str]:
+    """Attributes that every module has."""
+    import torch
+
+    return frozenset(vars(torch.nn.Module()))
+
+
+@dataclass(frozen=True)
+class _State:
+    """The attributes of a module's parts, by name, and what can be changed in these and among what its functions see."""
+
+    attributes: dict[str, Any]
+    kept: _Kept
+
+    @staticmethod
+    def of(module: Any) -> _State:
+        attributes = _attributes(module)
+        return _State(attributes, _Kept.of({(("held", n),): x for n, x in (attributes | _seen(module)).items()}, HELD))
+
+    def tensors(self, module: Any) -> dict[str, Any]:
+        """Those that the module has put into what it holds. Raises :class:`UnsupportedError` where it has changed that otherwise
+        (plain attributes of its own: :func:`fuser.frontends.torch_trace.traced`)."""
+        new = {n: x for n, x in _attributes(module).items() if n not in self.attributes or _changed(self.attributes[n], x)}
+        for way, x in self.kept.changed.items():
+            (_, name), *_ = way
+            before, now = self.kept.before[way], _content(x)
+            entries = now if isinstance(now, list) else [v for k, v in now.items() if k not in before or _changed(before[k], v)]
+            if name in self.attributes and (isinstance(now, list) or any(isinstance(v, TRACED) for v in entries)):
+                raise UnsupportedError(f"the module changes {name} at each call: a program has no side effects", WAY_OUT)
+            new[name] = [new.get(name), *entries]
+        return {f"{name}.{i}": t for name, x in new.items() for i, t in enumerate(_tensors(x))}
+
+
+def _attributes(module: Any) -> dict[str, Any]:
+    parts = module.named_modules()
+    return {f"{part}.{n}".lstrip("."): x for part, m in parts for n, x in vars(m).items() if n not in _of_torch()}
+
+
+def _seen(module: Any) -> dict[str, Any]:
+    """Lists and dictionaries that a module's functions find outside of it."""
+    found: dict[str, Any] = {}
+    for part in module.modules():
+        for run in (type(part).forward, *(x for x in vars(part).values() if isinstance(x, FunctionType))):
+            code = getattr(run, "__code__", None)
+            if code is not None:
+                cells = zip(code.co_freevars, run.__closure__ or (), strict=True)
+                found |= {n: c.cell_contents for n, c in cells if c != CellType()}
+                found |= {n: run.__globals__[n] for n in code.co_names if n in run.__globals__}
+    return {f"{n}, which the module sees,": x for n, x in found.items() if type(x) in (list, *DICTS)}
+
+
+def _tensors(x: Any) -> list[Any]:
+    import torch
+    from torch.utils import _pytree
+
+    return [t for t in _pytree.tree_leaves(opened(x)) if isinstance(t, torch.Tensor)]
+
+
+@contextmanager
+def opening(module: Any) -> Iterator[None]:
+    """The module takes and returns opened objects, and what it leaves behind."""
+    import torch
+
+    _register()
+    if isinstance(module, torch.fx.GraphModule):  # what another trace has made
+        yield
+        return
+    run = module.forward
+
+    @wraps(run)
+    def forward(*args: Any, **named: Any) -> Any:
+        given = closed((args, named))
+        kept = _Kept.of({(("item", 0),): given[0], (("item", 1),): given[1]})
+        state = _State.of(module)
+        try:
+            found = run(*given[0], **given[1])
+            return _left(found, kept, state.tensors(module))
+        finally:
+            state.kept.restore()
+
+    with patch.object(module, "forward", forward):
+        yield
+
+
+# Calls
+
+
+def given_back(tree: Any, arguments: tuple[Sequence[Any], Mapping[str, Any]]) -> Any:
+    """What a module returns; what it changes of its ``arguments`` is changed."""
+
+    def at(way: Way) -> Any:
+        x: Any = arguments
+        for kind, key in way:
+            x = x[key] if kind == "item" else vars(x)[key]
+        return x
+
+    if not isinstance(tree, Left):
+        return Writer(at).value(tree)
+    objects = [at(way) for way, _ in tree.ways]  # before any of them changes
+    writer = Writer(at)
+    contents, result = [writer.value(c) for c in tree.contents], writer.value(tree.result)
+    for x, content, (_, gone) in zip(objects, contents, tree.ways, strict=True):
+        _put(x, content, gone)
+    return result
+
+
+def leaves_behind(tree: Any) -> bool:
+    """Whether results of this structure need the arguments of the call."""
+    return tree.type in (Left, Same) or any(map(leaves_behind, tree.children()))
+
+
+def without_held(exported: Any, is_given: Callable[[Any], bool]) -> Any:
+    """The structure of what the module returns, without the tensors that it keeps itself, which are taken out of its graph.
+    Raises :class:`UnsupportedError` where one of them depends on what the module is ``given``."""
+    from torch.utils import _pytree
+
+    spec = exported.call_spec.out_spec
+    if spec.type is not Left:
+        return spec
+    left = _pytree.tree_unflatten(range(spec.num_leaves), spec)
+    if left.names:
+        end = exported.graph.output_node()
+        results = list(end.args[0])
+        kept, held = results[: -len(left.names)], results[-len(left.names) :]
+        for name, node in zip(left.names, held, strict=True):
+            if _depends(node, is_given):
+                what = f"the module keeps a tensor in {name.rsplit('.', 1)[0]}"
+                raise UnsupportedError(f"{what} that depends on its inputs: a program has no side effects", WAY_OUT)
+        end.args = (type(end.args[0])(kept),)
+    return _pytree.tree_structure(Left(left.result, left.ways, left.contents) if left.ways else left.result)
+
+
+def _depends(node: Any, is_given: Callable[[Any], bool]) -> bool:
+    todo, seen = [node], {node}
+    while todo:
+        n = todo.pop()
+        if n.op == "placeholder" and is_given(n):
+            return True
+        new = [x for x in n.all_input_nodes if x not in seen]
+        seen.update(new)
+        todo += new
+    return False
