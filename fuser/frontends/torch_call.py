@@ -140,6 +140,20 @@ class Call:
         return reshaped(self.b, x, shape)
 
 
+def place_of(node: Any) -> str:
+    """The line of the module that a node is from, and the submodule."""
+    trace = [line.strip() for line in (node.stack_trace or "").strip().splitlines()]
+    files = [i for i, line in enumerate(trace) if line.startswith("File ")]
+    # the innermost line outside torch itself is the user's
+    own = [i for i in files if "/torch/nn/" not in trace[i]] or files
+    place = " ".join(trace[own[-1] : own[-1] + 2]) if own else "an unknown line"
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    if stack and stack[-1][0]:
+        kind = stack[-1][1]
+        place += f" (submodule {stack[-1][0]}, a {getattr(kind, '__name__', str(kind)).rsplit('.', 1)[-1]})"
+    return place
+
+
 def is_tensor(value: Any) -> bool:
     import torch
 

@@ -36,6 +36,7 @@ from fuser.frontends.quotients import as_quotients
 from fuser.frontends.torch_call import Call
 from fuser.frontends.torch_call import dtype_name
 from fuser.frontends.torch_call import is_tensor
+from fuser.frontends.torch_call import place_of
 from fuser.frontends.torch_call import to_numpy
 from fuser.frontends.torch_norms import fold
 from fuser.frontends.torch_pieces import by_strides
@@ -263,9 +264,7 @@ class _Importer:
         before = len(self.builder.since(0))
         value = None
         if rule is not None:
-            call = Call(
-                self.builder, node, aten, table, _arguments(node, args, kwargs), result, self._constant, self._where(node)
-            )
+            call = Call(self.builder, node, aten, table, _arguments(node, args, kwargs), result, self._constant, place_of(node))
             try:
                 value = rule(call)
             except UnsupportedError:
@@ -354,24 +353,10 @@ class _Importer:
         shape, dtype = _static(node.name, result.shape), dtype_name(result.dtype, node.name)
         return self.builder.op("opaque", *refs, dtype=dtype, callee=callee, detail=detail, shape=shape, field=field)
 
-    @staticmethod
-    def _where(node: Any) -> str:
-        """The line of the module, and the submodule."""
-        trace = [line.strip() for line in (node.stack_trace or "").strip().splitlines()]
-        files = [i for i, line in enumerate(trace) if line.startswith("File ")]
-        # the innermost line outside torch itself is the user's
-        own = [i for i in files if "/torch/nn/" not in trace[i]] or files
-        place = " ".join(trace[own[-1] : own[-1] + 2]) if own else "an unknown line"
-        stack = list((node.meta.get("nn_module_stack") or {}).values())
-        if stack and stack[-1][0]:
-            kind = stack[-1][1]
-            place += f" (submodule {stack[-1][0]}, a {getattr(kind, '__name__', str(kind)).rsplit('.', 1)[-1]})"
-        return place
-
     def _unsupported(self, node: Any, what: str) -> UnsupportedError:
         kind = RandomError if hasattr(node.target, "tags") and draws(node, node.args, node.kwargs) else UnsupportedError
         return kind(
-            f"the operator {what} has no counterpart in the op table: {self._where(node)}",
+            f"the operator {what} has no counterpart in the op table: {place_of(node)}",
             "import the part of the module around it (export a submodule), or add the operator to fuser/ir/ops.py",
         )
 
