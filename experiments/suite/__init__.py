@@ -12,6 +12,7 @@ from experiments.suite import nets
 from experiments.suite import pieces
 from experiments.suite import places
 from experiments.suite import products
+from experiments.suite import strangers
 from experiments.suite import users
 from experiments.suite import vision
 
@@ -25,5 +26,6 @@ SUITE: dict[str, Callable[[bool], Any]] = {
     **pieces.CASES,
     **losses.CASES,
     **users.CASES,
+    **strangers.CASES,
 }
 """By name: a function of whether the small one is wanted that makes a module and its inputs."""
