@@ -240,7 +240,8 @@ def whole(module: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
     found = None if wholly(known.program, spec) else wholly(known.program, spec, images=True)
     if found is None:
         raise NotDifferentError
-    return CompiledProgram(known.program, spec, as_it_stands(found), device, known.params, known.inputs, called=known.called)
+    more = {"called": known.called, "traced": known.traced}
+    return CompiledProgram(known.program, spec, as_it_stands(found), device, known.params, known.inputs, **more)
 
 
 def worker(args: argparse.Namespace, names: Sequence[str]) -> None:

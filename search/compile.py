@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from contextlib import suppress
 from dataclasses import dataclass
 from dataclasses import replace
+from functools import partial
 from math import nan
 from typing import Any
 
@@ -250,7 +251,8 @@ def compile_imported(known: Imported, spec: Device, device: str | None, how: How
     def whole(tuned: Tuned) -> CompiledProgram:
         done = as_it_stands(tuned) if tuned is theirs else _made(tuned, spec, device, how)
         more = (known.called, None, how.pool, known.orders)
-        return CompiledProgram(known.program, spec, done, runs, known.params, known.inputs, how.capture, None, *more)
+        run = partial(CompiledProgram, traced=known.traced if tuned is theirs else None)
+        return run(known.program, spec, done, runs, known.params, known.inputs, how.capture, None, *more)
 
     if not is_model(known.program):
         how.say("tuning and checking one region")

@@ -46,6 +46,7 @@ from search.strided import laid
 
 if TYPE_CHECKING:
     from fuser.frontends.imported import Called
+    from fuser.frontends.torch_whole import Traced
     from fuser.runtime.capture import Captured
     from fuser.runtime.graph_executor import Executable
     from search.converted import Conversion
@@ -80,6 +81,8 @@ class CompiledProgram:
     """What shares weights with it."""
     orders: Mapping[str, Order] = field(default_factory=dict)
     """Dimensions of inputs that the program has in another order than the module: as the example inputs lie."""
+    traced: Traced | None = field(default=None, kw_only=True)
+    """Torch's graph of a module that is left to its compiler as a whole."""
     _replayed: Captured | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -129,7 +132,8 @@ class CompiledProgram:
 
         artifacts = [a for _, a in paired(self.graph, self.artifacts)] if self.artifacts else None
         build = None if self.device == "cpu" else inductor
-        return Executable(self._planned, device=self.device, artifacts=artifacts, constants=self._constants(), build=build)
+        more = {"build": build, "original": self.traced and self.traced.function}
+        return Executable(self._planned, device=self.device, artifacts=artifacts, constants=self._constants(), **more)
 
     @cached_property
     def _planned(self) -> Launches:

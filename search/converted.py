@@ -50,7 +50,7 @@ def converted(known: Imported, dtype: str) -> Imported:
     tensors = tuple(replace(t, dtype=dtype) if t.name in wide else t for t in program.tensors)
     nodes = tuple(_node(n, dtype) for n in program.nodes)
     params = {n: _bounded(x, NARROW[dtype]) if n in wide else x for n, x in known.params.items()}
-    return replace(known, program=replace(program, tensors=tensors, nodes=nodes), params=params)
+    return replace(known, program=replace(program, tensors=tensors, nodes=nodes), params=params, traced=None)
 
 
 def _node(node: Node, dtype: str) -> Node:

@@ -22,7 +22,8 @@ def as_they_lie(known: Imported, examples: Sequence[Any]) -> Imported:
     orders = {n: order for n, x in zip(known.inputs, examples, strict=True) if (order := order_of(x))}
     if not orders or known.called is None or any(r.base in known.inputs for r in known.called.results):
         return known
-    return replace(known, program=_seen(known.program, orders), orders=orders)
+    traced = known.traced and replace(known.traced, orders=orders)
+    return replace(known, program=_seen(known.program, orders), orders=orders, traced=traced)
 
 
 def order_of(x: Any) -> Order:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from dataclasses import field
 from typing import Any
 
+from fuser.frontends.torch_whole import Traced
 from fuser.ir.ops import Array
 from fuser.ir.program import TensorProgram
 
@@ -18,6 +19,16 @@ class Held:
     name: str
     value: Any
     fixed: bool = False
+
+
+def held_by(exported: Any, spec: Any) -> Held | None:
+    """What an exported program holds for an input by its specification; None of a user's input."""
+    if spec.kind.name == "USER_INPUT":
+        return None
+    if spec.target is None:
+        return Held(spec.arg.name, None)
+    store = exported.constants if spec.target in exported.constants else exported.state_dict
+    return Held(spec.target, store[spec.target], spec.kind.name == "CONSTANT_TENSOR")
 
 
 Views = tuple[tuple[Any, tuple[Any, ...], dict[str, Any], int | None], ...]
@@ -55,7 +66,8 @@ class Imported:
 
     ``params`` has the value of every other input of the program: parameters and buffers under their names in the module,
     constants under the name of the node that makes them. bfloat16 values are kept in float32. ``called`` says how the module is
-    called and what it returns. ``orders``: dimensions of inputs that the program has in another order than the module.
+    called and what it returns. ``orders``: dimensions of inputs that the program has in another order than the module. ``traced``
+    is torch's graph of the same, where the program computes just what that does.
     """
 
     program: TensorProgram
@@ -63,3 +75,4 @@ class Imported:
     inputs: tuple[str, ...]
     called: Called | None = field(default=None, compare=False)
     orders: Mapping[str, tuple[int, ...]] = field(default_factory=dict, compare=False)
+    traced: Traced | None = field(default=None, compare=False)

@@ -31,6 +31,7 @@ from fuser.frontends.imported import Held
 from fuser.frontends.imported import Imported
 from fuser.frontends.imported import Result
 from fuser.frontends.imported import Views
+from fuser.frontends.imported import held_by
 from fuser.frontends.left import without_held
 from fuser.frontends.quotients import as_quotients
 from fuser.frontends.torch_call import Call
@@ -49,6 +50,7 @@ from fuser.frontends.torch_rules import empty
 from fuser.frontends.torch_shapes import misstated
 from fuser.frontends.torch_trace import traced
 from fuser.frontends.torch_views import shown
+from fuser.frontends.torch_whole import traced_as
 from fuser.ir.builder import Builder
 from fuser.ir.builder import Ref
 from fuser.ir.opdef import names_of
@@ -91,7 +93,7 @@ def from_torch(
             f"the module writes to {', '.join(changed)}: a program has no side effects",
             "return the new value, call module.eval(), or use torch.compile(module, backend='mufuser')",
         )
-    importer = _Importer(exported.graph_module, name, {s.arg.name: _held(exported, s) for s in signature.input_specs})
+    importer = _Importer(exported.graph_module, name, {s.arg.name: held_by(exported, s) for s in signature.input_specs})
     returns = without_held(exported, importer.is_user)
     known, results = importer.run()
     users = [n for n in importer.nodes if n.op == "placeholder" and importer.is_user(n)]
@@ -104,15 +106,6 @@ def from_graph(module: Any, held: Mapping[str, Any], name: str) -> tuple[Importe
     """Import a graph of ATen operators without side effects, a ``torch.fx.GraphModule`` whose nodes have fake tensors, and what
     it returns, in order. ``held`` are placeholders whose tensors never change, by name."""
     return _Importer(module, name, {n: Held(n, value) for n, value in held.items()}).run()
-
-
-def _held(exported: Any, spec: Any) -> Held | None:
-    if spec.kind.name == "USER_INPUT":
-        return None
-    if spec.target is None:
-        return Held(spec.arg.name, None)
-    store = exported.constants if spec.target in exported.constants else exported.state_dict
-    return Held(spec.target, store[spec.target], spec.kind.name == "CONSTANT_TENSOR")
 
 
 def _by_torch_name() -> dict[str, str]:
@@ -164,7 +157,9 @@ class _Importer:
         program = as_quotients(tie_scales(self.builder.build(**outputs)), ones)
         params = {n: v for n, v in self.params.items() if n in program.inputs}
         named = {ref.name: name for name, ref in outputs.items()}  # as the program has them now
-        return Imported(program, params, tuple(self.inputs)), tuple(replace(r, base=named.get(r.base, r.base)) for r in results)
+        results = [replace(r, base=named.get(r.base, r.base)) for r in results]
+        whole = traced_as(self.module, program, self.values, {n: h.name for n, h in self.held.items() if h}, named)
+        return Imported(program, params, tuple(self.inputs), traced=whole), tuple(results)
 
     def _result(self, node: Any, outputs: dict[str, Ref]) -> Result:
         """A result of the graph; what is computed is an output of the program, once, and what is only passed on is copied."""

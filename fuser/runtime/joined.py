@@ -72,8 +72,20 @@ class Piece:
     """All of a program: with what the compiler leaves to libraries, too."""
 
 
-def joined(plan: Plan, table: Mapping[str, Any], device: Any, build: Build, constants: Collection[str] = ()) -> list[Piece]:
-    """The pieces of a plan of which ``build`` makes something, of tensors like those in ``table``, and of ``constants`` there."""
+Original = Callable[[Sequence[str], Sequence[str], Any], Run | None]
+"""Makes the function of which all of a plan was made: of what it reads, makes, and where; None where there is none."""
+
+
+def joined(
+    plan: Plan,
+    table: Mapping[str, Any],
+    device: Any,
+    build: Build,
+    constants: Collection[str] = (),
+    original: Original | None = None,
+) -> list[Piece]:
+    """The pieces of a plan of which ``build`` makes something, of tensors like those in ``table``, and of ``constants`` there. A
+    piece that is all of it does what the ``original`` does."""
     import torch
 
     until, made = time.monotonic() + SECONDS, dict[Any, Run | None]()
@@ -104,6 +116,11 @@ def joined(plan: Plan, table: Mapping[str, Any], device: Any, build: Build, cons
         half = len(numbers) // 2
         return (whole and built(whole)) or [*pieces(numbers[:half]), *pieces(numbers[half:])]
 
+    every = tuple(range(len(plan.launched)))
+    if original is not None and (one := _piece(plan, every, table)) is not None and one.whole and not one.writes:
+        run = original(one.reads, one.makes, device)
+        if run is not None and (found := built(replace(one, run=run, key="original"))):
+            return found
     return [p for numbers in _following(plan, alone) for p in pieces(numbers)]
 
 

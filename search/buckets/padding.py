@@ -69,7 +69,8 @@ def padded(known: Imported, sizes: Mapping[str, int], other: Imported, others: M
     program = walk.builder.build(**{n: v.ref for n, v in outputs.items()})
     dims = {n: tuple(map(places.bare, env[n].dims)) for n in (*known.inputs, *outputs)}
     params = dict(known.params) | walk.constants
-    return Padded(replace(known, program=program, params=params), dict(sizes), tuple(walk.extras.values()), dims, walk.least)
+    mine = replace(known, program=program, params=params, traced=None)
+    return Padded(mine, dict(sizes), tuple(walk.extras.values()), dims, walk.least)
 
 
 def _said(sizes: Mapping[str, int]) -> str:
