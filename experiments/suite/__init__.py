@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from experiments.suite import blocks
+from experiments.suite import habits
 from experiments.suite import layers
 from experiments.suite import losses
 from experiments.suite import nets
@@ -27,5 +28,6 @@ SUITE: dict[str, Callable[[bool], Any]] = {
     **losses.CASES,
     **users.CASES,
     **strangers.CASES,
+    **habits.CASES,
 }
 """By name: a function of whether the small one is wanted that makes a module and its inputs."""

@@ -31,6 +31,7 @@ class Traced:
     def function(self, reads: Sequence[str], makes: Sequence[str], device: Any) -> Callable[..., tuple[Any, ...]] | None:
         """The graph as a function of tensors of the program, which gives others; None where it has no such."""
         import torch
+        from torch.fx.node import map_aggregate
 
         if not set(makes) <= self.ends.keys() or any(self.ends[n].op == "placeholder" for n in makes):
             return None
@@ -41,8 +42,8 @@ class Traced:
             if node.op == "call_function" and not node.users:  # assertions, too
                 graph.erase_node(node)
         for node in graph.nodes:  # what a trace on another device makes there
-            node.args = torch.fx.node.map_aggregate(node.args, lambda x: device if isinstance(x, torch.device) else x)
-            node.kwargs = torch.fx.node.map_aggregate(node.kwargs, lambda x: device if isinstance(x, torch.device) else x)
+            node.args = map_aggregate(node.args, lambda x: device if isinstance(x, torch.device) else x)
+            node.kwargs = map_aggregate(node.kwargs, lambda x: device if isinstance(x, torch.device) else x)
         wanted = [n.name for n, copy in copies.items() if n.op == "placeholder" and copy.users]
         if not {self.places[n] for n in wanted if n in self.places} <= set(reads):
             return None

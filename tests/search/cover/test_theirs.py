@@ -22,6 +22,10 @@ from search.cover.theirs import wholly
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from fuser.frontends.imported import Imported  # noqa: E402
+from fuser.frontends.torch_export import from_torch  # noqa: E402
+from search.converted import converted  # noqa: E402
+from search.strided import as_they_lie  # noqa: E402
+from search.views import with_views  # noqa: E402
 
 H200 = load_device("h200")
 
@@ -77,3 +81,38 @@ def test_all_of_it_is_one_piece_and_its_results_are_taken_where_they_lie() -> No
     (targets,) = seen
     assert any("mm" in t for t in targets)
     assert not any("copy_" in t for t in targets)
+
+
+class Sorted(torch.nn.Module):
+    """A matrix that is given turned; a buffer of places; a result, and a view of another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("at", torch.tensor([2, 0, 1]))
+        self.scale = torch.nn.Parameter(torch.randn(6))
+
+    def forward(self, x: Any) -> Any:
+        values = (x * self.scale)[self.at].sort(-1).values
+        return values, (values + torch.arange(6, device=x.device)).T
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_of_a_module_the_compiler_is_given_what_torch_traced(fails: bool) -> None:
+    module, x, seen = Sorted(), torch.randn(6, 4).T, []
+    known = as_they_lie(with_views(from_torch(module, (x,))), [x])
+    found = wholly(known.program, H200)
+    assert found is not None and known.traced is not None and converted(known, "float16").traced is None
+
+    def build(traced: Any, _run: Any, _given: Any) -> Any:
+        seen.append([str(n.target) for n in traced.graph.nodes if n.op == "call_function"])
+        return None if fails and len(seen) == 1 else traced
+
+    constants = {n: torch.from_numpy(v) for n, v in known.params.items()}
+    more = {"constants": constants, "build": build, "original": known.traced.function}
+    run = Executable(plan(found.winner.candidate, []), device="cpu", **more)
+    assert len(seen) == 1 + fails and sum("sort" in n for n in seen[0]) == 1  # then operators of ours as one
+    made = dict(zip(run.outputs, run(x.T), strict=True))
+    assert known.called is not None
+    for want, result in zip(module(x), known.called.results, strict=True):
+        got = made[result.name or result.base]
+        torch.testing.assert_close(got.T if got.shape != want.shape else got, want)
