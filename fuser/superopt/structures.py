@@ -51,8 +51,9 @@ def _bare(program: TensorProgram) -> KernelGraph:
 
 
 @lru_cache(64)
-def structures(program: TensorProgram) -> tuple[KernelGraph, ...]:
-    """Every structure that lowers, the one-kernel form first. Raises :class:`UnsupportedError` if there is none."""
+def structures(program: TensorProgram, longer: bool = True) -> tuple[KernelGraph, ...]:
+    """Every structure that lowers, the one-kernel form first. ``longer``: tensors may lie in longer rows. Raises
+    :class:`UnsupportedError` if there is none."""
     program = expand(program)
     found: dict[KernelGraph, None] = {}
     further: dict[KernelGraph, None] = {}
@@ -79,7 +80,7 @@ def structures(program: TensorProgram) -> tuple[KernelGraph, ...]:
             found[plain] = None  # a library sees tensors in the shapes that they have
         for split in split_folds(bare) if whole else split_reductions(bare) if len(spots) <= EVERY_CUT else ():
             found[boxes.attach(split)] = None
-        odd = any(pitch_of(program[n]) for n in (*program.inputs, *program.outputs))
+        odd = longer and any(pitch_of(program[n]) for n in (*program.inputs, *program.outputs))
         if whole and odd and all(len(b.axes) <= FEW_AXES for b in plain.blocks):
             found[plain] = None  # longer rows are those of the tensors as they are
         if len(spots) <= EVERY_CUT:

@@ -27,20 +27,25 @@ EVERY = 3
 
 
 def with_layouts(program: TensorProgram, parts: Iterable[Part], params: Collection[str]) -> tuple[Part, ...]:
-    """The parts in every choice of layouts at their borders, and the conversions between these."""
-    found = [p for part in parts for p in _choices(program, part, params)]
+    """The parts in every choice of layouts at their borders, and the conversions between these. Longer rows are for what a
+    product reads or writes: others take all elements as one row."""
+    parts = tuple(parts)
+    multiplied = {
+        p.back[n] for p in parts if any(n.products for n in p.program.nodes) for n in (*p.program.inputs, *p.program.outputs)
+    }
+    found = [p for part in parts for p in _choices(program, part, params, multiplied)]
     pitched = dict.fromkeys(stored for p in found for stored in (*p.takes, *p.leaves) if stored[1])
     return (*found, *(c for name, pitch in pitched for c in _conversions(program, name, pitch)))
 
 
-def _choices(program: TensorProgram, part: Part, params: Collection[str]) -> Iterator[Part]:
+def _choices(program: TensorProgram, part: Part, params: Collection[str], multiplied: Collection[str]) -> Iterator[Part]:
     if not part.nodes or any(n.entry.kind in ("library", "opaque") for n in part.program.nodes):
         yield part
         return
     odd = {
         name: pitch
         for name in (*part.program.inputs, *part.program.outputs)
-        if part.program[name].dtype in FLOAT_DTYPES and (pitch := pitch_of(part.program[name]))
+        if part.back[name] in multiplied and part.program[name].dtype in FLOAT_DTYPES and (pitch := pitch_of(part.program[name]))
     }
     weights = tuple((n, pitch) for n, pitch in odd.items() if part.back[n] in params)
     free = [(n, pitch) for n, pitch in odd.items() if part.back[n] not in params]
