@@ -1,4 +1,4 @@
-"""Kinds of modules that public suites and model zoos have: cumulative and triangular products, cells, blocks of known networks."""
+"""Modules that public suites and model zoos have: cumulative and triangular products, cells, blocks of known networks."""
 
 from __future__ import annotations
 
