@@ -155,7 +155,7 @@ def _as_program(program: Any, inputs: Sequence[Any], keywords: Mapping[str, Any]
     if known.called is not None and hasattr(program, "forward"):
         known = as_they_lie(with_views(known), _examples(program, known, inputs, keywords))
     device, spec, tuning = _placed(options, known.program.name)
-    how = How(options.checked, options.seed, tuning, options.capture, theirs=known.called is not None)
+    how = How(options.checked, options.seed, tuning, options.capture, theirs=known.traced is not None)
     chosen = (options.graph, options.schedule, options.superoptimize)
     if not any(chosen):
         return compile_imported(known, spec, device, how)

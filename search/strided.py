@@ -20,7 +20,7 @@ Order = tuple[int, ...]
 def as_they_lie(known: Imported, examples: Sequence[Any]) -> Imported:
     """The program with the inputs whose dimensions lie in another order in that order, as the examples of its inputs do."""
     orders = {n: order for n, x in zip(known.inputs, examples, strict=True) if (order := order_of(x))}
-    if not orders or known.called is None or any(r.base in known.inputs for r in known.called.results):
+    if not orders or (known.called is not None and any(r.base in known.inputs for r in known.called.results)):
         return known
     traced = known.traced and replace(known.traced, orders=orders)
     return replace(known, program=_seen(known.program, orders), orders=orders, traced=traced)

@@ -17,17 +17,18 @@ from typing import Any
 
 from fuser.errors import first_line
 from fuser.frontends.imported import Result
+from fuser.frontends.imported import Views
 from fuser.frontends.torch_export import draws
 from fuser.frontends.torch_export import from_graph
+from fuser.frontends.torch_views import part_of
+from fuser.frontends.torch_views import seen
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.program import DTYPE_BYTES
 from fuser.runtime.library import JOINED
 from search.compile import compile_program
 from search.compiled import CompiledProgram
+from search.strided import as_they_lie
 from search.torch_graphs import Replayed
-
-Views = tuple[tuple[Any, tuple[Any, ...], dict[str, Any]], ...]
-"""Views to be taken of a result, in order: operator, arguments behind the tensor, keyword arguments."""
 
 
 @dataclass(frozen=True)
@@ -154,9 +155,12 @@ def compiled(module: Any, givens: Givens, name: str, options: Mapping[str, Any])
     if not any(n.op == "call_function" and not _is_view(n) for n in module.graph.nodes):
         return eager
     try:
-        ends = [_end(n) for n in _leaves(_output(module).args[0])]
+        ends = _ends(_leaves(_output(module).args[0]))
         bases = list(dict.fromkeys(e.base for e in ends if e.computed))
         known, results = from_graph(_returning(module, bases), givens.held, name)
+        if givens.replayed is None:
+            lying = {n.name: n.meta.get("val") for n in module.graph.nodes if n.op == "placeholder"}
+            known = as_they_lie(known, [lying[n] for n in known.inputs])
         made = compile_program(known, **options)
     except Exception as error:  # noqa: BLE001 - torch runs a graph that cannot be compiled, whatever the reason
         return Piece(eager.run, None, first_line(error))
@@ -209,19 +213,33 @@ def _is_view(node: Any) -> bool:
     )
 
 
-def _end(value: Any) -> _End:
-    import torch
+def _ends(values: Sequence[Any]) -> list[_End]:
+    """What is returned of a graph; parts of what is returned as a whole are views of that."""
+    ends = [_end(v) for v in values]
+    whole = {e.base for e in ends if e.computed}
+    parts = [part_of(e.base, whole) if e.computed else None for e in ends]
+    return [e if p is None else _End(p[0], (*p[1], *e.views), e.node) for e, p in zip(ends, parts, strict=True)]
 
+
+def _end(value: Any) -> _End:
     base, views = value, ()
     while hasattr(base, "op") and _is_view(base):
-        views = ((base.target, tuple(base.args[1:]), dict(base.kwargs)), *views)
+        views = ((base.target, tuple(base.args[1:]), dict(base.kwargs), None), *views)
         base = base.args[0]
     if views and getattr(base, "op", "placeholder") != "placeholder":
         try:  # ours lies in order, torch's may lie so that a view is possible only there
-            _seen(torch.empty(base.meta["val"].shape, device="meta"), views)
+            seen(_in_order(base), views)
         except RuntimeError:
             return _End(value, (), value)
     return _End(base, views, value)
+
+
+def _in_order(node: Any) -> Any:
+    """A tensor without memory like a node's, row after row."""
+    import torch
+
+    value = node.meta["val"]
+    return torch.empty(value.shape, dtype=value.dtype, device="meta")
 
 
 def _leaves(value: Any) -> list[Any]:
@@ -238,12 +256,6 @@ def _returning(module: Any, nodes: Sequence[Any]) -> Any:
     return torch.fx.GraphModule(module, graph)
 
 
-def _seen(x: Any, views: Views) -> Any:
-    for view, args, keywords in views:
-        x = view(x, *args, **keywords)
-    return x
-
-
 def _getter(
     end: _End, places: Sequence[Any], bases: Sequence[Any], results: Sequence[Result], outputs: Sequence[str]
 ) -> Callable[[Sequence[Any], Sequence[Any]], Any]:
@@ -255,19 +267,19 @@ def _getter(
     views = end.views
     if not end.computed:
         i = places.index(end.base)
-        return lambda args, found: _seen(args[i], views)
+        return lambda args, found: seen(args[i], views)
     result = results[bases.index(end.base)]
     if not result.name:
         return lambda args, found: result.value
     k = outputs.index(result.name)
     wanted = end.node.meta["val"]
-    ours = _seen(torch.empty(end.base.meta["val"].shape, device="meta"), views)
+    ours = seen(_in_order(end.base), views)
     if _same_strides(ours, wanted) or not _dense(wanted):
-        return (lambda args, found: _seen(found[k], views)) if views else (lambda args, found: found[k])
+        return (lambda args, found: seen(found[k], views)) if views else (lambda args, found: found[k])
     shape, strides = tuple(wanted.shape), tuple(wanted.stride())
 
     def strided(args: Sequence[Any], found: Sequence[Any]) -> Any:
-        x = _seen(found[k], views)
+        x = seen(found[k], views)
         return torch.empty_strided(shape, strides, dtype=x.dtype, device=x.device).copy_(x)
 
     return strided

@@ -168,7 +168,8 @@ def written(x: Any, y: Any) -> Any:
 
 def nested(x: Any, y: Any) -> Any:
     z = (x * 2).softmax(-1)
-    return {"z": z, "again": (z, z), "none": None, "n": 3, "view": z.view(-1), "turned": z.T, "in": x.T, "const": torch.ones(2)}
+    views = {"part": z[:, :4], "half": z.chunk(2, 1)[1].T, "bits": z.view(torch.int32), "like": z.view_as(x), "in": x.T}
+    return {"z": z, "again": (z, z), "none": None, "n": 3, "view": z.view(-1), "turned": z.T, **views, "const": torch.ones(2)}
 
 
 def autocast(x: Any) -> Any:
@@ -218,8 +219,13 @@ def test_whatever_a_graph_holds(case: str) -> None:
     given = inputs()
     wide = any(x.dtype == torch.bfloat16 for x in given) or case == "autocast"
     run = Compiled(Fn(f))
-    run.agrees(*given, tolerance=3e-2 if wide else 2e-3)
-    assert all(not p.why for d in run.doors for m in d.made.values() for p in m.pieces)
+    got = run.agrees(*given, tolerance=3e-2 if wide else 2e-3)
+    made = [p for d in run.doors for m in d.made.values() for p in m.pieces]
+    assert not any(p.why for p in made)
+    if case == "nested results":
+        assert {got[n].data_ptr() for n in ("view", "turned", "part", "bits", "like")} == {got["z"].data_ptr()}
+    if case == "strided input":
+        assert made[0].made and list(made[0].made.orders.values()) == [(1, 0)]  # nothing is copied
 
 
 def test_random_numbers_are_drawn_at_every_call() -> None:
