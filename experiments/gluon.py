@@ -68,6 +68,7 @@ from search.measure.measurer import Bench
 from search.measure.records import Records
 from search.measure.rows import Record
 from search.measure.session import Options
+from search.space.groups import by_warp_groups
 from search.tune import tune_fast
 
 NAMED = (
@@ -106,6 +107,16 @@ def attention(heads: int, m: int, n: int, wide: int, causal: bool) -> TensorProg
     return b.build(O=b.attention(q, k, v, causal=causal))
 
 
+def packed(batch: int, tokens: int, heads: int, wide: int, causal: bool) -> TensorProgram:
+    """Attention as networks have it: queries, keys and values side by side in one tensor, and heads in rows."""
+    b = Builder(f"packed-{batch}x{tokens}x{heads}x{wide}{'-causal' if causal else ''}")
+    x = b.input("X", (batch, tokens, 3, heads, wide))
+    q, k, v = (
+        b.op("slice", x, axis=2, start=i, stop=i + 1).reshape(batch, tokens, heads, wide).transpose(0, 2, 1, 3) for i in range(3)
+    )
+    return b.build(O=b.attention(q, k, v, causal=causal).transpose(0, 2, 1, 3))
+
+
 def product(m: int, n: int, k: int) -> TensorProgram:
     b = Builder(f"product-{m}x{n}x{k}")
     return b.build(Y=b.relu(b.input("X", (m, k)) @ b.input("W", (k, n)) + b.input("B", (n,))))
@@ -116,6 +127,9 @@ def named(name: str) -> TensorProgram:
     if found := re.fullmatch(r"attention-(\d+)x(\d+)x(\d+)x(\d+)(-causal)?", name):
         heads, m, n, wide = (int(x) for x in found.groups()[:4])
         return attention(heads, m, n, wide, bool(found[5]))
+    if found := re.fullmatch(r"packed-(\d+)x(\d+)x(\d+)x(\d+)(-causal)?", name):
+        batch, tokens, heads, wide = (int(x) for x in found.groups()[:4])
+        return packed(batch, tokens, heads, wide, bool(found[5]))
     if found := re.fullmatch(r"product-(\d+)x(\d+)x(\d+)", name):
         return product(*(int(x) for x in found.groups()))
     return workload(name)
@@ -168,14 +182,16 @@ def by_groups(graph: KernelGraph, tried: Iterable[Schedule]) -> tuple[list[Candi
 
 
 def case_of(program: TensorProgram, known: Records, target: str, seed: int, given: Sequence[str] | None = None) -> Case:
-    """``given``: the schedules by groups, where they are not to be drawn."""
+    """``given``: the schedules by groups, where they are not to be drawn; of several kernels in parts of a sum."""
     device = load_device(target)
-    graphs = [g for g in structures(program) if len(g.kernels) == 1 and len(g.blocks) == 1]
+    graphs = [g for g in structures(program) if len(g.kernels) == len(g.blocks)]
+    split = [g for g in graphs if len(g.blocks) == 2 and g.blocks[0].splits][:1]
     found, refused = list[Candidate](), list[str]()
-    for graph in graphs[:2]:
+    for graph in [*(g for g in graphs if len(g.blocks) == 1)][:2] + split * (given is not None):
         try:
             tried = (Schedule((s,)) for s in schedules(graph.blocks[0], device.sm_count))
-            made, why = by_groups(graph, tried if given is None else (Schedule.parse(t, graph.blocks) for t in given))
+            mine = [t for t in given or () if len(t.split(";")) == len(graph.blocks)]
+            made, why = by_groups(graph, tried if given is None else (Schedule.parse(t, graph.blocks) for t in mine))
         except FuserError as error:
             made, why = [], [error.message]
         found, refused = found + made, refused + why
@@ -184,7 +200,8 @@ def case_of(program: TensorProgram, known: Records, target: str, seed: int, give
     drawn = [int(i) for i in np.random.default_rng(seed).permutation(len(found)) if i != first]
     picked = sorted(drawn[:most] if first < 0 else [first, *drawn[: most - 1]])
     triton = [r.candidate for r in best_known(known, program.name, device.title, 2)]
-    triton += [tune_fast(program, device, kernels=False).winner.candidate]
+    tuned = tune_fast(program, device, kernels=False)
+    triton += [next(r.candidate for r in (tuned.winner, *tuned.runners) if not by_warp_groups(r.schedule))]
     mine = tuple(found[i] for i in picked)
     return Case(
         program, mine, tuple(dict.fromkeys(triton)), tuple(dict.fromkeys(refused)), picked.index(first) if first in picked else -1
@@ -195,7 +212,7 @@ def _picked(found: Sequence[Candidate], device: Device) -> int:
     """The candidate, of all of them, whose plan the solver of layouts predicts to be the fastest; -1 where none has a plan."""
     best, number = math.inf, -1
     for i, c in enumerate(found):
-        ((block, schedule),) = c.blocks
+        block, schedule = c.blocks[0]
         try:
             s = solved(Facts.of(block, schedule, device), best)
         except FuserError:
