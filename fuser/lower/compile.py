@@ -249,7 +249,7 @@ def _compiled(source: KernelSource, arch: int, folder: Path | None) -> KernelArt
         options |= dict(source.parameters)
         try:
             # where the assembler fails, which it may do for reasons of registers, Triton prints all of its text
-            with redirect_stdout(io.StringIO()) if source.backend == "gluon" else nullcontext():
+            with redirect_stdout(io.StringIO()) if source.gluon else nullcontext():
                 kernel = triton.compile(
                     _ast_source(source)(fn, signature=signature, constexprs={}, attrs=attrs),
                     target=GPUTarget("cuda", arch, 32),
@@ -291,7 +291,7 @@ def _encoded(source: KernelSource, names: Sequence[str], kernel: Any) -> tuple[D
 
 def _ast_source(source: KernelSource) -> Any:
     """The compiler's form of a source, by its language."""
-    if source.backend == "gluon":
+    if source.gluon:
         from triton.experimental.gluon._runtime import GluonASTSource
 
         return GluonASTSource
@@ -396,7 +396,7 @@ def interpret_source(source: KernelSource, inputs: dict[str, Any], poison: float
     ``inputs`` are numpy arrays; returns the outputs as float32 numpy arrays. Outputs are filled with ``poison`` first. A kernel
     in Gluon runs in our emulator.
     """
-    if source.backend == "gluon":
+    if source.gluon:
         return emulate(source, inputs, poison)
     import torch
 

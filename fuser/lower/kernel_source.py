@@ -41,6 +41,11 @@ class KernelSource:
     backend: str = "triton"
 
     @property
+    def gluon(self) -> bool:
+        """Its text is Gluon."""
+        return self.backend != "triton"
+
+    @property
     def grows(self) -> bool:
         """The compiled kernel has more warps than ``num_warps``."""
         return self.specialize or self.backend == "gluon"

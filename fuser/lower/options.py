@@ -349,8 +349,8 @@ SPECIALIZE = entry(
 BACKEND = entry(
     "backend",
     str,
-    "the language of the kernel: Triton, or Gluon with a warp that loads and groups of four warps that compute (sm_90)",
-    values=("triton", "gluon"),
+    "the language: Triton, Gluon with a warp that loads and groups of four that compute (sm_90), or with cp.async and mma (sm_80)",
+    values=("triton", "gluon", "gluon_mma"),
     default="triton",
     capability=90,
     modelled=True,

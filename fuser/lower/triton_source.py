@@ -109,6 +109,10 @@ def generate(
         from fuser.lower.gluon.source import generate_gluon
 
         return generate_gluon(tiles, name or f"{block.name}_kernel", chain)
+    if BACKEND.of(schedule) == "gluon_mma":
+        from fuser.lower.gluon.by_warps import generate_by_warps
+
+        return generate_by_warps(tiles, name or f"{block.name}_kernel")
     _check_dtypes(tiles)
     _check_size(tiles)
     tensors = list(dict.fromkeys((*tiles.block.inputs, *tiles.block.outputs)))

@@ -220,7 +220,7 @@ class InterpretedKernel:
     source: KernelSource
 
     def bind(self, tensors: Sequence[Any]) -> Bound:
-        if self.source.backend == "gluon":
+        if self.source.gluon:
             return self._emulated(tensors)
         with form(interpreted=True):
             kernel = getattr(load_source(self.source), self.source.name)

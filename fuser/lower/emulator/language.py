@@ -54,6 +54,8 @@ class _Block:
     def __init__(self, machine: Machine, number: int, blocks: int) -> None:
         self.machine, self.number, self.blocks = machine, number, blocks
         self.bytes = 0
+        self.started: list[Work] = []
+        self.committed: list[list[Work]] = []
         self.products = 0
         self.gl = self._language()
         self.mbarrier = SimpleNamespace(
@@ -65,6 +67,10 @@ class _Block:
 
     def modules(self, name: str, *_: Any) -> Any:
         """What ``__import__`` gives a text."""
+        copies = SimpleNamespace(
+            async_copy_global_to_shared=self.copy_by_threads, commit_group=self.commit, wait_group=self.wait_groups
+        )
+        ampere = SimpleNamespace(async_copy=copies, mma_v2=self.mma_v2)
         products = {"warpgroup_mma": self.mma, "warpgroup_mma_wait": self.mma_wait}
         hopper = SimpleNamespace(mbarrier=self.mbarrier, tma=self.tma, fence_async_shared=self.machine.fence, **products)
         gluon = SimpleNamespace(jit=lambda f: f, language=self.gl)
@@ -72,6 +78,7 @@ class _Block:
             "triton.experimental": SimpleNamespace(gluon=gluon),
             "triton.experimental.gluon": gluon,
             "triton.experimental.gluon.language.nvidia.hopper": hopper,
+            "triton.experimental.gluon.language.nvidia.ampere": ampere,
             "triton.language.extra.cuda": SimpleNamespace(gdc_wait=self.machine.pause, gdc_launch_dependents=self.machine.pause),
             "triton.language": SimpleNamespace(language=SimpleNamespace(PropagateNan=SimpleNamespace(ALL=KEEPS_NAN))),
         }
@@ -171,6 +178,42 @@ class _Block:
         self.machine.pause()
         self.machine.wait(self.machine.current.stores, left)
 
+    # -- copies by threads ----------------------------------------------------------------------------------------------------
+
+    def copy_by_threads(self, view: View, pointer: Pointer, mask: Any = None) -> None:
+        """All warps of a block meet where the compiler sees that they have to: what is left to be found is what is waited for."""
+        self.machine.check_write(view.slot, by_engine=False)
+        places, wanted = _masked(pointer, mask)
+        if places.shape != view.shape:
+            raise Hazard(f"elements of {places.shape} are copied to a buffer of {view.shape}")
+        slot = view.slot
+        slot.filling, slot.by, slot.version = True, None, slot.version + 1
+        slot.reads, slot.touched = {}, {}
+        slot.data[...] = np.nan
+
+        def write() -> None:
+            view.see(slot.data)[...] = np.where(wanted, pointer.memory[np.where(wanted, places, 0)], 0.0)
+
+        self.started.append(Work(f"a copy to {slot.name}", write, (slot,)))
+
+    def commit(self) -> None:
+        self.committed.append(self.started)
+        self.started = []
+
+    def wait_groups(self, left: int) -> None:
+        while len(self.committed) > left:
+            for work in self.committed.pop(0):
+                work.end()
+                for slot in work.slots:
+                    slot.filling = False
+                    self.machine.current.clock[slot] = slot.version
+
+    def mma_v2(self, a: Tensor, b: Tensor, acc: Tensor) -> Tensor:
+        if (a.layout, b.layout) != tuple(("operand", side, acc.layout, 2) for side in (0, 1)):
+            raise Hazard(f"operands of a product have layouts {a.layout} and {b.layout}, its result {acc.layout}")
+        with np.errstate(all="ignore"):
+            return Tensor(held(a.now @ b.now + acc.now, "float32"), "float32", acc.layout)
+
     # -- products -------------------------------------------------------------------------------------------------------------
 
     def mma(self, a: Tensor | View, b: View, acc: Tensor, *, use_acc: Any = True, is_async: bool = False) -> Tensor:
@@ -267,6 +310,8 @@ def emulate(source: KernelSource, inputs: Mapping[str, Any], poison: float = mat
             arguments.append(Memory(where, dtype, d) if d else Pointer(where, dtype))
         try:
             scope[source.name](*arguments)
+            if any((*block.committed, block.started)):
+                raise Hazard("the block ends while copies into its shared memory are under way")
             machine.end()
         except Hazard as error:
             raise Hazard(f"{source.name}, block {number}: {error.message}", error.hint) from error

@@ -71,15 +71,15 @@ WIDEST = 8192
 def parent(split: Split, columns: int) -> Registers:
     """The layout of a tile of rows by ``columns``: what ``wgmma`` leaves, or rows to warps where there is no product."""
     if products(split.tiles):
-        return Mma(3, (GROUP_WARPS, 1), (16, min(columns, COLUMNS), 16))
+        return Mma(split.mma, (split.warps, 1), (16, min(columns, COLUMNS), 16) if split.mma == 3 else (16, 8))
     vector = min(16 // split.item, columns)
     lanes = min(32, columns // vector)
-    return Blocked((1, vector), (32 // lanes, lanes), (GROUP_WARPS, 1), (1, 0))
+    return Blocked((1, vector), (32 // lanes, lanes), (split.warps, 1), (1, 0))
 
 
 def _line(split: Split, size: int) -> Registers:
     """The layout of a single row."""
-    return Blocked((min(16 // split.item, max(size // (32 * GROUP_WARPS), 1)),), (32,), (GROUP_WARPS,), (0,))
+    return Blocked((min(16 // split.item, max(size // (32 * split.warps), 1)),), (32,), (split.warps,), (0,))
 
 
 def layouts(split: Split) -> dict[str, Registers]:

@@ -25,7 +25,11 @@ def by_lanes(w: GroupWriter) -> dict[str, Mma]:
             stmts = [s for s in statements(node) if isinstance(s, Stmt)]
             read = {a for s in stmts for a in (*s.args, *s.running)}
             own = w.tiles.accumulated(node) - read
-            found |= {s.value: Mma(p.version, p.warps, (16, LANES, 16)) for s in stmts if s.value in own and (p := _summed(w, s))}
+            found |= {
+                s.value: Mma(p.version, p.warps, (16, LANES, 16)[: len(p.instruction)])
+                for s in stmts
+                if s.value in own and (p := _summed(w, s))
+            }
     return found
 
 

@@ -217,14 +217,14 @@ def _text(kernel: _Kernel) -> str:
     return "\n".join((*lines, *([""] * bool(constants)), *constants)) + "\n" + text
 
 
-def _in_gluon(text: str) -> str:
+def in_gluon(text: str) -> str:
     """What is spelled differently in Triton."""
     text = text.replace("@triton.jit", "@gluon.jit").replace("tl.sigmoid(", "sigmoid(")
     return re.sub(r"\btl\.(?!PropagateNan)", "gl.", text)
 
 
-def _function(name: str, arguments: Sequence[str], w: GroupWriter) -> str:
-    return "\n".join(("@gluon.jit", f"def {name}({', '.join(arguments)}):", *(_in_gluon(line) for line in w.out.lines)))
+def function(name: str, arguments: Sequence[str], w: GroupWriter) -> str:
+    return "\n".join(("@gluon.jit", f"def {name}({', '.join(arguments)}):", *(in_gluon(line) for line in w.out.lines)))
 
 
 def _counters(kernel: _Kernel, w: GroupWriter) -> Iterator[str]:
@@ -290,18 +290,18 @@ def _consumer(kernel: _Kernel) -> tuple[str, list[str], list[str]]:
     if any("shared_to_global" in line for line in w.out.lines):
         w.emit("tma.store_wait(0)")
     numbers = [f"{x}: gl.constexpr" for x in (w.group, w.part, w.turn) if x and x != "0"]
-    text = _function("consumer", [*numbers, *kernel.shared(w)], w)
-    return text, _helpers(w) + [SIGMOID] * bool(re.search(r"\bsigmoid\(", text)), w.constants()
+    text = function("consumer", [*numbers, *kernel.shared(w)], w)
+    return text, helpers_of(w) + [SIGMOID] * bool(re.search(r"\bsigmoid\(", text)), w.constants()
 
 
-def _helpers(w: GroupWriter) -> list[str]:
-    return [_in_gluon(h.rstrip()) for h in sorted(w.helpers, reverse=True)]
+def helpers_of(w: GroupWriter) -> list[str]:
+    return [in_gluon(h.rstrip()) for h in sorted(w.helpers, reverse=True)]
 
 
 def _producer(kernel: _Kernel) -> str:
     w = kernel.writer("0")
     _frame(kernel, w, None)
-    return _function("producer", kernel.shared(w), w)
+    return function("producer", kernel.shared(w), w)
 
 
 def _loads(kernel: _Kernel, w: GroupWriter, nodes: Sequence[Node], times: int) -> None:
@@ -362,7 +362,7 @@ def _entry(kernel: _Kernel) -> tuple[str, list[str]]:
         w.emit(f"producer({', '.join(given)})")
     if not plan.producer and plan.consumers == 1:
         w.emit(f"consumer({', '.join(given)})")
-        return _function(kernel.name, kernel.arguments(w), w), _helpers(w)
+        return function(kernel.name, kernel.arguments(w), w), helpers_of(w)
     with w.out.indented("gl.warp_specialize(["):
         for turn, part, g in itertools.product(range(split.turns), range(split.parts), range(split.groups)):
             numbers = [str(g)] * (split.groups > 1) + [str(part)] * (split.parts > 1) + [str(turn)] * (split.turns > 1)
@@ -372,4 +372,4 @@ def _entry(kernel: _Kernel) -> tuple[str, list[str]]:
     warps = [plan.warps] * (plan.consumers - 1) + [1] * plan.producer
     registers = [plan.registers] * (plan.consumers - 1) + [plan.producer_registers] * plan.producer
     w.emit(f"], {warps}, {registers})")
-    return _function(kernel.name, kernel.arguments(w), w), _helpers(w)
+    return function(kernel.name, kernel.arguments(w), w), helpers_of(w)

@@ -12,6 +12,7 @@ from fuser.errors import NoValidKernelError
 from fuser.ir.mugraph import Stmt
 from fuser.ir.program import DTYPE_BYTES
 from fuser.ir.tiling import Loop
+from fuser.lower.options import BACKEND
 from fuser.lower.options import FLATTEN
 from fuser.lower.options import PERSISTENT
 from fuser.lower.tiles import Tiles
@@ -36,6 +37,10 @@ class Split:
     parts: int = 1
     loop: Loop | None = None
     turns: int = 1
+    warps: int = GROUP_WARPS
+    """Of a group."""
+    mma: int = 3
+    """The version of its products: 2 is ``mma``, 3 ``wgmma``."""
 
     @property
     def consumers(self) -> int:
@@ -57,8 +62,10 @@ class Split:
         return min(DTYPE_BYTES[s.dtype] for s in self.tiles.block.stmts if s.kind != "compute")
 
 
-def refuse(tiles: Tiles, why: str, way: str = "leave out backend=gluon") -> NoValidKernelError:
-    return NoValidKernelError(f"{tiles.block.name!r} has no form by warp groups: {why}", way)
+def refuse(tiles: Tiles, why: str, way: str = "") -> NoValidKernelError:
+    backend = BACKEND.of(tiles.schedule)
+    form = "by warp groups" if backend == "gluon" else f"for {BACKEND.key()}={backend}"
+    return NoValidKernelError(f"{tiles.block.name!r} has no form {form}: {why}", way or f"leave out {BACKEND.key()}={backend}")
 
 
 def shared_out(tiles: Tiles) -> Split:
