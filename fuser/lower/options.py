@@ -349,7 +349,7 @@ SPECIALIZE = entry(
 BACKEND = entry(
     "backend",
     str,
-    "the language: Triton, Gluon with a warp that loads and groups of four that compute (sm_90), or with cp.async and mma (sm_80)",
+    "the language: Triton, Gluon with a warp that loads and groups of four that compute (sm_90), or cp.async and mma (sm_80)",
     values=("triton", "gluon", "gluon_mma"),
     default="triton",
     capability=90,
