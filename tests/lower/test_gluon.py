@@ -260,7 +260,7 @@ SAID = re.compile(r"(?:st|ld)\.shared\.\S+\s+[^;]*|(?:bar|barrier)\.sync\s+\d+|m
 
 
 def assert_handed_over_in_order(ptx: str, merges: bool) -> None:
-    """What racecheck does not follow: threads of a group that have written meet before one of them arrives, and others read behind
+    """What racecheck does not follow: threads of a group that have written meet before one of them arrives, others read behind
     a wait; functions of warps (at fixed places) are read behind the barrier in front of which they were written."""
     said = [m[0] for m in SAID.finditer(ptx)]
     handed = 0
