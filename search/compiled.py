@@ -40,6 +40,10 @@ from search.cover.plan import Plan
 from search.cover.plan import plan_of_region
 from search.explained import explained_part
 from search.explained import explained_region
+from search.quick_calls import Giver
+from search.quick_calls import Taker
+from search.quick_calls import giver
+from search.quick_calls import taker
 from search.realise import Realised
 from search.strided import Order
 from search.strided import laid
@@ -191,7 +195,8 @@ class CompiledProgram:
             found = self._replayed_outputs(values)
         else:
             found = run.run(values)
-        results = returned(self.called, found, (inputs, named), given)
+        give = self._giver
+        results = give(found, given) if give else returned(self.called, found, (inputs, named), given)
         return results if out is None else copied_into(self.called, results, out)
 
     def _arguments(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
@@ -199,6 +204,8 @@ class CompiledProgram:
 
     def _given(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
         """Arguments by the program's names."""
+        if self._taker is not None and (found := self._taker(inputs, named)) is not None:
+            return found
         if self.called is None or self._flat or tensors_alone(self.called, self.inputs, inputs, named):
             return self._named(inputs, named)
         return as_module(self.called, repr(self.program.name), inputs, named)
@@ -247,7 +254,17 @@ class CompiledProgram:
             raise UsageError(f"{self.program.name!r} has {counted(len(self.outputs), 'output')}, {len(outputs)} were passed in")
         return dict(zip(self.outputs, outputs, strict=True))
 
+    @cached_property
+    def _taker(self) -> Taker | None:
+        return None if self.called is None or self._flat else taker(self.called)
+
+    @cached_property
+    def _giver(self) -> Giver | None:
+        return None if self.called is None or self._flat else giver(self.called)
+
     def _results(self, found: Mapping[str, Any], asked: Asked) -> Any:
+        if self._giver is not None:
+            return self._giver(found, {})
         if self.called is not None and not self._flat:
             return returned(self.called, found, asked)
         values = tuple(found[n] for n in self.outputs)

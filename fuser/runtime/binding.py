@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
+from itertools import compress
 from operator import itemgetter
 from typing import Any
 
@@ -96,12 +97,15 @@ def _joined(plan: Plan, piece: Piece, table: Mapping[str, Any], held: frozenset[
     roots = [root_of(n, plan.views) for n in names]
     getters = [_getter(x, r, table[r], r in held) for x, r in zip(values, roots, strict=True)]
     makes = [(n, table[n]) for n in piece.makes]
+    # weights lie where they lie: there are many, and a call is to be short
+    fixed = {x.untyped_storage().data_ptr() for x, r in zip(values, roots, strict=True) if r not in held}
+    moving = [r in held for r in roots]
 
     def call(_: int) -> None:
         xs = [get(late) for get in getters]
-        found = run(*xs)
+        found, apart = run(*xs), list(compress(xs, moving))
         for (name, like), x in zip(makes, found, strict=True):
-            late[name] = taken(x, like, xs, ALIGNMENT)
+            late[name] = taken(x, like, apart, ALIGNMENT, fixed)
 
     return call
 

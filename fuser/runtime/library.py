@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Mapping
 from collections.abc import Sequence
 from itertools import pairwise
@@ -158,11 +159,14 @@ def makes(op: str, attrs: Mapping[str, Any], like: Any, fresh: bool, aligned: in
     return lambda xs: taken(call(xs, explicit_attention), like, xs if fresh else (), aligned)
 
 
-def taken(x: Any, like: Any, apart: Sequence[Any], aligned: int) -> Any:
-    """``x``, or a copy of it that is as ``like`` says and shares no memory with ``apart``."""
+def taken(x: Any, like: Any, apart: Sequence[Any], aligned: int, fixed: Collection[int] = ()) -> Any:
+    """``x``, or a copy of it that is as ``like`` says and shares no memory with ``apart``, nor with what is at ``fixed``
+    addresses."""
     fits = x.shape == like.shape and x.dtype is like.dtype and x.is_contiguous() and not x.data_ptr() % aligned
-    if fits and not any(x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr() for y in apart):
-        return x
+    if fits:
+        place = x.untyped_storage().data_ptr()
+        if place not in fixed and not any(place == y.untyped_storage().data_ptr() for y in apart):
+            return x
     return x.new_empty(like.shape, dtype=like.dtype).copy_(x)
 
 

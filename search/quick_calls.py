@@ -1,0 +1,120 @@
+"""Arguments and results of a module by functions that are made once for their trees: torch's own walk over a tree takes as long
+as a small kernel. What they do not know, or what is otherwise than when the module was compiled, is for :mod:`search.calling`."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from itertools import count
+from typing import Any
+
+from fuser.frontends.imported import Called
+from fuser.frontends.left import leaves_behind
+from fuser.frontends.opened import opens
+from fuser.frontends.torch_views import seen
+
+Take = Callable[[Any, dict[str, Any]], bool]
+"""Puts the tensors of an argument into a table by name; False where it is otherwise."""
+Give = Callable[[Sequence[Any]], Any]
+"""Makes a result of its leaves."""
+Taker = Callable[[Sequence[Any], Mapping[str, Any]], dict[str, Any] | None]
+Giver = Callable[[Mapping[str, Any], Mapping[str, Any]], Any]
+
+
+def taker(called: Called) -> Taker | None:
+    """Finds the tensors of a call by name: None for a call that is otherwise. None where arguments are of further kinds."""
+    if opens(called.arguments):
+        return None
+    leaves = iter(zip(called.inputs, called.fixed, strict=True))
+    ordered, keywords = called.arguments.children()
+    in_order = [_take(child, leaves) for child in ordered.children()]
+    by_name = [(key, _take(child, leaves)) for key, child in zip(keywords.context or (), keywords.children(), strict=True)]
+    if any(t is None for t in (*in_order, *(t for _, t in by_name))):
+        return None
+
+    def take(given: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any] | None:
+        if len(given) != len(in_order) or len(named) != len(by_name):
+            return None
+        found: dict[str, Any] = {}
+        for one, x in zip(in_order, given, strict=True):
+            if not one(x, found):  # type: ignore[misc]
+                return None
+        for key, one in by_name:
+            if key not in named or not one(named[key], found):  # type: ignore[misc]
+                return None
+        return found
+
+    return take
+
+
+def _take(tree: Any, leaves: Any) -> Take | None:
+    import torch
+
+    tensor, kind = torch.Tensor, tree.type
+    if tree.is_leaf():
+        name, fixed = next(leaves)
+        if not name:
+            return lambda x, _: x is fixed or (type(x) is type(fixed) and not isinstance(x, tensor) and x == fixed)
+
+        def leaf(x: Any, found: dict[str, Any]) -> bool:
+            found[name] = x
+            return isinstance(x, tensor)
+
+        return leaf
+    several = [_take(child, leaves) for child in tree.children()]
+    if kind not in (tuple, list, dict) or any(t is None for t in several):
+        return None
+    keys = list(tree.context) if kind is dict else None
+
+    def inner(x: Any, found: dict[str, Any]) -> bool:
+        if type(x) is not kind or len(x) != len(several) or (keys is not None and list(x) != keys):
+            return False
+        return all(t(v, found) for t, v in zip(several, x.values() if keys is not None else x, strict=True))  # type: ignore[misc]
+
+    return inner
+
+
+def giver(called: Called) -> Giver | None:
+    """What the module returns, of the program's outputs and of inputs by name; None where it returns further kinds."""
+    if leaves_behind(called.returns) or opens(called.returns):
+        return None
+    make, results = _give(called.returns, count()), called.results
+    if make is None:
+        return None
+
+    def give(found: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
+        return make(
+            [
+                found[r.name]
+                if r.name
+                else seen(given[r.base] if r.base in given else found[r.base], r.views)
+                if r.base
+                else r.value
+                for r in results
+            ]
+        )
+
+    return give
+
+
+def _give(tree: Any, numbers: Any) -> Give | None:
+    if tree.is_leaf():
+        number = next(numbers)
+        return lambda leaves: leaves[number]
+    parts = [_give(child, numbers) for child in tree.children()]
+    if any(p is None for p in parts):
+        return None
+    if tree.type is namedtuple:
+        return lambda leaves: tree.context(*[p(leaves) for p in parts])  # type: ignore[misc]
+    if getattr(tree.type, "__module__", "") == "torch.return_types":
+        return lambda leaves: tree.type([p(leaves) for p in parts])  # type: ignore[misc]
+    if tree.type not in (tuple, list, dict):
+        return None
+    if tree.type is dict:
+        keys = list(tree.context)
+        return lambda leaves: {k: p(leaves) for k, p in zip(keys, parts, strict=True)}  # type: ignore[misc]
+    if tree.type is list:
+        return lambda leaves: [p(leaves) for p in parts]  # type: ignore[misc]
+    return lambda leaves: tuple([p(leaves) for p in parts])  # type: ignore[misc]
