@@ -12,6 +12,7 @@ from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 from typing import Generic
 from typing import TypeVar
@@ -387,7 +388,8 @@ def handed(schedule: KernelSchedule) -> tuple[tuple[str, Any], ...]:
     return tuple((o.parameter, value) for o, value in found if o is not None and o.parameter)
 
 
-def rivals(option: Option[Any], tensor: str) -> dict[str, str]:
+@cache
+def rivals(option: Option[Any], tensor: str) -> Mapping[str, str]:
     """Names in a schedule that an option cannot stand beside, each with the reason."""
     mine = dict(option.excludes) | {o.name: why for o in OPTIONS.values() for name, why in o.excludes if name == option.name}
     return {OPTIONS[name].key(tensor): why for name, why in mine.items()}

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 from typing import Generic
 from typing import TypeVar
@@ -133,22 +134,25 @@ class Setting(Choice[Any]):
 
     weight = 0.25
 
-    @property
+    @cached_property
     def option(self) -> Option[Any]:
         found = option_of(self.name)
         assert found is not None
         return found
+
+    @cached_property
+    def tensor(self) -> str:
+        return tensor_of(self.name)
 
     def sample_codes(self, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
         return np.where(rng.random(count) < 0.5, 0, super().sample_codes(count, rng))
 
     def at(self, p: Place, code: int) -> Place:
         """The place with the option as chosen, or without it where the choice is not for it."""
-        tensor = tensor_of(self.name)
-        value = self.option.at_place(p, self.decode(code), tensor)
+        value = self.option.at_place(p, self.values[code], self.tensor)
         if value is None and self.name not in p.schedule.knob:
             return p
-        return replace(p, schedule=self.option.set(p.schedule, value, tensor))
+        return replace(p, schedule=self.option.set(p.schedule, value, self.tensor))
 
 
 def settings(block: BlockGraph, device: Device, behind: bool) -> tuple[Setting, ...]:

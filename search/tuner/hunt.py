@@ -184,8 +184,9 @@ class Hunt:
     def _look_around(self) -> None:
         """Around the fastest, and the fastest of other forms not far behind: what holds one back may be a single knob."""
         fastest: dict[Any, Entry] = {}
+        best = self.seconds
         for e, s in sorted(self.times.items(), key=lambda x: x[1]):
-            if s <= FAR * self.seconds and len(fastest) < FORMS:
+            if s <= FAR * best and len(fastest) < FORMS:
                 fastest.setdefault(e.form, e)
         self.near = {e: self.near.get(e) or self.pool.around(e) for e in fastest.values()}
 
@@ -214,9 +215,10 @@ class Hunt:
         tried, forms = Counter(e.structure for e in self.times), Counter(e.form for e in self.times)
         seconds, _ = self.predicted(left)
         best: dict[Any, float] = {}
+        fastest = self.seconds
         for e, s in zip(left, seconds.tolist(), strict=True):
             worth = HOPELESS if tried[e.structure] < LEAST else FAR if forms[e.form] < LEAST else 0.0
-            if s < worth * self.seconds:
+            if s < worth * fastest:
                 best[e.form] = min(best.get(e.form, math.inf), s)
         found = sorted(best, key=lambda n: best[n])[:count]
         return [self._chosen([e for e in left if e.form == n], 1, self.boldness)[0] for n in found]

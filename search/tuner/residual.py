@@ -48,6 +48,9 @@ class Residual:
 
     seen: list[Mapping[str, float]] = field(default_factory=list)
     ratios: list[float] = field(default_factory=list)
+    _columns: dict[str, int] = field(default_factory=dict, repr=False)
+    _rows: dict[int, tuple[Mapping[str, float], NDArray[np.int64], Floats]] = field(default_factory=dict, repr=False)
+    """Of features that were asked about, by their identity: themselves, their columns, and values there."""
 
     def add(self, features: Mapping[str, float], ratio: float) -> None:
         """A measurement, ``ratio`` times as long as the model's estimate. What is far off is so for a reason that no feature has,
@@ -72,6 +75,25 @@ class Residual:
             posterior = posterior.after(chosen[-1])
         return chosen
 
+    def matrices(self, new: Sequence[Mapping[str, float]]) -> tuple[Floats, Floats]:
+        """Features times the deviation of their weights, of what was measured and of ``new``: a row for each candidate, a column
+        for each feature that any has."""
+        rows = [self._row(features) for features in (*self.seen, *new)]
+        if not rows:
+            return np.zeros((0, 0)), np.zeros((0, 0))
+        used, columns = np.unique(np.concatenate([at for at, _ in rows]), return_inverse=True)
+        found = np.zeros((len(rows), len(used)))
+        found[np.repeat(np.arange(len(rows)), [len(at) for at, _ in rows]), columns] = np.concatenate([x for _, x in rows])
+        return found[: len(self.seen)], found[len(self.seen) :]
+
+    def _row(self, features: Mapping[str, float]) -> tuple[NDArray[np.int64], Floats]:
+        known = self._rows.get(id(features))
+        if known is None or known[0] is not features:  # identities change where a search is copied
+            at = np.array([self._columns.setdefault(n, len(self._columns)) for n in features], np.int64)
+            values = np.array([v * PRIOR[n.partition(":")[0]] for n, v in features.items()])
+            self._rows[id(features)] = known = features, at, values
+        return known[1:]
+
 
 @dataclass(frozen=True)
 class _Posterior:
@@ -85,7 +107,7 @@ class _Posterior:
 
     @staticmethod
     def of(known: Residual, candidates: Sequence[Mapping[str, float]]) -> _Posterior:
-        seen, new = _matrices(known.seen, candidates)
+        seen, new = known.matrices(candidates)
         variance = (new**2).sum(1)
         if not len(seen):
             return _Posterior(new, np.zeros((len(new), 0)), np.zeros(len(new)), variance)
@@ -99,21 +121,3 @@ class _Posterior:
         common = self.rows @ self.rows[i] - self.told @ self.told[i]
         common /= np.sqrt(self.variance[i] + NOISE**2)
         return _Posterior(self.rows, np.c_[self.told, common], self.mean, np.maximum(self.variance - common**2, 0.0))
-
-
-def _matrices(seen: Sequence[Mapping[str, float]], new: Sequence[Mapping[str, float]]) -> tuple[Floats, Floats]:
-    """Features times the deviation of their weights: a row for each candidate, a column for each feature that any has."""
-    columns: dict[str, int] = {}
-    for features in (*seen, *new):
-        for name in features:
-            columns.setdefault(name, len(columns))
-    scale = np.array([PRIOR[name.partition(":")[0]] for name in columns])
-
-    def matrix(rows: Sequence[Mapping[str, float]]) -> Floats:
-        found = np.zeros((len(rows), len(columns)))
-        at = [(i, columns[n]) for i, features in enumerate(rows) for n in features]
-        if at:
-            found[tuple(np.array(at).T)] = [v for features in rows for v in features.values()]
-        return found * scale
-
-    return matrix(seen), matrix(new)
