@@ -179,16 +179,24 @@ def model_best(
 
 
 def best_known(records: Records, name: str, device: str, count: int) -> tuple[Recorded, ...]:
-    """The fastest correct schedules of a workload that records know of such a device, none that ever failed."""
+    """The fastest correct schedules of a workload that records know of such a device, by the latest run of each one, none that
+    ever failed."""
     rows = list(records.rows(workload=name, device=device, kind="kernel"))
     failed = {(r.structure, r.schedule) for r in rows if not r.ok}
     found: dict[Candidate, float] = {}
-    for r in fastest_first(rows):
+    for r in fastest_first(latest(rows)):
         if len(found) == count:
             break
         if (r.structure, r.schedule) not in failed and (candidate := records.candidate(r)):
             found.setdefault(candidate, r.time_us or math.inf)
     return tuple(Recorded(c, us) for c, us in found.items())
+
+
+def latest(rows: Iterable[Record]) -> list[Record]:
+    """Of the rows of each structure and schedule that were right the last one: the fastest of many runs was lucky, or its kernels
+    were others."""
+    good = sorted((r for r in rows if r.ok and r.time_us), key=lambda r: r.timestamp)
+    return list({(r.structure, r.schedule): r for r in good}.values())
 
 
 def fastest_first(rows: Iterable[Record]) -> list[Record]:

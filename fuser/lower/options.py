@@ -33,14 +33,12 @@ def _itself(p: Place, choice: Any, tensor: str) -> Any:
 
 @dataclass(frozen=True)
 class Option(Generic[T]):
-    """``values`` are those allowed (empty: any of ``kind``); ``default`` is what the lowering does without it (None: what else it
-    knows decides); ``capability`` is the least compute capability, without its point; ``behind``: for kernels behind a generated
-    one.
+    """``values`` are those allowed (empty: any of ``kind``), ``default`` what the lowering does without it (None: what else it
+    knows decides), ``capability`` the least compute capability, without its point; ``behind``: for kernels behind generated ones.
 
-    *Searches* try ``choices``, the likely ones first, None for leaving it out (none at all: it is not searched). ``at`` gives the
-    value that a choice stands for at a place, or None where it is not for it. ``given`` is the choice of schedules whose options
-    are not searched. It is tried with the option that it ``needs``, and never where the same tensor (or kernel) has one of those
-    that it ``excludes``, each with the reason.
+    *Searches* try ``choices``, the likely ones first, None for leaving it out (none: it is not searched). ``at`` gives the value
+    of a choice at a place, None where it is not for it. ``given``: that of schedules whose options are not searched. It is tried
+    with what it ``needs``, never where the tensor (or kernel) has an option that it ``excludes``, each with the reason.
 
     ``tensors``: of an option that is named after a tensor, which ones of a block it may be for: by a label the first are tried
     together, then (with ``store``, say) the second as well; ``apart``: each by itself too.

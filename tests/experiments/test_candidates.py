@@ -94,12 +94,14 @@ def test_unknown_suites_and_cases_name_what_there_is() -> None:
 
 
 def test_the_fastest_recorded_schedules_that_never_failed() -> None:
+    """By the latest run of each."""
     good, better, failed = draw(G1, 3)
     with Records(":memory:") as records:
         for c, us in ((good, 4.0), (better, 3.0), (failed, 1.0)):
             records.add_structure(c.graph)
-            records.add(kernel(G1, us, c))
+            records.add(kernel(G1, us, c, timestamp="2026-01-02"))
         records.add(kernel(G1, 0.0, failed, status="wrong", repeat="later"))
+        records.add(kernel(G1, 2.0, good, repeat="lucky", timestamp="2026-01-01"))
         assert [(r.candidate, r.us) for r in best_known(records, G1, DEVICE, 5)] == [(better, 3.0), (good, 4.0)]
         assert len(best_known(records, G1, DEVICE, 1)) == 1
         assert best_known(records, G1, "NVIDIA A100", 5) == ()
