@@ -18,9 +18,11 @@ from typing import Any
 import numpy as np
 
 from fuser.errors import UsageError
+from fuser.frontends.imported import Called
 from fuser.frontends.imported import Imported
 from fuser.ir.ops import Array
 from fuser.ir.program import Node
+from fuser.ir.program import TensorProgram
 
 NARROW: dict[str, float] = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38}
 """The types that a program can be converted to, and the largest number of each."""
@@ -46,11 +48,19 @@ def converted(known: Imported, dtype: str) -> Imported:
     program = known.program
     if not any(t.dtype == "float32" for t in program.tensors):
         raise UsageError(f"{program.name!r} has no float32 that could be converted to {dtype}", "leave out dtype=")
+    if known.called is not None and _reads_bits(program, known.called):
+        what = f"{program.name!r} reads the bits of its numbers (a view of another dtype), which a conversion changes"
+        raise UsageError(what, "leave out dtype=")
     wide = {t.name for t in program.tensors if t.dtype == "float32"}
     tensors = tuple(replace(t, dtype=dtype) if t.name in wide else t for t in program.tensors)
     nodes = tuple(_node(n, dtype) for n in program.nodes)
     params = {n: _bounded(x, NARROW[dtype]) if n in wide else x for n, x in known.params.items()}
     return replace(known, program=replace(program, tensors=tensors, nodes=nodes), params=params, traced=None)
+
+
+def _reads_bits(program: TensorProgram, called: Called) -> bool:
+    calls = [str(call) for r in called.results for call, *_ in r.views]
+    return "aten.view.dtype" in (*calls, *(dict(n.attrs).get("callee") for n in program.nodes))
 
 
 def _node(node: Node, dtype: str) -> Node:

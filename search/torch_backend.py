@@ -27,6 +27,7 @@ from fuser.errors import FuserError
 from fuser.errors import LeftToTorch
 from fuser.errors import UsageError
 from fuser.errors import first_line
+from fuser.frontends.torch_views import UNSAID
 from search.torch_pieces import Givens
 from search.torch_pieces import Piece
 from search.torch_pieces import pieces
@@ -334,5 +335,6 @@ def _composites_kept() -> AbstractContextManager[Any]:
         from torch.export.exported_program import _override_composite_implicit_decomp
     except ImportError:  # another torch: the import knows most of what they are made of
         return nullcontext()
-    kept = [op for op in _collect_all_valid_cia_ops() if not _should_decompose_because_unsafe_op(op)]
+    may = {op for op in _collect_all_valid_cia_ops() if not _should_decompose_because_unsafe_op(op)}
+    kept = [op for op in may if str(op).split(".")[1] not in UNSAID]  # torch would take it for a tensor of its own
     return _override_composite_implicit_decomp(dict.fromkeys(kept, _special_op_to_preserve_cia))

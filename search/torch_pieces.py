@@ -20,8 +20,8 @@ from fuser.frontends.imported import Result
 from fuser.frontends.imported import Views
 from fuser.frontends.torch_export import draws
 from fuser.frontends.torch_export import from_graph
-from fuser.frontends.torch_views import part_of
 from fuser.frontends.torch_views import seen
+from fuser.frontends.torch_views import shown
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.program import DTYPE_BYTES
 from fuser.runtime.library import JOINED
@@ -29,6 +29,7 @@ from search.compile import compile_program
 from search.compiled import CompiledProgram
 from search.strided import as_they_lie
 from search.torch_graphs import Replayed
+from search.views import shared
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ def compiled(module: Any, givens: Givens, name: str, options: Mapping[str, Any])
     """Kernels for a graph, or torch's own run of it where there are none. Whatever fails is the ``why`` of that."""
     single = not isinstance(_output(module).args[0], (tuple, list))
     eager = Piece((lambda *args: (module(*args),)) if single else module.forward)
-    if not any(n.op == "call_function" and not _is_view(n) for n in module.graph.nodes):
+    if all(n.op != "call_function" or n.target is operator.getitem or n.target.is_view for n in module.graph.nodes):
         return eager
     try:
         ends = _ends(_leaves(_output(module).args[0]))
@@ -198,40 +199,14 @@ class _End:
         return getattr(self.base, "op", "placeholder") != "placeholder"
 
 
-def _is_view(node: Any) -> bool:
-    """A view of one tensor that has all of its elements, or some more than once; strides as such are not known here."""
-    return (
-        node.op == "call_function"
-        and node.target is not operator.getitem
-        and getattr(node.target, "is_view", False)
-        and "as_strided" not in str(node.target)
-        and len(node.all_input_nodes) == 1
-        and node.all_input_nodes[0] is node.args[0]
-        and hasattr(node.meta.get("val"), "numel")
-        and node.meta["val"].numel() >= node.args[0].meta["val"].numel()
-        and node.meta["val"].dtype == node.args[0].meta["val"].dtype
-    )
-
-
 def _ends(values: Sequence[Any]) -> list[_End]:
-    """What is returned of a graph; parts of what is returned as a whole are views of that."""
-    ends = [_end(v) for v in values]
-    whole = {e.base for e in ends if e.computed}
-    parts = [part_of(e.base, whole) if e.computed else None for e in ends]
-    return [e if p is None else _End(p[0], (*p[1], *e.views), e.node) for e, p in zip(ends, parts, strict=True)]
-
-
-def _end(value: Any) -> _End:
-    base, views = value, ()
-    while hasattr(base, "op") and _is_view(base):
-        views = ((base.target, tuple(base.args[1:]), dict(base.kwargs), None), *views)
-        base = base.args[0]
-    if views and getattr(base, "op", "placeholder") != "placeholder":
-        try:  # ours lies in order, torch's may lie so that a view is possible only there
-            seen(_in_order(base), views)
-        except RuntimeError:
-            return _End(value, (), value)
-    return _End(base, views, value)
+    """Results: views of what is given, of what is wanted as a whole, and views that have elements in common."""
+    found = [_End(*shown(v), v) if hasattr(v, "op") else _End(v, (), v) for v in values]
+    kept = {e.base for e in found if e.computed and not e.views}
+    for base in {e.base for e in found if e.computed and e.views} - kept:
+        if shared(_in_order(base), [e.views for e in found if e.base is base]):
+            kept.add(base)
+    return [e if not e.computed or e.base in kept else _End(e.node, (), e.node) for e in found]
 
 
 def _in_order(node: Any) -> Any:

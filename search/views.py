@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import prod
+from typing import Any
+
+import numpy as np
 
 from fuser.frontends.imported import Imported
 from fuser.frontends.imported import Result
+from fuser.frontends.imported import Views
+from fuser.frontends.torch_views import seen
+from fuser.ir.program import Tensor
 from fuser.ir.program import TensorProgram
 from search.cover.rebuild import living
+
+LARGEST = 1 << 22
+"""Elements of views that are compared one by one."""
 
 
 def with_views(known: Imported) -> Imported:
@@ -28,11 +36,34 @@ def with_views(known: Imported) -> Imported:
 
 
 def _worth(program: TensorProgram, inputs: Sequence[str], results: Sequence[Result]) -> set[str]:
-    """Tensors of which views are to be returned: inputs, and results that are wanted as a whole."""
+    """Tensors of which views are to be returned: inputs, and those wanted as a whole, or whose views share elements."""
     found = {r.base for r in results if r.base in inputs}
     for name in {r.base for r in results if r.base} - found:
         views = [r for r in results if r.base == name and r.name]
         whole = any(r.name == name for r in results)
-        if name in program.producers and (whole or sum(prod(program[r.name].shape) for r in views) >= prod(program[name].shape)):
+        if name in program.producers and (whole or shared(_empty(program[name]), [r.views for r in views])):
             found.add(name)
     return found
+
+
+def _empty(tensor: Tensor) -> Any:
+    import torch
+
+    return torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype), device="meta")
+
+
+def shared(base: Any, several: Sequence[Views]) -> bool:
+    """Whether views of a tensor (of ``meta``) are together as large as it is, or some of them have elements in common."""
+    found = [seen(base, views) for views in several]
+    total = sum(y.numel() for y in found)
+    if len(found) == 1 or total >= base.numel():
+        return total >= base.numel()
+    return total > LARGEST or len(np.unique(np.concatenate([_places(y) for y in found]))) < total
+
+
+def _places(x: Any) -> Any:
+    """The bytes at which the elements of a tensor begin."""
+    found = np.array([x.storage_offset()])
+    for n, step in zip(x.shape, x.stride(), strict=True):
+        found = np.add.outer(found, np.arange(n) * step)
+    return found.reshape(-1) * x.element_size()

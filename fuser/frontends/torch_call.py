@@ -140,6 +140,13 @@ class Call:
         return reshaped(self.b, x, shape)
 
 
+def arguments(node: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """Arguments by the names of the ATen schema, defaults filled in."""
+    found = {a.name: a.default_value for a in node.target._schema.arguments if a.has_default_value()}
+    positional = [a.name for a in node.target._schema.arguments if not a.kwarg_only]
+    return {**found, **dict(zip(positional, args, strict=False)), **kwargs}
+
+
 def place_of(node: Any) -> str:
     """The line of the module that a node is from, and the submodule."""
     trace = [line.strip() for line in (node.stack_trace or "").strip().splitlines()]

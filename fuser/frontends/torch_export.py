@@ -35,6 +35,7 @@ from fuser.frontends.imported import held_by
 from fuser.frontends.left import without_held
 from fuser.frontends.quotients import as_quotients
 from fuser.frontends.torch_call import Call
+from fuser.frontends.torch_call import arguments
 from fuser.frontends.torch_call import dtype_name
 from fuser.frontends.torch_call import is_tensor
 from fuser.frontends.torch_call import place_of
@@ -183,9 +184,12 @@ class _Importer:
         origin, views = shown(node)
         if origin.name in self.inputs:
             return origin.name, views
-        ref = self.values[origin]
-        computed = isinstance(ref, Ref) and ref.name not in self.builder.inputs
-        return (ref.name, views) if views and computed else ("", ())
+        if not views or self.values.get(origin) is None:
+            return "", ()
+        ref = self._tensor(origin, self.values[origin])
+        if ref.name in self.builder.inputs:  # what the module holds is returned as a copy
+            ref = self.values[origin] = self.builder.op("reshape", ref, shape=ref.shape)
+        return ref.name, views
 
     def _placeholder(self, node: Any) -> None:
         import torch
@@ -259,7 +263,7 @@ class _Importer:
         before = len(self.builder.since(0))
         value = None
         if rule is not None:
-            call = Call(self.builder, node, aten, table, _arguments(node, args, kwargs), result, self._constant, place_of(node))
+            call = Call(self.builder, node, aten, table, arguments(node, args, kwargs), result, self._constant, place_of(node))
             try:
                 value = rule(call)
             except UnsupportedError:
@@ -362,7 +366,7 @@ def draws(node: Any, args: Any, kwargs: Any) -> bool:
 
     if torch.Tag.nondeterministic_seeded not in node.target.tags:
         return False
-    given = _arguments(node, args, kwargs)
+    given = arguments(node, args, kwargs)
     inactive = any(given.get(n) is False for n in ("train", "training")) or any(
         given.get(n) == 0 for n in ("dropout", "dropout_p", "p")
     )
@@ -374,13 +378,6 @@ def _leaves(value: Any) -> list[Any]:
     if isinstance(value, (tuple, list)):
         return [leaf for v in value for leaf in _leaves(v)]
     return [value]
-
-
-def _arguments(node: Any, args: Any, kwargs: Any) -> dict[str, Any]:
-    """Arguments by the names of the ATen schema, defaults filled in."""
-    found = {a.name: a.default_value for a in node.target._schema.arguments if a.has_default_value()}
-    positional = [a.name for a in node.target._schema.arguments if not a.kwarg_only]
-    return {**found, **dict(zip(positional, args, strict=False)), **kwargs}
 
 
 def _static(name: str, shape: Any) -> tuple[int, ...]:

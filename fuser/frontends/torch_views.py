@@ -8,10 +8,10 @@ from typing import Any
 
 from fuser.frontends.imported import Views
 
-ITSELF = frozenset({"dropout", "detach", "alias"})
-"""Operators that return what they are given (dropout where it is inactive)."""
-LIKE = {"aten.view_as.default": "view", "aten.expand_as.default": "expand"}
-"""Operators that show a tensor in the shape of another one, and those that are given the shape."""
+ITSELF = frozenset({"dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout", "to", "type_as"})
+"""Operators that may return what they are given."""
+UNSAID = frozenset({"type_as", "atleast_1d", "atleast_2d", "atleast_3d", "broadcast_tensors", "meshgrid"})
+"""Those that may return views of what they are given, of which torch does not say so."""
 
 
 def shown(node: Any) -> tuple[Any, Views]:
@@ -33,28 +33,41 @@ def _step(node: Any) -> tuple[Any, Views] | None:
     import torch
 
     call, field = (node.args[0], node.args[1]) if getattr(node, "target", None) is operator.getitem else (node, None)
-    if getattr(call, "op", "") != "call_function" or not call.args:
+    if not isinstance(getattr(call, "target", None), torch._ops.OpOverload) or not call.args or not _is_tensor(call.args[0]):
         return None
-    if (like := LIKE.get(str(call.target))) and isinstance(call.args[1].meta.get("val"), torch.Tensor):
-        view = getattr(torch.ops.aten, like).default
-        return call.args[0], ((view, (tuple(call.args[1].meta["val"].shape),), {}, None),)
-    if call.all_input_nodes != [call.args[0]]:
+    name = str(call.target).split(".")[1]
+    if name in ITSELF:
+        return (call.args[0], ()) if _returns_it(call) else None
+    if not (call.target.is_view or name in UNSAID) or "as_strided" in name:
         return None
-    if str(call.target).split(".")[1:2] and str(call.target).split(".")[1] in ITSELF:
-        return call.args[0], ()
-    if not getattr(call.target, "is_view", False) or "as_strided" in str(call.target):
+    rest = torch.fx.map_arg(tuple(call.args[1:]), _shape_alone)
+    if call.kwargs and torch.fx.map_arg(call.kwargs, _shape_alone) != call.kwargs:
         return None
-    return call.args[0], ((call.target, tuple(call.args[1:]), dict(call.kwargs), field),)
+    return call.args[0], ((call.target, rest, dict(call.kwargs), field),)
 
 
-def part_of(node: Any, whole: Collection[Any]) -> tuple[Any, Views] | None:
-    """The one of some nodes that another one shows a part of, and how; None where it shows none of them."""
-    base, views = node, ()
-    while base not in whole or base is node:
-        if (step := _step(base)) is None:
-            return None
-        base, views = step[0], (*step[1], *views)
-    return None if _without_copy(base, views) is None else (base, views)
+def _is_tensor(node: Any) -> bool:
+    import torch
+
+    return isinstance(getattr(node, "meta", {}).get("val"), torch.Tensor)
+
+
+def _shape_alone(node: Any) -> Any:
+    """Another tensor of a view says a shape (``view_as``)."""
+    import torch
+
+    return torch.empty_like(node.meta["val"], device="meta") if _is_tensor(node) else node
+
+
+def _returns_it(call: Any) -> bool:
+    """Dropout that is inactive, a conversion to what a tensor is."""
+    from fuser.frontends.torch_call import arguments
+
+    x, y = call.args[0].meta["val"], call.meta["val"]
+    given = arguments(call, call.args, call.kwargs)
+    if given.get("copy") or (given.get("train") and given.get("p")) or given.get("memory_format"):
+        return False
+    return (x.dtype, x.device, x.layout) == (y.dtype, y.device, y.layout)
 
 
 def seen(x: Any, views: Views) -> Any:
@@ -66,7 +79,7 @@ def seen(x: Any, views: Views) -> Any:
 
 
 def _without_copy(base: Any, views: Views) -> Views | None:
-    """The views, none where they show the tensor as it is; None where one of them copies."""
+    """The views, none where they show what is computed as it is; None where one of them copies."""
     import torch
 
     value: Any = getattr(base, "meta", {}).get("val")
@@ -79,6 +92,7 @@ def _without_copy(base: Any, views: Views) -> Views | None:
         y = seen(x, views)
     except (RuntimeError, TypeError):  # torch's own lies so that it is a view there
         return None
-    same = y.untyped_storage()._cdata == x.untyped_storage()._cdata
-    plain = y.dtype == x.dtype and y.shape == x.shape and y.stride() == x.stride() and y.storage_offset() == 0
-    return (() if plain else views) if same else None
+    if y.untyped_storage()._cdata != x.untyped_storage()._cdata:
+        return None
+    plain = (y.shape, y.stride(), y.storage_offset(), y.dtype) == (x.shape, x.stride(), 0, x.dtype)
+    return () if plain and base.op != "placeholder" else views
