@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection
 from typing import Any
 
 from fuser.frontends.imported import Views
