@@ -23,8 +23,8 @@ from fuser.frontends.torch_export import from_graph
 from fuser.frontends.torch_views import seen
 from fuser.frontends.torch_views import shown
 from fuser.ir.mugraph import BlockGraph
+from fuser.ir.opdef import JOINED
 from fuser.ir.program import DTYPE_BYTES
-from fuser.runtime.library import JOINED
 from search.compile import compile_program
 from search.compiled import CompiledProgram
 from search.strided import as_they_lie

@@ -29,8 +29,10 @@ Fractions = Literal["", "same", "sum", "product", "square", "quotient", "inverse
 """``part``: that of one of the operands; ``chosen``: the same, or a condition, by a random order or predicate; ``inverse``: one
 over it; ``function``: the value of a random function."""
 
-NOTES = ("concat",)
-"""Attributes that any operator may have: notes on where it comes from, which change no value."""
+JOINED = "joined"
+"""An attribute of kernels that torch's compiler is to make one of: none has a source of its own."""
+NOTES = ("concat", JOINED)
+"""Attributes that any operator may have: notes on where it comes from or what carries it out, which change no value."""
 TYPES: dict[str, str] = {
     "axis": "integer", "dim": "integer", "padding_idx": "integer", "dims": "integers",
     "offset": "integer", "times": "integer", "start": "integer", "stop": "integer", "field": "integer",
@@ -40,7 +42,7 @@ TYPES: dict[str, str] = {
     "rows": "text", "cols": "text", "dtype": "text", "callee": "text", "detail": "text", "reduce": "text",
     "mode": "text", "program": "text",
     **dict.fromkeys(("keepdims", "keepdim", "causal", "descending", "largest", "sorted", "accumulate", "include_self",
-                     "align_corners", "ceil_mode", "count_include_pad"), "flag"), **dict.fromkeys(NOTES, "flag"),
+                     "align_corners", "ceil_mode", "count_include_pad"), "flag"), **dict.fromkeys(NOTES, "note"),
 }  # fmt: skip
 """What the attributes are; every other one is a number, and held as an exact constant."""
 

@@ -111,6 +111,7 @@ def _attribute(key: str, value: Any, where: str, several: bool) -> Any:
         "text": isinstance(value, str),
         "number": isinstance(value, int | float) and not isinstance(value, bool),
         "flag": isinstance(value, bool),
+        "note": isinstance(value, bool | str),
     }
     if not fits[kind]:
         raise wrong(where, value, "of its type")

@@ -21,8 +21,8 @@ from typing import Any
 
 from fuser.aten import call as call_aten
 from fuser.ir.mugraph import LibraryKernel
+from fuser.ir.opdef import JOINED
 from fuser.runtime.forms import library_attention
-from fuser.runtime.library import JOINED
 from fuser.runtime.library import WHOLE
 from fuser.runtime.library import call_of_result
 from fuser.runtime.library import constants

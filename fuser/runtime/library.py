@@ -32,12 +32,9 @@ from fuser.runtime.forms import explicit_attention
 from fuser.runtime.torch_program import apply
 from fuser.runtime.torch_program import call_of
 
-JOINED = "joined"
-"""An attribute of kernels that torch's compiler is to make one of: none has a source of its own."""
 WHOLE = "whole"
-"""Its value where that is all of a program, with the calls that the compiler leaves to libraries."""
-WHOLE = "whole"
-"""Its value where that is all of a program, with the calls that the compiler leaves to libraries."""
+"""The value of :data:`fuser.ir.opdef.JOINED` where that is all of a program, with the calls that the compiler leaves to
+libraries."""
 _WRITTEN = ("matmul", "cast", "repeat")
 """Operators that are written into a tensor in a form of their own."""
 

@@ -14,12 +14,12 @@ from fuser.ir.candidate import Candidate
 from fuser.ir.candidate import paired
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
+from fuser.ir.opdef import JOINED
 from fuser.ir.program import Tensor
 from fuser.lower.kernel_source import KernelSource
 from fuser.lower.triton_source import generate_graph
 from fuser.lower.written import may_be_written
 from fuser.lower.written import written
-from fuser.runtime.library import JOINED
 from fuser.runtime.library import allocates
 from fuser.runtime.library import behind
 from fuser.runtime.library import call_of_result

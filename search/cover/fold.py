@@ -58,4 +58,4 @@ def _value(program: TensorProgram, name: str, known: Mapping[str, Array]) -> Arr
     except FuserError:
         return None
     dtype = program[name].dtype
-    return rounded(value.astype(np.float32), dtype) if dtype == "bfloat16" else value.astype(dtype)
+    return rounded(value.astype(np.float32), dtype) if dtype == "bfloat16" else value.astype(dtype, copy=False)

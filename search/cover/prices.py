@@ -32,6 +32,7 @@ from fuser.ir.element_program import moves_elements
 from fuser.ir.elements import Recipe
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
+from fuser.ir.opdef import JOINED
 from fuser.ir.pitched import laid
 from fuser.ir.pitched import rows_of
 from fuser.ir.program import WIDE
@@ -42,7 +43,6 @@ from fuser.ir.serialize import graph_from_json
 from fuser.lower.compile import cache_dir
 from fuser.lower.options import tensor_of
 from fuser.lower.written import written
-from fuser.runtime.library import JOINED
 from fuser.runtime.library import output_of
 from fuser.superopt.structures import structures
 from search.cover.parts import Part

@@ -10,10 +10,10 @@ torch = pytest.importorskip("torch")
 
 from fuser.ir.mugraph import KernelGraph  # noqa: E402
 from fuser.ir.mugraph import LibraryKernel  # noqa: E402
+from fuser.ir.opdef import JOINED  # noqa: E402
 from fuser.ir.program import Tensor  # noqa: E402
 from fuser.ir.schedule import Schedule  # noqa: E402
 from fuser.runtime.graph_executor import Executable  # noqa: E402
-from fuser.runtime.library import JOINED  # noqa: E402
 
 
 def graph() -> KernelGraph:

@@ -9,6 +9,8 @@ import pytest
 
 from fuser.device import load_device
 from fuser.ir.builder import Builder
+from fuser.ir.mugraph import LibraryKernel
+from fuser.ir.opdef import JOINED
 from search.cover import prices
 from search.cover.parts import Part
 from search.cover.parts import parts
@@ -24,8 +26,8 @@ H200 = load_device("h200")
 def few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Part, ...]:
     monkeypatch.setenv("MUFUSER_CACHE", str(tmp_path))
     b = Builder("few")
-    x, w = b.input("X", (64, 32)), b.input("W", (32, 64))
-    return parts(b.build(Y=b.op("cumsum", b.gelu(x @ w), dim=1)))
+    x, w, bias = b.input("X", (512, 32)), b.input("W", (32, 3072)), b.input("B", (3072,))
+    return parts(b.build(Y=b.op("cumsum", b.gelu(b.op("add", x @ w, bias)), dim=1)))
 
 
 def same(a: Tuned, b: Tuned) -> bool:
@@ -41,6 +43,7 @@ def never(*_: object) -> None:
 def test_what_was_found_is_found_again(few: tuple[Part, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     first = priced(few, H200)
     assert any(t.runners for t in first.values())
+    assert any(JOINED in dict(k.attrs) for t in first.values() for k in t.winner.graph.kernels if isinstance(k, LibraryKernel))
     monkeypatch.setattr(prices, "_best", never)
     again = priced(few, H200)
     assert again.keys() == first.keys()

@@ -9,9 +9,9 @@ import pytest
 from fuser.device import load_device
 from fuser.ir.builder import Builder
 from fuser.ir.mugraph import LibraryKernel
+from fuser.ir.opdef import JOINED
 from fuser.ir.program import TensorProgram
 from fuser.runtime.graph_executor import Executable
-from fuser.runtime.library import JOINED
 from fuser.runtime.library import WHOLE
 from fuser.runtime.plan import plan
 from search.compile import How
