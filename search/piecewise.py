@@ -58,6 +58,8 @@ class PiecewiseModule:
     def _run(self) -> Any:
         import torch
 
+        if isinstance(self.module, torch.jit.ScriptModule):  # torch's own compiler has these
+            return self.module
         options = {"device": "cpu" if self.device == "cpu" else None, "target": self.target, **self.options}
         return torch.compile(self.module, backend=fuser.torch_backend, dynamic=False, options=options)  # type: ignore[arg-type]
 

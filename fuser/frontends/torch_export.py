@@ -41,6 +41,7 @@ from fuser.frontends.torch_call import is_tensor
 from fuser.frontends.torch_call import place_of
 from fuser.frontends.torch_call import to_numpy
 from fuser.frontends.torch_norms import fold
+from fuser.frontends.torch_pieces import autocasts
 from fuser.frontends.torch_pieces import by_strides
 from fuser.frontends.torch_pieces import mutates
 from fuser.frontends.torch_pieces import pieces
@@ -83,8 +84,8 @@ def from_torch(
     else:
         name = name or type(module).__name__
         exported = traced(module, tuple(example_inputs), dict(example_kwargs or {}), name)
-    if any(map(mutates, exported.graph.nodes)):
-        # without in-place operators; the other ones stay as they are
+    if any(mutates(n) or autocasts(n) for n in exported.graph.nodes):
+        # without in-place operators, and with casts; the other operators stay as they are
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
             exported = exported.run_decompositions({})

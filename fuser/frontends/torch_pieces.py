@@ -5,6 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 
+def autocasts(node: Any) -> bool:
+    """Whether operators inside of a call have their operands cast by torch, which the graph does not say."""
+    return str(node.target) == "wrap_with_autocast" and node.args[2] is not False
+
+
 def mutates(node: Any) -> bool:
     """Whether a call of a graph writes to what it is given."""
     schema = getattr(node.target, "_schema", None)

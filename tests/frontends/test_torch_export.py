@@ -358,7 +358,16 @@ def test_graphs_inside_of_graphs_are_no_steps_of_it() -> None:
     exported = torch.export.export(Fn(chosen), (rand(4),))
     with pytest.raises(UnsupportedError, match="the operator cond has no counterpart"):
         fuser.from_torch(exported)
+
+    def narrow(x: Any, y: Any) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            z = x @ y
+        with torch.autocast("cpu", enabled=False):
+            return z, x @ y
+
     assert [n.op for n in fuser.from_torch(Fn(silent), (rand(4),)).program.nodes] == ["scale"]
+    program = fuser.from_torch(Fn(narrow), (rand(4, 4), rand(4, 4))).program
+    assert [program[n].dtype for n in program.outputs] == ["bfloat16", "float32"]
 
 
 def test_sizes_that_depend_on_values_are_named() -> None:

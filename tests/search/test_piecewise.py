@@ -63,6 +63,7 @@ NO_PROGRAMS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "written inputs": (Fn(lambda x: x.add_(1).relu()), (torch.randn(3, 8),)),
     "written parameters": (torch.nn.Embedding(10, 4, max_norm=1.0), (torch.arange(3),)),
     "sparse": (Fn(lambda x: torch.sparse.mm(x.to_sparse(), x.T)), (torch.randn(3, 8),)),
+    "of TorchScript": (torch.jit.script(torch.nn.ReLU()), (torch.randn(5, 8),)),
     "statistics of a batch": (torch.nn.BatchNorm1d(8).train(), (torch.randn(5, 8),)),
 }
 
