@@ -74,11 +74,13 @@ def held(f: Features, r: Resources, device: Device) -> Held:
     groups = np.maximum(f.warps // split.GROUP_WARPS, 1)
     fits = (f.warps % split.GROUP_WARPS == 0) & (groups <= split.MOST_GROUPS)
     parts, tall = np.ones(len(f)), np.ones(len(f))
+    turned = _turned(f, r, groups)
     for d in r.dots.values():
-        high = np.maximum(d.rows // split.ROWS, 1)
+        rows = np.where(turned, d.cols, d.rows)
+        high = np.maximum(rows // split.ROWS, 1)
         parts = np.where((high < groups) & (groups % high == 0), groups / high, 1.0)
         tall = np.maximum(high * parts / groups, 1.0)
-        part = d.rows * parts / groups
+        part = rows * parts / groups
         fits = fits & d.tensor & (part % split.ROWS == 0) & (2.0 ** np.round(np.log2(np.maximum(part, 1))) == part)
     fits = fits & ((parts == 1) | _shares_trips(f, parts)) & (not f.tree.arrays)
     once, outs = np.where(again, 2, 1), np.zeros(len(f))
@@ -105,7 +107,7 @@ def held(f: Features, r: Resources, device: Device) -> Held:
     outs = np.where(staged, outs, 0.0)
     fits = fits & (loads <= room)
     shared = loads + outs + handed + choices.BARRIERS
-    wants, needs, widest = _wanted(f, r, groups / parts)
+    wants, needs, widest = _wanted(f, r, groups / parts, turned)
     blocks = np.ones(len(f))
     for n in range(2, 9):
         enough = (choices.of_a_consumer(groups, producer, n) >= wants) & (choices.at_first(groups + producer, n) >= widest)
@@ -150,7 +152,18 @@ def ringed(f: Features, r: Resources, s: StmtFeatures) -> bool:
     return wide > 1 and bool(s.bytes.max() >= choices.LEAST_TILE)
 
 
-def _wanted(f: Features, r: Resources, groups: Counts) -> tuple[Counts, Counts, Counts]:
+def _turned(f: Features, r: Resources, groups: Counts) -> NDArray[np.bool_]:
+    """Whether columns are what groups share out: three times a power of two of them, where rows are one (what
+    :mod:`fuser.lower.gluon.split` does)."""
+    found = np.full(len(f), bool(r.dots))
+    for d in r.dots.values():
+        loaded = all(f.block.by_value[v].kind == "load" for v in (d.left, d.right))
+        rows, cols = d.rows.astype(int), d.cols.astype(int)
+        found = found & loaded & (cols & (cols - 1) > 0) & (rows & (rows - 1) == 0) & (cols % (split.ROWS * groups) == 0)
+    return found
+
+
+def _wanted(f: Features, r: Resources, groups: Counts, turned: NDArray[np.bool_]) -> tuple[Counts, Counts, Counts]:
     """Registers that a thread of a group wants, those without which the assembler spills, and those that the widest product asks
     for at first."""
     owned = dict(f.tree.owner)
@@ -166,7 +179,8 @@ def _wanted(f: Features, r: Resources, groups: Counts) -> tuple[Counts, Counts, 
         else:
             other = np.maximum(other, mine * 3 // 2)
     for d in r.dots.values():
-        widest = np.maximum(widest, np.minimum(d.cols, choices.COLUMNS) // 2 + 26)
+        columns = np.where(turned, d.rows, d.cols)
+        widest = np.maximum(widest, np.minimum(columns, choices.COLUMNS) // 2 + 26)
     wants = sums + other + choices.SPARE
     made = any(f.block.by_value[a].kind == "compute" for d in r.dots.values() for a in (d.left, d.right))
     # what follows a sum of products takes its registers

@@ -20,7 +20,9 @@ from fuser.lower.gluon.split import ROWS
 from fuser.lower.gluon.split import row_axis
 from fuser.lower.options import BACKEND
 from fuser.lower.options import FLATTEN
+from fuser.lower.options import OPTIONS
 from fuser.lower.options import PERSISTENT
+from fuser.lower.options import given
 from fuser.lower.pieces import GROUPS_ARCH
 from fuser.lower.pieces import next_power
 from fuser.lower.tiles import Tiles
@@ -34,6 +36,8 @@ from search.space.knobs import TileSize
 STAGES = (2, 3, 4, 5)
 SIZES = (32, 64, 128, 256)
 """Tiles of columns and sums; what is smaller is whole."""
+TURNED = 3 * ROWS
+"""Columns that three groups may share out: where rows divide badly, 128 × 192 fills SMs that 192 × 128 leaves idle."""
 HEIGHTS = (1, 2)
 """Times 64 rows of a group."""
 GROUPS = range(1, MOST_GROUPS + 1)
@@ -64,20 +68,30 @@ def group_space(space: KernelSpace) -> KernelSpace | None:
     parts = [ROWS * h for h in HEIGHTS]
     tall = tuple(sorted({n * part for n in GROUPS for part in parts if part == parts[0] or n * part < 2 * whole[rows]}))
     undivided = {t.name for t in space.tiles if t.values[0] >= block.extents[t.name]}
-    sizes = {a: _sizes(n) if a not in undivided else (n,) for a, n in whole.items()} | {rows: tall}
+    columns = _columns(block, rows)
+    sizes = {a: _sizes(n, a in columns) if a not in undivided else (n,) for a, n in whole.items()} | {rows: tall}
+    early = () if space.settings else given(space.device.arch, space.behind)
     return replace(
         space,
         tiles=tuple(TileSize(t.name, sizes[t.name]) for t in space.tiles),
         warps=Choice("warps", tuple(GROUP_WARPS * n for n in GROUPS)),
         stages=Choice("stages", STAGES),
         settings=tuple(s for s in space.settings if s.option.groups and s.option is not FLATTEN),
-        always=((BACKEND.key(), "gluon"),),
+        always=((BACKEND.key(), "gluon"), *((n, value) for n, value in early if OPTIONS[n].groups)),
         notes=(),
     )
 
 
-def _sizes(whole: int) -> tuple[int, ...]:
-    return tuple(n for n in SIZES if n < whole) + ((whole,) if whole <= SIZES[-1] else ())
+def _columns(block: BlockGraph, rows: str) -> frozenset[str]:
+    """Columns of products of what is loaded, which groups may share out in place of rows."""
+    dots = [s for s in block.computes if s.contracts]
+    loaded = all(block.by_value[a].kind == "load" for s in dots for a in s.args)
+    return frozenset(a for s in dots for a in s.axes if loaded and a != rows and block.extents[a] > TURNED)
+
+
+def _sizes(whole: int, turned: bool) -> tuple[int, ...]:
+    sizes = sorted({*SIZES, TURNED}) if turned else SIZES
+    return tuple(n for n in sizes if n < whole) + ((whole,) if whole <= SIZES[-1] else ())
 
 
 def ranked_groups(
