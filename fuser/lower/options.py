@@ -335,8 +335,7 @@ FLATTEN = entry(
 SPECIALIZE = entry(
     "specialize",
     bool,
-    "some warps load by descriptors, others multiply: in the innermost loop or persistent one",
-    default=False,
+    "some warps load by descriptors, others multiply, in the innermost loop or persistent one (by warp groups so without it)",
     capability=100,
     choices=(True,),
     at=_shared_out,
@@ -410,6 +409,6 @@ def check_options(knobs: Mapping[str, Any], tensors: Iterable[str], kernel: str)
         for other, why in rivals(option, tensor).items():
             if value and knobs.get(other):
                 raise UsageError(f"{kernel!r} cannot have both options {name!r} and {other!r}: {why}", "leave one of them out")
-        if value != option.default:
+        if value not in (option.default, False):
             least = max(least, option.capability)
     return least

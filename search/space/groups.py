@@ -54,12 +54,7 @@ def group_space(space: KernelSpace) -> KernelSpace | None:
     block = space.block
     if space.device.arch != GROUPS_ARCH or block.splits or space.free:
         return None
-    single = {*batch_axes(block), *(t.name for t in space.tiles if 1 in t.values)}
-    whole = {a.name: 1 if a.name in single else next_power(a.extent) for a in block.axes}
-    try:
-        rows = row_axis(Tiles.of(block, KernelSchedule(tuple(sorted(whole.items())))))
-    except FuserError:
-        return None
+    rows, whole = _rows(space)
     if not rows:
         return None
     # of fewer rows most of what they multiply would be padding; without products they gain nothing
@@ -80,6 +75,17 @@ def group_space(space: KernelSpace) -> KernelSpace | None:
         always=((BACKEND.key(), "gluon"), *((n, value) for n, value in early if OPTIONS[n].groups)),
         notes=(),
     )
+
+
+def _rows(space: KernelSpace) -> tuple[str, dict[str, int]]:
+    """What groups share out, empty where there is nothing, and tiles of all of a block, but for what is done one by one."""
+    block = space.block
+    single = {*batch_axes(block), *(t.name for t in space.tiles if 1 in t.values)}
+    whole = {a.name: 1 if a.name in single else next_power(a.extent) for a in block.axes}
+    try:
+        return row_axis(Tiles.of(block, KernelSchedule(tuple(sorted(whole.items()))))), whole
+    except FuserError:
+        return "", whole
 
 
 def _columns(block: BlockGraph, rows: str) -> frozenset[str]:
@@ -129,6 +135,10 @@ def _ranked(space: KernelSpace, estimate: Estimator) -> tuple[list[tuple[float, 
         if EVEN * seconds < kept.get((tiles, order, warps), inf):  # an option has to gain
             kept[tiles, order, warps] = seconds
             gains.append((seconds, s))
+    columns = _columns(space.block, _rows(space)[0])
+    turned = [any(dict(s.tiles)[a] == TURNED for a in columns) for _, s in gains]
+    straight = min((seconds for (seconds, _), t in zip(gains, turned, strict=True) if not t), default=inf)
+    gains = [x for x, t in zip(gains, turned, strict=True) if not t or EVEN * x[0] < straight]  # so has the other way round
     return sorted(gains, key=lambda x: x[0]), count
 
 

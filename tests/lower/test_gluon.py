@@ -133,6 +133,9 @@ def joined() -> TensorProgram:
         (attention(70, 250, 64, 64), "n [b=1 m=128 n=32 h=64 k=64] warps=16 stages=4"),
         (attention(70, 120, 80, 64), "n [b=1 m=64 n=32 h=64 k=128] warps=4 stages=2"),
         (epilogue(200, 64, 80), "- [m=64 n=64 k=128] warps=4 stages=2 persistent=2"),
+        (epilogue(130, 128, 640), "k [m=64 n=64 k=64] warps=4 stages=2 specialize=False"),
+        (attention(70, 500, 64, 64), "n [b=1 m=64 n=64 h=64 k=64] warps=4 stages=3 specialize=False"),
+        (attention(200, 200, 64, 64, causal=True), "n [b=1 m=64 n=32 h=64 k=64] warps=4 stages=2 specialize=False"),
         (epilogue(200, 392, 320), "k [m=128 n=192 k=64] warps=12 stages=3"),
         (epilogue(130, 392, 320, "bfloat16"), "k [m=64 n=384 k=64] warps=12 stages=2 persistent=3"),
         (epilogue(70, 128, 256), "k [m=64 n=64 k=64] warps=8 stages=2"),
@@ -171,6 +174,11 @@ CASES = {
         attention(64, 250, 64, 64, heads=5),
         "n [b=1 m=64 n=32 h=64 k=64] warps=8 stages=2 persistent=1",
         ("early mbarrier.arrive(", "without mbarrier.wait(Q_ring_empty", "without mbarrier.wait(parts_empty"),
+    ),
+    "attention that fills its slots": (
+        attention(64, 500, 64, 64),
+        "n [b=1 m=64 n=64 h=64 k=64] warps=4 stages=3 specialize=False",
+        (),
     ),
     "persistent attention": (
         attention(330, 200, 64, 64, heads=3),
@@ -291,6 +299,8 @@ def assert_handed_over_in_order(ptx: str, merges: bool) -> None:
         (epilogue(), "k [m=64 n=64 k=64] warps=16 stages=2 persistent=4", "4 groups cannot share out 5 trips"),
         (epilogue(), "k [m=64 n=64 k=64] warps=4 stages=2 persistent=4 flatten=True", "nobody to take turns with"),
         (epilogue(64, 128, 128), "n [m=64 n=64 k=128] warps=8 stages=2", "each trip of 'n' stores 'Y'"),
+        (epilogue(), "k [m=128 n=64 k=64] warps=8 stages=2 specialize=False", "one group fills what it alone reads"),
+        (epilogue(), "k [m=64 n=64 k=64] warps=4 stages=1 specialize=False", "cannot fill its slots again in time"),
         (epilogue(n=100), "k [m=128 n=64 k=64] warps=8 stages=4", "not a multiple of 16 bytes"),
     ],
 )

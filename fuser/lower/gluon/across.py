@@ -22,12 +22,12 @@ from fuser.ir.tiling import Node
 from fuser.lower.fold_code import settle
 from fuser.lower.gluon import folds
 from fuser.lower.gluon.consumer import Consumer
-from fuser.lower.gluon.consumer import trips_of
 from fuser.lower.gluon.places import Places
 from fuser.lower.gluon.rings import Ring
 from fuser.lower.gluon.rings import rings_among
 from fuser.lower.gluon.skew import Skewed
 from fuser.lower.gluon.skew import skewed
+from fuser.lower.gluon.skew import trips_of
 from fuser.lower.gluon.split import refuse
 from fuser.lower.options import FLATTEN
 from fuser.lower.writer import Value

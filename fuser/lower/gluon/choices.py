@@ -39,6 +39,7 @@ from fuser.lower.gluon.split import shared_out
 from fuser.lower.options import BACKEND
 from fuser.lower.options import OPTIONS
 from fuser.lower.options import PERSISTENT
+from fuser.lower.options import SPECIALIZE
 from fuser.lower.options import option_of
 from fuser.lower.tiles import Tiles
 
@@ -296,7 +297,7 @@ def choose(split: Split) -> LayoutPlan:
                 raise refuse(tiles, f"{a!r}, the right operand of {s.value!r}, is computed, and only shared memory has such")
             operands.append(Operand(s.value, a, "shared" if loaded else "registers"))
     again = PERSISTENT.of(tiles.schedule)
-    producer = refills(tiles, loads)
+    producer = refills(tiles, loads) and not _alone(split)
     shared = sum(b.bytes for b in (*loads, *outs, *handed)) + BARRIERS
     blocks = side_by_side(split, producer, wanted(tiles, fragments), shared)
     blocks = min(blocks, math.ceil(again / SMS)) if again else blocks
@@ -314,6 +315,17 @@ def choose(split: Split) -> LayoutPlan:
         tuple(fragments),
         tuple(operands),
     )
+
+
+def _alone(split: Split) -> bool:
+    """Whether the one group fills slots again by itself (``specialize=False``)."""
+    schedule = split.tiles.schedule
+    if not SPECIALIZE.given_in(schedule) or SPECIALIZE.of(schedule):
+        return False
+    if split.consumers > 1 or PERSISTENT.of(schedule):
+        why = f"with {SPECIALIZE.key()}=False one group fills what it alone reads, for one place of the grid"
+        raise refuse(split.tiles, why, f"use warps={GROUP_WARPS} without {PERSISTENT.key()}, or leave out {SPECIALIZE.key()}")
+    return True
 
 
 def refills(tiles: Tiles, buffers: Sequence[Buffer]) -> bool:

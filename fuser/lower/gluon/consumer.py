@@ -22,7 +22,6 @@ from fuser.ir.tiling import Init
 from fuser.ir.tiling import Loop
 from fuser.ir.tiling import Node
 from fuser.lower.causal_code import open_trips
-from fuser.lower.causal_code import trips_needed
 from fuser.lower.fold_code import init
 from fuser.lower.fold_code import reduce
 from fuser.lower.fold_code import rescale
@@ -40,9 +39,11 @@ from fuser.lower.gluon.rings import view
 from fuser.lower.gluon.skew import Skewed
 from fuser.lower.gluon.skew import loop_rings
 from fuser.lower.gluon.skew import skewed
+from fuser.lower.gluon.skew import trips_of
 from fuser.lower.gluon.split import refuse
 from fuser.lower.gluon.writer import GroupWriter
 from fuser.lower.map_code import map_elements
+from fuser.lower.options import SPECIALIZE
 from fuser.lower.writer import TRITON_DTYPE
 
 COMPUTE = {"map": map_elements, "reduce": reduce}
@@ -60,6 +61,9 @@ class Consumer:
     def nodes(self, nodes: Sequence[Node], before: Mapping[int, Sequence[str]] | None = None) -> None:
         """Nodes of the loop tree, and the rings whose loads stand among them; ``before`` are lines in front of some."""
         rings = rings_among(self.w, nodes, self.times)
+        if not self.w.plan.producer and (again := [r.loads[0].value for r in rings if r.refilled]):
+            why = f"{again[0]!r} is loaded in a loop whose group cannot fill its slots again in time"
+            raise refuse(self.w.tiles, why, f"leave out {SPECIALIZE.key()}")
         outer = dict(self.products.rings)
         self.products.rings |= {s.value: r for r in rings for s in r.loads}
         with ExitStack() as rest:
@@ -323,12 +327,6 @@ class Consumer:
         for ring in halves.rings[:1]:
             self.w.emit(f"mbarrier.wait({ring.full()}, {ring.phase()}, pred={pred})")
             self.products.ready.add(ring.name)
-
-
-def trips_of(w: GroupWriter, node: Loop) -> str:
-    """How often a loop runs: as often as the block's last rows need it, in every group and in the producer."""
-    with w.as_group(str(w.split.groups - 1)):
-        return trips_needed(w, node) or str(node.trips)
 
 
 def stored(w: GroupWriter, stmt: Stmt, again: bool) -> None:

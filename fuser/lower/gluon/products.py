@@ -14,6 +14,7 @@ from fuser.ir.mugraph import Stmt
 from fuser.ir.program import DTYPE_BYTES
 from fuser.lower.gluon.choices import as_operand
 from fuser.lower.gluon.rings import Ring
+from fuser.lower.gluon.rings import refill
 from fuser.lower.gluon.rings import view
 from fuser.lower.gluon.writer import GroupWriter
 from fuser.lower.pieces import next_power
@@ -84,6 +85,10 @@ class Products:
             if ring.name in self.fence:
                 self.w.emit("fence_async_shared()")
                 self.fence.discard(ring.name)
+            if ring.loop:
+                for line in refill(self.w, ring, behind * ring.steps, pred):
+                    self.w.emit(line)
+                return
             slot = ring.empty(ring.stages - behind * ring.steps) if behind else ring.empty()
             self.w.emit(f"mbarrier.arrive({slot}, count=1{f', pred={pred}' if pred else ''})")
 

@@ -48,6 +48,8 @@ class Ring:
     """Slots of a place of the grid; 0 where several loops fill them."""
     behind: tuple[Stmt, ...] = ()
     """Loads that come a group's trip late: with what the next trip reads first."""
+    loop: tuple[str, str] | None = None
+    """The loop, and how often it runs, whose group fills the slots again that it has read; none where a warp of its own does."""
 
     @property
     def refilled(self) -> bool:
@@ -84,7 +86,7 @@ class Ring:
 
     @property
     def barriers(self) -> tuple[str, ...]:
-        return (f"{self.name}_full", *((f"{self.name}_empty",) if self.refilled else ()))
+        return (f"{self.name}_full", *((f"{self.name}_empty",) if self.refilled and not self.loop else ()))
 
 
 def rings_among(w: GroupWriter, nodes: Sequence[Node], times: int) -> list[Ring]:
@@ -148,23 +150,34 @@ def view(w: GroupWriter, buffer: Buffer, slot: str, group: str, dims: Sequence[i
     return text if tuple(dims) == buffer.box else f"{text}.reshape([{', '.join(map(str, dims))}])"
 
 
-def fill(w: GroupWriter, ring: Ring, loads: Sequence[Stmt] = ()) -> Iterator[str]:
-    """Lines of the producer that fill a slot, with all that the ring brings or with some ``loads``."""
+def fill(w: GroupWriter, ring: Ring, loads: Sequence[Stmt] = (), ahead: int = 0) -> Iterator[str]:
+    """Lines that fill a slot, with all that the ring brings or with some ``loads``: the producer's next one, or the one so many
+    ``ahead``."""
     loads = loads or ring.loads
-    if ring.refilled:
+    if ring.refilled and not ring.loop:
         yield f"mbarrier.wait({ring.empty()}, {ring.phase()} ^ 1)"
     size = sum(math.prod(b.box) * b.pieces * DTYPE_BYTES[b.dtype] for b in (w.plan.buffer[s.value] for s in loads))
-    yield f"mbarrier.expect({ring.full()}, {size})"
+    yield f"mbarrier.expect({ring.full(ahead)}, {size})"
     for s in loads:
         buffer, d = w.plan.buffer[s.value], w.descriptor(s)
         assert d is not None
         for group in range(buffer.pieces):
             with w.as_group(str(group), ring.steps if s in ring.behind else 0):
                 at = box_start(w, s.axes, d.axes)
-            to = view(w, buffer, ring.slot(), str(group), buffer.box)
-            yield f"tma.async_copy_global_to_shared({w.box_argument(d)}, [{at}], {ring.full()}, {to})"
-    if ring.counted:
+            to = view(w, buffer, ring.slot(ahead), str(group), buffer.box)
+            yield f"tma.async_copy_global_to_shared({w.box_argument(d)}, [{at}], {ring.full(ahead)}, {to})"
+    if ring.counted and not ahead:
         yield f"{ring.count} += 1"
+
+
+def refill(w: GroupWriter, ring: Ring, behind: int, pred: str = "") -> Iterator[str]:
+    """Lines of a group that has read a slot, ``behind`` by so many, and fills it for a later trip."""
+    assert ring.loop
+    (axis, trips), ahead = ring.loop, ring.stages - behind
+    later = f"{ring.count} + {ahead}"
+    yield f"if {f'({pred}) & ({later} < {trips})' if pred else f'{later} < {trips}'}:"
+    with w.at_trip(axis, f"({later})"):
+        yield from (f"    {line}" for line in fill(w, ring, ahead=ahead))
 
 
 def box_start(w: GroupWriter, axes: Sequence[str], wanted: Sequence[str]) -> str:

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from fuser.ir.mugraph import Stmt
 from fuser.ir.tiling import Loop
+from fuser.lower.causal_code import trips_needed
 from fuser.lower.gluon.rings import Ring
 from fuser.lower.gluon.rings import rings_among
 from fuser.lower.gluon.writer import GroupWriter
@@ -81,9 +82,17 @@ def roomy(ring: Ring) -> int:
     return max(3, 2 * ring.steps)
 
 
+def trips_of(w: GroupWriter, node: Loop) -> str:
+    """How often a loop runs: as often as the block's last rows need it, in every group and in the producer."""
+    with w.as_group(str(w.split.groups - 1)):
+        return trips_needed(w, node) or str(node.trips)
+
+
 def loop_rings(w: GroupWriter, node: Loop, times: int) -> list[Ring]:
     """The rings whose loads stand in a loop, which is run into so many ``times`` (0: nobody knows)."""
     rings = rings_among(w, node.body, times * node.trips)
+    if not w.plan.producer:  # the group that reads fills again
+        return [replace(r, loop=(node.axis, trips_of(w, node))) if r.refilled else r for r in rings]
     w.around.append(w.tiles.accumulated(node))
     form = skewed(w, node, rings)
     w.around.pop()

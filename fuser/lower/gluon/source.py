@@ -35,7 +35,6 @@ from fuser.lower.gluon.choices import at_first
 from fuser.lower.gluon.choices import planned
 from fuser.lower.gluon.choices import view_of
 from fuser.lower.gluon.consumer import Consumer
-from fuser.lower.gluon.consumer import trips_of
 from fuser.lower.gluon.dependents import LAUNCH
 from fuser.lower.gluon.dependents import WAIT
 from fuser.lower.gluon.dependents import dependents
@@ -54,6 +53,7 @@ from fuser.lower.gluon.rings import rings_among
 from fuser.lower.gluon.rings import room
 from fuser.lower.gluon.rings import set_up
 from fuser.lower.gluon.skew import loop_rings
+from fuser.lower.gluon.skew import trips_of
 from fuser.lower.gluon.split import Split
 from fuser.lower.gluon.split import refuse
 from fuser.lower.gluon.writer import GroupWriter
@@ -256,7 +256,7 @@ def _frame(kernel: _Kernel, w: GroupWriter, body: Consumer | None) -> None:
         if body:
             body.nodes(kernel.nodes, {} if kernel.again else dict(dependents(w, kernel.nodes, kernel.chain)))
         else:
-            _loads(kernel, w, kernel.nodes, kernel.times)
+            _loads(kernel, w, kernel.nodes, kernel.times, rings_among(w, kernel.nodes, kernel.times))
 
     if not kernel.again:
         go(places.first)
@@ -304,9 +304,9 @@ def _producer(kernel: _Kernel) -> str:
     return function("producer", kernel.shared(w), w)
 
 
-def _loads(kernel: _Kernel, w: GroupWriter, nodes: Sequence[Node], times: int) -> None:
-    """Everything that the copy engine loads among nodes, in their order."""
-    first = {r.loads[0]: r for r in rings_among(w, nodes, times)}
+def _loads(kernel: _Kernel, w: GroupWriter, nodes: Sequence[Node], times: int, rings: Sequence[Ring]) -> None:
+    """Everything that the copy engine loads among nodes, in their order; ``rings`` are theirs."""
+    first = {r.loads[0]: r for r in rings}
     for node in nodes:
         if isinstance(node, Stmt) and node in first:
             for line in fill(w, first[node]):
@@ -314,8 +314,15 @@ def _loads(kernel: _Kernel, w: GroupWriter, nodes: Sequence[Node], times: int) -
         elif isinstance(node, Loop) and (pair := next((r for r in loop_rings(w, node, times) if r.behind), None)):
             _paired(w, node, pair)
         elif isinstance(node, Loop) and kernel.rings(w, node.body):
-            with _looped(w, node, f"{trips_of(w, node)}"):
-                _loads(kernel, w, node.body, times * node.trips)
+            with _looped(w, node, _filled(kernel, w, node, times)):
+                _loads(kernel, w, node.body, times * node.trips, loop_rings(w, node, times))
+
+
+def _filled(kernel: _Kernel, w: GroupWriter, node: Loop, times: int) -> str:
+    """How many trips the producer loads for: all, or as many as there are slots, where the group fills them again."""
+    trips = trips_of(w, node)
+    own = {r.stages for r in loop_rings(w, node, times) if r.loop}
+    return f"min({max(own)}, {trips})" if own else trips
 
 
 @contextmanager

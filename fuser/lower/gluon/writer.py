@@ -47,6 +47,7 @@ class GroupWriter(Writer):
         """By how many trips of the innermost loop the current line is late."""
         self.into = ""
         """The value that the current statement computes."""
+        self._trip: tuple[str, str] | None = None
         self.lanes_of: dict[str, Mma] = {}
         """Sums that threads keep apart in their loop (:mod:`fuser.lower.gluon.folds`), with the layout of what they keep."""
         self._layouts: dict[Registers, str] = {}
@@ -111,8 +112,20 @@ class GroupWriter(Writer):
 
     # -- places -------------------------------------------------------------------------------------------------------------
 
+    @contextmanager
+    def at_trip(self, axis: str, trip: str) -> Iterator[None]:
+        """What is written inside is about another trip of a loop."""
+        self._trip = axis, trip
+        yield
+        self._trip = None
+
     def start(self, axis: str, piece: Piece) -> str:
         """Rows count from the block's first one, and then from the group's; trips that are shared out are the group's own."""
+        if self._trip and self._trip[0] == axis:
+            kept, self.loops = self.loops, [x for x in self.loops if x != axis]
+            first = super().start(axis, piece)
+            self.loops = kept
+            return " + ".join(filter(None, (first, f"{self._trip[1]} * {self.tiles.plans[axis].tile}")))
         if self.part and self.split.loop and axis == self.split.loop.axis:
             trip = f"({self.trip(axis)} * {self.split.parts} + {self.part})" if axis in self.loops else self.part
             size = self.tiles.plans[axis].tile
