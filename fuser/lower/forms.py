@@ -12,6 +12,7 @@ import functools
 import sys
 import threading
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,8 @@ def form(interpreted: bool) -> Iterator[None]:
     """Within, ``triton.jit`` and Triton's library are of the interpreter's form, or of the compiler's; afterwards as before."""
     runtime = triton_module().knobs.runtime
     with _LOCK:
+        if interpreted:  # the interpreter imports Gluon, which would keep what it has put into Triton's library by then
+            import_module("triton.experimental.gluon.language")
         before, names = runtime.interpret, [(n, dict(vars(n))) for n in _patched()]
         _give(interpreted)
         runtime.interpret = interpreted

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -312,3 +314,21 @@ def test_what_has_no_form_is_refused_with_a_reason(program: TensorProgram, sched
 def test_flatten_is_for_kernels_that_stay() -> None:
     with pytest.raises(UsageError, match="'flatten' of 'gemm' is for persistent kernels"):
         source(fuse(epilogue()), "k [m=128 n=64 k=64] warps=8 stages=4 flatten=True")
+
+
+def test_what_is_interpreted_first_leaves_gluon_alone() -> None:
+    """In a process of its own: what Gluon takes over of Triton's library, it does when it is imported, by the interpreter say."""
+    code = """if True:
+        import numpy as np
+        from fuser.ir.schedule import Schedule
+        from fuser.lower.compile import interpret_source
+        from fuser.lower.triton_source import generate_graph
+        from fuser.superopt.structures import one_kernel
+        from tests.builders import gemm
+        graph = one_kernel(gemm(16, 16, 16))
+        (made,) = generate_graph(graph, Schedule.parse("- [m=16 n=16 k=16] warps=1 stages=1", graph.blocks))
+        interpret_source(made, {n: np.zeros((16, 16)) for n in "XW"})
+        import triton.language as tl
+        from triton.experimental.gluon import language as gl
+        assert gl.exp2.__wrapped__ is tl.math.exp2"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
