@@ -137,6 +137,11 @@ class TensorProgram:
         return self.table[name]
 
     @cached_property
+    def places(self) -> dict[str, int]:
+        """Of results, in the order in which they are computed."""
+        return {n.output: i for i, n in enumerate(self.nodes)}
+
+    @cached_property
     def producers(self) -> dict[str, Node]:
         return {n.output: n for n in self.nodes}
 

@@ -18,9 +18,9 @@ def subprogram(program: TensorProgram, outputs: Collection[str], name: str) -> T
     """The nodes whose outputs are in ``outputs``, as a program: what they read from elsewhere are its inputs, what is read
     elsewhere (or is an output of the whole) its outputs. Constants tied to tensors outside become numbers."""
     chosen = set(outputs)
-    nodes = tuple(n for n in program.nodes if n.output in chosen)
-    if len(nodes) != len(chosen):
-        raise ProgramError(f"{sorted(chosen - {n.output for n in nodes})} are not results of nodes of {program.name!r}")
+    if others := chosen - program.producers.keys():
+        raise ProgramError(f"{sorted(others)} are not results of nodes of {program.name!r}")
+    nodes = tuple(program.producers[n] for n in sorted(chosen, key=program.places.__getitem__))
     reads = dict.fromkeys(i for n in nodes for i in n.inputs)
     inputs = tuple(i for i in reads if i not in chosen)
     leaves = tuple(
@@ -60,7 +60,7 @@ def canonical(program: TensorProgram, name: str = "region") -> tuple[TensorProgr
     equal regions of a model become equal programs, and are tuned once."""
     new: dict[str, str] = {n: f"x{i}" for i, n in enumerate(program.inputs)}
     new |= {n.output: f"y{i}" for i, n in enumerate(program.nodes)}
-    result = rename(program, new, name)
+    result = _renamed(program, new, name)  # as valid as before: all names are different
     order = {n: i for i, n in enumerate(new.values())}
     return _one(replace(result, tensors=tuple(sorted(result.tensors, key=lambda t: order[t.name])))), new
 
@@ -73,7 +73,10 @@ def _one(program: TensorProgram) -> TensorProgram:
 
 def rename(program: TensorProgram, new: dict[str, str], name: str) -> TensorProgram:
     """Rename tensors; those not in ``new`` keep their names."""
+    return _renamed(program, new, name).validate()
 
+
+def _renamed(program: TensorProgram, new: dict[str, str], name: str) -> TensorProgram:
     def of(n: str) -> str:
         return new.get(n, n)
 
@@ -89,4 +92,4 @@ def rename(program: TensorProgram, new: dict[str, str], name: str) -> TensorProg
         ),
         names(program.outputs),
         tuple(replace(t, name=of(t.name)) for t in program.tensors),
-    ).validate()
+    )
