@@ -131,9 +131,9 @@ class Model:
 
 
 def is_model(program: TensorProgram) -> bool:
-    """Whether a program is more than one region: it has more contractions than a fused kernel is searched for, or what no
-    generated kernel computes."""
-    return sum(n.products > 0 for n in program.nodes) > SMALL or bool(program.whole_numbers)
+    """Whether a program is more than one region: it has more contractions (an attention is two) than a fused kernel is searched
+    for, or what no generated kernel computes."""
+    return sum(n.products for n in program.nodes) > SMALL or bool(program.whole_numbers)
 
 
 def compile_model(

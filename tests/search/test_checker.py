@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed")
 
 from fuser.device import load_device
+from fuser.ir.builder import Builder
 from fuser.ir.candidate import Candidate
 from fuser.ir.fuse import fuse
 from fuser.lower.check import check
@@ -17,7 +18,9 @@ from fuser.lower.checker import CHECKER
 from fuser.lower.checker import Checker
 from fuser.lower.checker import CheckerEnded
 from fuser.workloads import workload
+from search.cover.model import is_model
 from search.tune import tune_fast
+from tests.interpreted import checked
 
 
 def test_one_process_checks_again_and_another_takes_its_place() -> None:
@@ -42,3 +45,21 @@ def test_no_answer_in_time_ends_the_process() -> None:
     with pytest.raises(CheckerEnded, match="KeyError"):
         checker.ask("{}", 60.0)
     checker.close()
+
+
+def test_weights_that_make_a_softmax_a_choice_are_drawn_smaller() -> None:
+    """What is rounded between two kernels decides otherwise there, in each of them."""
+    b = Builder("packed")
+    y = b.input("X", (96, 512)) @ b.input("W", (512, 48))
+    q, k, v = (b.op("slice", y, axis=1, start=16 * i, stop=16 * i + 16) for i in range(3))
+    program = b.build(Z=b.softmax(q @ k.T) @ v)
+    winner = tune_fast(program, load_device("h200")).winner.candidate
+    assert checked(program, winner.graph, winner.schedule).passed
+
+
+def test_an_attention_between_two_linear_layers_is_a_model() -> None:
+    b = Builder("layer")
+    x, w, v = (b.input(n, (64, 64)) for n in "XWV")
+    y = b.op("attention", *[(x @ w).reshape(1, 64, 64)] * 3)
+    assert not is_model(b.build(Z=y))
+    assert is_model(b.build(Z=y.reshape(64, 64) @ v))
