@@ -20,6 +20,13 @@ import tempfile
 from pathlib import Path
 
 VARIABLE = "TRITON_PTXAS_PATH"
+FLAGS = (
+    *("DISABLE_PTXAS_OPT", "PTXAS_OPTIONS", "DISABLE_LLVM_OPT", "DISABLE_MMA_V3", "DISABLE_MMA_V5", "TRITON_F32_DEFAULT"),
+    *("TRITON_LIBDEVICE_PATH", "TRITON_OVERRIDE_ARCH", "TRITON_ENABLE_ASAN", "TRITON_INSTRUMENTATION_MODE"),
+)
+"""Variables by which Triton makes other machine code of the same text."""
+FLAGGED = " with "
+"""Between a compiler's versions and its flags."""
 Version = tuple[int, int]
 
 
@@ -67,17 +74,17 @@ def _version(path: str) -> Version | None:
 
 
 def compiler() -> str:
-    """Triton's version, and that of the assembler where it is not the one that comes with it."""
+    """Triton's version, that of the assembler where it is not the one that comes with it, and the flags that a user has set."""
     choose()
     try:
         triton = f"triton {importlib.metadata.version('triton')}"
     except importlib.metadata.PackageNotFoundError:
         return ""
-    chosen = os.environ.get(VARIABLE)
-    if not chosen:
-        return triton
-    version = _version(chosen)
-    return f"{triton}, ptxas {version[0]}.{version[1]}" if version else f"{triton}, {chosen}"
+    if chosen := os.environ.get(VARIABLE):
+        version = _version(chosen)
+        triton = f"{triton}, ptxas {version[0]}.{version[1]}" if version else f"{triton}, {chosen}"
+    flags = [f"{n}={os.environ[n]}" for n in FLAGS if os.environ.get(n)]
+    return FLAGGED.join((triton, ", ".join(flags))) if flags else triton
 
 
 def remarks(ptx: str, arch: int) -> list[str]:

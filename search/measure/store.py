@@ -174,6 +174,9 @@ def _ready(path: Path | str, tables: Sequence[Table]) -> sqlite3.Connection:
     db = _connect(path)
     try:
         found = [sql for (sql,) in db.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid")]
+        names = {n for (n,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if found and not names & {t.name for t in tables}:  # before anything is written, the mode of its journal too
+            raise ModelFileError(f"{path} is a database of another program", "choose another file")
         db.execute("PRAGMA journal_mode=WAL")
         db.execute("PRAGMA synchronous=NORMAL")
         if not found:
@@ -181,9 +184,6 @@ def _ready(path: Path | str, tables: Sequence[Table]) -> sqlite3.Connection:
                 _create(db, tables)
             return db
         version = db.execute("PRAGMA user_version").fetchone()[0]
-        names = {n for (n,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-        if not names & {t.name for t in tables}:
-            raise ModelFileError(f"{path} is a database of another program", "choose another file")
         if version not in range(1, VERSION + 1):
             raise ModelFileError(
                 f"the tuning records {path} have version {version}, this program reads {VERSION}",

@@ -4,6 +4,7 @@ shipped with this package or with an application."""
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterable
 from collections.abc import Iterator
@@ -11,8 +12,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from dataclasses import field
+from dataclasses import replace
 from functools import lru_cache
-from itertools import chain
 from pathlib import Path
 
 from fuser.console import warn
@@ -24,6 +25,7 @@ from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import Schedule
 from fuser.kept import text_hash
+from fuser.lower.assembler import FLAGGED
 from fuser.lower.assembler import compiler
 from fuser.lower.compile import cache_dir
 from search.measure.careful import Careful
@@ -33,6 +35,7 @@ from search.measure.known import SUFFIXES
 from search.measure.known import load
 from search.measure.records import Records
 from search.measure.rows import Record
+from search.measure.winners import WINNERS
 from search.measure.winners import Winner
 from search.space.evolve import Effort
 from search.space.evolve import Ranked
@@ -87,18 +90,23 @@ class Memory:
         """What an effort needs not search for: the winner of a search as far as this or, for ``instant``, the fastest of all that
         was measured. ``misses`` says afterwards why what looks like it is not used."""
         self.misses.clear()
-        if self.records is not None and (known := self._won(program, device, scope, effort)):
+        known = None if self.records is None else self._won(program, device, scope, effort)
+        searched = known is not None and known.winner is not None and known.winner.rank > 0
+        if searched or effort.name != "instant" or scope not in (GENERATED, LIBRARY):
             return known
-        if effort.name != "instant" or scope not in (GENERATED, LIBRARY):
-            return None
+        found = [known] if known else []
         sources: list[tuple[str, Records]] = [] if self.records is None else [(str(self.records.path), self.records)]
         sources += [] if self.simulated else [(PACKAGE if f == PACKAGED else str(f), shipped(f)) for f in self.files]
+        told: set[tuple[str, ...]] = set()  # the user's own rows come first: what failed or was slow here is so
         for origin, records in sources:
-            for row in fastest(records, program, self._names(device)):
-                candidate = self._usable(records, row, scope)
+            rows = rows_of(records, program, self._names(device))
+            for row in _fastest(rows):
+                candidate = self._usable(records, row, scope) if _kernels(row) not in told else None
                 if candidate is not None and row.time_us:
-                    return Known(Ranked(candidate, graph_seconds(candidate, device), row.time_us * 1e-6), origin)
-        return None
+                    found.append(Known(Ranked(candidate, graph_seconds(candidate, device), row.time_us * 1e-6), origin))
+                    break
+            told |= {_kernels(r) for r in rows}
+        return min(found, key=lambda k: k.ranked.measured or math.inf, default=None)
 
     def candidates(self, program: TensorProgram, device: Device, count: int) -> list[Candidate]:
         """The fastest that anybody knows: what a search begins with."""
@@ -112,8 +120,15 @@ class Memory:
         return list(found)
 
     def keep(self, winner: Winner, candidate: Candidate) -> None:
-        if self.records is not None:
-            self.records.add_winner(winner, candidate.graph)
+        """What a search ended with; one that did not get as far as an earlier one takes its place only where it is faster."""
+        if self.records is None:
+            return
+        before = next(self.records.winners(**{n: getattr(winner, n) for n in WINNERS.key}), None)
+        if before and before.rank > winner.rank and not self._unfit(before)[1]:
+            if before.time_us <= winner.time_us:
+                return
+            winner = replace(winner, effort=before.effort)
+        self.records.add_winner(winner, candidate.graph)
 
     # -- parts --------------------------------------------------------------------------------------------------------------
 
@@ -135,18 +150,26 @@ class Memory:
             elif w.rank < wanted:
                 why = f"it was searched with the effort {w.effort or 'interrupted'}"
             else:
-                graph = self.records.structure(w.structure)
-                candidate = Candidate(graph, _schedule(w)) if graph else None
-                if candidate is None:
-                    why = "its structure is lost"
-                elif scope == GENERATED and _with_library(candidate):
-                    why = "a library does some of its products"
-                elif source_hash(candidate) != w.source:
-                    why = "its kernels are generated in another way today"
-                else:
+                candidate, why = self._unfit(w, scope)
+                if candidate and not why:
                     return Known(Ranked(candidate, w.estimate_us * 1e-6, w.time_us * 1e-6), str(self.records.path), w)
             self.misses.append(f"winner of {w.timestamp or 'some day'} ({w.time_us:.2f} µs) is not used: {why}")
         return None
+
+    def _unfit(self, w: Winner, scope: str = LIBRARY) -> tuple[Candidate | None, str]:
+        """The candidate of a winner, and why it is not what would run here."""
+        assert self.records is not None
+        graph = self.records.structure(w.structure)
+        if graph is None:
+            return None, "its structure is lost"
+        candidate = Candidate(graph, _schedule(w))
+        if scope == GENERATED and _with_library(candidate):
+            return candidate, "a library does some of its products"
+        if source_hash(candidate) != w.source:
+            return candidate, "its kernels are generated in another way today"
+        same = {"structure": w.structure, "schedule": w.schedule, "source": w.source}
+        bad = next((r for r in self.records.rows(program=w.program, device=w.device, **same) if not r.ok), None)
+        return candidate, f"it failed when it was measured again ({bad.status})" if bad else ""
 
     def _usable(self, records: Records, row: Record, scope: str) -> Candidate | None:
         """The candidate of a row, if it is what would run here."""
@@ -173,24 +196,35 @@ class Memory:
 
 def same_compiler(other: str) -> bool:
     """Whether a kernel is what it was: the same Triton, and the same assembler or, where nothing can be run, any."""
-    here = compiler()
-    return other == here or (", ptxas" not in here and other.partition(",")[0] == here)
+    (here, _, flags), (there, _, theirs) = compiler().partition(FLAGGED), other.partition(FLAGGED)
+    return flags == theirs and (there == here or (", ptxas" not in here and there.partition(",")[0] == here))
 
 
 def fastest(records: Records, program: TensorProgram, devices: Iterable[str]) -> Iterator[Record]:
     """Correct rows of a program, the fastest first, of candidates that never failed."""
-    rows = [r for d in devices for r in records.rows(program=program_key(program), device=d, kind="kernel")]
-    failed = {(r.structure, r.schedule, r.source) for r in rows if not r.ok}
-    good = (r for r in rows if r.ok and r.time_us and (r.structure, r.schedule, r.source) not in failed)
+    return _fastest(rows_of(records, program, devices))
+
+
+def rows_of(records: Records, program: TensorProgram, devices: Iterable[str]) -> list[Record]:
+    return [r for d in devices for r in records.rows(program=program_key(program), device=d, kind="kernel")]
+
+
+def _fastest(rows: Sequence[Record]) -> Iterator[Record]:
+    failed = {_kernels(r) for r in rows if not r.ok}
+    good = (r for r in rows if r.ok and r.time_us and _kernels(r) not in failed)
     return iter(sorted(good, key=lambda r: r.time_us or 0.0))
+
+
+def _kernels(row: Record) -> tuple[str, str, str]:
+    """What a row is about, whoever measured it."""
+    return row.structure, row.schedule, row.source
 
 
 def sources_of(memory: Memory, program: TensorProgram, device: Device) -> Iterator[tuple[Records, list[Record]]]:
     """All rows of a program on a device: the user's records with theirs, and those that are shipped."""
     mine = [] if memory.records is None else [memory.records]
     for records in (*mine, *map(shipped, memory.files)):
-        found = (records.rows(program=program_key(program), device=d, kind="kernel") for d in names_of(device))
-        yield records, list(chain.from_iterable(found))
+        yield records, rows_of(records, program, names_of(device))
 
 
 def _with_library(candidate: Candidate) -> bool:

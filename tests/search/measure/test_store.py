@@ -234,8 +234,10 @@ def test_what_is_no_such_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("text")
     with sqlite3.connect(tmp_path / "other.sqlite") as db:
         db.execute("CREATE TABLE customers (name TEXT)")
+    other = (tmp_path / "other.sqlite").read_bytes()
     with pytest.raises(ModelFileError, match="another program"):
         Records(tmp_path / "other.sqlite")
+    assert (tmp_path / "other.sqlite").read_bytes() == other
     for name in ("folder", "loop"):
         with pytest.raises(EnvironmentError_, match=name):
             Records(tmp_path / name)

@@ -21,6 +21,7 @@ from search.measure.measurement import Measurement
 from search.measure.records import Records
 from search.measure.rows import Record
 from search.measure.store import Table
+from search.measure.winners import Winner
 from search.space.evolve import EFFORTS
 from search.space.evolve import FULL
 from search.space.evolve import INSTANT
@@ -184,6 +185,67 @@ def test_instant_takes_the_fastest_row_that_never_failed(memory: Memory) -> None
     assert real.find(PROGRAM, H200, GENERATED, QUICK) is None, "rows are no search"
     (found,) = Tuning(INSTANT, real).tune([task()], H200)
     assert found and found.winner.candidate == candidates[2]
+
+
+def test_instant_takes_the_fastest_of_all_sources_as_far_as_it_is_right_here(memory: Memory, tmp_path: Path) -> None:
+    """A row or an interrupted search of one's own hides nothing faster that is shipped; what failed here is not taken."""
+    slow, best = (r.candidate for r in tune_fast(PROGRAM, H200).runners[:2])
+    with Records(":memory:") as theirs:
+        theirs.add_structure(best.graph)
+        theirs.add(row_of(best, 3.0))
+        theirs.export_lines(tmp_path / "ours.jsonl")
+    real = replace(memory, simulated="", files=(tmp_path / "ours.jsonl",))
+    assert real.records is not None
+
+    def chosen() -> Candidate:
+        known = real.find(PROGRAM, H200, GENERATED, INSTANT)
+        assert known
+        return known.ranked.candidate
+
+    real.records.add_structure(slow.graph)
+    real.records.add(row_of(slow, 9.0))
+    assert chosen() == best
+    real.keep(winner_of(slow, 9.0, ""), slow)
+    assert chosen() == best
+    real.records.add(row_of(best, 0.0, measurement=Measurement("wrong")))
+    assert chosen() == slow
+
+
+def winner_of(candidate: Candidate, us: float, effort: str) -> Winner:
+    r = row_of(candidate, us)
+    return Winner(r.program, r.device, r.compiler, GENERATED, r.workload, r.structure, r.schedule, r.source, effort, us, us)
+
+
+def test_a_winner_that_failed_since_is_not_taken(memory: Memory) -> None:
+    real, candidate = replace(memory, simulated="", files=()), tune_fast(PROGRAM, H200).winner.candidate
+    assert real.records is not None
+    real.keep(winner_of(candidate, 3.0, "full"), candidate)
+    assert real.find(PROGRAM, H200, GENERATED, QUICK)
+    real.records.add(row_of(candidate, 0.0, repeat="again", measurement=Measurement("wrong")))
+    assert real.find(PROGRAM, H200, GENERATED, QUICK) is None
+    assert "failed when it was measured again (wrong)" in real.misses[0]
+
+
+def test_a_search_that_is_stopped_voids_no_earlier_one(memory: Memory) -> None:
+    tuned = tune_fast(PROGRAM, H200)
+    first, faster = tuned.winner.candidate, tuned.runners[0].candidate
+    real = replace(memory, simulated="", files=())
+    real.keep(winner_of(first, 3.0, "quick"), first)
+    for candidate, us in ((faster, 4.0), (faster, 2.0)):
+        real.keep(winner_of(candidate, us, ""), candidate)
+        known = real.find(PROGRAM, H200, GENERATED, QUICK)
+        assert known and known.ranked.us == pytest.approx(min(us, 3.0))
+
+
+def test_flags_of_the_compiler_make_another_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = compiler()
+    monkeypatch.setenv("PTXAS_OPTIONS", "-O1, -v")
+    assert memories.same_compiler(compiler())
+    assert not memories.same_compiler(plain)
+    flagged = compiler()
+    monkeypatch.delenv("PTXAS_OPTIONS")
+    assert not memories.same_compiler(flagged)
+    assert not memories.same_compiler(flagged.replace(plain, f"{plain}, ptxas 13.0"))
 
 
 def test_an_application_ships_its_own(memory: Memory, tmp_path: Path) -> None:
