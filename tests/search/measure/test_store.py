@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from fuser.errors import FuserError
 from fuser.errors import ModelFileError
 from fuser.errors import UsageError
 from fuser.superopt.structures import one_kernel
+from search.measure import store
 from search.measure.records import RECORDS
 from search.measure.records import STRUCTURES
 from search.measure.records import Records
@@ -205,6 +207,28 @@ def test_a_full_disk_is_an_error_of_the_machine(tmp_path: Path) -> None:
             records.export_lines(Path("/dev/full"))
     with Records(path) as records:
         assert [r.schedule for r in records.rows()] == done
+
+
+@pytest.mark.parametrize("trouble", ["busy", "full", "readonly"])
+def test_trouble_of_the_machine_is_no_damage(trouble: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What SQLite itself says of a lock, of no room and of no right to write: no row is lost, and the file stays where it is."""
+    monkeypatch.setattr(store, "PATIENCE", 0.05)
+    path = filled(tmp_path / "r.sqlite")
+    with Records(path) as records, closing(sqlite3.connect(path, isolation_level=None)) as other:
+        before = len(records)
+        if trouble == "busy":
+            other.execute("BEGIN IMMEDIATE")
+        records.db.execute({"full": "PRAGMA max_page_count=1", "readonly": "PRAGMA query_only=1"}.get(trouble, "SELECT 1"))
+        with pytest.raises(EnvironmentError_, match=r"cannot use the tuning records .*r\.sqlite"):
+            for i in range(1000):
+                records.add(replace(ROW, schedule=f"new {i}", workload="x" * 500))
+        assert len(records) >= before
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("PRAGMA locking_mode=EXCLUSIVE")
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(EnvironmentError_, match="locked"):
+            Records(path)
+    assert not list(tmp_path.glob("*damaged*"))
 
 
 def test_what_was_finished_survives_a_sudden_end(tmp_path: Path) -> None:
