@@ -84,6 +84,9 @@ def records(
         )
     if action in ("list", "prune") and names:
         raise UsageError(f"mufuser records {action} takes no {names[0]!r}", "leave it out")
+    if path and path.endswith(SUFFIXES):
+        hint = f"mufuser records import {path}; tune and compile read it as it is"
+        raise UsageError(f"{path} has the name of JSON lines, which are read beside records", hint)
     place = Path(path) if path else user_file()
     if path and action in ("list", "show", "export", "prune") and not os.path.exists(place):
         raise UsageError(f"there are no records {place}", "check the path")
@@ -119,7 +122,7 @@ def _list(store: Records, names: Sequence[str], asked: _Request) -> dict[str, An
         ]
         heads = ("workload", "device", "µs >", "effort", "measured >", "day")
         notes = [f"{d}, {c}: {counts[d, c, True]} measured, {counts[d, c, False]} failed" for d, c in machines]
-        print_table(f"records in {asked.place}", heads, rows, notes or ["nothing was measured yet"])
+        print_table(f"records in {asked.place}", heads, rows, notes or ([] if winners else ["nothing was measured yet"]))
     totals = [{"device": d, "compiler": c, "ok": counts[d, c, True], "failed": counts[d, c, False]} for d, c in machines]
     return {"winners": [asdict(w) for w in winners], "rows": totals}
 

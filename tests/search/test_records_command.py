@@ -124,6 +124,7 @@ def test_a_file_of_the_second_version_gets_winners(run: Command, tmp_path: Path)
         (["merge", "/nowhere.jsonl"], "no file /nowhere.jsonl"),
         (["list", "mcfuser/G1"], "takes no 'mcfuser/G1'"),
         (["list", "--records", "/nowhere.sqlite"], "no records /nowhere.sqlite"),
+        (["list", "--records", "/nowhere.jsonl"], "records import /nowhere.jsonl"),
         (["why", "mcfuser/G99"], "G99"),
     ],
 )
