@@ -15,12 +15,17 @@ import pytest
 
 from fuser.errors import EnvironmentError_
 from fuser.pools import SPAWN
+from search.measure.measurement import Measurement
+from search.measure.measurement import Turn
+from search.measure.records import Records
+from search.measure.rows import Record
 from search.tuner.campaign import Campaign
 from search.tuner.cluster import Sees
 from search.tuner.cluster import dask_workers
 from search.tuner.cluster import shared_out
 from search.tuner.cluster import workers_of
 from search.tuner.judges import OPTIONS
+from search.tuner.shares import Answer
 from search.tuner.shares import answer
 from search.tuner.simulated import Simulated
 from search.tuner.spread import Spread
@@ -167,6 +172,19 @@ def test_ctrl_c_keeps_what_workers_have_sent() -> None:
     assert campaign.why == "interrupted"
     assert search.best is not None
     assert len(kept) == 5, "of two generations of three parts one was not measured"
+
+
+def test_rows_of_workers_are_kept_but_for_what_the_machine_did() -> None:
+    """By workers that measure: the rows that they send go to the records, one by one."""
+    best, other = (e.candidate for e in hunt().ask()[:2])
+    made = [Measurement(time_us=3.0), Measurement("crash", "killed", lasting=False)]
+    rows = tuple(Record("chain", "p", c.graph.stable_hash(), str(i), "", "d", "c", made[i]) for i, c in enumerate((best, other)))
+    with Records(":memory:") as records:
+        judge = Spread(Workers(Here(), 2), H200, records, OPTIONS)
+        part = judge.part(Turn(PROGRAM, (best, other)), ())
+        judge.keep(part, Answer(tuple(made), (), rows))
+        assert [r.time_us for r in records.rows()] == [3.0]
+        assert records.structure(best.graph.stable_hash()) == best.graph
 
 
 def test_time_that_is_up_does_not_wait_for_compilers() -> None:
