@@ -42,6 +42,7 @@ from search.tuner.memory import holds
 from search.tuner.memory import names_of
 from search.tuner.memory import open_memory
 from search.tuner.memory import program_key
+from search.tuner.memory import same_compiler
 from search.tuner.memory import user_file
 
 SHOWN = 8
@@ -202,11 +203,10 @@ def _export(store: Records, names: Sequence[str], asked: _Request) -> dict[str, 
 def _prune(store: Records, names: Sequence[str], asked: _Request) -> dict[str, Any]:
     """Forget what would not be used here."""
     limit = (datetime.now(UTC) - timedelta(days=asked.older)).isoformat() if asked.older is not None else ""
-    here = compiler()
 
     def stale(r: Record | Winner) -> bool:
         old = bool(limit) and r.timestamp < limit
-        return old or r.compiler != here or not holds(store, r)
+        return old or not same_compiler(r.compiler) or not holds(store, r)
 
     rows = [r for r in store.rows(kind="kernel") if stale(r)]
     winners = [w for w in store.winners() if stale(w)]

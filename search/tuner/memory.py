@@ -143,7 +143,7 @@ class Memory:
             why = ""
             if w.device != title:
                 why = f"it is of {w.device}"
-            elif w.compiler != compiler():
+            elif not same_compiler(w.compiler):
                 why = f"it was compiled by {w.compiler}, here is {compiler() or 'no compiler'}"
             elif w.scope != scope and (w.scope, scope) != (LIBRARY, GENERATED):
                 why = f"it was chosen among others ({w.scope or 'generated kernels alone'})"

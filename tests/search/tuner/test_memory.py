@@ -237,6 +237,13 @@ def test_a_search_that_is_stopped_voids_no_earlier_one(memory: Memory) -> None:
         assert known and known.ranked.us == pytest.approx(min(us, 3.0))
 
 
+def test_a_winner_of_a_machine_with_another_assembler_is_taken_where_nothing_runs(memory: Memory) -> None:
+    real, candidate = replace(memory, simulated="", files=()), tune_fast(PROGRAM, H200).winner.candidate
+    for compiled, hit in (("triton 2.0, ptxas 13.0", False), (f"{compiler().partition(',')[0]}, ptxas 13.0", True)):
+        real.keep(replace(winner_of(candidate, 3.0, "quick"), compiler=compiled), candidate)
+        assert (real.find(PROGRAM, H200, GENERATED, QUICK) is not None) == hit
+
+
 def test_flags_of_the_compiler_make_another_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = compiler()
     monkeypatch.setenv("PTXAS_OPTIONS", "-O1, -v")
