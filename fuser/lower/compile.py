@@ -16,7 +16,6 @@ import tempfile
 from collections.abc import Iterable
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from contextlib import nullcontext
 from contextlib import redirect_stdout
 from contextlib import suppress
 from dataclasses import asdict
@@ -52,6 +51,7 @@ from fuser.lower.interpreter import host_arguments
 from fuser.lower.interpreter import prepare
 from fuser.lower.kernel_source import KernelSource
 from fuser.lower.pieces import GROUPS_ARCH
+from fuser.lower.quiet import quiet
 from fuser.lower.triton_source import generate_graph
 from fuser.outputs import make_folder
 from fuser.outputs import write_file
@@ -247,9 +247,9 @@ def _compiled(source: KernelSource, arch: int, folder: Path | None) -> KernelArt
         attrs = {(i,): [["tt.divisibility", 16]] for i, (_, d) in enumerate(source.passed) if d is None}
         options = {"num_warps": source.num_warps, "num_stages": source.num_stages, "enable_fp_fusion": True}
         options |= dict(source.parameters)
+        printed: list[str] = []
         try:
-            # where the assembler fails, which it may do for reasons of registers, Triton prints all of its text
-            with redirect_stdout(io.StringIO()) if source.gluon else nullcontext():
+            with quiet(printed), redirect_stdout(io.StringIO()):
                 kernel = triton.compile(
                     _ast_source(source)(fn, signature=signature, constexprs={}, attrs=attrs),
                     target=GPUTarget("cuda", arch, 32),
@@ -257,9 +257,8 @@ def _compiled(source: KernelSource, arch: int, folder: Path | None) -> KernelArt
                 )
         except Exception as error:  # Triton raises many classes; all of them mean that this candidate is not valid
             refused = OutOfResourcesError if isinstance(error, OutOfResources) else NoValidKernelError
-            raise refused(
-                f"Triton cannot compile {source.name} for sm_{arch}: {type(error).__name__}: {said(error)[:400]}"
-            ) from error
+            what = "; ".join([f"{type(error).__name__}: {said(error)}", *printed[:1]])[:400]
+            raise refused(f"Triton cannot compile {source.name} for sm_{arch}: {what}") from error
     meta = kernel.metadata
     if meta.num_ctas != 1 or meta.global_scratch_size or meta.profile_scratch_size:
         raise NoValidKernelError(f"{source.name} needs scratch memory or clusters, which an embedded kernel cannot have")

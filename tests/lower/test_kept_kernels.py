@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fuser.errors import EnvironmentError_
+from fuser.errors import NoValidKernelError
 from fuser.ir.fuse import fuse
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
@@ -77,3 +79,21 @@ def test_a_damaged_file_is_as_good_as_none(source: KernelSource, tmp_path: Path)
     assert compile_kernel(source, 90) == first
     kept_kernels.kept.write(path, {"name": "odd", "cubin": "AA==", "descriptors": []})
     assert compile_kernel(source, 90) == first
+
+
+def test_what_a_compiler_prints_is_said_in_the_error_alone(
+    source: KernelSource, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    triton = compiling.triton_module()
+
+    def fails(*_: object, **__: object) -> None:
+        os.write(2, b"kernel.py:3:1: error: operand #0 must be ranked\nmodule {\n  tt.func public @kernel\n")
+        print("; PTX")
+        raise RuntimeError("PassManager::run failed")
+
+    monkeypatch.setattr(triton, "compile", fails)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(NoValidKernelError, match="PassManager::run failed; operand #0 must be ranked"):
+        compile_kernel(source, 90)
+    os.write(2, b"after")
+    assert capfd.readouterr() == ("", "after")
