@@ -143,8 +143,8 @@ def _ranked(space: KernelSpace, estimate: Estimator) -> tuple[list[tuple[float, 
 
 
 def by_warp_groups(schedule: Schedule) -> bool:
-    """Whether a kernel of it is."""
-    return any(BACKEND.of(k) == "gluon" for k in schedule.kernels)
+    """Whether a kernel of it is, or is in Gluon otherwise: Triton's prices are of neither."""
+    return any(BACKEND.of(k) != "triton" for k in schedule.kernels)
 
 
 def written(block: BlockGraph, schedule: KernelSchedule) -> bool:
