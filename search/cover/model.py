@@ -8,6 +8,7 @@ from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Mapping
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from dataclasses import field
 from dataclasses import replace
@@ -29,6 +30,7 @@ from fuser.ir.schedule import Schedule
 from fuser.lower.compile import KernelArtifact
 from fuser.lower.compile import by_content
 from fuser.lower.compile import compile_sources
+from fuser.lower.options import BACKEND
 from fuser.lower.options import HOIST
 from fuser.lower.options import PDL
 from fuser.lower.triton_source import generate_graph
@@ -189,17 +191,12 @@ def compile_model(
     found = tuple(done[p.key] for p in chosen.parts)
     each = {id(r): r for r in found}.values()
     stitched, params = stitch(program, params, [(p, r.candidate.candidate) for p, r in zip(chosen.parts, found, strict=True)])
+    alone = stitched
     if device.arch >= PDL.capability:
         stitched = chained(stitched, device)
     artifacts = tuple[KernelArtifact, ...]()
     if compiled:
-        known = by_content(a for r in each for a in r.artifacts)
-        for _ in range(2):
-            artifacts = compile_sources(generate_graph(stitched.graph, stitched.schedule), device.arch, executor, known)
-            lighter = _within_registers(stitched, artifacts)
-            if lighter.schedule == stitched.schedule:
-                break
-            stitched = lighter
+        stitched, artifacts = _compiled(stitched, alone, device, executor, by_content(a for r in each for a in r.artifacts))
     winner = Ranked(stitched, math.fsum(r.candidate.seconds for r in found))
     priced_ = {id(t): t for t in tuned.values()}.values()
     whole = Tuned(program, device.name, winner, (), len(priced_), sum(t.candidates for t in priced_))
@@ -210,6 +207,27 @@ def compile_model(
     stages.end()
     realised = Realised(whole, winner, weakest, artifacts, rejected=dict(rejected))
     return Model(program, params, chosen, found, realised, device, _considered(offers), stages.seconds)
+
+
+def _compiled(
+    candidate: Candidate, alone: Candidate, device: Device, executor: Executor | None, known: dict[str, KernelArtifact]
+) -> tuple[Candidate, tuple[KernelArtifact, ...]]:
+    """The chain with its kernels; where one has no room for what it does as one of a chain, those by warp groups are as they were
+    ``alone``."""
+
+    def made(c: Candidate) -> tuple[KernelArtifact, ...]:
+        return compile_sources(generate_graph(c.graph, c.schedule), device.arch, executor, known)
+
+    try:
+        artifacts = made(candidate)
+    except NoValidKernelError:
+        pairs = zip(candidate.schedule.kernels, alone.schedule.kernels, strict=True)
+        candidate = Candidate(
+            candidate.graph, Schedule(tuple(own if BACKEND.of(own) == "gluon" else mine for mine, own in pairs))
+        )
+        artifacts = made(candidate)
+    lighter = _within_registers(candidate, artifacts)
+    return (candidate, artifacts) if lighter.schedule == candidate.schedule else (lighter, made(lighter))
 
 
 def _within_registers(candidate: Candidate, artifacts: Sequence[KernelArtifact]) -> Candidate:

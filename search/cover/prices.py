@@ -53,6 +53,7 @@ from search.libraries import with_libraries
 from search.space.evolve import INSTANT
 from search.space.evolve import Ranked
 from search.tune import Tuned
+from search.tune import among
 from search.tune import graph_seconds
 from search.tune import library_seconds
 from search.tune import tune_fast
@@ -101,7 +102,7 @@ def priced(
     for key, (program, _, rows) in jobs.items():
         try:
             (values,) = kept.read(files[key])
-            found = [None if v is None else _tuned(v, program, device) for v in values]
+            found = [None if v is None else among(_tuned(v, program, device)) for v in values]
             best |= dict(zip(rows.values(), found, strict=True))
         except (*BAD_VALUE, FuserError):  # there is none, or this program did not write it
             left.append(key)
@@ -109,7 +110,7 @@ def priced(
     asked = [_Asked(jobs[k][0], tuple(jobs[k][2]), jobs[k][1], worths[k]) for k in left]
     every = run(_best, asked, repeat(device, len(left)), repeat(libraries, len(left)), repeat(seed, len(left)))
     for key, one in zip(left, every, strict=True):
-        best |= {jobs[key][2][rows]: tuned for rows, tuned in one.items()}
+        best |= {jobs[key][2][rows]: tuned and among(tuned) for rows, tuned in one.items()}
         kept.write(files[key], [_document(one[rows]) for rows in jobs[key][2]])
     return {part: tuned for part in parts if (tuned := best[part.key]) is not None}
 

@@ -21,6 +21,7 @@ from fuser.ir.mugraph import BlockGraph
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from fuser.lower.options import AHEAD
+from fuser.lower.options import BACKEND
 from fuser.lower.options import GRID_ORDER
 from fuser.lower.options import GROUP
 from fuser.lower.options import HOIST
@@ -78,7 +79,8 @@ def chained(candidate: Candidate, device: Device) -> Candidate:
     front = _Front()
     for i, p in enumerate(places(candidate, device)):
         mine = p.schedule
-        if HOIST.at_place(p, True):
+        # by warp groups tiles come in rings, and what is left has no registers to spare
+        if BACKEND.of(mine) != "gluon" and HOIST.at_place(p, True):
             mine = HOIST.set(mine, True)
         weights = [t for t in operands(p.block) if t not in made]
         if order := _side_by_side(p, weights):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from fuser.lower.triton_source import generate_graph
 from fuser.superopt.structures import one_kernel
 from fuser.superopt.structures import structures
 from fuser.workloads import workload
+from search.cover import model
 from search.space.evolve import QUICK
 from search.space.groups import group_space
 from search.space.groups import ranked_groups
@@ -120,6 +122,23 @@ def test_kernels_of_a_model_start_early_in_either_language() -> None:
         assert {attending.backend, product.backend} == {"gluon", "triton"}
         assert product.pdl and "gdc_launch_dependents()" in attending.text and "gdc_wait()" in product.text
         assert "W" in attending.args and "bring_l2(W_ptr" in attending.text
+
+
+def test_a_kernel_without_room_for_its_place_in_a_chain_is_as_it_was_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = apart(packed_layer(1, 512, 12, 64))
+    text = "n [b=1 m=64 n=128 h=64 k=64] warps=8 stages=4 ; b [b=1 h=64 m=64 p=64] warps=4 stages=4 backend=gluon"
+    alone = Candidate(graph, Schedule.parse(text, graph.blocks))
+    mine = chained(alone, H200)
+
+    def compiled(sources: Any, *_: Any) -> tuple[()]:
+        if any(s.backend == "gluon" and s.pdl for s in sources):
+            raise NoValidKernelError("too few registers")
+        return ()
+
+    monkeypatch.setattr(model, "compile_sources", compiled)
+    monkeypatch.setattr(model, "_within_registers", lambda candidate, _: candidate)
+    found, _ = model._compiled(mine, alone, H200, None, {})
+    assert found.schedule.kernels == (mine.schedule.kernels[0], alone.schedule.kernels[1]) != mine.schedule.kernels
 
 
 def test_columns_of_two_axes_have_a_form_whose_tile_is_along_the_inner_one() -> None:
