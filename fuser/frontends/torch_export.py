@@ -306,6 +306,8 @@ class _Importer:
         from torch.fx.node import map_arg
 
         result = node.meta.get("val")
+        if isinstance(result, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            raise ProgramError(f"the number {node.name!r} depends on values", "leave it a tensor, or export the part around it")
         if result is None:  # an assertion
             return None
         try:

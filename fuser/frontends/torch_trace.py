@@ -21,6 +21,8 @@ def traced(module: Any, example_inputs: tuple[Any, ...], example_kwargs: dict[st
     :class:`UntraceableError` with what torch says, and :class:`UnsupportedError` where each call would be another program."""
     import torch
 
+    if isinstance(module, torch.jit.ScriptModule):
+        raise UntraceableError(f"torch.export cannot trace {name}: it is TorchScript", "pass the module that it was made of")
     try:
         with warnings.catch_warnings(), true_states(), opening(module):
             warnings.simplefilter("ignore", UserWarning)  # attributes that a module sets anew, such as the weights of an LSTM

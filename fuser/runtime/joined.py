@@ -7,6 +7,7 @@ torch's own are older. What fails there leaves the calls as they are.
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable
 from collections.abc import Collection
@@ -271,18 +272,39 @@ def _fakes(given: Sequence[Any]) -> Iterator[list[Any]]:
 
 
 def inductor(graph: Any, run: Run, given: Sequence[Any]) -> Run | None:
-    """What torch's compiler makes of a function, loaded, where it agrees with the function itself."""
+    """What torch's compiler makes of a function, loaded, where it agrees with the function itself. What it does not take as a
+    graph, in the context in which it was traced, it may take as a module."""
+    whole = copy.deepcopy(graph)  # compiling a graph changes it
+    for way in (_of_graph, _of_module):
+        with suppress(Exception):
+            made, wanted, mine = way(graph, whole), [x.clone() for x in given], [x.clone() for x in given]
+            others = run(*wanted)
+            found = made(*mine)
+            if len(found) == len(others) and all(map(_alike, (*mine, *found), (*wanted, *others))):
+                return made
+    return None
+
+
+def _of_graph(graph: Any, _: Any) -> Run:
+    from torch._guards import TracingContext
+    from torch._guards import tracing
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.virtualized import V
 
-    wanted = [x.clone() for x in given]
     end = next(n for n in graph.graph.nodes if n.op == "output")
     end.meta["user_visible_output_idxs"] = [i for i, n in enumerate(end.args[0]) if hasattr(n, "meta")]  # they lie as here
-    with config.patch(compile_threads=1), _fakes(given) as fakes:
+    fakes = [n.meta["val"] for n in graph.graph.nodes if n.op == "placeholder"]
+    mode = fakes[0].fake_mode  # another one would not know what is in the graph
+    with config.patch(compile_threads=1), V.set_fake_mode(mode), tracing(TracingContext(mode)):
         made: Any = compile_fx_inner(graph, fakes, is_inference=True)
-    others = run(*wanted)
-    mine = made(list(given))
-    return (lambda *xs: made(list(xs))) if all(map(_alike, (*given, *mine), (*wanted, *others))) else None
+    return lambda *xs: made(list(xs))
+
+
+def _of_module(_: Any, module: Any) -> Run:
+    import torch
+
+    return torch.compile(module, dynamic=False)
 
 
 def _alike(x: Any, y: Any) -> bool:
