@@ -72,8 +72,8 @@ that were predicted to gain more did, 10 % in the mean, or lost 1 % at most; of 
 product lost 15 % where 2 % were predicted."""
 AMONG = 0.75
 """The same among the kernels of a model, where these only multiply what is loaded. There an H200 took 13 to 17 % less than the
-estimates of products in Triton say (GPT-2, ViT and Mixer with batch 8), and up to 30 % more than those by warp groups: where these
-were to gain 5 to 20 %, GPT-2 with batch 8, ViT, and a gated product lost a tenth."""
+estimates of products in Triton say (GPT-2, ViT and Mixer with batch 8), and up to 30 % more than those by warp groups: where
+these were to gain 5 to 20 %, GPT-2 with batch 8, ViT, and a gated product lost a tenth."""
 BY_GROUPS = 3
 """Schedules by warp groups of a structure that stand beside those in Triton: the assembler may refuse some."""
 REMEMBERED = 8192
