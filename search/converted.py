@@ -31,14 +31,18 @@ NARROW: dict[str, float] = {"float16": 65504.0, "bfloat16": 3.3895313892515355e3
 @dataclass(frozen=True)
 class Conversion:
     """A program converted to ``dtype``: the largest error of an output against the original's, relative to its norm, on the
-    example inputs. ``by`` says what computed it."""
+    example inputs. ``by`` says what computed it. ``bounded`` are parameters and constants with numbers that it has not: the
+    largest that it has stand for them."""
 
     dtype: str
     error: float
     by: str
+    bounded: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return f"converted to {self.dtype}: relative error {self.error:.1e} against float32 on the example inputs ({self.by})"
+        text = f"converted to {self.dtype}: relative error {self.error:.1e} against float32 on the example inputs ({self.by})"
+        most = f"; numbers beyond ±{NARROW[self.dtype]:g} in {', '.join(self.bounded)} became that"
+        return text + most * bool(self.bounded)
 
 
 def converted(known: Imported, dtype: str) -> Imported:
@@ -83,7 +87,8 @@ def _renamed(value: Any, dtype: str) -> Any:
 
 def _bounded(x: Array, most: float) -> Array:
     """Finite values stay finite: what masks by a large negative number still does."""
-    return np.where(np.isfinite(x), np.clip(x, -most, most), x).astype(x.dtype)
+    beyond = np.isfinite(x) & (abs(x) > most)
+    return np.where(beyond, np.clip(x, -most, most), x).astype(x.dtype) if beyond.any() else x
 
 
 def relative_error(got: Mapping[str, Any], want: Mapping[str, Any]) -> float:
@@ -120,4 +125,5 @@ def conversion(known: Imported, small: Imported, dtype: str, given: Sequence[Any
             dtypes = (getattr(torch, small.program[n].dtype) for n in small.inputs)
             got = run({n: x.to(d) for n, x, d in zip(small.inputs, given, dtypes, strict=True)})
             by = "the kernels"
-    return Conversion(dtype, relative_error(got, want), by)
+    bounded = tuple(n for n, x in known.params.items() if n in small.params and small.params[n] is not x)
+    return Conversion(dtype, relative_error(got, want), by, bounded)

@@ -3,7 +3,8 @@
 The half turn of a rotary embedding, ``concat(-x[..., d/2:], x[..., :d/2])``, is ``x @ R`` with one 1 or -1 in each column of R:
 exact in any dtype, and a contraction like any other, to which a kernel adds what stands behind it. Copies of the parts and their
 concatenation would each be a kernel. Zero times infinity is no number, though: only what comes of a product is multiplied, not
-what the caller gives or what a mask fills.
+what the caller gives or what a mask fills, and only where nothing makes a finite number of an infinity behind it (a clamp, a
+tanh, a norm). What overflows in float16 there spoils its row, where the turn alone would have moved it.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ NARROWEST = 16
 """The least extent that tensor cores sum over."""
 MASKS = ("causal_mask", "where")
 """Operators that put infinities among numbers, whatever these are."""
+
+LINEAR = frozenset({"add", "sub", "mul", "scale", "shift", "neg", "cast", "where", "causal_mask"})
+"""Operators element by element of which the result is infinite, or no number, where an operand is and nothing masks it."""
 
 
 def selected(program: TensorProgram, params: Mapping[str, Array]) -> tuple[TensorProgram, dict[str, Array]]:
@@ -76,7 +80,7 @@ def _selection(program: TensorProgram, node: Node, params: Mapping[str, Array]) 
     width = program[source].shape[-1]
     if others or program[source].dtype != result.dtype or min(width, result.shape[-1]) < NARROWEST:
         return None
-    if max(width, result.shape[-1]) > WIDEST or not _of_products(program, source, params):
+    if max(width, result.shape[-1]) > WIDEST or not (_of_products(program, source, params) and _stays(program, node.output)):
         return None
     columns = [(start + i, sign) for _, start, stop, sign in (p for p in pieces if p) for i in range(stop - start)]
     matrix = np.zeros((width, len(columns)), np.float16 if result.dtype == "float16" else np.float32)
@@ -100,6 +104,23 @@ def _of_products(program: TensorProgram, name: str, params: Mapping[str, Array])
             if node.op in MASKS or node.entry.kind in ("opaque", "library") or _overflows(program, node):
                 return False
             todo += node.inputs
+    return True
+
+
+def _stays(program: TensorProgram, name: str) -> bool:
+    """Whether an infinity in a tensor is one wherever it is read, as far as to the folds that it spoils: softmaxes, and norms of
+    rows that a product has spread it over."""
+    todo, seen = [(name, False)], set[str]()
+    while todo:
+        name, spread = todo.pop()
+        for node in program.consumers.get(name, ()):
+            folds = node.entry.kind == "reduce" or (node.entry.kind == "composite" and (spread or node.entry.degree == "exp"))
+            if folds or node.exponential or node.output in seen:
+                continue
+            if not (node.op in LINEAR or node.contracts or node.entry.kind in ("view", "data")):
+                return False
+            seen.add(node.output)
+            todo.append((node.output, spread or node.contracts))
     return True
 
 

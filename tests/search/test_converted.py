@@ -50,6 +50,15 @@ def test_a_module_is_converted_and_the_error_stated(dtype: str, most: float) -> 
     assert {t.dtype for t in run.program.tensors} == {dtype, "int64"}
 
 
+def test_parameters_that_do_not_fit_are_named() -> None:
+    module = nn.Linear(8, 8)
+    module.bias.data[2] = 1e5
+    run = fuser.compile(module, (torch.randn(2, 8),), device="cpu", dtype="float16")
+    assert run.conversion is not None
+    assert run.conversion.bounded == ("bias",)
+    assert "numbers beyond ±65504 in bias became that" in run.explain()
+
+
 def test_the_error_says_where_a_model_does_not_fit() -> None:
     module = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     errors = []
