@@ -56,11 +56,13 @@ def instructions(amount: Counts, run: Counts) -> Counts:
 
 
 def hoisted(f: Features, i: int) -> NDArray[np.bool_]:
-    """Whether a load behind the first loop comes in front of it."""
+    """Whether a load behind the first loop comes in front of it; without a loop, one behind the first sum across warps."""
     if HOIST.key() not in f.options:
         return np.zeros(len(f), np.bool_)
-    behind = not f.stmts[i].loops and any(s.loops for s in f.stmts[:i])
-    return is_set(f, HOIST) & behind
+    if any(s.loops for s in f.stmts):
+        return is_set(f, HOIST) & (not f.stmts[i].loops and any(s.loops for s in f.stmts[:i]))
+    sums = [] if f.block.contracts else [s.stmt for s in f.stmts[:i] if s.stmt.reduce]
+    return is_set(f, HOIST) & np.logical_or.reduce([np.zeros(len(f), np.bool_), *(warps_along(f, s)[0] > 1 for s in sums)])
 
 
 def programs(f: Features) -> Counts:

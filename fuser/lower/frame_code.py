@@ -82,7 +82,7 @@ def dependent_body(w: Writer, chain: Chain, body: Callable[[Sequence[Node]], Non
         w.cuda("gdc_launch_dependents")
     early, late = divide(w.tiles.tree.body, chain.earlier) if chain.waits else ((), w.tiles.tree.body)
     if HOIST.of(w.tiles.schedule):
-        late = hoisted(late)
+        late = hoisted(late) if any(isinstance(n, Loop) for n in w.tiles.tree.body) else unlooped(late)
     body(early)
     if chain.waits:
         prefetch(w, late, chain.earlier)
@@ -101,7 +101,17 @@ def dependent_body(w: Writer, chain: Chain, body: Callable[[Sequence[Node]], Non
 
 def hoisted(nodes: Sequence[Node]) -> tuple[Node, ...]:
     """Loads behind the first loop come in front of it: what an epilogue reads is there when the loop ends."""
-    first = next((i for i, n in enumerate(nodes) if isinstance(n, Loop)), len(nodes))
+    return _in_front(nodes, [isinstance(n, Loop) for n in nodes])
+
+
+def unlooped(nodes: Sequence[Node]) -> tuple[Node, ...]:
+    """Loads behind the first sum come in front of it, so that all are under way at once: no compiler moves a load past the place
+    where warps wait for each other."""
+    return _in_front(nodes, [isinstance(n, Stmt) and bool(n.reduce) for n in nodes])
+
+
+def _in_front(nodes: Sequence[Node], stops: Sequence[bool]) -> tuple[Node, ...]:
+    first = stops.index(True) if True in stops else len(nodes)
     loads = [n for n in nodes[first:] if isinstance(n, Stmt) and n.kind == "load"]
     return (*nodes[:first], *loads, *(n for n in nodes[first:] if n not in loads))
 

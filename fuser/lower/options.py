@@ -165,7 +165,7 @@ def _hint(p: Place, choice: str, tensor: str) -> str | None:
 
 
 def _behind_loop(p: Place, choice: bool, tensor: str) -> bool | None:
-    return choice if p.loops and any(not set(s.axes) & set(p.schedule.order.axes) for s in p.block.loads) else None
+    return choice if p.late and (p.loops or BACKEND.of(p.schedule) == "triton") else None
 
 
 def _equal_layers(p: Place, choice: bool, tensor: str) -> bool | None:
@@ -276,7 +276,7 @@ PREFETCH = entry(
 HOIST = entry(
     "hoist",
     bool,
-    "what is read behind the main loop is loaded in front of it",
+    "what is read behind the main loop is loaded in front of it; without a loop, what is read behind a sum",
     default=False,
     choices=(True,),
     at=_behind_loop,

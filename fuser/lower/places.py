@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import dropwhile
 
 from fuser.device import Device
 from fuser.ir.mugraph import BlockGraph
@@ -52,6 +53,15 @@ class Place:
     @property
     def loops(self) -> bool:
         return any(plan.trips > 1 for plan in self.plans.values())
+
+    @property
+    def late(self) -> bool:
+        """Whether something is loaded behind the main loop; without a loop behind a sum, for which warps wait for each other (of
+        products what is loaded early takes the registers of their operands)."""
+        if self.loops:
+            return any(not set(s.axes) & set(self.schedule.order.axes) for s in self.block.loads)
+        behind = dropwhile(lambda s: not s.reduce, self.block.stmts)
+        return self.schedule.num_warps > 1 and not self.block.contracts and any(s.kind == "load" for s in behind)
 
     def reread(self, tensor: str) -> bool:
         """Whether several programs read the same elements of an input."""

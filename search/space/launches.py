@@ -79,8 +79,8 @@ def chained(candidate: Candidate, device: Device) -> Candidate:
     front = _Front()
     for i, p in enumerate(places(candidate, device)):
         mine = p.schedule
-        # by warp groups tiles come in rings, and what is left has no registers to spare
-        if BACKEND.of(mine) != "gluon" and HOIST.at_place(p, True):
+        # by warp groups tiles come in rings, and what is left has no registers to spare; without loops it is chosen by its price
+        if p.loops and BACKEND.of(mine) != "gluon" and HOIST.at_place(p, True):
             mine = HOIST.set(mine, True)
         weights = [t for t in operands(p.block) if t not in made]
         if order := _side_by_side(p, weights):

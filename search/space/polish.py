@@ -45,6 +45,8 @@ FEW = 8
 """Schedules of a graph that get options."""
 WITHIN, NEAR = 1.25, 1.05
 """Times the best estimate up to which a schedule may become the best by options; where the search has assumed them already."""
+EVEN = 1.003
+"""Times the best estimate up to which the fewest options are taken."""
 GAIN = 0.98
 """Of its time without them a kernel may take with options to be given them: what is even stays plain."""
 
@@ -89,6 +91,8 @@ class _Kernel:
         plain, at = float(seconds[0]), int(np.argmin(seconds))
         assumed = float(seconds[_assumed(tried, block)]) if assumable(block) else plain
         if seconds[at] < GAIN * plain:
+            even = np.flatnonzero(seconds <= EVEN * seconds[at])
+            at = min(even.tolist(), key=lambda i: (len(tried[i].knobs), seconds[i]))
             return _Kernel(tried[at], float(seconds[at]), plain, assumed)
         return _Kernel(tried[0], plain, plain, assumed)
 
