@@ -217,11 +217,17 @@ def multiply(a: Any, b: Any, out: Any) -> None:
 def matmul_parts(a: Any, b: Any, out: Any) -> list[tuple[Any, Any, Any]]:
     """A batched matmul as calls on views: one product of matrices where a batch can be rows, else products of batches with one
     stride for each operand. Several where the strides of a broadcast operand are no single number."""
-    if math.prod(b.shape[:-2]) == 1 and _mergeable(a, a.dim() - 1) and _mergeable(out, out.dim() - 1):
-        rows = math.prod(out.shape[:-1])
-        if math.prod(a.shape[:-1]) == rows:
-            left = _merged(a, a.dim() - 1, rows)
-            return [(left, b.reshape(b.shape[-2:]), _merged(out, out.dim() - 1, rows))]
+    rows = math.prod(out.shape[:-1])
+    if math.prod(b.shape[:-2]) == 1 and math.prod(a.shape[:-1]) == rows:
+        matrix = b.reshape(b.shape[-2:])
+        if _mergeable(a, a.dim() - 1) and _mergeable(out, out.dim() - 1):
+            return [(_merged(a, a.dim() - 1, rows), matrix, _merged(out, out.dim() - 1, rows))]
+        # rows of any dimension, the longest: each batch reads all of the matrix
+        for d in sorted(range(a.dim() - 1), key=lambda d: -a.shape[d]) if a.dim() == out.dim() else ():
+            x, y = a.movedim(d, -2), out.movedim(d, -2)
+            if _mergeable(x, x.dim() - 2) and _mergeable(y, y.dim() - 2):
+                x, y = (_merged(z, z.dim() - 2, rows // a.shape[d]) for z in (x, y))
+                return [(x, matrix.expand(len(x), -1, -1), y)]
     batch = out.shape[:-2]
     a, b = a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:])
     # outer batches one by one, as few as possible

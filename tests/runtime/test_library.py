@@ -22,6 +22,7 @@ from fuser.runtime.graph_executor import Executable
 from fuser.runtime.library import allocates
 from fuser.runtime.library import bind_library
 from fuser.runtime.library import matmul_parts
+from fuser.runtime.library import multiply
 from fuser.runtime.plan import plan
 from fuser.runtime.torch_program import apply
 from tests.operators import ATTRS
@@ -76,6 +77,7 @@ def test_matmuls_of_any_batch_are_products_of_views(made: tuple[torch.Tensor, to
         bind_library("matmul", {}, [a, b], out)()
     torch.testing.assert_close(out, want)
     views = {"aten.as_strided.default", "aten.expand.default", "aten.view.default", "aten.select.int", "aten.alias.default"}
+    views |= {"aten.permute.default", "aten.movedim.int"}
     assert set(called) - views <= {"aten.mm.out", "aten.bmm.out"}
 
 
@@ -88,6 +90,15 @@ def test_common_matmuls_are_few_calls(left: tuple[int, ...], right: tuple[int, .
     parts = matmul_parts(a, b, torch.zeros(torch.matmul(a, b).shape))
     assert len(parts) == calls
     assert (parts[0][2].dim() == 2) == (len(right) == 2)
+
+
+def test_rows_that_are_turned_are_as_long_as_they_can_be() -> None:
+    a, b = torch.randn(8, 77, 16).transpose(0, 1), torch.randn(16, 4)
+    out = torch.zeros(77, 8, 4)
+    ((x, y, z),) = matmul_parts(a, b, out)
+    assert (x.shape, y.shape, z.shape) == ((8, 77, 16), (8, 16, 4), (8, 77, 4))
+    multiply(x, y, z)
+    torch.testing.assert_close(out, a @ b)
 
 
 def graph_of(*kernels: LibraryKernel, outputs: tuple[str, ...], **shapes: tuple[int, ...]) -> KernelGraph:
