@@ -35,9 +35,10 @@ CLEAR, ALIKE = 0.93, 0.8
 """A plan of ours is taken where it takes less than so many times as long; without products, when both move the same bytes, the
 second. Of 192 modules whose plan took longer by the first an H200 was slower with the plan by more than 5 % in 31 (median 1.00 x,
 nine tenths between 0.77 and 1.61 x torch's compiler)."""
-APART, TURNED = 0.75, 1.45
-"""The same of images of float32: where each channel is convolved apart, and others. To turn their channels to the end and back
-gains nothing where that is most of the plan: beyond these, plans had 0.62 to 1.21 times the speed of torch's on an H200."""
+APART, ALONE, TURNED = 0.75, 0.55, 1.45
+"""The same of images: where each channel is convolved apart, there without products, and others (of float32). To turn channels to
+the end and back gains nothing where that is most of the plan: beyond these, plans had 0.14 to 1.21 times the speed of torch's on
+an H200."""
 FLASH = {"float32": 0.33}
 """Part of the peak for products that a library's attention reaches where it is causal, if not :data:`FASTER`: 195 and 23.6 µs on
 an H200 (8 x 16 heads, 512 x 64)."""
@@ -56,8 +57,8 @@ def limit(theirs: Tuned | None) -> float:
         return math.inf
     program = theirs.program
     if images := [n for n in program.nodes if n.op in CONVOLUTIONS]:
-        apart = any(n.op == "conv2d" and n.attr.get("groups", 1) == program[n.inputs[0]].shape[1] > 1 for n in images)
-        return theirs.winner.seconds * (APART if apart else TURNED)
+        products = any(n.products for n in program.nodes)
+        return theirs.winner.seconds * (TURNED if not _apart(program) else APART if products else ALONE)
     return theirs.winner.seconds * (CLEAR if any(n.products for n in program.nodes) else ALIKE)
 
 
@@ -115,10 +116,17 @@ def _views(program: TensorProgram, name: str) -> Iterator[str]:
         (name,) = node.inputs
 
 
+def _apart(program: TensorProgram) -> bool:
+    """Whether a convolution is of each channel apart."""
+    images = [n for n in program.nodes if n.op in CONVOLUTIONS]
+    return any(n.attr.get("groups", 1) == program[n.inputs[0]].shape[1] > 1 for n in images)
+
+
 def _known(program: TensorProgram, node: Node) -> bool:
-    """Whether a convolution is of float32, and no image that is given with its channels last."""
+    """Whether a convolution is of float32, or there is one of each channel apart, and no image that is given with its channels
+    last."""
     given = program.producers.get(node.inputs[0])
-    return program[node.output].dtype == "float32" and (given is None or given.op != "transpose")
+    return (program[node.output].dtype == "float32" or _apart(program)) and (given is None or given.op != "transpose")
 
 
 def _flash(program: TensorProgram, node: Node) -> bool:

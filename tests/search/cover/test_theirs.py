@@ -67,6 +67,17 @@ def test_of_images_and_masked_attention_nothing_is_known() -> None:
         assert (found is None) is masked
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_channels_that_are_convolved_apart_are_theirs_sooner(dtype: str) -> None:
+    found = []
+    for groups in (1, 8):
+        b = Builder("images", dtype)
+        y = b.op("conv2d", b.input("X", (2, 8, 16, 16)), b.input("W", (8, 8 // groups, 3, 3)), groups=groups)
+        found.append(wholly(b.build(Y=b.relu(y)), H200))
+    assert (found[0] is None) is (dtype == "float16")
+    assert found[1] is not None and limit(found[1]) < 0.6 * found[1].winner.seconds
+
+
 def test_all_of_it_is_one_piece_and_its_results_are_taken_where_they_lie() -> None:
     found, seen = wholly(program(8), H200), []
     assert found is not None
