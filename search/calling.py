@@ -16,6 +16,9 @@ from fuser.frontends.opened import opened
 from fuser.frontends.opened import opens
 from fuser.frontends.torch_views import seen
 
+Asked = tuple[Sequence[Any], Mapping[str, Any]]
+"""Arguments of a call, in order and by name, as they were given."""
+
 
 def plain(called: Called | None, inputs: Sequence[str], outputs: Sequence[str]) -> bool:
     """Whether the module takes tensors in order and returns one, or a tuple of them: there is no tree to look at."""
@@ -62,15 +65,41 @@ def as_module(called: Called, what: str, given: Sequence[Any], named: Mapping[st
     return found
 
 
+def rearranged(called: Called | None, what: str, given: Sequence[Any], named: Mapping[str, Any]) -> Asked | None:
+    """The arguments of a call as those of the example were given, in order or by name, without those that have their default;
+    None where they are so, or where the module does not take them. Raises :class:`UsageError` for one that the example had not."""
+    form = called.signature if called is not None else None
+    if called is None or form is None or any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in form.parameters.values()):
+        return None
+    try:
+        values = dict(form.bind(*given, **named).arguments)
+    except TypeError:
+        return None
+    ordered, keywords = called.arguments.children()
+    names: list[str] = list(keywords.context or ())
+    first = list(form.parameters)[: ordered.num_children]
+    for name in [n for n in values if n not in (*first, *names)]:
+        value, default = values.pop(name), form.parameters[name].default
+        if value is not default and (hasattr(value, "shape") or value != default):
+            raise UsageError(
+                f"{what} was compiled with {name}={default!r}, got {_short(value)}", "give it with the example inputs"
+            )
+    if not {*first, *names} <= values.keys():
+        return None
+    again = tuple(values[n] for n in first), {n: values[n] for n in names}
+    same = len(again[0]) == len(given) and again[1].keys() == named.keys()
+    return None if same else again
+
+
+def _short(value: Any) -> str:
+    return f"a {type(value).__name__}" if hasattr(value, "shape") else repr(value)[:80]
+
+
 def _shown(called: Called, leaves: Sequence[str]) -> str:
     from torch.utils import _pytree
 
     args, keywords = _pytree.tree_unflatten(list(leaves), called.arguments)
     return f"({', '.join([*map(str, args), *(f'{k}={v}' for k, v in keywords.items())])})"
-
-
-Asked = tuple[Sequence[Any], Mapping[str, Any]]
-"""Arguments of a call, in order and by name, as they were given."""
 
 
 def returned(called: Called, found: Mapping[str, Any], asked: Asked, given: Mapping[str, Any] = MappingProxyType({})) -> Any:

@@ -34,6 +34,7 @@ from search.calling import Asked
 from search.calling import as_module
 from search.calling import copied_into
 from search.calling import plain
+from search.calling import rearranged
 from search.calling import returned
 from search.calling import tensors_alone
 from search.cover.plan import Plan
@@ -167,6 +168,24 @@ class CompiledProgram:
     # -- running ------------------------------------------------------------------------------------------------------------
 
     def __call__(self, *inputs: Any, out: Any = None, **named: Any) -> Any:
+        try:
+            return self._call(inputs, out, named)
+        except UsageError:
+            if (again := rearranged(self.called, repr(self.program.name), inputs, named)) is None:
+                raise
+        return self._call(again[0], out, again[1])
+
+    def __copy__(self) -> CompiledProgram:
+        return self
+
+    def __deepcopy__(self, _: Any) -> CompiledProgram:
+        return self  # like a function: nobody writes to it
+
+    def __reduce_ex__(self, _: Any) -> Any:
+        what = f"the compiled {self.program.name!r} cannot be pickled: its kernels are loaded in this process"
+        raise UsageError(what, "compile it there too: what was compiled once is in the cache folder")
+
+    def _call(self, inputs: Sequence[Any], out: Any, named: Mapping[str, Any]) -> Any:
         run = self._executable
         if self._direct and not named and not isinstance(out, Mapping):
             return run(*inputs, out=out)

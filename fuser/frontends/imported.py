@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from dataclasses import field
+from inspect import Signature
 from typing import Any
 
 from fuser.frontends.torch_whole import Traced
@@ -51,13 +52,15 @@ class Result:
 @dataclass(frozen=True)
 class Called:
     """How a module is called: the trees of its arguments and results (``torch.utils._pytree``), its results in order, the
-    program's input of each argument (empty where that is no tensor), and the value of each argument that is none."""
+    program's input of each argument (empty where that is no tensor), the value of each argument that is none, and the
+    signature of its forward."""
 
     arguments: Any
     returns: Any
     results: tuple[Result, ...]
     inputs: tuple[str, ...]
     fixed: tuple[Any, ...]
+    signature: Signature | None = None
 
 
 @dataclass(frozen=True)

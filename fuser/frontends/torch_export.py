@@ -10,6 +10,7 @@ value.
 
 from __future__ import annotations
 
+import inspect
 import operator
 import re
 import warnings
@@ -79,9 +80,11 @@ def from_torch(
     """
     import torch
 
+    form = None
     if isinstance(module, torch.export.ExportedProgram):
         exported, name = module, name or "torch"
     else:
+        form = inspect.signature(module.forward)
         name = name or type(module).__name__
         exported = traced(module, tuple(example_inputs), dict(example_kwargs or {}), name)
     if any(mutates(n) or autocasts(n) for n in exported.graph.nodes):
@@ -101,7 +104,7 @@ def from_torch(
     users = [n for n in importer.nodes if n.op == "placeholder" and importer.is_user(n)]
     names = tuple(n.name if n.name in importer.inputs else "" for n in users)
     fixed = tuple(None if n.name in importer.inputs else importer.values[n] for n in users)
-    return replace(known, called=Called(exported.call_spec.in_spec, returns, results, names, fixed))
+    return replace(known, called=Called(exported.call_spec.in_spec, returns, results, names, fixed, form))
 
 
 def from_graph(module: Any, held: Mapping[str, Any], name: str) -> tuple[Imported, tuple[Result, ...]]:

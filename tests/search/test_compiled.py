@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -251,3 +253,29 @@ def test_a_kernel_reads_nothing_beside_a_table() -> None:
     torch.testing.assert_close(
         y, x[3, 3].exp() * torch.tensor([[torch.nan] * 2, [1, torch.nan], [torch.nan] * 2]), equal_nan=True
     )
+
+
+class Scaled(torch.nn.Module):
+    def forward(self, x: Any, scale: float = 2.0, *, pair: Any, mask: Any = None) -> Any:
+        y = x * scale + pair["a"]
+        return y if mask is None else y * mask
+
+
+def test_arguments_are_given_as_the_module_takes_them() -> None:
+    """In order or by name, and defaults too; one that the example left out is named."""
+    x, pair = torch.randn(3, 4), {"a": torch.ones(3, 4)}
+    run = fuser.compile(Scaled(), (x,), example_kwargs={"pair": pair}, device="cpu")
+    want = 2 * x + 1
+    for given, named in (
+        ((x, 2.0), {"pair": pair}),
+        ((), {"mask": None, "pair": pair, "x": x, "scale": 2.0}),
+        ((x,), {"pair": pair}),
+    ):
+        torch.testing.assert_close(run(*given, **named), want)
+    assert copy.deepcopy(run) is run
+    with pytest.raises(UsageError, match=r"compiled with scale=2.0, got 3.0"):
+        run(x, 3.0, pair=pair)
+    with pytest.raises(UsageError, match=r"compiled with mask=None, got a Tensor"):
+        run(x, pair=pair, mask=x)
+    with pytest.raises(UsageError, match="cannot be pickled"):
+        pickle.dumps(run)
