@@ -67,7 +67,7 @@ def as_module(called: Called, what: str, given: Sequence[Any], named: Mapping[st
 
 def rearranged(called: Called | None, what: str, given: Sequence[Any], named: Mapping[str, Any]) -> Asked | None:
     """The arguments of a call as those of the example were given, in order or by name, without those that have their default;
-    None where they are so, or where the module does not take them. Raises :class:`UsageError` for one that the example had not."""
+    None where they are so, or where the module takes none such. Raises :class:`UsageError` for one that the example had not."""
     form = called.signature if called is not None else None
     if called is None or form is None or any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in form.parameters.values()):
         return None
