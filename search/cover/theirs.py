@@ -56,7 +56,7 @@ def limit(theirs: Tuned | None) -> float:
     if theirs is None:
         return math.inf
     program = theirs.program
-    if images := [n for n in program.nodes if n.op in CONVOLUTIONS]:
+    if any(n.op in CONVOLUTIONS for n in program.nodes):
         products = any(n.products for n in program.nodes)
         return theirs.winner.seconds * (TURNED if not _apart(program) else APART if products else ALONE)
     return theirs.winner.seconds * (CLEAR if any(n.products for n in program.nodes) else ALIKE)

@@ -241,8 +241,8 @@ class _Parted:
             else:
                 out += joins[s.value]
         out = list(live(out))
-        made = {s.value for s in out}
-        if lost := [a for s in out for a in s.args if a not in made]:
+        made = {s.value for s in out if s.kind != "store"}
+        if lost := [a for s in out for a in (*s.args, *((s.value,) if s.kind == "store" else ())) if a not in made]:
             raise UnsupportedError(f"what follows the sums of {self.block.name!r} over {self.axis!r} needs {lost[0]!r} as well")
         return out
 

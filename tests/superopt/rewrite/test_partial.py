@@ -131,3 +131,10 @@ def test_a_fold_of_another_fold_has_no_parts() -> None:
     whole = expand(program(lambda b, x: b.op("max", b.op("abs", x - mean(b, x, 0)), axis=(0,)), (4096,)))
     with pytest.raises(UnsupportedError, match="what another sum over it has made"):
         parted(fuse(whole).blocks[0], fuse(whole).blocks[0].reduced[0])
+
+
+def test_results_by_other_axes_have_no_parts_or_are_right() -> None:
+    b = Builder("norms", "float32")
+    x = b.input("X", (64, 2048))
+    y = b.build(A=b.op("sum", x, axis=(0, 1), keepdims=False), B=b.op("sum", x, axis=(1,), keepdims=False))
+    assert all({o for k in g.blocks for o in k.outputs} >= {"A", "B"} for g in structures(y))
