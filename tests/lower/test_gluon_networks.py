@@ -81,8 +81,8 @@ def behind(tiles: str, when: str, wide: int = 192) -> KernelSource:
 def test_it_waits_before_it_reads_and_says_when_the_next_may_start(tiles: str, when: str) -> None:
     text = behind(tiles, when).text
     entry = text[text.rindex("def ") :]
-    assert entry.index("gdc_wait()") < entry.index("gl.warp_specialize(")
-    consumer = text[text.index("def consumer(") : text.index("def producer(")]
+    consumer, producer = text[text.index("def consumer(") : text.index("def producer(")], text[text.index("def producer(") :]
+    assert producer.index("gdc_wait()") < producer.index("mbarrier.") and text.count("gdc_wait()") == 1
     assert ("gdc_launch_dependents()" in entry) == (when == "early")
     assert ("gdc_launch_dependents()" in consumer) == (when in ("loop", "late"))
     places = [consumer.index(x) for x in ("for t_i_k", "bring_l2(V_ptr", "async_copy_shared_to_global(Y")]
@@ -90,11 +90,21 @@ def test_it_waits_before_it_reads_and_says_when_the_next_may_start(tiles: str, w
     ast.parse(text)
 
 
+def test_groups_wait_where_they_read_by_pointers_what_was_written() -> None:
+    graph = fuse(epilogue())
+    (mine,) = Schedule.parse("k [m=64 n=64 k=64] warps=4 stages=2 pdl=early backend=gluon", graph.blocks).kernels
+    texts = [generate(graph.blocks[0], mine, "k", chain=Chain(frozenset(x), True)).text for x in ("X", "XR", "XB")]
+    assert [text.count("gdc_wait()") for text in texts] == [1, 1, 2]  # B is a row, which groups read by themselves
+    (alone,) = Schedule.parse("k [m=64 n=64 k=64] warps=4 stages=5 pdl=early backend=gluon", graph.blocks).kernels
+    text = generate(graph.blocks[0], alone, "k", chain=Chain(frozenset("X"), True)).text
+    assert text.index("gdc_wait()") > text.rindex("def ") and "warp_specialize" not in text
+
+
 def test_programs_that_stay_wait_once() -> None:
     made = behind("[m=64 n=64 k=64] warps=4 stages=2 persistent=2", "late")
     entry = made.text[made.text.rindex("def ") :]
     assert made.pdl and made.text.count("gdc_launch_dependents()") == made.text.count("gdc_wait()") == 1
-    assert entry.index("gdc_wait()") < entry.index("bring_l2(V_ptr") < entry.index("gl.warp_specialize(")
+    assert entry.index("gdc_launch_dependents()") < entry.index("bring_l2(V_ptr") < entry.index("gl.warp_specialize(")
     inputs = {n: np.ones(s, np.float32) for n, s in zip(made.args, made.shapes, strict=True)}
     assert set(emulate(made, inputs)["Y"].flat) == {322.0}
 

@@ -1,5 +1,7 @@
 """Programmatic dependent launch of a kernel by warp groups: what it does for the kernel behind it, and that it waits for those in
-front. All of a block waits before its warps get their functions, while nothing but its barriers has been set up."""
+front. The warp that loads waits before it loads anything; groups compute from what it brings, and store behind that, so that they
+wait by themselves only where they read by pointers what an earlier kernel has written. Without such a warp all of a block waits.
+"""
 
 from __future__ import annotations
 
@@ -33,10 +35,17 @@ def entered(w: GroupWriter, chain: Chain, programs: int) -> Iterator[str]:
     """Lines in front of everything that reads device memory. ``programs`` that stay do all of it here."""
     if chain.next and (chain.next == "early" or programs):
         yield f"{LAUNCH}()"
-    if chain.waits:
+    if chain.waits and not w.plan.producer:
         yield f"{WAIT}()"
     if programs:
         yield from _brought(w, chain, programs)
+
+
+def waiting(w: GroupWriter, chain: Chain, loads: bool) -> Iterator[str]:
+    """Lines in front of the function of a group, or of the warp that ``loads``."""
+    by_pointer = {s.at.source for s in w.tiles.block.loads if s.value not in w.plan.buffer}
+    if chain.waits and w.plan.producer and (loads or by_pointer & chain.earlier):
+        yield f"{WAIT}()"
 
 
 def dependents(w: GroupWriter, nodes: Sequence[Node], chain: Chain) -> Iterator[tuple[int, list[str]]]:

@@ -39,6 +39,7 @@ from fuser.lower.gluon.dependents import LAUNCH
 from fuser.lower.gluon.dependents import WAIT
 from fuser.lower.gluon.dependents import dependents
 from fuser.lower.gluon.dependents import entered
+from fuser.lower.gluon.dependents import waiting
 from fuser.lower.gluon.merging import MERGES
 from fuser.lower.gluon.merging import barriers as merging_barriers
 from fuser.lower.gluon.merging import merging
@@ -241,7 +242,7 @@ def _counters(kernel: _Kernel, w: GroupWriter) -> Iterator[str]:
 
 def _frame(kernel: _Kernel, w: GroupWriter, body: Consumer | None) -> None:
     """The places of the grid that a block computes, one or one after the other."""
-    for line in _counters(kernel, w):
+    for line in (*waiting(w, kernel.chain, body is None), *_counters(kernel, w)):
         w.emit(line)
     places = Places.of(w, kernel.programs)
 
