@@ -7,12 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from fuser.ir.mugraph import Stmt
 from fuser.ir.tiling import Loop
 from fuser.ir.tiling import Node
 from fuser.lower.dependent_launch import statements
 from fuser.lower.frame_code import Chain
+from fuser.lower.gluon.rings import Ring
+from fuser.lower.gluon.rings import copies
+from fuser.lower.gluon.rings import expected
+from fuser.lower.gluon.skew import loop_rings
+from fuser.lower.gluon.skew import trips_of
 from fuser.lower.gluon.split import GROUP_WARPS
 from fuser.lower.gluon.writer import GroupWriter
 from fuser.lower.prefetch_code import runs
@@ -39,6 +45,48 @@ def entered(w: GroupWriter, chain: Chain, programs: int) -> Iterator[str]:
         yield f"{WAIT}()"
     if programs:
         yield from _brought(w, chain, programs)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The first loop of a place of the grid loads ``early`` what no earlier kernel writes, weights say: that comes into all
+    ``slots`` of the loop's ring while the warp that loads waits."""
+
+    loop: Loop
+    ring: Ring
+    early: tuple[Stmt, ...]
+    slots: int
+
+    def before(self, w: GroupWriter) -> Iterator[str]:
+        """Lines in front of all loads."""
+        yield from self._each(w, [expected(w, self.ring, self.ring.loads)], self.early)
+        yield from (f"{self.ring.count} = 0", f"{WAIT}()")
+
+    def rest(self, w: GroupWriter) -> Iterator[str]:
+        """Lines in front of the loop: what else comes into these slots."""
+        yield from self._each(w, [], [s for s in self.ring.loads if s not in self.early])
+
+    def _each(self, w: GroupWriter, first: list[str], loads: Sequence[Stmt]) -> Iterator[str]:
+        w.loops.append(self.loop.axis)
+        yield f"for {w.trip(self.loop.axis)} in range({self.slots}):"
+        yield from (f"    {line}" for line in (*first, *copies(w, self.ring, loads), f"{self.ring.count} += 1"))
+        w.loops.pop()
+
+
+def weights(w: GroupWriter, nodes: Sequence[Node], chain: Chain, programs: int) -> Weights | None:
+    """What the warp that loads can begin with before it waits; None where that is nothing."""
+    if programs or not chain.waits or not w.plan.producer:
+        return None
+    loop = next((n for n in nodes if isinstance(n, Loop)), None)
+    if loop is None or any(isinstance(n, Loop) for n in loop.body):
+        return None
+    rings = loop_rings(w, loop, 1)
+    if len(rings) != 1 or not trips_of(w, loop).isdecimal():
+        return None
+    (ring,) = rings
+    early = tuple(s for s in ring.loads if s.at.source not in chain.earlier)
+    plain = ring.counted and not (ring.shared or ring.behind or ring.loop)
+    return Weights(loop, ring, early, min(ring.stages, loop.trips)) if plain and 0 < len(early) < len(ring.loads) else None
 
 
 def waiting(w: GroupWriter, chain: Chain, loads: bool) -> Iterator[str]:

@@ -156,8 +156,20 @@ def fill(w: GroupWriter, ring: Ring, loads: Sequence[Stmt] = (), ahead: int = 0)
     loads = loads or ring.loads
     if ring.refilled and not ring.loop:
         yield f"mbarrier.wait({ring.empty()}, {ring.phase()} ^ 1)"
+    yield expected(w, ring, loads, ahead)
+    yield from copies(w, ring, loads, ahead)
+    if ring.counted and not ahead:
+        yield f"{ring.count} += 1"
+
+
+def expected(w: GroupWriter, ring: Ring, loads: Sequence[Stmt], ahead: int = 0) -> str:
+    """The line that says how many bytes will come into a slot."""
     size = sum(math.prod(b.box) * b.pieces * DTYPE_BYTES[b.dtype] for b in (w.plan.buffer[s.value] for s in loads))
-    yield f"mbarrier.expect({ring.full(ahead)}, {size})"
+    return f"mbarrier.expect({ring.full(ahead)}, {size})"
+
+
+def copies(w: GroupWriter, ring: Ring, loads: Sequence[Stmt], ahead: int = 0) -> Iterator[str]:
+    """Lines that start the copies of some loads into a slot."""
     for s in loads:
         buffer, d = w.plan.buffer[s.value], w.descriptor(s)
         assert d is not None
@@ -166,8 +178,6 @@ def fill(w: GroupWriter, ring: Ring, loads: Sequence[Stmt] = (), ahead: int = 0)
                 at = box_start(w, s.axes, d.axes)
             to = view(w, buffer, ring.slot(ahead), str(group), buffer.box)
             yield f"tma.async_copy_global_to_shared({w.box_argument(d)}, [{at}], {ring.full(ahead)}, {to})"
-    if ring.counted and not ahead:
-        yield f"{ring.count} += 1"
 
 
 def refill(w: GroupWriter, ring: Ring, behind: int, pred: str = "") -> Iterator[str]:

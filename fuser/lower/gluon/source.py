@@ -37,9 +37,11 @@ from fuser.lower.gluon.choices import view_of
 from fuser.lower.gluon.consumer import Consumer
 from fuser.lower.gluon.dependents import LAUNCH
 from fuser.lower.gluon.dependents import WAIT
+from fuser.lower.gluon.dependents import Weights
 from fuser.lower.gluon.dependents import dependents
 from fuser.lower.gluon.dependents import entered
 from fuser.lower.gluon.dependents import waiting
+from fuser.lower.gluon.dependents import weights
 from fuser.lower.gluon.merging import MERGES
 from fuser.lower.gluon.merging import barriers as merging_barriers
 from fuser.lower.gluon.merging import merging
@@ -242,7 +244,8 @@ def _counters(kernel: _Kernel, w: GroupWriter) -> Iterator[str]:
 
 def _frame(kernel: _Kernel, w: GroupWriter, body: Consumer | None) -> None:
     """The places of the grid that a block computes, one or one after the other."""
-    for line in (*waiting(w, kernel.chain, body is None), *_counters(kernel, w)):
+    begun = None if body else weights(w, kernel.nodes, kernel.chain, kernel.programs)
+    for line in (*(() if begun else waiting(w, kernel.chain, body is None)), *_counters(kernel, w)):
         w.emit(line)
     places = Places.of(w, kernel.programs)
 
@@ -257,7 +260,9 @@ def _frame(kernel: _Kernel, w: GroupWriter, body: Consumer | None) -> None:
         if body:
             body.nodes(kernel.nodes, {} if kernel.again else dict(dependents(w, kernel.nodes, kernel.chain)))
         else:
-            _loads(kernel, w, kernel.nodes, kernel.times, rings_among(w, kernel.nodes, kernel.times))
+            for line in begun.before(w) if begun else ():
+                w.emit(line)
+            _loads(kernel, w, kernel.nodes, kernel.times, rings_among(w, kernel.nodes, kernel.times), begun)
 
     if not kernel.again:
         go(places.first)
@@ -305,8 +310,11 @@ def _producer(kernel: _Kernel) -> str:
     return function("producer", kernel.shared(w), w)
 
 
-def _loads(kernel: _Kernel, w: GroupWriter, nodes: Sequence[Node], times: int, rings: Sequence[Ring]) -> None:
-    """Everything that the copy engine loads among nodes, in their order; ``rings`` are theirs."""
+def _loads(
+    kernel: _Kernel, w: GroupWriter, nodes: Sequence[Node], times: int, rings: Sequence[Ring], begun: Weights | None = None
+) -> None:
+    """Everything that the copy engine loads among nodes, in their order; ``rings`` are theirs. ``begun``: with what it begins
+    before it waits."""
     first = {r.loads[0]: r for r in rings}
     for node in nodes:
         if isinstance(node, Stmt) and node in first:
@@ -315,7 +323,12 @@ def _loads(kernel: _Kernel, w: GroupWriter, nodes: Sequence[Node], times: int, r
         elif isinstance(node, Loop) and (pair := next((r for r in loop_rings(w, node, times) if r.behind), None)):
             _paired(w, node, pair)
         elif isinstance(node, Loop) and kernel.rings(w, node.body):
-            with _looped(w, node, _filled(kernel, w, node, times)):
+            trips = _filled(kernel, w, node, times)
+            if begun and node is begun.loop:
+                for line in begun.rest(w):
+                    w.emit(line)
+                trips = f"{begun.slots}, {trips}"
+            with _looped(w, node, trips):
                 _loads(kernel, w, node.body, times * node.trips, loop_rings(w, node, times))
 
 
