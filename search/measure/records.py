@@ -161,7 +161,7 @@ class Records:
         """That of another store, unless ours was searched as far, or is faster."""
         where = [getattr(winner, n) for n in WINNERS.key]
         ours = next(self.winners(**dict(zip(WINNERS.key, where, strict=True))), None)
-        if ours and (ours.rank, -ours.time_us) >= (winner.rank, -winner.time_us):
+        if ours and (ours.reach, -ours.time_us) >= (winner.reach, -winner.time_us):
             return False
         return WINNERS.insert(self.db, winner.values(), replace=True)
 

@@ -7,6 +7,7 @@ that one whose kernels would be written otherwise today is not taken for measure
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from dataclasses import fields
 from typing import Any
@@ -21,7 +22,7 @@ EFFORTS = ("", "quick", "full")
 class Winner:
     """``scope`` says among what was chosen: ``library`` where products may be left to one. ``seed``, ``measured`` and ``failed``
     (numbers of candidates), ``seconds`` and ``why`` tell of the search; ``time_us`` is the winner's time, ``first_us`` that of
-    the model's first choice (0 where it failed or was not measured)."""
+    the model's first choice (0 where it failed or was not measured). Where time ended the search ``effort`` is ``full:SECONDS``."""
 
     program: str
     device: str
@@ -46,8 +47,13 @@ class Winner:
         return tuple(getattr(self, n) for n in WINNERS.columns)
 
     @property
-    def rank(self) -> int:
-        return EFFORTS.index(self.effort) if self.effort in EFFORTS else 0
+    def reach(self) -> tuple[int, float]:
+        """How far was searched, to compare: the rank of the effort, and the seconds after which time ended it, if it did."""
+        name, _, seconds = self.effort.partition(":")
+        rank = EFFORTS.index(name) if name in EFFORTS else 0
+        if self.why != "budget" or not rank:
+            return rank, math.inf
+        return rank, float(seconds) if seconds else self.seconds  # earlier versions wrote no seconds behind the effort
 
 
 _SQL = {"str": "TEXT NOT NULL", "int": "INTEGER NOT NULL", "float": "REAL NOT NULL"}

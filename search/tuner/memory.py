@@ -91,7 +91,7 @@ class Memory:
         was measured. ``misses`` says afterwards why what looks like it is not used."""
         self.misses.clear()
         known = None if self.records is None else self._won(program, device, scope, effort)
-        searched = known is not None and known.winner is not None and known.winner.rank > 0
+        searched = known is not None and known.winner is not None and known.winner.reach[0] > 0
         if searched or effort.name != "instant" or scope not in (GENERATED, LIBRARY):
             return known
         found = [known] if known else []
@@ -124,10 +124,10 @@ class Memory:
         if self.records is None:
             return
         before = next(self.records.winners(**{n: getattr(winner, n) for n in WINNERS.key}), None)
-        if before and before.rank > winner.rank and not self._unfit(before)[1]:
+        if before and before.reach > winner.reach and not self._unfit(before)[1]:
             if before.time_us <= winner.time_us:
                 return
-            winner = replace(winner, effort=before.effort)
+            winner = replace(winner, effort=before.effort, why=before.why, seconds=before.seconds)
         self.records.add_winner(winner, candidate.graph)
 
     # -- parts --------------------------------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ class Memory:
     def _won(self, program: TensorProgram, device: Device, scope: str, effort: Effort) -> Known | None:
         assert self.records is not None
         key, title = program_key(program), self.device_name(device)
-        wanted = ("instant", "quick", "full").index(effort.name)
+        wanted = ("instant", "quick", "full").index(effort.name), effort.seconds or 0.0
         for w in self.records.winners(program=key):
             why = ""
             if w.device != title:
@@ -147,8 +147,9 @@ class Memory:
                 why = f"it was compiled by {w.compiler}, here is {compiler() or 'no compiler'}"
             elif w.scope != scope and (w.scope, scope) != (LIBRARY, GENERATED):
                 why = f"it was chosen among others ({w.scope or 'generated kernels alone'})"
-            elif w.rank < wanted:
-                why = f"it was searched with the effort {w.effort or 'interrupted'}"
+            elif w.reach < wanted:
+                so_long = f" for {w.reach[1]:.3g} s" if w.why == "budget" and w.effort else ""
+                why = f"it was searched with the effort {w.effort.partition(':')[0] or 'interrupted'}{so_long}"
             else:
                 candidate, why = self._unfit(w, scope)
                 if candidate and not why:

@@ -10,9 +10,11 @@ from contextlib import AbstractContextManager
 from contextlib import nullcontext
 from dataclasses import dataclass
 from dataclasses import field
+from dataclasses import replace
 from datetime import UTC
 from datetime import datetime
 
+from fuser.console import warn
 from fuser.device import Device
 from fuser.errors import NoValidKernelError
 from fuser.ir.mugraph import KernelGraph
@@ -105,14 +107,17 @@ def tune_measured(
     """Each program's winner and what came next, in order (None where it is optional and there is none). ``judge`` opens what
     measures, where anything has to be. Raises :class:`NoValidKernelError` naming a program of which no candidate is right, and
     KeyboardInterrupt where Ctrl-C comes before there is anything to return."""
-    found: dict[int, Tuned] = {i: t for i, task in enumerate(tasks) if (t := known(task, device, effort, memory))}
+    start = time.monotonic()
+    share = replace(effort, seconds=float(f"{effort.seconds / len(tasks):.4g}")) if effort.seconds and tasks else effort
+    found: dict[int, Tuned] = {i: t for i, task in enumerate(tasks) if (t := known(task, device, share, memory))}
     left = [i for i in range(len(tasks)) if i not in found]
     if not left:
         return [found.get(i) for i in range(len(tasks))]
     watch((), "starting what measures")
     with judge() as measuring:
         hunts, left = _hunts(tasks, left, device, effort, memory, seed, measuring, watch)
-        campaign = Campaign(hunts, measuring, effort.seconds)
+        left_s = None if effort.seconds is None else max(effort.seconds - (time.monotonic() - start), 0.0)
+        campaign = Campaign(hunts, measuring, left_s)
         campaign.watch = lambda _: watch(hunts, campaign)
         campaign.run()
     for number, (i, hunt) in enumerate(zip(left, hunts, strict=True)):
@@ -122,8 +127,10 @@ def tune_measured(
             if tasks[i].optional:
                 continue
             raise
+        if hunt.best is None and campaign.why == "budget":
+            warn(f"{tasks[i].program.name}: {effort.seconds:g} s were over before anything was measured; a larger budget helps")
         if hunt.best is not None:
-            _keep(tasks[i], hunt, found[i], memory, device)
+            _keep(tasks[i], replace(hunt.effort, seconds=share.seconds), hunt, found[i], memory, device)
     return [found.get(i) for i in range(len(tasks))]
 
 
@@ -177,11 +184,14 @@ def _searched(hunt: Hunt, campaign: Campaign, number: int, device: Device) -> Tu
     return Tuned(hunt.program, device.name, ranked[0], tuple(ranked[1:]), structures, len(hunt.pool.entries), searched=searched)
 
 
-def _keep(task: Task, hunt: Hunt, tuned: Tuned, memory: Memory, device: Device) -> None:
+def _keep(task: Task, effort: Effort, hunt: Hunt, tuned: Tuned, memory: Memory, device: Device) -> None:
+    """``effort``: with the seconds that are this program's part."""
     winner, searched = tuned.winner, tuned.searched
     assert searched is not None
     first = searched.first_seconds
-    complete = hunt.done or (searched.why == "budget" and hunt.effort.seconds is not None)
+    reached = effort.name if hunt.done else ""
+    if not hunt.done and searched.why == "budget" and effort.seconds is not None:
+        reached = f"{effort.name}:{max(effort.seconds, searched.seconds):.4g}"
     memory.keep(
         Winner(
             program_key(task.program),
@@ -192,7 +202,7 @@ def _keep(task: Task, hunt: Hunt, tuned: Tuned, memory: Memory, device: Device) 
             winner.graph.stable_hash(),
             winner.schedule.text,
             source_hash(winner.candidate),
-            hunt.effort.name if complete else "",
+            reached,
             winner.us,
             winner.estimate * 1e6,
             first * 1e6 if math.isfinite(first) else 0.0,

@@ -121,6 +121,29 @@ def test_a_further_search_takes_the_place_of_the_winner(memory: Memory) -> None:
     assert winner.effort == "full"
 
 
+def test_a_larger_budget_searches_further_than_a_smaller_one_did(memory: Memory) -> None:
+    """The budget counts from the start of the search, making candidates included; of several programs each has its part of it."""
+    real = replace(memory, simulated="", files=())
+    assert real.records is not None
+    candidate = tune_fast(PROGRAM, H200).winner.candidate
+    for stored, seconds in (("full:4", 4.0), ("full", 3.9)):  # the second as earlier versions wrote it
+        won = replace(winner_of(candidate, 3.0, stored), why="budget", seconds=3.9)
+        real.records.add_winner(won, candidate.graph)
+        assert real.find(PROGRAM, H200, GENERATED, replace(FULL, seconds=seconds))
+        assert real.find(PROGRAM, H200, GENERATED, replace(FULL, seconds=40.0)) is None
+        assert f"effort full for {seconds} s" in real.misses[0].replace("4 s", "4.0 s")
+        real.keep(winner_of(candidate, 2.0, ""), candidate)  # faster, stopped: no further than the one before
+        assert real.find(PROGRAM, H200, GENERATED, replace(FULL, seconds=40.0)) is None
+    tasks, twice = [task(), task()], replace(FULL, seconds=8.0)  # 4 s each
+    real.records.add_winner(replace(winner_of(candidate, 3.0, "full:4"), why="budget"), candidate.graph)
+    assert all(tune_measured(tasks, H200, twice, real, lambda: pytest.fail("it is searched again")))
+    real.records.add_winner(replace(winner_of(candidate, 3.0, "full"), why="converged"), candidate.graph)
+    assert real.find(PROGRAM, H200, GENERATED, replace(FULL, seconds=1e6))
+    searched(memory, replace(FULL, population=16, seconds=1e-9))  # over before anything is measured
+    assert memory.records is not None
+    assert not list(memory.records.winners(device=memory.device_name(H200)))
+
+
 def test_another_device_compiler_or_generator_is_a_miss_that_says_why(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
     searched(memory)
     assert memory.find(PROGRAM, replace(H200, title="Other"), GENERATED, QUICK) is None
