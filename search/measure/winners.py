@@ -22,7 +22,7 @@ EFFORTS = ("", "quick", "full")
 class Winner:
     """``scope`` says among what was chosen: ``library`` where products may be left to one. ``seed``, ``measured`` and ``failed``
     (numbers of candidates), ``seconds`` and ``why`` tell of the search; ``time_us`` is the winner's time, ``first_us`` that of
-    the model's first choice (0 where it failed or was not measured). Where time ended the search ``effort`` is ``full:SECONDS``."""
+    the model's first choice (0 where it failed or was not measured). Where time ended it ``effort`` is ``full:SECONDS``."""
 
     program: str
     device: str
