@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import fcntl
 import json
+import math
 import os
 import signal
 import statistics
@@ -321,7 +322,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     def ratio(r: dict[str, Any], kind: str) -> float:
         return r.get(f"inductor_{kind}", float("nan")) / r.get(f"ours_{kind}", float("nan"))
 
-    for r in sorted(rows, key=lambda r: ratio(r, "graph")):
+    for r in sorted(rows, key=lambda r: (math.isnan(x := ratio(r, "graph")), x)):
         text = f"{r['name'] + (' ' + r['dtype'] if r.get('dtype', 'float32') != 'float32' else ''):30}"
         for kind, first in (("calls", 13), ("graph", 14)):
             times = [r.get(f"{p}_{kind}", float("nan")) for p in ("eager", "inductor", "ours")]
