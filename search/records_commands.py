@@ -37,6 +37,7 @@ from search.space.evolve import EFFORTS
 from search.tuner.live import counts_text
 from search.tuner.memory import GENERATED
 from search.tuner.memory import LIBRARY
+from search.tuner.memory import chosen_file
 from search.tuner.memory import fastest
 from search.tuner.memory import holds
 from search.tuner.memory import names_of
@@ -88,10 +89,11 @@ def records(
     if path and path.endswith(SUFFIXES):
         hint = f"mufuser records import {path}; tune and compile read it as it is"
         raise UsageError(f"{path} has the name of JSON lines, which are read beside records", hint)
-    place = Path(path) if path else user_file()
-    if path and action in ("list", "show", "export", "prune") and not os.path.exists(place):
+    place = user_file() if path is None else chosen_file(path)
+    reads = action in ("list", "show", "why", "export")
+    if path and (reads or action == "prune") and not os.path.exists(place):
         raise UsageError(f"there are no records {place}", "check the path")
-    with Records(place) as store:
+    with Records(place, reads) as store:
         document = actions[action](store, names or [], _Request(place, path, target, older, json))
     if json:
         print_json({"records": str(place), "action": action} | document)
@@ -181,7 +183,7 @@ def _merge(store: Records, names: Sequence[str], asked: _Request) -> dict[str, A
         if os.path.isdir(name) or name.endswith(SUFFIXES):
             found[name] = load(store, [Path(name)])
         else:
-            with Records(name) as other:
+            with Records(name, reading=True) as other:
                 found[name] = store.merge(other)
         if not asked.json:
             print_text(f"{name}: {found[name]} new in {asked.place}")

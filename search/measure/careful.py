@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from typing import TypeVar
 
@@ -19,18 +20,23 @@ T = TypeVar("T")
 
 class Careful(Records):
     """``failed`` says why nothing is kept any more, if so: a full disk, a file that is locked, removed, damaged or cannot be
-    written. What was found in this process stays in its memory."""
+    written; it is read on, unless that fails too (``blind``). What was found in this process stays in its memory."""
 
     failed: str = ""
+    blind: bool = False
 
-    def _tried(self, action: Callable[[], T], otherwise: T) -> T:
-        if self.failed:
+    def __init__(self, path: Path | str) -> None:
+        super().__init__(path, reading=True)
+
+    def _tried(self, action: Callable[[], T], otherwise: T, reads: bool = False) -> T:
+        if self.blind or (self.failed and not reads):
             return otherwise
         try:
             return action()
         except FuserError as error:
-            self.failed = error.message
-            warn(f"{error.message}: the search goes on, and what it measures from here on is not kept")
+            if not self.failed:
+                warn(f"{error.message}: the search goes on, and what it measures from here on is not kept")
+            self.failed, self.blind = error.message, reads
             return otherwise
 
     def add(self, record: Record, again: bool = False) -> bool:
@@ -43,13 +49,13 @@ class Careful(Records):
         self._tried(lambda: super(Careful, self).add_winner(winner, graph), None)
 
     def find(self, key: tuple[str, ...]) -> Record | None:
-        return self._tried(lambda: super(Careful, self).find(key), None)
+        return self._tried(lambda: super(Careful, self).find(key), None, True)
 
     def rows(self, **where: Any) -> Iterator[Record]:
-        return iter(self._tried(lambda: list(super(Careful, self).rows(**where)), []))
+        return iter(self._tried(lambda: list(super(Careful, self).rows(**where)), [], True))
 
     def winners(self, **where: str) -> Iterator[Winner]:
-        return iter(self._tried(lambda: list(super(Careful, self).winners(**where)), []))
+        return iter(self._tried(lambda: list(super(Careful, self).winners(**where)), [], True))
 
     def structure(self, digest: str) -> KernelGraph | None:
-        return self._tried(lambda: super(Careful, self).structure(digest), None)
+        return self._tried(lambda: super(Careful, self).structure(digest), None, True)

@@ -79,12 +79,12 @@ def generator_version() -> str:
 
 class Records:
     """The table of one file (``":memory:"`` keeps nothing). Several processes may read and write it at once. Rows that are
-    damaged are as good as none, and said so once; ``damaged`` counts them."""
+    damaged are as good as none, and said so once; ``damaged`` counts them. ``reading``: the file need not be written."""
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(self, path: Path | str, reading: bool = False) -> None:
         self.path = path
         self.damaged: set[tuple[str, Any]] = set()
-        self.db = open_store(path, (RECORDS, STRUCTURES, WINNERS))
+        self.db = open_store(path, (RECORDS, STRUCTURES, WINNERS), reading)
         self._file = self._there()
         self._graphs: dict[str, KernelGraph] = {}
 

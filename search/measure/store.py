@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sqlite3
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from fuser.console import note
+from fuser.console import warn
 from fuser.errors import EnvironmentError_
 from fuser.errors import FuserError
 from fuser.errors import ModelFileError
@@ -33,8 +35,8 @@ from fuser.outputs import make_folder
 VERSION = 3
 """Of the tables. Those of version 1 had no checksums, those of version 2 no winners."""
 
-MAGIC, NAMES = b"SQLite format 3\0", (".sqlite", ".sqlite3", ".db")
-"""What files of SQLite begin with, and how names of records end."""
+OWN = ("records", "records.sqlite")
+"""Folder and name of a user's own records, in the cache."""
 
 FORMS = "give records (SQLite), or JSON lines (.jsonl, .jsonl.xz)"
 
@@ -133,10 +135,37 @@ def transaction(db: sqlite3.Connection) -> Iterator[None]:
         raise
 
 
-def open_store(path: Path | str, tables: Sequence[Table]) -> sqlite3.Connection:
+def open_store(path: Path | str, tables: Sequence[Table], reading: bool = False) -> sqlite3.Connection:
     """A connection to a file, made where it is missing, brought to this version where it is older. Raises
     :class:`EnvironmentError_` where the machine is at fault and :class:`ModelFileError` for what is no such file; a damaged
-    one is put aside first."""
+    one is put aside first. Where it cannot be written and ``reading`` is enough it is a copy in memory."""
+    try:
+        return _opened(path, tables)
+    except (EnvironmentError_, UsageError) as trouble:
+        locked_ = getattr(trouble.__cause__, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+        if not reading or locked_ or not os.path.isfile(path):
+            raise
+        return _copied(Path(path), tables, trouble)
+
+
+def _copied(path: Path, tables: Sequence[Table], trouble: FuserError) -> sqlite3.Connection:
+    """What a file holds that cannot be written. Without room for what SQLite keeps beside it, it has to be taken for one that
+    nobody writes."""
+    for how in ("mode=ro", "mode=ro&immutable=1"):
+        memory = _connect(":memory:")
+        with suppress(sqlite3.Error), closing(sqlite3.connect(f"{path.absolute().as_uri()}?{how}", uri=True)) as there:
+            there.backup(memory)
+            try:
+                db = _ready(path, tables, memory)
+            except sqlite3.Error as error:
+                raise failure(path, error) from error
+            warn(f"{path} can only be read: nothing that is measured is kept ({trouble.message})")
+            return db
+        memory.close()
+    raise trouble
+
+
+def _opened(path: Path | str, tables: Sequence[Table]) -> sqlite3.Connection:
     if path == ":memory:":
         return _ready(path, tables)
     try:
@@ -147,18 +176,21 @@ def open_store(path: Path | str, tables: Sequence[Table]) -> sqlite3.Connection:
             except sqlite3.Error as error:
                 problem = failure(path, error)
                 if isinstance(problem, ModelFileError):
-                    if not _was_store(Path(path)):  # a file that was named by mistake stays where it is
-                        raise ModelFileError(f"{path} holds no tuning records", FORMS) from error
+                    if not _was_store(Path(path), tables):  # a file that was named by mistake stays where it is
+                        raise ModelFileError(f"{path} holds no tuning records that can be read: {error}", FORMS) from error
                     problem = _put_aside(Path(path), tables, error)
                 raise problem from error
     except ValueError as error:
         raise UsageError(f"{str(path)!r} is no name of a file: {error}", "choose another name") from error
 
 
-def _was_store(path: Path) -> bool:
-    """Whether a file that SQLite cannot read was one of its files once, by its first bytes or its name."""
-    with suppress(OSError), open(path, "rb") as file:
-        return file.read(len(MAGIC)) == MAGIC or path.suffix in NAMES
+def _was_store(path: Path, tables: Sequence[Table]) -> bool:
+    """Whether a file that SQLite cannot read was ours once: by its name, or since a description of our tables is in it."""
+    if path.absolute().parts[-2:] == OWN:
+        return True
+    with suppress(OSError):
+        data = path.read_bytes()
+        return any(t.created[0].partition(",")[0].encode() in data for t in tables)
     return False
 
 
@@ -170,8 +202,8 @@ def _connect(path: Path | str) -> sqlite3.Connection:
     return db
 
 
-def _ready(path: Path | str, tables: Sequence[Table]) -> sqlite3.Connection:
-    db = _connect(path)
+def _ready(path: Path | str, tables: Sequence[Table], db: sqlite3.Connection | None = None) -> sqlite3.Connection:
+    db = db or _connect(path)
     try:
         found = [sql for (sql,) in db.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid")]
         names = {n for (n,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}

@@ -35,14 +35,13 @@ from search.measure.known import SUFFIXES
 from search.measure.known import load
 from search.measure.records import Records
 from search.measure.rows import Record
+from search.measure.store import OWN
 from search.measure.winners import WINNERS
 from search.measure.winners import Winner
 from search.space.evolve import Effort
 from search.space.evolve import Ranked
 from search.tune import graph_seconds
 
-FILE = "records.sqlite"
-"""Of the user's records, in the cache folder."""
 PACKAGE = "the package"
 """The origin of what this package brings."""
 GENERATED, LIBRARY = "", "library"
@@ -245,7 +244,18 @@ def shipped(path: Path) -> Records:
 
 
 def user_file() -> Path:
-    return cache_dir("records") / FILE
+    folder, name = OWN
+    return cache_dir(folder) / name
+
+
+def chosen_file(path: str | Path) -> Path:
+    """Records that a user names. Raises :class:`UsageError` where there is no such folder: nobody asked for one."""
+    if not str(path):
+        raise UsageError("the name of the records is empty", "name a file, or leave it out for those in your cache folder")
+    folder = os.path.dirname(os.path.abspath(path)) if "\0" not in str(path) else "."
+    if not os.path.isdir(folder):
+        raise UsageError(f"there is no folder {folder} for the records {path}", "make it, or choose another file")
+    return Path(path)
 
 
 def open_memory(records: str | Path | bool | None = None, simulated: str = "") -> Memory:
@@ -256,7 +266,7 @@ def open_memory(records: str | Path | bool | None = None, simulated: str = "") -
     files: Sequence[Path] = ()
     path = user_file()
     if isinstance(records, str | Path):
-        chosen = Path(records)
+        chosen = chosen_file(records)
         if chosen.is_dir() or chosen.name.endswith(SUFFIXES):
             if not os.path.exists(chosen):
                 raise UsageError(f"there are no records {chosen}", "give a SQLite file, or one of JSON lines that exists")

@@ -233,12 +233,13 @@ def test_what_is_no_file_of_lines_is_named(tmp_path: Path) -> None:
 
 
 def test_a_damaged_file_is_moved_aside(tmp_path: Path) -> None:
-    path = tmp_path / "records.sqlite"
+    path = tmp_path / "records" / "records.sqlite"  # by its name nobody else's
+    path.parent.mkdir()
     path.write_bytes(b"this is no database" * 100)
     with pytest.raises(ModelFileError, match="damaged") as error:
         Records(path)
     assert "damaged1" in (error.value.hint or "")
-    assert (tmp_path / "records.sqlite.damaged1").exists()
+    assert path.with_name("records.sqlite.damaged1").exists()
     with Records(path) as records:
         assert len(records) == 0
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -275,6 +276,42 @@ def test_what_is_no_such_file_is_named(tmp_path: Path) -> None:
     shutil.copy(tmp_path / "empty", tmp_path / "copy")
     with Records(tmp_path / "copy") as records:
         assert len(records) == 1
+
+
+def test_records_that_cannot_be_written_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """As in a folder that is only read, or on a full disk: nothing can be made beside the file, and nothing in it changes."""
+    path = filled(tmp_path / "r.sqlite")
+    before, connect = path.read_bytes(), sqlite3.connect
+
+    def refuse(place: Any, **options: Any) -> sqlite3.Connection:
+        if place != ":memory:" and "immutable" not in str(place):
+            raise sqlite3.OperationalError("unable to open database file")
+        return connect(place, **options)
+
+    def only_read(place: Path | str, error: sqlite3.Error) -> EnvironmentError_:
+        return EnvironmentError_(f"cannot use {place}: {error}")
+
+    monkeypatch.setattr(sqlite3, "connect", refuse)
+    monkeypatch.setattr(store, "failure", only_read)
+    with pytest.raises(EnvironmentError_, match="unable to open"):
+        Records(path)
+    with Records(path, reading=True) as records:
+        assert set(records.rows()) == set(ROWS)
+        assert records.add(replace(ROW, schedule="new"))
+    assert "can only be read: nothing that is measured is kept" in " ".join(capsys.readouterr().err.split())
+    assert path.read_bytes() == before
+
+
+def test_what_cannot_be_read_and_is_not_ours_stays_where_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "app.sqlite"
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("CREATE TABLE records (customer TEXT)")
+        db.executemany("INSERT INTO records VALUES (?)", [("x" * 500,)] * 100)
+        db.commit()
+    path.write_bytes(path.read_bytes()[:100] + b"garbage" * 900)
+    with pytest.raises(ModelFileError, match="holds no tuning records that can be read"):
+        Records(path)
+    assert [p.name for p in tmp_path.iterdir() if "damaged" in p.name] == []
 
 
 def test_rows_are_not_written_to_a_file_that_is_gone(tmp_path: Path) -> None:
