@@ -34,7 +34,7 @@ def setting(f: Features, option: Option[Any], tensor: str = "") -> NDArray[Any]:
     value = f.options.get(option.key(tensor))
     default = option.default or 0
     if isinstance(value, np.ndarray):
-        return np.array([default if v is None else v for v in value])
+        return value if value.dtype != object else np.array([default if v is None else v for v in value])
     return np.full(len(f), default if value is None else value)
 
 

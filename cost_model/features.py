@@ -20,6 +20,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cost_model.causal import mean_part
+from cost_model.causal import shortened
+from cost_model.causal import unevenness
 from fuser.errors import UsageError
 from fuser.ir.mugraph import FREE
 from fuser.ir.mugraph import BlockGraph
@@ -40,7 +43,8 @@ Sizes = NDArray[np.int64]
 class StmtFeatures:
     """One placed statement (a value needed in two loops is placed twice). Arrays have one entry for each candidate.
 
-    ``loops``: live loops around it, outermost first. ``runs``: times that one block executes it. ``elements``: elements of its
+    ``loops``: live loops around it, outermost first. ``runs``: times that one block executes it at most, ``often`` in the mean of
+    all blocks. ``elements``: elements of its
     value's tile, padding included. ``work``: elements of the tile of its iteration space (with the reduced axes). ``fill``:
     average part of ``work`` that lies inside the tensors.
     """
@@ -48,6 +52,7 @@ class StmtFeatures:
     stmt: Stmt
     loops: tuple[str, ...]
     runs: Counts
+    often: Counts
     elements: Counts
     work: Counts
     fill: Counts
@@ -123,12 +128,29 @@ class Features:
                     item,
                     loops,
                     self.product(self.trips, loops),
+                    self.product(self.often, loops),
                     self.product(self.tile, dict.fromkeys(value)),
                     self.product(self.tile, item.related),
                     self.filled(item.related),
                 )
             )
         return tuple(found)
+
+    @cached_property
+    def often(self) -> Mapping[str, Any]:
+        """Trips in the mean of all blocks."""
+        masks = shortened(self.block, self.tree)
+        if not masks:
+            return self.trips
+        part = {a: mean_part(a, m, self.extent, self.tile, self.trips, self.grid) for a, m in masks.items()}
+        return {**self.trips, **{a: self.trips[a] * x for a, x in part.items()}}
+
+    def busiest(self, slots: Counts, sms: int, stay: NDArray[np.bool_], groups: bool = False) -> tuple[Counts, Counts]:
+        """:func:`cost_model.causal.unevenness` on so many places for blocks; 1 where all blocks have as many trips."""
+        out, sizes = (np.ones(len(self)), np.ones(len(self))), (self.extent, self.tile, self.trips, self.grid)
+        for axis, mask in shortened(self.block, self.tree).items():
+            out = unevenness(mask, axis, sizes, (slots, sms, stay), groups)
+        return out
 
     @cached_property
     def buffers(self) -> tuple[BufferFeatures, ...]:

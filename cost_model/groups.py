@@ -1,13 +1,16 @@
 """Price of a kernel by warp groups (``backend=gluon``): a warp that loads, and one to four groups of four warps that compute on
 rows of their own.
 
-    time = launch + base + join(waves · join(chain, (N - 1) / N · SM) + first loads + starts, L2 and device memory)
+    time = launch + base + join(waves · turn + first, L2 and device memory) + exposed
+    turn = max(join(join(chain, (N - 1) / N · SM), refills), SM)
 
 The *chain* is what one group does in turn with one place of the grid: products and arithmetic of its rows, beside each other
-where the generator lets them (``wgmma`` runs on), a handshake for every slot of a ring, waits for products, what it stores. *SM*
+where the generator lets them (``wgmma`` runs on), a handshake for every trip of a ring, waits for products, what it stores. *SM*
 is what the groups of all blocks need of the SM's units, N of them: as in :mod:`cost_model.refined`, of which the counts of work
-and the constants of the device are taken. What Triton's compiler does by itself (pipelines, spreading warps) is replaced by what
-the generator writes (:mod:`fuser.lower.gluon`).
+and the constants of the device are taken. *Refills*: a slot is asked for when its last reader is done, and comes a latency, its
+bytes and a trip's work later, so that a ring turns around once in that time. Of what memory takes the first turn of all SMs is
+exposed. What Triton's compiler does by itself (pipelines, spreading warps) is replaced by what the generator writes
+(:mod:`fuser.lower.gluon`).
 """
 
 from __future__ import annotations
@@ -29,6 +32,8 @@ from cost_model.features import Features
 from cost_model.features import StmtFeatures
 from cost_model.group_costs import COSTS
 from cost_model.group_costs import Costs
+from cost_model.group_loops import kind_of_loop
+from cost_model.resources import Dot
 from cost_model.resources import Resources
 from cost_model.resources import resources
 from cost_model.work import Work
@@ -41,8 +46,6 @@ from fuser.lower.options import BACKEND
 from fuser.lower.options import PRECISION
 
 THREADS = 32 * split.GROUP_WARPS
-HALF = 0.5
-"""Slots that the producer is ahead where there is one: it fills while nothing is read."""
 TIGHT, AROUND = 24.0, 32.0
 """Registers of a thread that can be too few without spills, and those beside its sums where only loaded tiles are multiplied: of
 271 schedules for an H200 within these limits 5 spilled, of the others 110 of 117."""
@@ -62,6 +65,7 @@ class Held:
     shared: Counts
     registers: Counts
     wants: Counts
+    needs: Counts
     ahead: NDArray[np.bool_]
     staged: NDArray[np.bool_]
     fits: NDArray[np.bool_]
@@ -107,7 +111,7 @@ def held(f: Features, r: Resources, device: Device) -> Held:
     outs = np.where(staged, outs, 0.0)
     fits = fits & (loads <= room)
     shared = loads + outs + handed + choices.BARRIERS
-    wants, needs, widest = _wanted(f, r, groups / parts, turned)
+    wants, needs, widest = _wanted(f, r, groups, parts, turned)
     blocks = np.ones(len(f))
     for n in range(2, 9):
         enough = (choices.of_a_consumer(groups, producer, n) >= wants) & (choices.at_first(groups + producer, n) >= widest)
@@ -122,7 +126,7 @@ def held(f: Features, r: Resources, device: Device) -> Held:
     fits = fits & (choices.at_first(groups + producer, 1) >= widest) & (needs <= given)
     if r.dots and not any(f.block.by_value[v].kind == "compute" for d in r.dots.values() for v in (d.left, d.right)):
         fits = fits & ~flattened(f)  # groups that take places in turn have no price yet
-    return Held(groups.astype(float), parts, tall, blocks, shared, given, wants, ahead, staged, fits)
+    return Held(groups.astype(float), parts, tall, blocks, shared, given, wants, needs, ahead, staged, fits)
 
 
 def _shares_trips(f: Features, parts: Counts) -> NDArray[np.bool_]:
@@ -163,59 +167,70 @@ def _turned(f: Features, r: Resources, groups: Counts) -> NDArray[np.bool_]:
     return found
 
 
-def _wanted(f: Features, r: Resources, groups: Counts, turned: NDArray[np.bool_]) -> tuple[Counts, Counts, Counts]:
+def _wanted(f: Features, r: Resources, groups: Counts, parts: Counts, turned: NDArray[np.bool_]) -> tuple[Counts, Counts, Counts]:
     """Registers that a thread of a group wants, those without which the assembler spills, and those that the widest product asks
     for at first."""
-    owned = dict(f.tree.owner)
-    sums, other, widest = (np.zeros(len(f)) for _ in range(3))
-    for s in f.stmts:
+    owned, lefts = dict(f.tree.owner), {d.left for d in r.dots.values()}
+    sums, other, beside, widest = (np.zeros(len(f)) for _ in range(4))
+    for i, s in enumerate(f.stmts):
         if s.stmt.kind == "store" or sum(bool(f.tile[a].max() > 1) for a in s.stmt.axes) < 2:
             continue
         if s.stmt.kind == "load" and all(u.contracts for u in f.block.users(s.stmt.value)):
             continue
-        mine = np.ceil(f.product(r.lanes, dict.fromkeys(s.stmt.axes)) / groups / THREADS)
+        mine = np.ceil(f.product(r.lanes, dict.fromkeys(s.stmt.axes)) * parts / groups / THREADS)
         if s.stmt.value in owned:
             sums = sums + mine
         else:
             other = np.maximum(other, mine * 3 // 2)
+            # the next trip's product runs beside what is made of this one's
+            if i in r.dots and s.loops and (s.stmt.value in lefts or kind_of_loop(f, r, s.loops) == "late"):
+                beside = np.maximum(beside, np.where(s.runs > parts, 2 * mine, 0.0))
     for d in r.dots.values():
         columns = np.where(turned, d.rows, d.cols)
         widest = np.maximum(widest, np.minimum(columns, choices.COLUMNS) // 2 + 26)
     wants = sums + other + choices.SPARE
     made = any(f.block.by_value[a].kind == "compute" for d in r.dots.values() for a in (d.left, d.right))
     # what follows a sum of products takes its registers
-    return wants, sums + AROUND if r.dots and not made else wants - TIGHT, widest
+    return wants, sums + AROUND if r.dots and not made else np.maximum(wants - TIGHT, sums + beside), widest
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
     """What a block does in loops of one kind, in seconds of an SM at its peak rates and in numbers: ``products``, ``special``
-    functions and ``arithmetic`` of all of its groups; ``dots`` are products that are started, ``slots`` of rings those that are
-    handed over, ``folds`` of rows over lanes."""
+    functions and ``arithmetic`` of all of its groups, ``narrow``: of products for each halving of an operand's swizzle; ``dots``
+    are products that are started, ``trips`` those whose slots are handed over, ``folds`` of rows over lanes."""
 
     products: Counts
+    narrow: Counts
     special: Counts
     arithmetic: Counts
     dots: Counts
-    slots: Counts
+    trips: Counts
     folds: Counts
 
 
 @dataclass(frozen=True, eq=False)
 class GroupWork:
     """What :func:`times` needs beside :class:`cost_model.work.Work`. ``streamed``: of loops that only multiply what is loaded;
-    ``late``: of those whose last products run beside the next trip's arithmetic; ``plain``: of all else. ``behind``: slots of
-    such loops, each divided by those that the producer is ahead; ``stores``, and loads by pointers (``pointed``), of a block."""
+    ``late``: of those whose last products run beside the next trip's arithmetic; ``plain``: of all else. ``again``: trips of the
+    first two whose slots are filled again, ``rounds``: of their rings, ``halts``: of those of other loops. ``opening``: bytes
+    that have to come first; ``stores``, and loads by pointers (``pointed``), of a block; ``common``: bytes of its loads that
+    other blocks want at the same time. ``longest``, ``busiest``: how much longer the busiest place for blocks, and the busiest
+    SM, is at work than in the mean, where a causal mask ends loops."""
 
     held: Held
     streamed: Part
     late: Part
     plain: Part
-    behind: Counts
+    rounds: Counts
+    again: Counts
+    halts: Counts
+    opening: Counts
     stores: Counts
     pointed: Counts
     common: Counts
-    """Bytes of a block's loads that other blocks want at the same time."""
+    longest: Counts
+    busiest: Counts
 
     @property
     def kinds(self) -> tuple[Part, Part, Part]:
@@ -226,54 +241,63 @@ def group_work(f: Features, r: Resources, device: Device) -> GroupWork:
     """Counts of each candidate of a batch."""
     zero = np.zeros(len(f))
     sums = {k: {n.name: zero.copy() for n in fields(Part)} for k in ("streamed", "late", "plain")}
-    kinds = {loops: _kind(f, r, loops) for loops in dict.fromkeys(s.loops for s in f.stmts)}
-    behind, stores, pointed, common = (zero.copy() for _ in range(4))
+    kinds = {loops: kind_of_loop(f, r, loops) for loops in dict.fromkeys(s.loops for s in f.stmts)}
+    again, rounds, halts, opening, stores, pointed, common = (zero.copy() for _ in range(7))
+    trips: dict[tuple[str, ...], Counts] = {}
     own = held(f, r, device)
     together = np.minimum(own.blocks * device.sm_count, programs(f))
+    seen: set[str] = set()
     for i, s in enumerate(f.stmts):
         kind, stmt = kinds[s.loops], s.stmt
         part = sums[kind]
         if stmt.kind == "store":
-            stores = stores + s.runs
+            stores = stores + s.often
         elif stmt.kind == "load" and ringed(f, r, s):
-            part["slots"] += s.runs
-            common = common + s.bytes * s.fill * s.runs * (1.0 - 1.0 / readers(f, stmt, together))
-            if s.loops:  # slots that are filled again; one is read by products of the trip before, or of both
-                again = np.maximum(s.runs - f.stages * own.parts, 0.0)
-                behind = np.maximum(behind, again / np.maximum(f.stages - 1.0, HALF))
+            opening = opening + s.bytes * (s.stmt.value not in seen)
+            seen.add(s.stmt.value)
+            trips[s.loops] = np.maximum(trips.get(s.loops, zero), s.often)
+            common = common + s.bytes * s.fill * s.often * (1.0 - 1.0 / readers(f, stmt, together))
         elif stmt.kind == "load":
-            pointed = pointed + s.runs
+            pointed = pointed + s.often
         elif i in r.dots:
-            flops = 2.0 * f.product(r.lanes, stmt.related) * s.runs
-            part["products"] += flops * device.sm_count / device.matmul_flops(_narrowest(f, stmt), PRECISION.read(f.options))
-            part["dots"] += s.runs
+            flops = 2.0 * f.product(r.lanes, stmt.related) * s.often
+            seconds = flops * device.sm_count / device.matmul_flops(_narrowest(f, stmt), PRECISION.read(f.options))
+            part["products"] += seconds
+            part["narrow"] += seconds * _narrow(f, r.dots[i])
+            part["dots"] += s.often
         else:
-            lanes = f.product(r.lanes, dict.fromkeys(stmt.related)) * s.runs
+            lanes = f.product(r.lanes, dict.fromkeys(stmt.related)) * s.often
             part["special"] += stmt.entry.sfu * lanes * device.sm_count / device.sfu_rate
             part["arithmetic"] += 2.0 * max(stmt.entry.flops, 1.0) * lanes * device.sm_count / device.fp32_flops
-            part["folds"] += s.runs * bool(stmt.folds)
+            part["folds"] += s.often * bool(stmt.folds)
+    for loops, often in trips.items():
+        sums[kinds[loops]]["trips"] += often
+        if loops:
+            slots = np.maximum(f.stages, 1) * own.parts
+            refilled = np.maximum(often - np.where(own.ahead & (programs(f) < f.blocks), 0.0, slots), 0.0)
+            if kinds[loops] == "plain":
+                halts = halts + refilled / slots
+            else:
+                again, rounds = again + refilled, rounds + refilled / slots
     streamed, late, plain = (Part(**sums[k]) for k in sums)
-    return GroupWork(own, streamed, late, plain, behind, stores, pointed, common)
+    busiest = f.busiest(np.minimum(own.blocks * device.sm_count, programs(f)), device.sm_count, persistent(f), groups=True)
+    return GroupWork(own, streamed, late, plain, rounds, again, halts, opening, stores, pointed, common, *busiest)
+
+
+def _narrow(f: Features, d: Dot) -> Counts:
+    """How often the widest swizzle, 128 bytes, is halved for loaded operands whose rows are shorter."""
+    halved = np.zeros(len(f))
+    for value in (d.left, d.right):
+        operand = f.block.by_value[value]
+        if operand.kind == "load" and operand.at.axes:
+            width = f.tile[operand.at.axes[-1]] * DTYPE_BYTES[operand.dtype]
+            halved = np.maximum(halved, np.log2(np.maximum(choices.SWIZZLES[0] / width, 1.0)))
+    return halved
 
 
 def _narrowest(f: Features, stmt: Stmt) -> str:
     """The dtype in which a product is multiplied."""
     return min((f.block.by_value[a].dtype for a in stmt.args), key=lambda d: DTYPE_BYTES[d])
-
-
-def _kind(f: Features, r: Resources, loops: tuple[str, ...]) -> str:
-    """How products run in a loop, as :class:`fuser.lower.gluon.consumer.Consumer` writes it."""
-    inside = [i for i, s in enumerate(f.stmts) if s.loops == loops]
-    nested = any(s.loops[: len(loops)] == loops != s.loops for s in f.stmts)
-    if not loops or nested or any(f.stmts[i].stmt.kind == "store" for i in inside):
-        return "plain"
-    computes = {f.stmts[i].stmt.value: i for i in inside if f.stmts[i].stmt.kind == "compute"}
-    loaded = {f.stmts[i].stmt.value for i in inside if f.stmts[i].stmt.kind == "load"}
-    if all(i in r.dots for i in computes.values()):
-        return "streamed" if all({r.dots[i].left, r.dots[i].right} <= loaded for i in computes.values()) else "plain"
-    owned = dict(f.tree.owner)
-    back = {v for v, i in computes.items() if i in r.dots and r.dots[i].left in computes and owned.get(v) == loops[-1]}
-    return "late" if back and not any(back & set(f.stmts[i].stmt.args) for i in inside) else "plain"
 
 
 def by_groups(f: Features) -> NDArray[np.bool_]:
@@ -310,40 +334,49 @@ def times(w: Work, g: GroupWork, device: Device, c: Constants, p: Costs = COSTS)
         return (p.special_cost * x.special + p.arithmetic_cost * x.arithmetic) / h.groups
 
     def multiplied(x: Part) -> Counts:
-        return p.product_cost * x.products / h.groups
+        return p.product_cost * (x.products + p.narrow * x.narrow) / h.groups
 
     into_sm = p.into * w.loaded / (c.sm_bandwidth * clock)
     alone = [p.alone * arithmetic(x) + p.fold * x.folds / h.parts for x in g.kinds]
     products = _join(p.beside, multiplied(g.late) + p.dot * g.late.dots / h.parts, alone[1])
-    barriers = p.handshake * (g.streamed.slots + g.late.slots) / h.parts
+    trips = g.streamed.trips + g.late.trips
+    barriers = (p.handshake + p.stay * (w.programs < w.blocks)) * trips / h.parts
     loops = multiplied(g.streamed) * (1.0 + p.taller * (h.tall - 1.0)) + alone[0] + products + barriers
-    # a slot is filled again when its last reader is done: with few of them each waits for all that
-    cycle = p.streamed * g.behind + g.behind / np.maximum(g.streamed.slots, 1.0) * (multiplied(g.streamed) * h.groups + into_sm)
-    fetch = np.where(g.streamed.slots > g.late.slots, cycle, p.late * g.behind)
+    # a slot is filled again when its last reader is done
+    streams, one = g.streamed.trips > g.late.trips, np.maximum(trips, 1.0)
+    inside = np.where(streams, loops + (h.groups - 1.0) * multiplied(g.streamed), loops)
+    cycle = np.where(streams, p.streamed, p.late) + (inside + p.arrive * resident * w.loaded / (c.sm_bandwidth * clock)) / one
+    fetch = g.rounds * cycle + (1.0 - np.minimum(g.again / one, 1.0)) * inside
     rest = p.merge * (h.parts - 1.0) + multiplied(g.plain) + p.tail * arithmetic(g.plain) + p.fold * g.plain.folds
     rest = (
         rest
+        + p.late * g.halts
         + p.dot * g.plain.dots
-        + p.handshake * g.plain.slots
+        + p.handshake * g.plain.trips
         + p.store * g.stores
-        + p.direct * w.stored * ~h.staged
+        + (p.drain * h.parts / h.groups + p.direct * ~h.staged) * w.stored
         + p.pointed * g.pointed
     )
-    chain = np.maximum(loops, fetch) + rest
-    tensor, special, flops = (sum((getattr(x, n) for x in g.kinds), 0.0 * chain) for n in ("products", "special", "arithmetic"))
-    tensor, special, flops = p.product_cost * tensor, p.special_cost * special, p.arithmetic_cost * flops
+    chain = loops + rest
+    special, flops = (sum((getattr(x, n) for x in g.kinds), 0.0 * chain) for n in ("special", "arithmetic"))
+    tensor = h.groups * sum(map(multiplied, g.kinds))
+    special, flops = p.special_cost * special, p.arithmetic_cost * flops
     units = _join(ROOF, tensor, special, flops, p.operands * w.operands / (device.smem_bandwidth_per_sm * clock), into_sm)
     customers = h.groups * resident
-    turn = np.maximum(_join(p.norm, chain, units * resident * (customers - 1.0) / customers), units * resident)
     stays = h.ahead & (w.programs < w.blocks)
-    first = p.first * np.where(stays, np.ceil(programs / resident), waves)
-    starts = p.start * np.ceil(programs / resident)
-    turns = waves * turn + first + starts
+    filling = p.opening * g.opening / (c.sm_bandwidth * clock)
+    first = p.first + p.start + filling * resident
+    # what a block waits for at first the others of its SM hide, but for those that begin with it
+    begin = np.where(stays, 0.0, p.follow + p.first + filling)
+    shared = units * resident * g.busiest
+    busy = _join(p.norm, chain * g.longest + begin, shared * (customers - 1.0) / customers)
+    turn = np.maximum(_join(p.meet, busy, (fetch + rest) * g.longest + begin), shared)
+    turns = waves * turn + np.where(stays, np.ceil(programs / resident) * first, first - p.first - filling)
     l2 = w.blocks * (w.loaded + w.stored - p.merged * g.common) / (device.l2_bandwidth * p.l2_rate)
     dram = w.memory / (device.memory_bandwidth * c.memory_rate)
-    spills = 1.0 + p.spill * np.clip((h.wants - h.registers) / SPILL_RAMP, 0.0, STEPS)
+    spills = 1.0 + p.spill * np.clip((h.needs - h.registers) / SPILL_RAMP, 0.0, STEPS)
     outside = _join(ROOF, l2, dram)
-    body = np.where(stays, _join(p.hidden, turns, outside), _join(p.memory, turns, outside)) * spills
+    body = (_join(p.memory, turns, outside) + p.exposed * outside / waves) * spills
     launch, zero = np.full(len(w), device.launch_latency), np.zeros(len(w))
     return {
         "seconds": np.where(h.fits, launch + p.base + body, np.inf),
@@ -353,8 +386,8 @@ def times(w: Work, g: GroupWork, device: Device, c: Constants, p: Costs = COSTS)
         "waits": first,
         "fetch": fetch,
         "busy": loops + rest,
-        "barriers": barriers + p.handshake * g.plain.slots,
-        "starts": starts,
+        "barriers": barriers + p.handshake * g.plain.trips,
+        "starts": zero + p.start,
         "turns": turns,
         "roof": each * units,
         "tensor": each * tensor,

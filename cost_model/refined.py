@@ -133,7 +133,7 @@ def times(w: Work, device: Device, c: Constants, chained: bool = False) -> dict[
     inside = busy + _join(BESIDE, fetch, alone * np.maximum(products - c.group_cost * w.exposed, 0.0) + c.flat_cost * w.flat)
     # a pipeline that goes on from place to place waits once
     starts = programs * c.block
-    turns = waves * inside + (waves - 1.0) * np.where(w.flattened > 0, 0.0, waits) + starts
+    turns = waves * inside * (1.0 + w.longest) + (waves - 1.0) * np.where(w.flattened > 0, 0.0, waits) + starts
 
     into_sm = each * w.entered / (c.sm_bandwidth * clock)
     l2 = w.blocks * (traffic - c.merged * w.common) / (device.l2_bandwidth * c.l2_rate)
@@ -145,7 +145,7 @@ def times(w: Work, device: Device, c: Constants, chained: bool = False) -> dict[
     # what feeds them limits tensor cores too; threads that load by pointers do not start products meanwhile
     products = _join(ROOF, shared_out * tensor, each * c.operand_cost * w.operands / shared)
     units = (products + shared_out * issue, *(shared_out * x for x in (special, arithmetic, move)))
-    on_sm, outside = _join(ROOF, *units, into_sm), _join(ROOF, l2, dram)
+    on_sm, outside = _join(ROOF, *units, into_sm) * (1.0 + w.busiest), _join(ROOF, l2, dram)
     roof = _join(ROOF, on_sm, outside)
     blocked = np.maximum(_join(c.norm, turns, on_sm * (resident - 1.0) / resident), on_sm)
     over = (w.registers - device.registers_per_thread) / SPILL_RAMP

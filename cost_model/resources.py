@@ -110,8 +110,9 @@ class Resources:
     registers: Counts
 
 
+@lru_cache(maxsize=4)
 def resources(f: Features, device: Device) -> Resources:
-    """Resources of each candidate of a group."""
+    """Resources of each candidate of a group, which several prices of it ask for."""
     lanes = _lanes(f)
     dots = _dots(f, lanes, device)
     pipelined = _pipelined(f, lanes, dots)

@@ -32,7 +32,7 @@ def loops(f: Features, r: Resources, add: Add) -> None:
     for s in f.stmts:
         around = real(f, s.loops)
         for depth in range(1, len(around) + 1):
-            loops.setdefault(around[:depth], f.product(f.trips, around[:depth]))
+            loops.setdefault(around[:depth], f.product(f.often, around[:depth]))
     for runs in loops.values():
         add(trips=runs)
     for around in loops if streaming.streams(f) else ():
@@ -50,7 +50,7 @@ def loops(f: Features, r: Resources, add: Add) -> None:
     for around, used in ahead.items():
         if not around:  # what one place loads is under way at once
             continue
-        runs = np.where(used, f.product(f.trips, around), 0.0)
+        runs = np.where(used, f.product(f.often, around), 0.0)
         # fragments of two stages have one buffer: the next trip is fetched when this one is done; and nothing is fetched ahead
         # by pointers into a place that another trip of the same loop may belong to
         alone = ((f.stages == 2) & ~grouped) | (flat & ~boxes.get(around, flat))
@@ -95,7 +95,7 @@ def _latencies(f: Features, r: Resources, ahead: dict[tuple[str, ...], NDArray[n
             passed[around[:depth]] = passed.get(around[:depth], 0) + 1
         for depth in range(common, len(now)):
             if now[: depth + 1] in ahead:
-                wait(now[:depth], np.where(ahead[now[: depth + 1]], f.product(f.trips, now[:depth]), 0.0))
+                wait(now[:depth], np.where(ahead[now[: depth + 1]], f.product(f.often, now[:depth]), 0.0))
         around = now
         computes += s.stmt.kind == "compute"
         if s.stmt.kind != "load":
@@ -106,7 +106,7 @@ def _latencies(f: Features, r: Resources, ahead: dict[tuple[str, ...], NDArray[n
             plain = np.where(f.stages > 1, 0.0, plain)
         if not any(s.stmt.value in (d.left, d.right) for d in r.dots.values()):
             plain = np.where(hoisted(f, i), 0.0, plain)
-        runs = plain * f.product(f.trips, scope)
+        runs = plain * f.product(f.often, scope)
         if not r.dots and scope:
             add(streamed=runs, waits=streaming.in_turn(f, r.lanes, scope, runs) * (scope not in waited))
             waited.add(scope)

@@ -23,6 +23,7 @@ from cost_model.execution import flattened
 from cost_model.execution import instructions
 from cost_model.execution import kept
 from cost_model.execution import outside
+from cost_model.execution import persistent
 from cost_model.execution import programs
 from cost_model.execution import readers
 from cost_model.execution import warps_along
@@ -83,7 +84,8 @@ class Work:
     which loads and arithmetic take turns; ``trips``: trips of all loops; ``dots``, ``folds``: executions of contractions and row
     folds; ``passes``: exchanges through shared memory with a barrier. ``slivers``, ``pieces``: 1 where the one product of a
     kernel, or each of several with the same sides, is cut into powers of two along a side, with a piece of 16 columns and
-    without; ``parts``: 1 where its sum is.
+    without; ``parts``: 1 where its sum is. ``longest``, ``busiest``: how much longer the busiest place for blocks, and
+    the busiest SM, is at work than in the mean, beyond 1, where a causal mask ends loops.
     """
 
     blocks: Counts
@@ -127,6 +129,8 @@ class Work:
     slivers: Counts
     pieces: Counts
     parts: Counts
+    longest: Counts
+    busiest: Counts
 
     def __len__(self) -> int:
         return len(self.blocks)
@@ -175,7 +179,7 @@ def work(f: Features, device: Device) -> Work:
             # one operation an element takes the slot of a multiply-add
             add(arithmetic=2.0 * max(entry.flops, 1.0) * lanes * device.sm_count / device.fp32_flops)
             if stmt.folds:
-                runs = np.where(kept(f, s, lanes_of), f.product(f.trips, outside(f, s)), runs)
+                runs = np.where(kept(f, s, lanes_of), f.product(f.often, outside(f, s)), runs)
                 add(folds=runs)
                 if not r.dots:
                     across, moved = warps_along(f, stmt)
@@ -189,9 +193,9 @@ def work(f: Features, device: Device) -> Work:
     loops(f, r, add)
     _cuts(f, r, add)
     _again(f, add)
-    total["blocks"], total["warps"] = f.blocks, f.warps.astype(float)
-    total["boxes"] = np.minimum(total["boxes"], 1.0)
+    total |= {"blocks": f.blocks, "warps": f.warps.astype(float), "boxes": np.minimum(total["boxes"], 1.0)}
     ahead = sum((np.maximum(n, 1) * f.stmts[i].bytes for i, n in _operands(f, r).items()), zero)
+    total["longest"], total["busiest"] = (x - 1.0 for x in f.busiest(together, device.sm_count, persistent(f)))
     total |= {"registers": r.registers, "shared": r.shared, "ahead": ahead, "crowd": crowd(f, r)}
     total["memory"] = sum(tensors.values(), zero)
     total["programs"], total["flattened"] = programs(f), flattened(f).astype(float)
@@ -237,8 +241,8 @@ def occupancy(f: Features, r: Resources, device: Device) -> Counts:
 def _runs(f: Features, i: int, s: StmtFeatures) -> Counts:
     """Executions of a statement in a block; a load leaves the loops that do not index it."""
     if s.stmt.kind != "load":
-        return s.runs
-    return f.product(f.trips, home(f, i)) * f.product(f.trips, unrolled(f, s))
+        return s.often
+    return f.product(f.often, home(f, i)) * f.product(f.trips, unrolled(f, s))
 
 
 def _repeats(f: Features, r: Resources) -> dict[str, Counts]:
@@ -286,7 +290,7 @@ def _run_bytes(f: Features, stmt: Stmt) -> Counts:
 
 def inner_trips(f: Features, i: int) -> Counts:
     """Trips of the innermost loop around a statement."""
-    return f.product(f.trips, home(f, i)[-1:])
+    return f.product(f.often, home(f, i)[-1:])
 
 
 def _access(f: Features, r: Resources, i: int, s: StmtFeatures, runs: Counts, together: Counts, add: Add) -> None:

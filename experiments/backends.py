@@ -3,6 +3,7 @@
     python -m experiments.backends choose --out out       # schedules by the model, beside those in Triton and drawn ones; no GPU
     python -m experiments.backends compile --out out      # fills the cache of compiled kernels; no GPU
     python -m experiments.backends measure --out out --budget 120
+    python -m experiments.backends seconds --out out      # what it takes to write, solve and compile a pick; no GPU
 
 Of each workload the model's best schedules by warp groups run in turn with its best in Triton and the best known ones:
 ``instant`` with and without Gluon. Of 20 block graphs the model's pick runs in turn with 32 schedules that are drawn of all that
@@ -17,6 +18,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -27,6 +29,7 @@ from experiments.script import parser
 from experiments.script import script
 from experiments.searched import compile_all
 from fuser.console import note
+from fuser.console import print_table
 from fuser.device import Device
 from fuser.device import load_device
 from fuser.errors import FuserError
@@ -35,8 +38,11 @@ from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
+from fuser.lower.compile import compile_kernel
+from fuser.lower.gluon.source import generate_gluon
 from fuser.lower.options import FLATTEN
 from fuser.lower.options import PERSISTENT
+from fuser.lower.tiles import Tiles
 from fuser.outputs import make_folder
 from fuser.outputs import write_file
 from fuser.superopt.structures import structures
@@ -183,9 +189,36 @@ def line(case: Case, rows: Sequence[Record]) -> str:
     return f"{case.kind:<10}{case.program.name:<36}{times}{ratio}{failed:>8}  {first.schedule if first else '-'}"
 
 
+def spent(case: Case, device: Device) -> tuple[float, float, float]:
+    """Seconds that one kernel takes here: its source, the solver of its layouts, and the compiler; those of
+    the cache where it has the kernel."""
+    ((block, schedule),) = case.groups[0].blocks
+    marks = [time.perf_counter()]
+    source = generate_gluon(Tiles.of(block, schedule), block.name)
+    marks.append(time.perf_counter())
+    plan_us(case.groups[0], device)
+    marks.append(time.perf_counter())
+    compile_kernel(source, device.arch)
+    marks.append(time.perf_counter())
+    written, planned, compiled = (after - before for before, after in pairwise(marks))
+    return written, planned, compiled
+
+
+def print_seconds(cases: Sequence[Case], device: Device) -> None:
+    rows = []
+    for case in (c for c in cases if c.kind == "block"):
+        try:
+            rows.append((case, spent(case, device)))
+        except FuserError as error:
+            note(f"{case.program.name}: {error.message}")
+    heads = ("block graph", "source s >", "layouts s >", "compiler s >", "all s >")
+    shown = [(c.program.name, *(f"{x:.2f}" for x in (*s, sum(s)))) for c, s in rows]
+    print_table("One kernel by warp groups, first picks", heads, shown)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     p = parser("experiments.backends", __doc__, "budget", "target", "seed", "workers", "device", "out", budget=120.0)
-    p.add_argument("what", choices=("choose", "compile", "measure"))
+    p.add_argument("what", choices=("choose", "compile", "measure", "seconds"))
     args = p.parse_args(argv)
     own_cache()
     start, file = time.monotonic(), args.out / "cases.pickle"
@@ -198,6 +231,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         write_file(file, pickle.dumps(cases))
         return 0
     cases = pickle.loads(file.read_bytes())
+    if args.what == "seconds":
+        print_seconds(cases, load_device(args.target))
+        return 0
     every = list(dict.fromkeys(c for case in cases for c in case.every))
     if args.what == "compile":
         note(f"{compile_all(every, load_device(args.target).arch, args.workers, args.budget)} of {len(every)} compiled")

@@ -42,6 +42,8 @@ from search.tune import Tuned
 
 SPILL_LIMIT = 64
 """Bytes of local memory a thread beyond which the next candidate is tried."""
+REGISTER_STEP = 8
+"""Registers of a thread are given in steps."""
 TRIES = 6
 """Candidates of one program that are compiled at most."""
 NOT_VERIFIED = "not verified"
@@ -66,11 +68,19 @@ def compile_candidate(candidate: Candidate, device: Device, folder: Path | None 
     """Compile for a device. Raises :class:`NoValidKernelError` where the result cannot run there."""
     artifacts = compile_graph(candidate.graph, candidate.schedule, device.arch, folder)
     for a in artifacts:
-        if a.shared_bytes > device.smem_per_block:
-            raise OutOfResourcesError(
-                f"{a.name} needs {a.shared_bytes} bytes of shared memory, {device.title} has {device.smem_per_block}"
-            )
+        if why := too_large(a, device):
+            raise OutOfResourcesError(why)
     return artifacts
+
+
+def too_large(a: KernelArtifact, device: Device) -> str:
+    """Why a block of a kernel has no room on an SM of a device; nothing where it has."""
+    if a.shared_bytes > device.smem_per_block:
+        return f"{a.name} needs {a.shared_bytes} bytes of shared memory, {device.title} has {device.smem_per_block}"
+    registers = -(-a.registers // REGISTER_STEP) * REGISTER_STEP * 32 * a.num_warps
+    if registers > device.registers_per_sm:
+        return f"{a.name} needs {registers} registers for a block, an SM of {device.title} has {device.registers_per_sm}"
+    return ""
 
 
 def first_verified(program: TensorProgram, candidates: Sequence[Ranked]) -> tuple[int, Verdict, dict[str, int]]:
@@ -166,7 +176,7 @@ def _at_hand(job: _Job) -> _Outcome | None:
     with suppress(FuserError):
         for source in generate_graph(first.graph, first.schedule):
             known = kept_kernel(source, device.arch)
-            if known is None or known.spills > SPILL_LIMIT or known.shared_bytes > device.smem_per_block:
+            if known is None or known.spills > SPILL_LIMIT or too_large(known, device):
                 return None
             artifacts.append(known)
         return _Outcome(0, verdict, tuple(artifacts), 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -38,6 +39,7 @@ from fuser.files import counted
 from fuser.files import file_stem
 from fuser.frontends.model_file import is_model_file
 from fuser.interrupts import Terminated
+from fuser.ir.candidate import Candidate
 from fuser.ir.program import TensorProgram
 from fuser.lower.compile import save_artifact
 from fuser.outputs import make_folder
@@ -83,6 +85,7 @@ from search.tuner.memory import open_memory
 from search.tuner.tuning import STOPPED
 from search.tuner.tuning import Task
 from search.tuner.tuning import Tuning
+from search.why_not import refusals
 from search.why_not import spelled
 
 Names = Annotated[list[str], typer.Argument(metavar="WORKLOAD...", help="Named workloads, or globs of them ('mcfuser/*').")]
@@ -194,7 +197,8 @@ def tune(names: Names, *, options: Tune) -> None:
         show_measured(f"{device.title}, {how}", documents, done, searching, notes)
     else:
         title = f"{device.title}, {TITLES[options.model]} alone"
-        _show_instant(title, documents, compiled, device.sm, options.check, notes)
+        given = tuned[0].notes if options.schedule is not None else ()
+        _show_instant(title, documents, compiled, device.sm, options.check, [*given, *notes])
     if stopped:
         raise stop("what was measured is kept, the same command goes on")
 
@@ -232,7 +236,15 @@ def _given(names: Sequence[str], text: str, device: Device, measured: bool) -> T
         raise UsageError(f"--schedule {what}", f"tune {names[0]} --schedule ..., with the effort instant")
     tuned = tune_fast(workload(names[0]), device, kernels=False)
     candidate = spelled(tuned, text)
-    return replace(tuned, winner=Ranked(candidate, graph_seconds(candidate, device)), runners=())
+    seconds = graph_seconds(candidate, device)
+    notes = () if math.isfinite(seconds) else (_unpriced(tuned.program, candidate, device),)
+    return replace(tuned, winner=Ranked(candidate, seconds), runners=(), notes=notes)
+
+
+def _unpriced(program: TensorProgram, candidate: Candidate, device: Device) -> str:
+    """Why the model has no time for a schedule that compiles."""
+    why = "; ".join(r.text for r in refusals(program, candidate, device)) or "a block does not fit on an SM by its counts"
+    return f"the model has no estimate of {candidate.schedule}: {why}"
 
 
 def _task(program: TensorProgram, superoptimize: float, scope: str) -> Task:
@@ -258,7 +270,7 @@ def _show_instant(
                 r["workload"],
                 r["structure"],
                 r["schedule"],
-                f"{r['estimate_us']:.2f}",
+                f"{r['estimate_us']:.2f}" if math.isfinite(r["estimate_us"]) else "-",
                 f"{r['tuning_seconds'] * 1e3:.0f}",
                 "-" if worst is None else f"{worst:.0e}",
             )

@@ -32,6 +32,7 @@ from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from fuser.ir.schedule import bind
 from fuser.lower.options import BACKEND
+from fuser.lower.options import FLATTEN
 from fuser.lower.options import OPTIONS
 from fuser.lower.options import check_options
 from fuser.lower.options import option_of
@@ -259,6 +260,8 @@ def _memory(kernel: KernelSpace, schedule: KernelSchedule) -> Iterator[Reason]:
         if not held.fits[0] and held.wants[0] > held.registers[0]:
             wants, has = int(held.wants[0]), int(held.registers[0])
             yield Reason("registers", f"a thread of its groups wants {wants} registers, and has {has}")
+        elif not held.fits[0] and FLATTEN.of(schedule):
+            yield Reason("space", "groups that take places of the grid in turn (flatten) have no price")
         return
     wanted = float(resources(f, device).shared[0])
     if wanted > limit:

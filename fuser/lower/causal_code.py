@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import Stmt
 from fuser.ir.tiling import Loop
 from fuser.lower.dependent_launch import statements
@@ -9,27 +12,32 @@ from fuser.lower.writer import Writer
 
 
 def trips_needed(w: Writer, node: Loop) -> str:
-    """How often a loop over the columns of a causal mask has to run, where later trips add nothing: what it sums is all made
-    of exponentials of what is masked. Empty where that is not known."""
+    """How often a loop over the columns of a causal mask has to run; empty where that is not known."""
+    mask = ends_early(w.tiles.block, w.tiles.owner, node)
+    if mask is None or not ((rows := mask.attr["rows"]) in w.loops or w.tiles.plans[rows].trips == 1):
+        return ""
+    return _behind_diagonal(w, node, mask)
+
+
+def ends_early(block: BlockGraph, owner: Mapping[str, str], node: Loop) -> Stmt | None:
+    """The mask of a loop over its columns of which later trips add nothing, if it is so: what the loop sums is all made of
+    exponentials of what is masked. ``owner``: the loop that accumulates each value."""
     stmts = [s for s in statements(node) if isinstance(s, Stmt)]
     masks = [s for s in stmts if s.masks and s.attr["cols"] == node.axis]
-    if len(masks) != 1 or any(s.kind == "store" for s in stmts):
-        return ""
-    rows = masks[0].attr["rows"]
-    if not rows or not (rows in w.loops or w.tiles.plans[rows].trips == 1):
-        return ""
+    if len(masks) != 1 or not masks[0].attr["rows"] or any(s.kind == "store" for s in stmts):
+        return None
     gone, zero = {masks[0].value}, set[str]()
-    sums = {s.value for s in stmts if w.tiles.owner.get(s.value) == node.axis}
+    sums = {s.value for s in stmts if owner.get(s.value) == node.axis}
     for s in stmts:
         first = s.args[0] if s.args else ""
         if s.value in sums:
             if not (s.maximizes and first in gone) and not (s.adds and zero.intersection(s.args)):
-                return ""
-        elif first in gone and (_grows(w, s) or (s.subtracts and s.args[1] not in gone)):
+                return None
+        elif first in gone and (_grows(block, s) or (s.subtracts and s.args[1] not in gone)):
             gone.add(s.value)
         elif (s.exponential and first in gone) or ((s.casts or s.multiplies or s.op == "scale") and zero.intersection(s.args)):
             zero.add(s.value)
-    return _behind_diagonal(w, node, masks[0]) if sums else ""
+    return masks[0] if sums else None
 
 
 def open_trips(w: Writer, node: Loop) -> tuple[str, frozenset[str]]:
@@ -44,9 +52,9 @@ def open_trips(w: Writer, node: Loop) -> tuple[str, frozenset[str]]:
     return f"({row}) // {cols.tile}", frozenset({masks[0].value})
 
 
-def _grows(w: Writer, stmt: Stmt) -> bool:
+def _grows(block: BlockGraph, stmt: Stmt) -> bool:
     """Of -inf it is -inf."""
-    return stmt.casts or (stmt.op == "scale" and float(w.tiles.block.scalar(stmt.attr["scalar"])) > 0)
+    return stmt.casts or (stmt.op == "scale" and float(block.scalar(stmt.attr["scalar"])) > 0)
 
 
 def _behind_diagonal(w: Writer, node: Loop, mask: Stmt) -> str:

@@ -4,11 +4,16 @@ all other tiles are powers of two.
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import replace
 from itertools import islice
 from math import inf
 from typing import Any
 
+import numpy as np
+
+from cost_model.features import Counts
+from cost_model.features import Features
 from fuser.errors import FuserError
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.schedule import KernelSchedule
@@ -27,9 +32,9 @@ from fuser.lower.pieces import GROUPS_ARCH
 from fuser.lower.pieces import next_power
 from fuser.lower.tiles import Tiles
 from search.space.expressions import batch_axes
+from search.space.kernels import Batch
 from search.space.kernels import Estimator
 from search.space.kernels import KernelSpace
-from search.space.kernels import rank_kernel
 from search.space.knobs import Choice
 from search.space.knobs import TileSize
 
@@ -43,7 +48,7 @@ HEIGHTS = (1, 2)
 GROUPS = range(1, MOST_GROUPS + 1)
 STAY = (0, 1, 2)
 """Blocks that stay on each SM; none where all end."""
-LISTED = 64
+LISTED = 32
 """Of the best by the estimate, among which the first that have a form are taken."""
 EVEN = 1.005
 
@@ -116,16 +121,26 @@ def ranked_groups(
 def _ranked(space: KernelSpace, estimate: Estimator) -> tuple[list[tuple[float, KernelSchedule]], int]:
     """Schedules of blocks that end and of blocks that stay, best first; of those that differ in their stages alone one of the
     most stages that cost nothing, since estimates take every slot to come in time."""
-    found: list[tuple[float, KernelSchedule]] = []
+    found: list[list[tuple[float, int, Batch, int]]] = [[] for _ in STAY]
     count = 0
-    for each in STAY:
-        stay = ((PERSISTENT.key(), each * space.device.sm_count),) if each else ()
-        mine = replace(space, always=tuple(sorted((*space.always, *stay))))
-        ranked, estimated = rank_kernel(mine, {}, estimate, LISTED)
-        found += ranked
-        count += estimated
+    for batch in space.batches({}):
+        every = ((f.index, batch.with_options(f, np.ones(len(f), np.bool_))) for f in batch.groups)
+        parts = [(index, _staying(f, estimate, space.device.sm_count)) for index, f in every]
+        for k, mine in enumerate(found):
+            seconds = np.full(len(batch), inf)
+            for index, part in parts:
+                seconds[index] = part[k]
+            best_of = np.argsort(seconds, kind="stable")[:LISTED].tolist()
+            mine += [(float(seconds[i]), count + i, batch, i) for i in best_of if seconds[i] < inf]
+            found[k] = heapq.nsmallest(LISTED, mine, key=lambda x: x[:2])
+        count += len(batch)
+    schedules = [
+        (seconds, batch.schedule(i).with_knobs(**({PERSISTENT.key(): each * space.device.sm_count} if each else {})))
+        for each, mine in zip(STAY, found, strict=True)
+        for seconds, _, batch, i in mine
+    ]
     best: dict[Any, tuple[float, KernelSchedule]] = {}
-    for seconds, s in sorted(found, key=lambda x: x[0]):
+    for seconds, s in sorted(schedules, key=lambda x: x[0]):
         least, first = best.setdefault((s.tiles, s.order, s.num_warps, s.knobs), (seconds, s))
         if seconds <= EVEN * least and first.num_stages < s.num_stages:
             best[s.tiles, s.order, s.num_warps, s.knobs] = seconds, s
@@ -139,7 +154,18 @@ def _ranked(space: KernelSpace, estimate: Estimator) -> tuple[list[tuple[float, 
     turned = [any(dict(s.tiles)[a] == TURNED for a in columns) for _, s in gains]
     straight = min((seconds for (seconds, _), t in zip(gains, turned, strict=True) if not t), default=inf)
     gains = [x for x, t in zip(gains, turned, strict=True) if not t or EVEN * x[0] < straight]  # so has the other way round
-    return sorted(gains, key=lambda x: x[0]), count
+    return sorted(gains, key=lambda x: x[0]), count * len(STAY)
+
+
+def _staying(f: Features, estimate: Estimator, sms: int) -> Counts:
+    """Seconds of candidates for each of :data:`STAY`, which are counted together."""
+    again = len(STAY)
+    sizes = {n: {a: np.tile(v, again) for a, v in getattr(f, n).items()} for n in ("extent", "tile", "trips", "grid")}
+    options = {**f.options, PERSISTENT.key(): np.repeat(np.array(STAY) * sms, len(f))}
+    index = np.arange(again * len(f))
+    blocks, warps, stages = (np.tile(x, again) for x in (f.blocks, f.warps, f.stages))
+    every = replace(f, index=index, blocks=blocks, warps=warps, stages=stages, options=options, **sizes)
+    return estimate(every).reshape(again, len(f))
 
 
 def by_warp_groups(schedule: Schedule) -> bool:

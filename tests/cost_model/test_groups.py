@@ -74,7 +74,7 @@ def test_more_slots_pay() -> None:
     """With one slot ahead each trip waits for its data."""
     b = block("mirage/gqa-prefill")
     few, more = (estimate(b, KernelSchedule.parse(ATTENTION.format(64, 64, 4, n), b), H200) for n in (2, 4))
-    assert few["fetch"] > 2 * more["fetch"] and few["seconds"] >= more["seconds"]
+    assert few["fetch"] > 1.5 * more["fetch"] and few["seconds"] >= more["seconds"]
 
 
 def test_a_smaller_sm_holds_fewer_blocks() -> None:

@@ -69,7 +69,8 @@ def test_a_new_option_that_pays_is_chosen(monkeypatch: pytest.MonkeyPatch) -> No
     """An entry with counts is enough, in every kernel; without a gain none is chosen."""
     program = workload("mcfuser/G4")
     monkeypatch.setitem(OPTIONS, "less", replace(LESS, counts=lambda f, value: {"waits": -0.5}))
-    assert {s.knob.get("less") for s in tune_fast(program, H200).winner.schedule.kernels} == {1}
+    best = tune_fast(program, load_device("a100")).winner
+    assert {s.knob.get("less") for s in best.schedule.kernels} == {1}
     plain = tune_fast(program, H200, options=False).winner
     assert not any("less" in s.knob for s in plain.schedule.kernels)
     monkeypatch.setitem(OPTIONS, "less", replace(LESS, counts=lambda f, value: {"waits": 0.5}))
