@@ -48,7 +48,11 @@ def mean_part(axis: str, mask: Stmt, extent: Sizes, tile: Sizes, trips: Sizes, g
     """Of the trips of a loop those that blocks take in the mean."""
     rows = mask.attr["rows"]
     every = trips[axis] * grid[axis]
-    return _each(lambda *x: float(np.mean(_needed(*x, _offset(mask))) / x[-1]), extent[rows], tile[rows], tile[axis], every)
+
+    def part(extent: int, height: int, width: int, most: int) -> float:
+        return float(np.mean(_needed(extent, height, width, most, _offset(mask))) / most)
+
+    return _each(part, extent[rows], tile[rows], tile[axis], every)
 
 
 def unevenness(
