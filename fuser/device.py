@@ -211,6 +211,8 @@ def _plausible(where: str, n: Mapping[str, float]) -> None:
         raise UsageError(f"{where}: {', '.join(odd)} must be positive")
     if odd := [k for k, v in n.items() if v > LARGEST]:
         raise UsageError(f"{where}: {odd[0]} is {n[odd[0]]:g}", f"no number of a device is above {LARGEST:g}")
+    if odd := [k for k, v in n.items() if 0 < v < 1 / LARGEST]:
+        raise UsageError(f"{where}: {odd[0]} is {n[odd[0]]:g}", f"no number of a device is below {1 / LARGEST:g}")
     for small, large in (
         ("smem_per_block", "smem_per_sm"),
         ("max_threads_per_block", "max_threads_per_sm"),

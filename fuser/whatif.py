@@ -32,6 +32,8 @@ WHOLE = ("SM", "B", "register", "thread", "warp", "block")
 """Units of numbers that are whole."""
 SHARES = ("merged", "l2_rate", "memory_rate")
 """Constants that are parts of something: at most 1."""
+FAR = 1e6
+"""By which factor a number may differ from that of the device: beyond it times are no numbers any more."""
 PREFIXES = {"": 1.0, "n": 1e-9, "u": 1e-6, "µ": 1e-6, "m": 1e-3, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 PREFIXES |= {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30}
 _SETTING = re.compile(r"(?P<name>[A-Za-z_]\w*)=(?P<value>\S*)")
@@ -107,11 +109,19 @@ def changed(
         if before is None and s.factor:
             raise UsageError(f"{s.text}: the device has no {first}", "give it a number")
         after = s.of(before or 0.0)
+        _near(s, first, before, after)
         found[first] = _in_unit(after, units[first], s)
         for name in rest:
             if (old := found[name]) is not None and before:
                 found[name] = _in_unit(old * after / before, units[name])
     return found
+
+
+def _near(setting: Setting, name: str, before: float | None, after: float) -> None:
+    """Raises :class:`UsageError` for what no device can be."""
+    if before and after and not before / FAR <= after <= before * FAR:
+        what = f"{setting.text}: {name} would be {after:g}, and it is {before:g}"
+        raise UsageError(what, f"no device is so far away: between {before / FAR:g} and {before * FAR:g}")
 
 
 def _in_unit(value: float, unit: str, setting: Setting | None = None) -> float:
@@ -130,6 +140,7 @@ def constants_changed(constants: Mapping[str, float], settings: Sequence[Setting
         if s.name not in constants or s.name in TOGETHER:
             continue
         found[s.name] = s.of(constants[s.name])
+        _near(s, s.name, constants[s.name], found[s.name])
         most = 1.0 if s.name in SHARES else math.inf
         if not 0 < found[s.name] <= most:
             bounds = "above 0" + (f" and at most 1: it is a part (now {constants[s.name]:g})" if s.name in SHARES else "")

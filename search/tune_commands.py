@@ -137,6 +137,7 @@ def tune(names: Names, *, options: Tune) -> None:
     the winner at once.
     """
     wanted = effort_of(options.effort, options.model)
+    _heard(options, measures(wanted))
     device = device_of(options.target, options.settings)
     found = match(names)
     if options.plot:
@@ -146,7 +147,7 @@ def tune(names: Names, *, options: Tune) -> None:
     simulated = options.simulate is not None
     memory = open_memory(False if options.no_records else options.records, str(options.simulate) if simulated else "")
     start = time.perf_counter()
-    workers = dask_workers(options.dask, simulated) if options.dask and measures(wanted) else None
+    workers = dask_workers(options.dask, simulated) if options.dask else None
     tuning = Tuning(wanted, memory, options.jobs, workers, lambda: live(device, options.json))
     if options.schedule is not None:
         tuned = [_given(found, options.schedule, device, measures(wanted) or simulated)]
@@ -201,6 +202,16 @@ def tune(names: Names, *, options: Tune) -> None:
         _show_instant(title, documents, compiled, device.sm, options.check, [*given, *notes])
     if stopped:
         raise stop("what was measured is kept, the same command goes on")
+
+
+def _heard(options: Tune, measured: bool) -> None:
+    """Raises :class:`UsageError` for options that say how to measure where nothing is."""
+    if options.dask is not None and not options.dask.strip():
+        raise UsageError("--dask names no cluster", "give the address of its scheduler: --dask tcp://HOST:8786")
+    given = [name for name, value in (("--dask", options.dask), ("--simulate", options.simulate)) if value is not None]
+    if given and not measured and options.schedule is None:
+        hint = f"--effort quick, or full:SECONDS; or leave {given[0]} out"
+        raise UsageError(f"{given[0]} is for efforts that measure, and the effort {options.effort} does not", hint)
 
 
 def _tuned(
