@@ -55,7 +55,7 @@ from search.tune import Tuned
 from search.tune import tune_fast
 from search.tuner.efforts import effort_of
 from search.tuner.efforts import measures
-from search.tuner.judges import require_gpu
+from search.tuner.judges import require_means
 from search.tuner.live import live as watching
 from search.tuner.memory import open_memory
 from search.tuner.tuning import Tuning
@@ -148,8 +148,8 @@ def optimize(model: str | Path | Any, params: str | Path | Mapping[str, Any] | N
     device = load_device(options.target) if isinstance(options.target, str) else options.target
     check_device(device)
     tuning = Tuning(wanted, open_memory(options.records), watch=lambda: watching(device))
-    if measures(wanted) and tuning.memory.records is None:
-        require_gpu(device, options.effort)
+    if measures(wanted):
+        require_means(tuning.memory, device, wanted)
     stages = Stages(options.step)
     stages.begin("import", "reading the model")
     if options.buckets is not None:

@@ -13,6 +13,7 @@ from search.measure.machine import gpu_at_hand
 from search.measure.measurer import Bench
 from search.measure.records import Records
 from search.measure.session import Options
+from search.space.evolve import Effort
 from search.tuner.campaign import Judge
 from search.tuner.memory import Memory
 from search.tuner.simulated import Simulated
@@ -44,6 +45,13 @@ def open_judge(
     with Bench.open("cuda", records, OPTIONS, jobs, run="search") as bench:
         bench.pool.seconds = COMPILE_SECONDS
         yield bench
+
+
+def require_means(memory: Memory, device: Device, effort: Effort) -> None:
+    """Raises as :func:`require_gpu`, before a large model is read, where no record could take the place of measuring."""
+    require_real(device, effort.name)
+    if not memory.knows(device, effort):
+        require_gpu(device, effort.name)
 
 
 def require_real(device: Device, effort: str) -> None:

@@ -107,6 +107,12 @@ class Memory:
             told |= {_kernels(r) for r in rows}
         return min(found, key=lambda k: k.ranked.measured or math.inf, default=None)
 
+    def knows(self, device: Device, effort: Effort) -> bool:
+        """Whether there is a winner of any program that the effort would take on a device."""
+        title, wanted = self.device_name(device), _rank(effort)
+        winners = [] if self.records is None else self.records.winners(device=title)
+        return any(w.reach[0] >= wanted and same_compiler(w.compiler) for w in winners)
+
     def candidates(self, program: TensorProgram, device: Device, count: int) -> list[Candidate]:
         """The fastest that anybody knows: what a search begins with."""
         found: dict[Candidate, None] = {}
@@ -137,7 +143,7 @@ class Memory:
     def _won(self, program: TensorProgram, device: Device, scope: str, effort: Effort) -> Known | None:
         assert self.records is not None
         key, title = program_key(program), self.device_name(device)
-        wanted = ("instant", "quick", "full").index(effort.name), effort.seconds or 0.0
+        wanted = _rank(effort), effort.seconds or 0.0
         for w in self.records.winners(program=key):
             why = ""
             if w.device != title:
@@ -192,6 +198,10 @@ class Memory:
             self.misses.append(f"row of {row.timestamp or 'some day'} ({row.time_us:.2f} µs) is not used: {why}")
             return None
         return candidate
+
+
+def _rank(effort: Effort) -> int:
+    return ("instant", "quick", "full").index(effort.name)
 
 
 def same_compiler(other: str) -> bool:

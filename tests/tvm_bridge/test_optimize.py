@@ -232,6 +232,7 @@ def test_bytes_in_the_middle_of_a_model_are_left_to_tvm(tmp_path, capsys):
     [
         (["--target", "h300"], 2, "h300"),
         (["--target", "v100"], 4, "V100"),
+        (["--effort", "quick", "--set", "smem=2x"], 2, "there is no NVIDIA H200"),
         (["--effort", "endless"], 2, "endless"),
     ],
 )
