@@ -61,6 +61,7 @@ from search.realise import realise
 from search.roofline import Point
 from search.roofline import draw_roofline
 from search.roofline import point
+from search.space.evolve import INSTANT
 from search.space.evolve import Effort
 from search.space.evolve import Ranked
 from search.tune import Tuned
@@ -73,9 +74,11 @@ from search.tune_report import Simulate
 from search.tune_report import measured_document
 from search.tune_report import reuse_line
 from search.tune_report import show_measured
+from search.tune_report import taken_line
 from search.tuner.cluster import dask_workers
 from search.tuner.convergence import draw
 from search.tuner.efforts import WORDS
+from search.tuner.efforts import check_heard
 from search.tuner.efforts import effort_of
 from search.tuner.efforts import measures
 from search.tuner.live import live
@@ -137,7 +140,7 @@ def tune(names: Names, *, options: Tune) -> None:
     the winner at once.
     """
     wanted = effort_of(options.effort, options.model)
-    _heard(options, measures(wanted))
+    check_heard(wanted, options.dask, options.simulate)
     device = device_of(options.target, options.settings)
     found = match(names)
     if options.plot:
@@ -202,16 +205,6 @@ def tune(names: Names, *, options: Tune) -> None:
         _show_instant(title, documents, compiled, device.sm, options.check, [*given, *notes])
     if stopped:
         raise stop("what was measured is kept, the same command goes on")
-
-
-def _heard(options: Tune, measured: bool) -> None:
-    """Raises :class:`UsageError` for options that say how to measure where nothing is."""
-    if options.dask is not None and not options.dask.strip():
-        raise UsageError("--dask names no cluster", "give the address of its scheduler: --dask tcp://HOST:8786")
-    given = [name for name, value in (("--dask", options.dask), ("--simulate", options.simulate)) if value is not None]
-    if given and not measured and options.schedule is None:
-        hint = f"--effort quick, or full:SECONDS; or leave {given[0]} out"
-        raise UsageError(f"{given[0]} is for efforts that measure, and the effort {options.effort} does not", hint)
 
 
 def _tuned(
@@ -364,18 +357,20 @@ def explain(
         return
     if given := [option for option in ("kernel", "params", "buckets") if getattr(options, option) is not None]:
         raise UsageError(f"--{given[0]} belongs to a model", "name its file: .pt2, .onnx or .json")
-    effort = effort_of("instant", model)
+    effort, memory = effort_of("instant", model), open_memory()
     documents: list[dict[str, Any]] = []
     points: list[Point] = []
     for name in match(names):
         tuned = tune_fast(workload(name), device, effort, kernels=False)
-        points += [point(name, tuned.program, tuned.winner.seconds, open_memory(), device)] if plot else []
+        points += [point(name, tuned.program, tuned.winner.seconds, memory, device)] if plot else []
         shown = [tuned.winner, *other(tuned)]
         rows = explain_terms([c.candidate for c in shown], device, model)
+        taken = memory.find(tuned.program, device, GENERATED, INSTANT) if model == REFINED else None
         if options.json:
             documents.append(
                 {
                     "workload": name,
+                    **({"taken": {"us": taken.ranked.us, "says": taken_line(taken)}} if taken else {}),
                     "candidates": [
                         {
                             "structure": summary(c.graph),
@@ -397,6 +392,7 @@ def explain(
             table.append((f"  {row.meaning}", *(_cell(row.term, v) for v in row.values)))
         heads = [f"{summary(c.graph)} >" for c in shown]
         notes = [f"{'winner' if i == 0 else 'runner-up'}: {c.schedule}, {c.us:.2f} µs" for i, c in enumerate(shown)]
+        notes += [taken_line(taken)] if taken else []
         title = f"{name} on {device.title} by {TITLES[model]} (times in µs)"
         print_table(title, ("term", *heads), [r[: len(shown) + 1] for r in table], notes)
     if plot:

@@ -17,6 +17,7 @@ from search.realise import Realised
 from search.space.evolve import Ranked
 from search.tune import Tuned
 from search.tuner.live import counts_text
+from search.tuner.memory import Known
 
 RecordsFile = Annotated[
     str | None,
@@ -30,6 +31,12 @@ Simulate = Annotated[
 HEADS = ("workload", "kernels", "est. >", "first >", "best µs >", "floor >", "tried >")
 FEW = 4
 """Programs whose schedules are shown below the table."""
+
+
+def taken_line(known: Known, name: str = "") -> str:
+    """What ``tune`` does in place of the model's choice; ``name``: how to call the schedule."""
+    measured = f"{known.ranked.us:.2f} µs measured" if known.ranked.measured else "measured"
+    return f"tune takes {name or known.ranked.schedule} from records: {measured} ({known.origin})"
 
 
 def measured_document(winner: Ranked, tuned: Tuned, device: Device) -> dict[str, Any]:

@@ -28,7 +28,10 @@ from fuser.workloads import match
 from fuser.workloads import workload
 from search.measure.rows import Record
 from search.model_commands import kernel_of_model
+from search.space.evolve import INSTANT
 from search.tune import tune_fast
+from search.tune_report import taken_line
+from search.tuner.memory import GENERATED
 from search.tuner.memory import Memory
 from search.tuner.memory import open_memory
 from search.tuner.memory import sources_of
@@ -57,7 +60,8 @@ def why_not(
     A schedule is spelled as it is printed: order, tiles and splits in brackets, warps, stages, options; several kernels with ;
     between them. Nothing is compiled or measured.
     """
-    device = device_of(target, settings)
+    device, taken = device_of(target, settings), None
+    memory = open_memory()
     if is_model_file(program):
         name, tuned = kernel_of_model(program, params, device, kernel, json)
     elif kernel is not None or params is not None:
@@ -67,8 +71,12 @@ def why_not(
         if more:
             raise UsageError(f"{program!r} names {1 + len(more)} workloads", f"name one: {name}")
         tuned = tune_fast(workload(name), device, kernels=False)
+        taken = memory.find(tuned.program, device, GENERATED, INSTANT)
     found = ask(tuned, schedule, device)
-    known = measured(tuned.program, found.candidate, open_memory(), device)
+    known = measured(tuned.program, found.candidate, memory, device)
+    if taken is not None:
+        same = taken.ranked.candidate == found.candidate
+        known["taken"] = {"this": same, "says": taken_line(taken, "this schedule" if same else ""), "us": taken.ranked.us}
     if json:
         about = {"target": device.name, "hypothetical": device.hypothetical, "program": name}
         print_json(about | document(found) | {"measured": known})
@@ -122,7 +130,7 @@ def _show(name: str, found: WhyNot, known: dict[str, Any], device: Device) -> No
         lines.append(f"structures: {summary(found.candidate.graph)}; the winner's: {summary(found.winner.graph)}")
     lines += _measured(known)
     if found.wins:
-        print_text("\n".join([f"{name} on {device.title}: this is the winner, {us:.2f} µs by the model", *lines]))
+        print_text("\n".join([f"{name} on {device.title}: this is the winner by the model, {us:.2f} µs", *lines]))
         return
     if found.reasons:
         estimate = [f"the model alone would give it {us:.2f} µs"] if isfinite(us) else []
@@ -168,7 +176,7 @@ def _mostly(terms: Sequence[Row]) -> list[str]:
 
 
 def _measured(known: dict[str, Any]) -> list[str]:
-    lines = []
+    lines = [known["taken"]["says"]] if "taken" in known else []
     if mine := known.get("this"):
         lines.append(f"measured: {mine['us']:.2f} µs" if mine["us"] else f"measured: {mine['status']} {mine['detail']}".rstrip())
     if best := known.get("fastest"):

@@ -44,3 +44,13 @@ def _effort(text: str) -> Effort:
 def measures(effort: Effort) -> bool:
     """Whether it needs a device to measure on."""
     return effort.name != "instant"
+
+
+def check_heard(effort: Effort, dask: str | None, simulate: int | None) -> None:
+    """Raises :class:`UsageError` for options that say how to measure where nothing is."""
+    if dask is not None and not dask.strip():
+        raise UsageError("--dask names no cluster", "give the address of its scheduler: --dask tcp://HOST:8786")
+    given = [name for name, value in (("--dask", dask), ("--simulate", simulate)) if value is not None]
+    if given and not measures(effort):
+        hint = f"--effort quick, or full:SECONDS; or leave {given[0]} out"
+        raise UsageError(f"{given[0]} is for efforts that measure, and the effort {effort.name} does not", hint)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,10 +22,13 @@ from search import model_commands
 from search.cover.model import compile_model
 from search.cover.offers import Pricing
 from search.model_commands import kernel_of_model
+from search.space.evolve import INSTANT
 from search.space.schedules import ScheduleSpace
 from search.tune import Tuned
 from search.tune import estimator
 from search.tune import tune_fast
+from search.tuner.memory import GENERATED
+from search.tuner.memory import open_memory
 from search.why_not import refusals
 from search.why_not import why_not
 from tests.builders import chain
@@ -160,3 +164,13 @@ def test_a_kernel_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
     name, found = kernel_of_model("m.pt2", None, H200, names[0], True)
     assert name == names[0]
     assert why_not(found, str(found.winner.schedule), H200).wins
+
+
+def test_what_tune_takes_from_records_is_said(capsys: Any) -> None:
+    known = open_memory().find(workload(S2), H200, GENERATED, INSTANT)
+    assert known
+    took = f"from records: {known.ranked.us:.2f} µs measured (the package)"
+    assert main(["explain", S2]) == 0
+    assert f"tune takes {known.ranked.schedule} {took}" in " ".join(capsys.readouterr().out.split())
+    assert main(["why-not", S2, str(known.ranked.schedule)]) == 0
+    assert f"tune takes this schedule {took}" in " ".join(capsys.readouterr().out.split())
