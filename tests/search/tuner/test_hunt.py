@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from collections import Counter
 from dataclasses import replace
 from statistics import fmean
@@ -12,6 +13,7 @@ import pytest
 
 from fuser.ir.candidate import Candidate
 from fuser.ir.schedule import Schedule
+from fuser.lower.options import OPTIONS
 from search.measure.measurement import Found
 from search.measure.measurement import Measurement
 from search.measure.measurement import Turn
@@ -34,6 +36,14 @@ def test_a_pool_has_the_best_of_several_structures() -> None:
         s = known.structures[e.structure]
         assert s.space.schedule(list(e.row)) == e.candidate.schedule
         assert e.estimate > 0
+
+
+def test_a_pools_parts_come_from_other_processes() -> None:
+    known = pool()
+    again = pickle.loads(pickle.dumps(known))
+    assert again.entries.keys() == known.entries.keys()
+    option = next(x for s in again.structures.values() for k in s.space.kernels for x in k.settings).option
+    assert option is OPTIONS[option.name], "options are themselves there, and not copies"
 
 
 def test_the_winner_was_measured_and_is_better_than_the_models_first_choice() -> None:
