@@ -134,7 +134,7 @@ class Setting(Choice[Any]):
 
     weight = 0.25
 
-    @cached_property
+    @property
     def option(self) -> Option[Any]:
         found = option_of(self.name)
         assert found is not None
