@@ -367,7 +367,6 @@ BACKEND = entry(
 # -- names in schedules
 
 
-@cache
 def option_of(name: str) -> Option[Any] | None:
     """The entry of a knob; ``None`` for an unknown one."""
     whole, (stem, behind, _) = OPTIONS.get(name), name.partition("_")
