@@ -86,6 +86,10 @@ class Several(Judge, Protocol):
         """Generations under way where this program would be measured."""
         ...
 
+    def ready(self, candidates: Sequence[Candidate]) -> bool:
+        """Whether all of them are compiled."""
+        ...
+
     def begin(self, turn: Turn[Candidate], searches: int = 1) -> Asked:
         """As :meth:`Judge.compare`, which is not waited for; ``searches`` are under way in all."""
         ...
@@ -207,14 +211,16 @@ class Campaign:
                 self.judge.ahead([e.candidate for e in (*entries, *more)])
 
     def _next(self) -> int | None:
-        """The search that measures next: one whose worker has least to do; of them under a budget the one with most to gain,
-        else each in its turn."""
+        """The search that measures next: one whose worker has least to do, and whose candidates are compiled; under a budget the
+        one with most to gain, else each in its turn."""
         if self.clock() < self.end:
             self._hear()
         if not self._pending or self.clock() >= self.end:
             return None
         load = {i: self.judge.load(self.hunts[i].program) if isinstance(self.judge, Several) else 0 for i in self._pending}
         idle = [i for i in self._pending if load[i] == min(load.values())]
+        if isinstance(self.judge, Several):
+            idle = [i for i in idle if self.judge.ready([e.candidate for e in self._pending[i]])] or idle
         return idle[0] if self.seconds is None else max(idle, key=lambda i: (self.hunts[i].gain, -i))
 
     def _ask(self, number: int) -> Asked:

@@ -259,6 +259,11 @@ class Spread:
                 return executor.submit_at(place, answer, part)
         return self._submitted(executor, answer, part)
 
+    def ready(self, candidates: Sequence[Candidate]) -> bool:
+        """Whether all of them are compiled, where workers do not do that themselves."""
+        made = [self._making.get(_name(c)) for c in candidates] if self.workers.compilers is not None else []
+        return all(f is not None and f.done() for f in made)
+
     def load(self, program: TensorProgram) -> int:
         """Generations under way on the worker that has a program; none where any may measure it."""
         return sum(place == self.homes.get(program.stable_hash(), None) for place in self.at_work.values())

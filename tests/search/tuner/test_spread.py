@@ -138,6 +138,24 @@ def test_a_worker_keeps_its_searches(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not judge.at_work
 
 
+def test_what_is_compiled_is_measured_first() -> None:
+    """The GPU does not wait for one search's compilers while another's are done."""
+    searches = [hunt(p) for p in (PROGRAM, OTHER)]
+    slow = {e.candidate.graph for e in searches[0].pool.entries.values()}
+
+    class Slow(Here):
+        def submit(self, work: Any, /, *args: Any, **options: Any) -> Future[Any]:
+            return Future() if args[0].graph in slow else super().submit(work, *args, **options)
+
+    campaign = Campaign(searches, judge := spread(Here(), 1, Slow()))
+    for number, search in enumerate(searches):
+        campaign._pending[number] = search.ask()
+        judge.ahead([e.candidate for e in campaign._pending[number]])
+    assert campaign._next() == 1
+    del campaign._pending[1]
+    assert campaign._next() == 0
+
+
 @pytest.mark.parametrize("compilers", [None, Here(1)])
 def test_where_all_workers_are_lost_nothing_hangs_and_nothing_is_kept(compilers: Here | None) -> None:
     search = hunt(generations=2)
