@@ -59,7 +59,7 @@ FAMILIES = (
 BOUNDS = {
     "product_cost": (1.0, 1.6), "taller": (0.001, 1.0), "narrow": (0.01, 0.6), "special_cost": (0.9, 3.0),
     "arithmetic_cost": (0.7, 4.0), "alone": (0.5, 4.0), "tail": (0.3, 4.0), "beside": (1.0, 8.0), "norm": (1.0, 8.0),
-    "meet": (1.5, 16.0), "memory": (1.9, 8.0), "merged": (0.05, 0.97), "into": (0.3, 2.0), "arrive": (0.1, 6.0),
+    "meet": (1.5, 6.0), "memory": (1.9, 8.0), "merged": (0.05, 0.97), "into": (0.3, 2.0), "arrive": (0.1, 6.0),
     "opening": (0.05, 4.0), "operands": (0.3, 2.0), "exposed": (0.01, 1.5), "spill": (0.001, 0.5),
 }  # fmt: skip
 GIVEN = ("direct",)
