@@ -67,7 +67,7 @@ def test_blocks_hold_what_the_generator_gives_them(name: str, text: str) -> None
 )
 def test_times_are_near_those_of_an_h200(name: str, text: str, us: float) -> None:
     b = block(name)
-    assert estimate(b, KernelSchedule.parse(text, b), H200)["seconds"] * 1e6 == pytest.approx(us, rel=0.15)
+    assert estimate(b, KernelSchedule.parse(text, b), H200)["seconds"] * 1e6 == pytest.approx(us, rel=0.18)
 
 
 def test_more_slots_pay() -> None:
