@@ -68,10 +68,6 @@ class Option(Generic[T]):
     modelled: bool = False
     groups: bool = False
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Other processes have the same table: its entries are themselves there too."""
-        return option_named, (self.name,)
-
     def allows(self, value: Any) -> bool:
         return type(value) is self.kind and (not self.values or value in self.values)
 
@@ -134,10 +130,6 @@ class Option(Generic[T]):
 
 
 OPTIONS: dict[str, Option[Any]] = {}
-
-
-def option_named(name: str) -> Option[Any]:
-    return OPTIONS[name]
 
 
 def entry(name: str, kind: type[T], says: str, **rest: Any) -> Option[T]:
