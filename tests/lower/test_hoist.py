@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from fuser.device import load_device
 from fuser.ir.builder import Builder
-from fuser.ir.candidate import Candidate
 from fuser.ir.ops import NARROW_GELU
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
@@ -18,8 +15,6 @@ from fuser.ir.tiling import TilingExpr
 from fuser.lower.options import HOIST
 from fuser.lower.triton_source import generate_graph
 from fuser.superopt.structures import structures
-from search.space.places import places
-from search.tune import graph_seconds
 from tests.interpreted import checked
 
 
@@ -43,28 +38,6 @@ def test_what_an_epilogue_reads_is_loaded_in_front_of_the_loop() -> None:
     assert not place(source.text)
     assert place(hoisted.text)
     assert checked(program, graph, Schedule((HOIST.set(plain, True),))).passed
-
-
-def test_without_a_loop_all_loads_come_in_front_of_the_first_sum() -> None:
-    b = Builder("norms")
-    h, x, g = b.input("H", (8, 256)), b.input("X", (8, 256)), b.input("G", (256,))
-    program = b.build(Y=b.op("rms_norm", x + g * (b.op("rms_norm", h) - x)))
-    graph = structures(program)[0]
-    plain = KernelSchedule((("m", 1), ("n", 256)), TilingExpr(()))
-    (place,) = places(Candidate(graph, Schedule((plain,))), load_device("h200"))
-    assert HOIST.at_place(place, True)
-    assert not HOIST.at_place(replace(place, schedule=replace(plain, num_warps=1)), True), "lanes wait for nobody"
-    early = Schedule((HOIST.set(plain, True),))
-
-    def loads(schedule: Schedule) -> int:
-        """In front of the first sum."""
-        (source,) = generate_graph(graph, schedule)
-        return source.text.partition("tl.sum")[0].count("tl.load")
-
-    assert (loads(Schedule((plain,))), loads(early)) == (1, 3)
-    assert checked(program, graph, early).passed
-    (seconds, with_it) = (graph_seconds(Candidate(graph, s), load_device("h200")) for s in (Schedule((plain,)), early))
-    assert with_it < seconds
 
 
 class _Triton:

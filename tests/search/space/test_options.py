@@ -16,6 +16,7 @@ from cost_model.features import Counts
 from cost_model.features import Features
 from fuser.device import load_device
 from fuser.errors import UsageError
+from fuser.ir.builder import Builder
 from fuser.ir.candidate import Candidate
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.schedule import KernelSchedule
@@ -24,6 +25,7 @@ from fuser.ir.tiling import TilingExpr
 from fuser.lower.compile import compile_kernel
 from fuser.lower.compile import neutral
 from fuser.lower.options import GROUP
+from fuser.lower.options import HOIST
 from fuser.lower.options import OPTIONS
 from fuser.lower.options import PDL
 from fuser.lower.options import PERSISTENT
@@ -42,8 +44,10 @@ from search.space.knobs import settlements
 from search.space.places import places
 from search.space.schedules import ScheduleSpace
 from search.space.variants import variants
+from search.tune import graph_seconds
 from tests.builders import chain
 from tests.builders import gemm
+from tests.interpreted import checked
 
 DEVICES = {name: load_device(name) for name in ("h200", "a100", "b200")}
 H200 = DEVICES["h200"]
@@ -236,3 +240,25 @@ def test_chained_products_without_a_loop_may_loop_over_their_one_place():
 
 def tiled(order: tuple[str, ...] = (), **tiles: int) -> Schedule:
     return Schedule((KernelSchedule(tuple(sorted(tiles.items())), TilingExpr(order), (), 4, 2),))
+
+
+def test_without_a_loop_all_loads_come_in_front_of_the_first_sum() -> None:
+    b = Builder("norms")
+    h, x, g = b.input("H", (8, 256)), b.input("X", (8, 256)), b.input("G", (256,))
+    program = b.build(Y=b.op("rms_norm", x + g * (b.op("rms_norm", h) - x)))
+    graph = structures(program)[0]
+    plain = KernelSchedule((("m", 1), ("n", 256)), TilingExpr(()))
+    (place,) = places(Candidate(graph, Schedule((plain,))), load_device("h200"))
+    assert HOIST.at_place(place, True)
+    assert not HOIST.at_place(replace(place, schedule=replace(plain, num_warps=1)), True), "lanes wait for nobody"
+    early = Schedule((HOIST.set(plain, True),))
+
+    def loads(schedule: Schedule) -> int:
+        """In front of the first sum."""
+        (source,) = generate_graph(graph, schedule)
+        return source.text.partition("tl.sum")[0].count("tl.load")
+
+    assert (loads(Schedule((plain,))), loads(early)) == (1, 3)
+    assert checked(program, graph, early).passed
+    (seconds, with_it) = (graph_seconds(Candidate(graph, s), load_device("h200")) for s in (Schedule((plain,)), early))
+    assert with_it < seconds
