@@ -238,7 +238,7 @@ def _traced(run: Run, given: Sequence[Any], whole: bool = False) -> Any:
     with _fakes(given) as fakes:
         graph: Any = run
         for _ in range(2):  # some operators are made of others that write in place
-            pure = torch.func.functionalize(graph, remove="mutations_and_views")
+            pure = torch.func.functionalize(graph, remove="mutations")
             graph = make_fx(pure, decomposition_table=select_decomp_table())(*fakes)
             if not any(map(_in_place, graph.graph.nodes)):
                 break
