@@ -199,7 +199,8 @@ class Hunt:
         if not self.residual.ratios:
             return self._first(left, count)
         chosen = self._neglected(left, max(1, count // 4))
-        near = [e for found in self.near.values() for e in found if e not in self.times and e not in chosen]
+        around = dict.fromkeys(e for found in self.near.values() for e in found)  # one may be near to several
+        near = [e for e in around if e not in self.times and e not in chosen]
         chosen += self._chosen(near, count // 3, self.boldness)
         rest = [e for e in left if e not in chosen]
         return chosen + self._chosen(rest, count - len(chosen), self.boldness)

@@ -119,9 +119,9 @@ def test_its_limits_and_rates_are_measured(done: Path) -> None:
 
 
 def test_every_target_takes_the_file(done: Path, command: Command) -> None:
-    code, first, _ = command("explain", "mcfuser/G1", "--target", done / "mine.json", "--json")
+    code, first, _ = command("explain", "mirage/rmsnorm", "--target", done / "mine.json", "--json")
     assert code == 0
-    _, second, _ = command("explain", "mcfuser/G1", "--target", "h200", "--json")
+    _, second, _ = command("explain", "mirage/rmsnorm", "--target", "h200", "--json")
     times = [x["workloads"][0]["candidates"][0]["estimate_us"] for x in (first, second)]
     assert times[0] != pytest.approx(times[1], rel=1e-3)
     code, shown, _ = command("devices", done / "mine.json")
