@@ -107,9 +107,13 @@ def returned(called: Called, found: Mapping[str, Any], asked: Asked, given: Mapp
     was ``asked`` with is changed."""
     from torch.utils import _pytree
 
-    leaves = [found[r.name] if r.name else _view(r, found, given) if r.base else r.value for r in called.results]
-    tree = _pytree.tree_unflatten(leaves, called.returns)
+    tree = _pytree.tree_unflatten(leaves_of(called, found, given), called.returns)
     return given_back(tree, asked) if leaves_behind(called.returns) or opens(called.returns) else tree
+
+
+def leaves_of(called: Called, found: Mapping[str, Any], given: Mapping[str, Any]) -> list[Any]:
+    """The leaves of what the module returns."""
+    return [found[r.name] if r.name else _view(r, found, given) if r.base else r.value for r in called.results]
 
 
 def _view(result: Result, found: Mapping[str, Any], given: Mapping[str, Any]) -> Any:

@@ -5,16 +5,19 @@ from __future__ import annotations
 
 from collections import namedtuple
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from itertools import count
 from typing import Any
+from typing import TypeVar
 
 from fuser.frontends.imported import Called
 from fuser.frontends.left import leaves_behind
 from fuser.frontends.opened import opens
-from fuser.frontends.torch_views import seen
+from search.calling import leaves_of
 
+T = TypeVar("T")
 Take = Callable[[Any, dict[str, Any]], bool]
 """Puts the tensors of an argument into a table by name; False where it is otherwise."""
 Give = Callable[[Sequence[Any]], Any]
@@ -29,20 +32,21 @@ def taker(called: Called) -> Taker | None:
         return None
     leaves = iter(zip(called.inputs, called.fixed, strict=True))
     ordered, keywords = called.arguments.children()
-    in_order = [_take(child, leaves) for child in ordered.children()]
-    by_name = [(key, _take(child, leaves)) for key, child in zip(keywords.context or (), keywords.children(), strict=True)]
-    if any(t is None for t in (*in_order, *(t for _, t in by_name))):
+    in_order = _every(_take(child, leaves) for child in ordered.children())
+    named_ones = _every(_take(child, leaves) for child in keywords.children()) if in_order is not None else None
+    if in_order is None or named_ones is None:
         return None
+    by_name = list(zip(keywords.context or (), named_ones, strict=True))
 
     def take(given: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any] | None:
         if len(given) != len(in_order) or len(named) != len(by_name):
             return None
         found: dict[str, Any] = {}
         for one, x in zip(in_order, given, strict=True):
-            if not one(x, found):  # type: ignore[misc]
+            if not one(x, found):
                 return None
         for key, one in by_name:
-            if key not in named or not one(named[key], found):  # type: ignore[misc]
+            if key not in named or not one(named[key], found):
                 return None
         return found
 
@@ -63,15 +67,15 @@ def _take(tree: Any, leaves: Any) -> Take | None:
             return isinstance(x, tensor)
 
         return leaf
-    several = [_take(child, leaves) for child in tree.children()]
-    if kind not in (tuple, list, dict) or any(t is None for t in several):
+    several = _every(_take(child, leaves) for child in tree.children())
+    if tree.type not in (tuple, list, dict) or several is None:
         return None
     keys = list(tree.context) if kind is dict else None
 
     def inner(x: Any, found: dict[str, Any]) -> bool:
         if type(x) is not kind or len(x) != len(several) or (keys is not None and list(x) != keys):
             return False
-        return all(t(v, found) for t, v in zip(several, x.values() if keys is not None else x, strict=True))  # type: ignore[misc]
+        return all(t(v, found) for t, v in zip(several, x.values() if keys is not None else x, strict=True))
 
     return inner
 
@@ -80,41 +84,36 @@ def giver(called: Called) -> Giver | None:
     """What the module returns, of the program's outputs and of inputs by name; None where it returns further kinds."""
     if leaves_behind(called.returns) or opens(called.returns):
         return None
-    make, results = _give(called.returns, count()), called.results
-    if make is None:
-        return None
-
-    def give(found: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
-        return make(
-            [
-                found[r.name]
-                if r.name
-                else seen(given[r.base] if r.base in given else found[r.base], r.views)
-                if r.base
-                else r.value
-                for r in results
-            ]
-        )
-
-    return give
+    make = _give(called.returns, count())
+    return None if make is None else lambda found, given: make(leaves_of(called, found, given))
 
 
 def _give(tree: Any, numbers: Any) -> Give | None:
     if tree.is_leaf():
         number = next(numbers)
         return lambda leaves: leaves[number]
-    parts = [_give(child, numbers) for child in tree.children()]
-    if any(p is None for p in parts):
+    parts = _every(_give(child, numbers) for child in tree.children())
+    if parts is None:
         return None
     if tree.type is namedtuple:
-        return lambda leaves: tree.context(*[p(leaves) for p in parts])  # type: ignore[misc]
+        return lambda leaves: tree.context(*[p(leaves) for p in parts])
     if getattr(tree.type, "__module__", "") == "torch.return_types":
-        return lambda leaves: tree.type([p(leaves) for p in parts])  # type: ignore[misc]
+        return lambda leaves: tree.type([p(leaves) for p in parts])
     if tree.type not in (tuple, list, dict):
         return None
     if tree.type is dict:
         keys = list(tree.context)
-        return lambda leaves: {k: p(leaves) for k, p in zip(keys, parts, strict=True)}  # type: ignore[misc]
+        return lambda leaves: {k: p(leaves) for k, p in zip(keys, parts, strict=True)}
     if tree.type is list:
-        return lambda leaves: [p(leaves) for p in parts]  # type: ignore[misc]
-    return lambda leaves: tuple([p(leaves) for p in parts])  # type: ignore[misc]
+        return lambda leaves: [p(leaves) for p in parts]
+    return lambda leaves: tuple([p(leaves) for p in parts])
+
+
+def _every(found: Iterable[T | None]) -> list[T] | None:
+    """All of them, where none is None."""
+    every: list[T] = []
+    for x in found:
+        if x is None:
+            return None
+        every.append(x)
+    return every
