@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 from contextlib import contextmanager
 
-from fuser.errors import UnsupportedError
 from fuser.ir.fuse import identifier
 from fuser.ir.layout.named import DotOperand
 from fuser.ir.layout.named import Mma
@@ -21,18 +20,19 @@ from fuser.ir.tiling import Init
 from fuser.ir.tiling import Loop
 from fuser.ir.tiling import Node
 from fuser.lower.causal_code import trips_needed
-from fuser.lower.fold_code import init
 from fuser.lower.fold_code import rescale
-from fuser.lower.fold_code import settle
 from fuser.lower.frame_code import hoisted
 from fuser.lower.frame_code import persistent
 from fuser.lower.frame_code import used
 from fuser.lower.gluon import folds
-from fuser.lower.gluon.consumer import COMPUTE
+from fuser.lower.gluon.consumer import begun
+from fuser.lower.gluon.consumer import computed
+from fuser.lower.gluon.consumer import ended
 from fuser.lower.gluon.consumer import stored
 from fuser.lower.gluon.cp_async import Copied
 from fuser.lower.gluon.cp_async import planned
 from fuser.lower.gluon.places import Places
+from fuser.lower.gluon.products import into_registers
 from fuser.lower.gluon.rings import buffer_name
 from fuser.lower.gluon.rings import room
 from fuser.lower.gluon.source import SIGMOID
@@ -47,7 +47,6 @@ from fuser.lower.options import ROOM
 from fuser.lower.options import check_options
 from fuser.lower.tiles import Tiles
 from fuser.lower.writer import TRITON_DTYPE
-from fuser.lower.writer import Value
 
 
 class Warps:
@@ -63,8 +62,7 @@ class Warps:
     def nodes(self, nodes: Sequence[Node]) -> None:
         for node in nodes:
             if isinstance(node, Init):
-                stmt = self.w.tiles.block.by_value[node.value]
-                init(self.w, stmt, folds.start(self.w, stmt) if node.value in self.w.lanes_of else "")
+                begun(self.w, node)
             elif isinstance(node, Loop):
                 self.loop(node)
             else:
@@ -79,11 +77,8 @@ class Warps:
                 stored(w, stmt, again=False)
             elif w.tiles.is_dot(stmt):
                 self.product(stmt)
-            elif (kind := stmt.entry.kind) in COMPUTE:
-                with w.giving(stmt.args[0] if kind == "reduce" else stmt.value):
-                    (folds.add if stmt.value in w.lanes_of else COMPUTE[kind])(w, stmt)
             else:
-                raise UnsupportedError(f"operator {stmt.op!r} ({stmt.value}) has no form in Gluon")
+                computed(w, stmt, "in Gluon")
 
     # -- loads --------------------------------------------------------------------------------------------------------------
 
@@ -95,23 +90,11 @@ class Warps:
             w.emit("async_copy.commit_group()")
             self.pending.add(stmt.value)
             self.slots[stmt.value] = "0"
-        layout = w.layout(stmt.value)
-        if copied and layout is None:
-            return
-        value = Value(w.tiles.natural(stmt), dtype=stmt.dtype, fill=dict.fromkeys(stmt.axes, "zero"))
-        (combo,) = w.combos(value.layout)
-        name = w.var(stmt.value, value.layout, combo)
-        if copied:
+        if copied is None:
+            into_registers(w, stmt)
+        elif w.layout(stmt.value) is not None:
             self.wait(stmt.value)
-            assert layout is not None
-            w.emit(f"{name} = {self.tile(copied, value.layout)}.load({w.named(layout)})")
-        else:
-            (places,) = w.combos(stmt.axes)
-            mask = w.masks(stmt.axes, places, value.layout, stmt.at)
-            extra = f", mask={mask}, other=0.0" if mask else ""
-            w.emit(f"{name} = gl.load({w.pointer(stmt, places, value.layout)}{extra})")
-        w.values[stmt.value] = value
-        w.define(value, combo, name)
+            into_registers(w, stmt, lambda dims: self.tile(copied, dims))
 
     def wait(self, value: str) -> None:
         if value in self.pending:
@@ -208,7 +191,7 @@ class Warps:
         return self.own if self.axis == axis else set()
 
     def loop(self, node: Loop) -> None:
-        w, owner = self.w, self.w.tiles.owner
+        w = self.w
         if node.unrolled:
             raise refuse(w.tiles, f"an accumulator keeps a tile for each trip of {node.axis!r}", "choose another loop order")
         saved = dict(w.values)
@@ -224,12 +207,7 @@ class Warps:
                 self.nodes(node.body)
         else:
             self._pipelined(node, trips, mine)
-        w.around.pop()
-        w.values = {k: v for k, v in w.values.items() if k in saved or owner.get(k) == node.axis}
-        w.forget()
-        own = w.tiles.accumulated(node)
-        settle(w, own)
-        folds.meet(w, own)
+        ended(w, node, saved)
 
     @contextmanager
     def _trip(self, node: Loop, trips: str) -> Iterator[None]:

@@ -45,6 +45,7 @@ from fuser.lower.gluon.writer import GroupWriter
 from fuser.lower.map_code import map_elements
 from fuser.lower.options import SPECIALIZE
 from fuser.lower.writer import TRITON_DTYPE
+from fuser.lower.writer import Value
 
 COMPUTE = {"map": map_elements, "reduce": reduce}
 
@@ -81,8 +82,7 @@ class Consumer:
 
     def node(self, node: Node) -> None:
         if isinstance(node, Init):
-            stmt = self.w.tiles.block.by_value[node.value]
-            init(self.w, stmt, folds.start(self.w, stmt) if node.value in self.w.lanes_of else "")
+            begun(self.w, node)
         elif isinstance(node, Loop):
             self.loop(node)
         else:
@@ -106,11 +106,7 @@ class Consumer:
 
     def elementwise(self, stmt: Stmt) -> None:
         self.products.need(*stmt.args)
-        kind = stmt.entry.kind
-        if kind not in COMPUTE:
-            raise UnsupportedError(f"operator {stmt.op!r} ({stmt.value}) has no form by warp groups")
-        with self.w.giving(stmt.args[0] if kind == "reduce" else stmt.value):
-            (folds.add if stmt.value in self.w.lanes_of else COMPUTE[kind])(self.w, stmt)
+        computed(self.w, stmt, "by warp groups")
 
     # -- loops --------------------------------------------------------------------------------------------------------------
 
@@ -118,7 +114,7 @@ class Consumer:
         if node.unrolled:
             raise refuse(self.w.tiles, f"an accumulator keeps a tile for each trip of {node.axis!r}", "choose another loop order")
         self.products.drain()
-        saved, owner = dict(self.w.values), self.w.tiles.owner
+        saved = dict(self.w.values)
         trips = trips_of(self.w, node) if not self.w.split.loop else self._share(node)
         self.w.around.append(self.w.tiles.accumulated(node))
         rings = loop_rings(self.w, node, self.times)
@@ -128,12 +124,7 @@ class Consumer:
             self._trips(node, trips, rings)
         self.times = outside
         self.products.rings = outer
-        self.w.around.pop()
-        self.w.values = {k: v for k, v in self.w.values.items() if k in saved or owner.get(k) == node.axis}
-        self.w.forget()
-        own = self.w.tiles.accumulated(node)
-        settle(self.w, own)
-        folds.meet(self.w, own)
+        ended(self.w, node, saved)
 
     def _share(self, node: Loop) -> str:
         """The trips of a group that shares them out."""
@@ -327,6 +318,34 @@ class Consumer:
         for ring in halves.rings[:1]:
             self.w.emit(f"mbarrier.wait({ring.full()}, {ring.phase()}, pred={pred})")
             self.products.ready.add(ring.name)
+
+
+# -- what every form in Gluon writes
+
+
+def begun(w: GroupWriter, node: Init) -> None:
+    """The start of an accumulator."""
+    stmt = w.tiles.block.by_value[node.value]
+    init(w, stmt, folds.start(w, stmt) if node.value in w.lanes_of else "")
+
+
+def computed(w: GroupWriter, stmt: Stmt, form: str) -> None:
+    """An operator element by element, or a fold."""
+    kind = stmt.entry.kind
+    if kind not in COMPUTE:
+        raise UnsupportedError(f"operator {stmt.op!r} ({stmt.value}) has no form {form}")
+    with w.giving(stmt.args[0] if kind == "reduce" else stmt.value):
+        (folds.add if stmt.value in w.lanes_of else COMPUTE[kind])(w, stmt)
+
+
+def ended(w: GroupWriter, node: Loop, saved: Mapping[str, Value]) -> None:
+    """Behind a loop: what it made is gone but for what belongs to it, and its accumulators are settled."""
+    w.around.pop()
+    w.values = {k: v for k, v in w.values.items() if k in saved or w.tiles.owner.get(k) == node.axis}
+    w.forget()
+    own = w.tiles.accumulated(node)
+    settle(w, own)
+    folds.meet(w, own)
 
 
 def stored(w: GroupWriter, stmt: Stmt, again: bool) -> None:

@@ -6,6 +6,7 @@ never before; what a product leaves in registers is read behind a wait for it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -214,17 +215,24 @@ class Products:
 
 def loaded(w: GroupWriter, products: Products, stmt: Stmt) -> None:
     """A load in a consumer: from a slot of its ring where registers are to have it, or by pointers."""
+    if stmt.value not in products.rings:
+        into_registers(w, stmt)
+    elif w.layout(stmt.value) is not None:
+        ring = products.rings[stmt.value]
+        products.wait_for(ring)
+        into_registers(w, stmt, lambda dims: products.tile(stmt.value, dims))
+        products.fence.add(ring.name)
+
+
+def into_registers(w: GroupWriter, stmt: Stmt, tile: Callable[[Sequence[str]], str] | None = None) -> None:
+    """A load: of a ``tile`` of shared memory, given its dimensions, or by pointers."""
     value = Value(w.tiles.natural(stmt), dtype=stmt.dtype, fill=dict.fromkeys(stmt.axes, "zero"))
     (combo,) = w.combos(value.layout)
     name = w.var(stmt.value, value.layout, combo)
-    layout = w.layout(stmt.value)
-    if stmt.value in products.rings:
-        if layout is None:
-            return
-        ring = products.rings[stmt.value]
-        products.wait_for(ring)
-        w.emit(f"{name} = {products.tile(stmt.value, value.layout)}.load({w.named(layout)})")
-        products.fence.add(ring.name)
+    if tile is not None:
+        layout = w.layout(stmt.value)
+        assert layout is not None
+        w.emit(f"{name} = {tile(value.layout)}.load({w.named(layout)})")
     else:
         (places,) = w.combos(stmt.axes)
         mask = w.masks(stmt.axes, places, value.layout, stmt.at)
