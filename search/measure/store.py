@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import mmap
 import os
 import sqlite3
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
+from contextlib import ExitStack
 from contextlib import closing
 from contextlib import contextmanager
 from contextlib import suppress
@@ -188,9 +190,10 @@ def _was_store(path: Path, tables: Sequence[Table]) -> bool:
     """Whether a file that SQLite cannot read was ours once: by its name, or since a description of our tables is in it."""
     if path.absolute().parts[-2:] == OWN:
         return True
-    with suppress(OSError):
-        data = path.read_bytes()
-        return any(t.created[0].partition(",")[0].encode() in data for t in tables)
+    with ExitStack() as stack, suppress(OSError, ValueError):  # it may be of any size, or empty
+        file = stack.enter_context(open(path, "rb"))
+        data = stack.enter_context(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        return any(data.find(t.created[0].partition(",")[0].encode()) >= 0 for t in tables)
     return False
 
 
