@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cost_model import paper
 from cost_model import refined
-from cost_model.models import REFINED
+from cost_model.names import REFINED
 from fuser.device import Device
 from fuser.ir.candidate import Candidate
 from fuser.ir.mugraph import BlockGraph

@@ -11,11 +11,10 @@ from cost_model import paper
 from cost_model import refined
 from cost_model.features import Counts
 from cost_model.features import Features
+from cost_model.names import CHAINED
+from cost_model.names import PAPER
+from cost_model.names import REFINED
 from fuser.device import Device
-
-REFINED, PAPER, CHAINED = "refined", "paper", "chained"
-TITLES: Mapping[str, str] = {REFINED: "the refined model", PAPER: "MCFuser's model, equations 2 to 5"}
-"""As output says which of them ranked; the third is the refined one for kernels of whole models."""
 
 
 def _of_paper(f: Features, device: Device) -> Counts:

@@ -36,8 +36,8 @@ import numpy as np
 from cost_model.calibrate import Sample
 from cost_model.calibrate import table
 from cost_model.constants import constants_of
-from cost_model.models import PAPER
-from cost_model.models import REFINED
+from cost_model.names import PAPER
+from cost_model.names import REFINED
 from cost_model.refined import estimate
 from experiments.environment import commit
 from experiments.mcfuser.model_accuracy import read
@@ -54,7 +54,7 @@ from fuser.outputs import make_folder
 from fuser.outputs import write_file
 from fuser.workloads import workload
 from search.measure.measurement import Measurement
-from search.space.evolve import QUICK
+from search.ranked import QUICK
 from search.tuner.hunt import Hunt
 from search.tuner.pool import TERMS
 from search.tuner.pool import WAVES

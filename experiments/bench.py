@@ -68,13 +68,13 @@ from search.measure.measurer import Bench
 from search.measure.records import Records
 from search.measure.session import Options
 from search.measure.store import move_aside
-from search.space.evolve import Effort
+from search.ranked import Effort
 from search.tuner.efforts import effort_of
 from search.tuner.efforts import measures
 from search.tuner.memory import LIBRARY
 from search.tuner.memory import Memory
-from search.tuner.tuning import STOPPED
-from search.tuner.tuning import Task
+from search.tuner.tasks import STOPPED
+from search.tuner.tasks import Task
 from search.tuner.tuning import Tuning
 
 SUITES = ("mcfuser", "mirage", "graphene")
@@ -208,7 +208,7 @@ def search_all(names: Sequence[str], effort: Effort, device: Device, records: Re
     KeyboardInterrupt where that was interrupted."""
     start = time.monotonic()
     programs = [workload(n) for n in names]
-    tasks = [Task(p, with_libraries(structures(p)), 1, LIBRARY) for p in programs]
+    tasks = [Task(p, lambda p=p: with_libraries(structures(p)), 1, LIBRARY) for p in programs]
     found = [t.searched for t in Tuning(effort, Memory(records)).tune(tasks, device) if t and t.searched]
     if any(s.why in STOPPED for s in found):
         raise KeyboardInterrupt("what was measured is kept, the same command goes on")

@@ -36,15 +36,15 @@ from search.libraries import with_libraries
 from search.measure.records import Records
 from search.measure.rows import Record
 from search.measure.timing import External
-from search.space.evolve import INSTANT
-from search.space.evolve import Effort
-from search.space.evolve import Ranked
+from search.ranked import INSTANT
+from search.ranked import Effort
+from search.ranked import Ranked
+from search.ranked import Tuned
 from search.space.evolve import search
 from search.space.hazards import hazardous
 from search.space.hazards import unwieldy
 from search.space.schedules import ScheduleSpace
 from search.tune import RUNNERS
-from search.tune import Tuned
 from search.tune import judged
 from search.tune import tune_fast
 

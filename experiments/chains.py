@@ -223,9 +223,9 @@ def run(network: str, layers: int | None, budget: float, path: Path) -> dict[str
 
     from experiments.networks import NETWORKS
     from fuser.frontends.torch_export import from_torch
-    from search.compile import where_to_run
     from search.cover.model import compile_model
     from search.measure.machine import device_info
+    from search.where import where_to_run
 
     if network not in NETWORKS:
         raise UsageError(f"there is no network {network!r}", f"networks: {', '.join(NETWORKS)}")

@@ -13,8 +13,8 @@ from fuser.ir.candidate import Candidate
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram
 from fuser.superopt.structures import structures
-from search.measure.compiling import planned
 from search.measure.measurement import Measurement
+from search.measure.planned import planned
 from search.measure.timing import External
 
 STRUCTURES = 12

@@ -44,11 +44,11 @@ from experiments.suite.case import Keywords
 from fuser.frontends.torch_export import from_torch
 from fuser.ir.mugraph import LibraryKernel
 from fuser.runtime.library import WHOLE
-from search.compile import How
-from search.compile import compile_imported
+from search.choose import compile_imported
 from search.compiled import CompiledProgram
 from search.cover.model import as_it_stands
 from search.cover.theirs import wholly
+from search.how import How
 from search.measure.machine import device_info
 from search.measure.replays import captured
 from search.measure.replays import in_turn

@@ -49,8 +49,8 @@ from search.libraries import with_libraries
 from search.measure.measurement import Turn
 from search.measure.measurer import Bench
 from search.measure.records import Records
+from search.ranked import FULL
 from search.realise import realise
-from search.space.evolve import FULL
 from search.tune import tune_fast
 from search.tuner.campaign import Campaign
 from search.tuner.campaign import Judge

@@ -50,11 +50,11 @@ from search.calibrate.programs import row_sums
 from search.calibrate.programs import weighted
 from search.calibrate.run import ROUNDS
 from search.measure.compiling import CompilePool
-from search.measure.compiling import planned
 from search.measure.measurement import Measurement
 from search.measure.measurer import Bench
+from search.measure.planned import planned
 from search.measure.records import Records
-from search.tune import Tuned
+from search.ranked import Tuned
 from search.tune import tune_fast
 from search.tune import wary
 

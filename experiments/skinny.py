@@ -43,9 +43,9 @@ from fuser.outputs import write_file
 from fuser.pools import SPAWN
 from fuser.superopt.structures import structures
 from search.libraries import with_libraries
-from search.measure.compiling import planned
 from search.measure.measurement import Measurement
 from search.measure.measurer import Bench
+from search.measure.planned import planned
 from search.measure.records import Records
 from search.measure.rows import Record
 from search.measure.session import Options

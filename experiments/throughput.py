@@ -35,7 +35,7 @@ from search.compile import compile_program
 from search.libraries import with_libraries
 from search.measure.machine import device_info
 from search.measure.session import Session
-from search.space.evolve import QUICK
+from search.ranked import QUICK
 from search.tuner.campaign import Campaign
 from search.tuner.cluster import workers_of
 from search.tuner.hunt import Hunt

@@ -8,7 +8,7 @@ from fuser.ir.program import TensorProgram
 from search.cover.parts import root
 from search.cover.prices import LESS
 from search.cover.prices import joint_seconds
-from search.tune import Tuned
+from search.ranked import Tuned
 
 MASKED = 1.6
 """How many times its estimate a kernel takes that masks an operand of its product, 1.8 and 4.1 on an H200."""

@@ -1,87 +1,41 @@
-"""``fuser.compile``: structure and schedule are chosen, kernels compiled and checked, and the whole returned as one callable."""
+"""``fuser.compile``: structure and schedule are chosen, kernels compiled and checked, and the whole returned as one callable.
+
+What was found before needs little of this package: the rest is loaded where something has to be chosen.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import nullcontext
-from contextlib import suppress
-from dataclasses import dataclass
-from dataclasses import replace
-from functools import partial
-from math import nan
+from typing import TYPE_CHECKING
 from typing import Any
 
-from cost_model.refined import check_device
 from fuser.by_fields import by_fields
 from fuser.device import Device
 from fuser.errors import EnvironmentError_
-from fuser.errors import NoValidKernelError
 from fuser.errors import RandomError
-from fuser.errors import UnsupportedError
 from fuser.errors import UsageError
 from fuser.errors import first_line
 from fuser.frontends.imported import Imported
-from fuser.frontends.sized import Sized
-from fuser.frontends.torch_export import from_torch
-from fuser.ir.candidate import Candidate
-from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram
-from fuser.ir.schedule import Schedule
-from fuser.lower.triton_source import generate_graph
-from fuser.pools import APART
-from fuser.pools import cores
-from fuser.superopt.structures import searched
-from fuser.superopt.structures import structures
-from fuser.superopt.verify.verdicts import accepted
 from fuser.workloads import workload
-from search.buckets.bucketed import Bucket
-from search.buckets.bucketed import BucketedProgram
-from search.buckets.pool import Pool
-from search.buckets.sizes import Buckets
-from search.buckets.sizes import all_padded
-from search.buckets.sizes import checked
-from search.buckets.sizes import resolved
-from search.buckets.sizes import sized_of
-from search.by_parts import doubt
-from search.by_parts import worth_parts
 from search.calling import as_module
 from search.compile_options import Options
 from search.compiled import CompiledProgram
-from search.converted import conversion
-from search.converted import converted
-from search.cover.model import as_it_stands
-from search.cover.model import compile_model
-from search.cover.model import is_model
-from search.cover.offers import Pricing
-from search.cover.theirs import limit
-from search.cover.theirs import wholly
-from search.libraries import with_libraries
-from search.piecewise import PiecewiseModule
-from search.piecewise import states_after
-from search.realise import Realised
-from search.realise import realise
-from search.realise import verified
-from search.space.evolve import Ranked
-from search.stages import Say
-from search.stages import silent
-from search.strided import as_they_lie
-from search.tune import Tuned
-from search.tune import tune_fast
-from search.tune import wary
+from search.how import How
+from search.taken import taken
 from search.tuner.efforts import effort_of
 from search.tuner.efforts import measures
 from search.tuner.live import live
-from search.tuner.memory import GENERATED
-from search.tuner.memory import LIBRARY
 from search.tuner.memory import open_memory
 from search.tuner.tuning import MODEL_ALONE
-from search.tuner.tuning import Task
 from search.tuner.tuning import Tuning
-from search.views import with_views
 from search.where import where_to_run
+
+if TYPE_CHECKING:
+    from search.buckets.bucketed import BucketedProgram
+    from search.piecewise import PiecewiseModule
 
 CHOSEN = ("graph", "schedule", "superoptimize", "dtype")
 """Options that ask for a program as a whole."""
@@ -153,13 +107,21 @@ def _as_program(program: Any, inputs: Sequence[Any], keywords: Mapping[str, Any]
         more = options.only("target", "device", "capture", "checked", "seed", "effort", "records")
         return _converted(known, _examples(program, known, inputs, keywords), options.dtype, more)
     if known.called is not None and hasattr(program, "forward"):
+        from search.strided import as_they_lie
+        from search.views import with_views
+
         known = as_they_lie(with_views(known), _examples(program, known, inputs, keywords))
     device, spec, tuning = _placed(options, known.program.name)
     how = How(options.checked, options.seed, tuning, options.capture, theirs=known.traced is not None)
     chosen = (options.graph, options.schedule, options.superoptimize)
+    if not any(chosen) and (found := taken(known, spec, device, how)):
+        return found
+    from search.choose import as_one
+    from search.choose import compile_imported
+
     if not any(chosen):
         return compile_imported(known, spec, device, how)
-    done = _as_one(known.program, spec, device, chosen, how)
+    done = as_one(known.program, spec, device, chosen, how)
     more = (known.called, None, None, known.orders)
     return CompiledProgram(known.program, spec, done, device, known.params, known.inputs, how.capture, None, *more)
 
@@ -167,7 +129,6 @@ def _as_program(program: Any, inputs: Sequence[Any], keywords: Mapping[str, Any]
 def _placed(options: Options, name: str) -> tuple[str | None, Device, Tuning]:
     """Where the kernels run, what they are made for, and what chooses them."""
     device, spec = where_to_run(options.device, options.target, name)
-    check_device(spec)
     wanted = effort_of(options.effort)
     if measures(wanted) and device == "cpu":
         what = f"the effort {options.effort!r} measures on a GPU, not in Triton's interpreter"
@@ -180,6 +141,12 @@ def _bucketed(program: Any, inputs: Sequence[Any], keywords: Mapping[str, Any], 
     """The program at the sizes of every bucket, with one set of weights."""
     if asked := [n for n, value in options.only(*CHOSEN).items() if value]:
         raise UsageError(f"{asked[0]}= is for one size, and there are buckets", "leave out one of them")
+    from search.buckets.bucketed import BucketedProgram
+    from search.buckets.sizes import checked
+    from search.buckets.sizes import resolved
+    from search.buckets.sizes import sized_of
+    from search.choose import compile_buckets
+
     sizes = checked(options.buckets)
     sized = sized_of(program, inputs, keywords, sizes)
     device, spec, tuning = _placed(options, sized.name)
@@ -187,12 +154,6 @@ def _bucketed(program: Any, inputs: Sequence[Any], keywords: Mapping[str, Any], 
         sized, resolved(sizes, sized), spec, device, How(options.checked, options.seed, tuning, options.capture)
     )
     return BucketedProgram(sized.name, spec, device, found, found[-1].padded.known.called, sized.whole)
-
-
-def compile_buckets(sized: Sized, sizes: Buckets, spec: Device, device: str | None, how: How) -> tuple[Bucket, ...]:
-    """The kernels of each bucket, the smallest first; they share their weights."""
-    how = replace(how, pool=Pool())
-    return tuple(Bucket(p, compile_imported(p.imported, spec, device, how)) for p in all_padded(sized, sizes))
 
 
 def _by_graphs(
@@ -204,6 +165,9 @@ def _by_graphs(
         return None
     if isinstance(error, RandomError) and module.training:
         return None
+    from search.piecewise import PiecewiseModule
+    from search.piecewise import states_after
+
     where, spec = where_to_run(options.device, options.target, type(module).__name__)
     given = (inputs,) if hasattr(inputs, "shape") else tuple(inputs)
     if where is None or (changes := states_after(module, given, keywords)) is None:
@@ -212,83 +176,10 @@ def _by_graphs(
     return PiecewiseModule(module, spec, where, more, first_line(error))
 
 
-@dataclass(frozen=True)
-class How:
-    """How kernels are chosen and compiled: what ``tuning`` chooses, by ``jobs`` processes that price and compile (None: one for
-    each core). ``say`` is told each stage as it begins. Without ``compiled`` kernels are chosen and verified alone; ``ours``: our
-    own runtime is to call the libraries; ``theirs``: torch's compiler may be given all of it. ``pool`` holds the weights."""
-
-    checked: bool = True
-    seed: int = 0
-    tuning: Tuning = MODEL_ALONE
-    capture: bool = False
-    jobs: int | None = None
-    say: Say = silent
-    compiled: bool = True
-    ours: bool = True
-    theirs: bool = False
-    pool: Pool | None = None
-
-
-def check_products(program: TensorProgram) -> None:
-    """Raises :class:`UnsupportedError` naming a product of float64: there are neither kernels nor rates for these."""
-    for node in program.nodes:
-        if node.products and "float64" in {program[n].dtype for n in (*node.inputs, node.output)}:
-            what = f"{node.op} ({node.output}) of {program.name!r} multiplies float64, which no kernel here does"
-            raise UnsupportedError(what, "convert the model to float32 first: module.float(), or export it so")
-
-
-def compile_imported(known: Imported, spec: Device, device: str | None, how: How = How()) -> CompiledProgram:
-    """A program as one region or by parts."""
-    check_products(known.program)
-    jobs, waiting, model = cores() if how.jobs is None else how.jobs, None, None
-    runs = device if how.compiled else None
-    theirs = (
-        wholly(known.program, spec) if how.theirs and device not in (None, "cpu") and not measures(how.tuning.effort) else None
-    )
-    most = limit(theirs)
-
-    def whole(tuned: Tuned) -> CompiledProgram:
-        done = as_it_stands(tuned) if tuned is theirs else _made(tuned, spec, device, how)
-        more = (known.called, None, how.pool, known.orders)
-        run = partial(CompiledProgram, traced=known.traced if tuned is theirs else None)
-        return run(known.program, spec, done, runs, known.params, known.inputs, how.capture, None, *more)
-
-    if not is_model(known.program):
-        how.say("tuning and checking one region")
-        with suppress(NoValidKernelError, UnsupportedError):
-            tuned = _tuned(known.program, spec, device, (None, None, 0.0), how)
-            if device in (None, "cpu") or measures(how.tuning.effort) or not worth_parts(tuned, spec):
-                return whole(theirs if theirs is not None and tuned.winner.seconds >= most else tuned)
-            waiting = tuned
-    with ProcessPoolExecutor(jobs, APART) if jobs > 1 else nullcontext() as pool:
-        try:
-            model = compile_model(
-                known.program,
-                known.params,
-                Pricing(spec, device not in (None, "cpu"), how.seed, pool, ours=how.ours),
-                compiled=how.compiled and device != "cpu",
-                checked=how.checked,
-                say=how.say,
-                tuning=how.tuning,
-                most=most,
-            )
-        except (NoValidKernelError, UnsupportedError):
-            if theirs is None:
-                raise
-    if waiting is not None and doubt(known.program) * waiting.winner.seconds <= (
-        model.whole.candidate.seconds if model else most
-    ):
-        with suppress(NoValidKernelError, UnsupportedError):
-            return whole(waiting)
-    if model is None:
-        assert theirs is not None
-        return whole(theirs)
-    more = (known.called, None, how.pool, known.orders)
-    return CompiledProgram(model.program, spec, model.whole, runs, model.params, known.inputs, how.capture, model, *more)
-
-
 def _converted(known: Imported, given: Sequence[Any], dtype: str, options: Mapping[str, Any]) -> CompiledProgram:
+    from search.converted import conversion
+    from search.converted import converted
+
     small = converted(known, dtype)
     run = compile_program(small, **options)
     made = None if run.device in (None, "cpu") else run.by_name
@@ -310,51 +201,6 @@ def _examples(program: Any, known: Imported, inputs: Sequence[Any], keywords: Ma
     return [found[n] for n in known.inputs]
 
 
-def _as_one(
-    program: TensorProgram,
-    spec: Device,
-    device: str | None,
-    given: tuple[KernelGraph | None, Schedule | None, float],
-    how: How,
-) -> Realised:
-    """The program as one region."""
-    return _made(_tuned(program, spec, device, given, how), spec, device, how)
-
-
-def _tuned(
-    program: TensorProgram,
-    spec: Device,
-    device: str | None,
-    given: tuple[KernelGraph | None, Schedule | None, float],
-    how: How,
-) -> Tuned:
-    """A schedule of it; ``given`` are a structure, a schedule, and seconds for the superoptimizer."""
-    graph, schedule, superoptimize = given
-    graphs = _graphs(program, graph, schedule, superoptimize)
-    if graph is not None:
-        accepted(program, graph)
-    library = graph is None and schedule is None and device not in (None, "cpu")
-    if library:
-        graphs = with_libraries(graphs)
-    if schedule is not None:
-        tuned = Tuned(program, spec.name, Ranked(Candidate(graphs[0], schedule), nan), (), 1, 1)
-    else:
-        scope = LIBRARY if library else GENERATED
-        if graph is not None or superoptimize:
-            scope = f"{scope} {graph.stable_hash() if graph else f'superoptimized {superoptimize:g} s'}".strip()
-        (found,) = how.tuning.tune([Task(program, graphs, 1, scope)], spec, how.seed)
-        tuned = found or tune_fast(program, spec, seed=how.seed, graphs=graphs)
-        if superoptimize and found is None:
-            tuned = wary(tuned, with_libraries(structures(program)))
-    return tuned
-
-
-def _made(tuned: Tuned, spec: Device, device: str | None, how: How) -> Realised:
-    if device == "cpu" or not how.compiled:
-        return verified(tuned)
-    return realise([tuned], spec, checked=how.checked, seed=how.seed)[0]
-
-
 def _imported(program: Any, example_inputs: Sequence[Any], example_kwargs: Mapping[str, Any]) -> Imported:
     """The program, its parameters, and the names of its arguments."""
     if isinstance(program, str):
@@ -373,33 +219,7 @@ def _imported(program: Any, example_inputs: Sequence[Any], example_kwargs: Mappi
             f"cannot compile a {type(program).__name__}",
             "pass a TensorProgram, the name of a workload, a torch.nn.Module with example inputs, or an ExportedProgram",
         )
+    from fuser.frontends.torch_export import from_torch
+
     alone = hasattr(example_inputs, "shape")  # one tensor, not a sequence of them
     return from_torch(program, (example_inputs,) if alone else tuple(example_inputs), example_kwargs=example_kwargs)
-
-
-def _graphs(
-    program: TensorProgram, graph: KernelGraph | None, schedule: Schedule | None, superoptimize: float
-) -> tuple[KernelGraph, ...]:
-    """The structures to choose from."""
-    if graph is not None:
-        if set(graph.inputs) - set(program.inputs) or set(graph.outputs) != set(program.outputs):
-            raise UsageError(
-                f"the µGraph {graph.name!r} computes {', '.join(graph.outputs)} of {', '.join(graph.inputs)}; {program.name!r} "
-                f"{', '.join(program.outputs)} of {', '.join(program.inputs)}"
-            )
-        return (graph,)
-    found = searched(program, superoptimize) if superoptimize else structures(program)
-    if schedule is None:
-        return found
-    fitting = tuple(g for g in found if _fits(g, schedule))
-    if not fitting:
-        raise UsageError(f"no structure of {program.name!r} has the schedule {schedule}", "pass its graph too")
-    return fitting
-
-
-def _fits(graph: KernelGraph, schedule: Schedule) -> bool:
-    try:
-        generate_graph(graph, schedule)
-    except UsageError:
-        return False
-    return True

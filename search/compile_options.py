@@ -11,7 +11,7 @@ from fuser.checks import require_type
 from fuser.device import Device
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.schedule import Schedule
-from search.buckets.sizes import Buckets
+from search.buckets.asked import Buckets
 from search.tuner.efforts import effort_of
 
 

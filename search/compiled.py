@@ -37,10 +37,6 @@ from search.calling import plain
 from search.calling import rearranged
 from search.calling import returned
 from search.calling import tensors_alone
-from search.cover.plan import Plan
-from search.cover.plan import plan_of_region
-from search.explained import explained_part
-from search.explained import explained_region
 from search.quick_calls import Giver
 from search.quick_calls import Taker
 from search.quick_calls import giver
@@ -56,6 +52,7 @@ if TYPE_CHECKING:
     from fuser.runtime.graph_executor import Executable
     from search.converted import Conversion
     from search.cover.model import Model
+    from search.cover.plan import Plan
 
 
 @dataclass(eq=False, repr=False)
@@ -351,12 +348,17 @@ class CompiledProgram:
         """Its kernels: what each computes, how it leaves its results, what the model expects of it."""
         if self.model is not None:
             return self.model.plan
+        from search.cover.plan import plan_of_region
+
         return replace(plan_of_region(self.program, self.target.title, self.realised), workspace=self._planned.workspace)
 
     def explain(self, kernel: str | int | None = None) -> str:
         """Why this one: structure, schedule, what the model expects of each kernel beside the runner-up, and what fell out. Of a
         program that is more than one region it is the plan, and the explanation of one ``kernel`` of it by name, glob or number,
         with the reasons why it is not fused with its neighbours."""
+        from search.explained import explained_part
+        from search.explained import explained_region
+
         head = [repr(self), *([str(self.conversion)] if self.conversion else [])]
         if self.model is None:
             return "\n".join([*head, "", *explained_region(self.realised, self.target)])

@@ -10,8 +10,8 @@ from cost_model.explain import COUNTS
 from cost_model.explain import explain
 from fuser.device import Device
 from fuser.files import counted
+from search.ranked import Ranked
 from search.realise import Realised
-from search.space.evolve import Ranked
 
 if TYPE_CHECKING:
     from search.cover.borders import Border

@@ -17,6 +17,7 @@ from dataclasses import field
 from dataclasses import replace
 from json import dumps
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fuser import kept
 from fuser.device import Device
@@ -27,8 +28,6 @@ from fuser.files import BAD_VALUE
 from fuser.installed import version_of
 from fuser.ir.candidate import Candidate
 from fuser.ir.program import TensorProgram
-from fuser.lower.check import Check
-from fuser.lower.check import check
 from fuser.lower.compile import KernelArtifact
 from fuser.lower.compile import cache_dir
 from fuser.lower.compile import compile_graph
@@ -37,8 +36,11 @@ from fuser.lower.triton_source import generate_graph
 from fuser.superopt.verify.verdict import Verdict
 from fuser.superopt.verify.verdicts import kept_verdict
 from fuser.superopt.verify.verdicts import known_verdict
-from search.space.evolve import Ranked
-from search.tune import Tuned
+from search.ranked import Ranked
+from search.ranked import Tuned
+
+if TYPE_CHECKING:
+    from fuser.lower.check import Check
 
 SPILL_LIMIT = 64
 """Bytes of local memory a thread beyond which the next candidate is tried."""
@@ -186,6 +188,11 @@ def _at_hand(job: _Job) -> _Outcome | None:
 def kept_checks(jobs: Sequence[tuple[TensorProgram, Candidate]], seed: int) -> list[Check]:
     """The outcome of each check; those that were passed stay in the cache folder, by the candidate, our own source, and the
     versions of what ran it."""
+    if not jobs:
+        return []
+    from fuser.lower.check import Check  # what was measured needs none
+    from fuser.lower.check import check
+
     source = kept.source_hash("fuser.ir", "fuser.interpret", "fuser.lower")
     ran = " ".join(version_of(n) for n in ("triton", "torch", "numpy"))
     found: dict[int, Check] = {}

@@ -33,7 +33,7 @@ from search.measure.records import Records
 from search.measure.rows import Record
 from search.measure.store import FORMS
 from search.measure.winners import Winner
-from search.space.evolve import EFFORTS
+from search.ranked import EFFORTS
 from search.tuner.live import counts_text
 from search.tuner.memory import GENERATED
 from search.tuner.memory import LIBRARY

@@ -12,7 +12,6 @@ from fuser.errors import UsageError
 from fuser.frontends.imported import Imported
 from fuser.ir.builder import Builder
 from fuser.ir.program import TensorProgram
-from search.cover.rebuild import copied
 
 Order = tuple[int, ...]
 
@@ -49,6 +48,8 @@ def laid(values: Mapping[str, Any], orders: Mapping[str, Order], program: Tensor
 
 
 def _seen(program: TensorProgram, orders: Mapping[str, Order]) -> TensorProgram:
+    from search.cover.rebuild import copied
+
     b = Builder(program.name, reserved=frozenset(program.table))
     refs = {}
     for name in program.inputs:

@@ -26,8 +26,8 @@ from fuser.frontends.model_file import TORCH
 from fuser.frontends.model_file import ModelFile
 from fuser.ir.program import TensorProgram
 from fuser.runtime.torch_program import run_program
-from search.compile import where_to_run
 from search.compiled import CompiledProgram
+from search.where import where_to_run
 
 
 @dataclass(frozen=True)

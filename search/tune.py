@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from collections.abc import Mapping
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from dataclasses import replace
 from typing import Any
 
@@ -22,10 +20,10 @@ from cost_model.element_time import element_seconds
 from cost_model.features import Counts
 from cost_model.features import Features
 from cost_model.features import schedule_features
-from cost_model.models import CHAINED
 from cost_model.models import MODELS
-from cost_model.models import PAPER
-from cost_model.models import REFINED
+from cost_model.names import CHAINED
+from cost_model.names import PAPER
+from cost_model.names import REFINED
 from cost_model.program_time import bias_seconds
 from fuser.device import Device
 from fuser.errors import NoValidKernelError
@@ -43,10 +41,10 @@ from fuser.lower.options import BACKEND
 from fuser.runtime.library import constants
 from fuser.runtime.library import views_of
 from fuser.superopt.structures import structures
-from search.space.evolve import INSTANT
-from search.space.evolve import Effort
-from search.space.evolve import Generation
-from search.space.evolve import Ranked
+from search.ranked import INSTANT
+from search.ranked import Effort
+from search.ranked import Ranked
+from search.ranked import Tuned
 from search.space.evolve import search
 from search.space.groups import by_warp_groups
 from search.space.groups import ranked_groups
@@ -79,42 +77,6 @@ BY_GROUPS = 3
 """Schedules by warp groups of a structure that stand beside those in Triton: the assembler may refuse some."""
 REMEMBERED = 8192
 """Kernels of which a process remembers the ranking."""
-
-
-@dataclass(frozen=True)
-class Searched:
-    """How a winner was found by measurements: ``origin`` is ``measured``, ``model`` where nothing could be measured, or the
-    records that it was taken from; ``why`` what ended the search; ``failures`` are counted by class; ``seconds`` were spent;
-    ``first_seconds`` is the measured time of the model's first choice (NaN where it has none)."""
-
-    origin: str
-    why: str
-    measured: int
-    failures: Mapping[str, int]
-    history: tuple[Generation, ...]
-    seconds: float
-    first_seconds: float
-
-
-@dataclass(frozen=True)
-class Tuned:
-    """The winner, what came next (best first; other structures and the winner's own next schedules, and in the end the best of
-    every structure that is not among them), and how much was looked at. ``seconds`` it took, where somebody cares.
-    """
-
-    program: TensorProgram
-    device: str
-    winner: Ranked
-    runners: tuple[Ranked, ...]
-    structures: int
-    candidates: int
-    notes: tuple[str, ...] = ()
-    searched: Searched | None = None
-    seconds: float = 0.0
-
-    @property
-    def runner_up(self) -> Ranked | None:
-        return self.runners[0] if self.runners else None
 
 
 def rank_graph(

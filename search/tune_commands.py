@@ -18,8 +18,8 @@ import typer
 from cost_model.explain import COUNTS
 from cost_model.explain import explain as explain_terms
 from cost_model.explain import terms
-from cost_model.models import REFINED
-from cost_model.models import TITLES
+from cost_model.names import REFINED
+from cost_model.names import TITLES
 from cost_model.refined import check_device
 from fuser.arguments import BucketSizes
 from fuser.arguments import Json
@@ -40,6 +40,7 @@ from fuser.files import file_stem
 from fuser.frontends.model_file import is_model_file
 from fuser.interrupts import Terminated
 from fuser.ir.candidate import Candidate
+from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram
 from fuser.lower.compile import save_artifact
 from fuser.outputs import make_folder
@@ -56,15 +57,15 @@ from search.evidence import made_by
 from search.figures import require_matplotlib
 from search.libraries import with_libraries
 from search.model_commands import explain_model
+from search.ranked import INSTANT
+from search.ranked import Effort
+from search.ranked import Ranked
+from search.ranked import Tuned
 from search.realise import Realised
 from search.realise import realise
 from search.roofline import Point
 from search.roofline import draw_roofline
 from search.roofline import point
-from search.space.evolve import INSTANT
-from search.space.evolve import Effort
-from search.space.evolve import Ranked
-from search.tune import Tuned
 from search.tune import graph_seconds
 from search.tune import tune_fast
 from search.tune import wary
@@ -85,8 +86,8 @@ from search.tuner.live import live
 from search.tuner.memory import GENERATED
 from search.tuner.memory import LIBRARY
 from search.tuner.memory import open_memory
-from search.tuner.tuning import STOPPED
-from search.tuner.tuning import Task
+from search.tuner.tasks import STOPPED
+from search.tuner.tasks import Task
 from search.tuner.tuning import Tuning
 from search.why_not import refusals
 from search.why_not import spelled
@@ -227,7 +228,7 @@ def _tuned(
     with progress("tuning", len(names), quiet=quiet) as step:
         for name in names:
             program = workload(name)
-            (known,) = tuning.tune([Task(program, (), 1, scope)], device, seed)
+            (known,) = tuning.tune([Task(program, tuple, 1, scope)], device, seed)
             tuned.append(known or _fast(program, device, tuning.effort, superoptimize))
             step(name)
     return tuned
@@ -252,8 +253,10 @@ def _unpriced(program: TensorProgram, candidate: Candidate, device: Device) -> s
 
 
 def _task(program: TensorProgram, superoptimize: float, scope: str) -> Task:
-    graphs = searched(program, superoptimize) if superoptimize else structures(program)
-    return Task(program, with_libraries(graphs), 1, scope)
+    def graphs() -> tuple[KernelGraph, ...]:
+        return with_libraries(searched(program, superoptimize) if superoptimize else structures(program))
+
+    return Task(program, graphs, 1, scope)
 
 
 def _fast(program: TensorProgram, device: Device, effort: Effort, superoptimize: float) -> Tuned:

@@ -13,9 +13,9 @@ import typer
 from cost_model.floor import floor_seconds
 from fuser.console import print_table
 from fuser.device import Device
+from search.ranked import Ranked
+from search.ranked import Tuned
 from search.realise import Realised
-from search.space.evolve import Ranked
-from search.tune import Tuned
 from search.tuner.live import counts_text
 from search.tuner.memory import Known
 

@@ -28,7 +28,7 @@ from fuser.workloads import match
 from fuser.workloads import workload
 from search.measure.rows import Record
 from search.model_commands import kernel_of_model
-from search.space.evolve import INSTANT
+from search.ranked import INSTANT
 from search.tune import tune_fast
 from search.tune_report import taken_line
 from search.tuner.memory import GENERATED

@@ -39,10 +39,11 @@ from fuser.lower.options import option_of
 from fuser.lower.options import tensor_of
 from fuser.superopt.structures import structures
 from fuser.superopt.verify.verdicts import kept_verdict
-from search.measure.compiling import planned
 from search.measure.measurement import Measurement
-from search.space.evolve import INSTANT
-from search.space.evolve import Ranked
+from search.measure.planned import planned
+from search.ranked import INSTANT
+from search.ranked import Ranked
+from search.ranked import Tuned
 from search.space.expressions import overwhelms
 from search.space.expressions import sub_expression
 from search.space.expressions import tiling_expressions
@@ -61,7 +62,6 @@ from search.space.prune import PADDING
 from search.space.prune import padding
 from search.space.schedules import ScheduleSpace
 from search.tune import BY_GROUPS
-from search.tune import Tuned
 from search.tune import graph_seconds
 
 

@@ -13,13 +13,13 @@ from fuser.device import Device
 from fuser.device import load_device
 from fuser.errors import UsageError
 from fuser.workloads import workload
-from search.compile import where_to_run
-from search.space.evolve import INSTANT
+from search.ranked import INSTANT
 from search.tune import tune_fast
 from search.tuner.judges import open_judge
 from search.tuner.memory import GENERATED
 from search.tuner.memory import PACKAGED
 from search.tuner.memory import Memory
+from search.where import where_to_run
 from tests.builders import chain
 
 H200 = load_device("h200")

@@ -36,12 +36,13 @@ from fuser.frontends.model_file import read_model_file
 from fuser.frontends.model_file import read_sized_file
 from fuser.ir.program import TensorProgram
 from fuser.pools import APART
-from search.buckets.sizes import Buckets
+from search.buckets.asked import Buckets
 from search.buckets.sizes import checked
 from search.buckets.sizes import places_of
-from search.compile import How
-from search.compile import check_products
-from search.compile import compile_imported
+from search.choose import check_products
+from search.choose import compile_imported
+from search.how import How
+from search.ranked import Tuned
 from search.realise import Realised
 from search.realise import realise
 from search.regions import Choice
@@ -51,7 +52,6 @@ from search.regions import choose
 from search.stages import Stages
 from search.trial import tried
 from search.trial import where_tried
-from search.tune import Tuned
 from search.tune import tune_fast
 from search.tuner.efforts import effort_of
 from search.tuner.efforts import measures

@@ -14,14 +14,14 @@ from fuser.frontends.model_file import ModelFile
 from fuser.frontends.model_file import SizedFile
 from fuser.frontends.sized import Sized
 from fuser.runtime.torch_program import run_program
+from search.buckets.asked import Buckets
 from search.buckets.bucketed import Bucket
 from search.buckets.bucketed import BucketedProgram
 from search.buckets.pool import placed
-from search.buckets.sizes import Buckets
 from search.buckets.sizes import checked
 from search.buckets.sizes import resolved
-from search.compile import How
-from search.compile import compile_buckets
+from search.choose import compile_buckets
+from search.how import How
 from search.stages import Stages
 from search.trial import Trial
 from search.trial import difference

@@ -39,11 +39,11 @@ from fuser.runtime.library import views_of
 from search.compiled import CompiledProgram
 from search.cover.parts import Stored
 from search.cover.parts import stored_name
+from search.ranked import Ranked
 from search.realise import Realised
 from search.regions import Choice
 from search.regions import Left
 from search.regions import Region
-from search.space.evolve import Ranked
 from search.tune import in_triton
 from tvm_bridge.result import FusedRegion
 from tvm_bridge.result import Optimized

@@ -51,8 +51,8 @@ def plan_of(name: str, device: str | None) -> Any:
     import torch
 
     from fuser.frontends.torch_export import from_torch
-    from search.compile import How
-    from search.compile import compile_imported
+    from search.choose import compile_imported
+    from search.how import How
 
     net, shapes = network(name)
     with torch.no_grad(), warnings.catch_warnings(action="ignore"):

@@ -81,8 +81,8 @@ def _saved(ffi: Any, path: Path, arrays: Mapping[str, np.ndarray[Any, Any]]) -> 
 
 def _compiled(folder: Path, params: Path, jobs: int) -> Any:
     from fuser.frontends.model_file import read_model_file
-    from search.compile import How
-    from search.compile import compile_imported
+    from search.choose import compile_imported
+    from search.how import How
 
     file = read_model_file(folder / "model.json", params)
     return compile_imported(file.imported, load_device(TARGET), None, How(checked=False, jobs=jobs, ours=False))

@@ -28,7 +28,8 @@ import sys, warnings, torch
 from experiments.mcfuser.relax_runtime import TARGET, network
 from fuser.device import load_device
 from fuser.frontends.torch_export import from_torch
-from search.compile import How, compile_imported
+from search.choose import compile_imported
+from search.how import How
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     net, shapes = network(sys.argv[1])

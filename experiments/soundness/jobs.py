@@ -25,8 +25,8 @@ from fuser.ir.mugraph import KernelGraph
 from fuser.outputs import replacing
 from fuser.superopt.structures import searched
 from fuser.superopt.structures import structures
-from search.measure.compiling import source_hash
 from search.measure.lines import read_lines
+from search.measure.planned import source_hash
 
 PASSES = 3
 """The superoptimizer's structures are spread over so many passes, another share first for each case: a family of cases covers

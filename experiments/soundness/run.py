@@ -30,8 +30,8 @@ from fuser.console import note
 from fuser.outputs import write_file
 from fuser.pools import SPAWN
 from search.measure.compiling import CompilePool
-from search.measure.compiling import planned
 from search.measure.measurement import Measurement
+from search.measure.planned import planned
 from search.measure.session import Options
 from search.measure.timing import Kernels
 from search.measure.worker import Worker

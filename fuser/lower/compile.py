@@ -43,7 +43,6 @@ from fuser.lower.cubin import resources
 from fuser.lower.descriptors import Descriptor
 from fuser.lower.descriptors import passed
 from fuser.lower.descriptors import with_metadata
-from fuser.lower.emulator.language import emulate
 from fuser.lower.forms import form
 from fuser.lower.forms import triton_module
 from fuser.lower.gluon.choices import SHARED
@@ -396,6 +395,8 @@ def interpret_source(source: KernelSource, inputs: dict[str, Any], poison: float
     in Gluon runs in our emulator.
     """
     if source.gluon:
+        from fuser.lower.emulator.language import emulate
+
         return emulate(source, inputs, poison)
     import torch
 

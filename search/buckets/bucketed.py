@@ -16,10 +16,10 @@ from fuser.device import Device
 from fuser.errors import LeftToTorch
 from fuser.errors import UsageError
 from fuser.frontends.imported import Called
+from search.buckets.asked import Sizes
 from search.buckets.padded import Padded
 from search.buckets.places import Dims
 from search.buckets.places import shape_at
-from search.buckets.sizes import Sizes
 from search.buckets.sizes import said
 from search.calling import as_module
 from search.calling import plain

@@ -15,13 +15,13 @@ from fuser.frontends.sized import Place
 from fuser.frontends.sized import Sized
 from fuser.frontends.sized import sized_module
 from fuser.frontends.sized import sized_torch
+from search.buckets.asked import Buckets
+from search.buckets.asked import Sizes
 from search.buckets.padded import Padded
 from search.buckets.padding import padded
 
 MOST = 64
 """Most sets of kernels of a model."""
-Sizes = Mapping[str, int]
-Buckets = Mapping[str, Sequence[int]]
 
 
 def checked(buckets: Any) -> dict[str, tuple[int, ...]]:

@@ -27,7 +27,7 @@ from fuser.ir.candidate import Candidate
 from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.program import TensorProgram
 from fuser.superopt.structures import structures
-from search.space.evolve import INSTANT
+from search.ranked import INSTANT
 from search.space.groups import by_warp_groups
 from search.space.schedules import ScheduleSpace
 from search.tune import rank_graph

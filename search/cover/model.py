@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from dataclasses import field
 from dataclasses import replace
 from functools import cached_property
+from functools import partial
 
-from cost_model.models import CHAINED
+from cost_model.names import CHAINED
 from fuser.device import Device
 from fuser.errors import FuserError
 from fuser.errors import NoValidKernelError
@@ -60,27 +61,23 @@ from search.cover.select import selected
 from search.cover.stitch import stitch
 from search.cover.turned import turned
 from search.libraries import with_libraries
+from search.ranked import Ranked
+from search.ranked import Tuned
 from search.realise import SPILL_LIMIT
 from search.realise import Realised
 from search.realise import realise
 from search.realise import verified
-from search.space.evolve import Ranked
 from search.space.launches import chained
 from search.stages import Say
 from search.stages import Stages
 from search.stages import silent
-from search.tune import Tuned
 from search.tune import graph_seconds
 from search.tuner.efforts import measures
 from search.tuner.memory import GENERATED
 from search.tuner.memory import LIBRARY
+from search.tuner.tasks import Task
 from search.tuner.tuning import MODEL_ALONE
-from search.tuner.tuning import Task
 from search.tuner.tuning import Tuning
-
-SMALL = 3
-"""Contractions up to which a program is one region for the tuner as a whole."""
-
 
 AS_IT_STANDS = Verified(0, (), False, 0.0, ("library calls, and kernels of elements, as the program has the operators",), (), 0.0)
 """The verdict of what nothing was transformed in."""
@@ -130,12 +127,6 @@ class Model:
         """Why neighbours of the plan, or those of one part, are kernels of their own. Solves the integer program again for
         each."""
         return borders(self.program, self.cover, self.considered, self.device, part)
-
-
-def is_model(program: TensorProgram) -> bool:
-    """Whether a program is more than one region: it has more contractions (an attention is two) than a fused kernel is searched
-    for, or what no generated kernel computes."""
-    return sum(n.products for n in program.nodes) > SMALL or bool(program.whole_numbers)
 
 
 def compile_model(
@@ -256,7 +247,7 @@ def _tuned(chosen: Cover, before: Mapping[str, Tuned], pricing: Pricing, tuning:
             # weights may stay row after row: longer rows are more to read
             both = (*in_layouts(graphs, part.rows, part.weights), *in_layouts(graphs, part.rows, ()))
             graphs, scope = tuple(dict.fromkeys(both)), f"{scope} {part.rows} {part.weights}"
-        tasks[part.key] = Task(part.program, graphs, count[part.key], scope, optional=True)
+        tasks[part.key] = Task(part.program, partial(tuple, graphs), count[part.key], scope, optional=True)
     if not tasks:
         return {}
     if measures(tuning.effort):

@@ -29,8 +29,8 @@ from search.cover.parts import Part
 from search.cover.parts import parts
 from search.cover.parts import root
 from search.cover.prices import priced
+from search.ranked import Tuned
 from search.regions import find_chains
-from search.tune import Tuned
 
 NARROW = 256
 """Columns of every product up to which a deep chain may stay in one kernel."""

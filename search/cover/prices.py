@@ -50,9 +50,9 @@ from search.cover.parts import Rows
 from search.cover.parts import joins
 from search.cover.parts import moves_only
 from search.libraries import with_libraries
-from search.space.evolve import INSTANT
-from search.space.evolve import Ranked
-from search.tune import Tuned
+from search.ranked import INSTANT
+from search.ranked import Ranked
+from search.ranked import Tuned
 from search.tune import among
 from search.tune import graph_seconds
 from search.tune import library_seconds

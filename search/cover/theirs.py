@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from cost_model.floor import contraction_flops
 from cost_model.floor import nbytes
-from cost_model.models import CHAINED
+from cost_model.names import CHAINED
 from cost_model.refined import memory_kernel_seconds
 from fuser.device import Device
 from fuser.errors import FuserError
@@ -28,7 +28,7 @@ from search.cover.parts import root
 from search.cover.prices import DOUBT
 from search.cover.prices import by_library
 from search.cover.prices import joint_seconds
-from search.tune import Tuned
+from search.ranked import Tuned
 from search.tune import library_seconds
 
 CLEAR, ALIKE = 0.93, 0.8

@@ -1,4 +1,4 @@
-"""Kernels of candidates before they are measured: planned once each, compiled by a pool of processes that never touch the GPU."""
+"""Kernels of candidates before they are measured, compiled by a pool of processes that never touch the GPU."""
 
 from __future__ import annotations
 
@@ -21,17 +21,12 @@ from typing import Any
 from typing import TypeVar
 
 from fuser.errors import EnvironmentError_
-from fuser.errors import FuserError
 from fuser.errors import NoValidKernelError
 from fuser.interrupts import without_interrupts
-from fuser.ir.candidate import Candidate
-from fuser.ir.pitched import in_memory
-from fuser.kept import text_hash
 from fuser.lower.compile import KernelArtifact
 from fuser.lower.compile import compile_kernel
 from fuser.pools import APART
 from fuser.runtime.plan import Plan
-from fuser.runtime.plan import plan
 from search.measure.measurement import Measurement
 from search.measure.measurement import failed
 from search.measure.worker import OUTSIDE
@@ -45,32 +40,6 @@ STARTS = 60.0
 """Seconds in which a process of the pool has begun."""
 ALIVE = 2.0
 """Seconds between two looks of a compiler at whether its parent is alive."""
-
-
-def planned(candidate: Candidate) -> Plan | Measurement:
-    """Its plan, or why there is none; made once."""
-    return candidate.once(_planned)
-
-
-def _planned(candidate: Candidate) -> Plan | Measurement:
-    try:
-        return plan(replace(candidate, graph=in_memory(candidate.graph)))
-    except FuserError as error:
-        return failed(error)
-
-
-def source_hash(candidate: Candidate) -> str:
-    """Of the text of its kernels and how they are launched."""
-    return candidate.once(_source_hash)
-
-
-def _source_hash(candidate: Candidate) -> str:
-    made = planned(candidate)
-    if isinstance(made, Measurement):
-        return ""
-    launch = [f"{s.num_warps} {s.num_stages} {s.grid}" for s in made.sources if s]
-    pairs = zip(candidate.graph.kernels, made.sources, strict=True)
-    return text_hash(*(s.text if s else str(k) for k, s in pairs), *launch)[:16]
 
 
 @dataclass(frozen=True)

@@ -27,12 +27,12 @@ from fuser.lower.assembler import choose as choose_assembler
 from fuser.lower.assembler import compiler
 from fuser.runtime.plan import Plan
 from search.measure.compiling import CompilePool
-from search.measure.compiling import planned
-from search.measure.compiling import source_hash
 from search.measure.machine import Conditions
 from search.measure.measurement import Found
 from search.measure.measurement import Measurement
 from search.measure.measurement import Turn
+from search.measure.planned import planned
+from search.measure.planned import source_hash
 from search.measure.records import Records
 from search.measure.records import generator_version
 from search.measure.rows import Record

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 from fuser.errors import EnvironmentError_
 from fuser.ir.candidate import Candidate
-from search.measure.compiling import planned
 from search.measure.measurement import Measurement
 from search.measure.measurement import Turn
 from search.measure.measurer import Bench
+from search.measure.planned import planned
 from search.measure.rows import Record
 
 AHEAD = 40

@@ -19,13 +19,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from cost_model.models import REFINED
 from fuser.errors import NoValidKernelError
 from fuser.errors import UsageError
 from fuser.ir.candidate import Candidate
-from fuser.ir.mugraph import KernelGraph
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
+from search.ranked import INSTANT
+from search.ranked import Effort
+from search.ranked import Generation
+from search.ranked import Ranked
 from search.space.kernels import Estimator
 from search.space.kernels import Rows
 from search.space.kernels import rank_kernel
@@ -35,32 +37,6 @@ Measure = Callable[[Sequence[Schedule]], Sequence[float]]
 """Seconds of each schedule on the device; infinite, or no time at all (NaN, zero), where it failed."""
 
 
-@dataclass(frozen=True)
-class Effort:
-    """How much a search may do.
-
-    ``population`` (N), ``top`` (n) and ``epsilon`` are the parameters of algorithm 1; epsilon is relative. ``patience``:
-    generations without a gain of epsilon until the search has converged (the paper's 1 fits measured generations).
-    ``exhaustive``: with the model alone, spaces up to this number of estimates are ranked completely. ``seconds``: budget,
-    None for none. ``model``: which of :data:`cost_model.models.MODELS` ranks. ``each``: where all are ranked, so many of every
-    choice of splits come behind the best.
-    """
-
-    name: str
-    population: int
-    top: int
-    epsilon: float
-    generations: int
-    patience: int
-    exhaustive: int
-    seconds: float | None = None
-    model: str = REFINED
-    each: int = 0
-
-
-INSTANT = Effort("instant", 512, 8, 0.01, 40, 5, 400_000)
-QUICK = Effort("quick", 128, 10, 0.01, 16, 5, 400_000)
-FULL = Effort("full", 256, 8, 0.002, 4000, 40, 4_000_000, 600.0)
 SAMPLED = 8192
 """Schedules that are drawn of a large space to see whether it is worth a search."""
 ENOUGH = 200
@@ -68,41 +44,6 @@ ENOUGH = 200
 HOPELESS = 1.3
 """How much longer the best of a sample may take than what is known, for a search. In the spaces of chains of a BERT and a LLaMA
 the best of all was at most 1.26 times faster than the best of the sample."""
-EFFORTS: Mapping[str, Effort] = {e.name: e for e in (INSTANT, QUICK, FULL)}
-
-
-@dataclass(frozen=True)
-class Ranked:
-    """A candidate with its estimate, and its measured time if it was measured (infinite if it failed); seconds."""
-
-    candidate: Candidate
-    estimate: float
-    measured: float | None = None
-
-    @property
-    def seconds(self) -> float:
-        return self.estimate if self.measured is None else self.measured
-
-    @property
-    def us(self) -> float:
-        return self.seconds * 1e6
-
-    @property
-    def graph(self) -> KernelGraph:
-        return self.candidate.graph
-
-    @property
-    def schedule(self) -> Schedule:
-        return self.candidate.schedule
-
-
-@dataclass(frozen=True)
-class Generation:
-    """What a generation found: the best of it, the best so far, and how many schedules were measured in it."""
-
-    best: float
-    best_so_far: float
-    measured: int
 
 
 @dataclass(frozen=True)

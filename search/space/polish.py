@@ -35,7 +35,7 @@ from fuser.lower.options import TMA
 from fuser.lower.options import Option
 from fuser.lower.places import Place
 from fuser.lower.places import operands
-from search.space.evolve import Ranked
+from search.ranked import Ranked
 from search.space.kernels import Estimator
 from search.space.kernels import deeper
 from search.space.places import places

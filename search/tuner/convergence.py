@@ -14,7 +14,7 @@ from search.figures import GREEN
 from search.figures import LIGHT
 from search.figures import RED
 from search.figures import drawn
-from search.tune import Tuned
+from search.ranked import Tuned
 
 WIDTH, ROW = 7.0, 1.7
 """Inches: of the figure, and height of a program."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from math import isfinite
 
-from cost_model.models import MODELS
-from cost_model.models import REFINED
-from cost_model.models import TITLES
+from cost_model.names import NAMES
+from cost_model.names import REFINED
+from cost_model.names import TITLES
 from fuser.errors import UsageError
-from search.space.evolve import EFFORTS
-from search.space.evolve import Effort
+from search.ranked import EFFORTS
+from search.ranked import Effort
 
 WORDS = "instant (the model alone decides), quick (measures on the GPU until it has converged), full:SECONDS (measures so long)"
 """For help and errors."""
@@ -18,7 +18,7 @@ WORDS = "instant (the model alone decides), quick (measures on the GPU until it 
 
 def effort_of(text: str, model: str = REFINED) -> Effort:
     """Raises :class:`UsageError` for what is no effort, or no model to rank by."""
-    if model not in MODELS:
+    if model not in NAMES:
         raise UsageError(f"there is no model {model!r}", f"known: {'; '.join(f'{n}: {t}' for n, t in TITLES.items())}")
     return replace(_effort(text), model=model)
 

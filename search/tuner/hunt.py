@@ -20,9 +20,9 @@ import numpy as np
 
 from fuser.ir.program import TensorProgram
 from search.measure.measurement import Measurement
-from search.space.evolve import Effort
-from search.space.evolve import Generation
-from search.space.evolve import Ranked
+from search.ranked import Effort
+from search.ranked import Generation
+from search.ranked import Ranked
 from search.tuner.pool import Entry
 from search.tuner.pool import Pool
 from search.tuner.residual import Residual

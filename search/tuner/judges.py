@@ -13,7 +13,7 @@ from search.measure.machine import gpu_at_hand
 from search.measure.measurer import Bench
 from search.measure.records import Records
 from search.measure.session import Options
-from search.space.evolve import Effort
+from search.ranked import Effort
 from search.tuner.campaign import Judge
 from search.tuner.memory import Memory
 from search.tuner.simulated import Simulated

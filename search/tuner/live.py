@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from typing import Any
 
-from cost_model.floor import floor_seconds
 from fuser.console import stderr
 from fuser.device import Device
 from fuser.files import printable
@@ -64,6 +63,8 @@ def row(hunt: Hunt, device: Device) -> tuple[str, ...]:
     """A search as it stands, times in microseconds."""
     predicted = min(e.estimate for e in list(hunt.pool.entries.values()))  # a search may think at the same time
     best = f"{hunt.seconds * 1e6:.2f}" if hunt.best else "-"
+    from cost_model.floor import floor_seconds  # nobody looks at what is taken from records
+
     floor = floor_seconds(hunt.program, device)
     failed = sum(hunt.failures.values())
     state = "done" if hunt.done else str(len(hunt.history))

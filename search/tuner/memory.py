@@ -29,18 +29,17 @@ from fuser.lower.assembler import FLAGGED
 from fuser.lower.assembler import compiler
 from fuser.lower.compile import cache_dir
 from search.measure.careful import Careful
-from search.measure.compiling import source_hash
 from search.measure.known import PACKAGED
 from search.measure.known import SUFFIXES
 from search.measure.known import load
+from search.measure.planned import source_hash
 from search.measure.records import Records
 from search.measure.rows import Record
 from search.measure.store import OWN
 from search.measure.winners import WINNERS
 from search.measure.winners import Winner
-from search.space.evolve import Effort
-from search.space.evolve import Ranked
-from search.tune import graph_seconds
+from search.ranked import Effort
+from search.ranked import Ranked
 
 PACKAGE = "the package"
 """The origin of what this package brings."""
@@ -102,7 +101,7 @@ class Memory:
             for row in _fastest(rows):
                 candidate = self._usable(records, row, scope) if _kernels(row) not in told else None
                 if candidate is not None and row.time_us:
-                    found.append(Known(Ranked(candidate, graph_seconds(candidate, device), row.time_us * 1e-6), origin))
+                    found.append(Known(Ranked(candidate, _estimate(candidate, device), row.time_us * 1e-6), origin))
                     break
             told |= {_kernels(r) for r in rows}
         return min(found, key=lambda k: k.ranked.measured or math.inf, default=None)
@@ -198,6 +197,12 @@ class Memory:
             self.misses.append(f"row of {row.timestamp or 'some day'} ({row.time_us:.2f} µs) is not used: {why}")
             return None
         return candidate
+
+
+def _estimate(candidate: Candidate, device: Device) -> float:
+    from search.tune import graph_seconds  # the model: rows of single measurements alone need it
+
+    return graph_seconds(candidate, device)
 
 
 def _rank(effort: Effort) -> int:

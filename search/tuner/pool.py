@@ -25,7 +25,7 @@ from cost_model.features import Counts
 from cost_model.features import Features
 from cost_model.features import evaluate
 from cost_model.models import MODELS
-from cost_model.models import REFINED
+from cost_model.names import REFINED
 from fuser.device import Device
 from fuser.errors import FuserError
 from fuser.errors import NoValidKernelError
@@ -41,8 +41,8 @@ from fuser.ir.schedule import Schedule
 from fuser.lower.options import option_of
 from fuser.lower.pieces import GROUPS_ARCH
 from fuser.superopt.verify.verdicts import kept_verdict
-from search.space.evolve import Effort
-from search.space.evolve import Ranked
+from search.ranked import Effort
+from search.ranked import Ranked
 from search.space.groups import ranked_groups
 from search.space.hazards import hazardous
 from search.space.hazards import unwieldy

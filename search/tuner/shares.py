@@ -10,11 +10,11 @@ from fuser.device import Device
 from fuser.errors import EnvironmentError_
 from fuser.ir.candidate import Candidate
 from search.measure.compiling import CompilePool
-from search.measure.compiling import planned
-from search.measure.compiling import source_hash
 from search.measure.measurement import Measurement
 from search.measure.measurement import Turn
 from search.measure.measurer import Bench
+from search.measure.planned import planned
+from search.measure.planned import source_hash
 from search.measure.records import Records
 from search.measure.rows import Record
 from search.measure.session import Options

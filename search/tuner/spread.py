@@ -34,10 +34,10 @@ from fuser.device import Device
 from fuser.ir.candidate import Candidate
 from fuser.ir.program import TensorProgram
 from search.measure.compiling import COMPILE_SECONDS
-from search.measure.compiling import source_hash
 from search.measure.measurement import Found
 from search.measure.measurement import Measurement
 from search.measure.measurement import Turn
+from search.measure.planned import source_hash
 from search.measure.records import Records
 from search.measure.session import Options
 from search.measure.timing import Kernels

@@ -7,8 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from cost_model.models import PAPER
-from cost_model.models import REFINED
+from cost_model.names import PAPER
+from cost_model.names import REFINED
 from experiments.ablation import COLUMNS
 from experiments.ablation import Case
 from experiments.ablation import correlations

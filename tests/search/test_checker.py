@@ -18,7 +18,7 @@ from fuser.lower.checker import CHECKER
 from fuser.lower.checker import Checker
 from fuser.lower.checker import CheckerEnded
 from fuser.workloads import workload
-from search.cover.model import is_model
+from search.taken import is_model
 from search.tune import tune_fast
 from tests.interpreted import checked
 

@@ -91,7 +91,7 @@ def test_library_kernels_are_left_to_the_library() -> None:
 
 def test_a_gpu_leaves_a_large_product_to_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu(monkeypatch, "NVIDIA A100", 8, 0)
-    monkeypatch.setattr("search.compile.CompiledProgram", lambda program, target, done, device, *_, **__: (done, device))
+    monkeypatch.setattr("search.choose.CompiledProgram", lambda program, target, done, device, *_, **__: (done, device))
     done, device = fuser.compile("graphene/gemm", checked=False)
     assert device == "cuda"
     assert (done.candidate.schedule, done.artifacts) == (Schedule(()), ())

@@ -12,12 +12,12 @@ import pytest
 from fuser.cli import main
 from fuser.device import load_device
 from fuser.workloads import workload
+from search.ranked import Generation
+from search.ranked import Searched
+from search.ranked import Tuned
 from search.roofline import draw_roofline
 from search.roofline import flops
 from search.roofline import point
-from search.space.evolve import Generation
-from search.tune import Searched
-from search.tune import Tuned
 from search.tune import tune_fast
 from search.tuner.convergence import draw
 from search.tuner.memory import PACKAGED

@@ -25,13 +25,13 @@ from fuser.superopt.structures import structures
 from fuser.workloads import workload
 from search.libraries import with_libraries
 from search.measure.compiling import CompilePool
-from search.measure.compiling import source_hash
 from search.measure.measurer import Bench
+from search.measure.planned import source_hash
 from search.measure.records import Records
 from search.measure.session import Options
 from search.measure.worker import Worker
+from search.ranked import INSTANT
 from search.realise import realise
-from search.space.evolve import INSTANT
 from search.space.evolve import STRATEGIES
 from search.space.evolve import search
 from search.space.schedules import ScheduleSpace

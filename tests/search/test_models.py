@@ -10,7 +10,7 @@ import pytest
 from cost_model import paper
 from fuser.cli import main
 from fuser.device import load_device
-from search.space.evolve import INSTANT
+from search.ranked import INSTANT
 from search.tune import tune_fast
 from search.tuner.efforts import effort_of
 from search.tuner.pool import jobs_of

@@ -70,7 +70,7 @@ def test_a_part_whose_kernels_do_not_hold_is_replaced(monkeypatch: pytest.Monkey
 
     before = model.verified
     monkeypatch.setattr(model, "verified", realised)
-    monkeypatch.setattr("search.compile.is_model", lambda _: True)
+    monkeypatch.setattr("search.choose.is_model", lambda _: True)
     run, wrong = compiled("linear batch norm softmax")
     assert wrong < 1e-3
     assert "softmax" in {k.op for k in run.graph.kernels if isinstance(k, LibraryKernel)}

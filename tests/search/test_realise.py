@@ -20,10 +20,10 @@ from fuser.superopt.structures import structures
 from fuser.superopt.verify.verdicts import kept_verdict
 from fuser.workloads import workload
 from search import realise as realising
+from search.ranked import Ranked
 from search.realise import NOT_VERIFIED
 from search.realise import kept_checks
 from search.realise import realise
-from search.space.evolve import Ranked
 from search.tune import tune_fast
 from tests.builders import chain
 from tests.builders import negated
@@ -83,7 +83,7 @@ def test_a_check_that_was_passed_is_kept_and_one_that_failed_is_not(tmp_path: Pa
     winner = tune_fast(program, load_device("h200")).winner.candidate
     good, bad = Check(1e-3, 1e-4, (("m", 64),), "triton"), Check(1.0, 1.0, (), "triton", "it differs")
     answers = [bad, good]
-    monkeypatch.setattr("search.realise.check", lambda jobs, seed: [answers.pop(0) for _ in jobs])
+    monkeypatch.setattr("fuser.lower.check.check", lambda jobs, seed: [answers.pop(0) for _ in jobs])
     assert kept_checks([(program, winner)], 0) == [bad]
     assert kept_checks([(program, winner)], 0) == [good]
     assert kept_checks([(program, winner)], 0) == [good], "it is not asked for again"

@@ -15,7 +15,7 @@ from fuser.cli import main
 from search.measure.records import Records
 from search.measure.store import VERSION
 from search.measure.winners import WINNERS
-from search.space.evolve import QUICK
+from search.ranked import QUICK
 from search.tuner import efforts
 from search.tuner import tuning
 from tests.work import Calls

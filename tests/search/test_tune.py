@@ -15,8 +15,8 @@ from cost_model.features import schedule_features
 from fuser.device import load_device
 from fuser.errors import UnsupportedError
 from fuser.workloads import workload
+from search.ranked import Ranked
 from search.realise import realise
-from search.space.evolve import Ranked
 from search.space.hazards import hazardous
 from search.tune import DOUBT
 from search.tune import judged

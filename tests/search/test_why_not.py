@@ -22,9 +22,9 @@ from search import model_commands
 from search.cover.model import compile_model
 from search.cover.offers import Pricing
 from search.model_commands import kernel_of_model
-from search.space.evolve import INSTANT
+from search.ranked import INSTANT
+from search.ranked import Tuned
 from search.space.schedules import ScheduleSpace
-from search.tune import Tuned
 from search.tune import estimator
 from search.tune import tune_fast
 from search.tuner.memory import GENERATED

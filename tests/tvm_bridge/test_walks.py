@@ -21,6 +21,7 @@ from fuser.runtime import launch
 from fuser.superopt import search
 from fuser.superopt.rewrite import stabilize
 from fuser.superopt.verify import verdicts
+from fuser.superopt.verify import verifier
 from search import compile as search_compile
 from tests.builders import chain
 from tests.runtime.kernels import FakeDriver
@@ -40,7 +41,7 @@ def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Calls:
     found = Calls(monkeypatch)
     triton_source._generated.cache_clear()
     found.of("generate", lambda block, schedule, _, *about: (block, schedule, *about), triton_source)
-    found.of("verify", lambda program, graph: (program, graph), verdicts)
+    found.of("verify", lambda program, graph: (program, graph), verifier)
     found.of("hashed", str, hashing, schedule, triton_source)
     found.of("_compiled", lambda source, arch, *_: (lower_compile.neutral(source), arch), lower_compile)
     found.of("read_graph", lambda text, *_: hash(text), relay_import)

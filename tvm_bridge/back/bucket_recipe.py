@@ -11,11 +11,11 @@ from dataclasses import replace
 from fuser.ir.ops import Array
 from fuser.ir.program import Tensor
 from fuser.lower.compile import neutral
+from search.buckets.asked import Sizes
 from search.buckets.bucketed import Bucket
 from search.buckets.places import Dims
 from search.buckets.places import symbols
 from search.buckets.pool import Pool
-from search.buckets.sizes import Sizes
 from tvm_bridge.back.moves import cutting
 from tvm_bridge.back.moves import padding
 from tvm_bridge.back.moves import window

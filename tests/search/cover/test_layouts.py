@@ -32,12 +32,12 @@ from search.cover.parts import parts  # noqa: E402
 from search.cover.prices import priced  # noqa: E402
 from search.cover.stitch import on_tensors  # noqa: E402
 from search.cover.stitch import stitch  # noqa: E402
-from search.measure.compiling import planned  # noqa: E402
+from search.measure.planned import planned  # noqa: E402
 from search.measure.session import Options  # noqa: E402
 from search.measure.session import Session  # noqa: E402
 from search.measure.timing import Kernels  # noqa: E402
 from search.measure.timing import prepare  # noqa: E402
-from search.space.evolve import QUICK  # noqa: E402
+from search.ranked import QUICK  # noqa: E402
 from search.tuner.hunt import Hunt  # noqa: E402
 from search.tuner.memory import Memory  # noqa: E402
 from search.tuner.tuning import Tuning  # noqa: E402

@@ -19,9 +19,9 @@ from search.cover.norms import without
 from search.cover.offers import Pricing
 from search.cover.prices import by_library
 from search.cover.select import selected
+from search.ranked import Tuned
 from search.realise import Realised
 from search.realise import verified
-from search.tune import Tuned
 
 
 def test_two_normalizations_of_the_same_rows() -> None:

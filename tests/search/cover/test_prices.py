@@ -18,7 +18,7 @@ from search.cover.parts import Part
 from search.cover.parts import parts
 from search.cover.prices import joint_seconds
 from search.cover.prices import priced
-from search.tune import Tuned
+from search.ranked import Tuned
 from search.tune import among
 from search.tune import judged
 from search.tune import tune_fast

@@ -14,10 +14,10 @@ from fuser.ir.program import TensorProgram
 from fuser.runtime.graph_executor import Executable
 from fuser.runtime.library import WHOLE
 from fuser.runtime.plan import plan
-from search.compile import How
-from search.compile import compile_imported
+from search.choose import compile_imported
 from search.cover.theirs import limit
 from search.cover.theirs import wholly
+from search.how import How
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 

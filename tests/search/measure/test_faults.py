@@ -16,7 +16,7 @@ from search.measure import compiling
 from search.measure.compiling import Built
 from search.measure.compiling import CompilePool
 from search.measure.compiling import build
-from search.measure.compiling import planned
+from search.measure.planned import planned
 from search.measure.session import Options
 from search.measure.session import Session
 from search.measure.timing import Kernels

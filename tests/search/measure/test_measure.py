@@ -21,9 +21,9 @@ from fuser.runtime.plan import Plan
 from fuser.superopt.structures import one_kernel
 from search.measure.compiling import CompilePool
 from search.measure.compiling import build
-from search.measure.compiling import planned
-from search.measure.compiling import source_hash
 from search.measure.measurer import Bench
+from search.measure.planned import planned
+from search.measure.planned import source_hash
 from search.measure.records import Records
 from search.measure.session import Options
 from search.measure.timing import External

@@ -12,10 +12,10 @@ import pytest
 from fuser.errors import EnvironmentError_
 from fuser.ir.candidate import Candidate
 from fuser.superopt.structures import one_kernel
-from search.measure.compiling import planned
 from search.measure.measurement import Measurement
 from search.measure.measurement import Turn
 from search.measure.measurer import Bench
+from search.measure.planned import planned
 from search.measure.rows import Record
 from search.measure.turns import first_ready
 from search.measure.turns import take_turns

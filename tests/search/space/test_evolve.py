@@ -19,9 +19,9 @@ from fuser.ir.fuse import fuse
 from fuser.ir.schedule import Schedule
 from fuser.superopt.structures import structures
 from fuser.workloads import workload
-from search.space.evolve import EFFORTS
-from search.space.evolve import INSTANT
-from search.space.evolve import QUICK
+from search.ranked import EFFORTS
+from search.ranked import INSTANT
+from search.ranked import QUICK
 from search.space.evolve import STRATEGIES
 from search.space.evolve import rank
 from search.space.evolve import search

@@ -25,12 +25,12 @@ from fuser.superopt.structures import one_kernel
 from fuser.superopt.structures import structures
 from fuser.workloads import workload
 from search.cover import model
-from search.space.evolve import QUICK
+from search.ranked import QUICK
+from search.ranked import Tuned
 from search.space.groups import group_space
 from search.space.groups import ranked_groups
 from search.space.launches import chained
 from search.space.schedules import ScheduleSpace
-from search.tune import Tuned
 from search.tune import estimator
 from search.tune import in_triton
 from search.tune import tune_fast

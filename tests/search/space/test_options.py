@@ -37,7 +37,7 @@ from fuser.lower.triton_source import generate_graph
 from fuser.superopt.structures import one_kernel
 from fuser.superopt.structures import structures
 from fuser.workloads import workload
-from search.space.evolve import QUICK
+from search.ranked import QUICK
 from search.space.evolve import search
 from search.space.knobs import settled
 from search.space.knobs import settlements

@@ -9,7 +9,7 @@ from typing import Any
 from fuser.device import load_device
 from fuser.ir.program import TensorProgram
 from fuser.superopt.structures import structures
-from search.space.evolve import QUICK
+from search.ranked import QUICK
 from search.tuner.campaign import Campaign
 from search.tuner.hunt import Hunt
 from search.tuner.pool import Pool

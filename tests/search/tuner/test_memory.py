@@ -16,29 +16,29 @@ from fuser.ir.mugraph import KernelGraph
 from fuser.lower.assembler import compiler
 from fuser.superopt.structures import structures
 from fuser.workloads import workload
-from search.measure.compiling import source_hash
 from search.measure.measurement import Measurement
+from search.measure.planned import source_hash
 from search.measure.records import Records
 from search.measure.rows import Record
 from search.measure.store import Table
 from search.measure.winners import Winner
-from search.space.evolve import EFFORTS
-from search.space.evolve import FULL
-from search.space.evolve import INSTANT
-from search.space.evolve import QUICK
-from search.space.evolve import Effort
-from search.tune import Tuned
+from search.ranked import EFFORTS
+from search.ranked import FULL
+from search.ranked import INSTANT
+from search.ranked import QUICK
+from search.ranked import Effort
+from search.ranked import Tuned
 from search.tune import tune_fast
 from search.tuner import memory as memories
+from search.tuner.measured import tune_measured
 from search.tuner.memory import GENERATED
 from search.tuner.memory import LIBRARY
 from search.tuner.memory import Memory
 from search.tuner.memory import open_memory
 from search.tuner.memory import program_key
 from search.tuner.simulated import Simulated
-from search.tuner.tuning import Task
+from search.tuner.tasks import Task
 from search.tuner.tuning import Tuning
-from search.tuner.tuning import tune_measured
 from tests.builders import chain
 from tests.search.tuner.cases import H200
 from tests.search.tuner.cases import PROGRAM
@@ -54,7 +54,7 @@ def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Memory:
 
 
 def task(**options: Any) -> Task:
-    return Task(PROGRAM, structures(PROGRAM), **options)
+    return Task(PROGRAM, lambda: structures(PROGRAM), **options)
 
 
 def searched(memory: Memory, effort: Effort = SHORT, judge: type[Simulated] = Simulated, **options: Any) -> Tuned:

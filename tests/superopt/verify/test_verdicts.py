@@ -34,7 +34,7 @@ def test_a_verdict_is_found_once(fresh: Path, monkeypatch: pytest.MonkeyPatch) -
     def fail(*_: Any, **__: Any) -> None:
         raise AssertionError("verified again")
 
-    monkeypatch.setattr(verdicts, "verify", fail)
+    monkeypatch.setattr("fuser.superopt.verify.verifier.verify", fail)
     assert kept_verdict(program, graph) is first
     monkeypatch.setattr(verdicts, "_KNOWN", {})
     assert kept_verdict(program, graph) == first

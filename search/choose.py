@@ -1,0 +1,187 @@
+"""Kernels for a program, chosen, compiled and checked: as one region, or by parts."""
+
+from __future__ import annotations
+
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from math import nan
+
+from cost_model.refined import check_device
+from fuser.device import Device
+from fuser.errors import NoValidKernelError
+from fuser.errors import UnsupportedError
+from fuser.errors import UsageError
+from fuser.frontends.imported import Imported
+from fuser.frontends.sized import Sized
+from fuser.ir.candidate import Candidate
+from fuser.ir.mugraph import KernelGraph
+from fuser.ir.program import TensorProgram
+from fuser.ir.schedule import Schedule
+from fuser.lower.triton_source import generate_graph
+from fuser.pools import APART
+from fuser.pools import cores
+from fuser.superopt.structures import searched
+from fuser.superopt.structures import structures
+from fuser.superopt.verify.verdicts import accepted
+from search.buckets.bucketed import Bucket
+from search.buckets.pool import Pool
+from search.buckets.sizes import Buckets
+from search.buckets.sizes import all_padded
+from search.by_parts import doubt
+from search.by_parts import worth_parts
+from search.compiled import CompiledProgram
+from search.cover.model import as_it_stands
+from search.cover.model import compile_model
+from search.cover.offers import Pricing
+from search.cover.theirs import limit
+from search.cover.theirs import wholly
+from search.how import USUAL
+from search.how import How
+from search.libraries import with_libraries
+from search.ranked import Ranked
+from search.ranked import Tuned
+from search.realise import Realised
+from search.taken import is_model
+from search.taken import made
+from search.tune import tune_fast
+from search.tune import wary
+from search.tuner.efforts import measures
+from search.tuner.memory import GENERATED
+from search.tuner.memory import LIBRARY
+from search.tuner.tasks import Task
+
+
+def check_products(program: TensorProgram) -> None:
+    """Raises :class:`UnsupportedError` naming a product of float64: there are neither kernels nor rates for these."""
+    for node in program.nodes:
+        if node.products and "float64" in {program[n].dtype for n in (*node.inputs, node.output)}:
+            what = f"{node.op} ({node.output}) of {program.name!r} multiplies float64, which no kernel here does"
+            raise UnsupportedError(what, "convert the model to float32 first: module.float(), or export it so")
+
+
+def compile_imported(known: Imported, spec: Device, device: str | None, how: How = USUAL) -> CompiledProgram:
+    """A program as one region or by parts."""
+    check_device(spec)
+    check_products(known.program)
+    jobs, waiting, model = cores() if how.jobs is None else how.jobs, None, None
+    runs = device if how.compiled else None
+    theirs = (
+        wholly(known.program, spec) if how.theirs and device not in (None, "cpu") and not measures(how.tuning.effort) else None
+    )
+    most = limit(theirs)
+
+    def whole(tuned: Tuned) -> CompiledProgram:
+        done = as_it_stands(tuned) if tuned is theirs else made(tuned, spec, device, how)
+        more = (known.called, None, how.pool, known.orders)
+        run = partial(CompiledProgram, traced=known.traced if tuned is theirs else None)
+        return run(known.program, spec, done, runs, known.params, known.inputs, how.capture, None, *more)
+
+    if not is_model(known.program):
+        how.say("tuning and checking one region")
+        with suppress(NoValidKernelError, UnsupportedError):
+            tuned = _tuned(known.program, spec, device, (None, None, 0.0), how)
+            if device in (None, "cpu") or measures(how.tuning.effort) or not worth_parts(tuned, spec):
+                return whole(theirs if theirs is not None and tuned.winner.seconds >= most else tuned)
+            waiting = tuned
+    with ProcessPoolExecutor(jobs, APART) if jobs > 1 else nullcontext() as pool:
+        try:
+            model = compile_model(
+                known.program,
+                known.params,
+                Pricing(spec, device not in (None, "cpu"), how.seed, pool, ours=how.ours),
+                compiled=how.compiled and device != "cpu",
+                checked=how.checked,
+                say=how.say,
+                tuning=how.tuning,
+                most=most,
+            )
+        except (NoValidKernelError, UnsupportedError):
+            if theirs is None:
+                raise
+    if waiting is not None and doubt(known.program) * waiting.winner.seconds <= (
+        model.whole.candidate.seconds if model else most
+    ):
+        with suppress(NoValidKernelError, UnsupportedError):
+            return whole(waiting)
+    if model is None:
+        assert theirs is not None
+        return whole(theirs)
+    more = (known.called, None, how.pool, known.orders)
+    return CompiledProgram(model.program, spec, model.whole, runs, model.params, known.inputs, how.capture, model, *more)
+
+
+def compile_buckets(sized: Sized, sizes: Buckets, spec: Device, device: str | None, how: How) -> tuple[Bucket, ...]:
+    """The kernels of each bucket, the smallest first; they share their weights."""
+    how = replace(how, pool=Pool())
+    return tuple(Bucket(p, compile_imported(p.imported, spec, device, how)) for p in all_padded(sized, sizes))
+
+
+def as_one(
+    program: TensorProgram,
+    spec: Device,
+    device: str | None,
+    given: tuple[KernelGraph | None, Schedule | None, float],
+    how: How,
+) -> Realised:
+    """The program as one region."""
+    check_device(spec)
+    return made(_tuned(program, spec, device, given, how), spec, device, how)
+
+
+def _tuned(
+    program: TensorProgram,
+    spec: Device,
+    device: str | None,
+    given: tuple[KernelGraph | None, Schedule | None, float],
+    how: How,
+) -> Tuned:
+    """A schedule of it; ``given`` are a structure, a schedule, and seconds for the superoptimizer."""
+    graph, schedule, superoptimize = given
+    graphs = _graphs(program, graph, schedule, superoptimize)
+    if graph is not None:
+        accepted(program, graph)
+    library = graph is None and schedule is None and device not in (None, "cpu")
+    if library:
+        graphs = with_libraries(graphs)
+    if schedule is not None:
+        tuned = Tuned(program, spec.name, Ranked(Candidate(graphs[0], schedule), nan), (), 1, 1)
+    else:
+        scope = LIBRARY if library else GENERATED
+        if graph is not None or superoptimize:
+            scope = f"{scope} {graph.stable_hash() if graph else f'superoptimized {superoptimize:g} s'}".strip()
+        (found,) = how.tuning.tune([Task(program, partial(tuple, graphs), 1, scope)], spec, how.seed)
+        tuned = found or tune_fast(program, spec, seed=how.seed, graphs=graphs)
+        if superoptimize and found is None:
+            tuned = wary(tuned, with_libraries(structures(program)))
+    return tuned
+
+
+def _graphs(
+    program: TensorProgram, graph: KernelGraph | None, schedule: Schedule | None, superoptimize: float
+) -> tuple[KernelGraph, ...]:
+    """The structures to choose from."""
+    if graph is not None:
+        if set(graph.inputs) - set(program.inputs) or set(graph.outputs) != set(program.outputs):
+            raise UsageError(
+                f"the µGraph {graph.name!r} computes {', '.join(graph.outputs)} of {', '.join(graph.inputs)}; {program.name!r} "
+                f"{', '.join(program.outputs)} of {', '.join(program.inputs)}"
+            )
+        return (graph,)
+    found = searched(program, superoptimize) if superoptimize else structures(program)
+    if schedule is None:
+        return found
+    fitting = tuple(g for g in found if _fits(g, schedule))
+    if not fitting:
+        raise UsageError(f"no structure of {program.name!r} has the schedule {schedule}", "pass its graph too")
+    return fitting
+
+
+def _fits(graph: KernelGraph, schedule: Schedule) -> bool:
+    try:
+        generate_graph(graph, schedule)
+    except UsageError:
+        return False
+    return True

@@ -1,0 +1,32 @@
+"""How kernels are chosen and compiled, as whoever asks for them has it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from search.buckets.pool import Pool
+from search.stages import Say
+from search.stages import silent
+from search.tuner.tuning import MODEL_ALONE
+from search.tuner.tuning import Tuning
+
+
+@dataclass(frozen=True)
+class How:
+    """How kernels are chosen and compiled: what ``tuning`` chooses, by ``jobs`` processes that price and compile (None: one for
+    each core). ``say`` is told each stage as it begins. Without ``compiled`` kernels are chosen and verified alone; ``ours``: our
+    own runtime is to call the libraries; ``theirs``: torch's compiler may be given all of it. ``pool`` holds the weights."""
+
+    checked: bool = True
+    seed: int = 0
+    tuning: Tuning = MODEL_ALONE
+    capture: bool = False
+    jobs: int | None = None
+    say: Say = silent
+    compiled: bool = True
+    ours: bool = True
+    theirs: bool = False
+    pool: Pool | None = None
+
+
+USUAL = How()
