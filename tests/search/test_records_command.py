@@ -17,7 +17,7 @@ from search.measure.store import VERSION
 from search.measure.winners import WINNERS
 from search.ranked import QUICK
 from search.tuner import efforts
-from search.tuner import tuning
+from search.tuner import measured
 from tests.work import Calls
 
 TUNE = ["tune", "mcfuser/G1", "--effort", "quick", "--simulate", "1"]
@@ -52,7 +52,7 @@ def test_a_search_is_listed_and_taken_again(run: Command, monkeypatch: pytest.Mo
     assert first["measured_us"] > 0
     assert sum(g["measured"] for g in first["search"]["generations"]) == first["search"]["measured"]
     calls = Calls(monkeypatch)
-    calls.of("Campaign", lambda *_: "", tuning)
+    calls.of("Campaign", lambda *_: "", measured)
     code, again, _ = run(*TUNE, "--json")
     (second,) = again["workloads"]
     assert (second["schedule"], second["structure"]) == (first["schedule"], first["structure"])
