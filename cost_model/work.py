@@ -171,7 +171,9 @@ def work(f: Features, device: Device) -> Work:
             add(arithmetic=2.0 * extra * device.sm_count / device.fp32_flops)
             size = f.product(f.extent, stmt.access.axes) * DTYPE_BYTES[stmt.dtype]
             if streamed or (stmt.kind == "load" and size.max() >= streaming.COLD):
-                size = size * streaming.short_runs(f, stmt, _run_bytes(f, stmt))
+                size = size * np.where(
+                    streamed | (size >= streaming.COLD), streaming.short_runs(f, stmt, _run_bytes(f, stmt)), 1.0
+                )
             if stmt.kind == "load" and any(u.kind == "compute" and not u.contracts for u in f.block.users(stmt.value)):
                 lanes = f.product(r.lanes, dict.fromkeys(stmt.axes)) * copies.get(stmt.value, 1.0) * runs
                 add(arithmetic=2.0 * lanes * device.sm_count / device.fp32_flops)

@@ -3,20 +3,28 @@
     python -m experiments.throughput --gpus 1 2 --out out
     python -m experiments.throughput --gpus 1 2 --simulate 1 --warm 1 --seconds 3    # to try it out without a GPU
 
-Every run has a Dask cluster of its own, with a worker for each GPU, as many cores for each that compile, and empty caches.
-Searches that do not end by themselves are counted from when each has measured its first generation: workers have imported then,
-and drawn their inputs.
+Every run has a Dask cluster of its own, with a worker for each GPU, as many cores that compile, and empty caches. Searches
+that do not end by themselves are counted from when each has measured its first generation: workers have imported then, and
+drawn their inputs.
 Winners are compiled here again and compared with float64.
 """
 
 from __future__ import annotations
 
+import logging
 import os
+import sys
 import tempfile
 import time
+from argparse import BooleanOptionalAction
+from collections.abc import Iterator
 from collections.abc import Sequence
+from contextlib import ExitStack
+from contextlib import contextmanager
 from dataclasses import replace
 from json import dumps
+from subprocess import Popen
+from subprocess import TimeoutExpired
 from typing import Any
 
 from experiments.environment import environment
@@ -52,32 +60,49 @@ NAMES = (*(f"mcfuser/{n}" for n in CHAINS), *(f"mirage/{n}" for n in OTHERS))
 second, two of them 19."""
 THREADS = 2
 """Compilers of one worker."""
+START = 60.0
+"""Seconds in which a cluster is there."""
 ENDLESS = replace(QUICK, patience=1 << 30, generations=1 << 30)
 FIRST = replace(ENDLESS, generations=1)
 
 
-def spec(gpus: int, cores: int, folder: str) -> dict[str, Any]:
-    """Workers: one for each GPU, which see all of them, and others for the cores."""
-    from distributed import Nanny
+@contextmanager
+def cluster(gpus: int, cores: int, folder: str) -> Iterator[Any]:
+    """A client of a cluster as a user starts one, each part in a process of its own: workers for each GPU, which see all of them,
+    and others for the cores."""
+    from distributed import Client
 
-    env = {"TRITON_CACHE_DIR": f"{folder}/triton", "MUFUSER_CACHE": f"{folder}/mufuser"}
-    one = {"cls": Nanny, "options": {"nthreads": 1, "resources": {"GPU": 1}, "silence_logs": 50, "env": env}}
-    other = {"cls": Nanny, "options": {"nthreads": THREADS, "silence_logs": 50, "env": env | {"CUDA_VISIBLE_DEVICES": ""}}}
-    return {f"gpu-{i}": one for i in range(gpus)} | {f"cpu-{i}": other for i in range(-(-gpus * cores // THREADS))}
+    env = os.environ | {"TRITON_CACHE_DIR": f"{folder}/triton", "MUFUSER_CACHE": f"{folder}/mufuser"}
+    file, few = f"{folder}/scheduler.json", -(-cores // THREADS)
+    worker = ["worker", "--scheduler-file", file, "--no-dashboard", "--memory-limit", "0", "--local-directory", folder]
+    commands = [
+        (["scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", file], env),
+        *(([*worker, "--nworkers", "1", "--nthreads", "1", "--resources", "GPU=1"], env) for _ in range(gpus)),
+        ([*worker, "--nworkers", str(few), "--nthreads", str(THREADS)], env | {"CUDA_VISIBLE_DEVICES": ""}),
+    ]
+    with ExitStack() as stack, open(f"{folder}/log", "wb") as log:
+        for words, seen in commands:
+            started = Popen([sys.executable, "-m", "dask", *words], env=seen, stdout=log, stderr=log)
+            stack.callback(_end, started)
+        client = stack.enter_context(Client(scheduler_file=file, timeout=START))
+        client.wait_for_workers(gpus + few, timeout=START)
+        yield client
+
+
+def _end(started: Popen[bytes]) -> None:
+    started.terminate()
+    try:
+        started.wait(5.0)
+    except TimeoutExpired:
+        started.kill()
 
 
 def run(gpus: int, args: Any, device: Device) -> dict[str, Any]:
     """Search all workloads with so many GPUs, so long."""
-    from distributed import Client
-    from distributed import Scheduler
-    from distributed import SpecCluster
-
-    scheduler = {"cls": Scheduler, "options": {"dashboard": False, "host": "127.0.0.1"}}
     begin = time.monotonic()
     with (
-        tempfile.TemporaryDirectory() as folder,
-        SpecCluster(spec(gpus, args.cores, folder), scheduler, silence_logs=50) as cluster,
-        Client(cluster) as client,
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+        cluster(gpus, args.cores, folder) as client,
     ):
         workers = workers_of(client, args.simulate is not None)
         judge = Spread(workers, device, None, OPTIONS, args.simulate)
@@ -91,10 +116,11 @@ def run(gpus: int, args: Any, device: Device) -> dict[str, Any]:
         campaign.run()
         seconds, count = time.monotonic() - start, sum(len(h.times) for h in hunts) - before
         note(f"{gpus} GPUs: {count} candidates in {seconds:.1f} s, {count / seconds:.2f} a second ({before} before)")
-    errors = {} if args.simulate is not None else {h.program.name: error(h, device) for h in hunts if h.best}
+    checked = () if args.simulate is not None or not args.check else [h for h in hunts if h.best]
+    errors = {h.program.name: error(h, device) for h in checked}
     return {
         "gpus": gpus,
-        "cores": args.cores * gpus,
+        "cores": args.cores,
         "measured": count,
         "seconds": seconds,
         "per_second": count / seconds,
@@ -131,7 +157,8 @@ def main() -> int:
     p = parser("experiments.throughput", __doc__, "out", "seed", "target")
     p.add_argument("names", nargs="*", default=NAMES, metavar="WORKLOAD", help="what is searched")
     p.add_argument("--gpus", type=int, nargs="+", default=[1, 2], metavar="N", help="numbers of GPUs, a run each (1 2)")
-    p.add_argument("--cores", type=int, default=max(2, (os.cpu_count() or 2) // 2 - 2), help="that compile for each GPU")
+    p.add_argument("--cores", type=int, default=max(2, (os.cpu_count() or 2) - 6), help="that compile, in each run")
+    p.add_argument("--check", action=BooleanOptionalAction, default=True, help="compare winners with float64 once more")
     p.add_argument(
         "--warm",
         type=float,
@@ -142,6 +169,7 @@ def main() -> int:
     p.add_argument("--seconds", type=float, default=20.0, metavar="SECONDS", help="of each run (%(default)s)")
     p.add_argument("--simulate", type=int, metavar="SEED", help="times of a device that does not exist")
     args = p.parse_args()
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # of what is given up when a run ends
     device = load_device(args.target)
     make_folder(args.out)
     runs = []

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
+from dataclasses import field
 from dataclasses import replace
 from functools import cached_property
 from functools import lru_cache
@@ -79,6 +80,8 @@ class Batch:
     stages: Sizes
     settings: Rows
     """Codes of the options that are searched, by candidate."""
+    known: dict[tuple[Any, ...], Place | KernelSchedule] = field(default_factory=dict)
+    """Where options are settled, of candidates without those that are searched: batches of one kernel may share it."""
 
     def __len__(self) -> int:
         return len(self.warps)
@@ -92,7 +95,7 @@ class Batch:
         """Without options that are searched."""
         tiles = {a: int(v[i]) for a, v in self.tiles.items()}
         splits = {a: int(np.broadcast_to(v, (len(self),))[i]) for a, v in self.splits.items()}
-        return self.kernel.schedule(self.order, tiles, splits, int(self.warps[i]), int(self.stages[i]))
+        return self.kernel.spelled(self.order, self._dead[i], tiles, splits, int(self.warps[i]), int(self.stages[i]))
 
     def schedule(self, i: int) -> KernelSchedule:
         """Each different one is made once: what is around a candidate of several kernels changes one of them."""
@@ -104,10 +107,20 @@ class Batch:
 
     def _place(self, i: int) -> Place | KernelSchedule:
         """Where options are settled, made once for candidates that differ in those alone; without any, the schedule."""
-        if (key := self._codes[i]) not in self._places:
+        if (key := (self.order, self._codes[i])) not in self.known:
             plain = self.plain(i)
-            self._places[key] = self.kernel.place(plain) if self.kernel.settings else plain
-        return self._places[key]
+            self.known[key] = self.kernel.place(plain) if self.kernel.settings else plain
+        return self.known[key]
+
+    @cached_property
+    def _dead(self) -> list[tuple[str, ...]]:
+        """Of each candidate the axes without a loop."""
+        found: list[tuple[str, ...]] = [()] * len(self)
+        for f in self.groups:
+            dead = tuple(a for a, t in f.trips.items() if t[0] == 1)
+            for i in f.index.tolist():
+                found[i] = dead
+        return found
 
     @cached_property
     def _codes(self) -> list[tuple[int, ...]]:
@@ -117,10 +130,6 @@ class Batch:
 
     @cached_property
     def _schedules(self) -> dict[tuple[tuple[int, ...], tuple[int, ...]], KernelSchedule]:
-        return {}
-
-    @cached_property
-    def _places(self) -> dict[tuple[int, ...], Place | KernelSchedule]:
         return {}
 
     def seconds(self, estimate: Estimator, checked: bool = False) -> Counts:
@@ -246,8 +255,20 @@ class KernelSpace:
         """The schedule of a candidate: loops of one trip leave the order, and without loops the depth of the pipeline is the
         default. Of options it has those that are given."""
         (f,) = features(self.block, order, tiles, splits)
-        dead = [a for a, t in f.trips.items() if t[0] == 1]
-        if len(dead) == len(f.trips):
+        dead = tuple(a for a, t in f.trips.items() if t[0] == 1)
+        return self.spelled(order, dead, tiles, splits, warps, stages)
+
+    def spelled(
+        self,
+        order: TilingExpr,
+        dead: Sequence[str],
+        tiles: Mapping[str, int],
+        splits: Mapping[str, int],
+        warps: int,
+        stages: int,
+    ) -> KernelSchedule:
+        """The schedule where it is known which axes have no loop."""
+        if len(dead) == len(self.block.axes):
             stages = self.stages.values[0]
         by_axis = tuple(sorted(tiles.items()))
         return KernelSchedule(by_axis, order.without(dead), tuple(sorted(splits.items())), warps, stages, self.given)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 from cost_model import refined
 from cost_model.features import schedule_features
@@ -16,6 +17,8 @@ from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import bind
 from fuser.lower.descriptors import why_not
 from fuser.lower.options import BACKEND
+from fuser.lower.options import LAZY
+from fuser.lower.options import PAD
 from fuser.lower.places import Facts
 from fuser.lower.places import Place
 from fuser.lower.tiles import Tiles
@@ -40,9 +43,12 @@ def place_of(block: BlockGraph, schedule: KernelSchedule, device: Device, follow
     def tree():
         return placed(bound, schedule.order, plans)
 
-    @cache
+    known: dict[tuple[Any, ...], Tiles] = {}
+
     def tiles(s: KernelSchedule) -> Tiles:
-        return Tiles(bound, plans, tree(), s, frozenset())
+        """Of all options tiles depend on these alone."""
+        key = PAD.of(s), LAZY.of(s)
+        return known.get(key) or known.setdefault(key, Tiles(bound, plans, tree(), s, frozenset()))
 
     @cache
     def resident() -> int:
@@ -60,7 +66,11 @@ def place_of(block: BlockGraph, schedule: KernelSchedule, device: Device, follow
     def multiplies(s: KernelSchedule) -> bool:
         return any(map(tiles(s).multiplies, loops_of(tree().body)))
 
+    @cache
+    def fits(t: Tiles, tensor: str) -> bool:
+        return not why_not(t, tensor)
+
     def movable(s: KernelSchedule, tensor: str) -> bool:
-        return not why_not(tiles(s), tensor)
+        return fits(tiles(s), tensor)
 
     return Place(bound, schedule, plans, device, follows, Facts(movable, kept, multiplies, resident))

@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
 from functools import cached_property
+from itertools import accumulate
+from itertools import pairwise
 from itertools import product
 from typing import Any
 
@@ -50,6 +52,8 @@ MANY = tuple(1 << i for i in range(1, 13))
 """Parts of what has no product: partial results are a few numbers, and every SM needs blocks that wait for memory."""
 NEAR = 0.9
 """Parts that fill this much of the device's SMs, or of whole waves of them, need no number of their own."""
+REMEMBERED = 4096
+"""Places of a kernel that are kept while it is searched."""
 
 
 def counts_of(block: BlockGraph, device: Device) -> tuple[int, ...]:
@@ -139,19 +143,44 @@ class ScheduleSpace:
 
     def kernel_batches(self, rows: Rows) -> Iterator[tuple[int, Sizes, Batch]]:
         """The rows' candidates of each kernel, by order: kernel number, positions of the rows, batch."""
-        n = len(self.splits)
+        for number in range(len(self.kernels)):
+            yield from ((number, index, batch) for index, batch in self.batches_of(number, rows))
+
+    def batches_of(self, number: int, rows: Rows) -> Iterator[tuple[Sizes, Batch]]:
+        """The rows' candidates of one kernel, by order: positions of the rows, batch."""
+        k, (at, end), known = self.kernels[number], self.places[number], self._places[number]
+        if len(known) > REMEMBERED:
+            known.clear()
+        codes = rows[:, at:end]
         counts = {s.name: np.array(s.values)[rows[:, i]] for i, s in enumerate(self.splits)}
-        for number, k in enumerate(self.kernels):
-            codes = rows[:, n : n + len(k.knobs)]
-            n += len(k.knobs)
-            for code in np.unique(codes[:, 0]).tolist():
-                index = np.flatnonzero(codes[:, 0] == code)
-                mine = codes[index]
-                tiles = {t.name: np.array(t.values)[mine[:, 1 + j]] for j, t in enumerate(k.tiles)}
-                splits = {a: counts[a][index] for a in k.free}
-                warps, stages, chosen = np.split(mine[:, 1 + len(k.tiles) :], (1, 2), axis=1)
-                warps, stages = np.array(k.warps.values)[warps[:, 0]], np.array(k.stages.values)[stages[:, 0]]
-                yield number, index, Batch(k, k.order.values[code], tiles, splits, warps, stages, chosen)
+        for code in np.unique(codes[:, 0]).tolist():
+            index = np.flatnonzero(codes[:, 0] == code)
+            mine = codes[index]
+            tiles = {t.name: np.array(t.values)[mine[:, 1 + j]] for j, t in enumerate(k.tiles)}
+            splits = {a: counts[a][index] for a in k.free}
+            warps, stages, chosen = np.split(mine[:, 1 + len(k.tiles) :], (1, 2), axis=1)
+            warps, stages = np.array(k.warps.values)[warps[:, 0]], np.array(k.stages.values)[stages[:, 0]]
+            yield index, Batch(k, k.order.values[code], tiles, splits, warps, stages, chosen, known)
+
+    @cached_property
+    def _places(self) -> tuple[dict[Any, Any], ...]:
+        """Of each kernel what its batches share: it stays in this process."""
+        return tuple({} for _ in self.kernels)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {n: x for n, x in vars(self).items() if n != "_places"}
+
+    @cached_property
+    def places(self) -> tuple[tuple[int, int], ...]:
+        """Where in a row the codes of each kernel are."""
+        ends = list(accumulate((len(k.knobs) for k in self.kernels), initial=len(self.splits)))
+        return tuple(pairwise(ends))
+
+    def mine(self, number: int, rows: Rows) -> list[tuple[int, ...]]:
+        """Of each row the codes that one kernel depends on: rows in which these are equal have the same kernel."""
+        at, end = self.places[number]
+        shared = [i for i, s in enumerate(self.splits) if s.name in self.kernels[number].free]
+        return [tuple(x) for x in rows[:, [*shared, *range(at, end)]].tolist()]
 
     def estimate_rows(self, rows: Rows, estimate: Estimator) -> Counts:
         """Seconds of each row, the sum over its kernels; infinite where a kernel breaks a rule."""

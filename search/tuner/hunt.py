@@ -183,12 +183,15 @@ class Hunt:
 
     def _look_around(self) -> None:
         """Around the fastest, and the fastest of other forms not far behind: what holds one back may be a single knob."""
+        self.near = {e: self.near.get(e) or self.pool.around(e) for e in self._fastest()}
+
+    def _fastest(self) -> list[Entry]:
         fastest: dict[Any, Entry] = {}
         best = self.seconds
         for e, s in sorted(self.times.items(), key=lambda x: x[1]):
             if s <= FAR * best and len(fastest) < FORMS:
                 fastest.setdefault(e.form, e)
-        self.near = {e: self.near.get(e) or self.pool.around(e) for e in fastest.values()}
+        return list(fastest.values())
 
     def _top(self, count: int) -> list[Entry]:
         left = [e for e in self.pool.entries.values() if e not in self.times]
@@ -236,7 +239,8 @@ class Hunt:
         parents = np.argsort(known, kind="stable")[:PARENTS]
         parents = parents[np.isfinite(known[parents])]
         weights = (known[parents[0]] / known[parents]) ** SHARPNESS
-        self.pool.breed([every[i] for i in parents], weights.tolist(), self.effort.population, self.rng)
+        looked = [e for e in self._fastest() if not self.near.get(e)]
+        self.pool.breed([every[i] for i in parents], weights.tolist(), self.effort.population, self.rng, looked)
 
     def top(self, count: int) -> list[Ranked]:
         """The fastest, then the best predicted of what was not measured."""

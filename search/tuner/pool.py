@@ -90,6 +90,15 @@ class Entry:
         return self.structure, splits_of(self.candidate.schedule)
 
 
+@dataclass(frozen=True)
+class _Priced:
+    """A kernel's seconds (infinite where it cannot run), the parts of these by :data:`TERMS`, and its schedule."""
+
+    seconds: float
+    terms: tuple[float, ...]
+    schedule: KernelSchedule | None
+
+
 @dataclass(frozen=True, eq=False)
 class Structure:
     """One structure of a program with its schedules; ``fixed`` are the seconds of what a library does, ``model`` estimates the
@@ -197,6 +206,10 @@ class Structure:
                 found.append(self._entry(tuple(row), Schedule(tuple(schedules[i])), self.fixed + seconds, shares))
         return found
 
+    def price(self, rows: Rows) -> None:
+        """What is asked for soon, all at once: the model takes hardly longer for many kernels than for one."""
+        self._evaluated(rows)
+
     def known(self, schedule: Schedule) -> list[Entry]:
         """The entry of a schedule of this space that can run."""
         try:
@@ -219,17 +232,32 @@ class Structure:
     def _evaluated(self, rows: Rows) -> tuple[Counts, dict[str, Counts], list[list[KernelSchedule]]]:
         """Seconds of each row's generated kernels, what its terms are in all, and their schedules."""
         total = np.zeros(len(rows))
-        terms = {t: np.zeros(len(rows)) for t in TERMS}
+        terms = np.zeros((len(TERMS), len(rows)))
         schedules: list[list[KernelSchedule]] = [[] for _ in rows]
-        for _, index, batch in self.space.kernel_batches(rows):
+        for number in range(len(self.space.kernels)):
+            priced = self._priced_kernels(number, rows)
+            total += [p.seconds for p in priced]
+            terms += np.array([p.terms for p in priced]).reshape(-1, len(TERMS)).T
+            for mine, p in zip(schedules, priced, strict=True):
+                if p.schedule is not None:
+                    mine.append(p.schedule)
+        return total, dict(zip(TERMS, terms, strict=True)), schedules
+
+    def _priced_kernels(self, number: int, rows: Rows) -> list[_Priced]:
+        """One kernel of each row; each different one is priced once in a search: mutants of several kernels change few."""
+        known, codes = self._priced[number], self.space.mine(number, rows)
+        new = list({c: i for i, c in enumerate(codes) if c not in known}.values())
+        for index, batch in self.space.batches_of(number, rows[new]) if new else ():
             seconds, parts = self._batch(batch)
-            total[index] += seconds
-            for t in TERMS:
-                terms[t][index] += np.where(np.isfinite(seconds), parts[t], 0.0)
-            for at, i in enumerate(index.tolist()):
-                if np.isfinite(total[i]):
-                    schedules[i].append(batch.schedule(at))
-        return total, terms, schedules
+            shares = np.array([np.where(np.isfinite(seconds), parts[t], 0.0) for t in TERMS]).T
+            for at, (i, s) in enumerate(zip(index.tolist(), seconds.tolist(), strict=True)):
+                schedule = batch.schedule(at) if math.isfinite(s) else None
+                known[codes[new[i]]] = _Priced(s, tuple(shares[at].tolist()), schedule)
+        return [known[c] for c in codes]
+
+    @cached_property
+    def _priced(self) -> tuple[dict[tuple[int, ...], _Priced], ...]:
+        return tuple({} for _ in self.space.kernels)
 
     def _batch(self, batch: Batch) -> tuple[Counts, dict[str, Counts]]:
         known: dict[int, Mapping[str, Counts]] = {}
@@ -291,9 +319,16 @@ class Pool:
         self.entries |= {e.key: e for e in new}
         return new
 
-    def breed(self, parents: Sequence[Entry], weights: Sequence[float], count: int, rng: np.random.Generator) -> list[Entry]:
+    def breed(
+        self,
+        parents: Sequence[Entry],
+        weights: Sequence[float],
+        count: int,
+        rng: np.random.Generator,
+        looked: Sequence[Entry] = (),
+    ) -> list[Entry]:
         """Mutants of parents drawn by weight; those that are new and can run. Half of them differ in one knob, a quarter in
-        two, and so on."""
+        two, and so on. Around those that are ``looked`` at is looked next."""
         share = np.array(weights)
         drawn = rng.choice(len(parents), count, p=share / share.sum())
         rows: dict[int, list[list[int]]] = {}
@@ -308,7 +343,9 @@ class Pool:
             rows.setdefault(parent.structure, []).append(list(row))
         made: list[Entry] = []
         for number, codes in rows.items():
-            made += self.structures[number].entries(np.unique(np.array(codes, np.int64), axis=0))
+            structure, mine = self.structures[number], np.unique(np.array(codes, np.int64), axis=0)
+            structure.price(np.concatenate([mine, *(structure.near(e.row) for e in looked if e.structure == number and e.row)]))
+            made += structure.entries(mine)
         return self.add(made)
 
     def around(self, entry: Entry) -> list[Entry]:
