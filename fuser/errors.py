@@ -31,6 +31,10 @@ class UsageError(FuserError):
     code = "usage"
 
 
+class MissingError(UsageError, AttributeError):
+    """A name that something does not have."""
+
+
 class ProgramError(FuserError):
     """A tensor program that is not well formed: shapes, dtypes, names."""
 

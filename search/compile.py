@@ -214,9 +214,9 @@ def _imported(program: Any, example_inputs: Sequence[Any], example_kwargs: Mappi
         return Imported(program, {}, program.inputs)
     if isinstance(program, Imported):
         return program
-    if not hasattr(program, "named_parameters"):  # a Module and an ExportedProgram have it
+    if not hasattr(program, "named_parameters") or isinstance(program, type):  # a Module and an ExportedProgram have it
         raise UsageError(
-            f"cannot compile a {type(program).__name__}",
+            f"cannot compile {f'the class {program.__name__}' if isinstance(program, type) else f'a {type(program).__name__}'}",
             "pass a TensorProgram, the name of a workload, a torch.nn.Module with example inputs, or an ExportedProgram",
         )
     from fuser.frontends.torch_export import from_torch

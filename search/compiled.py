@@ -28,6 +28,7 @@ from fuser.lower.compile import save_artifact
 from fuser.runtime.plan import Plan as Launches
 from fuser.runtime.plan import plan
 from fuser.superopt.verify.verdict import Verdict
+from search.as_function import AsFunction
 from search.buckets.pool import Pool
 from search.buckets.pool import placed
 from search.calling import Asked
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(eq=False, repr=False)
-class CompiledProgram:
+class CompiledProgram(AsFunction):
     """A program with its kernels. Calling it takes torch tensors, or anything with DLPack, in the order of ``inputs`` or by name,
     and returns the output or a tuple of them; ``out=`` is written in place. As
     :class:`fuser.runtime.graph_executor.Executable` it allocates nothing then, and refuses tensors that do not fit with a
@@ -171,6 +172,15 @@ class CompiledProgram:
             if (again := rearranged(self.called, repr(self.program.name), inputs, named)) is None:
                 raise
         return self._call(again[0], out, again[1])
+
+    def _said(self) -> str:
+        return f"the compiled {self.program.name!r}"
+
+    def _place(self) -> str | None:
+        return self.device
+
+    def _dtypes(self) -> set[str]:
+        return {self.program[n].dtype for n in self.program.inputs}
 
     def __copy__(self) -> CompiledProgram:
         return self

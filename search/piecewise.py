@@ -16,6 +16,7 @@ import fuser
 from fuser.device import Device
 from fuser.errors import LeftToTorch
 from fuser.errors import first_line
+from search.as_function import AsFunction
 
 
 def states_after(module: Any, inputs: Sequence[Any], keywords: Mapping[str, Any]) -> bool | None:
@@ -39,7 +40,7 @@ def _states(module: Any) -> dict[str, tuple[int, int]]:
 
 
 @dataclass(eq=False, repr=False)
-class PiecewiseModule:
+class PiecewiseModule(AsFunction):
     """A module whose graphs are compiled when they are called first; it is called as the module is, and returns what the module
     returns. Between the graphs the module's own Python runs. It is a copy: what is written to the module later is not seen."""
 
@@ -62,6 +63,17 @@ class PiecewiseModule:
             return self.module
         options = {"device": "cpu" if self.device == "cpu" else None, "target": self.target, **self.options}
         return torch.compile(self.module, backend=fuser.torch_backend, dynamic=False, options=options)  # type: ignore[arg-type]
+
+    _module = "its .module, a copy of the one that it was made of"
+
+    def _said(self) -> str:
+        return f"the compiled {type(self.module).__name__!r}"
+
+    def _place(self) -> str | None:
+        return self.device
+
+    def _dtypes(self) -> set[str]:
+        return {str(x.dtype).removeprefix("torch.") for x in (*self.module.parameters(), *self.module.buffers())}
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         import torch

@@ -28,6 +28,7 @@ from fuser.frontends.onnx_call import Call
 from fuser.frontends.onnx_reference import node_reference
 from fuser.frontends.onnx_reference import reference
 from fuser.frontends.onnx_rules import RULES
+from fuser.frontends.quotients import strictly
 from fuser.ir.builder import Builder
 from fuser.ir.builder import Ref
 from fuser.ir.ops import Array
@@ -148,7 +149,7 @@ class _Importer:
             if (ref.name in self.builder.inputs and ref.name != o.name) or any(r is ref for r in outputs.values()):
                 ref = self.builder.op("reshape", ref, shape=ref.shape)
             outputs[o.name] = ref
-        program = self.builder.build(**outputs)
+        program = strictly(self.builder.build(**outputs))
         return OnnxGraph(self.source, self.model, program, self.known, frozenset(self.literals), tuple(inputs))
 
     def _nodes(self, nodes: Iterable[Any]) -> None:

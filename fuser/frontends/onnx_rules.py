@@ -288,14 +288,14 @@ def _prod(c: Call) -> Ref:
     return x
 
 
-def _softmax(op: str) -> Callable[[Call], Ref]:
+def _softmax(op: str, **attrs: Any) -> Callable[[Call], Ref]:
     def rule(c: Call) -> Ref:
         x = c.ref(0)
         axis = c.axis(-1 if c.opset >= 13 else 1, len(x.shape))
         if c.opset >= 13 or axis == len(x.shape) - 1:
-            return c.b.op(op, x, axis=axis)
+            return c.b.op(op, x, axis=axis, **attrs)
         flat = c.reshape(x, (math.prod(x.shape[:axis]), math.prod(x.shape[axis:])))
-        return c.reshape(c.b.op(op, flat, axis=1), x.shape)
+        return c.reshape(c.b.op(op, flat, axis=1, **attrs), x.shape)
 
     return rule
 
@@ -366,7 +366,7 @@ RULES: dict[str, Callable[[Call], Any]] = {
     "ReduceMin": _fold("min"), "ReduceL1": _fold("sum", before="abs"), "ReduceL2": _fold("vector_norm"),
     "ReduceSumSquare": _fold("sum", before="square"), "ReduceLogSum": _fold("sum", after="log"),
     "ReduceLogSumExp": _fold("logsumexp"), "ArgMax": _arg("argmax"), "ArgMin": _arg("argmin"), "CumSum": _cumsum,
-    "Softmax": _softmax("softmax"), "LogSoftmax": _softmax("log_softmax"), "LayerNormalization": _layer_norm,
+    "Softmax": _softmax("softmax", strict=True), "LogSoftmax": _softmax("log_softmax"), "LayerNormalization": _layer_norm,
     "BatchNormalization": _batch_norm, "InstanceNormalization": _with("instance_norm", eps=("epsilon", 1e-5)),
     "GroupNormalization": _group_norm, "LpNormalization": _lp_norm, "MeanVarianceNormalization": _mean_variance,
     "ReduceProd": _prod, "ThresholdedRelu": _thresholded, "Shrink": _shrink, "IsInf": _is_inf, "Hardmax": _hardmax,

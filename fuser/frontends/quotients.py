@@ -1,4 +1,4 @@
-"""Products with a reciprocal as quotients: x·rsqrt(v) is x/sqrt(v), x·(1/y) is x/y.
+"""Quotients of imported programs. Products with a reciprocal are quotients: x·rsqrt(v) is x/sqrt(v), x·(1/y) is x/y.
 
 The composites of the op table divide, and the search moves a division behind a product; the forms that models write meet here.
 The value changes by the rounding of one operation.
@@ -47,6 +47,21 @@ def as_quotients(program: TensorProgram, ones: Container[str] = ()) -> TensorPro
     gone = {*quotients, *program.inputs} - {*inputs}
     tensors = tuple(_renamed(t, roots) for t in program.tensors if t.name not in gone)
     return replace(program, inputs=inputs, nodes=tuple(nodes), tensors=tensors).validate()
+
+
+def strictly(program: TensorProgram) -> TensorProgram:
+    """The program with quotients of sums of exponentials as the model's framework has them: NaN where everything is masked."""
+    made, summed, nodes = set[str](), set[str](), list[Node]()
+    for node in program.nodes:
+        of_made, of_summed = not made.isdisjoint(node.inputs), not summed.isdisjoint(node.inputs)
+        if node.entry.has_exponential or of_made:
+            made.add(node.output)
+        if of_summed or (node.folds and of_made):
+            summed.add(node.output)
+        if node.divides and node.inputs[0] in made and node.inputs[1] in summed:
+            node = replace(node, attrs=(("strict", True),))
+        nodes.append(node)
+    return replace(program, nodes=tuple(nodes))
 
 
 def _other(product: Node, name: str) -> str:

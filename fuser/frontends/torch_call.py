@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from fuser.errors import UnsupportedError
@@ -18,6 +19,9 @@ from fuser.ir.ops import OPS
 from fuser.ir.ops import Array
 from fuser.ir.program import DTYPE_BYTES
 from fuser.ir.program import WIDE
+
+HERE = str(Path(__file__).parent)
+"""The folder of what calls a module while it is traced."""
 
 
 def dtype_name(dtype: Any, what: str) -> str:
@@ -151,8 +155,8 @@ def place_of(node: Any) -> str:
     """The line of the module that a node is from, and the submodule."""
     trace = [line.strip() for line in (node.stack_trace or "").strip().splitlines()]
     files = [i for i, line in enumerate(trace) if line.startswith("File ")]
-    # the innermost line outside torch itself is the user's
-    own = [i for i in files if "/torch/nn/" not in trace[i]] or files
+    # the innermost line outside torch itself, and of what calls the module here, is the user's
+    own = [i for i in files if "/torch/nn/" not in trace[i] and HERE not in trace[i]] or files
     place = " ".join(trace[own[-1] : own[-1] + 2]) if own else "an unknown line"
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     if stack and stack[-1][0]:

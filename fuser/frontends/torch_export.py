@@ -26,6 +26,7 @@ from fuser.aten import described
 from fuser.errors import ProgramError
 from fuser.errors import RandomError
 from fuser.errors import UnsupportedError
+from fuser.errors import UsageError
 from fuser.frontends.composed import reshaped
 from fuser.frontends.imported import Called
 from fuser.frontends.imported import Held
@@ -35,6 +36,7 @@ from fuser.frontends.imported import Views
 from fuser.frontends.imported import held_by
 from fuser.frontends.left import without_held
 from fuser.frontends.quotients import as_quotients
+from fuser.frontends.quotients import strictly
 from fuser.frontends.torch_call import Call
 from fuser.frontends.torch_call import arguments
 from fuser.frontends.torch_call import dtype_name
@@ -159,7 +161,7 @@ class _Importer:
             elif node.op == "output":
                 results = [self._result(n, outputs) for n in _leaves(node.args[0])]
         ones = {n for n in self.literals if self.params[n].size == 1 and self.params[n].item() == 1}
-        program = as_quotients(tie_scales(self.builder.build(**outputs)), ones)
+        program = strictly(as_quotients(tie_scales(self.builder.build(**outputs)), ones))
         params = {n: v for n, v in self.params.items() if n in program.inputs}
         named = {ref.name: name for name, ref in outputs.items()}  # as the program has them now
         results = [replace(r, base=named.get(r.base, r.base)) for r in results]
@@ -203,6 +205,8 @@ class _Importer:
             self.values[node] = value
             return
         kept = self.held.get(node.name)
+        if value.layout is not torch.strided:
+            raise _no_dense(node.name, value)
         if kept is None:
             shape = _static(node.name, value.shape)
             self.values[node] = self.builder.input(node.name, shape, dtype_name(value.dtype, node.name))
@@ -211,6 +215,11 @@ class _Importer:
         if node not in self.live:
             return
         tensor, shape = kept.value.detach(), tuple(value.shape)
+        if tensor.is_meta:
+            raise UsageError(
+                f"{kept.name} is on the meta device: it has no values",
+                "load them first: module.to_empty(device='cpu'), then load_state_dict",
+            )
         if kept.fixed or not tensor.is_floating_point() or 0 in shape:
             self.values[node] = tensor
             return
@@ -253,7 +262,7 @@ class _Importer:
                 return empty(result)
             _static(node.name, result.shape)
             if result.layout is not torch.strided:
-                raise UnsupportedError(f"{node.name} is no dense tensor: its layout is {result.layout}", "convert it in front")
+                raise _no_dense(node.name, result)
         if not any(isinstance(v, Ref) for v in _leaves([*args, *kwargs.values()])):
             if draws(node, args, kwargs):
                 raise self._unsupported(node, str(node.target))
@@ -384,6 +393,10 @@ def _leaves(value: Any) -> list[Any]:
     if isinstance(value, (tuple, list)):
         return [leaf for v in value for leaf in _leaves(v)]
     return [value]
+
+
+def _no_dense(name: str, value: Any) -> UnsupportedError:
+    return UnsupportedError(f"{name} is no dense tensor: its layout is {value.layout}", "convert it in front: x.to_dense()")
 
 
 def _static(name: str, shape: Any) -> tuple[int, ...]:

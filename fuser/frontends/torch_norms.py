@@ -55,7 +55,7 @@ def clamp(c: Call) -> Ref:
 def along(c: Call) -> Ref:
     """A softmax or its logarithm."""
     x = c.ref(c["self"], c.dtype)
-    return c.b.op(c.table, x, axis=c["dim"] % len(x.shape))
+    return c.b.op(c.table, x, axis=c["dim"] % len(x.shape), **({"strict": True} if c.table == "softmax" else {}))
 
 
 def by_channels(c: Call) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 from fuser.frontends.imported import Views
@@ -32,9 +33,14 @@ def _step(node: Any) -> tuple[Any, Views] | None:
     import torch
 
     call, field = (node.args[0], node.args[1]) if getattr(node, "target", None) is operator.getitem else (node, None)
-    if not isinstance(getattr(call, "target", None), torch._ops.OpOverload) or not call.args or not _is_tensor(call.args[0]):
+    if not isinstance(getattr(call, "target", None), torch._ops.OpOverload) or not call.args:
         return None
     name = str(call.target).split(".")[1]
+    if field is not None and name in UNSAID and isinstance(call.args[0], (list, tuple)):
+        shapes = [tuple(x.meta["val"].shape) for x in call.args[0]]
+        return call.args[0][field], ((among, (call.target, shapes, field), dict(call.kwargs), None),)
+    if not _is_tensor(call.args[0]):
+        return None
     if name in ITSELF:
         return (call.args[0], ()) if _returns_it(call) else None
     if not (call.target.is_view or name in UNSAID) or "as_strided" in name:
@@ -43,6 +49,12 @@ def _step(node: Any) -> tuple[Any, Views] | None:
     if call.kwargs and torch.fx.map_arg(call.kwargs, _shape_alone) != call.kwargs:
         return None
     return call.args[0], ((call.target, rest, dict(call.kwargs), field),)
+
+
+def among(x: Any, call: Any, shapes: Sequence[Sequence[int]], at: int, **keywords: Any) -> Any:
+    """What an operator on several tensors makes of one: of the others it takes the shapes."""
+    others = x.new_empty(())
+    return call([x if i == at else others.expand(shape) for i, shape in enumerate(shapes)], **keywords)[at]
 
 
 def _is_tensor(node: Any) -> bool:

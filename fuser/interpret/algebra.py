@@ -157,7 +157,8 @@ def guarded(graph: KernelGraph) -> frozenset[tuple[str, str]]:
 
     * x − max, for a folded maximum or the larger of several, is −inf where x is −inf, even if the maximum is −inf too: what is
       absent stays absent;
-    * a / b, where both are computed from exponentials and b sums them, is 0 where both are 0: a fully masked row gives 0.
+    * a / b, where both are computed from exponentials and b sums them, is 0 where both are 0: a fully masked row gives 0, if the
+      quotient is not ``strict`` (a softmax that others define: NaN).
 
     * a / n, for a number n of elements that is summed up from ones, is 0 where there are none: a part of a split may be empty.
 
@@ -167,7 +168,8 @@ def guarded(graph: KernelGraph) -> frozenset[tuple[str, str]]:
 
     def compute(block: BlockGraph, s: Stmt, xs: list[_Origin]) -> _Origin:
         shift = s.subtracts and (block.by_value[s.args[1]].maximizes or shared_top(block, *s.args))
-        if shift or (s.divides and ((xs[0].made and xs[1].summed) or xs[1].counted == "count")):
+        empty = s.divides and ((xs[0].made and xs[1].summed and not s.attr.get("strict")) or xs[1].counted == "count")
+        if shift or empty:
             found.add((block.name, s.value))
         origin = _Origin.of(s.op, xs)
         return origin._replace(counted="zero") if s.subtracts and s.args[0] == s.args[1] else origin

@@ -25,13 +25,14 @@ def _mean(x: Array, *, axis: Sequence[int], keepdims: bool = False, **_: Any) ->
     return np.mean(x, axis=tuple(axis), keepdims=keepdims)
 
 
-def _softmax(x: Array, *, axis: int = -1, **_: Any) -> Array:
-    """A row in which everything is masked (all -inf) is defined as zero; one with NaN or +inf is NaN, as in torch."""
+def _softmax(x: Array, *, axis: int = -1, strict: bool = False, **_: Any) -> Array:
+    """A row in which everything is masked (all -inf) is defined as zero, ``strict`` as NaN; one with NaN or +inf is NaN, as in
+    torch."""
     top = np.max(x, axis=axis, keepdims=True)
     with np.errstate(invalid="ignore"):
         e = np.exp(x - np.where(np.isneginf(top), 0, top))
     total = np.sum(e, axis=axis, keepdims=True)
-    return np.where(total == 0, 0, e / np.where(total == 0, 1, total))
+    return np.where(total == 0, np.nan if strict else 0, e / np.where(total == 0, 1, total))
 
 
 def _attention(q: Array, k: Array, v: Array, *mask: Array, scale: Any = 1, causal: bool = False, **_: Any) -> Array:
@@ -51,9 +52,9 @@ def _expand_mean(b: Builder, x: Ref, axis: tuple[int, ...], keepdims: bool = Fal
     return b.op("scale", b.op("sum", x, axis=axis, keepdims=keepdims), scalar=count)
 
 
-def _expand_softmax(b: Builder, x: Ref, axis: int = -1) -> Ref:
+def _expand_softmax(b: Builder, x: Ref, axis: int = -1, **strict: Any) -> Ref:
     e = b.op("exp", x)
-    return b.op("div", e, b.op("sum", e, axis=(axis,), keepdims=True))
+    return b.op("div", e, b.op("sum", e, axis=(axis,), keepdims=True), **strict)
 
 
 def _expand_rms_norm(b: Builder, x: Ref, *gain: Ref, eps: Any = 1e-5) -> Ref:
@@ -102,10 +103,16 @@ def _logsumexp(x: Array, *, axis: Sequence[int], keepdims: bool = False, **_: An
 
 
 def _expand_logsumexp(b: Builder, x: Ref, axis: tuple[int, ...], keepdims: bool = False) -> Ref:
+    top, y = _expand_normalizer(b, x, axis)
+    y = b.op("where", b.op("isinf", top), top, y)  # of plus infinity the shifted one is NaN
+    return y if keepdims else b.op("reshape", y, shape=shapes.folded([x.shape], {"axis": axis}))
+
+
+def _expand_normalizer(b: Builder, x: Ref, axis: tuple[int, ...]) -> tuple[Ref, Ref]:
+    """The largest elements, and the logarithm of the sum of the exponentials, over axes that are kept."""
     top = b.op("max", x, axis=axis, keepdims=True)
     total = b.op("sum", b.op("exp", b.op("sub", x, top)), axis=axis, keepdims=True)
-    y = b.op("add", top, b.op("log", total))
-    return y if keepdims else b.op("reshape", y, shape=shapes.folded([x.shape], {"axis": axis}))
+    return top, b.op("add", top, b.op("log", total))
 
 
 def _log_softmax(x: Array, *, axis: int = -1, **_: Any) -> Array:
@@ -113,7 +120,7 @@ def _log_softmax(x: Array, *, axis: int = -1, **_: Any) -> Array:
 
 
 def _expand_log_softmax(b: Builder, x: Ref, axis: int = -1) -> Ref:
-    return b.op("sub", x, _expand_logsumexp(b, x, (axis,), True))
+    return b.op("sub", x, _expand_normalizer(b, x, (axis,))[1])
 
 
 def _expand_vector_norm(b: Builder, x: Ref, axis: tuple[int, ...], keepdims: bool = False) -> Ref:
@@ -156,9 +163,9 @@ def _expand_batch_norm(b: Builder, x: Ref, mean: Ref, var: Ref, *affine: Ref, ep
 COMPOSITES = (
     OpDef("mean", "composite", 1, _mean, linear=(True,), attrs=("axis", "keepdims"), relay=("mean",), torch=("mean", "mean.dim"),
           shape=shapes.folded, expansion=_expand_mean, eager="mean axis:dim keepdims:keepdim"),
-    OpDef("softmax", "composite", 1, _softmax, degree="exp", attrs=("axis",), flops=5, sfu=1,
+    OpDef("softmax", "composite", 1, _softmax, degree="exp", attrs=("axis", "strict"), optional=("strict",), flops=5, sfu=1,
           relay=("nn.softmax", "nn.fast_softmax"), torch=("softmax.int", "_softmax"),
-          image=Domain(0.0, 1.0), shape=shapes.first, expansion=_expand_softmax, eager="softmax axis:dim dim=-1"),
+          image=Domain(0.0, 1.0), shape=shapes.first, expansion=_expand_softmax, eager="softmax axis:dim strict: dim=-1"),
     OpDef("rms_norm", "composite", -1, attrs=("eps",), flops=4, torch=("rms_norm",), shape=shapes.first,
           expansion=_expand_rms_norm, eager=".rms_norm"),
     OpDef("layer_norm", "composite", -1, attrs=("eps",), flops=8, relay=("nn.layer_norm",),

@@ -41,7 +41,7 @@ TYPES: dict[str, str] = {
     "kernel_size": "integers", "output_size": "integers", "output_padding": "integers", "divisor_override": "integer",
     "rows": "text", "cols": "text", "dtype": "text", "callee": "text", "detail": "text", "reduce": "text",
     "mode": "text", "program": "text",
-    **dict.fromkeys(("keepdims", "keepdim", "causal", "descending", "largest", "sorted", "accumulate", "include_self",
+    **dict.fromkeys(("keepdims", "keepdim", "causal", "strict", "descending", "largest", "sorted", "accumulate", "include_self",
                      "align_corners", "ceil_mode", "count_include_pad"), "flag"), **dict.fromkeys(NOTES, "note"),
 }  # fmt: skip
 """What the attributes are; every other one is a number, and held as an exact constant."""
@@ -163,8 +163,9 @@ class OpDef:
     """Attributes that need not be there."""
     eager: str | None = ""
     """The torch function that takes the operands and, as keywords, the attributes: ``nn.functional.silu``. What is called
-    otherwise there, and what it takes beside, stand behind it: ``var axis:dim correction=0``; one that begins with a dot is a
-    function of :mod:`fuser.runtime.forms`. By default the one of the same name, or the formula; None: the formula."""
+    otherwise there, or is no argument, and what it takes beside, stand behind it: ``softmax axis:dim strict: dim=-1``; one that
+    begins with a dot is a function of :mod:`fuser.runtime.forms`. By default the one of the same name, or the formula; None: the
+    formula."""
 
     @property
     def relabels(self) -> bool:

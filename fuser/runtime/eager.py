@@ -55,6 +55,7 @@ def _column(entry: OpDef) -> tuple[str, Mapping[str, str], Mapping[str, Any]]:
 
 def _keywords(entry: OpDef, attrs: Mapping[str, Any], names: Mapping[str, str], fixed: Mapping[str, Any]) -> dict[str, Any]:
     given = {names.get(k, k): v for k, v in own_attributes(entry, attrs) if k != "dtype" or k in names}
+    given.pop("", None)
     bound = numbers(given.items())
     # so that integers stay integers; torch takes none beyond 64 bits, as finfo(float32).min in a mask
     whole = {k: int(v) for k, v in bound.items() if isinstance(v, float) and v.is_integer() and -(2.0**63) <= v < 2.0**63}

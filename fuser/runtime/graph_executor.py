@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from fuser.errors import UsageError
+from fuser.files import counted
 from fuser.ir.candidate import Candidate
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import Tensor
@@ -243,7 +244,8 @@ class Executable:
         in place and returned. Raises :class:`UsageError` for the wrong number, shape, dtype or device, outputs that are not
         contiguous or overlap another tensor, and inputs that require a gradient."""
         if len(inputs) != len(self._inputs):
-            raise UsageError(f"{self.name!r} takes {len(self._inputs)} inputs ({', '.join(self.inputs)}), got {len(inputs)}")
+            takes = f"{counted(len(self._inputs), 'input')} ({', '.join(self.inputs)})"
+            raise UsageError(f"{self.name!r} takes {takes}, got {len(inputs)}")
         if out is None:
             outputs = self._empty()
         else:

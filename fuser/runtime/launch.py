@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import re
+import sys
 from collections.abc import Callable
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -235,7 +236,8 @@ class InterpretedKernel:
             except InterpreterError as error:
                 raise NoValidKernelError(f"the interpreter cannot run {self.source.name}: {said(error)}") from error
 
-        return call
+        dynamo = sys.modules.get("torch._dynamo")  # inside of torch.compile it would trace the interpreter
+        return dynamo.disable(call) if dynamo else call
 
     def _emulated(self, tensors: Sequence[Any]) -> Bound:
         """A kernel in Gluon, in our own emulator."""

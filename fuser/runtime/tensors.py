@@ -42,17 +42,20 @@ def addresses(specs: Iterable[Spec], tensors: Iterable[Any], tensor_type: type) 
     """Addresses of tensors that are all as they must be; None where one is not, or where that takes a closer look. This is on
     the path of every call: some 0.3 µs a tensor."""
     found: list[int] = []
-    for (_, shape, dtype, index), x in zip(specs, tensors, strict=True):
-        if (
-            not isinstance(x, tensor_type)
-            or x.shape != shape
-            or x.dtype is not dtype
-            or x.get_device() != index
-            or not x.is_contiguous()
-            or x.requires_grad
-        ):
-            return None
-        found.append(x.data_ptr())
+    try:
+        for (_, shape, dtype, index), x in zip(specs, tensors, strict=True):
+            if (
+                not isinstance(x, tensor_type)
+                or x.shape != shape
+                or x.dtype is not dtype
+                or x.get_device() != index
+                or not x.is_contiguous()
+                or x.requires_grad
+            ):
+                return None
+            found.append(x.data_ptr())
+    except RuntimeError:  # sparse, or no memory behind it
+        return None
     return tuple(found)
 
 
@@ -62,6 +65,8 @@ def torch_tensor(name: str, value: Any) -> Any:
 
     if isinstance(value, torch.Tensor):
         return value
+    if not hasattr(value, "__dlpack__"):
+        raise UsageError(f"{name} is a {type(value).__name__}, no tensor", "pass a torch tensor, or something with __dlpack__")
     try:
         return torch.from_dlpack(value)
     except (AttributeError, TypeError, BufferError, RuntimeError) as error:
@@ -74,11 +79,30 @@ def torch_tensor(name: str, value: Any) -> Any:
 def _fitting(spec: Spec, value: Any) -> Any:
     """A tensor of the right shape, dtype and device."""
     tensor = torch_tensor(spec.name, value)
+    _has_values(spec.name, tensor)
     if tensor.shape != spec.shape or tensor.dtype is not spec.dtype:
-        raise UsageError(f"{spec.name} must be {spec}, got {tuple(tensor.shape)} {tensor.dtype}")
+        got = f"{spec.name} must be {spec}, got {tuple(tensor.shape)} {tensor.dtype}"
+        raise UsageError(got, "compile it for such tensors too, or a module for several sizes: buckets=")
     if str(tensor.device) != spec.place:
         raise UsageError(f"{spec.name} is on {tensor.device}, the kernels run on {spec.place}", f"move it: x.to({spec.place!r})")
     return tensor
+
+
+def _has_values(name: str, tensor: Any) -> None:
+    """Raises :class:`UsageError` for tensors whose elements do not lie in memory one by one."""
+    import torch
+    from torch._subclasses import FakeTensor
+
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        what = f"{name} is a tensor inside of torch.func (vmap, grad or jvp): kernels take tensors as they lie in memory"
+        raise UsageError(what, "transform the module, and compile a module that calls what comes of it: torch.vmap(module)")
+    if tensor.is_nested:
+        what = f"{name} is a nested tensor: kernels take tensors of one shape"
+        raise UsageError(what, "pass torch.nested.to_padded_tensor(x, 0)")
+    if tensor.layout is not torch.strided:
+        raise UsageError(f"{name} is sparse ({tensor.layout}): kernels take dense tensors", "pass x.to_dense()")
+    if isinstance(tensor, FakeTensor):
+        raise UsageError(f"{name} is a FakeTensor: it has no values", "pass a tensor with values")
 
 
 def accept(spec: Spec, value: Any) -> Any:

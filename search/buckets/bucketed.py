@@ -16,6 +16,7 @@ from fuser.device import Device
 from fuser.errors import LeftToTorch
 from fuser.errors import UsageError
 from fuser.frontends.imported import Called
+from search.as_function import AsFunction
 from search.buckets.asked import Sizes
 from search.buckets.padded import Padded
 from search.buckets.places import Dims
@@ -43,7 +44,7 @@ class Bucket:
 
 
 @dataclass(eq=False, repr=False)
-class BucketedProgram:
+class BucketedProgram(AsFunction):
     """A program whose sizes are known when it is called, which is as for :class:`search.compiled.CompiledProgram`.
 
     The bucket is the smallest that has room; inputs are copied into it, padded with their last elements, and results are cut to
@@ -56,6 +57,16 @@ class BucketedProgram:
     called: Called | None = None
     whole: Callable[..., Any] | None = None
     _tables: dict[tuple[int, str], Any] = field(default_factory=dict)
+
+    def _said(self) -> str:
+        return f"the compiled {self.name!r}"
+
+    def _place(self) -> str | None:
+        return self.device
+
+    def _dtypes(self) -> set[str]:
+        program = self._first.known.program
+        return {program[n].dtype for n in program.inputs}
 
     @property
     def inputs(self) -> tuple[str, ...]:

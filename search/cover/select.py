@@ -108,14 +108,14 @@ def _of_products(program: TensorProgram, name: str, params: Mapping[str, Array])
 
 
 def _stays(program: TensorProgram, name: str) -> bool:
-    """Whether an infinity in a tensor is one wherever it is read, as far as to the folds that it spoils: softmaxes, and norms of
-    rows that a product has spread it over."""
+    """Whether an infinity in a tensor is one wherever it is read, as far as to the folds that it spoils: softmaxes, norms and
+    sums of rows that a product has spread it over. Of a row that none has, a softmax leaves out what is minus infinity."""
     todo, seen = [(name, False)], set[str]()
     while todo:
         name, spread = todo.pop()
         for node in program.consumers.get(name, ()):
-            folds = node.entry.kind == "reduce" or (node.entry.kind == "composite" and (spread or node.entry.degree == "exp"))
-            if folds or node.exponential or node.output in seen:
+            folds = node.entry.kind in ("reduce", "composite") or node.exponential
+            if (folds and (spread or node.products)) or node.output in seen:
                 continue
             if not (node.op in LINEAR or node.contracts or node.entry.kind in ("view", "data")):
                 return False

@@ -84,6 +84,17 @@ def test_what_lies_in_one_tensor_does_so(door: Callable[..., Any]) -> None:
             torch.testing.assert_close(mine, theirs.detach(), equal_nan=True, rtol=1e-2, atol=1e-5)
 
 
+def test_results_of_a_grid_are_views_of_what_spans_it() -> None:
+    x, y = torch.randn(3), torch.randn(4)
+    module = Fn(lambda x, y: (*torch.meshgrid(x, y + 1, indexing="xy"), *torch.broadcast_tensors(x[:, None], y)))
+    run, want = fuser.compile(module, (x, y), device="cpu"), module(x, y)
+    got = run(x, y)
+    for mine, theirs in zip(got, want, strict=True):
+        assert mine.stride() == theirs.stride()
+        torch.testing.assert_close(mine, theirs)
+    assert [z.data_ptr() for z in got] == [x.data_ptr(), got[1].data_ptr(), x.data_ptr(), y.data_ptr()]
+
+
 def test_views_are_copied_into_tensors_that_are_passed_in() -> None:
     x, out = torch.randn(4, 6), (torch.empty(6, 4), torch.empty(4, 6))
     run = fuser.compile(Fn(lambda x: (x.T, x + 1)), (x,), device="cpu")

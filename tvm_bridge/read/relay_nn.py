@@ -24,6 +24,10 @@ from tvm_bridge.read.relay_ops import same
 # Contractions
 
 
+def _softmax(a: Sequence[Array], attrs: Attrs, _: Any) -> Array:
+    return OPS["softmax"].numpy(a[0], axis=attrs.get("axis", -1), strict=True)
+
+
 def _out_dtype(o: Operands) -> str:
     return o.attrs.get("out_dtype") or o.dtype
 
@@ -113,7 +117,7 @@ define("nn.dense", _DENSE, _dense_type, lambda a, at, out: _product(a[0], a[1].T
 define("nn.matmul", f"{_DENSE} {_MATMUL}", _dense_type, _matmul)
 define("nn.batch_matmul", _MATMUL, _batch_matmul_type, _batch_matmul)
 define("nn.bias_add", "axis:int", _bias_type, _bias_add)
-define("nn.softmax nn.fast_softmax", "axis:int", same, lambda a, at, out: OPS["softmax"].numpy(a[0], axis=at.get("axis", -1)))
+define("nn.softmax nn.fast_softmax", "axis:int", same, _softmax)
 define("nn.log_softmax", "axis:int", same, lambda a, at, out: OPS["log_softmax"].numpy(a[0], axis=at["axis"]))
 define("nn.layer_norm", _NORM, same, _norm("layer_norm", -1, -1))
 define("nn.instance_norm", _NORM, same, _norm("instance_norm", 1, 1))

@@ -187,23 +187,28 @@ def _all_masked(rw: Rewriter, name: str) -> str | None:
 
 
 def _guarded_softmax(rw: Rewriter, app: Application) -> str | None:
-    """where(row is fully masked, 0, softmax): our softmax gives 0 on such a row."""
+    """where(row is fully masked, 0, softmax): one that is not strict gives 0 on such a row."""
     cond, masked, plain = app.inputs
     soft = rw.node(plain, "softmax")
     if soft is None or not rw.zeros(masked) or app.shape != rw.shape(plain):
         return None
     if soft.attr["axis"] % len(app.shape) != len(app.shape) - 1:
         return None
-    return plain if _all_masked(rw, cond) == soft.inputs[0] else None
+    return _with_zeros(rw, app, soft) if _all_masked(rw, cond) == soft.inputs[0] else None
 
 
 def _nan_guard(rw: Rewriter, app: Application) -> str | None:
-    """where(isnan(softmax(x)), 0, softmax(x)) guards fully masked rows, which our softmax defines as 0."""
+    """where(isnan(softmax(x)), 0, softmax(x)) guards fully masked rows, which a softmax that is not strict defines as 0."""
     cond, masked, plain = app.inputs
     test = _called(rw, cond, "isnan")
-    if test is None or test.inputs[0] != plain or rw.node(plain, "softmax") is None:
+    soft = rw.node(plain, "softmax")
+    if test is None or test.inputs[0] != plain or soft is None:
         return None
-    return plain if rw.zeros(masked) and app.shape == rw.shape(plain) else None
+    return _with_zeros(rw, app, soft) if rw.zeros(masked) and app.shape == rw.shape(plain) else None
+
+
+def _with_zeros(rw: Rewriter, app: Application, soft: Node) -> str:
+    return rw.emit("softmax", *soft.inputs, name=app.name, dtype=app.dtype, axis=soft.attr["axis"])
 
 
 PATTERN_RULES: dict[str, tuple[Rule, ...]] = {

@@ -14,6 +14,7 @@ import numpy as np
 
 from fuser.errors import ModelFileError
 from fuser.errors import ProgramError
+from fuser.frontends.quotients import strictly
 from fuser.ir.opdef import OpDef
 from fuser.ir.opdef import is_number
 from fuser.ir.ops import op as op_def
@@ -144,9 +145,9 @@ def _seen_as(op: str) -> Lower:
     return lambda lo, call, a: lo.emit(call, op, a[0], shape=call.types[0].dims)
 
 
-def _along(op: str, axis: int) -> Lower:
+def _along(op: str, axis: int, **attrs: Any) -> Lower:
     """Of all operands along an axis, by default ``axis``."""
-    return lambda lo, call, a: lo.emit(call, op, *a, axis=call.attr.get("axis", axis) % len(lo.tensors[a[0]].shape))
+    return lambda lo, call, a: lo.emit(call, op, *a, axis=call.attr.get("axis", axis) % len(lo.tensors[a[0]].shape), **attrs)
 
 
 def _swap(lo: Lowering, call: RelayNode, x: str) -> str:
@@ -319,7 +320,8 @@ _VIEWS: dict[str, Lower] = {
 }  # fmt: skip
 _ARITHMETIC: dict[str, Lower] = {
     **EXACT, "power": _power, "nn.bias_add": _bias_add, "nn.dense": _matmul, "nn.matmul": _matmul, "nn.batch_matmul": _matmul,
-    **dict.fromkeys(("nn.softmax", "nn.fast_softmax"), _along("softmax", -1)), "nn.log_softmax": _along("log_softmax", -1),
+    **dict.fromkeys(("nn.softmax", "nn.fast_softmax"), _along("softmax", -1, strict=True)),
+    "nn.log_softmax": _along("log_softmax", -1),
     "nn.layer_norm": _layer_norm, **{f"nn.{n}": _by_channels(n) for n in ("group_norm", "instance_norm", "batch_norm")},
     "variance": _variance, "round": _round,
 }  # fmt: skip
@@ -342,7 +344,8 @@ def lower_graph(graph: RelayGraph, name: str, source: str) -> tuple[TensorProgra
             if Ref("node", call.id) not in graph.known:
                 _lower_call(lo, static_form(call))
         outputs = tuple(lo.value(r) for r in graph.outputs)
-        program = TensorProgram(name, tuple(lo.inputs), tuple(lo.nodes), outputs, tuple(lo.tensors.values())).validate()
+        made = TensorProgram(name, tuple(lo.inputs), tuple(lo.nodes), outputs, tuple(lo.tensors.values()))
+        program = strictly(made.validate())
     except ProgramError as error:
         raise ModelFileError(f"{source}: {error.message}", error.hint or "the model is not well typed") from error
     return program, lo.literals, lo.origin

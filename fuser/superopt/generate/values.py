@@ -174,7 +174,8 @@ class ValueSpace:
                 if not interpreted(s.entry):
                     old = self.places.get(key, (frozenset(),) * len(at[s.args[0]]))
                     self.places[key] = tuple(p | frozenset(map(int, x.ravel())) for p, x in zip(old, at[s.args[0]], strict=True))
-        self.binary = tuple(sorted(binary))
+        strict = next((s.attrs for s in self.block.computes if s.divides and s.attrs), ())
+        self.binary: tuple[tuple[str, Attrs], ...] = tuple((op, strict if op == "div" else ()) for op in sorted(binary))
 
     # -- adding -------------------------------------------------------------------------------------------------------------
 
@@ -263,10 +264,10 @@ class ValueSpace:
         if u is not v:
             union = ordered({*u.axes, *v.axes}, self.block.axes)
             if union in (u.axes, v.axes) or any(set(union) <= s for s in self.shapes):
-                for op in self.binary:
-                    self._try(op, (u, v), (), (), union)
+                for op, attrs in self.binary:
+                    self._try(op, (u, v), (), attrs, union)
                     if not op_def(op).commutative or not self.canonical:
-                        self._try(op, (v, u), (), (), union)
+                        self._try(op, (v, u), (), attrs, union)
             shared = [a for a in u.axes if a in v.axes and a in self.reducible]
             for over in _subsets(shared):
                 self._try("matmul", (u, v), over, (), tuple(a for a in union if a not in over))

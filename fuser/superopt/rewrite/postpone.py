@@ -7,6 +7,7 @@ RMSNorm); as a rewriting it costs nothing, so that the fast path need not search
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import Stmt
@@ -25,6 +26,7 @@ class _Postponer:
         self.out: list[Stmt] = []
         self.axes = {s.value: s.axes for s in block.stmts if s.kind != "store"}
         self.ratio: dict[str, tuple[str, str]] = {}  # value -> numerator and denominator, not divided yet
+        self.attrs: dict[str, tuple[tuple[str, Any], ...]] = {}  # of the quotient that a ratio is
         self.done: set[str] = set()
 
     def run(self) -> BlockGraph:
@@ -42,7 +44,7 @@ class _Postponer:
             top, bottom = stmt.args
             if top not in self.ratio:
                 self.need(bottom)
-                self.ratio[stmt.value] = (top, bottom)
+                self.ratio[stmt.value], self.attrs[stmt.value] = (top, bottom), stmt.attrs
                 return
         linear = stmt.entry.linear
         pulled = [
@@ -70,7 +72,7 @@ class _Postponer:
         name = f"{stmt.value}_top"
         self.axes[name] = ordered(union, self.block.axes)
         self.out.append(replace(stmt, value=name, args=args, axes=self.axes[name]))
-        self.ratio[stmt.value] = (name, bottom)
+        self.ratio[stmt.value], self.attrs[stmt.value] = (name, bottom), self.attrs[stmt.args[i]]
 
     def need(self, value: str) -> None:
         """Carry out a division that something must read."""
@@ -79,5 +81,5 @@ class _Postponer:
         top, bottom = self.ratio[value]
         self.need(top)
         self.done.add(value)
-        dtype = self.block.by_value[value].dtype
-        self.out.append(Stmt("compute", value, self.axes[value], dtype, "div", (top, bottom)))
+        dtype, attrs = self.block.by_value[value].dtype, self.attrs.get(value, ())
+        self.out.append(Stmt("compute", value, self.axes[value], dtype, "div", (top, bottom), attrs=attrs))

@@ -132,16 +132,32 @@ def test_a_rotary_embedding_is_a_product(sign: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("op", "turned"), [("clamp", False), ("tanh", False), ("rms_norm", False), ("softmax", True), ("shift", True)]
+    ("op", "turned"),
+    [("clamp", False), ("tanh", False), ("rms_norm", False), ("softmax", False), ("max", False), ("shift", True)],
 )
 def test_what_a_turn_moves_alone_is_no_product_where_an_infinity_is_made_finite(op: str, turned: bool) -> None:
     """Zero times infinity would spoil its row, of which torch has numbers then."""
     b = Builder("made finite")
     x = b.input("x", (16, 32)) @ b.input("w", (32, 32))
     y = b.op("concat", *(b.op("slice", x, axis=1, start=s, stop=s + 16) for s in (16, 0)), axis=1) * 0.5
-    attrs = {"clamp": {"min": -1.0, "max": 1.0}, "rms_norm": {"axis": 1}, "softmax": {"axis": 1}, "shift": {"scalar": 1.0}}
+    attrs = {
+        "clamp": {"min": -1.0, "max": 1.0},
+        "rms_norm": {"axis": 1},
+        "softmax": {"axis": 1},
+        "shift": {"scalar": 1.0},
+        "max": {"axis": (0,), "keepdims": True},
+    }
     made, _ = selected(b.build(z=b.op(op, y, **attrs.get(op, {})) @ b.input("v", (32, 8))), {})
     assert ("concat" not in {n.op for n in made.nodes}) is turned
+
+
+def test_a_turn_in_front_of_scores_is_a_product() -> None:
+    """There an infinity has spread over its row by the time that the softmax reads it."""
+    b = Builder("scores")
+    x, k = b.input("x", (16, 32)) @ b.input("w", (32, 32)), b.input("k", (32, 8))
+    y = b.op("concat", *(b.op("slice", x, axis=1, start=s, stop=s + 16) for s in (16, 0)), axis=1)
+    made, _ = selected(b.build(z=b.softmax(y @ k)), {})
+    assert "concat" not in {n.op for n in made.nodes}
 
 
 def test_layers_share_one_selection_and_others_stay() -> None:

@@ -1,0 +1,57 @@
+"""Rows in which everything is masked: NaN where torch has NaN (a softmax), zeros where torch has zeros (its attention)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+import fuser  # noqa: E402
+
+from .modules import Fn  # noqa: E402
+
+attention = torch.nn.functional.scaled_dot_product_attention
+KEEP = torch.tensor([[0] * 6, [1] * 6, [1, 1, 1, 0, 0, 0], [0, 0, 0, 0, 0, 1]]).bool()
+
+
+def scores(q: Any, k: Any, keep: Any) -> Any:
+    return (q @ k.mT).masked_fill(~keep, -math.inf)
+
+
+def written_out(x: Any) -> Any:
+    e = (x - x.amax(-1, keepdim=True)).exp()
+    return e / e.sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize(
+    ("run", "nan"),
+    [
+        (lambda q, k, v, keep: scores(q, k, keep).softmax(-1), True),
+        (lambda q, k, v, keep: written_out(scores(q, k, keep)), True),
+        (lambda q, k, v, keep: scores(q, k, keep).softmax(-1) @ v, True),
+        (lambda q, k, v, keep: (q @ k.mT + torch.where(keep, 0.0, -math.inf)).softmax(-1) @ v, True),
+        (lambda q, k, v, keep: scores(q, k, keep).log_softmax(-1), True),
+        (lambda q, k, v, keep: scores(q, k, keep).logsumexp(-1), False),
+        (attention, False),
+        (
+            lambda q, k, v, keep: attention(q, k, v, torch.where(keep, 0.0, -math.inf)),
+            False,
+        ),
+    ],
+)
+def test_masked_rows_are_as_in_torch(run: Callable[..., Any], nan: bool) -> None:
+    torch.manual_seed(0)
+    given = torch.randn(2, 4, 8), torch.randn(2, 6, 8), torch.randn(2, 6, 8), KEEP
+    want, got = run(*given), fuser.compile(Fn(run), given, device="cpu")(*given)
+    assert bool(want.isnan().any()) is nan
+    torch.testing.assert_close(got, want, equal_nan=True)
+
+
+def test_the_logarithm_of_a_sum_with_infinity_is_infinite() -> None:
+    x = torch.tensor([[math.inf, 1.0, 2.0], [-math.inf] * 3, [math.nan, math.inf, 1.0], [1.0, 2.0, 3.0]])
+    module = Fn(lambda x: (x.logsumexp(1), x.log_softmax(1), x.softmax(1)))
+    torch.testing.assert_close(fuser.compile(module, (x,), device="cpu")(x), module(x), equal_nan=True)
