@@ -21,6 +21,8 @@ from fuser.errors import ModelFileError
 
 Error = Callable[[str, str], FuserError]
 
+ARCHIVE = b"PK\x03\x04"
+"""How a ZIP archive begins; one of torch is such."""
 MODEL_BYTES = 4 << 30
 """Largest text of a model: weights may be in it."""
 GRAPH_BYTES = 64 << 20
@@ -89,7 +91,7 @@ def _no_text(start: bytes) -> str:
         return "is compressed with gzip"
     if start.startswith((b"\xff\xfe", b"\xfe\xff")):
         return "is UTF-16"
-    return "is a ZIP archive" if start.startswith(b"PK\x03\x04") else ""
+    return "is a ZIP archive" if start.startswith(ARCHIVE) else ""
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

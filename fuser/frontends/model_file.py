@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -9,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from fuser.errors import UsageError
+from fuser.files import ARCHIVE
+from fuser.files import open_regular
 from fuser.frontends.imported import Imported
 from fuser.frontends.sized import Place
 from fuser.frontends.sized import Sized
@@ -63,12 +66,13 @@ def is_model_file(name: str) -> bool:
 
 
 def read_model_file(path: str | Path, params: str | Path | None = None) -> ModelFile:
-    """A model from a file; what has another suffix is taken for Relay. ``params`` is the file of a Relay model's parameters.
+    """A model from a file; what has another suffix is taken for torch's where it is an archive, else for Relay. ``params`` is the
+    file of a Relay model's parameters.
 
     Raises :class:`fuser.errors.ModelFileError` for what cannot be read, and :class:`fuser.errors.UnsupportedError` for what has
     no form as a program.
     """
-    form, reader = READERS.get(Path(path).suffix, READERS[".json"])
+    form, reader = READERS[_suffix(path)]
     _check_params(form, params)
     read = _function(reader)
     imported, original = read(path, params) if form == RELAY else read(path)
@@ -77,10 +81,20 @@ def read_model_file(path: str | Path, params: str | Path | None = None) -> Model
 
 def read_sized_file(path: str | Path, params: str | Path | None = None, tied: Sequence[Sequence[Place]] = ()) -> SizedFile:
     """A model with open sizes from a file. Each of ``tied`` has places of one size. Raises as :func:`read_model_file` does."""
-    suffix = Path(path).suffix if Path(path).suffix in READERS else ".json"
+    suffix = _suffix(path)
     form, read = READERS[suffix][0], _function(SIZED[suffix])
     _check_params(form, params)
     return SizedFile(str(path), form, *(read(path, params, tied) if form == RELAY else read(path)))
+
+
+def _suffix(path: str | Path) -> str:
+    """That of the form that a file has, by its name or by how it begins."""
+    if (suffix := Path(path).suffix) in READERS:
+        return suffix
+    handle = open_regular(path)
+    start = os.read(handle, len(ARCHIVE))
+    os.close(handle)
+    return ".pt2" if start == ARCHIVE else ".json"
 
 
 def _check_params(form: str, params: str | Path | None) -> None:

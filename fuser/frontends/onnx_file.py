@@ -76,6 +76,8 @@ def load(path: str | Path) -> Any:
     handle = open_regular(path)
     size = os.fstat(handle).st_size
     os.close(handle)
+    if not size:
+        raise ModelFileError(f"{path}: is empty", "export the model again")
     if size > MODEL_BYTES:
         raise ModelFileError(f"{path}: has {size} bytes, more than the {MODEL_BYTES} that are read", "give another file")
     try:

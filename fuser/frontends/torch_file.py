@@ -17,6 +17,7 @@ from fuser.errors import EnvironmentError_
 from fuser.errors import FuserError
 from fuser.errors import ModelFileError
 from fuser.errors import first_line
+from fuser.files import ARCHIVE
 from fuser.files import MODEL_BYTES
 from fuser.files import open_regular
 from fuser.frontends.imported import Imported
@@ -46,11 +47,11 @@ def read_sized(path: str | Path) -> tuple[Sized, Any]:
 
 def _load(path: str | Path) -> Any:
     handle = open_regular(path)
-    size, start = os.fstat(handle).st_size, os.read(handle, 4)
+    size, start = os.fstat(handle).st_size, os.read(handle, len(ARCHIVE))
     os.close(handle)
     if size > MODEL_BYTES:
         raise ModelFileError(f"{path}: has {size} bytes, more than the {MODEL_BYTES} that are read", "give another file")
-    if start != b"PK\x03\x04":
+    if start != ARCHIVE:
         raise ModelFileError(f"{path}: is no archive of torch.export", "write it with torch.export.save(exported, path)")
     try:
         import torch
@@ -72,7 +73,7 @@ def _load(path: str | Path) -> Any:
             f"install {missing.partition('.')[0]}, or export the model with tensors, tuples and dictionaries (return_dict=False)",
         ) from failed
     raise ModelFileError(
-        f"{path}: torch {torch.__version__} cannot load it: {first_line(failed)}",
+        f"{path}: torch {torch.__version__} cannot load it: {_reason(failed, lines)}",
         "write it again with torch.export.save(exported, path), with the torch that is installed",
     ) from failed
 
@@ -91,6 +92,13 @@ def _heard() -> Iterator[list[str]]:
             yield lines
     finally:
         log.handlers, log.propagate = before
+
+
+def _reason(failed: Exception, lines: Sequence[str]) -> str:
+    """What torch raises, or logged if it only points there."""
+    if "warnings above" not in str(failed) or not lines:
+        return first_line(failed)
+    return lines[-1].strip().splitlines()[-1].partition(". ")[0]
 
 
 def _unregistered(lines: Sequence[str]) -> str:
