@@ -56,7 +56,8 @@ class Captured:
 
 
 def capture_calls(calls: Sequence[Callable[[], Any]], warm: bool = False) -> Any:
-    """A ``torch.cuda.CUDAGraph`` of the calls one after another; ``warm`` runs the first once before (lazy handles)."""
+    """A ``torch.cuda.CUDAGraph`` of the calls one after another; ``warm`` runs the first once before (lazy handles). What they
+    return lives until all are captured, so that none writes to memory that an earlier one has written its results to."""
     import torch
 
     graph = torch.cuda.CUDAGraph()
@@ -68,9 +69,9 @@ def capture_calls(calls: Sequence[Callable[[], Any]], warm: bool = False) -> Any
         torch.cuda.synchronize()
         graph.capture_begin(capture_error_mode="thread_local")
         try:
-            for call in calls:
-                call()
+            results = [call() for call in calls]
         finally:
             graph.capture_end()
+    del results
     torch.cuda.current_stream().wait_stream(side)
     return graph
