@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import lru_cache
 
 from cost_model.mbci import compute_bound
 from cost_model.mbci import not_worth
@@ -223,8 +224,6 @@ class _Chain:
         return nodes | set(found)
 
     def make(self, nodes: set[str], contractions: list[str]) -> Region | str:
-        from fuser.superopt.structures import one_kernel
-
         if not convex(self.program, nodes):
             return "another operator reads the chain and feeds it again"
         part = subprogram(self.program, nodes, "region")
@@ -237,13 +236,23 @@ class _Chain:
         program, names = canonical(part)
         if any(t.dtype not in FLOAT_DTYPES[:3] for t in program.tensors):
             return "it has tensors that are not floating point"
-        try:
-            one_kernel(program)
-        except UnsupportedError as error:
-            return error.message
+        if why := _no_block(program):
+            return why
         return Region(
             tuple(n.output for n in self.program.nodes if n.output in nodes), program, tuple(names.items()), tuple(contractions)
         )
+
+
+@lru_cache(1 << 10)
+def _no_block(program: TensorProgram) -> str:
+    """Why no block computes all of a program, if so."""
+    from fuser.superopt.structures import one_kernel
+
+    try:
+        one_kernel(program)
+    except UnsupportedError as error:
+        return error.message
+    return ""
 
 
 @dataclass(frozen=True)

@@ -142,6 +142,11 @@ class TensorProgram:
         return {n.output: i for i, n in enumerate(self.nodes)}
 
     @cached_property
+    def ranks(self) -> dict[str, int]:
+        """Of tensors, in the order of their definition."""
+        return {t.name: i for i, t in enumerate(self.tensors)}
+
+    @cached_property
     def producers(self) -> dict[str, Node]:
         return {n.output: n for n in self.nodes}
 

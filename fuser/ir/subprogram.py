@@ -6,12 +6,16 @@ from collections.abc import Collection
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 from fuser.errors import ProgramError
+from fuser.ir.program import Node
+from fuser.ir.program import Tensor
 from fuser.ir.program import TensorProgram
 from fuser.ir.scalar import Extent
 from fuser.ir.scalar import bound
 from fuser.ir.scalar import renamed
+from fuser.ir.scalar import tied
 
 
 def subprogram(program: TensorProgram, outputs: Collection[str], name: str) -> TensorProgram:
@@ -33,13 +37,14 @@ def subprogram(program: TensorProgram, outputs: Collection[str], name: str) -> T
     def place(e: Extent) -> Extent | int:
         return e if e.tensor in inside else program.extent(e)
 
+    # as valid as the whole
     return TensorProgram(
         name,
         inputs,
-        tuple(replace(n, attrs=tuple(bound(n.attrs, place).items())) for n in nodes),
+        tuple(replace(n, attrs=tuple(bound(n.attrs, place).items())) if tied(n.attrs) else n for n in nodes),
         leaves,
-        tuple(t for t in program.tensors if t.name in inside),
-    ).validate()
+        tuple(program[n] for n in sorted(inside, key=program.ranks.__getitem__)),
+    )
 
 
 def convex(program: TensorProgram, outputs: Collection[str]) -> bool:
@@ -83,13 +88,13 @@ def _renamed(program: TensorProgram, new: dict[str, str], name: str) -> TensorPr
     def names(xs: Sequence[str]) -> tuple[str, ...]:
         return tuple(of(x) for x in xs)
 
+    def attrs(n: Node) -> tuple[tuple[str, Any], ...]:
+        return tuple(renamed(n.attrs, of).items()) if tied(n.attrs) else n.attrs
+
     return TensorProgram(
         name,
         names(program.inputs),
-        tuple(
-            replace(n, inputs=names(n.inputs), output=of(n.output), attrs=tuple(renamed(n.attrs, of).items()))
-            for n in program.nodes
-        ),
+        tuple(Node(n.op, names(n.inputs), of(n.output), attrs(n)) for n in program.nodes),
         names(program.outputs),
-        tuple(replace(t, name=of(t.name)) for t in program.tensors),
+        tuple(Tensor(of(t.name), t.shape, t.dtype) for t in program.tensors),
     )

@@ -154,7 +154,7 @@ class _Finder:
 
     def run(self, further: Collection[frozenset[str]]) -> Iterator[Part]:
         cores = dict.fromkeys(self.cores())
-        cores |= {core | tail: None for core in tuple(cores) for end, tail in self.tails.items() if self.ends_at(core, end)}
+        cores |= {core | self.tails[end]: None for core in tuple(cores) if (end := self.end(core)) in self.tails}
         cores |= {core | {norm}: None for core in tuple(cores) for norm in self.behind(core)}
         cores |= {core | front: None for core in tuple(cores) if (front := self.in_front(core))}
         cores |= {frozenset(n for n in core if not moves_only(self.made[n])): None for core in further}
@@ -162,21 +162,26 @@ class _Finder:
         stored = {c: self.stored(c) for c in cores}
         tops = frozenset(v for ways in stored.values() for way in ways for v in way if v not in self.readers)
         found: dict[tuple[frozenset[str], tuple[str, ...], tuple[str, ...]], Part] = {}
+        shown: dict[str, set[str]] = {}
+        for top in tops:
+            shown.setdefault(self.root(top), set()).add(top)
         for core, ways in stored.items():
+            far = self.with_views(core, frozenset())
+            near = self.with_views(core, tops.difference(*(shown.get(n, ()) for n in core)))
             for way in ways:
-                for stop in (frozenset[str](), tops):
-                    part = self.part(core, way, stop)
+                for nodes in (far, near) if near != far else (far,):
+                    part = self.part(core, way, nodes)
                     if part is not None:
                         found.setdefault((core, part.reads, part.writes), part)
         for view in self.copied():
             found.setdefault((frozenset(), (), (view,)), self.copy(view))
         yield from found.values()
 
-    def ends_at(self, core: frozenset[str], end: str) -> bool:
-        """A product with what stands behind it, up to ``end``, or element-wise operators alone."""
-        last = max(core, key=self.order.__getitem__, default="")
+    def end(self, core: frozenset[str]) -> str:
+        """The last result of a product with what stands behind it, or of element-wise operators alone; empty of others."""
         kinds = {self.made[n].entry.kind for n in core}
-        return last == end and (kinds == EPILOGUE or any(self.made[n].products for n in core))
+        fits = kinds == EPILOGUE or any(self.made[n].products for n in core)
+        return max(core, key=self.order.__getitem__, default="") if fits else ""
 
     def behind(self, core: frozenset[str]) -> Iterator[str]:
         """Normalizations of what a long product with its epilogue makes and others read too: where its sum is divided, the kernel
@@ -339,9 +344,9 @@ class _Finder:
 
     # -- a part -------------------------------------------------------------------------------------------------------------
 
-    def part(self, core: frozenset[str], writes: tuple[str, ...], stop: frozenset[str]) -> Part | None:
-        stop = frozenset(v for v in stop if self.root(v) not in core)
-        nodes = self.with_views(core, stop) | {v for w in writes for v in self.chain(w)}
+    def part(self, core: frozenset[str], writes: tuple[str, ...], views: set[str]) -> Part | None:
+        """The part of a core with the ``views`` in front of it."""
+        nodes = views | {v for w in writes for v in self.chain(w)}
         try:
             if not writes or self.apart(core):
                 return None
