@@ -40,7 +40,6 @@ from fuser.files import file_stem
 from fuser.frontends.model_file import is_model_file
 from fuser.interrupts import Terminated
 from fuser.ir.candidate import Candidate
-from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram
 from fuser.lower.compile import save_artifact
 from fuser.outputs import make_folder
@@ -253,10 +252,7 @@ def _unpriced(program: TensorProgram, candidate: Candidate, device: Device) -> s
 
 
 def _task(program: TensorProgram, superoptimize: float, scope: str) -> Task:
-    def graphs() -> tuple[KernelGraph, ...]:
-        return with_libraries(searched(program, superoptimize) if superoptimize else structures(program))
-
-    return Task(program, graphs, 1, scope)
+    return Task(program, lambda: with_libraries(searched(program, superoptimize) if superoptimize else structures(program)), 1, scope)
 
 
 def _fast(program: TensorProgram, device: Device, effort: Effort, superoptimize: float) -> Tuned:
