@@ -252,7 +252,9 @@ def _unpriced(program: TensorProgram, candidate: Candidate, device: Device) -> s
 
 
 def _task(program: TensorProgram, superoptimize: float, scope: str) -> Task:
-    return Task(program, lambda: with_libraries(searched(program, superoptimize) if superoptimize else structures(program)), 1, scope)
+    return Task(
+        program, lambda: with_libraries(searched(program, superoptimize) if superoptimize else structures(program)), 1, scope
+    )
 
 
 def _fast(program: TensorProgram, device: Device, effort: Effort, superoptimize: float) -> Tuned:
