@@ -93,8 +93,9 @@ def _join(p: float, *parts: Counts) -> Counts:
     return sum(x**p for x in parts) ** (1 / p)
 
 
-def times(w: Work, device: Device, c: Constants, chained: bool = False) -> dict[str, Counts]:
-    """Every part of the estimate in seconds, for candidates whose work is counted; ``chained``: among the kernels of a model."""
+def times(w: Work, device: Device, c: Constants, chained: bool = False, walk: Counts | float = 0.0) -> dict[str, Counts]:
+    """Every part of the estimate in seconds, for candidates whose work is counted; ``chained``: among the kernels of a model;
+    ``walk``: seconds that a warp needs for its products at a place as they are compiled, where that is known."""
     among = chained & (w.streams == 0) & (w.mma <= w.wgmma)
     beside = np.where(among, OTHERS, 1.0)
     sm, clock = device.sm_count, device.clock
@@ -131,6 +132,7 @@ def times(w: Work, device: Device, c: Constants, chained: bool = False) -> dict[
     waits = np.where(chained & (w.flat > 0) & (w.trips == 0) & (w.programs == w.blocks), 0.0, waits)
     products = _join(ROOF, tensor - c.flat_cost * w.flat, c.operand_cost * w.operands / shared)
     inside = busy + _join(BESIDE, fetch, alone * np.maximum(products - c.group_cost * w.exposed, 0.0) + c.flat_cost * w.flat)
+    inside = np.maximum(inside, walk)
     # a pipeline that goes on from place to place waits once
     starts = programs * c.block
     turns = waves * inside * (1.0 + w.longest) + (waves - 1.0) * np.where(w.flattened > 0, 0.0, waits) + starts

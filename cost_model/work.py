@@ -61,8 +61,8 @@ MEET = 8.0
 meet at its barrier longer. Norms of rows took an H200 0.3 µs longer with 16 warps than with 8, two sums each, half of it with
 one; where loads stand behind the sum more warps gain there what they lose."""
 HALVES = 1.0
-"""What a further part of a line costs the path into an SM that another row of a box brings, where rows lie along the sum: on an
-H200 products took 1.3 times as long in tiles of 32 elements along it as in tiles of 64."""
+"""What a further part of a line costs the path into an SM that another row of a product's tile brings: on an H200 products took
+1.3 times as long in boxes of 32 elements along the sum as in boxes of 64."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -315,7 +315,9 @@ def _access(f: Features, r: Resources, i: int, s: StmtFeatures, runs: Counts, to
     summed = any(
         s.stmt.value in x.stmt.args and set(s.stmt.at.axes[-1:]) <= set(x.stmt.reduce) for x in (f.stmts[j] for j in r.dots)
     )
-    short = np.where(boxes & summed, np.maximum(streaming.LINE / run - 1.0, 0.0), 0.0)
+    # threads ask for each part of a line by itself
+    apart = (boxes & summed) | (~boxes & bool(r.dots))
+    short = np.where(apart, np.maximum(streaming.LINE / run - 1.0, 0.0), 0.0)
     add(entered=amount * (1.0 + HALVES * short))
     add(boxes=boxes * 1.0, thin=np.where(boxes, 0.0, amount * np.maximum(streaming.LINE / run - 1.0, 0.0)))
     plain = r.pipelined[i] == 0 if i in r.pipelined else np.ones(len(f), bool)

@@ -49,6 +49,7 @@ from search.measure.planned import planned
 from search.measure.records import Records
 from search.measure.rows import Record
 from search.measure.session import Options
+from search.realise import realise
 from search.space.schedules import ScheduleSpace
 from search.tune import tune_fast
 
@@ -157,8 +158,10 @@ def choose(program: TensorProgram, device: Device, runners: int, further: int) -
     graphs = with_libraries(structures(program))
     tuned = tune_fast(program, device, graphs=graphs)
     seconds = time.perf_counter() - start
-    ranked = list({r.candidate: None for r in (tuned.winner, *tuned.runners)})[: 1 + runners]
-    return Chosen(program, tuple(ranked), tuned.winner.us, seconds, tuple(_drawn(program, device, further)))
+    # what spills, or is slow as it is compiled, is not taken
+    (taken,) = realise([tuned], device, checked=False)
+    ranked = list({r.candidate: None for r in (taken.candidate, tuned.winner, *tuned.runners)})[: 1 + runners]
+    return Chosen(program, tuple(ranked), taken.candidate.us, seconds, tuple(_drawn(program, device, further)))
 
 
 def _drawn(program: TensorProgram, device: Device, count: int) -> Iterator[Candidate]:

@@ -8,6 +8,7 @@ and the next one is tried.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Executor
@@ -19,6 +20,7 @@ from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cost_model.walks import longer
 from fuser import kept
 from fuser.device import Device
 from fuser.errors import FuserError
@@ -32,6 +34,7 @@ from fuser.lower.compile import KernelArtifact
 from fuser.lower.compile import cache_dir
 from fuser.lower.compile import compile_graph
 from fuser.lower.compile import kept_kernel
+from fuser.lower.pace import pace
 from fuser.lower.triton_source import generate_graph
 from fuser.superopt.verify.verdict import Verdict
 from fuser.superopt.verify.verdicts import kept_verdict
@@ -48,6 +51,8 @@ REGISTER_STEP = 8
 """Registers of a thread are given in steps."""
 TRIES = 6
 """Candidates of one program that are compiled at most."""
+SLOWED = 1.02
+"""Times its estimate, as the assembler made it, from which a candidate is held against the next ones."""
 NOT_VERIFIED = "not verified"
 """The class of candidates that the verifier has refused or could not decide."""
 
@@ -83,6 +88,15 @@ def too_large(a: KernelArtifact, device: Device) -> str:
     if registers > device.registers_per_sm:
         return f"{a.name} needs {registers} registers for a block, an SM of {device.title} has {device.registers_per_sm}"
     return ""
+
+
+def as_made(ranked: Ranked, artifacts: Sequence[KernelArtifact], device: Device) -> float:
+    """Seconds of a candidate with the code that the assembler made of its kernels: its estimate, and what their warps take longer
+    than the model takes them to. What was measured takes what was measured."""
+    if ranked.measured is not None:
+        return ranked.seconds
+    made = zip(ranked.candidate.blocks, artifacts, strict=True)
+    return ranked.seconds + math.fsum(longer(b, s, pace(a.cubin), device) for (b, s), a in made)
 
 
 def first_verified(program: TensorProgram, candidates: Sequence[Ranked]) -> tuple[int, Verdict, dict[str, int]]:
@@ -126,16 +140,20 @@ _Job = tuple[TensorProgram, tuple[Ranked, ...], Device, int]
 
 def _compiled(job: _Job) -> _Outcome:
     """The first verified candidate that compiles without heavy spills (else the one that spills least), of as many as may be
-    compiled.
+    compiled. One whose warps the assembler made slower than the model takes them to be is left for one of the next that are
+    expected to be faster than it has become.
     """
     program, candidates, device, most = job
     rejected: Counter[str] = Counter()
     fallback: tuple[int, _Outcome] | None = None
+    slow: tuple[float, _Outcome] | None = None
     last: FuserError | None = None
     compiled = 0
     for i, candidate in enumerate(candidates):
         if compiled == most:
             break
+        if slow is not None and candidate.seconds >= slow[0]:
+            continue
         verdict = kept_verdict(program, candidate.graph)
         if not verdict.accepted:
             rejected[NOT_VERIFIED] += 1
@@ -150,10 +168,18 @@ def _compiled(job: _Job) -> _Outcome:
             continue
         spills = max((a.spills for a in artifacts), default=0)
         if spills <= SPILL_LIMIT or candidate.measured is not None:
-            return _Outcome(i, verdict, artifacts, compiled, dict(rejected))
+            outcome, seconds = _Outcome(i, verdict, artifacts), as_made(candidate, artifacts, device)
+            if seconds <= SLOWED * candidate.seconds:
+                return replace(outcome, compiled=compiled, rejected=dict(rejected))
+            slow = min((x for x in (slow, (seconds, outcome)) if x), key=lambda x: x[0])
+            rejected["slow code"] += 1
+            continue
         rejected["spills"] += 1
         if fallback is None or spills < fallback[0]:
             fallback = spills, _Outcome(i, verdict, artifacts)
+    if slow is not None:
+        rejected["slow code"] -= 1
+        return replace(slow[1], compiled=compiled, rejected=dict(+rejected))
     if fallback is None:
         raise last or NoValidKernelError("there is no candidate to compile")
     return replace(fallback[1], compiled=compiled, rejected=dict(rejected))
@@ -181,7 +207,8 @@ def _at_hand(job: _Job) -> _Outcome | None:
             if known is None or known.spills > SPILL_LIMIT or too_large(known, device):
                 return None
             artifacts.append(known)
-        return _Outcome(0, verdict, tuple(artifacts), 1)
+        if as_made(first, artifacts, device) <= SLOWED * first.seconds:
+            return _Outcome(0, verdict, tuple(artifacts), 1)
     return None
 
 

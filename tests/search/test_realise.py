@@ -16,6 +16,7 @@ from fuser.ir.candidate import Candidate
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
 from fuser.lower.check import Check
+from fuser.lower.pace import pace
 from fuser.superopt.structures import structures
 from fuser.superopt.verify.verdicts import kept_verdict
 from fuser.workloads import workload
@@ -67,6 +68,41 @@ def test_a_candidate_that_is_not_verified_is_never_lowered(monkeypatch: pytest.M
     with pytest.raises(NoValidKernelError, match="no µGraph of 'chain' is verified: rejected"):
         realise([replace(mistaken, runners=())], fuser.load_device("h200"), checked=False)
     assert lowered == [tuned.winner.graph]
+
+
+def test_products_on_fragments_have_a_pace() -> None:
+    """Of a compiled kernel the assembler's order of its products is read; here it costs less than the model says anyway."""
+    tuned = tune_fast(chain(48, 40, 32, 16, "relu"), fuser.load_device("h200"))
+    made = realising.compile_candidate(tuned.winner.candidate, fuser.load_device("h200"))
+    assert all(pace(a.cubin).products > 0 for a in made)
+    assert realising.as_made(tuned.winner, made, fuser.load_device("h200")) == pytest.approx(tuned.winner.seconds, rel=0.5)
+
+
+@pytest.mark.parametrize(("slow", "expected"), [((1.0,), 0), ((1.05,), 0), ((3.0,), 1), ((3.0, 2.0, 3.0), 1), ((3.0, 3.0), 2)])
+def test_slow_code_is_left_for_a_candidate_that_is_expected_to_be_faster(
+    slow: tuple[float, ...], expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three candidates of 1.0, 1.1 and 1.3 µs that are made so many times slower than that: the fastest as made is taken, and
+    none is compiled that is not expected to be faster than what there is."""
+    tuned = tune_fast(chain(48, 40, 32, 16, "relu"), fuser.load_device("h200"))
+    three = [replace(r, estimate=x) for r, x in zip((tuned.winner, *tuned.runners), (1.0, 1.1, 1.3), strict=False)]
+    compiled: list[Candidate] = []
+    real = realising.compile_candidate
+
+    def noted(candidate: Candidate, *rest: Any) -> Any:
+        compiled.append(candidate)
+        return real(candidate, *rest)
+
+    def as_made(ranked: Ranked, *_: object) -> float:
+        times = dict(zip((r.candidate for r in three), slow, strict=False))
+        return ranked.estimate * times.get(ranked.candidate, 1.0)
+
+    monkeypatch.setattr(realising, "compile_candidate", noted)
+    monkeypatch.setattr(realising, "as_made", as_made)
+    (done,) = realise([replace(tuned, winner=three[0], runners=tuple(three[1:]))], fuser.load_device("h200"), checked=False)
+    assert done.candidate is three[expected]
+    assert compiled == [r.candidate for r in three[: len(compiled)]]
+    assert sum(done.rejected.values()) == max(len(compiled) - 1, 0)
 
 
 def test_every_structure_can_follow_a_winner_that_falls() -> None:
