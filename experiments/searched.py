@@ -15,6 +15,7 @@ import time
 from collections.abc import Mapping
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
@@ -55,6 +56,7 @@ from search.measure.measurer import Bench
 from search.measure.planned import planned
 from search.measure.records import Records
 from search.ranked import Tuned
+from search.realise import realise
 from search.tune import tune_fast
 from search.tune import wary
 
@@ -153,6 +155,9 @@ def choose(program: TensorProgram, device: Device, budget: float, runners: int) 
     plain = tune_fast(program, device, graphs=first)
     graphs = searched(program, budget)
     other = wary(tune_fast(program, device, graphs=graphs), first)
+    # what spills, or is slow as it is compiled, is not taken
+    made = realise([plain, other], device, checked=False)
+    plain, other = (replace(t, winner=r.candidate) for t, r in zip((plain, other), made, strict=True))
     note(
         f"{program.name}: {plain.winner.us:.2f} µs of {plain.structures} structures, {other.winner.us:.2f} of {len(graphs)}, "
         f"{time.perf_counter() - start:.0f} s"
