@@ -62,7 +62,7 @@ def hoisted(f: Features, i: int) -> NDArray[np.bool_]:
     if any(s.loops for s in f.stmts):
         return is_set(f, HOIST) & (not f.stmts[i].loops and any(s.loops for s in f.stmts[:i]))
     sums = [] if f.block.contracts else [s.stmt for s in f.stmts[:i] if s.stmt.reduce]
-    return is_set(f, HOIST) & np.logical_or.reduce([np.zeros(len(f), np.bool_), *(warps_along(f, s)[0] > 1 for s in sums)])
+    return is_set(f, HOIST) & np.logical_or.reduce([np.zeros(len(f), np.bool_), *(along(f, s)[0] > 1 for s in sums)])
 
 
 def programs(f: Features) -> Counts:
@@ -101,27 +101,29 @@ def at_once(f: Features, resident: Counts, device: Device) -> Counts:
     return np.minimum(resident * device.sm_count, programs(f))
 
 
-def warps_along(f: Features, stmt: Stmt) -> tuple[Counts, float]:
-    """Warps that stand along the sum of a fold, each with a part of it, as Triton spreads the tile that is loaded: 16 bytes a
-    thread along the innermost axis, then lanes and after them warps along that axis and the others from the first on. And the
-    bytes that shared memory moves for each element and each of several, conflicts between banks included: none where the sum is
-    along the innermost axis, since lanes have added most of it by then."""
+def along(f: Features, stmt: Stmt) -> tuple[Counts, Counts, float]:
+    """Warps and lanes that stand along the sum of a fold, each with a part of it, as Triton spreads the tile that is loaded: 16
+    bytes a thread along the innermost axis, then lanes and after them warps along that axis and the others from the first on. And
+    the bytes that shared memory moves for each element and each of several warps, conflicts between banks included: none where
+    the sum is along the innermost axis, since lanes have added most of it by then."""
     load = _loaded(f, f.block.by_value[stmt.args[0]])
     axes = [a for dim in load.access.dims for a in dim] if load is not None and load.access is not None else []
     if load is None or not axes:  # one element for all
-        return f.warps.astype(float), 0.0
+        return f.warps.astype(float), np.ones(len(f)), 0.0
     left: dict[str, Counts] = {a: 2.0 ** np.ceil(np.log2(f.tile[a])) for a in axes}
     inner = axes[-1]
     wide = np.minimum(VECTOR / DTYPE_BYTES[load.dtype], np.multiply.reduce([*left.values()]) / (32.0 * f.warps))
     left[inner] = np.maximum(left[inner] / np.maximum(wide, 1.0), 1.0)
-    along = np.ones(len(f))
-    for threads, counted in ((np.full(len(f), 32.0), False), (f.warps.astype(float), True)):
+    found: list[Counts] = []
+    for threads in (np.full(len(f), 32.0), f.warps.astype(float)):
+        mine = np.ones(len(f))
         for a in (inner, *axes[:-1]):
             here = np.minimum(threads, left[a])
             left[a], threads = left[a] / here, threads / here
-            if counted and a in stmt.reduce:
-                along = along * here
-    return along, 0.0 if inner in stmt.reduce else CONFLICTS * 2 * DTYPE_BYTES["float32"]
+            mine = mine * (here if a in stmt.reduce else 1.0)
+        found.append(mine)
+    lanes, warps = found
+    return warps, lanes, 0.0 if inner in stmt.reduce else CONFLICTS * 2 * DTYPE_BYTES["float32"]
 
 
 def _loaded(f: Features, value: Stmt) -> Stmt | None:

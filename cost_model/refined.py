@@ -53,6 +53,9 @@ BEHIND = 0.5
 """Of its waits what a kernel without products has left that starts early: what the one in front has written lies in L2."""
 SENT = 0.2
 """Part of a wait that a store by a descriptor takes."""
+SHUFFLE = 15.0
+"""Cycles of a warp for an exchange between lanes in sums that are not along a row, as those over parts of split sums: of kernels
+that add 16 parts half of the instructions are such exchanges."""
 FEW_WARPS, ENOUGH_WARPS = 0.25, 16
 """How arithmetic of a block without products follows its warps up to so many: each hides what another waits for."""
 ISSUED = 2048.0
@@ -119,7 +122,8 @@ def times(w: Work, device: Device, c: Constants, chained: bool = False, walk: Co
     alone = alone * np.where(plain, (np.clip(w.warps, 4, ENOUGH_WARPS) / 4) ** -FEW_WARPS, 1.0)
     shared_out = each * np.maximum(4.0 / (w.warps * resident), 1.0)
 
-    steps = w.trips * c.trip + w.dots * c.contraction + w.folds * c.fold + w.passes * c.exchange + w.streamed * c.streamed
+    steps = SHUFFLE / clock * w.shuffles
+    steps = steps + w.trips * c.trip + w.dots * c.contraction + w.folds * c.fold + w.passes * c.exchange + w.streamed * c.streamed
     busy = steps + alone * (c.group_cost * w.exposed + arithmetic) + moving * (issue + move)
     busy = busy + w.bare / (c.sm_bandwidth * clock)
     fetch = w.fetched * c.fetch * np.where(among & (WARM_PART * w.memory <= device.l2_bytes), WARM, 1.0)

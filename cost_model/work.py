@@ -19,6 +19,7 @@ import numpy as np
 from cost_model import streaming
 from cost_model.cuts import cuts
 from cost_model.cuts import pieces
+from cost_model.execution import along
 from cost_model.execution import at_once
 from cost_model.execution import described
 from cost_model.execution import flattened
@@ -29,7 +30,6 @@ from cost_model.execution import outside
 from cost_model.execution import persistent
 from cost_model.execution import programs
 from cost_model.execution import readers
-from cost_model.execution import warps_along
 from cost_model.features import Counts
 from cost_model.features import Features
 from cost_model.features import StmtFeatures
@@ -89,7 +89,8 @@ class Work:
     hides, ``rewaits``: those that were under way before; ``streamed``: loads in loops without a contraction, which the compiler
     unrolls; ``fetched``: trips of pipelined loops, each divided by the trips that their loads run ahead, ``unbuffered``: those in
     which loads and arithmetic take turns; ``trips``: trips of all loops; ``dots``, ``folds``: executions of contractions and row
-    folds; ``passes``: exchanges through shared memory with a barrier. ``slivers``, ``pieces``: 1 where the one product of a
+    folds; ``shuffles``: exchanges between lanes, of a thread's elements one after the other, for sums that are not along a row;
+    ``passes``: exchanges through shared memory with a barrier. ``slivers``, ``pieces``: 1 where the one product of a
     kernel, or each of several with the same sides, is cut into powers of two along a side, with a piece of 16 columns and
     without; ``parts``: 1 where its sum is. ``longest``, ``busiest``: how much longer the busiest place for blocks, and
     the busiest SM, is at work than in the mean, beyond 1, where a causal mask ends loops.
@@ -128,6 +129,7 @@ class Work:
     trips: Counts
     dots: Counts
     folds: Counts
+    shuffles: Counts
     passes: Counts
     memory: Counts
     streams: Counts
@@ -188,17 +190,7 @@ def work(f: Features, device: Device) -> Work:
             # one operation an element takes the slot of a multiply-add
             add(arithmetic=2.0 * max(entry.flops, 1.0) * lanes * device.sm_count / device.fp32_flops)
             if stmt.folds:
-                runs = np.where(kept(f, s, lanes_of), f.product(f.often, outside(f, s)), runs)
-                add(folds=runs)
-                if not r.dots:
-                    across, moved = warps_along(f, stmt)
-                    add(
-                        passes=np.where(across > 1, runs * np.where(is_set(f, HOIST), np.maximum(f.warps / MEET, 1.0), 1.0), 0.0),
-                        fragments=np.where(across > 1, moved * across * lanes_of * runs, 0.0),
-                    )
-                elif any(d.warp_cols.max() > 1 for d in r.dots.values()):
-                    across = next(d.warp_cols for d in r.dots.values())
-                    add(passes=np.where(across > 1, runs, 0.0))
+                _fold(f, r, s, lanes_of, runs, add)
     loops(f, r, add)
     cuts(f, r, add)
     _again(f, add)
@@ -216,6 +208,24 @@ def work(f: Features, device: Device) -> Work:
         if option is not None and option.counts:
             add(**_counted(f, option.counts, value))
     return Work(**total)
+
+
+def _fold(f: Features, r: Resources, s: StmtFeatures, lanes_of: Counts, runs: Counts, add: Add) -> None:
+    stmt = s.stmt
+    runs = np.where(kept(f, s, lanes_of), f.product(f.often, outside(f, s)), runs)
+    add(folds=runs)
+    if not r.dots or from_loads(f, f.block.by_value[stmt.args[0]]):
+        across, lanes, moved = along(f, stmt)
+        values = f.product(r.lanes, stmt.axes) * across * lanes / (32.0 * f.warps)
+        add(shuffles=np.log2(lanes) * np.maximum(values, 1.0) * runs * (moved > 0))
+        if not r.dots:
+            meets = np.where(is_set(f, HOIST), np.maximum(f.warps / MEET, 1.0), 1.0)
+            add(passes=np.where(across > 1, runs * meets, 0.0))
+            add(fragments=np.where(across > 1, moved * across * lanes_of * runs, 0.0))
+            return
+    if any(d.warp_cols.max() > 1 for d in r.dots.values()):
+        across = next(d.warp_cols for d in r.dots.values())
+        add(passes=np.where(across > 1, runs, 0.0))
 
 
 def _operands(f: Features, r: Resources) -> dict[int, Counts]:
