@@ -32,6 +32,7 @@ from search.measure.known import load
 from search.measure.records import Records
 from search.measure.rows import Record
 from search.measure.store import FORMS
+from search.measure.versions import same_compiler
 from search.measure.winners import Winner
 from search.ranked import EFFORTS
 from search.tuner.live import counts_text
@@ -43,7 +44,6 @@ from search.tuner.memory import holds
 from search.tuner.memory import names_of
 from search.tuner.memory import open_memory
 from search.tuner.memory import program_key
-from search.tuner.memory import same_compiler
 from search.tuner.memory import user_file
 
 SHOWN = 8

@@ -39,6 +39,7 @@ from search.measure.rows import Record
 from search.measure.session import Options
 from search.measure.timing import External
 from search.measure.timing import Kernels
+from search.measure.versions import made_with
 from search.measure.worker import Worker
 
 T = TypeVar("T")
@@ -82,9 +83,9 @@ class Bench:
         self.pool.close()
         self.worker.close()
 
-    @cached_property
+    @property
     def compiler(self) -> str:
-        """Triton's version, and that of the assembler where it is not the one that comes with it."""
+        """See :func:`fuser.lower.assembler.compiler`."""
         return compiler()
 
     @cached_property
@@ -112,7 +113,7 @@ class Bench:
                 what = (item.graph.stable_hash(), item.schedule.text, source_hash(item))
                 repeat = self.run if again else ""
                 row = Record(
-                    name, digest, *what, info["device"], self.compiler, repeat=repeat, generator=self.generator, **options
+                    name, digest, *what, info["device"], made_with(item), repeat=repeat, generator=self.generator, **options
                 )
             found.append(row)
         return found

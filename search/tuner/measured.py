@@ -14,7 +14,6 @@ from datetime import datetime
 from fuser.console import warn
 from fuser.device import Device
 from fuser.errors import NoValidKernelError
-from fuser.lower.assembler import compiler
 from search.measure.planned import source_hash
 from search.measure.winners import Winner
 from search.ranked import Effort
@@ -25,6 +24,7 @@ from search.tuner.campaign import Campaign
 from search.tuner.campaign import Judge
 from search.tuner.hunt import Hunt
 from search.tuner.memory import Memory
+from search.tuner.memory import made_for
 from search.tuner.memory import program_key
 from search.tuner.pool import jobs_of
 from search.tuner.pool import part
@@ -153,7 +153,7 @@ def _keep(task: Task, effort: Effort, hunt: Hunt, tuned: Tuned, memory: Memory, 
         Winner(
             program_key(task.program),
             memory.device_name(device),
-            compiler(),
+            made_for(task.scope),
             task.scope,
             task.program.name,
             winner.graph.stable_hash(),

@@ -21,11 +21,9 @@ from fuser.device import Device
 from fuser.errors import FuserError
 from fuser.errors import UsageError
 from fuser.ir.candidate import Candidate
-from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import Schedule
 from fuser.kept import text_hash
-from fuser.lower.assembler import FLAGGED
 from fuser.lower.assembler import compiler
 from fuser.lower.compile import cache_dir
 from search.measure.careful import Careful
@@ -36,6 +34,13 @@ from search.measure.planned import source_hash
 from search.measure.records import Records
 from search.measure.rows import Record
 from search.measure.store import OWN
+from search.measure.versions import BESIDE
+from search.measure.versions import calls_libraries
+from search.measure.versions import libraries
+from search.measure.versions import libraries_of
+from search.measure.versions import same_compiler
+from search.measure.versions import same_libraries
+from search.measure.versions import with_libraries
 from search.measure.winners import WINNERS
 from search.measure.winners import Winner
 from search.ranked import Effort
@@ -46,6 +51,13 @@ PACKAGE = "the package"
 GENERATED, LIBRARY = "", "library"
 """Scopes of a choice: every kernel is generated, or products may be left to a library. There are others for what a caller
 restricts in ways of his own; rows of single measurements say nothing about those."""
+LIBRARIES = (LIBRARY, "superoptimized")
+"""First words of scopes in which libraries may do products."""
+
+
+def made_for(scope: str) -> str:
+    """By what winners are known that were chosen in a scope: what libraries took has a part in that."""
+    return with_libraries(compiler()) if scope.split(" ", maxsplit=1)[0] in LIBRARIES else compiler()
 
 
 def program_key(program: TensorProgram) -> str:
@@ -127,11 +139,12 @@ class Memory:
         """What a search ended with; one that did not get as far as an earlier one takes its place only where it is faster."""
         if self.records is None:
             return
-        before = next(self.records.winners(**{n: getattr(winner, n) for n in WINNERS.key}), None)
-        if before and before.reach > winner.reach and not self._unfit(before)[1]:
-            if before.time_us <= winner.time_us:
-                return
-            winner = replace(winner, effort=before.effort, why=before.why, seconds=before.seconds)
+        like = {n: getattr(winner, n) for n in WINNERS.key if n != "compiler"}
+        for before in self.records.winners(**like):
+            if before.reach > winner.reach and same_compiler(before.compiler) and not self._unfit(before)[1]:
+                if before.time_us <= winner.time_us:
+                    return
+                winner = replace(winner, effort=before.effort, why=before.why, seconds=before.seconds)
         self.records.add_winner(winner, candidate.graph)
 
     # -- parts --------------------------------------------------------------------------------------------------------------
@@ -143,6 +156,7 @@ class Memory:
         assert self.records is not None
         key, title = program_key(program), self.device_name(device)
         wanted = _rank(effort), effort.seconds or 0.0
+        found: list[tuple[Winner, Candidate]] = []
         for w in self.records.winners(program=key):
             why = ""
             if w.device != title:
@@ -157,9 +171,13 @@ class Memory:
             else:
                 candidate, why = self._unfit(w, scope)
                 if candidate and not why:
-                    return Known(Ranked(candidate, w.estimate_us * 1e-6, w.time_us * 1e-6), str(self.records.path), w)
+                    found.append((w, candidate))
+                    continue
             self.misses.append(f"winner of {w.timestamp or 'some day'} ({w.time_us:.2f} µs) is not used: {why}")
-        return None
+        if not found:
+            return None
+        w, candidate = max(found, key=lambda x: (x[0].reach, -x[0].time_us))
+        return Known(Ranked(candidate, w.estimate_us * 1e-6, w.time_us * 1e-6), str(self.records.path), w)
 
     def _unfit(self, w: Winner, scope: str = LIBRARY) -> tuple[Candidate | None, str]:
         """The candidate of a winner, and why it is not what would run here."""
@@ -168,13 +186,18 @@ class Memory:
         if graph is None:
             return None, "its structure is lost"
         candidate = Candidate(graph, _schedule(w))
-        if scope == GENERATED and _with_library(candidate):
+        if scope == GENERATED and calls_libraries(candidate):
             return candidate, "a library does some of its products"
         if source_hash(candidate) != w.source:
             return candidate, "its kernels are generated in another way today"
         same = {"structure": w.structure, "schedule": w.schedule, "source": w.source}
-        bad = next((r for r in self.records.rows(program=w.program, device=w.device, **same) if not r.ok), None)
-        return candidate, f"it failed when it was measured again ({bad.status})" if bad else ""
+        rows = list(self.records.rows(program=w.program, device=w.device, **same))
+        if bad := next((r for r in rows if not r.ok), None):
+            return candidate, f"it failed when it was measured again ({bad.status})"
+        beside = w.compiler.partition(BESIDE)[2] or next(filter(None, map(libraries_of, rows)), "")
+        if ((BESIDE in w.compiler and scope != GENERATED) or calls_libraries(candidate)) and not same_libraries(beside):
+            return candidate, f"it was chosen beside {beside or 'libraries of unknown versions'}, here are {libraries()}"
+        return candidate, ""
 
     def _usable(self, records: Records, row: Record, scope: str) -> Candidate | None:
         """The candidate of a row, if it is what would run here."""
@@ -189,10 +212,12 @@ class Memory:
                 why = error.message
             if candidate is None:
                 why = why or "its structure is lost"
-            elif scope == GENERATED and _with_library(candidate):
+            elif scope == GENERATED and calls_libraries(candidate):
                 why = "a library does some of its products"
             elif source_hash(candidate) != row.source:
                 why = "its kernels are generated in another way today"
+            elif calls_libraries(candidate) and not same_libraries(libraries_of(row)):
+                why = f"libraries do some of it: it was timed with {libraries_of(row) or 'unknown ones'}, here are {libraries()}"
         if why:
             self.misses.append(f"row of {row.timestamp or 'some day'} ({row.time_us:.2f} µs) is not used: {why}")
             return None
@@ -207,12 +232,6 @@ def _estimate(candidate: Candidate, device: Device) -> float:
 
 def _rank(effort: Effort) -> int:
     return ("instant", "quick", "full").index(effort.name)
-
-
-def same_compiler(other: str) -> bool:
-    """Whether a kernel is what it was: the same Triton, and the same assembler or, where nothing can be run, any."""
-    (here, _, flags), (there, _, theirs) = compiler().partition(FLAGGED), other.partition(FLAGGED)
-    return flags == theirs and (there == here or (", ptxas" not in here and there.partition(",")[0] == here))
 
 
 def fastest(records: Records, program: TensorProgram, devices: Iterable[str]) -> Iterator[Record]:
@@ -240,10 +259,6 @@ def sources_of(memory: Memory, program: TensorProgram, device: Device) -> Iterat
     mine = [] if memory.records is None else [memory.records]
     for records in (*mine, *map(shipped, memory.files)):
         yield records, rows_of(records, program, names_of(device))
-
-
-def _with_library(candidate: Candidate) -> bool:
-    return any(isinstance(k, LibraryKernel) for k in candidate.graph.kernels)
 
 
 def _schedule(winner: Winner) -> Schedule:
@@ -303,6 +318,9 @@ def holds(records: Records, row: Record | Winner) -> bool:
     try:
         graph = records.structure(row.structure)
         schedule = row.schedule_value() if isinstance(row, Record) else _schedule(row)
-        return graph is not None and source_hash(Candidate(graph, schedule)) == row.source
+        if graph is None or source_hash(made := Candidate(graph, schedule)) != row.source:
+            return False
+        beside = libraries_of(row) if isinstance(row, Record) else row.compiler.partition(BESIDE)[2]
+        return not (beside and calls_libraries(made)) or same_libraries(beside)
     except FuserError:
         return False

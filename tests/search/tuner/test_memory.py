@@ -13,9 +13,12 @@ import pytest
 from fuser.errors import NoValidKernelError
 from fuser.ir.candidate import Candidate
 from fuser.ir.mugraph import KernelGraph
+from fuser.ir.mugraph import LibraryKernel
 from fuser.lower.assembler import compiler
 from fuser.superopt.structures import structures
 from fuser.workloads import workload
+from search.libraries import with_libraries
+from search.measure import versions
 from search.measure.measurement import Measurement
 from search.measure.planned import source_hash
 from search.measure.records import Records
@@ -149,7 +152,8 @@ def test_another_device_compiler_or_generator_is_a_miss_that_says_why(memory: Me
     assert memory.find(PROGRAM, replace(H200, title="Other"), GENERATED, QUICK) is None
     assert "it is of simulated NVIDIA H200 7" in memory.misses[0]
     with monkeypatch.context() as patch:
-        patch.setattr(memories, "compiler", lambda: "triton 9.9")
+        for module in (memories, versions):
+            patch.setattr(module, "compiler", lambda: "triton 9.9")
         assert memory.find(PROGRAM, H200, GENERATED, QUICK) is None
         assert "here is triton 9.9" in memory.misses[0]
     with monkeypatch.context() as patch:
@@ -270,12 +274,61 @@ def test_a_winner_of_a_machine_with_another_assembler_is_taken_where_nothing_run
 def test_flags_of_the_compiler_make_another_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = compiler()
     monkeypatch.setenv("PTXAS_OPTIONS", "-O1, -v")
-    assert memories.same_compiler(compiler())
-    assert not memories.same_compiler(plain)
+    assert versions.same_compiler(compiler())
+    assert not versions.same_compiler(plain)
     flagged = compiler()
     monkeypatch.delenv("PTXAS_OPTIONS")
-    assert not memories.same_compiler(flagged)
-    assert not memories.same_compiler(flagged.replace(plain, f"{plain}, ptxas 13.0"))
+    assert not versions.same_compiler(flagged)
+    assert not versions.same_compiler(flagged.replace(plain, f"{plain}, ptxas 13.0"))
+
+
+def beside(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    for module in (memories, versions):
+        monkeypatch.setattr(module, "libraries", lambda: text)
+
+
+def test_versions_of_libraries_are_in_the_keys_of_what_they_have_a_part_in(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a library calculates is known by its version; a winner among such candidates too, whatever it is itself."""
+    real = replace(memory, simulated="", files=())
+    graph = next(g for g in with_libraries(structures(PROGRAM)) if any(isinstance(k, LibraryKernel) for k in g.kernels))
+    library, generated = (tune_fast(PROGRAM, H200, graphs=[g]).winner.candidate for g in (graph, structures(PROGRAM)[0]))
+    beside(monkeypatch, "torch 2.11.0, cublas 13.1")
+    assert versions.made_with(generated) == compiler()
+    assert versions.made_with(library) == f"{compiler()} beside torch 2.11.0, cublas 13.1"
+    assert memories.made_for(GENERATED) == compiler()
+    for candidate in (library, generated):
+        real.keep(replace(winner_of(candidate, 3.0, "quick"), scope=LIBRARY, compiler=memories.made_for(LIBRARY)), candidate)
+        assert real.find(PROGRAM, H200, LIBRARY, QUICK)
+        for other in ("torch 2.12.0, cublas 13.1", "torch 2.11.0, cublas 13.2"):
+            with monkeypatch.context() as patch:
+                beside(patch, other)
+                assert real.find(PROGRAM, H200, LIBRARY, QUICK) is None
+                assert f"beside torch 2.11.0, cublas 13.1, here are {other}" in real.misses[0]
+                assert (real.find(PROGRAM, H200, GENERATED, QUICK) is not None) == (candidate is generated)
+        beside(monkeypatch, "torch 2.11.0+cu130")  # installers that leave out the rest
+        assert real.find(PROGRAM, H200, LIBRARY, QUICK)
+        beside(monkeypatch, "torch 2.11.0, cublas 13.1")
+
+
+def test_what_was_kept_without_versions_holds_where_no_library_has_a_part_in_it(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = replace(memory, simulated="", files=())
+    assert real.records is not None
+    graph = next(g for g in with_libraries(structures(PROGRAM)) if any(isinstance(k, LibraryKernel) for k in g.kernels))
+    library, generated = (tune_fast(PROGRAM, H200, graphs=[g]).winner.candidate for g in (graph, structures(PROGRAM)[0]))
+    beside(monkeypatch, "torch 2.11.0, cublas 13.1")
+    for candidate, hit in ((generated, True), (library, False)):
+        real.records.add_winner(replace(winner_of(candidate, 3.0, "quick"), scope=LIBRARY), candidate.graph)
+        assert (real.find(PROGRAM, H200, LIBRARY, QUICK) is not None) == hit
+    real.records.add(replace(row_of(library, 3.0), environment='{"torch": "2.11.0+cu130"}'))  # its row says enough
+    assert real.find(PROGRAM, H200, LIBRARY, QUICK)
+    beside(monkeypatch, "torch 2.12.0")
+    assert real.find(PROGRAM, H200, LIBRARY, QUICK) is None
+    assert real.find(PROGRAM, H200, LIBRARY, INSTANT) is None, "nor does the row"
+    assert any("it was timed with torch 2.11.0+cu130, here are torch 2.12.0" in m for m in real.misses)
 
 
 def test_an_application_ships_its_own(memory: Memory, tmp_path: Path) -> None:
