@@ -14,6 +14,7 @@ import pytest
 import fuser
 from fuser.device import load_device
 from fuser.superopt.structures import structures
+from fuser.superopt.verify import verdicts
 from fuser.workloads import workload
 from search.ranked import QUICK
 from search.tuner.measured import tune_measured
@@ -38,6 +39,7 @@ def test_a_fresh_process_takes_the_winner_and_its_kernels_and_loads_nothing_that
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MUFUSER_CACHE", str(tmp_path))
+    monkeypatch.setattr(verdicts, "_KNOWN", {})  # what this process knows is not in that folder
     short = replace(QUICK, population=16, top=8, generations=2)
     task = Task(PROGRAM, lambda: structures(PROGRAM))
     tune_measured([task], H200, short, open_memory(), lambda: nullcontext(Simulated(H200, 7)))
