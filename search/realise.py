@@ -20,7 +20,6 @@ from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cost_model.walks import longer
 from fuser import kept
 from fuser.device import Device
 from fuser.errors import FuserError
@@ -95,6 +94,8 @@ def as_made(ranked: Ranked, artifacts: Sequence[KernelArtifact], device: Device)
     than the model takes them to. What was measured takes what was measured."""
     if ranked.measured is not None:
         return ranked.seconds
+    from cost_model.walks import longer  # what was measured needs no model
+
     made = zip(ranked.candidate.blocks, artifacts, strict=True)
     return ranked.seconds + math.fsum(longer(b, s, pace(a.cubin), device) for (b, s), a in made)
 
