@@ -12,9 +12,11 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from contextlib import nullcontext
 from dataclasses import dataclass
 from dataclasses import field
@@ -188,7 +190,7 @@ class Door:
         return [_without_backward(x, grads[0], args) for x in results]
 
     def _make(self, key: Any, args: Sequence[Any]) -> Made:
-        with self._lock:
+        with _as_dynamo_compiles(), self._lock:
             if (old := self.made.get(key)) is not None:
                 changed = {i for i, at, version in old.constants if not _unchanged(args[i], at, version)}
                 if not changed:
@@ -253,6 +255,17 @@ class Door:
         if text not in self._said:
             self._said.add(text)
             warnings.warn(text, LeftToTorch, stacklevel=2)
+
+
+@contextmanager
+def _as_dynamo_compiles() -> Iterator[None]:
+    """A trace puts functions of its own into torch's modules, for all threads: dynamo must compile nothing meanwhile, and is told
+    that this is no trace of what it made."""
+    from torch._dynamo.convert_frame import compile_lock
+
+    session = getattr(torch.compiler, "_compile_session_context", nullcontext)
+    with compile_lock, session():
+        yield
 
 
 def _key(args: Sequence[Any]) -> tuple[Any, ...]:

@@ -81,6 +81,19 @@ def _in_log2(w: Writer, stmt: Stmt) -> bool:
     return stmt.kind == "compute" and stmt.subtracts and bool(users) and all(u.exponential for u in users)
 
 
+def _may_be_least(w: Writer, value: str) -> bool:
+    """Whether a value is made element by element of what is read in a dtype of float32's range: the least of it stands for what
+    is masked, and has no product with a number above 1."""
+    by_value = w.tiles.block.by_value
+    todo, folded = [*by_value[value].args], by_value[value].folds
+    while todo and not folded:
+        stmt = by_value[todo.pop()]
+        if stmt.kind == "load" and stmt.dtype in ("float32", "bfloat16"):
+            return True
+        todo += () if stmt.folds else stmt.args
+    return False
+
+
 def _factor(w: Writer, stmt: Stmt) -> float:
     """What is still to be multiplied to the result."""
     if stmt.masks and stmt.args[0] in w.values:
@@ -110,6 +123,8 @@ def _map_text(w: Writer, stmt: Stmt, name: str, combo: Combo, layout: Sequence[s
         return f"tl.exp2({_times(args[0], _held_factor(w, stmt.args[0]) * LOG2E)})"
     if stmt.subtracts and stmt.value in w.tiles.guards and not stmt.running:
         args[1] = f'tl.where({args[1]} == float("-inf"), 0.0, {args[1]})'
+    if _in_log2(w, stmt) and _may_be_least(w, stmt.args[0]):
+        return f"({_times(args[0], _held_factor(w, stmt.args[0]))} - {args[1]}) * {number_text(LOG2E)}"
     if _in_log2(w, stmt):
         return f"{_times(args[0], _held_factor(w, stmt.args[0]) * LOG2E)} - {args[1]} * {number_text(LOG2E)}"
     if stmt.divides and set(w.values[stmt.args[1]].layout) < set(layout):

@@ -51,6 +51,18 @@ def test_masked_rows_are_as_in_torch(run: Callable[..., Any], nan: bool) -> None
     torch.testing.assert_close(got, want, equal_nan=True)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_of_the_least_number_are_even(dtype: Any) -> None:
+    """What transformers take for minus infinity; times log2(e) it is no number."""
+    torch.manual_seed(0)
+    x, least = torch.randn(4, 6, dtype=dtype), torch.finfo(dtype).min
+    module = Fn(
+        lambda x, keep: (x.masked_fill(~keep, least).softmax(-1), (x + torch.where(keep, 0.0, least).to(dtype)).softmax(-1))
+    )
+    got, want = fuser.compile(module, (x, KEEP), device="cpu")(x, KEEP), module(x, KEEP)
+    torch.testing.assert_close(got, want)
+
+
 def test_the_logarithm_of_a_sum_with_infinity_is_infinite() -> None:
     x = torch.tensor([[math.inf, 1.0, 2.0], [-math.inf] * 3, [math.nan, math.inf, 1.0], [1.0, 2.0, 3.0]])
     module = Fn(lambda x: (x.logsumexp(1), x.log_softmax(1), x.softmax(1)))

@@ -6,6 +6,7 @@ import copy
 import tomllib
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from typing import Any
 
@@ -311,3 +312,16 @@ def test_the_suite_of_modules_behind_the_backend(name: str) -> None:
     run = Compiled(module.eval())
     run.agrees(*inputs, tolerance=1e-3)
     assert all(not p.why for d in run.doors for m in d.made.values() for p in m.pieces)
+
+
+def test_threads_may_call_it_for_the_first_time_at_once() -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(16, 8), torch.nn.ReLU()).eval()
+    run = torch.compile(module, backend=fuser.torch_backend, options={"device": "cpu", "checked": False})  # type: ignore[arg-type]
+
+    def agrees(rows: int) -> None:
+        x = torch.randn(rows, 16)
+        with torch.no_grad():
+            torch.testing.assert_close(run(x), module(x))
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(agrees, (1, 2, 3, 2, 1, 3)))
