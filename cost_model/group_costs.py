@@ -54,6 +54,10 @@ class Costs:
     """What more it takes where another block has to end first."""
     stay: float = 552e-12
     """What a trip takes longer where blocks go on to other places: slots and phases of rings are counted on."""
+    refill: float = 70e-9
+    """What a trip with softmax takes longer where its group fills slots by itself, of seven pairs of equal schedules
+    (experiments/results/h200-packed/products.txt). That blocks then start sooner (0.3 to 0.6 µs in five of them) is not counted,
+    since kernels that load everything once have no loading warp either."""
     base: float = 96.8e-9
     beside: float = 1.29
     """Exponent that joins a group's products with its arithmetic."""

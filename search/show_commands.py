@@ -18,6 +18,7 @@ from fuser.console import print_table
 from fuser.console import print_text
 from fuser.device import Device
 from fuser.errors import UsageError
+from fuser.files import counted
 from fuser.ir.candidate import scheduled_blocks
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.schedule import Schedule
@@ -26,6 +27,7 @@ from fuser.ir.text import dot
 from fuser.ir.text import mermaid
 from fuser.ir.text import svg
 from fuser.lower.decompose import decompose
+from fuser.lower.options import BACKEND
 from fuser.lower.spec_text import shown
 from fuser.superopt.commands import read_graph
 from fuser.superopt.commands import threads_text
@@ -35,9 +37,9 @@ from fuser.workloads import workload
 from search.layouts.report import Planned
 from search.layouts.report import costs
 from search.layouts.report import document
+from search.layouts.report import picked
 from search.layouts.report import planned
 from search.layouts.report import rows
-from search.layouts.report import written
 from search.layouts.tiles import near
 from search.tune import rank_graph
 from search.tune import tune_fast
@@ -112,8 +114,12 @@ def _scheduled(graph: str, named: bool, schedule: str | None, device: Device) ->
 def _show_layouts(found: KernelGraph, schedule: Schedule, device: Device, form: str, fixed: bool, json: bool) -> None:
     made: list[tuple[Planned, Planned | None]] = []
     for block, own in scheduled_blocks(found, schedule):
-        tries = (own,) if fixed else (own, *near(block, own, device))
-        made.append((planned(block, tries, device), written(block, tries, device) if form == "layouts" else None))
+        by_groups = BACKEND.of(own) == "gluon"
+        if fixed or not by_groups:
+            tries = (own,) if fixed else (own, *near(block, own, device))
+            made.append((planned(block, tries, device), None if by_groups or form != "layouts" else picked(block, device)))
+        else:
+            made.append((picked(block, device) or planned(block, (own,), device), None))
     if json:
         print_json(
             {"target": device.name, "hypothetical": device.hypothetical, "kernels": [document(p, device, g) for p, g in made]}
@@ -134,7 +140,10 @@ def _show_layouts(found: KernelGraph, schedule: Schedule, device: Device, form: 
 def _show_plan(p: Planned, gluon: Planned | None, device: Device) -> None:
     assert p.plan is not None
     print_table(f"{p.block.name}: {p.schedule}", ("what", "choice", "how"), rows(p))
-    notes = [*p.plan.limits, f"{p.modes} ways to share the work, {p.asked} of them solved"]
+    notes = [
+        *p.plan.limits,
+        f"{counted(p.modes, 'way')} to share an SM, {p.asked} solved, the best of {counted(p.tried, 'schedule')}",
+    ]
     if gluon is not None:
         notes.append(f"in Gluon, {gluon.us:.2f} µs: --schedule '{gluon.schedule}'")
     print_table(f"{p.us:.2f} µs on {device.title}", ("", "of it", "µs >"), costs(p), notes)

@@ -45,11 +45,10 @@ from search.ranked import INSTANT
 from search.ranked import Effort
 from search.ranked import Ranked
 from search.ranked import Tuned
+from search.space.estimates import estimator
 from search.space.evolve import search
 from search.space.groups import by_warp_groups
 from search.space.groups import ranked_groups
-from search.space.hazards import hazardous
-from search.space.hazards import unwieldy
 from search.space.kernels import Estimator
 from search.space.launches import with_launches
 from search.space.polish import polished
@@ -136,15 +135,6 @@ def in_triton(block: BlockGraph, schedule: KernelSchedule, device: Device) -> Ke
         return schedule
     alone = KernelGraph(block.name, block.inputs, (block,), block.outputs)
     return rank_graph(alone, device, np.random.default_rng(0))[0][0].schedule.kernels[0]
-
-
-def estimator(device: Device, model: str = REFINED) -> Estimator:
-    """A model's seconds; infinite for what compilers are known to make wrong or slow code of."""
-
-    def estimate(f: Features) -> Counts:
-        return np.where(hazardous(f, device) | unwieldy(f), np.inf, MODELS[model](f, device))
-
-    return estimate
 
 
 def graph_seconds(candidate: Candidate, device: Device, model: str = REFINED) -> float:

@@ -31,10 +31,10 @@ from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from fuser.ir.schedule import bind
+from fuser.lower.given_options import check_options
 from fuser.lower.options import BACKEND
 from fuser.lower.options import FLATTEN
 from fuser.lower.options import OPTIONS
-from fuser.lower.options import check_options
 from fuser.lower.options import option_of
 from fuser.lower.options import tensor_of
 from fuser.superopt.structures import structures

@@ -18,6 +18,7 @@ from fuser.ir.layout.linear import bases_of
 from fuser.ir.layout.linear import memory_layout
 from fuser.ir.layout.named import Bases
 from fuser.ir.layout.named import Registers
+from fuser.ir.layout.plan import OUT
 from fuser.ir.layout.plan import Buffer
 from fuser.ir.layout.plan import LayoutPlan
 from fuser.ir.layout.tensors import SCALARS
@@ -218,7 +219,7 @@ class _Decomposer:
         return self.step(f"{way}.{place}.{width}", count, *((e,) for e in (ends if way == "ld" else ends[::-1])))
 
     def store(self, s: Stmt) -> Iterator[Spec]:
-        out = self.plan.buffer.get(f"{s.at.source} out")
+        out = self.plan.buffer.get(f"{s.at.source}{OUT}")
         yield from self.cast(s.value, s.dtype)
         held, there = self.operand(s.value), self.device(s)
         if out is None:

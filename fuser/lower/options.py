@@ -17,7 +17,6 @@ from typing import Any
 from typing import Generic
 from typing import TypeVar
 
-from fuser.errors import UsageError
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.schedule import KernelSchedule
 from fuser.lower.layers import find_layers
@@ -46,7 +45,8 @@ class Option(Generic[T]):
     ``parameter``: the compiler's keyword that takes the value. ``counts``: what it adds to the model's counts
     (:class:`cost_model.work.Work`, by field), given the features of a batch and its value, or its values in an array;
     ``modelled``: the model asks for it itself (:mod:`cost_model.execution`). Without either the model sees no effect. ``groups``:
-    it has a meaning for kernels by warp groups (``backend=gluon``) too.
+    it has a meaning for kernels by warp groups (``backend=gluon``) too. ``by_groups``: what searches try of it for these, where
+    that is something else.
     """
 
     name: str
@@ -67,6 +67,7 @@ class Option(Generic[T]):
     counts: Callable[[Any, Any], Mapping[str, Any]] | None = None
     modelled: bool = False
     groups: bool = False
+    by_groups: tuple[Any, ...] = ()
 
     def allows(self, value: Any) -> bool:
         return type(value) is self.kind and (not self.values or value in self.values)
@@ -120,7 +121,11 @@ class Option(Generic[T]):
 
     def at_place(self, p: Place, choice: Any, tensor: str = "") -> T | None:
         """The value that a choice stands for, or None where the option is not for the place (or tensor), or left out."""
-        if choice is None or not self.offered(p.device.arch, p.behind):
+        if choice is None:
+            return None
+        if self.by_groups and BACKEND.of(p.schedule) == "gluon":
+            return self.at(p, choice, tensor) if choice in self.by_groups else None
+        if not self.offered(p.device.arch, p.behind):
             return None
         if any(k in p.schedule.knob for k in rivals(self, tensor)) or not (self.groups or BACKEND.of(p.schedule) == "triton"):
             return None
@@ -179,8 +184,10 @@ def _kept(p: Place, choice: bool, tensor: str) -> bool | None:
 
 
 def _movable(p: Place, choice: bool, tensor: str) -> bool | None:
-    """In Triton: warp groups have operands moved so anyway."""
-    return choice if BACKEND.of(p.schedule) == "triton" and p.facts.movable(p.schedule, tensor) else None
+    """Warp groups have operands moved so anyway, and results unless they are to leave by pointers."""
+    if BACKEND.of(p.schedule) != "triton":
+        return choice if tensor in p.block.outputs and not choice else None
+    return choice if p.facts.movable(p.schedule, tensor) else None
 
 
 def _programs(p: Place, choice: int, tensor: str) -> int | None:
@@ -198,9 +205,14 @@ def _chained(p: Place) -> bool:
 
 
 def _shared_out(p: Place, choice: bool, tensor: str) -> bool | None:
+    if BACKEND.of(p.schedule) != "triton":
+        return choice if p.schedule.num_warps == ONE_GROUP and not PERSISTENT.of(p.schedule) else None
     loads = set(TMA.named(p.schedule)) & set(p.block.inputs)
     return choice if loads and p.facts.multiplies(p.schedule) else None
 
+
+ONE_GROUP = 4
+"""Warps of a group that fills its slots by itself."""
 
 # -- the table
 
@@ -301,7 +313,7 @@ AHEAD = entry(
 TMA = entry(
     "tma",
     bool,
-    "move a tensor's tiles by the host's tensor descriptor, not by pointers",
+    "move a tensor's tiles by the host's tensor descriptor, not by pointers (by warp groups False: results leave by pointers)",
     default=False,
     capability=90,
     choices=(True,),
@@ -309,6 +321,7 @@ TMA = entry(
     tensors=lambda block: {"": operands(block), "store": block.outputs},
     modelled=True,
     groups=True,
+    by_groups=(False,),
 )
 PERSISTENT = entry(
     "persistent",
@@ -340,6 +353,7 @@ SPECIALIZE = entry(
     choices=(True,),
     at=_shared_out,
     needs="tma",
+    by_groups=(False,),
 )
 
 
@@ -379,36 +393,8 @@ def given(arch: int, behind: bool) -> tuple[tuple[str, Any], ...]:
     return tuple(sorted((o.name, o.given) for o in found))
 
 
-def handed(schedule: KernelSchedule) -> tuple[tuple[str, Any], ...]:
-    """Keywords and values for the compiler, of options that it takes as they are."""
-    found = ((option_of(name), value) for name, value in schedule.knobs)
-    return tuple((o.parameter, value) for o, value in found if o is not None and o.parameter)
-
-
 @cache
 def rivals(option: Option[Any], tensor: str) -> Mapping[str, str]:
     """Names in a schedule that an option cannot stand beside, each with the reason."""
     mine = dict(option.excludes) | {o.name: why for o in OPTIONS.values() for name, why in o.excludes if name == option.name}
     return {OPTIONS[name].key(tensor): why for name, why in mine.items()}
-
-
-def check_options(knobs: Mapping[str, Any], tensors: Iterable[str], kernel: str) -> int:
-    """The least compute capability that the options of a kernel need. Raises :class:`UsageError` for an unknown option, a value
-    that it does not have, a tensor that the kernel does not use, or options that exclude each other."""
-    least = 80
-    for name, value in knobs.items():
-        option = option_of(name)
-        if option is None:
-            raise UsageError(f"{name!r} of {kernel!r} is no option of the lowering", f"options: {', '.join(OPTIONS)}")
-        if not option.allows(value):
-            values = ", ".join(map(repr, option.values)) or option.kind.__name__
-            raise UsageError(f"{value!r} is not a value of the option {name!r} of {kernel!r}", f"values: {values}")
-        tensor = tensor_of(name)
-        if tensor and tensor not in set(tensors):
-            raise UsageError(f"the option {name!r} of {kernel!r} names a tensor that the kernel does not use: {tensor!r}")
-        for other, why in rivals(option, tensor).items():
-            if value and knobs.get(other):
-                raise UsageError(f"{kernel!r} cannot have both options {name!r} and {other!r}: {why}", "leave one of them out")
-        if value not in (option.default, False):
-            least = max(least, option.capability)
-    return least

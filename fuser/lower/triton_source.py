@@ -33,6 +33,8 @@ from fuser.lower.frame_code import dependent_body
 from fuser.lower.frame_code import persistent
 from fuser.lower.frame_code import used
 from fuser.lower.frame_code import wait_once
+from fuser.lower.given_options import check_options
+from fuser.lower.given_options import handed
 from fuser.lower.kernel_source import KernelSource
 from fuser.lower.layer_code import without_idle
 from fuser.lower.options import AHEAD
@@ -40,8 +42,6 @@ from fuser.lower.options import BACKEND
 from fuser.lower.options import FLATTEN
 from fuser.lower.options import PDL
 from fuser.lower.options import ROOM
-from fuser.lower.options import check_options
-from fuser.lower.options import handed
 from fuser.lower.program_order import persistent_loop
 from fuser.lower.tiles import Tiles
 from fuser.lower.writer import TRITON_DTYPE

@@ -38,8 +38,7 @@ class Facts:
 
     @property
     def written(self) -> bool:
-        """Only what :mod:`fuser.lower.gluon` writes is allowed: a producer, loaded operands in shared memory, the schedule's
-        stages, one block an SM."""
+        """In Gluon, whose generator decides who computes what (:mod:`search.layouts.written`)."""
         return BACKEND.of(self.tiles.schedule) == "gluon"
 
     @staticmethod
@@ -47,6 +46,11 @@ class Facts:
         """Raises :class:`NoValidKernelError` where tiles are in pieces, or those of products have more than two dimensions."""
         tiles = Tiles.of(block, schedule)
         found = Facts(tiles, device, rows_of(tiles))
+        if found.written:
+            if device.arch != GROUPS_ARCH:
+                why = f"kernels by warp groups are for sm_{GROUPS_ARCH}, and {device.title} is sm_{device.arch}"
+                raise NoValidKernelError(why, f"leave out {BACKEND.key()}=gluon")
+            return found
         for axis, pieces in tiles.pieces.items():
             if len(pieces) > 1 and not (axis == found.rows and found.grouped):
                 raise NoValidKernelError(

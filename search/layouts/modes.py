@@ -46,9 +46,9 @@ def modes(f: Facts) -> Iterator[Mode]:
     """Those in which a kernel can run on the device."""
     blocks = range(1, min(MOST_BLOCKS, max(f.turns, 1)) + 1)
     for groups, warps in _groups(f):
-        for producer in ((True,) if f.written else (True, False)) if f.grouped else (False,):
+        for producer in (True, False) if f.grouped else (False,):
             for overlap in (False, True) if f.grouped and f.trips > 1 else (False,):
-                for b in (1,) if f.written and f.grouped else blocks:
+                for b in blocks:
                     threads = groups * warps * WARP + (GROUP if producer else 0)
                     registers = _registers(f, groups, producer, b, threads)
                     shared = _shared(f, b)
@@ -65,8 +65,6 @@ def _groups(f: Facts) -> Iterator[tuple[int, int]]:
     rows = f.tiles.plans[f.rows].tile
     for groups in range(1, MOST_GROUPS + 1):
         part = rows // groups
-        if f.written and groups * GROUP != f.tiles.schedule.num_warps * WARP:
-            continue
         if rows % groups == 0 and part % WGMMA_ROWS == 0 and not part & (part - 1):
             yield groups, GROUP // WARP
 

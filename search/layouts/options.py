@@ -13,6 +13,7 @@ from fuser.ir.layout.accesses import SECTOR
 from fuser.ir.layout.named import DotOperand
 from fuser.ir.layout.named import Mma
 from fuser.ir.layout.named import Registers
+from fuser.ir.layout.plan import OUT
 from fuser.ir.layout.plan import Buffer
 from fuser.ir.mugraph import Stmt
 from fuser.ir.program import DTYPE_BYTES
@@ -90,7 +91,7 @@ class Maker(Kernel):
                 if f.inside(load) and stages:
                     late = max(0.0, self.fetch - (stages - 1) * self.trip) - (self.fetch if stages == 1 and f.trips == 1 else 0)
                     moved.append(self.chain(f"{LATE}{load.value}", f.trips * max(late, 0.0)))
-                for place in ("shared", "registers") if left and not f.written else ("shared",):
+                for place in ("shared", "registers") if left else ("shared",):
                     read = self._read(load, users, place) * (1 + conflicts)
                     wait = (
                         f.times[load] * (lay.ROUND_TRIP + read / max(f.turns, 1)) if place == "registers" and f.grouped else 0.0
@@ -109,12 +110,10 @@ class Maker(Kernel):
         return added(*found, self.busy("copy", times * size / line * PER_LINE) if ring.by == "tma" else ())
 
     def _stages(self, load: Stmt) -> tuple[int, ...]:
-        if self.f.inside(load) and self.f.written:
-            return (max(self.f.tiles.schedule.num_stages, 1),)
         if self.f.inside(load):
             return tuple(s for s in STAGES if s <= max(self.f.trips, 2))
         if self.f.persistent:  # the next tile's can come while this one is computed
-            return (2,) if self.f.written else (1, 2)
+            return (1, 2)
         return (1,)
 
     def _read(self, load: Stmt, users: Sequence[Stmt], place: str) -> float:
@@ -174,7 +173,7 @@ class Maker(Kernel):
             box = self.shape(order)
             size = f.bytes(store)
             for shared in lay.buffers_for(box, element, True):
-                out = Buffer(f"{store.at.source} out", store.dtype, box, self.m.groups, 1, shared, "tma", size)
+                out = Buffer(f"{store.at.source}{OUT}", store.dtype, box, self.m.groups, 1, shared, "tma", size)
                 wait = self.chain("staging", f.times[store] * lay.HANDSHAKE)
                 yield Option(f"buffer, {shared}", out, added(self.copied(out, f.times[store], size), wait), size)
 

@@ -27,6 +27,9 @@ MEANING = {
     "fp32": "fp32 lanes",
     "special": "special functions",
     "shuffle": "exchanges of lanes",
+    "empty": "launch, first and last block",
+    "chain": "a group's work, in turn",
+    "others": "waits for others and for data",
     "start": "first and last block",
     "fetch": "first loads",
     "products": "products of a group",
@@ -83,7 +86,8 @@ class Edge:
 @dataclass(frozen=True)
 class Problem:
     """``clocks`` and ``held`` are there with every choice; ``shared`` and ``registers`` are the most there is, ``held`` the
-    registers of what has no option, by point. ``others``: the part of an SM that is not one group's."""
+    registers of what has no option, by point. ``others``: the part of an SM that is not one group's; ``seen``: the share of the
+    rest that shows."""
 
     nodes: tuple[Node, ...]
     edges: tuple[Edge, ...]
@@ -93,6 +97,7 @@ class Problem:
     held: tuple[int, ...]
     others: float = 0.0
     about: Any = None
+    seen: float = SEEN
 
 
 @dataclass(frozen=True)
@@ -121,11 +126,11 @@ def together(clocks: Clocks) -> float:
     return late + sum(amount for term, amount in clocks if term not in UNITS and not term.startswith(LATE))
 
 
-def whole(clocks: Clocks, others: float) -> float:
+def whole(clocks: Clocks, p: Problem) -> float:
     """How long a kernel takes (as :mod:`cost_model.groups`: N groups of an SM are (N - 1) / N of it to each other)."""
     busy = [amount for term, amount in clocks if term in UNITS]
-    chain, longest = together(clocks), max(busy, default=0.0)
-    return max(chain + others * longest, longest) + SEEN * (chain + sum(busy))
+    chain, longest = together(clocks), max([0.0, *busy])
+    return max(chain + p.others * longest, longest) + p.seen * (chain + sum(busy))
 
 
 def judged(p: Problem, options: Sequence[int]) -> Choice | None:
@@ -138,7 +143,7 @@ def judged(p: Problem, options: Sequence[int]) -> Choice | None:
     held = [p.held[i] + sum(o.registers for n, o in zip(p.nodes, chosen, strict=True) if i in n.live) for i in points]
     if shared > p.shared or max(held, default=0) > p.registers:
         return None
-    return Choice(tuple(options), clocks, whole(clocks, p.others), shared, max(held, default=0))
+    return Choice(tuple(options), clocks, whole(clocks, p), shared, max(held, default=0))
 
 
 def fewer(p: Problem) -> Problem:
@@ -166,7 +171,7 @@ def bound(p: Problem) -> float:
     if sum(min(o.shared for o in n.options) for n in p.nodes) > p.shared or max(p.held, default=0) > p.registers:
         return float("inf")
     least = [added(*(((t, min(dict(o.clocks).get(t, 0.0) for o in n.options)),) for t in _terms(n))) for n in p.nodes]
-    return whole(added(p.clocks, *least), p.others)
+    return whole(added(p.clocks, *least), p)
 
 
 def _terms(n: Node) -> list[str]:
@@ -216,7 +221,7 @@ def _solved(p: Problem) -> list[int] | None:
             asked += unit >= pulp.lpSum(several)
     asked += longest >= unit
     asked += longest >= pulp.lpSum(shares["chain"]) + p.others * unit
-    asked += longest + SEEN * pulp.lpSum(v for several in shares.values() for v in several)
+    asked += longest + p.seen * pulp.lpSum(v for several in shares.values() for v in several)
     for used, most in _capacities(p, x):
         asked += pulp.lpSum(used) <= most
     asked.solve(pulp.HiGHS(msg=False, threads=1, gapRel=1e-9))

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from fuser.device import Device
@@ -21,12 +22,14 @@ from fuser.ir.layout.named import Registers
 from fuser.ir.layout.named import Shared
 from fuser.ir.layout.named import Slice
 from fuser.ir.layout.named import Swizzled
+from fuser.ir.layout.plan import OUT
 from fuser.ir.layout.plan import LayoutPlan
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.schedule import KernelSchedule
 from fuser.lower.decompose import decompose
-from fuser.lower.gluon.source import generate_gluon
-from fuser.lower.pieces import GROUPS_ARCH
+from fuser.lower.gluon.choices import choose
+from fuser.lower.gluon.split import shared_out
+from fuser.lower.options import TMA
 from fuser.lower.spec_text import shown
 from fuser.lower.tiles import Tiles
 from search.layouts.facts import Facts
@@ -35,13 +38,15 @@ from search.layouts.problem import UNITS
 from search.layouts.solve import Solved
 from search.layouts.solve import as_plan
 from search.layouts.solve import solved
-from search.layouts.tiles import in_gluon
-from search.layouts.tiles import ways_to_load
+from search.space.estimates import estimator
+from search.space.groups import ranked_groups
+from search.space.kernels import kernel_space
 
 
 @dataclass(frozen=True, eq=False)
 class Planned:
-    """A kernel with its schedule, and its layouts or why it has none. ``modes`` were possible, ``asked`` of the solver."""
+    """A kernel with its schedule, and its layouts or why it has none. ``modes`` were possible, ``asked`` of the solver;
+    ``tried`` schedules were compared."""
 
     block: BlockGraph
     schedule: KernelSchedule
@@ -50,6 +55,7 @@ class Planned:
     us: float = 0.0
     modes: int = 0
     asked: int = 0
+    tried: int = 1
     why: FuserError | None = None
 
 
@@ -68,22 +74,36 @@ def planned(block: BlockGraph, schedules: Sequence[KernelSchedule], device: Devi
         return Planned(block, schedules[0], why=why)
     s, schedule = best
     us = s.choice.total / device.clock * 1e6
-    return Planned(block, schedule, s.problem.about[0], as_plan(s), us, s.modes, s.asked)
+    return Planned(block, schedule, s.problem.about[0], as_plan(s), us, s.modes, s.asked, len(schedules))
 
 
-def written(block: BlockGraph, schedules: Sequence[KernelSchedule], device: Device) -> Planned | None:
-    """The best plan that Gluon's generator writes, near any of some schedules; None where it writes none."""
-    if device.arch != GROUPS_ARCH:
-        return None
-    tiles = planned(block, [in_gluon(s) for s in schedules], device)
-    found = planned(block, list(ways_to_load(tiles.schedule, device)), device) if tiles.plan else tiles
-    if found.plan is None:
-        return None
+def picked(block: BlockGraph, device: Device) -> Planned | None:
+    """The best kernel by warp groups of a block, and its layouts; None where Gluon's generator writes none."""
+    return next(iter(short_list(block, device)), None)
+
+
+def short_list(block: BlockGraph, device: Device) -> list[Planned]:
+    """Kernels by warp groups of a block, best first: who computes what (groups, their rows, columns or trips of a loop, a warp
+    that loads or none), of the schedules that the model ranks first, each with its best layouts."""
     try:
-        generate_gluon(Tiles.of(block, found.schedule), block.name)
-    except (NoValidKernelError, UnsupportedError):
-        return None
-    return found
+        ranked, _ = ranked_groups(kernel_space(block, device), estimator(device), SHORT, {})
+    except NoValidKernelError:
+        return []
+    several = (planned(block, [s], device) for _, s in ranked)
+    found = (replace(p, schedule=_said(p), tried=len(ranked)) for p in several if p.plan is not None)
+    return sorted(found, key=lambda p: p.us)
+
+
+SHORT = 12
+"""Schedules whose layouts are solved."""
+
+
+def _said(found: Planned) -> KernelSchedule:
+    """The schedule, with results by pointers where the plan has them so."""
+    own, plan = choose(shared_out(Tiles.of(found.block, found.schedule))), found.plan
+    assert plan is not None
+    pointed = [b.value.removesuffix(OUT) for b in own.buffers if b.value.endswith(OUT) and b.value not in plan.buffer]
+    return TMA.set(found.schedule, False, *pointed) if pointed else found.schedule
 
 
 def brief(layout: Registers | Shared) -> str:
@@ -111,6 +131,8 @@ def rows(found: Planned) -> list[tuple[str, str, str]]:
     assert p is not None
     groups = counted(p.consumers, "group") + f" of {p.warps} warps"
     shared_out = f"{p.part} of {p.divided!r} each" if p.divided else ""
+    if p.loop:
+        shared_out = f"{p.part} of {p.divided!r}; {p.shares} in turn take trips of {p.loop!r}"
     table = [
         ("threads", groups, shared_out),
         ("", "a producer warp loads" if p.producer else "groups load for themselves", f"{counted(p.blocks, 'block')} an SM"),

@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from dataclasses import replace
 
 from fuser.device import Device
 from fuser.errors import NoValidKernelError
@@ -19,6 +21,7 @@ from fuser.ir.layout.plan import Operand
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.schedule import KernelSchedule
 from search.layouts import layouts as lay
+from search.layouts import written
 from search.layouts.facts import Dims
 from search.layouts.facts import Facts
 from search.layouts.modes import PRODUCER_REGISTERS
@@ -48,7 +51,8 @@ class Solved:
 def solved(f: Facts, below: float = math.inf) -> Solved:
     """The best choice over all modes that takes less than ``below`` clocks. Raises :class:`NoValidKernelError` where there is
     none."""
-    problems = [fewer(p) for m in modes(f) if (p := problem(f, m)) is not None]
+    every = written.problems(f) if f.written else (p for m in modes(f) if (p := problem(f, m)) is not None)
+    problems = [fewer(p) for p in every]
     ranked = sorted((bound(p), i) for i, p in enumerate(problems))
     best: tuple[Choice, Problem] | None = None
     asked = 0
@@ -78,6 +82,11 @@ def plan_layouts(block: BlockGraph, schedule: KernelSchedule, device: Device) ->
 def as_plan(s: Solved) -> LayoutPlan:
     """The choice as what a generator reads."""
     f, m = s.problem.about
+    clock = f.device.clock / 1e6
+    costs = tuple((t, x / clock) for t, x in s.choice.clocks)
+    if f.written:
+        plan = written.as_plan(s.problem, s.choice.options)
+        return replace(plan, costs=(*costs, *plan.costs), limits=limits(s, dict(plan.costs)))
     k = Maker(f, m)
     chosen = {n.name: n.options[o] for n, o in zip(s.problem.nodes, s.choice.options, strict=True)}
     picked: dict[Dims, Registers] = {dims: chosen[f"tile {'·'.join(dims)}"].value for dims in k.classes}
@@ -98,7 +107,6 @@ def as_plan(s: Solved) -> LayoutPlan:
             loaded = f.feeds(f.block.by_value[a])
             place = chosen[f"buffer {a}"].value[1] if loaded else "shared" if i else "registers"
             operands.append(Operand(u.value, a, place if f.grouped else "registers"))
-    clock = f.device.clock / 1e6
     return LayoutPlan(
         m.groups,
         m.warps,
@@ -113,19 +121,18 @@ def as_plan(s: Solved) -> LayoutPlan:
         tuple(fragments),
         tuple(operands),
         tuple(u.value for u in f.dots if f.inside(u)) if m.overlap else (),
-        tuple((t, x / clock) for t, x in s.choice.clocks),
-        limits(s),
+        costs,
+        limits(s, {t: us for t, us in costs if t in UNITS}),
     )
 
 
-def limits(s: Solved) -> tuple[str, ...]:
-    """What holds the choice where it is, as text."""
+def limits(s: Solved, busy: Mapping[str, float]) -> tuple[str, ...]:
+    """What holds the choice where it is, as text; ``busy``: µs of units."""
     p, c = s.problem, s.choice
-    busy = [(x, t) for t, x in c.clocks if t in UNITS]
-    chain = together(c.clocks)
-    longest = max([(chain, "the waits of a group"), *busy])
+    waits = together(tuple((t, x) for t, x in c.clocks if t != "others")) / s.problem.about[0].device.clock * 1e6
+    longest = max([(waits, "the work of a group"), *((us, MEANING[t]) for t, us in busy.items())])
     return (
-        f"longest: {MEANING.get(longest[1], longest[1])}",
+        f"longest: {longest[1]}",
         f"registers: {c.registers} of {p.registers} a thread",
         f"shared memory: {c.shared} of {p.shared} B a block",
     )

@@ -1,7 +1,4 @@
-"""Schedules near one, whose tiles warp groups can share: rows of one to four groups, columns and sums that are powers of two.
-
-A schedule for Gluon has neighbours that its generator writes: groups as warps, stages, blocks that stay (``persistent``).
-"""
+"""Schedules near one, whose tiles warp groups can share: rows of one to four groups, columns and sums that are powers of two."""
 
 from __future__ import annotations
 
@@ -14,10 +11,6 @@ from fuser.errors import NoValidKernelError
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import bind
-from fuser.lower.gluon.choices import TAKEN
-from fuser.lower.options import BACKEND
-from fuser.lower.options import PERSISTENT
-from fuser.lower.options import option_of
 from fuser.lower.pieces import GROUPS_ARCH
 from fuser.lower.pieces import next_power
 from fuser.lower.tiles import Tiles
@@ -26,7 +19,6 @@ from search.layouts.facts import rows_of
 from search.layouts.modes import MOST_GROUPS
 
 LOOPS = (32, 64, 128, 256)
-STAGES = (2, 3, 4)
 WARPS = (4, 8)
 
 
@@ -55,16 +47,3 @@ def near(block: BlockGraph, schedule: KernelSchedule, device: Device) -> Iterato
     for groups, *values in itertools.product(range(1, MOST_GROUPS + 1), *sizes):
         tiles = rounded | {row: WGMMA_ROWS * groups} | dict(zip(cut, values, strict=True))
         yield replace(schedule, tiles=tuple(sorted(tiles.items())), num_warps=4 * groups)
-
-
-def in_gluon(schedule: KernelSchedule, stages: int = 3, programs: int = 0) -> KernelSchedule:
-    """The schedule as Gluon's generator takes it; ``programs``: blocks that stay."""
-    dropped = {k: None for k, _ in schedule.knobs if (option := option_of(k)) is None or option.name not in TAKEN}
-    knobs = {BACKEND.key(): "gluon", PERSISTENT.key(): programs or None}
-    return replace(schedule.with_knobs(**dropped).with_knobs(**knobs), num_stages=stages)
-
-
-def ways_to_load(schedule: KernelSchedule, device: Device) -> Iterator[KernelSchedule]:
-    """A schedule for Gluon with each number of stages, of blocks that end and of blocks that stay."""
-    for stages, programs in itertools.product(STAGES, (0, device.sm_count)):
-        yield in_gluon(schedule, stages, programs)

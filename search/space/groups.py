@@ -5,6 +5,7 @@ all other tiles are powers of two.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 from math import inf
@@ -28,6 +29,8 @@ from fuser.lower.options import BACKEND
 from fuser.lower.options import FLATTEN
 from fuser.lower.options import OPTIONS
 from fuser.lower.options import PERSISTENT
+from fuser.lower.options import SPECIALIZE
+from fuser.lower.options import TMA
 from fuser.lower.options import given
 from fuser.lower.pieces import GROUPS_ARCH
 from fuser.lower.pieces import next_power
@@ -37,6 +40,7 @@ from search.space.kernels import Batch
 from search.space.kernels import Estimator
 from search.space.kernels import KernelSpace
 from search.space.knobs import Choice
+from search.space.knobs import Setting
 from search.space.knobs import TileSize
 
 STAGES = (2, 3, 4, 5)
@@ -51,6 +55,10 @@ HEIGHTS = (1, 2)
 GROUPS = range(1, MOST_GROUPS + 1)
 STAY = (0, 1, 2)
 """Blocks that stay on each SM; none where all end."""
+BY_POINTERS, ALONE = "by pointers", "alone"
+WAYS = (*STAY, BY_POINTERS, ALONE)
+"""How a kernel is ranked: with so many blocks that stay; of blocks that end also with results that leave by pointers, for which
+more of them may be side by side, and with one group that fills its slots itself."""
 LISTED = 32
 """Of the best by the estimate, among which the first that have a form are taken."""
 EVEN = 1.005
@@ -79,10 +87,20 @@ def group_space(space: KernelSpace) -> KernelSpace | None:
         tiles=tuple(TileSize(t.name, sizes[t.name]) for t in space.tiles),
         warps=Choice("warps", tuple(GROUP_WARPS * n for n in GROUPS)),
         stages=Choice("stages", STAGES),
-        settings=tuple(s for s in space.settings if s.option.groups and s.option is not FLATTEN),
+        settings=tuple(_settings(space)),
         always=((BACKEND.key(), "gluon"), *((n, value) for n, value in early if OPTIONS[n].groups)),
         notes=(),
     )
+
+
+def _settings(space: KernelSpace) -> Iterator[Setting]:
+    """Options that are searched, with the choices that are for warp groups."""
+    for s in space.settings:
+        if s.option.groups and s.option is not FLATTEN and not s.option.by_groups:
+            yield s
+    for o in OPTIONS.values() if space.settings else ():
+        names = (o.key(t) for t in space.block.outputs) if o.tensors else (o.name,)
+        yield from (Setting(n, (None, *o.by_groups)) for n in names if o.by_groups)
 
 
 def _lines(block: BlockGraph) -> dict[str, int]:
@@ -133,13 +151,14 @@ def ranked_groups(
 
 
 def _ranked(space: KernelSpace, estimate: Estimator) -> tuple[list[tuple[float, KernelSchedule]], int]:
-    """Schedules of blocks that end and of blocks that stay, best first; of those that differ in their stages alone one of the
+    """Schedules in each of :data:`WAYS`, best first; of those that differ in their stages alone one of the
     most stages that cost nothing, since estimates take every slot to come in time."""
-    found: list[list[tuple[float, int, Batch, int]]] = [[] for _ in STAY]
+    found: list[list[tuple[float, int, Batch, int]]] = [[] for _ in WAYS]
+    sms = space.device.sm_count
     count = 0
     for batch in space.batches({}):
         every = ((f.index, batch.with_options(f, np.ones(len(f), np.bool_))) for f in batch.groups)
-        parts = [(index, _staying(f, estimate, space.device.sm_count)) for index, f in every]
+        parts = [(index, _each_way(f, estimate, sms)) for index, f in every]
         for k, mine in enumerate(found):
             seconds = np.full(len(batch), inf)
             for index, part in parts:
@@ -149,8 +168,8 @@ def _ranked(space: KernelSpace, estimate: Estimator) -> tuple[list[tuple[float, 
             found[k] = heapq.nsmallest(LISTED, mine, key=lambda x: x[:2])
         count += len(batch)
     schedules = [
-        (seconds, batch.schedule(i).with_knobs(**({PERSISTENT.key(): each * space.device.sm_count} if each else {})))
-        for each, mine in zip(STAY, found, strict=True)
+        (seconds, batch.schedule(i).with_knobs(**_knobs(space.block, way, sms)))
+        for way, mine in zip(WAYS, found, strict=True)
         for seconds, _, batch, i in mine
     ]
     best: dict[Any, tuple[float, KernelSchedule]] = {}
@@ -168,18 +187,29 @@ def _ranked(space: KernelSpace, estimate: Estimator) -> tuple[list[tuple[float, 
     turned = [any(dict(s.tiles)[a] == TURNED for a in columns) for _, s in gains]
     straight = min((seconds for (seconds, _), t in zip(gains, turned, strict=True) if not t), default=inf)
     gains = [x for x, t in zip(gains, turned, strict=True) if not t or EVEN * x[0] < straight]  # so has the other way round
-    return sorted(gains, key=lambda x: x[0]), count * len(STAY)
+    return sorted(gains, key=lambda x: x[0]), count * len(WAYS)
 
 
-def _staying(f: Features, estimate: Estimator, sms: int) -> Counts:
-    """Seconds of candidates for each of :data:`STAY`, which are counted together."""
-    again = len(STAY)
-    sizes = {n: {a: np.tile(v, again) for a, v in getattr(f, n).items()} for n in ("extent", "tile", "trips", "grid")}
-    options = {**f.options, PERSISTENT.key(): np.repeat(np.array(STAY) * sms, len(f))}
-    index = np.arange(again * len(f))
-    blocks, warps, stages = (np.tile(x, again) for x in (f.blocks, f.warps, f.stages))
-    every = replace(f, index=index, blocks=blocks, warps=warps, stages=stages, options=options, **sizes)
-    return estimate(every).reshape(again, len(f))
+def _knobs(block: BlockGraph, way: int | str, sms: int) -> dict[str, Any]:
+    """The options of one of :data:`WAYS`."""
+    if way == BY_POINTERS:
+        return {TMA.key(t): False for t in block.outputs}
+    if way == ALONE:
+        return {SPECIALIZE.key(): False}
+    return {PERSISTENT.key(): way * sms} if way else {}
+
+
+def _each_way(f: Features, estimate: Estimator, sms: int) -> Counts:
+    """Seconds of candidates in each of :data:`WAYS`, which are counted together."""
+    often = len(WAYS)
+    sizes = {n: {a: np.tile(v, often) for a, v in getattr(f, n).items()} for n in ("extent", "tile", "trips", "grid")}
+    knobs = [_knobs(f.block, way, sms) for way in WAYS]
+    names = dict.fromkeys(n for k in knobs for n in k)
+    options = {n: np.repeat(np.array([k.get(n) for k in knobs], object), len(f)) for n in names}
+    index = np.arange(often * len(f))
+    blocks, warps, stages = (np.tile(x, often) for x in (f.blocks, f.warps, f.stages))
+    every = replace(f, index=index, blocks=blocks, warps=warps, stages=stages, options={**f.options, **options}, **sizes)
+    return estimate(every).reshape(often, len(f))
 
 
 def by_warp_groups(schedule: Schedule) -> bool:

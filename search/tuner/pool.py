@@ -43,6 +43,7 @@ from fuser.lower.pieces import GROUPS_ARCH
 from fuser.superopt.verify.verdicts import kept_verdict
 from search.ranked import Effort
 from search.ranked import Ranked
+from search.space.estimates import estimator
 from search.space.groups import ranked_groups
 from search.space.hazards import hazardous
 from search.space.hazards import unwieldy
@@ -50,7 +51,6 @@ from search.space.kernels import Batch
 from search.space.kernels import Rows
 from search.space.polish import polished
 from search.space.schedules import ScheduleSpace
-from search.tune import estimator
 from search.tune import graph_seconds
 from search.tune import library_seconds
 from search.tune import rank_graph

@@ -24,8 +24,8 @@ from search.cover.offers import Pricing
 from search.model_commands import kernel_of_model
 from search.ranked import INSTANT
 from search.ranked import Tuned
+from search.space.estimates import estimator
 from search.space.schedules import ScheduleSpace
-from search.tune import estimator
 from search.tune import tune_fast
 from search.tuner.memory import GENERATED
 from search.tuner.memory import open_memory

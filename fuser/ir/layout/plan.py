@@ -13,6 +13,9 @@ from typing import Literal
 from fuser.ir.layout.named import Registers
 from fuser.ir.layout.named import Shared
 
+OUT = " out"
+"""Behind the name of a tensor: the buffer through which it leaves."""
+
 
 @dataclass(frozen=True)
 class Buffer:
@@ -59,8 +62,9 @@ class Operand:
 class LayoutPlan:
     """Choices of one kernel.
 
-    ``consumers`` groups of ``warps`` warps compute; the tile of axis ``divided`` is cut into ``part`` elements for each of them
-    (where that axis is summed over, the groups' results are merged at the end). With ``producer`` a warp of its own issues
+    ``consumers`` groups of ``warps`` warps compute; the tile of axis ``divided`` is cut into ``part`` elements for each of them.
+    As many groups as there are ``shares`` have the same, and each takes its own trips of the loop over ``loop`` (what they sum up
+    is merged behind it). With ``producer`` a warp of its own issues
     the loads, else the consumers refill their buffers. ``registers`` are a consumer thread's, ``producer_registers`` a
     producer thread's; ``blocks`` are resident on an SM; a ``persistent`` block takes one tile of the grid after the other.
     ``overlap``: products that are still under way while the element-wise work of the next trip runs, by value.
@@ -82,6 +86,8 @@ class LayoutPlan:
     overlap: tuple[str, ...] = ()
     costs: tuple[tuple[str, float], ...] = ()
     limits: tuple[str, ...] = ()
+    shares: int = 1
+    loop: str = ""
 
     @cached_property
     def buffer(self) -> Mapping[str, Buffer]:

@@ -24,6 +24,7 @@ from fuser.lower.fold_code import rescale
 from fuser.lower.frame_code import hoisted
 from fuser.lower.frame_code import persistent
 from fuser.lower.frame_code import used
+from fuser.lower.given_options import check_options
 from fuser.lower.gluon import folds
 from fuser.lower.gluon.consumer import begun
 from fuser.lower.gluon.consumer import computed
@@ -44,7 +45,6 @@ from fuser.lower.kernel_source import KernelSource
 from fuser.lower.options import BACKEND
 from fuser.lower.options import HOIST
 from fuser.lower.options import ROOM
-from fuser.lower.options import check_options
 from fuser.lower.tiles import Tiles
 from fuser.lower.writer import TRITON_DTYPE
 

@@ -22,12 +22,14 @@ from fuser.ir.layout.named import MmaShared
 from fuser.ir.layout.named import Registers
 from fuser.ir.layout.named import Slice
 from fuser.ir.layout.named import Swizzled
+from fuser.ir.layout.plan import OUT
 from fuser.ir.layout.plan import Buffer
 from fuser.ir.layout.plan import Fragment
 from fuser.ir.layout.plan import LayoutPlan
 from fuser.ir.layout.plan import Operand
 from fuser.ir.mugraph import Stmt
 from fuser.ir.program import DTYPE_BYTES
+from fuser.ir.schedule import KernelSchedule
 from fuser.lower.descriptors import Descriptor
 from fuser.lower.descriptors import describe
 from fuser.lower.descriptors import describe_view
@@ -40,6 +42,7 @@ from fuser.lower.options import BACKEND
 from fuser.lower.options import OPTIONS
 from fuser.lower.options import PERSISTENT
 from fuser.lower.options import SPECIALIZE
+from fuser.lower.options import TMA
 from fuser.lower.options import option_of
 from fuser.lower.tiles import Tiles
 
@@ -185,16 +188,23 @@ LEAST_TILE = 1024
 """Bytes from which on a tile is worth a copy of its own."""
 
 
+def pointed(schedule: KernelSchedule, tensor: str) -> bool:
+    """Whether a result is asked to leave by pointers."""
+    return schedule.knob.get(TMA.key(tensor)) is False
+
+
 def stagings(split: Split) -> Iterator[tuple[str, Buffer]]:
     """Buffers through which results leave, by tensor, where the copy engine can write them."""
     tiles = split.tiles
     for s in tiles.block.stores:
+        if pointed(tiles.schedule, s.at.source):
+            continue
         try:
             described = view_of(tiles, s)
         except NoValidKernelError:
             continue
         if set(described.axes) >= set(tiles.dims(s.axes)) and len(tiles.dims(s.axes)) == len(tiles.natural(_made(tiles, s))):
-            yield s.at.source, buffer_of(split, f"{s.at.source} out", s.dtype, described, split.turns)
+            yield s.at.source, buffer_of(split, f"{s.at.source}{OUT}", s.dtype, described, split.turns)
 
 
 def merged(split: Split, found: Mapping[str, Registers]) -> Iterator[Buffer]:
@@ -314,6 +324,8 @@ def choose(split: Split) -> LayoutPlan:
         (*loads, *outs, *handed),
         tuple(fragments),
         tuple(operands),
+        shares=split.parts,
+        loop=split.loop.axis if split.loop else "",
     )
 
 
@@ -336,23 +348,26 @@ def refills(tiles: Tiles, buffers: Sequence[Buffer]) -> bool:
 
 
 def followed(split: Split, own: LayoutPlan, given: LayoutPlan) -> LayoutPlan:
-    """The plan with what a solver has chosen otherwise: stages of rings, layouts of registers, blocks on an SM. Raises
-    :class:`NoValidKernelError` for a form that is not written."""
-    if not given.producer or any(b.by != "tma" for b in given.buffers):
+    """The plan with what a solver has chosen otherwise: slots and swizzles of rings, results by the copy engine or by pointers,
+    layouts of registers, blocks on an SM. Raises :class:`NoValidKernelError` for a form that is not written."""
+    if (own.producer and not given.producer) or any(b.by == "cp.async" for b in given.buffers):
         raise refuse(split.tiles, "its plan has no warp that loads", "take a plan with a producer, by the copy engine")
     if (given.consumers, given.warps, given.divided, given.part) != (own.consumers, own.warps, own.divided, own.part):
         raise refuse(split.tiles, f"its plan shares {given.divided!r} out otherwise than the schedule's warps do")
-    buffers = tuple(
-        replace(b, stages=n, bytes=b.bytes // b.stages * n)
-        for b in own.buffers
-        for n in [given.buffer[b.value].stages if b.value in given.buffer and split.parts == 1 else b.stages]
-    )
+    buffers = []
+    for b in own.buffers:
+        theirs = given.buffer.get(b.value)
+        if theirs is not None:
+            buffers.append(replace(b, stages=theirs.stages, layout=theirs.layout, bytes=b.bytes // b.stages * theirs.stages))
+        elif not b.value.endswith(OUT):  # results that have none leave by pointers
+            buffers.append(b)
     fragments = tuple(given.fragment.get(f.value, f) for f in own.fragments)
     if (most := sum(b.bytes for b in buffers)) > SHARED - BARRIERS:
         raise OutOfResourcesError(f"the plan of {split.tiles.block.name!r} needs {most} bytes of shared memory")
-    producer = refills(split.tiles, buffers)
+    producer = refills(split.tiles, buffers) and not _alone(split)
     registers = int(of_a_consumer(own.consumers, producer, given.blocks))
-    return replace(own, producer=producer, buffers=buffers, fragments=fragments, blocks=given.blocks, registers=registers)
+    changed = replace(own, producer=producer, registers=registers, blocks=given.blocks)
+    return replace(changed, buffers=tuple(buffers), fragments=fragments)
 
 
 def planned(tiles: Tiles, given: LayoutPlan | None = None) -> tuple[Split, LayoutPlan]:

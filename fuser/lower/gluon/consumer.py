@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from contextlib import nullcontext
 
 from fuser.errors import UnsupportedError
+from fuser.ir.layout.plan import OUT
 from fuser.ir.mugraph import Stmt
 from fuser.ir.tiling import Init
 from fuser.ir.tiling import Loop
@@ -359,7 +360,7 @@ def stored(w: GroupWriter, stmt: Stmt, again: bool) -> None:
     if stmt.dtype != value.dtype:
         text = f"{text}.to({TRITON_DTYPE[stmt.dtype]})" if value.layout else f"gl.cast({text}, {TRITON_DTYPE[stmt.dtype]})"
     source = stmt.at.source
-    if (buffer := w.plan.buffer.get(f"{source} out")) is None:
+    if (buffer := w.plan.buffer.get(f"{source}{OUT}")) is None:
         mask = w.masks(stmt.axes, combo, value.layout, stmt.at)
         w.emit(f"gl.store({w.pointer(stmt, combo, value.layout)}, {text}{f', mask={mask}' if mask else ''})")
         return

@@ -17,6 +17,7 @@ from functools import cached_property
 
 from fuser.ir.fuse import identifier
 from fuser.ir.layout.named import MmaShared
+from fuser.ir.layout.plan import OUT
 from fuser.ir.layout.plan import LayoutPlan
 from fuser.ir.mugraph import Stmt
 from fuser.ir.tiling import Loop
@@ -28,6 +29,7 @@ from fuser.lower.frame_code import Chain
 from fuser.lower.frame_code import hoisted
 from fuser.lower.frame_code import persistent
 from fuser.lower.frame_code import used
+from fuser.lower.given_options import check_options
 from fuser.lower.gluon.across import across
 from fuser.lower.gluon.across import write as write_across
 from fuser.lower.gluon.choices import WIDEST
@@ -65,7 +67,6 @@ from fuser.lower.options import FLATTEN
 from fuser.lower.options import HOIST
 from fuser.lower.options import ROOM
 from fuser.lower.options import TMA
-from fuser.lower.options import check_options
 from fuser.lower.tiles import Tiles
 
 IMPORTS = """from triton.experimental import gluon
@@ -195,7 +196,7 @@ def generate_gluon(tiles: Tiles, name: str, chain: Chain | None = None, given: L
 def _described(split: Split, plan: LayoutPlan) -> Iterator[tuple[Stmt, Descriptor]]:
     """Descriptors, with the swizzle of their buffers."""
     for s in split.tiles.block.stmts:
-        if s.access and (buffer := plan.buffer.get(s.value if s.kind == "load" else f"{s.access.source} out")):
+        if s.access and (buffer := plan.buffer.get(s.value if s.kind == "load" else f"{s.access.source}{OUT}")):
             assert isinstance(buffer.layout, MmaShared)
             yield s, replace(view_of(split.tiles, s), swizzle=(0, 32, 64, 128).index(buffer.layout.swizzle))
 
@@ -365,7 +366,7 @@ def _entry(kernel: _Kernel) -> tuple[str, list[str]]:
         for line in allocated(w, ring):
             w.emit(line)
     for b in plan.buffers:
-        if b.value.endswith((" out", " part")):
+        if b.value.endswith((OUT, " part")):
             for line in room(w, b):
                 w.emit(line)
     if kernel.split.loop:

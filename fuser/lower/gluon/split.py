@@ -7,6 +7,9 @@ import math
 from dataclasses import dataclass
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
+
+import numpy as np
 
 from fuser.errors import NoValidKernelError
 from fuser.ir.mugraph import Stmt
@@ -68,6 +71,25 @@ def refuse(tiles: Tiles, why: str, way: str = "") -> NoValidKernelError:
     return NoValidKernelError(f"{tiles.block.name!r} has no form {form}: {why}", way or f"leave out {BACKEND.key()}={backend}")
 
 
+# -- who has which rows: of integers, or of arrays of them, as the model prices candidates
+
+
+def parts_of(rows: Any, groups: Any) -> Any:
+    """How many groups have the same rows, where there are fewer times 64 of them than groups."""
+    tall = np.maximum(rows // ROWS, 1)
+    return np.where((rows % ROWS == 0) & (tall < groups) & (groups % tall == 0), groups // tall, 1)
+
+
+def divides(part: Any, multiplied: bool) -> Any:
+    """Whether a group can have so many rows."""
+    return (part > 0) & (part & (part - 1) == 0) & (part % (ROWS if multiplied else 1) == 0)
+
+
+def columns_divide(rows: Any, columns: Any, groups: Any) -> Any:
+    """Whether groups share out the columns of products instead: only what is shared out may be three times a power of two."""
+    return (columns & (columns - 1) > 0) & (rows & (rows - 1) == 0) & (columns % (groups * ROWS) == 0)
+
+
 def shared_out(tiles: Tiles) -> Split:
     """The rows of a schedule's tile shared out to its groups of four warps."""
     warps = tiles.schedule.num_warps
@@ -84,12 +106,11 @@ def shared_out(tiles: Tiles) -> Split:
     plan = tiles.plans[axis]
     if turns := in_turn(tiles, groups):
         return Split(tiles, axis, 1, turns=turns)
-    parts = 1
-    if products(tiles) and plan.tile % ROWS == 0 and plan.tile // ROWS < groups and groups % (plan.tile // ROWS) == 0:
-        parts, groups = groups // (plan.tile // ROWS), plan.tile // ROWS
+    parts = int(parts_of(plan.tile, groups)) if products(tiles) else 1
+    groups //= parts
     loop = shared_loop(tiles, parts) if parts > 1 else None
     part, rest = divmod(plan.tile, groups)
-    if rest or part & (part - 1) or (part % ROWS and products(tiles)):
+    if rest or not divides(part, bool(products(tiles))):
         raise refuse(
             tiles,
             f"{plan.tile} rows of {axis!r} are not {groups} × a power of two" + (f" from {ROWS} on" * bool(products(tiles))),
@@ -116,14 +137,13 @@ class Turned(Tiles):
 
 
 def _turned(tiles: Tiles, rows: str, groups: int) -> str:
-    """The columns of all products where these are what groups share out: only rows may be three times a power of two."""
+    """The columns of all products where these are what groups share out."""
     dots = products(tiles)
     columns = {tiles.natural(s)[1] for s in dots}
     if len(columns) != 1 or any(tiles.block.by_value[a].kind != "load" for s in dots for a in s.args):
         return ""
     (axis,) = columns
-    odd, even = tiles.plans[axis].tile, tiles.plans[rows].tile
-    return axis if odd & (odd - 1) and not even & (even - 1) and odd % (groups * ROWS) == 0 else ""
+    return axis if columns_divide(tiles.plans[rows].tile, tiles.plans[axis].tile, groups) else ""
 
 
 def in_turn(tiles: Tiles, groups: int) -> int:

@@ -12,12 +12,8 @@ from fuser.device import load_device
 from fuser.errors import NoValidKernelError
 from fuser.ir.layout.named import Mma
 from fuser.ir.layout.named import MmaShared
-from fuser.ir.layout.plan import Buffer
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.schedule import KernelSchedule
-from fuser.lower.gluon.choices import choose
-from fuser.lower.gluon.split import shared_out
-from fuser.lower.tiles import Tiles
 from fuser.superopt.structures import structures
 from fuser.workloads import workload
 from search.layouts.facts import Facts
@@ -25,10 +21,8 @@ from search.layouts.modes import modes
 from search.layouts.options import problem
 from search.layouts.problem import judged
 from search.layouts.report import planned
-from search.layouts.report import written
 from search.layouts.solve import plan_layouts
 from search.layouts.solve import solved
-from search.layouts.tiles import near
 
 H200 = load_device("h200")
 ATTENTION = "n [b=1 h=64 k=64 m={m} n={n}] warps=4 stages=3"
@@ -137,32 +131,3 @@ def test_what_has_no_plan_says_why(name, text, says):
     with pytest.raises(NoValidKernelError, match=says) as error:
         plan_layouts(b, schedule(text, b), H200)
     assert error.value.hint
-
-
-@pytest.mark.parametrize(
-    "name, text, groups",
-    [
-        ("graphene/fmha", "n [b=1 h=64 k=64 m=64 n=48] warps=4 stages=4", (3, 64, 160)),
-        ("graphene/gemm-bias-relu", "k [k=64 m=128 n=256] warps=8 stages=4 tma_A=True unroll=True", (4, 64, 112)),
-    ],
-)
-def test_what_gluon_writes_has_the_layouts_of_the_plan(name, text, groups):
-    """Near a schedule that it refuses, one that it takes; the attention with the tiles that were the fastest by hand."""
-    b = block(name)
-    own = schedule(text, b)
-    found = written(b, [own, *near(b, own, H200)], H200)
-    assert found is not None and found.plan is not None
-    assert (found.plan.consumers, found.plan.part, found.plan.registers) == groups
-    theirs = choose(shared_out(Tiles.of(b, found.schedule)))
-    assert (theirs.consumers, theirs.part, theirs.registers) == groups
-    mine = {f.value: f.layout for f in found.plan.fragments}
-    assert {f.value: f.layout for f in theirs.fragments}.items() <= mine.items()
-    for ring in theirs.buffers:
-        if ring.value in found.plan.buffer:
-            same = found.plan.buffer[ring.value]
-            assert (same.bytes, same.stages, swizzle(same)) == (ring.bytes, ring.stages, swizzle(ring))
-
-
-def swizzle(ring: Buffer) -> int:
-    assert isinstance(ring.layout, MmaShared)
-    return ring.layout.swizzle

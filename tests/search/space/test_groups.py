@@ -27,11 +27,11 @@ from fuser.workloads import workload
 from search.cover import model
 from search.ranked import QUICK
 from search.ranked import Tuned
+from search.space.estimates import estimator
 from search.space.groups import group_space
 from search.space.groups import ranked_groups
 from search.space.launches import chained
 from search.space.schedules import ScheduleSpace
-from search.tune import estimator
 from search.tune import in_triton
 from search.tune import tune_fast
 from search.tuner.pool import jobs_of

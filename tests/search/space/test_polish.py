@@ -26,12 +26,12 @@ from fuser.lower.triton_source import generate_graph
 from fuser.superopt.structures import one_kernel
 from fuser.superopt.structures import structures
 from fuser.workloads import workload
+from search.space.estimates import estimator
 from search.space.places import places
 from search.space.polish import WITHIN
 from search.space.polish import estimated
 from search.space.polish import polished
 from search.space.polish import sets
-from search.tune import estimator
 from search.tune import graph_seconds
 from search.tune import tune_fast
 

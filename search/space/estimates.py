@@ -1,0 +1,23 @@
+"""What ranks candidates: a model, without what compilers are known to make wrong or slow code of."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cost_model.features import Counts
+from cost_model.features import Features
+from cost_model.models import MODELS
+from cost_model.names import REFINED
+from fuser.device import Device
+from search.space.hazards import hazardous
+from search.space.hazards import unwieldy
+from search.space.kernels import Estimator
+
+
+def estimator(device: Device, model: str = REFINED) -> Estimator:
+    """A model's seconds; infinite for what compilers are known to make wrong or slow code of."""
+
+    def estimate(f: Features) -> Counts:
+        return np.where(hazardous(f, device) | unwieldy(f), np.inf, MODELS[model](f, device))
+
+    return estimate
