@@ -152,9 +152,9 @@ def _narrowest(f: Features, stmt: Stmt) -> str:
     return min((f.block.by_value[a].dtype for a in stmt.args), key=lambda d: DTYPE_BYTES[d])
 
 
-def by_groups(f: Features) -> NDArray[np.bool_]:
+def by_groups(f: Features, backend: str = "gluon") -> NDArray[np.bool_]:
     """Which candidates are written in Gluon."""
-    return setting(f, BACKEND) == "gluon" if BACKEND.key() in f.options else np.zeros(len(f), np.bool_)
+    return setting(f, BACKEND) == backend if BACKEND.key() in f.options else np.zeros(len(f), np.bool_)
 
 
 def held_by_groups(f: Features, device: Device) -> Held:

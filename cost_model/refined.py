@@ -78,6 +78,10 @@ arithmetic, which other blocks' loads stand beside. Of 245 schedules of products
 take. The first choices lose 0.17 µs, 0.13 by the prices of kernels by themselves: so these choose."""
 WARM_PART = 4
 """What a kernel reads is in L2 where it fills one part in so many: the one in front leaves it there, or brings it."""
+UNTRIED = 1.1
+"""Times the estimate of the same schedule in Triton that a kernel by cp.async and mma from Gluon (``backend=gluon_mma``) is taken
+to need: no GPU of sm_80 has run one, so that measuring alone may choose it. On an H200 the one that was compared took 1.14 times
+as long (experiments/results/h200-packed), where Triton's had wgmma."""
 TIE = 1e-4
 """Relative weight of what decides between candidates of equal time: fewer registers and bytes of shared memory."""
 
@@ -204,7 +208,8 @@ def _estimated(
     w, c = work(f, device), constants or constants_of(device)
     mine = groups.by_groups(f)
     if not mine.any():
-        return w, times(w, device, c, chained)
+        found = times(w, device, c, chained)
+        return w, found | {"seconds": found["seconds"] * np.where(groups.by_groups(f, "gluon_mma"), UNTRIED, 1.0)}
     own = groups.priced(f, w, device, c)
     held = {n: np.where(mine, own.pop(n), getattr(w, n)) for n in ("resident", "registers", "shared")}
     found = times(w, device, c, chained) if not mine.all() else own

@@ -46,7 +46,7 @@ class Option(Generic[T]):
     (:class:`cost_model.work.Work`, by field), given the features of a batch and its value, or its values in an array;
     ``modelled``: the model asks for it itself (:mod:`cost_model.execution`). Without either the model sees no effect. ``groups``:
     it has a meaning for kernels by warp groups (``backend=gluon``) too. ``by_groups``: what searches try of it for these, where
-    that is something else.
+    that is something else; ``tried_on``: the first and the last capability for which they try it, where that are others.
     """
 
     name: str
@@ -68,6 +68,7 @@ class Option(Generic[T]):
     modelled: bool = False
     groups: bool = False
     by_groups: tuple[Any, ...] = ()
+    tried_on: tuple[int, int] = (0, 0)
 
     def allows(self, value: Any) -> bool:
         return type(value) is self.kind and (not self.values or value in self.values)
@@ -111,7 +112,8 @@ class Option(Generic[T]):
 
     def offered(self, arch: int, behind: bool) -> bool:
         """Whether searches try it for kernels at all."""
-        return bool(self.choices) and arch >= self.capability and (behind or not self.behind)
+        first, last = self.tried_on if any(self.tried_on) else (self.capability, arch)
+        return bool(self.choices) and first <= arch <= last and (behind or not self.behind)
 
     def keys(self, block: BlockGraph) -> tuple[str, ...]:
         """Its names in schedules of a block."""
@@ -209,6 +211,11 @@ def _shared_out(p: Place, choice: bool, tensor: str) -> bool | None:
         return choice if p.schedule.num_warps == ONE_GROUP and not PERSISTENT.of(p.schedule) else None
     loads = set(TMA.named(p.schedule)) & set(p.block.inputs)
     return choice if loads and p.facts.multiplies(p.schedule) else None
+
+
+def _by_warps(p: Place, choice: str, tensor: str) -> str | None:
+    mine = BACKEND.set(p.schedule, choice)
+    return choice if p.block.contracts and p.facts.by_warps(mine) else None
 
 
 ONE_GROUP = 4
@@ -357,7 +364,7 @@ SPECIALIZE = entry(
 )
 
 
-# without choices: kernels by warp groups have tiles of their own, so that searches rank them as a space of their own
+# kernels by warp groups are no choice: they have tiles of their own, so that searches rank them as a space of their own
 BACKEND = entry(
     "backend",
     str,
@@ -365,6 +372,9 @@ BACKEND = entry(
     values=("triton", "gluon", "gluon_mma"),
     default="triton",
     capability=90,
+    choices=("gluon_mma",),
+    at=_by_warps,
+    tried_on=(80, 89),
     modelled=True,
     groups=True,
 )

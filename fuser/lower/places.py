@@ -20,13 +20,14 @@ class Facts:
 
     ``movable``: whether a tensor may have a descriptor under a schedule; ``kept``: values whose sums stay apart by lane until
     their loop ends; ``multiplies``: whether some innermost loop multiplies on tensor cores; ``resident``: programs that an SM
-    holds at the same time, by the model.
+    holds at the same time, by the model; ``by_warps``: whether a schedule has a form for ``backend=gluon_mma``.
     """
 
     movable: Callable[[KernelSchedule, str], bool]
     kept: Callable[[KernelSchedule], frozenset[str]]
     multiplies: Callable[[KernelSchedule], bool]
     resident: Callable[[], int]
+    by_warps: Callable[[KernelSchedule], bool]
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any
 from cost_model import refined
 from cost_model.features import schedule_features
 from fuser.device import Device
+from fuser.errors import FuserError
 from fuser.ir.candidate import Candidate
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
@@ -16,6 +17,7 @@ from fuser.ir.placement import place as placed
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import bind
 from fuser.lower.descriptors import why_not
+from fuser.lower.gluon.by_warps import generate_by_warps
 from fuser.lower.options import BACKEND
 from fuser.lower.options import LAZY
 from fuser.lower.options import PAD
@@ -73,4 +75,11 @@ def place_of(block: BlockGraph, schedule: KernelSchedule, device: Device, follow
     def movable(s: KernelSchedule, tensor: str) -> bool:
         return fits(tiles(s), tensor)
 
-    return Place(bound, schedule, plans, device, follows, Facts(movable, kept, multiplies, resident))
+    def by_warps(s: KernelSchedule) -> bool:
+        try:
+            generate_by_warps(tiles(s), block.name)
+        except FuserError:
+            return False
+        return True
+
+    return Place(bound, schedule, plans, device, follows, Facts(movable, kept, multiplies, resident, by_warps))

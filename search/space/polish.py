@@ -29,6 +29,7 @@ from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from fuser.lower.descriptors import LEAST_BYTES
 from fuser.lower.descriptors import MAX_BOX
+from fuser.lower.options import BACKEND
 from fuser.lower.options import HOIST
 from fuser.lower.options import OPTIONS
 from fuser.lower.options import TMA
@@ -137,8 +138,10 @@ def sets(place: Place) -> list[KernelSchedule]:
     """The place's schedule, and it with every set of options that the model sees and the place allows, each once."""
     found = {place.schedule: None}
     for option in OPTIONS.values():
-        # those that are given are decided by rules: what they gain depends on the kernel in front
-        if option.seen and option.given is None and option.offered(place.device.arch, place.behind):
+        # those that are given are decided by rules: what they gain depends on the kernel in front; another language never gains
+        # by its price
+        seen = option.seen and option.given is None and option is not BACKEND
+        if seen and option.offered(place.device.arch, place.behind):
             found |= dict.fromkeys(s for mine in tuple(found) for s in _with(option, replace(place, schedule=mine)))
     return list(found)
 

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cost_model.constants import constants_of
+from cost_model.refined import estimate
 from fuser.device import load_device
 from fuser.errors import NoValidKernelError
 from fuser.errors import UsageError
@@ -19,6 +21,7 @@ from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from fuser.lower.check import check
 from fuser.lower.options import BACKEND
+from fuser.lower.options import OPTIONS
 from fuser.lower.triton_source import generate
 from fuser.lower.triton_source import generate_graph
 from fuser.superopt.structures import one_kernel
@@ -154,3 +157,45 @@ def test_columns_of_two_axes_have_a_form_whose_tile_is_along_the_inner_one() -> 
     assert dict(best.tiles)[outer] == 1
     (found,) = check([(program, Candidate(graph, Schedule((best,))))])
     assert found.passed, found
+
+
+def test_options_of_warp_groups_are_searched() -> None:
+    """No warp that loads, for one group whose blocks end; results by pointers."""
+    (space,) = ScheduleSpace(one_kernel(attention(256, 512, 64, 64)), H200, options=True).kernels
+    mine = group_space(space)
+    assert mine is not None
+    knobs = {s.name: s.values for s in mine.settings}
+    assert knobs["specialize"] == knobs["tma_O"] == (None, False)
+    text = "n [b=1 h=64 k=64 m=64 n=64] warps={} stages=3 backend=gluon{}"
+    for warps, more, value in ((4, "", False), (8, "", None), (4, " persistent=132", None)):
+        p = space.place(KernelSchedule.parse(text.format(warps, more), space.block))
+        assert OPTIONS["specialize"].at_place(p, False) is value
+        assert OPTIONS["tma"].at_place(p, False, "O") is False and OPTIONS["tma"].at_place(p, False, "Q") is None
+
+
+def test_an_sm_80_is_offered_cp_async_by_measurements_alone() -> None:
+    """No GPU of that kind has run it: its price is a tenth above Triton's."""
+    a100 = load_device("a100")
+    (space,) = ScheduleSpace(one_kernel(gemm(256, 256, 256)), a100, options=True).kernels
+    (setting,) = (s for s in space.settings if s.name == BACKEND.key())
+    assert setting.values == (None, "gluon_mma")
+    assert BACKEND.key() not in {
+        s.name for s in ScheduleSpace(one_kernel(gemm(256, 256, 256)), H200, options=True).kernels[0].settings
+    }
+    plain = KernelSchedule.parse("k [m=64 n=64 k=64] warps=4 stages=3", space.block)
+    mine = setting.at(space.place(plain), 1).schedule
+    assert BACKEND.of(mine) == "gluon_mma" and generate(space.block, mine).backend == "gluon_mma"
+    seconds = [estimate(space.block, s, a100)["seconds"] for s in (plain, mine)]
+    assert seconds[1] == pytest.approx(1.1 * seconds[0])
+    odd = KernelSchedule.parse("k [m=48 n=64 k=64] warps=4 stages=3", space.block)
+    assert BACKEND.of(setting.at(space.place(odd), 1).schedule) == "triton"  # in pieces, which it does not write
+    assert backends(tune_fast(gemm(256, 256, 256), a100)) == {"triton"}
+
+
+def test_dependent_launch_hides_the_start_of_either_language() -> None:
+    block = one_kernel(gemm(256, 256, 256)).blocks[0]
+    for backend in ("triton", "gluon"):
+        s = KernelSchedule.parse(f"k [m=64 n=64 k=64] warps=4 stages=3 backend={backend}", block)
+        alone, behind = (estimate(block, x, H200) for x in (s, s.with_knobs(pdl="early")))
+        assert alone["base"] - behind["base"] == pytest.approx(constants_of(H200).overlap)
+        assert alone["seconds"] > behind["seconds"] > H200.launch_latency / 4
