@@ -30,8 +30,8 @@ class Costs:
     store: float = 4.21e-9
     drain: float = 100e-12
     """A byte of a group's results on its way from registers."""
-    direct: float = 40e-12
-    """A byte that is stored by pointers, since shared memory has no room for it: products of 128 × 256 took 17 % longer so."""
+    direct: float = 60e-12
+    """A byte that is stored by pointers: 24 products took up to 27 % longer so, 36 attentions and chains up to 21 % (h200-layouts)."""
     merge: float = 732e-9
     """What groups with the same rows hand over behind a loop, each to the first."""
     pointed: float = 481e-9
@@ -55,9 +55,10 @@ class Costs:
     stay: float = 552e-12
     """What a trip takes longer where blocks go on to other places: slots and phases of rings are counted on."""
     refill: float = 70e-9
-    """What a trip with softmax takes longer where its group fills slots by itself, of seven pairs of equal schedules
-    (experiments/results/h200-packed/products.txt). That blocks then start sooner (0.3 to 0.6 µs in five of them) is not counted,
-    since kernels that load everything once have no loading warp either."""
+    """What a trip with softmax takes longer where its group fills slots by itself, of 19 pairs of equal schedules (h200-packed,
+    h200-layouts): those of 64 keys a trip took 5 to 10 % longer, of 128 keys up to 5 % less."""
+    sooner: float = 30e-9
+    """What a trip of loops that only multiply takes less then: five products took 2 to 7 % less."""
     base: float = 96.8e-9
     beside: float = 1.29
     """Exponent that joins a group's products with its arithmetic."""

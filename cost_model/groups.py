@@ -194,7 +194,7 @@ def times(w: Work, g: GroupWork, device: Device, c: Constants, p: Costs = COSTS)
     trips = g.streamed.trips + g.late.trips
     barriers = (p.handshake + p.stay * (w.programs < w.blocks)) * trips / h.parts
     streams, one = g.streamed.trips > g.late.trips, np.maximum(trips, 1.0)
-    barriers = barriers + np.where(h.alone & ~streams, p.refill * g.again, 0.0)
+    barriers = barriers + np.where(streams, -p.sooner, p.refill) * g.again * h.alone
     loops = multiplied(g.streamed) * (1.0 + p.taller * (h.tall - 1.0)) + alone[0] + products + barriers
     # a slot is filled again when its last reader is done
     inside = np.where(streams, loops + (h.groups - 1.0) * multiplied(g.streamed), loops)

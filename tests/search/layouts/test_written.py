@@ -80,8 +80,9 @@ def test_the_price_of_the_generators_own_choice_is_the_models(name: str, text: s
             if (plan.buffers, plan.fragments, plan.blocks) == (own.buffers, own.fragments, own.blocks)
         ]
         for o in same:
-            us = judged(p, o).total / H200.clock * 1e6
-            assert us == pytest.approx(estimate(b, s, H200)["seconds"] * 1e6)
+            choice = judged(p, o)
+            assert choice is not None
+            assert choice.total / H200.clock * 1e6 == pytest.approx(estimate(b, s, H200)["seconds"] * 1e6)
             assert plans[o].registers == own.registers
             return
     raise AssertionError("no choice is the generator's own")
@@ -151,7 +152,7 @@ def test_every_choice_is_written_and_right(program: TensorProgram, text: str) ->
     reference = program.evaluate({n: np.asarray(x, np.float64) for n, x in inputs.items()})
     (name,) = graph.outputs
     (*_, p) = written.problems(Facts.of(graph.blocks[0], s, H200))
-    chosen = [tuple(rng.integers(len(n.options)) for n in p.nodes) for rng in map(np.random.default_rng, range(4))]
+    chosen = [tuple(int(rng.integers(len(n.options))) for n in p.nodes) for rng in map(np.random.default_rng, range(4))]
     for options in dict.fromkeys(((0,) * len(p.nodes), *chosen)):
         if judged(p, options) is None:
             continue
