@@ -31,7 +31,7 @@ class Costs:
     drain: float = 100e-12
     """A byte of a group's results on its way from registers."""
     direct: float = 60e-12
-    """A byte that is stored by pointers: 24 products took up to 27 % longer so, 36 attentions and chains up to 21 % (h200-layouts)."""
+    """A byte that is stored by pointers: 24 products took up to 27 % longer so, 36 other kernels up to 21 % (h200-layouts)."""
     merge: float = 732e-9
     """What groups with the same rows hand over behind a loop, each to the first."""
     pointed: float = 481e-9

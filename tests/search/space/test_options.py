@@ -140,7 +140,7 @@ def test_every_option_that_is_searched_is_drawn_somewhere() -> None:
     found, rng = set[str](), np.random.default_rng(0)
     biased = structures(chain(bias=True))[0]
     several = (graphs("mcfuser/S1")[0], pair(), graphs("mirage/mha-inc")[0], graphs("graphene/mlp20")[0], biased)
-    for graph, device in (*((g, "b200") for g in several), (several[0], "h200")):
+    for graph, device in (*((g, "b200") for g in several), *((several[0], d) for d in ("h200", "a100"))):
         space = ScheduleSpace(graph, DEVICES[device], options=True)
         rows = 40 if len(graph.blocks[0].loads) > 4 else 400  # one of twenty products has forty times as many values to draw
         for row in space.population(rows, rng):
