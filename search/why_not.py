@@ -307,7 +307,10 @@ def _options(kernel: KernelSpace, schedule: KernelSchedule) -> Iterator[Reason]:
     for option in OPTIONS.values():
         for key in (k for k in schedule.knob if option_of(k) is option):
             value, tensor = schedule.knob[key], tensor_of(key)
-            if option.choices and all(option.at_place(place, c, tensor) != value for c in option.choices):
+            if (key, value) in kernel.always:
+                continue
+            choices = option.by_groups if option.by_groups and BACKEND.of(schedule) == "gluon" else option.choices
+            if choices and all(option.at_place(place, c, tensor) != value for c in choices):
                 yield Reason("options", f"{key} = {value} is not for these tiles: {option.says}")
             place = replace(place, schedule=option.set(place.schedule, value, tensor))
 

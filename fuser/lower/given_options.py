@@ -38,5 +38,5 @@ def check_options(knobs: Mapping[str, Any], tensors: Iterable[str], kernel: str)
             if value and knobs.get(other):
                 raise UsageError(f"{kernel!r} cannot have both options {name!r} and {other!r}: {why}", "leave one of them out")
         if value not in (option.default, False):
-            least = max(least, option.capability)
+            least = max(least, option.tried_on[0] if any(option.tried_on) and value in option.choices else option.capability)
     return least

@@ -42,7 +42,6 @@ from fuser.lower.gluon.source import helpers_of
 from fuser.lower.gluon.split import refuse
 from fuser.lower.gluon.writer import GroupWriter
 from fuser.lower.kernel_source import KernelSource
-from fuser.lower.options import BACKEND
 from fuser.lower.options import HOIST
 from fuser.lower.options import ROOM
 from fuser.lower.tiles import Tiles
@@ -269,7 +268,7 @@ def generate_by_warps(tiles: Tiles, name: str) -> KernelSource:
     where a block has no such form, and as ``generate`` does."""
     block, schedule = tiles.block, tiles.schedule
     tensors = tuple(dict.fromkeys((*block.inputs, *block.outputs)))
-    check_options({k: v for k, v in schedule.knobs if k != BACKEND.key()}, tensors, block.name)
+    check_options(schedule.knob, tensors, block.name)
     split, plan, copied = planned(tiles)
     programs = min(persistent(split.tiles), split.places)
     nodes = hoisted(tiles.tree.body) if HOIST.of(schedule) else tiles.tree.body
