@@ -16,6 +16,7 @@ from experiments.suite import products
 from experiments.suite import strangers
 from experiments.suite import users
 from experiments.suite import vision
+from experiments.suite import zoo
 
 SUITE: dict[str, Callable[[bool], Any]] = {
     **layers.CASES,
@@ -29,5 +30,6 @@ SUITE: dict[str, Callable[[bool], Any]] = {
     **users.CASES,
     **strangers.CASES,
     **habits.CASES,
+    **zoo.CASES,
 }
 """By name: a function of whether the small one is wanted that makes a module and its inputs."""
