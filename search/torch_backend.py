@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from contextlib import contextmanager
 from contextlib import nullcontext
+from contextlib import suppress
 from dataclasses import dataclass
 from dataclasses import field
 from dataclasses import fields
@@ -33,6 +34,7 @@ from fuser.frontends.torch_views import UNSAID
 from search.torch_pieces import Givens
 from search.torch_pieces import Piece
 from search.torch_pieces import pieces
+from search.torch_pieces import worth
 from search.tuner.efforts import effort_of
 
 LARGEST_CONSTANT = 1 << 22
@@ -228,6 +230,9 @@ class Door:
         into.append(inner)
         for why in dict.fromkeys(p.why for p in found if p.why):
             self._say(f"torch runs a part of a graph that could not be compiled: {why}")
+        if where.type == "cuda" and not (replayed is not None or self.symbolic or worth(graph, found, where)):
+            with suppress(Exception):
+                return Made(by_torchs_compiler(self.module, args))
         constants = () if self.settings.freeze else tuple((i, args[i].data_ptr(), args[i]._version) for i in kept)
         return Made(run if any(p.made for p in found) else None, tuple(found), constants)
 
@@ -303,6 +308,15 @@ def _without_backward(x: Any, anchor: Any, args: Sequence[Any]) -> Any:
     if not isinstance(x, torch.Tensor) or not x.is_floating_point() or any(x is a for a in args):
         return x
     return _NoBackward.apply(x, anchor)
+
+
+def by_torchs_compiler(module: Any, args: Sequence[Any]) -> Callable[..., Any]:
+    """A graph as torch's compiler has it."""
+    graph = torch.fx.Graph()
+    graph.output(graph.graph_copy(module.graph, {}))  # what is compiled is changed
+    with torch.no_grad():
+        given = [x.detach() if isinstance(x, torch.Tensor) else x for x in args]
+        return torch._inductor.compile(torch.fx.GraphModule(module, graph), given)
 
 
 # -- to ATen --------------------------------------------------------------------------------------------------------------------

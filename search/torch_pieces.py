@@ -25,6 +25,7 @@ from fuser.frontends.torch_views import shown
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.opdef import JOINED
 from fuser.ir.program import DTYPE_BYTES
+from fuser.runtime.library import WHOLE
 from search.compile import compile_program
 from search.compiled import CompiledProgram
 from search.strided import as_they_lie
@@ -77,6 +78,23 @@ def pieces(module: Any, givens: Givens, name: str, where: Any, options: Mapping[
         found.append(piece)
         setattr(whole, node.target, _Call(torch, piece.run, single))
     return whole.forward, found
+
+
+def worth(module: Any, found: Sequence[Piece], where: Any) -> bool:
+    """Whether the pieces of a graph are to stand for it, rather than torch's compiler for all of it: it would draw other random
+    numbers than torch; and what is left between pieces (complex numbers, say) is faster as it has it, but no product is."""
+    import torch
+
+    calls = [n for n in module.graph.nodes if isinstance(n.target, torch._ops.OpOverload)]
+    if any(draws(n, n.args, n.kwargs) for n in calls):
+        return True
+    alone = _all_taken(module, where)
+    return any(_ours(p.made) and (alone or any(n.products for n in p.made.program.nodes)) for p in found if p.made is not None)
+
+
+def _ours(made: CompiledProgram) -> bool:
+    """Whether not all of a program is left to torch's compiler."""
+    return any(dict(getattr(k, "attrs", ())).get(JOINED) != WHOLE for k in made.graph.kernels)
 
 
 def _Call(torch: Any, run: Callable[..., Any], single: bool) -> Any:  # noqa: N802 - it makes a module

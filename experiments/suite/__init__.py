@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from experiments.suite import blocks
+from experiments.suite import domains
 from experiments.suite import habits
 from experiments.suite import layers
 from experiments.suite import losses
@@ -31,5 +32,6 @@ SUITE: dict[str, Callable[[bool], Any]] = {
     **strangers.CASES,
     **habits.CASES,
     **zoo.CASES,
+    **domains.CASES,
 }
 """By name: a function of whether the small one is wanted that makes a module and its inputs."""
