@@ -1,4 +1,4 @@
-"""Parts of public model collections that know what their numbers are: graphs, points, boxes, images, sound; losses and measures."""
+"""Parts of public collections that know what their numbers are: graphs, points, boxes, images, sound, losses, measures."""
 
 from __future__ import annotations
 
