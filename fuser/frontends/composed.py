@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Sequence
+from itertools import combinations
 
 from fuser.ir.builder import Builder
 from fuser.ir.builder import Ref
@@ -64,18 +66,34 @@ def bordered(b: Builder, x: Ref, borders: Sequence[tuple[int, int]], number: Cal
 
 
 def einsum(b: Builder, equation: str, operands: Sequence[Ref]) -> Ref | None:
-    """Products pair by pair, each a matmul of what is summed. None for a diagonal, and for an ellipsis that stands for axes of
-    different numbers."""
+    """Products pair by pair, the least first, each a matmul of what is summed. None for a diagonal, and for an ellipsis that
+    stands for axes of different numbers."""
     spec = _spelled(equation.replace(" ", ""), [len(x.shape) for x in operands])
     if spec is None:
         return None
     terms, out = spec
     named = [*zip(terms, operands, strict=True)]
     while len(named) > 1:
-        later = set(out).union(*(t for t, _ in named[2:]))
-        named[:2] = [_pair(b, named[0], named[1], later)]
+        left, right, rest = min(_pairs(named), key=lambda p: _work(*p, out))  # the first of equal ones
+        named = [_pair(b, left, right, set(out).union(*(t for t, _ in rest))), *rest]
     names, x = _summed(b, *named[0], set(out))
     return _ordered(names, x, out)
+
+
+Named = tuple[str, Ref]
+
+
+def _pairs(named: Sequence[Named]) -> Iterator[tuple[Named, Named, list[Named]]]:
+    """Operands that may be multiplied next, from the left, and the others."""
+    for i, j in combinations(range(len(named)), 2):
+        yield named[i], named[j], [x for k, x in enumerate(named) if k not in (i, j)]
+
+
+def _work(left: Named, right: Named, rest: Sequence[Named], out: str) -> tuple[int, int]:
+    """Multiplications of a product, and elements of its result."""
+    size = {a: n for names, t in (left, right) for a, n in zip(names, t.shape, strict=True)}
+    later = set(out).union(*(t for t, _ in rest))
+    return math.prod(size.values()), math.prod(n for a, n in size.items() if a in later)
 
 
 def _spelled(spec: str, ranks: Sequence[int]) -> tuple[list[str], str] | None:
@@ -96,7 +114,7 @@ def _spelled(spec: str, ranks: Sequence[int]) -> tuple[list[str], str] | None:
     return (terms, out) if right and len(set(out)) == len(out) and set(out) <= set("".join(terms)) else None
 
 
-def _summed(b: Builder, names: str, x: Ref, kept: set[str]) -> tuple[str, Ref]:
+def _summed(b: Builder, names: str, x: Ref, kept: set[str]) -> Named:
     over = tuple(i for i, a in enumerate(names) if a not in kept)
     if not over:
         return names, x
@@ -108,7 +126,7 @@ def _ordered(names: str, x: Ref, want: Sequence[str]) -> Ref:
     return x if perm == tuple(range(len(perm))) else x.transpose(*perm)
 
 
-def _pair(b: Builder, left: tuple[str, Ref], right: tuple[str, Ref], later: set[str]) -> tuple[str, Ref]:
+def _pair(b: Builder, left: Named, right: Named, later: set[str]) -> Named:
     """The product of two operands, summed over what they share and nobody reads later."""
     (na, x), (nb, y) = (_summed(b, n, v, later | set(other)) for (n, v), other in ((left, right[0]), (right, left[0])))
     batch = [a for a in na if a in nb and a in later]

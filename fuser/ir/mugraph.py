@@ -28,6 +28,7 @@ from fuser.ir.block import Rescale
 from fuser.ir.block import Stmt
 from fuser.ir.block import live
 from fuser.ir.block import ordered
+from fuser.ir.dtypes import result_dtype
 from fuser.ir.hashing import digest
 from fuser.ir.program import Tensor
 from fuser.ir.program import attributes_to_json
@@ -106,7 +107,8 @@ class KernelGraph:
             if isinstance(k, LibraryKernel):
                 if all(a in found for a in k.args):
                     shape = infer_shape(k.op, [found[a].shape for a in k.args], dict(k.attrs))
-                    found.setdefault(k.output, Tensor(k.output, shape, found[k.args[0]].dtype))
+                    dtype = result_dtype(k.op, [found[a].dtype for a in k.args], dict(k.attrs))
+                    found.setdefault(k.output, Tensor(k.output, shape, dtype))
                 continue
             for s in k.stores:
                 if s.access and not any(k.extents[a] == FREE for a in s.access.axes):

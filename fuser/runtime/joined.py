@@ -8,6 +8,7 @@ torch's own are older. What fails there leaves the calls as they are.
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Callable
 from collections.abc import Collection
@@ -40,6 +41,9 @@ ORDERS = ("sort", "topk", "kthvalue", "median", "mode.")
 """Those of them that the compiler calls between its own kernels: an operator that torch makes of these and others gains."""
 PLACED = ("copy", "clone", "view", "slice", "select", "permute", "squeeze", "expand", "alias")
 """Operators that only say where elements are."""
+COMPARED = "aten.eq.", "aten.ne.", "aten.lt.", "aten.le.", "aten.gt.", "aten.ge."
+VIEWED = (*(f"aten.{n}." for n in (*PLACED, "unsqueeze", "reshape", "_to_copy")), "prims.convert_element_type.")
+"""Operators whose results have the same whole numbers as what they read."""
 LARGEST = 200
 """Most operators of torch's in one piece: a recurrent network that was unrolled takes minutes to compile."""
 SECONDS = 60.0
@@ -103,7 +107,9 @@ def joined(
                 with suppress(Exception), torch.no_grad():  # out of memory, too: these are examples
                     given = like(piece)
                     graph = _traced(piece.run, given, piece.whole)
-                    made[piece.key] = None if graph is None else build(graph, piece.run, given)
+                    if graph is not None:
+                        _fill_places(graph, given)
+                        made[piece.key] = build(graph, piece.run, given)
         run = made[piece.key]
         return [] if run is None else [replace(piece, run=run)]
 
@@ -215,15 +221,67 @@ def _example(x: Any, device: Any, held: bool) -> Any:
     import torch
 
     found = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device)
-    # all of the memory: elements of a broadcast tensor lie in one place
-    memory = found.as_strided((found.untyped_storage().nbytes() // found.element_size(),), (1,))
+    memory = _memory(found)
     if held:
         memory.copy_(x.as_strided(memory.shape, (1,)))
     elif x.is_floating_point():
-        memory.normal_()
+        memory.normal_(generator=torch.Generator(device).manual_seed(0))  # the user's numbers stay as they are
     else:
         memory.zero_()
     return found
+
+
+def _memory(x: Any) -> Any:
+    """All of a tensor's memory: elements of a broadcast tensor lie in one place."""
+    return x.as_strided((x.untyped_storage().nbytes() // x.element_size(),), (1,))
+
+
+def _fill_places(graph: Any, given: Sequence[Any]) -> None:
+    """Random places in whole numbers that do nothing but say places: the compiler times its kernels with what it is given, and
+    those that add up where they are told to take several times as long where all are told the same."""
+    import torch
+
+    for node, x in zip((n for n in graph.graph.nodes if n.op == "placeholder"), given, strict=True):
+        extent = _extent(node)
+        if extent is not None and 1 < extent < 2**62 and not x.any():
+            _memory(x).random_(0, int(extent), generator=torch.Generator(x.device).manual_seed(0))
+
+
+def _extent(node: Any) -> float | None:
+    """Of how many places a node of whole numbers names one; infinitely many where it is only compared, None where it is computed
+    with."""
+    value = node.meta.get("val")
+    if getattr(value, "dtype", None) not in _whole_numbers():
+        return None
+    most = math.inf
+    for user in node.users:
+        found = _extent_there(node, user)
+        if found is None:
+            return None
+        most = min(most, found)
+    return most
+
+
+def _whole_numbers() -> tuple[Any, ...]:
+    import torch
+
+    return torch.int32, torch.int64
+
+
+def _extent_there(node: Any, user: Any) -> float | None:
+    """The same where one operator reads it."""
+    name, args = str(user.target), user.args
+    if name.startswith(COMPARED):
+        return math.inf
+    if name.startswith(VIEWED) or (name.startswith("aten.where") and node is not args[0]):
+        return _extent(user)
+    if name.startswith(("aten.index.", "aten.index_put.", "aten.index_put_.")) and node in args[1]:
+        return min(args[0].meta["val"].shape[i] for i, x in enumerate(args[1]) if x is node)
+    if name.startswith(("aten.gather.", "aten.scatter", "aten.index_select.")) and node is args[2]:
+        return args[0].meta["val"].shape[args[1]]
+    if name.startswith("aten.embedding.") and node is args[1]:
+        return args[0].meta["val"].shape[0]
+    return None
 
 
 def _traced(run: Run, given: Sequence[Any], whole: bool = False) -> Any:

@@ -70,6 +70,10 @@ DOUBT = 1.2
 """How many times its floor a kernel of torch's compiler is expected to take, where there are searched kernels of ours."""
 ROW = 4096
 """Elements of a row that a kernel of torch's compiler keeps from a fold to what follows."""
+UNROLLED = 8
+"""Elements of which torch's compiler writes a fold out."""
+CONVERSION = "aten.to."
+"""What elements are converted by; torch does not say that it treats each alone."""
 NEAR = 0.5
 """Of the time of memory that it takes to read again what L2 holds."""
 BEST = 6
@@ -271,7 +275,7 @@ def joint_seconds(program: TensorProgram, device: Device, doubted: bool = False)
     inner = [n for n in program.nodes if not moves_only(n)]
     if len(inner) < 2 - doubted or not all(map(joins, inner)) or (not doubted and _turned_windows(program)):
         return None
-    folds = () if _row_by_row(program) else [n for n in inner if n.output not in program.outputs and _folds(n)]
+    folds = () if _row_by_row(program) else [n for n in inner if n.output not in program.outputs and _folds(program, n)]
     ends = sum(_read(program, n) for n in program.inputs) + sum(program[n].nbytes for n in program.outputs)
     near = NEAR if ends < device.l2_bytes / 2 else 1.0
     again = [near * program[n.inputs[0]].nbytes if doubted and _normalizes(program, n) else inf for n in folds]
@@ -324,7 +328,8 @@ def _read(program: TensorProgram, name: str) -> int:
 def _row_by_row(program: TensorProgram) -> bool:
     """Whether all that is folded are rows of one number: one kernel keeps them."""
     whole = expand(program)
-    folds = [n for n in whole.nodes if not moves_only(n) and (n.entry.kind != "library" or n.entry.flops > 0) and _folds(n)]
+    inner = [n for n in whole.nodes if not moves_only(n) and (n.entry.kind != "library" or n.entry.flops > 0)]
+    folds = [n for n in inner if _folds(whole, n)]
     rows = {math.prod(whole[n.inputs[0]].shape[:-1]) if _along_rows(whole, n) else 0 for n in folds}
     return len(rows) == 1 and 0 not in rows
 
@@ -336,13 +341,17 @@ def _along_rows(program: TensorProgram, node: Node) -> bool:
     return [a % len(shape) for a in axes] == [len(shape) - 1] and shape[-1] <= ROW
 
 
-def _folds(node: Node) -> bool:
-    """Whether elements of the result come of many of the operands."""
-    if node.entry.kind != "opaque":
-        return node.entry.kind in ("reduce", "composite") or (node.entry.kind == "library" and node.entry.flops > 0)
+def _folds(program: TensorProgram, node: Node) -> bool:
+    """Whether elements of the result come of many of the operands: of a few they are arithmetic within a kernel."""
+    kind, many = node.entry.kind, program[node.output].elements
+    if "kernel_size" not in node.attr and many < program[node.inputs[0]].elements < UNROLLED * many:
+        return False
+    if kind != "opaque":
+        return kind in ("reduce", "composite") or (kind == "library" and node.entry.flops > 0)
     import torch
 
-    return torch.Tag.pointwise not in operator(node.attr["callee"]).tags
+    callee = node.attr["callee"]
+    return not callee.startswith(CONVERSION) and torch.Tag.pointwise not in operator(callee).tags
 
 
 def by_library(program: TensorProgram, device: Device, joint: float | None = None, how: bool | str = True) -> Tuned | None:

@@ -83,6 +83,8 @@ FUSED: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "vectors": (lambda x, y: torch.outer(y, y) + torch.dot(y, y) + torch.mv(x, y).sum(), TWO),
     "einsum": (lambda x, y: torch.einsum("bhqd,bhkd->bhqk", x, y), (rand(2, 3, 4, 5), rand(2, 3, 6, 5))),
     "einsum of three": (lambda x, y, z: torch.einsum("ij,kj,k->i", x, y, z), (rand(3, 4), rand(5, 4), rand(5))),
+    "einsum of three, least first": (lambda x, y, z: torch.einsum("bxi,byj,ijk->bxyk", x, y, z),
+                                     (rand(2, 6, 3), rand(2, 5, 4), rand(3, 4, 2))),
     "einsum as it comes": (lambda x, y: torch.einsum("ab,cb", x, y) + torch.einsum("ab,cb->ca", x, y).T, AB),
     "einsum that sums": (lambda x, y: torch.einsum("abc,dc->ba", x, y) + torch.einsum("abc->ba", x), (rand(3, 4, 5), rand(2, 5))),
     "einsum of elements": (lambda x, y: torch.einsum("ij,j->ji", x, y), TWO),

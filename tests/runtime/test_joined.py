@@ -149,3 +149,25 @@ def test_views_are_taken_inside_and_others_of_the_same_shape_are_others() -> Non
     assert given == [[(4, 8)], [(4, 8)]]
     assert not any("slice_copy" in name for name in calls), "the compiler has no kernels for views that are copies"
     torch.testing.assert_close(run(x, w), tuple(x[:, s : s + 4].cumsum(1) @ w for s in (1, 3)))
+
+
+def test_examples_name_places_that_there_are_and_leave_torchs_random_numbers_alone() -> None:
+    kernels = (
+        LibraryKernel("i", "index", ("T", "I"), "G", (("dims", (0,)), (JOINED, True))),
+        LibraryKernel("s", "add", ("K", "K"), "S", ((JOINED, True),)),
+    )
+    ends = (Tensor("T", (50, 3), "float32"), Tensor("I", (400,), "int64"), Tensor("K", (8,), "int64"))
+    made = (Tensor("G", (400, 3), "float32"), Tensor("S", (8,), "int64"))
+    graph = KernelGraph("g", ("T", "I", "K"), kernels, ("G", "S"), (*ends, *made)).validate()
+    given: list[Any] = []
+
+    def build(traced: Any, _run: Any, examples: Any) -> Any:
+        given.extend(x.clone() for x in examples if not x.is_floating_point())
+        return traced
+
+    before = torch.get_rng_state()
+    Executable(graph, Schedule(()), device="cpu", build=build)
+    assert torch.equal(before, torch.get_rng_state())
+    places, computed = given
+    assert 0 <= places.min() < places.max() < 50
+    assert not computed.any(), "what is computed with may name no place any more"

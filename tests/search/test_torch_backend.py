@@ -16,11 +16,16 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from torch._dynamo import list_backends  # noqa: E402
 from torch._dynamo import register_backend  # noqa: E402
+from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
 import fuser  # noqa: E402
 from fuser.errors import LeftToTorch  # noqa: E402
 from fuser.errors import UsageError  # noqa: E402
 from search.torch_backend import Door  # noqa: E402
+from search.torch_backend import by_torchs_compiler  # noqa: E402
+from search.torch_pieces import Givens  # noqa: E402
+from search.torch_pieces import pieces  # noqa: E402
+from search.torch_pieces import worth  # noqa: E402
 from tests.paths import ROOT  # noqa: E402
 
 from .modules import SUITE  # noqa: E402
@@ -274,6 +279,24 @@ def test_what_cannot_be_compiled_runs_in_torch_with_one_warning(monkeypatch: pyt
         run.agrees(x)
     ours = [str(w.message) for w in found if w.category is LeftToTorch]
     assert ours == ["torch runs a part of a graph that could not be compiled: out of luck"]
+
+
+def test_what_no_kernel_stands_for_is_torchs_compilers_unless_it_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a GPU; here what is asked of it."""
+
+    def graph(f: Callable[..., Any], *args: Any) -> Any:
+        return make_fx(f)(*args)
+
+    x, where = torch.randn(4, 4), torch.device("cpu")
+    turned = graph(lambda x: torch.view_as_real(torch.view_as_complex(x.reshape(4, 2, 2)) * 1j).exp(), x)
+    assert not worth(turned, pieces(turned, Givens(), "turned", where, CPU)[1], where)
+    mixed = graph(lambda x: torch.view_as_real(torch.fft.fft(x @ x)) + (x @ x)[..., None], x)
+    assert worth(mixed, pieces(mixed, Givens(), "mixed", where, CPU)[1], where)
+    assert worth(graph(lambda x: torch.rand_like(x) + x, x), [], where)
+    monkeypatch.setattr(torch._inductor, "compile", lambda module, _: module)
+    run = by_torchs_compiler(turned, [x])
+    assert run is not turned
+    torch.testing.assert_close(run(x), turned(x))
 
 
 def test_tensors_of_the_cpu_are_torchs_unless_the_interpreter_is_asked_for() -> None:

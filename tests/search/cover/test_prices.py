@@ -106,6 +106,16 @@ def test_of_a_table_what_is_looked_up_is_read_and_rows_are_folded_as_they_are_re
     assert looked_up(10**5, 1) > looked_up(10**5, -1) + 15e-6  # one row behind the other
 
 
+def test_folds_of_a_few_elements_are_arithmetic_within_a_kernel() -> None:
+    def twice(few: int) -> float:
+        b = Builder("twice", "float32")
+        x = b.input("X", (1024, 2**14 // few, few))
+        inner = b.op("prod", b.op("square", x), dim=-1, keepdim=False)
+        return joint_seconds(b.build(Y=b.op("sum", b.op("tanh", inner), axis=(1,), keepdims=False)), H200) or 0.0
+
+    assert twice(2) == twice(4) < twice(16)
+
+
 def test_products_by_warp_groups_have_to_gain_more_among_the_kernels_of_a_model() -> None:
     """Attention has not."""
     for program, share, taken in (
