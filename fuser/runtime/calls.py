@@ -142,3 +142,14 @@ def in_turn(launches: Sequence[Launch], current: Callable[[], int]) -> Callable[
             launch(handle)
 
     return call
+
+
+def where_captured(beside: Callable[[], None], alone: Callable[[], None], capturing: Callable[[], bool]) -> Callable[[], None]:
+    """Calls of a library on several streams where they are captured, else one behind the other: the host takes longer to call
+    them than most of them run, and longer still to change streams (a call of four convolutions beside one another took 917 µs,
+    86 of them on an H200)."""
+
+    def call() -> None:
+        (beside if capturing() else alone)()
+
+    return call

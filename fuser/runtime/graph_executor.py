@@ -29,6 +29,7 @@ from fuser.runtime.binding import launches
 from fuser.runtime.calls import Lanes
 from fuser.runtime.calls import TorchGpu
 from fuser.runtime.calls import in_turn
+from fuser.runtime.calls import where_captured
 from fuser.runtime.capture import Captured
 from fuser.runtime.capture import capture_calls
 from fuser.runtime.joined import Build
@@ -114,6 +115,7 @@ class Executable:
         self._held = held_by_libraries(self.plan) - set(self.constants) | made
         gpu = self.device.type == "cuda"
         self._lanes = Lanes(self.plan.streams, TorchGpu(self.device)) if gpu and self.plan.streams.count > 1 else None
+        self._capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing
         self._current: Callable[[], int] = functools.partial(_raw_stream(), self.device.index) if gpu else int
         self._several = gpu and torch.cuda.device_count() > 1
         self._tensor, self._new = torch.Tensor, torch.empty
@@ -211,10 +213,11 @@ class Executable:
         own = dict(values) if late is None and self.plan.adopted else late
         moving = self.plan.adopted if values else self.plan.adopted.union(s.name for s in self._ends)
         calls = launches(self.plan, self.kernels, table, self._held | moving, own, moving, self._pieces)
+        call = in_turn(calls, self._current)
         if self._lanes is not None:
-            call = self._lanes.call(calls, [self.plan.sources[i] is None for i in self.plan.launched])
-        else:
-            call = in_turn(calls, self._current)
+            library = [self.plan.sources[i] is None for i in self.plan.launched]
+            beside = self._lanes.call(calls, library)
+            call = where_captured(beside, call, self._capturing) if any(library) else beside
         if late is not None or own is None:
             return call
 

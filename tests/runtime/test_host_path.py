@@ -23,6 +23,7 @@ from fuser.ir.schedule import Schedule
 from fuser.runtime import graph_executor
 from fuser.runtime import launch
 from fuser.runtime.calls import Lanes
+from fuser.runtime.calls import where_captured
 from fuser.runtime.calls import Launch
 from fuser.runtime.graph_executor import REMEMBERED
 from fuser.runtime.streams import Access
@@ -380,3 +381,12 @@ def test_a_captured_call_replays_over_its_buffers(driver: FakeDriver, monkeypatc
     own = exe.capture({"A": a, "B": b, "D": d}, {"E": result()}, own=True)
     assert own.inputs["A"].data_ptr() != a.data_ptr()
     torch.testing.assert_close(own.inputs["A"], a)
+
+
+def test_several_streams_are_for_captures_where_libraries_are_called() -> None:
+    done: list[str] = []
+    answers = iter([False, True, False])
+    call = where_captured(lambda: done.append("beside"), lambda: done.append("alone"), lambda: next(answers))
+    for _ in range(3):
+        call()
+    assert done == ["alone", "beside", "alone"]
