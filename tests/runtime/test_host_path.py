@@ -23,8 +23,8 @@ from fuser.ir.schedule import Schedule
 from fuser.runtime import graph_executor
 from fuser.runtime import launch
 from fuser.runtime.calls import Lanes
-from fuser.runtime.calls import where_captured
 from fuser.runtime.calls import Launch
+from fuser.runtime.calls import where_captured
 from fuser.runtime.graph_executor import REMEMBERED
 from fuser.runtime.streams import Access
 from fuser.runtime.streams import streams_of
