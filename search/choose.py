@@ -36,6 +36,7 @@ from search.compiled import CompiledProgram
 from search.cover.model import as_it_stands
 from search.cover.model import compile_model
 from search.cover.offers import Pricing
+from search.cover.theirs import left
 from search.cover.theirs import limit
 from search.cover.theirs import wholly
 from search.how import USUAL
@@ -75,6 +76,8 @@ def compile_imported(known: Imported, spec: Device, device: str | None, how: How
 
     def whole(tuned: Tuned) -> CompiledProgram:
         done = as_it_stands(tuned) if tuned is theirs else made(tuned, spec, device, how)
+        if theirs is not None and tuned is not theirs and left(theirs, tuned, done.artifacts):
+            return whole(theirs)
         more = (known.called, None, how.pool, known.orders)
         run = partial(CompiledProgram, traced=known.traced if tuned is theirs else None)
         return run(known.program, spec, done, runs, known.params, known.inputs, how.capture, None, *more)

@@ -6,6 +6,7 @@ Where our plan is not clearly better by its prices, which see less than a GPU do
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from collections.abc import Iterator
 
 from cost_model.floor import contraction_flops
@@ -20,6 +21,7 @@ from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram
 from fuser.ir.subprogram import subprogram
+from fuser.lower.compile import KernelArtifact
 from fuser.runtime.library import WHOLE
 from search.cover.parts import FEW
 from search.cover.parts import joins
@@ -46,6 +48,8 @@ FASTER = 0.2
 """The same of other dtypes."""
 OURS = ("resize",)
 """Operators of which ours took an H200 0.6 to 0.8 times as long (bicubic and trilinear)."""
+SPILLED, LONGER = 512, 2.0
+"""Bytes of local memory a thread beyond which a kernel takes so many times its estimate, or more (2224 bytes: 121 µs, not 41)."""
 LARGEST, ATTENDING = 200, 64
 """Most operators of a program that torch's compiler is given as a whole, and of one with attention. Of larger ones its price is
 too low: on an H200 four layers of a LLaMA took 1072 µs, not 906, a ViT 1084, not 1023, with eight sentences and images."""
@@ -60,6 +64,12 @@ def limit(theirs: Tuned | None) -> float:
         products = any(n.products for n in program.nodes)
         return theirs.winner.seconds * (TURNED if not _apart(program) else APART if products else ALONE)
     return theirs.winner.seconds * (CLEAR if any(n.products for n in program.nodes) else ALIKE)
+
+
+def left(theirs: Tuned, ours: Tuned, kernels: Iterable[KernelArtifact]) -> bool:
+    """Whether a plan of ours is left for theirs now that its kernels are compiled: they spill."""
+    spilled = max((k.spills for k in kernels), default=0) > SPILLED
+    return spilled and theirs.winner.seconds < LONGER * ours.winner.seconds
 
 
 def wholly(program: TensorProgram, device: Device, images: bool = False) -> Tuned | None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
+from typing import cast
 
 import pytest
 
@@ -11,10 +14,12 @@ from fuser.ir.builder import Builder
 from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.opdef import JOINED
 from fuser.ir.program import TensorProgram
+from fuser.lower.compile import KernelArtifact
 from fuser.runtime.graph_executor import Executable
 from fuser.runtime.library import WHOLE
 from fuser.runtime.plan import plan
 from search.choose import compile_imported
+from search.cover.theirs import left
 from search.cover.theirs import limit
 from search.cover.theirs import wholly
 from search.how import How
@@ -127,3 +132,14 @@ def test_of_a_module_the_compiler_is_given_what_torch_traced(fails: bool) -> Non
     for want, result in zip(module(x), known.called.results, strict=True):
         got = made[result.name or result.base]
         torch.testing.assert_close(got.T if got.shape != want.shape else got, want)
+
+
+def test_kernels_that_spill_are_left() -> None:
+    theirs = wholly(program(512), H200)
+    assert theirs is not None
+    ours = replace(theirs, winner=replace(theirs.winner, estimate=0.7 * theirs.winner.seconds))
+    fast = replace(theirs, winner=replace(theirs.winner, estimate=0.3 * theirs.winner.seconds))
+    few, many = (cast(KernelArtifact, SimpleNamespace(spills=n)) for n in (64, 2224))
+    assert left(theirs, ours, [few, many])
+    assert not left(theirs, ours, [few])
+    assert not left(theirs, fast, [many]), "several times its estimate is still less"
