@@ -47,7 +47,6 @@ from search.ranked import Ranked
 from search.ranked import Tuned
 from search.space.estimates import estimator
 from search.space.evolve import search
-from search.space.groups import by_warp_groups
 from search.space.groups import ranked_groups
 from search.space.kernels import Estimator
 from search.space.launches import with_launches
@@ -69,10 +68,6 @@ they load, and where they multiply what they have computed. The best of many est
 on an H200 the first choice in Triton took 1.04 of its estimate in the median of 72 attentions and chains of products and over 1.2
 in a tenth of them, the first by warp groups 1.03. Of 53 products alone, the faster of the two by this rule took 1.2 % longer than
 the fastest with 0.92 to 0.96, 1.9 % with 0.98, 2.5 % with 1.02: most estimates of Triton's are higher than what they take."""
-AMONG = 0.75
-"""The same among the kernels of a model, where these only multiply what is loaded. There an H200 took 13 to 17 % less than the
-estimates of products in Triton say (GPT-2, ViT and Mixer with batch 8), and up to 30 % more than those by warp groups: where
-these were to gain 5 to 20 %, GPT-2 with batch 8, ViT, and a gated product lost a tenth."""
 BY_GROUPS = 3
 """Schedules by warp groups of a structure that stand beside those in Triton: the assembler may refuse some."""
 REMEMBERED = 8192
@@ -224,18 +219,6 @@ def judged(ranked: Ranked) -> float:
     """Seconds by which candidates are put in order: those by warp groups stand beside Triton's by more than their estimates."""
     blocks = [b for b, s in ranked.candidate.blocks if BACKEND.of(s) == "gluon"]
     return ranked.seconds / (1.0 if not blocks else GROUPED if all(map(multiplies_loads, blocks)) else CHAINED_GROUPS)
-
-
-def among(tuned: Tuned) -> Tuned:
-    """The same among the kernels of a model: products by warp groups have to gain more there."""
-    first = tuned.winner
-    several = [r for r in tuned.runners if not by_warp_groups(r.schedule)]
-    if not several or not any(BACKEND.of(s) == "gluon" and multiplies_loads(b) for b, s in first.candidate.blocks):
-        return tuned
-    other = min(several, key=lambda r: r.seconds)
-    if first.seconds <= AMONG * other.seconds:
-        return tuned
-    return replace(tuned, winner=other, runners=(*(r for r in tuned.runners if r is not other), first))
 
 
 def multiplies_loads(block: BlockGraph) -> bool:

@@ -47,6 +47,7 @@ from search.cover.fold import folded
 from search.cover.heads import together
 from search.cover.ilp import Cover
 from search.cover.images import lean
+from search.cover.neighbours import beside
 from search.cover.offers import Offers
 from search.cover.offers import Pricing
 from search.cover.offers import best_form
@@ -68,6 +69,7 @@ from search.realise import Realised
 from search.realise import realise
 from search.realise import verified
 from search.space.launches import chained
+from search.space.stays import with_stays
 from search.stages import Say
 from search.stages import Stages
 from search.stages import silent
@@ -171,6 +173,9 @@ def compile_model(
         if found := _tuned(chosen, better, pricing, tuning, stages):
             better |= found
             offers = replace(offers, tuned={p: better.get(p.key, t) for p, t in offers.tuned.items()})
+        near = {p.key: offers.tuned[p] for p in chosen.parts}
+        near = {key: t if key in better else beside(t, device) for key, t in near.items()}
+        offers = replace(offers, tuned={**offers.tuned, **{p: near[p.key] for p in chosen.parts}})
         distinct = f"{len({p.key for p in chosen.parts})} distinct of {counted(len(chosen.parts), 'part')}"
         stages.begin("kernels", f"{'compiling and checking' if compiled else 'verifying'} {distinct}")
         failed = _realise(chosen, offers.tuned, done, kernels)
@@ -184,7 +189,7 @@ def compile_model(
     stitched, params = stitch(program, params, [(p, r.candidate.candidate) for p, r in zip(chosen.parts, found, strict=True)])
     alone = stitched
     if device.arch >= PDL.capability:
-        stitched = chained(stitched, device)
+        stitched = with_stays(chained(stitched, device), device)
     artifacts = tuple[KernelArtifact, ...]()
     if compiled:
         stitched, artifacts = _compiled(stitched, alone, device, executor, by_content(a for r in each for a in r.artifacts))

@@ -45,6 +45,7 @@ from fuser.lower.options import tensor_of
 from fuser.lower.written import written
 from fuser.runtime.library import output_of
 from fuser.superopt.structures import structures
+from search.cover.neighbours import among
 from search.cover.parts import Part
 from search.cover.parts import Rows
 from search.cover.parts import joins
@@ -53,7 +54,6 @@ from search.libraries import with_libraries
 from search.ranked import INSTANT
 from search.ranked import Ranked
 from search.ranked import Tuned
-from search.tune import among
 from search.tune import graph_seconds
 from search.tune import library_seconds
 from search.tune import tune_fast

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from dataclasses import replace
 from math import ceil
 from math import inf
 from math import prod
@@ -29,6 +30,7 @@ from fuser.lower.options import PDL
 from fuser.lower.options import PERSISTENT
 from fuser.lower.options import ROOM
 from fuser.lower.options import in_grid_order
+from fuser.lower.pieces import next_power
 from fuser.lower.places import Place
 from fuser.lower.places import operands
 from search.space.places import places
@@ -44,6 +46,10 @@ AHEAD_L2 = 4
 """They may fill one part in so many of L2: 33 MB that came ahead cost 5 µs of 57."""
 L2_PART = 2
 """What is read again, program after program, may fill one part in so many of L2."""
+FEW_WARPS = 4
+"""Warps that a block keeps."""
+SPREAD = 8
+"""Blocks for fewer than one in so many SMs need not be kept apart."""
 UNIT = 1024
 """Bytes in which shared memory is given to a block."""
 SHORT = 0.4
@@ -69,36 +75,44 @@ def chained(candidate: Candidate, device: Device) -> Candidate:
 
     A kernel that comes early finds SMs idle that the one in front leaves. Where more blocks than its share of the grid fit on an
     SM, they would pile up there and not go to those that are free a moment later: so they ask for more shared memory. Products
-    of more than a block for each SM come late all the same, and those behind such a one, where that is long, when it leaves its
-    main loop; but those that read all at once come early, since their blocks hold nothing but weights or keys, which are
-    under way while they wait. The rules come from chains on an H200 that differ in one thing
-    (experiments/results/h200-chains).
+    of more than a block for each SM come late all the same where none of these fits beside the blocks in front, and those behind
+    such a one, where that is long, when it leaves its main loop; but those that read all at once come early, since their blocks
+    hold nothing but weights or keys, which are under way while they wait. The rules come from chains on an H200 that differ in
+    one thing (experiments/results/h200-chains).
     """
     found: list[KernelSchedule] = []
     made = {t for k in candidate.graph.kernels for t in k.outputs}
     front = _Front()
-    for i, p in enumerate(places(candidate, device)):
+    for i, p in enumerate(places(_slim(candidate), device)):
         mine = p.schedule
+        if not p.loops and _flat(p.block):
+            mine = HOIST.set(mine, True)
         # by warp groups tiles come in rings, and what is left has no registers to spare; without loops it is chosen by its price
         if p.loops and BACKEND.of(mine) != "gluon" and HOIST.at_place(p, True):
             mine = HOIST.set(mine, True)
         weights = [t for t in operands(p.block) if t not in made]
         if order := _side_by_side(p, weights):
             mine = GRID_ORDER.set(mine, order)
-        in_turn = any(s.contracts for s in p.block.computes) and not _at_once(p)
-        share = ceil(min(p.programs, PERSISTENT.of(mine) or p.programs) / device.sm_count)
-        if i or not isinstance(candidate.graph.kernels[0], BlockGraph):
-            start = "late" if in_turn and share > 1 else "loop" if in_turn and front.long else "early"
-            mine = PDL.set(mine, start)
-            if p.facts.resident() > share:
+        in_turn = any(s.contracts for s in p.block.computes) and not at_once(p)
+        programs = min(p.programs, PERSISTENT.of(mine) or p.programs)
+        share = ceil(programs / device.sm_count)
+        follows = i or not isinstance(candidate.graph.kernels[0], BlockGraph)
+        mine = PDL.set(mine, "early") if follows else mine
+        terms = estimate(p.block, mine, device)
+        shared = terms["shared_bytes"] + device.smem_reserved_per_block
+        if follows:
+            crowds = in_turn and share > 1 and front.shared + shared > device.smem_per_sm
+            mine = PDL.set(mine, "late" if crowds else "loop" if in_turn and front.long else "early")
+            if p.facts.resident() > share and SPREAD * programs > device.sm_count:
                 mine = ROOM.set(mine, _room(share, device))
+                shared = _room(share, device) + device.smem_reserved_per_block
         size = sum(candidate.graph.table[t].nbytes for t in weights)
         if p.behind and 0 < size <= min(front.idle, device.l2_bytes / AHEAD_L2):
             mine = AHEAD.set(mine, True, *weights)
-        terms = estimate(p.block, mine, device)
         front = _Front(
             AHEAD_PART * (terms["seconds"] - terms["device_memory"]) * device.memory_bandwidth,
             in_turn and share > 1 and terms["seconds"] > LONG_FRONT,
+            min(share, p.facts.resident()) * shared,
         )
         found.append(mine)
     return Candidate(candidate.graph, Schedule(tuple(found)))
@@ -106,14 +120,34 @@ def chained(candidate: Candidate, device: Device) -> Candidate:
 
 @dataclass(frozen=True)
 class _Front:
-    """Of the kernel in front: bytes that device memory may bring while it is busy with other things, and whether it is a long
-    product, read bit by bit, of more than a block for each SM."""
+    """Of the kernel in front: bytes that device memory may bring while it is busy with other things, whether it is a long
+    product, read bit by bit, of more than a block for each SM, and the bytes of an SM's shared memory that its blocks take."""
 
     idle: float = 0.0
     long: bool = False
+    shared: float = 0.0
 
 
-def _at_once(p: Place) -> bool:
+def _slim(candidate: Candidate) -> Candidate:
+    """Without the padding of products that no tensor core computes, and with as many fewer warps: what adds the parts of an
+    attention of few rows took 1.4 µs less, all that it reads under way at once 2.1."""
+    kernels = []
+    for block, mine in candidate.blocks:
+        least = {a: min(n, next_power(block.extents[a])) for a, n in mine.tiles} if _flat(block) else mine.tile
+        less = prod(mine.tile.values()) // prod(least.values())
+        warps = max(mine.num_warps // less, min(mine.num_warps, FEW_WARPS))
+        kernels.append(mine if less == 1 else replace(mine, tiles=tuple(least.items()), num_warps=warps))
+    return Candidate(candidate.graph, Schedule(tuple(kernels)))
+
+
+def _flat(block: BlockGraph) -> bool:
+    """Whether it multiplies, and no product is a sum over rows and columns, as tensor cores have them."""
+    dots = [s for s in block.computes if s.contracts]
+    sides = [[set(block.by_value[a].axes) for a in s.args[:2]] for s in dots if s.reduce]
+    return bool(dots) and not any(left - right and right - left for left, right in sides)
+
+
+def at_once(p: Place) -> bool:
     """Whether all that a block reads is under way at once: of products without tensor cores, which have no rows or one, and of
     parts of a sum without a loop."""
     if dict(p.block.splits):

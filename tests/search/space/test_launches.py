@@ -68,7 +68,15 @@ def test_blocks_come_early_where_there_is_one_for_each_sm() -> None:
     assert PDL.of(small) == "early"
     room = ROOM.of(small) + H200.smem_reserved_per_block
     assert room <= H200.smem_per_sm < 2 * room  # nor do two of these stand on one
-    assert PDL.of(launched(4096, {"mn": 64, "k": 32}, 4, 2)) == "late"  # 256 blocks
+
+
+def test_more_blocks_come_sooner_where_they_fit_beside_those_in_front() -> None:
+    assert PDL.of(launched(4096, {"mn": 64, "k": 32}, 4, 2)) != "late"  # 256 blocks of 16 KiB behind 512
+    assert PDL.of(launched(4096, {"mn": 64, "k": 128}, 4, 4)) == "late"  # of 128 KiB
+
+
+def test_a_few_blocks_need_no_room() -> None:
+    assert not ROOM.of(launched(64, {"mn": 64, "k": 32}, 4, 2))  # 4 of them
 
 
 def test_products_of_one_row_come_early_and_hold_weights_meanwhile() -> None:

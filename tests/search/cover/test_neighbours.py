@@ -1,0 +1,96 @@
+"""Which kernels of a model can start while the one in front runs, and what stays in L2 from call to call."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fuser.device import load_device
+from fuser.ir.builder import Builder
+from fuser.ir.candidate import Candidate
+from fuser.ir.mugraph import KernelGraph
+from fuser.ir.schedule import KernelSchedule
+from fuser.ir.schedule import Schedule
+from fuser.ir.tiling import TilingExpr
+from fuser.lower.options import EVICT
+from fuser.lower.options import TMA
+from fuser.superopt.structures import structures
+from search.cover.neighbours import beside
+from search.ranked import Ranked
+from search.ranked import Tuned
+from search.space.beside import FITS
+from search.space.beside import read_at_once
+from search.space.beside import starts_late
+from search.space.stays import with_stays
+
+H200 = load_device("h200")
+
+
+def product(rows: int, inner: int, columns: int, layers: int = 1) -> KernelGraph:
+    """So many products one behind the other, a kernel each; weights row by row of what they sum."""
+    b = Builder("products")
+    x = b.input("X", (rows, inner))
+    for i in range(layers):
+        x = x @ b.op("transpose", b.input(f"W{i}", (columns, inner)), perm=(1, 0))
+    return next(g for g in structures(b.build(Y=x)) if len(g.blocks) == layers and not any(k.splits for k in g.blocks))
+
+
+def tiled(graph: KernelGraph, rows: int, columns: int, inner: int, stages: int = 2) -> Candidate:
+    kernels = []
+    for block in graph.blocks:
+        (dot,) = (s for s in block.computes if s.contracts)
+        (k,) = dot.reduce
+        sizes = {a.name: inner if a.name == k else columns for a in block.axes}
+        sizes |= {a: rows for a in block.by_value[dot.args[0]].axes if a != k}
+        order = TilingExpr((k,) if inner < block.extents[k] else ())
+        kernels.append(KernelSchedule(tuple(sorted(sizes.items())), order, (), 4, stages))
+    return Candidate(graph, Schedule(tuple(kernels)))
+
+
+def test_blocks_that_fill_an_sm_start_late() -> None:
+    graph = product(512, 1024, 1024)
+    assert starts_late(tiled(graph, 128, 128, 64, 4), H200)
+    assert not starts_late(tiled(graph, 64, 64, 64, 3), H200, FITS)
+
+
+def test_rows_of_weights_are_read_at_once_rather_than_bit_by_bit() -> None:
+    bits = tiled(product(1, 8192, 2048), 1, 4, 4096)
+    assert starts_late(bits, H200)
+    several = list(read_at_once(bits, H200))
+    assert several and not any(starts_late(c, H200) for c in several)
+    assert {s.order.axes for c in several for s in c.schedule.kernels} == {()}
+    assert not list(read_at_once(several[0], H200))
+
+
+def test_a_schedule_that_starts_early_may_cost_what_that_saves() -> None:
+    graph = product(512, 1024, 1024)
+    large, small = tiled(graph, 128, 128, 64, 4), tiled(graph, 64, 64, 64, 3)
+
+    def chosen(more: float) -> Candidate:
+        tuned = Tuned(None, "h200", Ranked(large, 8e-6), (Ranked(small, 8e-6 + more),), 1, 2)  # type: ignore[arg-type]
+        return beside(tuned, H200).winner.candidate
+
+    assert chosen(0.3e-6) is small
+    assert chosen(2e-6) is large
+    measured = Tuned(None, "h200", Ranked(large, 8e-6, 9e-6), (Ranked(small, 8e-6),), 1, 2)  # type: ignore[arg-type]
+    assert beside(measured, H200) is measured
+
+
+def test_what_fits_stays_in_l2_and_the_rest_goes_first() -> None:
+    long = tiled(product(1, 4096, 4096, layers=4), 1, 4, 4096)  # 4 x 32 MiB
+    hints = {t: EVICT.of(s, t) for s in with_stays(long, H200).schedule.kernels for t in EVICT.named(s)}
+    assert set(hints.values()) == {"evict_first"}  # none fits
+    short = tiled(product(1, 2048, 2048, layers=10), 1, 4, 2048)  # 10 x 8 MiB
+    hints = {t: EVICT.of(s, t) for s in with_stays(short, H200).schedule.kernels for t in EVICT.named(s)}
+    assert len(hints) == 10
+    staying = [t for t, hint in hints.items() if hint == "evict_last"]
+    assert 0 < len(staying) * (2048 * 2048 * 2) <= H200.l2_bytes / 2
+    few = tiled(product(1, 2048, 2048, layers=4), 1, 4, 2048)
+    assert with_stays(few, H200) is few  # all of it does
+
+
+def test_descriptors_have_no_hints() -> None:
+    long = tiled(product(512, 4096, 4096, layers=4), 64, 64, 64)
+    described = tuple(TMA.set(s, True, *(t for t in b.inputs if t.startswith("W"))) for b, s in long.blocks)
+    assert not any(
+        map(EVICT.named, with_stays(Candidate(long.graph, replace(long.schedule, kernels=described)), H200).schedule.kernels)
+    )
