@@ -1,8 +1,11 @@
-"""Which kernels of a model can start while the one in front runs, and what stays in L2 from call to call."""
+"""What neighbours decide: products by warp groups, which kernels of a model can start while the one in front runs, and what stays
+in L2 from call to call."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+
+import pytest
 
 from fuser.device import load_device
 from fuser.ir.builder import Builder
@@ -11,9 +14,12 @@ from fuser.ir.mugraph import KernelGraph
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from fuser.ir.tiling import TilingExpr
+from fuser.lower.options import BACKEND
 from fuser.lower.options import EVICT
 from fuser.lower.options import TMA
+from fuser.superopt.structures import one_kernel
 from fuser.superopt.structures import structures
+from search.cover.neighbours import among
 from search.cover.neighbours import beside
 from search.ranked import Ranked
 from search.ranked import Tuned
@@ -21,6 +27,8 @@ from search.space.beside import FITS
 from search.space.beside import read_at_once
 from search.space.beside import starts_late
 from search.space.stays import with_stays
+from search.tune import tune_fast
+from tests.builders import attention
 
 H200 = load_device("h200")
 
@@ -94,3 +102,24 @@ def test_descriptors_have_no_hints() -> None:
     assert not any(
         map(EVICT.named, with_stays(Candidate(long.graph, replace(long.schedule, kernels=described)), H200).schedule.kernels)
     )
+
+
+@pytest.mark.parametrize(
+    ("columns", "share", "taken"), [(64, 0.9, "triton"), (64, 0.7, "gluon"), (128, 0.9, "gluon"), (128, 1.0, "triton")]
+)
+def test_products_by_narrow_warp_groups_have_to_gain_more(columns: int, share: float, taken: str) -> None:
+    graph = product(4096, 768, 3072)
+    plain = Ranked(tiled(graph, 128, 128, 64, 3), 20e-6)
+    narrow = tiled(graph, 64, columns, 64, 3)
+    groups = Candidate(graph, Schedule(tuple(BACKEND.set(s, "gluon") for s in narrow.schedule.kernels)))
+    tuned = Tuned(None, "h200", Ranked(groups, share * 20e-6), (plain,), 1, 2)  # type: ignore[arg-type]
+    assert BACKEND.of(among(tuned).winner.schedule.kernels[0]) == taken
+
+
+def test_attention_by_warp_groups_is_taken_at_its_price() -> None:
+    program = attention(1024, 2048, 64, 64, 32)
+    tuned = tune_fast(program, H200, graphs=(one_kernel(program),))
+    ranked = (tuned.winner, *tuned.runners)
+    groups, plain = (next(r for r in ranked if BACKEND.of(r.schedule.kernels[0]) == b) for b in ("gluon", "triton"))
+    first = replace(tuned, winner=replace(groups, estimate=0.97 * plain.seconds), runners=(plain,))
+    assert among(first).winner.graph is groups.graph and BACKEND.of(among(first).winner.schedule.kernels[0]) == "gluon"

@@ -11,19 +11,14 @@ from fuser.device import load_device
 from fuser.ir.builder import Builder
 from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.opdef import JOINED
-from fuser.lower.options import BACKEND
-from fuser.superopt.structures import one_kernel
 from search.cover import prices
 from search.cover.parts import Part
 from search.cover.parts import parts
 from search.cover.prices import joint_seconds
 from search.cover.prices import priced
 from search.ranked import Tuned
-from search.tune import among
 from search.tune import judged
-from search.tune import tune_fast
 from tests.builders import attention
-from tests.builders import gemm
 
 H200 = load_device("h200")
 LONG = attention(1024, 2048, 64, 64, 32)
@@ -114,17 +109,3 @@ def test_folds_of_a_few_elements_are_arithmetic_within_a_kernel() -> None:
         return joint_seconds(b.build(Y=b.op("sum", b.op("tanh", inner), axis=(1,), keepdims=False)), H200) or 0.0
 
     assert twice(2) == twice(4) < twice(16)
-
-
-def test_products_by_warp_groups_have_to_gain_more_among_the_kernels_of_a_model() -> None:
-    """Attention has not."""
-    for program, share, taken in (
-        (gemm(4096, 3072, 768), 0.9, "triton"),
-        (gemm(4096, 3072, 768), 0.75, "gluon"),
-        (LONG, 0.9, "gluon"),
-    ):
-        tuned = tune_fast(program, H200, graphs=(one_kernel(program),))
-        ranked = (tuned.winner, *tuned.runners)
-        groups, plain = (next(r for r in ranked if BACKEND.of(r.schedule.kernels[0]) == b) for b in ("gluon", "triton"))
-        first = replace(tuned, winner=replace(groups, estimate=share * plain.seconds), runners=(plain,))
-        assert BACKEND.of(among(first).winner.schedule.kernels[0]) == taken
