@@ -75,10 +75,10 @@ def chained(candidate: Candidate, device: Device) -> Candidate:
 
     A kernel that comes early finds SMs idle that the one in front leaves. Where more blocks than its share of the grid fit on an
     SM, they would pile up there and not go to those that are free a moment later: so they ask for more shared memory. Products
-    of more than a block for each SM come late all the same where none of these fits beside the blocks in front, and those behind
-    such a one, where that is long, when it leaves its main loop; but those that read all at once come early, since their blocks
-    hold nothing but weights or keys, which are under way while they wait. The rules come from chains on an H200 that differ in
-    one thing (experiments/results/h200-chains).
+    of more than a block for each SM come late all the same where none of these fits beside the blocks in front, and products of
+    what is loaded behind such a one, where that is long, when it leaves its main loop; but those that read all at once come
+    early, since their blocks hold nothing but weights or keys, which are under way while they wait. The rules come from chains
+    on an H200 that differ in one thing (experiments/results/h200-chains, experiments/results/h200-chain-neighbours).
     """
     found: list[KernelSchedule] = []
     made = {t for k in candidate.graph.kernels for t in k.outputs}
@@ -102,7 +102,7 @@ def chained(candidate: Candidate, device: Device) -> Candidate:
         shared = terms["shared_bytes"] + device.smem_reserved_per_block
         if follows:
             crowds = in_turn and share > 1 and front.shared + shared > device.smem_per_sm
-            mine = PDL.set(mine, "late" if crowds else "loop" if in_turn and front.long else "early")
+            mine = PDL.set(mine, "late" if crowds else "loop" if front.long and in_turn and _of_loads(p.block) else "early")
             if p.facts.resident() > share and SPREAD * programs > device.sm_count:
                 mine = ROOM.set(mine, _room(share, device))
                 shared = _room(share, device) + device.smem_reserved_per_block
@@ -145,6 +145,11 @@ def _flat(block: BlockGraph) -> bool:
     dots = [s for s in block.computes if s.contracts]
     sides = [[set(block.by_value[a].axes) for a in s.args[:2]] for s in dots if s.reduce]
     return bool(dots) and not any(left - right and right - left for left, right in sides)
+
+
+def _of_loads(block: BlockGraph) -> bool:
+    """Whether all that it multiplies is loaded."""
+    return all(block.by_value[a].kind == "load" for s in block.computes if s.contracts for a in s.args)
 
 
 def at_once(p: Place) -> bool:
