@@ -16,6 +16,7 @@ from fuser.ir.schedule import Schedule
 from fuser.ir.tiling import TilingExpr
 from fuser.lower.options import BACKEND
 from fuser.lower.options import EVICT
+from fuser.lower.options import HOIST
 from fuser.lower.options import TMA
 from fuser.superopt.structures import one_kernel
 from fuser.superopt.structures import structures
@@ -26,6 +27,7 @@ from search.ranked import Tuned
 from search.space.beside import FITS
 from search.space.beside import read_at_once
 from search.space.beside import starts_late
+from search.space.launches import chained
 from search.space.stays import with_stays
 from search.tune import tune_fast
 from tests.builders import attention
@@ -123,3 +125,14 @@ def test_attention_by_warp_groups_is_taken_at_its_price() -> None:
     groups, plain = (next(r for r in ranked if BACKEND.of(r.schedule.kernels[0]) == b) for b in ("gluon", "triton"))
     first = replace(tuned, winner=replace(groups, estimate=0.97 * plain.seconds), runners=(plain,))
     assert among(first).winner.graph is groups.graph and BACKEND.of(among(first).winner.schedule.kernels[0]) == "gluon"
+
+
+def test_what_no_tensor_core_multiplies_has_no_padding() -> None:
+    graph = product(1, 256, 256, layers=2)
+    padded = tiled(graph, 1, 16, 256)
+    first, second = padded.schedule.kernels
+    wide = replace(second, tiles=tuple((a, 1024 if n == 16 else n) for a, n in second.tiles), num_warps=8)
+    slim = chained(replace(padded, schedule=Schedule((first, wide))), H200).schedule.kernels[1]
+    assert max(slim.tile.values()) == 256 and slim.num_warps == 4 and HOIST.of(slim)
+    rows = tiled(product(512, 256, 256, layers=2), 64, 64, 64, 3)
+    assert [s.tiles for s in chained(rows, H200).schedule.kernels] == [s.tiles for s in rows.schedule.kernels]
