@@ -17,32 +17,32 @@ from search.ranked import Tuned
 from search.space.beside import FITS
 from search.space.beside import read_at_once
 from search.space.beside import starts_late
-from search.space.groups import by_warp_groups
-from search.tune import GROUPED
 from search.tune import graph_seconds
+from search.tune import judged
 from search.tune import multiplies_loads
 
-AMONG = 0.75
-"""Of the estimate of its best kernel in Triton what a product of what is loaded may take by warp groups whose part of the result
-is less than :data:`WIDE`; that of wider ones is :data:`search.tune.GROUPED`. In models an H200 took 13 to 17 % less than the
-estimates of products in Triton say (GPT-2, ViT and Mixer with batch 8), and up to 30 % more than those of narrow groups: ViT and
-Mixer lost 2 % of all where these were to gain 5 %. By wide ones, priced 1 to 15 % lower, BERT base with batch 8 gained 14 to 20 %
-of a product, and GPT-2 1 % of all."""
-WIDE = 64 * 128
-"""Elements of the result that a group of four warps has."""
+NARROW, WIDE = 0.75, 0.98
+"""Of the estimate of its best kernel in Triton what a product of what is loaded may take by warp groups in a model: where a group
+has less of the result than :data:`MUCH`, and where it has that. There an H200 took 13 to 17 % less than the estimates of products
+in Triton say (GPT-2, ViT and Mixer with batch 8), and up to 30 % more than those of narrow groups: ViT and Mixer lost 2 % of all
+where these were to gain 5 %. Wide ones gained: 3.8 % of all in BERT base with batch 8, 1 % in GPT-2, ViT and a prefill."""
+MUCH = 64 * 128
+"""Elements of the result."""
 
 
 def among(tuned: Tuned) -> Tuned:
     """The same with products by warp groups where they gain enough."""
     several = (tuned.winner, *tuned.runners)
-    other = min((r.seconds for r in several if not by_warp_groups(r.schedule)), default=math.inf)
-
-    def gains(r: Ranked) -> bool:
-        found = [(b, s) for b, s in r.candidate.blocks if BACKEND.of(s) == "gluon" and multiplies_loads(b)]
-        return not found or r.seconds <= other * (GROUPED if all(part(b, s) >= WIDE for b, s in found) else AMONG)
-
-    first = next(filter(gains, several), tuned.winner)
+    first = min(several, key=_compared)
     return replace(tuned, winner=first, runners=tuple(r for r in several if r is not first))
+
+
+def _compared(ranked: Ranked) -> float:
+    """Seconds by which candidates of a part are put in order."""
+    found = [(b, s) for b, s in ranked.candidate.blocks if BACKEND.of(s) == "gluon" and multiplies_loads(b)]
+    if not found:
+        return judged(ranked)
+    return ranked.seconds / (WIDE if all(part(b, s) >= MUCH for b, s in found) else NARROW)
 
 
 def part(block: BlockGraph, schedule: KernelSchedule) -> float:
