@@ -14,6 +14,7 @@ from cost_model.features import StmtFeatures
 from fuser.device import Device
 from fuser.ir.mugraph import Stmt
 from fuser.ir.program import DTYPE_BYTES
+from fuser.lower.options import CLUSTER
 from fuser.lower.options import FLATTEN
 from fuser.lower.options import HOIST
 from fuser.lower.options import LAZY
@@ -24,6 +25,8 @@ from fuser.lower.tiles import LAZY_REGISTERS
 
 VECTOR = 16
 """Bytes that one instruction of a thread moves at most."""
+EXCHANGE = 4
+"""What an exchange between the blocks of a cluster takes, in exchanges between the warps of a block."""
 CONFLICTS = 4
 """Lanes for each warp that want the same bank where warps exchange the parts of a sum that is not along the innermost axis:
 partial results of products with their sums over the grid, added by four warps along the parts, took an H200 33 µs, not 10."""
@@ -94,6 +97,12 @@ def readers(f: Features, stmt: Stmt, together: Counts) -> Counts:
             different = different * here
         left = np.ceil(left / f.grid[axis])
     return np.maximum(np.minimum(together, f.blocks) / different, 1.0)
+
+
+def exchanges(f: Features) -> int:
+    """Folds over what the blocks of a cluster share out."""
+    axis = f.options.get(CLUSTER.key())
+    return sum(axis in s.reduce for s in f.block.computes if axis)
 
 
 def at_once(f: Features, resident: Counts, device: Device) -> Counts:

@@ -236,7 +236,7 @@ def features(
             trips[axis] = -(-parts // grid[axis])
         elif axis in looped:
             trips[axis], grid[axis] = parts, one
-        elif axis in spatial or parts.max() == 1:
+        elif axis in spatial or parts.max() == 1 or axis == options.get("cluster"):
             trips[axis], grid[axis] = one, parts
         else:
             raise UsageError(f"axis {axis!r} of {block.name!r} has several tiles, no loop, and is not spatial")

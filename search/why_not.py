@@ -44,6 +44,7 @@ from search.measure.planned import planned
 from search.ranked import INSTANT
 from search.ranked import Ranked
 from search.ranked import Tuned
+from search.space.clusters import cluster_space
 from search.space.expressions import overwhelms
 from search.space.expressions import sub_expression
 from search.space.expressions import tiling_expressions
@@ -61,7 +62,7 @@ from search.space.prune import MMA
 from search.space.prune import PADDING
 from search.space.prune import padding
 from search.space.schedules import ScheduleSpace
-from search.tune import BY_GROUPS
+from search.tune import OTHERS
 from search.tune import graph_seconds
 
 
@@ -190,7 +191,9 @@ def refusals(program: TensorProgram, candidate: Candidate, device: Device) -> It
 
 
 def _of_backend(kernel: KernelSpace, schedule: KernelSchedule) -> KernelSpace:
-    """The space that schedules in the same language come from, where there is one."""
+    """The space that schedules in the same language and form come from, where there is one."""
+    if schedule.cluster:
+        return cluster_space(kernel) or kernel
     return (group_space(kernel) or kernel) if BACKEND.of(schedule) == "gluon" else kernel
 
 
@@ -320,8 +323,8 @@ def _options(kernel: KernelSpace, schedule: KernelSchedule) -> Iterator[Reason]:
 
 def _unseen(candidate: Candidate, device: Device) -> str:
     space = ScheduleSpace(candidate.graph, device)
-    if by_warp_groups(candidate.schedule):
-        return f"{BY_GROUPS} schedules by warp groups of a structure are kept, and it is not among them"
+    if by_warp_groups(candidate.schedule) or any(s.cluster for s in candidate.schedule.kernels):
+        return f"{OTHERS} schedules by warp groups, or in clusters, of a structure are kept, and it is not among them"
     if any(set(s.knob) - dict(k.given).keys() for s, k in zip(candidate.schedule.kernels, space.kernels, strict=True)):
         return f"options are given to the {FEW} best schedules of a structure, which it is none of"
     if space.work > INSTANT.exhaustive:

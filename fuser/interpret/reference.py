@@ -96,7 +96,7 @@ class _Kernel(Generic[V]):
         safe: Collection[str],
     ) -> None:
         self.algebra = algebra
-        self.block, self.plans = bind(block, schedule)
+        self.block, self.plans = bind(block, schedule.as_one_block())
         self.on = Statements(algebra, self.block, tensors, safe)
         self.tree: LoopTree = place(self.block, schedule.order, self.plans)
         self.live = {a for a, p in self.plans.items() if p.trips > 1}

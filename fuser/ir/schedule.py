@@ -69,6 +69,16 @@ class KernelSchedule:
     def knob(self) -> dict[str, Any]:
         return dict(self.knobs)
 
+    @property
+    def cluster(self) -> str:
+        """The axis whose tiles the blocks of one cluster share out, a tile each; empty where blocks stand alone."""
+        return str(self.knob.get("cluster", ""))
+
+    def as_one_block(self) -> KernelSchedule:
+        """The same work where one block does what a cluster shares out."""
+        tiles = tuple((a, n) for a, n in self.tiles if a != self.cluster)
+        return replace(self, tiles=tiles).with_knobs(cluster=None) if self.cluster else self
+
     def with_knobs(self, **options: Any) -> KernelSchedule:
         """The schedule with options set, or removed where they are None."""
         knobs = {k: v for k, v in (self.knob | options).items() if v is not None}
@@ -242,12 +252,12 @@ def bind(block: BlockGraph, schedule: KernelSchedule) -> tuple[BlockGraph, dict[
             plans[axis] = AxisPlan(axis, extent, tile, trips, block.extents[split_of[axis]], split_of[axis])
         elif axis in looped:
             plans[axis] = AxisPlan(axis, extent, tile, parts, 1)
-        elif parts == 1 or axis in block.spatial:
+        elif parts == 1 or axis in block.spatial or axis == schedule.cluster:
             plans[axis] = AxisPlan(axis, extent, tile, 1, parts)
         else:
             raise UsageError(
                 f"axis {axis!r} of {block.name!r} is reduced or not common to all outputs, has tile {tile} < {extent}, "
                 "and no loop",
-                f"add {axis!r} to the order {schedule.order!s} or make its tile {extent}",
+                f"add {axis!r} to the order {schedule.order!s}, make its tile {extent}, or let a cluster share it out",
             )
     return block, plans

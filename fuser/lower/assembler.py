@@ -87,15 +87,15 @@ def compiler() -> str:
     return FLAGGED.join((triton, ", ".join(flags))) if flags else triton
 
 
-def remarks(ptx: str, arch: int) -> list[str]:
-    """What the assembler in use says of a text."""
+def assemble(ptx: str, arch: int) -> tuple[bytes, list[str]]:
+    """Machine code of a text by the assembler in use, empty where it refuses, and what it says."""
     choose()
     with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder) / "kernel.ptx"
+        source, made = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"
         source.write_text(ptx)
-        made = [f"--gpu-name=sm_{arch}{'a' if arch == 90 else ''}", str(source), "-o", str(Path(folder) / "kernel.cubin")]
-        done = subprocess.run([os.environ.get(VARIABLE) or _own(), "-v", *made], capture_output=True, text=True, check=False)
-    return (done.stdout + done.stderr).splitlines()
+        command = [os.environ.get(VARIABLE) or _own(), "-v", f"--gpu-name=sm_{arch}{'a' if arch >= 90 else ''}"]
+        done = subprocess.run([*command, str(source), "-o", str(made)], capture_output=True, text=True, check=False)
+        return made.read_bytes() if made.exists() else b"", (done.stdout + done.stderr).splitlines()
 
 
 @functools.cache

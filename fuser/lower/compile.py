@@ -36,9 +36,10 @@ from fuser.ir.mugraph import KernelGraph
 from fuser.ir.rows import in_rows
 from fuser.ir.schedule import Schedule
 from fuser.lower import kept_kernels
+from fuser.lower.assembler import assemble
 from fuser.lower.assembler import choose as choose_assembler
 from fuser.lower.assembler import compiler
-from fuser.lower.assembler import remarks
+from fuser.lower.cluster_code import in_clusters
 from fuser.lower.cubin import resources
 from fuser.lower.descriptors import Descriptor
 from fuser.lower.descriptors import passed
@@ -48,6 +49,7 @@ from fuser.lower.forms import triton_module
 from fuser.lower.gluon.choices import SHARED
 from fuser.lower.interpreter import host_arguments
 from fuser.lower.interpreter import prepare
+from fuser.lower.interpreter import run
 from fuser.lower.kernel_source import KernelSource
 from fuser.lower.pieces import GROUPS_ARCH
 from fuser.lower.quiet import quiet
@@ -268,15 +270,16 @@ def _compiled(source: KernelSource, arch: int, folder: Path | None) -> KernelArt
         )
     if source.backend == "gluon":
         _check_groups(source, kernel)
+    ptx, cubin = in_clusters(source, kernel.asm["ptx"], arch) if source.cluster > 1 else (kernel.asm["ptx"], kernel.asm["cubin"])
     return KernelArtifact(
         kernel.metadata.name,
         source,
-        kernel.asm["ptx"],
-        kernel.asm["cubin"],
+        ptx,
+        cubin,
         arch,
         meta.num_warps,
         max(meta.shared, source.room),
-        *resources(kernel.asm["cubin"]),
+        *resources(cubin),
         compiler=compiler(),
         descriptors=_encoded(source, fn.arg_names, kernel) if source.descriptors else (),
     )
@@ -310,7 +313,7 @@ def _check_groups(source: KernelSource, kernel: Any) -> None:
         raise NoValidKernelError(
             f"{source.name} has too few registers: {spilled} bytes a thread are kept in memory", "use smaller tiles or more warps"
         )
-    if remark := next((line for line in remarks(kernel.asm["ptx"], GROUPS_ARCH) if SERIALIZED.search(line)), ""):
+    if remark := next((line for line in assemble(kernel.asm["ptx"], GROUPS_ARCH)[1] if SERIALIZED.search(line)), ""):
         raise NoValidKernelError(
             f"the assembler lets the products of {source.name} wait for each other: {remark.strip()[:200]}", "use other tiles"
         )
@@ -408,5 +411,5 @@ def interpret_source(source: KernelSource, inputs: dict[str, Any], poison: float
             value = torch.tensor(in_rows(inputs[name], shape))
             tensors.append(value.to(getattr(torch, dtype)).reshape(shape).contiguous())
     with form(interpreted=True):
-        getattr(load_source(source), source.name)[(source.grid,)](*host_arguments(source, tensors))
+        run(source, getattr(load_source(source), source.name), host_arguments(source, tensors))
     return {n: t.float().numpy() for n, t in zip(source.args, tensors, strict=True) if n in source.outputs}

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Collection
 from collections.abc import Sequence
+from functools import partial
 
 from fuser.ir.mugraph import Stmt
 from fuser.ir.opdef import OpDef
 from fuser.ir.ops import op as op_def
+from fuser.lower.cluster_code import exchanged
 from fuser.lower.emitter import expression
 from fuser.lower.options import PRECISION
 from fuser.lower.writer import TRITON_DTYPE
@@ -70,6 +73,9 @@ def contract(w: Writer, stmt: Stmt) -> None:
                 text = product if first else f"{name} + {product}"
             w.emit(f"{name} = {text}")
             first = False
+        parts = exchanged(w, stmt, name)
+        if len(parts) > 1:
+            w.emit(f"{name} = {' + '.join(parts)}")
         w.define(value, key, name)
 
 
@@ -235,9 +241,8 @@ def reduce(w: Writer, stmt: Stmt) -> None:
             parts.append(part)
         if w.inside(stmt.value):
             parts.insert(0, name)
-        total = parts[0]
-        for p in parts[1:]:
-            total = _joined(w, stmt, total, p)
+        parts = exchanged(w, stmt, functools.reduce(partial(_joined, w, stmt), parts))
+        total = functools.reduce(partial(_joined, w, stmt), parts)
         if later and w.inside(stmt.value):
             new, shift, scale = (w.out.beside(name, what) for what in ("new", "shift", "scale"))
             w.emit(f"{new} = {total}")

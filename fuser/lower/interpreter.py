@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import dataclass
+from dataclasses import field
 from types import ModuleType
 from typing import TYPE_CHECKING
 from typing import Any
@@ -12,22 +14,53 @@ import numpy as np
 
 from fuser.ir.ops import Array
 from fuser.ir.ops import op as op_def
+from fuser.lower.cluster_code import EXCHANGE
+from fuser.lower.cluster_code import LEAVE
 
 if TYPE_CHECKING:
     from fuser.lower.kernel_source import KernelSource
 
-INLINE = frozenset({"gdc_wait", "gdc_launch_dependents", "prefetch_l2", "bring_l2"})
+INLINE = frozenset({"gdc_wait", "gdc_launch_dependents", "prefetch_l2", "bring_l2", LEAVE})
 """Functions of generated modules that are inline assembly and compute nothing."""
 
 
 def prepare(module: ModuleType) -> None:
     """Make a generated module run in the interpreter."""
+    if hasattr(module, EXCHANGE):
+        setattr(module, EXCHANGE, Exchanges(module))
     _count_with_scalars()
     _maxima_of_a_gpu()
     _bfloat16_of_a_gpu()
     _conditions_on_scalars()
     for name in INLINE & vars(module).keys():
         setattr(module, name, _nothing)
+
+
+@dataclass(eq=False)
+class Exchanges:
+    """What blocks of a cluster exchange, where one runs after another: a block gets what the others left when they ran last, so
+    that with each round one more exchange has the right numbers."""
+
+    module: ModuleType
+    blocks: int = 1
+    left: dict[tuple[int, int], Any] = field(default_factory=dict)
+
+    def __call__(self, x: Any, number: Any) -> tuple[Any, ...]:
+        from triton.runtime.interpreter import interpreter_builder
+
+        program, exchange = interpreter_builder.grid_idx[0], int(getattr(number, "value", number))
+        self.left[exchange, program] = x
+        first = program // self.blocks * self.blocks
+        return tuple(self.left.get((exchange, first + rank), x) for rank in range(self.blocks))
+
+
+def run(source: KernelSource, kernel: Any, arguments: Sequence[Any]) -> None:
+    """All programs of a kernel one after the other, in as many rounds as exchanges between them need."""
+    if source.exchanges:
+        exchanges = kernel.fn.__globals__[EXCHANGE]
+        exchanges.blocks, exchanges.left = source.cluster, {}
+    for _ in range(source.exchanges + 1):
+        kernel[(source.grid,)](*arguments)
 
 
 def _nothing(*_: Any) -> None:

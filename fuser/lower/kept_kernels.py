@@ -19,7 +19,16 @@ from fuser.lower.kernel_source import KernelSource
 
 def place(folder: Path, source: KernelSource, arch: int) -> Path:
     """The file of a kernel: named by everything that a compiled kernel depends on, its compiler's flags among it."""
-    launch = (source.name, source.num_warps, source.num_stages, source.pdl, source.specialize, source.parameters, source.room)
+    launch = (
+        source.name,
+        source.num_warps,
+        source.num_stages,
+        source.pdl,
+        source.specialize,
+        source.parameters,
+        source.room,
+        source.cluster,
+    )
     interface = (source.args, source.dtypes, source.shapes, source.outputs, source.descriptors)
     ours = kept.source_hash("fuser.lower")
     return folder / f"{kept.text_hash(ours, compiler(), str(arch), source.text, repr(launch), repr(interface))}.json"

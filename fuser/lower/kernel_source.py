@@ -19,7 +19,8 @@ class KernelSource:
     order; of one there may be several views. ``specialize``: the compiler is to give its warps different work. ``parameters``:
     further keywords of the compiler, from options that it takes as they are. ``room``: bytes of shared memory that a block asks
     for at least. ``sizes``: 32-bit integers behind the tensors, which each launch gives (of kernels with open sizes).
-    ``backend``: the language of the text; in Gluon ``num_warps`` are those of its first group.
+    ``backend``: the language of the text; in Gluon ``num_warps`` are those of its first group. ``cluster``: so many blocks in a
+    row are launched as one cluster, whose blocks exchange what they have folded ``exchanges`` times.
     """
 
     name: str
@@ -39,6 +40,8 @@ class KernelSource:
     room: int = 0
     sizes: tuple[str, ...] = ()
     backend: str = "triton"
+    cluster: int = 1
+    exchanges: int = 0
 
     @property
     def gluon(self) -> bool:

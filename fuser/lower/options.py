@@ -152,7 +152,8 @@ def in_grid_order(schedule: KernelSchedule, axes: Iterable[str]) -> list[str]:
     """Axes of the grid, the fastest last: those that the option names, then the others as they come."""
     known = list(axes)
     wanted = [a for a in GRID_ORDER.of(schedule).split(".") if a in known]
-    return wanted + [a for a in known if a not in wanted]
+    order = wanted + [a for a in known if a not in wanted]
+    return sorted(order, key=lambda a: a == schedule.cluster)  # blocks of a cluster are neighbours
 
 
 def _turned(p: Place, choice: Any, tensor: str) -> str | None:
@@ -361,6 +362,22 @@ SPECIALIZE = entry(
     at=_shared_out,
     needs="tma",
     by_groups=(False,),
+)
+
+
+# without choices: tiles follow from it, so that searches rank such schedules as a space of their own (search/space/clusters.py)
+CLUSTER = entry(
+    "cluster",
+    str,
+    "the axis whose tiles blocks of one cluster share out: what they fold over it they exchange through their shared memory",
+    default="",
+    capability=90,
+    excludes=(
+        ("persistent", "blocks of a cluster have one place of the grid each"),
+        ("group", "blocks of a cluster are neighbours on the grid"),
+        ("grid_order", "blocks of a cluster are neighbours on the grid"),
+    ),
+    modelled=True,
 )
 
 

@@ -25,6 +25,8 @@ from fuser.ir.program import Tensor
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from fuser.lower.body_code import body
+from fuser.lower.cluster_code import blocks_of
+from fuser.lower.cluster_code import leave
 from fuser.lower.descriptors import described
 from fuser.lower.frame_code import Chain
 from fuser.lower.frame_code import check_specialized
@@ -118,7 +120,7 @@ def generate(
     tensors = list(dict.fromkeys((*tiles.block.inputs, *tiles.block.outputs)))
     capability = check_options(schedule.knob, tensors, block.name)
     w = Writer(tiles, described(tiles))
-    specialize = check_specialized(w)
+    specialize, cluster = check_specialized(w), blocks_of(w)
     chain = chain or Chain()
     arguments = [w.argument(t) for t in (*tensors, *(t.name for t in chain.ahead))]
     for a in tiles.plans:
@@ -132,6 +134,7 @@ def generate(
             _write(w, once)
     else:
         _write(w, chain)
+        leave(w)
     access = {s.access.source: s for s in tiles.block.stmts if s.access}
     shapes = [access[t].access.memory_shape(tiles.block.extents) for t in tensors]  # type: ignore[union-attr]
     return KernelSource(
@@ -150,6 +153,8 @@ def generate(
         specialize,
         handed(schedule),
         ROOM.of(schedule),
+        cluster=cluster if w.exchanges else 1,
+        exchanges=w.exchanges,
     )
 
 

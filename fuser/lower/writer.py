@@ -70,6 +70,8 @@ class Writer:
         """Names of triton.language.extra.cuda that the source uses."""
         self.helpers: set[str] = set()
         """Definitions that the source needs in front of the kernel."""
+        self.exchanges = 0
+        """Folds that blocks of a cluster have exchanged so far."""
         self._fp32: dict[str, str] = {}
 
     def emit(self, line: str) -> None:

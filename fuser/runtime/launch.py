@@ -25,6 +25,7 @@ from fuser.lower.compile import KernelArtifact
 from fuser.lower.compile import load_source
 from fuser.lower.forms import form
 from fuser.lower.interpreter import host_arguments
+from fuser.lower.interpreter import run
 from fuser.lower.kernel_source import KernelSource
 from fuser.runtime.cuda_driver import INVALID_CONTEXT
 from fuser.runtime.cuda_driver import check
@@ -232,7 +233,7 @@ class InterpretedKernel:
 
             try:
                 with form(interpreted=True):
-                    kernel[(self.source.grid,)](*arguments)
+                    run(self.source, kernel, arguments)
             except InterpreterError as error:
                 raise NoValidKernelError(f"the interpreter cannot run {self.source.name}: {said(error)}") from error
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from collections.abc import Iterator
+from collections.abc import Sequence
 
 from cost_model.floor import contraction_flops
 from cost_model.floor import nbytes
@@ -15,6 +16,7 @@ from cost_model.names import CHAINED
 from cost_model.refined import memory_kernel_seconds
 from fuser.device import Device
 from fuser.errors import FuserError
+from fuser.ir.composites import expand
 from fuser.ir.library_ops import CONVOLUTIONS
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
@@ -50,6 +52,9 @@ OURS = ("resize",)
 """Operators of which ours took an H200 0.6 to 0.8 times as long (bicubic and trilinear)."""
 SPILLED, LONGER = 512, 2.0
 """Bytes of local memory a thread beyond which a kernel takes so many times its estimate, or more (2224 bytes: 121 µs, not 41)."""
+LONG = 8192
+"""Elements of a row from which on torch's compiler reads it more than once, or adds parts by further kernels, which its price
+does not see: softmax and norms of 8 to 256 rows of 16384 to 131072 took 1.17 to 3 times as long as ours on an H200."""
 LARGEST, ATTENDING = 200, 64
 """Most operators of a program that torch's compiler is given as a whole, and of one with attention. Of larger ones its price is
 too low: on an H200 four layers of a LLaMA took 1072 µs, not 906, a ViT 1084, not 1023, with eight sentences and images."""
@@ -79,7 +84,11 @@ def wholly(program: TensorProgram, device: Device, images: bool = False) -> Tune
     most = ATTENDING if any(n.products > 1 for n in inner) else LARGEST
     if not inner or len(inner) > most or not (images or all(_known(program, n) for n in inner if n.op in CONVOLUTIONS)):
         return None
-    if any(n.op in OURS for n in inner) or not all(_flash(program, n) for n in inner if n.products > 1):
+    if (
+        any(n.op in OURS for n in inner)
+        or _long_rows(program, inner)
+        or not all(_flash(program, n) for n in inner if n.products > 1)
+    ):
         return None
     try:
         return by_library(program, device, _seconds(program, device), WHOLE)
@@ -130,6 +139,15 @@ def _apart(program: TensorProgram) -> bool:
     """Whether a convolution is of each channel apart."""
     images = [n for n in program.nodes if n.op in CONVOLUTIONS]
     return any(n.attr.get("groups", 1) == program[n.inputs[0]].shape[1] > 1 for n in images)
+
+
+def _long_rows(program: TensorProgram, inner: Sequence[Node]) -> bool:
+    """Whether folds are along rows longer than a block of that compiler keeps, and all else is done element by element."""
+    if not all(map(joins, inner)):
+        return False
+    folds = [n for n in expand(program).nodes if n.entry.kind == "reduce"]
+    rows = [max((expand(program)[n.inputs[0]].shape[a] for a in n.attr["axis"]), default=0) for n in folds]
+    return bool(rows) and min(rows) >= LONG
 
 
 def _known(program: TensorProgram, node: Node) -> bool:

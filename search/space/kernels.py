@@ -222,7 +222,7 @@ class KernelSpace:
         choices: dict[str, Sequence[int]] = {k.name: k.values for k in self.tiles}
         for e in self.order.values:
             for grid in grid_of(choices, chunk):
-                groups = features(self.block, e, grid, mine)
+                groups = features(self.block, e, grid, mine, options=dict(self.always))
                 keep = np.flatnonzero(evaluate(groups, lambda f: self.valid(f) & ~self.repeated(f)))
                 if not len(keep):
                     continue
@@ -254,7 +254,7 @@ class KernelSpace:
     ) -> KernelSchedule:
         """The schedule of a candidate: loops of one trip leave the order, and without loops the depth of the pipeline is the
         default. Of options it has those that are given."""
-        (f,) = features(self.block, order, tiles, splits)
+        (f,) = features(self.block, order, tiles, splits, options=dict(self.always))
         dead = tuple(a for a, t in f.trips.items() if t[0] == 1)
         return self.spelled(order, dead, tiles, splits, warps, stages)
 

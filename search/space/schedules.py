@@ -10,6 +10,7 @@ them the same schedule.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -36,7 +37,10 @@ from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
+from search.space.clusters import cluster_space
+from search.space.clusters import ranked_clusters
 from search.space.groups import group_space
+from search.space.groups import ranked_groups
 from search.space.kernels import Batch
 from search.space.kernels import Estimator
 from search.space.kernels import KernelSpace
@@ -64,17 +68,23 @@ def counts_of(block: BlockGraph, device: Device) -> tuple[int, ...]:
     return tuple(sorted({*MANY, *(w for w in waves if not any(NEAR * w <= n <= w for n in MANY))}))
 
 
+FORMS: dict[str, Callable[[KernelSpace], KernelSpace | None]] = {"groups": group_space, "clusters": cluster_space}
+"""Spaces beside that of loops in Triton: by warp groups, and with rows that the blocks of a cluster share out."""
+RANKED = {"groups": ranked_groups, "clusters": ranked_clusters}
+"""What ranks the schedules of each by a model."""
+
+
 @dataclass(frozen=True)
 class ScheduleSpace:
     """All schedules of a kernel graph on a device. ``slack`` is rule 4's multiple of the device's shared memory; with
-    ``options`` those of the lowering are knobs too, else every schedule has the ones that are given; with ``groups`` kernels that
-    have a form by warp groups have that."""
+    ``options`` those of the lowering are knobs too, else every schedule has the ones that are given; kernels that have a
+    ``form`` of :data:`FORMS` have that."""
 
     graph: KernelGraph
     device: Device
     slack: float = SLACK
     options: bool = False
-    groups: bool = False
+    form: str = ""
     ranked: dict[Any, Any] | None = field(default=None, compare=False, repr=False)
     """What was found for single kernels with one estimator: spaces that share it rank a kernel that they have in common once."""
 
@@ -82,7 +92,7 @@ class ScheduleSpace:
     def kernels(self) -> tuple[KernelSpace, ...]:
         pairs = zip(self.graph.blocks, behind(self.graph), strict=True)
         found = (kernel_space(b, self.device, self.slack, follows, self.options) for b, follows in pairs)
-        return tuple((group_space(k) or k) if self.groups else k for k in found)
+        return tuple((FORMS[self.form](k) or k) if self.form else k for k in found)
 
     @cached_property
     def splits(self) -> tuple[Split, ...]:

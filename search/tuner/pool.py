@@ -44,12 +44,13 @@ from fuser.superopt.verify.verdicts import kept_verdict
 from search.ranked import Effort
 from search.ranked import Ranked
 from search.space.estimates import estimator
-from search.space.groups import ranked_groups
 from search.space.hazards import hazardous
 from search.space.hazards import unwieldy
 from search.space.kernels import Batch
 from search.space.kernels import Rows
 from search.space.polish import polished
+from search.space.schedules import FORMS
+from search.space.schedules import RANKED
 from search.space.schedules import ScheduleSpace
 from search.tune import graph_seconds
 from search.tune import library_seconds
@@ -118,12 +119,12 @@ class Structure:
         """The model's best, and the best of every choice of splits, with the options of the lowering that it gives them and
         without any. Raises :class:`NoValidKernelError` where nothing fits the device."""
         found: dict[Schedule, None] = {}
-        if self.space.groups:
+        if self.space.form:
             (plain,) = ScheduleSpace(self.graph, self.device).kernels
-            several, _ = ranked_groups(plain, estimator(self.device, self.model), effort.top, {})
+            several, _ = RANKED[self.space.form](plain, estimator(self.device, self.model), effort.top, {})
             found |= dict.fromkeys(Schedule((s,)) for _, s in several)
         apart: dict[tuple[Any, ...], Ranked] = {}
-        for options in () if self.space.groups else (True, False):
+        for options in () if self.space.form else (True, False):
             ranked, _, _ = rank_graph(self.graph, self.device, np.random.default_rng(seed), effort, options=options)
             found |= dict.fromkeys(r.schedule for r in ranked)
             apart = {splits_of(r.schedule): r for r in reversed(ranked)}
@@ -368,25 +369,24 @@ class Pool:
 
 Part = tuple[Structure, list[Entry]]
 """A structure with its first entries."""
-Job = tuple[TensorProgram, KernelGraph, int, Device, Effort, int, bool]
+Job = tuple[TensorProgram, KernelGraph, int, Device, Effort, int, str]
 
 
 def jobs_of(program: TensorProgram, graphs: Sequence[KernelGraph], device: Device, effort: Effort, seed: int = 0) -> list[Job]:
-    """What :func:`part` is to be called with for the pool of a program: each structure, and those of one kernel by warp groups
-    too."""
-    alone = [g for g in graphs if len(g.kernels) == len(g.blocks) == 1 and device.arch == GROUPS_ARCH]
-    ways = [*((g, False) for g in graphs), *((g, True) for g in alone)]
-    return [(program, g, i, device, effort, seed, groups) for i, (g, groups) in enumerate(ways)]
+    """What :func:`part` is called with for a program: each structure, and those of one kernel in every other form too."""
+    alone = [g for g in graphs if len(g.kernels) == len(g.blocks) == 1 and device.arch >= GROUPS_ARCH]
+    ways = [*((g, "") for g in graphs), *((g, form) for form in FORMS for g in alone)]
+    return [(program, g, i, device, effort, seed, form) for i, (g, form) in enumerate(ways)]
 
 
 def part(job: Job) -> Part | None:
     """A structure's part of the pool; None where it is not verified or nothing of it fits the device. May run in a process of its
     own."""
-    program, graph, number, device, effort, seed, groups = job
+    program, graph, number, device, effort, seed, form = job
     try:
         fixed = math.fsum(library_seconds(graph, k, device) for k in graph.kernels if isinstance(k, LibraryKernel))
-        space = ScheduleSpace(graph, device, options=True, groups=groups)
-        if groups and not any(k.always for k in space.kernels):
+        space = ScheduleSpace(graph, device, options=True, form=form)
+        if form and not any(k.always for k in space.kernels):
             return None
         structure = Structure(number, space, device, fixed, effort.model)
         if not kept_verdict(program, graph).accepted:
