@@ -99,10 +99,11 @@ def readers(f: Features, stmt: Stmt, together: Counts) -> Counts:
     return np.maximum(np.minimum(together, f.blocks) / different, 1.0)
 
 
-def exchanges(f: Features) -> int:
-    """Folds over what the blocks of a cluster share out."""
+def in_clusters(f: Features, device: Device) -> dict[str, Counts]:
+    """Of kernels whose blocks share out an axis: how they exchange what each folds of it (:class:`cost_model.work.Work`)."""
     axis = f.options.get(CLUSTER.key())
-    return sum(axis in s.reduce for s in f.block.computes if axis)
+    shared, held = sum(axis in s.reduce for s in f.block.computes if axis), device.sm_count * device.max_warps_per_sm
+    return {"passes": np.full(len(f), float(EXCHANGE * shared)), "gathered": shared * f.blocks * f.warps / held} if shared else {}
 
 
 def at_once(f: Features, resident: Counts, device: Device) -> Counts:

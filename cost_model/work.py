@@ -19,12 +19,11 @@ import numpy as np
 from cost_model import streaming
 from cost_model.cuts import cuts
 from cost_model.cuts import pieces
-from cost_model.execution import EXCHANGE
 from cost_model.execution import along
 from cost_model.execution import at_once
 from cost_model.execution import described
-from cost_model.execution import exchanges
 from cost_model.execution import flattened
+from cost_model.execution import in_clusters
 from cost_model.execution import instructions
 from cost_model.execution import is_set
 from cost_model.execution import kept
@@ -93,9 +92,9 @@ class Work:
     which loads and arithmetic take turns; ``trips``: trips of all loops; ``dots``, ``folds``: executions of contractions and row
     folds; ``shuffles``: exchanges between lanes, of a thread's elements one after the other, for sums that are not along a row;
     ``passes``: exchanges through shared memory with a barrier; ``gathered``: warps of all blocks that exchange in clusters, by
-    those that the device holds, for each exchange. ``slivers``, ``pieces``: 1 where the one product of a kernel, or each of several
-    with the same sides, is cut into powers of two along a side, with a piece of 16 columns and without; ``parts``: 1 where its sum
-    is. ``longest``, ``busiest``: how much longer the busiest place for blocks, and
+    those that the device holds, for each exchange. ``slivers``, ``pieces``: 1 where the one product of a kernel, or each of
+    several with the same sides, is cut into powers of two along a side, with a piece of 16 columns and without; ``parts``: 1
+    where its sum is. ``longest``, ``busiest``: how much longer the busiest place for blocks, and
     the busiest SM, is at work than in the mean, beyond 1, where a causal mask ends loops.
     """
 
@@ -158,7 +157,7 @@ def work(f: Features, device: Device) -> Work:
     """Counts of each candidate of a group."""
     r = resources(f, device)
     zero = np.zeros(len(f))
-    total: dict[str, Counts] = {x.name: zero.copy() for x in fields(Work)} | _in_clusters(f, device)
+    total: dict[str, Counts] = {x.name: zero.copy() for x in fields(Work)} | in_clusters(f, device)
 
     def add(**amounts: Counts) -> None:
         for name, amount in amounts.items():
@@ -230,12 +229,6 @@ def _fold(f: Features, r: Resources, s: StmtFeatures, lanes_of: Counts, runs: Co
     if any(d.warp_cols.max() > 1 for d in r.dots.values()):
         across = next(d.warp_cols for d in r.dots.values())
         add(passes=np.where(across > 1, runs, 0.0))
-
-
-def _in_clusters(f: Features, device: Device) -> dict[str, Counts]:
-    """Of kernels whose blocks exchange what they have folded."""
-    shared, held = exchanges(f), device.sm_count * device.max_warps_per_sm
-    return {"passes": np.full(len(f), float(EXCHANGE * shared)), "gathered": shared * f.blocks * f.warps / held} if shared else {}
 
 
 def _operands(f: Features, r: Resources) -> dict[int, Counts]:
