@@ -32,11 +32,11 @@ from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from fuser.ir.schedule import bind
 from fuser.lower.given_options import check_options
+from fuser.lower.given_options import tensor_of
 from fuser.lower.options import BACKEND
 from fuser.lower.options import FLATTEN
 from fuser.lower.options import OPTIONS
 from fuser.lower.options import option_of
-from fuser.lower.options import tensor_of
 from fuser.superopt.structures import structures
 from fuser.superopt.verify.verdicts import kept_verdict
 from search.measure.measurement import Measurement

@@ -41,7 +41,7 @@ from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import Schedule
 from fuser.ir.serialize import graph_from_json
 from fuser.lower.compile import cache_dir
-from fuser.lower.options import tensor_of
+from fuser.lower.given_options import tensor_of
 from fuser.lower.written import written
 from fuser.runtime.library import output_of
 from fuser.superopt.structures import structures

@@ -20,8 +20,8 @@ from fuser.ir.program import TensorProgram
 from fuser.ir.rows import in_rows
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
+from fuser.lower.given_options import tensor_of
 from fuser.lower.options import option_of
-from fuser.lower.options import tensor_of
 from search.cover.parts import Part
 from search.cover.parts import Stored
 from search.cover.parts import stored_name

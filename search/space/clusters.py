@@ -15,8 +15,8 @@ from fuser.ir.mugraph import BlockGraph
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.tiling import TilingExpr
 from fuser.lower.cluster_code import MOST
+from fuser.lower.given_options import given
 from fuser.lower.options import CLUSTER
-from fuser.lower.options import given
 from fuser.lower.pieces import next_power
 from search.space.kernels import Estimator
 from search.space.kernels import KernelSpace

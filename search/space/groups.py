@@ -20,6 +20,7 @@ from fuser.ir.mugraph import BlockGraph
 from fuser.ir.program import DTYPE_BYTES
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
+from fuser.lower.given_options import given
 from fuser.lower.gluon.source import generate_gluon
 from fuser.lower.gluon.split import GROUP_WARPS
 from fuser.lower.gluon.split import MOST_GROUPS
@@ -31,7 +32,6 @@ from fuser.lower.options import OPTIONS
 from fuser.lower.options import PERSISTENT
 from fuser.lower.options import SPECIALIZE
 from fuser.lower.options import TMA
-from fuser.lower.options import given
 from fuser.lower.pieces import GROUPS_ARCH
 from fuser.lower.pieces import next_power
 from fuser.lower.tiles import Tiles

@@ -37,8 +37,8 @@ from fuser.ir.mugraph import BlockGraph
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.tiling import Init
 from fuser.ir.tiling import TilingExpr
+from fuser.lower.given_options import given
 from fuser.lower.layers import find_layers
-from fuser.lower.options import given
 from fuser.lower.places import Place
 from search.space.expressions import too_deep
 from search.space.knobs import Choice

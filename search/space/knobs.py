@@ -27,10 +27,10 @@ from fuser.files import counted
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.tiling import TilingExpr
+from fuser.lower.given_options import tensor_of
 from fuser.lower.options import OPTIONS
 from fuser.lower.options import Option
 from fuser.lower.options import option_of
-from fuser.lower.options import tensor_of
 from fuser.lower.places import Place
 
 T = TypeVar("T")
