@@ -188,7 +188,14 @@ class Measured(Pool):
     case: Case | None = None
     at: dict[Entry, int] = field(default_factory=dict)
 
-    def breed(self, parents: Sequence[Entry], weights: Sequence[float], count: int, rng: np.random.Generator) -> list[Entry]:
+    def breed(
+        self,
+        parents: Sequence[Entry],
+        weights: Sequence[float],
+        count: int,
+        rng: np.random.Generator,
+        looked: Sequence[Entry] = (),
+    ) -> list[Entry]:
         return []
 
     def around(self, entry: Entry) -> list[Entry]:

@@ -55,7 +55,8 @@ def clamp(c: Call) -> Ref:
 def along(c: Call) -> Ref:
     """A softmax or its logarithm."""
     x = c.ref(c["self"], c.dtype)
-    return c.b.op(c.table, x, axis=c["dim"] % len(x.shape), **({"strict": True} if c.table == "softmax" else {}))
+    more: dict[str, Any] = {"strict": True} if c.table == "softmax" else {}
+    return c.b.op(c.table, x, axis=c["dim"] % len(x.shape), **more)
 
 
 def by_channels(c: Call) -> Any:
