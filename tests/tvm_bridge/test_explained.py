@@ -39,13 +39,13 @@ CASES = {
 @pytest.fixture
 def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels are chosen and verified as ever."""
-    from search import compile as whole
+    from search import taken
     from search.cover import model
     from search.realise import verified
 
     monkeypatch.setattr(model, "compile_sources", lambda *_: ())
     monkeypatch.setattr(model, "_within_registers", lambda candidate, _: candidate)
-    for place in (model, whole):
+    for place in (model, taken):
         monkeypatch.setattr(place, "realise", lambda tuned, *_, **__: [verified(t) for t in tuned])
 
 
