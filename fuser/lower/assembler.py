@@ -17,6 +17,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 VARIABLE = "TRITON_PTXAS_PATH"
@@ -85,6 +87,20 @@ def compiler() -> str:
         triton = f"{triton}, ptxas {version[0]}.{version[1]}" if version else f"{triton}, {chosen}"
     flags = [f"{n}={os.environ[n]}" for n in FLAGS if os.environ.get(n)]
     return FLAGGED.join((triton, ", ".join(flags))) if flags else triton
+
+
+@contextmanager
+def short_key() -> Iterator[None]:
+    """Within, Triton's cache of kernels goes by the versions that ours goes by. Triton hashes all of itself instead, half a GB in
+    each process that compiles: 2 s of a processor without instructions for it."""
+    from triton.runtime import cache
+
+    own = cache.triton_key
+    cache.triton_key = compiler
+    try:
+        yield
+    finally:
+        cache.triton_key = own
 
 
 def assemble(ptx: str, arch: int) -> tuple[bytes, list[str]]:

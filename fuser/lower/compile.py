@@ -16,7 +16,6 @@ import tempfile
 from collections.abc import Iterable
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from contextlib import redirect_stdout
 from contextlib import suppress
 from dataclasses import asdict
 from dataclasses import dataclass
@@ -36,9 +35,9 @@ from fuser.ir.mugraph import KernelGraph
 from fuser.ir.rows import in_rows
 from fuser.ir.schedule import Schedule
 from fuser.lower import kept_kernels
-from fuser.lower.assembler import assemble
 from fuser.lower.assembler import choose as choose_assembler
 from fuser.lower.assembler import compiler
+from fuser.lower.assembler import short_key
 from fuser.lower.cluster_code import in_clusters
 from fuser.lower.cubin import resources
 from fuser.lower.descriptors import Descriptor
@@ -46,21 +45,18 @@ from fuser.lower.descriptors import passed
 from fuser.lower.descriptors import with_metadata
 from fuser.lower.forms import form
 from fuser.lower.forms import triton_module
-from fuser.lower.gluon.choices import SHARED
 from fuser.lower.interpreter import host_arguments
 from fuser.lower.interpreter import prepare
 from fuser.lower.interpreter import run
 from fuser.lower.kernel_source import KernelSource
 from fuser.lower.pieces import GROUPS_ARCH
 from fuser.lower.quiet import quiet
+from fuser.lower.remarks import check_groups
+from fuser.lower.remarks import logged
 from fuser.lower.triton_source import generate_graph
 from fuser.outputs import make_folder
 from fuser.outputs import write_file
 
-SERIALIZED = re.compile(r"C75\d\d|C7602")
-"""Remarks of the assembler on products that cannot run on while a warp group goes on."""
-SET_ASIDE = 64
-"""Bytes of a thread that may lie in local memory: what is kept from tile to tile, and while warps wait for their function."""
 POINTER = {"float16": "*fp16", "bfloat16": "*bf16", "float32": "*fp32", "bool": "*i1", "int32": "*i32", "int64": "*i64",
            "int8": "*i8", "uint8": "*u8", "int16": "*i16"}  # fmt: skip
 
@@ -249,8 +245,9 @@ def _compiled(source: KernelSource, arch: int, folder: Path | None) -> KernelArt
         options = {"num_warps": source.num_warps, "num_stages": source.num_stages, "enable_fp_fusion": True}
         options |= dict(source.parameters)
         printed: list[str] = []
+        log = io.StringIO()
         try:
-            with quiet(printed), redirect_stdout(io.StringIO()):
+            with quiet(printed), logged(log, source.backend == "gluon"), short_key():
                 kernel = triton.compile(
                     _ast_source(source)(fn, signature=signature, constexprs={}, attrs=attrs),
                     target=GPUTarget("cuda", arch, 32),
@@ -269,7 +266,7 @@ def _compiled(source: KernelSource, arch: int, folder: Path | None) -> KernelArt
             "leave out specialize",
         )
     if source.backend == "gluon":
-        _check_groups(source, kernel)
+        check_groups(source, kernel, log.getvalue())
     ptx, cubin = in_clusters(source, kernel.asm["ptx"], arch) if source.cluster > 1 else (kernel.asm["ptx"], kernel.asm["cubin"])
     return KernelArtifact(
         kernel.metadata.name,
@@ -299,24 +296,6 @@ def _ast_source(source: KernelSource) -> Any:
     from triton.compiler import ASTSource
 
     return ASTSource
-
-
-def _check_groups(source: KernelSource, kernel: Any) -> None:
-    """Raises :class:`NoValidKernelError` where the assembler lets the products of a kernel by warp groups wait for each other, or
-    keeps some of its values in memory: either costs more than Triton's kernel."""
-    if kernel.metadata.shared > SHARED:
-        raise OutOfResourcesError(
-            f"{source.name} needs {kernel.metadata.shared} bytes of shared memory a block, of {SHARED}",
-            "use smaller tiles or fewer stages",
-        )
-    if (spilled := resources(kernel.asm["cubin"])[1]) > SET_ASIDE:
-        raise NoValidKernelError(
-            f"{source.name} has too few registers: {spilled} bytes a thread are kept in memory", "use smaller tiles or more warps"
-        )
-    if remark := next((line for line in assemble(kernel.asm["ptx"], GROUPS_ARCH)[1] if SERIALIZED.search(line)), ""):
-        raise NoValidKernelError(
-            f"the assembler lets the products of {source.name} wait for each other: {remark.strip()[:200]}", "use other tiles"
-        )
 
 
 def _type(descriptor: Descriptor | None, dtype: str, backend: str = "triton") -> str:

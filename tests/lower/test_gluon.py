@@ -7,8 +7,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -26,11 +28,13 @@ from fuser.ir.fuse import fuse
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import Schedule
+from fuser.lower import remarks
 from fuser.lower.check import random_inputs
-from fuser.lower.compile import SET_ASIDE
 from fuser.lower.compile import compile_kernel
 from fuser.lower.emulator.language import emulate
+from fuser.lower.forms import triton_module
 from fuser.lower.kernel_source import KernelSource
+from fuser.lower.remarks import SET_ASIDE
 from fuser.lower.triton_source import generate_graph
 from fuser.superopt.rewrite.stabilize import stabilize_graph
 from tests.builders import attention
@@ -264,6 +268,27 @@ def test_it_compiles_without_a_gpu(program: TensorProgram, schedule: str) -> Non
     assert all(d.part for d in artifact.descriptors)
     with pytest.raises(NoValidKernelError, match="sm_90 alone"):
         compile_kernel(made, 100)
+
+
+def test_it_is_assembled_once_and_triton_does_not_hash_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton.runtime import cache
+
+    def never(*_: object) -> NoReturn:
+        pytest.fail("asked")
+
+    monkeypatch.setenv("MUFUSER_CACHE", str(tmp_path / "ours"))
+    monkeypatch.setattr(cache, "triton_key", never)
+    monkeypatch.setattr(remarks, "assemble", never)
+    made = source(online(epilogue(256, 256, 128)), "k [m=128 n=128 k=64] warps=8 stages=3")
+    with triton_module().knobs.cache.scope():
+        triton_module().knobs.cache.dir = str(tmp_path / "triton")
+        compile_kernel(made, 90)
+    assert cache.triton_key is never
+    monkeypatch.setenv("MUFUSER_CACHE", str(tmp_path / "empty"))
+    monkeypatch.setattr(remarks, "assemble", lambda *_: (b"", ["(C7510) wgmma is serialized"]))
+    with triton_module().knobs.cache.scope(), pytest.raises(NoValidKernelError, match="wait for each other"):
+        triton_module().knobs.cache.dir = str(tmp_path / "triton")
+        compile_kernel(made, 90)  # of Triton's cache: the assembler is asked
 
 
 SAID = re.compile(r"(?:st|ld)\.shared\.\S+\s+[^;]*|(?:bar|barrier)\.sync\s+\d+|mbarrier\.(?:arrive(?!\.expect)|try_wait)")
