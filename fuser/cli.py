@@ -37,7 +37,7 @@ VERBS: dict[str, Verb] = {
     "tune": Verb("search.tune_commands:tune", "choose schedules for named workloads and lower the winners"),
     "records": Verb("search.records_commands:records", "measurements: list, show, why, merge, prune, export, import"),
     "space": Verb("search.commands:space", "show the pruning funnel of a schedule space"),
-    "explain": Verb("search.tune_commands:explain", "why a workload's winner, a model's plan, or one of its kernels"),
+    "explain": Verb("search.explain_commands:explain", "why a workload's winner, a model's plan, or one of its kernels"),
     "why-not": Verb("search.why_commands:why_not", "which rule forbids a schedule, or why it loses"),
     "superoptimize": Verb("fuser.superopt.commands:superoptimize", "search for verified µGraphs of a program"),
     "show": Verb("search.show_commands:show", "print or draw a µGraph, its layouts, its instructions"),
@@ -95,9 +95,11 @@ def load(verb: Verb) -> Callable[..., Any]:
 def call(name: str, verb: Verb, args: Sequence[str]) -> int:
     """Parse ``args`` by the annotations of the verb's function and call it; returns the exit code."""
     import typer
-    from typer import rich_utils
 
-    rich_utils.RANGE_STRING = ""  # at 80 columns bounds would take half of the help; who exceeds one is told
+    if "--help" in args:
+        from typer import rich_utils  # draws help alone
+
+        rich_utils.RANGE_STRING = ""  # at 80 columns bounds would take half of the help; who exceeds one is told
     function = load(verb)
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command(name, help=flowed(inspect.getdoc(function) or verb.help))(function)

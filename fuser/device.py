@@ -344,17 +344,22 @@ def _json_device(data: Any, where: str) -> Device:
     return replace(made, name=data.get("name", made.name), title=title)
 
 
+@lru_cache
+def _builtin(name: str) -> Device:
+    file = resources.files("fuser") / "devices" / f"{name}.toml"
+    return parse_device(file.read_text(encoding="utf-8"), file.name)
+
+
 @lru_cache(maxsize=1)
-def _builtin() -> dict[str, Device]:
-    folder = resources.files("fuser") / "devices"
-    files = sorted((f for f in folder.iterdir() if f.name.endswith(".toml")), key=lambda f: f.name)
-    devices = [parse_device(f.read_text(encoding="utf-8"), f.name) for f in files]
-    return {d.name: d for d in devices}
+def _names() -> tuple[str, ...]:
+    """Of the devices that come with the package: those of their files."""
+    files = (resources.files("fuser") / "devices").iterdir()
+    return tuple(sorted(f.name.removesuffix(".toml") for f in files if f.name.endswith(".toml")))
 
 
 def list_devices() -> tuple[Device, ...]:
     """The devices that come with the package, by architecture and name."""
-    return tuple(sorted(_builtin().values(), key=lambda d: (d.arch, d.name)))
+    return tuple(sorted(map(_builtin, _names()), key=lambda d: (d.arch, d.name)))
 
 
 def _plain(name: str) -> str:
@@ -385,11 +390,11 @@ def _named(name: str) -> Device:
     if name.endswith(".json"):
         text = read_text(name, DEVICE_BYTES, _unreadable)
         return _json_device(parse_json(text, name, BASE, UsageError), name)
-    devices = list_devices()
     wanted = _plain(name.rsplit("/", 1)[-1])
-    for device in devices:
+    for device in map(_builtin, sorted(_names(), key=lambda n: n not in wanted)):  # of most names one file alone is read
         if wanted in {_plain(device.name), _plain(device.title), *map(_plain, device.aliases)}:
             return device
+    devices = list_devices()
     known = ", ".join(d.name for d in devices)
     if arch := re.search(r"\bsm_?(\d+)[af]?\b", name):
         same = [d for d in devices if d.arch == int(arch[1])]

@@ -25,11 +25,18 @@ def source_hash(*packages: str) -> str:
     return text_hash(_source_hash(*packages), *mine) if mine else _source_hash(*packages)
 
 
-@cache
 def _source_hash(*packages: str) -> str:
-    folders = [Path(import_module(p).__path__[0]) for p in packages]
-    files = [f for folder in folders for f in sorted(folder.rglob("*")) if f.suffix in (".py", ".toml")]
-    return text_hash(*(f.read_text(encoding="utf-8") for f in files))
+    return text_hash(*map(_package_hash, packages))
+
+
+@cache
+def _package_hash(package: str) -> str:
+    folder = Path(import_module(package).__path__[0])
+    digest = hashlib.sha256()
+    for file in sorted(f for f in folder.rglob("*") if f.suffix in (".py", ".toml")):
+        digest.update(file.read_bytes())
+        digest.update(b"\0")
+    return digest.hexdigest()
 
 
 def text_hash(*texts: str) -> str:

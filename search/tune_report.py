@@ -28,6 +28,9 @@ Simulate = Annotated[
     int | None,
     typer.Option("--simulate", min=0, metavar="SEED", help="Measure on a made-up device, to try a search without a GPU."),
 ]
+ModelName = Annotated[
+    str, typer.Option("--model", metavar="MODEL", help="What ranks candidates: refined, or paper (MCFuser's equations 2 to 5).")
+]
 HEADS = ("workload", "kernels", "est. >", "first >", "best µs >", "floor >", "tried >")
 FEW = 4
 """Programs whose schedules are shown below the table."""

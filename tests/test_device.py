@@ -33,6 +33,10 @@ def test_the_promised_devices_are_there() -> None:
     assert {f.name for f in fields(Device)} >= REQUIRED.keys() | OPTIONAL.keys()
 
 
+def test_every_name_is_of_one_device() -> None:
+    assert all(load_device(n) is d for d in list_devices() for n in (d.name, d.title, *d.aliases))
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_numbers_have_sources_and_hang_together(name: str) -> None:
     d = load_device(name)

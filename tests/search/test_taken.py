@@ -34,6 +34,15 @@ run = fuser.compile("mcfuser/G1", target="h200", effort="quick")
 print(json.dumps([str(run.schedule), run.ptx, [m for m in sys.modules if not m.startswith(("torch", "numpy"))]]))
 """
 
+COMMAND = """
+import sys
+from fuser.cli import main
+
+code = main(["tune", "mcfuser/G1", "--target", "h200", "--no-check"])
+spared = ("search.cover", "search.measure.worker", "rich.markdown", "torch")
+print("LOADED", code, [m for m in sys.modules if m.startswith(spared)])
+"""
+
 
 def test_a_fresh_process_takes_the_winner_and_its_kernels_and_loads_nothing_that_chooses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -50,3 +59,10 @@ def test_a_fresh_process_takes_the_winner_and_its_kernels_and_loads_nothing_that
     schedule, ptx, loaded = json.loads(made.stdout)
     assert (schedule, tuple(ptx)) == (str(first.schedule), first.ptx)
     assert [m for m in loaded if m.startswith((*CHOOSING, "triton", "rich"))] == []
+
+
+def test_the_command_that_tunes_loads_neither_what_measures_nor_what_chooses_for_models() -> None:
+    made = subprocess.run(
+        [sys.executable, "-c", COMMAND], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]
+    )
+    assert made.stdout.splitlines()[-1] == "LOADED 0 []"
