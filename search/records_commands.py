@@ -93,10 +93,17 @@ def records(
     reads = action in ("list", "show", "why", "export")
     if path and (reads or action == "prune") and not os.path.exists(place):
         raise UsageError(f"there are no records {place}", "check the path")
+    _check_kept(place)
     with Records(place, reads) as store:
         document = actions[action](store, names or [], _Request(place, path, target, older, json))
     if json:
         print_json({"records": str(place), "action": action} | document)
+
+
+def _check_kept(place: Path) -> None:
+    """Raises :class:`UsageError` for what is there and no file: SQLite would only say that it cannot use it."""
+    if place.exists() and not place.is_file():
+        raise UsageError(f"{place} is {'a folder' if place.is_dir() else 'no regular file'}", "give a file of records (SQLite)")
 
 
 class _Request:
@@ -183,6 +190,7 @@ def _merge(store: Records, names: Sequence[str], asked: _Request) -> dict[str, A
         if os.path.isdir(name) or name.endswith(SUFFIXES):
             found[name] = load(store, [Path(name)])
         else:
+            _check_kept(Path(name))
             with Records(name, reading=True) as other:
                 found[name] = store.merge(other)
         if not asked.json:

@@ -238,6 +238,9 @@ def _ready(path: Path | str, tables: Sequence[Table], db: sqlite3.Connection | N
                 _create(db, missing if db.execute("PRAGMA user_version").fetchone()[0] < VERSION else ())
         elif len(there) < len(tables):
             raise sqlite3.DatabaseError("it lacks a table")
+    except UnicodeDecodeError as error:  # of SQLite's own message, which quotes what is damaged
+        db.close()
+        raise sqlite3.DatabaseError("the description of its tables is no text") from error
     except (sqlite3.Error, FuserError):
         db.close()
         raise
@@ -289,7 +292,7 @@ def _put_aside(path: Path, tables: Sequence[Table], why: sqlite3.Error) -> Fuser
 
 def _readable(db: sqlite3.Connection, t: Table, order: str) -> Iterator[tuple[Any, ...]]:
     """Rows with a right checksum, up to the first page that cannot be read, the number of the row in front."""
-    with suppress(sqlite3.Error):
+    with suppress(sqlite3.Error, UnicodeDecodeError):
         for row in db.execute(f"SELECT rowid, {t.names} FROM {t.name} NOT INDEXED ORDER BY rowid {order}"):
             if isinstance(row[0], int) and intact(row[1:]):
                 yield row

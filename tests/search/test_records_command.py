@@ -125,6 +125,8 @@ def test_a_file_of_the_second_version_gets_winners(run: Command, tmp_path: Path)
         (["list", "mcfuser/G1"], "takes no 'mcfuser/G1'"),
         (["list", "--records", "/nowhere.sqlite"], "no records /nowhere.sqlite"),
         (["why", "mcfuser/G1", "--records", "/nowhere.sqlite"], "no records /nowhere.sqlite"),
+        (["list", "--records", "/"], "/ is a folder"),
+        (["merge", "/dev/null"], "/dev/null is no regular file"),
         (["import", "x.jsonl", "--records", "/nowhere/r.sqlite"], "no folder /nowhere"),
         (["list", "--records", ""], "name of the records is empty"),
         (["list", "--records", "/nowhere.jsonl"], "records import /nowhere.jsonl"),

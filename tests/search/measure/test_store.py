@@ -145,6 +145,17 @@ def test_what_is_whole_in_a_damaged_file_is_saved(tmp_path: Path) -> None:
         assert len(records) > 60
 
 
+def test_a_description_that_is_no_text_is_damage(tmp_path: Path) -> None:
+    """SQLite's own message quotes it, and cannot be read then."""
+    path = filled(tmp_path / "r.sqlite")
+    path.write_bytes(path.read_bytes().replace(b"CREATE TABLE records", b"CREATE T\xd8BLE records"))
+    with pytest.raises(ModelFileError, match="damaged") as found:
+        Records(path)
+    assert "damaged1" in found.value.hint
+    with Records(path) as records:
+        assert set(records.rows()) <= set(ROWS)
+
+
 def test_a_file_that_never_held_records_stays_where_it_is(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text("schema = 1\n" * 200)
