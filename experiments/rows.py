@@ -40,7 +40,10 @@ from search.tuner.memory import holds
 
 RAW = Path(__file__).parent / "raw"
 RESULTS = Path(__file__).parent / "results"
-KNOWN = (RAW, *(RESULTS / n for n in ("h200-quick", "h200-gluon", "h200-groups", "h200-suites/explored.jsonl.xz")))
+KNOWN = (
+    RAW,
+    *(RESULTS / n for n in ("h200-quick", "h200-gluon", "h200-groups", "h200-layouts", "h200-suites/explored.jsonl.xz")),
+)
 """What the package's best schedules are chosen of: the raw rows, those of searches of the same workloads, and of kernels by
 warp groups."""
 BEST = 5
