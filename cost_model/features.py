@@ -8,6 +8,7 @@ arrays with one entry for each candidate.
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,9 +28,10 @@ from fuser.errors import UsageError
 from fuser.ir.mugraph import FREE
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import Stmt
-from fuser.ir.placement import place
+from fuser.ir.placement import Paths
+from fuser.ir.placement import nest
+from fuser.ir.placement import place_in
 from fuser.ir.program import DTYPE_BYTES
-from fuser.ir.schedule import AxisPlan
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.tiling import Init
 from fuser.ir.tiling import LoopTree
@@ -166,16 +168,37 @@ class Features:
             found[stmt.value] = BufferFeatures(stmt.value, kind, stmt.dtype, s.elements, tiles)
         return tuple(found.values())
 
-    def product(self, of: Mapping[str, Sizes], axes: Any) -> Counts:
-        out = np.ones(len(self.index))
-        for a in axes:
-            out = out * of[a]
+    @cached_property
+    def _products(self) -> dict[tuple[int, tuple[str, ...]], Counts]:
+        """Those of its own mappings that were asked for: statements share their axes."""
+        return {}
+
+    @cached_property
+    def _full(self) -> dict[frozenset[str], Counts]:
+        return {}
+
+    def product(self, of: Mapping[str, Any], axes: Iterable[str]) -> Counts:
+        if of is not self.tile and of is not self.trips and of is not self.often:
+            return self._product(of, axes)
+        key = id(of), tuple(axes)
+        if (out := self._products.get(key)) is None:
+            out = self._products[key] = self._product(of, key[1])
+            out.flags.writeable = False
         return out
 
-    def filled(self, axes: Any) -> Counts:
-        out = np.ones(len(self.index))
+    def _product(self, of: Mapping[str, Any], axes: Iterable[str]) -> Counts:
+        out: Any = 1.0
         for a in axes:
-            out = out * self.extent[a] / (self.grid[a] * self.trips[a] * self.tile[a])
+            out = out * of[a]
+        return out if isinstance(out, np.ndarray) else np.full(len(self.index), out)
+
+    def filled(self, axes: frozenset[str]) -> Counts:
+        if (out := self._full.get(axes)) is None:
+            out = np.ones(len(self.index))
+            for a in axes:
+                out = out * self.extent[a] / (self.grid[a] * self.trips[a] * self.tile[a])
+            out.flags.writeable = False
+            self._full[axes] = out
         return out
 
 
@@ -186,11 +209,15 @@ def families(stmt: Stmt, loops: Sequence[str], owner: str | None) -> tuple[str, 
     return tuple(a for a in loops[loops.index(owner) + 1 :] if a in stmt.axes)
 
 
-@lru_cache(maxsize=8192)
 def placed(block: BlockGraph, order: TilingExpr, live: tuple[str, ...]) -> LoopTree:
     """The loop tree of a block in which exactly the ``live`` axes have loops (of two trips, as a placeholder)."""
-    plans = {a.name: AxisPlan(a.name, a.extent, 1, 2 if a.name in live else 1, 1) for a in block.axes}
-    return place(block, order, plans)
+    return _placed(block, *nest(order, live))
+
+
+@lru_cache(maxsize=8192)
+def _placed(block: BlockGraph, live: tuple[str, ...], paths: Paths) -> LoopTree:
+    """Orders that differ in loops that are not live have one tree."""
+    return place_in(block, live, paths, dict.fromkeys(live, 2))
 
 
 def features(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 from fuser.ir.opdef import OPS
@@ -20,7 +21,7 @@ class Applied:
     def entry(self) -> OpDef:
         return OPS.get(self.op, NOTHING)
 
-    @property
+    @cached_property
     def contracts(self) -> bool:
         """It is a product that is summed."""
         return self.entry.kind == "contract"
@@ -35,7 +36,7 @@ class Applied:
         """Its result has the same elements, row after row, under another shape."""
         return self.entry.regroups
 
-    @property
+    @cached_property
     def folds(self) -> bool:
         """It sums over axes, or folds them otherwise."""
         return self.entry.kind in ("contract", "reduce")

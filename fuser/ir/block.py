@@ -16,6 +16,7 @@ from fuser.errors import ProgramError
 from fuser.files import shown
 from fuser.ir.access import Access
 from fuser.ir.applied import Applied
+from fuser.ir.hashed import Hashed
 from fuser.ir.program import DTYPE_BYTES
 from fuser.ir.program import attributes_to_json
 from fuser.ir.rows import row_step
@@ -81,7 +82,7 @@ class Stmt(Applied):
         assert self.access is not None
         return self.access
 
-    @property
+    @cached_property
     def related(self) -> frozenset[str]:
         """Axes whose loops the statement must stand in."""
         return frozenset(self.axes) | frozenset(self.reduce)
@@ -116,7 +117,7 @@ class Stmt(Applied):
 
 
 @dataclass(frozen=True)
-class BlockGraph:
+class BlockGraph(Hashed):
     """What one thread block does.
 
     ``splits`` pairs a reduced axis with the grid axis that counts its parts: the block then reduces only its part and
@@ -127,6 +128,8 @@ class BlockGraph:
     axes: tuple[Axis, ...]
     stmts: tuple[Stmt, ...]
     splits: tuple[tuple[str, str], ...] = ()
+
+    __hash__ = Hashed.__hash__
 
     @cached_property
     def extents(self) -> dict[str, int]:
@@ -142,15 +145,15 @@ class BlockGraph:
         """Whether it has a product."""
         return any(s.contracts for s in self.computes)
 
-    @property
+    @cached_property
     def loads(self) -> tuple[Stmt, ...]:
         return tuple(s for s in self.stmts if s.kind == "load")
 
-    @property
+    @cached_property
     def computes(self) -> tuple[Stmt, ...]:
         return tuple(s for s in self.stmts if s.kind == "compute")
 
-    @property
+    @cached_property
     def stores(self) -> tuple[Stmt, ...]:
         return tuple(s for s in self.stmts if s.kind == "store")
 

@@ -10,6 +10,7 @@ What the construction guarantees, for any order of the loops:
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -307,9 +308,22 @@ def place(block: BlockGraph, order: TilingExpr, plans: Mapping[str, AxisPlan]) -
     A value that is indexed by a loop and needed in a second loop over the same axis is loaded or computed again there. Any order
     gives a tree that computes the block: a statement whose loops stand in different branches gets them all.
     """
-    live = [a for a in order.axes if plans[a].trips > 1]
-    live += [a for a, p in plans.items() if p.trips > 1 and a not in live]  # split chunks not named in the order
+    trips = {a: p.trips for a, p in plans.items() if p.trips > 1}
+    return place_in(block, *nest(order, trips), trips)
+
+
+Paths = tuple[tuple[str, ...], ...]
+"""Sequences of loops from the root to each leaf of a tiling expression."""
+
+
+def nest(order: TilingExpr, live: Collection[str]) -> tuple[tuple[str, ...], Paths]:
+    """What a placement sees of an order: its live loops, and the paths that they form."""
+    axes = dict.fromkeys((*(a for a in order.axes if a in live), *live))  # split chunks are not named in the order
     paths = [tuple(a for a in p if a in live) for p in order.paths()] or [()]
-    rest = tuple(a for a in live if not any(a in p for p in paths))
-    paths = [p + rest for p in paths]
-    return _Placer(block, live, paths, {a: plans[a].trips for a in live}).run()
+    rest = tuple(a for a in axes if not any(a in p for p in paths))
+    return tuple(axes), tuple(p + rest for p in paths)
+
+
+def place_in(block: BlockGraph, live: Sequence[str], paths: Paths, trips: Mapping[str, int]) -> LoopTree:
+    """:func:`place` in loops that :func:`nest` has found."""
+    return _Placer(block, live, paths, {a: trips[a] for a in live}).run()

@@ -14,6 +14,7 @@ from typing import Any
 
 from fuser.errors import UsageError
 from fuser.ir import reading
+from fuser.ir.hashed import Hashed
 from fuser.ir.hashing import canonical
 from fuser.ir.hashing import hashed
 from fuser.ir.mugraph import FREE
@@ -45,7 +46,7 @@ def _value(text: str) -> bool | int | str:
 
 
 @dataclass(frozen=True)
-class KernelSchedule:
+class KernelSchedule(Hashed):
     """The free choices of one kernel.
 
     ``tiles``: elements of each axis that a block handles at once (an axis not named has tile = extent).
@@ -60,6 +61,8 @@ class KernelSchedule:
     num_warps: int = 4
     num_stages: int = 2
     knobs: tuple[tuple[str, Any], ...] = ()
+
+    __hash__ = Hashed.__hash__
 
     @cached_property
     def tile(self) -> dict[str, int]:

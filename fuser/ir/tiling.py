@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 from fuser.errors import UsageError
 from fuser.ir.mugraph import Stmt
@@ -137,6 +138,10 @@ class LoopTree:
         return visit(self.body, ())
 
     def __str__(self) -> str:
+        return self.text
+
+    @cached_property
+    def text(self) -> str:
         """In MCFuser's notation: ``n(k(L_A,L_B,C_C),L_D,C_E),S_E``."""
 
         def text(nodes: tuple[Node, ...]) -> str:
