@@ -39,6 +39,7 @@ from fuser.runtime.plan import Plan as Launches
 from fuser.runtime.plan import plan
 from fuser.superopt.structures import structures
 from fuser.superopt.verify.verdict import Verified
+from search.cover import kept_choice
 from search.cover.borders import Border
 from search.cover.borders import borders
 from search.cover.channels import channels_last
@@ -48,9 +49,11 @@ from search.cover.heads import together
 from search.cover.ilp import Cover
 from search.cover.images import lean
 from search.cover.neighbours import beside
+from search.cover.offers import Form
 from search.cover.offers import Offers
 from search.cover.offers import Pricing
 from search.cover.offers import best_form
+from search.cover.offers import forms
 from search.cover.pack import packed
 from search.cover.parts import Part
 from search.cover.plan import Plan
@@ -102,10 +105,16 @@ class Model:
     found: tuple[Realised, ...]
     whole: Realised
     device: Device
-    considered: Mapping[Part, float] = field(repr=False)
-    """Seconds of every candidate part, infinite where there is no kernel."""
+    offers: Offers = field(repr=False)
     stages: Mapping[str, float] = field(default_factory=dict)
     """Seconds that each stage took."""
+
+    @cached_property
+    def considered(self) -> Mapping[Part, float]:
+        """Seconds of every candidate part, infinite where there is no kernel."""
+        found = self.offers.all
+        seconds = {p: found.tuned[p].winner.seconds if p in found.tuned else math.inf for p in found.parts}
+        return seconds | {p: self.offers.tuned[p].winner.seconds for p in self.cover.parts}
 
     @cached_property
     def plan(self) -> Plan:
@@ -146,7 +155,7 @@ def compile_model(
     candidates; those that are chosen are tuned by ``tuning``. ``say`` is told each stage as it begins. Raises
     :class:`fuser.errors.NoValidKernelError` naming an operator that nothing can compute, and where nothing takes less than
     ``most`` seconds."""
-    device, executor, seed = pricing.device, pricing.executor, pricing.seed
+    device, executor = pricing.device, pricing.executor
     stages = Stages(say)
     stages.begin("candidates", f"looking for candidates among {counted(len(program.nodes), 'operator')}")
     images = lean(*folded(program, params), pricing.ours)
@@ -155,34 +164,8 @@ def compile_model(
     program, params = selected(*packed(*images))
     program, params = turned(together(program, params), params, pricing.device)
     stages.begin("prices", f"pricing candidates for {device.title}")
-    offers = best_form(program, params, pricing)
-    done: dict[str, Realised] = {}
-    better: dict[str, Tuned] = {}
-
-    def kernels(several: list[Tuned]) -> list[Realised]:
-        return realise(several, device, executor, checked, seed) if compiled else [verified(t) for t in several]
-
-    while True:
-        stages.begin("choice", f"choosing among {counted(len(offers.tuned), 'candidate')} with a kernel")
-        chosen = _within(offers)
-        if chosen is None:
-            offers = offers.otherwise or offers
-            continue
-        if chosen.seconds >= most:
-            raise NoValidKernelError(f"all kernels for {program.name!r} take {most * 1e6:.1f} µs or more", "allow more")
-        if found := _tuned(chosen, better, pricing, tuning, stages):
-            better |= found
-            offers = replace(offers, tuned={p: better.get(p.key, t) for p, t in offers.tuned.items()})
-        near = {p.key: offers.tuned[p] for p in chosen.parts}
-        near = {key: t if key in better else beside(t, device) for key, t in near.items()}
-        offers = replace(offers, tuned={**offers.tuned, **{p: near[p.key] for p in chosen.parts}})
-        distinct = f"{len({p.key for p in chosen.parts})} distinct of {counted(len(chosen.parts), 'part')}"
-        stages.begin("kernels", f"{'compiling and checking' if compiled else 'verifying'} {distinct}")
-        failed = _realise(chosen, offers.tuned, done, kernels)
-        if not failed:
-            break
-        offers = replace(offers, tuned=_without(offers.tuned, failed, pricing))
-    program, params, tuned = offers.program, offers.params, offers.tuned
+    offers, chosen, done = _chosen(forms(program, params, pricing), pricing, compiled, checked, tuning, most, stages)
+    program, params = offers.program, offers.params
     stages.begin("joining", "putting the kernels into one graph")
     found = tuple(done[p.key] for p in chosen.parts)
     each = {id(r): r for r in found}.values()
@@ -194,15 +177,55 @@ def compile_model(
     if compiled:
         stitched, artifacts = _compiled(stitched, alone, device, executor, by_content(a for r in each for a in r.artifacts))
     winner = Ranked(stitched, math.fsum(r.candidate.seconds for r in found))
-    priced_ = {id(t): t for t in tuned.values()}.values()
-    whole = Tuned(program, device.name, winner, (), len(priced_), sum(t.candidates for t in priced_))
+    whole = Tuned(program, device.name, winner, (), *offers.looked_at)
     weakest = max((r.verdict for r in found), key=lambda v: getattr(v, "bound", 0.0))
     rejected = Counter[str]()
     for r in each:
         rejected.update(r.rejected)
     stages.end()
     realised = Realised(whole, winner, weakest, artifacts, rejected=dict(rejected))
-    return Model(program, params, chosen, found, realised, device, _considered(offers), stages.seconds)
+    return Model(program, params, chosen, found, realised, device, offers, stages.seconds)
+
+
+def _chosen(
+    several: Sequence[Form], pricing: Pricing, compiled: bool, checked: bool, tuning: Tuning, most: float, stages: Stages
+) -> tuple[Offers, Cover, dict[str, Realised]]:
+    """The offers, the choice among them, and what was realised for its parts, by their keys."""
+    device = pricing.device
+    file = kept_choice.file_of(several, pricing, compiled)
+    known = kept_choice.read(file, several, pricing)
+    offers = known or best_form(several, pricing)
+    done: dict[str, Realised] = {}
+    better: dict[str, Tuned] = {}
+
+    def kernels(wanted: list[Tuned]) -> list[Realised]:
+        return realise(wanted, device, pricing.executor, checked, pricing.seed) if compiled else [verified(t) for t in wanted]
+
+    while True:
+        stages.begin("choice", f"choosing among {counted(len(offers.tuned), 'candidate')} with a kernel")
+        chosen = _within(offers)
+        if chosen is None:
+            offers = offers.otherwise or offers
+            continue
+        if chosen.seconds >= most:
+            raise NoValidKernelError(f"all kernels for {offers.program.name!r} take {most * 1e6:.1f} µs or more", "allow more")
+        priced = {p.key: offers.tuned[p] for p in chosen.parts}
+        if found := _tuned(chosen, better, pricing, tuning, stages):
+            better |= found
+            offers = replace(offers, tuned={p: better.get(p.key, t) for p, t in offers.tuned.items()})
+        near = {p.key: offers.tuned[p] for p in chosen.parts}
+        near = {key: t if key in better else beside(t, device) for key, t in near.items()}
+        offers = replace(offers, tuned={**offers.tuned, **{p: near[p.key] for p in chosen.parts}})
+        distinct = f"{len({p.key for p in chosen.parts})} distinct of {counted(len(chosen.parts), 'part')}"
+        stages.begin("kernels", f"{'compiling and checking' if compiled else 'verifying'} {distinct}")
+        failed = _realise(chosen, offers.tuned, done, kernels)
+        if not failed:
+            if known is None and not better:
+                kept_choice.write(file, several, offers, chosen, priced)
+            return offers, chosen, done
+        if known is not None:  # it held somewhere else
+            known, offers = None, best_form(several, pricing)
+        offers = replace(offers, tuned=_without(offers.tuned, failed, pricing))
 
 
 def _compiled(
@@ -270,10 +293,6 @@ def _within(offers: Offers) -> Cover | None:
             raise
         return None
     return chosen if chosen.seconds <= offers.limit else None
-
-
-def _considered(offers: Offers) -> dict[Part, float]:
-    return {p: offers.tuned[p].winner.seconds if p in offers.tuned else math.inf for p in offers.parts}
 
 
 def _realise(

@@ -76,23 +76,53 @@ class Offers:
     greedy: bool = False
 
     @cached_property
+    def all(self) -> Offers:
+        """With everything that there is to choose from."""
+        return self
+
+    @property
+    def looked_at(self) -> tuple[int, int]:
+        """Structures and candidates that were priced."""
+        each = {id(t): t for t in self.tuned.values()}.values()
+        return len(each), sum(t.candidates for t in each)
+
+    @cached_property
     def cheapest(self) -> Cover:
         """The cheapest cover. Raises :class:`NoValidKernelError` where these parts compute not all of the program."""
         choose = greedy_cover if self.greedy else cover
         return choose(self.program, list(self.tuned), {p: t.winner.seconds for p, t in self.tuned.items()})
 
 
-def best_form(program: TensorProgram, params: Mapping[str, Array], pricing: Pricing) -> Offers:
-    """The form with the cheapest cover."""
-    plain = _offers(program, params, pricing)
+@dataclass(frozen=True)
+class Form:
+    """A program that computes a model. ``tails``: operators behind a product that leave with it; ``steps``: those of folded
+    normalizations."""
+
+    program: TensorProgram
+    params: Mapping[str, Array]
+    tails: Mapping[str, frozenset[str]] | None = None
+    steps: frozenset[str] = frozenset()
+
+
+def forms(program: TensorProgram, params: Mapping[str, Array], pricing: Pricing) -> tuple[Form, ...]:
+    """As the program is written; behind it that without its normalizations, where it has such."""
+    plain = Form(program, params)
     tall = [n for n in norms(program, params) if prod(program[n.rows].shape[:-1]) > FEW]
     groups = {norm: group for norm in tall if (group := _group(program[norm.rows].shape, pricing.device))}
     if not groups:
-        return plain
+        return (plain,)
     less, tails = without(program, groups)
     less, weights = folded(less, params)
     steps = {n.output for n in less.nodes} - set(program.table) - set().union(*tails.values())
-    lean = replace(_offers(less, weights, pricing, tails, steps), otherwise=plain, limit=DEARER * plain.cheapest.seconds)
+    return plain, Form(less, weights, tails, frozenset(steps))
+
+
+def best_form(several: Sequence[Form], pricing: Pricing) -> Offers:
+    """That of :func:`forms` with the cheapest cover."""
+    plain = _offers(several[0], pricing)
+    if len(several) == 1:
+        return plain
+    lean = replace(_offers(several[1], pricing), otherwise=plain, limit=DEARER * plain.cheapest.seconds)
     try:
         return lean if lean.cheapest.seconds < lean.limit else plain
     except NoValidKernelError:
@@ -109,16 +139,11 @@ def _group(shape: Sequence[int], device: Device) -> int:
     return group if 2 * group >= GROUP else 0
 
 
-def _offers(
-    program: TensorProgram,
-    params: Mapping[str, Array],
-    pricing: Pricing,
-    tails: Mapping[str, frozenset[str]] | None = None,
-    steps: Collection[str] = (),
-) -> Offers:
+def _offers(form: Form, pricing: Pricing) -> Offers:
+    program, params = form.program, form.params
     chains = [frozenset(r.nodes) for r in find_chains(program, pricing.device)[0] if _short(r.program)]
     whole = [frozenset(n.output for n in program.nodes)] if narrow(program) else []
-    candidates = parts(program, [*chains, *whole], tails, steps, pricing.layouts, pricing.libraries)
+    candidates = parts(program, [*chains, *whole], form.tails, form.steps, pricing.layouts, pricing.libraries)
     if pricing.layouts:
         candidates = with_layouts(program, candidates, params)
     several = {p for p in candidates if sum(n.products > 0 for n in p.program.nodes) > 1}

@@ -106,7 +106,7 @@ def priced(
     for key, (program, _, rows) in jobs.items():
         try:
             (values,) = kept.read(files[key])
-            found = [None if v is None else among(_tuned(v, program, device)) for v in values]
+            found = [None if v is None else among(from_document(v, program, device)) for v in values]
             best |= dict(zip(rows.values(), found, strict=True))
         except (*BAD_VALUE, FuserError):  # there is none, or this program did not write it
             left.append(key)
@@ -115,7 +115,7 @@ def priced(
     every = run(_best, asked, repeat(device, len(left)), repeat(libraries, len(left)), repeat(seed, len(left)))
     for key, one in zip(left, every, strict=True):
         best |= {jobs[key][2][rows]: tuned and among(tuned) for rows, tuned in one.items()}
-        kept.write(files[key], [_document(one[rows]) for rows in jobs[key][2]])
+        kept.write(files[key], [document(one[rows]) for rows in jobs[key][2]])
     return {part: tuned for part in parts if (tuned := best[part.key]) is not None}
 
 
@@ -135,7 +135,7 @@ def _file(program: TensorProgram, more: Sequence[Any], device: Device, libraries
     return cache_dir("prices") / f"{text}.json"
 
 
-def _document(tuned: Tuned | None) -> dict[str, Any] | None:
+def document(tuned: Tuned | None) -> dict[str, Any] | None:
     """What was found as JSON, each structure once."""
     if tuned is None:
         return None
@@ -151,7 +151,8 @@ def _document(tuned: Tuned | None) -> dict[str, Any] | None:
     }
 
 
-def _tuned(value: Any, program: TensorProgram, device: Device) -> Tuned:
+def from_document(value: Any, program: TensorProgram, device: Device) -> Tuned:
+    """What :func:`document` wrote."""
     graphs = [graph_from_json(g) for g in value["graphs"]]
     winner, *runners = (Ranked(Candidate(graphs[i], Schedule.from_json(s)), estimate) for i, s, estimate in value["ranked"])
     return Tuned(program, device.name, winner, tuple(runners), value["structures"], value["candidates"], tuple(value["notes"]))
