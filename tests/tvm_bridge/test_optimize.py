@@ -142,7 +142,8 @@ def test_tables(result, tmp_path, capsys, monkeypatch, golden):
     assert code == 0
     out = out.replace(str(tmp_path), "OUT")
     assert max(map(len, out.splitlines())) <= 80
-    golden.check("optimize.txt", re.sub(r"\d+\.\d+ s", "0.0 s", out.partition("time: ")[0]))
+    out = re.sub(r"(\d+\.)\d%", r"\g<1>?%", out.partition("time: ")[0])  # shares lie close to where they are rounded up
+    golden.check("optimize.txt", re.sub(r"\d+\.\d+ s", "0.0 s", out))
 
 
 def mlp(op: str = "nn.dense", shape: tuple[int | None, ...] = (64, 32)) -> str:
