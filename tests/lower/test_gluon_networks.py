@@ -156,3 +156,16 @@ def test_what_comes_while_it_waits_is_what_comes_otherwise(
     (mine,) = Schedule.parse(text, graph.blocks).kernels
     made = generate(graph.blocks[0], mine, "middle", chain=Chain(frozenset(earlier), True, "early"))
     assert wrong(program, graph, made, seed) == ""
+
+
+@pytest.mark.parametrize("groups", [2, 4])
+def test_few_columns_beside_a_product(groups: int) -> None:
+    """Sums of a row that another kernel left in four parts: a tile narrower than what four lanes hold."""
+    b = Builder("parts")
+    x, sums = b.input("X", (200, 192)), b.input("S", (200, groups), dtype="float32")
+    program = b.build(Y=x @ b.input("W", (192, 96)) - b.op("sum", sums, axis=(-1,), keepdims=True))
+    graph = one(program)
+    (folded,) = (a.name for a in graph.blocks[0].axes if a.extent == groups)
+    made = source(graph, f"k [m=64 n=32 k=64 {folded}={groups}] warps=4 stages=2")
+    assert wrong(program, graph, made) == ""
+    assert compile_kernel(made, 90).cubin

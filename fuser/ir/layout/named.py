@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from fuser.errors import ProgramError
 from fuser.errors import UnsupportedError
 
 Vector = tuple[int, ...]
@@ -35,6 +36,10 @@ class Blocked:
         return f"gl.BlockedLayout({', '.join(map(_listed, (self.size, self.threads, self.warps, self.order)))})"
 
 
+LANE_COLUMNS = 8
+"""Columns of a row that four lanes of a fragment of ``mma`` or ``wgmma`` hold side by side: the least of an instruction."""
+
+
 @dataclass(frozen=True)
 class Mma:
     """What a product leaves in registers: ``version`` 2 is ``mma`` (``instruction`` 16 x 8), 3 ``wgmma`` (16, n, k: 16 rows of
@@ -43,6 +48,10 @@ class Mma:
     version: int
     warps: Vector
     instruction: Vector
+
+    def __post_init__(self) -> None:
+        if self.version == 3 and self.instruction[1] % LANE_COLUMNS:  # an assertion of Triton's would end the process
+            raise ProgramError(f"wgmma has no results of {self.instruction[1]} columns", f"a multiple of {LANE_COLUMNS}")
 
     @property
     def gluon(self) -> str:

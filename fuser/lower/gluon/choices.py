@@ -15,6 +15,7 @@ import numpy as np
 
 from fuser.errors import NoValidKernelError
 from fuser.errors import OutOfResourcesError
+from fuser.ir.layout.named import LANE_COLUMNS
 from fuser.ir.layout.named import Blocked
 from fuser.ir.layout.named import DotOperand
 from fuser.ir.layout.named import Mma
@@ -73,9 +74,11 @@ WIDEST = 8192
 
 
 def parent(split: Split, columns: int) -> Registers:
-    """The layout of a tile of rows by ``columns``: what ``wgmma`` leaves, or rows to warps where there is no product."""
+    """The layout of a tile of rows by ``columns``: what ``wgmma`` leaves (of a narrower tile several lanes hold the
+    same), or rows to warps where there is no product."""
     if products(split.tiles):
-        return Mma(split.mma, (split.warps, 1), (16, min(columns, COLUMNS), 16) if split.mma == 3 else (16, 8))
+        wide = min(max(columns, LANE_COLUMNS), COLUMNS)
+        return Mma(split.mma, (split.warps, 1), (16, wide, 16) if split.mma == 3 else (16, LANE_COLUMNS))
     vector = min(16 // split.item, columns)
     lanes = min(32, columns // vector)
     return Blocked((1, vector), (32 // lanes, lanes), (split.warps, 1), (1, 0))

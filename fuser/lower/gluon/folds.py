@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from fuser.ir.layout.named import LANE_COLUMNS
 from fuser.ir.layout.named import Mma
 from fuser.ir.layout.named import Slice
 from fuser.ir.mugraph import Stmt
@@ -12,9 +13,6 @@ from fuser.lower.dependent_launch import statements
 from fuser.lower.fold_code import fill_zero
 from fuser.lower.fold_code import rescale
 from fuser.lower.gluon.writer import GroupWriter
-
-LANES = 8
-"""Columns of a row that four lanes of a ``wgmma`` fragment hold side by side."""
 
 
 def by_lanes(w: GroupWriter) -> dict[str, Mma]:
@@ -26,7 +24,7 @@ def by_lanes(w: GroupWriter) -> dict[str, Mma]:
             read = {a for s in stmts for a in (*s.args, *s.running)}
             own = w.tiles.accumulated(node) - read
             found |= {
-                s.value: Mma(p.version, p.warps, (16, LANES, 16)[: len(p.instruction)])
+                s.value: Mma(p.version, p.warps, (16, LANE_COLUMNS, 16)[: len(p.instruction)])
                 for s in stmts
                 if s.value in own and (p := _summed(w, s))
             }
@@ -39,13 +37,13 @@ def _summed(w: GroupWriter, stmt: Stmt) -> Mma | None:
     if stmt.kind != "compute" or not stmt.adds or tiles.is_dot(stmt) or tiles.kept(stmt) or len(stmt.args) != 1:
         return None
     layout, dims = w.layout(stmt.args[0]), tiles.natural(tiles.block.by_value[stmt.args[0]])
-    wide = len(dims) == 2 and tiles.dims(stmt.reduce) == dims[1:] and w.split.size(dims[1]) > LANES
+    wide = len(dims) == 2 and tiles.dims(stmt.reduce) == dims[1:] and w.split.size(dims[1]) > LANE_COLUMNS
     return layout if isinstance(layout, Mma) and wide else None
 
 
 def start(w: GroupWriter, stmt: Stmt) -> str:
     """Nothing summed yet."""
-    return f"gl.full([{_rows(w, stmt)}, {LANES}], 0.0, gl.float32, {w.named(w.lanes_of[stmt.value])})"
+    return f"gl.full([{_rows(w, stmt)}, {LANE_COLUMNS}], 0.0, gl.float32, {w.named(w.lanes_of[stmt.value])})"
 
 
 def add(w: GroupWriter, stmt: Stmt) -> None:
@@ -61,7 +59,7 @@ def add(w: GroupWriter, stmt: Stmt) -> None:
     part = w.read(arg, axes, combo, dims)
     key = w.key(axes, combo, layout)
     name = w.var(stmt.value, layout, key)
-    text = f"gl.sum(gl.reshape({part}, [{_rows(w, stmt)}, {w.split.size(dims[-1]) // LANES}, {LANES}]), 1)"
+    text = f"gl.sum(gl.reshape({part}, [{_rows(w, stmt)}, {w.split.size(dims[-1]) // LANE_COLUMNS}, {LANE_COLUMNS}]), 1)"
     w.emit(f"{name} = {name} + gl.convert_layout({text}, {w.named(w.lanes_of[stmt.value])})")
     w.define(value, key, name)
 
