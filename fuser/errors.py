@@ -82,6 +82,15 @@ class OutOfResourcesError(NoValidKernelError):
     """A kernel that needs more shared memory or registers than a block can have on the device."""
 
 
+class DiedError(NoValidKernelError):
+    """The process that compiled a kernel, or did other work for this one, died of it. ``ended`` is its exit code, negative that
+    of a signal; ``outside``: it was killed, maybe for want of memory, so that the work itself may not be to blame."""
+
+    def __init__(self, message: str, hint: str = "", ended: int = 0, outside: bool = False) -> None:
+        super().__init__(message, hint)
+        self.ended, self.outside = ended, outside
+
+
 class EnvironmentError_(FuserError):
     """Something that is not installed, not present, or of the wrong version on this machine."""
 

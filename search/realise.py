@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from fuser import kept
 from fuser.device import Device
+from fuser.errors import DiedError
 from fuser.errors import FuserError
 from fuser.errors import NoValidKernelError
 from fuser.errors import OutOfResourcesError
@@ -52,6 +53,8 @@ TRIES = 6
 """Candidates of one program that are compiled at most."""
 SLOWED = 1.02
 """Times its estimate, as the assembler made it, from which a candidate is held against the next ones."""
+FAILURES = ((OutOfResourcesError, "shared memory"), (DiedError, "the compiler died"))
+"""Classes of candidates that the compiler refuses, by its error."""
 NOT_VERIFIED = "not verified"
 """The class of candidates that the verifier has refused or could not decide."""
 
@@ -164,7 +167,7 @@ def _compiled(job: _Job) -> _Outcome:
         try:
             artifacts = compile_candidate(candidate.candidate, device)
         except FuserError as error:
-            rejected["shared memory" if isinstance(error, OutOfResourcesError) else "does not compile"] += 1
+            rejected[next((c for e, c in FAILURES if isinstance(error, e)), "does not compile")] += 1
             last = error
             continue
         spills = max((a.spills for a in artifacts), default=0)

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from dataclasses import replace
 from importlib.util import find_spec
@@ -35,7 +34,7 @@ from fuser.frontends.model_file import SizedFile
 from fuser.frontends.model_file import read_model_file
 from fuser.frontends.model_file import read_sized_file
 from fuser.ir.program import TensorProgram
-from fuser.pools import APART
+from fuser.pools import Workers
 from search.buckets.asked import Buckets
 from search.buckets.sizes import checked
 from search.buckets.sizes import places_of
@@ -333,7 +332,7 @@ def lower_regions(
 ) -> tuple[dict[str, Realised], dict[str, str]]:
     """Compiled and checked kernels of each distinct region program, by its hash; and why others have none."""
     distinct = {c.region.program.stable_hash(): tuned[c.region.program.stable_hash()] for c in choices}
-    pool = ProcessPoolExecutor(jobs, APART) if jobs > 1 and len(distinct) > 1 else None
+    pool = Workers(jobs) if jobs > 1 and len(distinct) > 1 else None
     try:
         return dict(zip(distinct, realise(list(distinct.values()), device, pool, check, seed), strict=True)), {}
     except FuserError:  # one of them does not lower: find out which, and do without it

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextlib import suppress
+from contextvars import ContextVar
 from typing import IO
 
 WANTED = ("MLIR_ENABLE_DUMP", "LLVM_IR_ENABLE_DUMP", "MLIR_ENABLE_DIAGNOSTICS", "MLIR_ENABLE_REMARK", "MLIR_ENABLE_TIMING")
@@ -16,6 +17,7 @@ WANTED = ("MLIR_ENABLE_DUMP", "LLVM_IR_ENABLE_DUMP", "MLIR_ENABLE_DIAGNOSTICS", 
 MOST = 1 << 16
 """Bytes of it that are looked at."""
 _ONE = threading.RLock()
+_HEARD: ContextVar[str] = ContextVar("heard", default="")
 
 
 @contextmanager
@@ -42,8 +44,20 @@ def quiet(said: list[str]) -> Iterator[None]:
             said += [line.split("error:", 1)[1].strip() for line in text.splitlines() if "error:" in line]
 
 
+@contextmanager
+def heard(path: str) -> Iterator[None]:
+    """What is not printed is in a file while this lasts, for whoever outlives this process."""
+    token = _HEARD.set(path)
+    try:
+        yield
+    finally:
+        _HEARD.reset(token)
+
+
 def _sink() -> IO[bytes]:
     try:
+        if path := _HEARD.get():
+            return open(path, "w+b", buffering=0)
         return tempfile.TemporaryFile()
     except OSError:  # nowhere to write
         return open(os.devnull, "w+b")

@@ -12,14 +12,13 @@ import time
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
-from concurrent.futures import Future
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from dataclasses import field
 from dataclasses import replace
 
 import numpy as np
 
+from fuser.errors import DiedError
 from fuser.errors import UnsupportedError
 from fuser.files import counted
 from fuser.ir.mugraph import KernelGraph
@@ -27,6 +26,8 @@ from fuser.ir.program import TensorProgram
 from fuser.ir.windows import copies_data
 from fuser.ir.windows import windowed
 from fuser.pools import FORK
+from fuser.pools import Job
+from fuser.pools import Workers
 from fuser.superopt.generate.generator import Candidate
 from fuser.superopt.generate.generator import Limits
 from fuser.superopt.generate.generator import Report
@@ -159,8 +160,8 @@ def _checked(
         for i, c in enumerate(candidates):
             yield c, check(program, c.graph, seed, i, rounds)
         return
-    with ProcessPoolExecutor(processes, FORK) as pool:
-        waiting: list[tuple[Candidate, Future[Outcome]]] = []
+    with Workers(processes, FORK) as pool:
+        waiting: list[tuple[Candidate, Job[Outcome]]] = []
         numbered = enumerate(candidates)
         try:
             while True:
@@ -168,7 +169,14 @@ def _checked(
                     waiting.append((c, pool.submit(check, program, c.graph, seed, i, rounds)))
                 if not waiting:
                     return
-                candidate, future = waiting.pop(0)
-                yield candidate, future.result()
+                candidate, job = waiting.pop(0)
+                yield candidate, _outcome(candidate, job)
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.shutdown(cancel_futures=True)
+
+
+def _outcome(candidate: Candidate, job: Job[Outcome]) -> Outcome:
+    try:
+        return job.result()
+    except DiedError as error:
+        return candidate.graph, Unknown(error.message), ()

@@ -11,25 +11,21 @@ from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
-from concurrent.futures import CancelledError
-from concurrent.futures import Future
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from dataclasses import replace
-from typing import Any
 from typing import TypeVar
 
+from fuser.errors import DiedError
 from fuser.errors import EnvironmentError_
 from fuser.errors import NoValidKernelError
-from fuser.interrupts import without_interrupts
 from fuser.lower.compile import KernelArtifact
 from fuser.lower.compile import compile_kernel
 from fuser.pools import APART
+from fuser.pools import Job
+from fuser.pools import Workers
 from fuser.runtime.plan import Plan
 from search.measure.measurement import Measurement
 from search.measure.measurement import failed
-from search.measure.worker import OUTSIDE
 from search.processes import ignore_interrupts
 
 T = TypeVar("T")
@@ -115,9 +111,8 @@ class CompilePool:
         self.arch, self.cache = arch, cache
         self.seconds = COMPILE_SECONDS
         self.workers = workers or max(1, (os.cpu_count() or 1) - 1)  # one core for the process that measures
-        self._pool: ProcessPoolExecutor | None = None
-        self._futures: dict[int, Future[Built]] = {}
-        self._plans: dict[int, Plan] = {}
+        self._children: Workers | None = None
+        self._jobs: dict[int, tuple[Plan, Job[Built]]] = {}
 
     def __enter__(self) -> CompilePool:
         return self
@@ -125,102 +120,50 @@ class CompilePool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _start(self, workers: int) -> ProcessPoolExecutor:
-        return ProcessPoolExecutor(workers, mp_context=APART, initializer=_quiet_start, initargs=(self.cache,))
-
-    def _begin(self, pool: ProcessPoolExecutor, planned: Plan) -> Future[Built]:
-        with without_interrupts():  # the first one starts the processes
-            return pool.submit(build, planned, self.arch, self.seconds)
+    def _started(self) -> Workers:
+        if self._children is None:
+            self._children = Workers(self.workers, APART, _quiet_start, (self.cache,), STARTS + 3 * self.seconds)
+        return self._children
 
     def submit(self, planned: Plan) -> None:
         """Begin to compile; ``result`` waits for it."""
-        if not self.arch or id(planned) in self._futures:
-            return
-        if self._pool is None:
-            self._pool = self._start(self.workers)
-        try:
-            self._futures[id(planned)] = self._begin(self._pool, planned)
-        except BrokenProcessPool:
-            self._restart()
-            self._futures[id(planned)] = self._begin(self._pool, planned)
-        self._plans[id(planned)] = planned  # keeps the id taken
+        if self.arch and id(planned) not in self._jobs:  # a plan that is kept keeps its id
+            self._jobs[id(planned)] = planned, self._started().submit(build, planned, self.arch, self.seconds)
 
     def each(self, work: Callable[[T], R], jobs: Sequence[T]) -> Iterable[R]:
-        """Other work for these processes: its results, in order. Where one of them dies this process does what is left."""
+        """Other work for these processes: its results, in order. What one of them dies of this process does."""
         if not self.arch or len(jobs) < 2:
             return map(work, jobs)
-        if self._pool is None:
-            self._pool = self._start(self.workers)
-        try:
-            with without_interrupts():
-                futures = [self._pool.submit(work, job) for job in jobs]
-        except BrokenProcessPool:
-            self._restart()
-            return map(work, jobs)
-        return (self._or_here(f, work, job) for f, job in zip(futures, jobs, strict=True))
-
-    def _or_here(self, future: Future[R], work: Callable[[T], R], job: T) -> R:
-        try:
-            return future.result()
-        except (BrokenProcessPool, CancelledError):
-            return work(job)
+        given = [self._started().submit(work, job) for job in jobs]
+        return (_or_here(g, work, job) for g, job in zip(given, jobs, strict=True))
 
     def ready(self, planned: Plan) -> bool:
-        return not self.arch or (id(planned) in self._futures and self._futures[id(planned)].done())
+        return not self.arch or (id(planned) in self._jobs and self._jobs[id(planned)][1].done())
 
     def result(self, planned: Plan, timeout: float | None = None) -> Built:
         """The compiled kernels. Raises :class:`TimeoutError` if they are not there in ``timeout`` seconds."""
         if not self.arch:
             return Built(Measurement())
         self.submit(planned)
-        future = self._futures[id(planned)]
         try:
-            built = future.result(timeout)
-        except BrokenProcessPool:
-            built = self._alone(planned)
-        del self._futures[id(planned)], self._plans[id(planned)]
-        return built
-
-    def _restart(self) -> None:
-        """A compiler process died and took the pool with it: everything that is not done goes to a new one."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
-        self._pool = self._start(self.workers)
-        for key, future in self._futures.items():
-            if not future.done() or future.cancelled() or future.exception() is not None:
-                self._futures[key] = self._begin(self._pool, self._plans[key])
-
-    def _alone(self, planned: Plan) -> Built:
-        """Some compiler process died: this candidate by itself, in a process of its own; the others start again. One that is
-        killed from outside even so is not the candidate's fault."""
-        processes: list[Any] = []
-        try:
-            with self._start(1) as pool:
-                future = self._begin(pool, planned)
-                processes = list((pool._processes or {}).values())
-                try:
-                    built = future.result(STARTS + 3 * self.seconds)
-                finally:
-                    for p in processes if not future.done() else ():
-                        p.kill()
-        except (BrokenProcessPool, TimeoutError):
-            codes = {-(p.exitcode or 0) for p in processes}
-            killed, hung = bool(codes & set(OUTSIDE)), signal.SIGPROF in codes
-            why = "the compiler was killed" if killed else "the compiler did not end" if hung else "the compiler crashed"
-            built = Built(Measurement("compile", why, lasting=not killed))
-        self._futures[id(planned)] = Future()
-        self._futures[id(planned)].set_result(built)
-        self._restart()
+            built = self._jobs[id(planned)][1].result(timeout)
+        except DiedError as error:
+            hung = error.ended == -signal.SIGPROF
+            why = "the compiler was killed" if error.outside else "the compiler did not end" if hung else "the compiler crashed"
+            built = Built(Measurement("compile", why, lasting=not error.outside))
+        del self._jobs[id(planned)]
         return built
 
     def close(self) -> None:
         """Stop at once; what is not compiled yet is given up."""
-        if self._pool is None:
-            return
-        processes = list((self._pool._processes or {}).values())
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        for process in processes:
-            process.kill()
-        self._pool = None
-        self._futures.clear()
-        self._plans.clear()
+        if self._children is not None:
+            self._children.kill()
+            self._children = None
+            self._jobs.clear()
+
+
+def _or_here(given: Job[R], work: Callable[[T], R], job: T) -> R:
+    try:
+        return given.result()
+    except DiedError:
+        return work(job)

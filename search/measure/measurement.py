@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Generic
 from typing import TypeVar
 
+from fuser.errors import DiedError
 from fuser.errors import EnvironmentError_
 from fuser.errors import FuserError
 from fuser.errors import OutOfResourcesError
@@ -78,6 +79,8 @@ def failed(error: BaseException, otherwise: str = "invalid") -> Measurement:
     """What an error means for the candidate; ``otherwise`` is the status where its class says nothing."""
     if of_the_machine(error) or isinstance(error, EnvironmentError_):
         return Measurement("resources", f"{type(error).__name__}: {first_line(error)}", lasting=False)
+    if isinstance(error, DiedError):
+        return Measurement("compile", error.message, lasting=not error.outside)
     if isinstance(error, OutOfResourcesError | CudaError):
         return Measurement("resources", first_line(error))
     status = "unsupported" if isinstance(error, UnsupportedError) else otherwise

@@ -25,6 +25,7 @@ from fuser.errors import first_line
 from fuser.interrupts import without_interrupts
 from fuser.ir.program import TensorProgram
 from fuser.pools import APART
+from fuser.pools import OUTSIDE
 from search.measure.guard import Guard
 from search.measure.guard import Spoiled
 from search.measure.machine import device_info
@@ -56,19 +57,6 @@ HANG = 5.0
 """Seconds after which a kernel on a GPU hangs, at least: it is loaded, run a few times and compared in a fraction of one."""
 LONGER = 5
 """Times that a kernel may take longer than the slowest before it, until it hangs."""
-OUTSIDE = (
-    signal.SIGKILL,
-    signal.SIGTERM,
-    signal.SIGINT,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-    signal.SIGPIPE,
-    signal.SIGBUS,  # of a file whose disk is full, mapped into memory
-    signal.SIGXCPU,
-    signal.SIGXFSZ,
-)
-"""Signals that a candidate does not cause by a mistake."""
-
 KEPT_BYTES = 24 << 30
 """Device memory for input sets of programs that may be asked for again."""
 

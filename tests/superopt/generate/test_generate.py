@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 
 import numpy as np
@@ -14,8 +15,10 @@ from hypothesis import strategies as st
 from fuser.errors import UnsupportedError
 from fuser.ir.builder import Builder
 from fuser.ir.builder import Ref
+from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram
 from fuser.ir.subprogram import rename
+from fuser.superopt import search as searching
 from fuser.superopt.expressions.abstraction import abstract
 from fuser.superopt.expressions.normal_form import NF
 from fuser.superopt.expressions.normal_form import var
@@ -134,6 +137,24 @@ def test_one_process_or_two_give_the_same() -> None:
     assert one == two
     assert len(one) == 12
     assert not runs[0].rejected
+
+
+REAL_CHECK = searching.check
+
+
+def check_or_die(program: TensorProgram, graph: KernelGraph, seed: int, index: int, rounds: int) -> searching.Outcome:
+    if index == 3:
+        os._exit(3)
+    return REAL_CHECK(program, graph, seed, index, rounds)
+
+
+def test_a_candidate_of_which_a_verifying_process_dies_is_not_decided(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = workload("mirage/rmsnorm")
+    every = superoptimize(program, processes=1, most=12)
+    monkeypatch.setattr(searching, "check", check_or_die)
+    found = superoptimize(program, processes=2, most=11)
+    assert [why for _, why in found.unknown] == ["not decided: a process died of check_or_die: exit code 3"]
+    assert {f.graph for f in found.structures} < {f.graph for f in every.structures}
 
 
 def test_the_search_says_why_it_stopped() -> None:

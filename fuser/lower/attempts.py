@@ -1,0 +1,93 @@
+"""Kernels whose compilation was begun and has not ended: their compiler's process died, of them or while they were compiled. Such
+a one is compiled in a process of its own; where that dies too, the cache folder keeps why, and no process dies of it again."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+from fuser import kept
+from fuser.errors import DiedError
+from fuser.lower.quiet import heard
+from fuser.pools import alone
+from fuser.pools import careful
+from fuser.pools import may_start
+
+R = TypeVar("R")
+HINT = "another schedule of the program may compile: this one is not tried again"
+TELLING = ("Assertion", "LLVM ERROR", "error:", "terminate called")
+"""What the line has that says why."""
+
+
+def attempt(path: Path, name: str, work: Callable[..., R], *args: object) -> R:
+    """``work(*args)``, the compilation of a kernel whose file is to be ``path``: here, or in another process where one that began
+    it is no more, or this one takes care (:func:`fuser.pools.careful`). Raises :class:`DiedError` where that dies, or one died so
+    before."""
+    mark = path.with_suffix(".begun")
+    for why in kept.read(mark):
+        raise DiedError(f"the compiler died of {name}: {why}", HINT)
+    with _begun(mark) as unfinished:
+        if not ((unfinished or careful()) and may_start()):
+            return work(*args)
+        try:
+            return _apart(work, *args)
+        except DiedError as error:
+            if not error.outside:
+                kept.write(mark, error.message)
+            raise DiedError(f"the compiler died of {name}: {error.message}", HINT, error.ended, error.outside) from error
+
+
+@contextmanager
+def _begun(mark: Path) -> Iterator[bool]:
+    """Marks what is compiled while it is; whether the mark was there, of a process that has ended."""
+    try:
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        file = mark.open("ab")
+    except OSError:  # nothing can be kept
+        yield False
+        return
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            before = file.tell() > 0
+            file.write(b"begun\n")
+            file.flush()
+        except OSError:  # another process is at it
+            yield False
+            return
+        try:
+            yield before
+        except DiedError:
+            raise
+        except BaseException:
+            mark.unlink(missing_ok=True)
+            raise
+        mark.unlink(missing_ok=True)
+
+
+def _apart(work: Callable[..., R], *args: object) -> R:
+    """What another process answers. What it says as it dies is why."""
+    handle, path = tempfile.mkstemp(prefix="mufuser-")
+    os.close(handle)
+    try:
+        return alone(_told, path, work, *args)
+    except DiedError as error:
+        lines = Path(path).read_text(errors="replace").splitlines()
+        said = next((line for line in reversed(lines) if any(t in line for t in TELLING)), "")
+        how = error.message.rpartition(": ")[2]
+        raise DiedError(f"{said[-200:]} ({how})" if said else how, ended=error.ended, outside=error.outside) from error
+    finally:
+        with suppress(OSError):
+            os.unlink(path)
+
+
+def _told(path: str, work: Callable[..., R], *args: object) -> R:
+    with heard(path):
+        return work(*args)
