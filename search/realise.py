@@ -41,6 +41,8 @@ from fuser.superopt.verify.verdicts import kept_verdict
 from fuser.superopt.verify.verdicts import known_verdict
 from search.ranked import Ranked
 from search.ranked import Tuned
+from search.spilled import keep_spills
+from search.spilled import known_spills
 
 if TYPE_CHECKING:
     from fuser.lower.check import Check
@@ -145,11 +147,11 @@ _Job = tuple[TensorProgram, tuple[Ranked, ...], Device, int]
 def _compiled(job: _Job) -> _Outcome:
     """The first verified candidate that compiles without heavy spills (else the one that spills least), of as many as may be
     compiled. One whose warps the assembler made slower than the model takes them to be is left for one of the next that are
-    expected to be faster than it has become.
+    expected to be faster than it has become. One with a kernel that is known to spill is compiled only where it may spill least.
     """
     program, candidates, device, most = job
     rejected: Counter[str] = Counter()
-    fallback: tuple[int, _Outcome] | None = None
+    heavy: list[_Heavy] = []
     slow: tuple[float, _Outcome] | None = None
     last: FuserError | None = None
     compiled = 0
@@ -164,29 +166,62 @@ def _compiled(job: _Job) -> _Outcome:
             last = last or _unverified(program, verdict)
             continue
         compiled += 1
+        spills = 0 if candidate.measured is not None else known_spills(candidate.candidate, device.arch)
+        if spills > SPILL_LIMIT:
+            rejected["spills"] += 1
+            heavy.append(_Heavy(spills, _Outcome(i, verdict, ())))
+            continue
         try:
-            artifacts = compile_candidate(candidate.candidate, device)
+            outcome = _Outcome(i, verdict, compile_candidate(candidate.candidate, device))
         except FuserError as error:
             rejected[next((c for e, c in FAILURES if isinstance(error, e)), "does not compile")] += 1
             last = error
             continue
-        spills = max((a.spills for a in artifacts), default=0)
+        spills = max((a.spills for a in outcome.artifacts), default=0)
         if spills <= SPILL_LIMIT or candidate.measured is not None:
-            outcome, seconds = _Outcome(i, verdict, artifacts), as_made(candidate, artifacts, device)
+            seconds = as_made(candidate, outcome.artifacts, device)
             if seconds <= SLOWED * candidate.seconds:
                 return replace(outcome, compiled=compiled, rejected=dict(rejected))
             slow = min((x for x in (slow, (seconds, outcome)) if x), key=lambda x: x[0])
             rejected["slow code"] += 1
             continue
         rejected["spills"] += 1
-        if fallback is None or spills < fallback[0]:
-            fallback = spills, _Outcome(i, verdict, artifacts)
+        keep_spills(outcome.artifacts, SPILL_LIMIT)
+        heavy.append(_Heavy(spills, outcome))
     if slow is not None:
         rejected["slow code"] -= 1
         return replace(slow[1], compiled=compiled, rejected=dict(+rejected))
-    if fallback is None:
+    if (least := _least(heavy, candidates, device)) is None:
         raise last or NoValidKernelError("there is no candidate to compile")
-    return replace(fallback[1], compiled=compiled, rejected=dict(rejected))
+    return replace(least, compiled=compiled, rejected=dict(rejected))
+
+
+@dataclass(frozen=True)
+class _Heavy:
+    """A candidate that spills at least so many bytes a thread; without artifacts where it is not compiled."""
+
+    spills: int
+    outcome: _Outcome
+
+    @property
+    def order(self) -> tuple[int, int]:
+        return self.spills, self.outcome.at
+
+
+def _least(heavy: Sequence[_Heavy], candidates: Sequence[Ranked], device: Device) -> _Outcome | None:
+    """The one that spills least, the first of several."""
+    best: _Heavy | None = None
+    for one in sorted(heavy, key=lambda x: x.order):
+        if best is not None and best.order <= one.order:
+            break
+        found = one.outcome
+        if not found.artifacts:
+            with suppress(FuserError):
+                found = replace(found, artifacts=compile_candidate(candidates[found.at].candidate, device))
+        if found.artifacts:
+            made = _Heavy(max(a.spills for a in found.artifacts), found)
+            best = made if best is None else min(best, made, key=lambda x: x.order)
+    return best.outcome if best else None
 
 
 def _outcomes(jobs: Sequence[_Job], executor: Executor | None) -> list[_Outcome]:

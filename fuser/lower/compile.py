@@ -350,7 +350,15 @@ def neutral(source: KernelSource) -> str:
     """The source without what differs between equal kernels, and with how it is launched."""
     body = neutral_text(source.text, source.name)
     boxes = [replace(d, tensor=str(source.args.index(d.tensor))) for d in source.descriptors]
-    launch = (source.num_warps, source.num_stages, source.pdl, source.specialize, source.parameters, source.room)
+    launch = (
+        source.num_warps,
+        source.num_stages,
+        source.pdl,
+        source.specialize,
+        source.parameters,
+        source.room,
+        source.cluster,
+    )
     return repr((body, source.dtypes, source.shapes, launch, boxes))
 
 

@@ -105,6 +105,43 @@ def test_slow_code_is_left_for_a_candidate_that_is_expected_to_be_faster(
     assert sum(done.rejected.values()) == max(len(compiled) - 1, 0)
 
 
+@pytest.mark.parametrize(
+    ("order", "spills", "compiled", "expected"),
+    [
+        ("AAAB", {"A": 700, "B": 0}, "AB", "B"),
+        ("ABAB", {"A": 700, "B": 300}, "AB", "B"),
+        ("AABBAC", {"A": 300, "B": 700, "C": 300}, "ABC", "A"),
+        ("AAAAAAB", {"A": 700, "B": 0}, "A", "A"),
+    ],
+)
+def test_what_is_known_to_spill_is_not_compiled_again(
+    order: str, spills: dict[str, int], compiled: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same choice as if each candidate were compiled; a later call compiles of those that spill the chosen one alone."""
+    monkeypatch.setenv("MUFUSER_CACHE", str(tmp_path))
+    tuned = tune_fast(chain(48, 40, 32, 16, "relu"), fuser.load_device("h200"))
+    named = dict(zip("ABC", (tuned.winner, *tuned.runners), strict=False))
+    letters = {r.candidate: x for x, r in named.items()}
+    done: list[str] = []
+    real = realising.compile_candidate
+
+    def noted(candidate: Candidate, *rest: Any) -> Any:
+        done.append(letters[candidate])
+        return tuple(replace(a, spills=spills[letters[candidate]]) for a in real(candidate, *rest))
+
+    monkeypatch.setattr(realising, "compile_candidate", noted)
+    monkeypatch.setattr(realising, "_at_hand", lambda job: None)
+    monkeypatch.setattr(realising, "as_made", lambda ranked, *_: ranked.seconds)
+    several = [named[x] for x in order]
+    one = replace(tuned, winner=several[0], runners=tuple(several[1:]))
+    for calls in (compiled, expected):
+        (found,) = realise([one], fuser.load_device("h200"), checked=False)
+        assert letters[found.candidate.candidate] == expected
+        assert max(a.spills for a in found.artifacts) == spills[expected]
+        assert "".join(done) == calls
+        done.clear()
+
+
 def test_every_structure_can_follow_a_winner_that_falls() -> None:
     program = workload("mirage/qknorm")
     tuned = tune_fast(program, fuser.load_device("h200"))
