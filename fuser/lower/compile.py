@@ -38,7 +38,6 @@ from fuser.lower import kept_kernels
 from fuser.lower.assembler import choose as choose_assembler
 from fuser.lower.assembler import compiler
 from fuser.lower.assembler import short_key
-from fuser.lower.attempts import attempt
 from fuser.lower.cluster_code import in_clusters
 from fuser.lower.cubin import resources
 from fuser.lower.descriptors import Descriptor
@@ -206,6 +205,8 @@ def compile_kernel(source: KernelSource, arch: int, folder: Path | None = None) 
     """
     if (known := kept_kernel(source, arch)) is not None:
         return known
+    from fuser.lower.attempts import attempt  # what was compiled needs no processes
+
     path = kept_kernels.place(cache_dir("compiled"), source, arch)
     made = attempt(path, source.name, _compiled, source, arch, folder)
     kept_kernels.write(path, {f.name: getattr(made, f.name) for f in fields(made) if f.name not in ("source", "arch")})
