@@ -1,5 +1,5 @@
 """Child processes that never see Ctrl-C, not even while they start: their parent ends them (:mod:`fuser.interrupts`). They know
-the operators that their parent has added to the table. One that dies costs the job that it died of alone (:class:`Workers`)."""
+the operators that their parent has added to the table. One that dies costs the job that it died of alone (:class:`Children`)."""
 
 from __future__ import annotations
 
@@ -130,9 +130,9 @@ class Job(Future[R]):
     """Work of a child; ``result`` has it done again where the child died of something else, and raises :class:`DiedError` where
     it died of this."""
 
-    def __init__(self, workers: Workers, work: Callable[..., R], args: tuple[Any, ...]) -> None:
+    def __init__(self, children: Children, work: Callable[..., R], args: tuple[Any, ...]) -> None:
         super().__init__()
-        self.workers, self.work, self.args = workers, work, args
+        self.children, self.work, self.args = children, work, args
         self.inner: Future[R] = Future()
 
     @property
@@ -147,15 +147,15 @@ class Job(Future[R]):
             try:
                 return self.inner.result(timeout)
             except (BrokenProcessPool, CancelledError):
-                if not self.workers.open:
+                if not self.children.open:
                     raise
-                self.workers.restart()
+                self.children.restart()
             finally:
                 if self.done():
-                    self.workers.jobs.pop(id(self), None)
+                    self.children.jobs.pop(id(self), None)
 
 
-class Workers(Executor):
+class Children(Executor):
     """``count`` children, which start when there is work for them. Where one dies, the first of what was not done is done again
     one at a time, in processes of their own, and the rest by new children. ``start`` runs with ``given`` in each; ``seconds``
     is what a job that is done by itself may take. For one thread of the parent."""

@@ -20,7 +20,7 @@ from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import Schedule
 from fuser.lower.triton_source import generate_graph
-from fuser.pools import Workers
+from fuser.pools import Children
 from fuser.pools import cores
 from fuser.superopt.structures import searched
 from fuser.superopt.structures import structures
@@ -88,7 +88,7 @@ def compile_imported(known: Imported, spec: Device, device: str | None, how: How
             if device in (None, "cpu") or measures(how.tuning.effort) or not worth_parts(tuned, spec):
                 return whole(theirs if theirs is not None and tuned.winner.seconds >= most else tuned)
             waiting = tuned
-    with Workers(jobs) if jobs > 1 else nullcontext() as pool:
+    with Children(jobs) if jobs > 1 else nullcontext() as pool:
         try:
             model = compile_model(
                 known.program,

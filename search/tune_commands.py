@@ -39,7 +39,7 @@ from fuser.lower.compile import save_artifact
 from fuser.outputs import make_folder
 from fuser.outputs import write_file
 from fuser.pools import SPAWN
-from fuser.pools import Workers
+from fuser.pools import Children
 from fuser.runtime.library import summary
 from fuser.superopt.structures import searched
 from fuser.superopt.structures import structures
@@ -153,7 +153,7 @@ def tune(names: Names, *, options: Tune) -> None:
         raise stop
     start = time.perf_counter()
     if (options.jobs or 2) > 1 and len(tuned) > 1 and not stopped:
-        with Workers(options.jobs or 2, SPAWN) as pool:
+        with Children(options.jobs or 2, SPAWN) as pool:
             done = realise(tuned, device, pool, options.check)
     else:
         done = realise(tuned, device, None, options.check)

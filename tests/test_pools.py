@@ -14,7 +14,7 @@ from fuser.errors import DiedError
 from fuser.pools import APART
 from fuser.pools import FORK
 from fuser.pools import SPAWN
-from fuser.pools import Workers
+from fuser.pools import Children
 from fuser.pools import alone
 
 ROOT = Path(fuser.pools.__file__).parents[1]
@@ -39,8 +39,8 @@ def test_there_is_no_other_pool() -> None:
 
 @pytest.mark.parametrize("context", [SPAWN, APART, FORK])
 def test_what_a_child_dies_of_is_found_and_all_else_is_done(context: BaseContext) -> None:
-    with Workers(2, context) as workers:
-        jobs = [workers.submit(work, x) for x in range(10)]
+    with Children(2, context) as children:
+        jobs = [children.submit(work, x) for x in range(10)]
         found = [j.result() if x not in (DEADLY, KILLED, 9) else None for x, j in enumerate(jobs)]
         assert found == [x * x if x not in (DEADLY, KILLED, 9) else None for x in range(10)]
         with pytest.raises(DiedError, match="died of work: exit code 7") as death:
@@ -51,7 +51,7 @@ def test_what_a_child_dies_of_is_found_and_all_else_is_done(context: BaseContext
         assert death.value.outside
         with pytest.raises(ValueError, match="9"):
             jobs[9].result()
-        assert list(workers.map(work, [1, 2])) == [1, 4]
+        assert list(children.map(work, [1, 2])) == [1, 4]
 
 
 def test_work_that_is_done_in_a_process_of_its_own() -> None:
@@ -61,8 +61,8 @@ def test_work_that_is_done_in_a_process_of_its_own() -> None:
 
 
 def test_work_that_takes_too_long_by_itself_is_killed() -> None:
-    with Workers(1, FORK, seconds=0.5) as workers:
-        jobs = [workers.submit(work, DEADLY), workers.submit(signal.pause)]
-        workers.count = 2  # both are done again by themselves
+    with Children(1, FORK, seconds=0.5) as children:
+        jobs = [children.submit(work, DEADLY), children.submit(signal.pause)]
+        children.count = 2  # both are done again by themselves
         with pytest.raises(DiedError, match="died of pause: SIGKILL"):
             jobs[1].result()

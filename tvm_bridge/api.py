@@ -34,7 +34,7 @@ from fuser.frontends.model_file import SizedFile
 from fuser.frontends.model_file import read_model_file
 from fuser.frontends.model_file import read_sized_file
 from fuser.ir.program import TensorProgram
-from fuser.pools import Workers
+from fuser.pools import Children
 from search.buckets.asked import Buckets
 from search.buckets.sizes import checked
 from search.buckets.sizes import places_of
@@ -332,7 +332,7 @@ def lower_regions(
 ) -> tuple[dict[str, Realised], dict[str, str]]:
     """Compiled and checked kernels of each distinct region program, by its hash; and why others have none."""
     distinct = {c.region.program.stable_hash(): tuned[c.region.program.stable_hash()] for c in choices}
-    pool = Workers(jobs) if jobs > 1 and len(distinct) > 1 else None
+    pool = Children(jobs) if jobs > 1 and len(distinct) > 1 else None
     try:
         return dict(zip(distinct, realise(list(distinct.values()), device, pool, check, seed), strict=True)), {}
     except FuserError:  # one of them does not lower: find out which, and do without it

@@ -26,8 +26,8 @@ from fuser.ir.program import TensorProgram
 from fuser.ir.windows import copies_data
 from fuser.ir.windows import windowed
 from fuser.pools import FORK
+from fuser.pools import Children
 from fuser.pools import Job
-from fuser.pools import Workers
 from fuser.superopt.generate.generator import Candidate
 from fuser.superopt.generate.generator import Limits
 from fuser.superopt.generate.generator import Report
@@ -160,7 +160,7 @@ def _checked(
         for i, c in enumerate(candidates):
             yield c, check(program, c.graph, seed, i, rounds)
         return
-    with Workers(processes, FORK) as pool:
+    with Children(processes, FORK) as pool:
         waiting: list[tuple[Candidate, Job[Outcome]]] = []
         numbered = enumerate(candidates)
         try:

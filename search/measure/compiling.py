@@ -21,8 +21,8 @@ from fuser.errors import NoValidKernelError
 from fuser.lower.compile import KernelArtifact
 from fuser.lower.compile import compile_kernel
 from fuser.pools import APART
+from fuser.pools import Children
 from fuser.pools import Job
-from fuser.pools import Workers
 from fuser.runtime.plan import Plan
 from search.measure.measurement import Measurement
 from search.measure.measurement import failed
@@ -111,7 +111,7 @@ class CompilePool:
         self.arch, self.cache = arch, cache
         self.seconds = COMPILE_SECONDS
         self.workers = workers or max(1, (os.cpu_count() or 1) - 1)  # one core for the process that measures
-        self._children: Workers | None = None
+        self._children: Children | None = None
         self._jobs: dict[int, tuple[Plan, Job[Built]]] = {}
 
     def __enter__(self) -> CompilePool:
@@ -120,9 +120,9 @@ class CompilePool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _started(self) -> Workers:
+    def _started(self) -> Children:
         if self._children is None:
-            self._children = Workers(self.workers, APART, _quiet_start, (self.cache,), STARTS + 3 * self.seconds)
+            self._children = Children(self.workers, APART, _quiet_start, (self.cache,), STARTS + 3 * self.seconds)
         return self._children
 
     def submit(self, planned: Plan) -> None:

@@ -15,7 +15,7 @@ from fuser.lower.compile import cache_dir
 from fuser.lower.compile import compile_kernel
 from fuser.lower.kept_kernels import place
 from fuser.lower.triton_source import generate_graph
-from fuser.pools import Workers
+from fuser.pools import Children
 from fuser.runtime.plan import plan
 from search import realise as realising
 from search.measure import compiling
@@ -55,13 +55,13 @@ def test_a_candidate_of_which_a_compiling_child_dies_is_passed_over(
     other = tune_fast(gated_mlp(100, 200, 72), DEVICE)
     monkeypatch.setenv("MUFUSER_DEADLY", mark)
     monkeypatch.setattr(realising, "_compiled", deadly.job)
-    with Workers(2) as pool:
+    with Children(2) as pool:
         first, second = realise([tuned, other], DEVICE, pool, checked=False)
     assert first.candidate == tuned.runners[0] and first.rejected["the compiler died"] == 1
     assert second.candidate == other.winner and second.artifacts
     died = deaths()
     assert died == 2  # once, and once to be sure of what it was
-    with Workers(2) as pool:
+    with Children(2) as pool:
         (again,) = realise([tuned], DEVICE, pool, checked=False)
     assert (again.candidate, again.rejected) == (first.candidate, first.rejected)
     assert deaths() == died
@@ -72,7 +72,7 @@ def test_several_programs_have_such_a_candidate(deaths: Callable[[], int], monke
     (mark,) = {m for _, m in several}
     monkeypatch.setenv("MUFUSER_DEADLY", mark)
     monkeypatch.setattr(realising, "_compiled", deadly.job)
-    with Workers(2) as pool:
+    with Children(2) as pool:
         done = realise([t for t, _ in several], DEVICE, pool, checked=False)
     assert [r.candidate for r in done] == [t.runners[0] for t, _ in several]
     assert 3 <= deaths() <= 4
