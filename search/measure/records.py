@@ -286,5 +286,5 @@ def _common(rows: Sequence[Record]) -> dict[str, Any]:
     return {n: Counter(getattr(r, n) for r in rows).most_common(1)[0][0] for n in SHARED} if rows else {}
 
 
-RECORDS = Table("records", {n: _SQL_TYPES[t] for n, t in KINDS.items()}, KEY, _sound)
+RECORDS = Table("records", {n: _SQL_TYPES[t] for n, t in KINDS.items()}, KEY, _sound, ("program", "device"))
 STRUCTURES = Table("structures", {"hash": "TEXT NOT NULL", "json": "TEXT NOT NULL"}, ("hash",), _sound_structure)

@@ -12,7 +12,6 @@ import mmap
 import os
 import sqlite3
 from collections.abc import Callable
-from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -34,8 +33,8 @@ from fuser.errors import UsageError
 from fuser.outputs import locked
 from fuser.outputs import make_folder
 
-VERSION = 3
-"""Of the tables. Those of version 1 had no checksums, those of version 2 no winners."""
+VERSION = 4
+"""Of the tables. Those of version 1 had no checksums, those of version 2 no winners, those of version 3 no index."""
 
 OWN = ("records", "records.sqlite")
 """Folder and name of a user's own records, in the cache."""
@@ -61,12 +60,14 @@ _MACHINE = {
 
 @dataclass(frozen=True)
 class Table:
-    """Columns with their SQL types, those that no two rows share, and whether values of version 1 make sense."""
+    """Columns with their SQL types, those that no two rows share, whether values of version 1 make sense, and columns by which
+    rows are looked up besides."""
 
     name: str
     columns: Mapping[str, str]
     key: tuple[str, ...]
     sound: Callable[[Sequence[Any]], bool] = lambda _: True
+    asked: tuple[str, ...] = ()
 
     @property
     def names(self) -> str:
@@ -83,6 +84,12 @@ class Table:
             f"CREATE TABLE {self.name} ({columns}, checksum TEXT, {unique})",
             f"CREATE TRIGGER {self.name}_checked BEFORE INSERT ON {self.name} WHEN NEW.checksum IS NULL BEGIN {refuse}; END",
         )
+
+    @property
+    def index(self) -> tuple[str, ...]:
+        """What SQLite remembers of the columns that are asked for."""
+        columns = ", ".join(self.asked)
+        return (f"CREATE INDEX {self.name}_asked ON {self.name} ({columns})",) if self.asked else ()
 
     def insert(self, db: sqlite3.Connection, values: Sequence[Any], replace: bool = False) -> bool:
         """A row, unless an undamaged one with its key is there (or ``replace``); False then."""
@@ -216,7 +223,7 @@ def _ready(path: Path | str, tables: Sequence[Table], db: sqlite3.Connection | N
         db.execute("PRAGMA synchronous=NORMAL")
         if not found:
             with transaction(db):
-                _create(db, tables)
+                _create(db, tables, tables)
             return db
         version = db.execute("PRAGMA user_version").fetchone()[0]
         if version not in range(1, VERSION + 1):
@@ -230,12 +237,13 @@ def _ready(path: Path | str, tables: Sequence[Table], db: sqlite3.Connection | N
         if version == 1:
             _migrate(path, db, [t for t in tables if t.name in names])
         there = [t for t in tables if t.name in names]
-        if version > 1 and set(found) != {sql for t in there for sql in t.created}:
+        written = {sql for t in there for sql in (*t.created, *(t.index if version == VERSION else ()))}
+        if version > 1 and set(found) != written:
             raise sqlite3.DatabaseError("the description of its tables is not the one that was written")
         if version < VERSION:
             with transaction(db):
-                missing = [t for t in tables if t.name not in names]
-                _create(db, missing if db.execute("PRAGMA user_version").fetchone()[0] < VERSION else ())
+                if db.execute("PRAGMA user_version").fetchone()[0] < VERSION:
+                    _create(db, [t for t in tables if t.name not in names], tables)
         elif len(there) < len(tables):
             raise sqlite3.DatabaseError("it lacks a table")
     except UnicodeDecodeError as error:  # of SQLite's own message, which quotes what is damaged
@@ -247,8 +255,8 @@ def _ready(path: Path | str, tables: Sequence[Table], db: sqlite3.Connection | N
     return db
 
 
-def _create(db: sqlite3.Connection, tables: Iterable[Table], version: int = VERSION) -> None:
-    for sql in (s for t in tables for s in t.created):
+def _create(db: sqlite3.Connection, tables: Sequence[Table], indexed: Sequence[Table], version: int = VERSION) -> None:
+    for sql in (*(s for t in tables for s in t.created), *(s for t in indexed for s in t.index)):
         db.execute(sql)
     db.execute(f"PRAGMA user_version = {version}")
 
@@ -264,7 +272,7 @@ def _migrate(path: Path | str, db: sqlite3.Connection, tables: Sequence[Table]) 
             if there != set(t.columns):
                 raise sqlite3.DatabaseError(f"the table {t.name} has other columns than those of version 1")
             db.execute(f"ALTER TABLE {t.name} RENAME TO old_{t.name}")
-        _create(db, tables, 2)
+        _create(db, tables, (), 2)
         for t in tables:
             for row in db.execute(f"SELECT {', '.join(t.columns)} FROM old_{t.name} ORDER BY rowid"):
                 good = t.sound(row)

@@ -107,6 +107,7 @@ def test_a_file_of_the_second_version_gets_winners(run: Command, tmp_path: Path)
     Records(path).close()
     with sqlite3.connect(path) as db:
         db.execute("DROP TABLE winners")
+        db.execute("DROP INDEX records_asked")
         db.execute("PRAGMA user_version = 2")
     assert run(*TUNE, "--records", str(path))[0] == 0
     with sqlite3.connect(path) as db:

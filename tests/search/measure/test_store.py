@@ -185,6 +185,19 @@ def test_a_file_of_the_first_version_gets_checksums(tmp_path: Path) -> None:
     old.close()
 
 
+def test_a_file_of_the_third_version_gets_an_index(tmp_path: Path) -> None:
+    """Rows of a program are looked up without reading all others."""
+    path = filled(tmp_path / "r.sqlite")
+    with sqlite3.connect(path) as db:
+        db.execute("DROP INDEX records_asked")
+        db.execute("PRAGMA user_version = 3")
+    with Records(path) as records:
+        assert set(records.rows()) == set(ROWS)
+        (plan,) = records.db.execute("EXPLAIN QUERY PLAN SELECT * FROM records WHERE program = '' AND device = '' ORDER BY rowid")
+        assert "USING INDEX records_asked" in plan[-1]
+    assert not list(tmp_path.glob("*.damaged*"))
+
+
 def test_several_processes_find_a_file_damaged(tmp_path: Path) -> None:
     path = filled(tmp_path / "r.sqlite")
     data = bytearray(path.read_bytes())
