@@ -31,6 +31,10 @@ class UsageError(FuserError):
     code = "usage"
 
 
+class ArgumentError(UsageError, TypeError):
+    """Arguments that a function does not take, or too few."""
+
+
 class MissingError(UsageError, AttributeError):
     """A name that something does not have."""
 

@@ -107,10 +107,11 @@ def _as_program(program: Any, inputs: Sequence[Any], keywords: Mapping[str, Any]
         more = options.only("target", "device", "capture", "checked", "seed", "effort", "records")
         return _converted(known, _examples(program, known, inputs, keywords), options.dtype, more)
     if known.called is not None and hasattr(program, "forward"):
+        from search.strided import as_results_lie
         from search.strided import as_they_lie
         from search.views import with_views
 
-        known = as_they_lie(with_views(known), _examples(program, known, inputs, keywords))
+        known = as_they_lie(as_results_lie(with_views(known)), _examples(program, known, inputs, keywords))
     device, spec, tuning = _placed(options, known.program.name)
     how = How(options.checked, options.seed, tuning, options.capture, theirs=known.traced is not None)
     chosen = (options.graph, options.schedule, options.superoptimize)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from fuser.by_fields import by_fields
+from fuser.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -33,3 +34,14 @@ def test_options_are_given_by_the_names_of_their_fields() -> None:
 def test_what_is_no_field_is_no_keyword(wrong: dict[str, object]) -> None:
     with pytest.raises(TypeError, match=next(iter(wrong))):
         joined(1, **wrong)
+
+
+def test_the_nearest_argument_is_named_and_where_all_are() -> None:
+    with pytest.raises(UsageError, match="there is no argument 'secnd'") as error:
+        joined(1, secnd="c")
+    assert error.value.hint == "did you mean 'second'? arguments: a, first, second, last"
+    with pytest.raises(UsageError, match="missing a required argument: 'a'") as error:
+        joined()
+    assert error.value.hint.startswith("arguments: a, ")
+    with pytest.raises(UsageError, match="too many positional"):
+        joined(1, 2)

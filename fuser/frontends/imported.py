@@ -36,17 +36,21 @@ Views = tuple[tuple[Any, tuple[Any, ...], dict[str, Any], int | None], ...]
 """Views to be taken of a tensor, in order: operator of torch, arguments behind the tensor, keyword arguments, and which of
 several results."""
 
+Order = tuple[int, ...]
+"""Dimensions of a tensor in the order in which they lie, where that is another than their own."""
+
 
 @dataclass(frozen=True)
 class Result:
     """One result of a module: an output of the program by ``name``, or a ``value`` that no tensor decides. ``base``: the module
     returns this tensor of the program, an input (itself, or ``views`` of it) or views of what it computes; the output is a copy.
-    Without a name there is no such output."""
+    Without a name there is no such output. ``order`` is that of the dimensions of a tensor that the module computes."""
 
     name: str = ""
     value: Any = None
     base: str = ""
     views: Views = ()
+    order: Order = ()
 
 
 @dataclass(frozen=True)
@@ -77,5 +81,5 @@ class Imported:
     params: Mapping[str, Array] = field(compare=False)
     inputs: tuple[str, ...]
     called: Called | None = field(default=None, compare=False)
-    orders: Mapping[str, tuple[int, ...]] = field(default_factory=dict, compare=False)
+    orders: Mapping[str, Order] = field(default_factory=dict, compare=False)
     traced: Traced | None = field(default=None, compare=False)

@@ -54,6 +54,7 @@ from fuser.frontends.torch_rules import IDENTITY
 from fuser.frontends.torch_rules import empty
 from fuser.frontends.torch_shapes import misstated
 from fuser.frontends.torch_trace import traced
+from fuser.frontends.torch_views import order_of
 from fuser.frontends.torch_views import shown
 from fuser.frontends.torch_whole import traced_as
 from fuser.ir.builder import Builder
@@ -183,7 +184,7 @@ class _Importer:
         if name in self.builder.names:  # a placeholder's
             name = ref.name
         outputs[name] = ref
-        return Result(name, None, base, views)
+        return Result(name, None, base, views, order_of(node.meta["val"]))
 
     def _shown(self, node: Any) -> tuple[str, Views]:
         """The tensor of which the module returns views, or the input that it returns; none where that is a tensor of its own."""

@@ -6,6 +6,7 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
+from fuser.frontends.imported import Order
 from fuser.frontends.imported import Views
 
 ITSELF = frozenset({"dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout", "to", "type_as"})
@@ -107,3 +108,12 @@ def _without_copy(base: Any, views: Views) -> Views | None:
         return None
     plain = (y.shape, y.stride(), y.storage_offset(), y.dtype) == (x.shape, x.stride(), 0, x.dtype)
     return () if plain and base.op != "placeholder" else views
+
+
+def order_of(x: Any) -> Order:
+    """Dimensions of a tensor in the order in which they lie, where that is another than their own; nothing of tensors with gaps
+    or repetitions."""
+    if x.is_contiguous() or not x.numel():
+        return ()
+    order = tuple(sorted(range(x.dim()), key=lambda i: (-x.stride(i), i)))
+    return order if x.permute(order).is_contiguous() else ()

@@ -20,24 +20,27 @@ from fuser.ir.program import TensorProgram
 class Traced:
     """``graph`` is a ``torch.fx.GraphModule``; ``places`` are the program's tensors by the name of their placeholder, ``held``
     the values of other placeholders; ``ends`` the node of each tensor of the program that may be a result. ``orders`` as in
-    :class:`fuser.frontends.imported.Imported`."""
+    :class:`fuser.frontends.imported.Imported`; ``turned`` are tensors of the program that have another one's dimensions in
+    another order."""
 
     graph: Any
     places: Mapping[str, str]
     held: Mapping[str, Any]
     ends: Mapping[str, Any]
     orders: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    turned: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
 
     def function(self, reads: Sequence[str], makes: Sequence[str], device: Any) -> Callable[..., tuple[Any, ...]] | None:
         """The graph as a function of tensors of the program, which gives others; None where it has no such."""
         import torch
         from torch.fx.node import map_aggregate
 
-        if not set(makes) <= self.ends.keys() or any(self.ends[n].op == "placeholder" for n in makes):
+        own = [self.turned.get(n, (n, ())) for n in makes]
+        if any(n not in self.ends or self.ends[n].op == "placeholder" for n, _ in own):
             return None
         graph, copies = torch.fx.Graph(), dict[Any, Any]()
         graph.graph_copy(self.graph.graph, copies)
-        graph.output(tuple(copies[self.ends[n]] for n in makes))
+        graph.output(tuple(copies[self.ends[n]] for n, _ in own))
         for node in reversed(graph.nodes):
             if node.op == "call_function" and not node.users:  # assertions, too
                 graph.erase_node(node)
@@ -54,7 +57,7 @@ class Traced:
         def whole(*given: Any) -> tuple[Any, ...]:
             values = dict(zip(reads, given, strict=False))
             found = run(*[self._seen(values, n) if n in self.places else held.get(n) for n in every])
-            return tuple([x.contiguous() for x in found])
+            return tuple([(x.permute(order) if order else x).contiguous() for x, (_, order) in zip(found, own, strict=True)])
 
         return whole
 

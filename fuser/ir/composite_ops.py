@@ -103,16 +103,17 @@ def _logsumexp(x: Array, *, axis: Sequence[int], keepdims: bool = False, **_: An
 
 
 def _expand_logsumexp(b: Builder, x: Ref, axis: tuple[int, ...], keepdims: bool = False) -> Ref:
-    top, y = _expand_normalizer(b, x, axis)
+    top, rest = _expand_normalizer(b, x, axis)
+    y = b.op("add", top, rest)
     y = b.op("where", b.op("isinf", top), top, y)  # of plus infinity the shifted one is NaN
     return y if keepdims else b.op("reshape", y, shape=shapes.folded([x.shape], {"axis": axis}))
 
 
 def _expand_normalizer(b: Builder, x: Ref, axis: tuple[int, ...]) -> tuple[Ref, Ref]:
-    """The largest elements, and the logarithm of the sum of the exponentials, over axes that are kept."""
+    """The largest elements, and the logarithm of the sum of the exponentials of what is below them, over axes that are kept."""
     top = b.op("max", x, axis=axis, keepdims=True)
     total = b.op("sum", b.op("exp", b.op("sub", x, top)), axis=axis, keepdims=True)
-    return top, b.op("add", top, b.op("log", total))
+    return top, b.op("log", total)
 
 
 def _log_softmax(x: Array, *, axis: int = -1, **_: Any) -> Array:
@@ -120,7 +121,8 @@ def _log_softmax(x: Array, *, axis: int = -1, **_: Any) -> Array:
 
 
 def _expand_log_softmax(b: Builder, x: Ref, axis: int = -1) -> Ref:
-    return b.op("sub", x, _expand_normalizer(b, x, (axis,))[1])
+    top, rest = _expand_normalizer(b, x, (axis,))
+    return b.op("sub", b.op("sub", x, top), rest)  # the sum of both has the logarithm no more where the elements are large
 
 
 def _expand_vector_norm(b: Builder, x: Ref, axis: tuple[int, ...], keepdims: bool = False) -> Ref:

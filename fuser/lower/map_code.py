@@ -82,12 +82,15 @@ def _in_log2(w: Writer, stmt: Stmt) -> bool:
 
 
 def _may_be_least(w: Writer, value: str) -> bool:
-    """Whether a value is made element by element of what is read in a dtype of float32's range: the least of it stands for what
-    is masked, and has no product with a number above 1."""
-    by_value = w.tiles.block.by_value
-    todo, folded = [*by_value[value].args], by_value[value].folds
-    while todo and not folded:
-        stmt = by_value[todo.pop()]
+    """Whether a value is made element by element of what is read in a dtype of float32's range, or is so read: the least of it
+    stands for what is masked, and has no product with a number above 1. What float16 was made of is masked with the least of
+    that: in parts of its folds no float32 is so."""
+    block = w.tiles.block
+    if block.by_value[value].kind == "load" and all(s.dtype == "float16" for s in block.stores):
+        return block.by_value[value].dtype == "bfloat16"
+    todo = [value]
+    while todo:
+        stmt = block.by_value[todo.pop()]
         if stmt.kind == "load" and stmt.dtype in ("float32", "bfloat16"):
             return True
         todo += () if stmt.folds else stmt.args

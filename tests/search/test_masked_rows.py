@@ -63,6 +63,20 @@ def test_rows_of_the_least_number_are_even(dtype: Any) -> None:
     torch.testing.assert_close(got, want)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_of_the_least_number_may_be_given_or_come_from_a_library(dtype: Any) -> None:
+    x = torch.where(KEEP, torch.randn(4, 6), torch.finfo(dtype).min).to(dtype)
+    module = Fn(lambda x: (x.softmax(-1), x.log_softmax(-1), x.logsumexp(-1), x.sort(-1)[0].softmax(-1)))
+    want = tuple(y.to(dtype) for y in module(x.float()))
+    torch.testing.assert_close(fuser.compile(module, (x,), device="cpu")(x), want)
+
+
+def test_a_log_softmax_of_large_numbers_keeps_the_logarithm_of_the_sum() -> None:
+    x = torch.randn(4, 6) + torch.tensor([[1e30], [1e6], [-1e6], [0.0]])
+    got = fuser.compile(Fn(lambda x: x.log_softmax(-1)), (x,), device="cpu")(x)
+    torch.testing.assert_close(got, x.log_softmax(-1))
+
+
 def test_the_logarithm_of_a_sum_with_infinity_is_infinite() -> None:
     x = torch.tensor([[math.inf, 1.0, 2.0], [-math.inf] * 3, [math.nan, math.inf, 1.0], [1.0, 2.0, 3.0]])
     module = Fn(lambda x: (x.logsumexp(1), x.log_softmax(1), x.softmax(1)))

@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 import fuser  # noqa: E402
 from fuser.errors import UsageError  # noqa: E402
 from search.cover.channels import channels_last  # noqa: E402
+from search.strided import as_results_lie  # noqa: E402
 from search.strided import as_they_lie  # noqa: E402
 
 from .modules import Fn  # noqa: E402
@@ -43,3 +44,44 @@ def test_a_convolution_reads_an_image_with_its_channels_last() -> None:
 def test_what_has_gaps_or_repeats_stays(x: Any) -> None:
     known = fuser.from_torch(Fn(lambda x: x + 1), (x,))
     assert not as_they_lie(known, (x,)).orders
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda x: x.T.exp(),
+        torch.rot90,
+        lambda x: {"a": (y := x.T + 1), "b": (y, y.T, y[1:])},
+        lambda x: (x.T.softmax(-1), x.view(2, 4, 3, 2).to(memory_format=torch.channels_last) * 2),
+    ],
+)
+def test_results_lie_as_the_modules_do(run: Any) -> None:
+    x = torch.randn(8, 6)
+    done, want = fuser.compile(Fn(run), (x,), device="cpu"), run(x)
+    for mine, theirs in zip(_leaves(done(x)), _leaves(want), strict=True):
+        assert mine.stride() == theirs.stride()
+        torch.testing.assert_close(mine, theirs)
+    out = [torch.empty_like(y) for y in _leaves(want)]
+    done(x, out=out if len(out) > 1 else out[0])
+    torch.testing.assert_close(out, _leaves(want))
+
+
+def _leaves(value: Any) -> list[Any]:
+    from torch.utils import _pytree
+
+    return _pytree.tree_leaves(value)
+
+
+def test_what_is_transposed_and_returned_is_computed_where_it_lies() -> None:
+    run = fuser.compile(Fn(lambda x: x.T.exp()), (torch.randn(8, 6),), device="cpu")
+    (kernel,) = run.graph.kernels
+    assert [kernel.extents[a] for a in kernel.stores[0].at.axes] == [8, 6]
+
+
+def test_torchs_own_graph_gives_results_as_the_program_has_them() -> None:
+    x = torch.randn(8, 6)
+    known = as_results_lie(fuser.from_torch(Fn(lambda x: (x.T.exp(), x + 1)), (x,)))
+    assert known.traced is not None
+    whole = known.traced.function(known.program.inputs, known.program.outputs, "cpu")
+    assert whole is not None
+    torch.testing.assert_close(whole(x), (x.exp(), x + 1))
