@@ -103,8 +103,8 @@ class _Watch:
         os.set_blocking(self.writer, False)
         signal.set_wakeup_fd(self.writer, warn_on_full_buffer=False)
         threading.Thread(target=self._watch, name="interrupts", daemon=True).start()
-        self.before = sys.unraisablehook
-        sys.unraisablehook = self._unraisable
+        self.before, self.before_thread = sys.unraisablehook, threading.excepthook
+        sys.unraisablehook, threading.excepthook = self._unraisable, self._in_thread
         os.register_at_fork(after_in_child=self._forked)
         signal.signal(signal.SIGTERM, self._handle)
         signal.signal(signal.SIGINT, self._handle)
@@ -114,6 +114,7 @@ class _Watch:
         self.said = True
         sys.unraisablehook = self.before
         if not self.signal:
+            threading.excepthook = self.before_thread
             self.done.set()
             with suppress(ValueError, OSError):
                 signal.set_wakeup_fd(-1)
@@ -144,6 +145,11 @@ class _Watch:
         if not self.said:
             os.write(2, b"terminated\n" if stop == signal.SIGTERM else b"interrupted\n")
         os._exit(TERMINATED if stop == signal.SIGTERM else INTERRUPTED)
+
+    def _in_thread(self, args: Any) -> None:
+        """What fails in a thread whose children a signal has ended is no fault."""
+        if not self.signal:
+            self.before_thread(args)
 
     def _unraisable(self, unraisable: Any) -> None:
         """An interruption within a finalizer, from where no exception comes out, is raised again behind it."""

@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import cached_property
 from math import isnan
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING
 from typing import Any
 
@@ -369,7 +370,8 @@ class CompiledProgram(AsFunction):
         from search.explained import explained_part
         from search.explained import explained_region
 
-        head = [repr(self), *([str(self.conversion)] if self.conversion else [])]
+        head = wrap(repr(self), 80, subsequent_indent="  ", break_long_words=False)
+        head += [str(self.conversion)] if self.conversion else []
         if self.model is None:
             return "\n".join([*head, "", *explained_region(self.realised, self.target)])
         if kernel is not None:

@@ -148,6 +148,39 @@ def test_a_signal_ends_a_command_in_one_line(
     assert fault(end, 130 if number == signal.SIGINT else 143) in ("", "python")
 
 
+THREAD = """
+import os, signal, sys, threading, time
+from fuser.interrupts import as_process
+
+def command():
+    gone = threading.Event()
+
+    def waits():
+        gone.wait()
+        raise RuntimeError("its children are gone")
+
+    thread = threading.Thread(target=waits)
+    thread.start()
+    try:
+        if sys.argv[1:]:
+            os.kill(os.getpid(), signal.SIGINT)
+        return 0
+    finally:
+        gone.set()
+        thread.join()
+
+sys.exit(as_process(command))
+"""
+
+
+def test_what_a_signal_breaks_in_a_thread_is_not_said() -> None:
+    """A pool's thread, say, whose processes are gone. Without a signal it is."""
+    args = (sys.executable, "-c", THREAD)
+    end = subprocess.run((*args, "signal"), check=False, capture_output=True, text=True)
+    assert (end.returncode, end.stderr) == (130, "interrupted\n")
+    assert "its children are gone" in subprocess.run(args, check=False, capture_output=True, text=True).stderr
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("after", "group", "number"), [(1.0, True, 2), (6.0, True, 2), (12.0, False, 2), (20.0, True, 2), (20.0, False, 15)]
