@@ -32,8 +32,9 @@ from fuser.ir.candidate import Candidate
 from fuser.ir.program import TensorProgram
 from fuser.lower.compile import KernelArtifact
 from fuser.lower.compile import cache_dir
-from fuser.lower.compile import compile_graph
+from fuser.lower.compile import compile_kernel
 from fuser.lower.compile import kept_kernel
+from fuser.lower.kernel_source import KernelSource
 from fuser.lower.pace import pace
 from fuser.lower.triton_source import generate_graph
 from fuser.superopt.verify.verdict import Verdict
@@ -75,9 +76,13 @@ class Realised:
     rejected: dict[str, int] = field(default_factory=dict)
 
 
-def compile_candidate(candidate: Candidate, device: Device, folder: Path | None = None) -> tuple[KernelArtifact, ...]:
-    """Compile for a device. Raises :class:`NoValidKernelError` where the result cannot run there."""
-    artifacts = compile_graph(candidate.graph, candidate.schedule, device.arch, folder)
+def compile_candidate(
+    candidate: Candidate, device: Device, sources: Sequence[KernelSource] | None = None
+) -> tuple[KernelArtifact, ...]:
+    """Compile for a device; ``sources``: what was generated of it, if it was. Raises :class:`NoValidKernelError` where the result
+    cannot run there."""
+    sources = generate_graph(candidate.graph, candidate.schedule) if sources is None else sources
+    artifacts = tuple(compile_kernel(s, device.arch) for s in sources)
     for a in artifacts:
         if why := too_large(a, device):
             raise OutOfResourcesError(why)
@@ -166,13 +171,14 @@ def _compiled(job: _Job) -> _Outcome:
             last = last or _unverified(program, verdict)
             continue
         compiled += 1
-        spills = 0 if candidate.measured is not None else known_spills(candidate.candidate, device.arch)
-        if spills > SPILL_LIMIT:
-            rejected["spills"] += 1
-            heavy.append(_Heavy(spills, _Outcome(i, verdict, ())))
-            continue
         try:
-            outcome = _Outcome(i, verdict, compile_candidate(candidate.candidate, device))
+            sources = generate_graph(candidate.graph, candidate.schedule)
+            spills = 0 if candidate.measured is not None else known_spills(sources, device.arch)
+            if spills > SPILL_LIMIT:
+                rejected["spills"] += 1
+                heavy.append(_Heavy(spills, _Outcome(i, verdict, ())))
+                continue
+            outcome = _Outcome(i, verdict, compile_candidate(candidate.candidate, device, sources))
         except FuserError as error:
             rejected[next((c for e, c in FAILURES if isinstance(error, e)), "does not compile")] += 1
             last = error

@@ -4,26 +4,20 @@ under another name, and is compiled once."""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 
 from fuser import kept
-from fuser.errors import FuserError
-from fuser.ir.candidate import Candidate
 from fuser.lower.assembler import compiler
 from fuser.lower.compile import KernelArtifact
 from fuser.lower.compile import cache_dir
 from fuser.lower.compile import neutral
 from fuser.lower.kernel_source import KernelSource
-from fuser.lower.triton_source import generate_graph
 
 
-def known_spills(candidate: Candidate, arch: int) -> int:
-    """Bytes a thread that the worst of its kernels is known to spill; 0 where none is known to."""
-    with suppress(FuserError):
-        found = (kept.read(_place(source, arch)) for source in generate_graph(candidate.graph, candidate.schedule))
-        return max((n for values in found for n in values if isinstance(n, int)), default=0)
-    return 0
+def known_spills(sources: Iterable[KernelSource], arch: int) -> int:
+    """Bytes a thread that the worst of some kernels is known to spill; 0 where none is known to."""
+    found = (kept.read(_place(s, arch)) for s in sources)
+    return max((n for values in found for n in values if isinstance(n, int)), default=0)
 
 
 def keep_spills(artifacts: Iterable[KernelArtifact], least: int) -> None:
