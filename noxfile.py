@@ -29,20 +29,20 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("lint-imports")
-    session.run("pyright")
+    session.run("pyright", "--threads", "2")
 
 
 @nox.session
 def relax(session: nox.Session) -> None:
     """Tests that need Relax: libraries for TVM's virtual machine, run on a GPU in the memory of the host."""
-    session.install("-e", ".[relax,torch,test]")
+    session.install("--no-compile", "-e", ".[relax,torch,test]")
     session.run("pytest", "-q", "-m", "relax", *(session.posargs or ["-n", "2", "tests/tvm_bridge"]), env=ENVIRONMENT)
 
 
 @nox.session
 def tests(session: nox.Session) -> None:
     """Tests that are not slow, with Relay, torch and the model packages; the GPU's are skipped where there is none."""
-    session.install("-e", ".[relay,torch,onnx,models,plot,dask,test]")
+    session.install("--no-compile", "-e", ".[relay,torch,onnx,models,plot,dask,test]")  # a fifth of it is imported
     args = session.posargs or PARALLEL
     with TemporaryDirectory() as cache:  # what an earlier run kept must not decide whether this one passes
         session.run("pytest", "-m", "not relax and not slow", *args, env=ENVIRONMENT | {"MUFUSER_CACHE": cache})

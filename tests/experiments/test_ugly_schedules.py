@@ -47,7 +47,7 @@ def draw(name: str, kinds: tuple[str, ...], seed: int) -> list[tuple[str, Tensor
     return found
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n == "attention" else n for n in PROGRAMS])
 def test_ugly_schedules_agree_with_float64(name: str) -> None:
     pytest.importorskip("torch")
     jobs = draw(name, ("odd", "ragged", "parts", "loops"), 1)

@@ -22,7 +22,7 @@ DEVICE = load_device("h200")
 
 @pytest.mark.parametrize(
     "program",
-    [rms_gemm(), lora(), gated_mlp(), attention(16, 96, 16, 32), chain(32, 48, 16, 16)],
+    [pytest.param(rms_gemm(), marks=pytest.mark.slow), lora(), gated_mlp(), attention(16, 96, 16, 32), chain(32, 48, 16, 16)],
     ids=lambda p: p.name,
 )
 def test_structures_lower_and_agree(program):

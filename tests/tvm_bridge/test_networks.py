@@ -38,6 +38,7 @@ from .networks import traced
 pytestmark = pytest.mark.relay
 
 NAMED = ("bert-eager", "bert-sdpa", "gpt2", "vit", "llama", "distilbert")
+FAST = ("bert-sdpa", "gpt2", "vit", "llama")
 SOURCES = ("params", "free", "bound", "onnx")
 """Relay JSON with its parameters beside it, without them, with them bound in it, and by way of ONNX."""
 
@@ -138,7 +139,7 @@ def check(found: Optimized, files: Files, kinds: set[str]) -> None:
     assert difference(found, files) < 2e-5
 
 
-@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in NAMED])
 def test_a_network_is_built_with_its_regions(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One layer; two of them are slow."""
     monkeypatch.setattr(networks, "LAYERS", 1)
