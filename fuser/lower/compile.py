@@ -339,11 +339,12 @@ def by_content(artifacts: Iterable[KernelArtifact]) -> dict[str, KernelArtifact]
 
 
 def neutral_text(text: str, name: str) -> str:
-    """The text of a kernel without its comments and name, and the names of its arguments."""
+    """The text of a kernel without its comments and name, and the names of its arguments and of buffers for what they get."""
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     head = next((line for line in lines if line.startswith(f"def {name}(")), "")
     arguments = head.removesuffix("):").partition("(")[2].split(", ")
     names = {name: "kernel"} | {a: f"argument_{i}" for i, a in enumerate(arguments)}
+    names |= {f"{a.removesuffix('_desc')}_out_bufs": f"argument_{i}_bufs" for i, a in enumerate(arguments) if a.endswith("_desc")}
     return re.sub(r"[A-Za-z_]\w*", lambda m: names.get(m[0], m[0]), "\n".join(lines))
 
 

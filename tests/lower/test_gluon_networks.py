@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import Schedule
 from fuser.lower.check import random_inputs
 from fuser.lower.compile import compile_kernel
+from fuser.lower.compile import neutral
 from fuser.lower.emulator.language import emulate
 from fuser.lower.frame_code import Chain
 from fuser.lower.kernel_source import KernelSource
@@ -90,6 +92,16 @@ def test_it_waits_before_it_reads_and_says_when_the_next_may_start(tiles: str, w
     places = [consumer.index(x) for x in ("for t_i_k", "bring_l2(V_ptr", "async_copy_shared_to_global(Y")]
     assert places == sorted(places)
     ast.parse(text)
+
+
+def test_equal_kernels_of_other_tensors_have_one_neutral_text() -> None:
+    (block,) = one(packed(1, 128, 2, 64)).blocks
+    stmts = [replace(s, access=replace(s.access, tensor="b.1.y")) if s.access and s.kind == "store" else s for s in block.stmts]
+    (mine,) = Schedule.parse("n [b=1 m=64 n=64 k=64 h=64] warps=8 stages=2 backend=gluon", (block,)).kernels
+    first, other = generate(block, mine, "first"), generate(replace(block, stmts=tuple(stmts)), mine, "other")
+    assert (first.args, other.args) == (("X", "Y"), ("X", "b.1.y"))
+    assert "b_1_y_out_bufs" in other.text
+    assert neutral(first) == neutral(other)
 
 
 def test_groups_wait_where_they_read_by_pointers_what_was_written() -> None:
