@@ -6,9 +6,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
+from collections.abc import Mapping
 from concurrent.futures import CancelledError
 from concurrent.futures import Executor
 from concurrent.futures import Future
@@ -16,11 +18,13 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from multiprocessing import current_process
+from multiprocessing import parent_process
 from multiprocessing.context import BaseContext
 from multiprocessing.context import ForkContext
 from multiprocessing.context import ForkProcess
 from multiprocessing.context import SpawnContext
 from multiprocessing.context import SpawnProcess
+from multiprocessing.process import BaseProcess
 from types import ModuleType
 from typing import Any
 from typing import TypeVar
@@ -47,8 +51,16 @@ class _Spawned(SpawnProcess):
             super().start()
 
     def run(self) -> None:
+        threading.Thread(target=_end_with, args=(parent_process(),), daemon=True).start()
         added.unpack(self._added)
         super().run()
+
+
+def _end_with(parent: BaseProcess | None) -> None:
+    """Idle children of a process that was killed would wait for work for ever."""
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 class _Apart(_Spawned):
@@ -223,6 +235,45 @@ class Children(Executor):
 def alone(work: Callable[..., R], *args: Any) -> R:
     """Work done in a process of its own. Raises :class:`DiedError` where that dies."""
     return _by_itself(ProcessPoolExecutor(1, APART), None, work, *args).result()
+
+
+class _Lasting:
+    """The child of this process that stays, for one thread at a time; a forked process has none of its parent's."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.child: Children | None = None
+
+    def do(self, work: Callable[..., R], *args: Any) -> R:
+        with self.lock:
+            self.child = self.child or Children(1)
+            try:
+                return self.child.submit(_as_there, dict(os.environ), os.getcwd(), work, *args).result()
+            except Exception:
+                raise
+            except BaseException:  # an interruption: what nobody waits for is not to be in the next one's way
+                self.child.kill()
+                self.child = None
+                raise
+
+
+_LASTING = _Lasting()
+os.register_at_fork(after_in_child=_LASTING.__init__)
+
+
+def elsewhere(work: Callable[..., R], *args: Any) -> R:
+    """Work done in a child that stays for more of it, as it would be done here: in the same folder and environment. Raises
+    :class:`DiedError` where it dies of it, and dies of it again in a process of its own."""
+    return _LASTING.do(work, *args)
+
+
+def _as_there(environment: Mapping[str, str], folder: str, work: Callable[..., R], *args: Any) -> R:
+    if environment != dict(os.environ):
+        os.environ.clear()
+        os.environ.update(environment)
+    with suppress(OSError):
+        os.chdir(folder)
+    return work(*args)
 
 
 def _by_itself(pool: ProcessPoolExecutor, seconds: float | None, work: Callable[..., R], *args: Any) -> Future[R]:

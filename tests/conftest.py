@@ -63,6 +63,12 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(0)
 
 
+@pytest.fixture
+def compiled_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels are compiled in this process, for tests that replace parts of the compiler."""
+    monkeypatch.setattr("fuser.lower.attempts.elsewhere", lambda work, *args: work(*args))
+
+
 class Golden:
     """Compares text with a file under tests/golden; ``--update-golden`` rewrites it."""
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+import time
 from multiprocessing.context import BaseContext
 from pathlib import Path
 
@@ -16,6 +19,7 @@ from fuser.pools import FORK
 from fuser.pools import SPAWN
 from fuser.pools import Children
 from fuser.pools import alone
+from fuser.pools import elsewhere
 
 ROOT = Path(fuser.pools.__file__).parents[1]
 DEADLY, KILLED = 3, 5
@@ -66,3 +70,44 @@ def test_work_that_takes_too_long_by_itself_is_killed() -> None:
         children.count = 2  # both are done again by themselves
         with pytest.raises(DiedError, match="died of pause: SIGKILL"):
             jobs[1].result()
+
+
+def surroundings(name: str) -> tuple[int, str | None, str]:
+    return os.getpid(), os.environ.get(name), os.getcwd()
+
+
+def test_a_child_that_stays_works_as_it_would_be_done_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, value, _ = elsewhere(surroundings, "MUFUSER_ODD")
+    assert first != os.getpid() and value is None
+    monkeypatch.setenv("MUFUSER_ODD", "1")
+    monkeypatch.chdir(tmp_path)
+    assert elsewhere(surroundings, "MUFUSER_ODD") == (first, "1", str(tmp_path))
+    with pytest.raises(ValueError, match="9"):
+        elsewhere(work, 9)
+    with pytest.raises(DiedError, match="exit code 7"):
+        elsewhere(work, DEADLY)
+    after, value, _ = elsewhere(surroundings, "MUFUSER_ODD")
+    assert (after != first, value) == (True, "1")
+
+
+def test_an_interrupted_job_is_not_in_the_way_of_the_next() -> None:
+    mine = os.getpid()
+    with pytest.raises(KeyboardInterrupt):
+        elsewhere(interrupts, mine)
+    assert elsewhere(work, 4) == 16
+
+
+def interrupts(parent: int) -> None:
+    os.kill(parent, signal.SIGINT)
+    time.sleep(600)
+
+
+def test_idle_children_end_with_a_process_that_is_killed() -> None:
+    script = "import os; from fuser.pools import elsewhere; print(elsewhere(os.getpid), flush=True); os.kill(os.getpid(), 9)"
+    killed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)
+    child = int(killed.stdout)
+    for _ in range(600):
+        if not Path(f"/proc/{child}").exists() or "Z" in Path(f"/proc/{child}/stat").read_text().rsplit(")", 1)[1][:3]:
+            return
+        time.sleep(0.1)
+    pytest.fail(f"{child} is still there")

@@ -1,15 +1,15 @@
-"""Kernels whose compilation was begun and has not ended: their compiler's process died, of them or while they were compiled. Such
-a one is compiled in a process of its own; where that dies too, the cache folder keeps why, and no process dies of it again."""
+"""Compilers may end their process by an assertion: a process that is nobody's child has kernels compiled by one that stays for
+that. What was begun and has not ended, since its compiler's process died, of it or meanwhile, is compiled in a process of its
+own; where that dies too, the cache folder keeps why, and no process dies of it again."""
 
 from __future__ import annotations
 
 import fcntl
-import os
 import tempfile
 from collections.abc import Callable
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextlib import suppress
+from multiprocessing import parent_process
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,6 +18,7 @@ from fuser.errors import DiedError
 from fuser.lower.quiet import heard
 from fuser.pools import alone
 from fuser.pools import careful
+from fuser.pools import elsewhere
 from fuser.pools import may_start
 
 R = TypeVar("R")
@@ -27,17 +28,18 @@ TELLING = ("Assertion", "LLVM ERROR", "error:", "terminate called")
 
 
 def attempt(path: Path, name: str, work: Callable[..., R], *args: object) -> R:
-    """``work(*args)``, the compilation of a kernel whose file is to be ``path``: here, or in another process where one that began
-    it is no more, or this one takes care (:func:`fuser.pools.careful`). Raises :class:`DiedError` where that dies, or one died so
-    before."""
+    """``work(*args)``, the compilation of a kernel whose file is to be ``path``: here in a child, but in another process where
+    one that began it is no more, or this one takes care (:func:`fuser.pools.careful`). Raises :class:`DiedError` where that
+    dies, or one died so before."""
     mark = path.with_suffix(".begun")
     for why in kept.read(mark):
         raise DiedError(f"the compiler died of {name}: {why}", HINT)
     with _begun(mark) as unfinished:
-        if not ((unfinished or careful()) and may_start()):
+        apart = alone if unfinished or careful() else elsewhere if parent_process() is None else None
+        if apart is None or not may_start():
             return work(*args)
         try:
-            return _apart(work, *args)
+            return _apart(apart, work, *args)
         except DiedError as error:
             if not error.outside:
                 kept.write(mark, error.message)
@@ -72,22 +74,22 @@ def _begun(mark: Path) -> Iterator[bool]:
         mark.unlink(missing_ok=True)
 
 
-def _apart(work: Callable[..., R], *args: object) -> R:
-    """What another process answers. What it says as it dies is why."""
-    handle, path = tempfile.mkstemp(prefix="mufuser-")
-    os.close(handle)
-    try:
-        return alone(_told, path, work, *args)
-    except DiedError as error:
-        lines = Path(path).read_text(errors="replace").splitlines()
-        said = next((line for line in reversed(lines) if any(t in line for t in TELLING)), "")
-        how = error.message.rpartition(": ")[2]
-        raise DiedError(f"{said[-200:]} ({how})" if said else how, ended=error.ended, outside=error.outside) from error
-    finally:
-        with suppress(OSError):
-            os.unlink(path)
+def _apart(apart: Callable[..., R], work: Callable[..., R], *args: object) -> R:
+    """What another process answers; this one where none can be started. What it says as it dies is why."""
+    with tempfile.TemporaryDirectory(prefix="mufuser-", ignore_cleanup_errors=True) as folder:
+        told = Path(folder) / "told"
+        try:
+            return apart(_told, told, work, *args)
+        except DiedError as error:
+            if not told.exists():
+                return work(*args)
+            lines = told.read_text(errors="replace").splitlines()
+            said = next((line for line in reversed(lines) if any(t in line for t in TELLING)), "")
+            how = error.message.rpartition(": ")[2]
+            raise DiedError(f"{said[-200:]} ({how})" if said else how, ended=error.ended, outside=error.outside) from error
 
 
-def _told(path: str, work: Callable[..., R], *args: object) -> R:
-    with heard(path):
+def _told(path: Path, work: Callable[..., R], *args: object) -> R:
+    path.touch()
+    with heard(str(path)):
         return work(*args)

@@ -270,6 +270,7 @@ def test_it_compiles_without_a_gpu(program: TensorProgram, schedule: str) -> Non
         compile_kernel(made, 100)
 
 
+@pytest.mark.usefixtures("compiled_here")
 def test_it_is_assembled_once_and_triton_does_not_hash_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from triton.runtime import cache
 

@@ -31,6 +31,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KernelSource:
     return generate_graph(graph, Schedule((tiles,)))[0]
 
 
+@pytest.mark.usefixtures("compiled_here")
 def test_a_kernel_is_compiled_once(source: KernelSource, monkeypatch: pytest.MonkeyPatch) -> None:
     first = compile_kernel(source, 90)
     monkeypatch.setattr(compiling, "triton_module", lambda: pytest.fail("Triton is asked again"))
@@ -81,6 +82,7 @@ def test_a_damaged_file_is_as_good_as_none(source: KernelSource, tmp_path: Path)
     assert compile_kernel(source, 90) == first
 
 
+@pytest.mark.usefixtures("compiled_here")
 def test_what_a_compiler_prints_is_said_in_the_error_alone(
     source: KernelSource, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -105,6 +105,7 @@ def test_columns_that_a_thread_holds_several_runs_of_are_not_mixed_up(
         assert checked(program, graph, schedule).passed
 
 
+@pytest.mark.usefixtures("compiled_here")
 @pytest.mark.parametrize(("batch", "tiles"), [(1, {"k": 16, "n": 512}), (4, {"m": 4, "k": 16, "n": 128})])
 def test_the_compiler_reorders_no_columns(
     batch: int, tiles: dict[str, int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -99,6 +99,15 @@ def test_a_kernel_of_which_a_process_died_is_compiled_in_another(
     assert [p.suffix for p in sorted(cache_dir("compiled").iterdir())].count(".begun") == 1
 
 
+def test_a_region_alone_costs_the_process_of_its_user_nothing(deaths: Callable[[], int], monkeypatch: pytest.MonkeyPatch) -> None:
+    tuned, mark = ranked(chain(48, 40, 32, 16, "relu"))
+    monkeypatch.setenv("MUFUSER_DEADLY", mark)
+    monkeypatch.setattr("fuser.lower.compile._compiled", deadly.compiled)
+    (done,) = realise([tuned], DEVICE, checked=False)
+    assert done.candidate == tuned.runners[0] and done.rejected["the compiler died"] == 1
+    assert deaths() == 2  # once, and once to be sure of what it was
+
+
 def test_a_plan_of_which_a_compiling_process_dies_is_a_failure_that_lasts(
     deaths: Callable[[], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
