@@ -22,6 +22,8 @@ from typing import Any
 PATIENCE = 5.0
 """Seconds in which a command may keep what is finished."""
 INTERRUPTED, TERMINATED, CLOSED = 130, 143, 141
+UNSAID = "ignore::UserWarning:multiprocessing.resource_tracker"
+"""Python's tracker is not to say that it cleaned up behind children that were killed."""
 
 
 class Terminated(KeyboardInterrupt):
@@ -34,6 +36,7 @@ class Terminated(KeyboardInterrupt):
 def as_process(command: Callable[[], int]) -> int:
     """Carry out a command that is all that this process does; returns its exit code, after which only the interpreter ends."""
     _open_streams()
+    sys.warnoptions.append(UNSAID)
     watch = _Watch()
     watch.start()
     try:

@@ -199,6 +199,15 @@ def test_a_search_that_is_stopped_keeps_what_it_has(after: float, group: bool, n
     assert end.stdout or after < 20
 
 
+def test_what_killed_children_leave_is_cleaned_up_without_a_word() -> None:
+    script = (
+        "from multiprocessing.resource_tracker import register; from fuser.interrupts import as_process; "
+        "raise SystemExit(as_process(lambda: register('/mufuser-none', 'semaphore') or 0))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("more", ["", " --json"])
 def test_a_reader_that_goes_away_ends_a_command_quietly(more: str) -> None:
     command = f"{' '.join(MUFUSER)} devices h200 a100 b200{more} | head -n 1; echo ${{PIPESTATUS[0]}}"
