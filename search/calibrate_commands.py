@@ -216,7 +216,7 @@ def _read(records: Records, sources: Sequence[Path]) -> None:
         if place.is_dir() or place.name.endswith(SUFFIXES):
             load(records, [place])
         elif place.is_file():
-            with Records(place) as other:
+            with Records(place, reading=True) as other:
                 records.merge(other)
         else:
             raise UsageError(f"there are no rows {place}", "give a file of records (SQLite), of JSON lines, or a folder of those")

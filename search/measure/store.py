@@ -147,8 +147,11 @@ def transaction(db: sqlite3.Connection) -> Iterator[None]:
 def open_store(path: Path | str, tables: Sequence[Table], reading: bool = False) -> sqlite3.Connection:
     """A connection to a file, made where it is missing, brought to this version where it is older. Raises
     :class:`EnvironmentError_` where the machine is at fault and :class:`ModelFileError` for what is no such file; a damaged
-    one is put aside first. Where it cannot be written and ``reading`` is enough it is a copy in memory."""
+    one is put aside first. Where it cannot be written and ``reading`` is enough it is a copy in memory; what is empty then stays
+    so."""
     try:
+        if reading and path != ":memory:" and os.path.isfile(path) and not os.path.getsize(path):
+            return _ready(":memory:", tables)
         return _opened(path, tables)
     except (EnvironmentError_, UsageError) as trouble:
         locked_ = getattr(trouble.__cause__, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)

@@ -347,3 +347,11 @@ def test_rows_are_not_written_to_a_file_that_is_gone(tmp_path: Path) -> None:
         filled(path)
         with pytest.raises(EnvironmentError_, match="removed or replaced"):
             records.add(replace(ROW, schedule="new"))
+
+
+def test_what_is_only_read_stays_empty(tmp_path: Path) -> None:
+    path = tmp_path / "odd.json"
+    path.touch()
+    with Records(path, reading=True) as records:
+        assert len(records) == 0
+    assert [(p.name, p.stat().st_size) for p in tmp_path.iterdir()] == [("odd.json", 0)]
