@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import re
 import sys
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -104,6 +105,10 @@ def call(name: str, verb: Verb, args: Sequence[str]) -> int:
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command(name, help=flowed(inspect.getdoc(function) or verb.help))(function)
     command = typer.main.get_command(app)
+    for i, a in enumerate(args):
+        if not a or re.fullmatch(r"--?[\w-]+=", a):
+            of = f"the value of {a.rstrip('=') or args[i - 1]}" if a or (i and args[i - 1].startswith("-")) else "an argument"
+            raise UsageError(f"{of} is empty", "leave it out; is a variable of the shell not set?")
     words = [f" {a}" if a.startswith("- ") else a for a in args]  # a dash and a blank begin a schedule, and no option
     try:
         with command.make_context(f"mufuser {name}", words) as context:  # its main() would swallow KeyboardInterrupt

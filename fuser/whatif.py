@@ -129,7 +129,7 @@ def _in_unit(value: float, unit: str, setting: Setting | None = None) -> float:
     if unit not in WHOLE:
         return value
     if setting and not setting.factor and value != int(value):
-        raise UsageError(f"{setting.text}: a number of {unit} is whole", f"{setting.name}={int(value)}")
+        raise UsageError(f"{setting.text}: a number of {unit} is whole", f"{setting.name}={math.ceil(value)}")
     return int(value + 1e-6)
 
 

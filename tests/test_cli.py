@@ -111,6 +111,13 @@ def test_wrong_option_is_a_usage_error_in_json_too(capsys: pytest.CaptureFixture
     assert "--bogus" in printed.err and "mufuser greet --help" in printed.err
 
 
+@pytest.mark.parametrize(("words", "part"), [(["", "--json"], "an argument"), (["you", "--json="], "the value of --json")])
+def test_what_is_empty_is_refused(words: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A variable that is not set would be this folder, say."""
+    assert main(["greet", *words], verbs(greet)) == 2
+    assert f"error: {part} is empty" in capsys.readouterr().err
+
+
 def test_missing_package_names_the_extra(capsys: pytest.CaptureFixture[str]) -> None:
     main(["needs_tvm"], verbs(needs_tvm))
     assert "mufuser[relay]" in capsys.readouterr().err

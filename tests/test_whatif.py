@@ -90,6 +90,9 @@ def test_what_cannot_be_is_refused_by_name(setting: str, part: str) -> None:
     assert part in str(e.value) and setting.partition("=")[0] in str(e.value)
     if "did you mean" in part:
         assert "memory_bandwidth" in e.value.hint and "l2_rate" in e.value.hint
+    with pytest.raises(UsageError, match="whole") as e:
+        load_device("h200", ["sms=0.5"])
+    assert e.value.hint == "sms=1"
     with pytest.raises(UsageError, match="twice"):
         load_device("h200", ["smem=2x", "smem=3x"])
 

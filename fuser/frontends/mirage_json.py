@@ -20,6 +20,7 @@ from typing import Any
 
 from fuser.errors import ModelFileError
 from fuser.errors import UnsupportedError
+from fuser.errors import said
 from fuser.files import BAD_VALUE
 from fuser.files import counted
 from fuser.ir.factors import Factor
@@ -61,7 +62,8 @@ def mirage_graphs(
     try:
         return tuple(_Graph(ops, inputs, outputs).read(f"{name}_{i}") for i, ops in enumerate(graphs))
     except (*BAD_VALUE, RecursionError) as error:
-        raise ModelFileError(f"the µGraph file lacks or misstates something: {type(error).__name__}: {error}") from error
+        hint = 'one of Mirage is a list of operators, or of such lists; ours begins with {"mugraph": 1'
+        raise ModelFileError(f"the µGraph file lacks or misstates something: {said(error)}", hint) from error
 
 
 def _count(value: Any, what: str) -> int:

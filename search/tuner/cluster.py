@@ -23,6 +23,7 @@ from typing import Any
 from fuser.errors import EnvironmentError_
 from fuser.errors import UsageError
 from fuser.errors import first_line
+from fuser.errors import said
 from search.measure.records import generator_version
 from search.tuner.spread import Workers
 
@@ -166,8 +167,10 @@ def dask_workers(address: str, simulated: bool = False) -> Workers:
         raise EnvironmentError_("Dask is not installed", NEEDS) from error
     try:
         client = Client(address, timeout=TIMEOUT)
-    except (OSError, ValueError, TimeoutError) as error:
-        raise EnvironmentError_(f"there is no Dask cluster at {address!r}: {error}", "dask scheduler; dask worker") from error
+    except (OSError, ValueError, TimeoutError, MemoryError) as error:  # what is no scheduler announces exabytes
+        raise EnvironmentError_(
+            f"there is no Dask cluster at {address!r}: {said(error)}", "dask scheduler; dask worker"
+        ) from error
     return workers_of(client, simulated)
 
 
