@@ -91,7 +91,9 @@ def _over(c: Call, number: float, x: Ref) -> Ref:
     return c.b.op("div", c.filled(number), x)
 
 
-def _pow(c: Call) -> Ref:
+def _pow(c: Call) -> Any:
+    import torch
+
     x, n = c.ref(c["self"], c.dtype), number_of(c["exponent"])
     if n in (0.5, -0.5):
         return c.b.op("sqrt" if n == 0.5 else "rsqrt", x)
@@ -99,6 +101,8 @@ def _pow(c: Call) -> Ref:
         return _over(c, 1.0, x)
     if n is None or not math.isfinite(n):
         raise c.unsupported(f"has the exponent {c['exponent']}", "give it a finite number")
+    if n == 0:  # 1 of NaN and of what is infinite, too
+        return torch.ones(c.shape, dtype=c.result.dtype)
     if n not in (1, 2, 3, 4):
         return c.b.op("pow", x, exponent=n)
     square = x if n == 1 else c.b.op("square", x)

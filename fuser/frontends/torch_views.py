@@ -91,23 +91,28 @@ def seen(x: Any, views: Views) -> Any:
 
 
 def _without_copy(base: Any, views: Views) -> Views | None:
-    """The views, none where they show what is computed as it is; None where one of them copies."""
+    """The views, none where they show what is computed as it is; None where one of them copies: of the tensor as the module has
+    it, or as it is here."""
     import torch
 
     value: Any = getattr(base, "meta", {}).get("val")
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return () if not views else None
-    x = torch.empty(value.shape, dtype=value.dtype, device="meta")
-    if base.op == "placeholder":
-        x = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+    there = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+    here = there if base.op == "placeholder" else torch.empty(value.shape, dtype=value.dtype, device="meta")
+    if _viewed(there, views) is None or (y := _viewed(here, views)) is None:
+        return None
+    plain = (y.shape, y.stride(), y.storage_offset(), y.dtype) == (here.shape, here.stride(), 0, here.dtype)
+    return () if plain and base.op != "placeholder" else views
+
+
+def _viewed(x: Any, views: Views) -> Any | None:
+    """Views of a tensor of ``meta``; None where one of them copies, or torch has none of what lies so."""
     try:
         y = seen(x, views)
-    except (RuntimeError, TypeError):  # torch's own lies so that it is a view there
+    except (RuntimeError, TypeError):
         return None
-    if y.untyped_storage()._cdata != x.untyped_storage()._cdata:
-        return None
-    plain = (y.shape, y.stride(), y.storage_offset(), y.dtype) == (x.shape, x.stride(), 0, x.dtype)
-    return () if plain and base.op != "placeholder" else views
+    return y if y.untyped_storage()._cdata == x.untyped_storage()._cdata else None
 
 
 def order_of(x: Any) -> Order:

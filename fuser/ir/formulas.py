@@ -113,6 +113,8 @@ def _power(x: Term, exponent: Scalar) -> Term:
     n = exponent.coeff
     if exponent.powers or 2 * n not in range(-8, 9):
         whole = not exponent.powers and n.denominator == 1
+        if whole and n % 2 and n < 0:  # the sign of 0 times infinity would be no number
+            return _power(x, Scalar(-n)).then("reciprocal")
         found = (x.then("abs") if whole else x).then("powf", exponent=exponent)
         return x.then("sign") * found if whole and n % 2 else found
     if n < 0:

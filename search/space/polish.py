@@ -124,7 +124,9 @@ def with_assumed(f: Features, device: Device) -> Features:
 
 def _fits(f: Features, load: Stmt) -> NDArray[np.bool_]:
     """Which tiles of a load a descriptor can move, as far as tiles decide (:mod:`fuser.lower.descriptors`)."""
-    *rest, inner = load.at.axes or ("",)
+    if not load.at.axes:  # one element
+        return np.zeros(len(f), np.bool_)
+    *rest, inner = load.at.axes
     found = np.ones(len(f), np.bool_)
     for a in dict.fromkeys((*rest, inner)):
         size = f.tile[a].astype(np.int64)

@@ -93,3 +93,16 @@ def test_bytes_are_read_by_generated_kernels() -> None:
     run = fuser.compile(module, given, device="cpu")
     assert error(run(*given), module(*given)) < 1e-6
     assert not any(isinstance(k, LibraryKernel) for k in run.graph.kernels)
+
+
+def test_a_product_with_what_has_one_element_is_one_kernel() -> None:
+    """No axis says where it lies, and no descriptor moves it."""
+    run = fuser.compile(Fn(lambda x: x.view(1, 1).expand(3, 3) @ torch.ones(3, 2)), (torch.tensor(3.0),), device="cpu")
+    assert isinstance(run, CompiledProgram)
+    torch.testing.assert_close(run(torch.tensor(3.0)), torch.full((3, 2), 9.0))
+
+
+def test_powers_of_zero_and_of_what_is_infinite() -> None:
+    x = torch.tensor([0.0, -2.0, 1.5, float("inf"), -float("inf"), float("nan")])
+    module = Fn(lambda x: torch.stack([x**0, x**-5, x**5, x**-7]))
+    torch.testing.assert_close(fuser.compile(module, (x,), device="cpu")(x), module(x), equal_nan=True)

@@ -56,6 +56,15 @@ def test_views_lie_where_torch_has_them() -> None:
     assert len(run.graph.kernels) == 1
 
 
+def test_what_the_module_copies_is_copied() -> None:
+    """The columns of a transposed matrix are no view of it where it lies row after row, and would be one of a copy."""
+    x = torch.randn(3, 4, 5)
+    module = Fn(lambda x: x.view(12, 5).t().reshape(5, 3, 4).permute(2, 0, 1).flatten(1))
+    got = fuser.compile(module, (x,), device="cpu")(x)
+    assert got.is_contiguous()
+    torch.testing.assert_close(got, module(x))
+
+
 class Shared(torch.nn.Module):
     """Results that have memory in common with its input, or with one another."""
 
