@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fuser.errors import UnsupportedError
+from fuser.files import counted
 from fuser.frontends.composed import reshaped
 from fuser.ir.builder import Builder
 from fuser.ir.builder import Ref
@@ -89,7 +91,24 @@ class Call:
                 raise self.unsupported(f"has {name}={value}; only {wanted} is supported")
 
     def axis(self, default: int, rank: int) -> int:
-        return self.attrs.get("axis", default) % rank
+        return self.axes((self.attrs.get("axis", default),), rank)[0]
+
+    def axes(self, given: Iterable[int], rank: int) -> tuple[int, ...]:
+        """Axes counted from the front. Raises where one of them is none of ``rank``, or is there twice."""
+        given = tuple(given)
+        found = tuple(a + rank if a < 0 else a for a in given)
+        if any(not 0 <= a < rank for a in found) or len(set(found)) < len(found):
+            raise self.unsupported(f"has the axes {list(given)} of {counted(rank, 'dimension')}", "export the model again")
+        return found
+
+    def vectors(self, places: Iterable[int], size: int) -> tuple[Ref, ...]:
+        """Inputs of one number for each channel."""
+        found = tuple(map(self.ref, places))
+        if wrong := [x.shape for x in found if x.shape != (size,)]:
+            raise self.unsupported(
+                f"has parameters of the shape {wrong[0]} for {counted(size, 'channel')}", "export the model again"
+            )
+        return found
 
     def reshape(self, x: Ref, shape: tuple[int, ...]) -> Ref:
         return reshaped(self.b, x, shape)

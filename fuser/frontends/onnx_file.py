@@ -20,6 +20,8 @@ from fuser.errors import FuserError
 from fuser.errors import ModelFileError
 from fuser.errors import UnsupportedError
 from fuser.errors import first_line
+from fuser.errors import said
+from fuser.files import BAD_VALUE
 from fuser.files import MODEL_BYTES
 from fuser.files import open_regular
 from fuser.files import printable
@@ -192,6 +194,18 @@ class _Importer:
             args = tuple(self.values[i] for i in node.input)
         except KeyError as error:
             raise ModelFileError(f"{where} reads {error.args[0]!r}, which nothing computes", "the file is damaged") from error
+        try:
+            return self._value(node, args, where)
+        except UnsupportedError:
+            raise
+        except FuserError as error:
+            raise UnsupportedError(f"{where}: {error.message}", error.hint) from error
+        except (*BAD_VALUE, MemoryError) as error:
+            lacks = f"there is no {error}" if isinstance(error, KeyError) else said(error)
+            what = f"{where}: its inputs and attributes do not fit each other ({lacks})"
+            raise UnsupportedError(what, "export the model again (onnx.shape_inference with strict_mode says more)") from error
+
+    def _value(self, node: Any, args: tuple[Any, ...], where: str) -> Any:
         attrs = _attributes(node)
         if node.op_type == "Shape" and isinstance(args[0], Ref):
             return np.array(args[0].shape[slice(attrs.get("start", 0), attrs.get("end"))], np.int64)
@@ -212,12 +226,7 @@ class _Importer:
             )
         results = max((i + 1 for i, o in enumerate(node.output) if o in self.read), default=1)
         call = Call(self.builder, node.op_type, args, attrs, self.opset, max(results, _outputs(node)), self._ref, where)
-        try:
-            return self._scalar(node, args, rule(call))
-        except UnsupportedError:
-            raise
-        except FuserError as error:
-            raise UnsupportedError(f"{where}: {error.message}", error.hint) from error
+        return self._scalar(node, args, rule(call))
 
     def _scalar(self, node: Any, args: Sequence[Any], value: Any) -> Any:
         """A result as it is, but a scalar where all operands are: those that are known have one dimension here."""

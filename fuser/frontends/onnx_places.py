@@ -48,10 +48,18 @@ def _gather(c: Call) -> Ref:
     return c.b.op("index", x, c.constant(index), dims=(axis,))
 
 
+def _along(c: Call, axis: int) -> Ref:
+    """Indices along an axis, in a tensor of as many dimensions that is no larger along the others."""
+    x, shape = c.ref(0), tuple(c.args[1].shape)
+    if len(shape) != len(x.shape) or any(n > x.shape[i] for i, n in enumerate(shape) if i != axis):
+        raise c.unsupported(f"has the indices {shape} of {x.shape} along the axis {axis}", "export the model again")
+    return _counted(c, 1, x.shape[axis])
+
+
 def _gather_elements(c: Call) -> Ref:
     x = c.ref(0)
     axis = c.axis(0, len(x.shape))
-    return c.b.op("gather", x, _counted(c, 1, x.shape[axis]), dim=axis)
+    return c.b.op("gather", x, _along(c, axis), dim=axis)
 
 
 def _columns(c: Call) -> list[Ref]:
@@ -76,7 +84,9 @@ def _scatter_elements(c: Call) -> Ref:
     axis = c.axis(0, len(x.shape))
     reduce = c.attrs.get("reduction", b"none").decode()
     joined = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
-    index, src = _counted(c, 1, x.shape[axis]), c.ref(2)
+    index, src = _along(c, axis), c.ref(2)
+    if src.shape != index.shape:
+        raise c.unsupported(f"has the indices {index.shape} for the elements {src.shape}", "export the model again")
     if reduce == "none":
         return c.b.op("scatter", x, index, src, dim=axis)
     return c.b.op("scatter_reduce", x, index, src, dim=axis, reduce=joined[reduce])
@@ -102,7 +112,7 @@ def _one_hot(c: Call) -> Ref:
     """Whether an index is that of each place along a new axis."""
     index, depth, values = c.ref(0), int(c.number(1, "depth") or 0), c.array(2, "values")
     assert values is not None
-    axis = c.attrs.get("axis", -1) % (len(index.shape) + 1)
+    axis = c.axis(-1, len(index.shape) + 1)
     lead, rest = index.shape[:axis], index.shape[axis:]
     at = np.arange(depth, dtype=index.tensor.dtype).reshape(depth, *(1,) * len(rest))
     wanted = c.reshape(_counted(c, 0, depth), (*lead, 1, *rest))

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from fuser.files import counted
 from fuser.frontends.composed import cut
 from fuser.frontends.composed import einsum
 from fuser.frontends.composed import strided
@@ -183,27 +184,30 @@ def _reshape(c: Call) -> Ref:
 
 
 def _flatten(c: Call) -> Ref:
-    x, at = c.ref(0), c.attrs.get("axis", 1)
-    at = at + len(c.ref(0).shape) if at < 0 else at
+    x = c.ref(0)
+    at = c.attrs.get("axis", 1)
+    at = at if at == len(x.shape) else c.axis(1, len(x.shape))  # behind the last one, too
     return c.reshape(x, (math.prod(x.shape[:at]), math.prod(x.shape[at:])))
 
 
 def _squeeze(c: Call) -> Ref:
     x, axes = c.ref(0), c.ints(1, "axes")
-    gone = [i for i, n in enumerate(x.shape) if n == 1] if axes is None else [a % len(x.shape) for a in axes]
+    gone = [i for i, n in enumerate(x.shape) if n == 1] if axes is None else c.axes(axes, len(x.shape))
     return c.reshape(x, tuple(n for i, n in enumerate(x.shape) if i not in gone))
 
 
 def _unsqueeze(c: Call) -> Ref:
     x, axes = c.ref(0), c.ints(1, "axes") or ()
     rank = len(x.shape) + len(axes)
-    new, rest = {a % rank for a in axes}, iter(x.shape)
+    new, rest = c.axes(axes, rank), iter(x.shape)
     return c.reshape(x, tuple(1 if i in new else next(rest) for i in range(rank)))
 
 
 def _transpose(c: Call) -> Ref:
     x = c.ref(0)
-    perm = tuple(c.attrs.get("perm", reversed(range(len(x.shape)))))
+    perm = c.axes(c.attrs.get("perm", reversed(range(len(x.shape)))), len(x.shape))
+    if len(perm) != len(x.shape):
+        raise c.unsupported(f"orders {counted(len(perm), 'axis', 'axes')} of {len(x.shape)}", "export the model again")
     return x if perm == tuple(range(len(perm))) else x.transpose(*perm)
 
 
@@ -231,9 +235,9 @@ def _split(c: Call) -> list[Ref]:
 def _slice(c: Call) -> Ref:
     x = c.ref(0)
     starts, ends = c.ints(1, "starts") or (), c.ints(2, "ends") or ()
-    axes, steps = c.ints(3, "axes") or tuple(range(len(starts))), c.ints(4, "steps") or (1,) * len(starts)
+    axes = c.axes(c.ints(3, "axes") or range(len(starts)), len(x.shape))
+    steps = c.ints(4, "steps") or (1,) * len(starts)
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        axis %= len(x.shape)
         at = range(*slice(start, end, step).indices(x.shape[axis]))
         if not at:
             raise c.unsupported("takes nothing")
@@ -250,7 +254,7 @@ def _fold(op: str, before: str = "", after: str = "") -> Callable[[Call], Ref]:
         x, axes = c.ref(0), c.ints(1, "axes")
         if not axes and c.attrs.get("noop_with_empty_axes"):
             return x
-        over = tuple(sorted(a % len(x.shape) for a in axes or range(len(x.shape))))
+        over = tuple(sorted(c.axes(axes or range(len(x.shape)), len(x.shape))))
         x = c.b.op(before, x) if before else x
         y = c.b.op(op, x, axis=over, keepdims=bool(c.attrs.get("keepdims", 1)))
         return c.b.op(after, y) if after else y
@@ -271,7 +275,7 @@ def _arg(op: str) -> Callable[[Call], Ref]:
 
 def _cumsum(c: Call) -> Ref:
     x = c.ref(0)
-    dim = (c.ints(1, "axis") or (0,))[0] % len(x.shape)
+    (dim,) = c.axes(c.ints(1, "axis") or (0,), len(x.shape))
     ordered = c.b.op("flip", x, dims=(dim,)) if c.attrs.get("reverse") else x
     y = c.b.op("cumsum", ordered, dim=dim)
     y = y - ordered if c.attrs.get("exclusive") else y
@@ -283,7 +287,7 @@ def _prod(c: Call) -> Ref:
     x, axes = c.ref(0), c.ints(1, "axes")
     if not axes and c.attrs.get("noop_with_empty_axes"):
         return x
-    for a in sorted({a % len(x.shape) for a in axes or range(len(x.shape))}, reverse=True):
+    for a in sorted(c.axes(axes or range(len(x.shape)), len(x.shape)), reverse=True):
         x = c.b.op("prod", x, dim=a, keepdim=bool(c.attrs.get("keepdims", 1)))
     return x
 
@@ -322,7 +326,7 @@ def _lp_norm(c: Call) -> Ref:
 
 def _mean_variance(c: Call) -> Ref:
     x = c.ref(0)
-    over = tuple(a % len(x.shape) for a in c.attrs.get("axes", (0, 2, 3)))
+    over = c.axes(c.attrs.get("axes", (0, 2, 3)), len(x.shape))
     centred = x - c.b.op("mean", x, axis=over, keepdims=True)
     deviation = c.b.op("sqrt", c.b.op("mean", c.b.op("square", centred), axis=over, keepdims=True))
     return c.b.op("div", centred, deviation + 1e-9)
@@ -340,8 +344,14 @@ def _hardmax(c: Call) -> Ref:
 
 def _batch_norm(c: Call) -> Ref:
     c.only(training_mode=0)
-    x, gain, bias, mean, variance = c.refs
+    x = c.ref(0)
+    gain, bias, mean, variance = c.vectors(range(1, 5), x.shape[1])
     return c.b.op("batch_norm", x, mean, variance, gain, bias, eps=float(c.attrs.get("epsilon", 1e-5)))
+
+
+def _instance_norm(c: Call) -> Ref:
+    x = c.ref(0)
+    return c.b.op("instance_norm", x, *c.vectors((1, 2), x.shape[1]), eps=float(c.attrs.get("epsilon", 1e-5)))
 
 
 def _group_norm(c: Call) -> Ref:
@@ -367,7 +377,7 @@ RULES: dict[str, Callable[[Call], Any]] = {
     "ReduceSumSquare": _fold("sum", before="square"), "ReduceLogSum": _fold("sum", after="log"),
     "ReduceLogSumExp": _fold("logsumexp"), "ArgMax": _arg("argmax"), "ArgMin": _arg("argmin"), "CumSum": _cumsum,
     "Softmax": _softmax("softmax", strict=True), "LogSoftmax": _softmax("log_softmax"), "LayerNormalization": _layer_norm,
-    "BatchNormalization": _batch_norm, "InstanceNormalization": _with("instance_norm", eps=("epsilon", 1e-5)),
+    "BatchNormalization": _batch_norm, "InstanceNormalization": _instance_norm,
     "GroupNormalization": _group_norm, "LpNormalization": _lp_norm, "MeanVarianceNormalization": _mean_variance,
     "ReduceProd": _prod, "ThresholdedRelu": _thresholded, "Shrink": _shrink, "IsInf": _is_inf, "Hardmax": _hardmax,
     "Mean": lambda c: _several("add")(c) * (1 / len(c.args)), **WINDOWS, **PLACES,

@@ -29,6 +29,8 @@ def _moves(c: Call, window: tuple[int, ...]) -> tuple[dict[str, Any], Pairs]:
         borders = [(a // 2, a - a // 2) if auto == b"SAME_UPPER" else (a - a // 2, a // 2) for a in lacking]
     elif auto == b"VALID":
         borders = [(0, 0)] * rank
+    elif auto != b"NOTSET":
+        raise c.unsupported(f"has auto_pad={auto.decode(errors='replace')!r}", "it is NOTSET, SAME_UPPER, SAME_LOWER or VALID")
     if c.attrs.get("ceil_mode"):  # the last window may begin where the axis, or its border in front, still is
         for i, ((n, w, s, d), (a, z)) in enumerate(zip(sizes, borders, strict=True)):
             span = n + a + z - d * (w - 1) - 1
@@ -120,7 +122,7 @@ def _global(op: str) -> Callable[[Call], Ref]:
 def _pad(c: Call) -> Ref:
     x, pads = c.ref(0), c.ints(1, "pads") or ()
     rank = len(x.shape)
-    axes = [a % rank for a in c.ints(3, "axes") or range(rank)]
+    axes = c.axes(c.ints(3, "axes") or range(rank), rank)
     borders: Pairs = [(0, 0)] * rank
     for i, a in enumerate(axes):
         borders[a] = (pads[i], pads[len(axes) + i])
@@ -144,7 +146,7 @@ def _resize(c: Call) -> Ref:
     x = c.ref(0)
     scales, sizes = (2, 3) if c.op == "Resize" and c.opset > 10 else (1, 3)
     c.only(antialias=0, keep_aspect_ratio_policy="stretch", exclude_outside=0)
-    axes = [a % len(x.shape) for a in c.attrs.get("axes", range(len(x.shape)))]
+    axes = c.axes(c.attrs.get("axes", range(len(x.shape))), len(x.shape))
     wanted = c.array(sizes, "sizes")
     factors = c.array(scales, "scales") if wanted is None or not wanted.size else None
     mode = c.attrs.get("mode", b"nearest").decode()

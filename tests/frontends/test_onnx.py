@@ -447,3 +447,33 @@ def test_damaged_files_are_errors(tmp_path: Path, rng: np.random.Generator) -> N
             read_model_file(path)
         except FuserError as error:
             assert "damaged.onnx" in error.message
+
+
+@pytest.mark.parametrize(
+    ("op", "shape", "attributes", "known", "part"),
+    [
+        ("Softmax", (4, 8), {"axis": 7}, [], r"the axes \[7\] of 2 dimensions"),
+        ("ReduceMax", (4, 8), {"axes": [1, -1]}, [], r"the axes \[1, -1\]"),
+        ("Flatten", (4, 8), {"axis": 3}, [], "of 2 dimensions"),
+        ("Slice", (4, 8), {}, [i(0), i(2), i(5)], "of 2 dimensions"),
+        ("Slice", (4, 8), {}, [i(0, 0), i(2), i(0)], "do not fit each other"),
+        ("Slice", (4, 8), {}, [i(0), i(2), i(0), i(0)], "do not fit each other"),
+        ("Transpose", (4, 8), {"perm": [0, 1, 2]}, [], "of 2 dimensions"),
+        ("Transpose", (4, 8), {"perm": [0]}, [], "1 axis of 2"),
+        ("SpaceToDepth", (1, 2, 4, 4), {"blocksize": 0}, [], "do not fit each other"),
+        ("BatchNormalization", (2, 3), {}, [F(np.ones(2))] * 4, "for 3 channels"),
+        ("InstanceNormalization", (2, 3, 4), {}, [F(np.ones((3, 4)))] * 2, "for 3 channels"),
+        ("GatherElements", (4, 8), {}, [i(1, 2)], "along the axis 0"),
+        ("ScatterElements", (4, 8), {}, [np.zeros((2, 8), np.int64), F(np.ones((2, 7)))], "for the elements"),
+        ("MaxPool", (1, 2, 4, 4), {"kernel_shape": [2, 2], "auto_pad": "SOME"}, [], "auto_pad='SOME'"),
+        ("MaxPool", (1, 2, 4, 4, 4), {"kernel_shape": [2], "strides": [1, 1]}, [], "do not fit each other"),
+    ],
+)
+def test_what_does_not_fit_is_said_by_its_node(
+    op: str, shape: tuple[int, ...], attributes: dict[str, Any], known: list[Any], part: str, tmp_path: Path
+) -> None:
+    names = [f"k{n}" for n in range(len(known))]
+    node = helper.make_node(op, ["x", *names], ["y"], **attributes)
+    path = saved(tmp_path, [node], {"x": shape}, ["y"], dict(zip(names, known, strict=True)), opset=17)
+    with pytest.raises(FuserError, match=rf"the node 'y' \({op}\).*{part}"):
+        read_model_file(path)
