@@ -23,6 +23,9 @@ from search.space.prune import Funnel
 from search.space.prune import TileSet
 from search.space.prune import funnel
 
+LARGEST = 1 << 24
+"""Sizes of a chain whose tiles are listed."""
+
 
 def space(
     names: Annotated[list[str] | None, typer.Argument(metavar="[WORKLOAD]...", help="Named workloads, or globs of them.")] = None,
@@ -40,6 +43,9 @@ def space(
     if gemm_chain is not None:
         if min(gemm_chain) < 1:
             raise UsageError(f"the sizes {' '.join(map(str, gemm_chain))} are not all positive", "--gemm-chain 1024 1024 512 512")
+        if max(gemm_chain) > LARGEST:
+            what = f"the size {max(gemm_chain)} has a tile for each multiple of 16, too many to count"
+            raise UsageError(what, f"give sizes of at most {LARGEST}")
         m, n, k, h = gemm_chain
         programs.append(gemm_chain_program(Builder("gemm-chain", dtype), batch=1, M=m, N=n, K=k, H=h))
     programs += [workload(n, dtype=dtype) for n in match(names or ())]

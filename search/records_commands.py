@@ -56,7 +56,7 @@ def records(
         list[str] | None, typer.Argument(metavar="[WHAT]...", help="Workloads to show; files to read or write.")
     ] = None,
     path: Annotated[str | None, typer.Option("--records", metavar="PATH", help="A file in place of the user's records.")] = None,
-    target: Annotated[str, typer.Option("--target", help="Of why and show: the device.")] = "h200",
+    target: Annotated[str | None, typer.Option("--target", help="Of why and show: the device. [h200]")] = None,
     older: Annotated[
         float | None, typer.Option("--older", min=0.0, max=36500.0, metavar="DAYS", help="Of prune: what is older, too.")
     ] = None,
@@ -84,8 +84,12 @@ def records(
         raise UsageError(
             f"mufuser records {action} needs {needs[action]}", f"mufuser records {action} {needs[action].split()[1].upper()}"
         )
-    if action in ("list", "prune") and names:
-        raise UsageError(f"mufuser records {action} takes no {names[0]!r}", "leave it out")
+    heard = {"--target": (target, ("why", "show")), "--older": (older, ("prune",))}
+    unheard = [n for n, (value, by) in heard.items() if value is not None and action not in by]
+    if action in ("list", "prune"):
+        unheard += map(repr, names or ())
+    if unheard:
+        raise UsageError(f"mufuser records {action} takes no {unheard[0]}", "leave it out")
     if path and path.endswith(SUFFIXES):
         hint = f"mufuser records import {path}; tune and compile read it as it is"
         raise UsageError(f"{path} has the name of JSON lines, which are read beside records", hint)
@@ -95,7 +99,7 @@ def records(
         raise UsageError(f"there are no records {place}", "check the path")
     _check_kept(place)
     with Records(place, reads) as store:
-        document = actions[action](store, names or [], _Request(place, path, target, older, json))
+        document = actions[action](store, names or [], _Request(place, path, target or "h200", older, json))
     if json:
         print_json({"records": str(place), "action": action} | document)
 

@@ -63,6 +63,7 @@ from search.tune_report import NoRecords
 from search.tune_report import RecordsFile
 from search.tune_report import Simulate
 from search.tune_report import measured_document
+from search.tune_report import records_of
 from search.tune_report import reuse_line
 from search.tune_report import show_measured
 from search.tuner.convergence import draw
@@ -137,7 +138,7 @@ def tune(names: Names, *, options: Tune) -> None:
     if options.output:
         make_folder(options.output)
     simulated = options.simulate is not None
-    memory = open_memory(False if options.no_records else options.records, str(options.simulate) if simulated else "")
+    memory = open_memory(records_of(options.records, options.no_records), str(options.simulate) if simulated else "")
     start = time.perf_counter()
     workers = _workers(options.dask, simulated) if options.dask else None
     tuning = Tuning(wanted, memory, options.jobs, workers, lambda: live(device, options.json))

@@ -13,6 +13,7 @@ import typer
 from cost_model.floor import floor_seconds
 from fuser.console import print_table
 from fuser.device import Device
+from fuser.errors import UsageError
 from search.ranked import Ranked
 from search.ranked import Tuned
 from search.realise import Realised
@@ -34,6 +35,13 @@ ModelName = Annotated[
 HEADS = ("workload", "kernels", "est. >", "first >", "best µs >", "floor >", "tried >")
 FEW = 4
 """Programs whose schedules are shown below the table."""
+
+
+def records_of(path: str | None, without: bool) -> str | bool | None:
+    """Which records a command was asked to use (:func:`search.tuner.memory.open_memory`)."""
+    if without and path is not None:
+        raise UsageError("--records and --no-records exclude each other", "leave out one of them")
+    return False if without else path
 
 
 def taken_line(known: Known, name: str = "") -> str:

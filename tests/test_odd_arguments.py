@@ -53,7 +53,7 @@ def cases() -> list[tuple[tuple[int, ...], list[str]]]:
     for verb, good in (("tune", "mcfuser/G1"), ("optimize", MODEL)):
         for jobs in ("-1", "0", "x", "99999999999999999999999"):
             add((USAGE,), verb, good, "--jobs", jobs, "-o", "{out}")
-    for unheard in (["--dask", "tcp://127.0.0.1:9"], ["--dask", ""], ["--simulate", "1"], ["--records", ""]):
+    for unheard in (["--dask", "tcp://127.0.0.1:9"], ["--dask", ""], ["--simulate", "1"], ["--records", "x", "--no-records"]):
         add((USAGE,), "tune", "mcfuser/G1", *unheard)
     add((USAGE,), "superoptimize", "mcfuser/G1", "--budget", "nan")
     add((USAGE,), "superoptimize", "mcfuser/G1", "--processes", "100000000")

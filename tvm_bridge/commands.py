@@ -31,6 +31,7 @@ from search.buckets.sizes import parsed
 from search.buckets.sizes import said
 from search.tune_report import NoRecords
 from search.tune_report import RecordsFile
+from search.tune_report import records_of
 from search.tuner.efforts import WORDS
 from tvm_bridge.api import RELAX
 from tvm_bridge.api import TORCH_RUNTIME
@@ -117,7 +118,7 @@ def _optimize(model: Path, options: Optimize) -> int:
         options.params,
         target=device_of(options.target, options.settings),
         effort=options.effort,
-        records=False if options.no_records else options.records,
+        records=records_of(options.records, options.no_records),
         jobs=options.jobs,
         step=step,
         on=options.on,

@@ -129,8 +129,10 @@ def test_a_file_of_the_second_version_gets_winners(run: Command, tmp_path: Path)
         (["list", "--records", "/"], "/ is a folder"),
         (["merge", "/dev/null"], "/dev/null is no regular file"),
         (["import", "x.jsonl", "--records", "/nowhere/r.sqlite"], "no folder /nowhere"),
-        (["list", "--records", ""], "name of the records is empty"),
+        (["list", "--records", ""], "the value of --records is empty"),
         (["list", "--records", "/nowhere.jsonl"], "records import /nowhere.jsonl"),
+        (["list", "--older", "3"], "takes no --older"),
+        (["export", "x.jsonl", "--target", "h200"], "takes no --target"),
         (["why", "mcfuser/G99"], "G99"),
     ],
 )
