@@ -34,10 +34,16 @@ partial results of products with their sums over the grid, added by four warps a
 
 def setting(f: Features, option: Option[Any], tensor: str = "") -> NDArray[Any]:
     """The value of an option for each candidate; its default (or nothing, as 0) where it is left out."""
-    value = f.options.get(option.key(tensor))
-    default = option.default or 0
+    key = option.key(tensor)
+    if key not in f.settings:
+        f.settings[key] = found = _setting(f, f.options.get(key), option.default or 0).view()
+        found.flags.writeable = False
+    return f.settings[key]
+
+
+def _setting(f: Features, value: Any, default: Any) -> NDArray[Any]:
     if isinstance(value, np.ndarray):
-        return value if value.dtype != object else np.array([default if v is None else v for v in value])
+        return value if value.dtype != object else np.array([default if v is None else v for v in value.tolist()])
     return np.full(len(f), default if value is None else value)
 
 
@@ -45,7 +51,7 @@ def is_set(f: Features, option: Option[Any], tensor: str = "") -> NDArray[np.boo
     """Whether candidates have a switch."""
     if option.key(tensor) not in f.options:
         return np.zeros(len(f), np.bool_)
-    return setting(f, option, tensor).astype(np.bool_)
+    return setting(f, option, tensor).astype(np.bool_, copy=False)
 
 
 def described(f: Features, stmt: Stmt) -> NDArray[np.bool_]:

@@ -116,6 +116,13 @@ class Features:
     def __len__(self) -> int:
         return len(self.index)
 
+    def at(self, keep: NDArray[np.bool_]) -> Features:
+        """Some of its candidates."""
+        sizes = ({a: v[keep] for a, v in x.items()} for x in (self.extent, self.tile, self.trips, self.grid))
+        options = {n: v[keep] if isinstance(v, np.ndarray) else v for n, v in self.options.items()}
+        rest = (self.blocks[keep], self.warps[keep], self.stages[keep], options)
+        return Features(self.block, self.order, self.index[keep], self.tree, *sizes, *rest)
+
     @cached_property
     def stmts(self) -> tuple[StmtFeatures, ...]:
         """Every placed load, compute and store in program order."""
@@ -171,6 +178,11 @@ class Features:
     @cached_property
     def _products(self) -> dict[tuple[int, tuple[str, ...]], Counts]:
         """Those of its own mappings that were asked for: statements share their axes."""
+        return {}
+
+    @cached_property
+    def settings(self) -> dict[str, NDArray[Any]]:
+        """Options that were asked for, with their defaults where they are left out."""
         return {}
 
     @cached_property

@@ -118,7 +118,7 @@ def held(f: Features, r: Resources, device: Device) -> Held:
 def asked(f: Features, option: Option[Any], value: Any, tensor: str = "") -> NDArray[np.bool_]:
     """Which candidates ask for this value of an option, and not only have it since nobody asks."""
     found = f.options.get(option.key(tensor))
-    return np.array([x is value for x in found]) if isinstance(found, np.ndarray) else np.full(len(f), found is value)
+    return np.array([x is value for x in found.tolist()]) if isinstance(found, np.ndarray) else np.full(len(f), found is value)
 
 
 def _shares_trips(f: Features, parts: Counts) -> NDArray[np.bool_]:

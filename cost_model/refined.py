@@ -28,6 +28,7 @@ from cost_model.features import Counts
 from cost_model.features import Features
 from cost_model.features import schedule_features
 from cost_model.resources import WGMMA
+from cost_model.resources import Resources
 from cost_model.resources import resources
 from cost_model.work import Work
 from cost_model.work import work
@@ -207,10 +208,10 @@ def terms(f: Features, device: Device, constants: Constants | None = None) -> di
 
 
 def _estimated(
-    f: Features, device: Device, constants: Constants | None = None, chained: bool = False
+    f: Features, device: Device, constants: Constants | None = None, chained: bool = False, known: Resources | None = None
 ) -> tuple[Work, dict[str, Counts]]:
     """Counts and times of each candidate, of those by warp groups as :mod:`cost_model.groups` has them."""
-    w, c = work(f, device), constants or constants_of(device)
+    w, c = work(f, device, known), constants or constants_of(device)
     mine = groups.by_groups(f)
     if not mine.any():
         found = times(w, device, c, chained)
@@ -223,7 +224,18 @@ def _estimated(
 
 def seconds(f: Features, device: Device, constants: Constants | None = None, chained: bool = False) -> Counts:
     """Estimated time of each candidate of a group; infinite where it cannot run (shared memory beyond the device's limit)."""
-    w, found = _estimated(f, device, constants, chained)
+    r, out = resources(f, device), np.full(len(f), np.inf)
+    fits = groups.by_groups(f) | (r.shared <= device.smem_per_block)
+    if not fits.any():
+        return out
+    if not fits.all():
+        f, r = f.at(fits), r.at(fits)
+    out[fits] = _seconds(f, r, device, constants, chained)
+    return out
+
+
+def _seconds(f: Features, r: Resources, device: Device, constants: Constants | None, chained: bool) -> Counts:
+    w, found = _estimated(f, device, constants, chained, r)
     total = found["seconds"]
     thrift = w.shared / device.smem_per_sm + w.registers / device.registers_per_thread + f.warps / device.max_warps_per_sm
     return np.where(w.shared > device.smem_per_block, np.inf, total * (1.0 + TIE * thrift))

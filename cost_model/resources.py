@@ -92,6 +92,11 @@ class Dot:
     warp_rows: Counts
     warp_cols: Counts
 
+    def at(self, keep: NDArray[np.bool_]) -> Dot:
+        """That of some of the candidates."""
+        arrays = (self.rows, self.cols, self.inner, self.tensor, self.groups, self.warp_rows, self.warp_cols)
+        return Dot(self.left, self.right, *(x[keep] for x in arrays))
+
     @property
     def repeat(self) -> Counts:
         return np.maximum(self.warp_rows * 16 / self.rows, 1.0) * np.maximum(self.warp_cols * 8 / self.cols, 1.0)
@@ -108,6 +113,12 @@ class Resources:
     pipelined: dict[int, Counts]
     shared: Counts
     registers: Counts
+
+    def at(self, keep: NDArray[np.bool_]) -> Resources:
+        """Those of some of the candidates."""
+        lanes, pipelined = ({k: v[keep] for k, v in x.items()} for x in (self.lanes, self.pipelined))
+        dots = {i: d.at(keep) for i, d in self.dots.items()}
+        return Resources(lanes, dots, pipelined, self.shared[keep], self.registers[keep])
 
 
 @lru_cache(maxsize=4)

@@ -11,12 +11,12 @@ import math
 
 import numpy as np
 
+from cost_model.execution import described
 from cost_model.features import Counts
 from cost_model.features import Features
 from fuser.ir.mugraph import Stmt
 from fuser.ir.program import DTYPE_BYTES
 from fuser.ir.rows import ROW_BYTES
-from fuser.lower.options import TMA
 
 SECTOR = 32
 """Bytes in which memory is read."""
@@ -45,14 +45,14 @@ def moved_at_once(f: Features, stmt: Stmt) -> Counts:
         return np.full(len(f), float(bytes_))
     end = f.extent[last] if not access.pitch else np.full(len(f), access.pitch)
     masked = f.extent[last] % f.tile[last] != 0
-    return np.where(masked, np.gcd(bytes_, end * item), bytes_).astype(float)
+    whole = end * item
+    return np.where(masked, np.minimum(bytes_, whole & -whole), bytes_).astype(float)
 
 
 def slower(f: Features, stmt: Stmt) -> Counts:
     """Further instructions for each element of a tile."""
     item, at_once = DTYPE_BYTES[stmt.dtype], moved_at_once(f, stmt)
-    described = np.array([bool(x) for x in np.atleast_1d(TMA.read(f.options, stmt.at.source))])
-    return np.where(described, 0.0, INSTRUCTIONS * item * (1.0 / at_once - 1.0 / max(ROW_BYTES, item)))
+    return np.where(described(f, stmt), 0.0, INSTRUCTIONS * item * (1.0 / at_once - 1.0 / max(ROW_BYTES, item)))
 
 
 def sectors(f: Features, stmt: Stmt, run: Counts) -> Counts:

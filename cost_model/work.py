@@ -153,9 +153,9 @@ def concatenate(parts: list[Work]) -> Work:
     return Work(*(np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(Work)))
 
 
-def work(f: Features, device: Device) -> Work:
-    """Counts of each candidate of a group."""
-    r = resources(f, device)
+def work(f: Features, device: Device, known: Resources | None = None) -> Work:
+    """Counts of each candidate of a group, whose resources may be ``known``."""
+    r = known or resources(f, device)
     zero = np.zeros(len(f))
     total: dict[str, Counts] = {x.name: zero.copy() for x in fields(Work)} | in_clusters(f, device)
 
@@ -243,7 +243,7 @@ def _counted(f: Features, counts: Callable[[Any, Any], Mapping[str, Any]], value
     """What an option adds where it is set: its value, or one for each candidate, None where it is left out."""
     if not isinstance(value, np.ndarray):
         return dict(counts(f, value))
-    has = np.array([v is not None for v in value])
+    has = np.array([v is not None for v in value]) if value.dtype == object else np.ones(len(value), np.bool_)
     if not has.any():
         return {}
     any_value = value[has.argmax()]  # counts nothing

@@ -18,6 +18,12 @@ def estimator(device: Device, model: str = REFINED) -> Estimator:
     """A model's seconds; infinite for what compilers are known to make wrong or slow code of."""
 
     def estimate(f: Features) -> Counts:
-        return np.where(hazardous(f, device) | unwieldy(f), np.inf, MODELS[model](f, device))
+        good = ~(hazardous(f, device) | unwieldy(f))
+        if good.all():
+            return MODELS[model](f, device)
+        found = np.full(len(f), np.inf)
+        if good.any():
+            found[good] = MODELS[model](f.at(good), device)
+        return found
 
     return estimate

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from dataclasses import replace
+from functools import lru_cache
+from itertools import pairwise
 from math import ceil
 from math import inf
 from math import prod
@@ -61,12 +63,17 @@ def with_launches(candidate: Candidate, device: Device, total: float = inf) -> C
     known."""
     if total <= LONG or not any(map(PDL.of, candidate.schedule.kernels)):
         return candidate
-    times = [estimate(b, k, device)["seconds"] for b, k in candidate.blocks]
     kernels = list(candidate.schedule.kernels)
-    for i in range(1, len(kernels)):
-        if PDL.of(kernels[i]) and times[i - 1] > LONG and times[i] < SHORT * times[i - 1]:
+    for i, (front, mine) in enumerate(pairwise(candidate.blocks), 1):
+        if PDL.of(mine[1]) and (long := _seconds(*front, device)) > LONG and _seconds(*mine, device) < SHORT * long:
             kernels[i] = PDL.set(kernels[i], "late")
     return Candidate(candidate.graph, Schedule(tuple(kernels)))
+
+
+@lru_cache(1 << 12)
+def _seconds(block: BlockGraph, schedule: KernelSchedule, device: Device) -> float:
+    """What the best schedules of a graph ask for again and again: they share most of their kernels."""
+    return estimate(block, schedule, device)["seconds"]
 
 
 def chained(candidate: Candidate, device: Device) -> Candidate:

@@ -115,10 +115,10 @@ def with_assumed(f: Features, device: Device) -> Features:
     """The candidates with operands by descriptors where their tiles allow it, and the epilogue's loads in front of the loop."""
     if not assumable(f.block) or not TMA.offered(device.arch, False):
         return f
-    found: dict[str, Any] = {HOIST.key(): np.full(len(f), True, object)}
+    found: dict[str, Any] = {HOIST.key(): np.ones(len(f), np.bool_)}
     for tensor in operands(f.block):
         moved = np.logical_and.reduce([_fits(f, s) for s in f.block.loads if s.access and s.access.source == tensor])
-        found[TMA.key(tensor)] = moved.astype(object)
+        found[TMA.key(tensor)] = moved
     return replace(f, options={**f.options, **found})
 
 
