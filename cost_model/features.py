@@ -186,6 +186,11 @@ class Features:
         return {}
 
     @cached_property
+    def homes(self) -> dict[int, tuple[str, ...]]:
+        """Of statements, by their places, what :func:`cost_model.lives.home` has found."""
+        return {}
+
+    @cached_property
     def _full(self) -> dict[frozenset[str], Counts]:
         return {}
 

@@ -15,6 +15,12 @@ def real(f: Features, loops: tuple[str, ...]) -> tuple[str, ...]:
 
 def home(f: Features, i: int) -> tuple[str, ...]:
     """Real loops in which a load is executed: the compiler moves it out of those that do not index it."""
+    if i not in f.homes:
+        f.homes[i] = _home(f, i)
+    return f.homes[i]
+
+
+def _home(f: Features, i: int) -> tuple[str, ...]:
     s = f.stmts[i]
     loops = real(f, s.loops)
     if s.stmt.kind != "load":

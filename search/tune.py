@@ -115,11 +115,11 @@ def in_other_forms(space: ScheduleSpace, top: Sequence[Ranked], estimate: Estima
     found: list[list[tuple[float, KernelSchedule]]] = []
     count = 0
     for k, mine in zip(space.kernels, base.schedule.kernels, strict=True):
-        own = float(estimate(schedule_features(k.block, mine))[0])
-        found.append([])
-        for ranked, estimated in (form(k, estimate, most, known) for form in (ranked_groups, ranked_clusters)):
-            found[-1] += [(s - own, g) for s, g in ranked if s < own or len(space.kernels) == 1]
-            count += estimated
+        several = [form(k, estimate, most, known) for form in (ranked_groups, ranked_clusters)]
+        count += sum(estimated for _, estimated in several)
+        ranked = [x for one, _ in several for x in one]
+        own = float(estimate(schedule_features(k.block, mine))[0]) if ranked else 0.0
+        found.append([(s - own, g) for s, g in ranked if s < own or len(space.kernels) == 1])
         found[-1].sort(key=lambda x: x[0])
     more: list[Ranked] = []
     for i in range(max(map(len, found), default=0)):

@@ -194,7 +194,24 @@ class BlockGraph(Hashed):
         return name
 
     def users(self, value: str) -> tuple[Stmt, ...]:
-        return tuple(s for s in self.stmts if value in s.args or (s.kind == "store" and s.value == value))
+        return self._users.get(value, ())
+
+    @cached_property
+    def _users(self) -> dict[str, tuple[Stmt, ...]]:
+        found: dict[str, list[Stmt]] = {}
+        for s in self.stmts:
+            for value in dict.fromkeys((*s.args, s.value) if s.kind == "store" else s.args):
+                found.setdefault(value, []).append(s)
+        return {value: tuple(stmts) for value, stmts in found.items()}
+
+    @cached_property
+    def origins(self) -> dict[str, frozenset[str]]:
+        """All that each value is computed from, without what is read while it still accumulates."""
+        found: dict[str, frozenset[str]] = {}
+        for s in self.by_value.values():
+            mine = [a for a in s.args if a not in s.running]
+            found[s.value] = frozenset(mine).union(*(found[a] for a in mine))
+        return found
 
     def with_extents(self, sizes: Mapping[str, int]) -> BlockGraph:
         """The same structure at other sizes (reduced sizes for checking, split counts of a schedule)."""

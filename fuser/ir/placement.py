@@ -145,15 +145,8 @@ class _Placer:
 
     def ancestors(self, args: Sequence[str], running: Sequence[str]) -> set[str]:
         """Operands and everything that they are computed from, without what is read while it still accumulates."""
-        seen: set[str] = set()
-        todo = [a for a in args if a not in running]
-        while todo:
-            a = todo.pop()
-            if a not in seen:
-                seen.add(a)
-                d = self.block.by_value[a]
-                todo += [x for x in d.args if x not in d.running]
-        return seen
+        mine = [a for a in args if a not in running]
+        return {*mine}.union(*(self.block.origins[a] for a in mine))
 
     def wanted(self, value: str) -> frozenset[str]:
         """Axes of everything that is computed from a value: an unrelated loop around it is opened only for their sake."""

@@ -95,11 +95,11 @@ class Batch:
         """Without options that are searched."""
         tiles = {a: int(v[i]) for a, v in self.tiles.items()}
         splits = {a: int(np.broadcast_to(v, (len(self),))[i]) for a, v in self.splits.items()}
-        return self.kernel.spelled(self.order, self._dead[i], tiles, splits, int(self.warps[i]), int(self.stages[i]))
+        return self.kernel.spelled(self.order, self._dead(i), tiles, splits, int(self.warps[i]), int(self.stages[i]))
 
     def schedule(self, i: int) -> KernelSchedule:
         """Each different one is made once: what is around a candidate of several kernels changes one of them."""
-        key = (self._codes[i], tuple(self.settings[i].tolist()))
+        key = (self._code(i), tuple(self.settings[i].tolist()))
         if key not in self._schedules:
             p = self._place(i)
             self._schedules[key] = settled(p, self.kernel.settings, key[1]) if isinstance(p, Place) else p
@@ -107,26 +107,30 @@ class Batch:
 
     def _place(self, i: int) -> Place | KernelSchedule:
         """Where options are settled, made once for candidates that differ in those alone; without any, the schedule."""
-        if (key := (self.order, self._codes[i])) not in self.known:
+        if (key := (self.order, self._code(i))) not in self.known:
             plain = self.plain(i)
             self.known[key] = self.kernel.place(plain) if self.kernel.settings else plain
         return self.known[key]
 
-    @cached_property
-    def _dead(self) -> list[tuple[str, ...]]:
-        """Of each candidate the axes without a loop."""
-        found: list[tuple[str, ...]] = [()] * len(self)
-        for f in self.groups:
-            dead = tuple(a for a, t in f.trips.items() if t[0] == 1)
-            for i in f.index.tolist():
-                found[i] = dead
-        return found
+    def _dead(self, i: int) -> tuple[str, ...]:
+        """The axes without a loop of a candidate."""
+        return tuple(a for a, t in self.groups[self._group[i]].trips.items() if t[0] == 1)
 
     @cached_property
-    def _codes(self) -> list[tuple[int, ...]]:
-        """Of each candidate all but the options that are searched."""
+    def _group(self) -> Rows:
+        found = np.zeros(len(self), np.int64)
+        for number, f in enumerate(self.groups):
+            found[f.index] = number
+        return found
+
+    def _code(self, i: int) -> tuple[int, ...]:
+        """Of a candidate all but the options that are searched."""
+        return tuple(v[i].item() for v in self._numbers)
+
+    @cached_property
+    def _numbers(self) -> list[Sizes]:
         splits = (np.broadcast_to(v, (len(self),)) for v in self.splits.values())
-        return list(zip(*(v.tolist() for v in (*self.tiles.values(), *splits, self.warps, self.stages)), strict=True))
+        return [*self.tiles.values(), *splits, self.warps, self.stages]
 
     @cached_property
     def _schedules(self) -> dict[tuple[tuple[int, ...], tuple[int, ...]], KernelSchedule]:

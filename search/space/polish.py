@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cost_model.features import Counts
 from cost_model.features import Features
 from cost_model.features import evaluate
 from cost_model.features import features
@@ -27,6 +28,7 @@ from fuser.ir.mugraph import Stmt
 from fuser.ir.program import DTYPE_BYTES
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
+from fuser.ir.tiling import TilingExpr
 from fuser.lower.descriptors import LEAST_BYTES
 from fuser.lower.descriptors import MAX_BOX
 from fuser.lower.options import BACKEND
@@ -55,24 +57,21 @@ GAIN = 0.98
 def polished(ranked: Sequence[Ranked], device: Device, estimate: Estimator, best: float = inf) -> list[Ranked]:
     """Ranked schedules of a graph (best first) with their own estimates, those that come near ``best`` seconds with options too
     where these make them faster; best first. Where the search assumed options, the others are left out."""
-    known: dict[tuple[int, KernelSchedule], _Kernel] = {}
     found: list[Ranked] = []
     exact = not any(map(assumable, ranked[0].graph.blocks))
-    for i, r in enumerate(ranked):
-        if i and (i >= FEW or r.seconds > (WITHIN if exact else NEAR) * min(best, ranked[0].seconds)):
-            found += ranked[i:] if exact else ()
-            break
-        kernels = []
-        for (block, mine), place in zip(r.candidate.blocks, places(r.candidate, device), strict=True):
-            if (key := (id(block), mine)) not in known:
-                known[key] = _Kernel.of(block, place, estimate)
-            kernels.append(known[key])
+    most = (WITHIN if exact else NEAR) * min(best, ranked[0].seconds)
+    near = next((i for i, r in enumerate(ranked) if i and (i >= FEW or r.seconds > most)), len(ranked))
+    several = [list(zip(r.candidate.blocks, places(r.candidate, device), strict=True)) for r in ranked[:near]]
+    known = _with_options([(block, place) for pairs in several for (block, _), place in pairs], estimate)
+    for r, pairs in zip(ranked, several, strict=False):
+        kernels = [known[id(block), mine] for (block, mine), _ in pairs]
         plain = r if exact else replace(r, estimate=r.estimate + sum(k.plain - k.assumed for k in kernels))
         found.append(plain)
         gained = sum(k.plain - k.seconds for k in kernels)
         if gained > 0:
             schedule = Schedule(tuple(k.schedule for k in kernels))
             found.append(replace(plain, candidate=Candidate(r.graph, schedule), estimate=plain.estimate - gained))
+    found += ranked[near:] if exact else ()
     return sorted(found, key=lambda r: r.seconds)
 
 
@@ -86,9 +85,8 @@ class _Kernel:
     assumed: float
 
     @staticmethod
-    def of(block: BlockGraph, place: Place, estimate: Estimator) -> _Kernel:
-        tried = sets(place)
-        seconds = estimated(block, tried, estimate)
+    def of(block: BlockGraph, tried: Sequence[KernelSchedule], seconds: Counts) -> _Kernel:
+        """Of sets of options, the first of which is the one without any, and the seconds of each."""
         plain, at = float(seconds[0]), int(np.argmin(seconds))
         assumed = float(seconds[_assumed(tried, block)]) if assumable(block) else plain
         if seconds[at] < GAIN * plain:
@@ -96,6 +94,23 @@ class _Kernel:
             at = min(even.tolist(), key=lambda i: (len(tried[i].knobs), seconds[i]))
             return _Kernel(tried[at], float(seconds[at]), plain, assumed)
         return _Kernel(tried[0], plain, plain, assumed)
+
+
+def _with_options(kernels: Sequence[tuple[BlockGraph, Place]], estimate: Estimator) -> dict[tuple[int, KernelSchedule], _Kernel]:
+    """Each kernel by its block and schedule. Those that differ in tiles alone are estimated together: a batch costs hardly more
+    than one of them."""
+    known = {(id(block), place.schedule): (block, place) for block, place in kernels}
+    alike: dict[tuple[int, TilingExpr], list[tuple[KernelSchedule, list[KernelSchedule]]]] = {}
+    for (number, mine), (_, place) in known.items():
+        alike.setdefault((number, mine.order), []).append((mine, sets(place)))
+    found: dict[tuple[int, KernelSchedule], _Kernel] = {}
+    for (number, _), several in alike.items():
+        block = known[number, several[0][0]][0]
+        seconds = estimated(block, [s for _, tried in several for s in tried], estimate)
+        for mine, tried in several:
+            found[number, mine] = _Kernel.of(block, tried, seconds[: len(tried)])
+            seconds = seconds[len(tried) :]
+    return found
 
 
 def assumable(block: BlockGraph) -> bool:
@@ -154,18 +169,17 @@ def _with(option: Option[Any], p: Place) -> list[KernelSchedule]:
     return [s for move in moves(option, [p]) if not move.detail and (s := move.edit(p)) is not None]
 
 
-def estimated(block: BlockGraph, tried: Sequence[KernelSchedule], estimate: Estimator) -> np.ndarray:
-    """Seconds of schedules of a block that differ in their options alone."""
-    first = tried[0]
+def estimated(block: BlockGraph, tried: Sequence[KernelSchedule], estimate: Estimator) -> Counts:
+    """Seconds of schedules of a block that have one order."""
     names = dict.fromkeys(n for s in tried for n in s.knob)
     values: Mapping[str, Any] = {n: np.array([s.knob.get(n) for s in tried], object) for n in names}
     groups = features(
         block,
-        first.order,
-        {a: np.full(len(tried), t) for a, t in first.tile.items()},
-        dict(first.splits),
-        first.num_warps,
-        first.num_stages,
+        tried[0].order,
+        {a: np.array([s.tile[a] for s in tried]) for a in tried[0].tile},
+        {a: np.array([dict(s.splits)[a] for s in tried]) for a, _ in tried[0].splits},
+        np.array([s.num_warps for s in tried]),
+        np.array([s.num_stages for s in tried]),
     )
 
     def of(f: Features) -> Any:

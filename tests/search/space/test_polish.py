@@ -59,8 +59,9 @@ def test_sets_are_what_the_table_allows() -> None:
 
 
 def test_estimates_are_those_of_each_alone() -> None:
-    (place,) = places(product(), H200)
-    block, tried, estimate = product().graph.blocks[0], sets(place), estimator(H200)
+    several = [places(product(m), H200)[0] for m in (64, 128)]
+    block, estimate = product().graph.blocks[0], estimator(H200)
+    tried = [s for place in several for s in sets(place)]
     alone = [estimated(block, [s], estimate)[0] for s in tried]
     np.testing.assert_allclose(estimated(block, tried, estimate), alone, rtol=1e-12)
 
