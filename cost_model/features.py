@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
+from dataclasses import replace
 from functools import cached_property
 from functools import lru_cache
 from types import MappingProxyType
@@ -118,10 +119,11 @@ class Features:
 
     def at(self, keep: NDArray[np.bool_]) -> Features:
         """Some of its candidates."""
-        sizes = ({a: v[keep] for a, v in x.items()} for x in (self.extent, self.tile, self.trips, self.grid))
+        names = ("extent", "tile", "trips", "grid")
+        sizes = {n: {a: v[keep] for a, v in getattr(self, n).items()} for n in names}
+        arrays = {n: getattr(self, n)[keep] for n in ("index", "blocks", "warps", "stages")}
         options = {n: v[keep] if isinstance(v, np.ndarray) else v for n, v in self.options.items()}
-        rest = (self.blocks[keep], self.warps[keep], self.stages[keep], options)
-        return Features(self.block, self.order, self.index[keep], self.tree, *sizes, *rest)
+        return replace(self, **sizes, **arrays, options=options)
 
     @cached_property
     def stmts(self) -> tuple[StmtFeatures, ...]:

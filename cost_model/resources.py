@@ -116,8 +116,9 @@ class Resources:
 
     def at(self, keep: NDArray[np.bool_]) -> Resources:
         """Those of some of the candidates."""
-        lanes, pipelined = ({k: v[keep] for k, v in x.items()} for x in (self.lanes, self.pipelined))
+        lanes = {a: n[keep] for a, n in self.lanes.items()}
         dots = {i: d.at(keep) for i, d in self.dots.items()}
+        pipelined = {i: n[keep] for i, n in self.pipelined.items()}
         return Resources(lanes, dots, pipelined, self.shared[keep], self.registers[keep])
 
 
