@@ -13,11 +13,14 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
+from dataclasses import fields
+from dataclasses import is_dataclass
 from dataclasses import replace
 from functools import cached_property
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +43,7 @@ from fuser.ir.tiling import TilingExpr
 
 Counts = NDArray[np.float64]
 Sizes = NDArray[np.int64]
+V = TypeVar("V", bound=Any)
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,14 +120,6 @@ class Features:
 
     def __len__(self) -> int:
         return len(self.index)
-
-    def at(self, keep: NDArray[np.bool_]) -> Features:
-        """Some of its candidates."""
-        names = ("extent", "tile", "trips", "grid")
-        sizes = {n: {a: v[keep] for a, v in getattr(self, n).items()} for n in names}
-        arrays = {n: getattr(self, n)[keep] for n in ("index", "blocks", "warps", "stages")}
-        options = {n: v[keep] if isinstance(v, np.ndarray) else v for n, v in self.options.items()}
-        return replace(self, **sizes, **arrays, options=options)
 
     @cached_property
     def stmts(self) -> tuple[StmtFeatures, ...]:
@@ -219,6 +215,19 @@ class Features:
             out.flags.writeable = False
             self._full[axes] = out
         return out
+
+
+def some(of: V, keep: NDArray[np.bool_]) -> V:
+    """What is known of candidates, a dataclass of arrays and of mappings to such, for some of them."""
+
+    def part(x: Any) -> Any:
+        if isinstance(x, np.ndarray):
+            return x[keep]
+        if isinstance(x, Mapping):
+            return {k: some(v, keep) if is_dataclass(v) else part(v) for k, v in x.items()}
+        return x
+
+    return replace(of, **{x.name: part(getattr(of, x.name)) for x in fields(of)})
 
 
 def families(stmt: Stmt, loops: Sequence[str], owner: str | None) -> tuple[str, ...]:

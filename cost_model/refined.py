@@ -27,6 +27,7 @@ from cost_model.constants import constants_of
 from cost_model.features import Counts
 from cost_model.features import Features
 from cost_model.features import schedule_features
+from cost_model.features import some
 from cost_model.resources import WGMMA
 from cost_model.resources import Resources
 from cost_model.resources import resources
@@ -229,7 +230,7 @@ def seconds(f: Features, device: Device, constants: Constants | None = None, cha
     if not fits.any():
         return out
     if not fits.all():
-        f, r = f.at(fits), r.at(fits)
+        f, r = some(f, fits), some(r, fits)
     out[fits] = _seconds(f, r, device, constants, chained)
     return out
 

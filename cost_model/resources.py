@@ -92,11 +92,6 @@ class Dot:
     warp_rows: Counts
     warp_cols: Counts
 
-    def at(self, keep: NDArray[np.bool_]) -> Dot:
-        """That of some of the candidates."""
-        arrays = (self.rows, self.cols, self.inner, self.tensor, self.groups, self.warp_rows, self.warp_cols)
-        return Dot(self.left, self.right, *(x[keep] for x in arrays))
-
     @property
     def repeat(self) -> Counts:
         return np.maximum(self.warp_rows * 16 / self.rows, 1.0) * np.maximum(self.warp_cols * 8 / self.cols, 1.0)
@@ -113,13 +108,6 @@ class Resources:
     pipelined: dict[int, Counts]
     shared: Counts
     registers: Counts
-
-    def at(self, keep: NDArray[np.bool_]) -> Resources:
-        """Those of some of the candidates."""
-        lanes = {a: n[keep] for a, n in self.lanes.items()}
-        dots = {i: d.at(keep) for i, d in self.dots.items()}
-        pipelined = {i: n[keep] for i, n in self.pipelined.items()}
-        return Resources(lanes, dots, pipelined, self.shared[keep], self.registers[keep])
 
 
 @lru_cache(maxsize=4)

@@ -6,6 +6,7 @@ import numpy as np
 
 from cost_model.features import Counts
 from cost_model.features import Features
+from cost_model.features import some
 from cost_model.models import MODELS
 from cost_model.names import REFINED
 from fuser.device import Device
@@ -23,7 +24,7 @@ def estimator(device: Device, model: str = REFINED) -> Estimator:
             return MODELS[model](f, device)
         found = np.full(len(f), np.inf)
         if good.any():
-            found[good] = MODELS[model](f.at(good), device)
+            found[good] = MODELS[model](some(f, good), device)
         return found
 
     return estimate
