@@ -245,10 +245,13 @@ class _Lasting:
         self.child: Children | None = None
 
     def do(self, work: Callable[..., R], *args: Any) -> R:
+        folder = os.curdir
+        with suppress(OSError):  # it was removed
+            folder = os.getcwd()
         with self.lock:
             self.child = self.child or Children(1)
             try:
-                return self.child.submit(_as_there, dict(os.environ), os.getcwd(), work, *args).result()
+                return self.child.submit(_as_there, dict(os.environ), folder, work, *args).result()
             except Exception:
                 raise
             except BaseException:  # an interruption: what nobody waits for is not to be in the next one's way

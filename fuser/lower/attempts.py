@@ -5,6 +5,7 @@ own; where that dies too, the cache folder keeps why, and no process dies of it 
 from __future__ import annotations
 
 import fcntl
+import shutil
 import tempfile
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -76,17 +77,24 @@ def _begun(mark: Path) -> Iterator[bool]:
 
 def _apart(apart: Callable[..., R], work: Callable[..., R], *args: object) -> R:
     """What another process answers; this one where none can be started. What it says as it dies is why."""
-    with tempfile.TemporaryDirectory(prefix="mufuser-", ignore_cleanup_errors=True) as folder:
-        told = Path(folder) / "told"
-        try:
-            return apart(_told, told, work, *args)
-        except DiedError as error:
-            if not told.exists():
-                return work(*args)
-            lines = told.read_text(errors="replace").splitlines()
-            said = next((line for line in reversed(lines) if any(t in line for t in TELLING)), "")
-            how = error.message.rpartition(": ")[2]
-            raise DiedError(f"{said[-200:]} ({how})" if said else how, ended=error.ended, outside=error.outside) from error
+    try:
+        folder = tempfile.mkdtemp(prefix="mufuser-")
+    except OSError:  # nowhere to hear it
+        return work(*args)
+    told = Path(folder) / "told"
+    try:
+        return apart(_told, told, work, *args)
+    except (DiedError, OSError) as error:
+        if not told.exists():
+            return work(*args)
+        if not isinstance(error, DiedError):
+            raise
+        lines = told.read_text(errors="replace").splitlines()
+        said = next((line for line in reversed(lines) if any(t in line for t in TELLING)), "")
+        how = error.message.rpartition(": ")[2]
+        raise DiedError(f"{said[-200:]} ({how})" if said else how, ended=error.ended, outside=error.outside) from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _told(path: Path, work: Callable[..., R], *args: object) -> R:

@@ -208,7 +208,11 @@ def compile_kernel(source: KernelSource, arch: int, folder: Path | None = None) 
     from fuser.lower.attempts import attempt  # what was compiled needs no processes
 
     path = kept_kernels.place(cache_dir("compiled"), source, arch)
-    made = attempt(path, source.name, _compiled, source, arch, folder)
+    try:
+        made = attempt(path, source.name, _compiled, source, arch, folder)
+    except OSError as error:
+        room = f"free some space: compilers write to {path.parent.parent}, to {tempfile.gettempdir()} and to Triton's cache"
+        raise EnvironmentError_(f"{source.name} cannot be compiled: {error.strerror or said(error)}", room) from error
     kept_kernels.write(path, {f.name: getattr(made, f.name) for f in fields(made) if f.name not in ("source", "arch")})
     return made
 
@@ -255,6 +259,8 @@ def _compiled(source: KernelSource, arch: int, folder: Path | None) -> KernelArt
                     target=GPUTarget("cuda", arch, 32),
                     options=options,
                 )
+        except OSError:  # of the machine, not of the kernel
+            raise
         except Exception as error:  # Triton raises many classes; all of them mean that this candidate is not valid
             refused = OutOfResourcesError if isinstance(error, OutOfResources) else NoValidKernelError
             what = "; ".join([f"{type(error).__name__}: {said(error)}", *printed[:1]])[:400]
