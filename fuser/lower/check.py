@@ -2,8 +2,12 @@
 reference.
 
 Tile sizes, loop order, splits and whether a tile is ragged stay those of the schedule; extents shrink until every loop runs at
-least twice. Triton decides at import whether it interprets, so the kernels run in a process of their own: ``python -m
-fuser.lower.check`` reads jobs as JSON lines from its standard input and answers each with a line.
+least twice. The reference is the program at these sizes. Where one tensor is read, or made, both whole and in windows, which lie
+where they are, the program has no such sizes: there the scheduled µGraph in float64 is held against the program at its own size,
+and the kernels against it at a reduced one.
+
+Triton decides at import whether it interprets, so the kernels run in a process of their own: ``python -m fuser.lower.check``
+reads jobs as JSON lines from its standard input and answers each with a line.
 """
 
 from __future__ import annotations
@@ -94,12 +98,12 @@ class Check:
 def reduced_extents(graph: KernelGraph, schedule: Schedule, free: Collection[str] = ()) -> dict[str, int]:
     """Smallest extents at which every loop and every divided axis has at least two tiles, ragged where the real ones are.
 
-    Axes that are not divided keep their extents; those of ``free`` have at most :data:`FEW`. A graph that reads a tensor both
-    whole and in windows, which lie where they are, keeps its sizes; so does one with library kernels, the axes of whose tensors
-    are not known.
+    Axes that are not divided keep their extents; those of ``free`` have at most :data:`FEW`. So do those of tensors that are read
+    in windows, too, which lie where they are; and all of a graph with library kernels, the axes of whose tensors are not known.
     """
-    if len(graph.blocks) < len(graph.kernels) or _read_both_ways(graph):
+    if len(graph.blocks) < len(graph.kernels):
         return graph.extents
+    whole = _beside_windows(graph)
     steps: dict[str, int] = {}
     divided: dict[str, int] = {}
     full: dict[str, int] = {}
@@ -110,6 +114,8 @@ def reduced_extents(graph: KernelGraph, schedule: Schedule, free: Collection[str
             if extent == FREE or axis in split_of.values():
                 continue
             full[axis] = extent
+            if axis in whole:
+                continue
             tile = ks.tile.get(axis, extent)
             step = tile * counts.get(split_of.get(axis, ""), 1)
             if axis in split_of and axis not in contracted(block):
@@ -125,7 +131,7 @@ def reduced_extents(graph: KernelGraph, schedule: Schedule, free: Collection[str
     sizes = {}
     for axis, extent in full.items():
         step = steps.get(axis)
-        small = 2 * step + extent % step if step else FEW if axis in free else extent
+        small = 2 * step + extent % step if step else FEW if axis in free and axis not in whole else extent
         sizes[axis] = min(extent, divided.get(axis, small))
     while apart := _read_in_shapes(graph, sizes):
         sizes |= {a: full[a] for a in apart}
@@ -165,9 +171,11 @@ def _read_in_shapes(graph: KernelGraph, sizes: Mapping[str, int]) -> set[str]:
     return {a for known, axes in found.values() if len(known) > 1 for a in axes if a in sizes}
 
 
-def _read_both_ways(graph: KernelGraph) -> bool:
+def _beside_windows(graph: KernelGraph) -> set[str]:
+    """Axes along which tensors are read, or made, that are read in windows as well."""
     accesses = [s.access for b in graph.blocks for s in b.stmts if s.access]
-    return bool({a.source for a in accesses if a.window} & {a.source for a in accesses if not a.window})
+    windows = {a.source for a in accesses if a.window}
+    return {x for a in accesses if not a.window and a.source in windows for x in a.axes}
 
 
 def _joins(program: TensorProgram, graph: KernelGraph) -> bool:
@@ -176,8 +184,9 @@ def _joins(program: TensorProgram, graph: KernelGraph) -> bool:
     return any(len(a.dims) < len(program[a.tensor].shape) for a in accesses)
 
 
-def _at_reduced_sizes(program: TensorProgram, graph: KernelGraph, schedule: Schedule) -> tuple[dict[str, int], KernelGraph]:
-    """The reduced extents, and the graph with them. A library's products take part as blocks that divide nothing."""
+def _at_reduced_sizes(program: TensorProgram, graph: KernelGraph, schedule: Schedule) -> tuple[dict[str, int], KernelGraph, bool]:
+    """The reduced extents, the graph with them, and whether it has tensors both whole and in windows. A library's products take
+    part as blocks that divide nothing."""
     called = tuple(k.name for k in graph.kernels if isinstance(k, LibraryKernel))
     if called and (whole := generated(program, graph)):
         mine = {b.name: s for b, s in scheduled_blocks(graph, schedule)}
@@ -185,9 +194,9 @@ def _at_reduced_sizes(program: TensorProgram, graph: KernelGraph, schedule: Sche
         sizes = reduced_extents(whole, Schedule(plans), whole.extents.keys() - graph.extents.keys())
         small = whole.with_extents(sizes)
         if set(called) & {b.name for b in whole.blocks} <= set(products(small)):
-            return sizes, with_library(small, called)
+            return sizes, with_library(small, called), bool(_beside_windows(whole))
     sizes = reduced_extents(graph, schedule)
-    return sizes, graph.with_extents(sizes)
+    return sizes, graph.with_extents(sizes), bool(_beside_windows(graph))
 
 
 MANY_PARTS, FEW_PARTS = 64, 16
@@ -251,17 +260,26 @@ def run_graph(graph: KernelGraph, schedule: Schedule, inputs: Mapping[str, Array
 def check_here(program: TensorProgram, candidate: Candidate, seed: int, method: str) -> Check:
     """Check in this process; ``method`` is ``triton`` (the interpreter must be on) or ``numpy``."""
     graph = candidate.graph
-    sizes, small = _at_reduced_sizes(program, graph, candidate.schedule)
+    sizes, small, apart = _at_reduced_sizes(program, graph, candidate.schedule)
     schedule = reduced_schedule(candidate.schedule)
+    real = apart and all(small.table[n].shape == graph.table[n].shape for n in (*graph.inputs, *graph.outputs))
 
     def attempt(draw: Draw) -> tuple[dict[str, Array], dict[str, Array]]:
         inputs = random_inputs(small, np.random.default_rng(seed), draw)
-        return inputs, _reference(program, graph, sizes, inputs)
+        with np.errstate(all="ignore"):
+            if real:
+                return inputs, program.evaluate(inputs)
+            if apart:
+                return inputs, interpret(small, schedule, inputs)
+            written = plain(program, sizes, _joins(program, graph))
+            return inputs, interpret(written.graph, written.schedule, inputs)
 
     dtypes = {n: small.table[n].dtype for n in graph.outputs}
     limit = tolerance(t.dtype for t in program.tensors)
+    if apart and not real and (wrong := _at_its_size(program, candidate, seed, limit)):
+        return Check(math.inf, math.inf, tuple(sorted(graph.extents.items())), method, wrong)
     _, inputs, reference = drawn(program, attempt, dtypes)
-    weights = weight_factors(program) if _read_both_ways(graph) else {}
+    weights = weight_factors(program) if real else {}
     if weights and not agreements(_in_its_dtypes(program, inputs), reference, dtypes, limit).ok:
         inputs, reference = attempt(Draw(input_domains(program), weights))  # large ones make a softmax a choice
     if method == "triton":
@@ -285,15 +303,21 @@ def _in_its_dtypes(program: TensorProgram, inputs: Mapping[str, Array]) -> dict[
     return program.run({n: np.asarray(x, np.float64) for n, x in inputs.items()}, apply)
 
 
-def _reference(
-    program: TensorProgram, graph: KernelGraph, sizes: Mapping[str, int], inputs: Mapping[str, Array]
-) -> dict[str, Array]:
-    """The outputs in float64."""
+def _at_its_size(program: TensorProgram, candidate: Candidate, seed: int, limit: float) -> str:
+    """What is wrong with a scheduled µGraph of a program in float64, at the program's own size; nothing where nothing is."""
+    graph = candidate.graph
+
+    def attempt(draw: Draw) -> tuple[dict[str, Array], dict[str, Array]]:
+        inputs = random_inputs(graph, np.random.default_rng(seed), draw)
+        with np.errstate(all="ignore"):
+            return inputs, program.evaluate(inputs)
+
+    dtypes = dict.fromkeys(graph.outputs, "float64")
+    _, inputs, reference = drawn(program, attempt)
     with np.errstate(all="ignore"):
-        if _read_both_ways(graph):
-            return program.evaluate(inputs)
-        written = plain(program, sizes, _joins(program, graph))
-        return interpret(written.graph, written.schedule, inputs)
+        out = interpret(graph, candidate.schedule, inputs)
+    wanted = {n: reference[n].reshape(graph.table[n].shape) for n in graph.outputs}
+    return agreements(out, wanted, dtypes, limit).message
 
 
 def check(jobs: Sequence[tuple[TensorProgram, Candidate]], seed: int = 0) -> Iterator[Check]:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
+from fuser.ir.builder import Builder
 from fuser.ir.fuse import fuse
+from fuser.ir.mugraph import KernelGraph
+from fuser.ir.mugraph import Stmt
+from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import Schedule
 from fuser.lower.check import reduced_extents
+from fuser.lower.kernel_source import KernelSource
 from fuser.lower.triton_source import generate
+from fuser.lower.triton_source import generate_graph
 from fuser.superopt.structures import structures
 from fuser.workloads import workload
 from tests.builders import schedule
@@ -67,7 +76,47 @@ def test_reduced_sizes_stay_inside_of_the_windows():
     assert sizes == {"m": 32, "n": 64, "k": 32}
     # a tensor that one kernel writes and another reads in windows keeps its size
     _, graph = cut_attention()
-    assert reduced_extents(graph, Schedule((schedule(m=4), schedule()))) == graph.extents
+    assert reduced_extents(graph, Schedule((schedule(m=4), schedule(m1=4)))) == graph.extents | {"m1": 8}
+
+
+def modulated() -> tuple[TensorProgram, KernelGraph, Schedule]:
+    """Shift and scale come of one product in a kernel of its own, of which the next one reads windows."""
+    b = Builder("modulated")
+    x, c = b.input("X", (6, 150, 48)), b.input("C", (6, 32))
+    both = c @ b.input("W", (32, 96))
+    shift, scale = (b.op("slice", both, axis=1, start=i, stop=i + 48).reshape(6, 1, 48) for i in (0, 48))
+    program = b.build(Y=(x * scale + shift) @ b.input("V", (48, 160)))
+    graph = next(g for g in structures(program) if len(g.blocks) == 2 and any(s.at.window for s in g.blocks[1].loads))
+    return program, graph, Schedule((schedule(n=32), schedule(b=1, m1=32, h=16)))
+
+
+def test_what_windows_lie_in_keeps_its_size_and_all_else_is_reduced() -> None:
+    program, graph, tiled = modulated()
+    outcome = checked(program, graph, tiled)
+    assert outcome.passed and outcome.error < 2e-3
+    small = dict(outcome.extents)
+    made, read = ({a.extent: small[a.name] for a in b.axes} for b in graph.blocks)
+    assert made == {6: 6, 96: 96, 32: 32}
+    assert read == {6: 2, 150: 64 + 150 % 32, 48: 48, 160: 32}
+
+
+def test_another_window_does_not_pass_in_the_graph_or_in_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    program, graph, tiled = modulated()
+    first, second = graph.blocks
+
+    def moved(s: Stmt) -> Stmt:
+        window = s.access.window if s.access else None
+        return replace(s, access=replace(s.at, window=replace(window, starts=(0, 24)))) if window else s
+
+    outcome = checked(program, replace(graph, kernels=(first, replace(second, stmts=tuple(map(moved, second.stmts))))), tiled)
+    assert "relative Frobenius error" in outcome.message
+
+    def shifted(*given: Any) -> tuple[KernelSource, ...]:
+        first, second = generate_graph(*given)
+        return first, replace(second, text=second.text.replace("matmul_0_ptr + 48", "matmul_0_ptr + 32"))
+
+    monkeypatch.setattr("fuser.lower.triton_source.generate_graph", shifted)
+    assert "relative Frobenius error" in checked(program, graph, tiled).message
 
 
 def test_reduced_sizes_of_a_tensor_that_is_read_along_several_axes_agree():
