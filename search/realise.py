@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterator
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
@@ -230,13 +231,14 @@ def _least(heavy: Sequence[_Heavy], candidates: Sequence[Ranked], device: Device
     return best.outcome if best else None
 
 
-def _outcomes(jobs: Sequence[_Job], executor: Executor | None) -> list[_Outcome]:
-    """What is left of ``jobs`` when those are done that need no other process."""
+def _outcomes(jobs: Sequence[_Job], executor: Executor | None) -> Iterator[_Outcome]:
+    """What is made of each of ``jobs``, in order, as soon as it is there; other processes, if there are any, go on with the next
+    ones."""
     found = {i: r for i, job in enumerate(jobs) if (r := _at_hand(job)) is not None}
-    left = [i for i in range(len(jobs)) if i not in found]
     run = executor.map if executor else map
-    found |= zip(left, run(_compiled, [jobs[i] for i in left]), strict=True)
-    return [found[i] for i in range(len(jobs))]
+    made = iter(run(_compiled, [job for i, job in enumerate(jobs) if i not in found]))
+    for i in range(len(jobs)):
+        yield found[i] if i in found else next(made)
 
 
 def _at_hand(job: _Job) -> _Outcome | None:
@@ -286,7 +288,8 @@ def kept_checks(jobs: Sequence[tuple[TensorProgram, Candidate]], seed: int) -> l
 def realise(
     tuned: Sequence[Tuned], device: Device, executor: Executor | None = None, checked: bool = True, seed: int = 0
 ) -> list[Realised]:
-    """Kernels for each tuned program, in order; compilation is spread over ``executor``.
+    """Kernels for each tuned program, in order; compilation is spread over ``executor``, and what is compiled is checked while
+    others are.
 
     A winner that is not verified or fails its numerical check is dropped for the next candidate; :class:`NoValidKernelError` if
     none is left. What was measured was checked where it ran, at its real size.
@@ -298,24 +301,24 @@ def realise(
     todo = list(range(len(tuned)))
     while todo:
         jobs = [(tuned[i].program, pending[i], device, left[i]) for i in todo]
-        results = _outcomes(jobs, executor)
-        for i, r in zip(todo, results, strict=True):
+        again: list[int] = []
+        wrong: NoValidKernelError | None = None
+        for i, r in zip(todo, _outcomes(jobs, executor), strict=True):
             rejected[i].update(r.rejected)
-            found[i] = Realised(tuned[i], pending[i][r.at], r.verdict, r.artifacts)
+            found[i] = mine = Realised(tuned[i], pending[i][r.at], r.verdict, r.artifacts)
             pending[i] = pending[i][r.at + 1 :]
             left[i] -= r.compiled
-        doubtful = [i for i in todo if checked and (r := found[i]) and r.candidate.measured is None]
-        checks = kept_checks([(tuned[i].program, r.candidate.candidate) for i in doubtful if (r := found[i])], seed)
-        again: list[int] = []
-        for i, outcome in zip(doubtful, checks, strict=True):
-            r = found[i]
-            assert r is not None
-            found[i] = replace(r, check=outcome)
+            if not checked or mine.candidate.measured is not None:
+                continue
+            (outcome,) = kept_checks([(tuned[i].program, mine.candidate.candidate)], seed)
+            found[i] = replace(mine, check=outcome)
             if not outcome.passed:
                 rejected[i]["wrong result"] += 1
                 again.append(i)
                 if not pending[i] or not left[i]:
                     detail = outcome.message or f"relative error {outcome.error:.1e}"
-                    raise NoValidKernelError(f"no kernel of {tuned[i].program.name!r} passes its numerical check: {detail}")
+                    wrong = NoValidKernelError(f"no kernel of {tuned[i].program.name!r} passes its numerical check: {detail}")
+        if wrong is not None:
+            raise wrong
         todo = again
     return [replace(r, rejected=dict(rejected[i])) for i, r in enumerate(found) if r is not None]
