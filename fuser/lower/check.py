@@ -264,11 +264,14 @@ def check_here(program: TensorProgram, candidate: Candidate, seed: int, method: 
     schedule = reduced_schedule(candidate.schedule)
     real = apart and all(small.table[n].shape == graph.table[n].shape for n in (*graph.inputs, *graph.outputs))
 
-    def attempt(draw: Draw) -> tuple[dict[str, Array], dict[str, Array]]:
+    def at_its_size(draw: Draw) -> tuple[dict[str, Array], dict[str, Array]]:
+        inputs = random_inputs(graph, np.random.default_rng(seed), draw)
+        with np.errstate(all="ignore"):
+            return inputs, program.evaluate(inputs)
+
+    def reduced(draw: Draw) -> tuple[dict[str, Array], dict[str, Array]]:
         inputs = random_inputs(small, np.random.default_rng(seed), draw)
         with np.errstate(all="ignore"):
-            if real:
-                return inputs, program.evaluate(inputs)
             if apart:
                 return inputs, interpret(small, schedule, inputs)
             written = plain(program, sizes, _joins(program, graph))
@@ -276,12 +279,15 @@ def check_here(program: TensorProgram, candidate: Candidate, seed: int, method: 
 
     dtypes = {n: small.table[n].dtype for n in graph.outputs}
     limit = tolerance(t.dtype for t in program.tensors)
-    if apart and not real and (wrong := _at_its_size(program, candidate, seed, limit)):
-        return Check(math.inf, math.inf, tuple(sorted(graph.extents.items())), method, wrong)
+    attempt = at_its_size if real else reduced
     _, inputs, reference = drawn(program, attempt, dtypes)
-    weights = weight_factors(program) if real else {}
-    if weights and not agreements(_in_its_dtypes(program, inputs), reference, dtypes, limit).ok:
-        inputs, reference = attempt(Draw(input_domains(program), weights))  # large ones make a softmax a choice
+    if apart:
+        given, wanted = (inputs, reference) if real else drawn(program, at_its_size, dtypes)[1:]
+        if not real and (wrong := _computes_otherwise(candidate, given, wanted, limit)):
+            return Check(math.inf, math.inf, tuple(sorted(graph.extents.items())), method, wrong)
+        weights = weight_factors(program)
+        if weights and not agreements(_in_its_dtypes(program, given), wanted, dtypes, limit).ok:
+            inputs, reference = attempt(Draw(input_domains(program), weights))  # large ones make a softmax a choice
     if method == "triton":
         out = run_graph(small, schedule, inputs, poison(reference))
     else:
@@ -303,21 +309,13 @@ def _in_its_dtypes(program: TensorProgram, inputs: Mapping[str, Array]) -> dict[
     return program.run({n: np.asarray(x, np.float64) for n, x in inputs.items()}, apply)
 
 
-def _at_its_size(program: TensorProgram, candidate: Candidate, seed: int, limit: float) -> str:
-    """What is wrong with a scheduled µGraph of a program in float64, at the program's own size; nothing where nothing is."""
+def _computes_otherwise(candidate: Candidate, inputs: Mapping[str, Array], reference: Mapping[str, Array], limit: float) -> str:
+    """How a scheduled µGraph in float64 differs from a reference; nothing where it does not."""
     graph = candidate.graph
-
-    def attempt(draw: Draw) -> tuple[dict[str, Array], dict[str, Array]]:
-        inputs = random_inputs(graph, np.random.default_rng(seed), draw)
-        with np.errstate(all="ignore"):
-            return inputs, program.evaluate(inputs)
-
-    dtypes = dict.fromkeys(graph.outputs, "float64")
-    _, inputs, reference = drawn(program, attempt)
     with np.errstate(all="ignore"):
         out = interpret(graph, candidate.schedule, inputs)
     wanted = {n: reference[n].reshape(graph.table[n].shape) for n in graph.outputs}
-    return agreements(out, wanted, dtypes, limit).message
+    return agreements(out, wanted, dict.fromkeys(graph.outputs, "float64"), limit).message
 
 
 def check(jobs: Sequence[tuple[TensorProgram, Candidate]], seed: int = 0) -> Iterator[Check]:
