@@ -153,11 +153,13 @@ _Job = tuple[TensorProgram, tuple[Ranked, ...], Device, int]
 def _compiled(job: _Job) -> _Outcome:
     """The first verified candidate that compiles without heavy spills (else the one that spills least), of as many as may be
     compiled. One whose warps the assembler made slower than the model takes them to be is left for one of the next that are
-    expected to be faster than it has become. One with a kernel that is known to spill is compiled only where it may spill least.
+    expected to be faster than it has become. One with a kernel that is known to spill is compiled only where it may spill least,
+    and counts as compiled unless one before it has that kernel.
     """
     program, candidates, device, most = job
     rejected: Counter[str] = Counter()
     heavy: list[_Heavy] = []
+    spilled = set[str]()
     slow: tuple[float, _Outcome] | None = None
     last: FuserError | None = None
     compiled = 0
@@ -174,10 +176,14 @@ def _compiled(job: _Job) -> _Outcome:
         compiled += 1
         try:
             sources = generate_graph(candidate.graph, candidate.schedule)
-            spills = 0 if candidate.measured is not None else known_spills(sources, device.arch)
-            if spills > SPILL_LIMIT:
+            known = known_spills(sources, device.arch) if candidate.measured is None else {}
+            if known:
+                if spilled.isdisjoint(known):
+                    spilled |= known.keys()
+                else:
+                    compiled -= 1
                 rejected["spills"] += 1
-                heavy.append(_Heavy(spills, _Outcome(i, verdict, ())))
+                heavy.append(_Heavy(max(known.values()), _Outcome(i, verdict, ())))
                 continue
             outcome = _Outcome(i, verdict, compile_candidate(candidate.candidate, device, sources))
         except FuserError as error:
@@ -193,7 +199,7 @@ def _compiled(job: _Job) -> _Outcome:
             rejected["slow code"] += 1
             continue
         rejected["spills"] += 1
-        keep_spills(outcome.artifacts, SPILL_LIMIT)
+        spilled |= keep_spills(outcome.artifacts, SPILL_LIMIT)
         heavy.append(_Heavy(spills, outcome))
     if slow is not None:
         rejected["slow code"] -= 1

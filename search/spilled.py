@@ -14,17 +14,18 @@ from fuser.lower.compile import neutral
 from fuser.lower.kernel_source import KernelSource
 
 
-def known_spills(sources: Iterable[KernelSource], arch: int) -> int:
-    """Bytes a thread that the worst of some kernels is known to spill; 0 where none is known to."""
-    found = (kept.read(_place(s, arch)) for s in sources)
-    return max((n for values in found for n in values if isinstance(n, int)), default=0)
+def known_spills(sources: Iterable[KernelSource], arch: int) -> dict[str, int]:
+    """Bytes a thread that those of some kernels spill which are known to, by what makes them equal."""
+    found = {neutral(s): kept.read(_place(s, arch)) for s in sources}
+    return {text: n for text, values in found.items() for n in values if isinstance(n, int)}
 
 
-def keep_spills(artifacts: Iterable[KernelArtifact], least: int) -> None:
-    """Remembers those that spill more than ``least`` bytes."""
-    for a in artifacts:
-        if a.spills > least:
-            kept.write(_place(a.source, a.arch), a.spills)
+def keep_spills(artifacts: Iterable[KernelArtifact], least: int) -> set[str]:
+    """Remembers those that spill more than ``least`` bytes; what makes each of them equal to others."""
+    mine = [a for a in artifacts if a.spills > least]
+    for a in mine:
+        kept.write(_place(a.source, a.arch), a.spills)
+    return {neutral(a.source) for a in mine}
 
 
 def _place(source: KernelSource, arch: int) -> Path:
