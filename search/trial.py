@@ -57,10 +57,15 @@ class Trial:
         return f"ran {self.where}{times}{beside}; {says}" + ("" if self.ok else f", more than {self.limit:.0e}")
 
 
-def where_tried(on: str | None, device: Device, file: ModelFile) -> tuple[str | None, tuple[str, ...]]:
-    """Where the kernels of a model run when they are made (None: nowhere), and why not. ``on`` is a user's wish."""
+def check_where(on: str | None) -> None:
+    """Raises :class:`UsageError` for what is no place to run kernels at."""
     if on not in (None, "cuda", "cpu", "none"):
         raise UsageError(f"there is no device {on!r} to run on", "--on cuda, cpu or none")
+
+
+def where_tried(on: str | None, device: Device, file: ModelFile) -> tuple[str | None, tuple[str, ...]]:
+    """Where the kernels of a model run when they are made (None: nowhere), and why not. ``on`` is a user's wish."""
+    check_where(on)
     if on == "none":
         return None, ()
     name = file.imported.program.name

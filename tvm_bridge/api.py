@@ -49,6 +49,7 @@ from search.regions import Left
 from search.regions import Region
 from search.regions import choose
 from search.stages import Stages
+from search.trial import check_where
 from search.trial import tried
 from search.trial import where_tried
 from search.tune import tune_fast
@@ -65,6 +66,7 @@ from tvm_bridge.flavour import require_relax
 from tvm_bridge.planned import planned
 from tvm_bridge.read.relax_module import is_relax
 from tvm_bridge.relaxed import INSIDE
+from tvm_bridge.relaxed import check_weights
 from tvm_bridge.relaxed import relax_library
 from tvm_bridge.result import FusedRegion
 from tvm_bridge.result import Optimized
@@ -142,8 +144,12 @@ def optimize(model: str | Path | Any, params: str | Path | Mapping[str, Any] | N
         raise UsageError("a model that Relay runs has fixed sizes, and there are buckets", "--runtime relax or torch")
     if live and runtime is None:
         runtime = RELAX if is_relax(model) else TORCH_RUNTIME if options.buckets is not None else RELAY_RUNTIME
+    check_where(options.on)
+    check_weights(options.weights)
     if runtime == RELAX:
         require_relax()
+    elif options.weights != INSIDE:
+        raise UsageError(f"there is no library beside which weights could lie ({options.weights!r})", "--runtime relax makes one")
     device = load_device(options.target) if isinstance(options.target, str) else options.target
     check_device(device)
     tuning = Tuning(wanted, open_memory(options.records), watch=lambda: watching(device))

@@ -123,6 +123,7 @@ def _optimize(model: Path, options: Optimize) -> int:
         step=step,
         on=options.on,
         runtime=options.runtime,
+        weights=options.weights,
         build=False,
         whole=True,
         buckets=parsed(options.buckets) if options.buckets else None,

@@ -81,6 +81,12 @@ class RelaxLibrary:
         return path
 
 
+def check_weights(weights: str) -> None:
+    """Raises :class:`UsageError` for what is no place of a library's weights."""
+    if weights not in (INSIDE, BESIDE):
+        raise UsageError(f"weights are not {weights!r}", "inside or beside the library")
+
+
 def relax_library(
     made: CompiledProgram | Sequence[Bucket],
     name: str,
@@ -100,8 +106,7 @@ def relax_library(
     Raises :class:`fuser.errors.EnvironmentError_` where TVM 0.27 or a C compiler is missing, and
     :class:`fuser.errors.UnsupportedError` where an operator is left that neither of us has a kernel for.
     """
-    if weights not in (INSIDE, BESIDE):
-        raise UsageError(f"weights are not {weights!r}", "inside or beside the library")
+    check_weights(weights)
     require_relax()
     if isinstance(made, CompiledProgram):
         recipe = recipe_of(made, dependent)

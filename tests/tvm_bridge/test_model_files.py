@@ -94,6 +94,9 @@ def test_a_model_and_one_of_its_kernels_are_explained(exported: Path, capsys: py
         (["explain", "mcfuser/G1", "--kernel", "0"], 2, "--kernel belongs to a model"),
         (["explain", "absent.pt2"], 3, "absent.pt2"),
         (["optimize", "absent.pt2"], 3, "absent.pt2"),
+        (["optimize", "absent.pt2", "--on", "tpu"], 2, "no device 'tpu'"),
+        (["optimize", "absent.pt2", "--weights", "there"], 2, "weights are not 'there'"),
+        (["optimize", "absent.pt2", "--weights", "beside"], 2, "--runtime relax makes one"),
     ],
 )
 def test_wrong_arguments_are_named(
