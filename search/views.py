@@ -11,6 +11,7 @@ import numpy as np
 from fuser.frontends.imported import Imported
 from fuser.frontends.imported import Result
 from fuser.frontends.imported import Views
+from fuser.frontends.torch_views import order_of
 from fuser.frontends.torch_views import seen
 from fuser.ir.program import Tensor
 from fuser.ir.program import TensorProgram
@@ -36,12 +37,17 @@ def with_views(known: Imported) -> Imported:
 
 
 def _worth(program: TensorProgram, inputs: Sequence[str], results: Sequence[Result]) -> set[str]:
-    """Tensors of which views are to be returned: inputs, and those wanted as a whole, or whose views share elements."""
+    """Tensors of which views are to be returned: inputs, and those wanted as a whole, or whose views share elements, and lie as
+    the module's do where what they show lies row after row."""
     found = {r.base for r in results if r.base in inputs}
     for name in {r.base for r in results if r.base} - found:
         views = [r for r in results if r.base == name and r.name]
         whole = any(r.name == name for r in results)
-        if name in program.producers and (whole or shared(_empty(program[name]), [r.views for r in views])):
+        if name not in program.producers:
+            continue
+        base = _empty(program[name])
+        same = all(order_of(seen(base, r.views)) == r.order for r in views)
+        if whole or (same and shared(base, [r.views for r in views])):
             found.add(name)
     return found
 

@@ -65,6 +65,20 @@ def test_what_the_module_copies_is_copied() -> None:
     torch.testing.assert_close(got, module(x))
 
 
+def test_what_is_written_to_lies_as_it_did() -> None:
+    """Through a view of it that lies otherwise."""
+
+    def run(x: Any) -> Any:
+        y = x.clone()
+        y.t()[0] = 9
+        return y
+
+    x = torch.randn(5, 6)
+    got = fuser.compile(Fn(run), (x,), device="cpu")(x)
+    assert got.stride() == (6, 1)
+    torch.testing.assert_close(got, run(x))
+
+
 class Shared(torch.nn.Module):
     """Results that have memory in common with its input, or with one another."""
 
