@@ -55,12 +55,12 @@ from fuser.outputs import write_file
 from fuser.workloads import workload
 from search.measure.measurement import Measurement
 from search.ranked import QUICK
+from search.tuner.features import features_of
 from search.tuner.hunt import Hunt
 from search.tuner.pool import TERMS
 from search.tuner.pool import WAVES
 from search.tuner.pool import Entry
 from search.tuner.pool import Pool
-from search.tuner.pool import features_of
 
 CLOSE = 1.05
 """Times the best measured at which a search has arrived."""

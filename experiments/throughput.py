@@ -4,8 +4,8 @@
     python -m experiments.throughput --gpus 1 2 --simulate 1 --warm 1 --seconds 3    # to try it out without a GPU
 
 Every run has a Dask cluster of its own, with a worker for each GPU, as many cores that compile, and empty caches. Searches
-that do not end by themselves are counted from when each has measured its first generation: workers have imported then, and
-drawn their inputs.
+that do not end by themselves are counted from when each has measured its first generation, and some a second: workers have
+imported then and drawn their inputs, and the processes that think have started.
 Winners are compiled here again and compared with float64.
 """
 
@@ -108,12 +108,10 @@ def run(gpus: int, args: Any, device: Device) -> dict[str, Any]:
         judge = Spread(workers, device, None, OPTIONS, args.simulate)
         hunts = searches(args.names, device, judge, args.seed)
         note(f"{gpus} GPUs: {workers.count} workers, ready after {time.monotonic() - begin:.0f} s")
-        Campaign(hunts, judge, args.warm).run()
+        Campaign(hunts, judge, args.warm, processes=1).run()
         for h in hunts:
             h.effort = ENDLESS
-        before, start = sum(len(h.times) for h in hunts), time.monotonic()
-        campaign = Campaign(hunts, judge, args.seconds)
-        campaign.run()
+        start, before = counted(Campaign(hunts, judge, args.warm + args.seconds), args.seconds)
         seconds, count = time.monotonic() - start, sum(len(h.times) for h in hunts) - before
         note(f"{gpus} GPUs: {count} candidates in {seconds:.1f} s, {count / seconds:.2f} a second ({before} before)")
     checked = () if args.simulate is not None or not args.check else [h for h in hunts if h.best]
@@ -130,6 +128,23 @@ def run(gpus: int, args: Any, device: Device) -> dict[str, Any]:
         "generations": {h.program.name: len(h.history) for h in hunts},
         "errors": errors,
     }
+
+
+def counted(campaign: Campaign, seconds: float) -> tuple[float, int]:
+    """Run so many seconds from when as many generations were measured as there are searches: what thinks has started then. When
+    that was, and how many candidates were measured by then."""
+    told, began = 0, (time.monotonic(), 0)
+
+    def watch(hunt: Hunt) -> None:
+        nonlocal told, began
+        told += 1
+        if told == len(campaign.hunts):
+            began = time.monotonic(), sum(len(h.times) for h in campaign.hunts)
+            campaign.end = began[0] + seconds
+
+    campaign.watch = watch
+    campaign.run()
+    return began
 
 
 def searches(names: Sequence[str], device: Device, judge: Spread, seed: int) -> list[Hunt]:

@@ -144,12 +144,17 @@ class ScheduleSpace:
     def mutate_row(self, row: Sequence[int] | Rows, rng: np.random.Generator) -> list[int]:
         """A row in which one knob has changed, as algorithm 1 changes the tile size of one loop; other knobs are drawn half
         as often, options a quarter as often."""
-        weight = np.array([k.weight * (k.count > 1) for k in self.knobs])
         out = [int(x) for x in row]
-        if weight.sum():
-            at = int(rng.choice(len(weight), p=weight / weight.sum()))
+        if self._drawn is not None:
+            at = int(rng.choice(len(out), p=self._drawn))
             out[at] = self.knobs[at].mutate_code(out[at], rng)
         return out
+
+    @cached_property
+    def _drawn(self) -> NDArray[np.float64] | None:
+        """How likely a mutation changes each knob; None where none has a choice."""
+        weight = np.array([k.weight * (k.count > 1) for k in self.knobs])
+        return weight / weight.sum() if weight.sum() else None
 
     def kernel_batches(self, rows: Rows) -> Iterator[tuple[int, Sizes, Batch]]:
         """The rows' candidates of each kernel, by order: kernel number, positions of the rows, batch."""

@@ -69,6 +69,8 @@ class Hunt:
     history: list[Generation] = field(default_factory=list)
     stale: int = 0
     asked: int = 0
+    ended: str = ""
+    """Why it is not to go on, though it has not converged."""
     near: dict[Entry, list[Entry]] = field(default_factory=dict)
     """What differs in one knob from the fastest of each form, by that one."""
     _guesses: tuple[int, dict[Entry, tuple[float, float]]] = (0, {})
@@ -99,11 +101,11 @@ class Hunt:
 
     @property
     def done(self) -> bool:
-        return self.stale >= self.effort.patience or len(self.history) >= self.effort.generations
+        return bool(self.ended) or self.stale >= self.effort.patience or len(self.history) >= self.effort.generations
 
     @property
     def why(self) -> str:
-        return "converged" if self.stale >= self.effort.patience else "generations"
+        return self.ended or ("converged" if self.stale >= self.effort.patience else "generations")
 
     def predicted(self, entries: Sequence[Entry]) -> tuple[np.ndarray, np.ndarray]:
         """Seconds of each, and the relative deviation of that."""

@@ -146,7 +146,7 @@ def _keep(task: Task, effort: Effort, hunt: Hunt, tuned: Tuned, memory: Memory, 
     winner, searched = tuned.winner, tuned.searched
     assert searched is not None
     first = searched.first_seconds
-    reached = effort.name if hunt.done else ""
+    reached = effort.name if hunt.done and not hunt.ended else ""
     if not hunt.done and searched.why == "budget" and effort.seconds is not None:
         reached = f"{effort.name}:{max(effort.seconds, searched.seconds):.4g}"
     memory.keep(

@@ -38,7 +38,6 @@ from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
-from fuser.lower.options import option_of
 from fuser.lower.pieces import GROUPS_ARCH
 from fuser.superopt.verify.verdicts import kept_verdict
 from search.ranked import Effort
@@ -55,6 +54,7 @@ from search.space.schedules import ScheduleSpace
 from search.tune import graph_seconds
 from search.tune import library_seconds
 from search.tune import rank_graph
+from search.tuner.features import features_of
 
 FIRST = 24
 """Schedules of a structure, the model's best, that the pool begins with."""
@@ -197,14 +197,14 @@ class Structure:
     def entries(self, rows: Rows) -> list[Entry]:
         """The rows that can run, with their estimates."""
         if not self.space.kernels:
-            return [self._entry((), Schedule(()), self.fixed, {})]
+            return [self.entry((), Schedule(()), self.fixed, {})]
         total, terms, schedules = self._evaluated(rows)
         found = []
         for i, row in enumerate(rows.tolist()):
             if np.isfinite(total[i]):
                 seconds = float(total[i])
                 shares = {f"term:{t}": float(x[i]) / seconds for t, x in terms.items() if self.model == REFINED}
-                found.append(self._entry(tuple(row), Schedule(tuple(schedules[i])), self.fixed + seconds, shares))
+                found.append(self.entry(tuple(row), Schedule(tuple(schedules[i])), self.fixed + seconds, shares))
         return found
 
     def price(self, rows: Rows) -> None:
@@ -225,9 +225,10 @@ class Structure:
             seconds = graph_seconds(candidate, self.device, self.model)
         except FuserError:
             return []
-        return [self._entry((), candidate.schedule, seconds, {})] if math.isfinite(seconds) else []
+        return [self.entry((), candidate.schedule, seconds, {})] if math.isfinite(seconds) else []
 
-    def _entry(self, row: tuple[int, ...], schedule: Schedule, seconds: float, shares: Mapping[str, float]) -> Entry:
+    def entry(self, row: tuple[int, ...], schedule: Schedule, seconds: float, shares: Mapping[str, float]) -> Entry:
+        """A candidate, of which the price is known."""
         return Entry(self.number, row, Candidate(self.graph, schedule), seconds, features_of(self.number, schedule, shares))
 
     def _evaluated(self, rows: Rows) -> tuple[Counts, dict[str, Counts], list[list[KernelSchedule]]]:
@@ -283,28 +284,6 @@ class Structure:
 def splits_of(schedule: Schedule) -> tuple[tuple[str, int], ...]:
     """Into how many parts reductions are split."""
     return tuple(dict.fromkeys(x for k in schedule.kernels for x in k.splits))
-
-
-def features_of(structure: int, schedule: Schedule, shares: Mapping[str, float]) -> dict[str, float]:
-    """Of a candidate, by the number of its structure; ``shares`` are those that terms have in its estimate."""
-    features = {"all:": 1.0, f"structure:{structure}": 1.0, **shares}
-    for i, k in enumerate(schedule.kernels):
-        features |= described(k, f"{structure}.{i}")
-    return features
-
-
-def described(k: KernelSchedule, place: str) -> dict[str, float]:
-    """Features of a kernel's schedule; ``place`` is its structure and number."""
-    found = {f"order:{place} {k.order}": 1.0, f"warps:{place} {k.num_warps}": 1.0, f"stages:{place} {k.num_stages}": 1.0}
-    for axis, size in k.tiles:
-        found[f"tile:{place} {axis} {size}"] = 1.0
-        found[f"size:{place} {axis}"] = math.log2(size) - 5.0
-    found |= {f"split:{place} {a} {n}": 1.0 for a, n in k.splits}
-    for name, value in k.knobs:
-        option = option_of(name)
-        found[f"option:{option.name if option else name} {value}"] = 1.0
-        found[f"its:{place} {name} {value}"] = 1.0
-    return found
 
 
 @dataclass

@@ -52,6 +52,9 @@ class Residual:
     _rows: dict[int, tuple[Mapping[str, float], NDArray[np.int64], Floats]] = field(default_factory=dict, repr=False)
     """Of features that were asked about, by their identity: themselves, their columns, and values there."""
 
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_rows": {}}
+
     def add(self, features: Mapping[str, float], ratio: float) -> None:
         """A measurement, ``ratio`` times as long as the model's estimate. What is far off is so for a reason that no feature has,
         and tells little about others."""

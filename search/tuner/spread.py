@@ -286,11 +286,13 @@ class Spread:
         self.at_work[asked] = asked.place
         return asked
 
-    def wait(self, asked: Mapping[int, Asked]) -> list[int]:
-        """Those that are done; waits until there is one."""
+    def wait(self, asked: Mapping[int, Asked], thoughts: Sequence[Future[Any]] = ()) -> list[int]:
+        """Those that are done; waits until there is one, or one of the thoughts is done."""
         while not (done := [number for number, a in asked.items() if a.advance()]):
+            if any(f.done() for f in thoughts):
+                return []
             left = min((a.deadline for a in asked.values() if a.making), default=math.inf) - time.monotonic()
-            self._wait([f for a in asked.values() for f in a.waiting()], min(SLICE, max(left, 0.0)))
+            self._wait([*thoughts, *(f for a in asked.values() for f in a.waiting())], min(SLICE, max(left, 0.0)))
         return done
 
     def _wait(self, futures: Sequence[Future[Any]], seconds: float = SLICE) -> None:
