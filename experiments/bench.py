@@ -7,6 +7,7 @@ further cases join those that are there. Without a GPU a run can be planned, and
 
 from __future__ import annotations
 
+import fnmatch
 import json as json_
 import os
 import time
@@ -61,6 +62,7 @@ from fuser.outputs import make_folder
 from fuser.outputs import write_file
 from fuser.superopt.structures import structures
 from fuser.workloads import workload
+from fuser.workloads import workload_names
 from search.libraries import with_libraries
 from search.measure.known import PACKAGED
 from search.measure.known import load
@@ -78,6 +80,8 @@ from search.tuner.tasks import Task
 from search.tuner.tuning import Tuning
 
 SUITES = ("mcfuser", "mirage", "graphene")
+THERE = ", ".join((*SUITES, f"{model_bench.SUITE} (whole networks, by themselves)"))
+"""For errors."""
 SAME = ("device", "torch", "triton", "driver")
 """What two runs must share for their cases to stand in one table."""
 
@@ -283,9 +287,7 @@ def bench(suites: Suites = None, *, options: Asked) -> int:
     if options.table or options.plot_only:
         return _again(options.table, options.plot_only, options.json)
     if not suites and not options.list_:
-        raise UsageError(
-            "no suite is named", f"mufuser bench {SUITES[0]}; suites are {', '.join(SUITES)}; --list shows their cases"
-        )
+        raise UsageError("no suite is named", f"mufuser bench {SUITES[0]}; suites are {THERE}; --list shows their cases")
     if suites and model_bench.SUITE in suites:
         if suites[0] != model_bench.SUITE:
             raise UsageError(f"networks are measured by themselves, not beside {suites[0]}", "mufuser bench models [NETWORK]...")
@@ -297,6 +299,9 @@ def bench(suites: Suites = None, *, options: Asked) -> int:
             print_json(found) if options.json else show_(found)
             return 0
         return _networks(asked, among, options.budget, options.output, options.name, options.json)
+    for s in suites or ():
+        if "/" not in s and not fnmatch.filter(workload_names(), f"{s}/*"):
+            raise UsageError(f"there is no suite {s!r}", f"suites are {THERE}; --list shows their cases")
     names = cases_of(suites or SUITES, options.case or ())
     wanted = peer_names(",".join(FAST_PEERS) if options.peers is None else options.peers)
     device = load_device(options.target)

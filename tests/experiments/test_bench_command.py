@@ -77,7 +77,8 @@ def test_tables_and_figures_again(capsys: pytest.CaptureFixture, tmp_path: Path)
     [
         (["mcfuser", "--peers", "eager,trt", "--dry-run"], "no peer 'trt'"),
         (["mcfuser", "--case", "Q1", "--dry-run"], "is called Q1"),
-        (["mlperf", "--dry-run"], "no workload fits"),
+        (["mlperf", "--dry-run"], "no suite 'mlperf' hint: suites are mcfuser, mirage, graphene, models"),
+        (["mlperf/*", "--dry-run"], "no workload fits"),
         ([], "no suite"),
         (["mcfuser", "--schedules", "nowhere.jsonl", "--dry-run"], "no file of schedules nowhere.jsonl"),
         (["mcfuser", "--on", "tpu"], "no device 'tpu'"),
