@@ -98,6 +98,7 @@ def test_an_interrupted_job_is_not_in_the_way_of_the_next() -> None:
 
 
 def interrupts(parent: int) -> None:
+    time.sleep(0.5)  # a signal on the way into a wait is served when that ends
     os.kill(parent, signal.SIGINT)
     time.sleep(600)
 

@@ -35,7 +35,7 @@ from tvm_bridge.to_program import relay_import
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Calls:
+def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compiled_here: None) -> Calls:
     monkeypatch.setenv("MUFUSER_CACHE", str(tmp_path / "cache"))  # verdicts are found anew
     monkeypatch.setattr(verdicts, "_KNOWN", {})
     found = Calls(monkeypatch)
