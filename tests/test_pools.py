@@ -91,9 +91,12 @@ def test_a_child_that_stays_works_as_it_would_be_done_here(tmp_path: Path, monke
 
 
 def test_an_interrupted_job_is_not_in_the_way_of_the_next() -> None:
-    mine = os.getpid()
-    with pytest.raises(KeyboardInterrupt):
-        elsewhere(interrupts, mine)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # shells start what is in the background without it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            elsewhere(interrupts, os.getpid())
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert elsewhere(work, 4) == 16
 
 
