@@ -3,9 +3,11 @@
     python -m experiments.throughput --gpus 1 2 --out out
     python -m experiments.throughput --gpus 1 2 --simulate 1 --warm 1 --seconds 3    # to try it out without a GPU
 
-Every run has a Dask cluster of its own, with a worker for each GPU, as many cores that compile, and empty caches. Searches
-that do not end by themselves are counted from when each has measured its first generation, and some a second: workers have
-imported then and drawn their inputs, and the processes that think have started.
+Every run has a Dask cluster of its own, with a worker for each GPU, cores that compile, and empty caches: as many cores for
+each GPU (``--cores 13 26``), as machines have them, or in all (``--cores 26``), where compilers are soon what is waited for. With
+``--compiled`` kernels are kept in a folder, so that what was compiled before, by a run that is not written down, costs nothing.
+Searches that do not end by themselves are counted from when each has measured its first generation, and some a second: workers
+have imported then and drawn their inputs, and the processes that think have started.
 Winners are compiled here again and compared with float64.
 """
 
@@ -21,8 +23,10 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 from contextlib import ExitStack
 from contextlib import contextmanager
+from dataclasses import dataclass
 from dataclasses import replace
 from json import dumps
+from pathlib import Path
 from subprocess import Popen
 from subprocess import TimeoutExpired
 from typing import Any
@@ -67,12 +71,12 @@ FIRST = replace(ENDLESS, generations=1)
 
 
 @contextmanager
-def cluster(gpus: int, cores: int, folder: str) -> Iterator[Any]:
+def cluster(gpus: int, cores: int, folder: str, compiled: Path | None) -> Iterator[Any]:
     """A client of a cluster as a user starts one, each part in a process of its own: workers for each GPU, which see all of them,
-    and others for the cores."""
+    and others for the cores. ``compiled``: where kernels are kept."""
     from distributed import Client
 
-    env = os.environ | {"TRITON_CACHE_DIR": f"{folder}/triton", "MUFUSER_CACHE": f"{folder}/mufuser"}
+    env = os.environ | {"TRITON_CACHE_DIR": f"{folder}/triton", "MUFUSER_CACHE": f"{compiled or folder}/mufuser"}
     file, few = f"{folder}/scheduler.json", -(-cores // THREADS)
     worker = ["worker", "--scheduler-file", file, "--no-dashboard", "--memory-limit", "0", "--local-directory", folder]
     commands = [
@@ -97,12 +101,12 @@ def _end(started: Popen[bytes]) -> None:
         started.kill()
 
 
-def run(gpus: int, args: Any, device: Device) -> dict[str, Any]:
-    """Search all workloads with so many GPUs, so long."""
+def run(gpus: int, cores: int, args: Any, device: Device) -> dict[str, Any]:
+    """Search all workloads with so many GPUs and cores that compile, so long."""
     begin = time.monotonic()
     with (
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
-        cluster(gpus, args.cores, folder) as client,
+        cluster(gpus, cores, folder, args.compiled) as client,
     ):
         workers = workers_of(client, args.simulate is not None)
         judge = Spread(workers, device, None, OPTIONS, args.simulate)
@@ -111,17 +115,21 @@ def run(gpus: int, args: Any, device: Device) -> dict[str, Any]:
         Campaign(hunts, judge, args.warm, processes=1).run()
         for h in hunts:
             h.effort = ENDLESS
-        start, before = counted(Campaign(hunts, judge, args.warm + args.seconds), args.seconds)
-        seconds, count = time.monotonic() - start, sum(len(h.times) for h in hunts) - before
+        begun, ended = counted(Campaign(hunts, judge, args.warm + args.seconds), judge, args.seconds)
+        seconds, before, count = ended.at - begun.at, begun.count, ended.count - begun.count
+        measuring, compiling, here = ended.measured - begun.measured, ended.compiled - begun.compiled, ended.here - begun.here
         note(f"{gpus} GPUs: {count} candidates in {seconds:.1f} s, {count / seconds:.2f} a second ({before} before)")
     checked = () if args.simulate is not None or not args.check else [h for h in hunts if h.best]
     errors = {h.program.name: error(h, device) for h in checked}
     return {
         "gpus": gpus,
-        "cores": args.cores,
+        "cores": cores,
         "measured": count,
         "seconds": seconds,
         "per_second": count / seconds,
+        "gpus_busy": measuring / seconds / gpus,
+        "cores_busy": compiling / seconds / cores,
+        "client_busy": here / seconds,
         "lost": judge.lost,
         "failures": {h.program.name: dict(h.failures) for h in hunts},
         "best_us": {h.program.name: h.seconds * 1e6 for h in hunts if h.best},
@@ -130,21 +138,38 @@ def run(gpus: int, args: Any, device: Device) -> dict[str, Any]:
     }
 
 
-def counted(campaign: Campaign, seconds: float) -> tuple[float, int]:
-    """Run so many seconds from when as many generations were measured as there are searches: what thinks has started then. When
-    that was, and how many candidates were measured by then."""
-    told, began = 0, (time.monotonic(), 0)
+@dataclass(frozen=True)
+class State:
+    """How many candidates were measured by then; seconds of work of all GPUs, of all compilers, and of this process."""
+
+    at: float
+    count: int
+    measured: float
+    compiled: float
+    here: float
+
+
+def counted(campaign: Campaign, judge: Spread, seconds: float) -> tuple[State, State]:
+    """Run so many seconds from when as many generations were measured as there are searches: what thinks has started then. How
+    it was then, and at the end."""
+    told = 0
+
+    def state() -> State:
+        count = sum(len(h.times) for h in campaign.hunts)
+        return State(time.monotonic(), count, judge.measured, judge.compiled, time.process_time())
+
+    began = state()
 
     def watch(hunt: Hunt) -> None:
         nonlocal told, began
         told += 1
         if told == len(campaign.hunts):
-            began = time.monotonic(), sum(len(h.times) for h in campaign.hunts)
-            campaign.end = began[0] + seconds
+            began = state()
+            campaign.end = began.at + seconds
 
     campaign.watch = watch
     campaign.run()
-    return began
+    return began, state()
 
 
 def searches(names: Sequence[str], device: Device, judge: Spread, seed: int) -> list[Hunt]:
@@ -172,7 +197,15 @@ def main() -> int:
     p = parser("experiments.throughput", __doc__, "out", "seed", "target")
     p.add_argument("names", nargs="*", default=NAMES, metavar="WORKLOAD", help="what is searched")
     p.add_argument("--gpus", type=int, nargs="+", default=[1, 2], metavar="N", help="numbers of GPUs, a run each (1 2)")
-    p.add_argument("--cores", type=int, default=max(2, (os.cpu_count() or 2) - 6), help="that compile, in each run")
+    p.add_argument(
+        "--cores",
+        type=int,
+        nargs="+",
+        default=[max(2, (os.cpu_count() or 2) - 6)],
+        metavar="N",
+        help="that compile: in all runs, or in each",
+    )
+    p.add_argument("--compiled", type=Path, metavar="FOLDER", help="keep kernels there, and begin with a run that fills it")
     p.add_argument("--check", action=BooleanOptionalAction, default=True, help="compare winners with float64 once more")
     p.add_argument(
         "--warm",
@@ -188,19 +221,24 @@ def main() -> int:
     device = load_device(args.target)
     make_folder(args.out)
     runs = []
-    for gpus in args.gpus:
-        runs.append(run(gpus, args, device))
+    if len(args.cores) not in (1, len(args.gpus)):
+        p.error(f"--cores has {len(args.cores)} numbers for {len(args.gpus)} runs")
+    if args.compiled:
+        run(max(args.gpus), max(args.cores), args, device)
+    for gpus, cores in zip(args.gpus, args.cores * (len(args.gpus) // len(args.cores)), strict=True):
+        runs.append(run(gpus, cores, args, device))
         where = environment(device_info("cpu" if args.simulate is not None else "cuda"))
         write_file(args.out / "throughput.json", dumps(plain({"environment": where, "runs": runs}), indent=1) + "\n")
     one = runs[0]["per_second"]
     rows = []
     for r in runs:
         rate, worst = r["per_second"], max(r["errors"].values(), default=0.0)
-        rows.append(
-            (r["gpus"], r["cores"], r["measured"], f"{r['seconds']:.1f}", f"{rate:.2f}", f"{rate / one:.2f}", f"{worst:.1e}")
-        )
-    heads = ("GPUs >", "cores >", "measured >", "s >", "a second >", "× the first >", "worst error >")
-    print_table(f"candidates measured a second, {device.title}", heads, rows)
+        busy = (f"{r[what]:.0%}" for what in ("gpus_busy", "cores_busy", "client_busy"))
+        counts = r["gpus"], r["cores"], r["measured"], f"{r['seconds']:.1f}"
+        rows.append((*counts, f"{rate:.2f}", f"{rate / one:.2f}", *busy, f"{worst:.1e}"))
+    heads = ("GPUs >", "cores >", "measured >", "s >", "per s >", "× >", "GPUs >", "cores >", "client >", "error >")
+    title = f"candidates measured a second, {device.title}; shares of the time in which GPUs, cores, client worked"
+    print_table(title, heads, rows)
     return 0
 
 

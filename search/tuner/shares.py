@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import threading
+import time
 from dataclasses import dataclass
 
 from fuser.device import Device
@@ -24,10 +25,11 @@ from search.tuner.simulated import Simulated
 
 @dataclass(frozen=True)
 class Made:
-    """A candidate with its plan, and its kernels."""
+    """A candidate with its plan, and its kernels; ``seconds`` they took to compile."""
 
     candidate: Candidate
     kernels: Kernels
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -45,11 +47,12 @@ class Part:
 
 @dataclass(frozen=True)
 class Answer:
-    """``rows`` are to be kept: none of a made-up device."""
+    """``rows`` are to be kept: none of a made-up device. ``seconds`` is how long the GPU was there for it alone."""
 
     found: tuple[Measurement, ...]
     beside: tuple[Measurement, ...]
     rows: tuple[Record, ...] = ()
+    seconds: float = 0.0
 
 
 _HERE = threading.local()
@@ -68,7 +71,7 @@ def make(candidate: Candidate, arch: int, seconds: int) -> Made | Measurement:
         pools[arch] = CompilePool(arch, 1)
     pools[arch].seconds = seconds
     built = pools[arch].result(plan)
-    return Made(candidate, Kernels(plan, built.artifacts)) if built.result.ok else built.result
+    return Made(candidate, Kernels(plan, built.artifacts), built.result.seconds) if built.result.ok else built.result
 
 
 def answer(part: Part) -> Answer:
@@ -81,8 +84,10 @@ def answer(part: Part) -> Answer:
         if bench.worker.info["arch"] != part.device.arch:
             raise EnvironmentError_(f"a worker has a {bench.worker.info['device']}, not {part.device.title}", "start others")
         bench.kernels.update(part.made)
+        start = time.perf_counter()
         rows, beside = bench.measured(part.turn)
-    return Answer(tuple(r.measurement for r in rows), beside, tuple(rows))
+        seconds = time.perf_counter() - start
+    return Answer(tuple(r.measurement for r in rows), beside, tuple(rows), seconds)
 
 
 def _bench(options: Options, jobs: int | None) -> Bench:

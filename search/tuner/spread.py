@@ -132,6 +132,7 @@ class Asked:
         """All are compiled, or the time is up."""
         self.making, made = False, {i: self._outcome(f) for i, f in self.futures.items()}
         self.tries.clear()
+        self.spread.compiled += sum(m.seconds for i, m in made.items() if i >= 0)
         self.found = {i: m for i, m in made.items() if i >= 0 and isinstance(m, Measurement)}
         good = {i: m for i, m in made.items() if isinstance(m, Made)}
         chosen = [good[i].candidate if i in good else c for i, c in enumerate(self.turn.items)]
@@ -161,6 +162,7 @@ class Asked:
         if future is not None and not gone(future):
             self.answers[number] = done = future.result()
             self.told = self.told or done.beside
+            self.spread.measured += done.seconds
             self.spread.keep(part, done)
             return
         self.spread.lost += 1
@@ -194,7 +196,7 @@ class Asked:
 
 @dataclass
 class Spread:
-    """What measures by workers."""
+    """What measures by workers. ``compiled`` and ``measured`` are seconds of work of all compilers and of all GPUs."""
 
     workers: Workers
     device: Device
@@ -202,6 +204,8 @@ class Spread:
     options: Options
     simulated: int | None = None
     lost: int = 0
+    compiled: float = 0.0
+    measured: float = 0.0
     at_work: dict[Asked, str] = field(default_factory=dict)
     """Generations under way, with their workers."""
     homes: dict[str, str] = field(default_factory=dict)
