@@ -69,6 +69,8 @@ from fuser.lower.checker import CHECKER
 from fuser.lower.checker import IDLE
 from fuser.lower.checker import CheckerEnded
 from fuser.lower.descriptors import LEAST_BYTES
+from fuser.lower.gluon.reduced import trips_of_groups
+from fuser.lower.gluon.reduced import with_stages
 from fuser.lower.options import PERSISTENT
 from fuser.lower.options import TMA
 
@@ -96,7 +98,8 @@ class Check:
 
 
 def reduced_extents(graph: KernelGraph, schedule: Schedule, free: Collection[str] = ()) -> dict[str, int]:
-    """Smallest extents at which every loop and every divided axis has at least two tiles, ragged where the real ones are.
+    """Smallest extents at which every loop and every divided axis has at least two tiles, ragged where the real ones are, and
+    loops of warp groups as many as show what they do (:mod:`fuser.lower.gluon.reduced`).
 
     Axes that are not divided keep their extents; those of ``free`` have at most :data:`FEW`. So do those of tensors that are read
     in windows, too, which lie where they are; and all of a graph with library kernels, the axes of whose tensors are not known.
@@ -107,7 +110,9 @@ def reduced_extents(graph: KernelGraph, schedule: Schedule, free: Collection[str
     steps: dict[str, int] = {}
     divided: dict[str, int] = {}
     full: dict[str, int] = {}
+    trips: dict[str, int] = {}
     for block, ks in scheduled_blocks(graph, schedule):
+        trips |= {a: max(n, trips.get(a, 2)) for a, n in trips_of_groups(block, ks).items()}
         counts = dict(ks.splits)
         split_of = dict(block.splits)
         for axis, extent in block.extents.items():
@@ -131,7 +136,7 @@ def reduced_extents(graph: KernelGraph, schedule: Schedule, free: Collection[str
     sizes = {}
     for axis, extent in full.items():
         step = steps.get(axis)
-        small = 2 * step + extent % step if step else FEW if axis in free and axis not in whole else extent
+        small = trips.get(axis, 2) * step + extent % step if step else FEW if axis in free and axis not in whole else extent
         sizes[axis] = min(extent, divided.get(axis, small))
     while apart := _read_in_shapes(graph, sizes):
         sizes |= {a: full[a] for a in apart}
@@ -205,15 +210,16 @@ PROGRAMS = 3
 """Of a persistent kernel at reduced size, so that each of them computes several places."""
 
 
-def reduced_schedule(schedule: Schedule) -> Schedule:
-    """The schedule with few enough persistent programs for the reduced grid, and with few parts."""
+def reduced_schedule(candidate: Candidate, small: KernelGraph) -> Schedule:
+    """The schedule with few enough persistent programs for the reduced grid, with few parts, and with few stages."""
 
     def of(kernel: KernelSchedule) -> KernelSchedule:
         kernel = replace(kernel, splits=tuple((a, few_parts(n)) for a, n in kernel.splits))
         programs = PERSISTENT.of(kernel)
         return PERSISTENT.set(kernel, min(programs, PROGRAMS)) if programs else kernel
 
-    return Schedule(tuple(map(of, schedule.kernels)))
+    pairs = zip(scheduled_blocks(candidate.graph, candidate.schedule), small.blocks, strict=True)
+    return Schedule(tuple(with_stages(block, kernel, fewer, of(kernel)) for (block, kernel), fewer in pairs))
 
 
 def random_inputs(graph: KernelGraph, rng: np.random.Generator, draw: Draw | None = None) -> dict[str, Array]:
@@ -261,7 +267,7 @@ def check_here(program: TensorProgram, candidate: Candidate, seed: int, method: 
     """Check in this process; ``method`` is ``triton`` (the interpreter must be on) or ``numpy``."""
     graph = candidate.graph
     sizes, small, apart = _at_reduced_sizes(program, graph, candidate.schedule)
-    schedule = reduced_schedule(candidate.schedule)
+    schedule = reduced_schedule(candidate, small)
     real = apart and all(small.table[n].shape == graph.table[n].shape for n in (*graph.inputs, *graph.outputs))
 
     def at_its_size(draw: Draw) -> tuple[dict[str, Array], dict[str, Array]]:

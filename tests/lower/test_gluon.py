@@ -329,6 +329,7 @@ def assert_handed_over_in_order(ptx: str, merges: bool) -> None:
         (epilogue(64, 128, 128), "n [m=64 n=64 k=128] warps=8 stages=2", "each trip of 'n' stores 'Y'"),
         (epilogue(), "k [m=128 n=64 k=64] warps=8 stages=2 specialize=False", "one group fills what it alone reads"),
         (epilogue(), "k [m=64 n=64 k=64] warps=4 stages=1 specialize=False", "cannot fill its slots again in time"),
+        (chain(128, 512, 128, 64), "nk [m=64 n=128 k=64 h=64] warps=4 stages=5 specialize=False", "a loop within a loop"),
         (epilogue(n=100), "k [m=128 n=64 k=64] warps=8 stages=4", "not a multiple of 16 bytes"),
     ],
 )

@@ -310,7 +310,7 @@ def choose(split: Split) -> LayoutPlan:
                 raise refuse(tiles, f"{a!r}, the right operand of {s.value!r}, is computed, and only shared memory has such")
             operands.append(Operand(s.value, a, "shared" if loaded else "registers"))
     again = PERSISTENT.of(tiles.schedule)
-    producer = refills(tiles, loads) and not _alone(split)
+    producer = refills(tiles, loads) and not _alone(split, loads)
     shared = sum(b.bytes for b in (*loads, *outs, *handed)) + BARRIERS
     blocks = side_by_side(split, producer, wanted(tiles, fragments), shared)
     blocks = min(blocks, math.ceil(again / SMS)) if again else blocks
@@ -332,22 +332,32 @@ def choose(split: Split) -> LayoutPlan:
     )
 
 
-def _alone(split: Split) -> bool:
-    """Whether the one group fills slots again by itself (``specialize=False``)."""
+def _alone(split: Split, buffers: Sequence[Buffer]) -> bool:
+    """Whether the one group fills slots again by itself (``specialize=False``): for later trips of the one loop that it is in,
+    none of which another loop runs again."""
     schedule = split.tiles.schedule
     if not SPECIALIZE.given_in(schedule) or SPECIALIZE.of(schedule):
         return False
     if split.consumers > 1 or PERSISTENT.of(schedule):
         why = f"with {SPECIALIZE.key()}=False one group fills what it alone reads, for one place of the grid"
         raise refuse(split.tiles, why, f"use warps={GROUP_WARPS} without {PERSISTENT.key()}, or leave out {SPECIALIZE.key()}")
+    again = refilled(split.tiles, buffers)
+    for node, around in split.tiles.tree.walk():
+        if isinstance(node, Stmt) and node.kind == "load" and node.value in again and len(around) > 1:
+            why = f"{node.value!r} is loaded in a loop within a loop, whose group cannot fill its slots again in time"
+            raise refuse(split.tiles, why, f"leave out {SPECIALIZE.key()}")
     return True
+
+
+def refilled(tiles: Tiles, buffers: Sequence[Buffer]) -> set[str]:
+    """What is loaded into slots that are filled more than once in a place of the grid."""
+    stages = {b.value: b.stages for b in buffers}
+    return {s.value for s, n in fills(tiles).items() if s.value in stages and not 1 <= n <= stages[s.value]}
 
 
 def refills(tiles: Tiles, buffers: Sequence[Buffer]) -> bool:
     """Whether some slot is filled more than once, so that a warp has to wait until it is empty."""
-    stages = {b.value: b.stages for b in buffers}
-    often = {s.value: n for s, n in fills(tiles).items() if s.value in stages}
-    return PERSISTENT.of(tiles.schedule) > 0 or any(not 1 <= n <= stages[v] for v, n in often.items())
+    return PERSISTENT.of(tiles.schedule) > 0 or bool(refilled(tiles, buffers))
 
 
 def followed(split: Split, own: LayoutPlan, given: LayoutPlan) -> LayoutPlan:
@@ -367,7 +377,7 @@ def followed(split: Split, own: LayoutPlan, given: LayoutPlan) -> LayoutPlan:
     fragments = tuple(given.fragment.get(f.value, f) for f in own.fragments)
     if (most := sum(b.bytes for b in buffers)) > SHARED - BARRIERS:
         raise OutOfResourcesError(f"the plan of {split.tiles.block.name!r} needs {most} bytes of shared memory")
-    producer = refills(split.tiles, buffers) and not _alone(split)
+    producer = refills(split.tiles, buffers) and not _alone(split, buffers)
     registers = int(of_a_consumer(own.consumers, producer, given.blocks))
     changed = replace(own, producer=producer, registers=registers, blocks=given.blocks)
     return replace(changed, buffers=tuple(buffers), fragments=fragments)
