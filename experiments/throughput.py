@@ -169,6 +169,8 @@ def counted(campaign: Campaign, judge: Spread, seconds: float) -> tuple[State, S
 
     campaign.watch = watch
     campaign.run()
+    if campaign.why in ("interrupted", "terminated"):
+        raise KeyboardInterrupt
     return began, state()
 
 
