@@ -112,7 +112,7 @@ def reduced_extents(graph: KernelGraph, schedule: Schedule, free: Collection[str
     full: dict[str, int] = {}
     trips: dict[str, int] = {}
     for block, ks in scheduled_blocks(graph, schedule):
-        trips |= {a: max(n, trips.get(a, 2)) for a, n in trips_of_groups(block, ks).items()}
+        trips |= {a: max(n, trips.get(a, 0)) for a, n in trips_of_groups(block, ks).items()}
         counts = dict(ks.splits)
         split_of = dict(block.splits)
         for axis, extent in block.extents.items():
@@ -136,7 +136,8 @@ def reduced_extents(graph: KernelGraph, schedule: Schedule, free: Collection[str
     sizes = {}
     for axis, extent in full.items():
         step = steps.get(axis)
-        small = trips.get(axis, 2) * step + extent % step if step else FEW if axis in free and axis not in whole else extent
+        tiles = trips[axis] - (extent % step > 0) if step and axis in trips else 2
+        small = tiles * step + extent % step if step else FEW if axis in free and axis not in whole else extent
         sizes[axis] = min(extent, divided.get(axis, small))
     while apart := _read_in_shapes(graph, sizes):
         sizes |= {a: full[a] for a in apart}

@@ -13,7 +13,7 @@ from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import Stmt
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.tiling import Loop
-from fuser.lower.gluon.choices import fills
+from fuser.lower.gluon import choices
 from fuser.lower.gluon.split import shared_out
 from fuser.lower.options import BACKEND
 from fuser.lower.options import PERSISTENT
@@ -49,7 +49,9 @@ def trips_of_groups(block: BlockGraph, schedule: KernelSchedule) -> dict[str, in
 def with_stages(block: BlockGraph, own: KernelSchedule, small: BlockGraph, schedule: KernelSchedule) -> KernelSchedule:
     """The schedule of a block at reduced size with few enough stages: what is filled again in the real one is there, too."""
     again = {f.value for f in _filled(block, own) if f.again(own)}
-    most = [(f.often - 1) // f.slots for f in _filled(small, schedule) if f.value in again and f.often > f.slots]
+    places = 2 if PERSISTENT.of(own) else 1
+    fills = {f.value: (places * f.often, f.slots) for f in _filled(small, schedule)}
+    most = [(often - 1) // slots for value, (often, slots) in fills.items() if value in again and often > slots]
     return replace(schedule, num_stages=min([schedule.num_stages, *most]))
 
 
@@ -59,7 +61,7 @@ def _filled(block: BlockGraph, schedule: KernelSchedule) -> Iterator[Filled]:
         return
     with suppress(NoValidKernelError):
         split = shared_out(Tiles.of(block, schedule))
-        often = fills(split.tiles)
+        often = choices.fills(split.tiles)
         for node, loops in split.tiles.tree.walk():
             if isinstance(node, Stmt) and node.kind == "load" and loops:
                 yield Filled(node.value, loops, often[node], split.parts)
