@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from experiments.suite import backbones
 from experiments.suite import blocks
 from experiments.suite import domains
 from experiments.suite import habits
 from experiments.suite import layers
 from experiments.suite import losses
+from experiments.suite import measures
 from experiments.suite import nets
 from experiments.suite import pieces
 from experiments.suite import places
@@ -33,5 +35,7 @@ SUITE: dict[str, Callable[[bool], Any]] = {
     **habits.CASES,
     **zoo.CASES,
     **domains.CASES,
+    **backbones.CASES,
+    **measures.CASES,
 }
 """By name: a function of whether the small one is wanted that makes a module and its inputs."""

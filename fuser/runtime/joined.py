@@ -98,7 +98,8 @@ def joined(
     def like(piece: Piece) -> list[Any]:
         names = (*piece.reads, *piece.writes)
         held = [piece.whole and root_of(n, plan.views) in constants for n in names]
-        return [_example(value_of(n, plan.views, table), device, h) for n, h in zip(names, held, strict=True)]
+        pairs = zip(names, held, strict=True)
+        return [_example(value_of(n, plan.views, table), device, h, i) for i, (n, h) in enumerate(pairs)]
 
     def built(piece: Piece) -> list[Piece]:
         if piece.key not in made:
@@ -215,9 +216,10 @@ def _steps_to(plan: Plan, name: str) -> tuple[Any, ...]:
     return found
 
 
-def _example(x: Any, device: Any, held: bool) -> Any:
+def _example(x: Any, device: Any, held: bool, seed: int) -> Any:
     """A tensor that lies alike, with the same elements where they are ``held``; else with random ones, or zero, which is a place
-    in any tensor."""
+    in any tensor. Each has a ``seed`` of its own: of equal tensors differences and angles are rounding errors, in which no two
+    forms of a function agree."""
     import torch
 
     found = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device)
@@ -225,7 +227,7 @@ def _example(x: Any, device: Any, held: bool) -> Any:
     if held:
         memory.copy_(x.as_strided(memory.shape, (1,)))
     elif x.is_floating_point():
-        memory.normal_(generator=torch.Generator(device).manual_seed(0))  # the user's numbers stay as they are
+        memory.normal_(generator=torch.Generator(device).manual_seed(seed))  # the user's numbers stay as they are
     else:
         memory.zero_()
     return found
