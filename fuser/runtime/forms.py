@@ -117,19 +117,25 @@ adaptive_max_pool1d_places, adaptive_max_pool2d_places, adaptive_max_pool3d_plac
 
 
 def _last(name: str) -> Any:
-    """Of tensors whose channels are the last dimension."""
+    """Of tensors whose channels are the last dimension. A call is to be short: it is made for each image."""
+    planes = name.replace("1d", "2d")
 
     def call(*xs: Any, **attrs: Any) -> Any:
-        import torch
+        from torch.nn import functional
 
-        xs = tuple(x.movedim(-1, 1) for x in xs)
-        if flat := xs[0].dim() == 3:  # torch knows channels to be neighbours in images only
-            xs = tuple(x.unsqueeze(2) for x in xs)
-            attrs = {k: v if k == "groups" else (0 if "padding" in k else 1, *_several(v)) for k, v in attrs.items() if v != ()}
-        y = getattr(torch.nn.functional, name.replace("1d", "2d") if flat else name)(*xs, **attrs)
-        return (y.squeeze(2) if flat else y).movedim(1, -1)
+        if xs[0].dim() > 3:
+            first, back = _TURNED[xs[0].dim()]
+            return getattr(functional, name)(*[x.permute(*first) for x in xs], **attrs).permute(*back)
+        # torch knows channels to be neighbours in images only
+        attrs = {k: v if k == "groups" else (0 if "padding" in k else 1, *_several(v)) for k, v in attrs.items() if v != ()}
+        y = getattr(functional, planes)(*[x.unsqueeze(1).permute(0, 3, 1, 2) for x in xs], **attrs)
+        return y.squeeze(2).permute(0, 2, 1)
 
     return call
+
+
+_TURNED = {4: ((0, 3, 1, 2), (0, 2, 3, 1)), 5: ((0, 4, 1, 2, 3), (0, 2, 3, 4, 1))}
+"""Of so many dimensions: the channels to the front, and back."""
 
 
 def _several(value: Any) -> tuple[Any, ...]:
