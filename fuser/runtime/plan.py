@@ -12,6 +12,7 @@ from functools import cached_property
 from fuser.errors import UsageError
 from fuser.ir.candidate import Candidate
 from fuser.ir.candidate import paired
+from fuser.ir.mugraph import Kernel
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.opdef import JOINED
@@ -97,7 +98,7 @@ def plan(candidate: Candidate, made: Sequence[KernelSource] = ()) -> Plan:
     views = views_of(graph)
     launched = tuple(i for i, k in enumerate(graph.kernels) if k.outputs[0] not in views)
     accesses = accesses_of(graph)
-    streams = streams_of(accesses)
+    streams = streams_of(accesses, joined=[_joined(graph.kernels[i]) for i in launched])
     own = _written(graph, tensors)
     sources = tuple(own.get(k.outputs[0]) if s is None else s for k, s in pairs)
     taken = adopted(graph, tensors, launched, sources, streams)
@@ -149,7 +150,12 @@ def accesses_of(graph: KernelGraph) -> tuple[Access, ...]:
     found: list[Access] = []
     for k in graph.kernels:
         if k.outputs[0] not in views:
-            call = (*call_of_result(k), *((JOINED,) if isinstance(k, LibraryKernel) and JOINED in dict(k.attrs) else ()))
+            call = (*call_of_result(k), *((JOINED,) if _joined(k) else ()))
             reads = dict.fromkeys(root_of(t, views) for t in k.inputs)
             found.append(Access((*reads, *call), (*k.outputs, *call)))
     return tuple(found)
+
+
+def _joined(kernel: Kernel) -> bool:
+    """Whether torch's compiler is to make one of a call and those beside it."""
+    return isinstance(kernel, LibraryKernel) and JOINED in dict(kernel.attrs)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 
 MAX_STREAMS = 4
 """A graph has few branches, and a GPU has room for few kernels at once."""
@@ -119,6 +120,18 @@ def synchronise(accesses: Sequence[Access], stream: Sequence[int]) -> Streams:
     return Streams(tuple(stream), tuple(waits), tuple(forks), joins, tuple(before))
 
 
-def streams_of(accesses: Sequence[Access], most: int = MAX_STREAMS) -> Streams:
-    """Streams and events for kernels in launch order."""
-    return synchronise(accesses, assign(accesses, most))
+def streams_of(accesses: Sequence[Access], most: int = MAX_STREAMS, joined: Sequence[bool] = ()) -> Streams:
+    """Streams and events for kernels in launch order. Neighbours among the ``joined`` may become one launch: they share a
+    stream."""
+    groups: list[list[int]] = []
+    for i in range(len(accesses)):
+        if joined and i and joined[i - 1] and joined[i]:
+            groups[-1].append(i)
+        else:
+            groups.append([i])
+    merged = [Access(*(tuple(dict.fromkeys(t for i in g for t in pick(accesses[i]))) for pick in _ENDS)) for g in groups]
+    stream = [s for s, g in zip(assign(merged, most), groups, strict=True) for _ in g]
+    return synchronise(accesses, stream)
+
+
+_ENDS = attrgetter("reads"), attrgetter("writes")

@@ -171,3 +171,21 @@ def test_examples_name_places_that_there_are_and_leave_torchs_random_numbers_alo
     places, computed = given
     assert 0 <= places.min() < places.max() < 50
     assert not computed.any(), "what is computed with may name no place any more"
+
+
+def test_examples_of_one_form_are_different_numbers() -> None:
+    """Of equal ones an angle is a rounding error: the compiler's form would be refused."""
+    seen: list[Any] = []
+    kernels = (
+        LibraryKernel("n", "maximum", ("X", "Y"), "N", ((JOINED, True),)),
+        LibraryKernel("d", "sub", ("X", "N"), "D", ((JOINED, True),)),
+    )
+    ends = [Tensor(n, (6, 5), "float32") for n in "XYD"]
+    Executable(
+        KernelGraph("g", ("X", "Y"), kernels, ("D",), tuple(ends)).validate(),
+        Schedule(()),
+        device="cpu",
+        build=lambda _traced, _run, given: seen.append([x.clone() for x in given]),
+    )
+    (x, y), *_ = seen
+    assert not torch.equal(x, y)

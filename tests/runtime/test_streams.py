@@ -190,3 +190,10 @@ def test_slots_are_used_again_on_one_stream_only() -> None:
     branches = graph("X:A", "Y:C", "A:B", "C:D", "BD:E")
     assert place(branches, tensors, streams_of(branches)).bytes == 4 * WORKSPACE_ALIGNMENT
     assert place(branches, tensors, streams_of(branches, most=1)).bytes == 3 * WORKSPACE_ALIGNMENT
+
+
+def test_what_may_become_one_launch_is_on_one_stream() -> None:
+    accesses = graph("X:A", "Y:B", "B:C", "AC:D")
+    assert streams_of(accesses).stream == (0, 1, 1, 0)
+    assert streams_of(accesses, joined=[False, False, True, True]).stream == (0, 1, 0, 0)
+    assert streams_of(accesses, joined=[False, True, False, True]) == streams_of(accesses)
