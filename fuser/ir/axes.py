@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from dataclasses import replace
 from functools import lru_cache
 
 from fuser.errors import UnsupportedError
@@ -154,6 +155,37 @@ def axes_of(program: TensorProgram, data: bool = False) -> AxisMap:
     Raises :class:`UnsupportedError` where an intermediate is used with contradicting axes or a reshape does not factor.
     """
     return _solved(program, data)
+
+
+def views_apart(program: TensorProgram) -> TensorProgram:
+    """The program itself; where its axes contradict each other, with a view for each that reads one of an input: queries and keys
+    may be one view of one tensor, and are loaded by other axes."""
+    try:
+        axes_of(program, data=True)
+        return program
+    except UnsupportedError:
+        pass
+    tensors = [program[n] for n in program.inputs]
+    nodes: list[Node] = []
+    views, taken = set[str](), set[str]()
+
+    def add(node: Node, like: str) -> str:
+        nodes.append(node)
+        tensors.append(replace(program[like], name=node.output))
+        return node.output
+
+    def own(name: str) -> str:
+        if name not in views or name not in taken:
+            taken.add(name)
+            return name
+        view = program.producers[name]
+        return add(replace(view, inputs=(own(view.inputs[0]),), output=f"{name} {len(nodes)}"), name)
+
+    for node in program.nodes:
+        if node.entry.kind == "view" and (node.inputs[0] in program.inputs or node.inputs[0] in views):
+            views.add(node.output)
+        add(replace(node, inputs=tuple(map(own, node.inputs))), node.output)
+    return TensorProgram(program.name, program.inputs, tuple(nodes), program.outputs, tuple(tensors)).validate()
 
 
 @lru_cache(maxsize=32)  # every candidate of a program is held against its axes

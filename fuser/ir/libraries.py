@@ -14,6 +14,7 @@ from fuser.errors import ProgramError
 from fuser.errors import UnsupportedError
 from fuser.ir.access import Access
 from fuser.ir.axes import axes_of
+from fuser.ir.axes import views_apart
 from fuser.ir.composites import expand
 from fuser.ir.fuse import fuse_nodes
 from fuser.ir.mugraph import BlockGraph
@@ -66,7 +67,7 @@ def generated(program: TensorProgram, graph: KernelGraph) -> KernelGraph | None:
     products: another's algebra has made them."""
     called = {k.name for k in graph.kernels if isinstance(k, LibraryKernel) and k.contracts}
     try:
-        program = expand(program)
+        program = views_apart(expand(program))
         axes = axes_of(program)
         kernels: list[Kernel] = []
         known = set(graph.inputs)

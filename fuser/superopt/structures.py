@@ -10,6 +10,7 @@ from functools import lru_cache
 
 from fuser.errors import UnsupportedError
 from fuser.ir.axes import axes_of
+from fuser.ir.axes import views_apart
 from fuser.ir.composites import expand
 from fuser.ir.fuse import fuse
 from fuser.ir.fuse import fuse_nodes
@@ -54,7 +55,7 @@ def _bare(program: TensorProgram) -> KernelGraph:
 def structures(program: TensorProgram, longer: bool = True) -> tuple[KernelGraph, ...]:
     """Every structure that lowers, the one-kernel form first. ``longer``: tensors may lie in longer rows. Raises
     :class:`UnsupportedError` if there is none."""
-    program = expand(program)
+    program = views_apart(expand(program))
     found: dict[KernelGraph, None] = {}
     further: dict[KernelGraph, None] = {}
     first: UnsupportedError | None = None

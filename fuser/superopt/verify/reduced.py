@@ -24,6 +24,7 @@ from fuser.errors import UnsupportedError
 from fuser.ir.axes import AxisMap
 from fuser.ir.axes import Dims
 from fuser.ir.axes import axes_of
+from fuser.ir.axes import views_apart
 from fuser.ir.composites import expand
 from fuser.ir.factors import Factor
 from fuser.ir.factors import TieError
@@ -353,7 +354,7 @@ def reduction(program: TensorProgram, graph: KernelGraph, in_place: bool = False
 
     Raises :class:`MismatchError` where the tensors do not fit, :class:`UnsupportedError` where no smaller sizes can be found.
     """
-    program = expand(program)
+    program = views_apart(expand(program))
     check_tensors(program, graph)
     program, graph = with_casts_marked(program, graph)
     if not in_place:
