@@ -9,22 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from cost_model import refined
-from cost_model.element_time import element_seconds
 from cost_model.features import Counts
 from cost_model.features import Features
 from cost_model.features import schedule_features
 from cost_model.models import MODELS
-from cost_model.names import CHAINED
 from cost_model.names import PAPER
 from cost_model.names import REFINED
-from cost_model.program_time import bias_seconds
 from fuser.device import Device
 from fuser.errors import NoValidKernelError
 from fuser.errors import UnsupportedError
@@ -36,11 +32,9 @@ from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
-from fuser.lower.element_tiles import recipe_of
 from fuser.lower.options import BACKEND
-from fuser.runtime.library import constants
-from fuser.runtime.library import views_of
 from fuser.superopt.structures import structures
+from search.library_time import library_seconds
 from search.ranked import INSTANT
 from search.ranked import Effort
 from search.ranked import Ranked
@@ -156,25 +150,6 @@ def _ranked(device: Device, options: bool, model: str) -> dict[Any, Any]:
     if len(found) > REMEMBERED:
         found.clear()
     return found
-
-
-def library_seconds(graph: KernelGraph, kernel: LibraryKernel, device: Device, model: str = REFINED) -> float:
-    """Estimate of a library kernel on tensors of the program; nothing for a view that needs no launch."""
-    if kernel.output in views_of(graph):
-        return 0.0
-    tensors = graph.device_tensors
-    if any(name not in tensors for name in (*kernel.args, kernel.output)):
-        raise UnsupportedError(f"library kernel {kernel.name!r} reads a tensor whose shape a schedule chooses")
-    if kernel.op == "elements" or kernel.entry.element is not None:
-        with suppress(UnsupportedError):
-            attrs = constants(kernel, graph, tensors)
-            return element_seconds(recipe_of(kernel.op, kernel.args, kernel.output, attrs, tensors), device)
-    if not kernel.contracts:
-        moved = refined.memory_kernel_seconds(sum(tensors[a].nbytes for a in (*kernel.args, kernel.output)), device)
-        return moved + bias_seconds(kernel.op, len(kernel.args), tensors[kernel.output].nbytes, device)
-    a, b = (tensors[x].shape for x in kernel.args)
-    product = refined.matmul_product(a, b, tensors[kernel.output].shape, tensors[kernel.args[0]].dtype)
-    return refined.matmul_seconds(product, device, precision="ieee", chained=model == CHAINED)
 
 
 def tune_fast(

@@ -51,11 +51,11 @@ from search.cover.parts import Rows
 from search.cover.parts import joins
 from search.cover.parts import moves_only
 from search.libraries import with_libraries
+from search.library_time import library_seconds
 from search.ranked import INSTANT
 from search.ranked import Ranked
 from search.ranked import Tuned
 from search.tune import graph_seconds
-from search.tune import library_seconds
 from search.tune import tune_fast
 
 Laid = dict[Rows, Tuned | None]

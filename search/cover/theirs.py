@@ -32,8 +32,8 @@ from search.cover.parts import root
 from search.cover.prices import DOUBT
 from search.cover.prices import by_library
 from search.cover.prices import joint_seconds
+from search.library_time import library_seconds
 from search.ranked import Tuned
-from search.tune import library_seconds
 
 CLEAR, ALIKE = 0.93, 0.8
 """A plan of ours is taken where it takes less than so many times as long; without products, when both move the same bytes, the

@@ -40,6 +40,7 @@ from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from fuser.lower.pieces import GROUPS_ARCH
 from fuser.superopt.verify.verdicts import kept_verdict
+from search.library_time import library_seconds
 from search.ranked import Effort
 from search.ranked import Ranked
 from search.space.estimates import estimator
@@ -52,7 +53,6 @@ from search.space.schedules import FORMS
 from search.space.schedules import RANKED
 from search.space.schedules import ScheduleSpace
 from search.tune import graph_seconds
-from search.tune import library_seconds
 from search.tune import rank_graph
 from search.tuner.features import features_of
 

@@ -18,10 +18,10 @@ from cost_model.refined import estimate
 from fuser.device import Device
 from fuser.ir.candidate import Candidate
 from fuser.ir.mugraph import LibraryKernel
+from search.library_time import library_seconds
 from search.measure.measurement import Found
 from search.measure.measurement import Measurement
 from search.measure.measurement import Turn
-from search.tune import library_seconds
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -24,6 +24,7 @@ from fuser.runtime.library import summary
 from fuser.superopt.structures import structures
 from fuser.workloads import workload
 from search.libraries import with_libraries
+from search.library_time import library_seconds
 from search.measure.compiling import CompilePool
 from search.measure.measurer import Bench
 from search.measure.planned import source_hash
@@ -35,7 +36,6 @@ from search.realise import realise
 from search.space.evolve import STRATEGIES
 from search.space.evolve import search
 from search.space.schedules import ScheduleSpace
-from search.tune import library_seconds
 from search.tune import rank_graph
 from search.tune import tune_fast
 from tests.builders import chain
