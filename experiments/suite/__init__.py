@@ -7,11 +7,13 @@ from typing import Any
 
 from experiments.suite import backbones
 from experiments.suite import blocks
+from experiments.suite import criteria
 from experiments.suite import domains
 from experiments.suite import habits
 from experiments.suite import layers
 from experiments.suite import losses
 from experiments.suite import measures
+from experiments.suite import necks
 from experiments.suite import nets
 from experiments.suite import pieces
 from experiments.suite import places
@@ -36,6 +38,8 @@ SUITE: dict[str, Callable[[bool], Any]] = {
     **zoo.CASES,
     **domains.CASES,
     **backbones.CASES,
+    **necks.CASES,
     **measures.CASES,
+    **criteria.CASES,
 }
 """By name: a function of whether the small one is wanted that makes a module and its inputs."""

@@ -276,11 +276,13 @@ def joint_seconds(program: TensorProgram, device: Device, doubted: bool = False)
     inner = [n for n in program.nodes if not moves_only(n)]
     if len(inner) < 2 - doubted or not all(map(joins, inner)) or (not doubted and _turned_windows(program)):
         return None
-    folds = () if _row_by_row(program) else [n for n in inner if n.output not in program.outputs and _folds(program, n)]
+    by_rows = _row_by_row(program)
+    folds = () if by_rows else [n for n in inner if n.output not in program.outputs and _folds(program, n)]
     ends = sum(_read(program, n) for n in program.inputs) + sum(program[n].nbytes for n in program.outputs)
     near = NEAR if ends < device.l2_bytes / 2 else 1.0
     again = [near * program[n.inputs[0]].nbytes if doubted and _normalizes(program, n) else inf for n in folds]
     moved = [ends, *(min(2 * program[n.output].nbytes, more) for n, more in zip(folds, again, strict=True))]
+    moved += [0.0] if by_rows and any(_total(program, n) for n in inner) else []
     waits = constants_of(device).wait * sum(_in_turn(program, n) for n in folds)
     return (sum(refined.memory_kernel_seconds(n, device) for n in moved) + waits) * (DOUBT if doubted else 1.0)
 
@@ -311,7 +313,7 @@ def _looked_up(program: TensorProgram, node: Node) -> bool:
         if (name := left.pop()) in seen or (front := program.producers.get(name)) is None:
             continue
         seen.add(name)
-        if front.entry.element is not None and any(program[i].dtype in WIDE for i in front.inputs):
+        if front.entry.element is not None and any(program[i].dtype in WIDE for i in front.inputs[1:]):  # what it moves may be
             return True
         left += front.inputs
     return False
@@ -327,12 +329,18 @@ def _read(program: TensorProgram, name: str) -> int:
 
 
 def _row_by_row(program: TensorProgram) -> bool:
-    """Whether all that is folded are rows of one number: one kernel keeps them."""
+    """Whether all that is folded are rows of one number, and what they leave to one element: one kernel keeps them."""
     whole = expand(program)
     inner = [n for n in whole.nodes if not moves_only(n) and (n.entry.kind != "library" or n.entry.flops > 0)]
     folds = [n for n in inner if _folds(whole, n)]
+    folds = [n for n in folds if not _total(whole, n)] or folds
     rows = {math.prod(whole[n.inputs[0]].shape[:-1]) if _along_rows(whole, n) else 0 for n in folds}
     return len(rows) == 1 and 0 not in rows
+
+
+def _total(program: TensorProgram, node: Node) -> bool:
+    """Whether an operator folds all that it reads: each row's part leaves with the row, and a kernel folds these."""
+    return program[node.output].elements == 1 and _folds(program, node)
 
 
 def _along_rows(program: TensorProgram, node: Node) -> bool:

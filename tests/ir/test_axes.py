@@ -8,6 +8,7 @@ import pytest
 from fuser.errors import UnsupportedError
 from fuser.interpret.reference import interpret
 from fuser.ir.axes import axes_of
+from fuser.ir.axes import views_apart
 from fuser.ir.builder import Builder
 from fuser.ir.fuse import fuse
 from fuser.ir.mugraph import Access
@@ -43,6 +44,20 @@ def test_an_input_read_in_two_ways_has_axes_for_each():
     x = b.input("X", (8, 4))
     block = fuse(b.build(Y=x @ x.T)).blocks[0]
     assert [access(s).dims for s in block.loads] == [(("m",), ("k",)), (("n",), ("k",))]
+
+
+def test_a_view_of_an_input_that_is_read_in_two_ways_is_one_for_each(rng: np.random.Generator):
+    b = Builder("gram")
+    x = b.input("X", (2, 3, 8, 4)).transpose(0, 2, 1, 3).reshape(2, 8, 12)
+    program = b.build(Y=x @ x.transpose(0, 2, 1))
+    with pytest.raises(UnsupportedError, match="one axis in two dimensions"):
+        axes_of(program)
+    apart = views_apart(program)
+    (kernel,) = fuse(apart).blocks
+    assert len(kernel.loads) == 2
+    inputs = {"X": rng.standard_normal((2, 3, 8, 4))}
+    np.testing.assert_array_equal(apart.evaluate(inputs)["Y"], program.evaluate(inputs)["Y"])
+    assert views_apart(apart) is apart
 
 
 def test_one_input_of_two_operators_is_loaded_once():

@@ -23,6 +23,7 @@ from fuser.lower.check import check
 from fuser.runtime.library import summary
 from fuser.superopt.structures import structures
 from fuser.workloads import workload
+from search.cover.prices import by_library
 from search.libraries import with_libraries
 from search.library_time import library_seconds
 from search.measure.compiling import CompilePool
@@ -110,6 +111,30 @@ def test_products_of_a_library_cost_what_they_do_and_views_nothing() -> None:
     assert library_seconds(graph, view, H200) == 0.0
     # a batch of one operand alone is further rows
     assert library_seconds(graph, kernel, H200) == matmul_seconds(Product(1, 1024, 256, 64, "float16"), H200)
+
+
+def test_batches_of_no_single_stride_are_several_calls() -> None:
+    pytest.importorskip("torch")
+
+    def seconds(*perm: int) -> float:
+        b = Builder("columns", "float32")
+        x, w = b.input("X", (8, 32, 32, 64)).transpose(*perm), b.input("W", (8, 32, 64, 32))
+        found = by_library(b.build(Y=x @ w), H200)
+        assert found is not None
+        return found.winner.seconds
+
+    assert seconds(0, 2, 1, 3) > 4 * seconds(0, 1, 2, 3)
+
+
+def test_an_image_whose_channels_a_call_turns_takes_longer() -> None:
+    def seconds(turned: bool) -> float:
+        b = Builder("image", "float32")
+        x = b.input("X", (4, 64, 32, 32)).transpose(0, 2, 3, 1) if turned else b.input("X", (4, 32, 32, 64))
+        found = by_library(b.build(Y=b.op("conv2d_last", x, b.input("W", (64, 3, 3, 64)), padding=(1, 1))), H200)
+        assert found is not None
+        return found.winner.seconds
+
+    assert seconds(True) > 1.5 * seconds(False)
 
 
 def test_mixed_structures_hold_at_reduced_sizes() -> None:

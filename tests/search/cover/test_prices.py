@@ -109,3 +109,22 @@ def test_folds_of_a_few_elements_are_arithmetic_within_a_kernel() -> None:
         return joint_seconds(b.build(Y=b.op("sum", b.op("tanh", inner), axis=(1,), keepdims=False)), H200) or 0.0
 
     assert twice(2) == twice(4) < twice(16)
+
+
+def test_rows_and_the_sum_of_what_they_leave_are_read_once() -> None:
+    def loss(total: bool) -> float:
+        b = Builder("loss", "float32")
+        y = b.op("sum", b.op("softmax", b.input("X", (4096, 1000)), axis=-1) * b.input("Y", (4096, 1000)), axis=(1,))
+        return joint_seconds(b.build(Z=b.op("sum", y, axis=(0,)) if total else y), H200) or 0.0
+
+    assert loss(False) < loss(True) < loss(False) + 5e-6
+
+
+def test_whole_numbers_that_are_compared_are_no_places() -> None:
+    def counted(dtype: str) -> float:
+        b = Builder("counted", "float32")
+        x, y = b.input("X", (512, 512), dtype), b.input("Y", (512, 512), dtype)
+        same = b.op("cast", b.op("eq", x.reshape(512, 1, 512), y.reshape(512, 512, 1)), dtype="float32")
+        return joint_seconds(b.build(Z=b.op("tanh", b.op("sum", same, axis=(1,)))), H200) or 0.0
+
+    assert abs(counted("int64") - counted("float32")) < 5e-6
