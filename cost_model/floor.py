@@ -1,10 +1,15 @@
-"""The least time that a program can take on a device: every input read once, every output written once, at the vendor's peaks."""
+"""The least time that a program can take on a device: every input read once, every output written once, at the vendor's peaks;
+and the least that the model expects of a kernel, whatever its schedule."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
+from cost_model.constants import constants_of
 from fuser.device import Device
+from fuser.ir.mugraph import BlockGraph
+from fuser.ir.program import DTYPE_BYTES
 from fuser.ir.program import TensorProgram
 
 
@@ -34,3 +39,15 @@ def floor_seconds(program: TensorProgram, device: Device) -> float:
     """A bound on any kernels of the program; a launch is not counted."""
     peak = device.matmul_flops(program[program.outputs[0]].dtype, "tf32")
     return max(nbytes(program) / device.memory_bandwidth, contraction_flops(program) / peak)
+
+
+def least_seconds(block: BlockGraph, splits: Mapping[str, int], device: Device) -> float:
+    """A bound on what :mod:`cost_model.refined` expects of any schedule of a block in Triton that has so many parts of its
+    ``splits``: each of its tensors once, at the bandwidth that memory reaches."""
+    c, extents = constants_of(device), {**block.extents, **splits}
+    sizes: dict[str, int] = {}
+    for s in block.stmts:
+        if s.access is not None:
+            size = math.prod(extents[a] for a in s.access.axes) * DTYPE_BYTES[s.dtype]
+            sizes[s.access.tensor] = max(sizes.get(s.access.tensor, 0), size)
+    return device.launch_latency + c.base - c.overlap + sum(sizes.values()) / (device.memory_bandwidth * c.memory_rate)

@@ -60,4 +60,4 @@ def write(path: Path, value: Any) -> None:
     text = json.dumps(value)
     with suppress(FuserError):  # a full disk, or a folder that cannot be written
         make_folder(path.parent)
-        write_file(path, f"{text_hash(text)}\n{text}\n")
+        write_file(path, f"{text_hash(text)}\n{text}\n", lasting=False)  # the checksum tells

@@ -27,14 +27,15 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOMEM, errno.
 """Errors of the machine and not of the place: no space, no memory, no more open files."""
 
 
-def write_file(path: Path | str, data: str | bytes) -> None:
-    """Put ``data`` (text as UTF-8; what cannot be encoded, escaped) in the place of a file."""
-    with replacing(path) as file:
+def write_file(path: Path | str, data: str | bytes, lasting: bool = True) -> None:
+    """Put ``data`` (text as UTF-8; what cannot be encoded, escaped) in the place of a file. One that need not be ``lasting`` may
+    be damaged where the machine stops a moment later."""
+    with replacing(path, lasting) as file:
         file.write(data.encode("utf-8", "backslashreplace") if isinstance(data, str) else data)
 
 
 @contextmanager
-def replacing(path: Path | str) -> Iterator[IO[bytes]]:
+def replacing(path: Path | str, lasting: bool = True) -> Iterator[IO[bytes]]:
     """A file to write to, which takes the place of ``path`` when the block ends well; until then, and otherwise, what was there
     stays. Links are followed; what is no file (a pipe, ``/dev/stdout``) is written to directly."""
     with writing(path):
@@ -50,7 +51,8 @@ def replacing(path: Path | str) -> Iterator[IO[bytes]]:
             with partial.open("xb") as file:
                 yield file
                 file.flush()
-                os.fsync(file.fileno())  # a file system may say only now that it is full
+                if lasting:  # a file system may say only now that it is full
+                    os.fsync(file.fileno())
             with suppress(FileNotFoundError):
                 partial.chmod(stat.S_IMODE(target.stat().st_mode))
             partial.replace(target)

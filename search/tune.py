@@ -10,6 +10,7 @@ import math
 from collections.abc import Collection
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from cost_model import refined
 from cost_model.features import Counts
 from cost_model.features import Features
 from cost_model.features import schedule_features
+from cost_model.floor import least_seconds
 from cost_model.models import MODELS
 from cost_model.names import PAPER
 from cost_model.names import REFINED
@@ -85,7 +87,8 @@ def rank_graph(
     will take much longer than ``worth`` seconds is not searched in full. ``options``: the best get options of the lowering,
     where they come near ``best`` seconds with them."""
     fixed = math.fsum(library_seconds(graph, k, device, effort.model) for k in graph.kernels if isinstance(k, LibraryKernel))
-    space = ScheduleSpace(graph, device, ranked=_ranked(device, options, effort.model))
+    least = partial(least_seconds, device=device) if effort.model == REFINED else None
+    space = ScheduleSpace(graph, device, ranked=_ranked(device, options, effort.model), least=least)
     estimate = estimator(device, effort.model)
 
     def assuming(f: Features) -> Counts:

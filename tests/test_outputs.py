@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from fuser import kept
+from fuser import outputs
 from fuser.errors import EnvironmentError_
 from fuser.errors import FuserError
 from fuser.errors import UsageError
@@ -46,6 +48,16 @@ def test_a_file_is_replaced_and_keeps_its_mode(tmp_path: Path) -> None:
     assert link.is_symlink()
     assert path.read_text() == "three"
     assert {p.name for p in tmp_path.iterdir()} == {"a.txt", "link"}
+
+
+def test_what_can_be_found_again_waits_for_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(outputs.os, "fsync", synced.append)
+    kept.write(tmp_path / "found.json", [1, 2])
+    assert kept.read(tmp_path / "found.json") == [[1, 2]]
+    assert not synced
+    write_file(tmp_path / "mine.txt", "made")
+    assert len(synced) == 1
 
 
 @pytest.mark.usefixtures("nearly_full")

@@ -8,6 +8,7 @@ has a budget in seconds.
 from __future__ import annotations
 
 import heapq
+import math
 import time
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -44,6 +45,8 @@ ENOUGH = 200
 HOPELESS = 1.3
 """How much longer the best of a sample may take than what is known, for a search. In the spaces of chains of a BERT and a LLaMA
 the best of all was at most 1.26 times faster than the best of the sample."""
+ROUNDED = 1 - 1e-9
+"""Of a bound what is one however sums are rounded."""
 
 
 @dataclass(frozen=True)
@@ -91,8 +94,8 @@ def rank(space: ScheduleSpace, estimate: Estimator, top: int = 8, each: int = 0)
     """Every schedule by its estimate: the ``top`` best, best first, ties in the order of the space; then the best ``each`` of
     every choice of splits that are not among them.
 
-    Kernels are independent once the splits are chosen, so each is ranked alone. Raises :class:`NoValidKernelError` if no
-    schedule is left.
+    Kernels are independent once the splits are chosen, so each is ranked alone; splits of which even the space's bound is above
+    the best so far are left out, unless some of each are wanted. Raises :class:`NoValidKernelError` if no schedule is left.
     """
     found: list[tuple[float, int, tuple[KernelSchedule, ...]]] = []
     apart: list[tuple[float, int, tuple[KernelSchedule, ...]]] = []
@@ -100,6 +103,8 @@ def rank(space: ScheduleSpace, estimate: Estimator, top: int = 8, each: int = 0)
     blocks = [replace(k.block, name="") for k in space.kernels]  # names of kernels change nothing
     seen: dict[object, int] = {}
     for splits in space.split_choices():
+        if not each and len(found) >= top and _least(space, splits) > heapq.nsmallest(top, found)[-1][0]:
+            continue
         lists = []
         for number, k in enumerate(space.kernels):
             key = (blocks[number], k.behind, k.settings, k.always, k.limit, tuple(splits[a] for a in k.free), top)
@@ -118,6 +123,11 @@ def rank(space: ScheduleSpace, estimate: Estimator, top: int = 8, each: int = 0)
     if not best:
         raise none_left(space)
     return SearchResult("exhaustive", best, sum(seen.values()), 0, "complete", notes=space.notes)
+
+
+def _least(space: ScheduleSpace, splits: Mapping[str, int]) -> float:
+    """A bound on the estimates of all schedules with so many parts of the splits."""
+    return ROUNDED * math.fsum(space.least(k.block, splits) for k in space.kernels) if space.least else 0.0
 
 
 def none_left(space: ScheduleSpace) -> NoValidKernelError:

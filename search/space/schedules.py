@@ -87,6 +87,8 @@ class ScheduleSpace:
     form: str = ""
     ranked: dict[Any, Any] | None = field(default=None, compare=False, repr=False)
     """What was found for single kernels with one estimator: spaces that share it rank a kernel that they have in common once."""
+    least: Callable[[BlockGraph, Mapping[str, int]], float] | None = field(default=None, compare=False, repr=False)
+    """A bound on that estimator's seconds of a block with so many parts of its splits."""
 
     @cached_property
     def kernels(self) -> tuple[KernelSpace, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from cost_model import paper
 from cost_model.features import Counts
 from cost_model.features import Features
+from cost_model.floor import least_seconds
 from fuser.device import load_device
 from fuser.errors import NoValidKernelError
 from fuser.errors import UsageError
@@ -22,13 +24,15 @@ from fuser.workloads import workload
 from search.ranked import EFFORTS
 from search.ranked import INSTANT
 from search.ranked import QUICK
+from search.space.estimates import estimator
 from search.space.evolve import STRATEGIES
 from search.space.evolve import rank
 from search.space.evolve import search
 from search.space.schedules import ScheduleSpace
+from tests.builders import gemm
 from tests.work import at_most
 
-A100 = load_device("a100")
+A100, H200 = load_device("a100"), load_device("h200")
 
 
 def model(f: Features) -> Counts:
@@ -68,6 +72,27 @@ def test_kernels_of_a_graph_are_ranked_together() -> None:
             best[key] = min(best.get(key, np.inf), t)
     expected = min(best[0, v] + best[1, v] for v in s.splits[0].values)
     assert rank(s, model, 3).best.estimate == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["mcfuser/G1", "mcfuser/S1", "mirage/rmsnorm", "graphene/layernorm"])
+def test_no_schedule_is_expected_below_the_bound(name: str) -> None:
+    for graph in structures(workload(name)):
+        mine, rng = ScheduleSpace(graph, H200), np.random.default_rng(0)
+        rows = mine.sample_rows(64, rng)
+        for number, index, batch in mine.kernel_batches(rows):
+            block, counts = mine.kernels[number].block, [dict(mine.schedule(rows[i]).kernels[number].splits) for i in index[:4]]
+            seconds = batch.seconds(estimator(H200))[:4]
+            assert all(s >= least_seconds(block, c, H200) for s, c in zip(seconds, counts, strict=True))
+
+
+def test_parts_that_cannot_win_are_not_ranked() -> None:
+    """The same schedules are found with fewer estimates."""
+    graph = next(g for g in structures(gemm(512, 1024, 768)) if g.blocks[0].splits)
+    least = partial(least_seconds, device=H200)
+    every, fewer = (rank(ScheduleSpace(graph, H200, least=x), estimator(H200), 8) for x in (None, least))
+    assert fewer.top == every.top and 0 < fewer.estimated < every.estimated
+    some = rank(ScheduleSpace(graph, H200, least=least), estimator(H200), 8, each=1)
+    assert some.estimated == every.estimated  # some of each are wanted
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
