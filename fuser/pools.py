@@ -186,6 +186,10 @@ class Children(Executor):
         self.jobs: dict[int, Job[Any]] = {}
         """Those whose result nobody has yet, in order."""
 
+    @property
+    def started(self) -> bool:
+        return self._pool is not None
+
     def submit(self, work: Callable[..., R], /, *args: Any, **named: Any) -> Job[R]:
         assert not named, "arguments by place"
         job = Job(self, work, args)
@@ -230,6 +234,11 @@ class Children(Executor):
         self.shutdown(wait=False, cancel_futures=True)
         for process in processes:
             process.kill()
+
+
+def started(executor: Executor) -> bool:
+    """Whether its processes are there, as far as it says."""
+    return not isinstance(executor, Children) or executor.started
 
 
 def alone(work: Callable[..., R], *args: Any) -> R:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Collection
+from collections.abc import Generator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from concurrent.futures import Executor
@@ -28,7 +30,7 @@ from search.cover.parts import FEW
 from search.cover.parts import Part
 from search.cover.parts import parts
 from search.cover.parts import root
-from search.cover.prices import priced
+from search.cover.prices import begun
 from search.ranked import Tuned
 from search.regions import find_chains
 
@@ -119,10 +121,11 @@ def forms(program: TensorProgram, params: Mapping[str, Array], pricing: Pricing)
 
 def best_form(several: Sequence[Form], pricing: Pricing) -> Offers:
     """That of :func:`forms` with the cheapest cover."""
-    plain = _offers(several[0], pricing)
-    if len(several) == 1:
+    coming: set[str] = set()
+    plain, *others = _side_by_side([_offers(form, pricing, coming) for form in several])
+    if not others:
         return plain
-    lean = replace(_offers(several[1], pricing), otherwise=plain, limit=DEARER * plain.cheapest.seconds)
+    lean = replace(others[0], otherwise=plain, limit=DEARER * plain.cheapest.seconds)
     try:
         return lean if lean.cheapest.seconds < lean.limit else plain
     except NoValidKernelError:
@@ -139,7 +142,21 @@ def _group(shape: Sequence[int], device: Device) -> int:
     return group if 2 * group >= GROUP else 0
 
 
-def _offers(form: Form, pricing: Pricing) -> Offers:
+def _side_by_side(several: Sequence[Generator[None, None, Offers]]) -> list[Offers]:
+    """The offers of each form; where one waits for other processes, the next one goes on."""
+    found: dict[int, Offers] = {}
+    while len(found) < len(several):
+        for i, steps in enumerate(several):
+            if i not in found:
+                try:
+                    next(steps)
+                except StopIteration as done:
+                    found[i] = done.value
+    return [found[i] for i in range(len(several))]
+
+
+def _offers(form: Form, pricing: Pricing, coming: set[str]) -> Generator[None, None, Offers]:
+    """Yields where other processes price candidates; ``coming`` are the keys of those that were begun."""
     program, params = form.program, form.params
     chains = [frozenset(r.nodes) for r in find_chains(program, pricing.device)[0] if _short(r.program)]
     whole = [frozenset(n.output for n in program.nodes)] if narrow(program) else []
@@ -148,13 +165,20 @@ def _offers(form: Form, pricing: Pricing) -> Offers:
         candidates = with_layouts(program, candidates, params)
     several = {p for p in candidates if sum(n.products > 0 for n in p.program.nodes) > 1}
     joined = {p for p in several if _short(p.program) or (whole and set(p.writes) == set(program.outputs))}
-    tuned = dict(_priced([p for p in candidates if p not in joined], pricing))
-    tuned |= _priced([p for p in candidates if p in joined], pricing, _apart(program, joined, tuned))
+    smaller = _begun([p for p in candidates if p not in joined], pricing, coming)
+    yield
+    tuned = dict(smaller())
+    larger = _begun([p for p in candidates if p in joined], pricing, coming, _apart(program, joined, tuned))
+    yield
+    tuned |= larger()
     return Offers(program, params, candidates, {p: tuned[p] for p in candidates if p in tuned}, greedy=pricing.greedy)
 
 
-def _priced(candidates: Sequence[Part], pricing: Pricing, worth: Mapping[str, float] | None = None) -> Mapping[Part, Tuned]:
-    return priced(candidates, pricing.device, pricing.libraries, pricing.seed, pricing.executor, pricing.known, worth)
+def _begun(
+    candidates: Sequence[Part], pricing: Pricing, coming: set[str], worth: Mapping[str, float] | None = None
+) -> Callable[[], Mapping[Part, Tuned]]:
+    p = pricing
+    return begun(candidates, p.device, p.libraries, p.seed, p.executor, p.known, worth, coming)
 
 
 def _apart(program: TensorProgram, joined: Collection[Part], tuned: Mapping[Part, Tuned]) -> dict[str, float]:

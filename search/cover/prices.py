@@ -4,6 +4,7 @@ the cache folder, by the hash of the program, the device's numbers and our own s
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Mapping
@@ -43,6 +44,7 @@ from fuser.ir.serialize import graph_from_json
 from fuser.lower.compile import cache_dir
 from fuser.lower.given_options import tensor_of
 from fuser.lower.written import written
+from fuser.pools import started
 from fuser.runtime.library import output_of
 from fuser.superopt.structures import structures
 from search.cover.neighbours import among
@@ -65,7 +67,7 @@ LESS = 0.9
 OWN = 1.25
 """The same beside what torch's compiler makes, of which only bytes are counted."""
 FEW = 8
-"""Programs that are priced sooner than other processes start."""
+"""Programs that are priced sooner than other processes start, where none has yet."""
 DOUBT = 1.2
 """How many times its floor a kernel of torch's compiler is expected to take, where there are searched kernels of ours."""
 ROW = 4096
@@ -80,7 +82,12 @@ BEST = 6
 """Candidates of a layout that are tried in another one."""
 
 
-def priced(
+def priced(parts: Iterable[Part], device: Device, *given: Any, **named: Any) -> Mapping[Part, Tuned]:
+    """What fast tuning finds for every part that has a kernel, as :func:`begun` takes them."""
+    return begun(parts, device, *given, **named)()
+
+
+def begun(
     parts: Iterable[Part],
     device: Device,
     libraries: bool = True,
@@ -88,18 +95,21 @@ def priced(
     executor: Executor | None = None,
     known: dict[str, Tuned | None] | None = None,
     worth: Mapping[str, float] | None = None,
-) -> Mapping[Part, Tuned]:
-    """What fast tuning finds for every part that has a kernel; ``libraries``: products may be left to a library, as operators for
-    which no kernel can be generated always are. ``known`` are prices by the key of a part; new ones are added. ``worth``, by the
-    hash of a part's program: seconds that its operators take in smaller parts. Of such a part only structures are looked at that
-    have its products in one kernel, and slow ones not for long."""
-    best = {} if known is None else known
+    coming: set[str] | None = None,
+) -> Callable[[], Mapping[Part, Tuned]]:
+    """Have other processes price parts, if there are any: what is returned waits for them, and gives what fast tuning finds for
+    every part that has a kernel. ``libraries``: products may be left to a library, as operators for which no kernel can be
+    generated always are. ``known`` are prices by the key of a part; new ones are added. ``worth``, by the hash of a part's
+    program: seconds that its operators take in smaller parts. Of such a part only structures are looked at that have its products
+    in one kernel, and slow ones not for long. ``coming`` are keys of parts that were begun before, and are waited for before."""
+    best, coming = {} if known is None else known, set() if coming is None else coming
     parts = tuple(parts)
     jobs: dict[tuple[str, Rows], tuple[TensorProgram, Rows, dict[Rows, str]]] = {}
     for part in parts:
-        if part.key not in best:
+        if part.key not in best and part.key not in coming:
             job = jobs.setdefault((part.program.stable_hash(), part.weights), (part.program, part.weights, {}))
             job[2][part.rows] = part.key
+    coming |= {key for _, _, rows in jobs.values() for key in rows.values()}
     worths = {k: (worth or {}).get(k[0]) for k in jobs}
     files = {k: _file(p, (*rows, *w, worths[k]), device, libraries, seed) for k, (p, w, rows) in jobs.items()}
     left = []
@@ -110,13 +120,17 @@ def priced(
             best |= dict(zip(rows.values(), found, strict=True))
         except (*BAD_VALUE, FuserError):  # there is none, or this program did not write it
             left.append(key)
-    run = executor.map if executor and len(left) > FEW else map
+    run = executor.map if executor and (len(left) > FEW or started(executor)) else map
     asked = [_Asked(jobs[k][0], tuple(jobs[k][2]), jobs[k][1], worths[k]) for k in left]
     every = run(_best, asked, repeat(device, len(left)), repeat(libraries, len(left)), repeat(seed, len(left)))
-    for key, one in zip(left, every, strict=True):
-        best |= {jobs[key][2][rows]: tuned and among(tuned) for rows, tuned in one.items()}
-        kept.write(files[key], [document(one[rows]) for rows in jobs[key][2]])
-    return {part: tuned for part in parts if (tuned := best[part.key]) is not None}
+
+    def done() -> Mapping[Part, Tuned]:
+        for key, one in zip(left, every, strict=True):
+            best.update({jobs[key][2][rows]: tuned and among(tuned) for rows, tuned in one.items()})
+            kept.write(files[key], [document(one[rows]) for rows in jobs[key][2]])
+        return {part: tuned for part in parts if (tuned := best[part.key]) is not None}
+
+    return done
 
 
 @dataclass(frozen=True)

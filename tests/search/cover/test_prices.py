@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from concurrent.futures import Executor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
+from typing import TypeVar
 
 import pytest
 
@@ -14,12 +21,14 @@ from fuser.ir.opdef import JOINED
 from search.cover import prices
 from search.cover.parts import Part
 from search.cover.parts import parts
+from search.cover.prices import begun
 from search.cover.prices import joint_seconds
 from search.cover.prices import priced
 from search.ranked import Tuned
 from search.tune import judged
 from tests.builders import attention
 
+R = TypeVar("R")
 H200 = load_device("h200")
 LONG = attention(1024, 2048, 64, 64, 32)
 
@@ -128,3 +137,30 @@ def test_whole_numbers_that_are_compared_are_no_places() -> None:
         return joint_seconds(b.build(Z=b.op("tanh", b.op("sum", same, axis=(1,)))), H200) or 0.0
 
     assert abs(counted("int64") - counted("float32")) < 5e-6
+
+
+class Elsewhere(Executor):
+    """Other processes, as far as callers see: work is done when somebody waits for it."""
+
+    def __init__(self) -> None:
+        self.asked, self.done = 0, 0
+
+    def map(self, fn: Callable[..., R], *given: Iterable[Any], timeout: float | None = None, chunksize: int = 1) -> Iterator[R]:
+        work = list(zip(*given, strict=False))
+        self.asked += len(work)
+        return (self._do(fn, args) for args in work)
+
+    def _do(self, fn: Callable[..., R], args: tuple[Any, ...]) -> R:
+        self.done += 1
+        return fn(*args)
+
+
+def test_a_form_is_asked_for_while_another_is_priced(few: tuple[Part, ...]) -> None:
+    """What both have in common is priced once."""
+    others, known, coming = Elsewhere(), dict[str, Tuned | None](), set[str]()
+    begin = partial(begun, device=H200, executor=others, known=known, coming=coming)
+    first, second = begin(few[:2]), begin(few)
+    assert (others.asked, others.done) == (len({p.key for p in few}), 0)
+    assert first().keys() == set(few[:2])
+    assert second().keys() == priced(few, H200).keys()
+    assert others.done == others.asked
