@@ -108,7 +108,7 @@ def as_made(ranked: Ranked, artifacts: Sequence[KernelArtifact], device: Device)
     from cost_model.walks import longer  # what was measured needs no model
 
     made = zip(ranked.candidate.blocks, artifacts, strict=True)
-    return ranked.seconds + math.fsum(longer(b, s, pace(a.cubin), device) for (b, s), a in made)
+    return ranked.seconds + math.fsum(longer(b, s, pace(a.cubin), a.registers, device) for (b, s), a in made)
 
 
 def first_verified(program: TensorProgram, candidates: Sequence[Ranked]) -> tuple[int, Verdict, dict[str, int]]:
