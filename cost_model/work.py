@@ -330,9 +330,9 @@ def _access(f: Features, r: Resources, i: int, s: StmtFeatures, runs: Counts, to
     )
     # threads ask for each part of a line by itself
     apart = (boxes & summed) | (~boxes & bool(r.dots))
-    short = np.where(apart, np.maximum(streaming.LINE / run - 1.0, 0.0), 0.0)
-    add(entered=amount * (1.0 + HALVES * short))
-    add(boxes=boxes * 1.0, thin=np.where(boxes, 0.0, amount * np.maximum(streaming.LINE / run - 1.0, 0.0)))
+    short = np.maximum(streaming.LINE / run - 1.0, 0.0)
+    add(entered=amount * (1.0 + HALVES * np.where(apart, short, 0.0)))
+    add(boxes=boxes * 1.0, thin=amount * short)
     plain = r.pipelined[i] == 0 if i in r.pipelined else np.ones(len(f), bool)
     add(bare=np.where(plain, amount, amount / inner_trips(f, i)))
     for d in r.dots.values():
