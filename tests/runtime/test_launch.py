@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -70,3 +71,39 @@ def test_a_thread_without_a_context_gets_one(monkeypatch: pytest.MonkeyPatch) ->
     call(0)
     call(0)
     assert asked == ["launch", "context", "launch", "launch"]
+
+
+LARGE = 160 << 10
+
+
+@pytest.mark.parametrize(
+    ("shared", "followed", "asked"),
+    [(16 << 10, True, {}), (LARGE, False, {8: LARGE}), (LARGE, True, {8: LARGE, 9: 100})],
+    ids=["small", "alone", "followed"],
+)
+def test_large_kernels_leave_memory_to_the_next(
+    shared: int, followed: bool, asked: dict[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are allowed what they need (8); where the next may start beside them, what they leave is shared memory (9)."""
+    import torch
+
+    said: dict[int, int] = {}
+
+    class Driver:
+        def __getattr__(self, name: str) -> Any:
+            def call(*args: Any) -> int:
+                if name == "cuFuncSetAttribute":
+                    said[args[1]] = args[2]
+                return 0
+
+            return call
+
+    monkeypatch.setattr(launch, "_init", lambda: None)
+    monkeypatch.setattr(launch, "use_current_device", lambda: None)
+    monkeypatch.setattr(launch, "driver", Driver)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: None)
+    artifact = artifact_of(doubling())
+    ptx = artifact.ptx + launch.LETS_START + launch.PAST_CACHE if followed else artifact.ptx
+    launch.load(replace(artifact, shared_bytes=shared, ptx=ptx))
+    assert said == asked
