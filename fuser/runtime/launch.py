@@ -40,10 +40,10 @@ LARGE_SHARED = 48 << 10
 """Bytes of shared memory a block beyond which a kernel has to be allowed them."""
 LETS_START, PAST_CACHE = "griddepcontrol.launch_dependents", "cp.async"
 """Instructions of a kernel whose successor may start beside its last blocks, and of one that loads past the cache of an SM.
-What its blocks leave of the SM's memory is for the successor's: by default the rest is cache, and blocks that need a little
-shared memory (sums over parts) wait until an SM is empty, or crowd on the few that were. On an H200, where all large kernels did so,
-136 such schedules took 0.97 × as long in the mean, 0.66 × the one that gained most; four whose threads load by themselves took
-1.09 to 1.19 × (experiments/results/h200-regret)."""
+What its blocks leave of the SM's memory is for the successor's: by default the rest is cache, and blocks that need a little of it
+(sums over parts) wait until an SM is empty, or crowd on the few that were. On an H200, where all large kernels did so, 136 such
+schedules took 0.97 × as long in the mean, 0.66 × the one that gained most; four whose threads load by themselves took 1.09 to
+1.19 × (experiments/results/h200-regret)."""
 _MAX_DYNAMIC_SHARED = 8
 _CARVEOUT = 9
 _NUM_REGS = 4
