@@ -8,7 +8,9 @@ has axes for each use.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from dataclasses import replace
 from functools import lru_cache
@@ -160,11 +162,12 @@ def axes_of(program: TensorProgram, data: bool = False) -> AxisMap:
 def views_apart(program: TensorProgram) -> TensorProgram:
     """The program itself; where its axes contradict each other, with a view for each that reads one of an input: queries and keys
     may be one view of one tensor, and are loaded by other axes."""
-    try:
+    read = Counter(i for n in program.nodes for i in n.inputs)
+    if not any(n.entry.kind == "view" and read[n.output] > 1 for n in program.nodes):
+        return program
+    with suppress(UnsupportedError):
         axes_of(program, data=True)
         return program
-    except UnsupportedError:
-        pass
     tensors = [program[n] for n in program.inputs]
     nodes: list[Node] = []
     views, taken = set[str](), set[str]()
