@@ -9,6 +9,7 @@ from fuser.errors import UnsupportedError
 from fuser.ir.axes import AxisMap
 from fuser.ir.axes import Dims
 from fuser.ir.axes import axes_of
+from fuser.ir.axes import views_apart
 from fuser.ir.composites import expand
 from fuser.ir.mugraph import AXIS
 from fuser.ir.mugraph import Access
@@ -28,7 +29,7 @@ def fuse(program: TensorProgram) -> KernelGraph:
 
     Raises :class:`UnsupportedError` naming the operator or tensor that cannot be part of one block.
     """
-    program = expand(program)
+    program = views_apart(expand(program))
     if copies_data(program):
         boxes = windowed(program)
         return boxes.attach(fuse(boxes.program))
