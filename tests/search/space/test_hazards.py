@@ -48,6 +48,25 @@ def test_a_flattened_chain_by_pointers_is_left_out() -> None:
         assert hazardous(schedule_features(block, schedule), h200).tolist() == [expected], text
 
 
+def test_rows_that_are_multiplied_both_ways_are_left_out() -> None:
+    """160 rows are 128 by warp groups and 32 by fragments, which read one buffer: wrong on an H200."""
+    b = Builder("product")
+    block = one_kernel(b.build(Y=b.relu(b.input("X", (1576, 768)) @ b.input("W", (768, 3072))))).blocks[0]
+    h200 = load_device("h200")
+    for rows, rest, expected in (
+        (160, "warps=4 stages=4", True),
+        (96, "warps=8 stages=2", True),
+        (160, "warps=4 stages=1", False),
+        (160, "warps=2 stages=4", False),
+        (192, "warps=8 stages=4", False),
+        (48, "warps=4 stages=4", False),
+    ):
+        (schedule,) = Schedule.parse(f"k [k=64 m={rows} n=128] {rest}", (block,)).kernels
+        f = schedule_features(block, schedule)
+        assert hazardous(f, h200).tolist() == [expected], (rows, rest)
+        assert not hazardous(f, replace(h200, arch=80)).any()
+
+
 def test_a_product_woven_with_a_load_is_no_right_operand_in_a_loop() -> None:
     """X (W + A B) in one kernel, its sum in a loop; with all of the sum at once it is none, nor are scores with a bias, which
     are a left operand."""
