@@ -73,6 +73,7 @@ from fuser.lower.gluon.reduced import trips_of_groups
 from fuser.lower.gluon.reduced import with_stages
 from fuser.lower.options import PERSISTENT
 from fuser.lower.options import TMA
+from fuser.lower.tiles import Tiles
 
 FEW = 48
 """Largest extent of an axis that only a library sees."""
@@ -214,13 +215,13 @@ PROGRAMS = 3
 def reduced_schedule(candidate: Candidate, small: KernelGraph) -> Schedule:
     """The schedule with few enough persistent programs for the reduced grid, with few parts, and with few stages."""
 
-    def of(kernel: KernelSchedule) -> KernelSchedule:
+    def of(block: BlockGraph, kernel: KernelSchedule) -> KernelSchedule:
+        stay = 0 < PERSISTENT.of(kernel) < Tiles.of(block, kernel).places
         kernel = replace(kernel, splits=tuple((a, few_parts(n)) for a, n in kernel.splits))
-        programs = PERSISTENT.of(kernel)
-        return PERSISTENT.set(kernel, min(programs, PROGRAMS)) if programs else kernel
+        return PERSISTENT.set(kernel, min(PERSISTENT.of(kernel), PROGRAMS)) if stay else kernel
 
     pairs = zip(scheduled_blocks(candidate.graph, candidate.schedule), small.blocks, strict=True)
-    return Schedule(tuple(with_stages(block, kernel, fewer, of(kernel)) for (block, kernel), fewer in pairs))
+    return Schedule(tuple(with_stages(block, kernel, fewer, of(block, kernel)) for (block, kernel), fewer in pairs))
 
 
 def random_inputs(graph: KernelGraph, rng: np.random.Generator, draw: Draw | None = None) -> dict[str, Array]:

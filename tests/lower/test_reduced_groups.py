@@ -34,6 +34,7 @@ def text(graph: KernelGraph, schedule: Schedule) -> str:
     ("program", "schedule", "stages"),
     [
         (gemm(256, 256, 2048), "k [m=128 n=64 k=64] warps=8 stages=5", 3),
+        (gemm(256, 256, 2048), "k [m=64 n=64 k=64] warps=4 stages=3 backend=gluon_mma", 3),
         (gemm(256, 256, 320), "k [m=128 n=64 k=64] warps=8 stages=5", 5),  # all of it has room
         (gemm(256, 256, 1000), "k [m=64 n=64 k=64] warps=8 stages=3", 3),  # sixteen trips, the last with less, for two
         (gemm(512, 256, 2048), "k [m=64 n=64 k=64] warps=8 stages=5 persistent=3 flatten=True", 5),
@@ -41,12 +42,13 @@ def text(graph: KernelGraph, schedule: Schedule) -> str:
         (chain(128, 512, 128, 64), "nk [m=64 n=128 k=64 h=64] warps=4 stages=5", 5),
         (attention(128, 2048, 64, 64), "n [b=1 m=128 n=64 h=64 k=64] warps=8 stages=6", 3),
         (attention(128, 512, 64, 64), "n [b=1 m=64 n=128 h=64 k=64] warps=8 stages=4", 4),  # two trips for each of two groups
+        (attention(128, 512, 64, 64), "n [b=1 m=128 n=64 h=64 k=64] warps=8 stages=3 persistent=132 flatten=True", 3),
         (attention(64, 2112, 64, 64), "n [b=1 m=64 n=64 h=64 k=64] warps=16 stages=2", 2),  # 33 trips for four
     ],
 )
 def test_they_are_written_at_a_reduced_size_as_at_their_own(program: TensorProgram, schedule: str, stages: int) -> None:
     graph = stabilize_graph(postponed(expand(program)))
-    real = Schedule.parse(f"{schedule} backend=gluon", graph.blocks)
+    real = Schedule.parse(schedule if "backend" in schedule else f"{schedule} backend=gluon", graph.blocks)
     small = graph.with_extents(reduced_extents(graph, real))
     reduced = reduced_schedule(Candidate(graph, real), small)
     assert [k.num_stages for k in reduced.kernels] == [stages]

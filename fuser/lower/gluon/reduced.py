@@ -57,11 +57,12 @@ def with_stages(block: BlockGraph, own: KernelSchedule, small: BlockGraph, sched
 
 def _filled(block: BlockGraph, schedule: KernelSchedule) -> Iterator[Filled]:
     """Loads in loops of a kernel by warp groups; what has no such form is refused where it is generated."""
-    if BACKEND.of(schedule) != "gluon":
+    if BACKEND.of(schedule) == "triton":
         return
     with suppress(NoValidKernelError):
-        split = shared_out(Tiles.of(block, schedule))
-        often = choices.fills(split.tiles)
-        for node, loops in split.tiles.tree.walk():
+        tiles = Tiles.of(block, schedule)
+        parts = shared_out(tiles).parts if BACKEND.of(schedule) == "gluon" else 1
+        often = choices.fills(tiles)
+        for node, loops in tiles.tree.walk():
             if isinstance(node, Stmt) and node.kind == "load" and loops:
-                yield Filled(node.value, loops, often[node], split.parts)
+                yield Filled(node.value, loops, often[node], parts)
