@@ -70,7 +70,7 @@ def test_a_full_disk_keeps_the_document(tmp_path: Path, monkeypatch: pytest.Monk
     keep(tmp_path, part(0, 3))
     before = (tmp_path / "bench.json").read_bytes()
     with monkeypatch.context() as patch, pytest.raises(EnvironmentError_, match="No space left"):
-        patch.setattr("fuser.outputs.replacing", lambda _: replacing("/dev/full"))
+        patch.setattr("fuser.outputs.replacing", lambda *_: replacing("/dev/full"))
         keep(tmp_path, part(3, 5))
     assert (tmp_path / "bench.json").read_bytes() == before
 
