@@ -38,13 +38,12 @@ from cost_model.resources import vector
 from fuser.device import Device
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import Stmt
+from fuser.lower.gluon.split import ROWS
 from fuser.lower.pieces import MMA
 
 BYTES = ("bool", "int8", "uint8")
 CRAMMED = 1024 + 64
 """Bytes of operands of a thread: about all its registers. So many still came as fast as fewer, twice as many ten times slower."""
-GROUP_ROWS = 64
-"""Rows of a product from which on warp groups take part in it."""
 BROAD = 64
 """Columns of a product without tensor cores that are fast."""
 
@@ -241,7 +240,7 @@ def _both_ways(f: Features, rows: Collection[str]) -> NDArray[np.bool_]:
         n = f.tile[a].astype(np.int64)
         most *= 1 << (np.frexp(n)[1] - 1)
         least *= np.where(n % MMA == 0, n & -n, n)
-    return (most >= GROUP_ROWS) & (least < GROUP_ROWS) & (f.warps % 4 == 0)
+    return (most >= ROWS) & (least < ROWS) & (f.warps % 4 == 0)
 
 
 def _least_piece(columns: NDArray[Any]) -> NDArray[np.int64]:

@@ -187,6 +187,11 @@ def fills(tiles: Tiles) -> dict[Stmt, int]:
     return found
 
 
+def filled_again(often: int, slots: int) -> bool:
+    """Whether what is loaded so often (:func:`fills`) does not have a slot for each time."""
+    return not 1 <= often <= slots
+
+
 LEAST_TILE = 1024
 """Bytes from which on a tile is worth a copy of its own."""
 
@@ -351,8 +356,8 @@ def _alone(split: Split, buffers: Sequence[Buffer]) -> bool:
 
 def refilled(tiles: Tiles, buffers: Sequence[Buffer]) -> set[str]:
     """What is loaded into slots that are filled more than once in a place of the grid."""
-    stages = {b.value: b.stages for b in buffers}
-    return {s.value for s, n in fills(tiles).items() if s.value in stages and not 1 <= n <= stages[s.value]}
+    slots = {b.value: b.stages for b in buffers}
+    return {s.value for s, n in fills(tiles).items() if s.value in slots and filled_again(n, slots[s.value])}
 
 
 def refills(tiles: Tiles, buffers: Sequence[Buffer]) -> bool:

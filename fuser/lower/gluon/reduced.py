@@ -34,7 +34,7 @@ class Filled:
 
     def again(self, schedule: KernelSchedule) -> bool:
         """Its slots are filled more than once."""
-        return PERSISTENT.of(schedule) > 0 or not 1 <= self.often <= self.slots * schedule.num_stages
+        return PERSISTENT.of(schedule) > 0 or choices.filled_again(self.often, self.slots * schedule.num_stages)
 
 
 def trips_of_groups(block: BlockGraph, schedule: KernelSchedule) -> dict[str, int]:
@@ -50,8 +50,8 @@ def with_stages(block: BlockGraph, own: KernelSchedule, small: BlockGraph, sched
     """The schedule of a block at reduced size with few enough stages: what is filled again in the real one is there, too."""
     again = {f.value for f in _filled(block, own) if f.again(own)}
     places = 2 if PERSISTENT.of(own) else 1
-    fills = {f.value: (places * f.often, f.slots) for f in _filled(small, schedule)}
-    most = [(often - 1) // slots for value, (often, slots) in fills.items() if value in again and often > slots]
+    fills = [(places * f.often, f.slots) for f in _filled(small, schedule) if f.value in again]
+    most = [(often - 1) // slots for often, slots in fills if often > slots]
     return replace(schedule, num_stages=min([schedule.num_stages, *most]))
 
 

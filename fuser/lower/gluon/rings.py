@@ -19,6 +19,7 @@ from fuser.ir.program import DTYPE_BYTES
 from fuser.ir.tiling import Loop
 from fuser.ir.tiling import Node
 from fuser.lower.dependent_launch import statements
+from fuser.lower.gluon.choices import filled_again
 from fuser.lower.gluon.choices import fills
 from fuser.lower.gluon.split import Split
 from fuser.lower.gluon.writer import GroupWriter
@@ -54,7 +55,7 @@ class Ring:
     @property
     def refilled(self) -> bool:
         """Slots are filled again when they have been read."""
-        return self.shared or self.fills == 0 or self.fills > self.stages
+        return self.shared or filled_again(self.fills, self.stages)
 
     @property
     def counted(self) -> bool:
