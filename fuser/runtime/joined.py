@@ -296,12 +296,13 @@ def _traced(run: Run, given: Sequence[Any], whole: bool = False) -> Any:
     from torch.fx.experimental.proxy_tensor import make_fx
 
     with _fakes(given) as fakes:
-        graph: Any = run
+        table = select_decomp_table()
+        graph: Any = make_fx(run, decomposition_table=table)(*fakes)
         for _ in range(2):  # some operators are made of others that write in place
-            pure = torch.func.functionalize(graph, remove="mutations")
-            graph = make_fx(pure, decomposition_table=select_decomp_table())(*fakes)
             if not any(map(_in_place, graph.graph.nodes)):
                 break
+            # only then: it takes operators apart by rules of its own, which are not the compiler's
+            graph = make_fx(torch.func.functionalize(graph, remove="mutations"), decomposition_table=table)(*fakes)
         if whole:
             return joint_graph_passes(graph)
     names = [str(n.target) for n in graph.graph.nodes if n.op == "call_function"]

@@ -189,3 +189,18 @@ def test_examples_of_one_form_are_different_numbers() -> None:
     )
     (x, y), *_ = seen
     assert not torch.equal(x, y)
+
+
+def test_operators_are_taken_apart_as_the_compiler_does_it() -> None:
+    """Not as torch's functionalization would: a bias stays in its product, a loss is the compiler's own formula."""
+    from fuser.runtime.joined import _traced
+
+    def names(run: Any, *shapes: tuple[int, ...]) -> list[str]:
+        found = _traced(lambda *xs: (run(*xs),), [torch.randn(s) for s in shapes], whole=True)
+        return [str(n.target) for n in found.graph.nodes if n.op == "call_function"]
+
+    assert "aten.addmm.default" in names(torch.nn.functional.linear, (2, 3, 4), (5, 4), (5,))
+    loss = names(torch.nn.functional.binary_cross_entropy_with_logits, (4, 8), (4, 8))
+    assert "aten.log1p.default" in loss and loss.count("aten.exp.default") == 1
+    written = names(lambda x: x.clone().add_(1).mul_(2), (3,))
+    assert written and not any(n.endswith("_.Tensor") for n in written)
