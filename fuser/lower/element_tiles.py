@@ -38,8 +38,8 @@ SIDE = 64
 """Rows and columns of a tile that is read along one dimension and written along another."""
 ENOUGH = 264
 """Blocks that fill a GPU twice."""
-SAMPLES = 3
-"""Blocks of which sectors are counted."""
+SAMPLES, BRANCHES = 3, 13
+"""Blocks of which sectors are counted; where some loads are not made everywhere, of a concatenation, say."""
 FEW, SOME, NARROW = 8, 16, 4
 """Loads for one element up to which a thread has two results of a window, eight others, and of which tiles are looked at. On an
 H200 a maximum of 3 × 3 in steps of 2 took 24 µs with one or two results a thread and 41 with four, in float16 22, 14, 22; a
@@ -208,7 +208,8 @@ def best_tiling(tape: Tape) -> tuple[Tiling, Traffic]:
 def traffic(tiling: Tiling) -> Traffic:
     """Counted on a few blocks."""
     tape, blocks = tiling.tape, tiling.blocks
-    chosen = sorted({(2 * i + 1) * blocks // (2 * SAMPLES) for i in range(SAMPLES)})
+    count = BRANCHES if any(s.kind == "load" and s.under is not True for s in tape.steps) else SAMPLES
+    chosen = sorted({(2 * i + 1) * blocks // (2 * count) for i in range(count)})
     asked, fetched = 0.0, dict[str, float]()
     for block in chosen:
         once: dict[str, list[Any]] = {}
