@@ -58,4 +58,6 @@ def _value(program: TensorProgram, name: str, known: Mapping[str, Array]) -> Arr
     except FuserError:
         return None
     dtype = program[name].dtype
-    return rounded(value.astype(np.float32), dtype) if dtype == "bfloat16" else value.astype(dtype, copy=False)
+    if value.dtype == dtype:
+        return value
+    return rounded(value.astype(np.float32) if dtype == "bfloat16" else value, dtype)

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Mapping
 from collections.abc import Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from dataclasses import field
 from dataclasses import replace
@@ -21,20 +20,12 @@ from fuser.errors import FuserError
 from fuser.errors import NoValidKernelError
 from fuser.errors import UnsupportedError
 from fuser.files import counted
-from fuser.ir.candidate import Candidate
 from fuser.ir.element_program import by_elements
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.ops import Array
 from fuser.ir.program import TensorProgram
-from fuser.ir.schedule import Schedule
-from fuser.lower.compile import KernelArtifact
 from fuser.lower.compile import by_content
-from fuser.lower.compile import compile_sources
-from fuser.lower.options import BACKEND
-from fuser.lower.options import HOIST
-from fuser.lower.options import PDL
-from fuser.lower.triton_source import generate_graph
 from fuser.runtime.plan import Plan as Launches
 from fuser.runtime.plan import plan
 from fuser.superopt.structures import structures
@@ -42,6 +33,7 @@ from fuser.superopt.verify.verdict import Verified
 from search.cover import kept_choice
 from search.cover.borders import Border
 from search.cover.borders import borders
+from search.cover.chain import as_chain
 from search.cover.channels import channels_last
 from search.cover.channels import moved_once
 from search.cover.fold import folded
@@ -67,12 +59,9 @@ from search.cover.turned import turned
 from search.libraries import with_libraries
 from search.ranked import Ranked
 from search.ranked import Tuned
-from search.realise import SPILL_LIMIT
 from search.realise import Realised
 from search.realise import realise
 from search.realise import verified
-from search.space.launches import chained
-from search.space.stays import with_stays
 from search.stages import Say
 from search.stages import Stages
 from search.stages import silent
@@ -170,12 +159,8 @@ def compile_model(
     found = tuple(done[p.key] for p in chosen.parts)
     each = {id(r): r for r in found}.values()
     stitched, params = stitch(program, params, [(p, r.candidate.candidate) for p, r in zip(chosen.parts, found, strict=True)])
-    alone = stitched
-    if device.arch >= PDL.capability:
-        stitched = with_stays(chained(stitched, device), device)
-    artifacts = tuple[KernelArtifact, ...]()
-    if compiled:
-        stitched, artifacts = _compiled(stitched, alone, device, executor, by_content(a for r in each for a in r.artifacts))
+    known = by_content(a for r in each for a in r.artifacts) if compiled else None
+    stitched, artifacts = as_chain(stitched, device, executor, known)
     winner = Ranked(stitched, math.fsum(r.candidate.seconds for r in found))
     whole = Tuned(program, device.name, winner, (), *offers.looked_at)
     weakest = max((r.verdict for r in found), key=lambda v: getattr(v, "bound", 0.0))
@@ -226,35 +211,6 @@ def _chosen(
         if known is not None:  # it held somewhere else
             known, offers = None, best_form(several, pricing)
         offers = replace(offers, tuned=_without(offers.tuned, failed, pricing))
-
-
-def _compiled(
-    candidate: Candidate, alone: Candidate, device: Device, executor: Executor | None, known: dict[str, KernelArtifact]
-) -> tuple[Candidate, tuple[KernelArtifact, ...]]:
-    """The chain with its kernels; where one has no room for what it does as one of a chain, those by warp groups are as they were
-    ``alone``."""
-
-    def made(c: Candidate) -> tuple[KernelArtifact, ...]:
-        return compile_sources(generate_graph(c.graph, c.schedule), device.arch, executor, known)
-
-    try:
-        artifacts = made(candidate)
-    except NoValidKernelError:
-        pairs = zip(candidate.schedule.kernels, alone.schedule.kernels, strict=True)
-        candidate = Candidate(
-            candidate.graph, Schedule(tuple(own if BACKEND.of(own) == "gluon" else mine for mine, own in pairs))
-        )
-        artifacts = made(candidate)
-    lighter = _within_registers(candidate, artifacts)
-    return (candidate, artifacts) if lighter.schedule == candidate.schedule else (lighter, made(lighter))
-
-
-def _within_registers(candidate: Candidate, artifacts: Sequence[KernelArtifact]) -> Candidate:
-    """The chain whose kernels load behind their main loop what they have no registers for in front of it: parts are compiled
-    without that. Of eight sentences' BERT such a kernel takes several times as long on an H200."""
-    pairs = zip(candidate.schedule.kernels, artifacts, strict=True)
-    kernels = tuple(HOIST.set(mine, None) if a.spills > SPILL_LIMIT else mine for mine, a in pairs)
-    return Candidate(candidate.graph, Schedule(kernels))
 
 
 def _tuned(chosen: Cover, before: Mapping[str, Tuned], pricing: Pricing, tuning: Tuning, stages: Stages) -> dict[str, Tuned]:

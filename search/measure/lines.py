@@ -54,6 +54,12 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             yield number, item
 
 
+def unpacked(path: Path) -> bytes:
+    """All of a file of lines."""
+    with _opened(path) as file:
+        return file.read()
+
+
 def bad_line(path: Path, number: int, what: str) -> ModelFileError:
     return ModelFileError(f"{path}:{number}: line {number} cannot be used: {what}", HINT)
 

@@ -29,7 +29,9 @@ from fuser.lower.compile import cache_dir
 from search.measure.careful import Careful
 from search.measure.known import PACKAGED
 from search.measure.known import SUFFIXES
+from search.measure.known import files_of
 from search.measure.known import load
+from search.measure.lines import unpacked
 from search.measure.planned import source_hash
 from search.measure.records import Records
 from search.measure.rows import Record
@@ -106,7 +108,8 @@ class Memory:
             return known
         found = [known] if known else []
         sources: list[tuple[str, Records]] = [] if self.records is None else [(str(self.records.path), self.records)]
-        sources += [] if self.simulated else [(PACKAGE if f == PACKAGED else str(f), shipped(f)) for f in self.files]
+        brought = [] if self.simulated else naming(program, self.files)
+        sources += [(PACKAGE if f == PACKAGED else str(f), shipped(f)) for f in brought]
         told: set[tuple[str, ...]] = set()  # the user's own rows come first: what failed or was slow here is so
         for origin, records in sources:
             rows = rows_of(records, program, self._names(device))
@@ -127,7 +130,8 @@ class Memory:
     def candidates(self, program: TensorProgram, device: Device, count: int) -> list[Candidate]:
         """The fastest that anybody knows: what a search begins with."""
         found: dict[Candidate, None] = {}
-        sources = [*([] if self.records is None else [self.records]), *([] if self.simulated else map(shipped, self.files))]
+        brought = [] if self.simulated else naming(program, self.files)
+        sources = [*([] if self.records is None else [self.records]), *map(shipped, brought)]
         for records in sources:
             for row in list(fastest(records, program, self._names(device)))[:count]:
                 with suppress(FuserError):
@@ -257,12 +261,24 @@ def _kernels(row: Record) -> tuple[str, str, str]:
 def sources_of(memory: Memory, program: TensorProgram, device: Device) -> Iterator[tuple[Records, list[Record]]]:
     """All rows of a program on a device: the user's records with theirs, and those that are shipped."""
     mine = [] if memory.records is None else [memory.records]
-    for records in (*mine, *map(shipped, memory.files)):
+    for records in (*mine, *map(shipped, naming(program, memory.files))):
         yield records, rows_of(records, program, names_of(device))
 
 
 def _schedule(winner: Winner) -> Schedule:
     return Schedule.from_json(json.loads(winner.schedule))
+
+
+def naming(program: TensorProgram, files: Iterable[Path]) -> list[Path]:
+    """The files that may have rows of a program: of the package's the text says so, which is read sooner than its rows."""
+    key = program_key(program).encode()
+    return [f for f in files if f != PACKAGED or any(key in text for text in texts(f))]
+
+
+@lru_cache
+def texts(path: Path) -> tuple[bytes, ...]:
+    """What the files of rows that a path means hold."""
+    return tuple(map(unpacked, files_of(path)))
 
 
 @lru_cache

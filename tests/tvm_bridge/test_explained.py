@@ -40,11 +40,12 @@ CASES = {
 def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels are chosen and verified as ever."""
     from search import taken
+    from search.cover import chain
     from search.cover import model
     from search.realise import verified
 
-    monkeypatch.setattr(model, "compile_sources", lambda *_: ())
-    monkeypatch.setattr(model, "_within_registers", lambda candidate, _: candidate)
+    monkeypatch.setattr(chain, "compile_sources", lambda *_: ())
+    monkeypatch.setattr(chain, "_within_registers", lambda candidate, _: candidate)
     for place in (model, taken):
         monkeypatch.setattr(place, "realise", lambda tuned, *_, **__: [verified(t) for t in tuned])
 

@@ -69,6 +69,16 @@ def test_it_is_chosen_once(priced: list[int]) -> None:
     assert second.plan.groups() == first.plan.groups()
 
 
+def test_kernels_become_a_chain_once(priced: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    from search.cover import chain
+
+    found: list[int] = []
+    real = chain.chained
+    monkeypatch.setattr(chain, "chained", lambda *a: found.append(1) or real(*a))
+    first, second = model(), model()
+    assert found == [1] and second.whole.candidate.schedule == first.whole.candidate.schedule
+
+
 def test_another_question_is_asked_anew() -> None:
     usual, asked = Pricing(load_device("h200")), network()
     several = forms(*asked, usual)

@@ -119,7 +119,7 @@ def test_equal_layers_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None
     def compiled(*args: Any) -> Any:
         return tuple(replace(a, spills=1544) if "gelu" in a.name else a for a in compile_sources(*args))
 
-    monkeypatch.setattr("search.cover.model.compile_sources", compiled)
+    monkeypatch.setattr("search.cover.chain.compile_sources", compiled)
     module, x = layers(3), torch.randn(ROWS, WIDTH).half()
     known = from_torch(module, (x,))
     model = compile_model(known.program, known.params, Pricing(load_device("h200")), checked=False)

@@ -27,7 +27,7 @@ from fuser.lower.triton_source import generate_graph
 from fuser.superopt.structures import one_kernel
 from fuser.superopt.structures import structures
 from fuser.workloads import workload
-from search.cover import model
+from search.cover import chain
 from search.ranked import QUICK
 from search.ranked import Tuned
 from search.space.estimates import estimator
@@ -138,9 +138,9 @@ def test_a_kernel_without_room_for_its_place_in_a_chain_is_as_it_was_alone(monke
             raise NoValidKernelError("too few registers")
         return ()
 
-    monkeypatch.setattr(model, "compile_sources", compiled)
-    monkeypatch.setattr(model, "_within_registers", lambda candidate, _: candidate)
-    found, _ = model._compiled(mine, alone, H200, None, {})
+    monkeypatch.setattr(chain, "compile_sources", compiled)
+    monkeypatch.setattr(chain, "_within_registers", lambda candidate, _: candidate)
+    found, _ = chain._compiled(mine, alone, H200, None, {})
     assert found.schedule.kernels == (mine.schedule.kernels[0], alone.schedule.kernels[1]) != mine.schedule.kernels
 
 
