@@ -141,8 +141,17 @@ def reduced_extents(graph: KernelGraph, schedule: Schedule, free: Collection[str
         small = tiles * step + extent % step if step else FEW if axis in free and axis not in whole else extent
         sizes[axis] = min(extent, divided.get(axis, small))
     while apart := _read_in_shapes(graph, sizes):
-        sizes |= {a: full[a] for a in apart}
+        alike = {a: _alike({x for x in apart if full[x] == full[a]}, full[a], steps, trips) for a in apart - divided.keys()}
+        grown = {a: n for a, n in alike.items() if n > sizes[a]}
+        sizes |= grown or {a: full[a] for a in apart}
     return sizes
+
+
+def _alike(axes: Collection[str], extent: int, steps: Mapping[str, int], trips: Mapping[str, int]) -> int:
+    """A reduced extent for axes that index the same dimensions (those of a matrix and its transpose): whole tiles of each."""
+    step = math.lcm(*(steps.get(a, 1) for a in axes))
+    tiles = max(2, *(trips.get(a, 2) - (extent % step > 0) for a in axes))
+    return min(extent, tiles * step + extent % step)
 
 
 def contracted(block: BlockGraph) -> set[str]:
