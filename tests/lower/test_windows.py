@@ -134,3 +134,13 @@ def test_source_is_readable(name, golden):
     program = LAYERS if name == "layers" else joint_gated_mlp(40, 48, 64)
     tiles = schedule(m=16) if name == "layers" else schedule("k", m=16, n=32, k=16)
     golden.check(f"triton/windows_{name}.py.txt", generate(fuse(program).blocks[0], tiles).text)
+
+
+def test_a_matrix_beside_its_transpose_is_checked_at_a_reduced_size() -> None:
+    b = Builder("symmetric")
+    x, y = b.input("X", (400, 400)), b.input("Y", (400, 400))
+    program = b.build(Z=(x + x.transpose(1, 0)) @ (y + y.transpose(1, 0)))
+    tiled = Schedule((schedule("k", m=32, n=16, k=16),))
+    assert reduced_extents(fuse(program), tiled) == dict.fromkeys("mnk", 2 * 32 + 400 % 32)
+    outcome = checked(program, fuse(program), tiled)
+    assert outcome.passed and outcome.error < 2e-3
