@@ -140,8 +140,10 @@ def reduced_extents(graph: KernelGraph, schedule: Schedule, free: Collection[str
         tiles = trips[axis] - (extent % step > 0) if step and axis in trips else 2
         small = tiles * step + extent % step if step else FEW if axis in free and axis not in whole else extent
         sizes[axis] = min(extent, divided.get(axis, small))
+    tied: set[str] = set()
     while apart := _read_in_shapes(graph, sizes):
-        alike = {a: _alike({x for x in apart if full[x] == full[a]}, full[a], steps, trips) for a in apart - divided.keys()}
+        tied |= apart
+        alike = {a: _alike({x for x in tied if full[x] == full[a]}, full[a], steps, trips) for a in tied - divided.keys()}
         grown = {a: n for a, n in alike.items() if n > sizes[a]}
         sizes |= grown or {a: full[a] for a in apart}
     return sizes
