@@ -20,6 +20,7 @@ from fuser.ir.elements import tape_of
 from fuser.ir.places import coordinate
 from fuser.ir.places import split
 from fuser.ir.program import FLOATS
+from fuser.lower.element_code import LIMIT
 from fuser.lower.element_code import Writer
 
 BLOCK = 1024
@@ -34,7 +35,7 @@ Made = tuple[list[str], int, int]
 @dataclass(frozen=True)
 class _Tile:
     """Part of what a block goes through: ``size`` places along an axis of ``n``, for ``columns`` of ``across`` neighbours; of
-    each of ``groups`` the same. ``inner``: elements between neighbours along the axis."""
+    each of ``groups`` the same. ``inner``: elements between neighbours along the axis. ``wide``: places take 64 bits."""
 
     n: int
     groups: int
@@ -42,6 +43,7 @@ class _Tile:
     inner: int
     size: int
     columns: int
+    wide: bool = False
 
     @staticmethod
     def of(shape: Sequence[int], dim: int, most: int) -> _Tile | None:
@@ -85,7 +87,7 @@ class _Tile:
         found = writer.steps()
         several = self.size < self.n
         text = [
-            "y = at + row",
+            "y = (at + row).to(tl.int64)" if self.wide else "y = at + row",
             f"ok_y = y < {self.n}",
             *writer.lines,
             f"v = tl.where(ok_y & ok_x, {found}, {fill})",
@@ -108,6 +110,7 @@ def run_of(recipe: Recipe, pointers: Sequence[str]) -> Made | None:
     tile = _Tile.of(shape, dim, (4 if op == "cumsum" else 2) * BLOCK)
     if tile is None or dtype != (kind if op == "cumsum" else "int64"):
         return None
+    tile = replace(tile, wide=max(math.prod(recipe.tensors[n][0]) for n in (given, *recipe.inputs)) >= LIMIT)
     folded = (math.prod(shape[:dim]), shape[dim], math.prod(shape[dim + 1 :]))
     parts = (shape[:dim], (shape[dim],), shape[dim + 1 :])
     at = [p for i, (n, part) in enumerate(zip(folded, parts, strict=True)) for p in split(coordinate(i, n), part)]
@@ -131,6 +134,7 @@ def _arguments(op: str, t: _Tile, tape: Tape, arguments: Mapping[str, str]) -> l
     """The place of the largest or least element along an axis, the first of equal ones; NaN is before all. Each lane keeps its
     best, then the lanes of the best one say their places."""
     least, most, sign, fold = 'float("-inf")', 'float("inf")', ">", "max"
+    first = f"where = row + tl.zeros([{t.size}, {t.columns}], tl.{'int64' if t.wide else 'int32'})"
     if op == "argmin":
         least, most, sign, fold = most, least, "<", "min"
     if t.size < t.n:
@@ -141,10 +145,10 @@ def _arguments(op: str, t: _Tile, tape: Tape, arguments: Mapping[str, str]) -> l
         ]
         start = [
             f"best = tl.full([{t.size}, {t.columns}], {least}, tl.float32)",
-            f"where = row + tl.zeros([{t.size}, {t.columns}], tl.int32)",
+            first,
         ]
     else:
-        lines, start = ["best = v", f"where = row + tl.zeros([{t.size}, {t.columns}], tl.int32)"], []
+        lines, start = ["best = v", first], []
     return [
         *t.begin,
         *start,

@@ -172,13 +172,14 @@ class Writer:
     def start(self, axis: str, piece: Piece) -> str:
         """Index of the first element of a piece; empty for 0."""
         plan = self.tiles.plans[axis]
-        terms: list[str] = []
+        counters: list[tuple[str, int]] = []
         if plan.grid > 1:
-            step = plan.chunk
-            counter = self.split_counter(axis)
-            terms.append(f"{counter} * {step}" if step > 1 else counter)
+            counters.append((self.split_counter(axis), plan.chunk))
         if axis in self.loops:
-            terms.append(f"{self.trip(axis)} * {plan.tile}" if plan.tile > 1 else self.trip(axis))
+            counters.append((self.trip(axis), plan.tile))
+        if plan.extent + plan.tile > 2**31:  # the last tile ends behind what 32 bits number
+            counters = [(f"tl.cast({counter}, tl.int64)", step) for counter, step in counters]
+        terms = [f"{counter} * {step}" if step > 1 else counter for counter, step in counters]
         if piece.offset:
             terms.append(str(piece.offset))
         return " + ".join(terms)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 
 from fuser.errors import NoValidKernelError
@@ -192,3 +195,19 @@ def test_schedules_that_do_not_fit_are_refused():
     b = Builder("cast", "float32")
     with pytest.raises(UnsupportedError, match="int32"):
         generate(fuse(b.build(Y=b.op("cast", b.input("X", (16, 16)), dtype="int32"))).blocks[0], schedule())
+
+
+@pytest.mark.parametrize("elements", [2_304_000_000, 2_000_000_000])
+def test_the_last_element_of_a_large_tensor_is_found(elements: int) -> None:
+    """Blocks of one axis: their numbers have 32 bits, and so have places, up to as many elements."""
+    b = Builder("large", "float32")
+    program = b.build(Y=b.op("relu", b.input("X", (elements,))))
+    (block,) = fuse(program).blocks
+    (axis,) = (a.name for a in block.axes)
+    tl = SimpleNamespace(cast=lambda x, kind: kind(x), int64=np.int64, arange=lambda a, b: np.arange(a, b, dtype=np.int32))
+    last = elements // 2048 - 1
+    found = {"tl": tl, "pid": np.int32(last)}
+    for line in generate(block, schedule(**{axis: 2048})).text.splitlines():
+        if line.strip().startswith((f"p_i_{axis} =", f"i_{axis} =")):
+            exec(line.strip(), found)
+    assert (found[f"i_{axis}"] == np.arange(last * 2048, last * 2048 + 2048)).all()

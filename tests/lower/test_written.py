@@ -14,7 +14,10 @@ from fuser.ir.mugraph import KernelGraph  # noqa: E402
 from fuser.ir.mugraph import LibraryKernel  # noqa: E402
 from fuser.ir.program import Tensor  # noqa: E402
 from fuser.ir.schedule import Schedule  # noqa: E402
+from fuser.lower import element_code  # noqa: E402
+from fuser.lower import run_code  # noqa: E402
 from fuser.lower.compile import compile_kernel  # noqa: E402
+from fuser.lower.written import written  # noqa: E402
 from fuser.runtime.graph_executor import Executable  # noqa: E402
 from fuser.runtime.library import output_of  # noqa: E402
 from fuser.runtime.torch_program import apply  # noqa: E402
@@ -81,6 +84,29 @@ def test_it_agrees_with_torch(name: str, dtype: str) -> None:
     got = run(*xs)
     exact = want.dtype is torch.int64
     torch.testing.assert_close(got, want if exact else want.to(got.dtype), equal_nan=True, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("name", ["columns", "largest of rows", "turned", "overlapping"])
+def test_places_of_64_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    op, shapes, attrs = CASES[name]
+    narrow = executable(op, shapes, attrs, "float32").plan.sources[0]
+    monkeypatch.setattr(element_code, "LIMIT", 1)
+    monkeypatch.setattr(run_code, "LIMIT", 1)
+    xs = [torch.randn(s) for s in shapes]
+    run = executable(op, shapes, attrs, "float32")
+    assert narrow and run.plan.sources[0] and "tl.int64" in run.plan.sources[0].text != narrow.text
+    want = apply(op, xs, attrs)
+    torch.testing.assert_close(run(*xs), want)
+    if name == "largest of rows":
+        compile_kernel(run.plan.sources[0], 90)
+
+
+def test_places_in_a_large_tensor_have_64_bits() -> None:
+    kernel = LibraryKernel("k", "cumsum", ("x",), "y", (("dim", 0),))
+    for rows, wide in ((50000, True), (40000, False)):
+        tensors = {n: Tensor(n, (rows, 50000), "float32") for n in "xy"}
+        made = written(kernel, {"dim": 0}, tensors, {})
+        assert made and ("y = (at + row).to(tl.int64)" in made.text) == wide
 
 
 @pytest.mark.parametrize(
