@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -206,8 +207,8 @@ def test_the_last_element_of_a_large_tensor_is_found(elements: int) -> None:
     (axis,) = (a.name for a in block.axes)
     tl = SimpleNamespace(cast=lambda x, kind: kind(x), int64=np.int64, arange=lambda a, b: np.arange(a, b, dtype=np.int32))
     last = elements // 2048 - 1
-    found = {"tl": tl, "pid": np.int32(last)}
-    for line in generate(block, schedule(**{axis: 2048})).text.splitlines():
+    found: dict[str, Any] = {"tl": tl, "pid": np.int32(last)}
+    for line in generate(block, KernelSchedule(tiles=((axis, 2048),))).text.splitlines():
         if line.strip().startswith((f"p_i_{axis} =", f"i_{axis} =")):
             exec(line.strip(), found)
     assert (found[f"i_{axis}"] == np.arange(last * 2048, last * 2048 + 2048)).all()
