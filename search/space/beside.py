@@ -44,7 +44,8 @@ def read_at_once(candidate: Candidate, device: Device) -> Iterator[Candidate]:
     block, mine = here[0].block, HOIST.set(here[0].schedule, None)
     sums = mine.order.axes
     for part, more in product(SMALLER, WARPS):
-        tiles = {a: block.extents[a] if a in sums else max(n // part, 1) for a, n in mine.tiles}
+        rows = {a: n if a in block.reduced else max(n // part, 1) for a, n in mine.tiles}
+        tiles = {a: block.extents[a] if a in sums else n for a, n in rows.items()}
         whole = replace(mine, tiles=tuple(tiles.items()), order=mine.order.without(sums), num_warps=more * mine.num_warps)
         yield Candidate(candidate.graph, Schedule((whole,)))
 

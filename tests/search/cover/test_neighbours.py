@@ -29,6 +29,7 @@ from search.space.beside import read_at_once
 from search.space.beside import starts_late
 from search.space.launches import chained
 from search.space.stays import with_stays
+from search.tune import graph_seconds
 from search.tune import tune_fast
 from tests.builders import attention
 
@@ -69,6 +70,16 @@ def test_rows_of_weights_are_read_at_once_rather_than_bit_by_bit() -> None:
     assert several and not any(starts_late(c, H200) for c in several)
     assert {s.order.axes for c in several for s in c.schedule.kernels} == {()}
     assert not list(read_at_once(several[0], H200))
+
+
+def test_what_is_summed_without_a_loop_stays_whole() -> None:
+    b = Builder("products")
+    product = b.input("X", (4, 1, 8192)) @ b.input("W", (4, 8192, 64))
+    graph = next(g for g in structures(b.build(Y=b.sum(product, 0))) if len(g.blocks) == 1)
+    schedule = KernelSchedule((("b", 4), ("k", 1), ("n", 4)), TilingExpr(("k",)), (), 4, 2)
+    several = list(read_at_once(Candidate(graph, Schedule((schedule,))), H200))
+    assert {s.tile["b"] for c in several for s in c.schedule.kernels} == {4}
+    assert all(graph_seconds(c, H200) > 0 for c in several)
 
 
 def test_a_schedule_that_starts_early_may_cost_what_that_saves() -> None:
