@@ -17,6 +17,7 @@ from fuser.files import shown
 from fuser.ir.access import Access
 from fuser.ir.applied import Applied
 from fuser.ir.hashed import Hashed
+from fuser.ir.opdef import OPS
 from fuser.ir.program import DTYPE_BYTES
 from fuser.ir.program import attributes_to_json
 from fuser.ir.rows import row_step
@@ -251,6 +252,10 @@ class BlockGraph(Hashed):
             self.check_window(s)
         if s.access and s.access.pitch:
             self._check_pitch(s, s.access)
+        if foreign := [e for e in tied(s.attrs) if e.dim != AXIS]:
+            raise ProgramError(
+                f"block {self.name!r}: {s} has a constant tied to {foreign[0].tensor!r}, not as an axis of its own"
+            )
         if missing := s.constant_axes - names:
             raise ProgramError(f"block {self.name!r}: {s} has a constant tied to the absent axes {sorted(missing)}")
         if unknown := [d for d in (s.dtype, s.attr.get("dtype", s.dtype)) if d not in DTYPE_BYTES]:
@@ -264,9 +269,16 @@ class BlockGraph(Hashed):
         if s.kind == "store" and (extra := set(known[s.value].axes) - set(s.axes)):
             raise ProgramError(f"block {self.name!r}: {s} drops the axes {sorted(extra)} of the value")
         if s.kind == "compute":
+            self._check_operator(s)
             expected = self.axes_of(s.reduce, *(known[v].axes for v in s.args))
             if set(s.axes) != expected:
                 raise ProgramError(f"block {self.name!r}: {s} has axes {s.axes}, its operands give {sorted(expected)}")
+
+    def _check_operator(self, s: Stmt) -> None:
+        if s.entry.arity >= 0 and s.op in OPS and len(s.args) != s.entry.arity:
+            raise ProgramError(f"block {self.name!r}: {s}: {s.op} takes {s.entry.arity} operands")
+        if s.reduce and s.op in OPS and not s.folds:
+            raise ProgramError(f"block {self.name!r}: {s}: {s.op} folds no axes")
 
     def _check_shifts(self, s: Stmt, known: Mapping[str, Stmt]) -> None:
         if wrong := [n for n in (*s.running, *(r.maximum for r in s.rescale)) if n in known and not known[n].maximizes]:

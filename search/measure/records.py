@@ -65,10 +65,15 @@ def _sound(values: Sequence[Any]) -> bool:
 
 
 def _sound_structure(values: Sequence[Any]) -> bool:
+    graph = _graph(values[1])
+    return graph is not None and graph.stable_hash() == values[0]
+
+
+def _graph(text: str) -> KernelGraph | None:
     try:
-        return graph_from_json(json.loads(values[1])).stable_hash() == values[0]
+        return graph_from_json(json.loads(text))
     except (FuserError, *BAD_LINE):
-        return False
+        return None
 
 
 def generator_version() -> str:
@@ -169,8 +174,11 @@ class Records:
 
     def structure(self, digest: str) -> KernelGraph | None:
         if digest not in self._graphs:
-            for _, text in self._select(STRUCTURES, "hash = ?", (digest,)):
-                self._graphs[digest] = graph_from_json(json.loads(text))
+            for row in self._select(STRUCTURES, "hash = ?", (digest,)):
+                if graph := _graph(row[1]):
+                    self._graphs[digest] = graph
+                else:
+                    self._leave_out(row)
         return self._graphs.get(digest)
 
     def candidate(self, row: Record) -> Candidate | None:
@@ -212,10 +220,13 @@ class Records:
             for row in self.db.execute(sql, values).fetchall():
                 if intact(row):
                     yield row[:-1]
-                    continue
-                if not self.damaged:
-                    warn(f"{self.path}: damaged rows are left out, and what they were about is measured again")
-                self.damaged.add(row)
+                else:
+                    self._leave_out(row)
+
+    def _leave_out(self, row: tuple[Any, ...]) -> None:
+        if not self.damaged:
+            warn(f"{self.path}: damaged rows are left out, and what they were about is measured again")
+        self.damaged.add(row)
 
     # -- in and out ---------------------------------------------------------------------------------------------------------
 
@@ -235,7 +246,7 @@ class Records:
             if about:
                 file.write(line({"about": about}))
             for digest, text in self._select(STRUCTURES, "1", (), "hash"):
-                if digest in used:
+                if digest in used and self.structure(digest):
                     file.write(line({"structure": digest, "graph": json.loads(text)}))
             file.write(line({"common": common}))
             for row in rows:
@@ -255,7 +266,8 @@ class Records:
         one that was searched further stays, or the faster."""
         with self._writing():
             for digest, text in list(other._select(STRUCTURES, "1", (), "hash")):
-                STRUCTURES.insert(self.db, (digest, text))
+                if other.structure(digest):
+                    STRUCTURES.insert(self.db, (digest, text))
             new = sum(self._add(row) for row in other.rows())
             return new + sum(self._add_winner(w) for w in other.winners())
 

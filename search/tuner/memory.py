@@ -19,7 +19,9 @@ from pathlib import Path
 from fuser.console import warn
 from fuser.device import Device
 from fuser.errors import FuserError
+from fuser.errors import ModelFileError
 from fuser.errors import UsageError
+from fuser.files import shown
 from fuser.ir.candidate import Candidate
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import Schedule
@@ -31,6 +33,7 @@ from search.measure.known import PACKAGED
 from search.measure.known import SUFFIXES
 from search.measure.known import files_of
 from search.measure.known import load
+from search.measure.lines import BAD_LINE
 from search.measure.lines import unpacked
 from search.measure.planned import source_hash
 from search.measure.records import Records
@@ -189,10 +192,14 @@ class Memory:
         graph = self.records.structure(w.structure)
         if graph is None:
             return None, "its structure is lost"
-        candidate = Candidate(graph, _schedule(w))
+        try:
+            candidate = Candidate(graph, _schedule(w))
+            source = source_hash(candidate)
+        except FuserError as error:
+            return None, error.message
         if scope == GENERATED and calls_libraries(candidate):
             return candidate, "a library does some of its products"
-        if source_hash(candidate) != w.source:
+        if source != w.source:
             return candidate, "its kernels are generated in another way today"
         same = {"structure": w.structure, "schedule": w.schedule, "source": w.source}
         rows = list(self.records.rows(program=w.program, device=w.device, **same))
@@ -266,7 +273,10 @@ def sources_of(memory: Memory, program: TensorProgram, device: Device) -> Iterat
 
 
 def _schedule(winner: Winner) -> Schedule:
-    return Schedule.from_json(json.loads(winner.schedule))
+    try:
+        return Schedule.from_json(json.loads(winner.schedule))
+    except (FuserError, *BAD_LINE) as error:
+        raise ModelFileError(f"its schedule is none: {shown(winner.schedule)}", "import the records again") from error
 
 
 def naming(program: TensorProgram, files: Iterable[Path]) -> list[Path]:

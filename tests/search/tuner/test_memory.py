@@ -19,8 +19,10 @@ from fuser.superopt.structures import structures
 from fuser.workloads import workload
 from search.libraries import with_libraries
 from search.measure import versions
+from search.measure.careful import Careful
 from search.measure.measurement import Measurement
 from search.measure.planned import source_hash
+from search.measure.records import STRUCTURES
 from search.measure.records import Records
 from search.measure.rows import Record
 from search.measure.store import Table
@@ -251,6 +253,28 @@ def test_a_winner_that_failed_since_is_not_taken(memory: Memory) -> None:
     real.records.add(row_of(candidate, 0.0, repeat="again", measurement=Measurement("wrong")))
     assert real.find(PROGRAM, H200, GENERATED, QUICK) is None
     assert "failed when it was measured again (wrong)" in real.misses[0]
+
+
+@pytest.mark.parametrize("text", ["n [h=32", "{}", "[]", "[{}]"])
+def test_a_winner_whose_schedule_is_none_is_passed_over(memory: Memory, text: str) -> None:
+    """Its checksum is right: another program wrote it."""
+    real, candidate = replace(memory, simulated="", files=()), tune_fast(PROGRAM, H200).winner.candidate
+    assert real.records is not None
+    real.records.add_winner(replace(winner_of(candidate, 3.0, "full"), schedule=text), candidate.graph)
+    assert real.find(PROGRAM, H200, GENERATED, QUICK) is None
+    assert "is not used" in real.misses[0]
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"mugraph": 1}'])
+def test_a_structure_that_is_none_is_lost(memory: Memory, text: str, tmp_path: Path) -> None:
+    real, candidate = replace(memory, simulated="", files=()), tune_fast(PROGRAM, H200).winner.candidate
+    assert real.records is not None
+    real.keep(winner := winner_of(candidate, 3.0, "full"), candidate)
+    STRUCTURES.insert(real.records.db, (winner.structure, text), replace=True)
+    again = replace(real, records=Careful(real.records.path))
+    assert again.find(PROGRAM, H200, GENERATED, QUICK) is None
+    assert "its structure is lost" in again.misses[0]
+    assert again.records is not None and again.records.export_lines(tmp_path / "rows.jsonl", winners=True) == 0
 
 
 def test_a_search_that_is_stopped_voids_no_earlier_one(memory: Memory) -> None:

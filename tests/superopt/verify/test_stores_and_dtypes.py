@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,8 @@ from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.mugraph import Stmt
 from fuser.ir.program import TensorProgram
+from fuser.ir.scalar import Extent
+from fuser.ir.scalar import Scalar
 from fuser.superopt.rewrite.splits import split_block
 from fuser.superopt.structures import structures
 from fuser.superopt.verify.verdict import Rejected
@@ -51,6 +54,22 @@ def test_an_input_is_not_written() -> None:
     refused(program, replace(graph, kernels=(with_stmts(first, store), second)), "an input")
     copy = LibraryKernel("copy", "relu", ("W",), "W")
     refused(program, replace(graph, kernels=(*graph.kernels, copy)), "an input")
+
+
+def test_operators_are_applied_as_the_table_says() -> None:
+    program, graph = chain()
+    first, second = graph.blocks
+
+    def changed(op: str, **more: Any) -> KernelGraph:
+        stmts = tuple(replace(s, op=op, **more) if s.folds else s for s in second.stmts)
+        return replace(graph, kernels=(first, replace(second, stmts=stmts)))
+
+    (total,) = (s for s in second.computes if s.folds)
+    refused(program, changed("exp"), "exp folds no axes")
+    refused(program, changed("sum", args=2 * total.args), "sum takes 1 operands")
+    elsewhere = (("scalar", Scalar.power(Extent("nowhere", 0), 1)),)
+    scale = Stmt("compute", "scaled", total.axes, "float32", "scale", (total.value,), attrs=elsewhere)
+    refused(program, replace(graph, kernels=(first, with_stmts(second, scale))), "a constant tied to 'nowhere'")
 
 
 def test_a_tensor_is_written_once_and_before_it_is_read() -> None:
