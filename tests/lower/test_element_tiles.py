@@ -15,7 +15,7 @@ def joined(batch: int, first: int, second: int, pixels: int) -> tuple[Tiling, Tr
     b = Builder("joined")
     x, y = b.input("X", (batch, first, pixels), dtype="float32"), b.input("Y", (batch, pixels, second), dtype="float32")
     program = b.build(Z=b.op("concat", x, b.op("transpose", y, perm=(0, 2, 1)), axis=1))
-    (kernel,) = by_elements(program) or ()
+    kernel = by_elements(program)[0]
     return tiled(Recipe.read(dict(kernel.attrs)["program"]))
 
 
