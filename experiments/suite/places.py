@@ -112,6 +112,7 @@ CASES: dict[str, Case] = {
     "split_swish": fn(lambda x: (y := x.chunk(2, -1))[0] * torch.sigmoid(y[1]), (4096, 4096)),
     "unbind_stack": fn(lambda x: torch.stack(x.unbind(1)[::-1], 1), (512, 8, 1024)),
     "strided_slices": fn(lambda x: x[:, ::2] + x[:, 1::2], (4096, 4096)),
+    "strided_twice": fn(lambda x: x[::3, :, ::2].exp(), (96, 512, 512)),
     "space_to_depth": fn(
         lambda x: x.view(x.shape[0], x.shape[1], x.shape[2] // 2, 2, -1, 2).permute(0, 1, 3, 5, 2, 4).flatten(1, 3),
         (16, 32, 128, 128),

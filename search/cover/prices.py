@@ -214,13 +214,14 @@ def _without_search(program: TensorProgram, device: Device, libraries: bool, sea
     """Element by element, by a library call where there is nothing to search, or by what torch's compiler makes of operators."""
     joint = joint_seconds(program, device, searched) if libraries else None
     called = None if searched and joint is None else by_library(program, device, joint)
-    return _cheaper(called, elementwise(program, device), OWN if joint else 1.0)
+    return _cheaper(called, elementwise(program, device, searched), OWN if joint else 1.0)
 
 
-def elementwise(program: TensorProgram, device: Device) -> Tuned | None:
-    """A program whose elements follow from a few of its inputs, each result by one kernel."""
+def elementwise(program: TensorProgram, device: Device, searched: bool = False) -> Tuned | None:
+    """A program whose elements follow from a few of its inputs, each result by one kernel; where blocks are ``searched``, what
+    they do not do as well."""
     try:
-        if not moves_elements(program):
+        if searched and not moves_elements(program):
             return None
         kernels = by_elements(program)
         if not kernels:

@@ -81,3 +81,14 @@ def test_a_copy_of_a_view_may_be_a_kernel_of_elements() -> None:
     assert [k.outputs for k in found.winner.graph.kernels] == [("y",)]
     b = fuser.Builder("product", "float32")
     assert elementwise(b.build(y=b.input("x", (4, 6)) @ b.input("w", (6, 4))), load_device("h200")) is None
+
+
+def test_steps_along_two_axes_that_no_block_takes_are_one_kernel_of_elements(rng: np.random.Generator) -> None:
+    b = fuser.Builder("steps", "float32")
+    x = b.op("slice", b.input("x", (30, 40, 20)).reshape(10, 3, 40, 20), axis=1, start=0, stop=1).reshape(10, 40, 20)
+    y = b.op("slice", x.reshape(10, 40, 10, 2), axis=3, start=0, stop=1).reshape(10, 40, 10)
+    program = b.build(y=b.op("exp", y))
+    run = fuser.compile(program, device="cpu")
+    assert len(run.graph.kernels) == 1
+    given = rng.standard_normal((30, 40, 20)).astype(np.float32)
+    np.testing.assert_allclose(run(given), np.exp(given[::3, :, ::2]), rtol=1e-5)
