@@ -78,7 +78,7 @@ class _Draw:
         for i, counts in self.tied.parts.items():
             if self.roles[i] != "split":
                 continue
-            least[i] = max(least[i], *(_LEAST["split"] + _PART * (self.sizes[c] - PARTS) for c in counts))
+            least[i] = max((least[i], *(_LEAST["split"] + _PART * (self.sizes[c] - PARTS) for c in counts)))
         for group in self.masks:
             atoms = {*group[0].rows, *group[0].columns}
             most = max(_MASKED, 2 * len(group) + 3, *(least[i] for i in atoms))

@@ -72,6 +72,12 @@ def test_operators_are_applied_as_the_table_says() -> None:
     refused(program, replace(graph, kernels=(first, with_stmts(second, scale))), "a constant tied to 'nowhere'")
 
 
+def test_a_split_into_one_part_is_a_sum() -> None:
+    program, graph = chain()
+    (part,) = {g for b in graph.blocks for _, g in b.splits}
+    assert verify(program, graph.with_extents({part: 1})).accepted
+
+
 def test_a_tensor_is_written_once_and_before_it_is_read() -> None:
     program, graph = chain()
     first, second = graph.blocks
