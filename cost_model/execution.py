@@ -13,10 +13,8 @@ from cost_model.features import Features
 from cost_model.features import StmtFeatures
 from fuser.device import Device
 from fuser.ir.mugraph import Stmt
-from fuser.ir.program import DTYPE_BYTES
 from fuser.lower.options import CLUSTER
 from fuser.lower.options import FLATTEN
-from fuser.lower.options import HOIST
 from fuser.lower.options import LAZY
 from fuser.lower.options import PERSISTENT
 from fuser.lower.options import TMA
@@ -27,9 +25,6 @@ VECTOR = 16
 """Bytes that one instruction of a thread moves at most."""
 EXCHANGE = 4
 """What an exchange between the blocks of a cluster takes, in exchanges between the warps of a block."""
-CONFLICTS = 4
-"""Lanes for each warp that want the same bank where warps exchange the parts of a sum that is not along the innermost axis:
-partial results of products with their sums over the grid, added by four warps along the parts, took an H200 33 µs, not 10."""
 
 
 def setting(f: Features, option: Option[Any], tensor: str = "") -> NDArray[Any]:
@@ -62,16 +57,6 @@ def described(f: Features, stmt: Stmt) -> NDArray[np.bool_]:
 def instructions(amount: Counts, run: Counts) -> Counts:
     """What threads issue to move an amount of bytes in runs of so many side by side, as bytes of the widest instructions."""
     return amount * VECTOR / np.minimum(run, VECTOR)
-
-
-def hoisted(f: Features, i: int) -> NDArray[np.bool_]:
-    """Whether a load behind the first loop comes in front of it; without a loop, one behind the first sum across warps."""
-    if HOIST.key() not in f.options:
-        return np.zeros(len(f), np.bool_)
-    if any(s.loops for s in f.stmts):
-        return is_set(f, HOIST) & (not f.stmts[i].loops and any(s.loops for s in f.stmts[:i]))
-    sums = [] if f.block.contracts else [s.stmt for s in f.stmts[:i] if s.stmt.reduce]
-    return is_set(f, HOIST) & np.logical_or.reduce([np.zeros(len(f), np.bool_), *(along(f, s)[0] > 1 for s in sums)])
 
 
 def programs(f: Features) -> Counts:
@@ -115,39 +100,6 @@ def in_clusters(f: Features, device: Device) -> dict[str, Counts]:
 def at_once(f: Features, resident: Counts, device: Device) -> Counts:
     """Programs that run at the same time."""
     return np.minimum(resident * device.sm_count, programs(f))
-
-
-def along(f: Features, stmt: Stmt) -> tuple[Counts, Counts, float]:
-    """Warps and lanes that stand along the sum of a fold, each with a part of it, as Triton spreads the tile that is loaded: 16
-    bytes a thread along the innermost axis, then lanes and after them warps along that axis and the others from the first on. And
-    the bytes that shared memory moves for each element and each of several warps, conflicts between banks included: none where
-    the sum is along the innermost axis, since lanes have added most of it by then."""
-    load = _loaded(f, f.block.by_value[stmt.args[0]])
-    axes = [a for dim in load.access.dims for a in dim] if load is not None and load.access is not None else []
-    if load is None or not axes:  # one element for all
-        return f.warps.astype(float), np.ones(len(f)), 0.0
-    left: dict[str, Counts] = {a: 2.0 ** np.ceil(np.log2(f.tile[a])) for a in axes}
-    inner = axes[-1]
-    wide = np.minimum(VECTOR / DTYPE_BYTES[load.dtype], np.multiply.reduce([*left.values()]) / (32.0 * f.warps))
-    left[inner] = np.maximum(left[inner] / np.maximum(wide, 1.0), 1.0)
-    found: list[Counts] = []
-    for threads in (np.full(len(f), 32.0), f.warps.astype(float)):
-        mine = np.ones(len(f))
-        for a in (inner, *axes[:-1]):
-            here = np.minimum(threads, left[a])
-            left[a], threads = left[a] / here, threads / here
-            mine = mine * (here if a in stmt.reduce else 1.0)
-        found.append(mine)
-    lanes, warps = found
-    return warps, lanes, 0.0 if inner in stmt.reduce else CONFLICTS * 2 * DTYPE_BYTES["float32"]
-
-
-def _loaded(f: Features, value: Stmt) -> Stmt | None:
-    """The load whose spread over threads a value has: of several the one with most axes, which the others are copied to."""
-    if value.kind == "load" or value.folds:
-        return value if value.kind == "load" else None
-    found = [x for a in value.args if (x := _loaded(f, f.block.by_value[a])) is not None]
-    return max(found, key=lambda x: len(x.axes), default=None)
 
 
 def outside(f: Features, s: StmtFeatures) -> tuple[str, ...]:

@@ -114,7 +114,7 @@ def group_work(f: Features, r: Resources, device: Device, given: Held | None = N
         elif i in r.dots:
             flops = 2.0 * f.product(r.lanes, stmt.related) * s.often
             seconds = flops * device.sm_count / device.matmul_flops(_narrowest(f, stmt), PRECISION.read(f.options))
-            part["products"] += seconds
+            part["products"] += _join(ROOF, seconds, _operand_seconds(f, r.dots[i], stmt, device) * s.often)
             part["narrow"] += seconds * _narrow(f, r.dots[i])
             part["dots"] += s.often
         else:
@@ -134,6 +134,13 @@ def group_work(f: Features, r: Resources, device: Device, given: Held | None = N
     streamed, late, plain = (Part(**sums[k]) for k in sums)
     busiest = f.busiest(np.minimum(own.blocks * device.sm_count, programs(f)), device.sm_count, persistent(f), groups=True)
     return GroupWork(own, streamed, late, plain, rounds, again, halts, opening, stores, pointed, common, *busiest)
+
+
+def _operand_seconds(f: Features, d: Dot, stmt: Stmt, device: Device) -> Counts:
+    """What one product takes to read its operands: instructions of 64 rows, unless these are in registers, and all columns."""
+    item = DTYPE_BYTES[_narrowest(f, stmt)]
+    sides = d.rows * (f.block.by_value[d.left].kind == "load") + d.cols * np.ceil(d.rows / 64)
+    return COSTS.operands * sides * d.inner * item / (device.smem_bandwidth_per_sm * device.clock)
 
 
 def _narrow(f: Features, d: Dot) -> Counts:

@@ -26,7 +26,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cost_model import streaming
-from cost_model.execution import hoisted
 from cost_model.execution import persistent
 from cost_model.features import BufferFeatures
 from cost_model.features import Counts
@@ -43,6 +42,7 @@ from cost_model.lives import real
 from cost_model.lives import span
 from cost_model.rows import FETCHED
 from cost_model.rows import moved_at_once
+from cost_model.spreads import hoisted
 from fuser.device import Device
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import Stmt

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from cost_model import streaming
 from cost_model.execution import described
 from cost_model.execution import flattened
-from cost_model.execution import hoisted
 from cost_model.features import Counts
 from cost_model.features import Features
 from cost_model.lives import home
@@ -18,6 +17,7 @@ from cost_model.lives import real
 from cost_model.resources import Resources
 from cost_model.resources import layers_of
 from cost_model.resources import unrolled
+from cost_model.spreads import hoisted
 
 LOAD_REGISTERS = 96.0
 """Registers of a thread that loads outside of a pipeline can fill before they are stored to shared memory."""

@@ -19,21 +19,18 @@ import numpy as np
 from cost_model import streaming
 from cost_model.cuts import cuts
 from cost_model.cuts import pieces
-from cost_model.execution import along
 from cost_model.execution import at_once
 from cost_model.execution import described
 from cost_model.execution import flattened
 from cost_model.execution import in_clusters
 from cost_model.execution import instructions
-from cost_model.execution import is_set
-from cost_model.execution import kept
-from cost_model.execution import outside
 from cost_model.execution import persistent
 from cost_model.execution import programs
 from cost_model.execution import readers
 from cost_model.features import Counts
 from cost_model.features import Features
 from cost_model.features import StmtFeatures
+from cost_model.folds import folded
 from cost_model.lives import from_loads
 from cost_model.lives import home
 from cost_model.lives import made_by
@@ -53,14 +50,9 @@ from cost_model.waits import loops
 from fuser.device import Device
 from fuser.ir.mugraph import Stmt
 from fuser.ir.program import DTYPE_BYTES
-from fuser.lower.options import HOIST
 from fuser.lower.options import PRECISION
 from fuser.lower.options import option_of
 
-MEET = 8.0
-"""Warps of a block that exchange the parts of a sum in the time of one exchange, where what comes behind was loaded before: more
-meet at its barrier longer. Norms of rows took an H200 0.3 µs longer with 16 warps than with 8, two sums each, half of it with
-one; where loads stand behind the sum more warps gain there what they lose."""
 HALVES = 1.0
 """What a further part of a line costs the path into an SM that another row of a product's tile brings: on an H200 products took
 1.3 times as long in boxes of 32 elements along the sum as in boxes of 64."""
@@ -193,7 +185,7 @@ def work(f: Features, device: Device, known: Resources | None = None) -> Work:
             # one operation an element takes the slot of a multiply-add
             add(arithmetic=2.0 * max(entry.flops, 1.0) * lanes * device.sm_count / device.fp32_flops)
             if stmt.folds:
-                _fold(f, r, s, lanes_of, runs, add)
+                folded(f, r, s, lanes_of, runs, add)
     loops(f, r, add)
     cuts(f, r, add)
     _again(f, add)
@@ -211,24 +203,6 @@ def work(f: Features, device: Device, known: Resources | None = None) -> Work:
         if option is not None and option.counts:
             add(**_counted(f, option.counts, value))
     return Work(**total)
-
-
-def _fold(f: Features, r: Resources, s: StmtFeatures, lanes_of: Counts, runs: Counts, add: Add) -> None:
-    stmt = s.stmt
-    runs = np.where(kept(f, s, lanes_of), f.product(f.often, outside(f, s)), runs)
-    add(folds=runs)
-    if not r.dots or from_loads(f, f.block.by_value[stmt.args[0]]):
-        across, lanes, moved = along(f, stmt)
-        values = f.product(r.lanes, stmt.axes) * across * lanes / (32.0 * f.warps)
-        add(shuffles=np.log2(lanes) * np.maximum(values, 1.0) * runs * (moved > 0))
-        if not r.dots:
-            meets = np.where(is_set(f, HOIST), np.maximum(f.warps / MEET, 1.0), 1.0)
-            add(passes=np.where(across > 1, runs * meets, 0.0))
-            add(fragments=np.where(across > 1, moved * across * lanes_of * runs, 0.0))
-            return
-    if any(d.warp_cols.max() > 1 for d in r.dots.values()):
-        across = next(d.warp_cols for d in r.dots.values())
-        add(passes=np.where(across > 1, runs, 0.0))
 
 
 def _operands(f: Features, r: Resources) -> dict[int, Counts]:

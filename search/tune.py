@@ -42,6 +42,7 @@ from search.ranked import Effort
 from search.ranked import Ranked
 from search.ranked import Tuned
 from search.space.clusters import ranked_clusters
+from search.space.early_work import saved
 from search.space.estimates import estimator
 from search.space.evolve import search
 from search.space.groups import ranked_groups
@@ -96,6 +97,9 @@ def rank_graph(
 
     found = search(space, assuming if options else estimate, rng, effort, worth=worth - fixed)
     top = [Ranked(with_launches(r.candidate, device, r.seconds), fixed + r.seconds) for r in found.top]
+    if effort.model == REFINED:
+        top = [replace(r, estimate=r.estimate - saved(r.candidate, device)) for r in top]
+        top.sort(key=lambda r: r.seconds)
     if not options:
         return top, found.estimated, found.notes
     ranked = polished(top, device, estimate, best)
@@ -140,7 +144,7 @@ def graph_seconds(candidate: Candidate, device: Device, model: str = REFINED) ->
     graph = candidate.graph
     fixed = (library_seconds(graph, k, device, model) for k in graph.kernels if isinstance(k, LibraryKernel))
     made = (float(MODELS[model](schedule_features(b, k), device)[0]) for b, k in candidate.blocks)
-    return math.fsum((*fixed, *made))
+    return math.fsum((*fixed, *made, -saved(candidate, device) if model == REFINED else 0.0))
 
 
 _RANKED: dict[tuple[Device, bool, str], dict[Any, Any]] = {}

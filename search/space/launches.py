@@ -92,7 +92,7 @@ def chained(candidate: Candidate, device: Device) -> Candidate:
     front = _Front()
     for i, p in enumerate(places(_slim(candidate), device)):
         mine = p.schedule
-        if not p.loops and _flat(p.block):
+        if not p.loops and flat(p.block):
             mine = HOIST.set(mine, True)
         # by warp groups tiles come in rings, and what is left has no registers to spare; without loops it is chosen by its price
         if p.loops and BACKEND.of(mine) != "gluon" and HOIST.at_place(p, True):
@@ -140,14 +140,14 @@ def _slim(candidate: Candidate) -> Candidate:
     attention of few rows took 1.4 µs less, all that it reads under way at once 2.1."""
     kernels = []
     for block, mine in candidate.blocks:
-        least = {a: min(n, next_power(block.extents[a])) for a, n in mine.tiles} if _flat(block) else mine.tile
+        least = {a: min(n, next_power(block.extents[a])) for a, n in mine.tiles} if flat(block) else mine.tile
         less = prod(mine.tile.values()) // prod(least.values())
         warps = max(mine.num_warps // less, min(mine.num_warps, FEW_WARPS))
         kernels.append(mine if less == 1 else replace(mine, tiles=tuple(least.items()), num_warps=warps))
     return Candidate(candidate.graph, Schedule(tuple(kernels)))
 
 
-def _flat(block: BlockGraph) -> bool:
+def flat(block: BlockGraph) -> bool:
     """Whether it multiplies, and no product is a sum over rows and columns, as tensor cores have them."""
     dots = [s for s in block.computes if s.contracts]
     sides = [[set(block.by_value[a].axes) for a in s.args[:2]] for s in dots if s.reduce]

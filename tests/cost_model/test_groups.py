@@ -11,9 +11,12 @@ import pytest
 from cost_model import groups
 from cost_model.features import schedule_features
 from cost_model.refined import estimate
+from cost_model.resources import resources
 from fuser.device import load_device
+from fuser.ir.builder import Builder
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.schedule import KernelSchedule
+from fuser.ir.tiling import TilingExpr
 from fuser.lower.gluon.choices import BARRIERS
 from fuser.lower.gluon.choices import DRIVER
 from fuser.lower.gluon.choices import planned
@@ -88,3 +91,18 @@ def test_a_smaller_sm_holds_fewer_blocks() -> None:
         assert groups.held_by_groups(f, small).blocks[0] == 1 and groups.held_by_groups(f, small).fits[0]
     for none in (replace(H200, smem_per_block=need - DRIVER - 1), replace(H200, registers_per_sm=1024)):
         assert not groups.held_by_groups(f, none).fits[0]
+
+
+def test_instructions_of_few_columns_wait_for_the_way_of_their_rows() -> None:
+    """A product of 16 columns reads its 64 rows from shared memory as one of 64 does."""
+
+    def products(columns: int) -> float:
+        b = Builder("product")
+        one = next(iter(structures(b.build(Y=b.input("X", (512, 4096)) @ b.input("W", (4096, columns)))))).blocks[0]
+        m, k, n = *one.by_value["X"].at.axes, one.by_value["W"].at.axes[-1]
+        schedule = KernelSchedule(((k, 64), (m, 64), (n, columns)), TilingExpr.parse(k), (), 4, 4, (("backend", "gluon"),))
+        f = schedule_features(one, schedule)
+        return float(groups.group_work(f, resources(f, H200), H200).streamed.products[0])
+
+    assert products(16) > 0.5 * products(64)
+    assert products(256) == pytest.approx(2 * products(128), rel=0.1)
