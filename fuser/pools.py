@@ -4,6 +4,7 @@ the operators that their parent has added to the table. One that dies costs the 
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -25,6 +26,7 @@ from multiprocessing.context import ForkProcess
 from multiprocessing.context import SpawnContext
 from multiprocessing.context import SpawnProcess
 from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import ForkingPickler
 from types import ModuleType
 from typing import Any
 from typing import TypeVar
@@ -205,8 +207,10 @@ class Children(Executor):
         self._pool = self._pool or ProcessPoolExecutor(self.count, self._context, *self._begin)
         with without_interrupts():  # the first one starts the processes
             try:
-                job.inner = self._pool.submit(job.work, *job.args)
-            except BrokenProcessPool as error:
+                # here, not by the pool's thread: what arguments keep in their dictionaries grows while this one goes on
+                packed = ForkingPickler.dumps((job.work, job.args)).tobytes()
+                job.inner = self._pool.submit(_unpacked, packed)
+            except Exception as error:  # noqa: BLE001 - what pickling raises is the job's
                 job.inner = Future()
                 job.inner.set_exception(error)
 
@@ -285,6 +289,11 @@ def _as_there(environment: Mapping[str, str], folder: str, work: Callable[..., R
         os.environ.update(environment)
     with suppress(OSError):
         os.chdir(folder)
+    return work(*args)
+
+
+def _unpacked(packed: bytes) -> Any:
+    work, args = pickle.loads(packed)
     return work(*args)
 
 
