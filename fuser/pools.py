@@ -205,13 +205,17 @@ class Children(Executor):
 
     def _submit(self, job: Job[Any]) -> None:
         self._pool = self._pool or ProcessPoolExecutor(self.count, self._context, *self._begin)
+        job.inner = Future()
         with without_interrupts():  # the first one starts the processes
             try:
                 # here, not by the pool's thread: what arguments keep in their dictionaries grows while this one goes on
                 packed = ForkingPickler.dumps((job.work, job.args)).tobytes()
+            except Exception as error:  # noqa: BLE001 - whatever an argument raises is its job's, as what the work raises
+                job.inner.set_exception(error)
+                return
+            try:
                 job.inner = self._pool.submit(_unpacked, packed)
-            except Exception as error:  # noqa: BLE001 - what pickling raises is the job's
-                job.inner = Future()
+            except BrokenProcessPool as error:
                 job.inner.set_exception(error)
 
     def restart(self) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from multiprocessing.context import BaseContext
 from pathlib import Path
@@ -56,6 +57,35 @@ def test_what_a_child_dies_of_is_found_and_all_else_is_done(context: BaseContext
         with pytest.raises(ValueError, match="9"):
             jobs[9].result()
         assert list(children.map(work, [1, 2])) == [1, 4]
+
+
+class Pickled:
+    """Remembers which thread pickled it; may not be pickled at all."""
+
+    def __init__(self, fails: bool = False) -> None:
+        self.fails, self.by = fails, list[int]()
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        if self.fails:
+            raise RecursionError("too deep")
+        self.by.append(threading.get_ident())
+        return Pickled, ()
+
+
+def same(x: object) -> str:
+    return type(x).__name__
+
+
+def test_arguments_are_pickled_where_they_are_given_and_what_fails_there_is_the_jobs() -> None:
+    """The pool's own thread would read what this one goes on to fill."""
+    given, bad = Pickled(), Pickled(fails=True)
+    with Children(2, FORK) as pool:
+        jobs = [pool.submit(same, x) for x in (given, bad, 1)]
+        assert (jobs[0].result(), jobs[2].result()) == ("Pickled", "int")
+        with pytest.raises(RecursionError, match="too deep"):
+            jobs[1].result()
+        assert not pool.jobs
+    assert given.by == [threading.get_ident()]
 
 
 def test_work_that_is_done_in_a_process_of_its_own() -> None:

@@ -58,6 +58,4 @@ def _value(program: TensorProgram, name: str, known: Mapping[str, Array]) -> Arr
     except FuserError:
         return None
     dtype = program[name].dtype
-    if value.dtype == dtype:
-        return value
-    return rounded(value.astype(np.float32) if dtype == "bfloat16" else value, dtype)
+    return value if value.dtype == dtype else rounded(value, dtype)

@@ -134,7 +134,7 @@ def _scaled(program: TensorProgram, node: Node, norm: Node, params: Mapping[str,
     along = (1, -1) if transposed else (-1, 1)
     found = [weight * scale.reshape(*along, *(1,) * (weight.ndim - 2)), shift + ((bias[0] if bias else 0.0) - mean) * scale]
     with np.errstate(over="ignore"):
-        small = [rounded(x.astype(np.float32), dtype) if dtype == "bfloat16" else x.astype(dtype) for x in found]
+        small = [rounded(x, dtype) for x in found]
     return (small[0], small[1]) if all(np.isfinite(x.astype(np.float32)).all() for x in small) else None
 
 

@@ -111,8 +111,7 @@ class Memory:
             return known
         found = [known] if known else []
         sources: list[tuple[str, Records]] = [] if self.records is None else [(str(self.records.path), self.records)]
-        brought = [] if self.simulated else naming(program, self.files)
-        sources += [(PACKAGE if f == PACKAGED else str(f), shipped(f)) for f in brought]
+        sources += [(PACKAGE if f == PACKAGED else str(f), shipped(f)) for f in self._brought(program)]
         told: set[tuple[str, ...]] = set()  # the user's own rows come first: what failed or was slow here is so
         for origin, records in sources:
             rows = rows_of(records, program, self._names(device))
@@ -130,11 +129,14 @@ class Memory:
         winners = [] if self.records is None else self.records.winners(device=title)
         return any(w.reach[0] >= wanted and same_compiler(w.compiler) for w in winners)
 
+    def _brought(self, program: TensorProgram) -> list[Path]:
+        """The shipped files that may know a program; none of their times is a simulated one."""
+        return [] if self.simulated else naming(program, self.files)
+
     def candidates(self, program: TensorProgram, device: Device, count: int) -> list[Candidate]:
         """The fastest that anybody knows: what a search begins with."""
         found: dict[Candidate, None] = {}
-        brought = [] if self.simulated else naming(program, self.files)
-        sources = [*([] if self.records is None else [self.records]), *map(shipped, brought)]
+        sources = [*([] if self.records is None else [self.records]), *map(shipped, self._brought(program))]
         for records in sources:
             for row in list(fastest(records, program, self._names(device)))[:count]:
                 with suppress(FuserError):
