@@ -41,6 +41,7 @@ from experiments.environment import environment
 from experiments.environment import head
 from experiments.suite import SUITE
 from experiments.suite.case import Keywords
+from experiments.suite.large import LARGE
 from fuser.frontends.torch_export import from_torch
 from fuser.ir.mugraph import LibraryKernel
 from fuser.runtime.library import WHOLE
@@ -63,9 +64,9 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 
 
 def made(name: str, small: bool, dtype: Any = torch.float32, device: str = "cpu") -> tuple[Any, tuple[Any, ...]]:
-    """A module of the suite and its inputs; the last of them may be :class:`Keywords`."""
+    """A module of a suite and its inputs; the last of them may be :class:`Keywords`."""
     torch.manual_seed(0)
-    module, inputs = SUITE[name](small)
+    module, inputs = (SUITE | LARGE)[name](small)
     return module.eval().to(device=device, dtype=dtype), converted(inputs, dtype, device)
 
 
@@ -255,7 +256,7 @@ def worker(args: argparse.Namespace, names: Sequence[str]) -> None:
     ready, done = [], (folder / f"rows_{args.worker}.jsonl").open("w")
     with torch.no_grad():
         for entry in names:
-            if time.time() > until or (folder / "go").exists() or not _claimed(folder / f"claim_{entry}"):
+            if time.time() > until or (folder / "go").exists() or not claimed(folder / f"claim_{entry}"):
                 continue
             name, _, dtype = entry.partition(":")
             most = min(PATIENCE, until + PATIENCE / 6 - time.time())
@@ -283,7 +284,7 @@ def worker(args: argparse.Namespace, names: Sequence[str]) -> None:
     (folder / f"done_{args.worker}").touch()
 
 
-def _claimed(path: Path) -> bool:
+def claimed(path: Path) -> bool:
     """Whether this process is the first that asks."""
     try:
         path.touch(exist_ok=False)
@@ -315,16 +316,16 @@ def wait(args: argparse.Namespace, most: float, what: str = "ready") -> Iterator
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """A line for each module: µs of calls and in a graph, errors, and how many times faster than torch.compile."""
-    head = "{:>{}}" + f"{'inductor':>10}{'ours':>10}{'×':>7}"
-    first = f"{'module':30}{head.format('calls: eager', 13)}{head.format('graph: eager', 14)}"
-    lines = [f"{first}   errors, seconds to compile"]
+    kinds = [(k, 13 + (k == "graph")) for k in ("calls", "graph") if any(f"ours_{k}" in r for r in rows)]
+    heads = (f"{kind + ': eager':>{first}}{'inductor':>10}{'ours':>10}{'×':>7}" for kind, first in kinds)
+    lines = [f"{'module':30}{''.join(heads)}   errors, seconds to compile"]
 
     def ratio(r: dict[str, Any], kind: str) -> float:
         return r.get(f"inductor_{kind}", float("nan")) / r.get(f"ours_{kind}", float("nan"))
 
     for r in sorted(rows, key=lambda r: (math.isnan(x := ratio(r, "graph")), x)):
         text = f"{r['name'] + (' ' + r['dtype'] if r.get('dtype', 'float32') != 'float32' else ''):30}"
-        for kind, first in (("calls", 13), ("graph", 14)):
+        for kind, first in kinds:
             times = [r.get(f"{p}_{kind}", float("nan")) for p in ("eager", "inductor", "ours")]
             text += f"{times[0]:{first}.1f}{times[1]:10.1f}{times[2]:10.1f}{ratio(r, kind):7.2f}"
         text += f"   {r.get('eager_error', -1):.0e} {r.get('ours_error', -1):.0e}  {r.get('ours_seconds', (0, 0))[0]:.1f} s"
