@@ -173,17 +173,17 @@ def _hint(p: Place, choice: str, tensor: str) -> str | None:
 
 
 def _behind_loop(p: Place, choice: bool, tensor: str) -> bool | None:
+    if p.late_tiles and FLATTEN.of(p.schedule) and BACKEND.of(p.schedule) == "triton":
+        return None
     return choice if p.late and (p.loops or BACKEND.of(p.schedule) == "triton") else None
 
 
 def _equal_layers(p: Place, choice: bool, tensor: str) -> bool | None:
-    tiles = {a: plan.tile for a, plan in p.plans.items()}
-    return choice if find_layers(p.block, p.block.stmts, tiles) else None
+    return choice if find_layers(p.block, p.block.stmts, {a: plan.tile for a, plan in p.plans.items()}) else None
 
 
 def _kept(p: Place, choice: bool, tensor: str) -> bool | None:
-    kept = p.facts.kept
-    return choice if kept(LAZY.set(p.schedule, choice)) != kept(p.schedule) else None
+    return choice if p.facts.kept(LAZY.set(p.schedule, choice)) != p.facts.kept(p.schedule) else None
 
 
 def _movable(p: Place, choice: bool, tensor: str) -> bool | None:
@@ -215,8 +215,7 @@ def _shared_out(p: Place, choice: bool, tensor: str) -> bool | None:
 
 
 def _by_warps(p: Place, choice: str, tensor: str) -> str | None:
-    mine = BACKEND.set(p.schedule, choice)
-    return choice if p.block.contracts and p.facts.by_warps(mine) else None
+    return choice if p.block.contracts and p.facts.by_warps(BACKEND.set(p.schedule, choice)) else None
 
 
 ONE_GROUP = 4
@@ -347,7 +346,9 @@ FLATTEN = entry(
     "of a persistent kernel: the pipeline of one place's loop goes on into the next place's",
     default=False,
     choices=(True,),
-    at=lambda p, choice, tensor: choice if p.loops else None,
+    at=lambda p, choice, tensor: (
+        choice if p.loops and not (p.late_tiles and HOIST.of(p.schedule) and BACKEND.of(p.schedule) == "triton") else None
+    ),
     needs="persistent",
     modelled=True,
     groups=True,

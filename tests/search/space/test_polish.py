@@ -58,6 +58,20 @@ def test_sets_are_what_the_table_allows() -> None:
     assert not any(TMA.named(s) for s in sets(old))
 
 
+@pytest.mark.parametrize("rest", [(256, 256), (256,)])
+def test_tiles_are_not_queued_in_front_of_a_flattened_loop(rest: tuple[int, ...]) -> None:
+    """Triton would hold as many of them in registers as there are stages; a bias is small."""
+    b = Builder("product")
+    program = b.build(Y=b.input("X", (256, 256)) @ b.input("W", (256, 256)) + b.input("R", rest))
+    mine = KernelSchedule((("k", 64), ("m", 64), ("n", 64)), TilingExpr.parse("k"), (), 4, 3)
+    first = replace(H200, sm_count=8)
+    for kernel, both in ((mine, len(rest) == 1), (BACKEND.set(mine, "gluon"), True)):
+        (place,) = places(Candidate(one_kernel(program), Schedule((PERSISTENT.set(kernel, 8),))), first)
+        assert any(HOIST.of(s) and not FLATTEN.of(s) for s in sets(place))
+        assert any(FLATTEN.of(s) and not HOIST.of(s) for s in sets(place))
+        assert any(HOIST.of(s) and FLATTEN.of(s) for s in sets(place)) == both
+
+
 def test_estimates_are_those_of_each_alone() -> None:
     several = [places(product(m), H200)[0] for m in (64, 128)]
     block, estimate = product().graph.blocks[0], estimator(H200)
