@@ -112,6 +112,8 @@ def test_slow_code_is_left_for_a_candidate_that_is_expected_to_be_faster(
         ("ABAB", {"A": 700, "B": 300}, "AB", "B"),
         ("AABBAC", {"A": 300, "B": 700, "C": 300}, "ABC", "A"),
         ("AAAAAAAB", {"A": 700, "B": 0}, "AB", "B"),
+        ("ABCDEFG", {**dict.fromkeys("ABCDEF", 700), "G": 0}, "ABCDEFG", "G"),
+        ("ABCDEFG", {**dict.fromkeys("ABCDEF", 300), "G": 0}, "ABCDEF", "A"),
     ],
 )
 def test_what_is_known_to_spill_is_not_compiled_again(
@@ -121,7 +123,7 @@ def test_what_is_known_to_spill_is_not_compiled_again(
     choice."""
     monkeypatch.setenv("MUFUSER_CACHE", str(tmp_path))
     tuned = tune_fast(chain(48, 40, 32, 16, "relu"), fuser.load_device("h200"))
-    named = dict(zip("ABC", (tuned.winner, *tuned.runners), strict=False))
+    named = dict(zip("ABCDEFG", (tuned.winner, *tuned.runners), strict=False))
     letters = {r.candidate: x for x, r in named.items()}
     done: list[str] = []
     real = realising.compile_candidate
