@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import importlib.metadata
 import os
+import random
 import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -55,6 +57,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    """The same inputs in every run, whichever tests the same worker ran before."""
+    random.seed(0)
+    if torch := sys.modules.get("torch"):  # where it is imported later, it starts with a seed of its own
+        torch.manual_seed(0)
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ def test_control_flow_on_values_runs_graph_by_graph() -> None:
         with torch.no_grad():
             got, want = run(*given, **named), module(*given, **named)
         assert got["n"] == want["n"]
-        torch.testing.assert_close(got["y"], want["y"])
+        torch.testing.assert_close(got["y"], want["y"], rtol=1e-5, atol=1e-4)  # logits of thousands cancel
 
 
 def test_nothing_is_compiled_of_it_for_another_machine() -> None:
