@@ -67,6 +67,11 @@ def programs(f: Features) -> Counts:
     return np.where(asked > 0, np.minimum(asked, f.blocks), f.blocks)
 
 
+def places_of_one(blocks: Counts, programs: Counts, sm_count: int) -> Counts:
+    """Most places of the grid that programs of one SM compute: the first ones have one more where these do not come out even."""
+    return np.floor(blocks / programs) * np.ceil(programs / sm_count) + np.ceil(np.fmod(blocks, programs) / sm_count)
+
+
 def persistent(f: Features) -> NDArray[np.bool_]:
     """Whether a kernel loops over places of the grid, one at least."""
     return is_set(f, PERSISTENT)

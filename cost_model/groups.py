@@ -22,7 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cost_model.constants import Constants
+from cost_model.dots import Dot
 from cost_model.execution import persistent
+from cost_model.execution import places_of_one
 from cost_model.execution import programs
 from cost_model.execution import readers
 from cost_model.execution import setting
@@ -34,7 +36,6 @@ from cost_model.group_loops import kind_of_loop
 from cost_model.group_room import Held
 from cost_model.group_room import held
 from cost_model.group_room import ringed
-from cost_model.resources import Dot
 from cost_model.resources import Resources
 from cost_model.resources import resources
 from cost_model.work import Work
@@ -185,7 +186,7 @@ def times(w: Work, g: GroupWork, device: Device, c: Constants, p: Costs = COSTS)
     """Every part of the estimate in seconds, by the names of :func:`cost_model.refined.times`."""
     h, sm, clock = g.held, device.sm_count, device.clock
     programs = np.ceil(w.programs / sm)
-    each = programs * np.ceil(w.blocks / w.programs)
+    each = places_of_one(w.blocks, w.programs, sm)
     resident = np.minimum(h.blocks, programs)
     waves = np.ceil(each / resident)
 

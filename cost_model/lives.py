@@ -102,3 +102,10 @@ def within(f: Features, i: int, loops: tuple[str, ...]) -> tuple[int, int]:
     while high + 1 < len(f.stmts) and f.stmts[high + 1].loops[: len(loops)] == loops:
         high += 1
     return low, high
+
+
+def made_here(f: Features, i: int, value: str) -> bool:
+    """Whether a value is loaded or computed in the innermost loop of a statement, in each trip again."""
+    return any(
+        home(f, j) == real(f, f.stmts[i].loops) for j, s in enumerate(f.stmts) if s.stmt.value == value and s.stmt.kind != "store"
+    )

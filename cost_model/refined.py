@@ -24,11 +24,12 @@ import numpy as np
 from cost_model import groups
 from cost_model.constants import Constants
 from cost_model.constants import constants_of
+from cost_model.dots import WGMMA
+from cost_model.execution import places_of_one
 from cost_model.features import Counts
 from cost_model.features import Features
 from cost_model.features import schedule_features
 from cost_model.features import some
-from cost_model.resources import WGMMA
 from cost_model.resources import Resources
 from cost_model.resources import resources
 from cost_model.work import Work
@@ -39,11 +40,16 @@ from fuser.ir.mugraph import BlockGraph
 from fuser.ir.program import DTYPE_BYTES
 from fuser.ir.schedule import KernelSchedule
 
+DROWNED = 2.0
+"""Times as long for each set of registers that a thread wants beyond two: with four a kernel took 4.6 times its estimate."""
 SPILL_RAMP = 40.0
 """Registers beyond those of a thread that are one step of what spills cost; products by warp groups take up to :data:`STEPS`."""
 CROWD, CROWD_RAMP = 1.5, 100.0
 """Of products on fragments: so many times the registers of a thread can be wanted for whole operands and results before they are
 spilled, and how many more are one step."""
+PARTED = 1.35
+"""So many times the registers of a thread can be wanted where threads split fragments of float32: with 1.3 times attention took
+an H200 as long as was predicted, with 1.6 times 2.7 times as long, with 1.9 times 2.6, with 2.8 times nine."""
 STEPS = 8.0
 """Most steps. Of kernels whose threads wanted two to three times their registers an H100 took 6 times as long (the median),
 beyond that 11 times."""
@@ -92,6 +98,11 @@ GATHER = 1.8e-6
 """Seconds of an exchange in clusters whose warps would fill the device once: a cluster starts when there is room for all of its
 blocks, and each waits for the last. Of 560 such schedules of softmax, norms and sums on an H200 estimates are off by 14 % with
 it, by 22 % without."""
+LONELY = 0.7
+"""Of the time in which an SM's share of the memory loads a block what passes besides from wave to wave where blocks of clusters
+have an SM each to themselves: none loads while these exchange what they fold and the next cluster waits for room."""
+OF_AN_SM = 0.635
+"""Of an SM's registers those that the model counts at most for a block that leaves room for another one: it counts too many."""
 TIE = 1e-4
 """Relative weight of what decides between candidates of equal time: fewer registers and bytes of shared memory."""
 
@@ -108,6 +119,24 @@ def registers(f: Features, device: Device) -> Counts:
 
 def _join(p: float, *parts: Counts) -> Counts:
     return sum(x**p for x in parts) ** (1 / p)
+
+
+def clusters(w: Work, device: Device, waves: Counts) -> Counts:
+    """Seconds of what blocks of clusters exchange, and of what nothing else hides where each has an SM to itself."""
+    alone = (w.resident == 1) & (32 * w.warps * w.registers > OF_AN_SM * device.registers_per_sm) & (w.gathered > 0)
+    loading = w.loaded * device.sm_count / device.memory_bandwidth
+    return GATHER * w.gathered + LONELY * alone * (waves - 1.0) * loading
+
+
+def spilled(w: Work, device: Device, c: Constants) -> Counts:
+    """How many times as long a kernel takes for what its threads spill."""
+    most = device.registers_per_thread
+    over, parted = (w.registers - most) / SPILL_RAMP, (w.parted - PARTED * most) / SPILL_RAMP
+    crowded = np.clip((w.crowd - CROWD * most) / CROWD_RAMP, 0.0, STEPS)
+    others = np.where(w.crowd > 0, crowded, np.clip(over, 0.0, 1.0))
+    found = np.where(w.wgmma > w.mma, c.spill_groups * np.clip(over, 0.0, STEPS), c.spill * others)
+    drowned = DROWNED * np.maximum(w.registers / most - 2.0, 0.0)
+    return 1.0 + found + c.spill_groups * np.clip(parted, 0.0, STEPS) + drowned
 
 
 def times(w: Work, device: Device, c: Constants, chained: bool = False, walk: Counts | float = 0.0) -> dict[str, Counts]:
@@ -127,7 +156,7 @@ def times(w: Work, device: Device, c: Constants, chained: bool = False, walk: Co
 
     # a persistent program computes several places
     programs = np.ceil(w.programs / sm)
-    each = programs * np.ceil(w.blocks / w.programs)
+    each = places_of_one(w.blocks, w.programs, sm)
     resident = np.minimum(w.resident, programs)
     waves = np.ceil(each / resident)
     # a quarter of the SM's units serves each fourth warp; the paths to memory serve all of them
@@ -168,14 +197,11 @@ def times(w: Work, device: Device, c: Constants, chained: bool = False, walk: Co
     on_sm, outside = _join(ROOF, *units, into_sm) * (1.0 + w.busiest), _join(ROOF, l2, dram)
     roof = _join(ROOF, on_sm, outside)
     blocked = np.maximum(_join(c.norm, turns, on_sm * (resident - 1.0) / resident), on_sm)
-    over = (w.registers - device.registers_per_thread) / SPILL_RAMP
-    crowded = (w.crowd - CROWD * device.registers_per_thread) / CROWD_RAMP
-    others = np.where(w.crowd > 0, np.clip(crowded, 0.0, STEPS), np.clip(over, 0.0, 1.0))
-    spills = 1.0 + np.where(w.wgmma > w.mma, c.spill_groups * np.clip(over, 0.0, STEPS), c.spill * others)
+    spills = spilled(w, device, c)
     cuts = 1.0 + c.slivers * w.slivers + c.pieces * w.pieces + c.parts * w.parts
     # what one block does in turn, others of its SM hide where memory is all that they wait for
     whole = np.where(w.streams > 0, _join(ROOF, turns, roof), _join(MEMORY, blocked, outside))
-    body = GATHER * w.gathered + (waits + whole) * spills * cuts
+    body = clusters(w, device, waves) + (waits + whole) * spills * cuts
     launch = np.full(len(w), device.launch_latency)
     base = c.base - c.overlap * w.dependent
     return {

@@ -44,17 +44,21 @@ def loops(f: Features, r: Resources, add: Add) -> None:
         around = home(f, i)
         boxes[around] = boxes.get(around, np.ones(len(f), np.bool_)) & described(f, f.stmts[i].stmt)
         ahead[around] = ahead.get(around, np.zeros(len(f), bool)) | (buffers > 0)
-    grouped = np.zeros(len(f), bool)
+    grouped = split = np.zeros(len(f), bool)
     for d in r.dots.values():
-        grouped |= d.groups
+        grouped = grouped | (d.groups & ~d.split)
+        split = split | d.split
     for around, used in ahead.items():
         if not around:  # what one place loads is under way at once
             continue
         runs = np.where(used, f.product(f.often, around), 0.0)
-        # fragments of two stages have one buffer: the next trip is fetched when this one is done; and nothing is fetched ahead
-        # by pointers into a place that another trip of the same loop may belong to
+        # fragments of two stages, and operands that threads split, have one buffer: the next trip is fetched when this one is
+        # done; and nothing is fetched ahead by pointers into a place that another trip of the same loop may belong to
         alone = ((f.stages == 2) & ~grouped) | (flat & ~boxes.get(around, flat))
-        add(fetched=np.where(alone, 0.0, runs / np.maximum(f.stages - 1, 1)), unbuffered=np.where(alone, runs, 0.0))
+        # where the sum is waited for in each trip, so is what it loads, place after place
+        once = alone & ~(flat & split)
+        each = runs / np.where(alone, 1, np.maximum(f.stages - 1, 1))
+        add(fetched=np.where(once, 0.0, each), unbuffered=np.where(once, runs, 0.0))
     _latencies(f, r, ahead, add)
 
 

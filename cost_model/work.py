@@ -19,6 +19,8 @@ import numpy as np
 from cost_model import streaming
 from cost_model.cuts import cuts
 from cost_model.cuts import pieces
+from cost_model.dots import WGMMA
+from cost_model.dots import vector
 from cost_model.execution import at_once
 from cost_model.execution import described
 from cost_model.execution import flattened
@@ -34,15 +36,14 @@ from cost_model.folds import folded
 from cost_model.lives import from_loads
 from cost_model.lives import home
 from cost_model.lives import made_by
+from cost_model.lives import made_here
 from cost_model.lives import real
-from cost_model.resources import WGMMA
-from cost_model.resources import Dot
 from cost_model.resources import Resources
 from cost_model.resources import crowd
 from cost_model.resources import resources
 from cost_model.resources import unrolled
-from cost_model.resources import vector
 from cost_model.rows import SECTOR
+from cost_model.rows import moved_at_once
 from cost_model.rows import sectors
 from cost_model.rows import slower
 from cost_model.waits import Add
@@ -50,6 +51,7 @@ from cost_model.waits import loops
 from fuser.device import Device
 from fuser.ir.mugraph import Stmt
 from fuser.ir.program import DTYPE_BYTES
+from fuser.ir.rows import ROW_BYTES
 from fuser.lower.options import PRECISION
 from fuser.lower.options import option_of
 
@@ -64,7 +66,8 @@ class Work:
 
     ``blocks`` are places of the grid, ``programs`` those that are launched (fewer of a persistent kernel; ``flattened``: 1 where
     its pipeline goes on from place to place), ``resident`` of them that an SM can hold, ``warps`` of a block, ``registers`` that
-    a thread wants, ``crowd`` of them for whole operands and results of products on fragments, ``shared`` bytes.
+    a thread wants, ``crowd`` of them for whole operands and results of products on fragments, ``parted`` all where threads
+    split these operands, ``shared`` bytes.
 
     ``wgmma``, ``mma`` and ``flat`` are seconds of contractions on one SM at its peak rate: warp-group instructions, fragment
     instructions, plain arithmetic; ``special`` and ``arithmetic`` the same for special functions and fp32 work. ``exposed``:
@@ -97,6 +100,7 @@ class Work:
     warps: Counts
     registers: Counts
     crowd: Counts
+    parted: Counts
     shared: Counts
     wgmma: Counts
     mma: Counts
@@ -168,9 +172,9 @@ def work(f: Features, device: Device, known: Resources | None = None) -> Work:
             add(arithmetic=2.0 * extra * device.sm_count / device.fp32_flops)
             size = f.product(f.extent, stmt.access.axes) * DTYPE_BYTES[stmt.dtype]
             if streamed or (stmt.kind == "load" and size.max() >= streaming.COLD):
-                size = size * np.where(
-                    streamed | (size >= streaming.COLD), streaming.short_runs(f, stmt, _run_bytes(f, stmt)), 1.0
-                )
+                run = _run_bytes(f, stmt)
+                more = streaming.short_runs(f, stmt, run) + streaming.torn_rows(f, stmt, run)
+                size = size * np.where(streamed | (size >= streaming.COLD), more, 1.0)
             if stmt.kind == "load" and any(u.kind == "compute" and not u.contracts for u in f.block.users(stmt.value)):
                 lanes = f.product(r.lanes, dict.fromkeys(stmt.axes)) * copies.get(stmt.value, 1.0) * runs
                 add(arithmetic=2.0 * lanes * device.sm_count / device.fp32_flops)
@@ -193,6 +197,8 @@ def work(f: Features, device: Device, known: Resources | None = None) -> Work:
     ahead = sum((np.maximum(n, 1) * f.stmts[i].bytes for i, n in _operands(f, r).items()), zero)
     total["longest"], total["busiest"] = (x - 1.0 for x in f.busiest(together, device.sm_count, persistent(f)))
     total |= {"registers": r.registers, "shared": r.shared, "ahead": ahead, "crowd": crowd(f, r)}
+    parted = np.logical_or.reduce([np.zeros(len(f), np.bool_), *(d.exact & ~d.groups for d in r.dots.values())])
+    total["parted"] = np.where(parted, r.registers, 0.0)
     total["memory"] = sum(tensors.values(), zero)
     total["programs"], total["flattened"] = programs(f), flattened(f).astype(float)
     if streamed:
@@ -299,9 +305,7 @@ def _access(f: Features, r: Resources, i: int, s: StmtFeatures, runs: Counts, to
         add(stored=amount, passes=runs if r.dots else 0.0 * runs)
         return
     add(loaded=amount, common=amount * (1.0 - 1.0 / readers(f, s.stmt, together)))
-    summed = any(
-        s.stmt.value in x.stmt.args and set(s.stmt.at.axes[-1:]) <= set(x.stmt.reduce) for x in (f.stmts[j] for j in r.dots)
-    )
+    summed = any(s.stmt.value in x.stmt.args and s.stmt.at.along(x.stmt.reduce) for x in (f.stmts[j] for j in r.dots))
     # threads ask for each part of a line by itself
     apart = (boxes & summed) | (~boxes & bool(r.dots))
     short = np.maximum(streaming.LINE / run - 1.0, 0.0)
@@ -322,7 +326,7 @@ def _contraction(f: Features, r: Resources, i: int, runs: Counts, device: Device
     dtype = left.dtype if DTYPE_BYTES[left.dtype] == item else right.dtype
     peak = device.matmul_flops(dtype, PRECISION.read(f.options)) / device.sm_count
     flops = 2.0 * f.product(r.lanes, stmt.related) * runs
-    seconds = flops * d.repeat / peak * _apart(f, i, d, dtype, device)
+    seconds = flops * d.repeat / peak * _apart(f, r, i, dtype, device)
     add(wgmma=np.where(d.groups, seconds, 0.0))
     # each instruction reads its 64 rows and its columns from shared memory
     read = (d.rows * d.warp_cols * (left.kind == "load") + d.cols * np.ceil(d.rows / 64)) * d.inner * item * runs
@@ -331,7 +335,10 @@ def _contraction(f: Features, r: Resources, i: int, runs: Counts, device: Device
     for j, buffers in r.pipelined.items():
         if home(f, j) == real(f, f.stmts[i].loops):
             ahead |= buffers > 0
-    add(exposed=np.where(d.tensor, np.where(ahead, seconds / inner_trips(f, i), seconds), 0.0))
+    # the sum of what threads split is waited for in each trip
+    add(exposed=np.where(d.tensor, np.where(ahead & ~d.split, seconds / inner_trips(f, i), seconds), 0.0))
+    places = runs / f.product(f.trips, home(f, i)[-1:])
+    add(exposed=np.where(d.split & persistent(f) & ~flattened(f), PLACE * places, 0.0))
     add(mma=np.where(d.tensor & ~d.groups, seconds, 0.0))
     add(flat=np.where(d.tensor, 0.0, flops * device.sm_count / device.fp32_flops))
     # every warp reads the fragments of its rows and columns
@@ -346,32 +353,50 @@ def _contraction(f: Features, r: Resources, i: int, runs: Counts, device: Device
         add(passes=np.where(d.tensor, runs * ways, 0.0), fragments=np.where(d.tensor, d.cols * d.inner * item * runs, 0.0))
 
 
-SPLIT = 1.9
-"""Times what tensor cores need for three products of tf32 that one of float32 takes, the operands of which threads split: an H200
-multiplied 1024 × 4096 by 4096 × 4096, the sum along both operands' rows, at 78 TFLOP/s."""
-TURNED = 5.9
-"""The same where an operand does not lie along the sum: warp groups read tf32 along it alone. 2048 × 2048 × 2048 took 636 µs."""
+SPLIT, ADDED, RESCALED = 1.07, 7.0, 4.0
+"""Times what tensor cores need for three products of tf32 that one of float32 takes, the operands of which threads split, and so
+many lanes of a product for each trip in which they add it to the sum, and times as many where they rescale that: 1024 × 6144 by
+6144 × 6144 took an H200 795 µs with tiles of 128 × 128 × 64, 925 and 1246 with 32 and 16 along the sum. This and what is below:
+fitted to four programs, 100 schedules, of four others first choices are the fastest of 26, and estimates 6 to 13 % off, not 15 to
+27; what attention has besides to 253 schedules of six, the first choices of which took 1.11 times the best, not 1.7."""
+SPLITTING, FRAGMENTS, BESIDE, SEEN = 11.5, 0.85, 2.2, 128
+"""Operands are split once for each tile: so many lanes of a product for each row and column of it; of fragments by each warp that
+reads them, and twice as long where warp groups have other columns of the same rows. Sides beyond SEEN were not measured."""
+TURNED = 0.125
+"""Warp groups read tf32 along the sum alone. What lies otherwise is stored so, which takes longer by this for each row or column
+of it: 1024 × 2048 by 2048 × 2048 took an H200 165 µs with 64 columns a tile, 220 with 128."""
+LOOSE = 63.0
+"""Times as long for rows along the sum that are not read in whole vectors (one measurement: 6151 × 2933 by 2933 × 4211 in
+7.5 ms)."""
+PLACE = 1e-6
+"""Seconds that each place of a persistent program waits besides, where nothing of the next one is under way (of 31 with one trip
+each 2.3 µs more than was estimated, of long sums nothing that could be told)."""
+LEFT = 1.8
+"""Times as long where rows are computed of what is loaded, not of another product: they become operands by way of shared memory
+(probabilities of scores that lie in memory: 1.5 to 1.7 times the estimate, in two programs that suggested it)."""
 
 
-SPLITTING, FRAGMENTS, BESIDE, SEEN = 10.0, 2.0, 1.5, 128
-"""Operands are split once for each tile: so many lanes of a product for each row and column of it; twice as many of fragments,
-which several warps read, and half as long again where warp groups have other columns of the same rows. On an H200 4096 × 512 by
-512 × 512 took 39.6 µs with tiles of 128 × 64, 64.9 with 64 × 128 of two groups, 333 × 769 by 769 × 1001 49.4 with 16 × 16
-(15.2 without this), 1024 × 512 by 512 × 512 17.5 with 64 × 32 (9.6). Sides beyond SEEN were not measured."""
-
-
-def _apart(f: Features, i: int, d: Dot, dtype: str, device: Device) -> Counts | float:
+def _apart(f: Features, r: Resources, i: int, dtype: str, device: Device) -> Counts | float:
     """How much longer a product of float32 takes than its tensor cores at their peak."""
     if dtype != "float32" or device.arch < WGMMA or PRECISION.read(f.options) != "tf32x3":
         return 1.0
-    operands = (f.block.by_value[v].access for v in (d.left, d.right))
-    if not all(set(access.dims[-1][-1:]) <= set(f.stmts[i].stmt.reduce) for access in operands if access is not None):
-        return TURNED
-    # what lies outside of the loop is split once
-    here = {s.stmt.value for j, s in enumerate(f.stmts) if s.stmt.kind != "store" and home(f, j) == real(f, f.stmts[i].loops)}
-    lanes = (d.left in here) / np.minimum(d.cols, SEEN) + (d.right in here) / np.minimum(d.rows, SEEN)
+    d, stmt = r.dots[i], f.stmts[i].stmt
+
+    def lanes(value: str, mine: Counts, others: Counts, readers: Counts) -> Counts:
+        """What lies outside of the loop is split once; warp groups read it from registers for each few columns."""
+        made, here = f.block.by_value[value], made_here(f, i, value)
+        grouped: Counts | float = 1.0
+        if here and made.access is not None:
+            loose = ~described(f, made) & (moved_at_once(f, made) < ROW_BYTES)
+            grouped = np.where(loose, LOOSE, 1.0) if made.at.along(stmt.reduce) else np.maximum(TURNED * mine, 1.0)
+        return np.where(d.groups, grouped, FRAGMENTS * readers * here) / np.minimum(others, SEEN)
+
     beside = np.where(d.groups & (d.warp_cols > 1), BESIDE, 1.0)
-    return SPLIT * (1.0 + SPLITTING * np.where(d.groups, 1.0, FRAGMENTS) * lanes) * beside
+    each = lanes(d.left, d.rows, d.cols, d.warp_cols) + lanes(d.right, d.cols, d.rows, d.warp_rows)
+    added = np.where(d.groups, ADDED * (RESCALED if stmt.rescale else 1.0) / d.inner, 0.0)
+    computed = f.block.by_value[d.left].kind == "compute" and made_by(f, d.left, r.dots) is None
+    passed = np.where(d.groups & computed, LEFT, 1.0)
+    return SPLIT * (1.0 + SPLITTING * each + added) * beside * passed
 
 
 def _again(f: Features, add: Add) -> None:

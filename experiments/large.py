@@ -45,8 +45,9 @@ from search.measure.replays import in_turn
 
 PATIENCE = 110
 """Seconds that a module may take to compile."""
-ROOM = 22e9
-"""Bytes of a GPU's memory that have to be free before another module is compiled."""
+ROOM = 40e9
+"""Bytes of a GPU's memory that have to be free before another module is begun, one at a time. What its evaluation in float64 took
+stays with its process until both compilers are done, which need less."""
 SLICE = 1 << 26
 """Elements that are compared with float64 at once."""
 SLOWER = 1.02
@@ -95,14 +96,17 @@ def free() -> None:
 
 def prepared(name: str, folder: Path, most: float) -> tuple[dict[str, Any], dict[str, Callable[..., Any]]]:
     """The row of a module so far, and what calls it: eager torch, ours, torch.compile. Each is held against float64."""
-    module, given, named = drawn(name)
     row: dict[str, Any] = {"name": name, "dtype": "float32"}
-    with alone(folder, "wide"):  # float64 of one module at a time has room
-        exact = floats(module.double()(*floats(given, torch.float64), **floats(named, torch.float64)), torch.float32)
-        del module
-        free()
-        module, *_ = drawn(name)
-        row["eager_error"] = apart_by(module(*given, **named), exact)
+    with alone(folder, "room"):
+        while torch.cuda.mem_get_info()[0] < ROOM and not (folder / "go").exists():
+            time.sleep(0.2)
+        module, given, named = drawn(name)
+        with alone(folder, "wide"):  # float64 of one module at a time has room
+            exact = floats(module.double()(*floats(given, torch.float64), **floats(named, torch.float64)), torch.float32)
+            del module
+            gc.collect()
+            module, *_ = drawn(name)
+            row["eager_error"] = apart_by(module(*given, **named), exact)
     calls: dict[str, Callable[..., Any]] = {"eager": module}
     compilers = {
         "ours": lambda: fuser.compile(module, given, example_kwargs=named),
@@ -125,7 +129,7 @@ def prepared(name: str, folder: Path, most: float) -> tuple[dict[str, Any], dict
         except Exception as caught:  # noqa: BLE001 - whatever fails is what we want to know
             row[f"{peer}_failed"] = f"{type(caught).__name__}: {str(caught)[:300]}"
         got = None
-        free()
+        gc.collect()
     return row, calls
 
 
@@ -161,8 +165,6 @@ def worker(args: argparse.Namespace, names: list[str]) -> None:
     os.sched_setaffinity(0, {args.worker % os.cpu_count()})  # type: ignore[operator]
     folder, until, ready = Path(args.folder), time.time() + args.seconds, []
     for name in names:
-        while torch.cuda.mem_get_info()[0] < ROOM and time.time() < until:
-            time.sleep(0.2)
         if time.time() > until or (folder / "go").exists() or not claimed(folder / f"claim_{name}"):
             continue
         try:

@@ -6,6 +6,7 @@ flags): the interpreter only moves and slices values, through :meth:`Algebra.lif
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -127,7 +128,7 @@ class FloatAlgebra:
 
     def contract(self, op: str, spec: str, args: Sequence[Array]) -> Array:
         with np.errstate(all="ignore"):
-            return np.einsum(spec, *args, optimize=len(args) > 2)
+            return _product(spec, *args) if len(args) == 2 else np.einsum(spec, *args, optimize=True)
 
     def fold(self, op: str, x: Array, axes: tuple[int, ...]) -> Array:
         if any(x.shape[i] == 0 for i in axes):
@@ -202,3 +203,23 @@ class _Origin(NamedTuple):
         last = xs[0].counted if xs else ""
         counted = {("shift", "zero"): "one", ("sum", "one"): "count", ("sum", "count"): "count"}.get((op, last), "")
         return _Origin(made or op == "exp", any(x.summed for x in xs) or (folds and made), counted)
+
+
+def _product(spec: str, a: Array, b: Array) -> Array:
+    """``einsum`` of two operands as a product of matrices, which BLAS has."""
+    operands, out = spec.split("->")
+    left, right = operands.split(",")
+    both = [x for x in out if x in left and x in right]
+    rows, columns = [x for x in out if x not in right], [x for x in out if x not in left]
+    summed = [x for x in left if x in right and x not in out]
+    if len(both) + len(rows) + len(summed) < len(left) or len(both) + len(columns) + len(summed) < len(right):
+        return np.einsum(spec, a, b)  # something is summed in one operand alone
+    size = dict(zip(left + right, a.shape + b.shape, strict=True))
+
+    def matrices(x: Array, own: str, first: list[str], second: list[str]) -> Array:
+        sizes = (math.prod(size[i] for i in axes) for axes in (first, second))
+        return x.transpose([own.index(i) for i in (*both, *first, *second)]).reshape(*(size[i] for i in both), *sizes)
+
+    y = matrices(a, left, rows, summed) @ matrices(b, right, summed, columns)
+    made = [*both, *rows, *columns]
+    return y.reshape([size[i] for i in made]).transpose([made.index(i) for i in out])

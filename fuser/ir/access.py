@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from collections.abc import Mapping
 from dataclasses import dataclass
 from dataclasses import replace
@@ -51,6 +52,10 @@ class Access:
     def axes(self) -> tuple[str, ...]:
         return tuple(a for dim in self.dims for a in dim)
 
+    def along(self, axes: Collection[str]) -> bool:
+        """Whether what lies side by side differs along these axes alone; so does a single element."""
+        return set(self.axes[-1:]) <= set(axes)
+
     def to_json(self) -> dict[str, Any]:
         out: dict[str, Any] = {"tensor": self.tensor, "dims": [list(d) for d in self.dims]}
         if w := self.window:
@@ -69,6 +74,14 @@ class Access:
     def shape(self, extents: Mapping[str, int]) -> tuple[int, ...]:
         """Of what is accessed: the tensor, or the window of it."""
         return tuple(math.prod(extents[a] for a in dim) for dim in self.dims)
+
+    def whole(self, extents: Mapping[str, int]) -> tuple[bool, ...]:
+        """Of each dimension, whether it is all of the device tensor's."""
+        if self.window and self.window.view:
+            return (False,) * len(self.dims)
+        starts = self.window.starts if self.window else (0,) * len(self.dims)
+        own, source = self.shape(extents), self.source_shape(extents)
+        return tuple(x == 0 and n == most for x, n, most in zip(starts, own, source, strict=True))
 
     def source_shape(self, extents: Mapping[str, int]) -> tuple[int, ...]:
         """Of the device tensor."""

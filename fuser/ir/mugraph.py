@@ -121,7 +121,7 @@ class KernelGraph:
 
     def with_extents(self, sizes: Mapping[str, int]) -> KernelGraph:
         """The same structure at other sizes; program tensors that blocks access change shape with their axes, those of which
-        they read windows do not."""
+        they read windows alone do not."""
         blocks = tuple(k.with_extents(sizes) if isinstance(k, BlockGraph) else k for k in self.kernels)
         shapes = {
             s.access.tensor: s.access.shape(b.extents)
@@ -130,7 +130,8 @@ class KernelGraph:
             for s in b.stmts
             if s.access and not s.access.window and not any(b.extents[a] == FREE for a in s.access.axes)
         }
-        return replace(self, kernels=blocks, tensors=tuple(replace(t, shape=shapes.get(t.name, t.shape)) for t in self.tensors))
+        kernels = tuple(_within(k, shapes) if isinstance(k, BlockGraph) else k for k in blocks)
+        return replace(self, kernels=kernels, tensors=tuple(replace(t, shape=shapes.get(t.name, t.shape)) for t in self.tensors))
 
     def validate(self) -> KernelGraph:
         kernels, tensors = [k.name for k in self.kernels], [t.name for t in self.tensors]
@@ -175,3 +176,12 @@ class KernelGraph:
     def __str__(self) -> str:
         head = f"µGraph {self.name}({', '.join(str(self.table.get(n, n)) for n in self.inputs)}) -> {', '.join(self.outputs)}"
         return "\n".join([head, *(str(k) for k in self.kernels)])
+
+
+def _within(block: BlockGraph, shapes: Mapping[str, tuple[int, ...]]) -> BlockGraph:
+    """The block with its windows in tensors of these shapes."""
+    stmts = list(block.stmts)
+    for i, s in enumerate(stmts):
+        if s.access and (w := s.access.window) and not w.view and shapes.get(w.tensor, w.shape) != w.shape:
+            stmts[i] = replace(s, access=replace(s.access, window=replace(w, shape=shapes[w.tensor])))
+    return replace(block, stmts=tuple(stmts))

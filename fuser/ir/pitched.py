@@ -13,8 +13,8 @@ from fuser.ir.mugraph import Stmt
 
 def laid(graph: KernelGraph, rows: Iterable[tuple[str, int]]) -> KernelGraph | None:
     """The graph with these of its inputs and outputs in rows of so many elements (0: row after row); None where some kernel
-    cannot take one of them so."""
-    wanted = dict(rows)
+    cannot take one of them so. What lies between its kernels stays as it is."""
+    wanted = {name: n for name, n in rows if name in graph.table}
 
     def of(s: Stmt, extents: Mapping[str, int]) -> Stmt | None:
         if s.access is None or s.access.source not in wanted:

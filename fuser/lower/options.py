@@ -173,9 +173,11 @@ def _hint(p: Place, choice: str, tensor: str) -> str | None:
 
 
 def _behind_loop(p: Place, choice: bool, tensor: str) -> bool | None:
-    if p.late_tiles and FLATTEN.of(p.schedule) and BACKEND.of(p.schedule) == "triton":
-        return None
-    return choice if p.late and (p.loops or BACKEND.of(p.schedule) == "triton") else None
+    return choice if p.late and (p.loops or BACKEND.of(p.schedule) == "triton") and not _queued(p, FLATTEN) else None
+
+
+def _queued(p: Place, beside: Option[Any]) -> bool:
+    return p.late_tiles and beside.of(p.schedule) and BACKEND.of(p.schedule) == "triton"
 
 
 def _equal_layers(p: Place, choice: bool, tensor: str) -> bool | None:
@@ -346,9 +348,7 @@ FLATTEN = entry(
     "of a persistent kernel: the pipeline of one place's loop goes on into the next place's",
     default=False,
     choices=(True,),
-    at=lambda p, choice, tensor: (
-        choice if p.loops and not (p.late_tiles and HOIST.of(p.schedule) and BACKEND.of(p.schedule) == "triton") else None
-    ),
+    at=lambda p, choice, tensor: choice if p.facts.flat() and not _queued(p, HOIST) else None,
     needs="persistent",
     modelled=True,
     groups=True,

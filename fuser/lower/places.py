@@ -20,7 +20,8 @@ class Facts:
 
     ``movable``: whether a tensor may have a descriptor under a schedule; ``kept``: values whose sums stay apart by lane until
     their loop ends; ``multiplies``: whether some innermost loop multiplies on tensor cores; ``resident``: programs that an SM
-    holds at the same time, by the model; ``by_warps``: whether a schedule has a form for ``backend=gluon_mma``.
+    holds at the same time, by the model; ``by_warps``: whether a schedule has a form for ``backend=gluon_mma``; ``flat``:
+    whether the loop of a program gains by being one with that over places.
     """
 
     movable: Callable[[KernelSchedule, str], bool]
@@ -28,6 +29,7 @@ class Facts:
     multiplies: Callable[[KernelSchedule], bool]
     resident: Callable[[], int]
     by_warps: Callable[[KernelSchedule], bool]
+    flat: Callable[[], bool]
 
 
 @dataclass(frozen=True)

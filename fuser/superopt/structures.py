@@ -1,5 +1,6 @@
-"""Structures of a program that need no search: all of it in one kernel, cut into kernels between contractions, and with a
-reduction split over the grid. The superoptimizer finds more; these are there at once and are what fast tuning ranks."""
+"""Structures of a program that need no search: all of it in one kernel, cut into kernels between contractions, with a reduction
+split over the grid, and with operands laid along their sums first. The superoptimizer finds more; these are there at once and are
+what fast tuning ranks."""
 
 from __future__ import annotations
 
@@ -27,6 +28,7 @@ from fuser.superopt.rewrite.splits import split_folds
 from fuser.superopt.rewrite.splits import split_reductions
 from fuser.superopt.rewrite.stabilize import stabilize_graph
 from fuser.superopt.rewrite.stabilize import unstable
+from fuser.superopt.rewrite.turn import turned
 
 SEARCHED = 64
 """Most structures that are taken from the superoptimizer: the model ranks each of them with all its schedules."""
@@ -36,6 +38,10 @@ MAX_CUTS = 3
 
 FEW_AXES = 4
 """Axes of a kernel without products up to which it is offered with none of them merged, too."""
+
+WIDE = 256
+"""Columns from which probabilities (a softmax of what was contracted) may lie in memory: blocks that compute them again for each
+tile of columns, or hold all columns, take longer."""
 
 EVERY_CUT = 6
 """Most places to cut of which every choice is tried; beyond, the program is a deep chain of equal layers."""
@@ -89,6 +95,7 @@ def structures(program: TensorProgram, longer: bool = True) -> tuple[KernelGraph
     found |= further
     if not found:
         raise first or UnsupportedError(f"{program.name!r} has no operator that a kernel could do")
+    found |= {g: None for one in tuple(found) if (g := turned(one))}
     stable = [g for g in found if not unstable(g)]
     return tuple(stable or found)  # an exponential of the program itself has nothing to be shifted by
 
@@ -123,12 +130,14 @@ def cut_sets(spots: Sequence[str]) -> list[tuple[str, ...]]:
 
 def cut_points(program: TensorProgram) -> tuple[str, ...]:
     """Where a program may be cut: the last element-wise result behind a contraction that something else depends on (a result of
-    the program, too), and a normalized operand of a contraction, which a one-kernel form computes again in every block."""
+    the program, too), and a normalized operand of a contraction, which a one-kernel form computes again in every block (also
+    probabilities of what was contracted, where the result is wide)."""
     spots: list[str] = []
     for node in program.nodes:
         if not node.contracts:
             continue
-        spots += [i for i in node.inputs if _normalized(program, i)]
+        wide = program[node.output].shape[-1] >= WIDE
+        spots += [i for i in node.inputs if _normalized(program, i, wide)]
         name = node.output
         while True:
             users = program.consumers[name]
@@ -142,18 +151,20 @@ def cut_points(program: TensorProgram) -> tuple[str, ...]:
     return tuple(dict.fromkeys(spots))
 
 
-def _normalized(program: TensorProgram, name: str) -> bool:
-    """Computed element by element from sums over the program's inputs, with no contraction on the way."""
+def _normalized(program: TensorProgram, name: str, wide: bool) -> bool:
+    """Computed element by element from sums over the program's inputs, with no contraction on the way; for a ``wide`` result also
+    from sums of exponentials behind one."""
     if name not in program.producers or program.producers[name].entry.kind != "map":
         return False
-    kinds = set()
+    kinds, exponential = set(), False
     todo = [name]
     while todo:
         node = program.producers.get(todo.pop())
         if node is not None:
             kinds.add(node.entry.kind)
+            exponential = exponential or node.exponential
             todo += node.inputs
-    return "reduce" in kinds and "contract" not in kinds
+    return "reduce" in kinds and ("contract" not in kinds or (wide and exponential))
 
 
 def cut(program: TensorProgram, cuts: tuple[str, ...]) -> KernelGraph:

@@ -10,10 +10,7 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
 
-from cost_model.floor import contraction_flops
-from cost_model.floor import nbytes
 from cost_model.names import CHAINED
-from cost_model.refined import memory_kernel_seconds
 from fuser.device import Device
 from fuser.errors import FuserError
 from fuser.ir.composites import expand
@@ -32,6 +29,8 @@ from search.cover.parts import root
 from search.cover.prices import DOUBT
 from search.cover.prices import by_library
 from search.cover.prices import joint_seconds
+from search.library_attention import attention_seconds
+from search.library_attention import is_aligned
 from search.library_time import library_seconds
 from search.ranked import Tuned
 
@@ -43,11 +42,6 @@ APART, ALONE, TURNED = 0.75, 0.55, 1.45
 """The same of images: where each channel is convolved apart, there without products, and others (of float32). To turn channels to
 the end and back gains nothing where that is most of the plan: beyond these, plans had 0.14 to 1.21 times the speed of torch's on
 an H200."""
-FLASH = {"float32": 0.33}
-"""Part of the peak for products that a library's attention reaches where it is causal, if not :data:`FASTER`: 195 and 23.6 µs on
-an H200 (8 x 16 heads, 512 x 64)."""
-FASTER = 0.2
-"""The same of other dtypes."""
 OURS = ("resize",)
 """Operators of which ours took an H200 0.6 to 0.8 times as long (bicubic and trilinear)."""
 SPILLED, LONGER = 512, 2.0
@@ -158,20 +152,22 @@ def _known(program: TensorProgram, node: Node) -> bool:
 
 
 def _flash(program: TensorProgram, node: Node) -> bool:
-    """Whether attention is what torch means by it, and has kernels for: without a mask, heads as many, as many keys as queries if
-    it is causal, and more than a few."""
+    """Whether attention is what torch means by it, and has kernels for: without a mask, heads as many and of a depth that it
+    has kernels for, as many keys as queries if it is causal, and more than a few."""
     shapes = [program[i].shape for i in node.inputs]
     if node.op != "attention" or len(shapes) != 3 or len(shapes[0]) < 3 or len({s[:-2] for s in shapes}) > 1:
         return False
     (*_, queries, _), (*_, keys, _) = shapes[:2]
+    if not is_aligned(shapes[0], shapes[2], program[node.output].dtype):
+        return False
     return queries > FEW and (queries == keys or not node.attr.get("causal"))
 
 
 def _called(part: TensorProgram, device: Device) -> float:
-    dtype = part[part.outputs[0]].dtype
-    if any(n.products > 1 for n in part.nodes):
-        rate = FLASH.get(dtype, FASTER) * device.matmul_flops(dtype, "ieee")
-        return max(memory_kernel_seconds(nbytes(part), device), contraction_flops(part) / rate)
+    for n in part.nodes:
+        if n.products > 1:
+            q, k, v = (part[i].shape for i in n.inputs)
+            return attention_seconds(q, k, v, part[n.output].dtype, bool(n.attr.get("causal")), device)
     kernels = tuple(LibraryKernel(n.output, n.op, n.inputs, n.output, tuple(sorted(part.bound(n).items()))) for n in part.nodes)
     ends = (*part.inputs, *part.outputs)
     graph = KernelGraph(part.name, part.inputs, kernels, part.outputs, tuple(part[n] for n in ends)).validate()

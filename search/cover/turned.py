@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from cost_model.resources import WGMMA
+from cost_model.dots import WGMMA
 from fuser.device import Device
 from fuser.ir.builder import Builder
 from fuser.ir.builder import Ref

@@ -165,7 +165,7 @@ def _repeats(session: Session, exe: Executable, calls: Sequence[Call], first: di
         exe.run(inputs, outputs)
         found.append(outputs)
     sync(session.device)
-    return all(torch.equal(_bits(o[n]), _bits(first[n])) for o in found for n in first)
+    return all(torch.equal(bits(o[n]), bits(first[n])) for o in found for n in first)
 
 
 def _sizes(exe: Executable) -> Mapping[str, Any]:
@@ -173,11 +173,11 @@ def _sizes(exe: Executable) -> Mapping[str, Any]:
     return exe.plan.table if rows_of(exe.plan.graph) else {}
 
 
-def _bits(x: Any) -> Any:
+def bits(x: Any) -> Any:
     """A tensor as bytes, which are equal where NaN is not."""
     import torch
 
-    return x.contiguous().view(torch.uint8)
+    return x.reshape(-1).view(torch.uint8)  # a number alone has no dimension to view
 
 
 def _resources(exe: Executable) -> Measurement:

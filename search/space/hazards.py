@@ -29,12 +29,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cost_model.dots import vector
 from cost_model.execution import described
 from cost_model.execution import flattened
 from cost_model.execution import persistent
 from cost_model.features import Features
 from cost_model.groups import by_groups
-from cost_model.resources import vector
 from fuser.device import Device
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import Stmt

@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 
+from cost_model.dots import vector
 from cost_model.features import Sizes
 from cost_model.features import evaluate
 from cost_model.features import features
 from cost_model.features import placed
-from cost_model.resources import vector
 from cost_model.shared_memory import SLACK
 from cost_model.shared_memory import equation1_printed
 from fuser.device import Device

@@ -56,16 +56,28 @@ MANY = tuple(1 << i for i in range(1, 13))
 """Parts of what has no product: partial results are a few numbers, and every SM needs blocks that wait for memory."""
 NEAR = 0.9
 """Parts that fill this much of the device's SMs, or of whole waves of them, need no number of their own."""
+LEAST = 1024
+"""Elements of the shortest tile that a part may be as a whole where its extent is no power of two."""
 REMEMBERED = 4096
 """Places of a kernel that are kept while it is searched."""
 
 
-def counts_of(block: BlockGraph, device: Device) -> tuple[int, ...]:
-    """The numbers of parts that are tried for a block: powers of two, without products also whole waves."""
+def counts_of(block: BlockGraph, extent: int, sizes: Sequence[int], device: Device) -> tuple[int, ...]:
+    """The numbers of parts of an axis with tiles of these sizes that are tried for a block: powers of two, without products also
+    whole waves, and parts of one tile."""
     if any(s.contracts for s in block.computes):
         return SPLITS
     waves = [device.sm_count << i for i in range(4)]
-    return tuple(sorted({*MANY, *(w for w in waves if not any(NEAR * w <= n <= w for n in MANY))}))
+    apart = (w for w in waves if not any(NEAR * w <= n <= w for n in MANY))
+    return tuple(sorted({*MANY, *apart, *whole_tiles(extent, sizes, device)}))
+
+
+def whole_tiles(extent: int, sizes: Sequence[int], device: Device) -> tuple[int, ...]:
+    """The numbers of parts that are one tile each, which half of an SM's registers hold, with no elements over: a row of 204,800
+    is 25 parts of 8,192, which no mask cuts, and one of 9 · 2**20 is read once as 1,152, whatever folds have to know of a part
+    first."""
+    held = device.registers_per_sm // 2
+    return tuple(extent // n for n in sizes if LEAST <= n <= held and extent % n == 0 and 1 < extent // n <= MANY[-1])
 
 
 FORMS: dict[str, Callable[[KernelSpace], KernelSpace | None]] = {"groups": group_space, "clusters": cluster_space}
@@ -104,10 +116,10 @@ class ScheduleSpace:
         for k in self.kernels:
             for axis, parts in k.block.splits:
                 if parts in k.free:
-                    tried[parts] = counts_of(k.block, self.device)
+                    sizes = next(t.values for t in k.tiles if t.name == axis)
+                    tried[parts] = counts_of(k.block, k.block.extents[axis], sizes, self.device)
                     # a part has at least one tile of every tile size that is left
-                    least = min(t.values[0] for t in k.tiles if t.name == axis)
-                    most[parts] = min(most.get(parts, tried[parts][-1]), k.block.extents[axis] // least)
+                    most[parts] = min(most.get(parts, tried[parts][-1]), k.block.extents[axis] // sizes[0])
         free = dict.fromkeys(a for k in self.kernels for a in k.free)
         return tuple(Split(a, tuple(s for s in tried.get(a, SPLITS) if s <= most.get(a, SPLITS[-1])) or (1,)) for a in free)
 

@@ -64,3 +64,20 @@ def test_what_is_aligned_costs_less() -> None:
     times = [estimate(g.blocks[0], schedule, H200)["seconds"] for g in (product(200), longer, product(198), product(197))]
     assert times[0] == pytest.approx(times[1], rel=0.01), "197 columns in rows of 200 are read as 200"
     assert times[1] < times[2] < times[3]
+
+
+def turned(columns: int, tile: int, back: bool = False) -> float:
+    """Microseconds in which rows of 64 numbers become rows of ``columns``, written in pieces, or these come back."""
+    b = Builder("turned", "float32")
+    x = b.input("X", (48, 64, columns) if back else (48, columns, 64))
+    (block,) = fuse(b.build(Y=b.relu(x).T)).blocks
+    lanes = {64: 32, columns: tile, 48: 1}
+    expr = TilingExpr.parse("-", tuple(a.name for a in block.axes))
+    tiles = tuple(sorted((a.name, lanes[block.extents[a.name]]) for a in block.axes))
+    return 1e6 * estimate(block, KernelSchedule(tiles, expr, num_warps=8, num_stages=2), H200)["seconds"]
+
+
+def test_sectors_in_which_pieces_of_rows_begin_are_read_first() -> None:
+    assert turned(36481, 32) > 1.1 * turned(36481, 128)
+    assert turned(36480, 32) == pytest.approx(turned(36480, 128), rel=0.03)
+    assert turned(36481, 32, back=True) == pytest.approx(turned(36481, 128, back=True), rel=0.03)

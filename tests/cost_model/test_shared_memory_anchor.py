@@ -12,6 +12,7 @@ from cost_model.features import schedule_features
 from cost_model.refined import registers
 from cost_model.refined import shared_memory
 from fuser.device import load_device
+from fuser.ir.builder import Builder
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
@@ -101,3 +102,29 @@ def test_wide_accumulators_spill() -> None:
     for warps, fits in ((4, False), (8, True)):
         f = schedule_features(block, schedule("nk", warps=warps, stages=2, m=128, n=64, k=64, h=256))
         assert (registers(f, device)[0] <= device.registers_per_thread) == fits
+
+
+@pytest.mark.parametrize(("k", "warps", "stages"), [(64, 8, 3), (16, 4, 2)])
+def test_what_threads_split_is_held(k: int, warps: int, stages: int) -> None:
+    """Of a product of float32 the sum, what is added to it, and both parts of operands: 128 × 128 spill with four warps."""
+    b = Builder("exact", "float32")
+    graph = one_kernel(b.build(Y=b.input("X", (512, 512)) @ b.input("W", (512, 512)).T))
+    kernel, device = schedule("k", warps=warps, stages=stages, m=128, n=128, k=k), load_device("h200")
+    (artifact,) = compile_graph(graph, Schedule((kernel,)), device.arch)
+    f = schedule_features(graph.blocks[0], kernel)
+    assert shared_memory(f, device)[0] == artifact.shared_bytes
+    assert registers(f, device)[0] == pytest.approx(artifact.registers + artifact.spills / 4, rel=0.1)
+    assert (artifact.spills > 64) == (warps == 4)
+
+
+@pytest.mark.parametrize("flat", ["", " flatten=True"])
+@pytest.mark.parametrize(("dtype", "stored"), [("float16", " tma_Y=True"), ("float32", " tma_Y=True"), ("float32", "")])
+def test_a_descriptor_stores_beside_the_next_tile(dtype: str, stored: str, flat: str) -> None:
+    b = Builder("flat", dtype)
+    graph = one_kernel(b.build(Y=b.input("X", (4096, 4096)) @ b.input("W", (4096, 4096)).T))
+    found = Schedule.parse(
+        f"k [k=32 m=128 n=64] warps=4 stages=4{flat} persistent=264 tma_X=True tma_W=True{stored}", graph.blocks
+    )
+    (artifact,) = compile_graph(graph, found, 90)
+    predicted = shared_memory(schedule_features(graph.blocks[0], found.kernels[0]), load_device("h200"))[0]
+    assert predicted == pytest.approx(artifact.shared_bytes, rel=0.05)

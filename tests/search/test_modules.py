@@ -102,6 +102,13 @@ def test_a_product_with_what_has_one_element_is_one_kernel() -> None:
     torch.testing.assert_close(run(torch.tensor(3.0)), torch.full((3, 2), 9.0))
 
 
+@pytest.mark.parametrize("rows", [(), (1,)])
+def test_a_row_by_what_has_one_element_has_no_columns_that_lie_side_by_side(rows: tuple[int, ...]) -> None:
+    row, module = torch.randn(*rows, 40), Fn(lambda v, x: v @ x.view(1, 1).expand(40, 24))
+    given = row, torch.tensor(3.0)
+    torch.testing.assert_close(fuser.compile(module, given, device="cpu")(*given), module(*given))
+
+
 def test_powers_of_zero_and_of_what_is_infinite() -> None:
     x = torch.tensor([0.0, -2.0, 1.5, float("inf"), -float("inf"), float("nan")])
     module = Fn(lambda x: torch.stack([x**0, x**-5, x**5, x**-7]))

@@ -75,7 +75,7 @@ def _along_columns(block: BlockGraph) -> bool:
         if not (vector := _vector(block, s)) or not s.reduce:
             return False
         weight = block.by_value[next(v for v in s.args if v != vector)]
-        if weight.access is None or set(weight.access.dims[-1]) & set(s.reduce):
+        if weight.access is None or not weight.access.dims or set(weight.access.dims[-1]) & set(s.reduce):
             return False
     return bool(products) and not block.splits and not any(s.masks for s in block.computes)
 

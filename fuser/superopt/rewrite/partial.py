@@ -111,9 +111,7 @@ class _Parted:
         if value in self.left:
             return []
         self.left[value] = self.fresh(f"{value}_part")
-        order = self.with_part(axes)
-        if self.along:
-            order = (*order[1:], order[0])
+        order = self.left_in(axes)
         access = Access(self.left[value], tuple((a,) for a in order))
         self.head.append(Stmt("store", value, access.axes, accumulator(dtype), access=access))
         return [Stmt("load", self.left[value], access.axes, accumulator(dtype), access=access)]
@@ -154,7 +152,8 @@ class _Parted:
             ("mul", (self.left[count], names[2])),
             ("add", (self.left[e], names[3])),
         )
-        mine += [Stmt("compute", n, kept, dtype, op, args) for n, (op, args) in zip(names, steps, strict=True)]
+        joined = self.left_in(total.axes)
+        mine += [Stmt("compute", n, joined, dtype, op, args) for n, (op, args) in zip(names, steps, strict=True)]
         return [*mine, self.joined(s, names[-1])]
 
     def is_mean(self, mean: Stmt, reduce: Collection[str]) -> bool:
@@ -201,10 +200,10 @@ class _Parted:
         tops = self.handed(top, of[top].axes, of[top].dtype)
         loads = [*tops, *self.handed(mine, s.axes, dtype)]
         below, factor, each = (self.fresh(f"{parts}{what}") for what in ("below", "factor", "each"))
-        kept = self.with_part(of[top].axes)
+        kept = self.left_in(of[top].axes)
         loads.append(Stmt("compute", below, kept, dtype, "sub", (self.left[top], top), running=(top,)))
         loads.append(Stmt("compute", factor, kept, dtype, "exp", (below,)))
-        loads.append(Stmt("compute", each, self.with_part(s.axes), dtype, "mul", (self.left[mine], factor)))
+        loads.append(Stmt("compute", each, self.left_in(s.axes), dtype, "mul", (self.left[mine], factor)))
         return [*loads, replace(self.joined(s, each), rescale=(Rescale(top, 1),))]
 
     def way_to_exponential(self, s: Stmt) -> list[Stmt]:
@@ -256,6 +255,11 @@ class _Parted:
 
     def with_part(self, axes: Collection[str] | Iterator[str]) -> tuple[str, ...]:
         return ordered((self.part, *axes), self.axes)
+
+    def left_in(self, axes: Collection[str]) -> tuple[str, ...]:
+        """How what the parts leave lies, and what joins it: nothing is transposed on the way."""
+        order = self.with_part(axes)
+        return (*order[1:], order[0]) if self.along else order
 
     def sources(self, value: str) -> frozenset[str]:
         """All that a value is made of."""

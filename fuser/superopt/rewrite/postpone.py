@@ -1,4 +1,4 @@
-"""Move divisions behind contractions: ``Σ (x / d) · y = (Σ x · y) / d`` where d does not vary along the sum.
+"""Move divisions behind contractions: ``Σ (x / d) · (y / e) = (Σ x · y) / d / e`` where d and e do not vary along the sum.
 
 This is the one algebraic step that every fused softmax and normalization needs (FlashAttention's final division, Mirage's
 RMSNorm); as a rewriting it costs nothing, so that the fast path need not search for it.
@@ -7,12 +7,16 @@ RMSNorm); as a rewriting it costs nothing, so that the fast path need not search
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 from typing import Any
+from typing import NamedTuple
 
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import Stmt
 from fuser.ir.mugraph import live
 from fuser.ir.mugraph import ordered
+
+Attrs = tuple[tuple[str, Any], ...]
 
 
 def postpone_divisions(block: BlockGraph) -> BlockGraph:
@@ -20,13 +24,19 @@ def postpone_divisions(block: BlockGraph) -> BlockGraph:
     return _Postponer(block).run()
 
 
+class _Ratio(NamedTuple):
+    """A numerator, and by what it is divided, one after the other: denominators with the attributes of their quotients."""
+
+    top: str
+    bottoms: tuple[tuple[str, Attrs], ...]
+
+
 class _Postponer:
     def __init__(self, block: BlockGraph) -> None:
         self.block = block
         self.out: list[Stmt] = []
         self.axes = {s.value: s.axes for s in block.stmts if s.kind != "store"}
-        self.ratio: dict[str, tuple[str, str]] = {}  # value -> numerator and denominator, not divided yet
-        self.attrs: dict[str, tuple[tuple[str, Any], ...]] = {}  # of the quotient that a ratio is
+        self.ratio: dict[str, _Ratio] = {}  # values that are not divided yet
         self.done: set[str] = set()
 
     def run(self) -> BlockGraph:
@@ -44,42 +54,45 @@ class _Postponer:
             top, bottom = stmt.args
             if top not in self.ratio:
                 self.need(bottom)
-                self.ratio[stmt.value], self.attrs[stmt.value] = (top, bottom), stmt.attrs
+                self.ratio[stmt.value] = _Ratio(top, ((bottom, stmt.attrs),))
                 return
-        linear = stmt.entry.linear
-        pulled = [
-            i
-            for i, a in enumerate(stmt.args)
-            if a in self.ratio
-            and i < len(linear)
-            and linear[i]
-            and not stmt.divides
-            and stmt.args.count(a) == 1
-            and not set(self.axes[self.ratio[a][1]]) & set(stmt.reduce)
-        ]
-        if not pulled:
-            for a in stmt.args:
+        pulled = {i: self.ratio[stmt.args[i]] for i in self.pulled(stmt)}
+        for i, a in enumerate(stmt.args):
+            if i not in pulled:
                 self.need(a)
+        if not pulled:
             self.out.append(stmt)
             return
-        i = pulled[0]
-        top, bottom = self.ratio[stmt.args[i]]
-        for j, a in enumerate(stmt.args):
-            if j != i:
-                self.need(a)
-        args = tuple(top if j == i else a for j, a in enumerate(stmt.args))
+        args = tuple(pulled[i].top if i in pulled else a for i, a in enumerate(stmt.args))
         union = self.block.axes_of(stmt.reduce, *(self.axes[a] for a in args))
         name = f"{stmt.value}_top"
         self.axes[name] = ordered(union, self.block.axes)
         self.out.append(replace(stmt, value=name, args=args, axes=self.axes[name]))
-        self.ratio[stmt.value], self.attrs[stmt.value] = (name, bottom), self.attrs[stmt.args[i]]
+        self.ratio[stmt.value] = _Ratio(name, tuple(chain.from_iterable(r.bottoms for r in pulled.values())))
+
+    def pulled(self, stmt: Stmt) -> list[int]:
+        """Operands in which the statement is linear and whose denominators do not vary along its sum: the first, and of others
+        those as large as what it computes, so that no larger tensor is divided instead."""
+        linear = () if stmt.divides else stmt.entry.linear
+        found = list[int]()
+        for i, a in enumerate(stmt.args[: len(linear)]):
+            if linear[i] and a in self.ratio and stmt.args.count(a) == 1:
+                varies = {x for bottom, _ in self.ratio[a].bottoms for x in self.axes[bottom]}
+                whole = not found or {*stmt.axes, *stmt.reduce} <= set(self.axes[a])
+                if whole and not varies & set(stmt.reduce):
+                    found.append(i)
+        return found
 
     def need(self, value: str) -> None:
         """Carry out a division that something must read."""
         if value not in self.ratio or value in self.done:
             return
-        top, bottom = self.ratio[value]
+        top, bottoms = self.ratio[value]
         self.need(top)
         self.done.add(value)
-        dtype, attrs = self.block.by_value[value].dtype, self.attrs.get(value, ())
-        self.out.append(Stmt("compute", value, self.axes[value], dtype, "div", (top, bottom), attrs=attrs))
+        dtype = self.block.by_value[value].dtype
+        for i, (bottom, attrs) in enumerate(bottoms, 1):
+            name = value if i == len(bottoms) else f"{value}_over_{i}"
+            self.axes[name] = self.axes[value]
+            self.out.append(Stmt("compute", name, self.axes[value], dtype, "div", (top, bottom), attrs=attrs))
+            top = name

@@ -62,6 +62,14 @@ def test_convolutions_that_are_as_fast_stay(shape: tuple[int, ...], k: int, stri
     assert channels_last(program, {})[0] is program
 
 
+@pytest.mark.parametrize(("groups", "stays"), [(2, True), (1, False)])
+def test_transposed_volumes_in_groups_stay(groups: int, stays: bool) -> None:
+    b = fuser.Builder("net", "float32")
+    x, w = b.input("x", (2, 4, 4, 4, 4)), b.input("w", (4, 4, 3, 3, 3))
+    program = b.build(y=b.op("conv_transpose3d", x, w, groups=groups))
+    assert (channels_last(program, {})[0] is program) == stays
+
+
 def test_turned_views_and_repetitions_are_copied_by_kernels(rng: np.random.Generator) -> None:
     b = fuser.Builder("views", "float32")
     x = b.input("x", (4, 6))

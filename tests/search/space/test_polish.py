@@ -72,6 +72,26 @@ def test_tiles_are_not_queued_in_front_of_a_flattened_loop(rest: tuple[int, ...]
         assert any(HOIST.of(s) and FLATTEN.of(s) for s in sets(place)) == both
 
 
+def test_loops_in_turn_are_not_flattened() -> None:
+    softmax = Builder("softmax")
+    program = softmax.build(Y=softmax.softmax(softmax.input("X", (264, 4096)), axis=1))
+    rows, columns = (a.name for a in one_kernel(program).blocks[0].axes)
+    mine = KernelSchedule(((rows, 1), (columns, 1024)), TilingExpr.parse(columns), (), 4, 2)
+    (place,) = places(Candidate(one_kernel(program), Schedule((mine,))), H200)
+    found = sets(place)
+    assert any(PERSISTENT.of(s) for s in found) and not any(FLATTEN.of(s) for s in found)
+
+
+@pytest.mark.parametrize(("dtype", "causal"), [("float16", False), ("float16", True), ("float32", False)])
+def test_loops_that_gain_nothing_are_not_flattened(dtype: str, causal: bool) -> None:
+    b = Builder("attention", dtype)
+    q, k, v = (b.input(n, (32, 1024, 64)) for n in "QKV")
+    program = b.build(Y=b.op("attention", q, k, v, scale=0.125, causal=causal))
+    mine = KernelSchedule((("b", 1), ("h", 64), ("k", 64), ("m", 64), ("n", 64)), TilingExpr.parse("n"), (), 4, 2)
+    (place,) = places(Candidate(one_kernel(program), Schedule((mine,))), H200)
+    assert any(FLATTEN.of(s) for s in sets(place)) == (dtype == "float16" and not causal)
+
+
 def test_estimates_are_those_of_each_alone() -> None:
     several = [places(product(m), H200)[0] for m in (64, 128)]
     block, estimate = product().graph.blocks[0], estimator(H200)

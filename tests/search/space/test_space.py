@@ -20,6 +20,7 @@ from cost_model.shared_memory import equation1_terms
 from fuser.device import load_device
 from fuser.errors import NoValidKernelError
 from fuser.errors import UsageError
+from fuser.ir.builder import Builder
 from fuser.ir.fuse import fuse
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.placement import place
@@ -150,6 +151,15 @@ def test_no_part_of_a_split_is_empty() -> None:
         _, plans = bind(head.block, schedule.kernels[0])
         p = plans[axis]
         assert (p.grid - 1) * p.chunk < p.extent
+
+
+@pytest.mark.parametrize(("width", "parts"), [(204800, {25, 50, 100, 200}), (3 << 18, {24, 48, 96, 192, 384, 768})])
+def test_parts_of_a_row_may_be_one_tile_each(width: int, parts: set[int]) -> None:
+    """Of a length that is no power of two as well: nothing is masked, and what a part folds twice is read once."""
+    b = Builder("row")
+    program = b.build(y=b.softmax(b.input("x", (4, width)), axis=1))
+    (split,) = ScheduleSpace(next(g for g in structures(program) if len(g.kernels) == 2), A100).splits
+    assert {n for n in split.values if width % n == 0 and n & (n - 1)} == parts
 
 
 def test_relaxed_rules_are_noted() -> None:

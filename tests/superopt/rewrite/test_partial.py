@@ -138,3 +138,13 @@ def test_results_by_other_axes_have_no_parts_or_are_right() -> None:
     x = b.input("X", (64, 2048))
     y = b.build(A=b.op("sum", x, axis=(0, 1), keepdims=False), B=b.op("sum", x, axis=(1,), keepdims=False))
     assert all({o for k in g.blocks for o in k.outputs} >= {"A", "B"} for g in structures(y))
+
+
+@pytest.mark.parametrize("name", ["instance norm", "softmax of long rows"])
+def test_what_parts_leave_is_joined_as_it_lies(name: str) -> None:
+    """Nothing is transposed on the way: with rows side by side in a tile that is a trip through shared memory."""
+    _, tail = next(g for g in structures(PROGRAMS[name]) if len(g.blocks) == 2).blocks
+    loaded = {s.value: s.axes for s in tail.loads}
+    left = {axes for axes in loaded.values() if any(a.endswith("_part") for a in axes)}
+    assert len(left) == 1
+    assert {s.axes for s in tail.computes if any(a.endswith("_part") for a in s.axes)} == left
