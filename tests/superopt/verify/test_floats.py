@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -120,3 +123,31 @@ def test_what_cancels_may_differ_by_its_rounding() -> None:
     for seed in range(8):
         for graph in structures(program):
             assert isinstance(verify(program, graph, rng=np.random.default_rng(seed), rounds=1), Accepted)
+
+
+def test_what_divides_by_what_may_be_zero_is_refused() -> None:
+    """Over fields x/x is 1. Where the program divides by it too, both are no number."""
+
+    def made(y: Callable[[Any, Any, Any], Any]) -> TensorProgram:
+        b = Builder("quotient")
+        return b.build(O=y(b, b.input("X", (64, 32)), b.input("Y", (64, 32))))
+
+    def whole(b: Any, x: Any) -> Any:
+        return b.sum(x, 1, keepdims=True)
+
+    wrong = {
+        "itself": (lambda b, x, y: x * y, lambda b, x, y: x / x * x * y),
+        "the other": (lambda b, x, y: x + y, lambda b, x, y: x + y * y / y),
+        "rows": (lambda b, x, y: x * y, lambda b, x, y: x * y / whole(b, y) * whole(b, y)),
+        "differences": (lambda b, x, y: x * y, lambda b, x, y: x * y * (x - y) / (x - y)),
+    }
+    for name, (program, graph) in wrong.items():
+        verdict = verify(made(program), fuse(made(graph)), rounds=1)
+        assert isinstance(verdict, Rejected) and "float64" in str(verdict), name
+    right = {
+        "quotients": (lambda b, x, y: x / y / y, lambda b, x, y: x / (y * y)),
+        "rows": (lambda b, x, y: x * (y / whole(b, y)), lambda b, x, y: x * y / whole(b, y)),
+        "norms": (lambda b, x, y: x / b.op("sqrt", whole(b, y * y)), lambda b, x, y: x * b.op("rsqrt", whole(b, y * y))),
+    }
+    for name, (program, graph) in right.items():
+        assert verify(made(program), fuse(made(graph)), rounds=1).accepted, name
