@@ -18,7 +18,7 @@ from fuser.device import list_devices
 from fuser.workloads import match
 from tests.paths import ROOT
 
-PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "experiments/README.md", "experiments/RESULTS.md", "experiments/raw/README.md")
+PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", *(f"experiments/{x}.md" for x in ("README", "RESULTS", "raw/README")))
 PACKAGES = ("fuser", "cost_model", "search", "tvm_bridge", "experiments")
 SOURCES = [p for package in PACKAGES for p in (ROOT / package).rglob("*.py")]
 README = (ROOT / "README.md").read_text()

@@ -86,8 +86,9 @@ def _drawn_error(tied: Reduction, schedule: Schedule | None, case: Case, rng: np
 
 
 def _finite_with_zeros(tied: Reduction, schedule: Schedule | None, case: Case) -> bool:
-    """Fields say x/x = 1. With inputs that are zero in half of their elements, all zero, and all one (whose differences are zero),
-    where they are in the program's domain, the µGraph's outputs are finite wherever the program's are, whatever is rounded."""
+    """Fields say x/x = 1. With inputs that are zero in half of their elements, all zero, and all one (so that differences are
+    zero), as far as the program's domain has them, the µGraph's outputs are finite wherever the program's are, and do not hang on
+    its last bits."""
     if not any(d != ANY for b in case.graph.blocks for s in b.computes for d in op_def(s.op).domain):
         return True
     domains, rng = input_domains(case.program), np.random.default_rng(0)
