@@ -13,8 +13,14 @@ from search.cover.plan import Plan
 
 LINE, PAD, GAP_X, GAP_Y, CHARACTER = 16, 8, 28, 44, 7.2
 """Pixels: of a line of text, around the text of a box, between boxes, and of a character."""
+LANE, ASIDE = 14, 12
+"""Pixels: between lanes at the right, and of a turn from a box into its lane."""
 MOST = 44
 """Characters of a line in a box."""
+
+
+Edge = tuple[int, int, str]
+Points = Mapping[int, tuple[float, float]]
 
 
 def drawing(plan: Plan) -> str:
@@ -24,14 +30,19 @@ def drawing(plan: Plan) -> str:
     writer = {t.name: p.number for p in plan.parts for t in p.writes}
     edges = [(writer[t.name], p.number, t.name) for p in plan.parts for t in p.reads if t.name in writer]
     rows = _rows(plan.parts, edges)
-    width = max(sum(sizes[i][0] + GAP_X for i in row) for row in rows.values()) + GAP_X if rows else 2 * GAP_X
-    places, y = {}, float(2 * LINE + GAP_Y)
-    for row in rows.values():
-        x = (width - sum(sizes[i][0] + GAP_X for i in row) + GAP_X) / 2
+    row_of = {i: n for n, row in rows.items() for i in row}
+    passing = [e for e in edges if row_of[e[1]] > row_of[e[0]] + 1]
+    lanes = _lanes([(a, row_of[a], row_of[b]) for a, b, _ in passing])
+    inner = max(sum(sizes[i][0] + GAP_X for i in row) for row in rows.values()) + GAP_X if rows else 2 * GAP_X
+    places, bottoms, y = {}, {}, float(2 * LINE + GAP_Y)
+    for n, row in rows.items():
+        x = (inner - sum(sizes[i][0] + GAP_X for i in row) + GAP_X) / 2
         for i in row:
             places[i] = (x, y)
             x += sizes[i][0] + GAP_X
-        y += max(sizes[i][1] for i in row) + GAP_Y
+        bottoms[n] = y + max(sizes[i][1] for i in row)
+        y = bottoms[n] + GAP_Y
+    width = inner + LANE * len(set(lanes.values()))
     longest = max((p.us for p in plan.parts), default=0.0)
     title = _text(plan.title)
     width = max(width, CHARACTER * len(plan.title) + 2 * GAP_X)
@@ -44,14 +55,15 @@ def drawing(plan: Plan) -> str:
             '<path d="M0 0L8 4L0 8z" fill="#555"/></marker></defs>',
             f'<rect width="{width:.0f}" height="{y:.0f}" fill="white"/>',
             f'<text x="{GAP_X}" y="{2 * LINE}" font-weight="bold">{title}</text>',
-            *(_edge(places, sizes, a, b, name) for a, b, name in edges),
+            *(_edge(places, sizes, e) for e in edges if e not in passing),
+            *(_around(places, sizes, e, bottoms[row_of[e[0]]], inner + LANE * lanes[e[0]]) for e in passing),
             *(_box(p, places[p.number], sizes[p.number], labels[p.number], longest) for p in plan.parts),
             "</svg>\n",
         ]
     )
 
 
-def _rows(parts: Sequence[Kernels], edges: Sequence[tuple[int, int, str]]) -> dict[int, list[int]]:
+def _rows(parts: Sequence[Kernels], edges: Sequence[Edge]) -> dict[int, list[int]]:
     """Parts by their distance from the inputs."""
     depth: dict[int, int] = {}
     for part in parts:  # in launch order: what is read is there before
@@ -95,11 +107,36 @@ def _box(part: Kernels, place: tuple[float, float], size: tuple[float, float], l
     )
 
 
-def _edge(places: Mapping[int, tuple[float, float]], sizes: Mapping[int, tuple[float, float]], a: int, b: int, name: str) -> str:
+def _lanes(spans: Sequence[tuple[int, int, int]]) -> dict[int, int]:
+    """A lane for each part whose results pass rows (part, its row, a row that reads it): what shares rows has lanes of its own,
+    and the shorter one is further inside."""
+    reach: dict[int, tuple[int, int]] = {}
+    for part, first, last in spans:
+        reach[part] = (first, max(last, reach.get(part, (0, 0))[1]))
+    found: dict[int, int] = {}
+    for part, (first, last) in sorted(reach.items(), key=lambda e: (e[1][1] - e[1][0], e[1])):
+        taken = {found[x] for x in found if reach[x][0] < last and first < reach[x][1]}
+        found[part] = next(n for n in range(len(found) + 1) if n not in taken)
+    return found
+
+
+def _edge(places: Points, sizes: Points, edge: Edge) -> str:
+    """Down to the next row."""
+    a, b, name = edge
     x1, y1 = places[a][0] + sizes[a][0] / 2, places[a][1] + sizes[a][1]
     x2, y2 = places[b][0] + sizes[b][0] / 2, places[b][1]
     bend = (y2 - y1) / 2
-    # what passes other rows goes around their boxes
-    side = 0.0 if y2 - y1 <= GAP_Y + 1 else max(sizes[a][0], sizes[b][0])
-    path = f"M{x1:.1f} {y1:.1f}C{x1 + side:.1f} {y1 + bend:.1f} {x2 + side:.1f} {y2 - bend:.1f} {x2:.1f} {y2:.1f}"
-    return f'<path d="{path}" fill="none" stroke="#777" marker-end="url(#end)"><title>{_text(name)}</title></path>'
+    return _path(f"M{x1:.1f} {y1:.1f}C{x1:.1f} {y1 + bend:.1f} {x2:.1f} {y2 - bend:.1f} {x2:.1f} {y2:.1f}", name)
+
+
+def _around(places: Points, sizes: Points, edge: Edge, bottom: float, lane: float) -> str:
+    """What passes rows goes around their boxes, in a lane at the right."""
+    a, b, name = edge
+    x1, y1 = places[a][0] + sizes[a][0] / 2 + ASIDE, places[a][1] + sizes[a][1]
+    x2, y2 = places[b][0] + sizes[b][0] / 2 + ASIDE, places[b][1]
+    out, back = bottom + ASIDE, y2 - GAP_Y / 2
+    return _path(f"M{x1:.1f} {y1:.1f}V{out:.1f}H{lane:.1f}V{back:.1f}H{x2:.1f}V{y2:.1f}", name)
+
+
+def _path(way: str, name: str) -> str:
+    return f'<path d="{way}" fill="none" stroke="#777" marker-end="url(#end)"><title>{_text(name)}</title></path>'
