@@ -10,37 +10,32 @@ from __future__ import annotations
 import math
 import os
 import pickle
-import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
+from experiments.cases import Case
+from experiments.cases import compile_cases
+from experiments.cases import measure_cases
 from experiments.script import own_cache
 from experiments.script import parser
 from experiments.script import script
-from experiments.searched import compile_all
-from fuser.console import note
 from fuser.device import load_device
 from fuser.errors import FuserError
 from fuser.ir.builder import Builder
 from fuser.ir.candidate import Candidate
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import Schedule
-from fuser.outputs import make_folder
-from fuser.pools import SPAWN
+from fuser.outputs import write_file
 from fuser.superopt.structures import structures
-from search.measure.measurer import Bench
-from search.measure.records import Records
 from search.ranked import Ranked
 from search.space.clusters import cluster_space
 from search.space.kernels import kernel_space
 from search.tune import graph_seconds
 from search.tune import judged
 from search.tune import rank_graph
-from search.tuner.judges import OPTIONS
 
 SHAPES = (
     *((8, 16384), (8, 65536), (16, 32768), (16, 131072), (32, 65536), (32, 131072), (64, 32768), (64, 131072), (128, 32768)),
@@ -65,14 +60,6 @@ def program(kind: str, rows: int, columns: int) -> TensorProgram:
     return b.build(Y=b.softmax(x + b.input("R", (rows, columns)) if kind == "residual_softmax" else x))
 
 
-@dataclass(frozen=True)
-class Case:
-    """A program with what is measured of it."""
-
-    program: TensorProgram
-    candidates: tuple[Candidate, ...]
-
-
 def case(given: tuple[str, int, int]) -> Case:
     device, p = load_device("h200"), program(*given)
     plain: list[Ranked] = []
@@ -95,31 +82,6 @@ def in_clusters(candidate: Candidate) -> bool:
     return any(s.cluster for s in candidate.schedule.kernels)
 
 
-def compiled(out: Path, workers: int, budget: float) -> None:
-    start = time.monotonic()
-    with ProcessPoolExecutor(workers, SPAWN) as pool:
-        cases = list(pool.map(case, [(k, *shape) for shape in SHAPES for k in KINDS]))
-    (make_folder(out) / "cases.pickle").write_bytes(pickle.dumps(cases))
-    every = [c for x in cases for c in x.candidates]
-    done = compile_all(every, 90, workers, max(budget - (time.monotonic() - start), 1.0))
-    note(f"{done} of {len(every)} compiled")
-
-
-def measured(out: Path, budget: float) -> None:
-    start = time.monotonic()
-    cases: list[Case] = pickle.loads((out / "cases.pickle").read_bytes())
-    lines = []
-    with Records(":memory:") as records, Bench.open("cuda", records, OPTIONS, run="clusters") as bench:
-        for x in cases:
-            if time.monotonic() - start > budget:
-                break
-            rows = bench.measure(x.program, list(x.candidates), again=True)
-            times = [(r.time_us, c) for r, c in zip(rows, x.candidates, strict=True) if r.ok and r.time_us]
-            lines += list(line(x.program, times))
-        records.export_lines(out / "rows.jsonl.xz")
-        (out / "lines.pickle").write_bytes(pickle.dumps((bench.environment, lines)))
-
-
 @dataclass(frozen=True)
 class Line:
     """Microseconds of the fastest schedule without clusters, and with them; of the model's choice without them, and of all."""
@@ -132,7 +94,7 @@ class Line:
     schedule: str
 
 
-def line(p: TensorProgram, times: list[tuple[float, Candidate]]) -> Iterator[Line]:
+def line(p: TensorProgram, times: Sequence[tuple[float, Candidate]]) -> Iterator[Line]:
     device = load_device("h200")
     order = {c: judged(Ranked(c, graph_seconds(c, device))) for _, c in times}
     plain, shared = ([(t, c) for t, c in times if in_clusters(c) == wanted] for wanted in (False, True))
@@ -166,9 +128,12 @@ def main() -> int:
     args = p.parse_args()
     own_cache()
     if args.step == "compile":
-        compiled(args.out, args.workers or os.cpu_count() or 1, args.budget)
+        jobs = [(k, *shape) for shape in SHAPES for k in KINDS]
+        compile_cases(args.out, case, jobs, load_device("h200"), args.workers or os.cpu_count() or 1, args.budget)
     elif args.step == "measure":
-        measured(args.out, args.budget)
+        found = measure_cases(args.out, "cuda", args.budget, "clusters")
+        lines = [x for c, times in found.cases for x in line(c.program, times)]
+        write_file(args.out / "lines.pickle", pickle.dumps((found.environment, lines)))
     else:
         environment, lines = pickle.loads((args.out / "lines.pickle").read_bytes())
         text = table(lines, environment)

@@ -11,24 +11,23 @@ from __future__ import annotations
 
 import math
 import os
-import pickle
-import time
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
 import numpy as np
 
+from experiments.cases import Case
+from experiments.cases import compile_cases
+from experiments.cases import measure_cases
 from experiments.drawn import draw_candidates
 from experiments.script import own_cache
 from experiments.script import parser
 from experiments.script import script
-from experiments.searched import compile_all
 from fuser.console import note
 from fuser.device import load_device
 from fuser.errors import FuserError
@@ -41,10 +40,7 @@ from fuser.ir.program import TensorProgram
 from fuser.lower.options import FLATTEN
 from fuser.outputs import make_folder
 from fuser.outputs import write_file
-from fuser.pools import SPAWN
 from fuser.superopt.structures import structures
-from search.measure.measurer import Bench
-from search.measure.records import Records
 from search.measure.rows import Record
 from search.measure.rows import read_rows
 from search.ranked import Ranked
@@ -52,7 +48,6 @@ from search.space.places import places
 from search.tune import graph_seconds
 from search.tune import judged
 from search.tune import rank_graph
-from search.tuner.judges import OPTIONS
 
 BEST, OTHERS, DRAWN = 8, 8, 8
 """Candidates of a program: the model's best, the best of as many other structures, and drawn ones."""
@@ -145,14 +140,6 @@ def program(name: str) -> TensorProgram:
     return b.build(Y=PROGRAMS[name](b))
 
 
-@dataclass(frozen=True)
-class Case:
-    """A program with what is measured of it."""
-
-    program: TensorProgram
-    candidates: tuple[Candidate, ...]
-
-
 def case(name: str) -> Case:
     device, p = load_device(TARGET), program(name)
     groups: list[list[Ranked]] = []
@@ -170,28 +157,6 @@ def case(name: str) -> Case:
     except FuserError as error:
         note(f"{name}: {error.message}")
     return Case(p, tuple(dict.fromkeys(chosen)))
-
-
-def compiled(out: Path, names: Sequence[str], workers: int, budget: float) -> None:
-    start = time.monotonic()
-    with ProcessPoolExecutor(workers, SPAWN) as pool:
-        cases = list(pool.map(case, names))
-    (make_folder(out) / "cases.pickle").write_bytes(pickle.dumps(cases))
-    every = [c for x in cases for c in x.candidates]
-    done = compile_all(every, load_device(TARGET).arch, workers, max(budget - (time.monotonic() - start), 1.0))
-    note(f"{done} of {len(every)} compiled")
-
-
-def measured(out: Path, device: str, budget: float) -> None:
-    start = time.monotonic()
-    cases: list[Case] = pickle.loads((out / "cases.pickle").read_bytes())
-    with Records(":memory:") as records, Bench.open(device, records, OPTIONS, run="single") as bench:
-        for n, x in enumerate(cases):
-            if time.monotonic() - start > budget:
-                note(f"time is up after {n} programs")
-                break
-            bench.measure(x.program, list(x.candidates), compile_timeout=max(budget - (time.monotonic() - start), 1.0))
-        records.export_lines(out / "rows.jsonl.xz")
 
 
 @dataclass(frozen=True)
@@ -244,9 +209,9 @@ def main() -> int:
         names = [n for n in PROGRAMS if any(fnmatch(n, g) for g in args.only)]
         if not names:
             raise UsageError(f"no program is named like {' or '.join(args.only)}", f"take some of {', '.join(PROGRAMS)}")
-        compiled(args.out, names, args.workers or os.cpu_count() or 1, args.budget)
+        compile_cases(args.out, case, names, load_device(TARGET), args.workers or os.cpu_count() or 1, args.budget)
     elif args.step == "measure":
-        measured(args.out, args.device, args.budget)
+        measure_cases(args.out, args.device, args.budget, "single")
     else:
         text = "\n".join(f"{path}\n{table(list(lines(path)))}" for path in args.rows or [args.out / "rows.jsonl.xz"])
         write_file(make_folder(args.out) / "single.txt", text)
