@@ -57,9 +57,9 @@ def laid(values: Mapping[str, Any], orders: Mapping[str, Order], program: Tensor
     """Tensors by name as a program has them. Raises :class:`UsageError` for one of another shape than the example."""
     found = dict(values)
     for name, order in orders.items():
-        x, shape = values.get(name), tuple(program[name].shape[order.index(i)] for i in range(len(order)))
-        if x is None:
+        if (x := values.get(name)) is None:  # nothing reads it
             continue
+        shape = tuple(program[name].shape[order.index(i)] for i in range(len(order)))
         if tuple(x.shape) != shape:
             raise UsageError(f"{name} must be {name}{list(shape)}:{program[name].dtype}, got {tuple(x.shape)}")
         found[name] = x.permute(order) if hasattr(x, "permute") else x.transpose(order)

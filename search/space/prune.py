@@ -124,13 +124,15 @@ def tile_sets(block: BlockGraph) -> tuple[TileSet, ...]:
     Axes of contractions take multiples of 16. Where several axes together are the rows (or columns) of a contraction's
     operand, the longest of them does, the others take powers of two. Batch axes have tile 1. Axes that only folds sum over
     take powers of two from 16, and their extent; so does the last axis of the output. The axis before it takes powers of two
-    from 1, further spatial axes have tile 1.
+    from 1, further spatial axes have tile 1. Of an axis whose rows are stored longer than their columns they are those that reach
+    the end of the row (there may be none).
     """
     splits = {g for _, g in block.splits}
     batch, loops, chained = set(batch_axes(block)), expression_axes(block), _contracted(block)
     stored, whole = block.stores[0].access, bool(too_deep(block))
     last = [a for a in (stored.axes if stored else ()) if a not in batch and a not in splits][-2:]
     runs = _runs(block)
+    longer = _longer(block)
     found = []
     for a in block.axes:
         if a.name in splits or a.extent == FREE:
@@ -148,12 +150,19 @@ def tile_sets(block: BlockGraph) -> tuple[TileSet, ...]:
             sizes = powers(a.extent, MMA if a.name == last[-1] and a.name in runs else 1) if a.name in last else (1,)
         else:
             sizes = (1,) if a.name in bindable(block) else (a.extent,)
+        if pitch := longer.get(a.name, 0):
+            sizes = tuple(t for t in sizes if t >= a.extent or math.ceil(a.extent / t) * t >= pitch)
         if sizes == (1,) or (whole and a.name not in bindable(block)):
             found.append(TileSet(a.name, a.extent, 1, (1,) if sizes == (1,) else (_whole(a.extent),)))
             continue
-        values, note = rule3(a.extent, sizes)
+        values, note = rule3(a.extent, sizes) if sizes else ((), "")
         found.append(TileSet(a.name, a.extent, len(sizes), values, f"axis {a.name}: {note}" if note else ""))
     return tuple(found)
+
+
+def _longer(block: BlockGraph) -> dict[str, int]:
+    """Axes of rows that are stored longer than their columns, and how long: tiles leave zeros up to there."""
+    return {s.access.axes[-1]: s.access.pitch for s in block.stores if s.access and s.access.pitch}
 
 
 def _runs(block: BlockGraph) -> set[str]:

@@ -30,6 +30,12 @@ def test_a_transposed_matrix_is_read_where_it_lies(monkeypatch: pytest.MonkeyPat
         run(x.T, y)
 
 
+def test_a_transposed_input_that_a_program_of_several_results_does_not_read() -> None:
+    module, (x, y) = Fn(lambda x, y: (torch.zeros_like(x), y + 1)), (torch.randn(6, 5).T, torch.randn(5, 6))
+    run = fuser.compile(module, (x, y), device="cpu")
+    torch.testing.assert_close(run(x, y), module(x, y))
+
+
 def test_a_convolution_reads_an_image_with_its_channels_last() -> None:
     image = torch.randn(2, 4, 5, 6).to(memory_format=torch.channels_last)
     known = fuser.from_torch(torch.nn.Conv2d(4, 3, 1, bias=False), (image,))

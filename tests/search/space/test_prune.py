@@ -22,8 +22,12 @@ from fuser.device import load_device
 from fuser.ir.builder import Builder
 from fuser.ir.fuse import fuse
 from fuser.ir.mugraph import BlockGraph
+from fuser.ir.pitched import laid
+from fuser.ir.rows import pitch_of
 from fuser.ir.schedule import KernelSchedule
+from fuser.ir.schedule import Schedule
 from fuser.ir.tiling import TilingExpr
+from fuser.lower.triton_source import generate_graph
 from fuser.workloads import workload
 from search.space.prune import funnel
 from search.space.prune import multiples
@@ -31,6 +35,7 @@ from search.space.prune import padding
 from search.space.prune import rule3
 from search.space.prune import tile_grid
 from search.space.prune import tile_sets
+from search.space.schedules import ScheduleSpace
 
 A100 = load_device("a100")
 
@@ -165,3 +170,17 @@ def test_arrays_agree_with_the_loop_tree(name: str, seed: int) -> None:
         e = paper.estimate(block, schedule, A100)
         assert times[i] == pytest.approx(e.seconds, rel=1e-12)
         assert shared[i] == e.shared_bytes == sum(equation1_terms(block, schedule).values())
+
+
+@pytest.mark.parametrize("columns", [9, 17, 36, 37])
+def test_tiles_reach_the_end_of_longer_rows(columns: int) -> None:
+    """A mean over an image gives rows of few columns: a tile of one column, or of two, ends before the row does."""
+    b = Builder("means")
+    program = b.build(Y=b.op("mean", b.input("X", (8, columns, 4, 4), "float32"), axis=(2, 3), keepdims=False))
+    graph = laid(fuse(program), [("Y", pitch_of(program["Y"]))])
+    assert graph is not None
+    (kernel,) = ScheduleSpace(graph, A100).kernels
+    found = [batch.schedule(i) for batch in kernel.batches({}) for i in range(len(batch))]
+    assert found
+    for schedule in found:
+        generate_graph(graph, Schedule((schedule,)))
