@@ -24,14 +24,26 @@ def states_after(module: Any, inputs: Sequence[Any], keywords: Mapping[str, Any]
     changed."""
     import torch
 
-    tried = deepcopy(module)
+    tried = _copy(module)
     before = _states(tried)
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            tried(*deepcopy(inputs), **deepcopy(dict(keywords)))
+            given, named = _copy((inputs, dict(keywords)))
+            tried(*given, **named)
     except Exception:  # noqa: BLE001 - whatever the module raises
         return None
     return before != _states(tried)
+
+
+def _copy(x: Any) -> Any:
+    """A deep copy of a module, or of its arguments. Torch copies no tensor that was computed with gradients (a state that a call
+    has left in a module, say): the copy has its values."""
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    held = [vars(part) for part in x.modules()] if isinstance(x, torch.nn.Module) else x
+    computed = (t for t in tree_leaves(held) if isinstance(t, torch.Tensor) and not t.is_leaf)
+    return deepcopy(x, {id(t): t.detach().clone() for t in computed})
 
 
 def _states(module: Any) -> dict[str, tuple[int, int]]:
@@ -53,7 +65,7 @@ class PiecewiseModule(AsFunction):
     def __post_init__(self) -> None:
         said = f"{type(self.module).__name__} is no program: {self.why}; its graphs are compiled one by one, when they are called"
         warnings.warn(said, LeftToTorch, stacklevel=4)
-        self.module = deepcopy(self.module).to(self.device)
+        self.module = _copy(self.module).to(self.device)
 
     @cached_property
     def _run(self) -> Any:

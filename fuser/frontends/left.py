@@ -209,6 +209,16 @@ class _State:
             new[name] = [new.get(name), *entries]
         return {f"{name}.{i}": t for name, x in new.items() for i, t in enumerate(_tensors(x))}
 
+    def restore(self, module: Any) -> None:
+        """The module as it was: a trace puts tensors without values into it."""
+        self.kept.restore()
+        for part, m in module.named_modules():
+            for n in [n for n in vars(m) if n not in _of_torch()]:
+                if (name := f"{part}.{n}".lstrip(".")) in self.attributes:
+                    vars(m)[n] = self.attributes[name]
+                else:
+                    del vars(m)[n]
+
 
 def _attributes(module: Any) -> dict[str, Any]:
     parts = module.named_modules()
@@ -255,7 +265,7 @@ def opening(module: Any) -> Iterator[None]:
             found = run(*given[0], **given[1])
             return _left(found, kept, state.tensors(module))
         finally:
-            state.kept.restore()
+            state.restore(module)
 
     with patch.object(module, "forward", forward):
         yield

@@ -321,7 +321,8 @@ def kernel_space(
     tiles, notes = [], [note] if note else []
     for t in tile_sets(block):
         if not t.values:
-            raise NoValidKernelError(f"no tile of {t.axis!r} of {block.name!r} reaches the end of its rows", "store them row after row")
+            why = f"no tile of {t.axis!r} of {block.name!r} reaches the end of its rows"
+            raise NoValidKernelError(why, "store them row after row")
         few = tuple(v for v in t.values if v.bit_count() <= MAX_PIECES or v >= t.extent)
         tiles.append(TileSize(t.axis, few or t.values))
         notes += [t.note] if t.note else []

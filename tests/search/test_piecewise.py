@@ -112,6 +112,36 @@ def test_states_that_change_at_each_call_do_so(how: str) -> None:
             torch.testing.assert_close(run(x), module(x))
 
 
+class Remembers(torch.nn.Module):
+    """It keeps what a call computes, as a plain attribute that is there from the start, or from the first call on."""
+
+    def __init__(self, given: bool) -> None:
+        super().__init__()
+        self.cell = torch.nn.Linear(8, 4)
+        if given:
+            self.hidden = torch.zeros(3, 4)
+
+    def forward(self, x: Any) -> Any:
+        hidden = getattr(self, "hidden", 0.0)
+        self.hidden = torch.tanh(self.cell(x) + hidden)
+        return self.hidden * 2
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.parametrize("called", [True, False])
+def test_what_a_module_remembers(given: bool, called: bool) -> None:
+    """A call with gradients leaves a tensor with its history, which torch does not copy; a trace must leave none."""
+    module, x = Remembers(given), torch.randn(3, 8)
+    if called:
+        module(x)
+    held = dict(vars(module))
+    run = fuser.compile(module, (x,), device="cpu")
+    assert vars(module).keys() == held.keys() and all(vars(module)[n] is v for n, v in held.items())
+    for _ in range(3):
+        torch.testing.assert_close(run(x), module(x).detach())
+
+
 def test_sizes_that_a_module_keeps_make_one_program() -> None:
     class Keeps(torch.nn.Module):
         width: int | None = None
