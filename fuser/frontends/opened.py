@@ -160,10 +160,11 @@ class Reader:
         if id(x) in self.known:
             self.special += 1
             return Same(self.known[id(x)])
+        known = isinstance(x, torch.Size) and all(type(n) is int for n in x)  # torch's pytrees make a tuple of it
         values, form = _pytree.tree_flatten(x, is_leaf=lambda y: y is not x)
-        if not form.is_leaf():
+        if not form.is_leaf() and not known:
             return _pytree.tree_unflatten([self.tree(v, depth) for v in values], form)
-        if isinstance(x, _fixed()):
+        if known or isinstance(x, _fixed()):
             self.special += 1
             return Fixed(x)
         if depth and openable(x):
@@ -204,6 +205,7 @@ class Writer:
         self.at, self.met = at, dict[int, Any]()
 
     def value(self, x: Any) -> Any:
+        import torch
         from torch.utils import _pytree
 
         if isinstance(x, Same):
@@ -215,7 +217,7 @@ class Writer:
             self.met[x.number] = found = object.__new__(x.kind)
             found.__dict__.update({n: self.value(v) for held in (x.parts, x.rest) for n, v in held.items()})
             return found
-        if isinstance(x, TRACED):
+        if isinstance(x, (*TRACED, torch.Size)):
             return x
         values, form = _pytree.tree_flatten(x, is_leaf=lambda y: y is not x)
         return x if form.is_leaf() else _pytree.tree_unflatten(list(map(self.value, values)), form)

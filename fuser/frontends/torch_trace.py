@@ -22,22 +22,28 @@ def traced(module: Any, example_inputs: tuple[Any, ...], example_kwargs: dict[st
     import torch
 
     if isinstance(module, torch.jit.ScriptModule):
-        raise UntraceableError(f"torch.export cannot trace {name}: it is TorchScript", "pass the module that it was made of")
+        raise _scripted(name, "it")
     try:
         with warnings.catch_warnings(), true_states(), opening(module):
             warnings.simplefilter("ignore", UserWarning)  # attributes that a module sets anew, such as the weights of an LSTM
             args, keywords = _apart(module, opened((example_inputs, example_kwargs)))
             return _alike(module, lambda: torch.export.export(module, args, keywords, dynamic_shapes=sizes))
     # torch.export without dynamo runs the module on fake tensors and passes on what the module raises; of open sizes it asserts
-    except (AssertionError, RuntimeError, TypeError, ValueError) as error:
+    except (AssertionError, AttributeError, RuntimeError, TypeError, ValueError) as error:
         if isinstance(error, AssertionError) and not sizes:
             raise
+        if scripted := [n for n, part in module.named_modules() if isinstance(part, torch.jit.ScriptModule)]:
+            raise _scripted(name, scripted[0]) from error
         first = str(error).strip().split("\n", 1)[0]
         raise UntraceableError(
             f"torch.export cannot trace {name}: {first}",
             "run the module on the example inputs; its control flow must not depend on the values of tensors, and it must return "
             "tensors (no cache: use_cache=False); torch.compile(module, backend='mufuser') takes every module",
         ) from error
+
+
+def _scripted(name: str, part: str) -> UntraceableError:
+    return UntraceableError(f"torch.export cannot trace {name}: {part} is TorchScript", "pass the module that it was made of")
 
 
 def _apart(module: Any, examples: Any) -> Any:

@@ -150,3 +150,15 @@ class _Fn(torch.nn.Module):
 
     def forward(self, *inputs: Any) -> Any:
         return self.run(*inputs)
+
+
+def test_sizes_are_torchs_as_arguments_and_results() -> None:
+    """Torch's pytrees open them and make tuples of them again."""
+    module, x = _Fn(lambda x, size: (x.reshape(size) * 2, x.size())), torch.randn(4, 6)
+    size = torch.Size((6, 4))
+    run = fuser.compile(module, (x, size), device="cpu")
+    y, found = run(x, size)
+    torch.testing.assert_close(y, x.reshape(6, 4) * 2)
+    assert type(found) is torch.Size and found == (4, 6)
+    with pytest.raises(UsageError, match="called otherwise"):
+        run(x, torch.Size((3, 8)))

@@ -44,6 +44,16 @@ def test_nothing_is_compiled_of_it_for_another_machine() -> None:
         fuser.compile(Choosing().eval(), (torch.randn(4, 8),), target="h200")
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_what_no_trace_takes_is_named() -> None:
+    scripted = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.jit.script(torch.nn.ReLU()))
+    with pytest.raises(UntraceableError, match="cannot trace Sequential: 1 is TorchScript"):
+        fuser.compile(scripted, (torch.randn(4, 8),), target="h200")
+    whole = Fn(lambda x: x.missing)
+    with pytest.raises(UntraceableError, match=r"cannot trace Fn: .*missing"):
+        fuser.compile(whole, (torch.randn(4, 8),), target="h200")
+
+
 class Fn(torch.nn.Module):
     def __init__(self, run: Any) -> None:
         super().__init__()
