@@ -138,9 +138,12 @@ def _linear(c: Call) -> Ref:
 
 def _addmm(c: Call) -> Ref:
     first, second = ("mat1", "mat2") if "mat1" in c.args else ("batch1", "batch2")
-    x, y = c.tensor("self"), c.tensor(first) @ c.tensor(second)
-    x = x if c["beta"] == 1 else c.b.op("scale", x, scalar=c["beta"])
-    return (y if c["alpha"] == 1 else c.b.op("scale", y, scalar=c["alpha"])) + x
+    y = c.tensor(first) @ c.tensor(second)
+    y = y if c["alpha"] == 1 else c.b.op("scale", y, scalar=c["alpha"])
+    if c["beta"] == 0:  # what is in the first is not read then, be it NaN
+        return y
+    x = c.tensor("self")
+    return y + (x if c["beta"] == 1 else c.b.op("scale", x, scalar=c["beta"]))
 
 
 # Views and copies

@@ -207,3 +207,19 @@ def test_what_lies_somewhere_in_memory_is_refused(of: Callable[[torch.Tensor], t
 def test_numbers_that_torch_counts_in_wider_ones_are_its_own() -> None:
     found = fuser.from_torch(Fn(lambda x: x.cumsum(1)), (torch.ones(4, 5, dtype=torch.int32),))
     assert [n.op for n in found.program.nodes] == ["opaque"] and found.program[found.program.outputs[0]].dtype == "int64"
+
+
+def test_what_a_product_is_added_to_is_not_read_where_beta_is_zero() -> None:
+    x, a, b = torch.full((3, 5), float("nan")), torch.randn(2, 3, 4), torch.randn(2, 4, 5)
+    module = Fn(lambda x, a, b: (torch.baddbmm(x, a, b, beta=0, alpha=2), torch.addmm(x, a[0], b[0], beta=0)))
+    for made, want in zip(fuser.compile(module, (x, a, b), device="cpu")(x, a, b), module(x, a, b), strict=True):
+        torch.testing.assert_close(made, want)
+
+
+def test_a_vector_multiplied_with_itself_beside_another_result() -> None:
+    v = torch.randn(6)
+    module = Fn(lambda v: (torch.outer(v, v), v @ v))
+    run = fuser.compile(module, (v,), device="cpu")
+    assert type(run).__name__ == "CompiledProgram"
+    for made, want in zip(run(v), module(v), strict=True):
+        torch.testing.assert_close(made, want)

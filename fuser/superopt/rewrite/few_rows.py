@@ -72,9 +72,11 @@ def _along_columns(block: BlockGraph) -> bool:
     """Whether all products of a block are of one row with loaded weights whose columns lie side by side."""
     products = [s for s in block.computes if s.contracts]
     for s in products:
-        if not (vector := _vector(block, s)) or not s.reduce:
+        vector = _vector(block, s)
+        others = [v for v in s.args if v != vector]  # none where a vector is multiplied with itself
+        if not vector or not s.reduce or not others:
             return False
-        weight = block.by_value[next(v for v in s.args if v != vector)]
+        weight = block.by_value[others[0]]
         if weight.access is None or not weight.access.dims or set(weight.access.dims[-1]) & set(s.reduce):
             return False
     return bool(products) and not block.splits and not any(s.masks for s in block.computes)
