@@ -4,7 +4,8 @@
     python -m experiments.single measure --out out --budget 60
     python -m experiments.single table out/rows.jsonl.xz             # first by today's prices, and the fastest; needs no GPU
 
-Of each program the model's best schedules are measured, the best of every other structure, and some that are drawn.
+Of each program the model's best schedules are measured, the best of every other structure, and some that are drawn; on request
+(``--near``) some of those that it takes to be about as fast as the best: what sets them apart has no price yet.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +31,7 @@ from experiments.script import own_cache
 from experiments.script import parser
 from experiments.script import script
 from fuser.console import note
+from fuser.device import Device
 from fuser.device import load_device
 from fuser.errors import FuserError
 from fuser.errors import UsageError
@@ -44,13 +47,17 @@ from fuser.superopt.structures import structures
 from search.measure.rows import Record
 from search.measure.rows import read_rows
 from search.ranked import Ranked
+from search.space.estimates import estimator
 from search.space.places import places
+from search.space.schedules import ScheduleSpace
 from search.tune import graph_seconds
 from search.tune import judged
 from search.tune import rank_graph
 
 BEST, OTHERS, DRAWN = 8, 8, 8
 """Candidates of a program: the model's best, the best of as many other structures, and drawn ones."""
+NEAR, POPULATION = 1.03, 5000
+"""Estimates that are near the best, and how many schedules of a structure are looked at for them."""
 TARGET = "h200"
 
 Make = Callable[[Builder], Ref]
@@ -82,6 +89,8 @@ def loss(kind: str, rows: int, columns: int) -> Make:
             return x / b.sum(b.op("abs", x), 1, keepdims=True)
         if kind == "cosine":
             return b.sum(x * y, 1) / b.op("sqrt", b.sum(x * x, 1) * b.sum(y * y, 1))
+        if kind == "kl_div":  # of chances
+            return b.sum(y * (b.op("log", y) - b.op("log", x)), 0, 1) * (1.0 / rows)
         if kind == "kl":
             return b.sum(b.exp(y) * (y - x), 0, 1) * (1.0 / rows)
         if kind == "triplet":
@@ -123,7 +132,7 @@ PROGRAMS: Mapping[str, Make] = {
     },
     **{
         f"sums/{kind}-{r}x{c}": loss(kind, r, c)
-        for kind in ("mse", "kl", "triplet", "cosine", "l1_norm")
+        for kind in ("mse", "kl", "kl_div", "triplet", "cosine", "l1_norm")
         for r, c in ((32768, 8192), (4096, 16384), (512, 4096))
     },
     **{
@@ -140,10 +149,28 @@ def program(name: str) -> TensorProgram:
     return b.build(Y=PROGRAMS[name](b))
 
 
-def case(name: str) -> Case:
+def near_the_best(graphs: Sequence[KernelGraph], device: Device, count: int) -> list[Candidate]:
+    """Schedules drawn from those whose estimates are near the least, each with another first kernel."""
+    rng, estimate = np.random.default_rng(0), estimator(device)
+    found: list[tuple[float, Candidate]] = []
+    for graph in graphs:
+        space = ScheduleSpace(graph, device)
+        rows = space.population(POPULATION, rng)
+        seconds = np.asarray(space.estimate_rows(rows, estimate))
+        found += [
+            (seconds[i], Candidate(graph, space.schedule(rows[i]))) for i in np.flatnonzero(seconds <= NEAR * seconds.min())
+        ]
+    least = min((s for s, _ in found), default=0.0)
+    first = {(c.graph, c.schedule.kernels[0]): c for s, c in found if s <= NEAR * least}
+    distinct = list(first.values())
+    return [distinct[i] for i in rng.permutation(len(distinct))[:count]]
+
+
+def case(name: str, near: int = 0) -> Case:
     device, p = load_device(TARGET), program(name)
     groups: list[list[Ranked]] = []
-    for graph in structures(p):
+    graphs = structures(p)
+    for graph in graphs:
         try:
             ranked, _, _ = rank_graph(graph, device, np.random.default_rng(0), options=True)
         except FuserError:
@@ -156,6 +183,7 @@ def case(name: str) -> Case:
         chosen += draw_candidates(p, DRAWN)
     except FuserError as error:
         note(f"{name}: {error.message}")
+    chosen += near_the_best(graphs, device, near) if near else []
     return Case(p, tuple(dict.fromkeys(chosen)))
 
 
@@ -203,13 +231,18 @@ def main() -> int:
     p.add_argument("step", choices=("compile", "measure", "table"))
     p.add_argument("rows", nargs="*", type=Path, help="files of rows, for `table`")
     p.add_argument("--only", nargs="*", default=["*"], metavar="GLOB", help="programs, for `compile`")
+    p.add_argument(
+        "--near", type=int, default=0, metavar="N", help="so many more that the model takes to be about as fast, for `compile`"
+    )
     args = p.parse_args()
     own_cache()
     if args.step == "compile":
         names = [n for n in PROGRAMS if any(fnmatch(n, g) for g in args.only)]
         if not names:
             raise UsageError(f"no program is named like {' or '.join(args.only)}", f"take some of {', '.join(PROGRAMS)}")
-        compile_cases(args.out, case, names, load_device(TARGET), args.workers or os.cpu_count() or 1, args.budget)
+        compile_cases(
+            args.out, partial(case, near=args.near), names, load_device(TARGET), args.workers or os.cpu_count() or 1, args.budget
+        )
     elif args.step == "measure":
         measure_cases(args.out, args.device, args.budget, "single")
     else:

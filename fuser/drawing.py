@@ -55,9 +55,12 @@ def draws(program: TensorProgram) -> Iterator[Draw]:
         yield Draw(known, weights)
     floats = [n for n in program.inputs if program[n].dtype in FLOAT_DTYPES]
     positive = dict.fromkeys(floats, POSITIVE) | known
+    divisors = {n: 1.0 for n in floats if known.get(n, ANY).nonzero}
     yield Draw(positive, weights)
     for factor in (*SMALLER, *LARGER):
         factors = dict.fromkeys(floats, factor)
+        if divisors:  # what is scaled with its divisor stays as large
+            yield Draw(known, factors | divisors)
         yield Draw(known, factors)
         if positive != known:
             yield Draw(positive, factors)

