@@ -105,9 +105,14 @@ def spilled(f: Features, lanes: Mapping[str, Sizes], device: Device) -> Counts:
 def latencies(f: Features, scope: tuple[str, ...]) -> Counts:
     """Trips of a loop whose loads are waited for: all of them where a thread loads much in each, a quarter where it loads little,
     since the compiler then unrolls the loop by four."""
+    amount = _amount(f, scope)
+    return f.product(f.trips, scope) * (amount > 0) * np.clip(amount / (32.0 * f.warps) / MUCH, UNROLLED, 1.0)
+
+
+def _amount(f: Features, scope: tuple[str, ...]) -> Counts:
+    """Bytes that a block loads in a trip of a loop."""
     loads = [s.bytes for i, s in enumerate(f.stmts) if s.stmt.kind == "load" and home(f, i) == scope]
-    amount = sum(loads, np.zeros(len(f))) / (32.0 * f.warps)
-    return f.product(f.trips, scope) * (bool(loads) and 1.0) * np.clip(amount / MUCH, UNROLLED, 1.0)
+    return sum(loads, np.zeros(len(f)))
 
 
 def crowded(f: Features, lanes: Mapping[str, Sizes], copies: Sequence[Counts]) -> Counts:
@@ -123,7 +128,7 @@ def crowded(f: Features, lanes: Mapping[str, Sizes], copies: Sequence[Counts]) -
             entry = op_def(stmt.op)
             code = code + runs * (max(entry.flops, 1.0) + SPECIAL * entry.sfu)
             if stmt.folds:
-                sums = np.maximum(sums, np.where(kept(f, s, held * 32.0 * f.warps), held, 0.0))
+                sums = np.maximum(sums, np.where(kept(f, s, held * 32.0 * f.warps), held * again, 0.0))
             continue
         item, at_once = DTYPE_BYTES[stmt.dtype], moved_at_once(f, stmt)
         code = code + runs * INSTRUCTIONS / 2 * item / at_once
@@ -135,6 +140,16 @@ def crowded(f: Features, lanes: Mapping[str, Sizes], copies: Sequence[Counts]) -
     if turned and loops:
         slower = slower * np.where(np.maximum.reduce(loops) > 1, ACROSS, 1.0)
     return slower * (1.0 + PARTLY * np.log2(np.maximum(scalars / SCALARS, 1.0)))
+
+
+def in_loops(f: Features) -> Counts:
+    """How far loads and arithmetic of a loop stand in each other's way, where what is loaded lies in the order in which it is
+    used: more where a thread loads little in a trip."""
+    found = np.zeros(len(f))
+    for scope in {home(f, i) for i, s in enumerate(f.stmts) if s.stmt.kind == "load"} if not turns(f.block) else ():
+        amount = _amount(f, scope) / (32.0 * f.warps)
+        found = np.maximum(found, np.where(f.product(f.trips, scope) > 1, 1.0 + MUCH / np.maximum(amount, 1.0), 0.0))
+    return found
 
 
 def slower(f: Features, lanes: Mapping[str, Sizes], copies: Sequence[Counts], device: Device) -> Counts:

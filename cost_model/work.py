@@ -79,7 +79,8 @@ class Work:
     ``bare``: those loaded outside of pipelines, the first trip of each pipeline among them. ``issued``: bytes that threads move
     by pointers, as if by instructions of full width; ``boxes``: 1 where descriptors load; ``sent``: stores by descriptors;
     ``thin``: bytes loaded in runs shorter than a line, as often as further parts of the line. ``memory``: bytes of the tensors,
-    each once; ``streams``: 1 where that is all that the kernel waits for; ``ahead``: those under way for products.
+    each once; ``streams``: 1 where that is all that the kernel waits for, ``in_turn``: how
+    far its loads and its arithmetic stand in each other's way; ``ahead``: those under way for products.
 
     ``dependent``: 1 where the kernel starts before the one in front of it has ended. ``waits``: loads whose latency nothing
     hides, ``rewaits``: those that were under way before; ``streamed``: loads in loops without a contraction, which the compiler
@@ -132,6 +133,7 @@ class Work:
     gathered: Counts
     memory: Counts
     streams: Counts
+    in_turn: Counts
     ahead: Counts
     dependent: Counts
     slivers: Counts
@@ -202,7 +204,7 @@ def work(f: Features, device: Device, known: Resources | None = None) -> Work:
     total["memory"] = sum(tensors.values(), zero)
     total["programs"], total["flattened"] = programs(f), flattened(f).astype(float)
     if streamed:
-        add(memory=f.blocks * streaming.read_again(f), streams=zero + 1.0)
+        add(memory=f.blocks * streaming.read_again(f), streams=zero + 1.0, in_turn=streaming.in_loops(f))
         total["memory"] *= streaming.slower(f, r.lanes, [f.product(f.trips, unrolled(f, s)) for s in f.stmts], device)
     for name, value in f.options.items():
         option = option_of(name)

@@ -139,6 +139,7 @@ PROGRAMS: Mapping[str, Make] = {
         f"norms/{k}-{'x'.join(map(str, s))}": norm(k, *s)
         for k, s in (("layer_norm", (8192, 4096)), ("layer_norm", (16, 4194304)))
     },
+    "sums/kl_div-16384x20000": loss("kl_div", 16384, 20000),
     **{f"norms/{k}-{'x'.join(map(str, s))}": norm(k, *s) for k, s in (("rms_norm", (16384, 5120)), ("softmax", (4096, 50000)))},
     **{f"norms/instance-{'x'.join(map(str, s))}": norm("instance_norm", *s) for s in ((32, 4096, 96), (64, 900, 128))},
 }

@@ -214,10 +214,10 @@ _ROUND = (
 
 FORMULAS: tuple[OpDef, ...] = (
     # functions
-    _function("log", np.log, "tl.log({0})", sfu=1.0, relay=("log",), domain=(POSITIVE,), increasing=True),
-    _function("log2", np.log2, "tl.log2({0})", sfu=1.0, relay=("log2",), domain=(POSITIVE,), increasing=True),
-    _function("log1p", np.log1p, _SERIES_LOG, flops=8, sfu=1.0, domain=(Domain(lo=-0.999),), increasing=True),
-    _function("log1p_unit", np.log1p, _unit_log(), flops=11, domain=(Domain(0.0, 1.0),), image=NOT_NEGATIVE, increasing=True,
+    _function("log", np.log, "tl.log({0})", flops=7, relay=("log",), domain=(POSITIVE,), increasing=True),
+    _function("log2", np.log2, "tl.log2({0})", flops=7, relay=("log2",), domain=(POSITIVE,), increasing=True),
+    _function("log1p", np.log1p, _SERIES_LOG, flops=12, domain=(Domain(lo=-0.999),), increasing=True),
+    _function("log1p_unit", np.log1p, _unit_log(), flops=5, domain=(Domain(0.0, 1.0),), image=NOT_NEGATIVE, increasing=True,
               torch=(), eager="log1p"),
     _function("expm1", np.expm1, _SERIES_EXP, flops=8, sfu=1.0, image=Domain(lo=-1.0), increasing=True),
     _function("sin", np.sin, "tl.sin({0})", sfu=1.0, flops=4, relay=("sin",), image=Domain(-1.0, 1.0)),
@@ -270,10 +270,10 @@ FORMULAS: tuple[OpDef, ...] = (
     _made("selu", 1, _selu, image=Domain(lo=-1.7581), sfu=1.0, flops=13, increasing=True),
     _made("celu", 1, lambda x, alpha: _elu(x, alpha, 1, alpha.inverse()), attrs=("alpha",), sfu=1.0, flops=13),
     _made("softplus", 1, _softplus, attrs=("beta", "threshold"), optional=("beta", "threshold"), image=NOT_NEGATIVE, sfu=1.0,
-          flops=16, increasing=True),
-    _made("mish", 1, _mish, image=Domain(lo=-0.3089), sfu=2.0, flops=7),
+          flops=9, increasing=True),
+    _made("mish", 1, _mish, image=Domain(lo=-0.3089), sfu=2.0, flops=6),
     _made("softsign", 1, lambda x: x / (x.then("abs") + 1), torch=(), image=Domain(-1.0, 1.0), sfu=1.0, flops=3, increasing=True),
-    _made("log_sigmoid", 1, lambda x: -_softplus(-x), torch=("log_sigmoid",), image=Domain(hi=0.0), sfu=1.0, flops=17,
+    _made("log_sigmoid", 1, lambda x: -_softplus(-x), torch=("log_sigmoid",), image=Domain(hi=0.0), sfu=1.0, flops=10,
           increasing=True, eager="nn.functional.logsigmoid"),
     _made("gelu_tanh", 1, _gelu_tanh, torch=(), image=Domain(lo=-0.1701), sfu=2.0, flops=9),
     _made("sinh", 1, lambda x: (x.then("expm1") - (-x).then("expm1")) * Fraction(1, 2), sfu=2.0, flops=18, increasing=True),

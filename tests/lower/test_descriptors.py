@@ -15,10 +15,10 @@ from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from fuser.lower.check import check
-from fuser.lower.check import reduced_extents
 from fuser.lower.descriptors import Descriptor
 from fuser.lower.descriptors import why_not
 from fuser.lower.descriptors import with_metadata
+from fuser.lower.reduced import reduced_extents
 from fuser.lower.tiles import Tiles
 from fuser.lower.triton_source import generate
 from fuser.lower.triton_source import generate_graph

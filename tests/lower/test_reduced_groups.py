@@ -12,9 +12,9 @@ from fuser.ir.fuse import fuse
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import Schedule
-from fuser.lower.check import reduced_extents
-from fuser.lower.check import reduced_schedule
 from fuser.lower.gluon.reduced import trips_of_groups
+from fuser.lower.reduced import reduced_extents
+from fuser.lower.reduced import reduced_schedule
 from fuser.lower.triton_source import generate_graph
 from fuser.superopt.rewrite.stabilize import stabilize_graph
 from tests.builders import attention

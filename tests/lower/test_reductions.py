@@ -12,9 +12,9 @@ from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from fuser.ir.tiling import TilingExpr
-from fuser.lower.check import few_parts
-from fuser.lower.check import of_parts
 from fuser.lower.compile import compile_kernel
+from fuser.lower.reduced import few_parts
+from fuser.lower.reduced import of_parts
 from fuser.lower.triton_source import generate_graph
 from fuser.superopt.structures import structures
 from tests.conftest import Golden

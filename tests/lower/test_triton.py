@@ -21,8 +21,8 @@ from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from fuser.lower.check import check
-from fuser.lower.check import reduced_extents
 from fuser.lower.compile import compile_kernel
+from fuser.lower.reduced import reduced_extents
 from fuser.lower.triton_source import generate
 from fuser.lower.triton_source import generate_graph
 from fuser.superopt.structures import one_kernel

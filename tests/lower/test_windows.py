@@ -13,8 +13,8 @@ from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import Stmt
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import Schedule
-from fuser.lower.check import reduced_extents
 from fuser.lower.kernel_source import KernelSource
+from fuser.lower.reduced import reduced_extents
 from fuser.lower.triton_source import generate
 from fuser.lower.triton_source import generate_graph
 from fuser.superopt.structures import structures
