@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fuser.drawing import Draw
 from fuser.drawing import drawn
 from fuser.ir.builder import Builder
 from fuser.ir.builder import Ref
@@ -130,3 +131,20 @@ def test_the_table_says_where_results_lie(name: str) -> None:
 def test_conditions_are_drawn_both_ways() -> None:
     p = program(lambda b, x, y: b.op("where", x, y, b.op("neg", y)))
     assert set(np.unique(place(input_domains(p)["x"], np.array([-0.3, 2.0])))) == {0.0, 1.0}
+
+
+def test_quotients_become_smaller_beside_their_divisors() -> None:
+    """Scaled with its divisor a quotient stays as large: the exponentials of large ones overflowed in every draw."""
+    b = Builder("quotients", "float32")
+    x = b.input("x", (16, 24))
+    p = b.build(Z=b.op("scale", x / b.input("y", (16, 1)), scalar=400.0))
+
+    def attempt(draw: Draw) -> tuple[Any, dict[str, Any]]:
+        rng = np.random.default_rng(0)
+        inputs = {n: draw.place(n, rng.standard_normal(p[n].shape)) for n in p.inputs}
+        with np.errstate(all="ignore"):
+            return inputs, {"Z": np.exp(p.evaluate(inputs)["Z"])}
+
+    draw, _, reference = drawn(p, attempt)
+    assert np.isfinite(reference["Z"]).mean() >= 0.9
+    assert draw.factors["x"] < draw.factors["y"] == 1.0
