@@ -128,7 +128,9 @@ CASES: dict[str, Case] = {
     "global_mean_max": fn(lambda x: torch.cat((x.mean((2, 3)), x.amax((2, 3))), 1), (32, 256, 28, 28)),
     "avg_pool_inside": fn(lambda x: functional.avg_pool2d(x, 3, 2, 1, count_include_pad=False), (16, 64, 112, 112)),
     "max_pool_ceil": fn(lambda x: functional.max_pool2d(x, 3, 2, ceil_mode=True), (16, 64, 113, 113)),
-    "max_unpool": fn(lambda x: functional.max_unpool2d(*functional.max_pool2d(x, 2, return_indices=True), (2, 2)), (16, 64, 64, 64)),
+    "max_unpool": fn(
+        lambda x: functional.max_unpool2d(*functional.max_pool2d(x, 2, return_indices=True), (2, 2)), (16, 64, 64, 64)
+    ),
     "adaptive_pool_1d": fn(lambda x: functional.adaptive_avg_pool1d(x, 8), (64, 128, 1024)),
     "grid_sample": fn(
         lambda x, g: functional.grid_sample(x, torch.tanh(g), align_corners=False), (8, 16, 64, 64), (8, 64, 64, 2)
