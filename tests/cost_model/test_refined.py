@@ -309,3 +309,16 @@ def test_small_tiles_of_exact_products_split_their_operands_more_often() -> None
 
     assert busy(64, 128, 8) > 1.4 * busy(128, 64, 8)  # two warp groups with the same rows
     assert busy(16, 16, 2) > 2 * busy(64, 64, 4)
+
+
+def test_each_trip_of_a_softmax_costs_an_sm_that_is_full_of_blocks() -> None:
+    b = Builder("attention")
+    q, k, v = (b.input(n, (96, 512, 64)) for n in "QKV")
+    (block,) = one_kernel(b.build(O=b.attention(q, k, v))).blocks
+    few, many = (
+        estimate(block, KernelSchedule.parse(f"n [b=1 h=64 k=64 m=128 n={n}] warps=4 stages=4", block), load_device("h200"))
+        for n in (64, 32)
+    )
+    # an H200 takes 23.3 µs with tiles of 32 keys; the products, and what is computed of each score, are the same
+    assert many["seconds"] == pytest.approx(23.3e-6, rel=0.15)
+    assert many["arithmetic"] > 1.1 * few["arithmetic"]
