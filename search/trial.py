@@ -27,6 +27,7 @@ from fuser.frontends.model_file import ModelFile
 from fuser.ir.program import TensorProgram
 from fuser.runtime.torch_program import run_program
 from search.compiled import CompiledProgram
+from search.drawn_inputs import drawn_input
 from search.where import where_to_run
 
 
@@ -145,25 +146,12 @@ def _called(file: ModelFile) -> str:
 
 
 def inputs_of(known: Imported, original: Any, rng: np.random.Generator) -> dict[str, Any]:
-    """The user's inputs by name: those that the file has as examples, else random ones (indices below the size of each table that
-    they look up in)."""
+    """The user's inputs by name: those that the file has as examples, else random ones."""
     from search.calling import as_module
 
     if (kept := getattr(original, "example_inputs", None)) is not None and known.called is not None:
         return as_module(known.called, known.program.name, *kept)
-    program = known.program
-    found: dict[str, Any] = {}
-    for name in known.inputs:
-        t = program[name]
-        if t.dtype.startswith(("int", "uint")):
-            same = {name, *(n.output for n in program.nodes if n.op == "where" and name in n.inputs)}  # counted from either end
-            tables = [program[n.inputs[0]].shape[0] for n in program.nodes if n.op == "embedding" and n.inputs[1] in same]
-            found[name] = rng.integers(0, min(tables, default=2), t.shape).astype(t.dtype)
-        elif t.dtype == "bool":
-            found[name] = rng.integers(0, 2, t.shape).astype(bool)
-        else:
-            found[name] = rng.standard_normal(t.shape).astype(np.float32 if t.dtype == "bfloat16" else t.dtype)
-    return found
+    return {name: drawn_input(known.program, name, rng) for name in known.inputs}
 
 
 def _tensor(torch: Any, program: TensorProgram, name: str, value: Any) -> Any:
