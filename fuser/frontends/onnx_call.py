@@ -48,6 +48,11 @@ class Call:
         value = self.args[i]
         return value if isinstance(value, Ref) else self.constant(value)
 
+    def dtype(self, i: int) -> str:
+        """The dtype of an input."""
+        value = self.args[i]
+        return value.tensor.dtype if isinstance(value, Ref) else str(np.asarray(value).dtype)
+
     @property
     def refs(self) -> list[Ref]:
         """All inputs."""

@@ -19,6 +19,7 @@ from fuser.frontends.onnx_call import Call
 from fuser.frontends.onnx_places import PLACES
 from fuser.frontends.onnx_windows import WINDOWS
 from fuser.ir.builder import Ref
+from fuser.ir.program import FLOAT_DTYPES
 
 BY_NAME: dict[str, str] = {
     "Abs": "abs", "Add": "add", "And": "logical_and", "Ceil": "ceil", "Cos": "cos", "Cosh": "cosh", "Equal": "eq",
@@ -112,17 +113,25 @@ def _clip(c: Call) -> Ref:
 
 
 def _pow(c: Call) -> Ref:
-    x = c.ref(0)
-    if isinstance(c.args[1], Ref) or np.size(c.args[1]) != 1:
-        return c.b.op("power", x, c.b.op("cast", c.ref(1), dtype=x.tensor.dtype))
-    n = c.number(1, "exponent")
-    assert n is not None
-    return x if n == 1 else c.b.op("square", x) if n == 2 else c.b.op("sqrt", x) if n == 0.5 else c.b.op("pow", x, exponent=n)
+    """Of the base's dtype; a whole base and an exponent that is none are taken to a power as float64."""
+    x, dtype = c.ref(0), c.ref(0).tensor.dtype
+    known = None if isinstance(c.args[1], Ref) or np.size(c.args[1]) != 1 else float(np.reshape(c.args[1], ())[()])
+    fraction = c.dtype(1) in FLOAT_DTYPES if known is None else not known.is_integer() or known < 0
+    if whole := dtype not in FLOAT_DTYPES:
+        if known is not None and known < 0 and c.dtype(1) not in FLOAT_DTYPES:
+            raise c.unsupported(f"takes whole numbers to the power {known:.0f}", "cast the base to a float")
+        x = c.b.op("cast", x, dtype="float64") if fraction else x
+    if known is None:
+        y = c.b.op("power", x, c.b.op("cast", c.ref(1), dtype=x.tensor.dtype))
+    elif known in (1, 2, 0.5):
+        y = x if known == 1 else c.b.op("square" if known == 2 else "sqrt", x)
+    else:
+        y = c.b.op("pow", x, exponent=known)
+    return c.b.op("cast", y, dtype=dtype) if whole and fraction else y
 
 
 def _div(c: Call) -> Ref:
-    y = c.b.op("div", c.ref(0), c.ref(1))
-    return y if c.ref(0).tensor.dtype.startswith(("float", "bfloat")) else c.b.op("trunc", y)
+    return c.b.op("div" if c.dtype(0) in FLOAT_DTYPES else "trunc_div", c.ref(0), c.ref(1))
 
 
 def _cast(c: Call) -> Ref:
@@ -255,8 +264,12 @@ def _fold(op: str, before: str = "", after: str = "") -> Callable[[Call], Ref]:
         if not axes and c.attrs.get("noop_with_empty_axes"):
             return x
         over = tuple(sorted(c.axes(axes or range(len(x.shape)), len(x.shape))))
+        keepdims = bool(c.attrs.get("keepdims", 1))
+        if op == "mean" and x.tensor.dtype not in FLOAT_DTYPES:
+            total = c.b.op("sum", x, axis=over, keepdims=keepdims)
+            return c.b.op("trunc_div", total, c.filled(math.prod(x.shape[i] for i in over), x))
         x = c.b.op(before, x) if before else x
-        y = c.b.op(op, x, axis=over, keepdims=bool(c.attrs.get("keepdims", 1)))
+        y = c.b.op(op, x, axis=over, keepdims=keepdims)
         return c.b.op(after, y) if after else y
 
     return rule

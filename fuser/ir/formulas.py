@@ -294,6 +294,8 @@ FORMULAS: tuple[OpDef, ...] = (
           domain=(ANY, NONZERO), sfu=1.0, flops=6),
     _made("remainder", 2, lambda x, y: x - (x / y).then("floor") * y, torch=("remainder.Tensor", "remainder.Scalar"),
           relay=("floor_mod",), domain=(ANY, NONZERO), sfu=1.0, flops=4),
+    _made("trunc_div", 2, lambda x, y: (x / y).then("trunc"), torch=(), relay=(), domain=(ANY, NONZERO), sfu=1.0, flops=4,
+          eager="div rounding_mode='trunc'"),
     _made("addcmul", 3, lambda x, a, b, value=1: x + a * b * value, attrs=("value",), optional=("value",), flops=3),
     _made("addcdiv", 3, lambda x, a, b, value=1: x + a / b * value, attrs=("value",), optional=("value",), flops=3, sfu=1.0,
           domain=(ANY, ANY, NONZERO)),

@@ -27,8 +27,12 @@ TYPES = {"float16": "float16", "bfloat16": "bfloat16", "float32": "float32", "bo
          "int8": "int8", "uint8": "uint8", "int16": "int16"}  # fmt: skip
 """Dtypes that are loaded and stored, as Triton calls them."""
 WHOLE = frozenset({"add", "sub", "mul", "neg", "abs", "maximum", "minimum", "where", "scale", "shift", "cast", "square",
-                   "clamp_min", "clamp_max", "clamp", "relu"})  # fmt: skip
+                   "clamp_min", "clamp_max", "clamp", "relu", "trunc_div"})  # fmt: skip
 """Operators that are exact on whole numbers."""
+BETWEEN = frozenset({"maximum", "minimum", "where", "clamp_min", "clamp_max", "clamp", "relu"})
+"""Those of them whose results lie among their operands and bounds."""
+FORMS = {"minimum": "tl.minimum({0}, {1})", "trunc_div": "{0} // {1}"}
+"""What has another form on whole numbers: the least one has no opposite, and Triton rounds quotients towards zero."""
 LIMIT = 1 << 31
 EXACT = 1 << 53
 """Whole numbers that constants hold."""
@@ -256,10 +260,13 @@ class Writer:
             raise UnsupportedError(f"operator {s.op!r} on {s.dtype} has no Triton form")
         if entry.narrow and s.dtype in NARROW:
             return entry.narrow.format(*xs)
-        return self.expression(s.op, xs, numbers, whole)
+        text = self.expression(s.op, xs, numbers, whole)
+        return text if not whole or s.op in BETWEEN else _wrapped(text, s.dtype, numbers)
 
     def expression(self, op: str, xs: Sequence[str], numbers: Mapping[str, float], whole: bool) -> str:
         entry = op_def(op)
+        if whole and op in FORMS:
+            return FORMS[op].format(*xs)
         if entry.triton:
             text = {k: str(int(v)) if whole else number_text(v) for k, v in numbers.items()}
             return (entry.triton.replace("0.0", "0") if whole else entry.triton).format(*xs, **text)
@@ -282,6 +289,14 @@ class Writer:
             raise UnsupportedError(f"a cast to {dtype} has no Triton form")
         text = f"{x}.to(tl.{TYPES[dtype]})"
         return text if dtype in ("int32", "int64") else f"{text}.to(tl.int32)"
+
+
+def _wrapped(text: str, dtype: str, numbers: Mapping[str, float]) -> str:
+    """A whole number modulo the numbers of its dtype, in the type in which it is computed."""
+    if dtype == "int64" or (dtype == "int32" and all(abs(v) < LIMIT for v in numbers.values())):
+        return text
+    narrow = "" if dtype == "int32" else f".to(tl.{TYPES[dtype]})"
+    return f"({text}){narrow}.to(tl.int32)"
 
 
 def _held(dtype: str) -> str:

@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from fuser.ir.program import FLOAT_DTYPES
+
 
 def where(c: Any, x: Any, y: Any) -> Any:
     import torch
@@ -14,10 +16,12 @@ def where(c: Any, x: Any, y: Any) -> Any:
 
 
 def cast(x: Any, dtype: str) -> Any:
-    """A reference in float64 stays in float64."""
+    """A reference in float64 stays in float64, as whole numbers where it is cast to such."""
     import torch
 
-    return x if x.dtype == torch.float64 else x.to(getattr(torch, dtype))
+    if x.dtype != torch.float64:
+        return x.to(getattr(torch, dtype))
+    return (x != 0).double() if dtype == "bool" else x if dtype in FLOAT_DTYPES else x.trunc()
 
 
 def causal_mask(x: Any, offset: Any = 0) -> Any:

@@ -26,7 +26,8 @@ from fuser.frontends.onnx_rules import RULES  # noqa: E402
 from tests.damage import damaged_bytes  # noqa: E402
 
 OPSET = 21
-CODES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "int64": TensorProto.INT64, "bool": TensorProto.BOOL}
+CODES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "int64": TensorProto.INT64, "bool": TensorProto.BOOL,
+         "int32": TensorProto.INT32, "uint8": TensorProto.UINT8, "bfloat16": TensorProto.BFLOAT16}  # fmt: skip
 X = (2, 3, 4)
 I = TensorProto
 
@@ -220,6 +221,42 @@ def test_scalars_stay_scalars(tmp_path: Path, rng: np.random.Generator) -> None:
         helper.make_node("Unsqueeze", ["s", "first"], ["w"]),
     ]
     agree(saved(tmp_path, nodes, {"x": X}, ["y", "z", "w"], {"half": F(0.5), "first": i(0)}), rng)
+
+
+@pytest.mark.parametrize(
+    ("op", "a", "b", "attributes"),
+    [
+        ("Pow", [4, 9, 2, 7], F([0.5, 0.5, 2.5, 1]), {}),
+        ("Pow", [4, 9, 2, 7], F(0.5), {}),
+        ("Pow", [4, 9, 2, 7], F(-1), {}),
+        ("Pow", [4, -9, 2, 7], i(3).reshape(()), {}),
+        ("Div", [-7, 7, 8, -9], np.array([2, -2, 3, -4], np.int32), {}),
+        ("Div", [-7, 7, 8, -9], np.array(2, np.int32), {}),
+        ("Mod", [-7, 7, 8, -9], np.array([2, -2, 3, -4], np.int32), {}),
+        ("Mod", [-7, 7, 8, -9], np.array([2, -2, 3, -4], np.int32), {"fmod": 1}),
+        ("ReduceMean", [-7, 4, 9, -9], i(0), {"keepdims": 0}),
+    ],
+)
+@pytest.mark.parametrize("computed", [False, True])
+def test_arithmetic_of_whole_numbers(
+    op: str, a: list[int], b: Any, attributes: dict[str, Any], computed: bool, tmp_path: Path
+) -> None:
+    if computed and (b.shape != (4,)):
+        return
+    dtypes = {"a": "int32", "b": str(b.dtype), "y": "int32"}
+    inputs, known = ({"a": (4,), "b": (4,)}, {}) if computed else ({"a": (4,)}, {"b": b})
+    node = helper.make_node(op, ["a", "b"], ["y"], **attributes)
+    file = read_model_file(saved(tmp_path, [node], inputs, ["y"], known, dtypes, opset=18))
+    values = {"a": np.array(a, np.int32)} | ({"b": b} if computed else {})
+    (wanted,) = file.original.original_outputs(values)
+    (got,) = file.imported.program.evaluate(values | dict(file.imported.params)).values()
+    np.testing.assert_array_equal(got, wanted)
+    torch = pytest.importorskip("torch")
+    from fuser.runtime.torch_program import run_program
+
+    given = {n: torch.from_numpy(np.asarray(x)) for n, x in (values | dict(file.imported.params)).items()}
+    (eager,) = run_program(file.imported.program, given).values()
+    np.testing.assert_array_equal(eager, wanted)
 
 
 def test_conditions_choose(tmp_path: Path, rng: np.random.Generator) -> None:

@@ -21,6 +21,7 @@ from fuser.lower.written import written  # noqa: E402
 from fuser.runtime.graph_executor import Executable  # noqa: E402
 from fuser.runtime.library import output_of  # noqa: E402
 from fuser.runtime.torch_program import apply  # noqa: E402
+from fuser.runtime.torch_program import run_program  # noqa: E402
 
 WHOLE = {"dtype": "int64"}
 CASES: dict[str, tuple[str, list[tuple[int, ...]], dict[str, Any]]] = {
@@ -138,3 +139,38 @@ def test_several_operators_are_one_kernel() -> None:
     given = (torch.randn(6, 40).half(), torch.randint(0, 9, (5,)), torch.randn(9, 40).half())
     want = torch.cat((given[0].relu(), given[2][given[1]])).T.reshape(2, 220)
     torch.testing.assert_close(run(*given), want, rtol=0, atol=0)
+
+
+WRAPPED: dict[str, Any] = {
+    "add": lambda b, x, y: x + y,
+    "sub": lambda b, x, y: x - y,
+    "mul": lambda b, x, y: x * y,
+    "neg": lambda b, x, _: -x,
+    "abs": lambda b, x, _: b.op("abs", x),
+    "square": lambda b, x, _: b.op("square", x),
+    "scale": lambda b, x, _: x * 300,
+    "shift": lambda b, x, _: x + -77,
+    "minimum": lambda b, x, y: b.op("minimum", x, y),
+    "trunc_div": lambda b, x, y: b.op("trunc_div", x, b.op("maximum", y, b.op("abs", y)) + 1),
+}
+
+
+@pytest.mark.parametrize("op", WRAPPED)
+def test_whole_numbers_are_taken_modulo_those_of_their_dtype(op: str) -> None:
+    """Whatever a kernel computes behind them in the same step."""
+    torch.manual_seed(0)
+    for dtype in (torch.int8, torch.uint8, torch.int16, torch.int32):
+        name, info = str(dtype).removeprefix("torch."), torch.iinfo(dtype)
+        b = fuser.Builder("wrapped")
+        x, y = b.input("x", (300,), name), b.input("y", (300,), name)
+        program = b.build(z=b.op("cast", WRAPPED[op](b, x, y), dtype="float32"))
+        graph = KernelGraph("g", program.inputs, by_elements(program), ("z",), tuple(program[n] for n in ("x", "y", "z")))
+        run = Executable(graph.validate(), Schedule(()), device="cpu")
+        (source,) = run.plan.sources
+        assert source is not None
+        compile_kernel(source, 90)
+        given = [torch.randint(info.min, info.max + 1, (300,), dtype=dtype) for _ in "xy"]
+        given[1] = given[1].masked_fill((given[1] == -1) | (given[1] == info.max) | (given[1] == info.min), 3)
+        given[0][0], given[1][0] = info.min, 5
+        (want,) = run_program(program, dict(zip("xy", given, strict=True))).values()
+        torch.testing.assert_close(run(*given), want, rtol=0, atol=0)
