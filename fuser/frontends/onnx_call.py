@@ -22,7 +22,7 @@ from fuser.ir.ops import Array
 class Call:
     """``args`` are tensors of the program, known arrays, or None for an input that is left out; ``attrs`` those that the node
     has; ``opset`` is the version of ONNX; ``results`` the number of outputs that are read; ``constant`` makes a known array a
-    tensor of the program."""
+    tensor of the program; ``dtypes`` has those that numpy lacks, by the identity of a known array."""
 
     b: Builder
     op: str
@@ -32,6 +32,7 @@ class Call:
     results: int
     constant: Callable[[Array], Ref]
     where: str
+    dtypes: Mapping[int, str]
 
     def unsupported(self, what: str, hint: str = "") -> UnsupportedError:
         return UnsupportedError(
@@ -51,7 +52,7 @@ class Call:
     def dtype(self, i: int) -> str:
         """The dtype of an input."""
         value = self.args[i]
-        return value.tensor.dtype if isinstance(value, Ref) else str(np.asarray(value).dtype)
+        return value.tensor.dtype if isinstance(value, Ref) else self.dtypes.get(id(value), str(value.dtype))
 
     @property
     def refs(self) -> list[Ref]:

@@ -27,12 +27,14 @@ from fuser.files import open_regular
 from fuser.files import printable
 from fuser.frontends.composed import reshaped
 from fuser.frontends.onnx_call import Call
+from fuser.frontends.onnx_old import as_today
 from fuser.frontends.onnx_reference import node_reference
 from fuser.frontends.onnx_reference import reference
 from fuser.frontends.onnx_rules import RULES
 from fuser.frontends.quotients import strictly
 from fuser.ir.builder import Builder
 from fuser.ir.builder import Ref
+from fuser.ir.dtypes import rounded
 from fuser.ir.ops import Array
 from fuser.ir.program import DTYPE_BYTES
 from fuser.ir.program import TensorProgram
@@ -41,6 +43,10 @@ LARGEST_CONSTANT = 1 << 28
 """Most elements of a tensor that is computed at import."""
 GROWING = ("ConstantOfShape", "Expand", "Tile", "Range", "OneHot", "Pad", "Resize", "EyeLike")
 """Operators whose result may be much larger than what they read."""
+CASTS = ("Cast", "CastLike", "DequantizeLinear")
+"""Operators whose results have another dtype than what they read first."""
+UNLIKE_NUMPY = ("bfloat16", "float8", "int4", "uint4", "float4")
+"""How the dtypes begin that numpy lacks."""
 RANDOM = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial")
 
 
@@ -135,21 +141,29 @@ class _Importer:
         self.known: dict[str, Array] = {}
         self.sizes = sizes
         self.literals: set[str] = set()
-        self.parameters: dict[int, tuple[str, str]] = {}
-        """Name and dtype of arrays that are parameters, by identity."""
+        self.parameters: dict[int, str] = {}
+        """Names of arrays that are parameters, by identity."""
+        self.dtypes: dict[int, str] = {}
+        """Dtypes of known arrays that numpy lacks, by identity."""
+        self.held: list[Array] = []
+        """Those arrays, so that no identity is taken twice."""
         self.refs: dict[int, Ref] = {}
-        self.read = {i for n in self.graph.node for i in n.input} | {o.name for o in self.graph.output}
+        self.live = _live(self.graph.node, {o.name for o in self.graph.output})
+        self.read = {i for n in self.live for i in _reads(n)} | {o.name for o in self.graph.output}
 
     def run(self) -> OnnxGraph:
         for tensor in self.graph.initializer:
-            self.values[tensor.name] = array = _array(tensor)
-            if array.size > 1 and tensor.name in self.read:
-                self.parameters[id(array)] = (tensor.name, _dtype(tensor.data_type, tensor.name))
+            self.values[tensor.name] = array = self._known(tensor)
+            if array.size > 1:
+                self.parameters[id(array)] = tensor.name
         inputs = [self._input(v) for v in self.graph.input if v.name not in self.values]
-        self._nodes(self.graph.node)
+        self._nodes(self.live)
         outputs: dict[str, Ref] = {}
         for o in self.graph.output:
-            ref = self._ref(self.values[o.name])
+            value = self.values[o.name]
+            ref = self._ref(value)
+            if not isinstance(value, Ref):
+                ref = reshaped(self.builder, ref, np.shape(value))
             if (ref.name in self.builder.inputs and ref.name != o.name) or any(r is ref for r in outputs.values()):
                 ref = self.builder.op("reshape", ref, shape=ref.shape)
             outputs[o.name] = ref
@@ -165,10 +179,24 @@ class _Importer:
     def _branch(self, node: Any, taken: bool) -> list[Any]:
         """Results of the branch of an If that is taken; its names are unlike those around it."""
         graph = _attributes(node)["then_branch" if taken else "else_branch"]
-        self.read |= {i for n in graph.node for i in n.input} | {o.name for o in graph.output}
-        self.values |= {t.name: _array(t) for t in graph.initializer}
-        self._nodes(graph.node)
+        live = _live(graph.node, {o.name for o in graph.output})
+        self.read |= {i for n in live for i in _reads(n)} | {o.name for o in graph.output}
+        self.values |= {t.name: self._known(t) for t in graph.initializer}
+        self._nodes(live)
         return [self.values[o.name] for o in graph.output]
+
+    def _known(self, tensor: Any) -> Array:
+        """The value of a tensor in the file."""
+        import onnx
+
+        array, name = _array(tensor), onnx.TensorProto.DataType.Name(tensor.data_type).lower()
+        return self._typed(array, name) if name.startswith(UNLIKE_NUMPY) else array
+
+    def _typed(self, array: Array, dtype: str) -> Array:
+        """An array whose dtype numpy lacks."""
+        self.held.append(array)
+        self.dtypes[id(array)] = dtype
+        return array
 
     def _input(self, value: Any) -> str:
         kind = value.type.tensor_type
@@ -215,6 +243,8 @@ class _Importer:
             return args[0]
         if node.op_type == "If" and not isinstance(args[0], Ref):
             return self._branch(node, bool(np.asarray(args[0]).reshape(-1)[0]))
+        if node.op_type == "Constant" and (tensor := attrs.get("value")) is not None:
+            return self._known(tensor)
         if not any(isinstance(a, Ref) for a in args):
             return self._computed(node, args, where)
         rule = RULES.get(node.op_type) if node.domain in ("", "ai.onnx") else None
@@ -225,8 +255,10 @@ class _Importer:
                 "export the part of the model around it; torch.export (.pt2) leaves such operators to torch",
             )
         results = max((i + 1 for i, o in enumerate(node.output) if o in self.read), default=1)
-        call = Call(self.builder, node.op_type, args, attrs, self.opset, max(results, _outputs(node)), self._ref, where)
-        return self._scalar(node, args, rule(call))
+        call = Call(
+            self.builder, node.op_type, args, attrs, self.opset, max(results, _outputs(node)), self._ref, where, self.dtypes
+        )
+        return self._scalar(node, args, rule(as_today(call)))
 
     def _scalar(self, node: Any, args: Sequence[Any], value: Any) -> Any:
         """A result as it is, but a scalar where all operands are: those that are known have one dimension here."""
@@ -239,11 +271,24 @@ class _Importer:
             raise UnsupportedError(f"{where} draws random numbers", "give them as an input")
         if node.op_type in GROWING:
             self._bounded(node, args, where)
+        around = [n for n in _reads(node) if n in self.values and n not in node.input]
+        if computed := [n for n in around if isinstance(self.values[n], Ref)]:
+            raise UnsupportedError(f"{where} reads {computed[0]!r} in its body, which is computed", "export with static shapes")
         try:
-            found = node_reference(node, self.opset).run(None, {i: self.values[i] for i in node.input if i})
+            given = {i: self.values[i] for i in (*node.input, *around) if i}
+            found = node_reference(node, self.opset, around).run(None, given)
         except Exception as error:
             raise UnsupportedError(f"{where} cannot be computed at import: {first_line(error)}", "give it as an input") from error
-        return [np.asarray(x) for x in found]
+        narrow = {self.dtypes.get(id(a), "") for a in args[:1] if a is not None} if node.op_type not in CASTS else set()
+        return [self._rounded(np.asarray(x), narrow) for x in found]
+
+    def _rounded(self, x: Array, narrow: set[str]) -> Array:
+        """A result as it is kept: that of bfloat16 in float32."""
+        if x.dtype.names:  # the reference's own types, as bits
+            return self._typed(_widened(x), x.dtype.names[0])
+        if x.dtype == np.float32 and "bfloat16" in narrow:
+            return self._typed(rounded(x, "bfloat16"), "bfloat16")
+        return x
 
     def _bounded(self, node: Any, args: Sequence[Any], where: str) -> None:
         if node.op_type == "Range":
@@ -264,15 +309,14 @@ class _Importer:
             return value
         if id(value) in self.refs:
             return self.refs[id(value)]
-        name, dtype = self.parameters.get(id(value), ("", ""))
+        name = self.parameters.get(id(value), "")
+        dtype = self.dtypes.get(id(value), str(value.dtype))
+        if dtype not in DTYPE_BYTES:
+            what = f"the tensor {name!r}" if name else "a constant"
+            raise UnsupportedError(f"{what} has dtype {dtype}, which is not supported", f"use one of {', '.join(DTYPE_BYTES)}")
         if not name:
             name = f"constant_{len(self.known)}"
-            dtype = str(value.dtype)
             self.literals.add(name)
-        if dtype not in DTYPE_BYTES:
-            raise UnsupportedError(
-                f"a constant has dtype {dtype}, which is not supported", f"use one of {', '.join(DTYPE_BYTES)}"
-            )
         self.known[name] = value
         self.refs[id(value)] = self.builder.input(name, value.shape or (1,), dtype)
         if not value.shape:
@@ -298,6 +342,33 @@ def _attributes(node: Any) -> dict[str, Any]:
     return {a.name: helper.get_attribute_value(a) for a in node.attribute}
 
 
+def _reads(node: Any) -> list[str]:
+    """What a node reads, in the graphs among its attributes too."""
+    found = list(node.input)
+    for attribute in node.attribute:
+        for graph in (attribute.g, *attribute.graphs):
+            own = {v.name for v in (*graph.input, *graph.initializer)} | {o for n in graph.node for o in n.output}
+            found += [i for n in graph.node for i in _reads(n) if i not in own]
+            found += [o.name for o in graph.output if o.name not in own]
+    return found
+
+
+def _live(nodes: Sequence[Any], wanted: set[str]) -> list[Any]:
+    """The nodes that lead to tensors that are wanted, in order."""
+    wanted, found = set(wanted), list[Any]()
+    for node in reversed(nodes):
+        if not wanted.isdisjoint(node.output):
+            wanted.update(_reads(node))
+            found.append(node)
+    return found[::-1]
+
+
+def _widened(bits: Array) -> Array:
+    """Numbers of a type that numpy lacks, from their bits: those of bfloat16 in float32, others as they are."""
+    plain = bits[bits.dtype.names[0]] if bits.dtype.names else bits
+    return (plain.astype(np.uint32) << 16).view(np.float32) if plain.dtype == np.uint16 else plain
+
+
 def _outputs(node: Any) -> int:
-    """How many results a node says it has: those of a split are as many as its parts."""
-    return len(node.output) if node.op_type in ("Split", "TopK") else 1
+    """How many results a node says it has: those of a split are as many as its parts, and one that trains has several."""
+    return len(node.output) if node.op_type in ("Split", "TopK", "BatchNormalization") else 1

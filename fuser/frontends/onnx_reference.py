@@ -1,10 +1,14 @@
 """ONNX's reference, with pools and lookups as the specification has them: its own pools (of 1.16) give other sizes where the
 borders of an axis differ, begin windows behind an axis, and divide means by what lies behind the border where the last window is
-cut off; its GatherElements refuses axes of more than 31 elements. Its convolutions add a border where there is to be none, and a
-softmax is over one axis, where before opset 13 it is over all from that axis on."""
+cut off; its GatherElements refuses axes of more than 31 elements. Its convolutions add a border where there is to be none, those
+that are transposed know no groups and no shape of the result, and a softmax is over one axis, where before opset 13 it is over
+all from that axis on. Before opset 14 its batch normalization took the statistics of the batch, and before opset 7 it spreads
+operands as numpy does."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Sequence
 from functools import cache
 from itertools import product
@@ -13,10 +17,23 @@ from typing import Any
 
 import numpy as np
 
+from fuser.frontends.onnx_old import NUMPY
+from fuser.frontends.onnx_old import behind
 from fuser.ir.ops import Array
 
+CONCAT_ALONG = 4
+"""The opset from which on tensors are joined along an axis that has no default."""
 ONE_AXIS = 13
 """The opset from which on a softmax is over one axis."""
+TRAINING_MODE = 14
+"""The opset from which on a batch normalization says whether it takes the statistics of its batch; before, the number of its
+results does."""
+SPREAD: dict[str, Callable[[Array, Array], Array]] = {
+    "Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "And": np.logical_and, "Or": np.logical_or, "Xor": np.logical_xor,
+    "Div": lambda x, y: np.divide(x, y) if x.dtype.kind == "f" else np.trunc(np.divide(x, y)), "Equal": np.equal,
+    "Greater": np.greater, "Less": np.less, "Pow": np.power, "PRelu": lambda x, slope: np.where(x < 0, slope * x, x),
+}  # fmt: skip
+"""Operators that old versions spread otherwise."""
 
 
 def reference(model: Any) -> Any:
@@ -27,11 +44,20 @@ def reference(model: Any) -> Any:
     return ReferenceEvaluator(_explicit(model), new_ops=list(_mended(opset)))
 
 
-def node_reference(node: Any, opset: int) -> Any:
-    """An evaluator of one node."""
+def node_reference(node: Any, opset: int, names: Iterable[str] = ()) -> Any:
+    """An evaluator of one node, which reads tensors by these names too. ONNX's of a node alone takes it for one of today, which
+    is all that there is of some."""
+    from onnx import TypeProto
+    from onnx import helper
     from onnx.reference import ReferenceEvaluator
 
-    return ReferenceEvaluator(node, opsets=dict.fromkeys(("", node.domain), opset), new_ops=list(_mended(opset)))
+    given = [helper.make_value_info(n, TypeProto()) for n in dict.fromkeys((*node.input, *names)) if n]
+    results = [helper.make_value_info(n, TypeProto()) for n in node.output if n]
+    domains = [helper.make_opsetid(d, opset if not d else 1) for d in dict.fromkeys(("", node.domain))]
+    try:
+        return reference(helper.make_model(helper.make_graph([node], "node", given, results), opset_imports=domains))
+    except RuntimeError:
+        return ReferenceEvaluator(node, new_ops=list(_mended(opset)))
 
 
 def _explicit(model: Any) -> Any:
@@ -88,8 +114,69 @@ def _mended(opset: int) -> tuple[Any, ...]:
         """The reference fills in what is the default of today."""
         return next((a.i for a in node.attribute if a.name == "axis"), 1)
 
-    made = AveragePool, MaxPool, GatherElements
-    return made if opset >= ONE_AXIS else (*made, Softmax, LogSoftmax)
+    class ConvTranspose(OpRun):
+        op_domain = ""
+
+        def _run(self, x: Array, w: Array, b: Array | None = None, **attrs: Any) -> tuple[Array]:
+            return (transposed(x, w, b, attrs),)
+
+    class BatchNormalization(OpRun):
+        op_domain = ""
+
+        def _run(self, x: Array, *vectors: Array, **attrs: Any) -> tuple[Array]:
+            if sum(map(bool, self.onnx_node.output)) > 1:
+                raise NotImplementedError("a batch normalization that trains")
+            gain, bias, mean, variance = (v.reshape(-1, *(1,) * (x.ndim - 2)) for v in vectors)
+            return ((gain * (x - mean) / np.sqrt(variance + attrs["epsilon"]) + bias).astype(x.dtype),)
+
+    class Concat(OpRun):
+        op_domain = ""
+
+        def _run(self, *xs: Array, **_: Any) -> tuple[Array]:
+            return (np.concatenate(xs, named(self.onnx_node)),)
+
+    class Spread(OpRun):
+        op_domain = ""
+
+        def _run(self, x: Array, y: Array, **_: Any) -> tuple[Array]:
+            op, attrs = self.onnx_node.op_type, {a.name: a.i for a in self.onnx_node.attribute}
+            ends = (1,) * behind(op, opset, attrs, (x.ndim, y.ndim))
+            found = SPREAD[op](x, y.reshape(*y.shape, *ends))
+            return (found if found.dtype == bool else found.astype(x.dtype),)
+
+    made: list[Any] = [AveragePool, MaxPool, GatherElements, ConvTranspose]
+    made += [Softmax, LogSoftmax] if opset < ONE_AXIS else []
+    made += [BatchNormalization] if opset < TRAINING_MODE else []
+    made += [Concat] if opset < CONCAT_ALONG else []
+    return (*made, *(type(op, (Spread,), {}) for op in SPREAD if opset < NUMPY))
+
+
+def transposed(x: Array, w: Array, bias: Array | None, attrs: dict[str, Any]) -> Array:
+    """A convolution the other way round: what each element adds to a window, without the borders."""
+    given = {k: v for k, v in attrs.items() if v is not None}
+    rank, groups = x.ndim - 2, given.get("group", 1)
+    strides, dilations, more = (given.get(n) or [d] * rank for n, d in (("strides", 1), ("dilations", 1), ("output_padding", 0)))
+    window, places = w.shape[2:], x.shape[2:]
+    sizes = zip(places, strides, dilations, window, more, strict=True)
+    full = [(n - 1) * s + d * (k - 1) + 1 + o for n, s, d, k, o in sizes]
+    out = np.zeros((x.shape[0], w.shape[1] * groups, *full), np.float64)
+    xs, ws, ys = np.split(x, groups, 1), np.split(w, groups, 0), np.split(out, groups, 1)
+    for place in product(*map(range, window)):
+        steps = zip(place, dilations, places, strides, strict=True)
+        at = tuple(slice(p * d, p * d + (n - 1) * s + 1, s) for p, d, n, s in steps)
+        for v, u, y in zip(xs, ws, ys, strict=True):
+            y[(slice(None), slice(None), *at)] += np.einsum("nc...,cm->nm...", v, u[(slice(None), slice(None), *place)])
+    auto, pads = given.get("auto_pad", "NOTSET"), given.get("pads") or [0] * 2 * rank
+    wanted = given.get("output_shape")
+    if wanted is None and auto.startswith("SAME"):
+        wanted = [n * s for n, s in zip(places, strides, strict=True)]
+    if wanted is not None:
+        lacking = [n - m for n, m in zip(full, wanted[-rank:], strict=True)]
+        less, rest = [t // 2 for t in lacking], [t - t // 2 for t in lacking]
+        pads = less + rest if auto == "SAME_UPPER" else rest + less
+    inside = tuple(slice(pads[i], n - pads[rank + i]) for i, n in enumerate(full))
+    y = out[(slice(None), slice(None), *inside)]
+    return (y if bias is None else y + bias.reshape(-1, *(1,) * rank)).astype(x.dtype)
 
 
 def log_softmax_of_the_rest(x: Array, axis: int) -> Array:

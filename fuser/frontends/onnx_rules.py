@@ -21,6 +21,9 @@ from fuser.frontends.onnx_windows import WINDOWS
 from fuser.ir.builder import Ref
 from fuser.ir.program import FLOAT_DTYPES
 
+MOST_TERMS = 1 << 24
+"""Most terms of a product of whole numbers, which are in memory at once."""
+
 BY_NAME: dict[str, str] = {
     "Abs": "abs", "Add": "add", "And": "logical_and", "Ceil": "ceil", "Cos": "cos", "Cosh": "cosh", "Equal": "eq",
     "Erf": "erf", "Exp": "exp", "Floor": "floor", "Greater": "gt", "GreaterOrEqual": "ge", "HardSwish": "hardswish",
@@ -154,15 +157,24 @@ def _trilu(c: Call) -> Ref:
 def _matmul(c: Call) -> Ref:
     x, y = c.ref(0), c.ref(1)
     left, right = len(x.shape) == 1, len(y.shape) == 1
-    out = c.reshape(x, (1, *x.shape)) @ c.reshape(y, (*y.shape, 1)) if left and right else None
-    if out is None:
-        out = (c.reshape(x, (1, *x.shape)) if left else x) @ (c.reshape(y, (*y.shape, 1)) if right else y)
+    x, y = c.reshape(x, (1, *x.shape)) if left else x, c.reshape(y, (*y.shape, 1)) if right else y
+    out = x @ y if x.tensor.dtype in FLOAT_DTYPES else _whole_product(c, x, y)
     shape = out.shape[:-2] + (() if left else out.shape[-2:-1]) + (() if right else out.shape[-1:])
-    return c.reshape(out, shape or (1,))
+    return c.reshape(out, shape)
+
+
+def _whole_product(c: Call, x: Ref, y: Ref) -> Ref:
+    """Of whole numbers, which no product of kernels or libraries takes: each of its terms, then their sum."""
+    x, y = c.reshape(x, (*x.shape, 1)), c.reshape(y, (*y.shape[:-2], 1, *y.shape[-2:]))
+    if math.prod(shape := np.broadcast_shapes(x.shape, y.shape)) > MOST_TERMS:
+        raise c.unsupported(f"multiplies large matrices of {x.tensor.dtype}", "cast them to float32 or float64 in front")
+    return c.b.op("sum", c.b.op("mul", x, y), axis=(len(shape) - 2,), keepdims=False)
 
 
 def _gemm(c: Call) -> Ref:
     x, y = c.ref(0), c.ref(1)
+    if x.tensor.dtype not in FLOAT_DTYPES:
+        raise c.unsupported(f"multiplies matrices of {x.tensor.dtype}", "cast them to float32 or float64 in front")
     out = (x.T if c.attrs.get("transA") else x) @ (y.T if c.attrs.get("transB") else y)
     out = out if (alpha := c.attrs.get("alpha", 1.0)) == 1 else out * alpha
     if not c.given(2):
@@ -281,7 +293,7 @@ def _arg(op: str) -> Callable[[Call], Ref]:
         dim, last = c.axis(0, len(x.shape)), bool(c.attrs.get("select_last_index", 0))
         x = c.b.op("flip", x, dims=(dim,)) if last else x
         place = c.b.op(op, x, dim=dim, keepdim=bool(c.attrs.get("keepdims", 1)), dtype="int64")
-        return c.constant(np.array([x.shape[dim] - 1])) - place if last else place
+        return c.reshape(c.constant(np.array([x.shape[dim] - 1])) - place, place.shape) if last else place
 
     return rule
 
@@ -357,6 +369,8 @@ def _hardmax(c: Call) -> Ref:
 
 def _batch_norm(c: Call) -> Ref:
     c.only(training_mode=0)
+    if c.results > 1:
+        raise c.unsupported("has statistics of its batch read: it trains", "export the model for inference")
     x = c.ref(0)
     gain, bias, mean, variance = c.vectors(range(1, 5), x.shape[1])
     return c.b.op("batch_norm", x, mean, variance, gain, bias, eps=float(c.attrs.get("epsilon", 1e-5)))
@@ -381,7 +395,7 @@ RULES: dict[str, Callable[[Call], Any]] = {
     "LeakyRelu": _with("leaky_relu", negative_slope=("alpha", 0.01)), "Celu": _with("celu", alpha=("alpha", 1.0)),
     "Elu": lambda c: c.b.op("elu", c.ref(0), alpha=c.attrs.get("alpha", 1.0), scale=1.0, input_scale=1.0),
     "Softplus": lambda c: c.b.op("softplus", c.ref(0), beta=1.0, threshold=20.0), "Selu": _selu, "HardSigmoid": _hard_sigmoid,
-    "Gelu": _gelu, "Cast": _cast, "CastLike": lambda c: c.b.op("cast", c.ref(0), dtype=c.ref(1).tensor.dtype), "Trilu": _trilu,
+    "Gelu": _gelu, "Cast": _cast, "CastLike": lambda c: c.b.op("cast", c.ref(0), dtype=c.dtype(1)), "Trilu": _trilu,
     "MatMul": _matmul, "Gemm": _gemm, "Reshape": _reshape, "Flatten": _flatten, "Squeeze": _squeeze, "Unsqueeze": _unsqueeze,
     "Transpose": _transpose, "Expand": _expand, "Tile": lambda c: tiled(c.b, c.ref(0), c.ints(1, "repeats") or ()),
     "Concat": _concat, "Split": _split, "Slice": _slice, "Einsum": _einsum,

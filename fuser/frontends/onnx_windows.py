@@ -12,6 +12,7 @@ from fuser.frontends.composed import bordered
 from fuser.frontends.composed import cut
 from fuser.frontends.onnx_call import Call
 from fuser.ir.builder import Ref
+from fuser.ir.program import FLOAT_DTYPES
 
 Pairs = list[tuple[int, int]]
 
@@ -57,22 +58,25 @@ def _conv(c: Call) -> Ref:
 
 
 def _conv_transpose(c: Call) -> Ref:
-    c.only(auto_pad="NOTSET")
+    auto = c.attrs.get("auto_pad", b"NOTSET")
     rank = len(c.ref(0).shape) - 2
     each = {
         n: tuple(c.attrs.get(n, (default,) * rank)) for n, default in (("strides", 1), ("dilations", 1), ("output_padding", 0))
     }
-    pads = tuple(c.attrs.get("pads", (0,) * 2 * rank))
+    pads = tuple(c.attrs.get("pads", (0,) * 2 * rank)) if auto != b"VALID" else (0,) * 2 * rank
     operands = [c.ref(i) for i in range(3) if c.given(i)]
     moves: dict[str, Any] = {"stride": each["strides"], "dilation": each["dilations"], "groups": c.attrs.get("group", 1)}
-    same = pads[:rank] == pads[rank:]
-    further = each["output_padding"]
-    if wanted := c.attrs.get("output_shape"):
-        sizes = zip(c.ref(0).shape[2:], operands[1].shape[2:], each["strides"], each["dilations"], wanted[-rank:], strict=True)
-        total = [(n - 1) * s + d * (w - 1) + 1 - out for n, w, s, d, out in sizes]
+    further, wanted = each["output_padding"], c.attrs.get("output_shape")
+    if not wanted and auto in (b"SAME_UPPER", b"SAME_LOWER"):
+        wanted = [n * s for n, s in zip(c.ref(0).shape[2:], each["strides"], strict=True)]
+    if wanted:
+        whole = zip(c.ref(0).shape[2:], operands[1].shape[2:], *each.values(), wanted[-rank:], strict=True)
+        total = [(n - 1) * s + d * (w - 1) + 1 + more - out for n, w, s, d, more, out in whole]
         if any(t < 0 for t in total):
             raise c.unsupported(f"has the output shape {wanted}")
-        pads, same, further = (*(t // 2 for t in total), *(t - t // 2 for t in total)), False, (0,) * rank
+        less, rest = [t // 2 for t in total], [t - t // 2 for t in total]
+        pads = (*less, *rest) if auto == b"SAME_UPPER" else (*rest, *less)
+    same = pads[:rank] == pads[rank:]
     y = c.b.op(f"conv_transpose{rank}d", *operands, output_padding=further, padding=pads[:rank] if same else (0,) * rank, **moves)
     for i in () if same else range(rank):
         y = cut(c.b, y, i + 2, pads[i], y.shape[i + 2] - pads[rank + i])
@@ -86,7 +90,8 @@ def _pool(kind: str) -> Callable[[Call], Ref]:
         x, window = c.ref(0), tuple(c.attrs["kernel_shape"])
         moves, borders = _moves(c, window)
         if kind == "max":
-            x, padding = _padded(c, x, borders, -math.inf)
+            whole = x.tensor.dtype not in FLOAT_DTYPES
+            x, padding = _padded(c, x, borders, int(np.iinfo(x.tensor.dtype).min) if whole else -math.inf)
             return c.b.op(f"max_pool{len(window)}d", x, kernel_size=window, padding=padding, **moves)
         if set(moves.pop("dilation")) != {1}:
             raise c.unsupported("is dilated")

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from fuser.errors import UnsupportedError
 from fuser.ir.elements import Step
 from fuser.ir.elements import Tape
@@ -233,7 +235,9 @@ class Writer:
         if dtype in FLOAT_DTYPES or dtype == "bool":
             text = number_text(x) if math.isfinite(x) else f'float("{x}")'
             return f"tl.full({shape}, {text}, tl.float32)"
-        return f"tl.full({shape}, {int(x)}, tl.{_held(dtype)})"
+        limits = np.iinfo(dtype)
+        whole = int(x) if math.isfinite(x) else limits.min if x < 0 else limits.max
+        return f"tl.full({shape}, {whole}, tl.{_held(dtype)})"
 
     def load(self, s: Step) -> str:
         if s.dtype not in TYPES:

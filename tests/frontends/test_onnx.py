@@ -226,7 +226,7 @@ def test_scalars_stay_scalars(tmp_path: Path, rng: np.random.Generator) -> None:
 @pytest.mark.parametrize(
     ("op", "a", "b", "attributes"),
     [
-        ("Pow", [4, 9, 2, 7], F([0.5, 0.5, 2.5, 1]), {}),
+        ("Pow", [4, 9, 2, 7], np.array([0.5, 0.5, 2.5, 1], F), {}),
         ("Pow", [4, 9, 2, 7], F(0.5), {}),
         ("Pow", [4, 9, 2, 7], F(-1), {}),
         ("Pow", [4, -9, 2, 7], i(3).reshape(()), {}),

@@ -174,3 +174,17 @@ def test_whole_numbers_are_taken_modulo_those_of_their_dtype(op: str) -> None:
         given[0][0], given[1][0] = info.min, 5
         (want,) = run_program(program, dict(zip("xy", given, strict=True))).values()
         torch.testing.assert_close(run(*given), want, rtol=0, atol=0)
+
+
+def test_a_border_of_bytes_is_the_least_of_them() -> None:
+    """In a pool as well as in front of one."""
+    for dtype in (torch.uint8, torch.int8):
+        b = fuser.Builder("pool")
+        x = b.input("x", (1, 2, 6, 6), str(dtype).removeprefix("torch."))
+        program = b.build(y=b.op("max_pool2d", x, kernel_size=(2, 2), stride=(2, 2), padding=(1, 1)))
+        graph = KernelGraph("g", program.inputs, by_elements(program), ("y",), tuple(program[n] for n in "xy"))
+        run = Executable(graph.validate(), Schedule(()), device="cpu")
+        assert run.plan.sources[0] is not None
+        given = torch.randint(torch.iinfo(dtype).min, torch.iinfo(dtype).max + 1, (1, 2, 6, 6), dtype=dtype)
+        want = torch.nn.functional.max_pool2d(given.float(), 2, 2, 1).to(dtype)
+        torch.testing.assert_close(run(given), want, rtol=0, atol=0)
