@@ -43,7 +43,8 @@ def planned(cases: Sequence[Case], device: Device) -> dict[str, Any]:
     from search.cover.model import compile_model
 
     found = []
-    for case in cases:
+    for i, case in enumerate(cases):
+        note(f"… {case.name} ({i + 1} of {len(cases)})")
         torch.manual_seed(0)
         module, shapes = NETWORKS[case.network].make(case.batch)
         known = from_torch(
@@ -56,7 +57,6 @@ def planned(cases: Sequence[Case], device: Device) -> dict[str, Any]:
             row |= {"predicted_us": plan.us, "kernels": plan.launches, "choice": plan.choice, "plan": plan.lines(), "note": ""}
         except FuserError as problem:
             row |= {"predicted_us": None, "kernels": None, "choice": None, "plan": [], "note": problem.message}
-        note(f"… {case.name}")
         found.append(row)
     return plain({"target": device.name, "device": device.title, "ceilings": Ceilings.of(device), "cases": found})
 

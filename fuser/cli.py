@@ -7,6 +7,7 @@ what a user can cause, and returns None or an exit code. Documents go to stdout,
 from __future__ import annotations
 
 import difflib
+import errno
 import inspect
 import re
 import sys
@@ -59,6 +60,9 @@ EXIT_CODES: tuple[tuple[int, str], ...] = (
     (141, "nobody reads what is printed"),
     (143, "terminated"),
 )
+
+UNPRINTED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""How the operating system says that a file takes no more."""
 
 EXTRAS: dict[str, str] = {
     "tvm": "pip install 'mufuser[relay]' (TVM 0.19 with Relay)",
@@ -172,6 +176,10 @@ def reported(command: Callable[[], int | None], json: bool = False) -> int:
     except BrokenPipeError:  # nobody reads what is printed any more
         raise
     except OSError as e:
+        if not e.filename and e.errno in UNPRINTED:  # a plain print, of a help text say
+            return failed(
+                EnvironmentError_(f"the output cannot be written: {e.strerror}", "redirect it to where there is room"), json
+            )
         where = f"{e.filename}: " if e.filename else ""
         return failed(EnvironmentError_(f"{where}{e.strerror or e}", "the command cannot go on without it"), json)
     except MemoryError:
@@ -180,15 +188,15 @@ def reported(command: Callable[[], int | None], json: bool = False) -> int:
 
 def failed(e: FuserError, json: bool) -> int:
     """Report an error; returns its exit code."""
+    from fuser.console import error_document
     from fuser.console import print_json
     from fuser.console import render_error
 
-    document = {"error": {"code": e.code, "message": e.message, "hint": e.hint}}
-    for say in (lambda: render_error(e), *((lambda: print_json(document),) if json else ())):
+    for say in (lambda: render_error(e), *((lambda: print_json(error_document(e)),) if json else ())):
         try:
             say()
         except BrokenPipeError:
             raise
-        except OSError:  # what keeps an error from being said, a full disk say, says no more than the exit code
+        except (OSError, FuserError):  # what keeps an error from being said, a full disk say, says no more than the exit code
             continue
     return e.exit_code

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from fuser.errors import EnvironmentError_
 from fuser.errors import FuserError
 from fuser.files import json_safe
 from fuser.files import printable
@@ -71,20 +72,40 @@ def plain(value: Any) -> Any:
     return str(value) if isinstance(value, PurePath) else value
 
 
+@contextmanager
+def _printing() -> Iterator[None]:
+    """What keeps stdout from being written, a full disk say, is said as that."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise unprinted(error) from error
+
+
+def unprinted(error: OSError) -> FuserError:
+    """The error for an output that could not be written."""
+    return EnvironmentError_(f"the output cannot be written: {error.strerror or error}", "redirect it to where there is room")
+
+
 def print_json(document: Any) -> None:
     """The one document of a command with ``--json``, on stdout."""
-    sys.stdout.write(json_safe(json.dumps(plain(document), indent=2, ensure_ascii=False, allow_nan=False)) + "\n")
-    sys.stdout.flush()
+    text = json_safe(json.dumps(plain(document), indent=2, ensure_ascii=False, allow_nan=False))
+    with _printing():
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
 
 
 def print_text(text: str) -> None:
     """Lines on stdout; control characters in them (of names in a file, say) as escapes."""
-    sys.stdout.write(printable(text, keep="\n\t") + "\n")
+    with _printing():
+        sys.stdout.write(printable(text, keep="\n\t") + "\n")
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], notes: Sequence[str] = ()) -> None:
     """A table on stdout; a column whose name ends in ``>`` is aligned to the right. ``notes`` follow below it."""
-    _table(stdout(), title, columns, rows, notes)
+    with _printing():
+        _table(stdout(), title, columns, rows, notes)
 
 
 def table_text(
@@ -132,6 +153,11 @@ def _labelled(label: str, style: str, text: str) -> None:
     from rich.text import Text
 
     stderr().print(Text.assemble((f"{label}: ", f"bold {style}"), printable(text, _MESSAGE)), soft_wrap=True)
+
+
+def error_document(error: FuserError) -> dict[str, Any]:
+    """What ``--json`` says of an error."""
+    return {"error": {"code": error.code, "message": error.message, "hint": error.hint}}
 
 
 def render_error(error: FuserError) -> None:

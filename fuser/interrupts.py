@@ -52,6 +52,9 @@ def as_process(command: Callable[[], int]) -> int:
         except OSError as error:
             closed = isinstance(error, BrokenPipeError)
             _silence(stream)
+            if not closed and not code and stream is sys.stdout:
+                with suppress(OSError):
+                    print(f"error: the output cannot be written: {error.strerror or error}", file=sys.stderr)
             code = CLOSED if closed else code or 6
     watch.finish()
     if watch.signal:

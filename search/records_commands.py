@@ -22,6 +22,7 @@ from fuser.console import print_json
 from fuser.console import print_table
 from fuser.console import print_text
 from fuser.device import load_device
+from fuser.errors import EnvironmentError_
 from fuser.errors import UsageError
 from fuser.files import counted
 from fuser.lower.assembler import compiler
@@ -98,10 +99,20 @@ def records(
     if path and (reads or action == "prune") and not os.path.exists(place):
         raise UsageError(f"there are no records {place}", "check the path")
     _check_kept(place)
-    with Records(place, reads) as store:
+    with _opened(place, reads, path is None) as store:
         document = actions[action](store, names or [], _Request(place, path, target or "h200", older, json))
     if json:
         print_json({"records": str(place), "action": action} | document)
+
+
+def _opened(place: Path, reads: bool, own: bool) -> Records:
+    """The records at a place; ``own``: nobody named it, it is in the user's cache folder."""
+    try:
+        return Records(place, reads)
+    except UsageError as error:
+        if not own:
+            raise
+        raise EnvironmentError_(error.message, "set MUFUSER_CACHE to a folder that can be written") from error
 
 
 def _check_kept(place: Path) -> None:

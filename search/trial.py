@@ -80,8 +80,10 @@ def where_tried(on: str | None, device: Device, file: ModelFile) -> tuple[str | 
         return where_to_run("cpu", device, name)[0], ()
     try:
         where = where_to_run(on, device, name)[0]
-    except EnvironmentError_:
+    except (EnvironmentError_, UsageError) as error:  # its way out is that of fuser.compile
         if on is not None:
+            raise type(error)(error.message, "--on cpu runs Triton's interpreter (slow), --on none nothing") from error
+        if isinstance(error, UsageError):
             raise
         where = None
     return where, () if where else (f"there is no {device.title} here: nothing was run, times are predicted",)

@@ -15,9 +15,11 @@ from typing import Any
 import typer
 
 from fuser.arguments import Json
+from fuser.console import error_document
 from fuser.console import plain
 from fuser.console import print_json
 from fuser.console import print_table
+from fuser.console import render_error
 from fuser.errors import FuserError
 from fuser.errors import ModelFileError
 from fuser.errors import NoValidKernelError
@@ -78,14 +80,20 @@ def verify(
             f"there is no file {shown(str(path), 200)}, and no µGraph is given", "mufuser verify PROGRAM GRAPH, or REPORT"
         )
     found = check_report(path)
-    if json:
-        print_json({"kernels": found})
-    else:
+    wrong = [c for c in found if c.wrong]
+    if not json:
         _show(program, found)
-    if wrong := [c for c in found if c.wrong]:
-        first = f"{wrong[0].kernel}: {wrong[0].wrong[0]}"
-        raise NoValidKernelError(f"{len(wrong)} of {counted(len(found), 'kernel')} of {program} do not hold; {first}", AGAIN)
-    return 0
+    if not wrong:
+        if json:
+            print_json({"kernels": found})
+        return 0
+    first = f"{wrong[0].kernel}: {wrong[0].wrong[0]}"
+    error = NoValidKernelError(f"{len(wrong)} of {counted(len(found), 'kernel')} of {program} do not hold; {first}", AGAIN)
+    if not json:
+        raise error
+    render_error(error)
+    print_json({"kernels": found, **error_document(error)})
+    return error.exit_code
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import subprocess
@@ -26,6 +27,7 @@ from fuser.errors import FuserError
 from fuser.errors import ModelFileError
 from fuser.errors import NothingSupportedError
 from fuser.errors import NoValidKernelError
+from fuser.lower.compile import _unwritten
 
 
 def greet(name: str, json: Annotated[bool, typer.Option("--json")] = False) -> None:
@@ -200,3 +202,27 @@ def test_progress_in_a_log_is_short_and_on_stderr(capsys: pytest.CaptureFixture[
     assert printed.out == ""
     assert len(printed.err.splitlines()) == 10
     assert printed.err.endswith("compile: 200/200 kernel [199]\n")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+@pytest.mark.parametrize("args", [["devices"], ["devices", "--json"], ["--help"]])
+def test_an_output_that_takes_nothing_is_said(args: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-m", "fuser", *args], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 6
+    assert "error: the output cannot be written: No space left on device" in done.stderr
+
+
+def test_a_cache_folder_that_cannot_be_made_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("MUFUSER_CACHE", str(tmp_path / "file" / "cache"))
+    assert main(["records", "list"]) == 6
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"{tmp_path}/file/cache" in said and "set MUFUSER_CACHE" in said
+    place = tmp_path / "file" / "triton"
+    error = _unwritten("kernel", tmp_path / "cache", NotADirectoryError(errno.ENOTDIR, "Not a directory", str(place)))
+    assert error.message == f"kernel cannot be compiled: {place}: Not a directory"
+    assert f"MUFUSER_CACHE (now {tmp_path}/cache)" in error.hint
+    assert "free some space" in _unwritten("kernel", tmp_path, OSError(errno.ENOSPC, "No space left on device")).hint

@@ -26,7 +26,11 @@ from fuser.errors import FuserError
 from fuser.errors import NothingSupportedError
 from fuser.errors import NoValidKernelError
 from fuser.files import counted
+from fuser.ir.mugraph import KernelGraph
+from fuser.ir.mugraph import LibraryKernel
+from fuser.lower.written import written
 from fuser.outputs import promised
+from fuser.runtime.library import constants
 from search.buckets.sizes import parsed
 from search.buckets.sizes import said
 from search.tune_report import NoRecords
@@ -138,7 +142,7 @@ def _optimize(model: Path, options: Optimize) -> int:
             result, model, options.params, strict=strict, compare=options.compare, step=step, timeout=options.timeout
         )
         report = _written(result, options.output)
-    if error := result.failure or _nothing(result) or _wrong(result):
+    if error := result.failure or _wrong(result) or _nothing(result):
         if not options.json:
             show(result, report, options.output)
         raise error
@@ -163,15 +167,21 @@ def _written(result: Optimized, output: Path) -> dict[str, Any]:
 
 
 def _nothing(result: Optimized) -> FuserError | None:
-    made = result.made
-    if result.regions or any(n.products for n in result.program.nodes) or (not result.relay and made and made.graph.blocks):
+    """No kernel is made of anything in the model: neither for all of it nor for a region, and no product could have had one."""
+    if result.regions or any(n.products for n in result.program.nodes) or (result.made and _generated(result.made.graph)):
         return None
     seen = Counter(str(n.attr.get("callee", n.op)) for n in result.program.nodes)
     names = ", ".join(f"{k} ({v})" for k, v in seen.most_common(4))
     return NothingSupportedError(
-        f"{result.file.source} has no contraction that could be fused; it consists of {names or 'nothing'}",
-        "the model is left as it is",
+        f"no kernel is generated for {result.file.source}; it consists of {names or 'nothing'}", "the model is left as it is"
     )
+
+
+def _generated(graph: KernelGraph) -> bool:
+    """Whether a kernel of the graph is ours: a block, or an operator that is written in Triton."""
+    tensors = graph.device_tensors
+    calls = (k for k in graph.kernels if isinstance(k, LibraryKernel) and k.outputs[0] in tensors)
+    return bool(graph.blocks) or any(written(k, constants(k, graph, tensors), tensors, {}) is not None for k in calls)
 
 
 def _wrong(result: Optimized) -> FuserError | None:

@@ -8,11 +8,14 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import fuser  # noqa: E402
+from fuser.device import load_device  # noqa: E402
+from fuser.errors import EnvironmentError_  # noqa: E402
 from fuser.errors import UnsupportedError  # noqa: E402
 from fuser.frontends.imported import Imported  # noqa: E402
 from fuser.frontends.model_file import ONNX  # noqa: E402
 from fuser.frontends.model_file import ModelFile  # noqa: E402
 from search.trial import wanted_of  # noqa: E402
+from search.trial import where_tried  # noqa: E402
 
 
 class Lacking:
@@ -30,3 +33,12 @@ def test_a_model_that_its_reference_lacks_is_compared_with_torch() -> None:
     wanted, called = wanted_of(ModelFile("m.onnx", ONNX, known, Lacking()), {"X": x.numpy()}, {"X": x}, "cpu")
     assert called == "the ONNX model's operators by torch (the reference lacks it)"
     assert torch.equal(wanted["Y"], torch.relu(x * -2))
+
+
+def test_without_a_gpu_the_way_out_is_an_option_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("search.where.gpu_at_hand", lambda _: None)
+    b = fuser.Builder("model")
+    known = Imported(b.build(Y=b.relu(b.input("X", (4, 4)))), {}, ("X",))
+    with pytest.raises(EnvironmentError_, match="no GPU here") as found:
+        where_tried("cuda", load_device("h200"), ModelFile("m.onnx", ONNX, known))
+    assert found.value.hint.startswith("--on cpu")

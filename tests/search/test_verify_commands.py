@@ -135,6 +135,17 @@ def test_files_that_changed_or_are_gone_are_named(folder: Path, capsys: pytest.C
     assert ".cubin was changed" in " ".join(run(folder, capsys)[2].split())
 
 
+def test_kernels_that_do_not_hold_are_one_document(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = next(folder.glob("*.py"))
+    source.write_text(source.read_text().replace("tl.", "tl. ", 1))
+    code, out, err = run(folder, capsys, "--json")
+    assert code == 5
+    found = json.loads(out)
+    assert any(k["wrong"] for k in found["kernels"])
+    assert "do not hold" in found["error"]["message"]
+    assert "do not hold" in " ".join(err.split())
+
+
 def test_what_is_no_report_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", "mirage/lora"]) == 2
     assert "no µGraph is given" in capsys.readouterr().err

@@ -160,3 +160,19 @@ def test_results_of_classes_that_a_package_registers(
     assert read_model_file(exported).imported.program.nodes
     assert imported == [name]
     assert capfd.readouterr().err == ""
+
+
+def test_an_elementwise_model_is_supported_and_one_of_a_library_is_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+
+    class Inverse(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return torch.linalg.inv(x)
+
+    for module, code in ((torch.nn.ReLU(), 0), (Inverse(), 4)):
+        path = tmp_path / f"{type(module).__name__}.pt2"
+        torch.export.save(torch.export.export(module, (torch.randn(8, 8),)), path)
+        assert main(["optimize", str(path), "--on", "none", "-o", str(tmp_path / "out")]) == code
+    said = " ".join(capsys.readouterr().err.split())
+    assert "no kernel is generated for" in said and "linalg_inv" in said
