@@ -27,7 +27,7 @@ from fuser.errors import FuserError
 from fuser.errors import ModelFileError
 from fuser.errors import NothingSupportedError
 from fuser.errors import NoValidKernelError
-from fuser.lower.compile import _unwritten
+from fuser.lower.attempts import unwritten
 
 
 def greet(name: str, json: Annotated[bool, typer.Option("--json")] = False) -> None:
@@ -222,7 +222,7 @@ def test_a_cache_folder_that_cannot_be_made_is_named(
     said = " ".join(capsys.readouterr().err.split())
     assert f"{tmp_path}/file/cache" in said and "set MUFUSER_CACHE" in said
     place = tmp_path / "file" / "triton"
-    error = _unwritten("kernel", tmp_path / "cache", NotADirectoryError(errno.ENOTDIR, "Not a directory", str(place)))
+    error = unwritten("kernel", tmp_path / "cache", NotADirectoryError(errno.ENOTDIR, "Not a directory", str(place)))
     assert error.message == f"kernel cannot be compiled: {place}: Not a directory"
     assert f"MUFUSER_CACHE (now {tmp_path}/cache)" in error.hint
-    assert "free some space" in _unwritten("kernel", tmp_path, OSError(errno.ENOSPC, "No space left on device")).hint
+    assert "free some space" in unwritten("kernel", tmp_path, OSError(errno.ENOSPC, "No space left on device")).hint

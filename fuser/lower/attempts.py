@@ -16,7 +16,10 @@ from typing import TypeVar
 
 from fuser import kept
 from fuser.errors import DiedError
+from fuser.errors import EnvironmentError_
+from fuser.errors import said
 from fuser.lower.quiet import heard
+from fuser.outputs import FULL
 from fuser.pools import alone
 from fuser.pools import careful
 from fuser.pools import elsewhere
@@ -90,9 +93,9 @@ def _apart(apart: Callable[..., R], work: Callable[..., R], *args: object) -> R:
         if not isinstance(error, DiedError):
             raise
         lines = told.read_text(errors="replace").splitlines()
-        said = next((line for line in reversed(lines) if any(t in line for t in TELLING)), "")
+        told_why = next((line for line in reversed(lines) if any(t in line for t in TELLING)), "")
         how = error.message.rpartition(": ")[2]
-        raise DiedError(f"{said[-200:]} ({how})" if said else how, ended=error.ended, outside=error.outside) from error
+        raise DiedError(f"{told_why[-200:]} ({how})" if told_why else how, ended=error.ended, outside=error.outside) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -101,3 +104,16 @@ def _told(path: Path, work: Callable[..., R], *args: object) -> R:
     path.touch()
     with heard(str(path)):
         return work(*args)
+
+
+def unwritten(name: str, cache: Path, error: OSError) -> EnvironmentError_:
+    """Where a compiler could not write."""
+    why = error.strerror or said(error)
+    if error.errno in FULL or error.errno is None:
+        room = f"free some space: compilers write to {cache}, to {tempfile.gettempdir()} and to Triton's cache"
+        return EnvironmentError_(f"{name} cannot be compiled: {why}", room)
+    place = f"{error.filename}: " if error.filename else ""
+    return EnvironmentError_(
+        f"{name} cannot be compiled: {place}{why}",
+        f"set MUFUSER_CACHE (now {cache}) and TRITON_CACHE_DIR to folders that can be written",
+    )

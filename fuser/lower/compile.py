@@ -54,7 +54,6 @@ from fuser.lower.quiet import quiet
 from fuser.lower.remarks import check_groups
 from fuser.lower.remarks import logged
 from fuser.lower.triton_source import generate_graph
-from fuser.outputs import FULL
 from fuser.outputs import make_folder
 from fuser.outputs import write_file
 
@@ -207,27 +206,15 @@ def compile_kernel(source: KernelSource, arch: int, folder: Path | None = None) 
     if (known := kept_kernel(source, arch)) is not None:
         return known
     from fuser.lower.attempts import attempt  # what was compiled needs no processes
+    from fuser.lower.attempts import unwritten
 
     path = kept_kernels.place(cache_dir("compiled"), source, arch)
     try:
         made = attempt(path, source.name, _compiled, source, arch, folder)
     except OSError as error:
-        raise _unwritten(source.name, path.parent.parent, error) from error
+        raise unwritten(source.name, path.parent.parent, error) from error
     kept_kernels.write(path, {f.name: getattr(made, f.name) for f in fields(made) if f.name not in ("source", "arch")})
     return made
-
-
-def _unwritten(name: str, cache: Path, error: OSError) -> EnvironmentError_:
-    """Where a compiler could not write."""
-    why = error.strerror or said(error)
-    if error.errno in FULL or error.errno is None:
-        room = f"free some space: compilers write to {cache}, to {tempfile.gettempdir()} and to Triton's cache"
-        return EnvironmentError_(f"{name} cannot be compiled: {why}", room)
-    place = f"{error.filename}: " if error.filename else ""
-    return EnvironmentError_(
-        f"{name} cannot be compiled: {place}{why}",
-        f"set MUFUSER_CACHE (now {cache}) and TRITON_CACHE_DIR to folders that can be written",
-    )
 
 
 def kept_kernel(source: KernelSource, arch: int) -> KernelArtifact | None:
