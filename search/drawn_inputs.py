@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
 from fuser.ir.ops import Array
+from fuser.ir.program import DTYPE_BYTES
 from fuser.ir.program import FLOAT_DTYPES
 from fuser.ir.program import Node
 from fuser.ir.program import Tensor
@@ -36,6 +39,26 @@ def drawn_input(program: TensorProgram, name: str, rng: np.random.Generator) -> 
     if any(i == 1 for _, i in _quotients(program, name)):
         x = np.where(x == 0, 1, x)
     return x.astype(t.dtype)
+
+
+def zero_divisors(program: TensorProgram, values: Mapping[str, Array]) -> list[str]:
+    """What the program itself computes, divides whole numbers by, and is zero somewhere: there every library has something else,
+    or ends."""
+    divisors = {n.inputs[1] for n in program.nodes if _divides_whole(program, n)} & program.producers.keys()
+    needed, nodes = set(divisors), list[Node]()
+    for node in reversed(program.nodes):
+        if node.output in needed:
+            needed.update(node.inputs)
+            nodes.append(node)
+    inputs = tuple(n for n in program.inputs if n in needed)
+    part = replace(program, inputs=inputs, nodes=tuple(nodes[::-1]), outputs=tuple(sorted(divisors)))
+    found = part.evaluate(values)
+    return [n for n, x in found.items() if (np.mod(x, 2.0 ** (8 * DTYPE_BYTES[program[n].dtype])) == 0).any()]
+
+
+def _divides_whole(program: TensorProgram, node: Node) -> bool:
+    domain = node.entry.domain
+    return len(domain) > 1 and domain[1].nonzero and _whole(program[node.output])
 
 
 def _range(program: TensorProgram, name: str) -> tuple[int, int]:
@@ -73,7 +96,7 @@ def _quotients(program: TensorProgram, name: str) -> Iterator[tuple[Node, int]]:
     for node in program.nodes:
         if node.entry.relabels and node.inputs[0] in same:
             same.add(node.output)
-        if len(node.entry.domain) > 1 and node.entry.domain[1].nonzero and _whole(program[node.output]):
+        if _divides_whole(program, node):
             yield from ((node, i) for i, n in enumerate(node.inputs) if n in same)
 
 

@@ -28,6 +28,7 @@ from fuser.ir.program import TensorProgram
 from fuser.runtime.torch_program import run_program
 from search.compiled import CompiledProgram
 from search.drawn_inputs import drawn_input
+from search.drawn_inputs import zero_divisors
 from search.where import where_to_run
 
 
@@ -95,6 +96,10 @@ def tried(run: CompiledProgram, file: ModelFile, seed: int = 0) -> Trial:
 
     known = file.imported
     values = inputs_of(known, file.original, np.random.default_rng(seed))
+    if file.form != TORCH and (zero := zero_divisors(known.program, {**known.params, **values})):
+        raise UnsupportedError(
+            f"{zero[0]} divides whole numbers and is zero for the inputs that were drawn", "give a larger divisor"
+        )
     dtypes = {known.program[n].dtype for n in known.program.inputs}
     limit = 2 * tolerance(dtypes)  # both round
     placed = {n: _tensor(torch, known.program, n, x).to(run.device) for n, x in values.items()}

@@ -6,6 +6,7 @@ import numpy as np
 
 from fuser.ir.builder import Builder
 from search.drawn_inputs import drawn_input
+from search.drawn_inputs import zero_divisors
 
 
 def test_small_integers_take_all_their_values_but_as_indices(rng: np.random.Generator) -> None:
@@ -38,3 +39,13 @@ def test_wide_integers_that_may_be_masks_stay_few(rng: np.random.Generator) -> N
     b = Builder("model", "float32")
     program = b.build(y=b.op("cast", b.input("mask", (64,), "int64"), dtype="float32"))
     assert set(drawn_input(program, "mask", rng)) == {0, 1}
+
+
+def test_divisors_that_are_computed_are_looked_at() -> None:
+    b = Builder("model")
+    x, y = b.input("x", (3,), "uint8"), b.input("y", (3,), "uint8")
+    program = b.build(z=b.op("trunc_div", x, y + 1))
+    x_values = np.ones(3, np.uint8)
+    assert zero_divisors(program, {"x": x_values, "y": np.array([1, 2, 254], np.uint8)}) == []
+    (name,) = zero_divisors(program, {"x": x_values, "y": np.array([1, 2, 255], np.uint8)})
+    assert program.producers[name].op == "shift"
