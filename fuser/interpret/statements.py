@@ -105,6 +105,8 @@ class Statements(Generic[V]):
         if box := stmt.at.window:
             seen, sizes = box.seen, stmt.at.shape(self.extents)
             part = tuple(slice(x, x + n) for x, n in zip(box.starts, sizes, strict=True))
+            if prod(seen) != prod(own) or any(p.stop > n for p, n in zip(part, seen, strict=True)):
+                raise InterpretError(f"kernel {self.block.name!r} reads {stmt.at} of shape {sizes} in a tensor of shape {own}")
             return self.algebra.lift(lambda x: x.reshape(seen)[part].reshape(full), source)
         return self.algebra.lift(lambda x: x.reshape(full), source)
 

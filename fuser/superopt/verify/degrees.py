@@ -86,7 +86,8 @@ def measured_degrees(
         raise UsageError(f"{exponential!r} has no axes {sorted(unknown)}", f"it has {', '.join(axes)}")
     tied = structure(graph)
     for _ in range(_DRAWS):
-        small = tied.at(draw_sizes(tied, rng, tied.masks))
+        sizes = draw_sizes(tied, rng, tied.masks)
+        small = tied.at([tied.real[i] if i in tied.cut else n for i, n in enumerate(sizes)])
         field = Field(rng)
         try:
             return _measure(tied, small, field, rng, kernel, exponential, over, per_part)

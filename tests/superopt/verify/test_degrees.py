@@ -125,3 +125,14 @@ def test_unknown_names() -> None:
         measured_degrees(graph, graph.blocks[0].name, "nothing", np.random.default_rng(0))
     with pytest.raises(UsageError, match="no axes"):
         measure(graph, over=("zz",))
+
+
+def test_degrees_are_measured_where_a_part_is_read_beside_all():
+    """What something reads a part of keeps its extents: the part lies where it lies."""
+    b = Builder("part", dtype="float32")
+    x = b.input("X", (3, 16))
+    e = b.exp(b.op("slice", x, axis=0, start=0, stop=2))
+    bare = fuse(b.build(Z=b.op("max", x, axis=(0, 1)), Y=e / b.sum(e, 0, keepdims=True)))
+    (block,) = bare.blocks
+    (exponential,) = [s.value for s in block.computes if s.exponential]
+    assert measured_degrees(bare, block.name, exponential, np.random.default_rng(0)).invariant
