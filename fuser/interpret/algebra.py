@@ -159,7 +159,8 @@ def guarded(graph: KernelGraph) -> frozenset[tuple[str, str]]:
     * x − max, for a folded maximum or the larger of several, is −inf where x is −inf, even if the maximum is −inf too: what is
       absent stays absent;
     * a / b, where both are computed from exponentials and b sums them, is 0 where both are 0: a fully masked row gives 0, if the
-      quotient is not ``strict`` (a softmax that others define: NaN).
+      quotient is not ``strict`` (a softmax that others define: NaN). What is computed from such quotients is no exponential any
+      more: to divide probabilities by their sum is the program's own quotient, which has its 0 / 0.
 
     * a / n, for a number n of elements that is summed up from ones, is 0 where there are none: a part of a split may be empty.
 
@@ -173,6 +174,8 @@ def guarded(graph: KernelGraph) -> frozenset[tuple[str, str]]:
         if shift or empty:
             found.add((block.name, s.value))
         origin = _Origin.of(s.op, xs)
+        if s.divides and xs[0].made and xs[1].summed:
+            origin = _Origin()
         return origin._replace(counted="zero") if s.subtracts and s.args[0] == s.args[1] else origin
 
     through(graph, dict.fromkeys(graph.inputs, _Origin()), compute, lambda k, xs: _Origin.of(k.op, xs))

@@ -205,6 +205,21 @@ def test_masked_rows_are_zero(order: str, rng: np.random.Generator) -> None:
     assert (got[:, 3] == 0).all() and np.isfinite(got).all()
 
 
+def test_a_quotient_of_probabilities_is_that_of_the_program() -> None:
+    """A softmax of a masked row is zero; what divides such zeros by their sum has 0 / 0."""
+    b = Builder("ratio", dtype="float32")
+    p, q = b.softmax(b.input("X", (4, 8))), b.softmax(b.input("Z", (4, 8)))
+    graph = stabilize_graph(fuse(b.build(Y=p / (p + q), W=p)))
+    x = np.zeros((4, 8))
+    x[0], x[1, 0] = -np.inf, -np.inf
+    with np.errstate(invalid="ignore"):
+        found = evaluate_flat(FloatAlgebra(), graph, {"X": x, "Z": x}).tensors
+    assert (found["W"][0] == 0).all()
+    assert np.isnan(found["Y"][0]).all()
+    assert np.isnan(found["Y"][1, 0])
+    np.testing.assert_allclose(found["Y"][2:], 0.5)
+
+
 def test_masked_rows_of_split_keys_are_zero() -> None:
     """Whole parts of a row are masked: partial maxima of -inf meet in the second kernel."""
     case = split_online(SMALL)
