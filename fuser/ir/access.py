@@ -92,6 +92,16 @@ class Access:
         shape = self.source_shape(extents)
         return (*shape[:-1], self.pitch) if self.pitch else shape
 
+    def within(self, other: Access, extents: Mapping[str, int]) -> bool:
+        """Whether all that is accessed is part of what another access of the same tensor has."""
+        if self.source != other.source or other.window is None:
+            return self.source == other.source
+        mine, theirs = self.window or Window(self.source, self.shape(extents), (0,) * len(self.dims)), other.window
+        if mine.seen != theirs.seen:
+            return False
+        ends = zip(mine.starts, self.shape(extents), theirs.starts, other.shape(extents), strict=True)
+        return all(low <= start and start + n <= low + most for start, n, low, most in ends)
+
     def resized(self, extents: Mapping[str, int], step: int) -> Access:
         """The access at other sizes: rows begin at multiples of ``step`` elements."""
         columns = math.prod(extents[a] for a in self.dims[-1])

@@ -23,6 +23,9 @@ from fuser.ir.program import TensorProgram
 from fuser.ir.rows import pitch_of
 from fuser.ir.windows import windowed
 from fuser.superopt.rewrite.few_rows import of_few_rows
+from fuser.superopt.rewrite.maxima import softmaxes
+from fuser.superopt.rewrite.maxima import with_maxima
+from fuser.superopt.rewrite.maxima import without_maximum
 from fuser.superopt.rewrite.postpone import postpone_divisions
 from fuser.superopt.rewrite.splits import split_folds
 from fuser.superopt.rewrite.splits import split_reductions
@@ -96,8 +99,14 @@ def structures(program: TensorProgram, longer: bool = True) -> tuple[KernelGraph
     if not found:
         raise first or UnsupportedError(f"{program.name!r} has no operator that a kernel could do")
     found |= {g: None for one in tuple(found) if (g := turned(one))}
-    stable = [g for g in found if not unstable(g)]
-    return tuple(stable or found)  # an exponential of the program itself has nothing to be shifted by
+    if stable := [g for g in found if not unstable(g)]:
+        return tuple(stable)
+    # an exponential of the program itself has nothing to be shifted by
+    lacking = {g: without_maximum(program, g) for g in found}
+    if right := [g for g, names in lacking.items() if not names]:
+        return tuple(right)
+    names = {n for found in lacking.values() for n in found} & softmaxes(program).keys()
+    return structures(with_maxima(program, names or None), longer)
 
 
 def searched(program: TensorProgram, budget: float) -> tuple[KernelGraph, ...]:

@@ -68,9 +68,14 @@ def stabilize_graph(graph: KernelGraph) -> KernelGraph:
 
 def unstable(graph: KernelGraph) -> tuple[str, ...]:
     """Exponentials without a maximum, and why."""
+    return tuple(text for _, text in bare_exponentials(graph))
+
+
+def bare_exponentials(graph: KernelGraph) -> tuple[tuple[str, str], ...]:
+    """Exponentials without a maximum by their names in their kernels, and what there is to say of each."""
     blocks = dict(_blocks(graph))
-    found = (x for x in licences(graph) if not _below_maximum(blocks[x.kernel], x.exponential))
-    return tuple(f"{blocks[x.kernel].name}.{x.exponential}: {x.refused or 'not stabilized'}" for x in found)
+    found = (x for x in licences(graph) if not below_maximum(blocks[x.kernel], x.exponential))
+    return tuple((x.exponential, f"{blocks[x.kernel].name}.{x.exponential}: {x.refused or 'not stabilized'}") for x in found)
 
 
 def _shifted(block: BlockGraph, s: Stmt) -> bool:
@@ -79,13 +84,29 @@ def _shifted(block: BlockGraph, s: Stmt) -> bool:
     return inner.kind == "compute" and inner.subtracts and (bool(inner.running) or shared_top(block, *inner.args))
 
 
-def _below_maximum(block: BlockGraph, exponential: str) -> bool:
-    """The program itself subtracts the maximum of the operand."""
+def below_maximum(block: BlockGraph, exponential: str) -> bool:
+    """The program itself subtracts the maximum of the operand, or of what the operand is a part of."""
     inner = block.by_value[block.by_value[exponential].args[0]]
-    if not inner.subtracts:
-        return False
-    top = block.by_value[inner.args[1]]
-    return top.maximizes and top.args == inner.args[:1]
+    return inner.subtracts and any(_part_of(block, inner.args[0], x) for x in _maximized(block, inner.args[1]))
+
+
+def _maximized(block: BlockGraph, top: str) -> list[str]:
+    """What a value is the largest of."""
+    s = block.by_value[top]
+    if s.op == "maximum":
+        return [x for a in s.args for x in (a, *_maximized(block, a))]
+    return list(s.args) if s.maximizes else []
+
+
+def _part_of(block: BlockGraph, value: str, whole: str) -> bool:
+    """A value is another one, or is computed as that is from parts of the tensors of which that has more."""
+    part, all_of_it = block.by_value[value], block.by_value[whole]
+    if value == whole:
+        return True
+    if part.access and all_of_it.access:
+        return part.access.within(all_of_it.access, block.extents)
+    same = part.kind == all_of_it.kind == "compute" and part.op == all_of_it.op and len(part.args) == len(all_of_it.args)
+    return same and all(_part_of(block, a, b) for a, b in zip(part.args, all_of_it.args, strict=True))
 
 
 def _blocks(graph: KernelGraph) -> list[tuple[int, BlockGraph]]:

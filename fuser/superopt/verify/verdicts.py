@@ -16,22 +16,31 @@ from fuser.errors import UsageError
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram
 from fuser.lower.compile import cache_dir
+from fuser.superopt.verify.verdict import Rejected
 from fuser.superopt.verify.verdict import Verdict
 
 _KNOWN: dict[str, Verdict] = {}
 
 
 def kept_verdict(program: TensorProgram, graph: KernelGraph) -> Verdict:
-    """The verdict of :func:`fuser.superopt.verify.verifier.verify` with its default rounds and seed and at the real
-    size, from the cache where it is known."""
+    """The verdict of :func:`fuser.superopt.verify.verifier.verify` with its default rounds and seed, at the real size and with
+    large exponents, from the cache where it is known; exponentials of softmaxes without their maximum are refused."""
     known = known_verdict(program, graph)
     if known is None:
-        from fuser.superopt.verify.verifier import verify  # what is known needs none
-
         key = _key(program, graph)
-        known = _KNOWN[key] = verify(program, graph, real_size=True)
+        known = _KNOWN[key] = _found(program, graph)
         _write(_path(key), known)
     return known
+
+
+def _found(program: TensorProgram, graph: KernelGraph) -> Verdict:
+    from fuser.superopt.rewrite.maxima import without_maximum
+    from fuser.superopt.verify.verifier import verify  # what is known needs none
+
+    verdict = verify(program, graph, real_size=True, large=True)
+    if verdict.accepted and (bare := without_maximum(program, graph)):
+        return Rejected(f"it overflows where the program does not, no maximum is subtracted in {'; '.join(bare.values())}")
+    return verdict
 
 
 def known_verdict(program: TensorProgram, graph: KernelGraph) -> Verdict | None:

@@ -24,6 +24,7 @@ import numpy as np
 from fuser.errors import ProgramError
 from fuser.errors import UnsupportedError
 from fuser.errors import UsageError
+from fuser.errors import said
 from fuser.interpret.field_algebra import FieldAlgebra
 from fuser.interpret.fields import Field
 from fuser.interpret.fields import Value
@@ -40,6 +41,9 @@ from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import Schedule
 from fuser.ir.windows import copies_data
+from fuser.superopt.rewrite.maxima import as_written
+from fuser.superopt.rewrite.maxima import exponents
+from fuser.superopt.rewrite.maxima import with_maxima
 from fuser.superopt.verify.bounds import round_bound
 from fuser.superopt.verify.checking import checking_schedules
 from fuser.superopt.verify.conditions import conditions
@@ -48,6 +52,7 @@ from fuser.superopt.verify.constants import constant
 from fuser.superopt.verify.float_check import TOLERANCE
 from fuser.superopt.verify.float_check import float_error
 from fuser.superopt.verify.interface import MismatchError
+from fuser.superopt.verify.large import overflow
 from fuser.superopt.verify.real_size import BlockTest
 from fuser.superopt.verify.real_size import block_test
 from fuser.superopt.verify.reduced import Case
@@ -80,12 +85,14 @@ def verify(
     rounds: int = ROUNDS,
     float_rounds: int = 1,
     real_size: bool = False,
+    large: bool = False,
 ) -> Verdict:
     """Compare a µGraph with its program in ``rounds`` random tests, each at other sizes, with other primes and functions.
 
     With ``schedule``, the loops and divisions are those of the schedule, at reduced tile sizes; without, the verifier makes them.
     ``float_rounds`` comparisons in float64 come on top (0 for none), and with ``real_size`` a test of output blocks at the real
-    size (:mod:`.real_size`). Errors of the µGraph are verdicts, not exceptions.
+    size (:mod:`.real_size`). With ``large``, softmaxes are compared where their exponents are large, too (:mod:`.large`). Errors
+    of the µGraph are verdicts, not exceptions.
     """
     rng = rng or np.random.default_rng(0)
     # the last bits number the rounds, of which the next has other sizes throughout
@@ -94,6 +101,7 @@ def verify(
         graph.validate()
     except ProgramError as error:
         return Rejected(error.message)
+    program = as_written(program, graph)
     first: Verdict | None = None
     for form in _FORMS:
         if first is not None and not form.applies(program, graph, first):
@@ -103,6 +111,8 @@ def verify(
             verdict = _verify(tied, schedule, seeds[:rounds])
             if isinstance(verdict, Verified | Agrees):
                 verdict = _compared(tied, schedule, replace(verdict, heuristic=(*verdict.heuristic, *form.notes)), seeds[rounds:])
+                if large and isinstance(verdict, Verified | Agrees) and exponents(written := with_maxima(program)):
+                    verdict = _at_large_exponents(form.reduction(written, graph), verdict, seeds[rounds:])
                 if isinstance(verdict, Verified | Agrees) and real_size:
                     verdict = _at_real_size(tied, schedule, verdict, rng)
                 return verdict if verdict.accepted or first is None else first
@@ -110,6 +120,8 @@ def verify(
             verdict = Rejected(error.message)
         except UnsupportedError as error:
             verdict = Unknown(error.message)
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # of one structure, which is not the last one
+            verdict = Unknown(f"its test ended in {type(error).__name__}: {said(error)[:200]}")
         if isinstance(first, Unknown) and isinstance(verdict, Rejected):
             first = replace(verdict, witness_seed=-1)  # of another form than that of :func:`replay`
         first = first or verdict
@@ -175,6 +187,14 @@ def _compared(tied: Reduction, schedule: Schedule | None, verdict: Verified | Ag
         if not error <= TOLERANCE:
             return Rejected(f"the float64 comparison differs by {error:.1e}", seed)
     return replace(verdict, float_error=error)
+
+
+def _at_large_exponents(written: Reduction, verdict: Verified | Agrees, seeds: Sequence[int]) -> Verdict:
+    """The verdict where softmaxes of large exponents stay what they are in the program, with their maxima ``written`` in."""
+    for seed in seeds:
+        if wrong := overflow(written, np.random.default_rng(seed), seed):
+            return Rejected(wrong, -1)
+    return verdict
 
 
 def _verify(tied: Reduction, schedule: Schedule | None, seeds: list[int]) -> Verdict:
