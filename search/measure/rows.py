@@ -172,6 +172,8 @@ def record_from_json(data: Mapping[str, Any]) -> Record:
     record = record_of(values)
     if record.status not in STATUSES:
         raise ModelFileError(f"a tuning record has the unknown status {record.status[:40]!r}", "update mufuser")
+    if record.status == "ok" and record.time_us is not None and record.time_us <= 0:
+        raise ModelFileError(f"a tuning record has the time {record.time_us:g} µs", "restore it")
     if "checksum" in data and data["checksum"] != checksum(record.values()):
         raise ModelFileError("a tuning record does not fit its checksum", "restore it")
     return record
@@ -185,6 +187,8 @@ def winner_of(item: Mapping[str, Any]) -> Winner:
     found = Winner(**{n: typed(v, kinds[n]) for n, v in item["winner"].items()})
     if item["checksum"] != checksum(found.values()):
         raise ValueError("it does not fit its checksum")
+    if not found.time_us > 0:
+        raise ValueError(f"its time is {found.time_us:g} µs")
     return found
 
 

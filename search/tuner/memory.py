@@ -35,7 +35,8 @@ from search.measure.known import files_of
 from search.measure.known import load
 from search.measure.lines import BAD_LINE
 from search.measure.lines import unpacked
-from search.measure.planned import source_hash
+from search.measure.planned import unusable
+from search.measure.planned import within_limits
 from search.measure.records import Records
 from search.measure.rows import Record
 from search.measure.store import OWN
@@ -140,7 +141,7 @@ class Memory:
         for records in sources:
             for row in list(fastest(records, program, self._names(device)))[:count]:
                 with suppress(FuserError):
-                    if candidate := records.candidate(row):
+                    if (candidate := records.candidate(row)) and within_limits(candidate):
                         found[candidate] = None
         return list(found)
 
@@ -174,6 +175,8 @@ class Memory:
                 why = f"it was compiled by {w.compiler}, here is {compiler() or 'no compiler'}"
             elif w.scope != scope and (w.scope, scope) != (LIBRARY, GENERATED):
                 why = f"it was chosen among others ({w.scope or 'generated kernels alone'})"
+            elif not w.time_us > 0:
+                why = "its time is none"
             elif w.reach < wanted:
                 so_long = f" for {w.reach[1]:.3g} s" if w.why == "budget" and w.effort else ""
                 why = f"it was searched with the effort {w.effort.partition(':')[0] or 'interrupted'}{so_long}"
@@ -196,13 +199,13 @@ class Memory:
             return None, "its structure is lost"
         try:
             candidate = Candidate(graph, _schedule(w))
-            source = source_hash(candidate)
+            why = unusable(candidate, w.source)
         except FuserError as error:
             return None, error.message
         if scope == GENERATED and calls_libraries(candidate):
             return candidate, "a library does some of its products"
-        if source != w.source:
-            return candidate, "its kernels are generated in another way today"
+        if why:
+            return candidate, why
         same = {"structure": w.structure, "schedule": w.schedule, "source": w.source}
         rows = list(self.records.rows(program=w.program, device=w.device, **same))
         if bad := next((r for r in rows if not r.ok), None):
@@ -227,8 +230,8 @@ class Memory:
                 why = why or "its structure is lost"
             elif scope == GENERATED and calls_libraries(candidate):
                 why = "a library does some of its products"
-            elif source_hash(candidate) != row.source:
-                why = "its kernels are generated in another way today"
+            elif found := unusable(candidate, row.source):
+                why = found
             elif calls_libraries(candidate) and not same_libraries(libraries_of(row)):
                 why = f"libraries do some of it: it was timed with {libraries_of(row) or 'unknown ones'}, here are {libraries()}"
         if why:
@@ -258,7 +261,7 @@ def rows_of(records: Records, program: TensorProgram, devices: Iterable[str]) ->
 
 def _fastest(rows: Sequence[Record]) -> Iterator[Record]:
     failed = {_kernels(r) for r in rows if not r.ok}
-    good = (r for r in rows if r.ok and r.time_us and _kernels(r) not in failed)
+    good = (r for r in rows if r.ok and r.time_us and r.time_us > 0 and _kernels(r) not in failed)
     return iter(sorted(good, key=lambda r: r.time_us or 0.0))
 
 
@@ -346,7 +349,7 @@ def holds(records: Records, row: Record | Winner) -> bool:
     try:
         graph = records.structure(row.structure)
         schedule = row.schedule_value() if isinstance(row, Record) else _schedule(row)
-        if graph is None or source_hash(made := Candidate(graph, schedule)) != row.source:
+        if graph is None or unusable(made := Candidate(graph, schedule), row.source):
             return False
         beside = libraries_of(row) if isinstance(row, Record) else row.compiler.partition(BESIDE)[2]
         return not (beside and calls_libraries(made)) or same_libraries(beside)

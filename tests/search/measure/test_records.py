@@ -28,6 +28,7 @@ from search.measure.rows import Record
 from search.measure.rows import read_rows
 from search.measure.rows import record_from_json
 from search.measure.rows import record_of
+from search.measure.winners import Winner
 from tests.search.measure.row import ROW
 from tests.work import Calls
 
@@ -193,6 +194,8 @@ BAD = {
     "another graph": '{"structure": "x", "graph": {}}',
     "a common line that is none": '{"common": 3}',
     "a boolean": '{"workload": "w", "program": "p", "structure": "s", "schedule": "", "source": "", "grid": true}',
+    "a time before its start": '{"workload": "w", "program": "p", "structure": "", "schedule": "", "source": "", "time_us": -1}',
+    "no time at all": '{"workload": "w", "program": "p", "structure": "", "schedule": "", "source": "", "time_us": 0}',
     "a number too large": '{"workload": "w", "program": "p", "structure": "", "schedule": "", "source": "", "grid": 1e30}',
 }
 
@@ -208,6 +211,17 @@ def test_bad_lines_are_named_by_file_and_line(tmp_path: Path, name: str) -> None
                 records.import_lines(path)
             finally:
                 assert len(records) == 0, "all of a file or nothing"
+
+
+def test_a_winner_without_a_time_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    graph = one_kernel(workload("mcfuser/S6"))
+    won = Winner("p", "GPU", "triton 3.6.0", "", "mcfuser/S6", graph.stable_hash(), "[]", "h", "full", -3.0, 3.0)
+    with Records(":memory:") as records:
+        records.add_winner(won, graph)
+        records.export_lines(path, winners=True)
+    with Records(":memory:") as records, pytest.raises(ModelFileError, match="its time is -3 µs"):
+        records.import_lines(path)
 
 
 def test_values_that_changed_in_a_file_are_refused(tmp_path: Path) -> None:

@@ -159,7 +159,7 @@ def test_another_device_compiler_or_generator_is_a_miss_that_says_why(memory: Me
         assert memory.find(PROGRAM, H200, GENERATED, QUICK) is None
         assert "here is triton 9.9" in memory.misses[0]
     with monkeypatch.context() as patch:
-        patch.setattr(memories, "source_hash", lambda c: "other")
+        patch.setattr("search.measure.planned.source_hash", lambda c: "other")
         assert memory.find(PROGRAM, H200, GENERATED, QUICK) is None
         assert "generated in another way" in memory.misses[0]
     assert memory.find(PROGRAM, H200, LIBRARY, QUICK) is None, "what a library could do was not tried"
@@ -263,6 +263,41 @@ def test_a_winner_whose_schedule_is_none_is_passed_over(memory: Memory, text: st
     real.records.add_winner(replace(winner_of(candidate, 3.0, "full"), schedule=text), candidate.graph)
     assert real.find(PROGRAM, H200, GENERATED, QUICK) is None
     assert "is not used" in real.misses[0]
+
+
+ABSURD = {
+    "an option": ({"knobs": (("evil", True),)}, "has no kernels today: 'evil'"),
+    "stages": ({"num_stages": 400}, "no schedule has so many warps or stages"),
+    "warps": ({"num_warps": 64}, "no schedule has so many warps or stages"),
+    "odd warps": ({"num_warps": 3}, "no schedule has so many warps or stages"),
+}
+
+
+@pytest.mark.parametrize(("change", "why"), ABSURD.values(), ids=ABSURD)
+def test_what_no_search_would_have_asked_for_is_passed_over(memory: Memory, change: dict[str, Any], why: str) -> None:
+    """A winner and a row whose kernels, or times of the compiler, nobody has seen: their checksums are right."""
+    real, good = replace(memory, simulated="", files=()), tune_fast(PROGRAM, H200).winner.candidate
+    first, *rest = good.schedule.kernels
+    bad = Candidate(good.graph, replace(good.schedule, kernels=(replace(first, **change), *rest)))
+    source = "" if "evil" in why else "h"  # what has no kernels had the hash of none
+    assert real.records is not None
+    real.records.add_winner(replace(winner_of(good, 3.0, "full"), schedule=bad.schedule.text, source=source), good.graph)
+    real.records.add(replace(row_of(good, 1.0), schedule=bad.schedule.text, source=source))
+    assert real.find(PROGRAM, H200, GENERATED, INSTANT) is None
+    assert len(real.misses) == 2
+    assert all(why in m for m in real.misses)
+    if "evil" not in why:
+        assert not real.candidates(PROGRAM, H200, 8)
+
+
+@pytest.mark.parametrize("us", [0.0, -1.0])
+def test_what_took_no_time_is_passed_over(memory: Memory, us: float) -> None:
+    real, candidate = replace(memory, simulated="", files=()), tune_fast(PROGRAM, H200).winner.candidate
+    assert real.records is not None
+    real.records.add_winner(winner_of(candidate, us, "full"), candidate.graph)
+    real.records.add(row_of(candidate, us))
+    assert real.find(PROGRAM, H200, GENERATED, INSTANT) is None
+    assert "its time is none" in real.misses[0]
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"mugraph": 1}'])
