@@ -26,6 +26,7 @@ from fuser.files import file_stem
 from fuser.files import read_json
 from fuser.files import shown
 from fuser.frontends.mirage_json import mirage_graphs
+from fuser.interrupts import Terminated
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram
 from fuser.ir.serialize import graph_from_json
@@ -34,6 +35,7 @@ from fuser.outputs import write_file
 from fuser.superopt.generate.generator import Limits
 from fuser.superopt.generate.signature import signature
 from fuser.superopt.generate.thread_fusion import thread_graphs
+from fuser.superopt.search import STOPPED
 from fuser.superopt.search import Found
 from fuser.superopt.search import Result
 from fuser.superopt.search import superoptimize_pieces
@@ -62,10 +64,15 @@ def superoptimize(
         make_folder(save)
     limits = Limits(kernels=max_kernels, block_ops=max_block_ops, budget=budget)
     documents: list[dict[str, Any]] = []
-    found = 0
+    found, stop = 0, None
     for program in [p for n in names for p in programs(n)]:
         note(f"searching {program.name}")
-        for piece, result in superoptimize_pieces(program, limits, processes=processes, most=most):
+        try:
+            pieces = superoptimize_pieces(program, limits, processes=processes, most=most)
+        except KeyboardInterrupt as error:
+            stop = error
+            break
+        for piece, result in pieces:
             if result is None:
                 documents.append({"program": piece.program.name, "left_alone": piece.why})
                 if not json:
@@ -78,8 +85,14 @@ def superoptimize(
                 documents.append(document(result))
             else:
                 _print(result)
-    if json:
+            if result.stopped in STOPPED:
+                stop = Terminated() if result.stopped == "terminated" else KeyboardInterrupt()
+        if stop:
+            break
+    if json and (documents or not stop):
         print_json({"searches": documents})
+    if stop:
+        raise stop
     if not found:
         raise NoValidKernelError("no structure was found", "raise --max-block-ops or --budget")
 

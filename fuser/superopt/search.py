@@ -21,8 +21,10 @@ import numpy as np
 from fuser.errors import DiedError
 from fuser.errors import UnsupportedError
 from fuser.files import counted
+from fuser.interrupts import Terminated
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram
+from fuser.ir.windows import Windowed
 from fuser.ir.windows import copies_data
 from fuser.ir.windows import windowed
 from fuser.pools import FORK
@@ -44,6 +46,10 @@ from fuser.superopt.verify.verifier import verify
 
 AHEAD = 8
 """Candidates under verification at once, for each process."""
+
+
+STOPPED = ("interrupted", "terminated")
+"""Why a search ended that somebody ended."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +90,9 @@ def superoptimize(
     """Verified structures of a program that is one LAX subprogram, at most ``most``, or until ``until`` says that one is enough.
 
     ``rounds`` are those of the verifier here, on top of the generator's fingerprints; confirm a winner with more
-    (:func:`.verify.verify`). ``limits.budget`` seconds bound generation and verification together. Raises
-    :class:`UnsupportedError` for a program that is not one LAX subprogram: see :func:`superoptimize_pieces`.
+    (:func:`.verify.verify`). ``limits.budget`` seconds bound generation and verification together. Ctrl-C ends the search with
+    what was found, if there is something (:data:`STOPPED`). Raises :class:`UnsupportedError` for a program that is not one LAX
+    subprogram: see :func:`superoptimize_pieces`.
     """
     limits = limits or Limits()
     boxes = windowed(program)
@@ -96,7 +103,34 @@ def superoptimize(
     started = time.monotonic()
     result = Result(program, stopped="exhausted")
     candidates = itertools.islice(generate(boxes.program, limits, result.report), most)
-    for candidate, (graph, verdict, bare) in _checked(boxes.program, candidates, processes, rounds, limits.seed):
+    try:
+        _collect(
+            result, boxes, _checked(boxes.program, candidates, processes, rounds, limits.seed), until, started + limits.budget
+        )
+    except KeyboardInterrupt as error:
+        if not result.structures:
+            raise
+        result.stopped = _why(error)
+    if result.stopped == "exhausted":
+        full = result.report.kernel_graphs >= most
+        result.stopped = f"the first {most} structures" if full else result.report.stopped
+    result.seconds = time.monotonic() - started
+    return result
+
+
+def _why(error: KeyboardInterrupt) -> str:
+    return "terminated" if isinstance(error, Terminated) else "interrupted"
+
+
+def _collect(
+    result: Result,
+    boxes: Windowed,
+    checked: Iterable[tuple[Candidate, Outcome]],
+    until: Callable[[Found], bool] | None,
+    deadline: float,
+) -> None:
+    """Sort what was verified into ``result``, until it is enough."""
+    for candidate, (graph, verdict, bare) in checked:
         if isinstance(verdict, Accepted):
             try:
                 found = Found(boxes.attach(graph), candidate.cost, candidate.splits, verdict, bare)
@@ -106,29 +140,36 @@ def superoptimize(
             result.structures.append(found)
             if until and until(found):
                 result.stopped = "found"
-                break
+                return
         elif isinstance(verdict, Rejected):
             result.rejected.append((graph, str(verdict)))
         elif isinstance(verdict, Unknown):
             result.unknown.append((graph, str(verdict)))
-        if time.monotonic() - started > limits.budget:
+        if time.monotonic() > deadline:
             result.stopped = "budget"
-            break
-    if result.stopped == "exhausted":
-        full = result.report.kernel_graphs >= most
-        result.stopped = f"the first {most} structures" if full else result.report.stopped
-    result.seconds = time.monotonic() - started
-    return result
+            return
 
 
 def superoptimize_pieces(
     program: TensorProgram, limits: Limits | None = None, *, processes: int = 1, most: int = 200
 ) -> list[tuple[Piece, Result | None]]:
-    """The same for each LAX piece of any program, None for the rest; the budget is shared evenly."""
+    """The same for each LAX piece of any program, None for the rest; the budget is shared evenly. What is interrupted ends with
+    the piece at which it was."""
     limits = limits or Limits()
     pieces = _pieces(program)
     share = replace(limits, budget=limits.budget / max(1, sum(p.lax for p in pieces)))
-    return [(p, superoptimize(p.program, share, processes=processes, most=most) if p.lax else None) for p in pieces]
+    found: list[tuple[Piece, Result | None]] = []
+    for p in pieces:
+        try:
+            result = superoptimize(p.program, share, processes=processes, most=most) if p.lax else None
+        except KeyboardInterrupt as error:
+            if not any(r is not None for _, r in found):
+                raise
+            result = Result(p.program, stopped=_why(error))
+        found.append((p, result))
+        if result is not None and result.stopped in STOPPED:
+            break
+    return found
 
 
 def _pieces(program: TensorProgram) -> tuple[Piece, ...]:

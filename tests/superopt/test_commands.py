@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fuser.cli import main
+from fuser.interrupts import Terminated
 from fuser.ir import axes
 from fuser.superopt import commands
 from fuser.superopt import search
 from fuser.superopt.generate.partition import partition
+from fuser.superopt.verify.verdict import Verdict
 from fuser.workloads import workload
 from tests.work import Calls
 
@@ -80,3 +83,33 @@ def test_what_a_search_does_once_it_does_once(calls: Calls, capsys: pytest.Captu
     assert run(capsys, "superoptimize", "mirage/lora", "--processes", "1", "--most", "3", "--json")[0] == 0
     assert {name for name, _ in calls.seen} == {"_Solver", "stabilize_graph", "verify", "signature"}
     assert [k for k, n in calls.seen.items() if n > 1] == []
+
+
+@pytest.mark.parametrize(("stop", "why", "code"), [(KeyboardInterrupt, "interrupted", 130), (Terminated, "terminated", 143)])
+def test_what_was_found_before_an_interruption_is_kept(
+    stop: type[KeyboardInterrupt],
+    why: str,
+    code: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    verify, seen = search.verify, list[object]()
+
+    def until_the_third(*args: Any, **options: Any) -> Verdict:
+        seen.append(args)
+        if len(seen) == 3:
+            raise stop
+        return verify(*args, **options)
+
+    monkeypatch.setattr(search, "verify", until_the_third)
+    ended, out = run(capsys, "superoptimize", "mirage/mlp", "--processes", "1", "--save", str(tmp_path), "--json")
+    assert ended == code
+    (document,) = json.loads(out)["searches"]
+    assert document["stopped"] == why
+    assert len(document["structures"]) == len(list(tmp_path.glob("*.json"))) == 2
+    seen.clear()
+    assert search.superoptimize(workload("mirage/mlp")).stopped == why
+    seen[:] = [None, None]
+    with pytest.raises(stop):  # there is nothing to give
+        search.superoptimize(workload("mirage/mlp"))
