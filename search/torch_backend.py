@@ -30,7 +30,8 @@ from fuser.errors import FuserError
 from fuser.errors import LeftToTorch
 from fuser.errors import UsageError
 from fuser.errors import first_line
-from fuser.frontends.torch_views import UNSAID
+from fuser.frontends.torch_alias import UNSAID
+from fuser.frontends.torch_alias import true_dropout
 from search.torch_pieces import Givens
 from search.torch_pieces import Piece
 from search.torch_pieces import pieces
@@ -347,7 +348,7 @@ def _functional(
 
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     fakes = [mode.from_tensor(x.detach(), static_shapes=True) if isinstance(x, torch.Tensor) else x for x in args]
-    with torch.no_grad(), _composites_kept(), tracing(TracingContext(mode)):
+    with torch.no_grad(), _composites_kept(), true_dropout(), tracing(TracingContext(mode)):
         run = aot_module_simplified(module, fakes, fw_compiler=inner, inference_compiler=inner, decompositions={})
     ((graph, constant),) = found
     return graph, constant, run, into
@@ -364,4 +365,10 @@ def _composites_kept() -> AbstractContextManager[Any]:
         return nullcontext()
     may = {op for op in _collect_all_valid_cia_ops() if not _should_decompose_because_unsafe_op(op)}
     kept = [op for op in may if str(op).split(".")[1] not in UNSAID]  # torch would take it for a tensor of its own
-    return _override_composite_implicit_decomp(dict.fromkeys(kept, _special_op_to_preserve_cia))
+    einsum, implicit = torch.ops.aten.einsum.default, torch._C.DispatchKey.CompositeImplicitAutograd
+
+    def summed(equation: Any, operands: Any, **named: Any) -> Any:
+        """Of one tensor it may be a view."""
+        return NotImplemented if len(operands) > 1 else einsum._op_dk(implicit, equation, operands)
+
+    return _override_composite_implicit_decomp({**dict.fromkeys(kept, _special_op_to_preserve_cia), einsum: summed})

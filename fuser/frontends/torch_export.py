@@ -37,6 +37,7 @@ from fuser.frontends.imported import held_by
 from fuser.frontends.left import without_held
 from fuser.frontends.quotients import as_quotients
 from fuser.frontends.quotients import strictly
+from fuser.frontends.torch_alias import aliases_said
 from fuser.frontends.torch_call import Call
 from fuser.frontends.torch_call import arguments
 from fuser.frontends.torch_call import dtype_name
@@ -94,7 +95,8 @@ def from_torch(
         # without in-place operators, and with casts; the other operators stay as they are
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
-            exported = exported.run_decompositions({})
+            with aliases_said(exported) as views:
+                exported = exported.run_decompositions(views)
     signature = exported.graph_signature
     if changed := [str(s.target) for s in signature.output_specs if s.kind.name.endswith("_MUTATION")]:
         raise UnsupportedError(

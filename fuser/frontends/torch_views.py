@@ -8,11 +8,10 @@ from typing import Any
 
 from fuser.frontends.imported import Order
 from fuser.frontends.imported import Views
+from fuser.frontends.torch_alias import UNSAID
 
 ITSELF = frozenset({"dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout", "to", "type_as"})
 """Operators that may return what they are given."""
-UNSAID = frozenset({"type_as", "atleast_1d", "atleast_2d", "atleast_3d", "broadcast_tensors", "meshgrid"})
-"""Those that may return views of what they are given, of which torch does not say so."""
 
 
 def shown(node: Any) -> tuple[Any, Views]:
@@ -40,6 +39,8 @@ def _step(node: Any) -> tuple[Any, Views] | None:
     if field is not None and name in UNSAID and isinstance(call.args[0], (list, tuple)):
         shapes = [tuple(x.meta["val"].shape) for x in call.args[0]]
         return call.args[0][field], ((among, (call.target, shapes, field), dict(call.kwargs), None),)
+    if name == "einsum" and len(call.args[1]) == 1:
+        return call.args[1][0], ((alone, (call.target, call.args[0]), {}, None),)
     if not _is_tensor(call.args[0]):
         return None
     if name in ITSELF:
@@ -56,6 +57,11 @@ def among(x: Any, call: Any, shapes: Sequence[Sequence[int]], at: int, **keyword
     """What an operator on several tensors makes of one: of the others it takes the shapes."""
     others = x.new_empty(())
     return call([x if i == at else others.expand(shape) for i, shape in enumerate(shapes)], **keywords)[at]
+
+
+def alone(x: Any, call: Any, equation: str) -> Any:
+    """An einsum of one tensor."""
+    return call(equation, [x])
 
 
 def _is_tensor(node: Any) -> bool:
