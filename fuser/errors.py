@@ -31,6 +31,10 @@ class UsageError(FuserError):
     code = "usage"
 
 
+class GradientError(UsageError):
+    """A gradient was asked for of what kernels have computed, which have no backward."""
+
+
 class ArgumentError(UsageError, TypeError):
     """Arguments that a function does not take, or too few."""
 

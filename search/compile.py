@@ -167,14 +167,14 @@ def _by_graphs(
     if isinstance(error, RandomError) and module.training:
         return None
     from search.piecewise import PiecewiseModule
-    from search.piecewise import states_after
+    from search.piecewise import tried
 
     where, spec = where_to_run(options.device, options.target, type(module).__name__)
     given = (inputs,) if hasattr(inputs, "shape") else tuple(inputs)
-    if where is None or (changes := states_after(module, given, keywords)) is None:
+    if where is None or (found := tried(module, given, keywords)) is None:
         return None
-    more = options.only("checked", "effort", "records") | {"cudagraphs": options.capture, "freeze": not changes}
-    return PiecewiseModule(module, spec, where, more, first_line(error))
+    more = options.only("checked", "effort", "records") | {"cudagraphs": options.capture, "freeze": not found.changes}
+    return PiecewiseModule(module, spec, where, more, first_line(error), found.gradients)
 
 
 def _converted(known: Imported, given: Sequence[Any], dtype: str, options: Mapping[str, Any]) -> CompiledProgram:

@@ -14,25 +14,35 @@ from typing import Any
 
 import fuser
 from fuser.device import Device
+from fuser.errors import GradientError
 from fuser.errors import LeftToTorch
 from fuser.errors import first_line
 from search.as_function import AsFunction
 
 
-def states_after(module: Any, inputs: Sequence[Any], keywords: Mapping[str, Any]) -> bool | None:
-    """Whether a module sets parameters or buffers of its own when it runs on some inputs; None where it fails on them. Neither is
-    changed."""
+@dataclass(frozen=True)
+class Tried:
+    """A run of a module: whether it ``changes`` parameters or buffers of its own, and whether it needs ``gradients``."""
+
+    changes: bool
+    gradients: bool = False
+
+
+def tried(module: Any, inputs: Sequence[Any], keywords: Mapping[str, Any]) -> Tried | None:
+    """What a module does when it runs on some inputs; None where it fails on them. Neither is changed."""
     import torch
 
-    tried = _copy(module)
-    before = _states(tried)
-    try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            given, named = _copy((inputs, dict(keywords)))
-            tried(*given, **named)
-    except Exception:  # noqa: BLE001 - whatever the module raises
-        return None
-    return before != _states(tried)
+    for gradients in (False, True):
+        own = _copy(module)
+        before = _states(own)
+        try:
+            with torch.set_grad_enabled(gradients), torch.random.fork_rng(devices=[]):
+                given, named = _copy((inputs, dict(keywords)))
+                own(*given, **named)
+        except Exception:  # noqa: BLE001 - whatever the module raises
+            continue
+        return Tried(before != _states(own), gradients)
+    return None
 
 
 def _copy(x: Any) -> Any:
@@ -54,13 +64,15 @@ def _states(module: Any) -> dict[str, tuple[int, int]]:
 @dataclass(eq=False, repr=False)
 class PiecewiseModule(AsFunction):
     """A module whose graphs are compiled when they are called first; it is called as the module is, and returns what the module
-    returns. Between the graphs the module's own Python runs. It is a copy: what is written to the module later is not seen."""
+    returns. Between the graphs the module's own Python runs. It is a copy: what is written to the module later is not seen. With
+    ``gradients`` it is called with them, since it fails without."""
 
     module: Any
     target: Device
     device: str
     options: Mapping[str, Any] = field(default_factory=dict)
     why: str = ""
+    gradients: bool = False
 
     def __post_init__(self) -> None:
         said = f"{type(self.module).__name__} is no program: {self.why}; its graphs are compiled one by one, when they are called"
@@ -91,12 +103,13 @@ class PiecewiseModule(AsFunction):
         import torch
         from torch._dynamo.exc import TorchDynamoException
 
-        with torch.no_grad():
+        with torch.set_grad_enabled(self.gradients):
             try:
                 return self._run(*inputs, **named)
-            except TorchDynamoException as error:
+            except (TorchDynamoException, GradientError) as error:
                 found = self.module(*inputs, **named)  # what is wrong with the inputs is wrong here as well
-                said = f"{type(self.module).__name__} runs in torch: its compiler does not take it ({first_line(error)})"
+                what = "it asks for gradients" if isinstance(error, GradientError) else "its compiler does not take it"
+                said = f"{type(self.module).__name__} runs in torch: {what} ({first_line(error)})"
                 warnings.warn(said, LeftToTorch, stacklevel=2)
                 self._run = self.module
                 return found

@@ -27,11 +27,14 @@ from typing import Any
 import torch
 
 from fuser.errors import FuserError
+from fuser.errors import GradientError
 from fuser.errors import LeftToTorch
 from fuser.errors import UsageError
 from fuser.errors import first_line
 from fuser.frontends.torch_alias import UNSAID
 from fuser.frontends.torch_alias import true_dropout
+from search.torch_derivatives import asked_for
+from search.torch_derivatives import derives
 from search.torch_pieces import Givens
 from search.torch_pieces import Piece
 from search.torch_pieces import pieces
@@ -174,12 +177,18 @@ class Door:
     _said: set[str] = field(default_factory=set)
 
     def __call__(self, *args: Any) -> Any:
-        grads = torch.is_grad_enabled() and [x for x in args if isinstance(x, torch.Tensor) and x.requires_grad]
+        grads = [x for x in args if isinstance(x, torch.Tensor) and x.requires_grad] if torch.is_grad_enabled() else []
         if grads and any(m is not None and m.training for m in (owner() for owner in self.owners)):
             raise UsageError(
                 "the backend mufuser is for inference: the model is in training mode and its parameters require gradients",
                 "call model.eval(), or call it under torch.no_grad(); train with another backend",
             )
+        if any(asked_for(x) for x in grads):
+            self._say(
+                "torch runs a graph with an input that requires gradients, which kernels do not compute (detach it, or call the "
+                "module under torch.no_grad())"
+            )
+            return self.module(*args)
         key = _key(args) if self.symbolic else None
         made = self.made.get(key)
         if made is None or any(not _unchanged(args[i], at, version) for i, at, version in made.constants):
@@ -222,6 +231,9 @@ class Door:
             )
             return Made(None)
         names = ("target", "checked", "effort", "records")
+        if derives(self.module):
+            self._say("torch runs a graph that computes derivatives")
+            return Made(None)
         options = {"device": str(where)} | {n: getattr(self.settings, n) for n in names}
         graph, kept, run, into = _functional(self.module, args, self._kept)
         places = [n.name for n in graph.graph.nodes if n.op == "placeholder"]
@@ -299,7 +311,7 @@ class _NoBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:
-        raise UsageError(
+        raise GradientError(
             "the backend mufuser is for inference: its kernels have no backward", "train with another backend, such as inductor"
         )
 

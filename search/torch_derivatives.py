@@ -1,0 +1,36 @@
+"""Derivatives that a module computes itself, when it is called: forces of a potential, sensitivities. Kernels have no backward:
+torch runs what they are taken of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+FORWARD = ("_jvp_increment_nesting", "_make_dual", "_enter_dual_level")
+"""Functions of a graph that take derivatives along with values. To bring such a graph to ATen fails, and leaves torch within."""
+
+
+def derives(module: Any) -> bool:
+    """Whether a graph of dynamo's computes derivatives, or what it computes has gradients though the call has none."""
+    if any(getattr(n.target, "__name__", n.target) in (*FORWARD, "requires_grad_") for n in module.graph.nodes):
+        return True
+    if any(n.target is torch.autograd.grad for n in module.graph.nodes):
+        return True
+    modes = [n.args[0] for n in module.graph.nodes if n.target is torch._C._set_grad_enabled]
+    return bool(modes) and modes[0] is True and not torch.is_grad_enabled()
+
+
+def asked_for(x: Any) -> bool:
+    """Whether a tensor with gradients is, or comes from, one that is no parameter: somebody wants the gradient of it."""
+    if x.grad_fn is None:
+        return x.is_leaf and x.requires_grad and not isinstance(x, torch.nn.Parameter)
+    todo, seen = [x.grad_fn], {x.grad_fn}
+    while todo:
+        node = todo.pop()
+        if (leaf := getattr(node, "variable", None)) is not None and not isinstance(leaf, torch.nn.Parameter):
+            return True
+        new = {f for f, _ in node.next_functions if f is not None} - seen
+        seen |= new
+        todo += new
+    return False

@@ -1,0 +1,78 @@
+"""Modules that take derivatives when they are called: torch runs what these are taken of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+import fuser  # noqa: E402
+from fuser.errors import LeftToTorch  # noqa: E402
+
+
+class Deriving(torch.nn.Module):
+    def __init__(self, run: Callable[[Any, Any], Any]) -> None:
+        super().__init__()
+        self.energy = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.SiLU(), torch.nn.Linear(8, 1))
+        self.run = run
+
+    def forward(self, x: Any) -> Any:
+        return self.run(self.energy, x)
+
+
+def forces(energy: Any, x: Any) -> Any:
+    with torch.enable_grad():
+        x = x.detach().clone().requires_grad_(True)
+        e = energy(x).sum()
+        return e.detach(), -torch.autograd.grad(e, x)[0]
+
+
+def asked_of_the_input(energy: Any, x: Any) -> Any:
+    """It fails without gradients, in eager torch too."""
+    x = x.requires_grad_()
+    return torch.autograd.grad(energy(x).tanh().sum(), x)[0]
+
+
+def backward(energy: Any, x: Any) -> Any:
+    with torch.enable_grad():
+        x = x.detach().requires_grad_(True)
+        energy(x).sum().backward()
+        return x.grad * 1
+
+
+def of_a_parameter(energy: Any, x: Any) -> Any:
+    return torch.autograd.grad(energy(x).sum(), energy[0].weight)[0]
+
+
+def forward_mode(energy: Any, x: Any) -> Any:
+    return torch.func.jvp(energy, (x,), (torch.ones_like(x),))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("run", [forces, asked_of_the_input, backward, of_a_parameter, forward_mode])
+@pytest.mark.parametrize("door", ["compile", "backend"])
+def test_derivatives_are_those_of_the_module(run: Any, door: str) -> None:
+    module, x = Deriving(run).eval(), torch.randn(5, 3)
+    wanted = module(x.clone())
+    torch._dynamo.reset()
+    if door == "compile":
+        found = fuser.compile(module, (x.clone(),), device="cpu")
+    elif run is of_a_parameter:
+        pytest.skip("an error that says so: the backend is for inference")
+    else:
+        found = torch.compile(module, backend=fuser.torch_backend, options={"device": "cpu"})
+    for _ in range(2):
+        torch.testing.assert_close(found(x.clone()), wanted)
+    torch.testing.assert_close(module(x.clone()), wanted)  # nothing is left behind in torch
+
+
+def test_a_graph_whose_input_requires_gradients_is_torchs() -> None:
+    torch._dynamo.reset()
+    module, x = torch.nn.Linear(3, 4).eval(), torch.randn(2, 3, requires_grad=True)
+    run = torch.compile(module, backend=fuser.torch_backend, options={"device": "cpu"})
+    with pytest.warns(LeftToTorch, match="an input that requires gradients"):
+        run(x).sum().backward()
+    torch.testing.assert_close(x.grad, module.weight.sum(0).expand(2, 3))
