@@ -138,3 +138,17 @@ def test_programs(name: str, dtype: str) -> None:
 @pytest.mark.parametrize(("name", "dtype"), [c for i, c in enumerate(CASES) if i % 10], ids=lambda x: x.replace(" ", "_"))
 def test_further_programs(name: str, dtype: str) -> None:
     attacked(name, dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_tanh_near_zero_is_that_of_small_numbers(dtype: str) -> None:
+    x = torch.tensor(
+        [[s * m * 10.0**e for e in range(-12, 2) for m in (1.0, 2.7, 4.9)] for s in (1, -1)], dtype=getattr(torch, dtype)
+    )
+    b = Builder("tanh", dtype=dtype)
+    run = fuser.compile(b.build(Y=b.op("tanh", b.input("X", tuple(x.shape)))), device="cpu")
+    wanted = x.double().tanh()
+    error = (run(x).double() - wanted).abs() / wanted.abs()
+    assert error.max() < (5e-7 if dtype == "float32" else 4e-3)
+    ends = torch.tensor([[math.inf, -math.inf, math.nan, 0.0] + [0.0] * (x.shape[1] - 4)] * 2, dtype=x.dtype)
+    torch.testing.assert_close(run(ends), ends.tanh(), equal_nan=True, rtol=0, atol=0)
