@@ -49,6 +49,7 @@ from fuser.frontends.torch_pieces import autocasts
 from fuser.frontends.torch_pieces import by_strides
 from fuser.frontends.torch_pieces import mutates
 from fuser.frontends.torch_pieces import pieces
+from fuser.frontends.torch_pieces import steps
 from fuser.frontends.torch_rules import BY_ATEN
 from fuser.frontends.torch_rules import BY_TABLE
 from fuser.frontends.torch_rules import IDENTITY
@@ -350,7 +351,7 @@ class _Importer:
     def _pieces(self, node: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """The operator as torch itself makes it of others, where these are few, known, and at most one of them is a library's;
         not where it gathers by indices, for which torch has kernels of its own."""
-        module = pieces(node)
+        module = pieces(node) if steps(node) <= PIECES else None  # to trace a thousand steps takes minutes
         if module is None:
             return None
         before = len(self.builder.since(0))

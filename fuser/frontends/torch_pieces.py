@@ -26,6 +26,23 @@ def by_strides(node: Any) -> bool:
     return given.op == "placeholder" or not x.is_contiguous() or x.storage_offset() != 0
 
 
+RECURRENT = frozenset({"gru", "lstm", "rnn_tanh", "rnn_relu"})
+
+
+def steps(node: Any) -> int:
+    """How often a recurrent network computes a cell; 0 of other calls, and where it is not said."""
+    from fuser.frontends.torch_call import arguments
+
+    if str(node.target).split(".")[1] not in RECURRENT:
+        return 0
+    given = arguments(node, node.args, node.kwargs)
+    x = getattr(given.get("input"), "meta", {}).get("val")
+    if x is None or "batch_first" not in given:
+        return 0
+    length = x.shape[1 if given["batch_first"] and len(x.shape) == 3 else 0]
+    return int(length) * int(given["num_layers"]) * (1 + bool(given["bidirectional"]))
+
+
 def pieces(node: Any) -> Any:
     """A graph over the tensors among the arguments of a call, in order, which does the same by other operators; None where
     torch knows none."""

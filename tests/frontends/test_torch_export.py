@@ -384,3 +384,15 @@ def test_examples_that_are_one_tensor_stay_two_inputs() -> None:
         feeds = dict(zip(found.inputs, (x.numpy(), y.numpy()), strict=True)) | dict(found.params)
         (out,) = found.program.evaluate(feeds).values()
         np.testing.assert_allclose(out, (x.T - linear(y)).detach().numpy(), atol=1e-5)
+
+
+def test_no_step_of_a_long_recurrent_network_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fuser.frontends import torch_export
+
+    traced = []
+    own = torch_export.pieces
+    monkeypatch.setattr(torch_export, "pieces", lambda node: traced.append(str(node.target)) or own(node))
+    for kind in (torch.nn.GRU, torch.nn.LSTM, torch.nn.RNN):
+        found = fuser.from_torch(kind(4, 4, batch_first=True, bidirectional=True).eval(), (rand(2, 13, 4),))
+        assert "opaque" in ops(found)
+    assert not traced
