@@ -38,7 +38,7 @@ def traced(module: Any, example_inputs: tuple[Any, ...], example_kwargs: dict[st
         raise UntraceableError(
             f"torch.export cannot trace {name}: {first}",
             "run the module on the example inputs; its control flow must not depend on the values of tensors, and it must return "
-            "tensors (no cache: use_cache=False); torch.compile(module, backend='mufuser') takes every module",
+            "tensors (no cache: use_cache=False); torch.compile(module, backend='mufuser') takes what torch.compile does",
         ) from error
 
 
