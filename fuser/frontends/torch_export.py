@@ -49,7 +49,6 @@ from fuser.frontends.torch_pieces import autocasts
 from fuser.frontends.torch_pieces import by_strides
 from fuser.frontends.torch_pieces import mutates
 from fuser.frontends.torch_pieces import pieces
-from fuser.frontends.torch_pieces import steps
 from fuser.frontends.torch_rules import BY_ATEN
 from fuser.frontends.torch_rules import BY_TABLE
 from fuser.frontends.torch_rules import IDENTITY
@@ -94,10 +93,9 @@ def from_torch(
         exported = traced(module, tuple(example_inputs), dict(example_kwargs or {}), name)
     if any(mutates(n) or autocasts(n) for n in exported.graph.nodes):
         # without in-place operators, and with casts; the other operators stay as they are
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), aliases_said(exported) as views:
             warnings.simplefilter("ignore", FutureWarning)
-            with aliases_said(exported) as views:
-                exported = exported.run_decompositions(views)
+            exported = exported.run_decompositions(views)
     signature = exported.graph_signature
     if changed := [str(s.target) for s in signature.output_specs if s.kind.name.endswith("_MUTATION")]:
         raise UnsupportedError(
@@ -351,7 +349,7 @@ class _Importer:
     def _pieces(self, node: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """The operator as torch itself makes it of others, where these are few, known, and at most one of them is a library's;
         not where it gathers by indices, for which torch has kernels of its own."""
-        module = pieces(node) if steps(node) <= PIECES else None  # to trace a thousand steps takes minutes
+        module = pieces(node, PIECES)
         if module is None:
             return None
         before = len(self.builder.since(0))

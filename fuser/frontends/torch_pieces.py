@@ -29,7 +29,7 @@ def by_strides(node: Any) -> bool:
 RECURRENT = frozenset({"gru", "lstm", "rnn_tanh", "rnn_relu"})
 
 
-def steps(node: Any) -> int:
+def _steps(node: Any) -> int:
     """How often a recurrent network computes a cell; 0 of other calls, and where it is not said."""
     from fuser.frontends.torch_call import arguments
 
@@ -43,15 +43,17 @@ def steps(node: Any) -> int:
     return int(length) * int(given["num_layers"]) * (1 + bool(given["bidirectional"]))
 
 
-def pieces(node: Any) -> Any:
+def pieces(node: Any, most: int) -> Any:
     """A graph over the tensors among the arguments of a call, in order, which does the same by other operators; None where
-    torch knows none."""
+    torch knows none, or where a recurrent network has more steps than ``most`` (to trace a thousand takes minutes)."""
     import torch
     from torch._decomp import decomposition_table
     from torch.fx.experimental.proxy_tensor import make_fx
     from torch.utils import _pytree as pytree
 
     target = node.target
+    if _steps(node) > most:
+        return None
     table = {target: made} if (made := decomposition_table.get(target)) else {}
     if not table and not target._can_decompose():
         return None

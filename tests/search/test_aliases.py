@@ -73,6 +73,15 @@ def test_each_alone_is_the_program_that_the_module_is(name: str) -> None:
     torch.testing.assert_close(torch.from_numpy(found).float(), module(x))
 
 
+@pytest.mark.parametrize("name", ["turned by einsum", "dropout", "alpha dropout", "meshgrid"])
+def test_each_alone_is_compiled_behind_torch_compile(name: str) -> None:
+    torch._dynamo.reset()
+    module, x = Writing([SHOWING[name]], given=False).eval(), torch.randn(2, 4, 4)
+    with torch.no_grad():  # a warning that torch runs it would be an error
+        run = torch.compile(module, backend=fuser.torch_backend, options={"device": "cpu"})
+        torch.testing.assert_close(run(x), module(x))
+
+
 def test_an_exported_program_stays_as_it_is() -> None:
     exported = torch.export.export(Writing([SHOWING["dropout"]], given=False).eval(), (torch.randn(2, 4, 4),))
     before = exported.graph_module.code

@@ -48,7 +48,8 @@ def of_a_parameter(energy: Any, x: Any) -> Any:
 
 
 def forward_mode(energy: Any, x: Any) -> Any:
-    return torch.func.jvp(energy, (x,), (torch.ones_like(x),))
+    weight = energy[0].weight
+    return torch.func.jvp(lambda a: (a @ weight.T).tanh(), (x,), (torch.ones_like(x),))
 
 
 @pytest.mark.filterwarnings("ignore")
