@@ -9,6 +9,8 @@ from fuser.ir.candidate import Candidate
 from fuser.ir.pitched import in_memory
 from fuser.ir.schedule import KernelSchedule
 from fuser.kept import text_hash
+from fuser.lower.gluon.split import GROUP_WARPS
+from fuser.lower.options import BACKEND
 from fuser.runtime.plan import Plan
 from fuser.runtime.plan import plan
 from search.measure.measurement import Measurement
@@ -30,9 +32,12 @@ def unusable(candidate: Candidate, source: str) -> str:
 
 
 def within_limits(candidate: Candidate) -> bool:
-    """Whether its warps are a power of two, and both they and its stages no more than records may ask for."""
+    """Whether its warps are a power of two, or groups of four in Gluon, and both they and its stages no more than records may ask
+    for."""
     return all(
-        1 <= k.num_warps <= MOST_WARPS and not k.num_warps & (k.num_warps - 1) and 0 <= k.num_stages <= MOST_STAGES
+        1 <= k.num_warps <= MOST_WARPS
+        and (not k.num_warps & (k.num_warps - 1) or (BACKEND.of(k) == "gluon" and k.num_warps % GROUP_WARPS == 0))
+        and 0 <= k.num_stages <= MOST_STAGES
         for k in candidate.schedule.kernels
     )
 

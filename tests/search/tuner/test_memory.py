@@ -22,9 +22,11 @@ from search.measure import versions
 from search.measure.careful import Careful
 from search.measure.measurement import Measurement
 from search.measure.planned import source_hash
+from search.measure.planned import within_limits
 from search.measure.records import STRUCTURES
 from search.measure.records import Records
 from search.measure.rows import Record
+from search.measure.rows import read_rows
 from search.measure.store import Table
 from search.measure.winners import Winner
 from search.ranked import EFFORTS
@@ -470,3 +472,17 @@ def test_a_row_with_a_wrong_element_is_no_longer_right(memory: Memory) -> None:
         real.records.add(row_of(c, us, measurement=Measurement(time_us=us, error_fro=0.005, error_max=off)))
     known = real.find(PROGRAM, H200, GENERATED, INSTANT)
     assert known and known.ranked.candidate == tuned.runners[0].candidate
+
+
+def test_what_the_package_brings_is_within_what_records_may_ask_for() -> None:
+    """Groups of four warps come in threes, too."""
+    graphs: dict[str, KernelGraph] = {}
+    rows = []
+    for item in read_rows(Path(memories.__file__).parents[1] / "known" / "h200.jsonl.xz"):
+        if isinstance(item, tuple):
+            graphs.setdefault(*item)
+        elif isinstance(item, Record):
+            rows.append(item)
+    found = [Candidate(graphs[r.structure], r.schedule_value()) for r in rows if r.structure in graphs]
+    assert any(k.num_warps == 12 for c in found for k in c.schedule.kernels)
+    assert all(map(within_limits, found))
