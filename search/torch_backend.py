@@ -32,6 +32,7 @@ from fuser.errors import LeftToTorch
 from fuser.errors import UsageError
 from fuser.errors import first_line
 from fuser.frontends.torch_alias import UNSAID
+from fuser.frontends.torch_alias import safe_views
 from fuser.frontends.torch_alias import true_dropout
 from search.torch_derivatives import asked_for
 from search.torch_derivatives import derives
@@ -345,6 +346,7 @@ def _functional(
     from torch._guards import tracing
     from torch._subclasses import FakeTensorMode
 
+    safe_views(module)
     found: list[tuple[Any, list[int]]] = []
     into: list[Callable[..., Any]] = []
 

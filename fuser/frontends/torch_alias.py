@@ -12,6 +12,9 @@ UNSAID = frozenset(
 )
 """Those that may return views of what they are given."""
 
+UNSAFE = {"unsafe_chunk": "chunk", "unsafe_split": "split", "unsafe_split_with_sizes": "split_with_sizes"}
+"""Those that return views, and whose schemas say that nobody writes to them; and the same without that promise."""
+
 
 @contextmanager
 def aliases_said(exported: Any) -> Iterator[dict[Any, Any]]:
@@ -24,7 +27,10 @@ def aliases_said(exported: Any) -> Iterator[dict[Any, Any]]:
     parts = [m for m in exported.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
     for node in (n for part in parts for n in part.graph.nodes):
         found = _aliased(node)
-        if isinstance(found, torch.fx.Node):
+        if safe := _safe(node):
+            changed.append((node, node.target, node.args, node.kwargs))
+            node.target = safe
+        elif isinstance(found, torch.fx.Node):
             changed.append((node, node.target, node.args, node.kwargs))
             node.target, node.args, node.kwargs = torch.ops.aten.alias.default, (found,), {}
         elif found:
@@ -44,6 +50,33 @@ def aliases_said(exported: Any) -> Iterator[dict[Any, Any]]:
 def _written_again(parts: list[Any], changed: list[Any]) -> None:
     for part in parts if changed else ():
         part.recompile()
+
+
+def safe_views(module: Any) -> None:
+    """Calls of a graph of dynamo's that ask for their views not to be written to make them without asking."""
+    changed = [n for part in module.modules() if hasattr(part, "graph") for n in part.graph.nodes if _safe(n)]
+    for node in changed:
+        node.target = _safe(node)
+    if changed:
+        module.recompile()
+
+
+def _safe(node: Any) -> Any:
+    """What makes the same views as an operator that asks for them not to be written to."""
+    import torch
+
+    target = node.target
+    if node.op == "call_method":
+        return UNSAFE.get(target)
+    if node.op != "call_function":
+        return None
+    if isinstance(target, torch._ops.OpOverload):
+        name = UNSAFE.get(target._schema.name.removeprefix("aten::"))
+        return getattr(getattr(torch.ops.aten, name), target._overloadname) if name else None
+    name = (
+        UNSAFE.get(getattr(target, "__name__", "")) if getattr(target, "__module__", "") in (None, "torch", "torch._C") else None
+    )
+    return getattr(torch, name) if name else None
 
 
 def _aliased(node: Any) -> Any:

@@ -285,8 +285,9 @@ class Writer:
         floats = (*FLOAT_DTYPES, "bool")
         if dtype == "bool":
             return f"({x} != 0).to(tl.float32)"
-        if dtype in NARROW:
-            return f"{x}.to(tl.{dtype}).to(tl.float32)" if dtype != given else x
+        if dtype in NARROW:  # a whole number by way of float32: Triton's interpreter has no other way to bfloat16
+            whole = "" if given in floats else ".to(tl.float32)"
+            return f"{x}{whole}.to(tl.{dtype}).to(tl.float32)" if dtype != given else x
         if dtype == "float32" or (dtype in floats and dtype != "float64"):
             return x if given in floats else f"{x}.to(tl.float32)"
         if dtype not in TYPES:

@@ -29,6 +29,9 @@ SHOWING: dict[str, Callable[[Any], Any]] = {
     "meshgrid": lambda x: torch.meshgrid(x[0, 0], x[1, 0], indexing="ij")[1][1],
     "sum_to_size": lambda x: x.sum_to_size(2, 4, 4),
     "conj_physical": torch.conj_physical,
+    "an unsafe chunk": lambda x: x.unsafe_chunk(2, 1)[0],
+    "an unsafe split": lambda x: torch.unsafe_split(x, 1, 0)[1],
+    "an unsafe split with sizes": lambda x: torch.unsafe_split_with_sizes(x, [1, 3], 2)[1],
     "at least of three dimensions": lambda x: torch.atleast_3d(x[0])[0],
     "a layer behind a layer": lambda x: torch.nn.Dropout1d(0.1).eval()(torch.nn.Dropout(0.1).eval()(x)),
 }
@@ -73,7 +76,7 @@ def test_each_alone_is_the_program_that_the_module_is(name: str) -> None:
     torch.testing.assert_close(torch.from_numpy(found).float(), module(x))
 
 
-@pytest.mark.parametrize("name", ["turned by einsum", "dropout", "alpha dropout", "meshgrid"])
+@pytest.mark.parametrize("name", ["turned by einsum", "dropout", "alpha dropout", "meshgrid", "an unsafe chunk"])
 def test_each_alone_is_compiled_behind_torch_compile(name: str) -> None:
     torch._dynamo.reset()
     module, x = Writing([SHOWING[name]], given=False).eval(), torch.randn(2, 4, 4)

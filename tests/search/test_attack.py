@@ -152,3 +152,12 @@ def test_tanh_near_zero_is_that_of_small_numbers(dtype: str) -> None:
     assert error.max() < (5e-7 if dtype == "float32" else 4e-3)
     ends = torch.tensor([[math.inf, -math.inf, math.nan, 0.0] + [0.0] * (x.shape[1] - 4)] * 2, dtype=x.dtype)
     torch.testing.assert_close(run(ends), ends.tanh(), equal_nan=True, rtol=0, atol=0)
+
+
+def test_whole_numbers_in_memory_are_numbers_of_bfloat16() -> None:
+    class Slopes(torch.nn.Module):  # as those of ALiBi, behind a sum that torch computes
+        def forward(self, x: Any, m: Any) -> Any:
+            return (x[..., None] * (m * m)[:, None, :]).float()[:, :, None] + torch.ones(7, 7)
+
+    x, m = torch.tensor([0.0625, 0.25]).bfloat16(), torch.arange(14).view(2, 7)
+    torch.testing.assert_close(fuser.compile(Slopes(), (x, m), device="cpu")(x, m), Slopes()(x, m))
