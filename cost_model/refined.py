@@ -203,7 +203,8 @@ def times(w: Work, device: Device, c: Constants, chained: bool = False, walk: Co
     dram = w.memory / (device.memory_bandwidth * c.memory_rate) * (1.0 + QUEUE * np.minimum(under_way, 3.0))
     # what feeds them limits tensor cores too; threads that load by pointers do not start products meanwhile
     products = _join(ROOF, shared_out * tensor, each * c.operand_cost * w.operands / shared)
-    units = (products + shared_out * issue, *(shared_out * x for x in (special, arithmetic + folding, move)))
+    computing = shared_out * (arithmetic + folding)
+    units = (products + shared_out * issue, shared_out * special, computing, shared_out * move)
     on_sm, outside = _join(ROOF, *units, into_sm) * (1.0 + w.busiest), _join(ROOF, l2, dram)
     roof = _join(ROOF, on_sm, outside)
     blocked = np.maximum(_join(c.norm, turns, on_sm * (resident - 1.0) / resident), on_sm)
@@ -229,7 +230,7 @@ def times(w: Work, device: Device, c: Constants, chained: bool = False, walk: Co
         "tensor": products,
         "issue": shared_out * issue,
         "special": shared_out * special,
-        "arithmetic": shared_out * (arithmetic + folding),
+        "arithmetic": computing,
         "move": shared_out * move,
         "device_memory": dram,
         "l2": l2,

@@ -177,9 +177,9 @@ def reported(command: Callable[[], int | None], json: bool = False) -> int:
         raise
     except OSError as e:
         if not e.filename and e.errno in UNPRINTED:  # a plain print, of a help text say
-            return failed(
-                EnvironmentError_(f"the output cannot be written: {e.strerror}", "redirect it to where there is room"), json
-            )
+            from fuser.console import unprinted
+
+            return failed(unprinted(e), json)
         where = f"{e.filename}: " if e.filename else ""
         return failed(EnvironmentError_(f"{where}{e.strerror or e}", "the command cannot go on without it"), json)
     except MemoryError:

@@ -26,11 +26,10 @@ def aliases_said(exported: Any) -> Iterator[dict[Any, Any]]:
     changed = []
     parts = [m for m in exported.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
     for node in (n for part in parts for n in part.graph.nodes):
-        found = _aliased(node)
         if safe := _safe(node):
             changed.append((node, node.target, node.args, node.kwargs))
             node.target = safe
-        elif isinstance(found, torch.fx.Node):
+        elif isinstance(found := _aliased(node), torch.fx.Node):
             changed.append((node, node.target, node.args, node.kwargs))
             node.target, node.args, node.kwargs = torch.ops.aten.alias.default, (found,), {}
         elif found:
