@@ -153,7 +153,7 @@ def _choose(name: str, target: str) -> Choice | str:
 
 def choose_all(names: Sequence[str], target: str) -> dict[str, Choice | str]:
     """Fast tuning of several workloads, in several processes where that pays; a text says why one has no choice."""
-    workers = min(len(names), os.cpu_count() or 1)
+    workers = min(len(names), len(os.sched_getaffinity(0)))
     if workers < MANY or len(names) < MANY:
         return {n: _choose(n, target) for n in names}
     with ProcessPoolExecutor(workers, SPAWN) as pool:

@@ -110,7 +110,7 @@ class CompilePool:
     def __init__(self, arch: int, workers: int | None = None, cache: str = "") -> None:
         self.arch, self.cache = arch, cache
         self.seconds = COMPILE_SECONDS
-        self.workers = workers or max(1, (os.cpu_count() or 1) - 1)  # one core for the process that measures
+        self.workers = workers or max(1, len(os.sched_getaffinity(0)) - 1)  # one core for the process that measures
         self._children: Children | None = None
         self._jobs: dict[int, tuple[Plan, Job[Built]]] = {}
 
