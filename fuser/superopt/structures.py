@@ -79,7 +79,7 @@ def structures(program: TensorProgram, longer: bool = True) -> tuple[KernelGraph
             plain = boxes.attach(stabilize_graph(bare))
             # of chains no GPU has run such a form; what one kernel writes another may read by other axes
             if len(rows) <= 1:
-                fixed = boxes.windows if whole else {*boxes.windows, *bare.intermediates}
+                fixed = boxes.windows if whole else {*boxes.windows, *_between(bare)}
                 bare = replace(bare, kernels=tuple(merged(b, fixed) for b in bare.blocks))
             graph = boxes.attach(stabilize_graph(bare))
         except UnsupportedError as error:
@@ -107,6 +107,11 @@ def structures(program: TensorProgram, longer: bool = True) -> tuple[KernelGraph
         return tuple(right)
     names = {n for found in lacking.values() for n in found} & softmaxes(program).keys()
     return structures(with_maxima(program, names or None), longer)
+
+
+def _between(graph: KernelGraph) -> set[str]:
+    """What one kernel writes and another reads, results of the whole too."""
+    return {t for k in graph.kernels for t in k.outputs} & {t for k in graph.kernels for t in k.inputs}
 
 
 def searched(program: TensorProgram, budget: float) -> tuple[KernelGraph, ...]:

@@ -165,3 +165,21 @@ def test_a_check_that_was_passed_is_kept_and_one_that_failed_is_not(tmp_path: Pa
     assert kept_checks([(program, winner)], 0) == [good], "it is not asked for again"
     answers.append(bad)
     assert kept_checks([(program, winner)], 1) == [bad], "of another seed it is"
+
+
+def test_behind_a_wrong_result_another_structure_is_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many schedules of the wrong one are ranked before it."""
+    program = workload("mirage/qknorm")
+    tuned = tune_fast(program, load_device("h200"))
+    first = tuned.winner.graph
+    other = next(r for r in tuned.runners if r.graph != first)
+    ranked = replace(tuned, runners=(*(r for r in tuned.runners if r.graph == first), *[tuned.winner] * realising.TRIES, other))
+    asked: list[KernelGraph] = []
+
+    def checked(jobs: Any, seed: int) -> list[Check]:
+        asked.extend(c.graph for _, c in jobs)
+        return [Check(0.0, 0.0, (), "triton", "wrong" if c.graph == first else "") for _, c in jobs]
+
+    monkeypatch.setattr(realising, "kept_checks", checked)
+    (found,) = realise([ranked], load_device("h200"))
+    assert (asked, found.candidate.graph) == ([first, other.graph], other.graph)

@@ -18,6 +18,7 @@ from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from fuser.ir.tiling import TilingExpr
+from fuser.lower.check import check
 from fuser.superopt.rewrite.stabilize import unstable
 from fuser.superopt.structures import EVERY_CUT
 from fuser.superopt.structures import MAX_CUTS
@@ -211,3 +212,17 @@ def test_a_result_that_is_summed_as_well_need_not_be_summed_where_it_is_made() -
     found = interpret(chosen.graph, chosen.schedule, inputs)
     for name, value in program.evaluate(inputs).items():
         np.testing.assert_allclose(found[name], value, rtol=1e-6, atol=1e-8)
+
+
+def test_what_one_kernel_gives_and_reads_again_in_groups_has_the_same_axes_in_both() -> None:
+    """Rows of a product that leave with sums over groups of their columns: of axes merged otherwise in each kernel no check could
+    find sizes, so that the structure was thrown away."""
+    b = Builder("grouped")
+    y = b.input("X", (2, 64, 64)) @ b.input("W", (64, 256)) + b.input("C", (256,))
+    groups = b.op("sum", b.op("cast", y.reshape(2, 64, 2, 128), dtype="float32"), axis=(3,))
+    program = b.build(Y=y, S=groups)
+    device = load_device("h200")
+    split = [g for g in structures(program) if len(g.blocks) == 2 and g.blocks[0].outputs == ("Y",)]
+    assert split, "the product is cut from the sums"
+    jobs = [(program, tune_fast(program, device, graphs=[g]).winner.candidate) for g in split]
+    assert [outcome.message for outcome in check(jobs)] == [""] * len(jobs)
