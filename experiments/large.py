@@ -11,7 +11,6 @@ the measuring. Where ours take longer, the row names the kernels of both by thei
 from __future__ import annotations
 
 import argparse
-import fcntl
 import gc
 import json
 import os
@@ -20,7 +19,6 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
-from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
 from statistics import median
@@ -31,8 +29,10 @@ from torch.utils._pytree import tree_leaves
 from torch.utils._pytree import tree_map
 
 import fuser
+from experiments.modules import alone
 from experiments.modules import apart
 from experiments.modules import checked
+from experiments.modules import choosing_alone
 from experiments.modules import claimed
 from experiments.modules import each
 from experiments.modules import made
@@ -79,14 +79,6 @@ def apart_by(got: Any, want: Any) -> float:
 
 def floats(inputs: Any, dtype: torch.dtype) -> Any:
     return tree_map(lambda x: x.to(dtype) if isinstance(x, torch.Tensor) and x.is_floating_point() else x, inputs)
-
-
-@contextmanager
-def alone(folder: Path, what: str):
-    """Holds a lock among the processes."""
-    with (folder / what).open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def free() -> None:
@@ -164,6 +156,7 @@ def worker(args: argparse.Namespace, names: list[str]) -> None:
     torch._dynamo.config.accumulated_recompile_limit = 10000
     os.sched_setaffinity(0, {args.worker % os.cpu_count()})  # type: ignore[operator]
     folder, until, ready = Path(args.folder), time.time() + args.seconds, []
+    choosing_alone(folder)
     for name in names:
         if time.time() > until or (folder / "go").exists() or not claimed(folder / f"claim_{name}"):
             continue
@@ -180,7 +173,7 @@ def worker(args: argparse.Namespace, names: list[str]) -> None:
         for row, calls in ready:
             if (folder / "over").exists():
                 break
-            with alone(folder, "lock"):
+            with alone(folder):
                 try:
                     measured(row, calls)
                 except Exception as caught:  # noqa: BLE001
