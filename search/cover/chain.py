@@ -3,6 +3,7 @@ schedules are kept in the cache folder."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from pathlib import Path
@@ -17,8 +18,11 @@ from fuser.ir.schedule import Schedule
 from fuser.lower.assembler import compiler
 from fuser.lower.compile import KernelArtifact
 from fuser.lower.compile import cache_dir
+from fuser.lower.compile import compile_kernel
 from fuser.lower.compile import compile_sources
-from fuser.lower.options import BACKEND
+from fuser.lower.compile import neutral
+from fuser.lower.kernel_source import KernelSource
+from fuser.lower.options import AHEAD
 from fuser.lower.options import HOIST
 from fuser.lower.options import PDL
 from fuser.lower.triton_source import generate_graph
@@ -63,22 +67,56 @@ def _read(file: Path, alone: Candidate) -> Candidate | None:
 def _compiled(
     candidate: Candidate, alone: Candidate, device: Device, executor: Executor | None, known: dict[str, KernelArtifact]
 ) -> tuple[Candidate, tuple[KernelArtifact, ...]]:
-    """The chain with its kernels; where one has no room for what it does as one of a chain, those by warp groups are as they were
+    """The chain with its kernels; one that has no room for what it does as one of a chain, or for the one behind it, is as it was
     ``alone``."""
-
-    def made(c: Candidate) -> tuple[KernelArtifact, ...]:
-        return compile_sources(generate_graph(c.graph, c.schedule), device.arch, executor, known)
-
-    try:
-        artifacts = made(candidate)
-    except NoValidKernelError:
-        pairs = zip(candidate.schedule.kernels, alone.schedule.kernels, strict=True)
-        candidate = Candidate(
-            candidate.graph, Schedule(tuple(own if BACKEND.of(own) == "gluon" else mine for mine, own in pairs))
-        )
-        artifacts = made(candidate)
+    while True:
+        sources = generate_graph(candidate.graph, candidate.schedule)
+        try:
+            artifacts = compile_sources(sources, device.arch, executor, known)
+            break
+        except NoValidKernelError:
+            eased = _eased(candidate, alone, _refused(sources, device.arch, executor, known))
+            if eased.schedule == candidate.schedule:
+                raise
+            candidate = eased
     lighter = _within_registers(candidate, artifacts)
-    return (candidate, artifacts) if lighter.schedule == candidate.schedule else (lighter, made(lighter))
+    if lighter.schedule != candidate.schedule:
+        sources = generate_graph(lighter.graph, lighter.schedule)
+        artifacts = compile_sources(sources, device.arch, executor, known)
+    return lighter, artifacts
+
+
+def _refused(
+    sources: Sequence[KernelSource], arch: int, executor: Executor | None, known: Mapping[str, KernelArtifact]
+) -> list[int]:
+    """Those that do not compile; equal ones are asked for once."""
+    texts = [neutral(s) for s in sources]
+    left = {t: s for t, s in zip(texts, sources, strict=True) if t not in known}
+    run = executor.map if executor else map
+    fails = dict(zip(left, run(_fails, left.values(), [arch] * len(left)), strict=True))
+    return [i for i, t in enumerate(texts) if fails.get(t)]
+
+
+def _fails(source: KernelSource, arch: int) -> bool:
+    try:
+        compile_kernel(source, arch)
+    except NoValidKernelError:
+        return True
+    return False
+
+
+def _eased(candidate: Candidate, alone: Candidate, refused: Sequence[int]) -> Candidate:
+    """With ``refused`` kernels as they were ``alone``, which bring no weights to L2 for the one behind either; where that has not
+    been enough, with that one as it was, too, so that it does not start early."""
+    before, kernels, own = candidate.schedule.kernels, list(candidate.schedule.kernels), alone.schedule.kernels
+    for i in refused:
+        kernels[i] = own[i]
+        if i + 1 < len(kernels):
+            if brought := AHEAD.named(kernels[i + 1]):
+                kernels[i + 1] = AHEAD.set(kernels[i + 1], None, *brought)
+            elif before[i] == own[i]:
+                kernels[i + 1] = own[i + 1]
+    return Candidate(candidate.graph, Schedule(tuple(kernels)))
 
 
 def _within_registers(candidate: Candidate, artifacts: Sequence[KernelArtifact]) -> Candidate:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,14 @@ torch = pytest.importorskip("torch")
 
 import fuser  # noqa: E402
 from fuser.device import load_device  # noqa: E402
+from fuser.errors import NoValidKernelError  # noqa: E402
 from fuser.frontends.torch_export import from_torch  # noqa: E402
 from fuser.ir.mugraph import BlockGraph  # noqa: E402
 from fuser.ir.mugraph import LibraryKernel  # noqa: E402
+from fuser.lower import compile as compiling  # noqa: E402
+from fuser.lower.compile import KernelArtifact  # noqa: E402
 from fuser.lower.compile import compile_sources  # noqa: E402
+from fuser.lower.kernel_source import KernelSource  # noqa: E402
 from fuser.lower.options import HOIST  # noqa: E402
 from search.cover.fold import folded  # noqa: E402
 from search.cover.model import AS_IT_STANDS  # noqa: E402
@@ -130,6 +135,32 @@ def test_equal_layers_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(kernels) >= 9
     assert len({a.cubin for a in kernels}) <= len(kernels) // 2 + 3  # the first layer's may be launched otherwise
     assert [a.args[0].name for a in kernels] == [b.inputs[0] for b in model.whole.candidate.graph.blocks]
+
+
+def test_a_kernel_without_room_for_what_a_chain_asks_of_it_is_as_it_was_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By warp groups registers are counted out: those of the first product of an MLP had no room to bring the weights of the
+    second, which that one had asked for, and no model of eight sentences' BERT large was made."""
+
+    monkeypatch.setenv("MUFUSER_CACHE", str(tmp_path))
+    words = ("bring_l2", "gdc_launch_dependents")
+
+    def refusing(source: KernelSource, *_: Any) -> KernelArtifact:
+        if "gelu" in source.text and any(w in source.text for w in words):
+            raise NoValidKernelError(f"{source.name} has too few registers")
+        return real(source, *_)
+
+    real = compiling.compile_kernel
+    for where in ("search.cover.chain", "fuser.lower.compile"):
+        monkeypatch.setattr(f"{where}.compile_kernel", refusing)
+    module, x = layers(2), torch.randn(ROWS, WIDTH).half()
+    known = from_torch(module, (x,))
+    model = compile_model(known.program, known.params, Pricing(load_device("h200")), checked=False)
+    texts = [a.source.text for a in model.whole.artifacts]
+    assert any("gelu" in text for text in texts)
+    assert not any("gelu" in text and w in text for text in texts for w in words)
+    assert any(w in text for text in texts for w in words), "others do it"
 
 
 def test_products_of_one_tensor_are_one() -> None:
