@@ -85,7 +85,7 @@ class Call:
             return self.attrs.get(name)
         if found.size != 1:
             raise self.unsupported(f"has {name} of {found.size} elements")
-        return float(found.reshape(-1)[0])
+        return found.reshape(-1)[0].item()  # a whole number of 64 bits keeps all of them
 
     def only(self, **defaults: Any) -> None:
         """These attributes have the values that the rule is for."""

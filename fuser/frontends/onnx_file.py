@@ -31,6 +31,7 @@ from fuser.frontends.onnx_old import as_today
 from fuser.frontends.onnx_reference import node_reference
 from fuser.frontends.onnx_reference import reference
 from fuser.frontends.onnx_rules import RULES
+from fuser.frontends.onnx_types import wrong_dtypes
 from fuser.frontends.quotients import strictly
 from fuser.ir.builder import Builder
 from fuser.ir.builder import Ref
@@ -111,7 +112,8 @@ def _way_out(said: str) -> str:
 def _dtype(code: int, what: str) -> str:
     import onnx
 
-    name = onnx.TensorProto.DataType.Name(code).lower()
+    known = {value: name.lower() for name, value in onnx.TensorProto.DataType.items()}
+    name = known.get(code, str(code))
     name = {"float": "float32", "double": "float64"}.get(name, name)
     if name not in DTYPE_BYTES:
         raise UnsupportedError(f"{what} has dtype {name}, which is not supported", f"use one of {', '.join(DTYPE_BYTES)}")
@@ -152,6 +154,8 @@ class _Importer:
         self.read = {i for n in self.live for i in _reads(n)} | {o.name for o in self.graph.output}
 
     def run(self) -> OnnxGraph:
+        if sparse := [t.values.name for t in self.graph.sparse_initializer if t.values.name in self.read]:
+            raise UnsupportedError(f"the tensor {sparse[0]!r} is sparse, which is not supported", "export it as a dense one")
         for tensor in self.graph.initializer:
             self.values[tensor.name] = array = self._known(tensor)
             if array.size > 1:
@@ -160,13 +164,18 @@ class _Importer:
         self._nodes(self.live)
         outputs: dict[str, Ref] = {}
         for o in self.graph.output:
+            if o.name not in self.values:
+                raise ModelFileError(f"nothing computes the output {o.name!r}", "export the model again")
             value = self.values[o.name]
             ref = self._ref(value)
             if not isinstance(value, Ref):
                 ref = reshaped(self.builder, ref, np.shape(value))
-            if (ref.name in self.builder.inputs and ref.name != o.name) or any(r is ref for r in outputs.values()):
+            name = o.name
+            if (ref.name in self.builder.inputs and ref.name != name) or any(r is ref for r in outputs.values()):
                 ref = self.builder.op("reshape", ref, shape=ref.shape)
-            outputs[o.name] = ref
+            while name in outputs or (name in self.builder.inputs and ref.name != name):  # a result that is listed twice
+                name += " copy"
+            outputs[name] = ref
         program = strictly(self.builder.build(**outputs))
         return OnnxGraph(self.source, self.model, program, self.known, frozenset(self.literals), tuple(inputs))
 
@@ -177,13 +186,14 @@ class _Importer:
             self.values |= {o: x for o, x in zip(node.output, results, strict=False) if o}
 
     def _branch(self, node: Any, taken: bool) -> list[Any]:
-        """Results of the branch of an If that is taken; its names are unlike those around it."""
+        """Results of the branch of an If that is taken. Its names count in it alone: its initializers may hide others."""
         graph = _attributes(node)["then_branch" if taken else "else_branch"]
         live = _live(graph.node, {o.name for o in graph.output})
         self.read |= {i for n in live for i in _reads(n)} | {o.name for o in graph.output}
-        self.values |= {t.name: self._known(t) for t in graph.initializer}
+        around, self.values = self.values, self.values | {t.name: self._known(t) for t in graph.initializer}
         self._nodes(live)
-        return [self.values[o.name] for o in graph.output]
+        within, self.values = self.values, around
+        return [within[o.name] for o in graph.output]
 
     def _known(self, tensor: Any) -> Array:
         """The value of a tensor in the file."""
@@ -199,6 +209,9 @@ class _Importer:
         return array
 
     def _input(self, value: Any) -> str:
+        if (form := value.type.WhichOneof("value")) != "tensor_type":
+            what = (form or "nothing").removesuffix("_type").replace("_", " ")
+            raise UnsupportedError(f"the input {value.name!r} is no tensor but {what}", "export the model with tensors alone")
         kind = value.type.tensor_type
         shape = []
         for i, d in enumerate(kind.shape.dim):
@@ -254,11 +267,19 @@ class _Importer:
                 f"{where}: the operator {kind} has no counterpart in the op table",
                 "export the part of the model around it; torch.export (.pt2) leaves such operators to torch",
             )
+        if wrong := wrong_dtypes(node.op_type, [self._dtype(a) for a in args]):
+            raise UnsupportedError(f"{where} {wrong}", "put a Cast in front of it")
         results = max((i + 1 for i, o in enumerate(node.output) if o in self.read), default=1)
         call = Call(
             self.builder, node.op_type, args, attrs, self.opset, max(results, _outputs(node)), self._ref, where, self.dtypes
         )
         return self._scalar(node, args, rule(as_today(call)))
+
+    def _dtype(self, value: Any) -> str:
+        """The dtype of what a node reads; empty where it is left out, or no tensor."""
+        if isinstance(value, Ref):
+            return value.tensor.dtype
+        return self.dtypes.get(id(value), str(value.dtype)) if isinstance(value, np.ndarray) else ""
 
     def _scalar(self, node: Any, args: Sequence[Any], value: Any) -> Any:
         """A result as it is, but a scalar where all operands are: those that are known have one dimension here."""

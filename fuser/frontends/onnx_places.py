@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fuser.files import counted
 from fuser.frontends.composed import cut
 from fuser.frontends.onnx_call import Call
 from fuser.ir.builder import Ref
@@ -101,10 +102,13 @@ def _scatter_nd(c: Call) -> Ref:
 
 
 def _top_k(c: Call) -> tuple[Ref, Ref]:
+    """Of equal elements the one in front comes first, which torch's own does not promise."""
     x, (k,) = c.ref(0), c.ints(1, "k") or (1,)
     axis = c.axis(-1, len(x.shape))
-    largest, ordered = bool(c.attrs.get("largest", 1)), bool(c.attrs.get("sorted", 1))
-    places = c.b.op("argtopk", x, k=k, dim=axis, largest=largest, sorted=ordered, dtype="int64")
+    if not 0 < k <= x.shape[axis]:
+        raise c.unsupported(f"takes {k} of {counted(x.shape[axis], 'element')}", "export the model again")
+    order = c.b.op("argsort", x, dim=axis, descending=bool(c.attrs.get("largest", 1)), dtype="int64")
+    places = cut(c.b, order, axis, 0, k)
     return c.b.op("gather", x, places, dim=axis), places
 
 

@@ -3,7 +3,7 @@ borders of an axis differ, begin windows behind an axis, and divide means by wha
 cut off; its GatherElements refuses axes of more than 31 elements. Its convolutions add a border where there is to be none, those
 that are transposed know no groups and no shape of the result, and a softmax is over one axis, where before opset 13 it is over
 all from that axis on. Before opset 14 its batch normalization took the statistics of the batch, and before opset 7 it spreads
-operands as numpy does."""
+operands as numpy does. Its TopK takes any of equal elements."""
 
 from __future__ import annotations
 
@@ -135,6 +135,14 @@ def _mended(opset: int) -> tuple[Any, ...]:
         def _run(self, *xs: Array, **_: Any) -> tuple[Array]:
             return (np.concatenate(xs, named(self.onnx_node)),)
 
+    class TopK(OpRun):
+        op_domain = ""
+
+        def _run(self, x: Array, count: Array | None = None, **attrs: Any) -> tuple[Array, Array]:
+            given = {k: v for k, v in attrs.items() if v is not None}
+            k = given["k"] if count is None else int(count.reshape(-1)[0])
+            return first_of(x, k, given.get("axis", -1), bool(given.get("largest", 1)))
+
     class Spread(OpRun):
         op_domain = ""
 
@@ -144,7 +152,7 @@ def _mended(opset: int) -> tuple[Any, ...]:
             found = SPREAD[op](x, y.reshape(*y.shape, *ends))
             return (found if found.dtype == bool else found.astype(x.dtype),)
 
-    made: list[Any] = [AveragePool, MaxPool, GatherElements, ConvTranspose]
+    made: list[Any] = [AveragePool, MaxPool, GatherElements, ConvTranspose, TopK]
     made += [Softmax, LogSoftmax] if opset < ONE_AXIS else []
     made += [BatchNormalization] if opset < TRAINING_MODE else []
     made += [Concat] if opset < CONCAT_ALONG else []
@@ -194,6 +202,14 @@ def gathered(x: Array, index: Array, axis: int) -> Array:
         raise IndexError(f"an index lies outside the {x.shape[axis]} elements of axis {axis}")
     held = x[tuple(slice(None) if a == axis else slice(n) for a, n in enumerate(index.shape))]
     return np.take_along_axis(held, index.astype(np.int64) % x.shape[axis], axis)
+
+
+def first_of(x: Array, k: int, axis: int, largest: bool) -> tuple[Array, Array]:
+    """The largest or smallest elements and where they are; of equal ones the one in front comes first."""
+    ordered = np.flip(x, axis) if largest else x
+    places = np.argsort(ordered, axis, kind="stable")
+    places = np.take(np.flip(x.shape[axis] - 1 - places, axis) if largest else places, range(k), axis).astype(np.int64)
+    return np.take_along_axis(x, places, axis), places
 
 
 def pooled(x: Array, attrs: dict[str, Any], *, mean: bool) -> Array:

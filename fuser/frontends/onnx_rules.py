@@ -49,6 +49,12 @@ def identity(c: Call) -> Any:
 # Element by element
 
 
+def _erf(c: Call) -> Ref:
+    if c.dtype(0) not in FLOAT_DTYPES:
+        raise c.unsupported(f"is of {c.dtype(0)}", "cast it to float32 in front")
+    return by_name(c)
+
+
 def _several(op: str) -> Callable[[Call], Ref]:
     """Of any number of operands."""
 
@@ -104,14 +110,15 @@ def _gelu(c: Call) -> Ref:
 
 def _clip(c: Call) -> Ref:
     x = c.ref(0)
-    for i, name in ((1, "min"), (2, "max")):
+    for i, name, op in ((1, "min", "maximum"), (2, "max", "minimum")):
         if c.given(i) and isinstance(c.args[i], Ref):
-            x = c.b.op("maximum" if name == "min" else "minimum", x, c.ref(i))
+            x = c.b.op(op, x, c.ref(i))
             continue
-        bound = c.number(i, name)
-        if bound is not None and math.isfinite(bound) and abs(bound) < 3.4e38:
-            attrs: dict[str, Any] = {name: bound}
-            x = c.b.op(f"clamp_{name}", x, **attrs)
+        bound, most = c.number(i, name), 1.7e308 if x.tensor.dtype == "float64" else 3.4e38
+        if bound is None or (bound <= -most if name == "min" else bound >= most):
+            continue
+        attrs: dict[str, Any] = {name: bound}
+        x = c.b.op(f"clamp_{name}", x, **attrs) if math.isfinite(bound) else c.b.op(op, x, c.filled(bound, x))
     return x
 
 
@@ -130,7 +137,8 @@ def _pow(c: Call) -> Ref:
         y = x if known == 1 else c.b.op("square" if known == 2 else "sqrt", x)
     else:
         y = c.b.op("pow", x, exponent=known)
-    return c.b.op("cast", y, dtype=dtype) if whole and fraction else y
+    y = c.b.op("cast", y, dtype=dtype) if whole and fraction else y
+    return y if known is None else c.reshape(y, np.broadcast_shapes(x.shape, c.args[1].shape))
 
 
 def _div(c: Call) -> Ref:
@@ -167,23 +175,26 @@ def _whole_product(c: Call, x: Ref, y: Ref) -> Ref:
     """Of whole numbers, which no product of kernels or libraries takes: each of its terms, then their sum."""
     x, y = c.reshape(x, (*x.shape, 1)), c.reshape(y, (*y.shape[:-2], 1, *y.shape[-2:]))
     if math.prod(shape := np.broadcast_shapes(x.shape, y.shape)) > MOST_TERMS:
-        raise c.unsupported(f"multiplies large matrices of {x.tensor.dtype}", "cast them to float32 or float64 in front")
+        raise c.unsupported(f"multiplies large matrices of {x.tensor.dtype}", "cast them to float32 in front")
     return c.b.op("sum", c.b.op("mul", x, y), axis=(len(shape) - 2,), keepdims=False)
 
 
 def _gemm(c: Call) -> Ref:
     x, y = c.ref(0), c.ref(1)
-    if x.tensor.dtype not in FLOAT_DTYPES:
-        raise c.unsupported(f"multiplies matrices of {x.tensor.dtype}", "cast them to float32 or float64 in front")
-    out = (x.T if c.attrs.get("transA") else x) @ (y.T if c.attrs.get("transB") else y)
-    out = out if (alpha := c.attrs.get("alpha", 1.0)) == 1 else out * alpha
+    x, y = x.T if c.attrs.get("transA") else x, y.T if c.attrs.get("transB") else y
+    alpha, beta = (c.attrs.get(name, 1.0) for name in ("alpha", "beta"))
+    if whole := x.tensor.dtype not in FLOAT_DTYPES:
+        c.only(alpha=1.0, beta=1.0)  # whole numbers times others: ONNX does not say how they are rounded
+    out = _whole_product(c, x, y) if whole else x @ y
+    out = out if alpha == 1 else out * alpha
     if not c.given(2):
         return out
-    bias = c.ref(2)
-    return out + (bias if (beta := c.attrs.get("beta", 1.0)) == 1 else bias * beta)
+    return out + (c.ref(2) if beta == 1 else c.ref(2) * beta)
 
 
 def _einsum(c: Call) -> Ref:
+    if len(c.args) > 1 and (dtype := c.dtype(0)) not in FLOAT_DTYPES:
+        raise c.unsupported(f"multiplies tensors of {dtype}", "cast them to float32 in front")
     y = einsum(c.b, c.attrs["equation"].decode(), c.refs)
     if y is None:
         raise c.unsupported(f"is {c.attrs['equation'].decode()!r}: a diagonal, or ellipses of different ranks")
@@ -238,7 +249,8 @@ def _expand(c: Call) -> Ref:
 
 
 def _concat(c: Call) -> Ref:
-    parts = c.refs
+    full = [i for i, x in enumerate(c.args) if isinstance(x, Ref) or x.size]  # a list that nothing was put into, say
+    parts = [c.ref(i) for i in full]
     return parts[0] if len(parts) == 1 else c.b.op("concat", *parts, axis=c.axis(0, len(parts[0].shape)))
 
 
@@ -280,9 +292,13 @@ def _fold(op: str, before: str = "", after: str = "") -> Callable[[Call], Ref]:
         if op == "mean" and x.tensor.dtype not in FLOAT_DTYPES:
             total = c.b.op("sum", x, axis=over, keepdims=keepdims)
             return c.b.op("trunc_div", total, c.filled(math.prod(x.shape[i] for i in over), x))
+        dtype = x.tensor.dtype
+        if fraction := dtype not in FLOAT_DTYPES and (after or op in ("vector_norm", "logsumexp")):
+            x = c.b.op("cast", x, dtype="float64")
         x = c.b.op(before, x) if before else x
         y = c.b.op(op, x, axis=over, keepdims=keepdims)
-        return c.b.op(after, y) if after else y
+        y = c.b.op(after, y) if after else y
+        return c.b.op("cast", y, dtype=dtype) if fraction else y
 
     return rule
 
@@ -302,8 +318,10 @@ def _cumsum(c: Call) -> Ref:
     x = c.ref(0)
     (dim,) = c.axes(c.ints(1, "axis") or (0,), len(x.shape))
     ordered = c.b.op("flip", x, dims=(dim,)) if c.attrs.get("reverse") else x
+    if c.attrs.get("exclusive"):  # what is in front of each: all but the last, behind a zero
+        zero = c.b.op("broadcast", c.filled(0, x), shape=tuple(1 if i == dim else n for i, n in enumerate(x.shape)))
+        ordered = cut(c.b, c.b.op("concat", zero, ordered, axis=dim), dim, 0, x.shape[dim])
     y = c.b.op("cumsum", ordered, dim=dim)
-    y = y - ordered if c.attrs.get("exclusive") else y
     return c.b.op("flip", y, dims=(dim,)) if c.attrs.get("reverse") else y
 
 
@@ -389,7 +407,7 @@ def _group_norm(c: Call) -> Ref:
 
 
 RULES: dict[str, Callable[[Call], Any]] = {
-    **dict.fromkeys(BY_NAME, by_name), **dict.fromkeys(("Identity", "Dropout"), identity),
+    **dict.fromkeys(BY_NAME, by_name), "Erf": _erf, **dict.fromkeys(("Identity", "Dropout"), identity),
     "Max": _several("maximum"), "Min": _several("minimum"), "Sum": _several("add"), "Clip": _clip, "Pow": _pow, "Div": _div,
     "Mod": lambda c: c.b.op("fmod" if c.attrs.get("fmod") else "remainder", *c.refs),
     "LeakyRelu": _with("leaky_relu", negative_slope=("alpha", 0.01)), "Celu": _with("celu", alpha=("alpha", 1.0)),

@@ -149,7 +149,7 @@ class Builder:
             i += 1
         return f"{op}_{i}"
 
-    def build(self, *outputs: Ref, **named: Ref) -> TensorProgram:
+    def build(self, /, *outputs: Ref, **named: Ref) -> TensorProgram:
         """Finish; a keyword renames an output (an output that is an input, or named twice, keeps its name)."""
         names = {ref.name: name for name, ref in named.items() if ref.name not in self._inputs}
         taken = set(self._tensors) - set(names)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
 from dataclasses import replace
@@ -291,7 +292,7 @@ def normalize(program: TensorProgram, known: Mapping[str, Array], literals: froz
     Inputs without a value all stay. Raises nothing on a valid program.
     """
     rules = {op: VIEW_RULES.get(op, ()) + PATTERN_RULES.get(op, ()) for op in {*VIEW_RULES, *PATTERN_RULES}}
-    moved: dict[str, str] = {}
+    moved, wanted = dict[str, str](), program.outputs
     for _ in range(_MAX_PASSES):
         rewriter = Rewriter(program, known, literals, rules)
         after = rewriter.run()
@@ -302,21 +303,23 @@ def normalize(program: TensorProgram, known: Mapping[str, Array], literals: froz
         if after.nodes == program.nodes:
             break
         program = after
-    program = _with_copies(tie_scales(program)).validate()
+    program = _with_copies(tie_scales(program), wanted).validate()
     return Normalized(program, {n: known[n] for n in program.inputs if n in known}, moved)
 
 
-def _with_copies(program: TensorProgram) -> TensorProgram:
-    """Outputs that are inputs or constants are copies of them: kernels write every output."""
+def _with_copies(program: TensorProgram, wanted: Sequence[str]) -> TensorProgram:
+    """Outputs that are inputs or constants, or that became an output in front of them, are copies: kernels write every output.
+    A copy has the name that its output had, if nothing else has it now."""
     names, nodes, tensors = set(program.table), list(program.nodes), list(program.tensors)
-    outputs: list[str] = []
-    for given in program.outputs:
-        name = given
-        if given in program.inputs:
+    outputs, own = list[str](), set(wanted) - set(program.inputs)
+    for given, name in zip(program.outputs, wanted, strict=True):
+        if given in program.inputs or given in outputs or (given in own and given != name):
             while name in names:
                 name += " copy"
             names.add(name)
             tensors.append(replace(program[given], name=name))
             nodes.append(Node("reshape", (given,), name, (("shape", program[given].shape),)))
+        else:
+            name = given
         outputs.append(name)
     return replace(program, nodes=tuple(nodes), outputs=tuple(outputs), tensors=tuple(tensors))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from fuser.frontends.onnx_file import load
 from fuser.frontends.onnx_file import open_places
 from fuser.frontends.onnx_file import read_graph
 from fuser.frontends.sized import Sized
+from fuser.ir.program import TensorProgram
+from fuser.ir.subprogram import rename
 from tvm_bridge.to_program.normalize import normalize
 
 
@@ -29,4 +32,10 @@ def read_sized(path: str | Path) -> tuple[Sized, Any]:
 def _imported(path: str | Path, sizes: Mapping[str, int]) -> tuple[Imported, OnnxGraph]:
     graph = read_graph(path, sizes)
     clean = normalize(graph.program, graph.known, graph.literals)
-    return Imported(clean.program, clean.known, graph.inputs), graph
+    return Imported(_named(clean.program, graph.program.outputs), clean.known, graph.inputs), graph
+
+
+def _named(program: TensorProgram, outputs: Sequence[str]) -> TensorProgram:
+    """With its outputs under their names in the file, which a view that changes nothing had."""
+    new = {n: o for n, o in zip(program.outputs, outputs, strict=True) if o not in program.table}
+    return rename(program, new, program.name)
