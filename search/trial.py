@@ -162,7 +162,7 @@ def inputs_of(known: Imported, original: Any, rng: np.random.Generator) -> dict[
 
 
 def _tensor(torch: Any, program: TensorProgram, name: str, value: Any) -> Any:
-    x = value if isinstance(value, torch.Tensor) else torch.tensor(np.ascontiguousarray(value))
+    x = value if isinstance(value, torch.Tensor) else torch.tensor(np.array(value, order="C"))
     return x.detach().to(getattr(torch, program[name].dtype))
 
 

@@ -59,7 +59,7 @@ def _tried(sized: Sized, made: Sequence[Bucket], device: Device, where: str, see
         sizes = {s: max(n - 1, bucket.padded.least.get(s, 1)) for s, n in bucket.sizes.items()}
         known = sized.at({s: max(n, sized.limits[s][0]) for s, n in sizes.items()})
         values = {
-            n: placed(np.ascontiguousarray(x), known.program[n].dtype, where) for n, x in inputs_of(known, None, rng).items()
+            n: placed(np.asarray(x, order="C"), known.program[n].dtype, where) for n, x in inputs_of(known, None, rng).items()
         }
         params = {n: placed(x, known.program[n].dtype, where) for n, x in known.params.items()}
         wanted = run_program(known.program, params | values)

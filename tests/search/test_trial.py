@@ -14,6 +14,7 @@ from fuser.errors import UnsupportedError  # noqa: E402
 from fuser.frontends.imported import Imported  # noqa: E402
 from fuser.frontends.model_file import ONNX  # noqa: E402
 from fuser.frontends.model_file import ModelFile  # noqa: E402
+from search.trial import _tensor  # noqa: E402
 from search.trial import wanted_of  # noqa: E402
 from search.trial import where_tried  # noqa: E402
 
@@ -33,6 +34,14 @@ def test_a_model_that_its_reference_lacks_is_compared_with_torch() -> None:
     wanted, called = wanted_of(ModelFile("m.onnx", ONNX, known, Lacking()), {"X": x.numpy()}, {"X": x}, "cpu")
     assert called == "the ONNX model's operators by torch (the reference lacks it)"
     assert torch.equal(wanted["Y"], torch.relu(x * -2))
+
+
+def test_an_input_without_dimensions_has_none() -> None:
+    """Models of ONNX and Relay with such an input could not be run."""
+    b = fuser.Builder("model")
+    program = b.build(Y=b.op("mul", b.input("X", (2,), "float32"), b.input("S", (), "float32")))
+    assert _tensor(torch, program, "S", np.array(3, np.float32)).shape == ()
+    assert _tensor(torch, program, "X", np.ones(4, np.float32)[::-2]).tolist() == [1, 1]
 
 
 def test_without_a_gpu_the_way_out_is_an_option_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,6 +124,11 @@ def _named(op: str) -> Lower:
     return lambda lo, call, a: lo.emit(call, op, *a, dtype=call.types[0].dtype)
 
 
+def _signed(op: str) -> Lower:
+    """Of whole numbers alone: TVM takes truths for numbers of one bit."""
+    return lambda lo, call, a: None if call.types[0].dtype == "bool" else lo.emit(call, op, *a, dtype=call.types[0].dtype)
+
+
 def _cumulated(lo: Lowering, call: RelayNode, a: tuple[str, ...]) -> Result:
     axis, kind = call.attr.get("axis"), call.types[0].dtype
     if axis is None or call.attr.get("exclusive") or kind != lo.tensors[a[0]].dtype:
@@ -144,8 +149,8 @@ LIBRARY: dict[str, Lower] = {
 """What a library has for any dtype."""
 
 EXACT: dict[str, Lower] = {
-    "add": _named("add"), "subtract": _named("sub"), "multiply": _named("mul"), "maximum": _named("maximum"),
-    "minimum": _named("minimum"), "negative": _named("neg"), "cast": _cast, "cast_like": _cast, "where": _named("where"),
+    "add": _named("add"), "subtract": _signed("sub"), "multiply": _named("mul"), "maximum": _named("maximum"),
+    "minimum": _named("minimum"), "negative": _signed("neg"), "cast": _cast, "cast_like": _cast, "where": _named("where"),
     "cumsum": _cumulated,
 }  # fmt: skip
 """What means the same of whole numbers and of truths: torch computes it exactly."""

@@ -225,6 +225,15 @@ def test_division_of_integers_stays_opaque_and_sums_are_exact() -> None:
     np.testing.assert_array_equal(y, np.array([3, -3, 0]) + 2**53 + 1)
 
 
+@pytest.mark.parametrize("op", ["subtract", "negative"])
+def test_differences_of_truths_stay_opaque(op: str) -> None:
+    """torch has none."""
+    w = RelayWriter()
+    x = w.input("x", (3,), "bool")
+    imported = to_program(from_json_text(w.module(w.call(op, *[x] * (2 if op == "subtract" else 1)))))
+    assert [node.op for node in imported.program.nodes] == ["opaque"]
+
+
 @pytest.mark.parametrize("bound", [-np.inf, 0.0])
 @pytest.mark.parametrize("form", ["any", "all", "isnan"])
 def test_guards_of_fully_masked_rows_go_and_other_selections_stay(form: str, bound: float) -> None:
