@@ -115,11 +115,14 @@ def checked(where: str, table: Any) -> tuple[tuple[str, float], ...]:
 
 @lru_cache(maxsize=64)
 def constants_of(device: Device) -> Constants:
-    """The fitted constants of a device where there are any, else those of the H200; cycles are scaled to its clock."""
+    """The fitted constants of a device where there are any, else those of the H200; cycles are scaled to its clock. Of a kernel's
+    start no more is hidden than there is: estimates below 0 would have no order."""
     if device.constants:
-        return Constants(**dict(device.constants))
-    known = next((d for d in list_devices() if d.name == device.name and d.constants), load_device(REFERENCE))
-    return clocked(Constants(**dict(known.constants)), known.clock / device.clock)
+        found = Constants(**dict(device.constants))
+    else:
+        known = next((d for d in list_devices() if d.name == device.name and d.constants), load_device(REFERENCE))
+        found = clocked(Constants(**dict(known.constants)), known.clock / device.clock)
+    return replace(found, overlap=min(found.overlap, found.base + device.launch_latency))
 
 
 def clocked(c: Constants, slower: float) -> Constants:

@@ -103,6 +103,16 @@ def test_the_model_follows() -> None:
     assert 0.4 * plain < fast < 0.9 * plain
 
 
+@pytest.mark.parametrize("settings", [["overlap=1ms"], ["launch_latency=0"]])
+def test_no_more_of_a_start_is_hidden_than_there_is(settings: list[str]) -> None:
+    """Estimates were negative, and the best of them was none."""
+    device = load_device("h200", settings)
+    constants = constants_of(device)
+    assert constants.overlap == device.launch_latency + constants.base
+    assert tune_fast(chain(1024, 64, 64, 64), device).winner.us > 0
+    assert constants_of(load_device("h200")).overlap == dict(load_device("h200").constants)["overlap"]
+
+
 def test_json_files(tmp_path: Path) -> None:
     path = tmp_path / "moon.json"
 
