@@ -21,6 +21,7 @@ from typing import Any
 from fuser.errors import EnvironmentError_
 from fuser.errors import FuserError
 from fuser.errors import UsageError
+from fuser.errors import first_line
 from fuser.interrupts import as_process
 from fuser.interrupts import said
 
@@ -75,6 +76,8 @@ EXTRAS: dict[str, str] = {
     "scipy": "pip install scipy",
 }
 """How to get a package that a verb may need."""
+OWN = ("fuser", "cost_model", "search", "tvm_bridge", "experiments")
+"""Packages in which a name that cannot be imported is a mistake of ours."""
 
 
 def overview(verbs: Mapping[str, Verb] = VERBS) -> str:
@@ -147,6 +150,11 @@ def run(args: Sequence[str], verbs: Mapping[str, Verb] = VERBS) -> int:
         if package not in EXTRAS:
             raise
         raise EnvironmentError_(f"mufuser {name} needs the package {package}, which is not installed", EXTRAS[package]) from e
+    except ImportError as e:  # a library that it links to is missing, or there is no memory for it
+        if (e.name or "").partition(".")[0] in OWN:
+            raise
+        what = f"a package that mufuser {name} needs cannot be loaded: {first_line(e)}"
+        raise EnvironmentError_(what, "install it again, with what it links to; is there memory enough?") from e
 
 
 def main(argv: Sequence[str] | None = None, verbs: Mapping[str, Verb] = VERBS) -> int:

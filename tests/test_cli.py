@@ -67,6 +67,14 @@ def a_bug() -> None:
     raise ModuleNotFoundError("No module named 'frobnicate'", name="frobnicate")
 
 
+def a_renamed_function() -> None:
+    raise ImportError("cannot import name 'x' from 'fuser.ir'", name="fuser.ir")
+
+
+def lacks_a_library() -> None:
+    raise ImportError("libcudart.so.12: cannot open shared object file", name="torch._C")
+
+
 def verbs(*functions: object) -> dict[str, Verb]:
     names = [f.__name__ for f in functions]  # type: ignore[attr-defined]
     return {n: Verb(f"{__name__}:{n}", n) for n in names}
@@ -128,6 +136,14 @@ def test_missing_package_names_the_extra(capsys: pytest.CaptureFixture[str]) -> 
 def test_a_bug_stays_a_traceback() -> None:
     with pytest.raises(ModuleNotFoundError, match="frobnicate"):
         main(["a_bug"], verbs(a_bug))
+    with pytest.raises(ImportError, match="cannot import name"):
+        main(["a_renamed_function"], verbs(a_renamed_function))
+
+
+def test_a_package_that_cannot_be_loaded_is_said_to_be_that(capsys: pytest.CaptureFixture[str]) -> None:
+    """As torch is where a library of CUDA is missing, or memory."""
+    assert main(["lacks_a_library"], verbs(lacks_a_library)) == 6
+    assert "mufuser lacks_a_library needs cannot be loaded: libcudart.so.12: cannot open" in capsys.readouterr().err
 
 
 def test_unknown_verb_has_a_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
