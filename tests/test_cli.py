@@ -28,6 +28,7 @@ from fuser.errors import ModelFileError
 from fuser.errors import NothingSupportedError
 from fuser.errors import NoValidKernelError
 from fuser.lower.attempts import unwritten
+from fuser.lower.compile import cache_dir
 
 
 def greet(name: str, json: Annotated[bool, typer.Option("--json")] = False) -> None:
@@ -242,3 +243,10 @@ def test_a_cache_folder_that_cannot_be_made_is_named(
     assert error.message == f"kernel cannot be compiled: {place}: Not a directory"
     assert f"MUFUSER_CACHE (now {tmp_path}/cache)" in error.hint
     assert "free some space" in unwritten("kernel", tmp_path, OSError(errno.ENOSPC, "No space left on device")).hint
+
+
+def test_a_cache_folder_may_begin_with_a_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What sets the variable may be no shell: a folder of this name was made where the command ran."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("MUFUSER_CACHE", "~/cache")
+    assert cache_dir("records") == tmp_path / "cache" / "records"

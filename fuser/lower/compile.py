@@ -142,7 +142,7 @@ class KernelArtifact:
 def cache_dir(kind: str = "kernels") -> Path:
     """Folder of generated sources (Triton reads a kernel's source from its file), or of another kind of what is kept."""
     if chosen := os.environ.get("MUFUSER_CACHE"):
-        return Path(chosen) / kind
+        return Path(os.path.expanduser(chosen)) / kind  # what sets it may be no shell
     from platformdirs import user_cache_path
 
     return user_cache_path("mufuser") / kind

@@ -190,6 +190,8 @@ def read_graph(path: str, program: TensorProgram | None = None) -> KernelGraph:
     """
     path, _, number = path.partition("#")
     data = read_json(path)
+    if isinstance(data, dict) and "mugraph" not in data:  # as mufuser show --json prints it
+        data = data.get("graph", data)
     if not isinstance(data, list):
         with _file(path):
             return graph_from_json(data)

@@ -48,7 +48,12 @@ def test_saved_structures_are_shown_in_every_form(saved: Path, capsys: pytest.Ca
     assert "matmul(X, A) over k" in text
     assert "relu" in run(capsys, "show", path, "--as", "threads")[1]
     assert run(capsys, "show", path, "--as", "mermaid")[1].startswith("flowchart")
-    assert json.loads(run(capsys, "show", path, "--json")[1])["graph"]["mugraph"] == 1
+    shown = run(capsys, "show", path, "--json")[1]
+    assert json.loads(shown)["graph"]["mugraph"] == 1
+    again = saved / "shown.json"
+    again.write_text(shown)
+    assert run(capsys, "show", str(again)) == (0, text)
+    assert run(capsys, "verify", "mirage/mlp", str(again), "--rounds", "1")[0] == 0
     assert run(capsys, "show", path, "--as", "poem")[0] == 2
 
 

@@ -285,14 +285,17 @@ VIEW_RULES: dict[str, tuple[Rule, ...]] = {
 }
 
 
-def normalize(program: TensorProgram, known: Mapping[str, Array], literals: frozenset[str] = frozenset()) -> Normalized:
+def normalize(
+    program: TensorProgram, known: Mapping[str, Array], literals: frozenset[str] = frozenset(), apart: bool = False
+) -> Normalized:
     """Clean a program whose constant inputs have the values ``known``; ``literals`` are those that belong to the model's text.
 
     The others are parameters, which a user may exchange: they are only folded through views and casts, never by their values.
-    Inputs without a value all stay. Raises nothing on a valid program.
+    Inputs without a value all stay. With ``apart`` every output is a tensor of its own (Relay's may be one: its regions know no
+    copies). Raises nothing on a valid program.
     """
     rules = {op: VIEW_RULES.get(op, ()) + PATTERN_RULES.get(op, ()) for op in {*VIEW_RULES, *PATTERN_RULES}}
-    moved, wanted = dict[str, str](), program.outputs
+    moved, wanted = dict[str, str](), program.outputs if apart else ()
     for _ in range(_MAX_PASSES):
         rewriter = Rewriter(program, known, literals, rules)
         after = rewriter.run()
@@ -307,13 +310,13 @@ def normalize(program: TensorProgram, known: Mapping[str, Array], literals: froz
     return Normalized(program, {n: known[n] for n in program.inputs if n in known}, moved)
 
 
-def _with_copies(program: TensorProgram, wanted: Sequence[str]) -> TensorProgram:
-    """Outputs that are inputs or constants, or that became an output in front of them, are copies: kernels write every output.
-    A copy has the name that its output had, if nothing else has it now."""
+def _with_copies(program: TensorProgram, wanted: Sequence[str] = ()) -> TensorProgram:
+    """Outputs that are inputs or constants are copies of them: kernels write every output. With the names that are ``wanted`` so
+    are outputs that became one tensor, but for the first, or that whose name it has; a copy has its name, if that is free."""
     names, nodes, tensors = set(program.table), list(program.nodes), list(program.tensors)
     outputs, own = list[str](), set(wanted) - set(program.inputs)
-    for given, name in zip(program.outputs, wanted, strict=True):
-        if given in program.inputs or given in outputs or (given in own and given != name):
+    for given, name in zip(program.outputs, wanted or program.outputs, strict=True):
+        if given in program.inputs or (wanted and (given in outputs or (given in own and given != name))):
             while name in names:
                 name += " copy"
             names.add(name)

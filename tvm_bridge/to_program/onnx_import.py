@@ -31,7 +31,7 @@ def read_sized(path: str | Path) -> tuple[Sized, Any]:
 
 def _imported(path: str | Path, sizes: Mapping[str, int]) -> tuple[Imported, OnnxGraph]:
     graph = read_graph(path, sizes)
-    clean = normalize(graph.program, graph.known, graph.literals)
+    clean = normalize(graph.program, graph.known, graph.literals, apart=True)
     return Imported(_named(clean.program, graph.program.outputs), clean.known, graph.inputs), graph
 
 

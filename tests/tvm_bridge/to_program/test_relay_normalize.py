@@ -266,3 +266,13 @@ def test_a_scale_is_tied_to_no_later_tensor() -> None:
     q = b.input("Q", (2, 8, 16)) * 0.25
     tied = tie_scales(b.build(O=b.softmax(q @ b.input("K", (2, 16, 8)))))
     assert next(n for n in tied.nodes if n.op == "scale").attr["scalar"].powers
+
+
+def test_outputs_that_become_one_tensor() -> None:
+    """Of Relay they are one, which its regions have; of ONNX each is a tensor with its own name."""
+    b = Builder("m")
+    x = b.relu(b.input("x", (2, 3)))
+    program = b.build(y=x, z=b.op("reshape", x, shape=(2, 3)))
+    assert normalize(program, {}).program.outputs == ("y", "y")
+    apart = normalize(program, {}, apart=True).program
+    assert apart.outputs == ("y", "z") and [n.inputs for n in apart.nodes] == [("x",), ("y",)]
