@@ -100,8 +100,7 @@ def tried(run: CompiledProgram, file: ModelFile, seed: int = 0) -> Trial:
         raise UnsupportedError(
             f"{zero[0]} divides whole numbers and is zero for the inputs that were drawn", "give a larger divisor"
         )
-    dtypes = {known.program[n].dtype for n in known.program.inputs}
-    limit = 2 * tolerance(dtypes)  # both round
+    limit = accepted(known.program)
     placed = {n: _tensor(torch, known.program, n, x).to(run.device) for n, x in values.items()}
     if run.device == "cpu":
         got = run.by_name(placed)
@@ -193,6 +192,12 @@ def _operators(known: Imported, values: Mapping[str, Any], device: str) -> Calla
     program = known.program
     given = {n: _tensor(torch, program, n, x).to(device) for n, x in known.params.items()} | dict(values)
     return lambda: run_program(program, given)
+
+
+def accepted(program: TensorProgram) -> float:
+    """The largest difference between a model and what was made of it: that of what is read, or of all between whole numbers."""
+    read = tolerance(program[n].dtype for n in program.inputs)
+    return 2 * (read or tolerance(t.dtype for t in program.tensors))  # both round
 
 
 def wanted_of(

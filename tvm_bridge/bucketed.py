@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 
 from cost_model.program_time import program_seconds
-from fuser.agreement import tolerance
 from fuser.device import Device
 from fuser.frontends.model_file import ModelFile
 from fuser.frontends.model_file import SizedFile
@@ -24,6 +23,7 @@ from search.choose import compile_buckets
 from search.how import How
 from search.stages import Stages
 from search.trial import Trial
+from search.trial import accepted
 from search.trial import difference
 from search.trial import inputs_of
 from search.trial import where_tried
@@ -65,7 +65,7 @@ def _tried(sized: Sized, made: Sequence[Bucket], device: Device, where: str, see
         wanted = run_program(known.program, params | values)
         found = run.by_name(values)
         worst = max(worst, difference({n: found[n] for n in wanted}, wanted))
-    limit = 2 * tolerance({first.program[n].dtype for n in first.program.inputs})
+    limit = accepted(first.program)
     text = "in Triton's interpreter" if where == "cpu" else f"on {device.title}"
     return Trial(text, "the model's operators by torch", worst, limit)
 

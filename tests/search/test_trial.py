@@ -8,6 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import fuser  # noqa: E402
+from fuser.agreement import tolerance  # noqa: E402
 from fuser.device import load_device  # noqa: E402
 from fuser.errors import EnvironmentError_  # noqa: E402
 from fuser.errors import UnsupportedError  # noqa: E402
@@ -15,6 +16,7 @@ from fuser.frontends.imported import Imported  # noqa: E402
 from fuser.frontends.model_file import ONNX  # noqa: E402
 from fuser.frontends.model_file import ModelFile  # noqa: E402
 from search.trial import _tensor  # noqa: E402
+from search.trial import accepted  # noqa: E402
 from search.trial import wanted_of  # noqa: E402
 from search.trial import where_tried  # noqa: E402
 
@@ -42,6 +44,18 @@ def test_an_input_without_dimensions_has_none() -> None:
     program = b.build(Y=b.op("mul", b.input("X", (2,), "float32"), b.input("S", (), "float32")))
     assert _tensor(torch, program, "S", np.array(3, np.float32)).shape == ()
     assert _tensor(torch, program, "X", np.ones(4, np.float32)[::-2]).tolist() == [1, 1]
+
+
+def test_numbers_between_whole_ones_are_rounded() -> None:
+    """A model that reads bytes and gives floats was wrong by the rounding of one operation."""
+    b = fuser.Builder("model")
+    program = b.build(Y=b.op("sigmoid", b.op("cast", b.input("X", (4,), "uint8"), dtype="float32")))
+    assert accepted(program) == 2 * tolerance(["float32"])
+    whole = fuser.Builder("whole")
+    assert accepted(whole.build(Y=whole.op("neg", whole.input("X", (4,), "int32")))) == 0
+    half = fuser.Builder("half")
+    y = half.op("cast", half.input("X", (4,), "float32"), dtype="float16")
+    assert accepted(half.build(Y=half.op("cast", y, dtype="float32"))) == 2 * tolerance(["float32"])
 
 
 def test_without_a_gpu_the_way_out_is_an_option_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
