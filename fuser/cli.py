@@ -22,6 +22,7 @@ from fuser.errors import EnvironmentError_
 from fuser.errors import FuserError
 from fuser.errors import UsageError
 from fuser.errors import first_line
+from fuser.interrupts import CLOSED
 from fuser.interrupts import as_process
 from fuser.interrupts import said
 
@@ -122,6 +123,10 @@ def call(name: str, verb: Verb, args: Sequence[str]) -> int:
             result = command.invoke(context)
     except typer.Exit as e:
         return e.exit_code
+    except SystemExit:
+        if "--help" in args:  # rich says so that nobody reads the help
+            return CLOSED
+        raise
     except typer.Abort:
         return 130
     except typer.TyperException as e:

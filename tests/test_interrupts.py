@@ -239,6 +239,13 @@ def test_a_reader_that_goes_away_ends_a_command_quietly(more: str) -> None:
     assert done.stdout.splitlines()[-1] in ("0", "141")
 
 
+def test_a_help_that_nobody_reads_ends_like_all_else() -> None:
+    """rich ends the process with 1 there."""
+    command = f"{' '.join(MUFUSER)} devices --help | true; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=True)
+    assert (done.stdout, done.stderr) == ("141\n", "")
+
+
 def test_a_full_disk_behind_stdout_is_an_error_of_the_machine() -> None:
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full here")
