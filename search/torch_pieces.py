@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
+from itertools import pairwise
 from operator import itemgetter
 from typing import Any
 
@@ -31,6 +32,10 @@ from search.compiled import CompiledProgram
 from search.strided import as_they_lie
 from search.torch_graphs import Replayed
 from search.views import shared
+
+
+AFTER = "after"
+"""The argument by which a node needs another, while a graph is divided."""
 
 
 @dataclass(frozen=True)
@@ -160,8 +165,33 @@ def _partitioned(module: Any, where: Any) -> Any:
         def is_node_supported(self, submodules: Any, node: Any) -> bool:
             return taken(node, where)
 
+    _chain([n for n in module.graph.nodes if _drawing(n)])
     partitioner = CapabilityBasedPartitioner(module, Taken(), allows_single_node_partition=True)
-    return partitioner.fuse_partitions(partitioner.propose_partitions())
+    whole = partitioner.fuse_partitions(partitioner.propose_partitions())
+    _unchain(whole)
+    return whole
+
+
+def _drawing(node: Any) -> bool:
+    """Whether a node draws random numbers, or holds graphs that may."""
+    import torch
+
+    if isinstance(node.target, torch._ops.HigherOrderOperator):
+        return True
+    return isinstance(node.target, torch._ops.OpOverload) and draws(node, node.args, node.kwargs)
+
+
+def _chain(nodes: Sequence[Any]) -> None:
+    """Lets each node need the one before it: partitions, and the order that they are brought to, then keep the order of these,
+    and random numbers are those that torch draws of the same seed."""
+    for before, node in pairwise(nodes):
+        node.kwargs = {**node.kwargs, AFTER: before}
+
+
+def _unchain(module: Any) -> None:
+    for node in module.graph.nodes:
+        node.kwargs = {k: v for k, v in node.kwargs.items() if k != AFTER}
+    module.recompile()
 
 
 # -- one piece ------------------------------------------------------------------------------------------------------------------

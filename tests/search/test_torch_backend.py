@@ -247,6 +247,21 @@ def test_random_numbers_are_drawn_at_every_call() -> None:
     assert run.kernels
 
 
+def test_random_numbers_are_drawn_in_the_order_of_torch() -> None:
+    """What is made of later ones belongs to no kernels in front of earlier ones."""
+
+    def several(x: Any) -> Any:
+        first = torch.bernoulli((x @ x.T).sigmoid())
+        return first, torch.randperm(16), torch.rand(16) + x
+
+    run, x = Compiled(Fn(several)), torch.randn(16, 16)
+    torch.manual_seed(1)
+    want = run.plain(x)
+    torch.manual_seed(1)
+    same(run.run(x), want, 1e-3)
+    assert run.kernels
+
+
 def test_statistics_of_a_batch_are_updated() -> None:
     run = Compiled(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4)).train())
     run.agrees(torch.randn(6, 8))
