@@ -82,7 +82,7 @@ def torch_backend(
     except UsageError as error:
         return _refusing(error)
     sources = [_source(n) for n in module.graph.nodes if n.op == "placeholder"]
-    return Door(module, settings, tuple(sources), _owners(sources), _symbolic(module, example_inputs))
+    return Door(module, settings, tuple(sources), _owners(sources), _symbolic(module, example_inputs), _differentiable(module))
 
 
 def _settings(options: Mapping[str, Any]) -> Settings:
@@ -149,6 +149,13 @@ def _symbolic(module: Any, example_inputs: Sequence[Any]) -> bool:
     return any(map(open_, [*example_inputs, *places]))
 
 
+def _differentiable(module: Any) -> tuple[bool, ...]:
+    """Which results of a graph have gradients in torch, as dynamo has seen them."""
+    (results,) = next(n for n in module.graph.nodes if n.op == "output").args
+    values = [r.meta.get("example_value") if isinstance(r, torch.fx.Node) else r for r in results]
+    return tuple(getattr(v, "requires_grad", False) for v in values)
+
+
 # -- calls ----------------------------------------------------------------------------------------------------------------------
 
 
@@ -165,21 +172,24 @@ class Made:
 @dataclass(eq=False)
 class Door:
     """One graph of dynamo's as a callable. ``sources`` say where each input comes from, ``owners`` are the modules of its
-    parameters."""
+    parameters, ``differentiable`` says which results have gradients in torch (not what is detached or computed without them)."""
 
     module: Any
     settings: Settings
     sources: tuple[str, ...]
     owners: tuple[weakref.ref[Any], ...]
     symbolic: bool
+    differentiable: tuple[bool, ...] = ()
     made: dict[Any, Made] = field(default_factory=dict)
     _written: set[int] = field(default_factory=set)
     _lock: Any = field(default_factory=threading.RLock)
     _said: set[str] = field(default_factory=set)
 
     def __call__(self, *args: Any) -> Any:
-        grads = [x for x in args if isinstance(x, torch.Tensor) and x.requires_grad] if torch.is_grad_enabled() else []
-        if grads and any(m is not None and m.training for m in (owner() for owner in self.owners)):
+        live = [x for x in args if isinstance(x, torch.Tensor) and x.requires_grad] if torch.is_grad_enabled() else []
+        grads = live if any(self.differentiable) else []
+        training = bool(grads) and any(m is not None and m.training for m in (owner() for owner in self.owners))
+        if training and not all(map(asked_for, grads)):
             raise UsageError(
                 "the backend mufuser is for inference: the model is in training mode and its parameters require gradients",
                 "call model.eval(), or call it under torch.no_grad(); train with another backend",
@@ -196,11 +206,12 @@ class Door:
             made = self._make(key, args)
         if made.run is None:
             return self.module(*args)
-        if not grads:
+        if not live:
             return made.run(*args)
         with torch.no_grad():
             results = made.run(*args)
-        return [_without_backward(x, grads[0], args) for x in results]
+        pairs = zip(results, self.differentiable, strict=True)
+        return [_without_backward(x, grads[0], args) if differentiable else x for x, differentiable in pairs]
 
     def _make(self, key: Any, args: Sequence[Any]) -> Made:
         with _as_dynamo_compiles(), self._lock:

@@ -33,7 +33,6 @@ from search.strided import as_they_lie
 from search.torch_graphs import Replayed
 from search.views import shared
 
-
 AFTER = "after"
 """The argument by which a node needs another, while a graph is divided."""
 

@@ -282,6 +282,37 @@ def test_training_is_refused_and_gradients_are_never_silently_lost() -> None:
         torch.testing.assert_close(run.run(x), run.plain(x), rtol=1e-3, atol=1e-3)
 
 
+def test_what_has_no_gradient_in_torch_has_none_here() -> None:
+    """Features of a frozen model, in front of layers that are trained elsewhere."""
+
+    class Frozen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(4, 4)
+
+        def forward(self, x: Any) -> Any:
+            with torch.no_grad():
+                y = self.a(x)
+            return y.relu(), self.a(x).detach()
+
+    for training in (False, True):
+        run, head, x = Compiled(Frozen().train(training)), nn.Linear(4, 1), torch.randn(3, 4)
+        found = run.run(x)
+        assert run.kernels
+        assert not any(y.requires_grad for y in found)
+        same(found, run.plain(x), 1e-3)
+        head(found[0]).sum().backward()
+        assert head.weight.grad is not None
+
+
+def test_gradients_of_an_input_are_torchs_in_training_too() -> None:
+    run, x = Compiled(nn.Linear(4, 4).requires_grad_(False).train()), torch.randn(3, 4, requires_grad=True)
+    with pytest.warns(LeftToTorch, match="an input that requires gradients"):
+        (got,) = torch.autograd.grad(run.run(x).square().sum(), x)
+    (want,) = torch.autograd.grad(run.plain(x).square().sum(), x)
+    torch.testing.assert_close(got, want)
+
+
 def test_what_cannot_be_compiled_runs_in_torch_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any, **__: Any) -> Any:
         raise RuntimeError("out of luck\nmore")
