@@ -157,7 +157,7 @@ def guarded(graph: KernelGraph) -> frozenset[tuple[str, str]]:
     """The (kernel, value) pairs of differences and quotients that have a defined result where everything is masked:
 
     * x − max, for a folded maximum or the larger of several, is −inf where x is −inf, even if the maximum is −inf too: what is
-      absent stays absent;
+      absent stays absent, if the difference is not ``strict`` (one that others define, and of which more is made than a softmax);
     * a / b, where both are computed from exponentials and b sums them, is 0 where both are 0: a fully masked row gives 0, if the
       quotient is not ``strict`` (a softmax that others define: NaN). What is computed from such quotients is no exponential any
       more: to divide probabilities by their sum is the program's own quotient, which has its 0 / 0.
@@ -169,8 +169,9 @@ def guarded(graph: KernelGraph) -> frozenset[tuple[str, str]]:
     found: set[tuple[str, str]] = set()
 
     def compute(block: BlockGraph, s: Stmt, xs: list[_Origin]) -> _Origin:
-        shift = s.subtracts and (block.by_value[s.args[1]].maximizes or shared_top(block, *s.args))
-        empty = s.divides and ((xs[0].made and xs[1].summed and not s.attr.get("strict")) or xs[1].counted == "count")
+        strict = s.attr.get("strict")
+        shift = s.subtracts and not strict and (block.by_value[s.args[1]].maximizes or shared_top(block, *s.args))
+        empty = s.divides and ((xs[0].made and xs[1].summed and not strict) or xs[1].counted == "count")
         if shift or empty:
             found.add((block.name, s.value))
         origin = _Origin.of(s.op, xs)

@@ -60,7 +60,7 @@ class FieldAlgebra:
         if entry.indexed:
             (x,) = args
             return self.field.apply(op, [x.map(lambda y: np.broadcast_to(y, tile.shape()))], tile.indexed(attrs))
-        if entry.subtracts and tile.guarded:
+        if entry.subtracts and (tile.guarded or attrs.get("strict")):  # fields have no NaN
             return self._difference(*args)
         if entry.divides and tile.guarded and all(x.minus_inf is None for x in args):
             return self.field.quotient(*args, empty=True)

@@ -221,7 +221,7 @@ class OpDef:
     def exact(self) -> bool:
         """Element-wise arithmetic of a ring: numpy's result for residues is the residue of the result."""
         ring = self.fraction in ("sum", "product", "square", "same")
-        return self.kind == "map" and ring and self.formula is None and not self.attrs
+        return self.kind == "map" and ring and self.formula is None and set(self.attrs) <= set(self.optional)
 
     def __post_init__(self) -> None:
         if self.numpy is missing and (self.formula or self.expansion):

@@ -145,8 +145,8 @@ _ALL = (
     # element-wise, two operands
     _map("add", 2, lambda a, b, **_: a + b, "{0} + {1}", linear=(False, False), degree="equal", commutative=True,
          relay=("add", "nn.bias_add"), torch=("add.Tensor", "add.Scalar"), fraction="sum"),
-    _map("sub", 2, lambda a, b, **_: a - b, "{0} - {1}", linear=(False, False), degree="equal",
-         relay=("subtract",), torch=("sub.Tensor", "sub.Scalar"), fraction="sum"),
+    _map("sub", 2, lambda a, b, **_: a - b, "{0} - {1}", linear=(False, False), degree="equal", attrs=("strict",),
+         optional=("strict",), relay=("subtract",), torch=("sub.Tensor", "sub.Scalar"), fraction="sum", eager="sub strict:"),
     _map("mul", 2, lambda a, b, **_: a * b, "{0} * {1}", linear=(True, True), degree="add", commutative=True,
          relay=("multiply",), torch=("mul.Tensor", "mul.Scalar"), fraction="product"),
     _map("div", 2, _div, "{0} / {1}", linear=(True, False), degree="sub", sfu=1.0, domain=(ANY, NONZERO), attrs=("strict",),

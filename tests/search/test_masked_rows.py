@@ -51,6 +51,35 @@ def test_masked_rows_are_as_in_torch(run: Callable[..., Any], nan: bool) -> None
     torch.testing.assert_close(got, want, equal_nan=True)
 
 
+def below(x: Any) -> Any:
+    return x - x.amax(-1, keepdim=True)
+
+
+def weights(x: Any) -> Any:
+    return below(x).exp()
+
+
+@pytest.mark.parametrize(
+    ("run", "kernels"),
+    [
+        (below, 1),
+        (lambda x: weights(x).sum(-1), 1),
+        (lambda x: weights(x) / (weights(x).sum(-1, keepdim=True) + 1e-6), 1),
+        (lambda x: weights(x) @ x.T / weights(x).sum(-1, keepdim=True).clamp(min=1e-6), 1),
+        (lambda x: x.amax(-1) + weights(x).sum(-1).log(), 1),
+        (lambda x: x[2:] - x[:2].amax(-1, keepdim=True), 1),  # of what is not masked it is infinite
+        (lambda x: weights(x) @ x.T / weights(x).sum(-1, keepdim=True), 1),
+    ],
+)
+def test_differences_to_a_maximum_are_those_of_torch(run: Callable[..., Any], kernels: int) -> None:
+    """-inf - -inf is NaN, unless a softmax is made of it, whose quotient is."""
+    torch.manual_seed(0)
+    x = torch.randn(4, 6).masked_fill(~KEEP, -math.inf)
+    made = fuser.compile(Fn(run), (x,), device="cpu")
+    torch.testing.assert_close(made(x), run(x), equal_nan=True)
+    assert len(made.graph.blocks) == kernels
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rows_of_the_least_number_are_even(dtype: Any) -> None:
     """What transformers take for minus infinity; times log2(e) it is no number."""

@@ -223,7 +223,7 @@ class _Parted:
                 return []
             value = step.args[behind[0]]
         shifted = of[found[-1].args[0]]
-        if not shifted.subtracts:
+        if not shifted.subtracts or shifted.attr.get("strict"):  # parts have zeros where all is masked
             return []
         top = of[shifted.args[1]]
         return found if top.maximizes and top.args == shifted.args[:1] and top in self.first else []
