@@ -120,6 +120,8 @@ def _map_text(w: Writer, stmt: Stmt, name: str, combo: Combo, layout: Sequence[s
     ]
     if stmt.masks:
         return _causal(w, stmt, args[0], combo, layout)
+    if stmt.casts and w.values[stmt.args[0]].dtype == "bool":
+        return f"{args[0]}.to(tl.float32)"  # a condition is one bit, of which no number is made by adding or negating
     if stmt.casts:
         return _rounded(args[0], stmt.dtype) if _as_stored(w, stmt) else args[0]
     if stmt.exponential:
