@@ -75,8 +75,8 @@ def _mul(c: Call) -> Ref:
 
 def _div(c: Call) -> Ref:
     if c["rounding_mode"]:
-        quotient = c.b.op("div", *(c.operand(c[n], c.dtype) for n in ("self", "other")))
-        return c.b.op(c["rounding_mode"], quotient)  # floor or trunc
+        x, y = (c.operand(c[n], c.dtype) for n in ("self", "other"))
+        return c.b.op("floor_div", x, y) if c["rounding_mode"] == "floor" else c.b.op("trunc", c.b.op("div", x, y))
     x, y = c["self"], c["other"]
     n, m = number_of(y), number_of(x)
     if n and math.isfinite(n):

@@ -167,6 +167,36 @@ def _atan2(y: Term, x: Term) -> Term:
     return below(y).then("where", -angle, angle)
 
 
+def _fmod(x: Term, y: Term) -> Term:
+    """What whole multiples of y leave of x, with the sign of x. The quotient, which is rounded, may be one off; its
+    products with 12 digits each of y (Veltkamp's split, of what does not overflow) are exact where multiplying is not fused."""
+    a, b = x.then("abs"), y.then("abs")
+    wide, quotient = b * 4097, (a / b).then("floor")
+    high = (b + -1e30).then("relu").then("where", b, wide - (wide - b))
+    left = a - quotient * high - quotient * (b - high)
+    left = (-left).then("relu").then("where", left + b, left)
+    left = left.then("ge", b).then("where", left - b, left)
+    return x.then("sign") * b.then("isinf").then("where", a + (a - a), left)
+
+
+def _crossed(left: Term, y: Term) -> Term:
+    """Not zero where signs differ."""
+    return (-(left.then("sign") * y.then("sign"))).then("relu")
+
+
+def _remainder(x: Term, y: Term) -> Term:
+    left = _fmod(x, y)
+    return _crossed(left, y).then("where", left + y, left)
+
+
+def _floor_div(x: Term, y: Term) -> Term:
+    """The whole number of which :func:`_remainder` is the rest, which a rounded quotient may have passed."""
+    left = _fmod(x, y)
+    quotient = (x - left) / y
+    whole = _crossed(left, y).then("where", quotient + -1, quotient).then("round")
+    return y.then("where", whole, x / y)
+
+
 def _horner(x: str, *coefficients: float) -> str:
     """A polynomial, the highest power first."""
     text, *rest = map(str, coefficients)
@@ -290,10 +320,11 @@ FORMULAS: tuple[OpDef, ...] = (
     _made("exp2", 1, lambda x: (x * log(2)).then("exp"), image=POSITIVE, sfu=1.0, flops=2, increasing=True),
     _made("log10", 1, lambda x: x.then("log") * (1 / log(10)), relay=("log10",), domain=(POSITIVE,), sfu=1.0, flops=2,
           increasing=True),
-    _made("fmod", 2, lambda x, y: x - (x / y).then("trunc") * y, torch=("fmod.Tensor", "fmod.Scalar"), relay=("mod",),
-          domain=(ANY, NONZERO), sfu=1.0, flops=6),
-    _made("remainder", 2, lambda x, y: x - (x / y).then("floor") * y, torch=("remainder.Tensor", "remainder.Scalar"),
-          relay=("floor_mod",), domain=(ANY, NONZERO), sfu=1.0, flops=4),
+    _made("fmod", 2, _fmod, torch=("fmod.Tensor", "fmod.Scalar"), relay=("mod",), domain=(ANY, NONZERO), sfu=1.0, flops=28),
+    _made("remainder", 2, _remainder, torch=("remainder.Tensor", "remainder.Scalar"), relay=("floor_mod",),
+          domain=(ANY, NONZERO), sfu=1.0, flops=36),
+    _made("floor_div", 2, _floor_div, torch=(), relay=(), domain=(ANY, NONZERO), sfu=3.0, flops=44,
+          eager="div rounding_mode='floor'"),
     _made("trunc_div", 2, lambda x, y: (x / y).then("trunc"), torch=(), relay=(), domain=(ANY, NONZERO), sfu=1.0, flops=4,
           eager="div rounding_mode='trunc'"),
     _made("addcmul", 3, lambda x, a, b, value=1: x + a * b * value, attrs=("value",), optional=("value",), flops=3),
