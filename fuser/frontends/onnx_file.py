@@ -33,6 +33,7 @@ from fuser.frontends.onnx_reference import reference
 from fuser.frontends.onnx_rules import RULES
 from fuser.frontends.onnx_types import wrong_dtypes
 from fuser.frontends.quotients import strictly
+from fuser.frontends.roundings import with_roundings
 from fuser.ir.builder import Builder
 from fuser.ir.builder import Ref
 from fuser.ir.dtypes import rounded
@@ -176,7 +177,7 @@ class _Importer:
             while name in outputs or (name in self.builder.inputs and ref.name != name):  # a result that is listed twice
                 name += " copy"
             outputs[name] = ref
-        program = strictly(self.builder.build(**outputs))
+        program = with_roundings(strictly(self.builder.build(**outputs)))
         return OnnxGraph(self.source, self.model, program, self.known, frozenset(self.literals), tuple(inputs))
 
     def _nodes(self, nodes: Iterable[Any]) -> None:

@@ -37,6 +37,7 @@ from fuser.frontends.imported import held_by
 from fuser.frontends.left import without_held
 from fuser.frontends.quotients import as_quotients
 from fuser.frontends.quotients import strictly
+from fuser.frontends.roundings import with_roundings
 from fuser.frontends.torch_alias import aliases_said
 from fuser.frontends.torch_call import Call
 from fuser.frontends.torch_call import arguments
@@ -163,7 +164,7 @@ class _Importer:
             elif node.op == "output":
                 results = [self._result(n, outputs) for n in _leaves(node.args[0])]
         ones = {n for n in self.literals if self.params[n].size == 1 and self.params[n].item() == 1}
-        program = strictly(as_quotients(tie_scales(self.builder.build(**outputs)), ones))
+        program = with_roundings(strictly(as_quotients(tie_scales(self.builder.build(**outputs)), ones)))
         params = {n: v for n, v in self.params.items() if n in program.inputs}
         named = {ref.name: name for name, ref in outputs.items()}  # as the program has them now
         results = [replace(r, base=named.get(r.base, r.base)) for r in results]
