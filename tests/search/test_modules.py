@@ -113,3 +113,44 @@ def test_powers_of_zero_and_of_what_is_infinite() -> None:
     x = torch.tensor([0.0, -2.0, 1.5, float("inf"), -float("inf"), float("nan")])
     module = Fn(lambda x: torch.stack([x**0, x**-5, x**5, x**-7]))
     torch.testing.assert_close(fuser.compile(module, (x,), device="cpu")(x), module(x), equal_nan=True)
+
+
+def test_conditions_become_numbers_before_they_are_computed_with() -> None:
+    given = torch.tensor([[1, 0, 1], [0, 0, 1]]).bool(), torch.tensor([[1, 1, 0], [0, 1, 1]]).bool()
+    module = Fn(
+        lambda a, b: (1 - a.float(), a.float() + b.float(), a.half() - b.half(), b.float().sqrt(), a.float() @ b.float().T)
+    )
+    run = fuser.compile(module, given, device="cpu")
+    assert isinstance(run, CompiledProgram)
+    for got, want in zip(run(*given), module(*given), strict=True):
+        torch.testing.assert_close(got, want)
+
+
+def test_places_of_the_largest_and_the_least_of_booleans() -> None:
+    x = torch.tensor([[0, 1, 1], [0, 0, 0], [1, 1, 1]]).bool()
+    module = Fn(lambda x: (*x.max(1), *x.min(0, keepdim=True)))
+    for got, want in zip(fuser.compile(module, (x,), device="cpu")(x), module(x), strict=True):
+        assert torch.equal(got, want)
+
+
+def test_remainders_are_those_of_the_quotient_that_is_not_rounded() -> None:
+    inf = float("inf")
+    x = torch.tensor([3.0, -3.0, 79.9, 1e-3, 0.0, inf, 5.0, -5.0, 1.0, -79.8])
+    y = torch.tensor([0.3, 0.3, -0.1, 7.0, 2.0, 2.0, inf, inf, 0.0, 0.3])
+    module = Fn(lambda x, y: (torch.fmod(x, y), x % y, x // y, x % 0.3, x // 0.3))
+    run = fuser.compile(module, (x, y), device="cpu")
+    assert run.graph.blocks
+    assert len(run.graph.blocks) == len(run.graph.kernels)
+    for got, want in zip(run(x, y), module(x, y), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_who_casts_a_number_there_and_back_asks_for_its_rounding(dtype: Any) -> None:
+    x = torch.randn(5, 7)
+    module = Fn(
+        lambda x: (x.to(dtype).float(), x - x.to(dtype).float(), x.to(dtype).view(-1).float() + 1, x.exp().to(dtype).float())
+    )
+    run = fuser.compile(module, (x,), device="cpu")
+    for got, want in zip(run(x), module(x), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-7)
