@@ -10,6 +10,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from dataclasses import field
 from functools import cached_property
+from traceback import walk_tb
 from typing import Any
 
 import fuser
@@ -106,7 +107,9 @@ class PiecewiseModule(AsFunction):
         with torch.set_grad_enabled(self.gradients):
             try:
                 return self._run(*inputs, **named)
-            except (TorchDynamoException, GradientError) as error:
+            except Exception as error:
+                if not (isinstance(error, (TorchDynamoException, GradientError)) or _of_dynamo(error)):
+                    raise
                 found = self.module(*inputs, **named)  # what is wrong with the inputs is wrong here as well
                 what = "it asks for gradients" if isinstance(error, GradientError) else "its compiler does not take it"
                 said = f"{type(self.module).__name__} runs in torch: {what} ({first_line(error)})"
@@ -116,3 +119,8 @@ class PiecewiseModule(AsFunction):
 
     def __repr__(self) -> str:
         return f"<PiecewiseModule {type(self.module).__name__}: graph by graph, for {self.target.title}; runs on {self.device}>"
+
+
+def _of_dynamo(error: BaseException) -> bool:
+    """Whether dynamo raised it while it traced: among others it passes on AssertionErrors of its own."""
+    return any(frame.f_code.co_filename.endswith("convert_frame.py") for frame, _ in walk_tb(error.__traceback__))

@@ -177,3 +177,27 @@ def test_what_torchs_compiler_does_not_take_runs_in_torch() -> None:
     with pytest.warns(LeftToTorch, match="Shifts runs in torch"):
         assert torch.equal(run(x), module(x))
     assert torch.equal(run(-x), module(-x))
+
+
+def test_what_torchs_compiler_stumbles_over_runs_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It lets errors of its own through, where a size that it does not know is compared with a tensor, say."""
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    class Depends(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            if x.isnan().any():
+                raise ValueError("not a number")
+            return x + 1 if x.sum() > 0 else x - 1
+
+    def stumble(self: Any) -> None:
+        raise AssertionError("Expected bool")
+
+    x = torch.tensor([-1.0, 2.0])
+    with pytest.warns(LeftToTorch):
+        run = fuser.compile(Depends(), (x,), device="cpu")
+    with pytest.raises(ValueError, match="not a number"):
+        run(x / 0 - x / 0)
+    torch._dynamo.reset()
+    monkeypatch.setattr(InstructionTranslator, "run", stumble)
+    with pytest.warns(LeftToTorch, match=r"Depends runs in torch: its compiler does not take it \(Expected bool\)"):
+        assert torch.equal(run(x), x + 1)
