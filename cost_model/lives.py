@@ -76,7 +76,15 @@ def made_by(f: Features, value: str, dots: Collection[int]) -> int | None:
 
 def from_loads(f: Features, stmt: Stmt) -> bool:
     """A value that element-wise operators make of loads alone: it is computed on fragments."""
-    return stmt.kind == "load" or (not stmt.folds and all(from_loads(f, f.block.by_value[a]) for a in stmt.args))
+    todo, seen = [stmt], set[str]()
+    while todo:
+        s = todo.pop()
+        if s.folds:
+            return False
+        if s.value not in seen:
+            seen.add(s.value)
+            todo += [f.block.by_value[a] for a in s.args]
+    return True
 
 
 def life(f: Features, i: int) -> tuple[int, int]:

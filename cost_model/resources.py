@@ -162,7 +162,12 @@ def _apart(f: Features, i: int) -> NDArray[np.bool_]:
 
 def _sources(block: BlockGraph, stmt: Stmt) -> set[str]:
     """All that a value is made of."""
-    return {*stmt.args}.union(*(_sources(block, block.by_value[a]) for a in stmt.args))
+    found, todo = set[str](), [*stmt.args]
+    while todo:
+        if (name := todo.pop()) not in found:
+            found.add(name)
+            todo += block.by_value[name].args
+    return found
 
 
 def unrolled(f: Features, s: StmtFeatures) -> list[str]:

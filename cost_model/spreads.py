@@ -86,9 +86,15 @@ def _spread(f: Features, stmt: Stmt, load: Stmt, axes: Sequence[str], sizes: Map
 
 def _loaded(f: Features, value: Stmt) -> Stmt | None:
     """The load whose spread over threads a value has: of several the one with most axes, which the others are copied to."""
-    if value.kind == "load" or value.folds:
-        return value if value.kind == "load" else None
-    found = [x for a in value.args if (x := _loaded(f, f.block.by_value[a])) is not None]
+    found, todo, seen = list[Stmt](), [value], set[str]()
+    while todo:
+        if (s := todo.pop()).value in seen:
+            continue
+        seen.add(s.value)
+        if s.kind == "load":
+            found.append(s)
+        elif not s.folds:
+            todo += [f.block.by_value[a] for a in reversed(s.args)]
     return max(found, key=lambda x: len(x.axes), default=None)
 
 

@@ -272,9 +272,11 @@ def _repeats(f: Features, r: Resources) -> dict[str, Counts]:
 
 def _made_of(f: Features, stmt: Stmt) -> set[str]:
     """A value and all that it is made of."""
-    out = {stmt.value}
-    for a in stmt.args:
-        out |= _made_of(f, f.block.by_value[a])
+    out, todo = set[str](), [stmt.value]
+    while todo:
+        if (name := todo.pop()) not in out:
+            out.add(name)
+            todo += f.block.by_value[name].args
     return out
 
 

@@ -88,12 +88,14 @@ def _may_be_least(w: Writer, value: str) -> bool:
     block = w.tiles.block
     if block.by_value[value].kind == "load" and all(s.dtype == "float16" for s in block.stores):
         return block.by_value[value].dtype == "bfloat16"
-    todo = [value]
+    todo, seen = [value], {value}
     while todo:
         stmt = block.by_value[todo.pop()]
         if stmt.kind == "load" and stmt.dtype in ("float32", "bfloat16"):
             return True
-        todo += () if stmt.folds else stmt.args
+        new = set(() if stmt.folds else stmt.args) - seen
+        todo += new
+        seen |= new
     return False
 
 

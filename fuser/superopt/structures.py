@@ -171,13 +171,14 @@ def _normalized(program: TensorProgram, name: str, wide: bool) -> bool:
     if name not in program.producers or program.producers[name].entry.kind != "map":
         return False
     kinds, exponential = set(), False
-    todo = [name]
+    todo, seen = [name], {name}
     while todo:
         node = program.producers.get(todo.pop())
         if node is not None:
             kinds.add(node.entry.kind)
             exponential = exponential or node.exponential
-            todo += node.inputs
+            todo += set(node.inputs) - seen
+            seen.update(node.inputs)
     return "reduce" in kinds and ("contract" not in kinds or (wide and exponential))
 
 

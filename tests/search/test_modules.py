@@ -154,3 +154,16 @@ def test_who_casts_a_number_there_and_back_asks_for_its_rounding(dtype: Any) -> 
     run = fuser.compile(module, (x,), device="cpu")
     for got, want in zip(run(x), module(x), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-7)
+
+
+def test_many_steps_that_read_their_operand_twice_are_walked_once() -> None:
+    """There are 2 ** 30 ways from the last step to the input, and another walk for each kind of kernel behind it."""
+
+    def steps(x: Any) -> Any:
+        for _ in range(30):
+            x = x + 0.1 * x.relu()
+        return x
+
+    given = torch.randn(6, 8).half(), torch.randn(8, 8).half()
+    module = Fn(lambda x, w: (steps(x).softmax(-1), steps(x) @ w))
+    assert error(fuser.compile(module, given, device="cpu")(*given), module(*given)) < 1e-2

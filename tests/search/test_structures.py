@@ -13,6 +13,7 @@ from fuser.device import load_device
 from fuser.errors import UnsupportedError
 from fuser.interpret.reference import interpret
 from fuser.ir.builder import Builder
+from fuser.ir.composites import expand
 from fuser.ir.mugraph import FREE
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import KernelSchedule
@@ -226,3 +227,13 @@ def test_what_one_kernel_gives_and_reads_again_in_groups_has_the_same_axes_in_bo
     assert split, "the product is cut from the sums"
     jobs = [(program, tune_fast(program, device, graphs=[g]).winner.candidate) for g in split]
     assert [outcome.message for outcome in check(jobs)] == [""] * len(jobs)
+
+
+def test_cuts_of_many_residual_blocks_are_found_in_one_walk() -> None:
+    """There are 2 ** 40 ways from the last block to the input."""
+    b = Builder("residual")
+    x = b.input("X", (8, 8))
+    for _ in range(40):
+        x = x + b.rms_norm(x)
+    program = expand(b.build(Y=x @ b.input("W", (8, 8))))
+    assert cut_points(program)[:1] == (program.producers["Y"].inputs[0],)

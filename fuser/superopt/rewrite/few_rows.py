@@ -85,11 +85,12 @@ def _along_columns(block: BlockGraph) -> bool:
 def _with_row(block: BlockGraph) -> BlockGraph | None:
     row = next(n for n in ("m", "row", "row_") if n not in block.extents)
     todo = [_vector(block, s) for s in block.computes if s.contracts]
-    first: set[str] = set()
+    first, seen = set[str](), set(todo)
     while todo:
         s = block.by_value[todo.pop()]
         first |= {s.value} if s.kind == "load" else set()
-        todo += s.args
+        todo += set(s.args) - seen
+        seen.update(s.args)
     axes: dict[str, tuple[str, ...]] = {}
     out: list[Stmt] = []
     for s in block.stmts:
