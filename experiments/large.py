@@ -29,11 +29,11 @@ from torch.utils._pytree import tree_leaves
 from torch.utils._pytree import tree_map
 
 import fuser
-from experiments.modules import alone
+from experiments.in_turn import alone
+from experiments.in_turn import choosing_alone
+from experiments.in_turn import claimed
 from experiments.modules import apart
 from experiments.modules import checked
-from experiments.modules import choosing_alone
-from experiments.modules import claimed
 from experiments.modules import each
 from experiments.modules import made
 from experiments.modules import patience

@@ -13,7 +13,6 @@ dtypes; the first are prepared first.
 from __future__ import annotations
 
 import argparse
-import fcntl
 import json
 import math
 import os
@@ -39,6 +38,9 @@ from torch.utils._pytree import tree_map
 import fuser
 from experiments.environment import environment
 from experiments.environment import head
+from experiments.in_turn import alone
+from experiments.in_turn import choosing_alone
+from experiments.in_turn import claimed
 from experiments.suite import SUITE
 from experiments.suite.case import Keywords
 from experiments.suite.large import LARGE
@@ -282,45 +284,6 @@ def worker(args: argparse.Namespace, names: Sequence[str]) -> None:
             done.write(json.dumps(one["row"]) + "\n")
             done.flush()
     (folder / f"done_{args.worker}").touch()
-
-
-@contextmanager
-def alone(folder: Path, name: str = "lock") -> Iterator[None]:
-    """Nobody else of a run is in here meanwhile."""
-    with (folder / name).open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-def choosing_alone(folder: Path) -> None:
-    """From now on torch's compiler times what it chooses among while no other process of the run does: kernels of a few
-    microseconds that were timed beside others' were chosen by chance, for us and for the peer."""
-    from torch._inductor.runtime import benchmarking
-
-    timer: Any = type(benchmarking.benchmarker)
-    real, inside = timer.benchmark_gpu, False
-
-    def timed(*args: Any, **kwargs: Any) -> Any:
-        nonlocal inside
-        if inside:
-            return real(*args, **kwargs)
-        with alone(folder, "choosing"):
-            inside = True
-            try:
-                return real(*args, **kwargs)
-            finally:
-                inside = False
-
-    timer.benchmark_gpu = timed
-
-
-def claimed(path: Path) -> bool:
-    """Whether this process is the first that asks."""
-    try:
-        path.touch(exist_ok=False)
-    except FileExistsError:
-        return False
-    return True
 
 
 def start(args: argparse.Namespace, names: Sequence[str]) -> list[subprocess.Popen[bytes]]:
