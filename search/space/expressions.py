@@ -130,6 +130,9 @@ def too_deep(block: BlockGraph) -> str:
         return f"block {block.name!r} has {axes} loops: the expressions of more than {most} are not enumerated"
     if chain > MAX_CHAIN:
         return f"block {block.name!r} has {chain} contractions: the loops of more than {MAX_CHAIN} are not tiled"
+    multiplied = {s.value for s in block.computes if s.contracts}
+    if len(components([c.axes for c in computations(block) if c.value in multiplied])) > 1:
+        return f"block {block.name!r} has contractions without a loop in common, which are better kernels of their own"
     return ""
 
 
