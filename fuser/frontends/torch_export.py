@@ -3,9 +3,8 @@
 The op table drives the import: its ``torch`` column names the ATen operators of each entry. What the table cannot say, because
 one ATen operator is several of ours or depends on its arguments, is a function here.
 
-Tensors that depend neither on inputs nor on parameters (masks made in ``forward``, lifted literals, integer buffers) are
-computed at import: one element is a number, a causal mask is the operator ``causal_mask``, the others become inputs with a
-value.
+Tensors that depend neither on inputs nor on parameters (masks made in ``forward``, literals, integer buffers) are computed at
+import: one element is a number, a causal mask is the operator ``causal_mask``, the others become inputs with a value.
 """
 
 from __future__ import annotations
