@@ -168,15 +168,24 @@ def _atan2(y: Term, x: Term) -> Term:
 
 
 def _fmod(x: Term, y: Term) -> Term:
-    """What whole multiples of y leave of x, with the sign of x. The quotient, which is rounded, may be one off; its
-    products with 12 digits each of y (Veltkamp's split, of what does not overflow) are exact where multiplying is not fused."""
-    a, b = x.then("abs"), y.then("abs")
+    """What whole multiples of y leave of x, with the sign of x: a long division by three digits of 12 bits each, so that
+    quotients below 2³⁶ are exact."""
+    left, b = x.then("abs"), y.then("abs")
+    for unit in (2**24, 2**12, 1):
+        left = _rest(left, b * unit if unit > 1 else b)
+    return x.then("sign") * left
+
+
+def _rest(a: Term, b: Term) -> Term:
+    """What whole multiples of b leave of a, neither negative, if these are at most 2¹². The quotient, which is rounded, may be
+    one off; its products with 12 digits each of b (Veltkamp's split, of what does not overflow) are exact where multiplying is
+    not fused. Of what is infinite nothing is left, and all by it."""
     wide, quotient = b * 4097, (a / b).then("floor")
     high = (b + -1e30).then("relu").then("where", b, wide - (wide - b))
     left = a - quotient * high - quotient * (b - high)
     left = (-left).then("relu").then("where", left + b, left)
     left = left.then("ge", b).then("where", left - b, left)
-    return x.then("sign") * b.then("isinf").then("where", a + (a - a), left)
+    return b.then("isinf").then("where", a + (a - a), left)
 
 
 def _crossed(left: Term, y: Term) -> Term:
@@ -230,9 +239,10 @@ _SERIES_EXP = (
     "tl.exp({0}) - 1.0)"
 )
 _SIGN = "({0} > 0.0).to(tl.float32) - ({0} < 0.0).to(tl.float32)"
-# what is raised to 0 is 1, and so is 1 to anything; of what is negative and finite only whole powers are numbers
+# what is raised to 0 is 1, and so are 1 to anything and -1 to what is infinite; of what is negative and finite only whole powers
+# are numbers
 _POWER = (
-    "tl.where(({1} == 0.0) | ({0} == 1.0), 1.0, "
+    "tl.where(({1} == 0.0) | ({0} == 1.0) | (({0} == -1.0) & (tl.abs({1}) == float('inf'))), 1.0, "
     "tl.where(({0} < 0.0) & ({0} > float('-inf')) & (tl.floor({1}) != {1}), float('nan'), "
     "tl.where(({0} < 0.0) & (tl.floor({1}) == {1}) & (tl.floor({1} * 0.5) * 2.0 != {1}), -1.0, 1.0) * "
     "tl.exp2({1} * tl.log2(tl.abs({0})))))"
@@ -259,7 +269,8 @@ FORMULAS: tuple[OpDef, ...] = (
     _function("round", np.round, _ROUND, relay=("round",), flops=4, increasing=True),
     _function("atan", np.arctan, _arctan_series(), sfu=2.0, flops=30, relay=("atan",), image=Domain(-pi / 2, pi / 2),
               increasing=True),
-    _function("powf", _powf, "tl.exp2(tl.log2({0}) * {exponent})", sfu=2.0, flops=3,
+    # -inf to what is not whole is what inf is, a logarithm of what is negative is no number
+    _function("powf", _powf, "tl.exp2(tl.log2(tl.where({0} == float('-inf'), float('inf'), {0})) * {exponent})", sfu=2.0, flops=3,
               attrs=("exponent",), torch=(), domain=(POSITIVE,), eager="pow"),
     _function("clamp_min", _at_least, "tl.maximum({0}, {min}, propagate_nan=tl.PropagateNan.ALL)",
               attrs=("min",), increasing=True),
@@ -320,10 +331,10 @@ FORMULAS: tuple[OpDef, ...] = (
     _made("exp2", 1, lambda x: (x * log(2)).then("exp"), image=POSITIVE, sfu=1.0, flops=2, increasing=True),
     _made("log10", 1, lambda x: x.then("log") * (1 / log(10)), relay=("log10",), domain=(POSITIVE,), sfu=1.0, flops=2,
           increasing=True),
-    _made("fmod", 2, _fmod, torch=("fmod.Tensor", "fmod.Scalar"), relay=("mod",), domain=(ANY, NONZERO), sfu=1.0, flops=28),
+    _made("fmod", 2, _fmod, torch=("fmod.Tensor", "fmod.Scalar"), relay=("mod",), domain=(ANY, NONZERO), sfu=3.0, flops=76),
     _made("remainder", 2, _remainder, torch=("remainder.Tensor", "remainder.Scalar"), relay=("floor_mod",),
-          domain=(ANY, NONZERO), sfu=1.0, flops=36),
-    _made("floor_div", 2, _floor_div, torch=(), relay=(), domain=(ANY, NONZERO), sfu=3.0, flops=44,
+          domain=(ANY, NONZERO), sfu=3.0, flops=84),
+    _made("floor_div", 2, _floor_div, torch=(), relay=(), domain=(ANY, NONZERO), sfu=5.0, flops=92,
           eager="div rounding_mode='floor'"),
     _made("trunc_div", 2, lambda x, y: (x / y).then("trunc"), torch=(), relay=(), domain=(ANY, NONZERO), sfu=1.0, flops=4,
           eager="div rounding_mode='trunc'"),

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
+from dataclasses import field
 from fractions import Fraction
 from functools import cache
 from typing import Any
@@ -59,6 +60,14 @@ class Term:
     args: tuple[Term, ...] = ()
     attrs: tuple[tuple[str, Any], ...] = ()
     operand: int = 0
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # once: a term that is used twice in each of many steps is met as often as there are ways to it
+        object.__setattr__(self, "_hash", hash((self.op, self.args, self.attrs, self.operand)))
+
+    def __hash__(self) -> int:
+        return self._hash
 
     def then(self, op: str, *others: Term, **attrs: Any) -> Term:
         """The operator on this and further terms; numbers become exact constants."""
