@@ -156,6 +156,32 @@ def test_who_casts_a_number_there_and_back_asks_for_its_rounding(dtype: Any) -> 
         torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_who_compares_what_was_cast_sees_its_rounding(dtype: Any) -> None:
+    x, n = torch.tensor([1.0001, 2049.0, -1e39, 1e-9, 1.9999]), torch.tensor([70000, 100, 2049, -4097])
+    module = Fn(
+        lambda x, n: (x.to(dtype).isinf(), x.to(dtype) > 1, x.to(dtype).floor(), x.to(dtype).sign(), n.to(dtype).float() + 1)
+    )
+    run = fuser.compile(module, (x, n), device="cpu")
+    for got, want in zip(run(x, n), module(x, n), strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=0)
+
+
+def test_infinite_exponents_and_roots_of_what_is_infinite() -> None:
+    inf = float("inf")
+    x, y = torch.tensor([-inf, inf, -1.0, -1.0, -0.5, 2.0, 0.0]), torch.tensor([0.5, -inf, inf, -inf, inf, inf, -inf])
+    module = Fn(lambda x, y: (x ** (1 / 3), x**-0.1, x**y, (-1.0) ** y))
+    for got, want in zip(fuser.compile(module, (x, y), device="cpu")(x, y), module(x, y), strict=True):
+        torch.testing.assert_close(got, want, equal_nan=True)
+
+
+def test_remainders_of_large_quotients() -> None:
+    x, y = torch.tensor([1e8, 1e10, 123456789.0, 99999.0, -1e6, 1e38]), torch.tensor([7.0, -7.0, 10.0, 1.1, 0.3, 3e37])
+    module = Fn(lambda x, y: (torch.fmod(x, y), x % y, x // y, x[:-1] % 10))
+    for got, want in zip(fuser.compile(module, (x, y), device="cpu")(x, y), module(x, y), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-7)
+
+
 def test_many_steps_that_read_their_operand_twice_are_walked_once() -> None:
     """There are 2 ** 30 ways from the last step to the input, and another walk for each kind of kernel behind it."""
 
