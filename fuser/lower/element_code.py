@@ -277,7 +277,8 @@ class Writer:
 
         def apply(inner: str, args: list[str], attrs: Mapping[str, Any]) -> str:
             step = {k: float(v.value()) for k, v in attrs.items() if hasattr(v, "value")}
-            return self.named(("step", len(self.names)), self.expression(inner, args, step, whole))
+            text = self.expression(inner, args, step, whole)  # names steps of its own, where it is a formula
+            return self.named(("step", len(self.names)), text)
 
         return evaluate(entry.steps(numbers), xs, apply)
 
