@@ -74,6 +74,7 @@ class PiecewiseModule(AsFunction):
     options: Mapping[str, Any] = field(default_factory=dict)
     why: str = ""
     gradients: bool = False
+    _ran: bool = False
 
     def __post_init__(self) -> None:
         said = f"{type(self.module).__name__} is no program: {self.why}; its graphs are compiled one by one, when they are called"
@@ -104,11 +105,15 @@ class PiecewiseModule(AsFunction):
         import torch
         from torch._dynamo.exc import TorchDynamoException
 
+        before = None if self._run is self.module else _Before.of(self.module, (inputs, named), copied=not self._ran)
         with torch.set_grad_enabled(self.gradients):
             try:
-                return self._run(*inputs, **named)
+                found = self._run(*inputs, **named)
+                self._ran = True
+                return found
             except Exception as error:
-                if not (isinstance(error, (TorchDynamoException, GradientError)) or _of_dynamo(error)):
+                ours = isinstance(error, (TorchDynamoException, GradientError)) or _of_dynamo(error)
+                if before is None or not ours or not before.again():
                     raise
                 found = self.module(*inputs, **named)  # what is wrong with the inputs is wrong here as well
                 what = "it asks for gradients" if isinstance(error, GradientError) else "its compiler does not take it"
@@ -119,6 +124,43 @@ class PiecewiseModule(AsFunction):
 
     def __repr__(self) -> str:
         return f"<PiecewiseModule {type(self.module).__name__}: graph by graph, for {self.target.title}; runs on {self.device}>"
+
+
+@dataclass(frozen=True)
+class _Before:
+    """What a call may write to, with how often that was done before: arguments and states. Of the first call (``copied``) there
+    are copies of all but parameters, and it is known where torch's random numbers stood."""
+
+    counts: Sequence[tuple[Any, int]]
+    copies: Sequence[Any]
+    random: Sequence[Any]
+
+    @classmethod
+    def of(cls, module: Any, arguments: Any, copied: bool) -> _Before:
+        import torch
+        from torch.utils._pytree import tree_leaves
+
+        tensors = [
+            t for t in (*tree_leaves(arguments), *module.buffers()) if isinstance(t, torch.Tensor) and not t.is_inference()
+        ]
+        copies = [t.detach().clone() for t in tensors] if copied else []
+        random = [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_available() else ())] if copied else []
+        return cls([(t, t._version) for t in (*tensors, *module.parameters())], copies, random)
+
+    def again(self) -> bool:
+        """Whether all is as it was; what the graphs in front of one that failed have written, or drawn, is taken back."""
+        import torch
+
+        written = [i for i, (t, count) in enumerate(self.counts) if t._version != count]
+        if any(i >= len(self.copies) for i in written):
+            return False
+        with torch.no_grad():
+            for i in written:
+                self.counts[i][0].copy_(self.copies[i])
+        if self.random:
+            torch.set_rng_state(self.random[0])
+            torch.cuda.set_rng_state_all(self.random[1:]) if torch.cuda.is_available() else None
+        return True
 
 
 def _of_dynamo(error: BaseException) -> bool:

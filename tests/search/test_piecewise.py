@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -201,3 +202,29 @@ def test_what_torchs_compiler_stumbles_over_runs_in_torch(monkeypatch: pytest.Mo
     monkeypatch.setattr(InstructionTranslator, "run", stumble)
     with pytest.warns(LeftToTorch, match=r"Depends runs in torch: its compiler does not take it \(Expected bool\)"):
         assert torch.equal(run(x), x + 1)
+
+
+def test_what_the_graphs_in_front_of_a_failed_one_have_written_is_written_once() -> None:
+    """Torch runs the module again, from its beginning."""
+
+    class Counting(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.zeros(()))
+
+        def forward(self, x: Any) -> Any:
+            self.count += 1
+            x.add_(torch.rand(3))
+            return (x > 0) << 1 if x.sum() > 0 else x  # no shift of a boolean can be traced
+
+    with pytest.warns(LeftToTorch, match="graph by graph|one by one"):
+        run = fuser.compile(Counting(), (torch.ones(3),), device="cpu")
+    for calls in (1, 2):
+        given, wanted = torch.ones(3), torch.ones(3)
+        torch.manual_seed(calls)
+        wanted.add_(torch.rand(3))
+        torch.manual_seed(calls)
+        with pytest.warns(LeftToTorch, match="runs in torch") if calls == 1 else nullcontext():
+            got = run(given)
+        assert got.tolist() == [2, 2, 2] and run.module.count == calls
+        torch.testing.assert_close(given, wanted, rtol=0, atol=0)
