@@ -18,6 +18,7 @@ from fuser.ir.opdef import own_attributes
 from fuser.ir.ops import OPS
 from fuser.superopt.expressions.normal_form import NF
 from fuser.superopt.expressions.normal_form import ONE
+from fuser.superopt.expressions.normal_form import TOP
 from fuser.superopt.expressions.normal_form import Extent
 from fuser.superopt.expressions.normal_form import add
 from fuser.superopt.expressions.normal_form import const
@@ -93,7 +94,9 @@ def abstract(op: str, operands: Sequence[NF], extents: Extents = (), attrs: Attr
     if entry is not None and entry.fraction == "same" and (entry.kind in ("view", "data") or entry.relabels):
         return operands[0]
     if entry is not None and entry.formula is not None:
-        return evaluate(entry.steps(attrs), operands, lambda name, xs, at: abstract(name, xs, (), at))
+        made = evaluate(entry.steps(attrs), operands, lambda name, xs, at: abstract(name, xs, (), at))
+        if made is not TOP:  # else it is too long to say anything: a function of its own
+            return made
     if entry is not None and entry.kind == "reduce":
         return fold(op, extents, operands[0])
     if entry is None or entry.kind != "map" or entry.indexed:
