@@ -155,19 +155,9 @@ def _apart(f: Features, i: int) -> NDArray[np.bool_]:
     """
     loops, load = f.stmts[i].loops, f.stmts[i].stmt.value
     sums = (s.stmt for s in f.stmts[i + 1 :] if s.stmt.folds and not s.stmt.contracts and s.loops == loops)
-    mine = (s for s in sums if from_loads(f, f.block.by_value[s.args[0]]) and load in _sources(f.block, s))
+    mine = (s for s in sums if from_loads(f, f.block.by_value[s.args[0]]) and load in f.block.sources[s.value])
     sides = [f.tile[a] for s in mine for a in s.reduce]
     return np.logical_or.reduce([np.zeros(len(f), bool), *((n & (n - 1) > 0) & (n % LEAST == 0) for n in sides)])
-
-
-def _sources(block: BlockGraph, stmt: Stmt) -> set[str]:
-    """All that a value is made of."""
-    found, todo = set[str](), [*stmt.args]
-    while todo:
-        if (name := todo.pop()) not in found:
-            found.add(name)
-            todo += block.by_value[name].args
-    return found
 
 
 def unrolled(f: Features, s: StmtFeatures) -> list[str]:

@@ -258,7 +258,7 @@ def _repeats(f: Features, r: Resources) -> dict[str, Counts]:
             operand = f.block.by_value[value]
             if operand.kind == "compute" and from_loads(f, operand):
                 copies = np.where(d.tensor & ~d.groups, across, 1.0)
-                for name in _made_of(f, operand):
+                for name in (operand.value, *f.block.sources[operand.value]):
                     found[name] = np.maximum(found.get(name, 1.0), copies)
     for i, s in enumerate(f.stmts):
         if i in r.dots:
@@ -268,16 +268,6 @@ def _repeats(f: Features, r: Resources) -> dict[str, Counts]:
             if sources:
                 found[s.stmt.value] = np.maximum.reduce([*sources, found.get(s.stmt.value, np.ones(len(f)))])
     return found
-
-
-def _made_of(f: Features, stmt: Stmt) -> set[str]:
-    """A value and all that it is made of."""
-    out, todo = set[str](), [stmt.value]
-    while todo:
-        if (name := todo.pop()) not in out:
-            out.add(name)
-            todo += f.block.by_value[name].args
-    return out
 
 
 def _run_bytes(f: Features, stmt: Stmt) -> Counts:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import replace
 from functools import cached_property
@@ -206,12 +208,19 @@ class BlockGraph(Hashed):
         return {value: tuple(stmts) for value, stmts in found.items()}
 
     @cached_property
+    def sources(self) -> dict[str, frozenset[str]]:
+        """All that each value is computed from."""
+        return self._closed(lambda s: s.args)
+
+    @cached_property
     def origins(self) -> dict[str, frozenset[str]]:
-        """All that each value is computed from, without what is read while it still accumulates."""
+        """The same without what is read while it still accumulates."""
+        return self._closed(lambda s: [a for a in s.args if a not in s.running])
+
+    def _closed(self, read: Callable[[Stmt], Sequence[str]]) -> dict[str, frozenset[str]]:
         found: dict[str, frozenset[str]] = {}
         for s in self.by_value.values():
-            mine = [a for a in s.args if a not in s.running]
-            found[s.value] = frozenset(mine).union(*(found[a] for a in mine))
+            found[s.value] = frozenset(read(s)).union(*(found[a] for a in read(s)))
         return found
 
     def with_extents(self, sizes: Mapping[str, int]) -> BlockGraph:

@@ -84,13 +84,8 @@ def _along_columns(block: BlockGraph) -> bool:
 
 def _with_row(block: BlockGraph) -> BlockGraph | None:
     row = next(n for n in ("m", "row", "row_") if n not in block.extents)
-    todo = [_vector(block, s) for s in block.computes if s.contracts]
-    first, seen = set[str](), set(todo)
-    while todo:
-        s = block.by_value[todo.pop()]
-        first |= {s.value} if s.kind == "load" else set()
-        todo += set(s.args) - seen
-        seen.update(s.args)
+    vectors = [_vector(block, s) for s in block.computes if s.contracts]
+    first = {n for v in vectors for n in (v, *block.sources[v]) if block.by_value[n].kind == "load"}
     axes: dict[str, tuple[str, ...]] = {}
     out: list[Stmt] = []
     for s in block.stmts:
