@@ -74,7 +74,7 @@ class PiecewiseModule(AsFunction):
     options: Mapping[str, Any] = field(default_factory=dict)
     why: str = ""
     gradients: bool = False
-    _ran: bool = False
+    _ran: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         said = f"{type(self.module).__name__} is no program: {self.why}; its graphs are compiled one by one, when they are called"
@@ -89,6 +89,12 @@ class PiecewiseModule(AsFunction):
             return self.module
         options = {"device": "cpu" if self.device == "cpu" else None, "target": self.target, **self.options}
         return torch.compile(self.module, backend=fuser.torch_backend, dynamic=False, options=options)  # type: ignore[arg-type]
+
+    @cached_property
+    def _held(self) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
+        """Where the module's parts have their buffers and parameters: to look for the parts takes long at each call."""
+        parts = list(self.module.modules())
+        return [p._buffers for p in parts], [p._parameters for p in parts]
 
     _module = "its .module, a copy of the one that it was made of"
 
@@ -105,7 +111,7 @@ class PiecewiseModule(AsFunction):
         import torch
         from torch._dynamo.exc import TorchDynamoException
 
-        before = None if self._run is self.module else _Before.of(self.module, (inputs, named), copied=not self._ran)
+        before = None if self._run is self.module else _Before.of(self._held, (inputs, named), copied=not self._ran)
         with torch.set_grad_enabled(self.gradients):
             try:
                 found = self._run(*inputs, **named)
@@ -136,16 +142,16 @@ class _Before:
     random: Sequence[Any]
 
     @classmethod
-    def of(cls, module: Any, arguments: Any, copied: bool) -> _Before:
+    def of(cls, held: Sequence[Sequence[Mapping[str, Any]]], arguments: Any, copied: bool) -> _Before:
         import torch
         from torch.utils._pytree import tree_leaves
 
-        tensors = [
-            t for t in (*tree_leaves(arguments), *module.buffers()) if isinstance(t, torch.Tensor) and not t.is_inference()
-        ]
+        buffers, parameters = ([x for named in states for x in named.values() if x is not None] for states in held)
+        given = (x for x in (*tree_leaves(arguments), *buffers) if isinstance(x, torch.Tensor))
+        tensors = [x for x in given if not x.is_inference()]
         copies = [t.detach().clone() for t in tensors] if copied else []
         random = [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_available() else ())] if copied else []
-        return cls([(t, t._version) for t in (*tensors, *module.parameters())], copies, random)
+        return cls([(t, t._version) for t in (*tensors, *parameters)], copies, random)
 
     def again(self) -> bool:
         """Whether all is as it was; what the graphs in front of one that failed have written, or drawn, is taken back."""
