@@ -326,8 +326,8 @@ def realise(
             if not outcome.passed:
                 rejected[i]["wrong result"] += 1
                 again.append(i)
-                wrong_graph = mine.candidate.graph  # another schedule of it may be right, another structure is likelier to be
-                pending[i] = tuple(sorted(pending[i], key=lambda r, wrong_graph=wrong_graph: r.graph == wrong_graph))
+                # another schedule of this structure may be right, another structure is likelier to be
+                pending[i] = tuple(sorted(pending[i], key=lambda r, wrong=mine.candidate.graph: r.graph == wrong))
                 if not pending[i] or not left[i]:
                     detail = outcome.message or f"relative error {outcome.error:.1e}"
                     wrong = NoValidKernelError(f"no kernel of {tuned[i].program.name!r} passes its numerical check: {detail}")

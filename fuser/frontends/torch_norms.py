@@ -28,9 +28,8 @@ def extreme(c: Call) -> Any:
     if all(u.args[1] == 0 or not u.users for u in c.node.users):
         return c.b.op(op, x, axis=axes_of(c, x), keepdims=bool(c["keepdim"])), None
     dim = c["dim"] % len(x.shape)
-    ranked = (
-        c.b.op("cast", x, dtype="float32") if x.tensor.dtype == "bool" else x
-    )  # torch has no place of the largest of booleans
+    # torch has no place of the largest of booleans
+    ranked = c.b.op("cast", x, dtype="float32") if x.tensor.dtype == "bool" else x
     places = c.b.op(f"arg{op}", ranked, dim=dim, keepdim=bool(c["keepdim"]), dtype="int64")
     index = c.reshape(places, (*x.shape[:dim], 1, *x.shape[dim + 1 :]))
     return c.reshape(c.b.op("gather", x, index, dim=dim), places.shape), places
