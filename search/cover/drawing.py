@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence
+from colorsys import hls_to_rgb
 from xml.sax.saxutils import escape
 
 from fuser.files import printable
@@ -94,8 +95,8 @@ def _text(text: str) -> str:
 def _box(part: Kernels, place: tuple[float, float], size: tuple[float, float], lines: Sequence[str], longest: float) -> str:
     (x, y), (w, h) = place, size
     share = part.us / longest if longest else 0.0
-    light = 97 - 32 * share
-    hue = 40 if part.library else 210
+    rgb = hls_to_rgb((40 if part.library else 210) / 360, 0.97 - 0.32 * share, 0.6)
+    fill = "#" + "".join(f"{round(255 * c):02x}" for c in rgb)  # viewers other than browsers draw hsl() black
     bold = ' font-weight="bold"'
     text = "".join(
         f'<tspan x="{x + PAD:.1f}" dy="{LINE}"{"" if i else bold}>{_text(line)}</tspan>' for i, line in enumerate(lines)
@@ -103,7 +104,7 @@ def _box(part: Kernels, place: tuple[float, float], size: tuple[float, float], l
     tip = _text(f"{', '.join(part.nodes)} of {', '.join(map(str, part.reads))}")
     return (
         f'<g><title>{tip}</title><rect x="{x:.1f}" y="{y:.1f}" width="{w:.1f}" height="{h:.1f}" rx="4" '
-        f'fill="hsl({hue},60%,{light:.0f}%)" stroke="#333"/><text y="{y + PAD - 4:.1f}">{text}</text></g>'
+        f'fill="{fill}" stroke="#333"/><text y="{y + PAD - 4:.1f}">{text}</text></g>'
     )
 
 

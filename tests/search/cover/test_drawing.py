@@ -60,3 +60,10 @@ def test_no_tensor_passes_behind_a_kernel(name: str) -> None:
             for x, y, w, h in boxes:
                 inside = min(x1, x2) < x + w and x < max(x1, x2) and min(y1, y2) < y + h and y < max(y1, y2)
                 assert not inside, (way, (x, y, w, h))
+
+
+def test_colours_are_those_that_every_viewer_knows() -> None:
+    """Outside of browsers hsl() is drawn black."""
+    root = ElementTree.fromstring(drawing(plan(PLANS[next(iter(PLANS))])))
+    fills = {x.attrib["fill"] for x in root.iter() if "fill" in x.attrib}
+    assert fills and all(f in ("none", "white") or re.fullmatch("#[0-9a-f]{3}|#[0-9a-f]{6}", f) for f in fills)
