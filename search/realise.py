@@ -17,22 +17,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from dataclasses import field
 from dataclasses import replace
-from json import dumps
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fuser import kept
 from fuser.device import Device
 from fuser.errors import DiedError
 from fuser.errors import FuserError
 from fuser.errors import NoValidKernelError
 from fuser.errors import OutOfResourcesError
-from fuser.files import BAD_VALUE
-from fuser.installed import version_of
 from fuser.ir.candidate import Candidate
 from fuser.ir.program import TensorProgram
 from fuser.lower.compile import KernelArtifact
-from fuser.lower.compile import cache_dir
 from fuser.lower.compile import compile_kernel
 from fuser.lower.compile import kept_kernel
 from fuser.lower.kernel_source import KernelSource
@@ -41,13 +35,15 @@ from fuser.lower.triton_source import generate_graph
 from fuser.superopt.verify.verdict import Verdict
 from fuser.superopt.verify.verdicts import kept_verdict
 from fuser.superopt.verify.verdicts import known_verdict
+from search.kept_checks import kept_checks
+from search.kept_checks import sound_calls
 from search.ranked import Ranked
 from search.ranked import Tuned
 from search.spilled import keep_spills
 from search.spilled import known_spills
 
 if TYPE_CHECKING:
-    from fuser.lower.check import Check
+    from fuser.lower.checker import Check
 
 SPILL_LIMIT = 64
 """Bytes of local memory a thread beyond which the next candidate is tried."""
@@ -63,6 +59,8 @@ SLOWED = 1.02
 """Times its estimate, as the assembler made it, from which a candidate is held against the next ones."""
 FAILURES = ((OutOfResourcesError, "shared memory"), (DiedError, "the compiler died"))
 """Classes of candidates that the compiler refuses, by its error."""
+WRONG = "wrong result"
+"""The class of kernels that differ from the reference."""
 NOT_VERIFIED = "not verified"
 """The class of candidates that the verifier has refused or could not decide."""
 
@@ -270,32 +268,6 @@ def _at_hand(job: _Job) -> _Outcome | None:
     return None
 
 
-def kept_checks(jobs: Sequence[tuple[TensorProgram, Candidate]], seed: int) -> list[Check]:
-    """The outcome of each check; those that were passed stay in the cache folder, by the candidate, our own source, and the
-    versions of what ran it."""
-    if not jobs:
-        return []
-    from fuser.lower.check import Check  # what was measured needs none
-    from fuser.lower.check import check
-
-    source = kept.source_hash("fuser.ir", "fuser.interpret", "fuser.lower")
-    ran = " ".join(version_of(n) for n in ("triton", "torch", "numpy"))
-    found: dict[int, Check] = {}
-    files: list[Path] = []
-    for i, (program, c) in enumerate(jobs):
-        text = dumps([program.to_json(), c.graph.to_json(), c.schedule.to_json(), seed])
-        files.append(cache_dir("checks") / f"{kept.text_hash(source, ran, text)}.json")
-        with suppress(*BAD_VALUE):
-            ((largest, error, extents, method),) = kept.read(files[i])
-            found[i] = Check(largest, error, tuple((k, v) for k, v in extents), method)
-    left = [i for i in range(len(jobs)) if i not in found]
-    for i, outcome in zip(left, check([jobs[i] for i in left], seed) if left else (), strict=True):
-        found[i] = outcome
-        if outcome.passed:
-            kept.write(files[i], [outcome.max_error, outcome.error, outcome.extents, outcome.method])
-    return [found[i] for i in range(len(jobs))]
-
-
 def realise(
     tuned: Sequence[Tuned], device: Device, executor: Executor | None = None, checked: bool = True, seed: int = 0
 ) -> list[Realised]:
@@ -322,9 +294,9 @@ def realise(
             if not checked or mine.candidate.measured is not None:
                 continue
             (outcome,) = kept_checks([(tuned[i].program, mine.candidate.candidate)], seed)
-            found[i] = replace(mine, check=outcome)
+            found[i] = with_sound_calls(replace(mine, check=outcome), seed)
             if not outcome.passed:
-                rejected[i]["wrong result"] += 1
+                rejected[i][WRONG] += 1
                 again.append(i)
                 # another schedule of this structure may be right, another structure is likelier to be
                 pending[i] = tuple(sorted(pending[i], key=lambda r, wrong=mine.candidate.graph: r.graph == wrong))
@@ -334,4 +306,13 @@ def realise(
         if wrong is not None:
             raise wrong
         todo = again
-    return [replace(r, rejected=dict(rejected[i])) for i, r in enumerate(found) if r is not None]
+    return [replace(r, rejected=dict(rejected[i] + Counter(r.rejected))) for i, r in enumerate(found) if r is not None]
+
+
+def with_sound_calls(realised: Realised, seed: int) -> Realised:
+    """With the sources of its library kernels checked: torch computes what a wrong one would."""
+    ranked = realised.candidate
+    sound, wrong = sound_calls(ranked.candidate, [a.source for a in realised.artifacts], seed)
+    if not wrong:
+        return realised
+    return replace(realised, candidate=replace(ranked, candidate=sound), rejected={WRONG: wrong})

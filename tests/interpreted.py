@@ -6,8 +6,8 @@ from fuser.ir.candidate import Candidate
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import Schedule
-from fuser.lower.check import Check
 from fuser.lower.check import check_here
+from fuser.lower.checker import Check
 
 
 def checked(program: TensorProgram, graph: KernelGraph, schedule: Schedule) -> Check:

@@ -32,7 +32,9 @@ over it; ``function``: the value of a random function."""
 
 JOINED = "joined"
 """An attribute of kernels that torch's compiler is to make one of: none has a source of its own."""
-NOTES = ("concat", JOINED)
+CALLED = "called"
+"""An attribute of kernels that torch computes although they have a source of their own, which is not to be trusted."""
+NOTES = ("concat", JOINED, CALLED)
 """Attributes that any operator may have: notes on where it comes from or what carries it out, which change no value."""
 TYPES: dict[str, str] = {
     "axis": "integer", "dim": "integer", "padding_idx": "integer", "dims": "integers",

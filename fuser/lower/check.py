@@ -16,11 +16,11 @@ import json
 import math
 import select
 import sys
+from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import asdict
-from dataclasses import dataclass
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
@@ -58,8 +58,10 @@ from fuser.ir.scalar import bound
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from fuser.ir.serialize import graph_from_json
+from fuser.lower.check_written import check_written
 from fuser.lower.checker import CHECKER
 from fuser.lower.checker import IDLE
+from fuser.lower.checker import Check
 from fuser.lower.checker import CheckerEnded
 from fuser.lower.reduced import at_reduced_sizes
 from fuser.lower.reduced import reduced_schedule
@@ -67,23 +69,6 @@ from fuser.lower.reduced import with_tiles_alike
 
 TIMEOUT = 600.0
 """Seconds after which an interpreter that does not answer is given up."""
-
-
-@dataclass(frozen=True)
-class Check:
-    """Outcome of a numerical check: relative errors against float64 (largest over largest, and Frobenius), the reduced extents,
-    what ran the kernels (``triton`` for the generated source, ``numpy`` for the scheduled µGraph where torch is missing), and
-    what is wrong, if something is."""
-
-    max_error: float
-    error: float
-    extents: tuple[tuple[str, int], ...]
-    method: str
-    message: str = ""
-
-    @property
-    def passed(self) -> bool:
-        return not self.message and math.isfinite(self.error)
 
 
 def _coarser(graph: KernelGraph, schedule: Schedule) -> Schedule:
@@ -222,25 +207,36 @@ def check(jobs: Sequence[tuple[TensorProgram, Candidate]], seed: int = 0) -> Ite
             yield _guarded(program, candidate, seed, "numpy")
         return
     for program, candidate in jobs:
-        try:
-            a = json.loads(CHECKER.ask(json.dumps(_to_json(program, candidate, seed)), TIMEOUT))
-            if "refused" in a:
-                raise UsageError(*a["refused"])
-            yield Check(a["max_error"], a["error"], tuple((k, v) for k, v in a["extents"]), a["method"], a["message"])
-        except CheckerEnded as ended:
-            why = f"the interpreter ended before it checked {candidate.graph.name!r}: {ended}"
-            yield Check(math.inf, math.inf, (), "triton", why)
+        graph, schedule = candidate.graph.to_json(), candidate.schedule.to_json()
+        yield _asked(candidate.graph.name, {"program": program.to_json(), "graph": graph, "schedule": schedule, "seed": seed})
 
 
-def _to_json(program: TensorProgram, candidate: Candidate, seed: int) -> dict[str, Any]:
-    graph, schedule = candidate.graph.to_json(), candidate.schedule.to_json()
+def check_call(graph: KernelGraph, seed: int = 0) -> Check:
+    """Check the source of a library kernel, the only one of a graph, in the interpreter (:mod:`fuser.lower.check_written`)."""
+    if find_spec("torch") is None or find_spec("triton") is None:
+        return Check(0.0, 0.0, (), "none")
+    return _asked(graph.name, {"graph": graph.to_json(), "seed": seed})
+
+
+def _asked(name: str, job: dict[str, Any]) -> Check:
     entries = base64.b64encode(packed()).decode()
-    return {"program": program.to_json(), "graph": graph, "schedule": schedule, "seed": seed, "entries": entries}
+    try:
+        a = json.loads(CHECKER.ask(json.dumps(job | {"entries": entries}), TIMEOUT))
+    except CheckerEnded as ended:
+        return Check(math.inf, math.inf, (), "triton", f"the interpreter ended before it checked {name!r}: {ended}")
+    if "refused" in a:
+        raise UsageError(*a["refused"])
+    return Check(a["max_error"], a["error"], tuple((k, v) for k, v in a["extents"]), a["method"], a["message"])
 
 
 def _guarded(program: TensorProgram, candidate: Candidate, seed: int, method: str) -> Check:
+    return _outcome(lambda: check_here(program, candidate, seed, method), method)
+
+
+def _outcome(run: Callable[[], Check], method: str = "triton") -> Check:
+    """What a check finds; one that ends in an error has not passed."""
     try:
-        return check_here(program, candidate, seed, method)
+        return run()
     except FuserError as error:
         return Check(math.inf, math.inf, (), method, error.message)
     except Exception as error:  # noqa: BLE001 - the interpreter raises whatever the kernel's mistake leads to
@@ -253,12 +249,19 @@ def main() -> None:
         job = json.loads(line)
         unpack(base64.b64decode(job["entries"]))
         try:
-            program = TensorProgram.from_json(job["program"])
-            candidate = Candidate(graph_from_json(job["graph"]), Schedule.from_json(job["schedule"]))
+            run = _read(job)
         except UsageError as error:  # of an operator that this process could not be given
             print(json.dumps({"refused": [error.message, error.hint]}), flush=True)
             continue
-        print(json.dumps(asdict(_guarded(program, candidate, job["seed"], "triton"))), flush=True)
+        print(json.dumps(asdict(_outcome(run))), flush=True)
+
+
+def _read(job: Mapping[str, Any]) -> Callable[[], Check]:
+    graph, seed = graph_from_json(job["graph"]), job["seed"]
+    if "program" not in job:
+        return lambda: check_written(graph, seed)
+    program, schedule = TensorProgram.from_json(job["program"]), Schedule.from_json(job["schedule"])
+    return lambda: check_here(program, Candidate(graph, schedule), seed, "triton")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""The process that runs kernels in Triton's interpreter. It stays for the next check, since starting one (torch, Triton) takes
-longer than most checks; it ends with this process, or when nobody asked it for a while."""
+"""The outcome of a check, and the process that runs kernels in Triton's interpreter. It stays for the next check, since starting
+one (torch, Triton) takes longer than most checks; it ends with this process, or when nobody asked it for a while."""
 
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import select
 import subprocess
@@ -11,10 +12,28 @@ import sys
 import tempfile
 import threading
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 IDLE = 300.0
 """Seconds without a job after which it ends by itself."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """Outcome of a numerical check: relative errors against float64 (largest over largest, and Frobenius), the reduced extents,
+    what ran the kernels (``triton`` for the generated source, ``numpy`` for the scheduled µGraph where torch is missing), and
+    what is wrong, if something is."""
+
+    max_error: float
+    error: float
+    extents: tuple[tuple[str, int], ...]
+    method: str
+    message: str = ""
+
+    @property
+    def passed(self) -> bool:
+        return not self.message and math.isfinite(self.error)
 
 
 class CheckerEnded(Exception):

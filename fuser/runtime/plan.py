@@ -15,6 +15,7 @@ from fuser.ir.candidate import paired
 from fuser.ir.mugraph import Kernel
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
+from fuser.ir.opdef import CALLED
 from fuser.ir.opdef import JOINED
 from fuser.ir.program import Tensor
 from fuser.lower.kernel_source import KernelSource
@@ -136,7 +137,7 @@ def _written(graph: KernelGraph, tensors: Mapping[str, Tensor]) -> dict[str, Ker
         if isinstance(k, LibraryKernel)
         and may_be_written(k.op)
         and k.output not in views
-        and JOINED not in dict(k.attrs)
+        and not {JOINED, CALLED} & dict(k.attrs).keys()
         and all(a not in views or a in lying for a in k.args)
     ]
     found = {k.output: written(k, constants(k, graph, tensors), tensors, lying) for k in fitting}

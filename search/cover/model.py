@@ -62,6 +62,7 @@ from search.ranked import Tuned
 from search.realise import Realised
 from search.realise import realise
 from search.realise import verified
+from search.realise import with_sound_calls
 from search.stages import Say
 from search.stages import Stages
 from search.stages import silent
@@ -78,7 +79,7 @@ AS_IT_STANDS = Verified(0, (), False, 0.0, ("library calls, and kernels of eleme
 
 
 def as_it_stands(tuned: Tuned) -> Realised:
-    """What has no kernel that could be wrong."""
+    """What has no kernel of blocks."""
     return Realised(tuned, tuned.winner, AS_IT_STANDS, ())
 
 
@@ -186,6 +187,10 @@ def _chosen(
     def kernels(wanted: list[Tuned]) -> list[Realised]:
         return realise(wanted, device, pricing.executor, checked, pricing.seed) if compiled else [verified(t) for t in wanted]
 
+    def standing(one: Tuned) -> Realised:
+        made = as_it_stands(one)
+        return with_sound_calls(made, pricing.seed) if compiled and checked else made
+
     while True:
         stages.begin("choice", f"choosing among {counted(len(offers.tuned), 'candidate')} with a kernel")
         chosen = _within(offers)
@@ -203,7 +208,7 @@ def _chosen(
         offers = replace(offers, tuned={**offers.tuned, **{p: near[p.key] for p in chosen.parts}})
         distinct = f"{len({p.key for p in chosen.parts})} distinct of {counted(len(chosen.parts), 'part')}"
         stages.begin("kernels", f"{'compiling and checking' if compiled else 'verifying'} {distinct}")
-        failed = _realise(chosen, offers.tuned, done, kernels)
+        failed = _realise(chosen, offers.tuned, done, kernels, standing)
         if not failed:
             if known is None and not better:
                 kept_choice.write(file, several, offers, chosen, priced)
@@ -256,11 +261,12 @@ def _realise(
     tuned: Mapping[Part, Tuned],
     done: dict[str, Realised],
     kernels: Callable[[list[Tuned]], list[Realised]],
+    standing: Callable[[Tuned], Realised],
 ) -> frozenset[str]:
-    """Puts what ``kernels`` makes of each chosen part into ``done``, by its key: equal parts are verified,
-    compiled and checked once. Returns the keys of those of which no candidate holds."""
+    """Puts what ``kernels`` makes of each chosen part, or ``standing`` of one without blocks, into ``done``, by its key: equal
+    ones are verified, compiled and checked once. Returns the keys of those of which no candidate holds."""
     distinct = {k: tuned[p] for p in chosen.parts if (k := p.key) not in done}
-    done |= {k: as_it_stands(t) for k, t in distinct.items() if _stands(t)}
+    done |= {k: standing(t) for k, t in distinct.items() if _stands(t)}
     left = {k: t for k, t in distinct.items() if k not in done}
     try:
         done |= dict(zip(left, kernels(list(left.values())), strict=True))

@@ -15,7 +15,7 @@ from fuser.errors import UsageError
 from fuser.ir.candidate import Candidate
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
-from fuser.lower.check import Check
+from fuser.lower.checker import Check
 from fuser.lower.pace import pace
 from fuser.superopt.structures import structures
 from fuser.superopt.verify.verdicts import kept_verdict

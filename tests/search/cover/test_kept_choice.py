@@ -115,10 +115,10 @@ def test_what_no_longer_holds_is_chosen_anew(priced: list[int], monkeypatch: pyt
     gone = first.cover.parts[-1].key
     real = whole._realise
 
-    def realise(chosen: Any, tuned: Any, done: Any, kernels: Any) -> frozenset[str]:
+    def realise(chosen: Any, tuned: Any, done: Any, kernels: Any, standing: Any) -> frozenset[str]:
         keys = {p.key for p in chosen.parts}
         holds = all(not t.winner.graph.blocks for p, t in tuned.items() if p in chosen.parts and p.key == gone)
-        return frozenset() | real(chosen, tuned, done, kernels) if gone not in keys or holds else frozenset({gone})
+        return frozenset() | real(chosen, tuned, done, kernels, standing) if gone not in keys or holds else frozenset({gone})
 
     monkeypatch.setattr(whole, "_realise", realise)
     second = model()
