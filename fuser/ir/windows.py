@@ -173,9 +173,11 @@ class _Boxes:
             for box in self.needed[node.output]:
                 if node.output in self.stops and box != whole(self.shape[node.output]):
                     continue
-                for j, (name, operand) in enumerate(self.operands(node, box)):
+                for j, (name, operand) in enumerate(read := self.operands(node, box)):
                     for cell in self.cells(name, operand, self.contracted(node, j)):
                         self.needed[name][cell] = None
+                if not read and (source := self.memory[node.output]) in self.stops:
+                    self.needed[source][whole(self.shape[source])] = None  # it is read in another shape alone
         return self.emit(original or program)
 
     # -- where results are cut ------------------------------------------------------------------------------------------------

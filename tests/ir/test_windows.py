@@ -121,6 +121,22 @@ def test_a_cut_in_front_of_slices_leaves_one_tensor_that_is_read_in_windows() ->
     assert ("qkv_1", "add_1") in tensors
 
 
+def skinned(bones: int = 6, vertices: int = 5) -> TensorProgram:
+    """Linear blend skinning: matrices of 4 × 4 are mixed as rows of 16, their last column meets ones."""
+    b = Builder("skinned")
+    moves = (b.input("W", (vertices, bones)) @ b.input("B", (bones, 16))).reshape(vertices, 4, 4)
+    columns = b.op("concat", b.relu(b.input("v", (vertices, 3))), b.input("ones", (vertices, 1)), axis=1)
+    return b.build(Y=moves @ columns.reshape(vertices, 4, 1))
+
+
+def test_a_tensor_that_is_read_in_boxes_of_another_shape_alone_is_stored() -> None:
+    program = skinned()
+    cut_after_the_first = [g for g in structures(program) if g.blocks[0].outputs == ("matmul_0",)]
+    assert cut_after_the_first
+    for graph in cut_after_the_first:
+        assert isinstance(verify(program, graph, rounds=1), Accepted)
+
+
 def wrong(graph: KernelGraph, old: tuple[int, ...], new: tuple[int, ...]) -> KernelGraph:
     """One weight read from elsewhere."""
     (block,) = graph.blocks
