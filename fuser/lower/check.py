@@ -257,11 +257,12 @@ def main() -> None:
 
 
 def _read(job: Mapping[str, Any]) -> Callable[[], Check]:
+    program = TensorProgram.from_json(job["program"]) if "program" in job else None
     graph, seed = graph_from_json(job["graph"]), job["seed"]
-    if "program" not in job:
+    if program is None:
         return lambda: check_written(graph, seed)
-    program, schedule = TensorProgram.from_json(job["program"]), Schedule.from_json(job["schedule"])
-    return lambda: check_here(program, Candidate(graph, schedule), seed, "triton")
+    candidate = Candidate(graph, Schedule.from_json(job["schedule"]))
+    return lambda: check_here(program, candidate, seed, "triton")
 
 
 if __name__ == "__main__":
