@@ -49,6 +49,7 @@ from fuser.frontends.torch_pieces import autocasts
 from fuser.frontends.torch_pieces import by_strides
 from fuser.frontends.torch_pieces import mutates
 from fuser.frontends.torch_pieces import pieces
+from fuser.frontends.torch_pieces import vmaps
 from fuser.frontends.torch_rules import BY_ATEN
 from fuser.frontends.torch_rules import BY_TABLE
 from fuser.frontends.torch_rules import IDENTITY
@@ -91,8 +92,8 @@ def from_torch(
         form = inspect.signature(module.forward)
         name = name or type(module).__name__
         exported = traced(module, tuple(example_inputs), dict(example_kwargs or {}), name)
-    if any(mutates(n) or autocasts(n) for n in exported.graph.nodes):
-        # without in-place operators, and with casts; the other operators stay as they are
+    if any(mutates(n) or autocasts(n) or vmaps(n) for n in exported.graph.nodes):
+        # without in-place operators, with casts, and all dimensions; the other operators stay as they are
         with warnings.catch_warnings(), aliases_said(exported) as views:
             warnings.simplefilter("ignore", FutureWarning)
             exported = exported.run_decompositions(views)

@@ -16,6 +16,11 @@ def mutates(node: Any) -> bool:
     return node.op == "call_function" and schema is not None and schema.is_mutable
 
 
+def vmaps(node: Any) -> bool:
+    """Whether a call adds a dimension for ``torch.vmap``, which operators behind it do not see, or takes it off."""
+    return node.op == "call_function" and getattr(node.target, "__module__", "") == "torch._functorch.predispatch"
+
+
 def by_strides(node: Any) -> bool:
     """Whether a call takes elements from where they lie in memory, of what does not lie row after row as it does in a program,
     or need not: what a caller gives."""

@@ -370,6 +370,17 @@ def test_graphs_inside_of_graphs_are_no_steps_of_it() -> None:
     assert [program[n].dtype for n in program.outputs] == ["bfloat16", "float32"]
 
 
+def test_what_vmap_hides_is_a_dimension_of_the_program() -> None:
+    def scores(m: Any, x: Any, y: Any) -> Any:
+        one = torch.vmap(lambda q, k: (q @ m @ k.mT).softmax(-1) @ k)
+        return torch.vmap(one)(x, y)
+
+    imported = agree(Fn(scores), rand(4, 4), rand(2, 3, 5, 4), rand(2, 3, 6, 4))
+    assert ops(imported).count("matmul") == 3
+    pairs = Fn(lambda x, y: torch.vmap(torch.vmap(torch.dot, (None, 0)), (0, None))(x, y))
+    agree(pairs, rand(5, 4), rand(6, 4))
+
+
 def test_sizes_that_depend_on_values_are_named() -> None:
     with pytest.raises(ProgramError, match="dimension 0 of 'nonzero' depends on values"):
         fuser.from_torch(torch.export.export(Fn(torch.nonzero), (rand(4),)))
