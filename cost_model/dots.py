@@ -100,7 +100,7 @@ def dots_of(f: Features, lanes: dict[str, Sizes], device: Device) -> dict[int, D
     warps = f.warps.astype(float)
     for i in reversed(at):
         left, right, rows, cols, inner = shape[i]
-        both = f.product(lanes, [a for a in stmt.axes if a in left.axes and a in right.axes])
+        both = f.product(lanes, [a for a in f.stmts[i].stmt.axes if a in left.axes and a in right.axes])
         tensor = (rows > 1) & (cols > 1) & (inner > 1) & (both == 1)
         groups = tensor & (rows % 64 == 0) & (f.warps % 4 == 0) & (device.arch >= WGMMA)
         loops = real(f, f.stmts[i].loops)

@@ -13,6 +13,7 @@ from experiments.suite import habits
 from experiments.suite import layers
 from experiments.suite import losses
 from experiments.suite import measures
+from experiments.suite import more
 from experiments.suite import necks
 from experiments.suite import nets
 from experiments.suite import pieces
@@ -41,5 +42,6 @@ SUITE: dict[str, Callable[[bool], Any]] = {
     **necks.CASES,
     **measures.CASES,
     **criteria.CASES,
+    **more.CASES,
 }
 """By name: a function of whether the small one is wanted that makes a module and its inputs."""

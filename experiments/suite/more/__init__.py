@@ -1,0 +1,19 @@
+"""Modules that differ from those beside them: what public collections and users' scripts have that no other file does."""
+
+from __future__ import annotations
+
+from experiments.suite.case import Case
+from experiments.suite.more import attention
+from experiments.suite.more import images
+from experiments.suite.more import language
+from experiments.suite.more import learning
+from experiments.suite.more import mixers
+from experiments.suite.more import numerics
+from experiments.suite.more import scripts
+from experiments.suite.more import speech
+
+CASES: dict[str, Case] = {
+    f"more_{name}": case
+    for room in (attention, language, images, mixers, speech, learning, numerics, scripts)
+    for name, case in room.CASES.items()
+}
