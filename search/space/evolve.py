@@ -45,6 +45,9 @@ ENOUGH = 200
 HOPELESS = 1.3
 """How much longer the best of a sample may take than what is known, for a search. In the spaces of chains of a BERT and a LLaMA
 the best of all was at most 1.26 times faster than the best of the sample."""
+PRESSURE = 3
+"""Power of 1/estimate by which parents are drawn. The paper's is 1, where a schedule twice as slow has half the children; a
+search by cubes ends in two thirds of the time with the same predictions."""
 ROUNDED = 1 - 1e-9
 """Of a bound what is one however sums are rounded."""
 
@@ -169,18 +172,29 @@ def random_search(
 
 
 def evolution(
-    space: ScheduleSpace, estimate: Estimator, rng: np.random.Generator, effort: Effort, measure: Measure | None = None
+    space: ScheduleSpace,
+    estimate: Estimator,
+    rng: np.random.Generator,
+    effort: Effort,
+    measure: Measure | None = None,
+    first: tuple[Rows, np.ndarray] | None = None,
 ) -> SearchResult:
     """Algorithm 1: estimate a population, measure its top n, stop when the best changes by less than epsilon, draw the next
-    population weighted by 1/estimate and mutate one knob of each.
+    population weighted by 1/estimate (to the power of :data:`PRESSURE`) and mutate one knob of each.
 
     Two additions: the top n survive unchanged, and children that break rule 4 are replaced by their parents. Without
-    ``measure`` the estimate of the best stands for its time.
+    ``measure`` the estimate of the best stands for its time. ``first``: rows and their estimates in seconds, where a sample is at
+    hand; the best of them are the first population.
     """
     counter = [0]
 
     def pools():
-        rows, seconds = _estimated(space, space.population(effort.population, rng), estimate)
+        if first is None:
+            rows, seconds = _estimated(space, space.population(effort.population, rng), estimate)
+        else:
+            best = np.argsort(first[1], kind="stable")[: effort.population]
+            rows, seconds = first[0][best], first[1][best]
+            counter[0] += len(first[1]) - len(best)
         for _ in range(effort.generations):
             counter[0] += len(rows)
             yield _ranked(space, rows, seconds, effort.top)
@@ -206,18 +220,23 @@ def search(
     the effort, else evolution. A space of more than :data:`SAMPLED` estimates of which a sample takes much longer than ``worth``
     seconds is left at that. Raises :class:`NoValidKernelError` where nothing can run and :class:`UsageError` for an
     unknown strategy."""
+    first = None
     if np.isfinite(worth) and space.work > SAMPLED and space.kernels:
         rows = space.sample_rows(SAMPLED, rng)
         seconds = space.estimate_rows(rows, estimate)
         if np.isfinite(seconds).sum() >= ENOUGH and seconds.min() > HOPELESS * worth:
             top = _ranked(space, rows, seconds, effort.top)
             return SearchResult("sample", tuple(top), len(rows), 0, "hopeless", notes=space.notes)
+        if (runs := np.isfinite(seconds)).any():
+            first = rows[runs], seconds[runs]
     if not strategy:
         strategy = "exhaustive" if measure is None and space.work <= effort.exhaustive else "evolution"
     if strategy not in STRATEGIES:
         raise UsageError(f"there is no search strategy {strategy!r}", f"known: {', '.join(STRATEGIES)}")
     if not space.kernels:  # libraries alone have one schedule, the empty one
         strategy = "exhaustive"
+    if strategy == "evolution":
+        return evolution(space, estimate, rng, effort, measure, first)
     return STRATEGIES[strategy](space, estimate, rng, effort, measure)
 
 
@@ -246,8 +265,8 @@ def _ranked(space: ScheduleSpace, rows: Rows, seconds: np.ndarray, top: int) -> 
 def _next(
     space: ScheduleSpace, rows: Rows, seconds: np.ndarray, estimate: Estimator, rng: np.random.Generator, effort: Effort
 ) -> tuple[Rows, np.ndarray]:
-    """The next population: the top n, and mutants of rows drawn with weight 1/estimate."""
-    weight = 1.0 / seconds
+    """The next population: the top n, and mutants of rows drawn by their estimates."""
+    weight = (seconds.min() / seconds) ** PRESSURE
     parents = rng.choice(len(rows), effort.population, p=weight / weight.sum())
     children = np.array([space.mutate_row(rows[i], rng) for i in parents], np.int64)
     times = space.estimate_rows(children, estimate)

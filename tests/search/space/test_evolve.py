@@ -111,6 +111,17 @@ def test_evolution_finds_nearly_the_best_with_fewer_estimates() -> None:
     assert found.why == "converged"
 
 
+def test_evolution_starts_from_the_best_of_a_sample_that_is_at_hand() -> None:
+    exact = rank(space("mcfuser/G4"), model, 1).best
+    few = replace(INSTANT, population=4, generations=1)
+
+    def first(worth: float) -> float:
+        found = search(space("mcfuser/G4"), model, np.random.default_rng(0), few, strategy="evolution", worth=worth)
+        return found.best.estimate / exact.estimate
+
+    assert first(exact.seconds) < 1.02 < first(np.inf)
+
+
 def test_algorithm_1_measures_the_top_n_of_each_generation_once() -> None:
     asked: list[Schedule] = []
 
