@@ -92,7 +92,7 @@ def from_torch(
         form = inspect.signature(module.forward)
         name = name or type(module).__name__
         exported = traced(module, tuple(example_inputs), dict(example_kwargs or {}), name)
-    if any(mutates(n) or autocasts(n) or vmaps(n) for n in exported.graph.nodes):
+    if vmaps(exported.graph) or any(mutates(n) or autocasts(n) for n in exported.graph.nodes):
         # without in-place operators, with casts, and all dimensions; the other operators stay as they are
         with warnings.catch_warnings(), aliases_said(exported) as views:
             warnings.simplefilter("ignore", FutureWarning)

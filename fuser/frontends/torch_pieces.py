@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+BATCHED = frozenset(
+    {"_add_batch_dim", "_remove_batch_dim", "_vmap_increment_nesting", "_vmap_decrement_nesting", "lazy_load_decompositions"}
+)
+"""Calls that ``torch.vmap`` leaves in a graph."""
+
 
 def autocasts(node: Any) -> bool:
     """Whether operators inside of a call have their operands cast by torch, which the graph does not say."""
@@ -16,9 +21,12 @@ def mutates(node: Any) -> bool:
     return node.op == "call_function" and schema is not None and schema.is_mutable
 
 
-def vmaps(node: Any) -> bool:
-    """Whether a call adds a dimension for ``torch.vmap``, which operators behind it do not see, or takes it off."""
-    return node.op == "call_function" and getattr(node.target, "__module__", "") == "torch._functorch.predispatch"
+def vmaps(graph: Any) -> bool:
+    """Whether a graph adds dimensions for ``torch.vmap``, which the operators behind do not see. One that takes derivatives
+    besides does so when it runs."""
+    calls = (n.target for n in graph.nodes if n.op == "call_function")
+    names = {f.__name__ for f in calls if getattr(f, "__module__", "") == "torch._functorch.predispatch"}
+    return bool(names) and names <= BATCHED
 
 
 def by_strides(node: Any) -> bool:

@@ -53,8 +53,14 @@ def forward_mode(energy: Any, x: Any) -> Any:
     return torch.func.jvp(lambda a: (a @ weight.T).tanh(), (x,), (torch.ones_like(x),))
 
 
+def of_each_row(energy: Any, x: Any) -> Any:
+    """A batch of dimensions that operators do not see around a derivative."""
+    weight = energy[0].weight
+    return torch.vmap(lambda a: torch.func.jvp(lambda b: (weight @ b).tanh(), (a,), (torch.ones_like(a),))[1])(x)
+
+
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("run", [forces, asked_of_the_input, backward, of_a_parameter, forward_mode])
+@pytest.mark.parametrize("run", [forces, asked_of_the_input, backward, of_a_parameter, forward_mode, of_each_row])
 @pytest.mark.parametrize("door", ["compile", "backend"])
 def test_derivatives_are_those_of_the_module(run: Any, door: str) -> None:
     module, x = Deriving(run).eval(), torch.randn(5, 3)
