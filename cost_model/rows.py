@@ -55,8 +55,26 @@ def slower(f: Features, stmt: Stmt) -> Counts:
     return np.where(described(f, stmt), 0.0, INSTRUCTIONS * item * (1.0 / at_once - 1.0 / max(ROW_BYTES, item)))
 
 
+def _begins(f: Features, stmt: Stmt) -> Counts:
+    """Bytes, up to a sector, of which the place where each run of a tile begins is a multiple."""
+    access, item = stmt.at, DTYPE_BYTES[stmt.dtype]
+    strides, offset = access.strides(f.block.extents), access.window.offset if access.window else 0
+    found = np.full(len(f), math.gcd(SECTOR, offset * item))
+    inside = np.ones(len(f), bool)
+    for a in (a for dim in reversed(access.dims) for a in reversed(dim) if f.block.extents[a] != 1):
+        ends, step = f.tile[a] >= f.extent[a], strides[a] * item
+        found = np.gcd(found, np.where(inside, np.where(ends, 0, f.tile[a] * step), step).astype(np.int64))
+        inside = inside & ends
+    return found.astype(float)
+
+
 def sectors(f: Features, stmt: Stmt, run: Counts) -> Counts:
     """Sectors in which ``run`` bytes side by side lie, on average over where rows begin."""
-    whole = np.ceil(run / SECTOR)
-    begins = row_bytes(f, stmt)
-    return whole if begins == SECTOR else np.maximum(whole, (run + SECTOR - begins) / SECTOR)
+    return np.maximum(np.ceil(run / SECTOR), (run + SECTOR - _begins(f, stmt)) / SECTOR)
+
+
+def partial(f: Features, stmt: Stmt, run: Counts) -> Counts:
+    """Of these sectors those that ``run`` bytes fill in part only."""
+    begins = _begins(f, stmt)
+    ends = np.where(begins == SECTOR, run % SECTOR > 0, 2.0 * (1.0 - begins / SECTOR))
+    return np.minimum(ends, sectors(f, stmt, run))

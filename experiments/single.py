@@ -116,6 +116,19 @@ def norm(kind: str, *shape: int) -> Make:
     return make
 
 
+def group_norm(images: int, channels: int, side: int, groups: int, turned: str) -> Make:
+    """GroupNorm and SiLU of images; read and written channels first (``n``), or channels last (``t``)."""
+
+    def make(b: Builder) -> Ref:
+        last = turned[0] == "t"
+        x = b.input("X", (images, side, side, channels) if last else (images, channels, side, side))
+        x = x.transpose(0, 3, 1, 2) if last else x
+        y = b.op("silu", b.op("group_norm", x, *(b.input(n, (channels,)) for n in "GB"), groups=groups))
+        return y.transpose(0, 2, 3, 1) if turned[1] == "t" else y
+
+    return make
+
+
 PROGRAMS: Mapping[str, Make] = {
     **{f"products/{t}-{m}x{n}x{k}": product(m, n, k, t) for t in ("nn", "nt", "tn", "tt") for m, n, k in ((1536, 1536, 3072),)},
     **{f"products/nn-{m}x{n}x{k}": product(m, n, k) for m, n, k in ((1000, 1200, 900), (8192, 8192, 64), (256, 256, 65536))},
@@ -142,11 +155,16 @@ PROGRAMS: Mapping[str, Make] = {
     "sums/kl_div-16384x20000": loss("kl_div", 16384, 20000),
     **{f"norms/{k}-{'x'.join(map(str, s))}": norm(k, *s) for k, s in (("rms_norm", (16384, 5120)), ("softmax", (4096, 50000)))},
     **{f"norms/instance-{'x'.join(map(str, s))}": norm("instance_norm", *s) for s in ((32, 4096, 96), (64, 900, 128))},
+    **{
+        f"half/groups-{t}-{'x'.join(map(str, s))}": group_norm(*s, t)
+        for t in ("nn", "nt", "tt", "tn")
+        for s in ((8, 64, 56, 16), (2, 320, 64, 32), (8, 512, 16, 32), (4, 128, 128, 32))
+    },
 }
 
 
 def program(name: str) -> TensorProgram:
-    b = Builder(name, "float32")
+    b = Builder(name, "float16" if name.startswith("half/") else "float32")
     return b.build(Y=PROGRAMS[name](b))
 
 

@@ -46,11 +46,8 @@ def settle(w: Writer, values: Collection[str]) -> None:
     for stmt in w.tiles.block.computes:
         if stmt.value in values and (kept := w.tiles.kept(stmt)):
             v = w.values[stmt.value]
-            for name in v.names.values():
-                text = name
-                for i in reversed(range(len(kept))):
-                    text = f"tl.sum({text}, {len(v.layout) + i})"
-                w.emit(f"{name} = {text}")
+            for key, name in v.names.items():
+                w.emit(f"{name} = {_folded(w, stmt, name, [p.size for p in (*key, *kept)], len(kept))}")
 
 
 def contract(w: Writer, stmt: Stmt) -> None:
@@ -112,9 +109,8 @@ def _product(w: Writer, stmt: Stmt, axes: Sequence[str], combo: Combo, layout: S
     inner = w.tiles.dims(stmt.reduce)
     want = (*layout, *inner)
     text = " * ".join(w.read(a, axes, combo, want) for a in stmt.args)
-    for i in () if w.tiles.kept(stmt) else reversed(range(len(inner))):
-        text = f"tl.sum({text}, {len(layout) + i})"
-    return text
+    by_axis = dict(zip(axes, combo, strict=True))
+    return text if w.tiles.kept(stmt) else _folded(w, stmt, text, [by_axis[a].size for a in want], len(inner))
 
 
 def fill_zero(w: Writer, value: str, over: Sequence[str]) -> None:
@@ -179,9 +175,25 @@ def _mixed_up(w: Writer, stmt: Stmt, sizes: Sequence[int]) -> bool:
     return fastest not in inner and math.prod(sizes) > 32 * w.tiles.schedule.num_warps * at_once
 
 
-def _folded(w: Writer, stmt: Stmt, text: str, dim: int) -> str:
-    """One dimension folded away."""
-    if stmt.adds:
+def _folded(w: Writer, stmt: Stmt, text: str, sizes: Sequence[int], count: int) -> str:
+    """A value of these ``sizes`` with its last ``count`` dimensions folded away, the longest of them first: what lies across
+    warps then leaves few numbers for the next fold, in shared memory whose banks conflict. All that there are (None) are folded
+    at once, where each thread begins with what it has: a GroupNorm took 27 µs with one fold behind the other, 13 so. (Folds of
+    what ``tl.reshape`` makes of some of them are wrong in Triton 3.6.)"""
+    left = len(sizes) - count
+    if not left and count > 1:
+        return _fold(w, stmt, text, None)
+    if count == 1 and not stmt.contracts and _mixed_up(w, stmt, sizes[:left]):
+        return _fold(w, stmt, f"tl.permute({text}, {(left, *range(left))})", 0)
+    folded = list[int]()
+    for dim in sorted(range(left, len(sizes)), key=lambda i: (-sizes[i], -i)):
+        text = _fold(w, stmt, text, dim - sum(i < dim for i in folded))
+        folded.append(dim)
+    return text
+
+
+def _fold(w: Writer, stmt: Stmt, text: str, dim: int | None) -> str:
+    if stmt.adds or stmt.contracts:
         return f"tl.sum({text}, {dim})"
     if stmt.maximizes and _only_shifts(w, stmt):
         return f"tl.max({text}, {dim})"
@@ -230,12 +242,11 @@ def reduce(w: Writer, stmt: Stmt) -> None:
         inner = w.tiles.dims(stmt.reduce)
         parts = []
         for over in w.combos(stmt.reduce):
-            part = w.read(arg, (*stmt.axes, *stmt.reduce), combo + over, (*layout, *inner), factor=not later)
-            dims = [] if w.tiles.kept(stmt) else [len(layout) + i for i in reversed(range(len(inner)))]
-            if dims and _mixed_up(w, stmt, [p.size for p in key]):
-                part, dims = f"tl.permute({part}, {(dims[0], *range(dims[0]))})", [0]
-            for i in dims:
-                part = _folded(w, stmt, part, i)
+            axes, pieces = (*stmt.axes, *stmt.reduce), combo + over
+            part = w.read(arg, axes, pieces, (*layout, *inner), factor=not later)
+            if not w.tiles.kept(stmt):
+                by_axis = dict(zip(axes, pieces, strict=True))
+                part = _folded(w, stmt, part, [by_axis[a].size for a in (*layout, *inner)], len(inner))
             if later and w.values[arg].factor != 1.0:
                 part = f"{part} * {w.values[arg].factor!r}"
             parts.append(part)

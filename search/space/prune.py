@@ -123,15 +123,18 @@ def tile_sets(block: BlockGraph) -> tuple[TileSet, ...]:
 
     Axes of contractions take multiples of 16. Where several axes together are the rows (or columns) of a contraction's
     operand, the longest of them does, the others take powers of two. Batch axes have tile 1. Axes that only folds sum over
-    take powers of two from 16, and their extent; so does the last axis of the output. The axis before it takes powers of two
-    from 1, further spatial axes have tile 1. Of an axis whose rows are stored longer than their columns they are those that reach
-    the end of the row (there may be none).
+    take powers of two from 16, and their extent; so does the last axis of the output, and where nothing is contracted that along
+    which a large tensor lies otherwise. The other axes of the last two dimensions of the output take powers of two from 1,
+    further spatial axes have tile 1. Of an axis whose rows are stored longer than their columns they are those that reach the
+    end of the row (there may be none).
     """
     splits = {g for _, g in block.splits}
     batch, loops, chained = set(batch_axes(block)), expression_axes(block), _contracted(block)
     stored, whole = block.stores[0].access, bool(too_deep(block))
-    last = [a for a in (stored.axes if stored else ()) if a not in batch and a not in splits][-2:]
+    dims = [[a for a in d if a not in batch and a not in splits] for d in (stored.dims if stored else ())]
+    last = list(chain.from_iterable([d for d in dims if d][-2:]))
     runs = _runs(block)
+    beside = set() if block.contracts else runs
     longer = _longer(block)
     found = []
     for a in block.axes:
@@ -146,8 +149,9 @@ def tile_sets(block: BlockGraph) -> tuple[TileSet, ...]:
             sizes = (a.extent,)
         elif a.name in block.reduced:
             sizes = powers(a.extent, MMA if block.contracts or a.name in runs else 1)
-        elif a.name in bindable(block) and (a.name in last or a.name in loops):
-            sizes = powers(a.extent, MMA if a.name == last[-1] and a.name in runs else 1) if a.name in last else (1,)
+        elif a.name in bindable(block) and (a.name in last or a.name in loops or a.name in beside):
+            least = MMA if a.name in runs and a.name not in last[:-1] else 1
+            sizes = powers(a.extent, least) if a.name in last or a.name in beside else (1,)
         else:
             sizes = (1,) if a.name in bindable(block) else (a.extent,)
         if pitch := longer.get(a.name, 0):

@@ -8,6 +8,7 @@ import pytest
 from cost_model.features import schedule_features
 from cost_model.refined import estimate
 from cost_model.rows import moved_at_once
+from cost_model.rows import partial
 from cost_model.rows import row_bytes
 from cost_model.rows import sectors
 from fuser.device import load_device
@@ -81,3 +82,15 @@ def test_sectors_in_which_pieces_of_rows_begin_are_read_first() -> None:
     assert turned(36481, 32) > 1.1 * turned(36481, 128)
     assert turned(36480, 32) == pytest.approx(turned(36480, 128), rel=0.03)
     assert turned(36481, 32, back=True) == pytest.approx(turned(36481, 128, back=True), rel=0.03)
+
+
+@pytest.mark.parametrize(("groups", "torn"), [(1, 1), (2, 1), (4, 0)])
+def test_pieces_of_rows_that_fill_no_sector_cost_more(groups: int, torn: int) -> None:
+    """Four channels of two bytes are a quarter of a sector."""
+    b = Builder("turned")
+    y = b.op("group_norm", b.input("X", (2, 64, 32, 32)), groups=16)
+    block = fuse(b.build(Y=b.op("silu", y).transpose(0, 2, 3, 1))).blocks[0]
+    schedule = KernelSchedule((("h", 4), ("i", 1024), ("m", 1), ("n", groups)))
+    f = schedule_features(block, schedule)
+    (store,) = block.stores
+    assert partial(f, store, f.tile["h"] * f.tile["n"] * 2.0).tolist() == [torn]

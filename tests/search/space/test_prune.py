@@ -28,6 +28,7 @@ from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from fuser.ir.tiling import TilingExpr
 from fuser.lower.triton_source import generate_graph
+from fuser.superopt.structures import structures
 from fuser.workloads import workload
 from search.space.prune import funnel
 from search.space.prune import multiples
@@ -184,3 +185,12 @@ def test_tiles_reach_the_end_of_longer_rows(columns: int) -> None:
     assert found
     for schedule in found:
         generate_graph(graph, Schedule((schedule,)))
+
+
+def test_axes_along_which_large_tensors_lie_are_tiled_beside_those_of_the_result() -> None:
+    """A norm of images reads rows of pixels and writes rows of channels."""
+    b = Builder("turned")
+    y = b.op("group_norm", b.input("X", (2, 64, 32, 32)), groups=16)
+    program = b.build(Y=b.op("silu", y).transpose(0, 2, 3, 1))
+    (behind,) = {g.blocks[1] for g in structures(program) if any("i" in s for b in g.blocks for s in b.splits)}
+    assert max({t.axis: t.values for t in tile_sets(behind)}["i"]) >= 64
