@@ -132,7 +132,7 @@ class CompiledProgram(AsFunction):
                 "run it on such a GPU, or compile it with device='cpu' for Triton's interpreter",
             )
         from fuser.runtime.graph_executor import Executable
-        from fuser.runtime.joined import inductor
+        from fuser.runtime.inductor import inductor
 
         artifacts = [a for _, a in paired(self.graph, self.artifacts)] if self.artifacts else None
         build = None if self.device == "cpu" else inductor

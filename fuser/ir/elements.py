@@ -38,8 +38,8 @@ from fuser.ir.places import flat
 from fuser.ir.places import holds
 from fuser.ir.places import value
 
-LONGEST = 800
-"""Steps of a tape beyond which a kernel would be absurd."""
+LONGEST, LOADS = 800, 96
+"""Steps, and loads, of a tape beyond which a kernel would be absurd."""
 MOST = 64
 """Elements of a window, or of a fold, that are written out."""
 
@@ -93,6 +93,7 @@ class Elements:
     steps: dict[Step, int] = field(default_factory=dict)
     under: Truth = True
     known: dict[Any, int] = field(default_factory=dict)
+    loads: int = 0
 
     def element(self, name: str, at: tuple[Place, ...], under: Truth) -> int:
         outside, self.under = self.under, both(self.under, under)
@@ -140,6 +141,9 @@ class Elements:
         if step not in self.steps:
             if len(self.steps) >= LONGEST:
                 raise UnsupportedError(f"more than {LONGEST} steps for one element")
+            self.loads += step.kind == "load"
+            if self.loads > LOADS:
+                raise UnsupportedError(f"more than {LOADS} loads for one element")
             self.steps[step] = len(self.steps)
         return self.steps[step]
 

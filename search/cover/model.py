@@ -48,6 +48,7 @@ from search.cover.offers import best_form
 from search.cover.offers import forms
 from search.cover.pack import packed
 from search.cover.parts import Part
+from search.cover.picked import picked
 from search.cover.plan import Plan
 from search.cover.plan import plan_of_parts
 from search.cover.prices import by_library
@@ -150,7 +151,7 @@ def compile_model(
     stages.begin("candidates", f"looking for candidates among {counted(len(program.nodes), 'operator')}")
     images = lean(*folded(program, params), pricing.ours)
     images = folded(*channels_last(*images)) if pricing.ours else images
-    images = moved_once(images[0]), images[1]
+    images = picked(moved_once(images[0])), images[1]
     program, params = selected(*packed(*images))
     program, params = turned(together(program, params), params, pricing.device)
     stages.begin("prices", f"pricing candidates for {device.title}")

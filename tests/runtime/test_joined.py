@@ -106,6 +106,20 @@ def test_what_a_library_has_alone_ends_a_piece_and_is_in_none() -> None:
     torch.testing.assert_close(run(x, w), torch.conv2d(x, w).flip(3).tanh().flip(2))
 
 
+@pytest.mark.parametrize(("extent", "together"), [(6, True), (200, False)])
+def test_what_is_sorted_along_a_short_axis_goes_with_its_neighbours(extent: int, together: bool) -> None:
+    kernels = (
+        LibraryKernel("n", "tanh", ("X",), "T", ((JOINED, True),)),
+        LibraryKernel("s", "argsort", ("T",), "S", (("descending", False), ("dim", 1), ("dtype", "int64"), (JOINED, True))),
+        LibraryKernel("g", "gather", ("X", "S"), "G", (("dim", 1), (JOINED, True))),
+    )
+    ends = (Tensor("X", (3, extent), "float32"), Tensor("G", (3, extent), "float32"))
+    run, seen = builds(KernelGraph("g", ("X",), kernels, ("G",), ends).validate())
+    assert any("sort" in n for names in seen for n in names) == together
+    x = torch.randn(3, extent)
+    torch.testing.assert_close(run(x), x.gather(1, torch.argsort(x.tanh(), dim=1, stable=True)))
+
+
 def test_of_launches_that_are_not_compiled_together_each_half_is() -> None:
     flips = [("flip", (), (("dims", (d,)), (JOINED, True))) for d in (0, 1, 2)]
     run, seen = builds(chain(*flips, ("cumsum", (), (("dim", 3), (JOINED, True)))), "cumsum")
@@ -213,12 +227,12 @@ def test_what_the_compiler_makes_may_be_nearer_to_the_truth_than_torch_and_order
     with equal numbers were torch's own."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    from fuser.runtime import joined
+    from fuser.runtime import inductor
 
     def taken(run: Any, other: Any, *given: Any) -> bool:
-        monkeypatch.setattr(joined, "_of_graph", lambda *_: other)
-        monkeypatch.setattr(joined, "_of_module", lambda *_: other)
-        return joined.inductor(make_fx(run)(*given), run, given) is other
+        monkeypatch.setattr(inductor, "_of_graph", lambda *_: other)
+        monkeypatch.setattr(inductor, "_of_module", lambda *_: other)
+        return inductor.inductor(make_fx(run)(*given), run, given) is other
 
     def summed(x: Any) -> Any:
         return (1 / (x.sum(1) + x.sum(1)),)

@@ -1,0 +1,81 @@
+"""What torch's own compiler (inductor) makes of a function, and whether that agrees with the function."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from fuser.runtime.joined import ORDERS
+from fuser.runtime.joined import Run
+
+FAR = 0.02
+"""Relative error from which what the compiler made is something else."""
+FEW, TIED = 0.01, 0.1
+"""Part of the elements that may be others; of what was sorted, since half precision has equal numbers."""
+
+
+def inductor(graph: Any, run: Run, given: Sequence[Any]) -> Run | None:
+    """What torch's compiler makes of a function, loaded, where it agrees with the function itself, or with what that gives for
+    the same numbers in float32: operator by operator half precision overflows where one kernel does not. What it does not take as
+    a graph, in the context in which it was traced, it may take as a module."""
+    whole = copy.deepcopy(graph)  # compiling a graph changes it
+    other = TIED if any(word in str(n.target) for n in graph.graph.nodes for word in ORDERS) else FEW
+    for way in (_of_graph, _of_module):
+        with suppress(Exception):
+            made, mine = way(graph, whole), [x.clone() for x in given]
+            found = (*mine, *made(*mine))
+            wanted = [x.clone() for x in given]
+            if _agree(found, (*wanted, *run(*wanted)), other):
+                return made
+            if any(map(_half, given)):
+                wide = [x.float() if _half(x) else x.clone() for x in given]
+                if _agree(found, (*wide, *run(*wide)), other):
+                    return made
+    return None
+
+
+def _half(x: Any) -> bool:
+    return x.is_floating_point() and x.element_size() == 2
+
+
+def _of_graph(graph: Any, _: Any) -> Run:
+    from torch._guards import TracingContext
+    from torch._guards import tracing
+    from torch._inductor import config
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.virtualized import V
+
+    end = next(n for n in graph.graph.nodes if n.op == "output")
+    end.meta["user_visible_output_idxs"] = [i for i, n in enumerate(end.args[0]) if hasattr(n, "meta")]  # they lie as here
+    fakes = [n.meta["val"] for n in graph.graph.nodes if n.op == "placeholder"]
+    mode = fakes[0].fake_mode  # another one would not know what is in the graph
+    with config.patch(compile_threads=1), V.set_fake_mode(mode), tracing(TracingContext(mode)):
+        made: Any = compile_fx_inner(graph, fakes, is_inference=True)
+    return lambda *xs: made(list(xs))
+
+
+def _of_module(_: Any, module: Any) -> Run:
+    import torch
+
+    return torch.compile(module, dynamic=False)
+
+
+def _agree(found: Sequence[Any], wanted: Sequence[Any], other: float) -> bool:
+    return len(found) == len(wanted) and all(_alike(x, y, other) for x, y in zip(found, wanted, strict=True))
+
+
+def _alike(x: Any, y: Any, other: float) -> bool:
+    """Whether two results agree as far as their dtype lets them; up to a part ``other`` of the elements may be others, of whole
+    numbers, and where equal elements may be ordered either way."""
+    import torch
+
+    if not x.is_floating_point():  # a number that was rounded the other way, a place of one that is as large
+        return bool((x != y).double().mean() <= other)
+    if not torch.equal(x.isnan(), y.isnan()):
+        return False
+    x, y = (t.double().nan_to_num(0.0, 1e30, -1e30) for t in (x, y))
+    if (x - y).norm() <= FAR * y.norm():
+        return True
+    return other > FEW and bool(((x - y).abs() > FAR * y.abs().clamp(y.square().mean().sqrt())).double().mean() <= other)

@@ -1,0 +1,70 @@
+"""Elements that are picked of softmaxes: the same numbers, of a program without the softmax."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fuser.ir.builder import Builder
+from fuser.ir.builder import Ref
+from fuser.ir.program import TensorProgram
+from search.cover.picked import picked
+
+ROWS, COLUMNS = 600, 1024
+
+
+def program(make: Any, dtype: str = "float32", axis: int = 1, few: int = 2, more: bool = False) -> TensorProgram:
+    """What is made of X, of which ``few`` elements of each row are picked; ``more``: all of it is a result besides."""
+    b = Builder("picked")
+    shape = (ROWS, COLUMNS) if axis == 1 else (COLUMNS, ROWS)
+    y = make(b, b.input("X", shape, dtype))
+    index = b.input("I", (ROWS, few) if axis == 1 else (few, ROWS), "int64")
+    found = b.op("gather", y, index, dim=axis)
+    return b.build(Z=found, Y=y) if more else b.build(Z=found)
+
+
+def log_softmax(b: Builder, x: Ref) -> Ref:
+    return b.op("log_softmax", x, axis=1)
+
+
+def tempered(b: Builder, x: Ref) -> Ref:
+    """With numbers of each row, and of all, in front and behind."""
+    t = b.input("T", (ROWS, 1), "float32")
+    return b.op("exp", b.op("softmax", x * t, axis=1) * 0.5 - t)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("make", [log_softmax, tempered])
+def test_elements_are_picked_of_what_a_softmax_is_made_of(make: Any, dtype: str) -> None:
+    before = program(make, dtype)
+    after = picked(before)
+    (gather,) = (n for n in after.nodes if n.op == "gather")
+    assert gather.inputs[0] == "X" and not any("softmax" in n.op for n in after.nodes)
+    assert after.outputs == before.outputs and after["Z"] == before["Z"]
+    rng = np.random.default_rng(0)
+    given: dict[str, Any] = {"X": 30 * rng.standard_normal((ROWS, COLUMNS)), "I": rng.integers(0, COLUMNS, (ROWS, 2))}
+    given |= {"T": rng.standard_normal((ROWS, 1))} if "T" in before.inputs else {}
+    (one,), (other,) = (p.evaluate(given).values() for p in (before, after))
+    np.testing.assert_allclose(other, one, rtol=1e-12)
+
+
+def test_of_columns_as_of_rows() -> None:
+    after = picked(program(lambda b, x: b.op("softmax", x, axis=0), axis=0))
+    assert not any(n.op == "softmax" for n in after.nodes)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        program(log_softmax, more=True),
+        program(log_softmax, few=COLUMNS // 2),
+        program(lambda b, x: b.op("log_softmax", x, axis=0)),
+        program(lambda b, x: b.op("relu", x)),
+        program(lambda b, x: b.op("cumsum", b.op("log_softmax", x, axis=1), dim=1)),
+    ],
+    ids=["all is wanted", "most is picked", "along another axis", "no softmax", "sums between"],
+)
+def test_what_gains_nothing_stays(other: TensorProgram) -> None:
+    assert picked(other) is other
