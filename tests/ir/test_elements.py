@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import fuser
+from fuser.errors import UnsupportedError
 from fuser.ir.element_program import by_elements
 from fuser.ir.elements import Recipe
 from fuser.ir.elements import by_element
@@ -55,6 +56,20 @@ def test_a_program_is_one_kernel(rng: np.random.Generator) -> None:
     given = {n: rng.standard_normal(program[n].shape) for n in program.inputs}
     found = by_recipe(*(given[n] for n in kernel.args), **dict(kernel.attrs))
     np.testing.assert_array_equal(found, program.evaluate(given)["z"])
+
+
+def test_a_kernel_of_hundreds_of_loads_is_refused_as_soon_as_they_are_seen() -> None:
+    """Seven steps of a butterfly read 128 elements for each of a result."""
+    b = fuser.Builder("butterfly", "float32")
+    y = b.input("x", (4, 128))
+    for _ in range(7):
+        left, right = (b.op("slice", y, axis=1, start=i, stop=i + 64) for i in (0, 64))
+        both = (z.reshape(4, 64, 1) for z in (left + right, left - right))
+        y = b.op("concat", *both, axis=2).reshape(4, 128)
+    (kernel,) = by_elements(b.build(y=y))
+    recipe = Recipe.read(dict(kernel.attrs)["program"])
+    with pytest.raises(UnsupportedError, match="more than 96 loads"):
+        tape_of(recipe.elements, recipe.result)
 
 
 def test_exponentials_that_need_a_maximum_are_left_to_blocks() -> None:
