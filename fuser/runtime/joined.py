@@ -46,8 +46,8 @@ VIEWED = (*(f"aten.{n}." for n in (*PLACED, "unsqueeze", "reshape", "_to_copy"))
 LARGEST = 500
 """Most operators of torch's that compute something in one piece: a recurrent network that was unrolled takes minutes to compile.
 In pieces of half of it each writes what the others read: 19 kernels, where the compiler made 2 of all."""
-SHORT = 128
-"""Extent of an axis up to which the compiler sorts as well as the library, within its own kernels."""
+SHORT = 512
+"""Extent of an axis up to which the compiler sorts within its own kernels."""
 SECONDS = 60.0
 """Time after which no further piece of a program is compiled."""
 
@@ -99,7 +99,7 @@ def joined(
 
     def like(piece: Piece) -> list[Any]:
         names = (*piece.reads, *piece.writes)
-        held = [piece.whole and root_of(n, plan.views) in constants for n in names]
+        held = [root_of(n, plan.views) in constants for n in names]
         pairs = zip(names, held, strict=True)
         return [_example(value_of(n, plan.views, table), device, h, i) for i, (n, h) in enumerate(pairs)]
 

@@ -106,7 +106,7 @@ def test_what_a_library_has_alone_ends_a_piece_and_is_in_none() -> None:
     torch.testing.assert_close(run(x, w), torch.conv2d(x, w).flip(3).tanh().flip(2))
 
 
-@pytest.mark.parametrize(("extent", "together"), [(6, True), (200, False)])
+@pytest.mark.parametrize(("extent", "together"), [(6, True), (600, False)])
 def test_what_is_sorted_along_a_short_axis_goes_with_its_neighbours(extent: int, together: bool) -> None:
     kernels = (
         LibraryKernel("n", "tanh", ("X",), "T", ((JOINED, True),)),
@@ -203,6 +203,31 @@ def test_examples_of_one_form_are_different_numbers() -> None:
     )
     (x, y), *_ = seen
     assert not torch.equal(x, y)
+
+
+def test_constants_are_their_own_examples() -> None:
+    """Of random numbers in their place, roots may have none and quotients no two forms that agree."""
+    kernels = (
+        LibraryKernel("s", "sub", ("C", "X"), "S", ((JOINED, True),)),
+        LibraryKernel("t", "sqrt", ("S",), "T", ((JOINED, True),)),
+    )
+    ends = tuple(Tensor(n, (8,), "float32") for n in "CXT")
+    seen: list[Any] = []
+
+    def build(traced: Any, _run: Any, given: Any) -> Any:
+        seen.extend(x for x in given if bool((x == 9).all()))
+        return traced
+
+    run = Executable(
+        KernelGraph("g", ("C", "X"), kernels, ("T",), ends).validate(),
+        Schedule(()),
+        device="cpu",
+        build=build,
+        constants={"C": torch.full((8,), 9.0)},
+    )
+    x = torch.rand(8)
+    torch.testing.assert_close(run(x), (9 - x).sqrt())
+    assert len(seen) == 1
 
 
 def test_operators_are_taken_apart_as_the_compiler_does_it() -> None:
