@@ -56,10 +56,10 @@ class Settings:
 
     ``device``: ``cpu`` runs kernels for tensors of the CPU in Triton's interpreter (slow; else torch runs them). ``target``: the
     device to tune for, by default the GPU at hand. ``freeze``: parameters and buffers keep the values that they have at the first
-    call; by default later writes to them are seen. ``shapes``: sizes for which a graph with symbolic sizes is compiled at most;
-    torch runs further ones. ``checked``, ``effort`` and ``records``: as for ``fuser.compile``. ``cudagraphs``: from the second
-    call on a CUDA graph is replayed (on a GPU): parameters and buffers are read where they lie, other inputs are copied in, and
-    results out.
+    call with them; by default later writes to them are seen. ``shapes``: sizes for which a graph with symbolic sizes is compiled
+    at most; torch runs further ones. ``checked``, ``effort`` and ``records``: as for ``fuser.compile``. ``cudagraphs``: from the
+    second call on a CUDA graph is replayed (on a GPU): parameters and buffers are read where they lie, other inputs are copied
+    in, and results out.
     """
 
     device: str | None = None
@@ -121,7 +121,7 @@ def _source(node: Any) -> str:
 
 
 def _is_static(source: str) -> bool:
-    return re.search(r"\._(parameters|buffers)\[", source) is not None
+    return re.search(r"\._(parameters|buffers)\['[^']*'\]$", source) is not None
 
 
 def _owners(sources: Sequence[str]) -> tuple[weakref.ref[Any], ...]:
@@ -169,10 +169,15 @@ class Made:
     constants: tuple[tuple[int, int, int], ...] = ()
 
 
+Key = tuple[Any, tuple[int, ...]]
+"""What a set of kernels is for: the sizes of a call (None where they are fixed), and which tensors are frozen."""
+
+
 @dataclass(eq=False)
 class Door:
     """One graph of dynamo's as a callable. ``sources`` say where each input comes from, ``owners`` are the modules of its
-    parameters, ``differentiable`` says which results have gradients in torch (not what is detached or computed without them)."""
+    parameters, ``differentiable`` says which results have gradients in torch (not what is detached or computed without them).
+    Dynamo calls it for every module of a class (each layer behind a graph break): where they are frozen, each has its kernels."""
 
     module: Any
     settings: Settings
@@ -180,8 +185,9 @@ class Door:
     owners: tuple[weakref.ref[Any], ...]
     symbolic: bool
     differentiable: tuple[bool, ...] = ()
-    made: dict[Any, Made] = field(default_factory=dict)
+    made: dict[Key, Made] = field(default_factory=dict)
     _written: set[int] = field(default_factory=set)
+    _watched: list[weakref.ref[Any]] = field(default_factory=list)
     _lock: Any = field(default_factory=threading.RLock)
     _said: set[str] = field(default_factory=set)
 
@@ -200,7 +206,7 @@ class Door:
                 "module under torch.no_grad())"
             )
             return self.module(*args)
-        key = _key(args) if self.symbolic else None
+        key = _sizes(args) if self.symbolic else None, tuple([id(args[i]) for i in self._frozen])
         made = self.made.get(key)
         if made is None or any(not _unchanged(args[i], at, version) for i, at, version in made.constants):
             made = self._make(key, args)
@@ -213,24 +219,33 @@ class Door:
         pairs = zip(results, self.differentiable, strict=True)
         return [_without_backward(x, grads[0], args) if differentiable else x for x, differentiable in pairs]
 
-    def _make(self, key: Any, args: Sequence[Any]) -> Made:
+    def __post_init__(self) -> None:
+        self._frozen = [i for i, s in enumerate(self.sources) if _is_static(s)] if self.settings.freeze else []
+
+    def _gone(self, i: int) -> None:
+        """A frozen tensor is no more: where its module sets a new one at each call, that is an input from now on."""
+        self._written.add(i)
+        self._frozen = [j for j in self._frozen if j != i]
+        self.made, self._watched = {}, []
+
+    def _make(self, key: Key, args: Sequence[Any]) -> Made:
         with _as_dynamo_compiles(), self._lock:
             if (old := self.made.get(key)) is not None:
                 changed = {i for i, at, version in old.constants if not _unchanged(args[i], at, version)}
                 if not changed:
                     return old
                 self._written |= changed
-            elif len(self.made) >= self.settings.shapes:
-                self._say(
-                    f"{len(self.made)} sets of sizes of one graph are compiled, and torch runs further ones (options: shapes)"
-                )
+            elif (count := [k[1] for k in [*self.made]].count(key[1])) >= self.settings.shapes:
+                self._say(f"{count} sets of sizes of one graph are compiled, and torch runs further ones (options: shapes)")
                 return Made(None)
+            self._watched += [weakref.ref(args[i], lambda _, i=i: self._gone(i)) for i in self._frozen]
             try:
-                self.made[key] = self._compiled(args)
+                found = self._compiled(args)
             except Exception as error:  # noqa: BLE001 - torch runs what cannot be compiled, whatever the reason
                 self._say(f"torch runs a graph that could not be compiled: {first_line(error)}")
-                self.made[key] = Made(None)
-            return self.made[key]
+                found = Made(None)
+            self.made[key] = found
+            return found
 
     def _compiled(self, args: Sequence[Any]) -> Made:
         where = _device_of(self.module, args)
@@ -298,7 +313,7 @@ def _as_dynamo_compiles() -> Iterator[None]:
         yield
 
 
-def _key(args: Sequence[Any]) -> tuple[Any, ...]:
+def _sizes(args: Sequence[Any]) -> tuple[Any, ...]:
     """The sizes of tensors, and everything else, of a call."""
     return tuple([(x.shape, x.stride()) if isinstance(x, torch.Tensor) else x for x in args])
 

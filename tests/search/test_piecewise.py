@@ -40,6 +40,19 @@ def test_control_flow_on_values_runs_graph_by_graph() -> None:
         torch.testing.assert_close(got["y"], want["y"], rtol=1e-5, atol=1e-4)  # logits of thousands cancel
 
 
+def test_layers_of_one_class_have_their_own_weights() -> None:
+    class Layer(Choosing):
+        def forward(self, x: Any, scale: float = 1.0) -> Any:
+            return torch.cat(tuple(super().forward(x, scale)["y"].split(2, -1)) * 2, -1)
+
+    module, x = torch.nn.Sequential(*(Layer() for _ in range(3))).eval(), torch.randn(4, 8)
+    with pytest.warns(LeftToTorch, match="Sequential is no program"):
+        run = fuser.compile(module, (x,), device="cpu")
+    with torch.no_grad():
+        for given in (x, 2 * x):
+            torch.testing.assert_close(run(given), module(given), rtol=1e-5, atol=1e-5)
+
+
 def test_nothing_is_compiled_of_it_for_another_machine() -> None:
     with pytest.raises(UntraceableError, match="cannot trace Choosing"):
         fuser.compile(Choosing().eval(), (torch.randn(4, 8),), target="h200")

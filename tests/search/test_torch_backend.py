@@ -121,7 +121,7 @@ def test_parameters_stay_live_and_masks_are_watched() -> None:
     run, x = Compiled(Block().eval()), torch.randn(2, 4, 16)
     run.agrees(x)
     assert run.kernels > 0
-    assert run.doors[0].made[None].constants  # the mask
+    assert run.doors[0].made[None, ()].constants  # the mask
     with torch.no_grad():
         for m in (run.module, run.plain):
             m.qkv.weight.mul_(2)
@@ -129,7 +129,7 @@ def test_parameters_stay_live_and_masks_are_watched() -> None:
     for m in (run.module, run.plain):
         m.mask.fill_(True)
     run.agrees(x)
-    assert not run.doors[0].made[None].constants  # it was written to: from now on it is an input
+    assert not run.doors[0].made[None, ()].constants  # it was written to: from now on it is an input
     for m in (run.module, run.plain):
         m.mask.fill_(True).tril_()
     run.agrees(x)
@@ -142,6 +142,21 @@ def test_frozen_parameters_stay_as_they_were() -> None:
     with torch.no_grad():
         run.module.qkv.weight.mul_(2)
         torch.testing.assert_close(run.run(x), first)
+
+
+def test_what_a_frozen_module_sets_at_each_call_is_no_constant() -> None:
+    module = Block().eval()
+    module.register_buffer("scale", torch.zeros(16))
+
+    def forward(x: Any) -> Any:
+        module.scale = module.scale + 1
+        return Block.forward(module, x) * module.scale
+
+    run, x = torch.compile(forward, backend="mufuser", options=CPU | {"freeze": True}), torch.randn(2, 4, 16)
+    with torch.no_grad():
+        want = module(x)
+        for i in range(1, 5):
+            torch.testing.assert_close(run(x), want * i, rtol=1e-4, atol=1e-4)
 
 
 def test_sizes_have_kernels_of_their_own_up_to_a_bound() -> None:
