@@ -50,6 +50,7 @@ def addresses(specs: Iterable[Spec], tensors: Iterable[Any], tensor_type: type) 
                 or x.dtype is not dtype
                 or x.get_device() != index
                 or not x.is_contiguous()
+                or x.is_neg()
                 or x.requires_grad
             ):
                 return None
@@ -106,7 +107,8 @@ def _has_values(name: str, tensor: Any) -> None:
 
 
 def accept(spec: Spec, value: Any) -> Any:
-    """An input: a copy where it is not contiguous or not aligned. Raises :class:`UsageError` naming the tensor and what is wrong
+    """An input: a copy where it is not contiguous, not aligned, or what lies in memory is its negative (the imaginary part of a
+    conjugate). Raises :class:`UsageError` naming the tensor and what is wrong
     with it."""
     import torch
 
@@ -115,6 +117,7 @@ def accept(spec: Spec, value: Any) -> Any:
         if torch.is_grad_enabled():
             raise UsageError(f"{spec.name} requires a gradient; fused kernels have no backward", "call under torch.no_grad()")
         tensor = tensor.detach()
+    tensor = tensor.resolve_neg()
     if not tensor.is_contiguous() or tensor.data_ptr() % ALIGNMENT:
         tensor = tensor.clone(memory_format=torch.contiguous_format)
     return tensor
@@ -126,7 +129,7 @@ def check_outputs(specs: Sequence[Spec], given: Sequence[Any], others: Mapping[s
     taken = [(n, *_range(x)) for n, x in others.items()]
     for spec, value in zip(specs, given, strict=True):
         tensor = _fitting(spec, value)
-        if not tensor.is_contiguous() or tensor.data_ptr() % ALIGNMENT:
+        if not tensor.is_contiguous() or tensor.is_neg() or tensor.data_ptr() % ALIGNMENT:
             raise UsageError(
                 f"the output {spec.name} is not contiguous, or does not start at a multiple of {ALIGNMENT} bytes",
                 "pass a tensor of its own, or none",

@@ -200,11 +200,14 @@ def test_copies_are_made_of_inputs_that_kernels_cannot_take(driver: FakeDriver) 
     a, b, _ = tensors()
     across = a.t().contiguous().t()
     shifted = torch.zeros(40 * 16 + 1, dtype=torch.float16)[1:].view(40, 16)
+    negative = torch._neg_view(b)  # the imaginary part of a conjugate is such a view
     exe(across, b, shifted)
-    used = {p for _, _, addresses, _ in driver.launches for p in addresses}
-    assert across.data_ptr() not in used
-    assert shifted.data_ptr() not in used
-    assert b.data_ptr() in used
+    exe(a, negative, shifted)
+    used = [{p for _, _, addresses, _ in driver.launches[i : i + 2] for p in addresses} for i in (0, 2)]
+    assert across.data_ptr() not in used[0]
+    assert shifted.data_ptr() not in used[0]
+    assert b.data_ptr() in used[0]
+    assert negative.data_ptr() not in used[1]
 
 
 def test_what_does_not_fit_is_refused(driver: FakeDriver) -> None:
