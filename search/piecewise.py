@@ -18,6 +18,7 @@ from fuser.device import Device
 from fuser.errors import GradientError
 from fuser.errors import LeftToTorch
 from fuser.errors import first_line
+from fuser.frontends.torch_trace import alone
 from search.as_function import AsFunction
 
 
@@ -52,9 +53,10 @@ def _copy(x: Any) -> Any:
     import torch
     from torch.utils._pytree import tree_leaves
 
-    held = [vars(part) for part in x.modules()] if isinstance(x, torch.nn.Module) else x
-    computed = (t for t in tree_leaves(held) if isinstance(t, torch.Tensor) and not t.is_leaf)
-    return deepcopy(x, {id(t): t.detach().clone() for t in computed})
+    with alone():
+        held = [vars(part) for part in x.modules()] if isinstance(x, torch.nn.Module) else x
+        computed = (t for t in tree_leaves(held) if isinstance(t, torch.Tensor) and not t.is_leaf)
+        return deepcopy(x, {id(t): t.detach().clone() for t in computed})
 
 
 def _states(module: Any) -> dict[str, tuple[int, int]]:

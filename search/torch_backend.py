@@ -34,6 +34,7 @@ from fuser.errors import first_line
 from fuser.frontends.torch_alias import UNSAID
 from fuser.frontends.torch_alias import safe_views
 from fuser.frontends.torch_alias import true_dropout
+from fuser.frontends.torch_trace import alone
 from search.torch_derivatives import asked_for
 from search.torch_derivatives import derives
 from search.torch_pieces import Givens
@@ -304,12 +305,9 @@ class Door:
 
 @contextmanager
 def _as_dynamo_compiles() -> Iterator[None]:
-    """A trace puts functions of its own into torch's modules, for all threads: dynamo must compile nothing meanwhile, and is told
-    that this is no trace of what it made."""
-    from torch._dynamo.convert_frame import compile_lock
-
+    """Dynamo compiles nothing meanwhile, and is told that this is no trace of what it made."""
     session = getattr(torch.compiler, "_compile_session_context", nullcontext)
-    with compile_lock, session():
+    with alone(), session():
         yield
 
 

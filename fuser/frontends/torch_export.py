@@ -12,7 +12,6 @@ from __future__ import annotations
 import inspect
 import operator
 import re
-import warnings
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -37,7 +36,6 @@ from fuser.frontends.left import without_held
 from fuser.frontends.quotients import as_quotients
 from fuser.frontends.quotients import strictly
 from fuser.frontends.roundings import with_roundings
-from fuser.frontends.torch_alias import aliases_said
 from fuser.frontends.torch_call import Call
 from fuser.frontends.torch_call import arguments
 from fuser.frontends.torch_call import dtype_name
@@ -56,6 +54,7 @@ from fuser.frontends.torch_rules import IDENTITY
 from fuser.frontends.torch_rules import empty
 from fuser.frontends.torch_shapes import misstated
 from fuser.frontends.torch_trace import traced
+from fuser.frontends.torch_trace import without_writes
 from fuser.frontends.torch_views import order_of
 from fuser.frontends.torch_views import shown
 from fuser.frontends.torch_whole import traced_as
@@ -93,10 +92,7 @@ def from_torch(
         name = name or type(module).__name__
         exported = traced(module, tuple(example_inputs), dict(example_kwargs or {}), name)
     if vmaps(exported.graph) or any(mutates(n) or autocasts(n) for n in exported.graph.nodes):
-        # without in-place operators, with casts, and all dimensions; the other operators stay as they are
-        with warnings.catch_warnings(), aliases_said(exported) as views:
-            warnings.simplefilter("ignore", FutureWarning)
-            exported = exported.run_decompositions(views)
+        exported = without_writes(exported)
     signature = exported.graph_signature
     if changed := [str(s.target) for s in signature.output_specs if s.kind.name.endswith("_MUTATION")]:
         raise UnsupportedError(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
@@ -11,9 +13,20 @@ from fuser.errors import UnsupportedError
 from fuser.errors import UntraceableError
 from fuser.frontends.left import opening
 from fuser.frontends.opened import opened
+from fuser.frontends.torch_alias import aliases_said
 from fuser.frontends.torch_shapes import true_states
 
 PLAIN = (int, float, complex, str, type(None))
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """No other thread traces meanwhile, nor does dynamo: a trace puts tensors without values into the module, and functions of
+    its own into torch's modules, for all threads."""
+    from torch._dynamo.convert_frame import compile_lock
+
+    with compile_lock:
+        yield
 
 
 def traced(module: Any, example_inputs: tuple[Any, ...], example_kwargs: dict[str, Any], name: str, sizes: Any = None) -> Any:
@@ -24,7 +37,7 @@ def traced(module: Any, example_inputs: tuple[Any, ...], example_kwargs: dict[st
     if isinstance(module, torch.jit.ScriptModule):
         raise _scripted(name, "it")
     try:
-        with warnings.catch_warnings(), true_states(), opening(module):
+        with alone(), warnings.catch_warnings(), true_states(), opening(module):
             warnings.simplefilter("ignore", UserWarning)  # attributes that a module sets anew, such as the weights of an LSTM
             args, keywords = _apart(module, opened((example_inputs, example_kwargs)))
             return _alike(module, lambda: torch.export.export(module, args, keywords, dynamic_shapes=sizes))
@@ -40,6 +53,13 @@ def traced(module: Any, example_inputs: tuple[Any, ...], example_kwargs: dict[st
             "run the module on the example inputs; its control flow must not depend on the values of tensors, and it must return "
             "tensors (no cache: use_cache=False); torch.compile(module, backend='mufuser') takes what torch.compile does",
         ) from error
+
+
+def without_writes(exported: Any) -> Any:
+    """A trace without in-place operators, with casts, and with all dimensions; the other operators stay as they are."""
+    with alone(), warnings.catch_warnings(), aliases_said(exported) as views:
+        warnings.simplefilter("ignore", FutureWarning)
+        return exported.run_decompositions(views)
 
 
 def _scripted(name: str, part: str) -> UntraceableError:

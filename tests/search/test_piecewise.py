@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any
 
@@ -51,6 +52,16 @@ def test_layers_of_one_class_have_their_own_weights() -> None:
     with torch.no_grad():
         for given in (x, 2 * x):
             torch.testing.assert_close(run(given), module(given), rtol=1e-5, atol=1e-5)
+
+
+def test_threads_may_compile_one_module() -> None:
+    """A trace has tensors without values in it meanwhile."""
+    module, x = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()).eval(), torch.randn(4, 8)
+    with ThreadPoolExecutor(4) as pool:
+        runs = list(pool.map(lambda _: fuser.compile(module, (x,), device="cpu"), range(4)))
+    for run in runs:
+        torch.testing.assert_close(run(x), module(x).detach())
+    assert torch.nn.Module.__setattr__.__module__ == "torch.nn.modules.module"
 
 
 def test_nothing_is_compiled_of_it_for_another_machine() -> None:
