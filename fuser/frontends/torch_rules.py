@@ -158,6 +158,8 @@ def _transpose(c: Call) -> Ref:
         perm = list(range(n))
         i, j = c["dim0"] % n, c["dim1"] % n
         perm[i], perm[j] = j, i
+    elif c.aten == "numpy_T":  # of more than two dimensions all change places
+        perm = list(reversed(range(n)))
     else:
         perm = [*range(n - 2), n - 1, n - 2] if n > 1 else list(range(n))
     return x if perm == list(range(n)) else x.transpose(*perm)

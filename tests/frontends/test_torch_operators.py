@@ -96,6 +96,7 @@ FUSED: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
         functional.huber_loss, functional.smooth_l1_loss)},
     "threshold": (lambda x: functional.threshold(x, 0.1, 0.5), X),
     "movements": (lambda x: x.movedim(0, 2).swapaxes(0, 1) , CUBE),
+    "all dimensions the other way around": (lambda x: torch.ops.aten.numpy_T(x) * 2, (rand(3, 1, 3),)),
     "arcs": (lambda x: torch.atan(x) + torch.asinh(x) + torch.acosh(x.abs() + 1) + torch.asin(x.tanh()), X),
     "steps": (lambda x: x[:, ::3, ::3] + x[:, 1::3, 1::2] + x[:, 2:6:2, 1:4:2], CUBE),
     "isfinite": (lambda x: torch.where((x / 0.0).isfinite() | x.isfinite(), x, 0.0) + torch.logaddexp(x, -x), X),
