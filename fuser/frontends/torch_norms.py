@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 from fuser.frontends import composed
@@ -35,10 +36,13 @@ def extreme(c: Call) -> Any:
     return c.reshape(c.b.op("gather", x, index, dim=dim), places.shape), places
 
 
-def variance(c: Call) -> Ref:
+def variance(c: Call) -> Ref | None:
     x = c.ref(c["self"], c.dtype)
     correction = c["correction"] if "correction" in c.args else int(bool(c["unbiased"]))
-    return c.b.op(c.table, x, axis=axes_of(c, x), keepdims=bool(c["keepdim"]), correction=1 if correction is None else correction)
+    correction, axis = 1 if correction is None else correction, axes_of(c, x)
+    if correction >= prod(x.shape[i] for i in axis):  # torch divides by zero: infinity, or NaN
+        return None
+    return c.b.op(c.table, x, axis=axis, keepdims=bool(c["keepdim"]), correction=correction)
 
 
 def vector_norm(c: Call) -> Ref | None:

@@ -224,3 +224,11 @@ def test_a_vector_multiplied_with_itself_beside_another_result() -> None:
     assert type(run).__name__ == "CompiledProgram"
     for made, want in zip(run(v), module(v), strict=True):
         torch.testing.assert_close(made, want)
+
+
+@pytest.mark.filterwarnings("ignore:.*degrees of freedom:UserWarning")
+def test_a_variance_of_fewer_elements_than_its_correction_is_infinite_or_nan() -> None:
+    x = torch.randn(4, 2)
+    module = Fn(lambda x: (x.var(1, correction=3), x.std(1, correction=2.5), x.std(0, correction=1.5)))
+    for made, want in zip(fuser.compile(module, (x,), device="cpu")(x), module(x), strict=True):
+        torch.testing.assert_close(made, want, equal_nan=True)
