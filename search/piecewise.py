@@ -18,6 +18,7 @@ from fuser.device import Device
 from fuser.errors import GradientError
 from fuser.errors import LeftToTorch
 from fuser.errors import first_line
+from fuser.frontends.left import values_kept
 from fuser.frontends.torch_trace import alone
 from search.as_function import AsFunction
 
@@ -38,7 +39,7 @@ def tried(module: Any, inputs: Sequence[Any], keywords: Mapping[str, Any]) -> Tr
         own = _copy(module)
         before = _states(own)
         try:
-            with torch.set_grad_enabled(gradients), torch.random.fork_rng(devices=[]):
+            with torch.set_grad_enabled(gradients), torch.random.fork_rng(devices=[]), values_kept(own):
                 given, named = _copy((inputs, dict(keywords)))
                 own(*given, **named)
         except Exception:  # noqa: BLE001 - whatever the module raises

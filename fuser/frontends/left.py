@@ -226,7 +226,9 @@ def _attributes(module: Any) -> dict[str, Any]:
 
 
 def _seen(module: Any) -> dict[str, Any]:
-    """Lists and dictionaries that a module's functions find outside of it."""
+    """Lists, dictionaries and tensors that a module's functions find outside of it."""
+    import torch
+
     found: dict[str, Any] = {}
     for part in module.modules():
         for run in (type(part).forward, *(x for x in vars(part).values() if isinstance(x, FunctionType))):
@@ -235,7 +237,7 @@ def _seen(module: Any) -> dict[str, Any]:
                 cells = zip(code.co_freevars, run.__closure__ or (), strict=True)
                 found |= {n: c.cell_contents for n, c in cells if c != CellType()}
                 found |= {n: run.__globals__[n] for n in code.co_names if n in run.__globals__}
-    return {f"{n}, which the module sees,": x for n, x in found.items() if type(x) in (list, *DICTS)}
+    return {f"{n}, which the module sees,": x for n, x in found.items() if type(x) in (list, *DICTS, torch.Tensor)}
 
 
 def _tensors(x: Any) -> list[Any]:
@@ -243,6 +245,26 @@ def _tensors(x: Any) -> list[Any]:
     from torch.utils import _pytree
 
     return [t for t in _pytree.tree_leaves(opened(x)) if isinstance(t, torch.Tensor)]
+
+
+@contextmanager
+def values_kept(module: Any) -> Iterator[None]:
+    """The tensors that a module has beside its states have the values afterwards that they had before: torch.export has fake
+    tensors for states alone, and a trace writes to the others."""
+    import torch
+    from torch.utils import _pytree
+
+    state = _State.of(module)
+    roots = [state.attributes, *state.kept.before.values(), _seen(module)]
+    held = {id(t): t for t in _pytree.tree_leaves(roots) if isinstance(t, torch.Tensor) and not t.is_inference()}
+    copies = [(t, t._version, t.detach().clone()) for t in held.values()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for t, count, was in copies:
+                if t._version != count:
+                    t.copy_(was)
 
 
 @contextmanager

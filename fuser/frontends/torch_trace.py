@@ -12,6 +12,7 @@ from unittest.mock import patch
 from fuser.errors import UnsupportedError
 from fuser.errors import UntraceableError
 from fuser.frontends.left import opening
+from fuser.frontends.left import values_kept
 from fuser.frontends.opened import opened
 from fuser.frontends.torch_alias import aliases_said
 from fuser.frontends.torch_shapes import true_states
@@ -37,7 +38,7 @@ def traced(module: Any, example_inputs: tuple[Any, ...], example_kwargs: dict[st
     if isinstance(module, torch.jit.ScriptModule):
         raise _scripted(name, "it")
     try:
-        with alone(), warnings.catch_warnings(), true_states(), opening(module):
+        with alone(), warnings.catch_warnings(), true_states(), values_kept(module), opening(module):
             warnings.simplefilter("ignore", UserWarning)  # attributes that a module sets anew, such as the weights of an LSTM
             args, keywords = _apart(module, opened((example_inputs, example_kwargs)))
             return _alike(module, lambda: torch.export.export(module, args, keywords, dynamic_shapes=sizes))

@@ -119,29 +119,32 @@ def test_what_fails_by_itself_fails_when_it_is_compiled() -> None:
 
 
 class Counts(torch.nn.Module):
-    """Its states change from call to call: a buffer that is set anew, one that is written to, or a number of Python."""
+    """Its states change from call to call: a buffer that is set anew, one that is written to, a number of Python, or a tensor
+    that is no state of torch's."""
 
     def __init__(self, how: str) -> None:
         super().__init__()
         self.register_buffer("calls", torch.zeros(8))
-        self.how, self.number = how, 0
+        self.how, self.number, self.held = how, 0, [{"calls": torch.zeros(8)}]
 
     def forward(self, x: Any) -> Any:
         if self.how == "set":
             self.calls = self.calls + 1
         elif self.how == "written":
             self.calls.add_(1)
+        elif self.how == "in a list":
+            self.held[0]["calls"].add_(1)
         else:
             self.number += 1
-        return torch.tanh(x) * (self.calls + self.number)
+        return torch.tanh(x) * (self.calls + self.number + self.held[0]["calls"])
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("how", ["set", "written", "a number"])
+@pytest.mark.parametrize("how", ["set", "written", "a number", "in a list"])
 def test_states_that_change_at_each_call_do_so(how: str) -> None:
     module, x = Counts(how).eval(), torch.randn(3, 8)
     run = fuser.compile(module, (x,), device="cpu")
-    assert module.number == 0 and not module.calls.any(), "compiling leaves the module as it is"
+    assert not (module.number or module.calls.any() or module.held[0]["calls"].any()), "compiling leaves the module as it is"
     with torch.no_grad():
         for _ in range(3):
             torch.testing.assert_close(run(x), module(x))
