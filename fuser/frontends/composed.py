@@ -72,7 +72,7 @@ def einsum(b: Builder, equation: str, operands: Sequence[Ref]) -> Ref | None:
     if spec is None:
         return None
     terms, out = spec
-    named = [*zip(terms, operands, strict=True)]
+    named = _apart_from_ones([*zip(terms, operands, strict=True)], b)
     while len(named) > 1:
         left, right, rest = min(_pairs(named), key=lambda p: _work(*p, out))  # the first of equal ones
         named = [_pair(b, left, right, set(out).union(*(t for t, _ in rest))), *rest]
@@ -81,6 +81,18 @@ def einsum(b: Builder, equation: str, operands: Sequence[Ref]) -> Ref | None:
 
 
 Named = tuple[str, Ref]
+
+
+def _apart_from_ones(named: Sequence[Named], b: Builder) -> list[Named]:
+    """Operands without the axes along which they have one element, and others more: those go through all of theirs with it."""
+    size: dict[str, int] = {}
+    for names, x in named:
+        size |= {a: max(n, size.get(a, 1)) for a, n in zip(names, x.shape, strict=True)}
+    kept = [[i for i, a in enumerate(names) if x.shape[i] == size[a]] for names, x in named]
+    return [
+        ("".join(names[i] for i in those), reshaped(b, x, tuple(x.shape[i] for i in those)))
+        for those, (names, x) in zip(kept, named, strict=True)
+    ]
 
 
 def _pairs(named: Sequence[Named]) -> Iterator[tuple[Named, Named, list[Named]]]:

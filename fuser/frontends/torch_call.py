@@ -79,6 +79,12 @@ class Call:
     def tensor(self, name: str) -> Ref:
         return self.ref(self.args[name])
 
+    def axis(self, dim: int, x: Ref) -> int:
+        """A dimension of a tensor, counted from the front. What has none is torch's, which takes it for a row of one element."""
+        if not x.shape:
+            raise self.unsupported("names a dimension of a number", "give it a tensor with dimensions")
+        return dim % len(x.shape)
+
     def filled(self, number: float) -> Ref:
         """A constant tensor of one element, for numbers that the algebra has no place for."""
         import torch
@@ -106,6 +112,8 @@ class Call:
             return self.b.op(self.table, *(self.operand(v, dtype) for v in values), **attrs)
         if entry.kind != "map":
             refs = [self.ref(v) for v in values]
+            if not refs[0].shape and any(attrs.get(n) not in (None, ()) for n in ("dim", "dims")):
+                return None  # torch takes a number for a row of one element
             whole = entry.kind == "library" and self.dtype in WIDE
             if whole and result_dtype(self.table, [r.tensor.dtype for r in refs], attrs | {"dtype": self.dtype}) != self.dtype:
                 return None  # torch counts in wider numbers

@@ -48,7 +48,8 @@ def masked_fill(c: Call) -> Ref:
     if number == -math.inf and not isinstance(mask, Ref):
         additive = torch.zeros(mask.shape, dtype=c.result.dtype).masked_fill(mask.cpu(), -math.inf)
         causal = masked(c, x, additive)
-        return causal if causal is not None else c.b.op("add", x, c.ref(additive))
+        if causal is not None:
+            return causal
     return c.b.op("where", c.ref(mask), c.filled(number), x, dtype=c.dtype)
 
 

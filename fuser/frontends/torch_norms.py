@@ -15,7 +15,7 @@ from fuser.ir.builder import Ref
 def axes_of(c: Call, x: Ref) -> tuple[int, ...]:
     """The axes that a reduction folds: all, where it names none."""
     dims = c["dim"] if isinstance(c["dim"], (list, tuple)) else [] if c["dim"] is None else [c["dim"]]
-    return tuple(sorted(d % len(x.shape) for d in dims)) or tuple(range(len(x.shape)))
+    return tuple(sorted(c.axis(d, x) for d in dims)) or tuple(range(len(x.shape)))
 
 
 def fold(c: Call) -> Ref:
@@ -28,7 +28,7 @@ def extreme(c: Call) -> Any:
     x, op = c.tensor("self"), c.aten.split(".")[0]
     if all(u.args[1] == 0 or not u.users for u in c.node.users):
         return c.b.op(op, x, axis=axes_of(c, x), keepdims=bool(c["keepdim"])), None
-    dim = c["dim"] % len(x.shape)
+    dim = c.axis(c["dim"], x)
     # torch has no place of the largest of booleans
     ranked = c.b.op("cast", x, dtype="float32") if x.tensor.dtype == "bool" else x
     places = c.b.op(f"arg{op}", ranked, dim=dim, keepdim=bool(c["keepdim"]), dtype="int64")
@@ -62,7 +62,7 @@ def along(c: Call) -> Ref:
     """A softmax or its logarithm."""
     x = c.ref(c["self"], c.dtype)
     more: dict[str, Any] = {"strict": True} if c.table == "softmax" else {}
-    return c.b.op(c.table, x, axis=c["dim"] % len(x.shape), **more)
+    return c.b.op(c.table, x, axis=c.axis(c["dim"], x), **more)
 
 
 def by_channels(c: Call) -> Any:

@@ -25,7 +25,8 @@ def _read(c: Call, i: int) -> bool:
 
 def _sorted(c: Call) -> tuple[Ref, Ref]:
     """The places in order, and the elements at them."""
-    x, dim = c.tensor("self"), c["dim"]
+    x = c.tensor("self")
+    dim = c.axis(c["dim"], x)
     if "k" in c.args:
         places = c.b.op("argtopk", x, k=c["k"], dim=dim, largest=c["largest"], sorted=c["sorted"], dtype="int64")
     else:
@@ -171,7 +172,7 @@ def _any_of(c: Call) -> Ref:
     """Along several axes one by one, the last first."""
     x = c.tensor("self")
     rank, name = len(x.shape), c.aten.split(".")[0]
-    axes = range(rank) if c["dim"] is None else [d % rank for d in c["dim"]]
+    axes = range(rank) if c["dim"] is None else [c.axis(d, x) for d in c["dim"]]
     for d in sorted(axes, reverse=True):
         x = c.b.op(name, x, dim=d, keepdim=bool(c["keepdim"]), dtype="bool")
     return x

@@ -39,7 +39,7 @@ IDENTITY = frozenset({"clone", "contiguous", "detach", "detach_", "alias", "lift
 
 
 def _add(c: Call) -> Ref:
-    x, y, alpha = c["self"], c["other"], c["alpha"] or 1
+    x, y, alpha = c["self"], c["other"], 1 if c["alpha"] is None else c["alpha"]
     if c.aten.startswith("rsub"):
         x, y = y, x
     negative = c.table == "sub" or c.aten.startswith("rsub")
@@ -186,12 +186,12 @@ def _repeat(c: Call) -> Ref:
     x, axis, times = c.tensor("self"), c["dim"], c["repeats"]
     if axis is None:
         x, axis = c.reshape(x, (math.prod(x.shape),)), 0
-    return x if times == 1 else c.b.op("repeat", x, axis=axis % len(x.shape), times=times)
+    return x if times == 1 else c.b.op("repeat", x, axis=c.axis(axis, x), times=times)
 
 
 def _slice(c: Call) -> Ref:
     x = c.tensor("self")
-    axis = c["dim"] % len(x.shape)
+    axis = c.axis(c["dim"], x)
     if c.aten == "narrow":
         return cut(c.b, x, axis, c["start"] % x.shape[axis], c["start"] % x.shape[axis] + c["length"])
     start, _, step = slice(c["start"], c["end"], c["step"]).indices(x.shape[axis])
@@ -200,7 +200,7 @@ def _slice(c: Call) -> Ref:
 
 def _select(c: Call) -> Ref:
     x = c.tensor("self")
-    axis = c["dim"] % len(x.shape)
+    axis = c.axis(c["dim"], x)
     i = c["index"] % x.shape[axis]
     return c.reshape(cut(c.b, x, axis, i, i + 1), c.shape)
 
@@ -208,7 +208,7 @@ def _select(c: Call) -> Ref:
 def _split(c: Call) -> list[Ref]:
     """split, chunk, unbind: the extents of the results say where."""
     x = c.tensor("self")
-    axis = (c["dim"] or 0) % len(x.shape)
+    axis = c.axis(c["dim"] or 0, x)
     parts: list[Any] = []
     start = 0
     for part in c.result:
@@ -239,7 +239,7 @@ def _roll(c: Call) -> Ref | None:
     if not c["dims"]:
         return None
     for shift, dim in zip(c["shifts"], c["dims"], strict=True):
-        axis, n = dim % len(x.shape), x.shape[dim]
+        axis, n = c.axis(dim, x), x.shape[dim]
         if at := -shift % n:
             x = c.b.op("concat", cut(c.b, x, axis, at, n), cut(c.b, x, axis, 0, at), axis=axis)
     return x
@@ -248,7 +248,7 @@ def _roll(c: Call) -> Ref | None:
 def _scattered(c: Call) -> Ref:
     """A slice, or one element along an axis, in the place of what was there."""
     x, src = c.tensor("self"), c.ref(c["src"], c.dtype)
-    axis = c["dim"] % len(x.shape)
+    axis = c.axis(c["dim"], x)
     n = x.shape[axis]
     start, stop, step = slice(c["start"], c["end"], c["step"]).indices(n) if c["index"] is None else (c["index"] % n, 0, 1)
     if step != 1:
@@ -284,7 +284,7 @@ def _circular_pad(c: Call) -> Ref | None:
 
 def _glu(c: Call) -> Ref:
     x = c.tensor("self")
-    axis = c["dim"] % len(x.shape)
+    axis = c.axis(c["dim"], x)
     half = x.shape[axis] // 2
     return c.b.op("mul", cut(c.b, x, axis, 0, half), c.b.op("sigmoid", cut(c.b, x, axis, half, 2 * half)))
 

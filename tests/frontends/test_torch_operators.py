@@ -69,6 +69,8 @@ FUSED: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
                                           torch.cat([x.new_empty(0, 6), x + 1]), x[:, :0] @ x.new_empty(0, 6) + x), X),
     "comparison with a number": (lambda x: torch.where(x > 0.5, x, torch.where(x != 0, -x, 2.0)), X),
     "masked_fill of a computed mask": (lambda x, y: x.masked_fill(x >= y, 0.0), TWO),
+    "sums with a factor": (lambda x, y: torch.add(x, y, alpha=0) * torch.sub(x, 3, alpha=0) - torch.rsub(x, y, alpha=-0.5)
+                           + torch.add(x, 2, alpha=3), TWO),
     "addcmul": (lambda x, y: torch.addcmul(x, x, y, value=0.5) + torch.lerp(x, y, 0.25), TWO),
     "min": (lambda x: x.amin(1) + x.min(0).values.sum() + x.min() + x.max(1).values.sum(), X),
     "var": (lambda x: x.var(1) * x.std((0, 2)).sum() + x.var(correction=0) + x.std(0, unbiased=False).sum(0), CUBE),
@@ -86,6 +88,8 @@ FUSED: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "einsum of three, least first": (lambda x, y, z: torch.einsum("bxi,byj,ijk->bxyk", x, y, z),
                                      (rand(2, 6, 3), rand(2, 5, 4), rand(3, 4, 2))),
     "einsum as it comes": (lambda x, y: torch.einsum("ab,cb", x, y) + torch.einsum("ab,cb->ca", x, y).T, AB),
+    "einsum of one element beside many": (lambda x, y: torch.einsum("bij,bjk->ibk", x, y[:1]) + torch.einsum("bij,bkj->ibk", x, y)
+                                          + torch.einsum("bij,bjk->ibk", x[:, :, :1], y), (rand(2, 3, 4), rand(2, 4, 4))),
     "einsum that sums": (lambda x, y: torch.einsum("abc,dc->ba", x, y) + torch.einsum("abc->ba", x), (rand(3, 4, 5), rand(2, 5))),
     "einsum of elements": (lambda x, y: torch.einsum("ij,j->ji", x, y), TWO),
     "roll": (lambda x: x.roll((1, -2), (0, 2)), CUBE),
@@ -232,3 +236,29 @@ def test_a_variance_of_fewer_elements_than_its_correction_is_infinite_or_nan() -
     module = Fn(lambda x: (x.var(1, correction=3), x.std(1, correction=2.5), x.std(0, correction=1.5)))
     for made, want in zip(fuser.compile(module, (x,), device="cpu")(x), module(x), strict=True):
         torch.testing.assert_close(made, want, equal_nan=True)
+
+
+def test_a_constant_mask_hides_what_is_infinite_or_nan() -> None:
+    x, eye = torch.randn(5, 6), torch.eye(5, 6, dtype=torch.bool)
+    x[0, 0], x[1, 1], x[2, 3] = INF, float("nan"), INF
+    module = Fn(lambda x: (x.masked_fill(eye, -INF), torch.where(~eye, x, -INF)[:2].softmax(1)))
+    for made, want in zip(fuser.compile(module, (x,), device="cpu")(x), module(x), strict=True):
+        torch.testing.assert_close(made, want)
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: (x.softmax(0), x.sum(-1)),
+        lambda x: x.max(0),
+        lambda x: (*x.sort(0), *x.topk(1)),
+        lambda x: x.gather(0, torch.tensor(0)),
+        lambda x: x.flip(0) + x.cumsum(-1),
+    ],
+)
+def test_a_dimension_of_a_number_is_left_to_torch(f: Callable[..., Any]) -> None:
+    x = torch.tensor(2.5)
+    run = fuser.compile(Fn(f), (x,), device="cpu")
+    assert type(run).__name__ == "CompiledProgram"
+    for made, want in zip(values(run(x)), values(f(x)), strict=True):
+        torch.testing.assert_close(made, want)
