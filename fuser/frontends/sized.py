@@ -45,6 +45,8 @@ def sized_torch(exported: Any, name: str, whole: Any = None) -> Sized:
     """An exported program with symbolic sizes."""
     import torch
     from torch.utils import _pytree as pytree
+    from torch.utils._sympy.functions import Max
+    from torch.utils._sympy.functions import Min
 
     module = exported.module()
     held = {s.arg.name: s for s in exported.graph_signature.input_specs if s.kind.name == "USER_INPUT"}
@@ -57,6 +59,15 @@ def sized_torch(exported: Any, name: str, whole: Any = None) -> Sized:
                 places.setdefault(str(extent.node.expr), []).append((node.name, i))
     if missing := {str(s) for n in nodes for s in _symbols(n.meta.get("val"))} - places.keys():
         raise UnsupportedError(f"the size {min(missing)} of {name!r} is no dimension of an input", "export it otherwise")
+    for node in exported.graph.nodes:
+        for extent in pytree.tree_leaves(
+            [list(v.shape) for v in pytree.tree_leaves(node.meta.get("val")) if isinstance(v, torch.Tensor)]
+        ):
+            if not isinstance(extent, int) and extent.node.expr.has(Min, Max):
+                raise UnsupportedError(
+                    f"an extent of {node.name} in {name!r} is another one for small sizes than for large ones: {extent}",
+                    "export the module with dynamic_shapes, whose least sizes are beyond that",
+                )
     ranges = {str(s): r for s, r in exported.range_constraints.items()}
     names = {s: place_name(found[0]) for s, found in places.items()}  # torch's own mean nothing to anybody
     limits = {names[s]: _limits(ranges.get(s)) for s in places}

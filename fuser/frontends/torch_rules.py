@@ -152,6 +152,8 @@ def _addmm(c: Call) -> Ref:
 def _transpose(c: Call) -> Ref:
     x = c.ref(c["self"])
     n = len(x.shape)
+    if not n:
+        return x
     if c.aten == "permute":
         perm = [d % n for d in c["dims"]]
     elif c.aten == "transpose.int":

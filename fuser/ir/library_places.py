@@ -83,9 +83,9 @@ def _scatter(x: Array, index: Array, src: Array, *, dim: int, reduce: str = "", 
         found[tuple(at)] = src
         return found
     if not include_self:
-        found[tuple(at)] = (
-            _JOINED[reduce].identity if reduce in ("sum", "mean", "prod") else -math.inf if reduce == "amax" else math.inf
-        )
+        limits = np.iinfo(found.dtype) if found.dtype.kind in "iu" else None
+        least, most = (-math.inf, math.inf) if limits is None else (limits.min, limits.max)
+        found[tuple(at)] = {"amax": least, "amin": most}.get(reduce, _JOINED[reduce].identity)
     _JOINED[reduce].at(found, tuple(at), src)
     if reduce == "mean":
         count = np.full(x.shape, float(include_self))

@@ -249,7 +249,7 @@ def test_a_constant_mask_hides_what_is_infinite_or_nan() -> None:
 @pytest.mark.parametrize(
     "f",
     [
-        lambda x: (x.softmax(0), x.sum(-1)),
+        lambda x: (x.softmax(0), x.sum(-1), x.transpose(0, -1) * 2),
         lambda x: x.max(0),
         lambda x: (*x.sort(0), *x.topk(1)),
         lambda x: x.gather(0, torch.tensor(0)),

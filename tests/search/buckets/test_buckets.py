@@ -151,6 +151,13 @@ def test_counts_and_products(dtype: torch.dtype) -> None:
         agree(run, Counting(), *given(n))
 
 
+def test_the_least_of_whole_numbers_at_a_place() -> None:
+    module = Doing(lambda x: torch.zeros_like(x).scatter_reduce(-1, x.abs() % 3, x, "amin", include_self=False))
+    run = bucketed(module, (torch.randint(-5, 5, (2, 6, 4)),), {"x:1": (8,)})
+    for n in (3, 8):
+        agree(run, module, torch.randint(-5, 5, (2, n, 4)))
+
+
 @pytest.mark.parametrize("odd", [float("inf"), -float("inf"), float("nan")])
 def test_a_last_element_that_is_not_finite(odd: float) -> None:
     class Folds(nn.Module):
@@ -193,6 +200,7 @@ class Doing(nn.Module):
 REFUSED = [
     pytest.param(lambda x: x[:, -1], "slice", id="the last row"),
     pytest.param(lambda x: torch.cat([x, x], 1), "concat", id="joined along it"),
+    pytest.param(lambda x: x.diagonal(0, 1, 2), "for small sizes", id="the smaller of two sizes"),
     pytest.param(lambda x: x.flip(1), "flip", id="flipped"),
     pytest.param(lambda x: x.var(1), "var", id="a variance with a correction"),
     pytest.param(lambda x: nn.functional.avg_pool1d(x.mT, 3, 1, 1), "avg_pool1d", id="windows along it"),
