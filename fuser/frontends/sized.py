@@ -14,6 +14,7 @@ from fuser.errors import UnsupportedError
 from fuser.errors import UntraceableError
 from fuser.errors import UsageError
 from fuser.frontends.imported import Imported
+from fuser.frontends.torch_call import is_tensor
 from fuser.frontends.torch_export import from_torch
 from fuser.frontends.torch_trace import traced
 
@@ -45,8 +46,6 @@ def sized_torch(exported: Any, name: str, whole: Any = None) -> Sized:
     """An exported program with symbolic sizes."""
     import torch
     from torch.utils import _pytree as pytree
-    from torch.utils._sympy.functions import Max
-    from torch.utils._sympy.functions import Min
 
     module = exported.module()
     held = {s.arg.name: s for s in exported.graph_signature.input_specs if s.kind.name == "USER_INPUT"}
@@ -59,18 +58,11 @@ def sized_torch(exported: Any, name: str, whole: Any = None) -> Sized:
                 places.setdefault(str(extent.node.expr), []).append((node.name, i))
     if missing := {str(s) for n in nodes for s in _symbols(n.meta.get("val"))} - places.keys():
         raise UnsupportedError(f"the size {min(missing)} of {name!r} is no dimension of an input", "export it otherwise")
-    for node in exported.graph.nodes:
-        for extent in pytree.tree_leaves(
-            [list(v.shape) for v in pytree.tree_leaves(node.meta.get("val")) if isinstance(v, torch.Tensor)]
-        ):
-            if not isinstance(extent, int) and extent.node.expr.has(Min, Max):
-                raise UnsupportedError(
-                    f"an extent of {node.name} in {name!r} is another one for small sizes than for large ones: {extent}",
-                    "export the module with dynamic_shapes, whose least sizes are beyond that",
-                )
+    _check_extents(exported, name)
     ranges = {str(s): r for s, r in exported.range_constraints.items()}
     names = {s: place_name(found[0]) for s, found in places.items()}  # torch's own mean nothing to anybody
-    limits = {names[s]: _limits(ranges.get(s)) for s in places}
+    dropped = {str(s) for node in exported.graph.nodes for s in _dropped(node)}
+    limits = {names[s]: _limits(ranges.get(s), 2 if s in dropped else 1) for s in places}
 
     def leaf(node: Any, sizes: Mapping[str, int]) -> Any:
         value = node.meta.get("val")
@@ -91,12 +83,48 @@ def _symbols(value: Any) -> set[Any]:
     return {s for e in extents if not isinstance(e, int) for s in e.node.expr.free_symbols}
 
 
-def _limits(found: Any) -> tuple[int, int | None]:
+def _check_extents(exported: Any, name: str) -> None:
+    """Raises :class:`UnsupportedError` for an extent that follows from one size here, from another there."""
+    from torch.utils import _pytree as pytree
+
+    for node in exported.graph.nodes:
+        for extent in pytree.tree_leaves([list(v.shape) for v in pytree.tree_leaves(node.meta.get("val")) if is_tensor(v)]):
+            if not isinstance(extent, int) and _turns(extent.node.expr, exported.range_constraints):
+                raise UnsupportedError(
+                    f"an extent of {node.name} in {name!r} is another one for small sizes than for large ones: {extent}",
+                    "export the module with dynamic_shapes, whose least sizes are beyond that",
+                )
+
+
+def _turns(extent: Any, ranges: Mapping[Any, Any]) -> bool:
+    """Whether an extent is the smaller or the larger of two of which the one is less here, the other there."""
+    from torch.utils._sympy.functions import Max
+    from torch.utils._sympy.functions import Min
+    from torch.utils._sympy.value_ranges import bound_sympy
+
+    for choice in extent.atoms(Min, Max):
+        first, *others = sorted((bound_sympy(x, ranges) for x in choice.args), key=lambda b: (b.lower, b.upper))
+        if any(first.upper > b.lower for b in others) or len(others) > 1:
+            return True
+    return False
+
+
+def _dropped(node: Any) -> set[Any]:
+    """The sizes whose dimension a call takes away where it is 1: results have others then than at all other sizes."""
+    if not str(node.target).startswith("aten.squeeze."):
+        return set()
+    x, *dims = node.args
+    shape = x.meta["val"].shape
+    named = range(len(shape)) if not dims else dims[0] if isinstance(dims[0], (list, tuple)) else dims
+    return {s for d in named if not isinstance(shape[d], int) for s in shape[d].node.expr.free_symbols}
+
+
+def _limits(found: Any, least: int) -> tuple[int, int | None]:
     """What torch knows of a size, as numbers of sympy."""
     if found is None:
-        return 1, None
-    least, most = found.lower, found.upper
-    return max(1, int(least)), int(most) if most.is_Integer and int(most) < 2**31 else None
+        return least, None
+    lower, most = found.lower, found.upper
+    return max(least, int(lower)), int(most) if most.is_Integer and int(most) < 2**31 else None
 
 
 def _size(expression: Any, names: Mapping[str, str], sizes: Mapping[str, int]) -> int:

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Mapping
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from fuser.errors import UnsupportedError
@@ -102,7 +103,8 @@ def all_padded(sized: Sized, buckets: Mapping[str, Sequence[int]]) -> tuple[Padd
     found = []
     for sizes in sorted(every, key=lambda c: math.prod(c.values())):
         others = _others(sizes, buckets, sized)
-        found.append(padded(at(sizes), sizes, at(others), others))
+        made = padded(at(sizes), sizes, at(others), others)
+        found.append(replace(made, least={s: max(sized.limits[s][0], made.least.get(s, 1)) for s in sizes}))
     return tuple(found)
 
 

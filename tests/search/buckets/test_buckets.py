@@ -253,6 +253,20 @@ def test_odd_buckets_are_refused(buckets: dict[str, Any], text: str) -> None:
         fuser.compile(module, (torch.randn(2, 6, 4),), buckets=buckets, target="h200")
 
 
+def test_sizes_below_what_a_model_takes_are_refused() -> None:
+    """Where a dimension of 1 is taken away, and below the least size of an exported program."""
+    run = bucketed(Doing(torch.squeeze), (torch.randn(2, 6, 4),), {"x:1": (8,)})
+    agree(run, Doing(torch.squeeze), torch.randn(2, 5, 4))
+    with pytest.raises(UsageError, match="takes no x:1=1"):
+        run(torch.randn(2, 1, 4))
+    module, size = Doing(lambda x: x.diagonal(0, 1, 2)), torch.export.Dim("seq", min=4, max=8)
+    exported = torch.export.export(module, (torch.randn(2, 6, 4),), dynamic_shapes={"x": {1: size}})
+    run = fuser.compile(exported, buckets={"x:1": (8,)}, device="cpu")
+    agree(run, module, torch.randn(2, 5, 4))  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="takes no x:1=3"):
+        run(torch.randn(2, 3, 4))
+
+
 def test_the_sizes_of_an_exported_program_have_names() -> None:
     size = torch.export.Dim("seq", min=2, max=64)
     exported = torch.export.export(Doing(torch.relu), (torch.randn(2, 6, 4),), dynamic_shapes={"x": {1: size}})
