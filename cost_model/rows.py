@@ -61,10 +61,13 @@ def _begins(f: Features, stmt: Stmt) -> Counts:
     strides, offset = access.strides(f.block.extents), access.window.offset if access.window else 0
     found = np.full(len(f), math.gcd(SECTOR, offset * item))
     inside = np.ones(len(f), bool)
-    for a in (a for dim in reversed(access.dims) for a in reversed(dim) if f.block.extents[a] != 1):
-        ends, step = f.tile[a] >= f.extent[a], strides[a] * item
-        found = np.gcd(found, np.where(inside, np.where(ends, 0, f.tile[a] * step), step).astype(np.int64))
-        inside = inside & ends
+    for i, dim in reversed(list(enumerate(access.dims))):
+        for a in (a for a in reversed(dim) if f.block.extents[a] != 1):
+            ends, step = f.tile[a] >= f.extent[a], strides[a] * item
+            found = np.gcd(found, np.where(inside, np.where(ends, 0, f.tile[a] * step), step).astype(np.int64))
+            inside = inside & ends
+        if access.window:  # rows of some columns end before the next begins
+            inside = inside & (f.product(f.extent, dim) == access.window.seen[i])
     return found.astype(float)
 
 

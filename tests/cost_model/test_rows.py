@@ -93,4 +93,4 @@ def test_pieces_of_rows_that_fill_no_sector_cost_more(groups: int, torn: int) ->
     schedule = KernelSchedule((("h", 4), ("i", 1024), ("m", 1), ("n", groups)))
     f = schedule_features(block, schedule)
     (store,) = block.stores
-    assert partial(f, store, f.tile["h"] * f.tile["n"] * 2.0).tolist() == [torn]
+    assert partial(f, store, np.array([4 * groups * 2.0])).tolist() == [torn]
