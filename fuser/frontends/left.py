@@ -231,9 +231,10 @@ def _seen(module: Any) -> dict[str, Any]:
 
     found: dict[str, Any] = {}
     for part in module.modules():
-        for run in (type(part).forward, *(x for x in vars(part).values() if isinstance(x, FunctionType))):
-            code = getattr(run, "__code__", None)
-            if code is not None:
+        own = getattr(type(part), "forward", None)  # a class of TorchScript has none
+        for run in (own, *vars(part).values()):
+            if isinstance(run, FunctionType):
+                code = run.__code__
                 cells = zip(code.co_freevars, run.__closure__ or (), strict=True)
                 found |= {n: c.cell_contents for n, c in cells if c != CellType()}
                 found |= {n: run.__globals__[n] for n in code.co_names if n in run.__globals__}
