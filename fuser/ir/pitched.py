@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from collections.abc import Mapping
 from dataclasses import replace
@@ -48,3 +49,13 @@ def in_memory(graph: KernelGraph) -> KernelGraph:
 def rows_of(graph: KernelGraph) -> Mapping[str, int]:
     """The tensors of a graph that lie in longer rows, and how long these are."""
     return {s.access.source: s.access.pitch for b in graph.blocks for s in b.stmts if s.access and s.access.pitch}
+
+
+def longer_axes(block: BlockGraph) -> dict[str, int]:
+    """Axes of rows that are stored longer than their columns, and how long: tiles leave zeros up to there."""
+    return {s.access.axes[-1]: s.access.pitch for s in block.stores if s.access and s.access.pitch}
+
+
+def reaches(extent: int, tile: int, pitch: int) -> bool:
+    """Whether tiles of ``extent`` columns go on to the end of a row of ``pitch``."""
+    return tile >= extent or math.ceil(extent / tile) * tile >= pitch

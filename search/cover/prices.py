@@ -35,6 +35,8 @@ from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.opdef import JOINED
 from fuser.ir.pitched import laid
+from fuser.ir.pitched import longer_axes
+from fuser.ir.pitched import reaches
 from fuser.ir.pitched import rows_of
 from fuser.ir.program import WIDE
 from fuser.ir.program import Node
@@ -271,12 +273,21 @@ def _between(
     for r in ranked:
         plain = laid(r.graph, tuple((n, 0) for n in rows_of(r.graph) if n not in weights))
         graph = laid(plain, rows) if plain else None
-        if graph is None:
+        if graph is None or not _covered(graph, r.candidate.schedule):
             continue
         with suppress(FuserError):
             mine.append(_ranked(graph, r, {*rows_of(r.graph), *rows_of(graph)} - set(weights), device))
     mine = sorted((r for r in mine if r.seconds < inf), key=lambda r: r.seconds)
     return Tuned(program, device.name, mine[0], tuple(mine[1:]), 1, len(mine)) if mine else None
+
+
+def _covered(graph: KernelGraph, schedule: Schedule) -> bool:
+    """Whether tiles that were chosen for other layouts go on to the ends of the rows that are stored."""
+    return all(
+        reaches(b.extents[a], dict(s.tiles).get(a, b.extents[a]), pitch)
+        for b, s in zip(graph.blocks, schedule.kernels, strict=True)
+        for a, pitch in longer_axes(b).items()
+    )
 
 
 def _together(program: TensorProgram, graphs: Sequence[KernelGraph]) -> tuple[KernelGraph, ...]:

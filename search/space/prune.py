@@ -29,6 +29,8 @@ from cost_model.shared_memory import equation1_printed
 from fuser.device import Device
 from fuser.ir.mugraph import FREE
 from fuser.ir.mugraph import BlockGraph
+from fuser.ir.pitched import longer_axes
+from fuser.ir.pitched import reaches
 from fuser.ir.tiling import TilingExpr
 from search.space.expressions import batch_axes
 from search.space.expressions import bindable
@@ -135,7 +137,7 @@ def tile_sets(block: BlockGraph) -> tuple[TileSet, ...]:
     last = list(chain.from_iterable([d for d in dims if d][-2:]))
     runs = _runs(block)
     beside = set() if block.contracts else runs
-    longer = _longer(block)
+    longer = longer_axes(block)
     found = []
     for a in block.axes:
         if a.name in splits or a.extent == FREE:
@@ -155,18 +157,13 @@ def tile_sets(block: BlockGraph) -> tuple[TileSet, ...]:
         else:
             sizes = (1,) if a.name in bindable(block) else (a.extent,)
         if pitch := longer.get(a.name, 0):
-            sizes = tuple(t for t in sizes if t >= a.extent or math.ceil(a.extent / t) * t >= pitch)
+            sizes = tuple(t for t in sizes if reaches(a.extent, t, pitch))
         if sizes == (1,) or (whole and a.name not in bindable(block)):
             found.append(TileSet(a.name, a.extent, 1, (1,) if sizes == (1,) else (_whole(a.extent),)))
             continue
         values, note = rule3(a.extent, sizes) if sizes else ((), "")
         found.append(TileSet(a.name, a.extent, len(sizes), values, f"axis {a.name}: {note}" if note else ""))
     return tuple(found)
-
-
-def _longer(block: BlockGraph) -> dict[str, int]:
-    """Axes of rows that are stored longer than their columns, and how long: tiles leave zeros up to there."""
-    return {s.access.axes[-1]: s.access.pitch for s in block.stores if s.access and s.access.pitch}
 
 
 def _runs(block: BlockGraph) -> set[str]:

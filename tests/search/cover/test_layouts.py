@@ -14,6 +14,7 @@ from search.cover.offers import Pricing
 
 torch = pytest.importorskip("torch")
 
+import fuser  # noqa: E402
 from fuser.device import load_device  # noqa: E402
 from fuser.ir.builder import Builder  # noqa: E402
 from fuser.ir.candidate import Candidate  # noqa: E402
@@ -190,3 +191,25 @@ def test_parts_are_measured_in_the_layouts_of_the_plan() -> None:
         assert isinstance(made, Plan), made
         found = prepare(Session(h.program, Options(rounds=0), "cpu"), Kernels(made)).result
         assert found.ok, found
+
+
+@pytest.mark.filterwarnings("error::fuser.errors.LeftToTorch")
+def test_schedules_of_other_layouts_that_end_before_the_rows_do_are_not_taken() -> None:
+    """A tile of one column leaves the zeros behind 20 of them unwritten: the module was none of our kernels."""
+    nn = torch.nn
+
+    class Mixer(nn.Module):
+        def __init__(self, n: int, d: int) -> None:
+            super().__init__()
+            self.one, self.two = (
+                nn.Sequential(nn.Linear(i, o), nn.GELU(), nn.Linear(o, i)) for i, o in ((n, 2 * n + 1), (d, 3 * d))
+            )
+            self.before, self.between = nn.LayerNorm(d), nn.LayerNorm(d)
+
+        def forward(self, x: Any) -> Any:
+            x = x + self.one(self.before(x).mT).mT
+            return x + self.two(self.between(x))
+
+    module, x = nn.Sequential(Mixer(3, 20), Mixer(3, 20)).half().eval(), torch.randn(31, 3, 20).half()
+    run = fuser.compile(module, (x,), device="cpu")
+    torch.testing.assert_close(run(x), module(x), rtol=2e-2, atol=2e-2)
