@@ -1,12 +1,14 @@
 """A program of float32 in a narrower type, and what that costs in accuracy.
 
 Every tensor in memory has the narrower type, inputs, parameters and outputs too; inside a kernel sums, norms and exponentials are
-float32 as ever.
+float32 as ever. Angles that follow from whole numbers, as those of rotary embeddings from positions, stay float32: rounded to
+eight bits the angle of position 3000 is another one.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,10 +24,15 @@ from fuser.frontends.imported import Called
 from fuser.frontends.imported import Imported
 from fuser.ir.ops import Array
 from fuser.ir.program import Node
+from fuser.ir.program import Tensor
 from fuser.ir.program import TensorProgram
 
 NARROW: dict[str, float] = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38}
 """The types that a program can be converted to, and the largest number of each."""
+
+
+PERIODIC, PLAIN = ("sin", "cos"), ("map", "view", "data", "contract")
+"""Operators of angles, and kinds of those that angles are computed by."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +62,62 @@ def converted(known: Imported, dtype: str) -> Imported:
     if known.called is not None and _reads_bits(program, known.called):
         what = f"{program.name!r} reads the bits of its numbers (a view of another dtype), which a conversion changes"
         raise UsageError(what, "leave out dtype=")
-    wide = {t.name for t in program.tensors if t.dtype == "float32"}
-    tensors = tuple(replace(t, dtype=dtype) if t.name in wide else t for t in program.tensors)
-    nodes = tuple(_node(n, dtype) for n in program.nodes)
+    kept = _angles(program, known.params)
+    wide = {t.name for t in program.tensors if t.dtype == "float32"} - kept
+    tensors = [replace(t, dtype=dtype) if t.name in wide else t for t in program.tensors]
+    nodes: list[Node] = []
+    for node in (n if n.output in kept else _node(n, dtype) for n in program.nodes):
+        nodes += _beside(program, node, kept, dtype, tensors) if node.output not in kept else [node]
     params = {n: _bounded(x, NARROW[dtype]) if n in wide else x for n, x in known.params.items()}
-    return replace(known, program=replace(program, tensors=tensors, nodes=nodes), params=params, traced=None)
+    return replace(
+        known, program=replace(program, tensors=tuple(tensors), nodes=tuple(nodes)).validate(), params=params, traced=None
+    )
+
+
+def _angles(program: TensorProgram, params: Collection[str]) -> set[str]:
+    """What sines and cosines are taken of, and what that is computed from, where these are whole numbers and parameters."""
+    found = set[str]()
+    for node in program.nodes:
+        if node.op in PERIODIC:
+            found |= _from_whole_numbers(program, node.inputs[0], params)
+    return found
+
+
+def _from_whole_numbers(program: TensorProgram, name: str, params: Collection[str]) -> set[str]:
+    """A tensor of float32 with all such that it is computed from; none where a number of the caller's is among these."""
+    found, todo, whole = set[str](), [name], False
+    while todo:
+        n = todo.pop()
+        if n in found:
+            continue
+        if program[n].dtype != "float32":
+            whole = True
+            continue
+        made = program.producers.get(n)
+        if n in program.outputs or (n not in params if made is None else made.entry.kind not in PLAIN):
+            return set()
+        found.add(n)
+        todo += made.inputs if made is not None else ()
+    return found if whole else set()
+
+
+def _beside(program: TensorProgram, node: Node, kept: Collection[str], dtype: str, tensors: list[Tensor]) -> list[Node]:
+    """An operator in the narrower type whose operands may be ``kept`` in float32, with the casts that it needs; ``tensors`` get
+    theirs."""
+    mine = [i for i in dict.fromkeys(node.inputs) if i in kept]
+    if not mine:
+        return [node]
+    name = node.output
+    if node.op in PERIODIC:
+        wide = replace(program[name], name=f"{name}.float32")
+        tensors.append(wide)
+        return [replace(node, output=wide.name), Node("cast", (wide.name,), name, (("dtype", dtype),))]
+    casts: list[Node] = []
+    for i in mine:
+        narrow = replace(program[i], name=f"{i}.{name}", dtype=dtype)
+        tensors.append(narrow)
+        casts.append(Node("cast", (i,), narrow.name, (("dtype", dtype),)))
+    return [*casts, replace(node, inputs=tuple(f"{i}.{name}" if i in kept else i for i in node.inputs))]
 
 
 def _reads_bits(program: TensorProgram, called: Called) -> bool:
