@@ -54,6 +54,7 @@ from search.cover.plan import plan_of_parts
 from search.cover.prices import by_library
 from search.cover.prices import in_layouts
 from search.cover.prices import joint_seconds
+from search.cover.scattered import gathered
 from search.cover.select import selected
 from search.cover.stitch import stitch
 from search.cover.turned import turned
@@ -149,7 +150,7 @@ def compile_model(
     device, executor = pricing.device, pricing.executor
     stages = Stages(say)
     stages.begin("candidates", f"looking for candidates among {counted(len(program.nodes), 'operator')}")
-    images = lean(*folded(program, params), pricing.ours)
+    images = lean(*folded(gathered(program), params), pricing.ours)
     images = folded(*channels_last(*images)) if pricing.ours else images
     images = picked(moved_once(images[0])), images[1]
     program, params = selected(*packed(*images))
