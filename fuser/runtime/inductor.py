@@ -13,7 +13,9 @@ from fuser.runtime.joined import Run
 FAR = 0.02
 """Relative error from which what the compiler made is something else."""
 FEW, TIED = 0.01, 0.1
-"""Part of the elements that may be others; of what was sorted, since half precision has equal numbers."""
+"""Part of the elements that may be others; of what was sorted, or is the place of the largest, since half precision has equal
+numbers."""
+TIES = (*ORDERS, "argmin", "argmax", "min.dim", "max.dim")
 
 
 def inductor(graph: Any, run: Run, given: Sequence[Any]) -> Run | None:
@@ -21,7 +23,7 @@ def inductor(graph: Any, run: Run, given: Sequence[Any]) -> Run | None:
     the same numbers in float32: operator by operator half precision overflows where one kernel does not. What it does not take as
     a graph, in the context in which it was traced, it may take as a module."""
     whole = copy.deepcopy(graph)  # compiling a graph changes it
-    other = TIED if any(word in str(n.target) for n in graph.graph.nodes for word in ORDERS) else FEW
+    other = TIED if any(word in str(n.target) for n in graph.graph.nodes for word in TIES) else FEW
     for way in (_of_graph, _of_module):
         with suppress(Exception):
             made, mine = way(graph, whole), [x.clone() for x in given]

@@ -278,3 +278,9 @@ def test_what_the_compiler_makes_may_be_nearer_to_the_truth_than_torch_and_order
     assert not torch.equal(least(y)[0], last(y)[0])
     assert taken(least, last, y)
     assert not taken(least, lambda x: least(-x), y)
+
+    def place(x: Any) -> Any:
+        return (torch.argmin(x, 1).float(),)
+
+    assert taken(place, lambda x: ((x.shape[1] - 1 - torch.argmin(x.flip(1), 1)).float(),), y)
+    assert not taken(place, lambda x: place(-x), y)
