@@ -44,8 +44,7 @@ COMPARED = "aten.eq.", "aten.ne.", "aten.lt.", "aten.le.", "aten.gt.", "aten.ge.
 VIEWED = (*(f"aten.{n}." for n in (*PLACED, "unsqueeze", "reshape", "_to_copy")), "prims.convert_element_type.")
 """Operators whose results have the same whole numbers as what they read."""
 LARGEST = 500
-"""Most operators of torch's that compute something in one piece: a recurrent network that was unrolled takes minutes to compile.
-In pieces of half of it each writes what the others read: 19 kernels, where the compiler made 2 of all."""
+"""Most operators of torch's that compute something in one piece: a recurrent network that was unrolled takes minutes."""
 SHORT = 512
 """Extent of an axis up to which the compiler sorts within its own kernels."""
 SECONDS = 60.0
