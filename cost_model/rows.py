@@ -71,13 +71,17 @@ def _begins(f: Features, stmt: Stmt) -> Counts:
     return found.astype(float)
 
 
+def _sectors(run: Counts, begins: Counts) -> Counts:
+    return np.maximum(np.ceil(run / SECTOR), (run + SECTOR - begins) / SECTOR)
+
+
 def sectors(f: Features, stmt: Stmt, run: Counts) -> Counts:
     """Sectors in which ``run`` bytes side by side lie, on average over where rows begin."""
-    return np.maximum(np.ceil(run / SECTOR), (run + SECTOR - _begins(f, stmt)) / SECTOR)
+    return _sectors(run, _begins(f, stmt))
 
 
 def partial(f: Features, stmt: Stmt, run: Counts) -> Counts:
     """Of these sectors those that ``run`` bytes fill in part only."""
     begins = _begins(f, stmt)
     ends = np.where(begins == SECTOR, run % SECTOR > 0, 2.0 * (1.0 - begins / SECTOR))
-    return np.minimum(ends, sectors(f, stmt, run))
+    return np.minimum(ends, _sectors(run, begins))

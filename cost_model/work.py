@@ -295,12 +295,13 @@ def inner_trips(f: Features, i: int) -> Counts:
 
 def _access(f: Features, r: Resources, i: int, s: StmtFeatures, runs: Counts, together: Counts, add: Add) -> None:
     run = _run_bytes(f, s.stmt)
-    amount = s.bytes * s.fill * runs * sectors(f, s.stmt, run) * SECTOR / run
+    lie = sectors(f, s.stmt, run)
+    amount = s.bytes * s.fill * runs * lie * SECTOR / run
     boxes = described(f, s.stmt)
     add(issued=np.where(boxes, 0.0, instructions(s.bytes * runs, run)))
     if s.stmt.kind == "store":
         add(sent=np.where(boxes, runs, 0.0))
-        torn = amount * partial(f, s.stmt, run) / sectors(f, s.stmt, run)
+        torn = amount * partial(f, s.stmt, run) / lie
         add(stored=amount + PARTIAL * torn, passes=runs if r.dots else 0.0 * runs)
         return
     add(loaded=amount, common=amount * (1.0 - 1.0 / readers(f, s.stmt, together)))

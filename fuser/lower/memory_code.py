@@ -25,6 +25,8 @@ def load(w: Writer, stmt: Stmt) -> None:
     access = stmt.at
     by_tma = w.described.get(access.source)
     layout = tuple(a for a in by_tma.axes if w.tiles.plans[a].tile > 1) if by_tma else w.tiles.natural(stmt)
+    # pipelines know loads that go into a product as they are
+    lies = layout if w.tiles.block.contracts else _as_it_lies(w, stmt, layout)
     value = w.begin(stmt.value, layout, stmt.dtype, dict.fromkeys(stmt.axes, "zero"))
     for combo in w.combos(stmt.axes):
         key = w.key(stmt.axes, combo, layout)
@@ -34,8 +36,6 @@ def load(w: Writer, stmt: Stmt) -> None:
             text = _load_box(w, w.argument(access.source), by_tma, dict(zip(stmt.axes, combo, strict=True)))
             w.emit(f"{name} = {text}")
             continue
-        # pipelines know loads that go into a product as they are
-        lies = layout if w.tiles.block.contracts else _as_it_lies(w, stmt, layout)
         pointer = w.pointer(stmt, combo, lies)
         mask = w.masks(stmt.axes, combo, lies, access)
         hint = EVICT.of(w.tiles.schedule, access.source)

@@ -69,9 +69,9 @@ def _taken_apart(program: TensorProgram, node: Node, b: Builder, refs: dict[str,
     (x,), dtype = (refs[i] for i in node.inputs), program[node.output].dtype
     expansion = op_def(node.op).expansion
     assert expansion is not None
-    if dtype not in NARROW:
-        return expansion(b, x, axis=node.attr.get("axis", -1))
-    return b.op("cast", expansion(b, b.op("cast", x, dtype="float32"), axis=node.attr.get("axis", -1)), dtype=dtype)
+    narrow = dtype in NARROW
+    found = expansion(b, b.op("cast", x, dtype="float32") if narrow else x, axis=node.attr.get("axis", -1))
+    return b.op("cast", found, dtype=dtype) if narrow else found
 
 
 def _from_operands(program: TensorProgram, node: Node, b: Builder, refs: dict[str, Ref]) -> Ref:

@@ -53,9 +53,8 @@ def _passing(program: TensorProgram, name: str) -> bool:
 def _slice(program: TensorProgram, node: Node, known: Pieces, b: Builder, refs: dict[str, Ref]) -> Ref:
     x, dtype = refs[node.inputs[0]], program[node.output].dtype
     axis, start, stop = node.attr["axis"] % len(x.shape), node.attr["start"], node.attr["stop"]
-    named = node.output if node.output in program.outputs else None
     whole = known.get(x.tensor.name)
-    if named or whole is None or whole[0] != axis or not _passing(program, node.inputs[0]):
+    if node.output in program.outputs or whole is None or whole[0] != axis or not _passing(program, node.inputs[0]):
         return b.op("slice", x, name=node.output, dtype=dtype, axis=node.attr["axis"], start=start, stop=stop)
     pieces, at = list[Ref](), 0
     for piece in whole[1]:
