@@ -30,6 +30,7 @@ from fuser.lower.options import GROUP
 from fuser.lower.options import HOIST
 from fuser.lower.options import PDL
 from fuser.lower.options import PERSISTENT
+from fuser.lower.options import PREFETCH
 from fuser.lower.options import ROOM
 from fuser.lower.options import in_grid_order
 from fuser.lower.pieces import next_power
@@ -111,8 +112,14 @@ def chained(candidate: Candidate, device: Device) -> Candidate:
             crowds = in_turn and share > 1 and front.shared + shared > device.smem_per_sm
             mine = PDL.set(mine, "late" if crowds else "loop" if front.long and in_turn and _of_loads(p.block) else "early")
             if p.facts.resident() > share and SPREAD * programs > device.sm_count:
-                mine = ROOM.set(mine, _room(share, device))
-                shared = _room(share, device) + device.smem_reserved_per_block
+                room, left = _room(share, device), _beside(front.shared, share, device)
+                if room > left and 2 * programs < device.sm_count:
+                    room = min(_room(share + 1, device), left)
+                if room > 0:
+                    mine = ROOM.set(mine, room)
+                    shared = max(shared, room + device.smem_reserved_per_block)
+            if p.loops and not made & _loaded_in_loops(p) and not PREFETCH.of(mine):
+                mine = PREFETCH.set(mine, PREFETCH.at_place(replace(p, schedule=mine), 1))
         size = sum(candidate.graph.table[t].nbytes for t in weights)
         if p.behind and 0 < size <= min(front.idle, device.l2_bytes / AHEAD_L2):
             mine = AHEAD.set(mine, True, *weights)
@@ -171,6 +178,17 @@ def at_once(p: Place) -> bool:
 def _room(share: int, device: Device) -> int:
     """Bytes of shared memory of a block of which an SM holds ``share``, and no more."""
     return -(-device.smem_per_sm // (share + 1) // UNIT) * UNIT - device.smem_reserved_per_block + UNIT
+
+
+def _beside(front: float, share: int, device: Device) -> int:
+    """The most bytes of shared memory that ``share`` blocks may take each on an SM where the blocks in front take ``front``."""
+    return int((device.smem_per_sm - front) // share // UNIT) * UNIT - device.smem_reserved_per_block
+
+
+def _loaded_in_loops(p: Place) -> set[str]:
+    """Tensors of which each trip of a loop reads a part."""
+    looped = {a for a, plan in p.plans.items() if plan.trips > 1}
+    return {s.access.source for s in p.block.loads if s.access and looped & set(s.axes)}
 
 
 def _side_by_side(p: Place, weights: Collection[str]) -> str:

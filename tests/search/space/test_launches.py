@@ -8,6 +8,7 @@ import pytest
 from fuser.device import load_device
 from fuser.ir.builder import Builder
 from fuser.ir.candidate import Candidate
+from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
@@ -15,6 +16,7 @@ from fuser.ir.tiling import TilingExpr
 from fuser.lower.options import AHEAD
 from fuser.lower.options import GRID_ORDER
 from fuser.lower.options import PDL
+from fuser.lower.options import PREFETCH
 from fuser.lower.options import ROOM
 from fuser.superopt.structures import structures
 from fuser.workloads import workload
@@ -106,3 +108,29 @@ def test_rows_come_early_and_spread(rows: int) -> None:
     second = chained(schedules(graph, {"mn": 64, "k": 64}, 4, 3), H200).schedule.kernels[1]
     share = -(-rows // H200.sm_count)
     assert PDL.of(second) == "early" and H200.smem_per_sm // (ROOM.of(second) + H200.smem_reserved_per_block) == share
+
+
+def test_a_few_blocks_take_no_more_room_than_those_in_front_leave() -> None:
+    b = Builder("rows")
+    x = b.op("softmax", b.input("X", (32, 2048)) @ b.input("W", (2048, 4096)))
+    graph = next(g for g in structures(b.build(Y=x)) if len(g.blocks) == 2 and not g.blocks[0].splits)
+    small = chained(schedules(graph, {"mn": 32, "k": 32}, 4, 3), H200).schedule.kernels[1]
+    assert H200.smem_per_sm < 2 * (ROOM.of(small) + H200.smem_reserved_per_block)  # 32 rows, one on an SM
+    large = chained(schedules(graph, {"mn": 32, "k": 256}, 4, 5), H200).schedule.kernels[1]
+    assert 0 < ROOM.of(large) < H200.smem_per_sm - 4 * 2 * 32 * 256 * 2  # beside four trips of both operands
+
+
+def dots(block: BlockGraph) -> int:
+    return sum(s.contracts for s in block.computes)
+
+
+@pytest.mark.parametrize("keys", ["given", "made"])
+def test_a_loop_finds_what_no_kernel_makes_in_l2(keys: str) -> None:
+    b = Builder("decode")
+    given = b.input("K", (4096, 64))
+    k = given if keys == "given" else given @ b.input("V", (64, 64))
+    q = b.input("X", (16, 256)) @ b.input("W", (256, 64))
+    y = b.op("softmax", q @ k.T) @ k
+    graph = next(g for g in structures(b.build(Y=y)) if len(g.blocks) > 1 and dots(g.blocks[-1]) == 2 and not g.blocks[-1].splits)
+    found = chained(schedules(graph, {"mn": 64, "k": 64}, 4, 2), H200).schedule.kernels[-1]
+    assert PREFETCH.of(found) == (1 if keys == "given" else 0)
