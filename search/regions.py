@@ -198,14 +198,21 @@ class _Chain:
             inside = users and all(u.output in nodes or u.output in found for u in users)
             if inside and node.output not in nodes | set(self.program.outputs) and OPS[node.op].kind in ("map", "view", "data"):
                 found.add(node.output)
+        copied: set[str] = set()
         for node in self.program.nodes:
+            if node.output in found and (OPS[node.op].kind == "data" or copied.intersection(node.inputs)):
+                copied.add(node.output)
+        before: set[str] = set()
+        for node in reversed(self.program.nodes):
             # what is in front of all slices is the epilogue of the kernel before
-            first = node.output in found and not set(node.inputs) & found and OPS[node.op].kind != "data"
-            if first and all(OPS[u.op].kind in ("data", "view") for u in self.program.consumers[node.output]):
-                found.discard(node.output)
+            users = self.program.consumers[node.output]
+            if node.output in found - copied and all(u.output in before or OPS[u.op].kind in ("data", "view") for u in users):
+                before.add(node.output)
+        found -= before
         part = [n for n in self.program.nodes if n.output in found]
         copies = any(OPS[n.op].kind == "data" for n in part)
-        return nodes | found if copies and len(part) <= LONGEST_PROLOGUE else nodes
+        work = sum(OPS[n.op].kind != "view" for n in part)
+        return nodes | found if copies and work <= LONGEST_PROLOGUE else nodes
 
     def with_epilogue(self, nodes: set[str]) -> set[str]:
         """Element-wise operators and views behind the last contraction, while nothing else reads what they read from the

@@ -35,6 +35,7 @@ from fuser.ir.boxes import whole
 from fuser.ir.builder import Builder
 from fuser.ir.builder import Ref
 from fuser.ir.composites import expand
+from fuser.ir.late_slices import with_late_slices
 from fuser.ir.mugraph import Access
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
@@ -134,9 +135,19 @@ def windowed(program: TensorProgram, stops: Collection[str] = ()) -> Windowed:
     if not copies_data(program):
         return Windowed(program, program, {})
     try:
-        return _Boxes(program, frozenset(stops)).run()
+        return _windowed(program, program, stops)
+    except UnsupportedError:
+        late = with_late_slices(program)
+        if late is program:
+            raise
+        return _windowed(late, program, stops)
+
+
+def _windowed(program: TensorProgram, original: TensorProgram, stops: Collection[str]) -> Windowed:
+    try:
+        return _Boxes(program, frozenset(stops)).run(original)
     except _CompositeError:
-        return _Boxes(expand(program), frozenset(stops)).run(program)
+        return _Boxes(expand(program), frozenset(stops)).run(original)
 
 
 class _CompositeError(Exception):
@@ -155,7 +166,7 @@ class _Boxes:
         self.refs: dict[tuple[str, Box], Ref] = {}
         self.inputs: dict[str, Ref] = {}
 
-    def run(self, original: TensorProgram | None = None) -> Windowed:
+    def run(self, original: TensorProgram) -> Windowed:
         program = self.program
         own: dict[str, Cuts] = {}
         for node in program.nodes:
@@ -178,7 +189,7 @@ class _Boxes:
                         self.needed[name][cell] = None
                 if not read and (source := self.memory[node.output]) in self.stops:
                     self.needed[source][whole(self.shape[source])] = None  # it is read in another shape alone
-        return self.emit(original or program)
+        return self.emit(original)
 
     # -- where results are cut ------------------------------------------------------------------------------------------------
 

@@ -153,10 +153,12 @@ def compile_model(
     images = lean(*folded(gathered(program), params), pricing.ours)
     images = folded(*channels_last(*images)) if pricing.ours else images
     images = picked(moved_once(images[0])), images[1]
-    program, params = selected(*packed(*images))
-    program, params = turned(together(program, params), params, pricing.device)
+    as_written = packed(*images)
+    ways = [as_written] if (products := selected(*as_written))[0] is as_written[0] else [products, as_written]
+    ready = [turned(together(program, params), params, device) for program, params in ways]
+    several = [form for program, params in ready for form in forms(program, params, pricing)]
     stages.begin("prices", f"pricing candidates for {device.title}")
-    offers, chosen, done = _chosen(forms(program, params, pricing), pricing, compiled, checked, tuning, most, stages)
+    offers, chosen, done = _chosen(several, pricing, compiled, checked, tuning, most, stages)
     program, params = offers.program, offers.params
     stages.begin("joining", "putting the kernels into one graph")
     found = tuple(done[p.key] for p in chosen.parts)

@@ -98,7 +98,7 @@ class Offers:
 @dataclass(frozen=True)
 class Form:
     """A program that computes a model. ``tails``: operators behind a product that leave with it; ``steps``: those of folded
-    normalizations."""
+    normalizations, which it has in the place of the form in front of it."""
 
     program: TensorProgram
     params: Mapping[str, Array]
@@ -120,16 +120,29 @@ def forms(program: TensorProgram, params: Mapping[str, Array], pricing: Pricing)
 
 
 def best_form(several: Sequence[Form], pricing: Pricing) -> Offers:
-    """That of :func:`forms` with the cheapest cover."""
+    """That of :func:`forms`, of one program or several, with the cheapest cover."""
     coming: set[str] = set()
-    plain, *others = _side_by_side([_offers(form, pricing, coming) for form in several])
-    if not others:
-        return plain
-    lean = replace(others[0], otherwise=plain, limit=DEARER * plain.cheapest.seconds)
+    found: list[Offers] = []
+    for form, offers in zip(several, _side_by_side([_offers(f, pricing, coming) for f in several]), strict=True):
+        if form.tails is not None:
+            found[-1] = _leaner(found[-1], offers)
+        else:
+            found.append(offers)
+    return found[0] if len(found) == 1 else min(found, key=_seconds)
+
+
+def _leaner(plain: Offers, lean: Offers) -> Offers:
+    """The form without normalizations where it takes less, else the plain one."""
+    lean = replace(lean, otherwise=plain, limit=DEARER * _seconds(plain))
+    return lean if _seconds(lean) < lean.limit else plain
+
+
+def _seconds(offers: Offers) -> float:
+    """Of the cheapest cover, infinite where there is none."""
     try:
-        return lean if lean.cheapest.seconds < lean.limit else plain
+        return offers.cheapest.seconds
     except NoValidKernelError:
-        return plain
+        return inf
 
 
 def _group(shape: Sequence[int], device: Device) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from fuser.ir.builder import Builder
 from fuser.ir.builder import Ref
 from fuser.ir.composites import expand
 from fuser.ir.fuse import fuse
+from fuser.ir.late_slices import with_late_slices
 from fuser.ir.mugraph import FREE
 from fuser.ir.mugraph import Access
 from fuser.ir.mugraph import KernelGraph
@@ -71,7 +73,18 @@ def rotary_attention(s: int = 6, heads: int = 2, d: int = 8) -> TensorProgram:
     return b.build(O=b.attention(rotary(b, q, cos, sin), rotary(b, k, cos, sin), v))
 
 
+def packed_rotary_attention(s: int = 6, heads: int = 4, shared: int = 2, d: int = 8) -> TensorProgram:
+    """One product for queries, keys and values; heads of the first two are rotated, several queries share a key."""
+    b = Builder("packed")
+    qkv, cos, sin = b.input("QKV", (s, (heads + 2 * shared) * d)), b.input("cos", (s, d)), b.input("sin", (s, d))
+    ends = [0, heads * d, (heads + shared) * d, (heads + 2 * shared) * d]
+    q, k, v = (cut(b, qkv, 1, i, j).reshape(s, (j - i) // d, d).transpose(1, 0, 2) for i, j in pairwise(ends))
+    q = rotary(b, q, cos, sin).reshape(shared, heads // shared * s, d)
+    return b.build(O=b.attention(q, rotary(b, k, cos, sin), v))
+
+
 CASES = {
+    "packed rotary attention": packed_rotary_attention(),
     "joint gated MLP": joint_gated_mlp(),
     "joint attention": joint_attention(),
     "rotary attention": rotary_attention(),
@@ -205,6 +218,32 @@ def test_what_is_only_a_copy_or_stored_in_parts_is_left() -> None:
     x, y = b.input("X", (4, 6)), b.input("Z", (4, 6))
     with pytest.raises(UnsupportedError, match="in parts of a concatenation"):
         fuse(b.build(Y=b.exp(b.op("concat", x, y, axis=0))))
+
+
+@pytest.mark.parametrize(
+    ("axis", "start", "stop", "shape", "late"),
+    [
+        (1, 8, 20, (6, 3, 4), (6, 6, 4)),
+        (1, 8, 20, (6, 3, 2, 2), (6, 6, 2, 2)),
+        (0, 2, 6, (2, 2, 24), (3, 2, 24)),
+        (0, 2, 6, (2, 48), (3, 48)),
+        (1, 8, 20, (6, 2, 6), ()),  # from the second element of a row on
+        (1, 8, 20, (72,), ()),  # rows of the result have parts of several
+        (0, 1, 5, (2, 48), ()),
+        (1, 0, 12, (6, 1, 12), (6, 2, 12)),
+    ],
+)
+def test_slices_behind_reshapes(axis: int, start: int, stop: int, shape: tuple[int, ...], late: tuple[int, ...]) -> None:
+    b = Builder("late")
+    x = b.exp(b.input("X", (6, 24)))
+    before = b.build(Y=b.exp(cut(b, x, axis, start, stop).reshape(*shape)), Z=b.exp(x))
+    after = with_late_slices(before)
+    assert (after is before) == (not late)
+    assert [n.op for n in after.nodes][1:3] == (["reshape", "slice"] if late else ["slice", "reshape"])
+    assert not late or after[after.nodes[1].output].shape == late
+    inputs = before.random_inputs(np.random.default_rng(0))
+    for name, wanted in before.evaluate(inputs).items():
+        np.testing.assert_array_equal(after.evaluate(inputs)[name], wanted)
 
 
 def test_boxes_through_reshapes() -> None:

@@ -23,6 +23,7 @@ from tests.builders import schedule
 from tests.interpreted import checked
 from tests.ir.test_windows import joint_attention
 from tests.ir.test_windows import joint_gated_mlp
+from tests.ir.test_windows import packed_rotary_attention
 from tests.ir.test_windows import rotary_attention
 
 LAYERS = workload("graphene/mlp20", layers=3, M=70, D=32)
@@ -42,11 +43,13 @@ def cut_attention():
 
 def test_kernels_agree_with_float64():
     joint, rotary = joint_gated_mlp(40, 48, 64), rotary_attention(40, 2, 32)
+    packed = packed_rotary_attention(40, 4, 2, 32)
     program, graph = cut_attention()
     jobs = [
         (LAYERS, fuse(LAYERS), Schedule((schedule(m=16),))),
         (joint, fuse(joint), Schedule((schedule("k", m=16, n=32, k=16),))),
         (rotary, fuse(rotary), Schedule((schedule("n", m=16, n=16, b=1),))),
+        (packed, fuse(packed), Schedule((schedule("n", m=16, n=16),))),
         (program, graph, Schedule(tuple(schedule() for _ in graph.blocks))),
     ]
     for outcome in (checked(*job) for job in jobs):

@@ -128,3 +128,21 @@ def test_rotary_embedding_is_part_of_attention():
     longest = max(regions, key=lambda r: len(r.nodes))
     assert set(longest.nodes) == {n.output for n in program.nodes if n.op != "reshape"}
     assert len(longest.inputs) == 5
+
+
+def test_what_is_in_front_of_all_slices_is_left_to_the_kernel_before():
+    """A norm that moved behind the product of queries, keys and values."""
+    b = Builder("llama")
+    cos, sin = b.input("cos", (64, 32)), b.input("sin", (64, 32))
+    packed = b.input("x", (64, 192)) / b.op("sqrt", b.input("squares", (64, 1)) * 0.5)
+    parts = [b.op("slice", packed, axis=1, start=i, stop=i + 64).reshape(64, 2, 32).transpose(1, 0, 2) for i in (0, 64, 128)]
+
+    def rotated(x: Ref) -> Ref:
+        left, right = (b.op("slice", x, axis=2, start=i, stop=i + 16) for i in (0, 16))
+        return x * cos + b.op("concat", -right, left, axis=2) * sin
+
+    q, k, v = rotated(parts[0]), rotated(parts[1]), parts[2]
+    program = b.build(out=b.softmax((q @ k.transpose(0, 2, 1)) * 32**-0.5) @ v)
+    longest = max(find_chains(program, H200)[0], key=lambda r: len(r.nodes))
+    assert longest.inputs == (packed.name, "cos", "sin")
+    assert set(longest.nodes) == {n.output for n in program.nodes if n.op not in ("div", "sqrt") and "squares" not in n.inputs}

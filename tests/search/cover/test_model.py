@@ -17,6 +17,7 @@ import fuser  # noqa: E402
 from fuser.device import load_device  # noqa: E402
 from fuser.errors import NoValidKernelError  # noqa: E402
 from fuser.frontends.torch_export import from_torch  # noqa: E402
+from fuser.interpret.reference import interpret  # noqa: E402
 from fuser.ir.mugraph import BlockGraph  # noqa: E402
 from fuser.ir.mugraph import LibraryKernel  # noqa: E402
 from fuser.lower import compile as compiling  # noqa: E402
@@ -107,6 +108,41 @@ def test_a_decoding_step_copies_no_cache_and_has_no_kernel_for_a_norm() -> None:
     assert not any("concat" in o for o in ops)
     assert all("matmul" in o for o in ops if "sqrt" in o)
     assert error(run(*inputs), module, *inputs) < 2e-3
+
+
+class Turned(torch.nn.Module):
+    """Attention with rotary embeddings; two heads of queries share one of keys."""
+
+    def __init__(self, width: int, rows: int) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (torch.nn.Linear(width, n * 32, bias=False) for n in (16, 8, 8))
+        angles = torch.outer(torch.arange(rows), 100.0 ** -(torch.arange(16) / 16)).repeat(1, 2)
+        self.register_buffer("cos", angles.cos())
+        self.register_buffer("sin", angles.sin())
+
+    def turned(self, x: Any) -> Any:
+        low, high = x.chunk(2, -1)
+        return x * self.cos + torch.cat((-high, low), -1) * self.sin
+
+    def forward(self, x: Any) -> Any:
+        q, k, v = (f(x).view(*x.shape[:2], -1, 32).transpose(1, 2) for f in (self.q, self.k, self.v))
+        q, k = self.turned(q), self.turned(k)
+        k, v = (y.repeat_interleave(2, 1) for y in (k, v))
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(*x.shape[:2], -1)
+
+
+def test_attention_turns_heads_of_a_packed_product_as_it_loads_them() -> None:
+    torch.manual_seed(0)
+    module, x = Turned(512, 128).eval().half(), torch.randn(2, 128, 512).half()
+    known = from_torch(module, (x,))
+    model = compile_model(known.program, known.params, Pricing(load_device("h200")), compiled=False, checked=False)
+    first, last = model.whole.candidate.graph.blocks
+    assert first.stores[0].access is not None and first.stores[0].access.memory_shape(first.extents)[-1] == 32 * 32
+    assert not any("selection" in t for t in (*first.inputs, *last.inputs))
+    inputs = {n: x.double().numpy() for n in model.program.inputs if n not in model.params}
+    inputs |= {n: v.astype(np.float64) for n, v in model.params.items()}
+    (got,) = interpret(model.whole.candidate.graph, model.whole.candidate.schedule, inputs).values()
+    assert error(torch.from_numpy(got), module, x) < 1e-6
 
 
 def test_what_the_table_lacks_is_torchs() -> None:
