@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from experiments.suite.case import Case
 from experiments.suite.more import attention
+from experiments.suite.more import functionals
 from experiments.suite.more import images
 from experiments.suite.more import language
 from experiments.suite.more import learning
 from experiments.suite.more import mixers
 from experiments.suite.more import numerics
+from experiments.suite.more import objectives
+from experiments.suite.more import sampling
 from experiments.suite.more import scripts
+from experiments.suite.more import serving
 from experiments.suite.more import speech
 
-CASES: dict[str, Case] = {
-    f"more_{name}": case
-    for room in (attention, language, images, mixers, speech, learning, numerics, scripts)
-    for name, case in room.CASES.items()
-}
+ROOMS = (
+    *(attention, language, images, mixers, speech, learning, numerics, scripts),
+    *(functionals, serving, sampling, objectives),
+)
+
+CASES: dict[str, Case] = {f"more_{name}": case for room in ROOMS for name, case in room.CASES.items()}
