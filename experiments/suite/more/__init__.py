@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from experiments.suite.case import Case
+from experiments.suite.more import algebra
 from experiments.suite.more import attention
 from experiments.suite.more import functionals
 from experiments.suite.more import images
@@ -11,14 +12,18 @@ from experiments.suite.more import learning
 from experiments.suite.more import mixers
 from experiments.suite.more import numerics
 from experiments.suite.more import objectives
+from experiments.suite.more import pictures
 from experiments.suite.more import sampling
+from experiments.suite.more import science
 from experiments.suite.more import scripts
+from experiments.suite.more import sequences
 from experiments.suite.more import serving
 from experiments.suite.more import speech
+from experiments.suite.more import transformers
 
 ROOMS = (
     *(attention, language, images, mixers, speech, learning, numerics, scripts),
-    *(functionals, serving, sampling, objectives),
+    *(functionals, serving, sampling, objectives, sequences, transformers, algebra, pictures, science),
 )
 
 CASES: dict[str, Case] = {f"more_{name}": case for room in ROOMS for name, case in room.CASES.items()}

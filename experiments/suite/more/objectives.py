@@ -190,7 +190,7 @@ def approximate_gain(scores: Tensor, relevance: Tensor) -> Tensor:
 
 def lambda_pairs(scores: Tensor, relevance: Tensor) -> Tensor:
     """LambdaRank's: pairs weighed by what swapping them would change."""
-    order = scores.argsort(dim=-1, descending=True)
+    order = scores.argsort(dim=-1, descending=True, stable=True)
     rank = torch.empty_like(order).scatter_(1, order, torch.arange(order.shape[1], device=order.device).expand_as(order))
     discount = 1 / torch.log2(rank.to(scores.dtype) + 2)
     gain = torch.exp2(relevance.to(scores.dtype))

@@ -37,7 +37,7 @@ def min_p_logits(logits: Tensor, temperature: Tensor, share: Tensor) -> tuple[Te
 
 def top_k_then_p(logits: Tensor, k: Tensor, p: Tensor) -> Tensor:
     """By one sort from the smallest on, and back to the tokens' places."""
-    order, at = logits.sort(dim=-1, descending=False)
+    order, at = logits.sort(dim=-1, descending=False, stable=True)
     least = order.gather(1, (order.size(1) - k).unsqueeze(1))
     order = order.masked_fill(order < least, float("-inf"))
     out = order.float().softmax(dim=-1).cumsum(dim=-1) <= 1 - p.sigmoid().unsqueeze(1)
@@ -50,7 +50,7 @@ def typical(logits: Tensor, mass: float) -> Tensor:
     """Tokens whose surprise is near to the entropy."""
     log_p = logits.log_softmax(-1)
     entropy = -(log_p * log_p.exp()).nansum(-1, keepdim=True)
-    far, at = torch.sort((-log_p - entropy).abs())
+    far, at = torch.sort((-log_p - entropy).abs(), stable=True)
     total = logits.gather(-1, at).softmax(dim=-1).cumsum(dim=-1)
     last = (total < mass).sum(dim=1).clamp(max=far.shape[-1] - 1)
     drop = far > far.gather(1, last.view(-1, 1))
@@ -88,8 +88,8 @@ def prompt_log_probs(head, x: Tensor, tokens: Tensor, k: int) -> dict[str, Tenso
     """Log-probabilities of a prompt, their ranks, and the best of each place."""
     log_p = head(x).log_softmax(dim=-1, dtype=torch.float32)
     mine = log_p.gather(-1, tokens.unsqueeze(-1))
-    best, at = log_p.topk(k, dim=-1)
-    return {"log_p": mine.squeeze(-1), "rank": (log_p > mine).sum(-1), "best": best, "tokens": at}
+    best = log_p.topk(k, dim=-1).values
+    return {"log_p": mine.squeeze(-1), "rank": (log_p > mine).sum(-1), "best": best, "gap": best[..., 0] - mine.squeeze(-1)}
 
 
 def sharded_embedding(weight: Tensor, ids: Tensor, start: int, end: int) -> Tensor:

@@ -213,7 +213,7 @@ def absorbed_decode(out, up_k: Tensor, up_v: Tensor, q: Tensor, q_turn: Tensor, 
 
 def indexed_tokens(iq: Tensor, ik: Tensor, weights: Tensor, q: Tensor, latent: Tensor) -> Tensor:
     """A small scorer picks the tokens that a query reads."""
-    score = torch.einsum("bth,bths->bts", weights, torch.relu(torch.einsum("bthd,bsd->bths", iq, ik)))
+    score = torch.einsum("bth,bths->bts", weights.float(), torch.relu(torch.einsum("bthd,bsd->bths", iq.float(), ik.float())))
     t, s = score.shape[1:]
     far = torch.ones(t, s, dtype=torch.bool, device=q.device).triu(s - t + 1)
     top, at = score.masked_fill(far, float("-inf")).topk(64 if s >= 128 else 4, dim=-1)
