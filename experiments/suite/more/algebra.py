@@ -268,10 +268,10 @@ def grey_steps(x: Tensor) -> dict[str, Tensor]:
 
 
 CASES: dict[str, Case] = {
-    "pseudo_inverse": call(pseudo_inverse, ((8, 2), (96, 7), (48, 5)), ((8, 2), (96, 7), (16, 3))),
-    "low_rank_copy": call(low_rank_copy, ((4, 2), (128, 8), (64, 6)), lambda n: n(8, 2)),
+    "pseudo_inverse": call(pseudo_inverse, ((64, 2), (32, 7), (16, 5)), ((64, 2), (32, 7), (24, 3))),
+    "low_rank_copy": call(low_rank_copy, ((96, 2), (32, 8), (24, 6)), lambda n: n(8, 2)),
     "whitened_groups": call(whitened, ((16, 2), (64, 16), (28, 5), (28, 6))),
-    "least_squares": call(least_squares, ((32, 2), (512, 20), (15, 3)), ((32, 2), (512, 20), (4, 2))),
+    "least_squares": call(least_squares, ((8, 2), (500, 20), (15, 3)), ((8, 2), (500, 20), (4, 2))),
     "mixture_likelihood": call(likelihood, ((2048, 7), 1, (32, 4)), ((16, 3), (32, 4)), ((16, 3), (32, 4), (40, 6))),
     "factored_solution": call(
         factored_solution, ((64, 2), (48, 6), (64, 9)), ((64, 2), (48, 6), (32, 4)), ((64, 2), (32, 4), (32, 5))
@@ -279,7 +279,7 @@ CASES: dict[str, Case] = {
     "orthogonal_blocks": scaled(lambda n: (Orthogonal(n(768, 16), n(32, 4)), (floats(n, (8, 2), (197, 5), (768, 16)),))),
     "exponential_turns": call(generator, ((256, 3), 4, 4), ((256, 3), (128, 6), 4)),
     "three_diagonals": call(three_diagonals, *(((65536, 7), 12),) * 4),
-    "principal_angles": call(principal_angles, ((2048, 20), (64, 6)), ((2048, 20), (48, 5))),
+    "principal_angles": call(principal_angles, ((2048, 20), (24, 6)), ((2048, 20), (16, 5))),
     "low_pass": call(low_pass, ((32, 3),), ((8, 2), (32, 3), (128, 12), (160, 10))),
     "phase_correlation": call(phase_correlation, *(((16, 2), (256, 12), (256, 10)),) * 2),
     "envelope": call(envelope, ((64, 3), (8192, 16))),
