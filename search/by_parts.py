@@ -5,7 +5,7 @@ from __future__ import annotations
 from fuser.device import Device
 from fuser.ir.element_program import moves_elements
 from fuser.ir.program import TensorProgram
-from search.cover.parts import root
+from search.cover.joint import root
 from search.cover.prices import LESS
 from search.cover.prices import joint_seconds
 from search.ranked import Tuned

@@ -48,5 +48,7 @@ def _late(program: TensorProgram, node: Node, tensors: dict[str, Tensor]) -> lis
     attrs = {**node.attr, "shape": whole.shape}
     return [
         Node(node.op, (source.name,), whole.name, tuple(sorted(attrs.items()))),
-        Node("slice", (whole.name,), node.output, tuple(sorted({**cut.attr, "axis": axis, "start": start, "stop": stop}.items()))),
+        Node(
+            "slice", (whole.name,), node.output, tuple(sorted({**cut.attr, "axis": axis, "start": start, "stop": stop}.items()))
+        ),
     ]

@@ -99,7 +99,8 @@ def plan(candidate: Candidate, made: Sequence[KernelSource] = ()) -> Plan:
     views = views_of(graph)
     launched = tuple(i for i, k in enumerate(graph.kernels) if k.outputs[0] not in views)
     accesses = accesses_of(graph)
-    streams = streams_of(accesses, joined=[_joined(graph.kernels[i]) for i in launched])
+    kernels = [graph.kernels[i] for i in launched]
+    streams = streams_of(accesses, joined=list(map(_joined, kernels)), calls=list(map(call_of_result, kernels)))
     own = _written(graph, tensors)
     sources = tuple(own.get(k.outputs[0]) if s is None else s for k, s in pairs)
     taken = adopted(graph, tensors, launched, sources, streams)

@@ -8,6 +8,7 @@ kernel waits for it. Stream 0 is the caller's: the others begin behind what is o
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -73,16 +74,20 @@ def ancestors(needs: Sequence[Sequence[int]]) -> tuple[frozenset[int], ...]:
     return tuple(found)
 
 
-def assign(accesses: Sequence[Access], most: int = MAX_STREAMS) -> tuple[int, ...]:
+def assign(accesses: Sequence[Access], most: int = MAX_STREAMS, calls: Sequence[Collection[str]] = ()) -> tuple[int, ...]:
     """A stream for each kernel. A kernel goes on a stream on whose last kernel it depends, so that no order is added; else on a
     stream of its own, or where all are taken on the one with the fewest kernels. All on stream 0 where there is no kernel that
-    could run beside another."""
+    could run beside another. Kernels that share one of their ``calls`` share a stream."""
     paths = ancestors(dependences(accesses))
     last: list[int] = []
     found: list[int] = []
+    homes: dict[str, int] = {}
     for i, path in enumerate(paths):
         fitting = [s for s, k in enumerate(last) if k in path]
-        if fitting:
+        mine = calls[i] if calls else ()
+        if home := [homes[c] for c in mine if c in homes]:
+            stream = home[0]
+        elif fitting:
             # the caller's stream waits for the others at the end anyway; else behind the latest, whose branch goes on
             stream = 0 if 0 in fitting else max(fitting, key=last.__getitem__)
         elif len(last) < most:
@@ -92,6 +97,7 @@ def assign(accesses: Sequence[Access], most: int = MAX_STREAMS) -> tuple[int, ..
             stream = min(range(len(last)), key=lambda s: (found.count(s), s))
         last[stream] = i
         found.append(stream)
+        homes |= {c: stream for c in mine if c not in homes}
     return tuple(found)
 
 
@@ -120,9 +126,11 @@ def synchronise(accesses: Sequence[Access], stream: Sequence[int]) -> Streams:
     return Streams(tuple(stream), tuple(waits), tuple(forks), joins, tuple(before))
 
 
-def streams_of(accesses: Sequence[Access], most: int = MAX_STREAMS, joined: Sequence[bool] = ()) -> Streams:
+def streams_of(
+    accesses: Sequence[Access], most: int = MAX_STREAMS, joined: Sequence[bool] = (), calls: Sequence[Collection[str]] = ()
+) -> Streams:
     """Streams and events for kernels in launch order. Neighbours among the ``joined`` may become one launch: they share a
-    stream."""
+    stream, and so do results of one of ``calls``, which would be made again on each."""
     groups: list[list[int]] = []
     for i in range(len(accesses)):
         if joined and i and joined[i - 1] and joined[i]:
@@ -130,7 +138,8 @@ def streams_of(accesses: Sequence[Access], most: int = MAX_STREAMS, joined: Sequ
         else:
             groups.append([i])
     merged = [Access(*(tuple(dict.fromkeys(t for i in g for t in pick(accesses[i]))) for pick in _ENDS)) for g in groups]
-    stream = [s for s, g in zip(assign(merged, most), groups, strict=True) for _ in g]
+    whose = [{c for i in g for c in calls[i]} for g in groups] if calls else ()
+    stream = [s for s, g in zip(assign(merged, most, whose), groups, strict=True) for _ in g]
     return synchronise(accesses, stream)
 
 

@@ -23,7 +23,7 @@ from fuser.ir.ops import op as op_def
 from fuser.ir.program import FLOATS
 from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram
-from search.cover.parts import moves_only
+from search.cover.joint import moves_only
 from search.cover.rebuild import copied
 from search.cover.rebuild import living
 from search.cover.rebuild import rebuild

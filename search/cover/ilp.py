@@ -17,9 +17,9 @@ from typing import Any
 
 from fuser.errors import NoValidKernelError
 from fuser.ir.program import TensorProgram
+from search.cover.joint import moves_only
 from search.cover.parts import Part
 from search.cover.parts import Stored
-from search.cover.parts import moves_only
 from search.cover.parts import stored_name
 
 GAP = 1e-4

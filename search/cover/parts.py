@@ -19,12 +19,17 @@ from fuser.errors import FuserError
 from fuser.ir.element_program import RUNS
 from fuser.ir.element_program import has_rule
 from fuser.ir.fuse import identifier
-from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram
 from fuser.ir.subprogram import canonical
 from fuser.ir.subprogram import subprogram
-from fuser.runtime.joined import apart
 from fuser.superopt.rewrite.splits import LONG
+from search.cover.joint import LEFT
+from search.cover.joint import MOST
+from search.cover.joint import WHOLE_KERNEL
+from search.cover.joint import joins
+from search.cover.joint import joint_kernels
+from search.cover.joint import moves_only
+from search.cover.joint import root
 
 LONGEST = 16
 """Most operators in front of one in one part, contractions not counted."""
@@ -37,19 +42,6 @@ BESIDE = EPILOGUE | {"reduce"}
 NORMS = ("layer_norm", "rms_norm")
 ROWS = frozenset({"map", "reduce", "composite"})
 """Kinds of operators that make a part without contractions: normalizations, softmax, sums of rows."""
-
-
-LEFT = ("library", "opaque")
-"""Kinds of operators that torch computes."""
-JOINT = (*LEFT, "map", "reduce", "composite", "data")
-"""Kinds of operators that torch's compiler has kernels for, several in one."""
-MOST = 32
-"""Most operators of one part that torch computes."""
-
-
-def joins(node: Node) -> bool:
-    """Whether torch's compiler may have one kernel for an operator and others."""
-    return not node.products and node.entry.kind in JOINT and not apart(f"{node.op} {node.attr.get('callee', '')}")
 
 
 Stored = tuple[str, int]
@@ -107,18 +99,6 @@ class Part:
     def writes(self) -> tuple[str, ...]:
         """Tensors of the model that it leaves in device memory."""
         return tuple(self.back[n] for n in self.program.outputs)
-
-
-def moves_only(node: Node) -> bool:
-    """The operator is a place to load from, for a kernel that reads it."""
-    return node.entry.kind == "view" or node.op == "slice"
-
-
-def root(program: TensorProgram, name: str) -> str:
-    """The result, or input, that a view shows."""
-    while (node := program.producers.get(name)) is not None and moves_only(node):
-        (name,) = node.inputs
-    return name
 
 
 def title(program: TensorProgram) -> str:
@@ -289,16 +269,10 @@ class _Finder:
             due = self.left(last)
 
     def neighbours(self) -> Iterator[frozenset[str]]:
-        """All operators that torch's compiler takes and that read one another, whoever else reads them."""
-        found: dict[str, set[str]] = {}
-        for name in (n.output for n in self.program.nodes if not moves_only(n) and joins(n)):
-            mine = {name}
-            for other in {id(s): s for p in self.operands(name) if (s := found.get(p))}.values():
-                mine |= other
-            found |= dict.fromkeys(mine, mine)
-        for core in {id(s): s for s in found.values()}.values():
-            if 1 < len(core) <= MOST:
-                yield frozenset(core)
+        """All operators that torch's compiler may have one kernel for, whoever else reads them."""
+        for nodes in joint_kernels(self.program):
+            if 1 < len(nodes) <= WHOLE_KERNEL:
+                yield frozenset(n.output for n in nodes)
 
     def left(self, name: str) -> bool:
         return self.made[name].entry.kind in LEFT or name in self.wholes

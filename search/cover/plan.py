@@ -3,6 +3,7 @@ its results, and what the model expects of it."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -18,13 +19,15 @@ from fuser.files import counted
 from fuser.ir.mugraph import Kernel
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
+from fuser.ir.opdef import JOINED
 from fuser.ir.program import Tensor
 from fuser.ir.program import TensorProgram
+from fuser.runtime.library import WHOLE
 from fuser.runtime.library import views_of
 from fuser.runtime.workspace import Workspace
 from search.cover.ilp import Cover
+from search.cover.joint import moves_only
 from search.cover.parts import Part
-from search.cover.parts import moves_only
 from search.cover.parts import stored_name
 from search.realise import Realised
 
@@ -182,10 +185,13 @@ def _entry(
 ) -> Kernels:
     launched = [k for k in kernels if k.outputs[0] not in views]
     made = program.producers
+    names = tuple(k.name for k in launched)
+    if len(launched) > 1 and all(isinstance(k, LibraryKernel) and dict(k.attrs).get(JOINED, WHOLE) != WHOLE for k in launched):
+        names = (re.sub(r"_[0-9]+$", "", names[0]),)  # torch's compiler makes one kernel of the calls
     return Kernels(
         number,
-        tuple(k.name for k in launched),
-        sum(isinstance(k, LibraryKernel) for k in launched),
+        names,
+        min(sum(isinstance(k, LibraryKernel) for k in launched), len(names)),
         tuple(str(made[n].attr.get("callee", made[n].op)) for n in part.nodes),
         part.nodes,
         tuple(replace(program[s[0]], name=stored_name(s)) for s in part.takes),

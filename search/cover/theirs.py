@@ -22,10 +22,10 @@ from fuser.ir.program import TensorProgram
 from fuser.ir.subprogram import subprogram
 from fuser.lower.compile import KernelArtifact
 from fuser.runtime.library import WHOLE
+from search.cover.joint import joins
+from search.cover.joint import joint_kernels
+from search.cover.joint import moves_only
 from search.cover.parts import FEW
-from search.cover.parts import joins
-from search.cover.parts import moves_only
-from search.cover.parts import root
 from search.cover.prices import DOUBT
 from search.cover.prices import by_library
 from search.cover.prices import joint_seconds
@@ -92,35 +92,12 @@ def wholly(program: TensorProgram, device: Device, images: bool = False) -> Tune
 
 def _seconds(program: TensorProgram, device: Device) -> float:
     found = []
-    for nodes in _kernels(program):
+    for nodes in joint_kernels(program):
         views = {v for n in nodes for i in n.inputs for v in _views(program, i)}
         part = subprogram(program, {*(n.output for n in nodes), *views}, "part")
         joint = joint_seconds(part, device, doubted=True) if all(map(joins, nodes)) else None
         found.append(_called(part, device) if joint is None else joint / DOUBT)
     return math.fsum(found)
-
-
-def _kernels(program: TensorProgram) -> Iterator[list[Node]]:
-    """Operators that the compiler may have one kernel for: those that read one another, with no library's call between; and each
-    such call."""
-    level: dict[str, int] = {}
-    groups: dict[str, list[Node]] = {}
-    readers: dict[tuple[str, int], str] = {}
-    for node in program.nodes:
-        if moves_only(node):
-            continue
-        origins = [root(program, i) for i in node.inputs]
-        fronts = [f for f in origins if f in level]
-        level[node.output] = max((level[f] + (not joins(program.producers[f])) for f in fronts), default=0) + (not joins(node))
-        mine = [node]
-        if joins(node):
-            same = [f for f in fronts if joins(program.producers[f]) and level[f] == level[node.output]]
-            beside = [r for f in origins if (r := readers.get((f, level[node.output])))]  # what reads the same is one kernel, too
-            for other in {id(g): g for f in (*same, *beside) if (g := groups[f])}.values():
-                mine = [*other, *mine]
-            readers |= {(f, level[node.output]): node.output for f in origins}
-        groups |= {n.output: mine for n in mine}
-    yield from {id(g): g for g in groups.values()}.values()
 
 
 def _views(program: TensorProgram, name: str) -> Iterator[str]:

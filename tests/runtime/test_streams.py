@@ -197,3 +197,11 @@ def test_what_may_become_one_launch_is_on_one_stream() -> None:
     assert streams_of(accesses).stream == (0, 1, 1, 0)
     assert streams_of(accesses, joined=[False, False, True, True]).stream == (0, 1, 0, 0)
     assert streams_of(accesses, joined=[False, True, False, True]) == streams_of(accesses)
+
+
+def test_results_of_one_call_share_a_stream() -> None:
+    """Factors of a matrix that are needed at different times: the call is not made again for the second."""
+    accesses = graph("Xc:Uc", "Y:B", "UB:C", "Xc:Vc", "VC:D")
+    calls = [("c",), (), (), ("c",), ()]
+    assert streams_of(accesses).stream == (0, 1, 0, 2, 0) or len({streams_of(accesses).stream[i] for i in (0, 3)}) == 2
+    assert len({streams_of(accesses, calls=calls).stream[i] for i in (0, 3)}) == 1

@@ -17,9 +17,9 @@ from fuser.ir.program import TensorProgram
 from search.cover.ilp import _problem
 from search.cover.ilp import cover
 from search.cover.ilp import given
+from search.cover.joint import moves_only
 from search.cover.layouts import with_layouts
 from search.cover.parts import Part
-from search.cover.parts import moves_only
 from search.cover.parts import parts
 from search.cover.parts import stored_name
 
