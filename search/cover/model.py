@@ -85,6 +85,10 @@ def as_it_stands(tuned: Tuned) -> Realised:
     return Realised(tuned, tuned.winner, AS_IT_STANDS, ())
 
 
+WORSE = 1.02
+"""How many times its price a part that was compiled takes from which on it is chosen again among all."""
+
+
 @dataclass(frozen=True)
 class Model:
     """A program that is computed by parts: each with what was realised for it, in launch order. ``whole`` has one kernel graph of
@@ -208,11 +212,15 @@ def _chosen(
             better |= found
             offers = replace(offers, tuned={p: better.get(p.key, t) for p, t in offers.tuned.items()})
         near = {p.key: offers.tuned[p] for p in chosen.parts}
-        near = {key: t if key in better else beside(t, device) for key, t in near.items()}
+        near = {key: t if key in better or key in done else beside(t, device) for key, t in near.items()}
         offers = replace(offers, tuned={**offers.tuned, **{p: near[p.key] for p in chosen.parts}})
         distinct = f"{len({p.key for p in chosen.parts})} distinct of {counted(len(chosen.parts), 'part')}"
         stages.begin("kernels", f"{'compiling and checking' if compiled else 'verifying'} {distinct}")
         failed = _realise(chosen, offers.tuned, done, kernels, standing)
+        if not failed and known is None and (dearer := _dearer(chosen, offers, done)) is not offers:
+            offers = dearer
+            if (other := _within(offers)) is None or {*other.parts} != {*chosen.parts}:
+                continue
         if not failed:
             if known is None and not better:
                 kept_choice.write(file, several, offers, chosen, priced)
@@ -284,6 +292,16 @@ def _realise(
         except (NoValidKernelError, UnsupportedError):
             failed.add(key)
     return frozenset(failed)
+
+
+def _dearer(chosen: Cover, offers: Offers, done: Mapping[str, Realised]) -> Offers:
+    """The offers with what was realised in the place of a cheaper candidate that does not hold: it spills, say. The same where
+    there is no such part."""
+    made = {p.key: done[p.key].candidate for p in chosen.parts}
+    worse = {p.key for p in chosen.parts if made[p.key].seconds > WORSE * offers.tuned[p].winner.seconds}
+    if not worse:
+        return offers
+    return replace(offers, tuned={p: replace(t, winner=made[p.key]) if p.key in worse else t for p, t in offers.tuned.items()})
 
 
 def _stands(tuned: Tuned) -> bool:

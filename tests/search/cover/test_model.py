@@ -275,3 +275,24 @@ def test_whole_numbers_stay_exact_beyond_those_of_float32(rng: np.random.Generat
     got = run(values, given, by) if run.inputs[0] == "x" else run(given, by, values)
     wanted = {"j": (given + 16777217) * by, "y": values.gather(1, given % by), "e": torch.zeros(4, 3, dtype=torch.bool)}
     assert all(torch.equal(y, wanted[name]) for name, y in zip(program.outputs, got, strict=True))
+
+
+def test_a_part_that_takes_longer_than_its_price_once_it_is_compiled_is_chosen_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All its candidates that would be as fast spill, say."""
+    from search.cover import model as chosen
+
+    real, products = chosen.verified, list[int]()
+
+    def slow(tuned: Any) -> Any:
+        made = real(tuned)
+        products.append(sum(n.contracts for n in tuned.program.nodes))
+        return replace(made, candidate=replace(made.candidate, estimate=1e-3)) if products[-1] > 1 else made
+
+    monkeypatch.setattr(chosen, "verified", slow)
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(3)), torch.nn.Softmax(-1)).eval().half()
+    known = from_torch(module, (torch.randn(4096, 64).half(),))
+    price = Pricing(load_device("h200"))
+    model = compile_model(known.program, known.params, price, compiled=False, checked=False)
+    assert max(products) > 1
+    assert all(sum(n.contracts for n in p.program.nodes) == 1 for p in model.cover.parts)
