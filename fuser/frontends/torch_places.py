@@ -34,6 +34,12 @@ def _sorted(c: Call) -> tuple[Ref, Ref]:
     return c.b.op("gather", x, places, dim=dim), places
 
 
+def _stable(c: Call) -> Ref:
+    """Equal elements in their order, which the operator keeps anyway."""
+    x = c.tensor("self")
+    return c.b.op("argsort", x, dim=c.axis(c["dim"], x), descending=c["descending"], dtype="int64")
+
+
 def _pool(c: Call) -> tuple[Ref, Ref | None]:
     x, name = c.tensor("self"), c.aten.split("_with")[0]
     attrs: dict[str, Any] = {n: tuple(c[n]) for n in ("kernel_size", "stride", "padding", "dilation") if c[n]}
@@ -179,7 +185,7 @@ def _any_of(c: Call) -> Ref:
 
 
 RULES: dict[str, Callable[[Call], Any]] = {
-    "sort": _sorted, "sort.stable": _sorted, "topk": _sorted, "any.dims": _any_of, "all.dims": _any_of,
+    "sort": _sorted, "sort.stable": _sorted, "argsort.stable": _stable, "topk": _sorted, "any.dims": _any_of, "all.dims": _any_of,
     **{f"conv{n}d": _images for n in (1, 2, 3)},
     **{f"conv_transpose{n}d{'.input' * (n > 1)}": _images for n in (1, 2, 3)},
     **{f"max_pool{n}d_with_indices": _pool for n in (1, 2, 3)}, "convolution": _convolution,

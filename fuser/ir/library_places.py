@@ -178,7 +178,7 @@ PLACES: tuple[OpDef, ...] = (
     OpDef("masked_scatter", "library", 3, _masked_scatter, torch=("masked_scatter",), shape=first, flops=0,
           eager=".masked_scatter"),
     OpDef("argsort", "library", 1, _argsort, attrs=("dim", "descending", "dtype"), optional=("descending", "dtype"),
-          torch=("argsort", "argsort.stable"), shape=first, eager="argsort stable=True"),
+          torch=("argsort",), shape=first, eager="argsort stable=True"),
     OpDef("argtopk", "library", 1, _argtopk, attrs=("k", "dim", "largest", "sorted", "dtype"),
           optional=("dim", "largest", "sorted", "dtype"), shape=_shortened, eager=".argtopk"),
     OpDef("diagonal", "library", 1, _diagonal, attrs=("offset", "dim1", "dim2"), optional=("offset", "dim1", "dim2"),

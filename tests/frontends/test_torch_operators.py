@@ -144,6 +144,7 @@ LIBRARY: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
         (rand(6, 7, 5), rand(4, 6, 3, 3), rand(6, 4, 3, 3)),
     ),
     "sort": (lambda x: (*x.sort(1), *x.sort(0, descending=True), x.argsort(-1)), X),
+    "stable": (lambda x: (x.round().argsort(dim=1, stable=True), x.argsort(dim=0, descending=True, stable=True)), X),
     "topk": (lambda x: (*x.topk(3, 1), *x.topk(2, 0, largest=False)), X),
     "any of several": (lambda x: ((x > 1).any((0, 2)), torch.all(x > -9, (0, 1))), CUBE),
     "gather": (lambda x, i: (x.gather(1, i), x.index_select(1, i[0]), x[i[0]], x.view(1, 6, 6)[:, i, i]), (rand(6, 6), PLACES)),
