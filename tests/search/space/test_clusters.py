@@ -61,3 +61,14 @@ def test_a_search_by_measurements_has_them_as_a_structure() -> None:
     assert found is not None
     _, entries = found
     assert entries and all(e.candidate.schedule.kernels[0].cluster for e in entries)
+
+
+def test_images_with_their_channels_last_are_shared_out_by_places() -> None:
+    """So that a block reads whole lines, though channels come first where it writes."""
+    b = Builder("images")
+    x = b.input("X", (16, 4096, 64)).transpose(0, 2, 1)
+    block = structures(b.build(Y=x / b.sum(x * x, 1, 2, keepdims=True)))[0].blocks[0]
+    space = cluster_space(kernel_space(block, H200))
+    assert space is not None
+    assert [block.extents[a] for a in block.stores[0].axes] == [16, 64, 4096]
+    assert block.extents[dict(space.always)["cluster"]] == 4096
