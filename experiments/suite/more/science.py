@@ -165,7 +165,7 @@ def capsule_moments(pose: Tensor, activation: Tensor, w: Tensor, beta: Tensor) -
     votes = torch.einsum("biuv,ijvw->bijuw", pose, w).flatten(3)
     r = torch.full_like(votes[..., 0], 1 / votes.shape[2])
     act = activation.sigmoid()
-    mu = a = None
+    mu, a = votes, act
     for step in range(2):
         weight = (r * act.unsqueeze(-1)).unsqueeze(-1)
         total = weight.sum(1, keepdim=True) + 1e-4
