@@ -245,14 +245,21 @@ def _memory(x: Any) -> Any:
 
 
 def _fill_places(graph: Any, given: Sequence[Any]) -> None:
-    """Random places in whole numbers that do nothing but say places: the compiler times its kernels with what it is given, and
-    those that add up where they are told to take several times as long where all are told the same."""
+    """Random places in whole numbers that do nothing but say places, each once where there are enough, in each row at least: the
+    compiler times its kernels with what it is given, and those that add up where they are told to take several times as long
+    where all are told the same."""
     import torch
 
     for node, x in zip((n for n in graph.graph.nodes if n.op == "placeholder"), given, strict=True):
         extent = _extent(node)
         if extent is not None and 1 < extent < 2**62 and not x.any():
-            _memory(x).random_(0, int(extent), generator=torch.Generator(x.device).manual_seed(0))
+            memory, drawn = _memory(x), torch.Generator(x.device).manual_seed(0)
+            if memory.numel() <= extent or (x.is_contiguous() and x.shape[-1] <= extent):
+                # where a place is written twice, either number may be left there
+                apart = memory if memory.numel() <= extent else x
+                apart.copy_(torch.rand(apart.shape, device=x.device, generator=drawn).argsort(-1))
+            else:
+                memory.random_(0, int(extent), generator=drawn)
 
 
 def _extent(node: Any) -> float | None:

@@ -187,6 +187,25 @@ def test_examples_name_places_that_there_are_and_leave_torchs_random_numbers_alo
     assert not computed.any(), "what is computed with may name no place any more"
 
 
+@pytest.mark.parametrize(("shape", "rows"), [((20,), 1), ((4, 5), 1), ((30, 20), 30)])
+def test_examples_name_each_place_once_where_there_are_enough(shape: tuple[int, ...], rows: int) -> None:
+    """What is written twice may be left either way, and the compiler's form would be refused."""
+    kernel = LibraryKernel("i", "index", ("T", "I"), "G", (("dims", (0,)), (JOINED, True)))
+    more = LibraryKernel("s", "exp", ("G",), "S", ((JOINED, True),))
+    ends = (Tensor("T", (50, 3), "float32"), Tensor("I", shape, "int64"), Tensor("S", (*shape, 3), "float32"))
+    graph = KernelGraph("g", ("T", "I"), (kernel, more), ("S",), (*ends, Tensor("G", (*shape, 3), "float32"))).validate()
+    given: list[Any] = []
+
+    def build(traced: Any, _run: Any, examples: Any) -> Any:
+        given.extend(x.clone() for x in examples if not x.is_floating_point())
+        return traced
+
+    Executable(graph, Schedule(()), device="cpu", build=build)
+    (places,) = given
+    assert 0 <= places.min() < places.max() < 50
+    assert all(len(row.unique()) == row.numel() for row in places.reshape(rows, -1))
+
+
 def test_examples_of_one_form_are_different_numbers() -> None:
     """Of equal ones an angle is a rounding error: the compiler's form would be refused."""
     seen: list[Any] = []
