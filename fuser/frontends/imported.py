@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from dataclasses import field
+from dataclasses import replace
 from inspect import Signature
 from typing import Any
 
@@ -30,6 +31,12 @@ def held_by(exported: Any, spec: Any) -> Held | None:
         return Held(spec.arg.name, None)
     store = exported.constants if spec.target in exported.constants else exported.state_dict
     return Held(spec.target, store[spec.target], spec.kind.name == "CONSTANT_TENSOR")
+
+
+def named_apart(held: Mapping[str, Held | None]) -> dict[str, Held | None]:
+    """What is held, under names that no input has: torch gives an argument ``A`` the name ``a``, as a parameter may be called."""
+    users = {n for n, h in held.items() if h is None}
+    return {n: replace(h, name=f"{h.name}.held") if h and h.name in users else h for n, h in held.items()}
 
 
 Views = tuple[tuple[Any, tuple[Any, ...], dict[str, Any], int | None], ...]

@@ -32,6 +32,7 @@ from fuser.frontends.imported import Imported
 from fuser.frontends.imported import Result
 from fuser.frontends.imported import Views
 from fuser.frontends.imported import held_by
+from fuser.frontends.imported import named_apart
 from fuser.frontends.left import without_held
 from fuser.frontends.quotients import as_quotients
 from fuser.frontends.quotients import strictly
@@ -127,7 +128,7 @@ class _Importer:
     """One walk over the nodes of an exported graph."""
 
     def __init__(self, module: Any, name: str, held: Mapping[str, Held | None]) -> None:
-        self.module, self.held, self.nodes = module, held, list(module.graph.nodes)
+        self.module, self.held, self.nodes = module, named_apart(held), list(module.graph.nodes)
         self.builder = Builder(name, reserved=frozenset(n.name for n in self.nodes))
         self.values: dict[Any, Any] = {}
         self.params: dict[str, Array] = {}

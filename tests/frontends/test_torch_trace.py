@@ -1,0 +1,41 @@
+"""What a trace of a module must not stumble over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+import fuser  # noqa: E402
+
+nn = torch.nn
+
+
+def test_a_parameter_may_have_the_name_that_torch_gives_an_input() -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Parameter(torch.randn(4, 4, generator=torch.Generator().manual_seed(0)))
+
+        def forward(self, A: Any) -> Any:
+            return (A @ self.a).relu()
+
+    module, x = Mixed(), torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
+    imported = fuser.from_torch(module, (x,))
+    assert imported.inputs == ("a",)
+    got = imported.program.evaluate({"a": x.numpy(), **imported.params})
+    torch.testing.assert_close(torch.from_numpy(next(iter(got.values()))).float(), module(x))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_masks_of_transformers_are_not_looked_into(causal: bool) -> None:
+    drawn = torch.Generator().manual_seed(0)
+    module = nn.TransformerDecoder(nn.TransformerDecoderLayer(8, 2, 8, batch_first=True), 1).eval()
+    x, memory = torch.randn(2, 5, 8, generator=drawn), torch.randn(2, 3, 8, generator=drawn)
+    mask = nn.Transformer.generate_square_subsequent_mask(5) if causal else torch.randn(5, 5, generator=drawn)
+    imported = fuser.from_torch(module, (x, memory, mask))
+    values = {n: t.numpy() for n, t in zip(imported.inputs, (x, memory, mask), strict=True)}
+    got = imported.program.evaluate(values | imported.params)
+    torch.testing.assert_close(torch.from_numpy(next(iter(got.values()))).float(), module(x, memory, mask))
