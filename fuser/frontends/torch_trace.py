@@ -30,6 +30,19 @@ def alone() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def unguessed() -> Iterator[None]:
+    """Torch's transformers read the values of a mask to learn whether it is the causal one; a trace has none. That is but a
+    hint: without it the mask itself is applied."""
+    from torch.nn.modules import transformer
+
+    def hinted(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:
+        return is_causal is True
+
+    with patch.object(transformer, "_detect_is_causal_mask", hinted):
+        yield
+
+
 def traced(module: Any, example_inputs: tuple[Any, ...], example_kwargs: dict[str, Any], name: str, sizes: Any = None) -> Any:
     """The ``ExportedProgram`` of a module, with torch's ``dynamic_shapes`` in ``sizes``; the module stays as it is. Raises
     :class:`UntraceableError` with what torch says, and :class:`UnsupportedError` where each call would be another program."""
@@ -38,7 +51,7 @@ def traced(module: Any, example_inputs: tuple[Any, ...], example_kwargs: dict[st
     if isinstance(module, torch.jit.ScriptModule):
         raise _scripted(name, "it")
     try:
-        with alone(), warnings.catch_warnings(), true_states(), values_kept(module), opening(module):
+        with alone(), warnings.catch_warnings(), true_states(), values_kept(module), opening(module), unguessed():
             warnings.simplefilter("ignore", UserWarning)  # attributes that a module sets anew, such as the weights of an LSTM
             args, keywords = _apart(module, opened((example_inputs, example_kwargs)))
             return _alike(module, lambda: torch.export.export(module, args, keywords, dynamic_shapes=sizes))
