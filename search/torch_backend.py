@@ -26,8 +26,8 @@ from typing import Any
 
 import torch
 
+from fuser.device import load_device
 from fuser.errors import FuserError
-from fuser.errors import GradientError
 from fuser.errors import LeftToTorch
 from fuser.errors import UsageError
 from fuser.errors import first_line
@@ -37,6 +37,9 @@ from fuser.frontends.torch_alias import true_dropout
 from fuser.frontends.torch_trace import alone
 from search.torch_derivatives import asked_for
 from search.torch_derivatives import derives
+from search.torch_derivatives import without_backward
+from search.torch_numbers import numbers
+from search.torch_numbers import with_numbers
 from search.torch_pieces import Givens
 from search.torch_pieces import Piece
 from search.torch_pieces import pieces
@@ -83,7 +86,8 @@ def torch_backend(
     except UsageError as error:
         return _refusing(error)
     sources = [_source(n) for n in module.graph.nodes if n.op == "placeholder"]
-    return Door(module, settings, tuple(sources), _owners(sources), _symbolic(module, example_inputs), _differentiable(module))
+    symbolic, floats = _symbolic(module, example_inputs), numbers(module)
+    return Door(module, settings, tuple(sources), _owners(sources), symbolic or bool(floats), _differentiable(module), floats)
 
 
 def _settings(options: Mapping[str, Any]) -> Settings:
@@ -99,6 +103,8 @@ def _settings(options: Mapping[str, Any]) -> Settings:
     if not isinstance(settings.shapes, int) or settings.shapes < 1:
         raise UsageError(f"shapes={settings.shapes!r} is no number of sizes", "pass 1 or more")
     effort_of(settings.effort)
+    if isinstance(settings.target, str):
+        load_device(settings.target)
     return settings
 
 
@@ -177,7 +183,8 @@ Key = tuple[Any, tuple[int, ...]]
 @dataclass(eq=False)
 class Door:
     """One graph of dynamo's as a callable. ``sources`` say where each input comes from, ``owners`` are the modules of its
-    parameters, ``differentiable`` says which results have gradients in torch (not what is detached or computed without them).
+    parameters, ``differentiable`` says which results have gradients in torch (not what is detached or computed without them),
+    ``numbers`` which inputs are numbers in tensors.
     Dynamo calls it for every module of a class (each layer behind a graph break): where they are frozen, each has its kernels."""
 
     module: Any
@@ -186,6 +193,7 @@ class Door:
     owners: tuple[weakref.ref[Any], ...]
     symbolic: bool
     differentiable: tuple[bool, ...] = ()
+    numbers: tuple[int, ...] = ()
     made: dict[Key, Made] = field(default_factory=dict)
     _written: set[int] = field(default_factory=set)
     _watched: list[weakref.ref[Any]] = field(default_factory=list)
@@ -207,7 +215,7 @@ class Door:
                 "module under torch.no_grad())"
             )
             return self.module(*args)
-        key = _sizes(args) if self.symbolic else None, tuple([id(args[i]) for i in self._frozen])
+        key = _sizes(args, self.numbers) if self.symbolic else None, tuple([id(args[i]) for i in self._frozen])
         made = self.made.get(key)
         if made is None or any(not _unchanged(args[i], at, version) for i, at, version in made.constants):
             made = self._make(key, args)
@@ -218,7 +226,7 @@ class Door:
         with torch.no_grad():
             results = made.run(*args)
         pairs = zip(results, self.differentiable, strict=True)
-        return [_without_backward(x, grads[0], args) if differentiable else x for x, differentiable in pairs]
+        return [without_backward(x, grads[0], args) if differentiable else x for x, differentiable in pairs]
 
     def __post_init__(self) -> None:
         self._frozen = [i for i, s in enumerate(self.sources) if _is_static(s)] if self.settings.freeze else []
@@ -263,7 +271,7 @@ class Door:
             self._say("torch runs a graph that computes derivatives")
             return Made(None)
         options = {"device": str(where)} | {n: getattr(self.settings, n) for n in names}
-        graph, kept, run, into = _functional(self.module, args, self._kept)
+        graph, kept, run, into = _functional(with_numbers(self.module, self.numbers, args), args, self._kept)
         places = [n.name for n in graph.graph.nodes if n.op == "placeholder"]
         fixed = {n for n, s in zip(places, self.sources, strict=True) if _is_static(s)} if len(places) == len(args) else ()
         replayed = frozenset(fixed) if self.settings.cudagraphs else None
@@ -311,9 +319,10 @@ def _as_dynamo_compiles() -> Iterator[None]:
         yield
 
 
-def _sizes(args: Sequence[Any]) -> tuple[Any, ...]:
+def _sizes(args: Sequence[Any], numbers: Sequence[int]) -> tuple[Any, ...]:
     """The sizes of tensors, and everything else, of a call."""
-    return tuple([(x.shape, x.stride()) if isinstance(x, torch.Tensor) else x for x in args])
+    sizes = [(x.shape, x.stride()) if isinstance(x, torch.Tensor) else x for x in args]
+    return (*sizes, *[args[i].item() for i in numbers])
 
 
 def _unchanged(x: Any, address: int, version: int) -> bool:
@@ -325,27 +334,6 @@ def _device_of(module: Any, args: Sequence[Any]) -> Any:
     values = [n.meta.get("example_value") for n in module.graph.nodes]
     devices = [x.device for x in (*args, *values) if isinstance(x, torch.Tensor)]
     return next((d for d in devices if d.type != "cpu"), devices[0] if devices else None)
-
-
-class _NoBackward(torch.autograd.Function):
-    """The identity, of which there is no gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Any, anchor: Any) -> Any:
-        return x.detach()
-
-    @staticmethod
-    def backward(ctx: Any, *_: Any) -> Any:
-        raise GradientError(
-            "the backend mufuser is for inference: its kernels have no backward", "train with another backend, such as inductor"
-        )
-
-
-def _without_backward(x: Any, anchor: Any, args: Sequence[Any]) -> Any:
-    """A result that depends on something with a gradient: asking for that gradient is an error, not silence."""
-    if not isinstance(x, torch.Tensor) or not x.is_floating_point() or any(x is a for a in args):
-        return x
-    return _NoBackward.apply(x, anchor)
 
 
 def by_torchs_compiler(module: Any, args: Sequence[Any]) -> Callable[..., Any]:

@@ -3,9 +3,12 @@ torch runs what they are taken of."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+
+from fuser.errors import GradientError
 
 FORWARD = ("_jvp_increment_nesting", "_make_dual", "_enter_dual_level")
 """Functions of a graph that take derivatives along with values. To bring such a graph to ATen fails, and leaves torch within."""
@@ -34,3 +37,24 @@ def asked_for(x: Any) -> bool:
         seen |= new
         todo += new
     return False
+
+
+class _NoBackward(torch.autograd.Function):
+    """The identity, of which there is no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, anchor: Any) -> Any:
+        return x.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        raise GradientError(
+            "the backend mufuser is for inference: its kernels have no backward", "train with another backend, such as inductor"
+        )
+
+
+def without_backward(x: Any, anchor: Any, args: Sequence[Any]) -> Any:
+    """A result that depends on something with a gradient: asking for that gradient is an error, not silence."""
+    if not isinstance(x, torch.Tensor) or not x.is_floating_point() or any(x is a for a in args):
+        return x
+    return _NoBackward.apply(x, anchor)

@@ -37,5 +37,5 @@ def test_masks_of_transformers_are_not_looked_into(causal: bool) -> None:
     mask = nn.Transformer.generate_square_subsequent_mask(5) if causal else torch.randn(5, 5, generator=drawn)
     imported = fuser.from_torch(module, (x, memory, mask))
     values = {n: t.numpy() for n, t in zip(imported.inputs, (x, memory, mask), strict=True)}
-    got = imported.program.evaluate(values | imported.params)
+    got = imported.program.evaluate({**values, **imported.params})
     torch.testing.assert_close(torch.from_numpy(next(iter(got.values()))).float(), module(x, memory, mask))

@@ -373,6 +373,7 @@ def test_tensors_of_the_cpu_are_torchs_unless_the_interpreter_is_asked_for() -> 
         ({"frozen": True}, "the backend mufuser has no option 'frozen'"),
         ({"device": "tpu"}, "cannot be told to run on 'tpu'"),
         ({"shapes": 0}, "shapes=0 is no number of sizes"),
+        ({"target": "h300"}, "there is no device specification for target 'h300'"),
     ],
 )
 def test_options_that_there_are_not(options: dict[str, Any], said: str) -> None:
