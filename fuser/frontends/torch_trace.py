@@ -47,11 +47,13 @@ def traced(module: Any, example_inputs: tuple[Any, ...], example_kwargs: dict[st
     """The ``ExportedProgram`` of a module, with torch's ``dynamic_shapes`` in ``sizes``; the module stays as it is. Raises
     :class:`UntraceableError` with what torch says, and :class:`UnsupportedError` where each call would be another program."""
     import torch
+    from torch.export import _trace
 
     if isinstance(module, torch.jit.ScriptModule):
         raise _scripted(name, "it")
+    unprinted = patch.object(_trace, "print", lambda *_, **__: None, create=True)  # the graph so far, before an error
     try:
-        with alone(), warnings.catch_warnings(), true_states(), values_kept(module), opening(module), unguessed():
+        with alone(), warnings.catch_warnings(), true_states(), values_kept(module), opening(module), unguessed(), unprinted:
             warnings.simplefilter("ignore", UserWarning)  # attributes that a module sets anew, such as the weights of an LSTM
             args, keywords = _apart(module, opened((example_inputs, example_kwargs)))
             return _alike(module, lambda: torch.export.export(module, args, keywords, dynamic_shapes=sizes))

@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import fuser  # noqa: E402
+from fuser.errors import UntraceableError  # noqa: E402
 
 nn = torch.nn
 
@@ -39,3 +40,13 @@ def test_masks_of_transformers_are_not_looked_into(causal: bool) -> None:
     values = {n: t.numpy() for n, t in zip(imported.inputs, (x, memory, mask), strict=True)}
     got = imported.program.evaluate({**values, **imported.params})
     torch.testing.assert_close(torch.from_numpy(next(iter(got.values()))).float(), module(x, memory, mask))
+
+
+def test_a_trace_that_fails_prints_no_graph(capfd: pytest.CaptureFixture[str]) -> None:
+    class Branch(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x * 2 if x.sum() > 0 else x - 1
+
+    with pytest.raises(UntraceableError, match="data-dependent"):
+        fuser.from_torch(Branch(), (torch.randn(3),))
+    assert "def forward" not in capfd.readouterr().err
