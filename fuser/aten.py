@@ -76,7 +76,9 @@ def _reader(value: Any) -> Callable[[Sequence[Any]], Any]:
 
 def evaluate(callee: str, detail: str, arrays: Sequence[Any], field: int = -1) -> Any:
     """The same on numpy arrays."""
+    import numpy as np
     import torch
 
-    found = call(callee, detail, [torch.as_tensor(a) for a in arrays], field)
+    tensors = [torch.from_numpy(np.require(a, requirements="W")) for a in arrays]  # torch warns of what it could not write to
+    found = call(callee, detail, tensors, field)
     return (found.float() if found.dtype == torch.bfloat16 else found).numpy()

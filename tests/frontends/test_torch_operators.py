@@ -263,3 +263,13 @@ def test_a_dimension_of_a_number_is_left_to_torch(f: Callable[..., Any]) -> None
     assert type(run).__name__ == "CompiledProgram"
     for made, want in zip(values(run(x)), values(f(x)), strict=True):
         torch.testing.assert_close(made, want)
+
+
+def test_what_torch_computes_of_may_be_read_only() -> None:
+    module = nn.utils.parametrizations.orthogonal(nn.Linear(4, 3)).eval()
+    x = rand(2, 4).float()
+    imported = fuser.from_torch(module, (x,))
+    assert any(n.op == "opaque" for n in imported.program.nodes)
+    values = {imported.inputs[0]: x.numpy(), **{n: np.broadcast_to(v, v.shape) for n, v in imported.params.items()}}
+    (got,) = imported.program.evaluate(values).values()  # a warning is an error
+    np.testing.assert_allclose(got, module(x).detach().numpy(), rtol=1e-5, atol=1e-5)
