@@ -6,6 +6,7 @@ What was found before needs little of this package: the rest is loaded where som
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -89,6 +90,9 @@ def compile_program(
     :class:`fuser.errors.UnsupportedError` where no kernel can be made.
     """
     options.check()
+    if isinstance(example_inputs, Mapping) or not (hasattr(example_inputs, "shape") or isinstance(example_inputs, Collection)):
+        what = type(example_inputs).__name__
+        raise UsageError(f"the example inputs are a {what}", "pass a tuple of tensors, and keywords as example_kwargs")
     if options.buckets is not None:
         return _bucketed(program, example_inputs, example_kwargs or {}, options)  # type: ignore[return-value]
     try:

@@ -131,6 +131,8 @@ def test_a_product_by_the_library_alone_runs_anywhere() -> None:
         ("no device specification for target 'rtx9'", ".toml", None, {"target": "rtx9"}),
         ("no kernels can be generated for NVIDIA V100", "another target", None, {"target": "v100"}),
         ("has its shapes already", "PyTorch modules", None, {"example_inputs": (torch.zeros(1),)}),
+        ("the example inputs are a NoneType", "a tuple of tensors", torch.nn.ReLU(), {"example_inputs": None}),
+        ("the example inputs are a dict", "example_kwargs", torch.nn.ReLU(), {"example_inputs": {"input": torch.zeros(1)}}),
     ],
 )
 def test_what_cannot_be_done_is_said(said: str, hint: str, program: Any, options: dict[str, Any]) -> None:
