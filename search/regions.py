@@ -25,7 +25,7 @@ from fuser.ir.subprogram import canonical
 from fuser.ir.subprogram import convex
 from fuser.ir.subprogram import subprogram
 
-ABSORBED = {"scale", "causal_mask"}
+ABSORBED = {"scale", "causal_mask", "logical_not"}
 """Element-wise operators that a chain takes in front of its first contraction: they cost a kernel alone and nothing inside."""
 
 
@@ -241,8 +241,8 @@ class _Chain:
                 if name not in self.borders:
                     return f"{name} is a result of the clean-up and has no counterpart in the model"
         program, names = canonical(part)
-        if any(t.dtype not in FLOAT_DTYPES[:3] for t in program.tensors):
-            return "it has tensors that are not floating point"
+        if any(t.dtype not in (*FLOAT_DTYPES[:3], "bool") for t in program.tensors):
+            return "it has tensors that are no floating-point numbers or masks"
         if why := _no_block(program):
             return why
         return Region(

@@ -47,6 +47,18 @@ def subprogram(program: TensorProgram, outputs: Collection[str], name: str) -> T
     )
 
 
+def without_unread(program: TensorProgram, kept: Collection[str] = ()) -> TensorProgram:
+    """The program without what neither its outputs nor those that are ``kept`` need; its inputs are the same."""
+    needed = {*program.inputs, *program.outputs, *kept}
+    for node in reversed(program.nodes):
+        if node.output in needed:
+            needed.update(node.inputs, (e.tensor for e in tied(node.attrs)))
+    if len(needed) == len(program.tensors):
+        return program
+    nodes = tuple(n for n in program.nodes if n.output in needed)
+    return replace(program, nodes=nodes, tensors=tuple(t for t in program.tensors if t.name in needed))
+
+
 def convex(program: TensorProgram, outputs: Collection[str]) -> bool:
     """No path leaves the set and enters it again, so that it can run as one step."""
     chosen = set(outputs)

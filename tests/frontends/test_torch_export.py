@@ -407,3 +407,13 @@ def test_no_step_of_a_long_recurrent_network_is_traced(monkeypatch: pytest.Monke
         found = fuser.from_torch(kind(4, 4, batch_first=True, bidirectional=True).eval(), (rand(2, 13, 4),))
         assert "opaque" in ops(found)
     assert not [f for f in traced if "pieces" in f.__qualname__]
+
+
+def test_what_only_gives_its_shape_to_a_mask_is_not_computed() -> None:
+    class Masked(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            s = x.exp()
+            return torch.softmax(s.masked_fill(torch.ones_like(s[0, 0], dtype=torch.bool).triu(1), float("-inf")), -1)
+
+    program = fuser.from_torch(Masked(), (torch.randn(2, 3, 5, 5),)).program
+    assert [n.op for n in program.nodes] == ["exp", "causal_mask", "softmax"]

@@ -146,3 +146,13 @@ def test_what_is_in_front_of_all_slices_is_left_to_the_kernel_before():
     longest = max(find_chains(program, H200)[0], key=lambda r: len(r.nodes))
     assert longest.inputs == (packed.name, "cos", "sin")
     assert set(longest.nodes) == {n.output for n in program.nodes if n.op not in ("div", "sqrt") and "squares" not in n.inputs}
+
+
+def test_attention_takes_a_mask_of_truths():
+    b = Builder("masked")
+    q, k, v = (b.input(n, (4, 64, 32)) for n in "qkv")
+    hidden = b.op("logical_not", b.input("keep", (1, 64), "bool"))
+    scores = b.op("where", hidden, b.input("least", (), "float16"), q @ k.transpose(0, 2, 1))
+    program = b.build(out=b.softmax(scores) @ v)
+    longest = max(find_chains(program, H200)[0], key=lambda r: len(r.nodes))
+    assert longest.kind == "attention" and set(longest.nodes) == set(program.producers)
