@@ -235,10 +235,11 @@ def _deferred(
     attrs = constants(kernel, plan.graph, plan.table)
     names = (*kernel.args, kernel.output)
     operands = [value_of(n, plan.views, table) for n in names]
-    groups = matmul_parts(*operands) if kernel.contracts else [tuple(operands)]
+    adopting = kernel.output in plan.adopted  # then torch divides a product itself, and its result has all batches
+    groups = matmul_parts(*operands) if kernel.contracts and not adopting else [tuple(operands)]
     roots = [root_of(n, plan.views) for n in names]
     getters = [[_getter(x, r, table[r], r in held) for x, r in zip(group, roots, strict=True)] for group in groups]
-    if kernel.output in plan.adopted:
+    if adopting:
         return _adopting(kernel, attrs, getters[0][:-1], operands[-1], late, carry, kernel.output in plan.graph.outputs)
     write = None if kernel.contracts else repeated(kernel.op, attrs, operands[0], operands[-1])
 

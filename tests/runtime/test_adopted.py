@@ -10,9 +10,11 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from fuser.ir.mugraph import KernelGraph  # noqa: E402
 from fuser.ir.mugraph import LibraryKernel  # noqa: E402
+from fuser.ir.opdef import JOINED  # noqa: E402
 from fuser.ir.program import Tensor  # noqa: E402
 from fuser.ir.schedule import Schedule  # noqa: E402
 from fuser.runtime.graph_executor import Executable  # noqa: E402
+from fuser.runtime.library import WHOLE  # noqa: E402
 from fuser.runtime.library import taken  # noqa: E402
 
 CONV = LibraryKernel("conv", "conv2d", ("x", "w"), "c", ())
@@ -70,3 +72,17 @@ def test_what_lies_otherwise_or_is_an_operand_is_copied() -> None:
         assert found is not y
         assert found.is_contiguous()
         torch.testing.assert_close(found, x)
+
+
+def test_a_product_that_torch_allocates_has_all_its_batches() -> None:
+    """Of two batches one call of ``bmm`` makes one, which is not how the product lies."""
+    kernels = (
+        LibraryKernel("m", "matmul", ("x", "y"), "p", ((JOINED, WHOLE),)),
+        LibraryKernel("t", "tanh", ("p",), "o", ((JOINED, WHOLE),)),
+    )
+    ends = (Tensor("x", (2, 3, 5, 4), "float32"), Tensor("y", (2, 3, 4, 6), "float32"), Tensor("o", (2, 3, 5, 6), "float32"))
+    graph = KernelGraph("g", ("x", "y"), kernels, ("o",), ends).validate()
+    run = Executable(graph, Schedule(()), device="cpu", build=lambda *_: None)  # torch's compiler fails
+    assert run.plan.adopted == {"p", "o"}
+    x, y = torch.randn(2, 3, 5, 4), torch.randn(2, 3, 4, 6)
+    torch.testing.assert_close(run(x, y), (x @ y).tanh())
