@@ -9,6 +9,7 @@ from dataclasses import replace
 from fuser.ir.program import Node
 from fuser.ir.program import Tensor
 from fuser.ir.program import TensorProgram
+from fuser.ir.subprogram import without_unread
 
 
 def with_late_slices(program: TensorProgram) -> TensorProgram:
@@ -17,14 +18,11 @@ def with_late_slices(program: TensorProgram) -> TensorProgram:
     nodes: list[Node] = []
     tensors = dict(program.table)
     for node in program.nodes:
-        made = _late(program, node, tensors)
-        nodes += made or [node]
+        nodes += _late(program, node, tensors) or [node]
     if len(nodes) == len(program.nodes):
         return program
-    needed = set(program.outputs)
-    kept = [n for n in reversed(nodes) if n.output in needed and (needed.update(n.inputs) or True)]
-    defined = [*program.inputs, *(n.output for n in reversed(kept))]
-    return replace(program, nodes=tuple(reversed(kept)), tensors=tuple(tensors[n] for n in defined))
+    defined = (*program.inputs, *(n.output for n in nodes))
+    return without_unread(replace(program, nodes=tuple(nodes), tensors=tuple(tensors[n] for n in defined)))
 
 
 def _late(program: TensorProgram, node: Node, tensors: dict[str, Tensor]) -> list[Node]:
@@ -35,7 +33,7 @@ def _late(program: TensorProgram, node: Node, tensors: dict[str, Tensor]) -> lis
     source, result = program[cut.inputs[0]], program[node.output]
     axis = cut.attr["axis"] % len(source.shape)
     behind, rows = math.prod(source.shape[axis + 1 :]), math.prod(result.shape[axis + 1 :])
-    if len(result.shape) <= axis or result.shape[:axis] != source.shape[:axis] or rows % behind:
+    if len(result.shape) <= axis or result.shape[:axis] != source.shape[:axis] or not rows or rows % behind:
         return []
     ends = [cut.attr["start"], cut.attr["stop"], source.shape[axis]]
     if any(end * behind % rows for end in ends):

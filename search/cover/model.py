@@ -158,6 +158,7 @@ def compile_model(
     images = folded(*channels_last(*images)) if pricing.ours else images
     images = picked(moved_once(images[0])), images[1]
     as_written = packed(*images)
+    # turned heads are a product, or places that a kernel loads from: whichever takes less
     ways = [as_written] if (products := selected(*as_written))[0] is as_written[0] else [products, as_written]
     ready = [turned(together(program, params), params, device) for program, params in ways]
     several = [form for program, params in ready for form in forms(program, params, pricing)]
