@@ -33,7 +33,7 @@ def _late(program: TensorProgram, node: Node, tensors: dict[str, Tensor]) -> lis
     source, result = program[cut.inputs[0]], program[node.output]
     axis = cut.attr["axis"] % len(source.shape)
     behind, rows = math.prod(source.shape[axis + 1 :]), math.prod(result.shape[axis + 1 :])
-    if len(result.shape) <= axis or result.shape[:axis] != source.shape[:axis] or not rows or rows % behind:
+    if len(result.shape) <= axis or result.shape[:axis] != source.shape[:axis] or not rows * behind or rows % behind:
         return []
     ends = [cut.attr["start"], cut.attr["stop"], source.shape[axis]]
     if any(end * behind % rows for end in ends):
