@@ -124,7 +124,7 @@ def asked(f: Features, option: Option[Any], value: Any, tensor: str = "") -> NDA
 def _shares_trips(f: Features, parts: Counts) -> NDArray[np.bool_]:
     """Whether groups with the same rows can share out the trips of the only loop."""
     loops = {s.loops for s in f.stmts} - {()}
-    if len(loops) != 1 or any(s.stmt.masks for s in f.stmts):
+    if len(loops) != 1 or any(s.stmt.indexed for s in f.stmts):
         return np.zeros(len(f), np.bool_)
     (around,) = loops
     trips = f.product(f.trips, around)

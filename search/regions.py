@@ -25,8 +25,9 @@ from fuser.ir.subprogram import canonical
 from fuser.ir.subprogram import convex
 from fuser.ir.subprogram import subprogram
 
-ABSORBED = {"scale", "causal_mask", "logical_not"}
-"""Element-wise operators that a chain takes in front of its first contraction: they cost a kernel alone and nothing inside."""
+ABSORBED = {"scale", "logical_not"}
+"""Element-wise operators that a chain takes in front of its first contraction, with those that go by places: they cost a kernel
+alone and nothing inside."""
 
 
 def _activates(node: Node) -> bool:
@@ -183,7 +184,7 @@ class _Chain:
             producer = self.program.producers.get(name)
             if producer is None or name in nodes or name in self.program.outputs:
                 continue
-            cheap = OPS[producer.op].kind == "view" or producer.op in ABSORBED
+            cheap = OPS[producer.op].kind == "view" or producer.op in ABSORBED or producer.indexed
             if cheap and all(u.output in nodes for u in self.program.consumers[name]):
                 nodes.add(name)
                 todo += producer.inputs

@@ -20,7 +20,7 @@ NUMBERS: dict[str, dict[str, Any]] = {
     "scale": {"scalar": 0.25},
     "shift": {"scalar": 1.5},
     "cast": {"dtype": "float16"},
-    "causal_mask": {"offset": 1},
+    **{key: {"offset": 1} for key in ("causal_mask", "tril", "triu")},
     "powf": {"exponent": 1.7},
     "pow": {"exponent": 3.5},
     "clamp_min": {"min": 0.2},

@@ -150,10 +150,8 @@ def _cast(c: Call) -> Ref:
 
 
 def _trilu(c: Call) -> Ref:
-    x = c.ref(0)
-    k = int(c.number(1, "k") or 0)
-    keep = (np.triu if c.attrs.get("upper", 1) else np.tril)(np.ones(x.shape[-2:], bool), k)
-    return c.b.op("where", c.constant(keep), x, c.constant(np.zeros(1, x.tensor.dtype)))
+    upper, k = c.attrs.get("upper", 1), int(c.number(1, "k") or 0)
+    return c.b.op("triu" if upper else "tril", c.ref(0), offset=k - 1 if upper else k)
 
 
 # Products

@@ -297,7 +297,7 @@ class _Importer:
     def _sound(self, value: Ref, before: int) -> bool:
         """Kernels compute floats: whole numbers and bits are only moved, compared, or a library's."""
         made = [OPS[op] for op in self.builder.since(before)]
-        moved = all(e.kind in ("view", "data", "library") or e.typed == "truth" for e in made)
+        moved = all(e.kind in ("view", "data", "library") or e.typed == "truth" or (e.indexed and not e.hidden) for e in made)
         return moved or value.tensor.dtype in FLOAT_DTYPES
 
     def _inline(self, module: Any, args: Sequence[Any]) -> Any:

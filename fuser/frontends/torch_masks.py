@@ -63,6 +63,10 @@ def where(c: Call) -> Ref:
     return c.b.op("where", c.ref(mask), *values, dtype=c.dtype)
 
 
+def triangle(c: Call) -> Ref:
+    return c.b.op(c.table, c.tensor("self"), offset=c["diagonal"] - (c.table == "triu"))
+
+
 def attention(c: Call) -> Ref:
     import torch
 

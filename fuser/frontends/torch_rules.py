@@ -18,6 +18,7 @@ from fuser.frontends.torch_call import number_of
 from fuser.frontends.torch_masks import attention
 from fuser.frontends.torch_masks import masked
 from fuser.frontends.torch_masks import masked_fill
+from fuser.frontends.torch_masks import triangle
 from fuser.frontends.torch_masks import where
 from fuser.frontends.torch_norms import along
 from fuser.frontends.torch_norms import by_channels
@@ -344,6 +345,7 @@ BY_TABLE: dict[str, Callable[[Call], Any]] = {
     "var": variance, "std": variance, **dict.fromkeys(("isnan", "isfinite", "isinf"), _special),
     "vector_norm": vector_norm, **dict.fromkeys(("softmax", "log_softmax"), along), "rms_norm": _norm, "layer_norm": _norm,
     **dict.fromkeys(("group_norm", "instance_norm", "batch_norm"), by_channels), "attention": attention,
+    "tril": triangle, "triu": triangle,
     "reshape": lambda c: c.reshape(c.tensor("self"), c.shape), "transpose": _transpose, "broadcast": _broadcast,
     "repeat": _repeat, "concat": _concat, "slice": _slice, "cast": lambda c: c.ref(c["self"], c.dtype),
 }  # fmt: skip

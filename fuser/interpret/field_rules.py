@@ -102,6 +102,18 @@ def _cast(field: Field, xs: Sequence[Value], attrs: Mapping[str, Any]) -> Value:
     return Value(x.p * p % field.p, None if x.q is None else x.q * q % field.q, x.minus_inf)
 
 
+def _triangle(name: str) -> Rule:
+    """Zero where the operator ``name`` does not keep an element, also of one that is absent."""
+
+    def apply(_: Field, xs: Sequence[Value], attrs: Mapping[str, Any]) -> Value:
+        x = xs[0]
+        kept = op_def(name).numpy(np.ones(x.shape, np.int64), **attrs)
+        absent = None if x.minus_inf is None else x.minus_inf & (kept != 0)
+        return Value(x.p * kept, None if x.q is None else x.q * kept, absent)
+
+    return apply
+
+
 def _causal_mask(field: Field, xs: Sequence[Value], attrs: Mapping[str, Any]) -> Value:
     x = xs[0]
     hidden = np.isneginf(op_def("causal_mask").numpy(np.zeros(x.shape), **attrs))
@@ -153,6 +165,7 @@ RULES: dict[str, Rule] = {
     "shift": _shift,
     "reciprocal": _reciprocal,
     "causal_mask": _causal_mask,
+    **{name: _triangle(name) for name in ("tril", "triu")},
     "exp": lambda field, xs, _attrs: field.exp(xs[0]),
     "cast": _cast,
     "matmul": _matmul,

@@ -77,9 +77,14 @@ class Applied:
         return self.entry.kind == "map" and self.entry.has_exponential
 
     @property
-    def masks(self) -> bool:
+    def indexed(self) -> bool:
         """Its value depends on where an element stands."""
         return self.entry.indexed
+
+    @property
+    def masks(self) -> bool:
+        """Where an element stands decides whether it is -inf."""
+        return self.entry.indexed and self.entry.hidden < 0
 
     @property
     def chooses(self) -> bool:

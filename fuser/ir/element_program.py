@@ -50,7 +50,7 @@ def moves_elements(program: TensorProgram) -> bool:
 
 
 def _moves(node: Node) -> bool:
-    return node.entry.element is not None and not node.masks and not node.entry.strided
+    return node.entry.element is not None and not node.indexed and not node.entry.strided
 
 
 def has_rule(node: Node) -> bool:

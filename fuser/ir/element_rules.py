@@ -96,21 +96,17 @@ def diagonal(_: Elements, xs: Sequence[Operand], attrs: Attrs, at: At) -> int:
     return x([places[i] if i in places else next(rest) for i in range(rank)])
 
 
-def causal_mask(e: Elements, xs: Sequence[Operand], attrs: Attrs, at: At) -> int:
-    seen = below(at[-1], at[-2] + int(attrs.get("offset", 0)) + 1)
-    return e.choose(seen, xs[0](at, seen), e.number(-math.inf, xs[0].dtype), xs[0].dtype)
-
-
-def triangle(name: str) -> Rule:
-    """One side of a diagonal, the other zero."""
+def triangle(hidden: float, above: bool = False) -> Rule:
+    """``hidden`` beyond column = row + offset, or (``above``) up to there. What is not loaded there cannot be NaN."""
 
     def rule(e: Elements, xs: Sequence[Operand], attrs: Attrs, at: At) -> int:
         (x,) = xs
-        number = at[-2] + int(attrs.get("diagonal", 0))
-        kept, none = x(at), e.number(0.0, x.dtype)
-        if name == "tril":
-            return e.choose(below(at[-1], number + 1), kept, none, x.dtype)
-        return e.choose(below(at[-1], number), none, kept, x.dtype)
+        end = at[-2] + int(attrs.get("offset", 0)) + 1
+        none = e.number(hidden, x.dtype)
+        if above:
+            return e.choose(below(at[-1], end), none, x(at), x.dtype)
+        seen = below(at[-1], end)
+        return e.choose(seen, x(at, seen), none, x.dtype)
 
     return rule
 

@@ -79,7 +79,7 @@ class _Fuser:
                 raise UnsupportedError(f"{node.output!r} sums over an axis along which its operand is only broadcast")
             axes = ordered(union - set(reduce), self.map.axes)
             attrs = {k: v for k, v in bound(node.attrs, self.on_axes).items() if k not in ("axis", "keepdims")}
-            if node.masks:
+            if node.indexed:
                 sides = self.map.values[node.output][-2:]
                 if joined := [d for d in sides if len(d) > 1]:
                     raise UnsupportedError(

@@ -191,9 +191,6 @@ PLACES: tuple[OpDef, ...] = (
           shape=_unfolded_shape, flops=0, element=element_windows.unfold, eager="nn.functional.unfold"),
     OpDef("fold", "library", 1, by_rule("fold"), attrs=("output_size", *_WINDOW), optional=_WINDOW[1:], torch=("col2im",),
           shape=_folded_shape, element=element_windows.fold, eager="nn.functional.fold"),
-    *(OpDef(name, "library", 1, lambda x, *, diagonal=0, f=f, **_: f(x, diagonal), attrs=("diagonal",), optional=("diagonal",),
-            torch=(name,), shape=first, flops=0, element=element_rules.triangle(name))
-      for name, f in (("tril", np.tril), ("triu", np.triu))),
     OpDef("elements", "library", -1, by_recipe, attrs=("program", "shape", "dtype"), shape=lambda _, a: tuple(a["shape"]),
           flops=0, eager=None),
 )  # fmt: skip

@@ -44,7 +44,7 @@ def _together(block: BlockGraph, fixed: Collection[str], outer: str, inner: str)
     for s in block.stmts:
         if any(len(pair & set(names)) == 1 for names in (s.axes, s.reduce)):
             return False
-        if s.kind == "compute" and s.masks and pair & set(s.axes):
+        if s.kind == "compute" and s.indexed and pair & set(s.axes):
             return False
         if any(_power(v, outer) != _power(v, inner) for _, v in s.attrs if isinstance(v, Scalar)):
             return False

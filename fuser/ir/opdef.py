@@ -157,7 +157,10 @@ class OpDef:
     strided: bool = False
     """The result is the operand under other strides: no library copies for it."""
     indexed: bool = False
-    """The value depends on element indices: in a block, the attributes ``rows`` and ``cols`` name the axes."""
+    """The value depends on element indices: in a block, the attributes ``rows`` and ``cols`` name the axes, and ``triton`` has
+    the element of the operand, both indices, and the attribute ``offset`` as a summand."""
+    hidden: float = 0.0
+    """Of an indexed operator: what an element that it does not keep becomes."""
     formula: Callable[..., Term] | None = None
     """The operator as a composition of others, of operands and (by keyword) attributes. An element-wise operator with a formula
     stays one operator; all that is not given follows from the formula."""

@@ -111,13 +111,17 @@ def _max(x: Array, *, axis: Sequence[int], keepdims: bool = False, **_: Any) -> 
     return np.max(x, axis=tuple(axis), keepdims=keepdims)
 
 
-def _causal_mask(x: Array, *, offset: Any = 0, rows: Array | None = None, cols: Array | None = None, **_: Any) -> Array:
-    """-inf where column > row + offset. ``rows`` and ``cols`` are the element indices of a tile, shaped to broadcast against
-    ``x``.
+def _triangle(hidden: float, above: bool = False) -> Callable[..., Array]:
+    """``hidden`` where column > row + offset, or (``above``) where it is not. ``rows`` and ``cols`` are the element indices of a
+    tile, shaped to broadcast against ``x``.
     """
-    rows = np.arange(x.shape[-2])[:, None] if rows is None else rows
-    cols = np.arange(x.shape[-1])[None, :] if cols is None else cols
-    return np.where(cols <= rows + offset, x, -np.inf)
+
+    def call(x: Array, *, offset: Any = 0, rows: Array | None = None, cols: Array | None = None, **_: Any) -> Array:
+        rows = np.arange(x.shape[-2])[:, None] if rows is None else rows
+        cols = np.arange(x.shape[-1])[None, :] if cols is None else cols
+        return np.where((cols <= rows + offset) != above, x, hidden if hidden else np.zeros((), x.dtype))
+
+    return call
 
 
 def _opaque(*xs: Array, callee: str = "", detail: str = "", field: int = -1, **_: Any) -> Array:
@@ -187,8 +191,13 @@ _ALL = (
     _map("cast", 1, _cast, "{0}", linear=(True,), degree="same", attrs=("dtype",), typed="named", relay=("cast",),
          torch=("to.dtype", "to.dtype_layout", "to.device", "to.other", "type_as", "_to_copy"), fraction="same",
          eager=".cast dtype:dtype"),
-    _map("causal_mask", 1, _causal_mask, "", degree="same", attrs=("offset",), indexed=True, fraction="same",
-         element=element_rules.causal_mask, eager=".causal_mask"),
+    _map("causal_mask", 1, _triangle(-np.inf), 'tl.where({1} <= {2}{3}, {0}, float("-inf"))', degree="same", attrs=("offset",),
+         indexed=True, hidden=-np.inf, fraction="same", element=element_rules.triangle(-np.inf), eager=".causal_mask"),
+    # torch's, whose diagonal is the offset of the first, and one more than that of the second: they share out a tensor
+    _map("tril", 1, _triangle(0.0), "tl.where({1} <= {2}{3}, {0}, 0.0)", degree="same", attrs=("offset",), indexed=True,
+         fraction="same", torch=("tril",), element=element_rules.triangle(0.0), eager="tril offset:diagonal"),
+    _map("triu", 1, _triangle(0.0, True), "tl.where({1} > {2}{3}, {0}, 0.0)", degree="same", attrs=("offset",), indexed=True,
+         fraction="same", torch=("triu",), element=element_rules.triangle(0.0, True), eager=".triu"),
     # contraction and folds
     OpDef("matmul", "contract", 2, _matmul, shape=shapes.matmul, linear=(True, True), degree="add", flops=2, identity=0.0,
           combine="add", relay=("nn.dense", "nn.batch_matmul", "nn.matmul"), torch=("matmul", "mm", "bmm"), fraction="product"),

@@ -63,7 +63,7 @@ def _node(i: int, program: TensorProgram, axes: AxisMap, extents: Mapping[str, i
     if "times" in attrs:  # the operand's axes are the outer factor of the repeated dimension
         at = attrs["axis"] % len(dims)
         attrs["times"] = _shape(dims, extents)[at] // _shape(axes.uses[i, 0], extents)[at]
-    if node.masks:
+    if node.indexed:
         rows, columns = program[node.output].shape[-2:]
         new_rows, new_columns = _shape(dims, extents)[-2:]
         anchor = mask_anchor(attrs.get("offset", 0), rows, columns)

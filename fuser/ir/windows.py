@@ -314,7 +314,7 @@ class _Boxes:
         attrs = {k: v for k, v in bound(node.attrs, self.extent).items() if k != "dtype"}
         if "shape" in attrs:
             attrs["shape"] = extents(box)
-        if node.masks:
+        if node.indexed:
             attrs["offset"] = attrs["offset"] + box[-2][0] - box[-1][0]
         terms = self.terms(node, box)
         if len(terms) == 1:

@@ -126,7 +126,7 @@ def used(w: Writer, axis: str) -> bool:
     if w.tiles.plans[axis].tile > LARGEST and not any(axis in s.related for s in stmts):
         return False  # only constants are made of it, and Triton has no such range
     needs = (s for s in stmts if axis in s.axes and not (s.access and w.descriptor(s)))
-    return any(s.access or s.masks for s in needs) or any(w.tiles.masked(axis, p) for p in w.tiles.pieces[axis])
+    return any(s.access or s.indexed for s in needs) or any(w.tiles.masked(axis, p) for p in w.tiles.pieces[axis])
 
 
 def decode_grid(w: Writer) -> None:

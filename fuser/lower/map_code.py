@@ -71,7 +71,7 @@ def _takes_factor(w: Writer, value: str) -> bool:
     """Nothing needs the product: it is only compared, masked, or shifted and exponentiated."""
     users = w.tiles.block.users(value)
     return bool(users) and all(
-        u.maximizes or (u.masks and _takes_factor(w, u.value)) or (_in_log2(w, u) and u.args[0] == value) for u in users
+        u.maximizes or (u.indexed and _takes_factor(w, u.value)) or (_in_log2(w, u) and u.args[0] == value) for u in users
     )
 
 
@@ -101,7 +101,7 @@ def _may_be_least(w: Writer, value: str) -> bool:
 
 def _factor(w: Writer, stmt: Stmt) -> float:
     """What is still to be multiplied to the result."""
-    if stmt.masks and stmt.args[0] in w.values:
+    if stmt.indexed and stmt.args[0] in w.values:
         return w.values[stmt.args[0]].factor
     return 1 / LOG2E if _in_log2(w, stmt) else 1.0
 
@@ -111,17 +111,17 @@ def _map_text(w: Writer, stmt: Stmt, name: str, combo: Combo, layout: Sequence[s
     entry = stmt.entry
     if stmt.casts and stmt.dtype not in FLOATS:
         raise UnsupportedError(f"cast to {stmt.dtype!r} ({stmt.value}) has no Triton form")
-    if not (stmt.casts or stmt.masks) and not (entry.triton or entry.formula):
+    if not stmt.casts and not (entry.triton or entry.formula):
         raise UnsupportedError(f"operator {stmt.op!r} ({stmt.value}) has no Triton form")
-    bare = stmt.masks or stmt.exponential or _in_log2(w, stmt)  # they do something about the factor of the first
+    bare = stmt.indexed or stmt.exponential or _in_log2(w, stmt)  # they do something about the factor of the first
     args = [
         _running(w, a, stmt.axes, combo, layout)
         if a in stmt.running
         else w.read(a, stmt.axes, combo, layout, factor=not (bare and i == 0))
         for i, a in enumerate(stmt.args)
     ]
-    if stmt.masks:
-        return _causal(w, stmt, args[0], combo, layout)
+    if stmt.indexed:
+        return _by_place(w, stmt, args[0], combo, layout)
     if stmt.casts and w.values[stmt.args[0]].dtype == "bool":
         return f"{args[0]}.to(tl.float32)"  # a condition is one bit, of which no number is made by adding or negating
     if stmt.casts:
@@ -195,7 +195,7 @@ def _reciprocal(w: Writer, stmt: Stmt, combo: Combo, layout: Sequence[str], read
     return w.spread(name, order, layout, stmt.args[1])
 
 
-def _causal(w: Writer, stmt: Stmt, x: str, combo: Combo, layout: Sequence[str]) -> str:
+def _by_place(w: Writer, stmt: Stmt, x: str, combo: Combo, layout: Sequence[str]) -> str:
     if stmt.value in w.open:
         return x
     by_axis = dict(zip(stmt.axes, combo, strict=True))
@@ -207,7 +207,7 @@ def _causal(w: Writer, stmt: Stmt, x: str, combo: Combo, layout: Sequence[str]) 
         return w.spread(w.offsets(axis, by_axis[axis]), (axis,) if axis in layout else (), layout, axis)
 
     offset = f" + {stmt.attr['offset']}" if stmt.attr["offset"] else ""
-    return f'tl.where({index(cols)} <= {index(rows)}{offset}, {x}, float("-inf"))'
+    return stmt.entry.triton.format(x, index(cols), index(rows), offset)
 
 
 def _running(w: Writer, value: str, axes: Sequence[str], combo: Combo, want: Sequence[str]) -> str:
@@ -226,7 +226,9 @@ def _times(text: str, factor: float) -> str:
 def _keeps_zero(op: str, attrs: Mapping[str, Any]) -> bool:
     """Of one operand that is zero the result is zero."""
     entry = op_def(op)
-    if entry.arity != 1 or entry.indexed or entry.numpy is missing:
+    if entry.indexed:
+        return entry.hidden == 0
+    if entry.arity != 1 or entry.numpy is missing:
         return False
     with np.errstate(all="ignore"):
         return bool(entry.numpy(np.zeros(1), **attrs)[0] == 0)

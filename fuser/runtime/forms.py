@@ -31,6 +31,12 @@ def causal_mask(x: Any, offset: Any = 0) -> Any:
     return x.masked_fill(~keep, -math.inf)
 
 
+def triu(x: Any, offset: Any, out: Any = None) -> Any:
+    import torch
+
+    return torch.triu(x, offset + 1, out=out)
+
+
 def concat(*xs: Any, axis: int, out: Any = None) -> Any:
     import torch
 

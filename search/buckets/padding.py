@@ -269,7 +269,7 @@ class _Walk:
     def _map(self, site: Site, args: list[Value]) -> Dims:
         shape = site.program[site.node.output].shape
         dims = places.aligned([a.dims for a in args], len(shape))
-        if site.node.masks and any(len(d) > 1 for d in dims[-2:] if places.symbols(d)):
+        if site.node.indexed and any(len(d) > 1 for d in dims[-2:] if places.symbols(d)):
             raise UnsupportedError("counts the elements of a dimension that is joined with a padded one")
         return tuple(self._zero(site, args, d, len(dims) - i) for i, d in enumerate(dims))
 
@@ -283,7 +283,7 @@ class _Walk:
             zeros = [d == places.zeroed(dim) for d in here]
             safe = any(z and all(a.tame for a in args if a is not b) for z, b in zip(zeros, args, strict=True))
         else:
-            nothing = len(args) == 1 and not node.masks and value_of(node, [np.zeros(1)], site.program.bound(node)) == 0
+            nothing = len(args) == 1 and not node.indexed and value_of(node, [np.zeros(1)], site.program.bound(node)) == 0
             safe = here[0] == places.zeroed(dim) and nothing
         return places.zeroed(dim) if safe else dim
 

@@ -124,7 +124,7 @@ def tame(node: Node, args: list[Value], attrs: Mapping[str, Any]) -> bool:
     """Whether finite operands give a finite result: element-wise operators are tried at a few numbers."""
     if not all(a.tame for a in args) or node.masks:
         return False
-    if node.entry.kind != "map":
+    if node.entry.kind != "map" or node.indexed:
         return True
     found = value_of(node, [x.ravel() for x in np.meshgrid(*[_PROBES] * len(args))], attrs)
     return bool(np.all(np.isfinite(found)) and np.max(np.abs(found)) < 1e9)

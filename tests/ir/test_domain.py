@@ -118,7 +118,7 @@ def test_the_table_says_where_results_lie(name: str) -> None:
     attrs: dict[str, dict[str, Any]] = NUMBERS | {
         "cast": {"dtype": "float64"},
         "pow": {"exponent": 2},
-        "causal_mask": {"offset": len(x)},
+        **{key: {"offset": len(x)} for key in ("causal_mask", "tril", "triu")},
     }
     y = entry.numpy(x.reshape(1, -1), **attrs.get(name, {})).reshape(-1)
     assert np.isfinite(y).all()

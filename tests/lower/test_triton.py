@@ -58,7 +58,7 @@ def map_program(name: str) -> TensorProgram:
         "scale": {"scalar": 0.3},
         "shift": {"scalar": 0.3},
         "cast": {"dtype": "float32"},
-        "causal_mask": {"offset": 3},
+        **{key: {"offset": 3} for key in ("causal_mask", "tril", "triu")},
     }
     entry = OPS[name]
     default = (x, y, c)[: entry.arity]

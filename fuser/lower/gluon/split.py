@@ -177,7 +177,7 @@ def shared_loop(tiles: Tiles, parts: int) -> Loop:
     if loop.trips % parts and PERSISTENT.of(tiles.schedule):
         why = f"{parts} groups cannot share out {loop.trips} trips of {loop.axis!r} again and again"  # slots change hands
         raise refuse(tiles, why, f"leave out {PERSISTENT.key()}")
-    if tiles.plans[loop.axis].grid > 1 or any(s.masks for s in inside):
+    if tiles.plans[loop.axis].grid > 1 or any(s.indexed for s in inside):
         raise refuse(tiles, f"groups cannot share out the loop over {loop.axis!r}, whose trips depend on the place", way)
     if stored := [s.at.source for s in inside if s.kind == "store"]:
         raise refuse(tiles, f"each trip of {loop.axis!r} stores {stored[0]!r}, and nothing is left to be merged", way)

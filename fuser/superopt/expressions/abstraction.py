@@ -71,7 +71,6 @@ RULES: dict[str, Rule] = {
     "scale": lambda x, _extents, attrs: mul(const(attrs["scalar"]), x[0]),
     "shift": lambda x, _extents, attrs: add(const(attrs["scalar"]), x[0]),
     "neg": _elementwise(_negative),
-    "causal_mask": lambda x, _extents, attrs: fn("causal_mask", x[0], params=(attrs.get("offset", 0),)),
     "exp": _elementwise(exp),
     "reciprocal": _elementwise(lambda x: div(ONE, x)),
     "square": _elementwise(lambda x: mul(x, x)),
@@ -99,10 +98,12 @@ def abstract(op: str, operands: Sequence[NF], extents: Extents = (), attrs: Attr
             return made
     if entry is not None and entry.kind == "reduce":
         return fold(op, extents, operands[0])
-    if entry is None or entry.kind != "map" or entry.indexed:
+    if entry is None or entry.kind != "map":
         raise UnsupportedError(
             f"operator {op!r} has no abstract expression",
             "expand composites first, or add a rule to fuser.superopt.expressions.abstraction",
         )
+    if entry.indexed:
+        return fn(op, operands[0], params=(attrs.get("offset", 0),))
     args = sorted(operands, key=lambda e: e.number) if entry.commutative else operands
     return fn(op, *args, params=own_attributes(entry, attrs))

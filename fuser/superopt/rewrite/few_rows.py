@@ -79,7 +79,7 @@ def _along_columns(block: BlockGraph) -> bool:
         weight = block.by_value[others[0]]
         if weight.access is None or not weight.access.dims or set(weight.access.dims[-1]) & set(s.reduce):
             return False
-    return bool(products) and not block.splits and not any(s.masks for s in block.computes)
+    return bool(products) and not block.splits and not any(s.indexed for s in block.computes)
 
 
 def _with_row(block: BlockGraph) -> BlockGraph | None:

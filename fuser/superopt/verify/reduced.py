@@ -114,9 +114,9 @@ class Structure:
     @cached_property
     def masks(self) -> tuple[Mask, ...]:
         """Its causal masks, those of library kernels too."""
-        found = [self.mask(b.name, s) for b in self.graph.blocks for s in b.computes if s.masks]
+        found = [self.mask(b.name, s) for b in self.graph.blocks for s in b.computes if s.indexed]
         for name, (program, axes) in self.library.items():
-            found += [self.program_mask(name, n, axes) for n in program.nodes if n.masks]
+            found += [self.program_mask(name, n, axes) for n in program.nodes if n.indexed]
         return tuple(dict.fromkeys(found))
 
     def mask(self, kernel: str, stmt: Stmt) -> Mask:
@@ -152,7 +152,7 @@ class Structure:
         for k in self.graph.kernels:
             if isinstance(k, LibraryKernel):
                 program, axes = self.library[k.name]
-                own = {n.output: self.program_mask(k.name, n, axes) for n in program.nodes if n.masks}
+                own = {n.output: self.program_mask(k.name, n, axes) for n in program.nodes if n.indexed}
                 small = resize(
                     program, {a: extents[k.name, a] for a in axes.extents}, axes, {n: offsets[m] for n, m in own.items()}
                 )
@@ -175,7 +175,7 @@ class Structure:
 
     def _masked(self, block: BlockGraph, offsets: Offsets) -> BlockGraph:
         def placed(s: Stmt) -> Stmt:
-            if s.kind != "compute" or not s.masks:
+            if s.kind != "compute" or not s.indexed:
                 return s
             return replace(s, attrs=tuple(sorted({**s.attr, "offset": offsets[self.mask(block.name, s)]}.items())))
 
@@ -211,7 +211,7 @@ class Reduction:
 
     @cached_property
     def program_masks(self) -> dict[str, Mask]:
-        nodes = [n for n in self.program.nodes if n.masks]
+        nodes = [n for n in self.program.nodes if n.indexed]
         return {n.output: self.structure.program_mask(PROGRAM, n, self.axes) for n in nodes}
 
     def at(self, sizes: Sequence[int], offsets: Offsets | None = None) -> Case:

@@ -193,3 +193,15 @@ def test_a_mask_over_the_parts_of_a_split_is_not_accepted() -> None:
         stmts = (*second.stmts[:at], *steps, replace(total, args=("kept",)), *second.stmts[at + 1 :])
         wrong = replace(graph, kernels=(first, replace(second, stmts=stmts)))
         assert not verify(program, wrong).accepted
+
+
+@pytest.mark.parametrize(
+    ("graph", "equal"),
+    [(("tril", 3), True), (("tril", 4), False), (("triu", 3), False), (("triu", 2), False), (("tril", 63), False)],
+)
+def test_triangles_in_front_of_a_product_are_told_apart(graph: tuple[str, int], equal: bool) -> None:
+    def product(name: str, offset: int) -> TensorProgram:
+        b = Builder("product")
+        return b.build(Y=b.op(name, b.input("A", (64, 64)), offset=offset) @ b.input("B", (64, 32)))
+
+    assert verify(product("tril", 3), fuse(product(*graph))).accepted is equal
