@@ -148,8 +148,11 @@ def _single_agrees(case: Case, inputs: Mapping[str, Array]) -> bool:
     got = evaluate_flat(FloatAlgebra(np.float32), case.graph, own).tensors
     exact = case.program.evaluate(inputs)
     for name, x in wanted.items():
-        error = relative_error(x, exact[name])
-        if error <= SINGLE and not relative_error(got[name], exact[name], True) <= SINGLE_MOST:
+        held = np.isfinite(exact[name])  # where exponentials as they are written overflow, shifted ones do not
+        if got[name].shape != held.shape:
+            return False
+        error = relative_error(x[held], exact[name][held])
+        if error <= SINGLE and not relative_error(got[name][held], exact[name][held], True) <= SINGLE_MOST:
             return False
     return True
 

@@ -25,12 +25,13 @@ from fuser.ir.program import TensorProgram
 from fuser.superopt.verify.shifts import is_shift
 
 LARGEST = 2.0**14
-SMALLEST = 2.0**-30
+SMALLEST = 2.0**-160
+"""A mask times the least number of bfloat16 is an exponent from 2⁻¹¹⁸ on."""
 MARGIN = 0.85
 """Of the largest factor: what is equal may overflow a little earlier."""
 _MOST = 1e100
 """Largest output that says how large a factor may be: products of it stay in range."""
-_STEPS = 12
+_STEPS = 14
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,8 @@ class Magnitudes:
 
 
 def magnitudes(program: TensorProgram, graph: KernelGraph, inputs: Mapping[str, Array]) -> Magnitudes:
-    """Factors of these inputs: 1, and the largest at which the program can be asked for."""
+    """Factors of these inputs: 1, and the largest at which the program can be asked for. Without the first where exponentials as
+    they are written overflow there even in extended precision, and those of the µGraph, which are shifted, do not."""
     masked = any(n.masks for n in program.nodes)
     ops = {
         *(n.op for n in program.nodes),
@@ -59,12 +61,11 @@ def magnitudes(program: TensorProgram, graph: KernelGraph, inputs: Mapping[str, 
     def extended(factor: float) -> bool:
         return _finite(reference(program, scaled(inputs, factor)))
 
-    found = _largest(bare)
-    factors = [1.0]
+    found, factors = _largest(bare), [1.0]
     if found:
         factors.append(MARGIN * found)
     if found != LARGEST and shifted(graph) and (most := _largest(extended)) and most > found:
-        factors.append(MARGIN * most)
+        factors = [*factors[most < 1.0 :], MARGIN * most]
     return Magnitudes(tuple(factors), bool(found), masked)
 
 

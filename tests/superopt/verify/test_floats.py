@@ -99,6 +99,23 @@ def test_steep_exponentials(factor: float) -> None:
     assert not verify(program, fuse(b.build(Y=b.exp(b.input("X", (16, 24)) * (factor * 1.001)))), rounds=1).accepted
 
 
+@pytest.mark.parametrize("number", [-1e4, -3.3895313892515355e38])
+def test_a_mask_that_is_scaled_in_a_softmax_is_told_from_others(number: float) -> None:
+    """Exponentials as the program has them overflow even in extended precision for numbers like 1; those of the µGraph do not."""
+
+    def masked(number: float, by: str = "softmax") -> TensorProgram:
+        b = Builder("masked")
+        s = b.input("X", (64, 48)) + b.op("scale", b.input("M", (1, 48)), scalar=number)
+        e = b.exp(s) if by == "bare" else s
+        p = b.softmax(s) if by == "softmax" else e / b.sum(e, 1, keepdims=True)
+        return b.build(Y=p @ b.input("V", (48, 16)))
+
+    program = masked(number)
+    assert verify(program, structures(program)[0]).accepted
+    assert not verify(program, structures(masked(number / 2))[0]).accepted
+    assert number < -1e5 or isinstance(verify(program, fuse(masked(number, "bare"))), Rejected)
+
+
 def test_not_a_number_stands_where_it_should() -> None:
     nan, inf = np.nan, np.inf
     wanted = np.array([1.0, nan, inf, -inf])
