@@ -35,7 +35,7 @@ def writes(entry: OpDef, attrs: Mapping[str, Any]) -> Callable[..., Any] | None:
         form = _writing(name.rsplit(".", 1)[-1])
     if form is None:
         return None
-    function = _dotted(name) if fixed or names else form
+    function = _dotted(name) if fixed or names or name.startswith(".") else form
     return function and partial(function, **given)
 
 
