@@ -46,6 +46,10 @@ from fuser.ir.program import TensorProgram
 from fuser.ir.scalar import Extent
 from fuser.ir.scalar import bound
 
+MOST = 2000
+"""Operators, each for every box of its result, up to which a program may become blocks. Where steps read what is before them in
+two places, each has more boxes than the one behind it: 31 diagonals of a dynamic program were 10000, and took minutes."""
+
 
 @dataclass(frozen=True)
 class Windowed:
@@ -272,6 +276,8 @@ class _Boxes:
 
     def emit(self, original: TensorProgram) -> Windowed:
         program = self.program
+        if (boxes := sum(len(self.needed[n.output]) for n in program.nodes)) > MOST:
+            raise UnsupportedError(f"{program.name!r} is {boxes} operators where each is done in the parts that are needed of it")
         self.b = Builder(program.name, reserved=frozenset(program.table))
         for name in program.inputs:
             # an input that no result needs stays one

@@ -346,3 +346,19 @@ def test_structures_of_random_programs(program: TensorProgram) -> None:
     for graph in found[:6]:
         agree(program, graph, trivial(graph))
     assert isinstance(verify(program, found[-1], rounds=1), Accepted)
+
+
+def test_steps_that_read_ever_more_boxes_are_no_block():
+    def program(steps: int) -> TensorProgram:
+        b = Builder("diagonals")
+        x, y = b.input("X", (8, 40)), b.input("Y", (8, 40))
+        for _ in range(steps):
+            shifted = b.op(
+                "concat", b.op("slice", y, axis=1, start=0, stop=1), b.op("slice", x, axis=1, start=0, stop=39), axis=1
+            )
+            x = b.op("exp", x + shifted)
+        return b.build(Z=b.sum(x, 1))
+
+    assert len(windowed(program(4)).program.nodes) < 100
+    with pytest.raises(UnsupportedError, match="operators where each is done in the parts"):
+        windowed(program(64))
