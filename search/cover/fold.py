@@ -1,6 +1,6 @@
 """What parameters alone decide is computed once, when a model is compiled: rotary tables, scaled weights, masks.
 
-Views of parameters stay: a kernel reads them where they lie.
+Views of parameters stay: a kernel reads them where they lie. What is computed here may as well lie as its only reader sees it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from fuser.errors import FuserError
 from fuser.ir.dtypes import rounded
 from fuser.ir.ops import Array
 from fuser.ir.program import NARROW
+from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram
 
 
@@ -29,9 +30,13 @@ def folded(program: TensorProgram, params: Mapping[str, Array]) -> tuple[TensorP
             kept.append(node)
             continue
         known[node.output] = value
-        if node.entry.kind == "view":
+        if node.entry.kind != "view":
+            continue
+        if node.inputs[0] in params or node.inputs[0] in views or not _turned(program, node):
             views.add(node.output)
             kept.append(node)
+        else:
+            known[node.output] = np.asarray(value, order="C")
     reads = {i for n in kept for i in n.inputs}
     while True:  # views that only folded operators read are gone too
         unread = {n.output for n in kept if n.output in views and n.output not in reads}
@@ -46,6 +51,19 @@ def folded(program: TensorProgram, params: Mapping[str, Array]) -> tuple[TensorP
     tensors = tuple(t for t in program.tensors if t.name in inside)
     small = replace(program, inputs=inputs, nodes=tuple(kept), tensors=tensors).validate()
     return small, {n: known[n] for n in inputs if n in known}
+
+
+def _turned(program: TensorProgram, view: Node) -> bool:
+    """Whether a view alone reads its operand, has the same elements, and is not multiplied: a product takes its operands as well
+    with their rows as columns."""
+    (source,) = view.inputs
+    todo = [view]
+    while todo:
+        users = program.consumers[todo.pop().output]
+        if any(u.products for u in users):
+            return False
+        todo += [u for u in users if u.entry.kind == "view"]
+    return len(program.consumers[source]) == 1 and program[source].elements == program[view.output].elements
 
 
 def _value(program: TensorProgram, name: str, known: Mapping[str, Array]) -> Array | None:
