@@ -24,9 +24,9 @@ from fuser.frontends.torch_export import from_graph
 from fuser.frontends.torch_views import seen
 from fuser.frontends.torch_views import shown
 from fuser.ir.mugraph import BlockGraph
-from fuser.ir.opdef import JOINED
 from fuser.ir.program import DTYPE_BYTES
 from fuser.runtime.library import WHOLE
+from fuser.runtime.library import joined_as
 from search.compile import compile_program
 from search.compiled import CompiledProgram
 from search.strided import as_they_lie
@@ -98,7 +98,7 @@ def worth(module: Any, found: Sequence[Piece], where: Any) -> bool:
 
 def _ours(made: CompiledProgram) -> bool:
     """Whether not all of a program is left to torch's compiler."""
-    return any(dict(getattr(k, "attrs", ())).get(JOINED) != WHOLE for k in made.graph.kernels)
+    return any(joined_as(k) != WHOLE for k in made.graph.kernels)
 
 
 def _Call(torch: Any, run: Callable[..., Any], single: bool) -> Any:  # noqa: N802 - it makes a module
@@ -212,7 +212,7 @@ def compiled(module: Any, givens: Givens, name: str, options: Mapping[str, Any])
         made = compile_program(known, **options)
     except Exception as error:  # noqa: BLE001 - torch runs a graph that cannot be compiled, whatever the reason
         return Piece(eager.run, None, first_line(error))
-    if not any(isinstance(k, BlockGraph) or JOINED in dict(k.attrs) for k in made.graph.kernels):
+    if not any(isinstance(k, BlockGraph) or joined_as(k) for k in made.graph.kernels):
         return eager
     places = [n for n in module.graph.nodes if n.op == "placeholder"]
     names = {n.name: i for i, n in enumerate(places)}

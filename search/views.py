@@ -15,7 +15,7 @@ from fuser.frontends.torch_views import order_of
 from fuser.frontends.torch_views import seen
 from fuser.ir.program import Tensor
 from fuser.ir.program import TensorProgram
-from search.cover.rebuild import living
+from fuser.ir.subprogram import living
 
 LARGEST = 1 << 22
 """Elements of views that are compared one by one."""

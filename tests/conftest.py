@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import sys
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -71,6 +72,16 @@ def _seeded() -> None:
 def rng() -> np.random.Generator:
     """Randomness of a test: seed 0."""
     return np.random.default_rng(0)
+
+
+@pytest.fixture
+def fresh_dynamo() -> Iterator[None]:
+    """Nothing that dynamo compiled before, and the same random numbers."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
 
 
 @pytest.fixture

@@ -66,7 +66,7 @@ from fuser.ir.ops import OPS
 from fuser.ir.ops import Array
 from fuser.ir.program import FLOAT_DTYPES
 from fuser.ir.scales import tie_scales
-from fuser.ir.subprogram import without_unread
+from fuser.ir.subprogram import living
 
 MODES = frozenset({"wrap_with_set_grad_enabled", "wrap_with_autocast", "wrap"})
 """Operators of a graph that compute what it does. Others (cond, map, scan) choose or repeat."""
@@ -162,7 +162,7 @@ class _Importer:
             elif node.op == "output":
                 results = [self._result(n, outputs) for n in _leaves(node.args[0])]
         ones = {n for n in self.literals if self.params[n].size == 1 and self.params[n].item() == 1}
-        program = without_unread(self.builder.build(**outputs), {r.base for r in results})
+        program = living(self.builder.build(**outputs), {*self.builder.inputs, *(r.base for r in results)})
         program = with_roundings(strictly(as_quotients(tie_scales(program), ones)))
         params = {n: v for n, v in self.params.items() if n in program.inputs}
         named = {ref.name: name for name, ref in outputs.items()}  # as the program has them now

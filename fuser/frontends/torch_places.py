@@ -23,6 +23,12 @@ def _read(c: Call, i: int) -> bool:
     return any(u.args[1] == i and u.users for u in c.node.users) if c.node.users else True
 
 
+def _order(c: Call) -> Ref:
+    """The places in order; of equal elements in theirs, stable or not."""
+    x = c.tensor("self")
+    return c.b.op("argsort", x, dim=c.axis(c["dim"], x), descending=c["descending"], dtype="int64")
+
+
 def _sorted(c: Call) -> tuple[Ref, Ref]:
     """The places in order, and the elements at them."""
     x = c.tensor("self")
@@ -30,14 +36,8 @@ def _sorted(c: Call) -> tuple[Ref, Ref]:
     if "k" in c.args:
         places = c.b.op("argtopk", x, k=c["k"], dim=dim, largest=c["largest"], sorted=c["sorted"], dtype="int64")
     else:
-        places = c.b.op("argsort", x, dim=dim, descending=c["descending"], dtype="int64")
+        places = _order(c)
     return c.b.op("gather", x, places, dim=dim), places
-
-
-def _stable(c: Call) -> Ref:
-    """Equal elements in their order, which the operator keeps anyway."""
-    x = c.tensor("self")
-    return c.b.op("argsort", x, dim=c.axis(c["dim"], x), descending=c["descending"], dtype="int64")
 
 
 def _pool(c: Call) -> tuple[Ref, Ref | None]:
@@ -185,7 +185,7 @@ def _any_of(c: Call) -> Ref:
 
 
 RULES: dict[str, Callable[[Call], Any]] = {
-    "sort": _sorted, "sort.stable": _sorted, "argsort.stable": _stable, "topk": _sorted, "any.dims": _any_of, "all.dims": _any_of,
+    "sort": _sorted, "sort.stable": _sorted, "argsort.stable": _order, "topk": _sorted, "any.dims": _any_of, "all.dims": _any_of,
     **{f"conv{n}d": _images for n in (1, 2, 3)},
     **{f"conv_transpose{n}d{'.input' * (n > 1)}": _images for n in (1, 2, 3)},
     **{f"max_pool{n}d_with_indices": _pool for n in (1, 2, 3)}, "convolution": _convolution,

@@ -9,7 +9,7 @@ from dataclasses import replace
 from fuser.ir.program import Node
 from fuser.ir.program import Tensor
 from fuser.ir.program import TensorProgram
-from fuser.ir.subprogram import without_unread
+from fuser.ir.subprogram import living
 
 
 def with_late_slices(program: TensorProgram) -> TensorProgram:
@@ -22,7 +22,7 @@ def with_late_slices(program: TensorProgram) -> TensorProgram:
     if len(nodes) == len(program.nodes):
         return program
     defined = (*program.inputs, *(n.output for n in nodes))
-    return without_unread(replace(program, nodes=tuple(nodes), tensors=tuple(tensors[n] for n in defined)))
+    return living(replace(program, nodes=tuple(nodes), tensors=tuple(tensors[n] for n in defined)), program.inputs)
 
 
 def _late(program: TensorProgram, node: Node, tensors: dict[str, Tensor]) -> list[Node]:

@@ -47,16 +47,21 @@ def subprogram(program: TensorProgram, outputs: Collection[str], name: str) -> T
     )
 
 
-def without_unread(program: TensorProgram, kept: Collection[str] = ()) -> TensorProgram:
-    """The program without what neither its outputs nor those that are ``kept`` need; its inputs are the same."""
-    needed = {*program.inputs, *program.outputs, *kept}
+def living(program: TensorProgram, kept: Collection[str] = ()) -> TensorProgram:
+    """The program without operators and inputs that no output needs, but with those ``kept``."""
+    needed = {*program.outputs, *kept}
     for node in reversed(program.nodes):
         if node.output in needed:
-            needed.update(node.inputs, (e.tensor for e in tied(node.attrs)))
-    if len(needed) == len(program.tensors):
-        return program
+            needed |= set(node.inputs)
     nodes = tuple(n for n in program.nodes if n.output in needed)
-    return replace(program, nodes=nodes, tensors=tuple(t for t in program.tensors if t.name in needed))
+    inputs = tuple(n for n in program.inputs if n in needed)
+    tensors = tuple(t for t in program.tensors if t.name in needed)
+
+    def place(e: Extent) -> Extent | int:
+        return e if e.tensor in needed else program.extent(e)
+
+    alive = tuple(replace(n, attrs=tuple(bound(n.attrs, place).items())) for n in nodes)
+    return TensorProgram(program.name, inputs, alive, program.outputs, tensors).validate()
 
 
 def convex(program: TensorProgram, outputs: Collection[str]) -> bool:

@@ -254,10 +254,9 @@ def _fill_places(graph: Any, given: Sequence[Any]) -> None:
         extent = _extent(node)
         if extent is not None and 1 < extent < 2**62 and not x.any():
             memory, drawn = _memory(x), torch.Generator(x.device).manual_seed(0)
-            if memory.numel() <= extent or (x.is_contiguous() and x.shape[-1] <= extent):
-                # where a place is written twice, either number may be left there
-                apart = memory if memory.numel() <= extent else x
-                apart.copy_(torch.rand(apart.shape, device=x.device, generator=drawn).argsort(-1))
+            places = x if memory.numel() > extent and x.is_contiguous() else memory  # row by row, or all of them
+            if places.shape[-1] <= extent:  # where a place is written twice, either number may be left there
+                places.copy_(torch.rand(places.shape, device=x.device, generator=drawn).argsort(-1))
             else:
                 memory.random_(0, int(extent), generator=drawn)
 

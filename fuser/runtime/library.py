@@ -22,6 +22,7 @@ from fuser.ir.mugraph import AXIS
 from fuser.ir.mugraph import Kernel
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
+from fuser.ir.opdef import JOINED
 from fuser.ir.ops import op as op_def
 from fuser.ir.program import Tensor
 from fuser.ir.program import infer_shape
@@ -43,6 +44,11 @@ def allocates(op: str, attrs: Mapping[str, Any]) -> bool:
     """Whether torch allocates memory of its own at every call of an operator (inside a captured graph, once)."""
     entry = op_def(op)
     return not entry.strided and op not in _WRITTEN and writes(entry, attrs) is None
+
+
+def joined_as(kernel: Kernel) -> bool | str:
+    """How torch's compiler is to make one of a call and those beside it (:data:`WHOLE`, or True); False where it is not."""
+    return isinstance(kernel, LibraryKernel) and dict(kernel.attrs).get(JOINED, False)
 
 
 def call_of_result(kernel: Kernel) -> tuple[str, ...]:

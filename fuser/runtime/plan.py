@@ -12,7 +12,6 @@ from functools import cached_property
 from fuser.errors import UsageError
 from fuser.ir.candidate import Candidate
 from fuser.ir.candidate import paired
-from fuser.ir.mugraph import Kernel
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.opdef import CALLED
@@ -26,6 +25,7 @@ from fuser.runtime.library import allocates
 from fuser.runtime.library import behind
 from fuser.runtime.library import call_of_result
 from fuser.runtime.library import constants
+from fuser.runtime.library import joined_as
 from fuser.runtime.library import output_of
 from fuser.runtime.library import root_of
 from fuser.runtime.library import views_of
@@ -100,7 +100,7 @@ def plan(candidate: Candidate, made: Sequence[KernelSource] = ()) -> Plan:
     launched = tuple(i for i, k in enumerate(graph.kernels) if k.outputs[0] not in views)
     accesses = accesses_of(graph)
     kernels = [graph.kernels[i] for i in launched]
-    streams = streams_of(accesses, joined=list(map(_joined, kernels)), calls=list(map(call_of_result, kernels)))
+    streams = streams_of(accesses, joined=[bool(joined_as(k)) for k in kernels], calls=list(map(call_of_result, kernels)))
     own = _written(graph, tensors)
     sources = tuple(own.get(k.outputs[0]) if s is None else s for k, s in pairs)
     taken = adopted(graph, tensors, launched, sources, streams)
@@ -152,12 +152,7 @@ def accesses_of(graph: KernelGraph) -> tuple[Access, ...]:
     found: list[Access] = []
     for k in graph.kernels:
         if k.outputs[0] not in views:
-            call = (*call_of_result(k), *((JOINED,) if _joined(k) else ()))
+            call = (*call_of_result(k), *((JOINED,) if joined_as(k) else ()))
             reads = dict.fromkeys(root_of(t, views) for t in k.inputs)
             found.append(Access((*reads, *call), (*k.outputs, *call)))
     return tuple(found)
-
-
-def _joined(kernel: Kernel) -> bool:
-    """Whether torch's compiler is to make one of a call and those beside it."""
-    return isinstance(kernel, LibraryKernel) and JOINED in dict(kernel.attrs)

@@ -17,10 +17,10 @@ from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram
 from search.cover.ilp import Cover
 from search.cover.ilp import cover
-from search.cover.joint import moves_only
-from search.cover.joint import root
 from search.cover.parts import LONGEST
 from search.cover.parts import Part
+from search.cover.shown import moves_only
+from search.cover.shown import root
 from search.regions import find_chains
 
 

@@ -23,10 +23,10 @@ from fuser.ir.ops import op as op_def
 from fuser.ir.program import FLOATS
 from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram
-from search.cover.joint import moves_only
+from fuser.ir.subprogram import living
 from search.cover.rebuild import copied
-from search.cover.rebuild import living
 from search.cover.rebuild import rebuild
+from search.cover.shown import moves_only
 
 POOLS = {f"{kind}_pool{n}d" for kind in ("max", "avg") for n in (1, 2, 3)}
 

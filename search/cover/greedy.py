@@ -14,9 +14,9 @@ from graphlib import TopologicalSorter
 from fuser.ir.program import TensorProgram
 from search.cover.ilp import Cover
 from search.cover.ilp import cover
-from search.cover.joint import moves_only
-from search.cover.joint import root
 from search.cover.parts import Part
+from search.cover.shown import moves_only
+from search.cover.shown import root
 
 Together = frozenset[str]
 """Operators of one part, by their results."""

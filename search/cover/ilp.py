@@ -17,10 +17,10 @@ from typing import Any
 
 from fuser.errors import NoValidKernelError
 from fuser.ir.program import TensorProgram
-from search.cover.joint import moves_only
 from search.cover.parts import Part
 from search.cover.parts import Stored
 from search.cover.parts import stored_name
+from search.cover.shown import moves_only
 
 GAP = 1e-4
 """Relative distance from the optimum at which the solver may stop."""

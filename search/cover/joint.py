@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram
 from fuser.runtime.joined import apart
+from search.cover.shown import moves_only
+from search.cover.shown import root
 
 LEFT = ("library", "opaque")
 """Kinds of operators that torch computes."""
@@ -19,18 +21,6 @@ MOST, WHOLE_KERNEL = 32, 200
 def joins(node: Node) -> bool:
     """Whether torch's compiler may have one kernel for an operator and others."""
     return not node.products and node.entry.kind in JOINT and not apart(f"{node.op} {node.attr.get('callee', '')}")
-
-
-def moves_only(node: Node) -> bool:
-    """The operator is a place to load from, for a kernel that reads it."""
-    return node.entry.kind == "view" or node.op == "slice"
-
-
-def root(program: TensorProgram, name: str) -> str:
-    """The result, or input, that a view shows."""
-    while (node := program.producers.get(name)) is not None and moves_only(node):
-        (name,) = node.inputs
-    return name
 
 
 def joint_kernels(program: TensorProgram) -> Iterator[list[Node]]:

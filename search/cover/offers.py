@@ -23,7 +23,6 @@ from search.cover.fold import folded
 from search.cover.greedy import greedy_cover
 from search.cover.ilp import Cover
 from search.cover.ilp import cover
-from search.cover.joint import root
 from search.cover.layouts import with_layouts
 from search.cover.norms import norms
 from search.cover.norms import without
@@ -31,6 +30,7 @@ from search.cover.parts import FEW
 from search.cover.parts import Part
 from search.cover.parts import parts
 from search.cover.prices import begun
+from search.cover.shown import root
 from search.ranked import Tuned
 from search.regions import find_chains
 

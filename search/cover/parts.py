@@ -28,8 +28,9 @@ from search.cover.joint import MOST
 from search.cover.joint import WHOLE_KERNEL
 from search.cover.joint import joins
 from search.cover.joint import joint_kernels
-from search.cover.joint import moves_only
-from search.cover.joint import root
+from search.cover.shown import moves_only
+from search.cover.shown import root
+from search.cover.shown import views_to
 
 LONGEST = 16
 """Most operators in front of one in one part, contractions not counted."""
@@ -320,7 +321,7 @@ class _Finder:
 
     def part(self, core: frozenset[str], writes: tuple[str, ...], views: set[str]) -> Part | None:
         """The part of a core with the ``views`` in front of it."""
-        nodes = views | {v for w in writes for v in self.chain(w)}
+        nodes = views | {v for w in writes for v in views_to(self.program, w)}
         try:
             if not writes or self.apart(core):
                 return None
@@ -347,19 +348,11 @@ class _Finder:
             self.roots[name] = root(self.program, name)
         return self.roots[name]
 
-    def chain(self, name: str) -> list[str]:
-        """Views that lead to ``name`` from what is none."""
-        found = []
-        while name in self.made and moves_only(self.made[name]):
-            found.append(name)
-            (name,) = self.made[name].inputs
-        return found
-
     def copied(self) -> Iterator[str]:
         """Views that are results of the program."""
         return (n for n in self.program.outputs if n in self.made and moves_only(self.made[n]))
 
     def copy(self, view: str) -> Part:
-        alone = replace(subprogram(self.program, self.chain(view), "copy"), outputs=(view,))
+        alone = replace(subprogram(self.program, views_to(self.program, view), "copy"), outputs=(view,))
         program, names = canonical(alone, title(alone))
         return Part((), program, tuple(names.items()))

@@ -19,16 +19,16 @@ from fuser.files import counted
 from fuser.ir.mugraph import Kernel
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
-from fuser.ir.opdef import JOINED
 from fuser.ir.program import Tensor
 from fuser.ir.program import TensorProgram
 from fuser.runtime.library import WHOLE
+from fuser.runtime.library import joined_as
 from fuser.runtime.library import views_of
 from fuser.runtime.workspace import Workspace
 from search.cover.ilp import Cover
-from search.cover.joint import moves_only
 from search.cover.parts import Part
 from search.cover.parts import stored_name
+from search.cover.shown import moves_only
 from search.realise import Realised
 
 
@@ -186,7 +186,7 @@ def _entry(
     launched = [k for k in kernels if k.outputs[0] not in views]
     made = program.producers
     names = tuple(k.name for k in launched)
-    if len(launched) > 1 and all(isinstance(k, LibraryKernel) and dict(k.attrs).get(JOINED, WHOLE) != WHOLE for k in launched):
+    if len(launched) > 1 and all(joined_as(k) not in (False, WHOLE) for k in launched):
         names = (re.sub(r"_[0-9]+$", "", names[0]),)  # torch's compiler makes one kernel of the calls
     return Kernels(
         number,

@@ -50,10 +50,10 @@ from fuser.pools import started
 from fuser.runtime.library import output_of
 from fuser.superopt.structures import structures
 from search.cover.joint import joins
-from search.cover.joint import moves_only
 from search.cover.neighbours import among
 from search.cover.parts import Part
 from search.cover.parts import Rows
+from search.cover.shown import moves_only
 from search.libraries import with_libraries
 from search.library_time import library_seconds
 from search.ranked import INSTANT

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from collections.abc import Collection
 from collections.abc import Mapping
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -19,8 +17,7 @@ from fuser.ir.builder import Builder
 from fuser.ir.builder import Ref
 from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram
-from fuser.ir.scalar import Extent
-from fuser.ir.scalar import bound
+from fuser.ir.subprogram import living
 
 Rule = Callable[[Builder, dict[str, Ref]], Ref]
 """What stands for an operator: a tensor of its name, made by a builder of tensors that are made already; inputs that it adds are
@@ -59,23 +56,6 @@ def copied(b: Builder, program: TensorProgram, node: Node, inputs: Sequence[Ref]
     """An operator of a program on other operands, under its name and with its dtype."""
     attrs = {k: v for k, v in node.attrs if k != "dtype"}
     return b.op(node.op, *inputs, name=node.output, dtype=program[node.output].dtype, **attrs)
-
-
-def living(program: TensorProgram, kept: Collection[str] = ()) -> TensorProgram:
-    """The program without operators and inputs that no output needs, but with those ``kept``."""
-    needed = {*program.outputs, *kept}
-    for node in reversed(program.nodes):
-        if node.output in needed:
-            needed |= set(node.inputs)
-    nodes = tuple(n for n in program.nodes if n.output in needed)
-    inputs = tuple(n for n in program.inputs if n in needed)
-    tensors = tuple(t for t in program.tensors if t.name in needed)
-
-    def place(e: Extent) -> Extent | int:
-        return e if e.tensor in needed else program.extent(e)
-
-    alive = tuple(replace(n, attrs=tuple(bound(n.attrs, place).items())) for n in nodes)
-    return TensorProgram(program.name, inputs, alive, program.outputs, tensors).validate()
 
 
 def equal(one: TensorProgram, other: TensorProgram, numbers: Mapping[str, np.ndarray] | None = None) -> bool:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from collections.abc import Iterator
 from collections.abc import Sequence
 
 from cost_model.names import CHAINED
@@ -24,11 +23,12 @@ from fuser.lower.compile import KernelArtifact
 from fuser.runtime.library import WHOLE
 from search.cover.joint import joins
 from search.cover.joint import joint_kernels
-from search.cover.joint import moves_only
 from search.cover.parts import FEW
 from search.cover.prices import DOUBT
 from search.cover.prices import by_library
 from search.cover.prices import joint_seconds
+from search.cover.shown import moves_only
+from search.cover.shown import views_to
 from search.library_attention import attention_seconds
 from search.library_attention import is_aligned
 from search.library_time import library_seconds
@@ -93,17 +93,11 @@ def wholly(program: TensorProgram, device: Device, images: bool = False) -> Tune
 def _seconds(program: TensorProgram, device: Device) -> float:
     found = []
     for nodes in joint_kernels(program):
-        views = {v for n in nodes for i in n.inputs for v in _views(program, i)}
+        views = {v for n in nodes for i in n.inputs for v in views_to(program, i)}
         part = subprogram(program, {*(n.output for n in nodes), *views}, "part")
         joint = joint_seconds(part, device, doubted=True) if all(map(joins, nodes)) else None
         found.append(_called(part, device) if joint is None else joint / DOUBT)
     return math.fsum(found)
-
-
-def _views(program: TensorProgram, name: str) -> Iterator[str]:
-    while (node := program.producers.get(name)) is not None and moves_only(node):
-        yield name
-        (name,) = node.inputs
 
 
 def _apart(program: TensorProgram) -> bool:

@@ -34,12 +34,7 @@ nn, functional = torch.nn, torch.nn.functional
 CPU = {"device": "cpu"}
 
 
-@pytest.fixture(autouse=True)
-def fresh() -> Any:
-    torch.manual_seed(0)
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 class Compiled:

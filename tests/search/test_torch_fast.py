@@ -16,6 +16,7 @@ CAUSAL = torch.ones(5, 5).triu(1).bool()
 PADDED = torch.arange(5)[None] >= torch.tensor([5, 3])[:, None]
 
 
+@pytest.mark.usefixtures("fresh_dynamo")
 @pytest.mark.parametrize(
     ("options", "masks"),
     [
@@ -30,8 +31,6 @@ PADDED = torch.arange(5)[None] >= torch.tensor([5, 3])[:, None]
     ],
 )
 def test_a_layer_of_the_fast_path_has_kernels(options: dict[str, Any], masks: dict[str, Any]) -> None:
-    torch.manual_seed(0)
-    torch._dynamo.reset()
     doors: list[Any] = []
 
     def backend(graph: Any, inputs: Any, **more: Any) -> Any:

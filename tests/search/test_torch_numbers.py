@@ -15,12 +15,7 @@ import fuser  # noqa: E402
 nn = torch.nn
 
 
-@pytest.fixture(autouse=True)
-def fresh() -> Any:
-    torch.manual_seed(0)
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 def behind(module: Any, **kwargs: Any) -> Any:

@@ -113,7 +113,7 @@ class Structure:
 
     @cached_property
     def masks(self) -> tuple[Mask, ...]:
-        """Its causal masks, those of library kernels too."""
+        """Where its elements go by their places (causal masks, triangles), in library kernels too."""
         found = [self.mask(b.name, s) for b in self.graph.blocks for s in b.computes if s.indexed]
         for name, (program, axes) in self.library.items():
             found += [self.program_mask(name, n, axes) for n in program.nodes if n.indexed]

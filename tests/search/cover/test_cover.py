@@ -17,11 +17,11 @@ from fuser.ir.program import TensorProgram
 from search.cover.ilp import _problem
 from search.cover.ilp import cover
 from search.cover.ilp import given
-from search.cover.joint import moves_only
 from search.cover.layouts import with_layouts
 from search.cover.parts import Part
 from search.cover.parts import parts
 from search.cover.parts import stored_name
+from search.cover.shown import moves_only
 
 
 def random_program(rng: np.random.Generator, size: int, width: int = 16) -> TensorProgram:
