@@ -12,6 +12,7 @@ from experiments.suite.more import learning
 from experiments.suite.more import mixers
 from experiments.suite.more import numerics
 from experiments.suite.more import objectives
+from experiments.suite.more import operators
 from experiments.suite.more import pictures
 from experiments.suite.more import sampling
 from experiments.suite.more import science
@@ -24,6 +25,7 @@ from experiments.suite.more import transformers
 ROOMS = (
     *(attention, language, images, mixers, speech, learning, numerics, scripts),
     *(functionals, serving, sampling, objectives, sequences, transformers, algebra, pictures, science),
+    operators,
 )
 
 CASES: dict[str, Case] = {f"more_{name}": case for room in ROOMS for name, case in room.CASES.items()}
