@@ -7,6 +7,7 @@ from experiments.suite.more import algebra
 from experiments.suite.more import attention
 from experiments.suite.more import functionals
 from experiments.suite.more import images
+from experiments.suite.more import laboratory
 from experiments.suite.more import language
 from experiments.suite.more import learning
 from experiments.suite.more import mixers
@@ -25,7 +26,7 @@ from experiments.suite.more import transformers
 ROOMS = (
     *(attention, language, images, mixers, speech, learning, numerics, scripts),
     *(functionals, serving, sampling, objectives, sequences, transformers, algebra, pictures, science),
-    operators,
+    *(operators, laboratory),
 )
 
 CASES: dict[str, Case] = {f"more_{name}": case for room in ROOMS for name, case in room.CASES.items()}

@@ -82,11 +82,6 @@ def largest_by_segment(x: Tensor, at: Tensor) -> Tensor:
     return out.scatter_reduce(0, at[:, None].expand_as(x) % len(out), x, "amax", include_self=False)
 
 
-def known_words(ids: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
-    found = torch.isin(ids, known)
-    return found, found.sum(-1)
-
-
 def divisors(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     g = torch.gcd(a + 1, b + 1)
     return g, torch.div((a + 1) * (b + 1), g, rounding_mode="floor")
@@ -320,7 +315,9 @@ CASES: dict[str, Case] = {
     "signs_and_powers": call(signs_and_powers, ((3001, 5), (999, 7)), ((3001, 5), (999, 7))),
     "put_rows": call(put_rows, ((5000, 12), (700, 9)), lambda n: torch.randperm(n(5000, 12))[: n(901, 6)], ((901, 6), (700, 9))),
     "largest_by_segment": call(largest_by_segment, ((20000, 20), (96, 5)), whole(9999, (20000, 20))),
-    "known_words": call(known_words, whole(30000, (64, 3), (2048, 8)), whole(30000, (50, 4))),
+    "known_words": call(
+        lambda ids, known: torch.isin(ids, known).sum(-1), whole(30000, (64, 3), (2048, 8)), whole(30000, (50, 4))
+    ),
     "weighted_bags": call(
         lambda bag, ids, weight: bag(ids, per_sample_weights=weight),
         below((50021, 9), (2048, 5), (30, 4)),
