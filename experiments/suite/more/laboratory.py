@@ -25,7 +25,8 @@ def attend_at_ends(norm, qkv, bias, gate, out, z: Tensor, mask: Tensor) -> Tenso
     z = norm(z).transpose(1, 2)
     q, k, v = qkv(z).unflatten(-1, (3, 4, -1)).permute(3, 0, 1, 4, 2, 5)
     s = torch.einsum("bihqd,bihkd->bihqk", q * q.shape[-1] ** -0.5, k)
-    s = s + bias(z).permute(0, 3, 1, 2).unsqueeze(1) + (mask.transpose(1, 2)[:, :, None, None] < -1) * -1e4
+    s = s + bias(z).permute(0, 3, 1, 2).unsqueeze(1)
+    s = s.masked_fill(mask.transpose(1, 2)[:, :, None, None] < -1, -1e4)
     y = torch.einsum("bihqk,bihkd->biqhd", s.softmax(-1), v).flatten(-2)
     return out(y * gate(z).sigmoid()).transpose(1, 2)
 
