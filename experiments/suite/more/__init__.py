@@ -22,12 +22,13 @@ from experiments.suite.more import sequences
 from experiments.suite.more import serving
 from experiments.suite.more import speech
 from experiments.suite.more import transformers
+from experiments.suite.more import workshop
 from experiments.suite.more import worlds
 
 ROOMS = (
     *(attention, language, images, mixers, speech, learning, numerics, scripts),
     *(functionals, serving, sampling, objectives, sequences, transformers, algebra, pictures, science),
-    *(operators, laboratory, worlds),
+    *(operators, laboratory, worlds, workshop),
 )
 
 CASES: dict[str, Case] = {f"more_{name}": case for room in ROOMS for name, case in room.CASES.items()}
