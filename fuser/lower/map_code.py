@@ -28,6 +28,8 @@ from fuser.lower.fold_code import LOG2E
 from fuser.lower.writer import Combo
 from fuser.lower.writer import Writer
 
+LARGEST = float(np.finfo(np.float32).max)
+
 
 def map_elements(w: Writer, stmt: Stmt) -> None:
     layout = w.tiles.natural(stmt)
@@ -82,9 +84,9 @@ def _in_log2(w: Writer, stmt: Stmt) -> bool:
 
 
 def _may_be_least(w: Writer, value: str) -> bool:
-    """Whether a value is made element by element of what is read in a dtype of float32's range, or is so read: the least of it
-    stands for what is masked, and has no product with a number above 1. What float16 was made of is masked with the least of
-    that: in parts of its folds no float32 is so."""
+    """Whether a value is made element by element of what is read in a dtype of float32's range, or is so read, or of a constant
+    near the end of that: the least of it stands for what is masked, and has no product with a number above 1. What float16 was
+    made of is masked with the least of that: in parts of its folds no float32 is so."""
     block = w.tiles.block
     if block.by_value[value].kind == "load" and all(s.dtype == "float16" for s in block.stores):
         return block.by_value[value].dtype == "bfloat16"
@@ -92,6 +94,8 @@ def _may_be_least(w: Writer, value: str) -> bool:
     while todo:
         stmt = block.by_value[todo.pop()]
         if stmt.kind == "load" and stmt.dtype in ("float32", "bfloat16"):
+            return True
+        if any(abs(c) * LOG2E > LARGEST for c in _constants(w, stmt).values()):
             return True
         new = set(() if stmt.folds else stmt.args) - seen
         todo += new

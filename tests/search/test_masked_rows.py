@@ -93,6 +93,18 @@ def test_rows_of_the_least_number_are_even(dtype: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_that_a_factor_makes_the_least_number_are_even(dtype: Any) -> None:
+    """As transformers add it to the scores of an attention: nothing of the least number is read there."""
+    torch.manual_seed(0)
+    least = torch.finfo(dtype).min
+    module = Fn(lambda q, k, v, keep: (q @ k.mT + (1 - keep.to(dtype)) * least).softmax(-1) @ v)
+    given = *(torch.randn(2, n, 8, dtype=dtype) for n in (4, 6, 6)), KEEP
+    made = fuser.compile(module, given, device="cpu")
+    torch.testing.assert_close(made(*given), module(*given))
+    assert len(made.graph.kernels) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rows_of_the_least_number_may_be_given_or_come_from_a_library(dtype: Any) -> None:
     x = torch.where(KEEP, torch.randn(4, 6), torch.finfo(dtype).min).to(dtype)
     module = Fn(lambda x: (x.softmax(-1), x.log_softmax(-1), x.logsumexp(-1), x.sort(-1)[0].softmax(-1)))
