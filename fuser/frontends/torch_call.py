@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,6 +151,16 @@ class Call:
 
     def reshape(self, x: Ref, shape: tuple[int, ...]) -> Ref:
         return reshaped(self.b, x, shape)
+
+    def whole(self, value: Any) -> Any:
+        """The results of a rule; None where it leaves one out that somebody reads."""
+        lacking = {i for i, x in enumerate(value) if x is None} if isinstance(value, tuple) else set[int]()
+        return None if lacking & fields_read(self.node) else value
+
+
+def fields_read(node: Any) -> set[int]:
+    """Which of several results somebody reads; others may be empty."""
+    return {u.args[1] for u in node.users if u.target is operator.getitem and u.users}
 
 
 def arguments(node: Any, args: Any, kwargs: Any) -> dict[str, Any]:

@@ -40,6 +40,7 @@ from fuser.frontends.roundings import with_roundings
 from fuser.frontends.torch_call import Call
 from fuser.frontends.torch_call import arguments
 from fuser.frontends.torch_call import dtype_name
+from fuser.frontends.torch_call import fields_read
 from fuser.frontends.torch_call import is_tensor
 from fuser.frontends.torch_call import place_of
 from fuser.frontends.torch_call import to_numpy
@@ -280,7 +281,7 @@ class _Importer:
         if rule is not None:
             call = Call(self.builder, node, aten, table, arguments(node, args, kwargs), result, self._constant, place_of(node))
             try:
-                value = rule(call)
+                value = call.whole(rule(call))
             except UnsupportedError:
                 if draws(node, args, kwargs):
                     raise
@@ -319,7 +320,7 @@ class _Importer:
         import torch
         from torch.fx.node import map_arg
 
-        result = node.meta.get("val")
+        result, read = node.meta.get("val"), fields_read(node)
         if isinstance(result, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             raise ProgramError(f"the number {node.name!r} depends on values", "leave it a tensor, or export the part around it")
         if result is None:  # an assertion
@@ -343,8 +344,7 @@ class _Importer:
             raise self._unsupported(node, f"{callee} with results of shapes {other},")
         if isinstance(result, torch.Tensor):
             return self._opaque(node, result, -1, refs, callee, detail)
-        used = {u.args[1] for u in node.users if u.target is operator.getitem and u.users}  # some of the others may be empty
-        return [self._opaque(node, r, i, refs, callee, detail) if i in used else None for i, r in enumerate(result)]
+        return [self._opaque(node, r, i, refs, callee, detail) if i in read else None for i, r in enumerate(result)]
 
     def _pieces(self, node: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """The operator as torch itself makes it of others, where these are few, known, and at most one of them is a library's;

@@ -11,16 +11,12 @@ import numpy as np
 
 from fuser.frontends.composed import cut
 from fuser.frontends.torch_call import Call
+from fuser.frontends.torch_call import fields_read
 from fuser.frontends.torch_call import is_tensor
 from fuser.frontends.torch_call import number_of
 from fuser.ir.builder import Ref
 from fuser.ir.element_windows import LARGEST
 from fuser.ir.program import FLOAT_DTYPES
-
-
-def _read(c: Call, i: int) -> bool:
-    """Whether somebody reads this one of several results."""
-    return any(u.args[1] == i and u.users for u in c.node.users) if c.node.users else True
 
 
 def _order(c: Call) -> Ref:
@@ -45,7 +41,7 @@ def _pool(c: Call) -> tuple[Ref, Ref | None]:
     attrs: dict[str, Any] = {n: tuple(c[n]) for n in ("kernel_size", "stride", "padding", "dilation") if c[n]}
     if c["ceil_mode"]:
         attrs["ceil_mode"] = True
-    places = c.b.op(f"{name}_places", x, dtype="int64", **attrs) if _read(c, 1) else None
+    places = c.b.op(f"{name}_places", x, dtype="int64", **attrs) if 1 in fields_read(c.node) else None
     return c.b.op(name, x, **attrs), places
 
 
@@ -56,10 +52,10 @@ def _adaptive(c: Call) -> Any:
     lead, own = x.shape[:-rank], x.shape[-rank:]
     window = [-(-n // m) for n, m in zip(own, size, strict=True)]
     places = None
-    if size == (1,) * rank and not (largest and _read(c, 1)):
+    if size == (1,) * rank and not (largest and 1 in fields_read(c.node)):
         y = c.b.op("max" if largest else "mean", x, axis=tuple(range(len(lead), len(x.shape))), keepdims=True)
         return (y, None) if largest else y
-    if largest and _read(c, 1):
+    if largest and 1 in fields_read(c.node):
         if math.prod(window) >= LARGEST:
             return None
         places = c.b.op(f"{name}_places", x, output_size=size, dtype="int64")

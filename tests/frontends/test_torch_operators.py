@@ -222,6 +222,23 @@ def test_what_a_product_is_added_to_is_not_read_where_beta_is_zero() -> None:
         torch.testing.assert_close(made, want)
 
 
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: torch.native_layer_norm(x, (6,), None, None, 1e-5),
+        lambda x: torch.native_group_norm(x, None, None, 4, 6, 1, 2, 1e-5),
+        lambda x: (torch.native_layer_norm(x, (6,), None, None, 1e-5)[1] + 1,),
+        lambda x: torch.ops.aten.native_dropout(x, 0.5, False),
+    ],
+)
+def test_statistics_beside_a_norm_are_results_too(f: Callable[..., Any]) -> None:
+    found = fuser.from_torch(Fn(f), X)
+    got = run_program(
+        found.program, dict.fromkeys(found.inputs, X[0]) | {k: torch.from_numpy(v) for k, v in found.params.items()}
+    )
+    torch.testing.assert_close([got[n] for n in found.program.outputs], list(f(*X)))
+
+
 def test_a_vector_multiplied_with_itself_beside_another_result() -> None:
     v = torch.randn(6)
     module = Fn(lambda v: (torch.outer(v, v), v @ v))
