@@ -27,6 +27,10 @@ from fuser.ir.tiling import LoopTree
 from fuser.ir.tiling import Node
 from fuser.ir.tiling import TilingExpr
 
+MAX_TURNS = 3
+"""Most folds that follow one another, each along other axes than the one before, of a block without products whose loops are
+placed. All in front of such a fold is done again in a loop of its own: of 100 (Sinkhorn's) that is 170,000 statements."""
+
 
 @dataclass(eq=False)
 class _Leaf:
@@ -292,6 +296,15 @@ class _Placer:
                 continue
             return items.index(way[i + 1]) < here
         return False
+
+
+def entangled(block: BlockGraph) -> bool:
+    """Whether a block folds so often along other axes than just before that all of them are better left whole."""
+    last: dict[str, tuple[int, tuple[str, ...]]] = {}
+    for s in block.computes:
+        turns, over = max((last[a] for a in s.args if a in last), default=(0, ()))
+        last[s.value] = (turns + (s.reduce != over), s.reduce) if s.folds and s.reduce else (turns, over)
+    return not block.contracts and max((turns for turns, _ in last.values()), default=0) > MAX_TURNS
 
 
 def place(block: BlockGraph, order: TilingExpr, plans: Mapping[str, AxisPlan]) -> LoopTree:

@@ -31,6 +31,8 @@ from fuser.disjoint import DisjointSets
 from fuser.errors import UnsupportedError
 from fuser.ir.mugraph import FREE
 from fuser.ir.mugraph import BlockGraph
+from fuser.ir.placement import MAX_TURNS
+from fuser.ir.placement import entangled
 from fuser.ir.tiling import TilingExpr
 
 MAX_AXES = 7
@@ -133,6 +135,8 @@ def too_deep(block: BlockGraph) -> str:
     multiplied = {s.value for s in block.computes if s.contracts}
     if len(components([c.axes for c in computations(block) if c.value in multiplied])) > 1:
         return f"block {block.name!r} has contractions without a loop in common, which are better kernels of their own"
+    if entangled(block):
+        return f"block {block.name!r} folds along other axes than just before more than {MAX_TURNS} times"
     return ""
 
 

@@ -34,6 +34,7 @@ from fuser.device import Device
 from fuser.errors import NoValidKernelError
 from fuser.ir.mugraph import FREE
 from fuser.ir.mugraph import BlockGraph
+from fuser.ir.placement import entangled
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.tiling import Init
 from fuser.ir.tiling import TilingExpr
@@ -313,7 +314,7 @@ def kernel_space(
 ) -> KernelSpace:
     """The knobs of one block: the distinct orders that rules 1 and 2 leave, the tile sizes that rule 3 leaves, warps and
     stages; with ``options`` also those of the lowering."""
-    if (why := too_deep(block)) and not any(s.contracts for s in block.computes):
+    if (why := too_deep(block)) and not entangled(block) and not any(s.contracts for s in block.computes):
         raise NoValidKernelError(why, "cut the program between its sums")
     orders, note = _orders(replace(block, name=""))
     if not orders:

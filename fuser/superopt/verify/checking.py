@@ -11,6 +11,7 @@ from fuser.ir.candidate import scheduled_blocks
 from fuser.ir.mugraph import FREE
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
+from fuser.ir.placement import entangled
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from fuser.ir.tiling import TilingExpr
@@ -81,11 +82,14 @@ def _middling(block: BlockGraph, loops: tuple[str, ...], summed: Collection[str]
 
 
 def _loops(block: BlockGraph) -> list[str]:
-    """Loops of a block, outermost first: what is summed over last stands outside. In a deep chain the other axes are whole."""
+    """Loops of a block, outermost first: what is summed over last stands outside. In a deep chain the other axes are whole, and
+    all are where folds along several follow one another so often that no search tiles them."""
     found = dict.fromkeys(a for s in block.computes for a in s.reduce)
     counts = {g for _, g in block.splits}
     loops = [a for a in reversed(found) if block.extents[a] > 1 and a not in counts]
     split = [a for a in loops if a in dict(block.splits)]
+    if entangled(block):
+        return split
     return loops if len(loops) <= NESTED else list(dict.fromkeys((*loops[:KEPT], *split)))
 
 

@@ -8,11 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fuser.device import load_device
 from fuser.errors import UnsupportedError
 from fuser.ir.builder import Builder
 from fuser.ir.fuse import fuse
 from fuser.ir.mugraph import BlockGraph
+from fuser.ir.mugraph import KernelGraph
 from fuser.ir.tiling import TilingExpr
+from fuser.superopt.verify.checking import checking_schedules
 from fuser.workloads import workload
 from search.space.expressions import batch_axes
 from search.space.expressions import components
@@ -23,6 +26,7 @@ from search.space.expressions import rule2
 from search.space.expressions import sub_expression
 from search.space.expressions import tiling_expressions
 from search.space.expressions import too_deep
+from search.space.kernels import kernel_space
 from search.space.prune import distinct
 from search.space.prune import expressions
 
@@ -143,3 +147,26 @@ def test_products_without_a_loop_in_common_are_not_interleaved() -> None:
 def test_long_chains_are_refused_with_a_reason() -> None:
     with pytest.raises(UnsupportedError, match="8 loops"):
         tiling_expressions(chain(6))
+
+
+def sinkhorn(times: int) -> KernelGraph:
+    """A matrix whose rows and columns are divided by their sums in turn."""
+    b = Builder("sinkhorn")
+    x = b.exp(b.input("X", (48, 32)))
+    for _ in range(times):
+        x = x / b.sum(x, 1, keepdims=True)
+        x = x / b.sum(x, 0, keepdims=True)
+    return fuse(b.build(Y=x))
+
+
+def test_axes_that_are_folded_in_turn_many_times_are_whole() -> None:
+    """A loop over one would do all in front of each fold again: 170,000 statements where 600 are written."""
+    graph = sinkhorn(50)
+    (many,), (once,) = graph.blocks, sinkhorn(1).blocks
+    assert not too_deep(once)
+    assert too_deep(many)
+    assert expressions(many)[0] == (TilingExpr(),)
+    space = kernel_space(many, load_device("h200"))
+    assert {t.values for t in space.tiles} == {(48,), (32,)}
+    (checked,) = next(checking_schedules(graph)).kernels
+    assert not checked.order.axes
