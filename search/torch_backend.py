@@ -37,6 +37,7 @@ from fuser.frontends.torch_alias import true_dropout
 from fuser.frontends.torch_trace import alone
 from search.torch_derivatives import asked_for
 from search.torch_derivatives import derives
+from search.torch_derivatives import within
 from search.torch_derivatives import without_backward
 from search.torch_fast import written_out
 from search.torch_numbers import numbers
@@ -375,7 +376,9 @@ def _functional(
 
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     fakes = [mode.from_tensor(x.detach(), static_shapes=True) if isinstance(x, torch.Tensor) else x for x in args]
-    with torch.no_grad(), _composites_kept(), true_dropout(), tracing(TracingContext(mode)):
+    inner_grads = within(module)  # of numbers that have none outside
+    composites = nullcontext() if inner_grads else _composites_kept()
+    with torch.set_grad_enabled(inner_grads), composites, true_dropout(), tracing(TracingContext(mode)):
         run = aot_module_simplified(module, fakes, fw_compiler=inner, inference_compiler=inner, decompositions=written_out())
     ((graph, constant),) = found
     return graph, constant, run, into

@@ -3,6 +3,7 @@ torch runs what they are taken of."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,13 +16,31 @@ FORWARD = ("_jvp_increment_nesting", "_make_dual", "_enter_dual_level")
 
 
 def derives(module: Any) -> bool:
-    """Whether a graph of dynamo's computes derivatives, or what it computes has gradients though the call has none."""
-    if any(getattr(n.target, "__name__", n.target) in (*FORWARD, "requires_grad_") for n in module.graph.nodes):
+    """Whether a graph of dynamo's computes derivatives that only torch can, or what it computes has gradients though the call has
+    none. Those of ``torch.func.grad`` are operators like others once the graph is brought to ATen."""
+    if any(_name(n) in (*FORWARD, "requires_grad_") for n in module.graph.nodes):
         return True
     if any(n.target is torch.autograd.grad for n in module.graph.nodes):
         return True
-    modes = [n.args[0] for n in module.graph.nodes if n.target is torch._C._set_grad_enabled]
+    modes = [n.args[0] for n, level in _levels(module) if n.target is torch._C._set_grad_enabled and not level]
     return bool(modes) and modes[0] is True and not torch.is_grad_enabled()
+
+
+def within(module: Any) -> bool:
+    """Whether a graph has derivatives by ``torch.func``: what they are taken of has to be operators that have some."""
+    return any(level for _, level in _levels(module))
+
+
+def _levels(module: Any) -> Iterator[tuple[Any, int]]:
+    """Nodes, and how many derivatives by ``torch.func`` each is in, which set and reset the mode themselves."""
+    level = 0
+    for node in module.graph.nodes:
+        level += (_name(node) == "_grad_increment_nesting") - (_name(node) == "_grad_decrement_nesting")
+        yield node, level
+
+
+def _name(node: Any) -> Any:
+    return getattr(node.target, "__name__", node.target)
 
 
 def asked_for(x: Any) -> bool:

@@ -44,8 +44,8 @@ TYPES: dict[str, str] = {
     "kernel_size": "integers", "output_size": "integers", "output_padding": "integers", "divisor_override": "integer",
     "rows": "text", "cols": "text", "dtype": "text", "callee": "text", "detail": "text", "reduce": "text",
     "mode": "text", "program": "text",
-    **dict.fromkeys(("keepdims", "keepdim", "causal", "strict", "descending", "largest", "sorted", "accumulate", "include_self",
-                     "align_corners", "ceil_mode", "count_include_pad"), "flag"), **dict.fromkeys(NOTES, "note"),
+    **dict.fromkeys(("keepdims", "keepdim", "causal", "strict", "descending", "stable", "largest", "sorted", "accumulate",
+                     "include_self", "align_corners", "ceil_mode", "count_include_pad"), "flag"), **dict.fromkeys(NOTES, "note"),
 }  # fmt: skip
 """What the attributes are; every other one is a number, and held as an exact constant."""
 

@@ -40,7 +40,8 @@ ORDERS = ("sort", "topk", "kthvalue", "median", "mode.")
 """Those of them that the compiler calls between its own kernels: an operator that torch makes of these and others gains."""
 PLACED = ("copy", "clone", "view", "slice", "select", "permute", "squeeze", "expand", "alias")
 """Operators that only say where elements are."""
-COMPARED = "aten.eq.", "aten.ne.", "aten.lt.", "aten.le.", "aten.gt.", "aten.ge."
+COMPARED = "aten.eq.", "aten.ne.", "aten.lt.", "aten.le.", "aten.gt.", "aten.ge.", "aten.remainder.Scalar"
+"""Operators that take any whole number for an answer that is as good."""
 VIEWED = (*(f"aten.{n}." for n in (*PLACED, "unsqueeze", "reshape", "_to_copy")), "prims.convert_element_type.")
 """Operators whose results have the same whole numbers as what they read."""
 LARGEST = 500

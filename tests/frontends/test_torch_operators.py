@@ -290,3 +290,15 @@ def test_what_torch_computes_of_may_be_read_only() -> None:
     values = {imported.inputs[0]: x.numpy(), **{n: np.broadcast_to(v, v.shape) for n, v in imported.params.items()}}
     (got,) = imported.program.evaluate(values).values()  # a warning is an error
     np.testing.assert_allclose(got, module(x).detach().numpy(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("places", [False, True])
+def test_equal_elements_may_change_places_that_nobody_reads(places: bool) -> None:
+    class Sorted(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            found = x.sort(-1)
+            return tuple(found) if places else found.values
+
+    program = from_torch(Sorted(), (torch.randn(4, 6),)).program
+    (order,) = [n for n in program.nodes if n.op == "argsort"]
+    assert order.attr.get("stable", True) is places

@@ -206,6 +206,21 @@ def test_examples_name_each_place_once_where_there_are_enough(shape: tuple[int, 
     assert all(len(row.unique()) == row.numel() for row in places.reshape(rows, -1))
 
 
+def test_a_place_of_which_a_remainder_is_taken_too_is_a_place() -> None:
+    """All zero they would be one place, written many times, of which each form keeps another number."""
+    from fuser.runtime.joined import _example
+    from fuser.runtime.joined import _fill_places
+    from fuser.runtime.joined import _traced
+
+    def run(x: Any, at: Any, rows: Any) -> tuple[Any, ...]:
+        return (x.index_copy(0, at, rows).index_fill(1, at[:3] % x.shape[1], -1.0),)
+
+    like = torch.empty(20, 7), torch.empty(9, dtype=torch.int64), torch.empty(9, 7)
+    given = [_example(x, "cpu", False, i) for i, x in enumerate(like)]
+    _fill_places(_traced(run, given), given)
+    assert len(given[1].unique()) == 9 and 0 <= given[1].min() <= given[1].max() < 20
+
+
 def test_examples_of_one_form_are_different_numbers() -> None:
     """Of equal ones an angle is a rounding error: the compiler's form would be refused."""
     seen: list[Any] = []
@@ -285,6 +300,14 @@ def test_what_the_compiler_makes_may_be_nearer_to_the_truth_than_torch_and_order
     assert not summed(x)[0].any()
     assert taken(summed, lambda x: ((1 / (x.float().sum(1) * 2)).half(),), x)
     assert not taken(summed, lambda x: ((2 / (x.float().sum(1) * 2)).half(),), x)
+
+    def apart(x: Any) -> Any:
+        """Of neighbours that are nearly equal: torch rounds what they rest on."""
+        return ((x.softmax(1) - x.softmax(1).roll(1, 1)) * 100,)
+
+    near = torch.linspace(1, 1.02, 64).repeat(8, 1).half()
+    assert taken(apart, lambda x: (apart(x.float())[0].half(),), near)
+    assert not taken(apart, lambda x: (apart(x.float())[0].half() * 1.5,), near)
 
     def least(x: Any) -> Any:
         return (torch.argsort(x, dim=1, stable=True)[:, :2].float(),)

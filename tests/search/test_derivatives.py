@@ -1,7 +1,8 @@
-"""Modules that take derivatives when they are called: torch runs what these are taken of."""
+"""Modules that take derivatives when they are called: torch runs what these are taken of, but for those by ``torch.func``."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -57,6 +58,28 @@ def of_each_row(energy: Any, x: Any) -> Any:
     """A batch of dimensions that operators do not see around a derivative."""
     weight = energy[0].weight
     return torch.vmap(lambda a: torch.func.jvp(lambda b: (weight @ b).tanh(), (a,), (torch.ones_like(a),))[1])(x)
+
+
+def by_torch_func(energy: Any, x: Any) -> Any:
+    """With its value, and of what torch keeps as one operator."""
+    several = torch.nn.functional.layer_norm
+    return torch.func.grad_and_value(lambda a: energy(several(a, (3,))).logsumexp(0).sum())(x)
+
+
+def of_each_sample(energy: Any, x: Any) -> Any:
+    weight = energy[0].weight
+    return torch.func.vmap(torch.func.grad(lambda w, a: (w @ a).tanh().sum()), in_dims=(None, 0))(weight, x)
+
+
+@pytest.mark.parametrize("run", [by_torch_func, of_each_sample])
+@pytest.mark.parametrize("gradients", [False, True])
+def test_derivatives_by_torch_func_are_operators_like_others(run: Any, gradients: bool) -> None:
+    module, x = Deriving(run).eval(), torch.randn(5, 3)
+    torch._dynamo.reset()
+    found = torch.compile(module, backend=fuser.torch_backend, options={"device": "cpu"})
+    with torch.set_grad_enabled(gradients), warnings.catch_warnings():
+        warnings.simplefilter("error", LeftToTorch)
+        torch.testing.assert_close(found(x), module(x))
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -81,6 +82,26 @@ def test_channels_that_are_convolved_apart_are_theirs_sooner(dtype: str) -> None
         found.append(wholly(b.build(Y=b.relu(y)), H200))
     assert (found[0] is None) is (dtype == "float16")
     assert found[1] is not None and limit(found[1]) < 0.6 * found[1].winner.seconds
+
+
+class Lifted(torch.nn.Module):
+    """Features of pixels, added up on the ground."""
+
+    def __init__(self, adds: bool) -> None:
+        super().__init__()
+        self.head, self.adds = torch.nn.Conv2d(8, 16, 1), adds
+
+    def forward(self, x: Any, cell: Any) -> Any:
+        y = self.head(x).permute(0, 2, 3, 1).flatten(0, 2).relu()
+        return y.new_zeros(64, 16).index_add(0, cell, y) if self.adds else y[cell]
+
+
+@pytest.mark.parametrize("adds", [False, True])
+def test_pixels_that_are_added_up_are_theirs(adds: bool) -> None:
+    given = torch.randn(2, 8, 16, 16).half(), torch.randint(64, (512,))
+    found = wholly(from_torch(Lifted(adds).half(), given).program, H200)
+    assert (found is not None) is adds
+    assert limit(found) == (0.0 if adds else math.inf)
 
 
 def test_all_of_it_is_one_piece_and_its_results_are_taken_where_they_lie() -> None:
