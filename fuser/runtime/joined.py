@@ -8,6 +8,7 @@ torch's own are older. What fails there leaves the calls as they are.
 from __future__ import annotations
 
 import math
+import operator
 import time
 from collections.abc import Callable
 from collections.abc import Collection
@@ -316,6 +317,7 @@ def _traced(run: Run, given: Sequence[Any], whole: bool = False) -> Any:
                 break
             # only then: it takes operators apart by rules of its own, which are not the compiler's
             graph = make_fx(torch.func.functionalize(graph, remove="mutations"), decomposition_table=table)(*fakes)
+        _take_sorted(graph)
         if whole:
             return joint_graph_passes(graph)
     calls = [n for n in graph.graph.nodes if n.op == "call_function" and str(n.target).startswith("aten.")]
@@ -323,6 +325,24 @@ def _traced(run: Run, given: Sequence[Any], whole: bool = False) -> Any:
     beside = sum(not apart(str(n.target)) and not _placed(n) for n in calls)
     mixed = beside > 1 and all(any(word in str(n.target) for word in ORDERS) for n in theirs)
     return None if beside > LARGEST or len(calls) > 4 * LARGEST or (theirs and not mixed) else graph
+
+
+def _take_sorted(graph: Any) -> None:
+    """Elements that are gathered in their order are results of the sort itself."""
+    import torch
+
+    for node in [n for n in graph.graph.nodes if str(n.target).startswith("aten.gather.")]:
+        x, dim, places = node.args[:3]
+        order = places.args[0] if places.target is operator.getitem and places.args[1] == 1 else None
+        if order is None or order.target is not torch.ops.aten.sort.stable or order.args[0] is not x:
+            continue
+        if x.meta["val"].dim() and (dim - order.kwargs.get("dim", -1)) % x.meta["val"].dim() == 0:
+            with graph.graph.inserting_before(node):
+                found = graph.graph.call_function(operator.getitem, (order, 0))
+            found.meta["val"] = node.meta["val"]
+            node.replace_all_uses_with(found)
+            graph.graph.erase_node(node)
+    graph.recompile()
 
 
 def _placed(node: Any) -> bool:

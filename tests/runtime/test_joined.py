@@ -120,6 +120,23 @@ def test_what_is_sorted_along_a_short_axis_goes_with_its_neighbours(extent: int,
     torch.testing.assert_close(run(x), x.gather(1, torch.argsort(x.tanh(), dim=1, stable=True)))
 
 
+@pytest.mark.parametrize("same", [False, True])
+def test_elements_in_their_order_are_those_that_the_sort_returns(same: bool) -> None:
+    order = (("descending", True), ("dim", 1), ("dtype", "int64"), ("stable", False), (JOINED, True))
+    kernels = (
+        LibraryKernel("n", "tanh", ("X",), "T", ((JOINED, True),)),
+        LibraryKernel("s", "argsort", ("T",), "S", order),
+        LibraryKernel("g", "gather", ("T" if same else "X", "S"), "G", (("dim", 1), (JOINED, True))),
+        LibraryKernel("c", "cumsum", ("G",), "C", (("dim", 1), (JOINED, True))),
+    )
+    ends = (Tensor("X", (3, 6), "float32"), Tensor("C", (3, 6), "float32"))
+    run, seen = builds(KernelGraph("g", ("X",), kernels, ("C",), ends).validate())
+    assert any("gather" in n for names in seen for n in names) is not same
+    x = torch.randn(3, 6)
+    y = x.tanh() if same else x
+    torch.testing.assert_close(run(x), y.gather(1, torch.argsort(x.tanh(), dim=1, descending=True)).cumsum(1))
+
+
 def test_of_launches_that_are_not_compiled_together_each_half_is() -> None:
     flips = [("flip", (), (("dims", (d,)), (JOINED, True))) for d in (0, 1, 2)]
     run, seen = builds(chain(*flips, ("cumsum", (), (("dim", 3), (JOINED, True)))), "cumsum")
