@@ -37,6 +37,7 @@ from fuser.ir.program import Tensor
 from fuser.ir.program import TensorProgram
 from fuser.ir.scalar import numbers
 from fuser.lower.checker import Check
+from fuser.lower.element_tiles import Tiling
 from fuser.lower.element_tiles import recipe_of
 from fuser.lower.element_tiles import tiled
 from fuser.lower.kernel_source import KernelSource
@@ -124,11 +125,15 @@ class _Called:
         with np.errstate(all="ignore"):
             return self.program.run({n: np.asarray(x, np.float64) for n, x in inputs.items()}, apply)[self.recipe.result]
 
-    def expected(self, blocks: Sequence[int]) -> Array | None:
-        """Which elements these blocks are to write, in order; None where that is not known."""
+    @property
+    def tiling(self) -> Tiling | None:
+        """How the elements are divided over blocks; None where that is not known."""
         if self.recipe.nodes[self.recipe.result][0] in RUNS or "conv" in self.kernel.op:
             return None
-        tiling, _ = tiled(self.recipe)
+        return tiled(self.recipe)[0]
+
+    def expected(self, tiling: Tiling, blocks: Sequence[int]) -> Array:
+        """Which elements these blocks are to write, in order."""
         found = []
         for block in blocks:
             at, there = tiling.coordinates(block)
@@ -193,7 +198,10 @@ def _run(source: KernelSource, inputs: Mapping[str, Array], blocks: Sequence[int
 def _compared(called: _Called, blocks: Sequence[int], ours: tuple[Array, Array], references: tuple[Array, Array]) -> Agreement:
     (found, given), (wanted, narrow) = ours, references
     dtype = called.program[called.recipe.result].dtype
-    expected = np.arange(len(found)) if len(blocks) == called.source.grid else called.expected(blocks)
+    tiling, grid = called.tiling, called.source.grid
+    if tiling is not None and tiling.blocks > grid:
+        return _wrong(f"elements are not written: {grid} blocks, not {tiling.blocks}")
+    expected = np.arange(len(found)) if len(blocks) == grid else tiling and called.expected(tiling, blocks)
     if expected is not None:
         inside = given[expected]
         if np.count_nonzero(inside) < MOST * inside.size:

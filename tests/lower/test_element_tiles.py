@@ -26,3 +26,14 @@ def test_what_few_blocks_read_counts_and_is_read_along_its_rows() -> None:
         assert tiling.across >= 0
         assert 0.5 < traffic.tensors["Y"] / (16 * 784 * second * 4) < 1.5
         assert 0.7 < traffic.tensors["X"] / (16 * 784 * 128 * 4) < 1.3
+
+
+def test_a_bias_does_not_ask_for_tiles() -> None:
+    """It stays near each multiprocessor: two neighbours' maximum is read row by row."""
+    b = Builder("pooled")
+    x, bias = b.input("X", (1024, 2048), dtype="float32"), b.input("B", (2048,), dtype="float32")
+    pairs = (x + bias).reshape(1024, 1024, 2)
+    program = b.build(Y=b.op("maximum", *(b.op("slice", pairs, axis=2, start=i, stop=i + 1) for i in (0, 1))))
+    tiling, traffic = tiled(Recipe.read(dict(by_elements(program)[0].attrs)["program"]))
+    assert tiling.across < 0
+    assert traffic.far < traffic.asked
