@@ -1,5 +1,5 @@
 """Derivatives that a module computes itself, when it is called: forces of a potential, sensitivities. Kernels have no backward:
-torch runs what they are taken of."""
+torch runs what they are taken of, but where ``torch.func`` takes them, which leaves operators like others."""
 
 from __future__ import annotations
 

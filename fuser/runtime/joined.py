@@ -41,8 +41,8 @@ ORDERS = ("sort", "topk", "kthvalue", "median", "mode.")
 """Those of them that the compiler calls between its own kernels: an operator that torch makes of these and others gains."""
 PLACED = ("copy", "clone", "view", "slice", "select", "permute", "squeeze", "expand", "alias")
 """Operators that only say where elements are."""
-COMPARED = "aten.eq.", "aten.ne.", "aten.lt.", "aten.le.", "aten.gt.", "aten.ge.", "aten.remainder.Scalar"
-"""Operators that take any whole number for an answer that is as good."""
+INDIFFERENT = "aten.eq.", "aten.ne.", "aten.lt.", "aten.le.", "aten.gt.", "aten.ge.", "aten.remainder.Scalar"
+"""Operators to which any whole number is as good: comparisons, and what brings a place back into a range."""
 VIEWED = (*(f"aten.{n}." for n in (*PLACED, "unsqueeze", "reshape", "_to_copy")), "prims.convert_element_type.")
 """Operators whose results have the same whole numbers as what they read."""
 LARGEST = 500
@@ -264,7 +264,7 @@ def _fill_places(graph: Any, given: Sequence[Any]) -> None:
 
 
 def _extent(node: Any) -> float | None:
-    """Of how many places a node of whole numbers names one; infinitely many where it is only compared, None where it is computed
+    """Of how many places a node of whole numbers names one; infinitely many where any is as good, None where it is computed
     with."""
     value = node.meta.get("val")
     if getattr(value, "dtype", None) not in _whole_numbers():
@@ -287,7 +287,7 @@ def _whole_numbers() -> tuple[Any, ...]:
 def _extent_there(node: Any, user: Any) -> float | None:
     """The same where one operator reads it."""
     name, args = str(user.target), user.args
-    if name.startswith(COMPARED):
+    if name.startswith(INDIFFERENT):
         return math.inf
     if name.startswith(VIEWED) or (name.startswith("aten.where") and node is not args[0]):
         return _extent(user)
