@@ -16,6 +16,8 @@ REQUESTS = 64
 """Bytes of sectors that an SM takes from its first cache in a clock."""
 RUNNING = 1.2
 """Times that what runs along an axis takes, beside what each element takes alone."""
+PUT_TOGETHER = 90.0
+"""Operations for each element of a scan whose parts are put together by logarithms."""
 
 
 def element_seconds(recipe: Recipe, device: Device) -> float:
@@ -30,6 +32,7 @@ def element_seconds(recipe: Recipe, device: Device) -> float:
     written = math.prod(shape) * DTYPE_BYTES[dtype]
     read = sum(min(x, float(sizes[n])) for n, x in traffic.tensors.items())
     flops, special = operations(tiling.tape)
+    flops += PUT_TOGETHER * (recipe.nodes[recipe.result][0] == "logcumsumexp")
     rate = device.sm_count * device.clock
     work = max(
         (read + written) / (device.memory_bandwidth * c.memory_rate),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from fuser.device import Device
 from fuser.ir.element_program import moves_elements
 from fuser.ir.program import TensorProgram
+from search.cover.joint_price import joint_seconds
 from search.cover.prices import LESS
-from search.cover.prices import joint_seconds
 from search.cover.shown import root
 from search.ranked import Tuned
 

@@ -233,6 +233,11 @@ class Door:
     def __post_init__(self) -> None:
         self._frozen = [i for i, s in enumerate(self.sources) if _is_static(s)] if self.settings.freeze else []
 
+    @property
+    def theirs(self) -> bool:
+        """Whether torch's compiler has the graph, at all sizes so far."""
+        return bool(self.made) and all(m.run is not None and not m.pieces for m in self.made.values())
+
     def _gone(self, i: int) -> None:
         """A frozen tensor is no more: where its module sets a new one at each call, that is an input from now on."""
         self._written.add(i)

@@ -56,7 +56,7 @@ ATTRS: dict[str, dict[str, Any]] = {
     "instance_norm": {"eps": 1e-5},
     "group_norm": {"eps": 1e-5, "groups": 3},
     **{n: {"dim": 1, "keepdim": False} for n in ("prod", "argmax", "argmin", "any", "all")},
-    **{n: {"dim": 1} for n in ("cumsum", "index_select", "gather", "scatter", "argsort")},
+    **{n: {"dim": 1} for n in ("cumsum", "cumprod", "logcumsumexp", "index_select", "gather", "scatter", "argsort")},
     "scatter_reduce": {"dim": 1, "reduce": "mean", "include_self": False},
     **{n: {"dims": (0, 1)} for n in ("index", "index_put")},
     "argtopk": {"k": 2, "dim": 1},

@@ -37,7 +37,9 @@ def by_elements(program: TensorProgram) -> tuple[LibraryKernel, ...]:
     return tuple(kernels)
 
 
-RUNS = frozenset({"cumsum", "argmax", "argmin"})
+SCANS = frozenset({"cumsum", "cumprod", "logcumsumexp"})
+"""Operators whose results are what has been seen so far along an axis."""
+RUNS = SCANS | {"argmax", "argmin"}
 """Operators that run along an axis, and may stand behind others in one kernel."""
 
 

@@ -21,6 +21,8 @@ from fuser.ir.opdef import Array
 from fuser.ir.opdef import OpDef
 from fuser.ir.opdef import Term
 from fuser.ir.scalar import Scalar
+from fuser.ir.turns import COSINE
+from fuser.ir.turns import SINE
 
 
 def _function(name: str, numpy: Callable[..., Array], triton: str, **more: Any) -> OpDef:
@@ -260,8 +262,8 @@ FORMULAS: tuple[OpDef, ...] = (
     _function("log1p_unit", np.log1p, _unit_log(), flops=5, domain=(Domain(0.0, 1.0),), image=NOT_NEGATIVE, increasing=True,
               torch=(), eager="log1p"),
     _function("expm1", np.expm1, _SERIES_EXP, flops=8, sfu=1.0, image=Domain(lo=-1.0), increasing=True),
-    _function("sin", np.sin, "tl.sin({0})", sfu=1.0, flops=4, relay=("sin",), image=Domain(-1.0, 1.0)),
-    _function("cos", np.cos, "tl.cos({0})", sfu=1.0, flops=4, relay=("cos",), image=Domain(-1.0, 1.0)),
+    _function("sin", np.sin, "tl.sin({0})", helper=SINE, flops=24, relay=("sin",), image=Domain(-1.0, 1.0)),
+    _function("cos", np.cos, "tl.cos({0})", helper=COSINE, flops=24, relay=("cos",), image=Domain(-1.0, 1.0)),
     _function("abs", np.abs, "tl.abs({0})", relay=("abs",), image=NOT_NEGATIVE),
     _function("sign", _sign, _SIGN, flops=4, relay=("sign",), image=Domain(-1.0, 1.0), increasing=True),
     _function("floor", np.floor, "tl.floor({0})", relay=("floor",), increasing=True),
@@ -319,7 +321,7 @@ FORMULAS: tuple[OpDef, ...] = (
     _made("gelu_tanh", 1, _gelu_tanh, torch=(), image=Domain(lo=-0.1701), sfu=2.0, flops=9),
     _made("sinh", 1, lambda x: (x.then("expm1") - (-x).then("expm1")) * Fraction(1, 2), sfu=2.0, flops=18, increasing=True),
     _made("cosh", 1, lambda x: (x.then("exp") + (-x).then("exp")) * Fraction(1, 2), image=Domain(lo=1.0), sfu=2.0, flops=4),
-    _made("tan", 1, lambda x: x.then("sin") / x.then("cos"), relay=("tan",), sfu=3.0, flops=9),
+    _made("tan", 1, lambda x: x.then("sin") / x.then("cos"), relay=("tan",), sfu=1.0, flops=49),
     _made("asinh", 1, _asinh, relay=("asinh",), sfu=5.0, flops=16, increasing=True),
     _made("acosh", 1, _acosh, relay=("acosh",), domain=(Domain(lo=1.0),), image=NOT_NEGATIVE, sfu=3.0, flops=14, increasing=True),
     _made("atanh", 1, _atanh, relay=("atanh",), domain=(Domain(-0.999, 0.999),), sfu=2.0, flops=15, increasing=True),

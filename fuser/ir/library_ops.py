@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 
@@ -46,8 +47,15 @@ def _embedding(weight: Array, index: Array, **_: Any) -> Array:
     return weight[np.asarray(index).astype(np.int64)]
 
 
-def _cumsum(x: Array, *, dim: int, **_: Any) -> Array:
-    return np.cumsum(x, dim)
+def _so_far(combine: np.ufunc) -> Callable[..., Array]:
+    """Of what has been seen along an axis, at each place of it."""
+
+    def call(x: Array, *, dim: int, **_: Any) -> Array:
+        x = np.asarray(x)
+        with np.errstate(all="ignore"):
+            return np.asarray(combine.accumulate(x, dim))
+
+    return call
 
 
 def _flip(x: Array, *, dims: Sequence[int], **_: Any) -> Array:
@@ -221,7 +229,9 @@ LIBRARY: tuple[OpDef, ...] = (
     _fold("argmin", np.argmin, "int64"),
     _fold("any", np.any, "bool", torch=("any", "any.dim")),
     _fold("all", np.all, "bool", torch=("all", "all.dim")),
-    OpDef("cumsum", "library", 1, _cumsum, attrs=("dim",), torch=("cumsum",), shape=first),
+    OpDef("cumsum", "library", 1, _so_far(np.add), attrs=("dim",), torch=("cumsum",), shape=first),
+    OpDef("cumprod", "library", 1, _so_far(np.multiply), attrs=("dim",), torch=("cumprod",), shape=first),
+    OpDef("logcumsumexp", "library", 1, _so_far(np.logaddexp), attrs=("dim",), torch=("logcumsumexp",), shape=first),
     OpDef("flip", "library", 1, _flip, attrs=("dims",), torch=("flip",), shape=first, flops=0,
           element=element_rules.flip),
     OpDef("embedding", "library", 2, _embedding, attrs=("padding_idx",), optional=("padding_idx",), torch=("embedding",),

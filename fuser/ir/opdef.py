@@ -127,6 +127,9 @@ class OpDef:
     """Follows from the formula."""
     narrow: str = ""
     """As ``triton``, of fewer instructions, where the result's dtype has no more than 16 bits."""
+    helper: str = ""
+    """The source of a function that takes the place of ``triton`` where a thread holds many elements, as behind products: that
+    branches for each of them."""
     flops: float = 1.0
     sfu: float = 0.0
     identity: float | None = None

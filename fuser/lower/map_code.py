@@ -161,6 +161,9 @@ def _rounded(text: str, dtype: str) -> str:
 def _text(w: Writer, op: str, args: Sequence[str], numbers: Mapping[str, float], name: str) -> str:
     """An operator on names: its text, or that of its formula, which leaves a line ``name_i`` for each step but the last."""
     entry = op_def(op)
+    if entry.helper and any(s.contracts for s in w.tiles.block.computes):
+        w.helpers.add(entry.helper)
+        return f"{function_of(entry.helper)}({', '.join(args)})"
     if entry.triton:
         return entry.triton.format(*args, **{k: number_text(v) for k, v in numbers.items()})
     steps = entry.steps(numbers)
@@ -176,6 +179,11 @@ def _text(w: Writer, op: str, args: Sequence[str], numbers: Mapping[str, float],
         return step
 
     return evaluate(steps, args, apply)
+
+
+def function_of(helper: str) -> str:
+    """The name of a helper's function."""
+    return helper.partition("def ")[2].partition("(")[0]
 
 
 def _held_factor(w: Writer, value: str) -> float:

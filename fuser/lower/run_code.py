@@ -1,5 +1,5 @@
-"""Triton source of what runs along an axis: sums so far, and the place of the largest or least element; what stands in front of
-them element by element is computed as they go.
+"""Triton source of what runs along an axis: sums and products so far, and the place of the largest or least element; what stands
+in front of them element by element is computed as they go.
 
 A block goes through an axis tile after tile, for some neighbours that lie beside each other across it.
 """
@@ -7,6 +7,7 @@ A block goes through an axis tile after tile, for some neighbours that lie besid
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from dataclasses import replace
 
 from fuser.errors import UnsupportedError
 from fuser.ir.element_program import RUNS
+from fuser.ir.element_program import SCANS
 from fuser.ir.elements import Recipe
 from fuser.ir.elements import Tape
 from fuser.ir.elements import tape_of
@@ -23,6 +25,20 @@ from fuser.ir.program import FLOATS
 from fuser.lower.element_code import LIMIT
 from fuser.lower.element_code import Writer
 
+HELPERS = {
+    "product": """@triton.jit
+def product(a, b):
+    return a * b
+""",
+    "log_of_both": """@triton.jit
+def log_of_both(a, b):
+    more = tl.maximum(a, b)
+    return more + tl.log(1.0 + tl.exp(tl.where(a == b, 0.0, -tl.abs(a - b))))
+""",
+}
+"""How two parts of what has been seen are put together, by name, where Triton has no scan of its own."""
+COMBINED = {"cumprod": ("product", "1.0"), "logcumsumexp": ("log_of_both", 'float("-inf")')}
+"""The same by operator, and what a part of nothing is."""
 BLOCK = 1024
 """Elements that a block of threads scans or compares at once are a few times as many."""
 ENOUGH = 264
@@ -108,7 +124,7 @@ def run_of(recipe: Recipe, pointers: Sequence[str]) -> Made | None:
         return None
     dim = attrs["dim"] % len(shape)
     tile = _Tile.of(shape, dim, (4 if op == "cumsum" else 2) * BLOCK)
-    if tile is None or dtype != (kind if op == "cumsum" else "int64"):
+    if tile is None or dtype != (kind if op in SCANS else "int64"):
         return None
     tile = replace(tile, wide=max(math.prod(recipe.tensors[n][0]) for n in (given, *recipe.inputs)) >= LIMIT)
     folded = (math.prod(shape[:dim]), shape[dim], math.prod(shape[dim + 1 :]))
@@ -117,17 +133,32 @@ def run_of(recipe: Recipe, pointers: Sequence[str]) -> Made | None:
     try:
         tape = tape_of(recipe.elements, given, at)
         arguments = dict(zip(recipe.inputs, pointers, strict=True))
-        made = _scan(tile, tape, arguments) if op == "cumsum" else _arguments(op, tile, tape, arguments)
+        made = _scan(op, tile, tape, arguments) if op in SCANS else _arguments(op, tile, tape, arguments)
     except UnsupportedError:
         return None
     return made, tile.blocks, tile.warps
 
 
-def _scan(t: _Tile, tape: Tape, arguments: Mapping[str, str]) -> list[str]:
-    """A sum that runs along an axis, tile after tile."""
+def helpers_of(lines: Sequence[str]) -> list[str]:
+    """The functions that lines of a kernel name."""
+    text = "\n".join(lines)
+    return [source for name, source in HELPERS.items() if re.search(rf"\b{name}\b", text)]
+
+
+def _scan(op: str, t: _Tile, tape: Tape, arguments: Mapping[str, str]) -> list[str]:
+    """A sum, or another fold, that runs along an axis, tile after tile."""
     place = f"group * {t.n * t.across} + y * {t.inner} + x" if t.inner > 1 else f"x * {t.n} + y"
-    lines = [f"tl.store(y_ptr + ({place}), left + tl.cumsum(v, 0), ok_y & ok_x)", "left += tl.sum(v, 0)[None, :]"]
-    return [*t.begin, f"left = tl.zeros([1, {t.columns}], tl.float32)", *t.loop(tape, arguments, "0.0", lines)]
+    if op == "cumsum":
+        nothing, left = "0.0", f"tl.zeros([1, {t.columns}], tl.float32)"
+        lines = [f"tl.store(y_ptr + ({place}), left + tl.cumsum(v, 0), ok_y & ok_x)", "left += tl.sum(v, 0)[None, :]"]
+    else:
+        combine, nothing = COMBINED[op]
+        left = f"tl.full([1, {t.columns}], {nothing}, tl.float32)"
+        lines = [
+            f"tl.store(y_ptr + ({place}), {combine}(left, tl.associative_scan(v, 0, {combine})), ok_y & ok_x)",
+            f"left = {combine}(left, tl.reduce(v, 0, {combine})[None, :])",
+        ]
+    return [*t.begin, f"left = {left}", *t.loop(tape, arguments, nothing, lines)]
 
 
 def _arguments(op: str, t: _Tile, tape: Tape, arguments: Mapping[str, str]) -> list[str]:

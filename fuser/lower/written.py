@@ -28,6 +28,7 @@ from fuser.lower.element_tiles import recipe_of
 from fuser.lower.element_tiles import tiled
 from fuser.lower.kernel_source import KernelSource
 from fuser.lower.run_code import Made
+from fuser.lower.run_code import helpers_of
 from fuser.lower.run_code import run_of
 
 CONVOLUTIONS = {f"conv{n}d": n for n in (1, 2, 3)}
@@ -39,7 +40,7 @@ MOST = 64
 """Elements of a window up to which its loop is written out."""
 RESULTS = 256
 """Results of a convolution that a block has: one of each thread, so that neighbouring threads read neighbours."""
-HEAD = "import triton\nimport triton.language as tl\n\n\n@triton.jit"
+HEAD = "import triton\nimport triton.language as tl"
 
 
 def may_be_written(op: str) -> bool:
@@ -68,7 +69,8 @@ def written(
     said = digest([kernel.op, sorted((k, str(v)) for k, v in attrs.items()), [[t.shape, t.dtype] for t in shown]])[:8]
     name = identifier(f"{kernel.op}_{said}")
     head = f"def {name}({', '.join(names)}, y_ptr):"
-    text = "\n".join((HEAD, head, *("    " + line if line else "" for line in body))) + "\n"
+    parts = (HEAD, *(h.rstrip() for h in helpers_of(body)), "\n".join(("@triton.jit", head)))
+    text = "\n".join(("\n\n\n".join(parts), *("    " + line if line else "" for line in body))) + "\n"
     return KernelSource(
         name, text, args, tuple(t.dtype for t in shown), tuple(t.shape for t in shown), (kernel.output,), grid, warps, 1
     )

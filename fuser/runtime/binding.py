@@ -26,6 +26,7 @@ from fuser.runtime.library import multiply
 from fuser.runtime.library import repeated
 from fuser.runtime.library import root_of
 from fuser.runtime.library import taken
+from fuser.runtime.library import taken_beside
 from fuser.runtime.library import value_of
 from fuser.runtime.plan import Plan
 
@@ -103,9 +104,9 @@ def _joined(plan: Plan, piece: Piece, table: Mapping[str, Any], held: frozenset[
 
     def call(_: int) -> None:
         xs = [get(late) for get in getters]
-        found, apart = run(*xs), list(compress(xs, moving))
-        for (name, like), x in zip(makes, found, strict=True):
-            late[name] = taken(x, like, apart, ALIGNMENT, fixed)
+        given = [x.untyped_storage().data_ptr() for x in compress(xs, moving)]
+        for (name, like), x in zip(makes, run(*xs), strict=True):
+            late[name] = taken_beside(x, like, given, fixed, ALIGNMENT)
 
     return call
 

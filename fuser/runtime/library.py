@@ -162,13 +162,16 @@ def makes(op: str, attrs: Mapping[str, Any], like: Any, fresh: bool, aligned: in
     return lambda xs: taken(call(xs, explicit_attention), like, xs if fresh else (), aligned)
 
 
-def taken(x: Any, like: Any, apart: Sequence[Any], aligned: int, fixed: Collection[int] = ()) -> Any:
-    """``x``, or a copy of it that is as ``like`` says and shares no memory with ``apart``, nor with what is at ``fixed``
-    addresses."""
-    fits = x.shape == like.shape and x.dtype is like.dtype and x.is_contiguous() and not x.data_ptr() % aligned
-    if fits:
+def taken(x: Any, like: Any, apart: Sequence[Any], aligned: int) -> Any:
+    """``x``, or a copy of it that is as ``like`` says and shares no memory with ``apart``."""
+    return taken_beside(x, like, {y.untyped_storage().data_ptr() for y in apart}, (), aligned)
+
+
+def taken_beside(x: Any, like: Any, given: Collection[int], fixed: Collection[int], aligned: int) -> Any:
+    """The same where memory that is at addresses that were ``given`` with a call, or are ``fixed``, is others'."""
+    if x.shape == like.shape and x.dtype is like.dtype and x.is_contiguous() and not x.data_ptr() % aligned:
         place = x.untyped_storage().data_ptr()
-        if place not in fixed and not any(place == y.untyped_storage().data_ptr() for y in apart):
+        if place not in given and place not in fixed:
             return x
     return x.new_empty(like.shape, dtype=like.dtype).copy_(x)
 

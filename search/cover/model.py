@@ -40,6 +40,7 @@ from search.cover.fold import folded
 from search.cover.heads import together
 from search.cover.ilp import Cover
 from search.cover.images import lean
+from search.cover.joint_price import joint_seconds
 from search.cover.neighbours import beside
 from search.cover.offers import Form
 from search.cover.offers import Offers
@@ -53,7 +54,6 @@ from search.cover.plan import Plan
 from search.cover.plan import plan_of_parts
 from search.cover.prices import by_library
 from search.cover.prices import in_layouts
-from search.cover.prices import joint_seconds
 from search.cover.scattered import gathered
 from search.cover.select import selected
 from search.cover.stitch import stitch

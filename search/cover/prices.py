@@ -3,7 +3,6 @@ the cache folder, by the hash of the program, the device's numbers and our own s
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Iterable
@@ -18,11 +17,8 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from cost_model import refined
-from cost_model.constants import constants_of
 from cost_model.element_time import element_seconds
 from fuser import kept
-from fuser.aten import operator
 from fuser.device import Device
 from fuser.errors import FuserError
 from fuser.files import BAD_VALUE
@@ -38,8 +34,6 @@ from fuser.ir.pitched import laid
 from fuser.ir.pitched import longer_axes
 from fuser.ir.pitched import reaches
 from fuser.ir.pitched import rows_of
-from fuser.ir.program import WIDE
-from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram
 from fuser.ir.schedule import Schedule
 from fuser.ir.serialize import graph_from_json
@@ -49,7 +43,7 @@ from fuser.lower.written import written
 from fuser.pools import started
 from fuser.runtime.library import output_of
 from fuser.superopt.structures import structures
-from search.cover.joint import joins
+from search.cover.joint_price import joint_seconds
 from search.cover.neighbours import among
 from search.cover.parts import Part
 from search.cover.parts import Rows
@@ -70,16 +64,6 @@ OWN = 1.25
 """The same beside what torch's compiler makes, of which only bytes are counted."""
 FEW = 8
 """Programs that are priced sooner than other processes start, where none has yet."""
-DOUBT = 1.2
-"""How many times its floor a kernel of torch's compiler is expected to take, where there are searched kernels of ours."""
-ROW = 4096
-"""Elements of a row that a kernel of torch's compiler keeps from a fold to what follows."""
-UNROLLED = 8
-"""Elements of which torch's compiler writes a fold out."""
-CONVERSION = "aten.to."
-"""What elements are converted by; torch does not say that it treats each alone."""
-NEAR = 0.5
-"""Of the time of memory that it takes to read again what L2 holds."""
 BEST = 6
 """Candidates of a layout that are tried in another one."""
 
@@ -294,99 +278,6 @@ def _together(program: TensorProgram, graphs: Sequence[KernelGraph]) -> tuple[Ke
     """Structures that have all products in one kernel: others are cut where smaller parts end."""
     wanted = sum(n.contracts for n in expand(program).nodes)
     return tuple(g for g in graphs if any(sum(s.contracts for s in b.computes) >= wanted for b in g.blocks))
-
-
-def joint_seconds(program: TensorProgram, device: Device, doubted: bool = False) -> float | None:
-    """Estimate of what torch's compiler makes of operators: it writes what is folded, then reads it again. None where it is not
-    for it. ``doubted``: we have kernels of our own, whose estimates see more."""
-    inner = [n for n in program.nodes if not moves_only(n)]
-    if len(inner) < 2 - doubted or not all(map(joins, inner)) or (not doubted and _turned_windows(program)):
-        return None
-    by_rows = _row_by_row(program)
-    folds = () if by_rows else [n for n in inner if n.output not in program.outputs and _folds(program, n)]
-    ends = sum(_read(program, n) for n in program.inputs) + sum(program[n].nbytes for n in program.outputs)
-    near = NEAR if ends < device.l2_bytes / 2 else 1.0
-    again = [near * program[n.inputs[0]].nbytes if doubted and _normalizes(program, n) else inf for n in folds]
-    moved = [ends, *(min(2 * program[n.output].nbytes, more) for n, more in zip(folds, again, strict=True))]
-    moved += [0.0] if by_rows and any(_total(program, n) for n in inner) else []
-    waits = constants_of(device).wait * sum(_in_turn(program, n) for n in folds)
-    return (sum(refined.memory_kernel_seconds(n, device) for n in moved) + waits) * (DOUBT if doubted else 1.0)
-
-
-def _turned_windows(program: TensorProgram) -> bool:
-    """Whether windows over images are folded, and images turned: a kernel that does both reads each element of a window far from
-    the next. Of maxima over 3 x 3 it took an H200 45 µs, not 9."""
-    return any("kernel_size" in n.attr for n in program.nodes) and any(n.op == "transpose" for n in program.nodes)
-
-
-def _normalizes(program: TensorProgram, node: Node) -> bool:
-    """Whether each row becomes another one by a few numbers of it: the compiler reads it again and keeps those alone."""
-    return node.entry.kind == "composite" and _along_rows(program, node)
-
-
-def _in_turn(program: TensorProgram, node: Node) -> float:
-    """Loads of a fold that come one after another: of rows that are looked up, and folded across. 64 rows for each of 256
-    sentences took torch's compiler 61 µs on an H200."""
-    whole, found = math.prod(program[node.inputs[0]].shape), math.prod(program[node.output].shape)
-    apart = found > 1 and not _along_rows(program, node) and _looked_up(program, node)
-    return whole / found if apart else 0.0
-
-
-def _looked_up(program: TensorProgram, node: Node) -> bool:
-    """Whether what an operator reads comes of places that are read first."""
-    seen, left = set[str](), list(node.inputs)
-    while left:
-        if (name := left.pop()) in seen or (front := program.producers.get(name)) is None:
-            continue
-        seen.add(name)
-        if front.entry.element is not None and any(program[i].dtype in WIDE for i in front.inputs[1:]):  # what it moves may be
-            return True
-        left += front.inputs
-    return False
-
-
-def _read(program: TensorProgram, name: str) -> int:
-    """Bytes that are read of an input: of a table no more than what is looked up in it."""
-    taken = 0
-    for user in program.consumers[name]:
-        some = (user.entry.element is not None or user.op == "slice") and user.inputs[0] == name
-        taken += program[user.output].nbytes if some else program[name].nbytes
-    return min(taken, program[name].nbytes)
-
-
-def _row_by_row(program: TensorProgram) -> bool:
-    """Whether all that is folded are rows of one number, and what they leave to one element: one kernel keeps them."""
-    whole = expand(program)
-    inner = [n for n in whole.nodes if not moves_only(n) and (n.entry.kind != "library" or n.entry.flops > 0)]
-    folds = [n for n in inner if _folds(whole, n)]
-    folds = [n for n in folds if not _total(whole, n)] or folds
-    rows = {math.prod(whole[n.inputs[0]].shape[:-1]) if _along_rows(whole, n) else 0 for n in folds}
-    return len(rows) == 1 and 0 not in rows
-
-
-def _total(program: TensorProgram, node: Node) -> bool:
-    """Whether an operator folds all that it reads: each row's part leaves with the row, and a kernel folds these."""
-    return program[node.output].elements == 1 and _folds(program, node)
-
-
-def _along_rows(program: TensorProgram, node: Node) -> bool:
-    """Whether an operator folds the last axis alone, and rows that a block can keep."""
-    shape, axes = program[node.inputs[0]].shape, node.attr.get("axis", node.attr.get("dim"))
-    axes = axes if isinstance(axes, tuple) else () if axes is None else (axes,)
-    return [a % len(shape) for a in axes] == [len(shape) - 1] and shape[-1] <= ROW
-
-
-def _folds(program: TensorProgram, node: Node) -> bool:
-    """Whether elements of the result come of many of the operands: of a few they are arithmetic within a kernel."""
-    kind, many = node.entry.kind, program[node.output].elements
-    if "kernel_size" not in node.attr and many < program[node.inputs[0]].elements < UNROLLED * many:
-        return False
-    if kind != "opaque":
-        return kind in ("reduce", "composite") or (kind == "library" and node.entry.flops > 0)
-    import torch
-
-    callee = node.attr["callee"]
-    return not callee.startswith(CONVERSION) and torch.Tag.pointwise not in operator(callee).tags
 
 
 def by_library(program: TensorProgram, device: Device, joint: float | None = None, how: bool | str = True) -> Tuned | None:

@@ -23,10 +23,10 @@ from fuser.lower.compile import KernelArtifact
 from fuser.runtime.library import WHOLE
 from search.cover.joint import joins
 from search.cover.joint import joint_kernels
+from search.cover.joint_price import DOUBT
+from search.cover.joint_price import joint_seconds
 from search.cover.parts import FEW
-from search.cover.prices import DOUBT
 from search.cover.prices import by_library
-from search.cover.prices import joint_seconds
 from search.cover.shown import moves_only
 from search.cover.shown import views_to
 from search.library_attention import attention_seconds

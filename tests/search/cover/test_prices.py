@@ -19,10 +19,10 @@ from fuser.ir.builder import Builder
 from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.opdef import JOINED
 from search.cover import prices
+from search.cover.joint_price import joint_seconds
 from search.cover.parts import Part
 from search.cover.parts import parts
 from search.cover.prices import begun
-from search.cover.prices import joint_seconds
 from search.cover.prices import priced
 from search.ranked import Tuned
 from search.tune import judged
