@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from experiments.suite.case import Case
 from experiments.suite.more import algebra
+from experiments.suite.more import apprentices
 from experiments.suite.more import attention
+from experiments.suite.more import chambers
+from experiments.suite.more import contests
 from experiments.suite.more import functionals
+from experiments.suite.more import galleries
+from experiments.suite.more import handbook
 from experiments.suite.more import images
 from experiments.suite.more import laboratory
 from experiments.suite.more import language
@@ -28,7 +33,7 @@ from experiments.suite.more import worlds
 ROOMS = (
     *(attention, language, images, mixers, speech, learning, numerics, scripts),
     *(functionals, serving, sampling, objectives, sequences, transformers, algebra, pictures, science),
-    *(operators, laboratory, worlds, workshop),
+    *(operators, laboratory, worlds, workshop, contests, apprentices, galleries, chambers, handbook),
 )
 
 CASES: dict[str, Case] = {f"more_{name}": case for room in ROOMS for name, case in room.CASES.items()}
