@@ -48,11 +48,26 @@ def operator(callee: str) -> Any:
     return getattr(getattr(getattr(torch.ops, namespace), name), overload)
 
 
+BY_STRIDES = "aten.as_strided"
+"""Operators that say where elements lie in a tensor's memory."""
+
+
+def _from_its_first(function: Callable[..., Any], x: Any, *args: Any, storage_offset: int | None = None, **kwargs: Any) -> Any:
+    """A call that counts from where memory begins, of a tensor that a program has row after row from its first element on, and
+    that may lie in the midst of others."""
+    strides = next(i for i, a in enumerate(args) if isinstance(a, list)) + 2  # behind sizes and strides
+    if len(args) > strides:
+        args, storage_offset = args[:strides], args[strides]
+    return function(x, *args, storage_offset=x.storage_offset() + (storage_offset or 0), **kwargs)
+
+
 @functools.cache
 def _prepared(callee: str, detail: str) -> Callable[[Sequence[Any]], Any]:
     """The call, read once."""
     args, kwargs = json.loads(detail)
     function = operator(callee)
+    if callee.startswith(BY_STRIDES):
+        function = functools.partial(_from_its_first, function)
     first, named = [_reader(a) for a in args], {k: _reader(v) for k, v in kwargs.items()}
     return lambda tensors: function(*[f(tensors) for f in first], **{k: f(tensors) for k, f in named.items()})
 
