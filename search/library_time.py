@@ -16,6 +16,7 @@ from fuser.errors import UnsupportedError
 from fuser.ir.library_ops import CONVOLUTIONS
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
+from fuser.ir.program import DTYPE_BYTES
 from fuser.lower.element_tiles import recipe_of
 from fuser.runtime.library import behind
 from fuser.runtime.library import constants
@@ -39,6 +40,8 @@ def library_seconds(graph: KernelGraph, kernel: LibraryKernel, device: Device, m
         with suppress(UnsupportedError):
             attrs = constants(kernel, graph, tensors)
             return element_seconds(recipe_of(kernel.op, kernel.args, kernel.output, attrs, tensors), device)
+    if kernel.op == "attention":
+        return _attention_seconds(graph, kernel, device, model == CHAINED)
     if not kernel.contracts:
         moved = refined.memory_kernel_seconds(sum(tensors[a].nbytes for a in (*kernel.args, kernel.output)), device)
         more = bias_seconds(kernel.op, len(kernel.args), tensors[kernel.output].nbytes, device)
@@ -48,6 +51,21 @@ def library_seconds(graph: KernelGraph, kernel: LibraryKernel, device: Device, m
     calls = _calls(graph, kernel)
     part = replace(product, batch=math.ceil(product.batch / calls))
     return calls * refined.matmul_seconds(part, device, precision="ieee", chained=model == CHAINED)
+
+
+def _attention_seconds(graph: KernelGraph, kernel: LibraryKernel, device: Device, chained: bool) -> float:
+    """Of attention step by step (:func:`fuser.runtime.forms.explicit_attention`): scores go through memory at each."""
+    tensors, out = graph.device_tensors, graph.device_tensors[kernel.output]
+    q, k, v = (tensors[a].shape for a in kernel.args[:3])
+    scores = (*out.shape[:-1], k[-2])
+    masked = len(kernel.args) > 3, bool(dict(kernel.attrs).get("causal"))
+    steps = 1 + (out.dtype != "float32") + sum(masked) + any(masked)
+    products = (q, (*k[:-2], k[-1], k[-2]), scores), (scores, v, out.shape)
+    multiplied = [refined.matmul_product(a, b, y, out.dtype) for a, b, y in products]
+    size = math.prod(scores) * DTYPE_BYTES[out.dtype]
+    return steps * refined.memory_kernel_seconds(2 * size, device) + math.fsum(
+        refined.matmul_seconds(p, device, precision="ieee", chained=chained) for p in multiplied
+    )
 
 
 def _turning(graph: KernelGraph, kernel: LibraryKernel, device: Device) -> float:

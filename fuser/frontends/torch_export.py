@@ -47,6 +47,7 @@ from fuser.frontends.torch_call import to_numpy
 from fuser.frontends.torch_norms import fold
 from fuser.frontends.torch_pieces import autocasts
 from fuser.frontends.torch_pieces import by_strides
+from fuser.frontends.torch_pieces import derives
 from fuser.frontends.torch_pieces import mutates
 from fuser.frontends.torch_pieces import pieces
 from fuser.frontends.torch_pieces import vmaps
@@ -94,6 +95,12 @@ def from_torch(
         form = inspect.signature(module.forward)
         name = name or type(module).__name__
         exported = traced(module, tuple(example_inputs), dict(example_kwargs or {}), name)
+    if derives(exported):
+        raise UnsupportedError(
+            f"{name} takes derivatives by torch.func, which a trace of it leaves for when it runs",
+            "call what fuser.compile makes of it where there is a GPU (it is compiled graph by graph), or use "
+            "torch.compile(module, backend='mufuser')",
+        )
     if vmaps(exported.graph) or any(mutates(n) or autocasts(n) for n in exported.graph.nodes):
         exported = without_writes(exported)
     signature = exported.graph_signature

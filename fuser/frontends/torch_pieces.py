@@ -22,11 +22,25 @@ def mutates(node: Any) -> bool:
 
 
 def vmaps(graph: Any) -> bool:
-    """Whether a graph adds dimensions for ``torch.vmap``, which the operators behind do not see. One that takes derivatives
-    besides does so when it runs."""
-    calls = (n.target for n in graph.nodes if n.op == "call_function")
-    names = {f.__name__ for f in calls if getattr(f, "__module__", "") == "torch._functorch.predispatch"}
-    return bool(names) and names <= BATCHED
+    """Whether a graph adds dimensions for ``torch.vmap``, which the operators behind do not see."""
+    return bool(_transforms(graph) & BATCHED)
+
+
+def derives(exported: Any) -> bool:
+    """Whether a trace takes derivatives by ``torch.func``, which it does when it runs: what it holds of them lies nowhere, and
+    torch dies of decomposing it."""
+    import torch
+
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+    held = any(isinstance(x, torch.Tensor) and wrapped(x) for x in exported.constants.values())
+    return held or not _transforms(exported.graph) <= BATCHED
+
+
+def _transforms(graph: Any) -> set[str]:
+    """What ``torch.func`` has left in a graph, and in parts of it."""
+    parts = [m.graph for m in graph.owning_module.modules() if hasattr(m, "graph")] if graph.owning_module else [graph]
+    calls = (n.target for part in parts for n in part.nodes if n.op == "call_function")
+    return {f.__name__ for f in calls if getattr(f, "__module__", "") == "torch._functorch.predispatch"}
 
 
 def by_strides(node: Any) -> bool:

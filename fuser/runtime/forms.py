@@ -193,7 +193,8 @@ def explicit_attention(q: Any, k: Any, v: Any, mask: Any, scale: float, causal: 
     the cost of another pass."""
     import torch
 
-    scores = torch.matmul(q, k.transpose(-1, -2)) * scale
+    few = q.dtype in (torch.float32, torch.float64)  # half precision would round queries that are scaled
+    scores = torch.matmul(q * scale, k.transpose(-1, -2)) if few else torch.matmul(q, k.transpose(-1, -2)) * scale
     if mask is not None:
         scores = scores + mask
     if causal:

@@ -47,7 +47,9 @@ def _nearer(x: Any, y: Any, exact: Any) -> bool:
     nearly equal, both are far away."""
     if not x.is_floating_point() or not exact.isfinite().all():
         return _alike(x, y, FEW)
-    return bool((x.double() - exact).norm() <= (y.double() - exact).norm())
+    known = y.isfinite()  # elsewhere the function itself is of no help
+    off, own = x.double() - exact, y.double() - exact
+    return bool(off[known].norm() <= own[known].norm() and off[~known].norm() <= FAR * exact[~known].double().norm())
 
 
 def _half(x: Any) -> bool:

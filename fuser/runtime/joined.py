@@ -39,6 +39,9 @@ APART = ("conv", "mm.", "rnn", "lstm", "gru.", "sort", "topk", "attention", "fft
 gained."""
 ORDERS = ("sort", "topk", "kthvalue", "median", "mode.")
 """Those of them that the compiler calls between its own kernels: an operator that torch makes of these and others gains."""
+RESIZED = "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d"
+"""Operators that the compiler takes apart where dynamo meets them, and else leaves to torch: with channels last those take four
+times as long."""
 PLACED = ("copy", "clone", "view", "slice", "select", "permute", "squeeze", "expand", "alias")
 """Operators that only say where elements are."""
 INDIFFERENT = "aten.eq.", "aten.ne.", "aten.lt.", "aten.le.", "aten.gt.", "aten.ge.", "aten.remainder.Scalar"
@@ -305,12 +308,13 @@ def _traced(run: Run, given: Sequence[Any], whole: bool = False) -> Any:
     them, and less than the ``whole`` of a program is asked for."""
     import torch
     import torch._inductor.lowering  # its decompositions need it and do not import it
+    from torch._decomp import get_decompositions
     from torch._inductor.decomposition import select_decomp_table
     from torch._inductor.fx_passes.joint_graph import joint_graph_passes
     from torch.fx.experimental.proxy_tensor import make_fx
 
     with _fakes(given) as fakes:
-        table = select_decomp_table()
+        table = {**get_decompositions([getattr(torch.ops.aten, n).default for n in RESIZED]), **select_decomp_table()}
         graph: Any = make_fx(run, decomposition_table=table)(*fakes)
         for _ in range(2):  # some operators are made of others that write in place
             if not any(map(_in_place, graph.graph.nodes)):
