@@ -417,3 +417,17 @@ def test_what_only_gives_its_shape_to_a_mask_is_not_computed() -> None:
 
     program = fuser.from_torch(Masked(), (torch.randn(2, 3, 5, 5),)).program
     assert [n.op for n in program.nodes] == ["exp", "causal_mask", "softmax"]
+
+
+def test_a_trace_with_derivatives_is_no_program() -> None:
+    """Torch died of decomposing the largest of rows."""
+    from fuser.errors import UnsupportedError
+
+    for f in (torch.func.jacrev(lambda a: a.max(-1)[0]), torch.func.grad(lambda a: a.sin().sum())):
+
+        class Derived(torch.nn.Module):
+            def forward(self, x: Any, f: Any = f) -> Any:
+                return f(x)
+
+        with pytest.raises(UnsupportedError, match=r"takes derivatives by torch\.func"):
+            fuser.from_torch(Derived(), (torch.randn(5, 4),))

@@ -32,6 +32,10 @@ CASES: dict[str, tuple[str, list[tuple[int, ...]], dict[str, Any]]] = {
     "rows": ("cumsum", [(5, 70)], {"dim": 1}),
     "columns": ("cumsum", [(3, 40, 9)], {"dim": 1}),
     "first axis": ("cumsum", [(300,)], {"dim": 0}),
+    "products so far": ("cumprod", [(3, 40, 9)], {"dim": 1}),
+    "products of several tiles": ("cumprod", [(70, 2100)], {"dim": -1}),
+    "logarithms of sums so far": ("logcumsumexp", [(3, 40, 9)], {"dim": 1}),
+    "logarithms of several tiles": ("logcumsumexp", [(70, 2100)], {"dim": -1}),
     "several tiles": ("cumsum", [(70, 4200)], {"dim": -1}),
     "largest of rows": ("argmax", [(7, 33)], {"dim": 1, **WHOLE}),
     "least of columns": ("argmin", [(3, 40, 9)], {"dim": 1, "keepdim": True, **WHOLE}),
@@ -219,3 +223,10 @@ def test_formulas_made_of_others_are_what_they_say() -> None:
     for n, source, got in zip(wanted, run.plan.sources, run(*map(torch.from_numpy, given.values())), strict=True):
         assert source is not None, n
         np.testing.assert_allclose(got.numpy(), wanted[n], rtol=2e-3, atol=2e-3, err_msg=n)
+
+
+def test_logarithms_of_sums_so_far_of_what_is_infinite_or_no_number() -> None:
+    x = torch.randn(4, 12) * 50
+    x[0, :3], x[1, 2], x[2, 5] = -torch.inf, torch.nan, torch.inf
+    run = executable("logcumsumexp", [(4, 12)], {"dim": 1}, "float32")
+    torch.testing.assert_close(run(x), torch.logcumsumexp(x.double(), 1).float(), equal_nan=True)

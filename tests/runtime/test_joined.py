@@ -343,3 +343,58 @@ def test_what_the_compiler_makes_may_be_nearer_to_the_truth_than_torch_and_order
 
     assert taken(place, lambda x: ((x.shape[1] - 1 - torch.argmin(x.flip(1), 1)).float(),), y)
     assert not taken(place, lambda x: place(-x), y)
+
+
+def test_conditions_that_are_counted_may_be_rounded_the_other_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    from fuser.runtime import inductor
+
+    def many(x: Any) -> Any:
+        return ((x > 0).sum(1),)
+
+    def first(x: Any) -> Any:
+        return (x.argmax(1) + 0 * (x > 0).sum(1),)
+
+    x = torch.randn(8, 4096)
+    for run, taken in ((many, True), (first, False)):
+        monkeypatch.setattr(inductor, "_of_graph", lambda *_, run=run: lambda x: (run(x)[0] + 3,))
+        monkeypatch.setattr(inductor, "_of_module", lambda *_: None)
+        assert (inductor.inductor(make_fx(run)(x), run, [x]) is not None) == taken
+
+
+def test_where_torch_overflows_what_the_compiler_made_is_no_other_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    from fuser.runtime import inductor
+
+    def squares(x: Any) -> Any:
+        return ((x * 200).pow(2).sum(0) / 4e4,)
+
+    x = torch.randn(64, 64).half()
+    for other, taken in ((lambda x: (squares(x.float())[0].half(),), True), (lambda x: (0 * x[0],), False)):
+        monkeypatch.setattr(inductor, "_of_graph", lambda *_, other=other: other)
+        monkeypatch.setattr(inductor, "_of_module", lambda *_, other=other: other)
+        assert (inductor.inductor(make_fx(squares)(x), squares, [x]) is other) == taken
+
+
+def test_images_are_resized_by_what_the_compiler_has_kernels_for() -> None:
+    def larger(x: Any) -> Any:
+        return (torch.nn.functional.interpolate(x, scale_factor=2, mode="bilinear") + 1,)
+
+    from fuser.runtime.joined import _traced
+
+    graph = _traced(larger, [torch.randn(1, 2, 4, 4)])
+    assert not any("upsample" in str(n.target) for n in graph.graph.nodes)
+
+
+def test_strides_count_from_a_tensor_s_own_first_element() -> None:
+    """It may lie in the midst of a workspace."""
+    from fuser.aten import call
+
+    x = torch.arange(40.0)[10:30].view(4, 5)
+    for offset, first in (("null", 0.0), ("1", 1.0)):
+        found = call("aten.as_strided.default", f'[[{{"tensor": 0}}, [3, 2], [1, 2], {offset}], {{}}]', [x])
+        torch.testing.assert_close(found, torch.as_strided(x.clone(), (3, 2), (1, 2), int(first)))
+    put = call("aten.as_strided_scatter.default", '[[{"tensor": 0}, {"tensor": 1}, [2], [5], 1], {}]', [x, torch.zeros(2)])
+    torch.testing.assert_close(put, torch.as_strided_scatter(x.clone(), torch.zeros(2), (2,), (5,), 1))

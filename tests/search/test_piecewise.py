@@ -255,3 +255,24 @@ def test_what_the_graphs_in_front_of_a_failed_one_have_written_is_written_once()
             got = run(given)
         assert got.tolist() == [2, 2, 2] and run.module.count == calls
         torch.testing.assert_close(given, wanted, rtol=0, atol=0)
+
+
+def test_a_module_of_which_torch_has_all_goes_to_its_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By arguments: others are looked at anew."""
+    from search.torch_backend import Door
+
+    module, x = Choosing().eval(), torch.randn(4, 8)
+    with pytest.warns(LeftToTorch, match="one by one"):
+        run = fuser.compile(module, (x,), device="cpu")
+    compiler, asked = torch.compile, []
+
+    def compiled(given: Any, **named: Any) -> Any:
+        asked.append(named.get("backend"))
+        return compiler(given, **{"backend": "eager", **named})
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    monkeypatch.setattr(Door, "theirs", property(lambda _: True))
+    for given in (x, x, x, 2 * torch.randn(6, 8)):
+        with torch.no_grad():
+            torch.testing.assert_close(run(given)["y"], module(given)["y"], rtol=1e-5, atol=1e-5)
+    assert [a is None for a in asked] == [False, True, True]

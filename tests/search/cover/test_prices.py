@@ -23,6 +23,7 @@ from search.cover.joint_price import joint_seconds
 from search.cover.parts import Part
 from search.cover.parts import parts
 from search.cover.prices import begun
+from search.cover.prices import by_library
 from search.cover.prices import priced
 from search.ranked import Tuned
 from search.tune import judged
@@ -164,3 +165,33 @@ def test_a_form_is_asked_for_while_another_is_priced(few: tuple[Part, ...]) -> N
     assert first().keys() == set(few[:2])
     assert second().keys() == priced(few, H200).keys()
     assert others.done == others.asked
+
+
+def test_the_compiler_s_kernels_compute_places_for_each_element() -> None:
+    """Of what is looked up and joined all parts for each element of the whole, and what is folded within a window."""
+
+    def pairs(several: int) -> float:
+        b = Builder("pairs", "float16")
+        x, at = b.input("X", (2048, 26, 16)), b.input("I", (325,), "int64")
+        rows = [b.op("index_select", x, at, dim=1) for _ in range(2 * several)]
+        made = [rows[i] * rows[i + 1] for i in range(0, 2 * several, 2)]
+        y = b.op("concat", *made, axis=1) if several > 1 else made[0]
+        return joint_seconds(b.build(Y=y), H200) or 0.0
+
+    assert pairs(2) > 3 * pairs(1)
+
+    def folded(windows: bool) -> float:
+        b = Builder("windows", "float16")
+        x, w = b.input("X", (8, 16, 56, 56)), b.input("W", (8, 16, 9, 3136))
+        rows = b.op("unfold", x, kernel_size=(3, 3), padding=(1, 1)) if windows else b.input("R", (8, 144, 3136))
+        y = b.op("sum", b.op("reshape", rows, shape=(8, 16, 9, 3136)) * w, axis=(2,), keepdims=False)
+        return joint_seconds(b.build(Y=y), H200) or 0.0
+
+    assert folded(True) > 1.1 * folded(False)
+
+
+def test_attention_step_by_step_moves_its_scores() -> None:
+    b = Builder("attention", "float32")
+    q, k, v = (b.input(n, (256, 400, 32)) for n in "QKV")
+    found = by_library(b.build(Y=b.op("attention", q, k, v, scale=1.0)), H200)
+    assert found is not None and found.winner.seconds > 5 * 256 * 400 * 400 * 4 / 4.8e12
