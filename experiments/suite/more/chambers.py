@@ -207,7 +207,7 @@ CASES: dict[str, Case] = {
     ),
     "moving_average_gate": call(moving_average_gate, *(((512, 6), 16),) * 4, ((8, 2), (2048, 11), (512, 6))),
     "mixture_of_depths": call(
-        lambda *t: mixture_of_depths(*t, t[-1].shape[1] // 4),
+        lambda route, before, up, down, x: mixture_of_depths(route, before, up, down, x, x.shape[1] // 4),
         ((8, 2), (2048, 12), W),
         parts=(wide(768, 1, (16, 1), bias=False), norm(*W), wide(768, 3072, (16, 32)), wide(3072, 768, (32, 16))),
     ),
