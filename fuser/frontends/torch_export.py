@@ -47,10 +47,10 @@ from fuser.frontends.torch_call import to_numpy
 from fuser.frontends.torch_norms import fold
 from fuser.frontends.torch_pieces import autocasts
 from fuser.frontends.torch_pieces import by_strides
-from fuser.frontends.torch_pieces import derives
 from fuser.frontends.torch_pieces import mutates
 from fuser.frontends.torch_pieces import pieces
 from fuser.frontends.torch_pieces import vmaps
+from fuser.frontends.torch_pieces import without_derivatives
 from fuser.frontends.torch_rules import BY_ATEN
 from fuser.frontends.torch_rules import BY_TABLE
 from fuser.frontends.torch_rules import IDENTITY
@@ -95,12 +95,7 @@ def from_torch(
         form = inspect.signature(module.forward)
         name = name or type(module).__name__
         exported = traced(module, tuple(example_inputs), dict(example_kwargs or {}), name)
-    if derives(exported):
-        raise UnsupportedError(
-            f"{name} takes derivatives by torch.func, which a trace of it leaves for when it runs",
-            "call what fuser.compile makes of it where there is a GPU (it is compiled graph by graph), or use "
-            "torch.compile(module, backend='mufuser')",
-        )
+    without_derivatives(exported, name)
     if vmaps(exported.graph) or any(mutates(n) or autocasts(n) for n in exported.graph.nodes):
         exported = without_writes(exported)
     signature = exported.graph_signature

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from fuser.errors import UnsupportedError
+
 BATCHED = frozenset(
     {"_add_batch_dim", "_remove_batch_dim", "_vmap_increment_nesting", "_vmap_decrement_nesting", "lazy_load_decompositions"}
 )
@@ -26,14 +28,19 @@ def vmaps(graph: Any) -> bool:
     return bool(_transforms(graph) & BATCHED)
 
 
-def derives(exported: Any) -> bool:
-    """Whether a trace takes derivatives by ``torch.func``, which it does when it runs: what it holds of them lies nowhere, and
-    torch dies of decomposing it."""
+def without_derivatives(exported: Any, name: str) -> None:
+    """Raises :class:`UnsupportedError` where a trace takes derivatives by ``torch.func``, which it does when it runs: what it holds
+    of them lies nowhere, and torch dies of decomposing it."""
     import torch
 
     wrapped = torch._C._functorch.is_functorch_wrapped_tensor
     held = any(isinstance(x, torch.Tensor) and wrapped(x) for x in exported.constants.values())
-    return held or not _transforms(exported.graph) <= BATCHED
+    if held or not _transforms(exported.graph) <= BATCHED:
+        raise UnsupportedError(
+            f"{name} takes derivatives by torch.func, which a trace of it leaves for when it runs",
+            "call what fuser.compile makes of it where there is a GPU (it is compiled graph by graph), or use "
+            "torch.compile(module, backend='mufuser')",
+        )
 
 
 def _transforms(graph: Any) -> set[str]:

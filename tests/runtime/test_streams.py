@@ -205,3 +205,24 @@ def test_results_of_one_call_share_a_stream() -> None:
     calls = [("c",), (), (), ("c",), ()]
     assert streams_of(accesses).stream == (0, 1, 0, 2, 0) or len({streams_of(accesses).stream[i] for i in (0, 3)}) == 2
     assert len({streams_of(accesses, calls=calls).stream[i] for i in (0, 3)}) == 1
+
+
+def test_convolutions_in_groups_are_on_one_stream() -> None:
+    """A GPU is full of each."""
+    from fuser.ir.candidate import Candidate
+    from fuser.ir.mugraph import KernelGraph
+    from fuser.ir.mugraph import LibraryKernel
+    from fuser.ir.program import Tensor
+    from fuser.ir.schedule import Schedule
+    from fuser.runtime.plan import plan
+
+    def streams(groups: int) -> int:
+        image, weight = Tensor("x", (1, 4, 9, 9)), Tensor("w", (4, 4 // groups, 9, 9))
+        attrs = (("groups", groups), ("padding", (4, 4)), ("stride", (1, 1)), ("dilation", (1, 1)))
+        calls = tuple(LibraryKernel(f"k{i}", "conv2d", ("x", "w"), f"y{i}", attrs) for i in range(3))
+        ends = tuple(Tensor(f"y{i}", (1, 4, 9, 9)) for i in range(3))
+        graph = KernelGraph("g", ("x", "w"), calls, ("y0", "y1", "y2"), (image, weight, *ends)).validate()
+        return plan(Candidate(graph, Schedule(()))).streams.count
+
+    assert streams(1) == 2
+    assert streams(2) == 1
