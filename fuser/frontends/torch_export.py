@@ -45,11 +45,9 @@ from fuser.frontends.torch_call import is_tensor
 from fuser.frontends.torch_call import place_of
 from fuser.frontends.torch_call import to_numpy
 from fuser.frontends.torch_norms import fold
-from fuser.frontends.torch_pieces import autocasts
 from fuser.frontends.torch_pieces import by_strides
-from fuser.frontends.torch_pieces import mutates
 from fuser.frontends.torch_pieces import pieces
-from fuser.frontends.torch_pieces import vmaps
+from fuser.frontends.torch_pieces import to_be_decomposed
 from fuser.frontends.torch_pieces import without_derivatives
 from fuser.frontends.torch_rules import BY_ATEN
 from fuser.frontends.torch_rules import BY_TABLE
@@ -96,7 +94,7 @@ def from_torch(
         name = name or type(module).__name__
         exported = traced(module, tuple(example_inputs), dict(example_kwargs or {}), name)
     without_derivatives(exported, name)
-    if vmaps(exported.graph) or any(mutates(n) or autocasts(n) for n in exported.graph.nodes):
+    if to_be_decomposed(exported.graph):
         exported = without_writes(exported)
     signature = exported.graph_signature
     if changed := [str(s.target) for s in signature.output_specs if s.kind.name.endswith("_MUTATION")]:

@@ -23,14 +23,15 @@ def mutates(node: Any) -> bool:
     return node.op == "call_function" and schema is not None and schema.is_mutable
 
 
-def vmaps(graph: Any) -> bool:
-    """Whether a graph adds dimensions for ``torch.vmap``, which the operators behind do not see."""
-    return bool(_transforms(graph) & BATCHED)
+def to_be_decomposed(graph: Any) -> bool:
+    """Whether a trace writes in place, casts unsaid, or adds dimensions for ``torch.vmap``, which the operators behind do not
+    see."""
+    return bool(_transforms(graph) & BATCHED) or any(mutates(n) or autocasts(n) for n in graph.nodes)
 
 
 def without_derivatives(exported: Any, name: str) -> None:
-    """Raises :class:`UnsupportedError` where a trace takes derivatives by ``torch.func``, which it does when it runs: what it holds
-    of them lies nowhere, and torch dies of decomposing it."""
+    """Raises :class:`UnsupportedError` where a trace takes derivatives by ``torch.func``, which it does when it runs: what it
+    holds of them lies nowhere, and torch dies of decomposing it."""
     import torch
 
     wrapped = torch._C._functorch.is_functorch_wrapped_tensor
