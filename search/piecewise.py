@@ -95,7 +95,7 @@ class PiecewiseModule(AsFunction):
         if isinstance(self.module, torch.jit.ScriptModule):  # torch's own compiler has these
             return self.module
         options = {"device": "cpu" if self.device == "cpu" else None, "target": self.target, **self.options}
-        return torch.compile(self.module, backend=self._door, dynamic=False, options=options)  # type: ignore[arg-type]
+        return torch.compile(self.module, backend=self._door, dynamic=False, options=options)
 
     def _door(self, *given: Any, **named: Any) -> Any:
         self._doors.append(fuser.torch_backend(*given, **named))

@@ -9,7 +9,7 @@ _WITHOUT_BRANCH = """@triton.jit
 def {name}(x):
     far = (x * 2.4285117e-06 + 12582912.0) - 12582912.0
     near = x - far * 411774.84375
-    half_turns = (({near_too} * 0.31830989{before} + 12582912.0) - 12582912.0){behind}
+    half_turns = (((near + far * 0.011458679) * 0.31830989{before} + 12582912.0) - 12582912.0){behind}
     r = near - half_turns * 3.140625 + far * 0.011458679 - half_turns * 0.00096750259
     r = r - half_turns * 1.509958e-07 + far * 4.49603e-10
     s = r * r
@@ -21,10 +21,7 @@ def {name}(x):
     return tl.where(tl.abs(x) < 1e12, found, float("nan"))
 """
 
-
-def _function(name: str, **parts: str) -> str:
-    return _WITHOUT_BRANCH.format(name=name, near_too="(near + far * 0.011458679)", **parts)
-
-
-SINE = _function("sin_without_branch", before="", behind="", number="half_turns", signs="found, -found")
-COSINE = _function("cos_without_branch", before=" - 0.5", behind=" + 0.5", number="(half_turns - 0.5)", signs="-found, found")
+SINE = _WITHOUT_BRANCH.format(name="sin_without_branch", before="", behind="", number="half_turns", signs="found, -found")
+COSINE = _WITHOUT_BRANCH.format(
+    name="cos_without_branch", before=" - 0.5", behind=" + 0.5", number="(half_turns - 0.5)", signs="-found, found"
+)

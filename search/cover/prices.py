@@ -61,7 +61,7 @@ Laid = dict[Rows, Tuned | None]
 LESS = 0.9
 """Times of a block's time that a kernel of elements may take: a block begins while the kernel in front of it ends."""
 OWN = 1.25
-"""The same beside what torch's compiler makes, of which only bytes are counted."""
+"""The same beside what torch's compiler makes, whose price sees less."""
 FEW = 8
 """Programs that are priced sooner than other processes start, where none has yet."""
 BEST = 6
