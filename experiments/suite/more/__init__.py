@@ -5,7 +5,9 @@ from __future__ import annotations
 from experiments.suite.case import Case
 from experiments.suite.more import algebra
 from experiments.suite.more import apprentices
+from experiments.suite.more import arenas
 from experiments.suite.more import attention
+from experiments.suite.more import benches
 from experiments.suite.more import chambers
 from experiments.suite.more import contests
 from experiments.suite.more import functionals
@@ -26,6 +28,7 @@ from experiments.suite.more import scripts
 from experiments.suite.more import sequences
 from experiments.suite.more import serving
 from experiments.suite.more import speech
+from experiments.suite.more import studios
 from experiments.suite.more import transformers
 from experiments.suite.more import workshop
 from experiments.suite.more import worlds
@@ -34,6 +37,7 @@ ROOMS = (
     *(attention, language, images, mixers, speech, learning, numerics, scripts),
     *(functionals, serving, sampling, objectives, sequences, transformers, algebra, pictures, science),
     *(operators, laboratory, worlds, workshop, contests, apprentices, galleries, chambers, handbook),
+    *(arenas, benches, studios),
 )
 
 CASES: dict[str, Case] = {f"more_{name}": case for room in ROOMS for name, case in room.CASES.items()}
