@@ -4,13 +4,16 @@ The algebra knows no overflow: a softmax that is shifted by plus its maximum is 
 scaled up until the program, with its exponentials as they are written, nearly overflows in float64; what is equal and about as
 robust stays finite there. A µGraph that subtracts the maximum from all its exponents has to stay finite far beyond.
 
-The program itself is evaluated in extended precision, whose exponents reach beyond 10⁴ where the machine has it (x86).
+The program itself is evaluated in extended precision, whose exponents reach beyond 10⁴ where the machine has it (x86). Where its
+softmaxes, with their maxima, are no numbers in float64 either (a logarithm of a probability that underflows), nothing is asked. A
+comparison makes a number of NaN: behind one, exponentials themselves have to be finite.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +25,7 @@ from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.ops import Array
 from fuser.ir.ops import op as op_def
 from fuser.ir.program import TensorProgram
+from fuser.superopt.rewrite.maxima import with_maxima
 from fuser.superopt.verify.shifts import is_shift
 
 LARGEST = 2.0**14
@@ -55,11 +59,18 @@ def magnitudes(program: TensorProgram, graph: KernelGraph, inputs: Mapping[str, 
     if not any(op_def(op).sfu for op in ops - {""}) and _finite(program.evaluate(inputs)):
         return Magnitudes((1.0,), True, masked)  # products and sums do not overflow before the program does
 
+    decides = any(program[n.output].dtype == "bool" for n in program.nodes)
+    exponentials = {n.output for n in program.nodes if n.exponential and decides}
+    stable = with_maxima(program)
+
     def bare(factor: float) -> bool:
-        return _finite(program.evaluate(scaled(inputs, factor)))
+        return _finite(program.evaluate(scaled(inputs, factor), keep=exponentials), exponentials)
 
     def extended(factor: float) -> bool:
-        return _finite(reference(program, scaled(inputs, factor)))
+        values = scaled(inputs, factor)
+        if not _finite(program.evaluate(values, dtype=np.longdouble, keep=exponentials), exponentials):
+            return False
+        return stable is program or _finite(stable.evaluate(values))
 
     found, factors = _largest(bare), [1.0]
     if found:
@@ -88,8 +99,9 @@ def shifted(graph: KernelGraph) -> bool:
     return bool(found) and all(found)
 
 
-def _finite(outputs: Mapping[str, Array]) -> bool:
-    return all(np.isfinite(x).all() and float(np.abs(x).max(initial=0.0)) <= _MOST for x in outputs.values())
+def _finite(values: Mapping[str, Array], inside: Collection[str] = ()) -> bool:
+    """All are finite, and those that are not ``inside`` the program small enough."""
+    return all(np.isfinite(x).all() and (n in inside or float(np.abs(x).max(initial=0.0)) <= _MOST) for n, x in values.items())
 
 
 def _largest(fits: Callable[[float], Any]) -> float:
