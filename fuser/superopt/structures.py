@@ -1,5 +1,5 @@
 """Structures of a program that need no search: all of it in one kernel, cut into kernels between contractions, with a reduction
-split over the grid, and with operands laid along their sums first. The superoptimizer finds more; these are there at once and are
+split over the grid, and with operands laid anew first. The superoptimizer finds more; these are there at once and are
 what fast tuning ranks."""
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from fuser.superopt.rewrite.splits import split_folds
 from fuser.superopt.rewrite.splits import split_reductions
 from fuser.superopt.rewrite.stabilize import stabilize_graph
 from fuser.superopt.rewrite.stabilize import unstable
+from fuser.superopt.rewrite.turn import aligned
 from fuser.superopt.rewrite.turn import turned
 
 SEARCHED = 64
@@ -98,7 +99,7 @@ def structures(program: TensorProgram, longer: bool = True) -> tuple[KernelGraph
     found |= further
     if not found:
         raise first or UnsupportedError(f"{program.name!r} has no operator that a kernel could do")
-    found |= {g: None for one in tuple(found) if (g := turned(one))}
+    found |= {g: None for one in tuple(found) for lay in (turned, aligned) if (g := lay(one))}
     if stable := [g for g in found if not unstable(g)]:
         return tuple(stable)
     # an exponential of the program itself has nothing to be shifted by

@@ -52,6 +52,7 @@ from search.cover.parts import Part
 from search.cover.picked import picked
 from search.cover.plan import Plan
 from search.cover.plan import plan_of_parts
+from search.cover.pools import reduced
 from search.cover.prices import by_library
 from search.cover.prices import in_layouts
 from search.cover.scattered import gathered
@@ -160,6 +161,7 @@ def compile_model(
     as_written = packed(*images)
     # turned heads are a product, or places that a kernel loads from: whichever takes less
     ways = [as_written] if (products := selected(*as_written))[0] is as_written[0] else [products, as_written]
+    ways += [(less, params) for program, params in ways if (less := reduced(program)) is not program]
     ready = [turned(together(program, params), params, device) for program, params in ways]
     several = [form for program, params in ready for form in forms(program, params, pricing)]
     stages.begin("prices", f"pricing candidates for {device.title}")
