@@ -41,9 +41,9 @@ ENOUGH = 264
 SAMPLES, BRANCHES = 3, 13
 """Blocks of which sectors are counted; where some loads are not made everywhere, of a concatenation, say."""
 FEW, SOME, NARROW = 8, 16, 4
-"""Loads for one element up to which a thread has two results of a window, eight others, and of which tiles are looked at. On an
-H200 a maximum of 3 × 3 in steps of 2 took 24 µs with one or two results a thread and 41 with four, in float16 22, 14, 22; a
-bicubic size 10.6 with one and 7.7 with eight."""
+"""Loads for one element up to which a thread has two results of a window, eight others, and (but for those of small tensors) of
+which tiles are looked at. On an H200 a maximum of 3 × 3 in steps of 2 took 24 µs with one or two results a thread and 41 with
+four, in float16 22, 14, 22; a bicubic size 10.6 with one and 7.7 with eight."""
 SMALL = 1 << 16
 """Bytes of a tensor that stays near each multiprocessor: a bias read for every row. To read it less often gains nothing: a
 maximum of two neighbours behind a sum with one took an H100 7.0 µs in tiles and 5.9 in rows."""
@@ -187,7 +187,7 @@ def tilings(tape: Tape) -> list[Tiling]:
     while each > 1 and count < ENOUGH * 128 * each:
         each //= 2
     found = [Tiling(tape, 128 * each if each > 1 else 256, 4 if each > 1 else 8)]
-    if loads <= NARROW:
+    if sum(map(_far, tape.loads)) <= NARROW:
         last = len(tape.shape) - 1
         long = [i for i in range(last) if tape.shape[i] >= 8]
         found += [Tiling(tape, 0, 8, i) for i in long if tape.shape[last] >= 8]
@@ -226,14 +226,14 @@ def traffic(tiling: Tiling) -> Traffic:
             fetched[name] = fetched.get(name, 0.0) + len(np.unique(np.concatenate(several)))
     scale = blocks / len(chosen)
     tensors = {n: x * scale * SECTOR for n, x in fetched.items()}
-    far = {s.op for s in tape.loads if _span(s.at) * DTYPE_BYTES[s.dtype] > SMALL}
+    far = {s.op for s in tape.loads if _far(s)}
     most = max(sum(found[n] for n in found.keys() & far) for found in (asked, fetched))
     return Traffic(sum(asked.values()) * scale * SECTOR, tensors, depth(tape), most * scale * SECTOR)
 
 
-def _span(at: Place) -> int:
-    """Elements between the first and the last place that there may be."""
-    return 1 + sum(abs(c) * (a.high - a.low) for a, c in at.terms)
+def _far(load: Step) -> bool:
+    """Whether what is read lies further apart, from the first place that there may be to the last, than what stays near."""
+    return (1 + sum(abs(c) * (a.high - a.low) for a, c in load.at.terms)) * DTYPE_BYTES[load.dtype] > SMALL
 
 
 def depth(tape: Tape) -> int:

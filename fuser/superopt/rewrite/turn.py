@@ -1,8 +1,8 @@
 """Operands of products that lie badly, laid anew by kernels of their own.
 
 Warp groups multiply tf32 only where both operands lie along the sum. What lies otherwise is turned in every block that reads it;
-where many do, a kernel that turns it once takes less. Rows that are no multiples of 16 bytes are read element by element, by every
-block again; a copy in longer rows (:mod:`fuser.ir.rows`) is read as vectors.
+where many do, a kernel that turns it once takes less. Rows that are no multiples of 16 bytes are read element by element, in
+every block again; a copy in longer rows (:mod:`fuser.ir.rows`) is read as vectors.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def turned(graph: KernelGraph) -> KernelGraph | None:
 
 
 def aligned(graph: KernelGraph) -> KernelGraph | None:
-    """The µGraph with kernels that lay inputs of products in rows that begin at aligned addresses, along the sum where they are of
-    float32; None where all lie so, or no more than :func:`turned` does is to be done."""
+    """The µGraph with kernels that lay inputs of products in rows that begin at aligned addresses, and those of float32 along the
+    sum; None where no row begins elsewhere."""
     odd = any(_odd(graph, b, s) for b in graph.blocks for s in b.loads)
     return _laid(graph, lambda *of: _across(*of) or _odd(*of)) if odd else None
 
