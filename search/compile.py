@@ -169,7 +169,8 @@ def _by_graphs(
     if not hasattr(module, "named_parameters") or not hasattr(module, "forward") or any(options.only(*CHOSEN).values()):
         return None
     if isinstance(error, RandomError) and module.training:
-        return None
+        what = f"{type(module).__name__} is in training mode, and draws random numbers: {error.message}"
+        raise RandomError(what, "call eval() on it: what draws numbers then as well is compiled graph by graph") from error
     from search.piecewise import PiecewiseModule
     from search.piecewise import tried
 

@@ -17,8 +17,10 @@ import fuser
 from fuser.device import Device
 from fuser.errors import GradientError
 from fuser.errors import LeftToTorch
+from fuser.errors import UsageError
 from fuser.errors import first_line
 from fuser.frontends.left import values_kept
+from fuser.frontends.left import writes
 from fuser.frontends.torch_trace import alone
 from search.as_function import AsFunction
 
@@ -62,7 +64,7 @@ def _copy(x: Any) -> Any:
 
 def _states(module: Any) -> dict[str, tuple[int, int]]:
     """Which tensors a module's states are, and how often each was written to."""
-    return {n: (id(t), t._version) for held in (module.named_parameters(), module.named_buffers()) for n, t in held}
+    return {n: (id(t), writes(t)) for held in (module.named_parameters(), module.named_buffers()) for n, t in held}
 
 
 @dataclass(eq=False, repr=False)
@@ -78,6 +80,8 @@ class PiecewiseModule(AsFunction):
     why: str = ""
     gradients: bool = False
     _ran: bool = field(default=False, init=False)
+    _parameters: Sequence[int] = field(default=(), init=False)
+    """How often each parameter was written to when it was called last."""
     _doors: list[Any] = field(default_factory=list, init=False)
     """Its graphs."""
     _theirs: dict[Any, Any] = field(default_factory=dict, init=False)
@@ -118,6 +122,19 @@ class PiecewiseModule(AsFunction):
     def _dtypes(self) -> set[str]:
         return {str(x.dtype).removeprefix("torch.") for x in (*self.module.parameters(), *self.module.buffers())}
 
+    def __copy__(self) -> PiecewiseModule:
+        return self
+
+    def __deepcopy__(self, _: Any) -> PiecewiseModule:
+        """With a module of its own, whose graphs are compiled again."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", LeftToTorch)
+            return PiecewiseModule(self.module, self.target, self.device, self.options, self.why, self.gradients)
+
+    def __reduce_ex__(self, _: Any) -> Any:
+        what = f"{self._said()} cannot be pickled: its kernels are loaded in this process"
+        raise UsageError(what, f"pickle {self._module}, and compile that there")
+
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         import torch
         from torch._dynamo.exc import TorchDynamoException
@@ -127,6 +144,7 @@ class PiecewiseModule(AsFunction):
             with torch.no_grad():
                 return theirs(*inputs)
         before = None if self._run is self.module else _Before.of(self._held, (inputs, named), copied=not self._ran)
+        self._look(before)
         with torch.set_grad_enabled(self.gradients):
             try:
                 found = self._run(*inputs, **named)
@@ -144,6 +162,13 @@ class PiecewiseModule(AsFunction):
                 warnings.warn(said, LeftToTorch, stacklevel=2)
                 self._run = self.module
                 return found
+
+    def _look(self, before: _Before | None) -> None:
+        """Forgets the kernels of graphs that have values of parameters in them, where somebody wrote to a parameter since."""
+        if before is not None and before.parameters != self._parameters:
+            for door in self._doors:
+                door.made.clear()
+            self._parameters = before.parameters
 
     def __repr__(self) -> str:
         return f"<PiecewiseModule {type(self.module).__name__}: graph by graph, for {self.target.title}; runs on {self.device}>"
@@ -166,12 +191,13 @@ def _like(inputs: Sequence[Any]) -> Any:
 
 @dataclass(frozen=True)
 class _Before:
-    """What a call may write to, with how often that was done before: arguments and states. Of the first call (``copied``) there
-    are copies of all but parameters, and it is known where torch's random numbers stood."""
+    """What a call may write to, with how often that was done before: arguments and states, the ``parameters`` last. Of the first
+    call (``copied``) there are copies of all but parameters, and it is known where torch's random numbers stood."""
 
     counts: Sequence[tuple[Any, int]]
     copies: Sequence[Any]
     random: Sequence[Any]
+    parameters: Sequence[int]
 
     @classmethod
     def of(cls, held: Sequence[Sequence[Mapping[str, Any]]], arguments: Any, copied: bool) -> _Before:
@@ -179,17 +205,17 @@ class _Before:
         from torch.utils._pytree import tree_leaves
 
         buffers, parameters = ([x for named in states for x in named.values() if x is not None] for states in held)
-        given = (x for x in (*tree_leaves(arguments), *buffers) if isinstance(x, torch.Tensor))
-        tensors = [x for x in given if not x.is_inference()]
+        tensors = [x for x in (*tree_leaves(arguments), *buffers) if isinstance(x, torch.Tensor)]
         copies = [t.detach().clone() for t in tensors] if copied else []
         random = [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_available() else ())] if copied else []
-        return cls([(t, t._version) for t in (*tensors, *parameters)], copies, random)
+        counts = [writes(t) for t in parameters]
+        return cls([*((t, writes(t)) for t in tensors), *zip(parameters, counts, strict=True)], copies, random, counts)
 
     def again(self) -> bool:
         """Whether all is as it was; what the graphs in front of one that failed have written, or drawn, is taken back."""
         import torch
 
-        written = [i for i, (t, count) in enumerate(self.counts) if t._version != count]
+        written = [i for i, (t, count) in enumerate(self.counts) if writes(t) != count]
         if any(i >= len(self.copies) for i in written):
             return False
         with torch.no_grad():

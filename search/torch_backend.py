@@ -31,6 +31,7 @@ from fuser.errors import FuserError
 from fuser.errors import LeftToTorch
 from fuser.errors import UsageError
 from fuser.errors import first_line
+from fuser.frontends.left import writes
 from fuser.frontends.torch_alias import UNSAID
 from fuser.frontends.torch_alias import safe_views
 from fuser.frontends.torch_alias import true_dropout
@@ -50,8 +51,8 @@ from search.tuner.efforts import effort_of
 
 LARGEST_CONSTANT = 1 << 22
 """Most elements of a buffer of integers or booleans that is taken as a constant while nobody writes to it."""
-
-
+WRITTEN: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+"""Tensors that some graph writes to: torch does not count each of these writes (those of a batch norm to its statistics, say)."""
 REPLAYING = ("reduce-overhead", "max-autotune")
 """Modes of ``torch.compile`` that ask for CUDA graphs."""
 
@@ -61,8 +62,8 @@ class Settings:
     """``options=`` of ``torch.compile``.
 
     ``device``: ``cpu`` runs kernels for tensors of the CPU in Triton's interpreter (slow; else torch runs them). ``target``: the
-    device to tune for, by default the GPU at hand. ``freeze``: parameters and buffers keep the values that they have at the first
-    call with them; by default later writes to them are seen. ``shapes``: sizes for which a graph with symbolic sizes is compiled
+    device to tune for, by default the GPU at hand. ``freeze``: parameters keep the values that they have at the first call with
+    them, and buffers until somebody writes to them; by default later writes to both are seen. ``shapes``: sizes for which a graph with symbolic sizes is compiled
     at most; torch runs further ones. ``checked``, ``effort`` and ``records``: as for ``fuser.compile``. ``cudagraphs``: from the
     second call on a CUDA graph is replayed (on a GPU): parameters and buffers are read where they lie, other inputs are copied
     in, and results out.
@@ -129,8 +130,8 @@ def _source(node: Any) -> str:
     return str(name() if callable(name) else name)
 
 
-def _is_static(source: str) -> bool:
-    return re.search(r"\._(parameters|buffers)\['[^']*'\]$", source) is not None
+def _is_static(source: str, kind: str = "parameters|buffers") -> bool:
+    return re.search(rf"\._({kind})\['[^']*'\]$", source) is not None
 
 
 def _owners(sources: Sequence[str]) -> tuple[weakref.ref[Any], ...]:
@@ -289,7 +290,8 @@ class Door:
         if where.type == "cuda" and not (replayed is not None or self.symbolic or worth(graph, found, where)):
             with suppress(Exception):
                 return Made(by_torchs_compiler(self.module, args))
-        constants = () if self.settings.freeze else tuple((i, args[i].data_ptr(), args[i]._version) for i in kept)
+        watched = [i for i in kept if not self.settings.freeze or _is_static(self.sources[i], "buffers")]
+        constants = tuple((i, args[i].data_ptr(), writes(args[i])) for i in watched)
         return Made(run if any(p.made for p in found) else None, tuple(found), constants)
 
     def _kept(self, graph: Any, args: Sequence[Any]) -> list[int]:
@@ -303,6 +305,7 @@ class Door:
         if known is None or len(places) != len(args):
             return []  # torch has joined or split inputs: which is which is not known
         written = {i for i, info in enumerate(known.input_info) if info.mutates_data or info.mutates_metadata}
+        WRITTEN.update((id(args[i]), args[i]) for i in written if isinstance(args[i], torch.Tensor))
 
         def kept(i: int) -> bool:
             x = args[i]
@@ -333,7 +336,7 @@ def _sizes(args: Sequence[Any], numbers: Sequence[int]) -> tuple[Any, ...]:
 
 
 def _unchanged(x: Any, address: int, version: int) -> bool:
-    return x.data_ptr() == address and x._version == version
+    return x.data_ptr() == address and writes(x) == version and id(x) not in WRITTEN
 
 
 def _device_of(module: Any, args: Sequence[Any]) -> Any:

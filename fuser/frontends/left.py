@@ -248,6 +248,11 @@ def _tensors(x: Any) -> list[Any]:
     return [t for t in _pytree.tree_leaves(opened(x)) if isinstance(t, torch.Tensor)]
 
 
+def writes(x: Any) -> int:
+    """How often a tensor was written to; 0 where torch does not count (in inference mode)."""
+    return 0 if x.is_inference() else x._version
+
+
 @contextmanager
 def values_kept(module: Any) -> Iterator[None]:
     """The tensors that a module has beside its states have the values afterwards that they had before: torch.export has fake

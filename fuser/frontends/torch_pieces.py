@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fuser.errors import UnsupportedError
+from fuser.frontends.torch_rules import IDENTITY
 
 BATCHED = frozenset(
     {"_add_batch_dim", "_remove_batch_dim", "_vmap_increment_nesting", "_vmap_decrement_nesting", "lazy_load_decompositions"}
@@ -56,9 +57,18 @@ def by_strides(node: Any) -> bool:
     or need not: what a caller gives."""
     if not str(node.target).startswith("aten.as_strided"):
         return False
-    given = node.args[0]
+    given = root = node.args[0]
+    while root.op == "call_function" and _same_memory(root):
+        root = root.args[0]
     x = given.meta["val"]
-    return given.op == "placeholder" or not x.is_contiguous() or x.storage_offset() != 0
+    return root.op == "placeholder" or not x.is_contiguous() or x.storage_offset() != 0
+
+
+def _same_memory(node: Any) -> bool:
+    """Whether a program has no operator for a call: copies, and views, of what it is given."""
+    schema = getattr(node.target, "_schema", None)
+    name = str(node.target).split(".")[-2:][0]
+    return name in IDENTITY or (schema is not None and bool(schema.returns) and schema.returns[0].alias_info is not None)
 
 
 RECURRENT = frozenset({"gru", "lstm", "rnn_tanh", "rnn_relu"})

@@ -34,6 +34,7 @@ def prepare(module: ModuleType) -> None:
     _maxima_of_a_gpu()
     _bfloat16_of_a_gpu()
     _conditions_on_scalars()
+    _folds_of_tiles()
     for name in INLINE & vars(module).keys():
         setattr(module, name, _nothing)
 
@@ -171,6 +172,46 @@ def _conditions_on_scalars() -> None:
         return splat(self, tile, interpreter.TensorHandle(x.data, tl.int1) if truth else x)
 
     interpreter.InterpreterBuilder.create_splat = create_splat  # type: ignore[method-assign]
+
+
+@functools.cache
+def _folds_of_tiles() -> None:
+    """Scans and reductions put whole tiles together: the interpreter calls their functions for each element."""
+    from triton.runtime import interpreter
+
+    def put_together(self: Any, first: Sequence[Any], second: Sequence[Any]) -> Sequence[Any]:
+        made = self.combine_fn.fn(*first, *second)
+        return made if isinstance(made, tuple) else (made,)
+
+    def scan(self: Any, given: Sequence[Any]) -> list[Any]:
+        """Twice as far apart each time."""
+        found = list(given)
+        axis, shape = self.axis, given[0].handle.data.shape
+        at = np.arange(shape[axis]).reshape([-1 if i == axis % len(shape) else 1 for i in range(len(shape))])
+        step = 1
+        while step < shape[axis]:
+            before = [self.to_tensor(np.roll(x.handle.data, step, axis), x.dtype) for x in found]
+            both = zip(put_together(self, before, found), found, strict=True)
+            found = [self.to_tensor(np.where(at >= step, y.handle.data, x.handle.data), x.dtype) for y, x in both]
+            step *= 2
+        return found
+
+    def reduce(self: Any, given: Sequence[Any]) -> list[Any]:
+        """Neighbours first."""
+        axis, rank = self.axis, given[0].handle.data.ndim
+        if axis is None:
+            given, axis = [self.to_tensor(x.handle.data.reshape(-1), x.dtype) for x in given], 0
+        while (count := given[0].handle.data.shape[axis]) > 1:
+            several = [[np.take(x.handle.data, range(i, count, 2), axis) for x in given] for i in (0, 1)]
+            halves = [[self.to_tensor(y, x.dtype) for y, x in zip(ys, given, strict=True)] for ys in several]
+            given = put_together(self, *halves)
+        found = [x.handle.data if self.keep_dims else np.squeeze(x.handle.data, axis) for x in given]
+        if self.axis is None:
+            found = [x.reshape((1,) * rank) if self.keep_dims else x.item() for x in found]
+        return [self.to_tensor(y, x.dtype) for y, x in zip(found, given, strict=True)]
+
+    interpreter.ScanOps.generic_scan = scan  # type: ignore[method-assign]
+    interpreter.ReduceOps.generic_reduce = reduce  # type: ignore[method-assign]
 
 
 def _widened(bits: Array) -> Array:
