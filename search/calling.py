@@ -27,7 +27,9 @@ def plain(called: Called | None, inputs: Sequence[str], outputs: Sequence[str]) 
     if tuple(r.name for r in called.results) != tuple(outputs) or called.inputs != tuple(inputs):
         return False
     returns = called.returns
-    if not returns.is_leaf() and not (returns.type is tuple and len(outputs) > 1 and all(c.is_leaf() for c in returns.children())):
+    if not returns.is_leaf() and not (
+        returns.type is tuple and len(outputs) > 1 and all(c.is_leaf() for c in returns.children())
+    ):
         return False
     return all(leaf.is_leaf() for part in called.arguments.children() for leaf in part.children())
 

@@ -63,10 +63,10 @@ class Settings:
 
     ``device``: ``cpu`` runs kernels for tensors of the CPU in Triton's interpreter (slow; else torch runs them). ``target``: the
     device to tune for, by default the GPU at hand. ``freeze``: parameters keep the values that they have at the first call with
-    them, and buffers until somebody writes to them; by default later writes to both are seen. ``shapes``: sizes for which a graph with symbolic sizes is compiled
-    at most; torch runs further ones. ``checked``, ``effort`` and ``records``: as for ``fuser.compile``. ``cudagraphs``: from the
-    second call on a CUDA graph is replayed (on a GPU): parameters and buffers are read where they lie, other inputs are copied
-    in, and results out.
+    them, and buffers until somebody writes to them; by default later writes to both are seen. ``shapes``: sizes for which a graph
+    with symbolic sizes is compiled at most; torch runs further ones. ``checked``, ``effort`` and ``records``: as for
+    ``fuser.compile``. ``cudagraphs``: from the second call on a CUDA graph is replayed (on a GPU): parameters and buffers are
+    read where they lie, other inputs are copied in, and results out.
     """
 
     device: str | None = None

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._pytree import tree_flatten
 
 import fuser
 from fuser.errors import EnvironmentError_
@@ -281,3 +282,22 @@ def test_arguments_are_given_as_the_module_takes_them() -> None:
         run(x, pair=pair, mask=x)
     with pytest.raises(UsageError, match="cannot be pickled"):
         pickle.dumps(run)
+
+
+class Nested(torch.nn.Module):
+    def __init__(self, shown: Any) -> None:
+        super().__init__()
+        self.shown = shown
+
+    def forward(self, x: Any) -> Any:
+        return self.shown(x + 1, x * 2)
+
+
+@pytest.mark.parametrize(
+    "shown", [lambda x, y: (x, (y,)), lambda x, y: ((x,), [y]), lambda x, y: (x, {"a": y}), lambda x, y: (x, y)]
+)
+def test_results_are_as_deep_as_the_modules(shown: Any) -> None:
+    x = torch.randn(4, 8)
+    found, wanted = (tree_flatten(f(x)) for f in (fuser.compile(Nested(shown).eval(), (x,), device="cpu"), Nested(shown)))
+    assert found[1] == wanted[1]
+    torch.testing.assert_close(found[0], wanted[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any
@@ -14,6 +15,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 import fuser  # noqa: E402
 from fuser.errors import LeftToTorch  # noqa: E402
 from fuser.errors import UntraceableError  # noqa: E402
+from fuser.errors import UsageError  # noqa: E402
 
 
 class Choosing(torch.nn.Module):
@@ -148,6 +150,58 @@ def test_states_that_change_at_each_call_do_so(how: str) -> None:
     with torch.no_grad():
         for _ in range(3):
             torch.testing.assert_close(run(x), module(x))
+
+
+class Either(torch.nn.Module):
+    """A buffer that one way through it writes and another one reads, and a norm's statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(8))
+        self.norm = torch.nn.BatchNorm1d(8)
+
+    def forward(self, x: Any) -> Any:
+        if x.sum() > 0:
+            self.seen.add_(x.mean(0))
+            return self.norm(x)
+        return self.norm(x) * self.seen
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_one_graph_writes_another_reads() -> None:
+    """The example shows the way that reads alone; torch does not count what a norm in training writes to its statistics."""
+    x = torch.ones(4, 8) + 0.1 * torch.randn(4, 8)
+    module = Either().eval()
+    run = fuser.compile(module, (-x,), device="cpu")
+    with torch.no_grad():
+        for sign in (-1, 1, -1, 1, -1):
+            torch.testing.assert_close(run(sign * x), module(sign * x))
+        for training in (True, False):
+            module.train(training)
+            run.module.train(training)
+            torch.testing.assert_close(run(x), module(x))
+        for part in (module, run.module):
+            part.norm.weight.mul_(2)
+        torch.testing.assert_close(run(-x), module(-x))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_modules_in_pieces_are_copied_with_their_state_and_not_pickled() -> None:
+    module, x = Counts("written").eval(), torch.randn(3, 8)
+    run = fuser.compile(module, (x,), device="cpu")
+    run(x)
+    other = copy.deepcopy(run)
+    torch.testing.assert_close(other(x), run(x))
+    torch.testing.assert_close(other(x), torch.tanh(x) * 3)
+    with pytest.raises(UsageError, match="pickle its \\.module"):
+        pickle.dumps(run)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_modules_in_pieces_are_made_in_inference_mode() -> None:
+    with torch.inference_mode():
+        module, x = Choosing().eval(), torch.randn(4, 8)
+        torch.testing.assert_close(fuser.compile(module, (x,), device="cpu")(x)["y"], module(x)["y"])
 
 
 class Remembers(torch.nn.Module):

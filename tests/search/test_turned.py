@@ -44,13 +44,23 @@ def test_what_lies_across_the_sum_is_turned(left: str, right: str, which: set[st
 
 
 @pytest.mark.parametrize(
-    "program", [product("t", "n"), product("n", "n", k=37), attention(16, 20)], ids=["both", "odd", "values"]
+    "program",
+    [product("t", "n"), product("n", "n", k=37), product("n", "t", k=37, dtype="bfloat16"), attention(16, 20)],
+    ids=["both", "odd", "half", "values"],
 )
 def test_the_forms_compute_the_program(program: TensorProgram) -> None:
     """Rows of 37 lie in rows of 40, with zeros between them."""
     h200 = load_device("h200")
     for graph in turns(program):
         checked(program, graph, tune_fast(program, h200, graphs=(graph,)).winner.schedule)
+
+
+@pytest.mark.parametrize(("right", "k", "which"), [("t", 37, {"X", "W"}), ("n", 37, {"X"}), ("n", 24, set())])
+def test_rows_at_odd_addresses_are_copied_into_aligned_ones(right: str, k: int, which: set[str]) -> None:
+    found = turns(product("n", right, k, "float16"))
+    assert [copies(g) for g in found] == [{f"{n}_turned" for n in which}] * len(found) and bool(found) == bool(which)
+    loads = [s.at for g in found for b in g.blocks for s in b.loads if s.at.source.endswith("_turned")]
+    assert all(at.pitch == 40 and at.along(("k",)) for at in loads)
 
 
 def test_what_few_blocks_read_half_precision_and_computed_operands_stay() -> None:

@@ -402,7 +402,7 @@ NETS: dict[str, Case] = {
     "regnet_stages": call(one, ((8, 1), 3, (224, 16), (224, 16)), parts=(regnet_stages,)),
     "projected_residual": call(one, ((10, 1), 3, (224, 7), (224, 7)), parts=(part(ProjectedResidual, 3, (64, 4)),)),
     "final_state_of_chunks": call(
-        lambda a, *more: final_state_of_chunks(-a.abs() * 0.1, *more, a.shape[1] // 2 if a.shape[1] < 64 else 64),
+        lambda a, *more: final_state_of_chunks(-a.abs() * 0.1, *more, block=min(64, a.shape[1] // 2)),
         *(HEADS[:3], HEADS, HEADS, ((64, 2), (128, 8), 8, 64)),
     ),
 }

@@ -220,7 +220,7 @@ FLOAT32: dict[str, Case] = {
     "sub_centre_margin": call(sub_centre_margin, *(((30000, 21), (512, 8)), ((512, 6), (512, 8))), below((10000, 7), (512, 6))),
     "varifocal": call(varifocal, ((16, 2), (8400, 9), 80), ((16, 2), (8400, 9)), whole(81, (16, 2), (8400, 9))),
     "aligned_assignment": call(
-        lambda *x: aligned_assignment(*x, 10), (*ROIS, 80), (*ROIS, 4), ((8, 2), (32, 3), 4), whole(80, (8, 2), (32, 3))
+        lambda *x: aligned_assignment(*x, most=10), (*ROIS, 80), (*ROIS, 4), ((8, 2), (32, 3), 4), whole(80, (8, 2), (32, 3))
     ),
     "hard_negatives": call(
         hard_negatives,

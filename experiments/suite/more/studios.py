@@ -402,7 +402,7 @@ FLOAT16: dict[str, Case] = {
     ),
     "up_stage": call(one, ((1, 1), (512, 8), (128, 5), (128, 5)), parts=(part(UpStage, (512, 8), (256, 8), (32, 4)),)),
     "motion_module": call(
-        lambda *m: motion_module(*m, 16),
+        lambda *m: motion_module(*m, frames=16),
         ((32, 16), (320, 16), (32, 3), (32, 3)),
         parts=(part(nn.GroupNorm, (32, 4), (320, 16)), *(wide(320, o, (16, s)) for o, s in ((320, 16), (960, 48), (320, 16)))),
     ),

@@ -34,6 +34,19 @@ def test_float_check_alone() -> None:
     assert not _error(program, wrong) < 1e-3
 
 
+@pytest.mark.parametrize("what", ["entropy", "no number", "large", "zero"])
+def test_what_follows_a_softmax_is_compared_where_the_program_has_numbers(what: str) -> None:
+    """The logarithm of a probability that underflows is infinite, and a comparison makes a number of what overflowed."""
+    b = Builder(what, "float32")
+    p = b.softmax(b.input("X", (64, 256)))
+    one = b.input("one", (1,))
+    chosen = {"no number": lambda: b.op("isnan", p), "large": lambda: b.op("gt", p, one), "zero": lambda: b.op("eq", p, one)}
+    y = p * b.op("log", p) if what == "entropy" else b.op("where", chosen[what](), one, p * p)
+    program = b.build(Y=b.sum(y, 1))
+    for graph in structures(program):
+        assert isinstance(verify(program, graph), Accepted), str(verify(program, graph))
+
+
 def _shifted_softmax(program: TensorProgram, by: str) -> TensorProgram:
     """The same softmax of a program's first input, as quotients of exponentials that are shifted."""
     b = Builder("shifted")
