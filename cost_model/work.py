@@ -371,6 +371,13 @@ LOOSE = 63.0
 PLACE = 1e-6
 """Seconds that each place of a persistent program waits besides, where nothing of the next one is under way (of 31 with one trip
 each 2.3 µs more than was estimated, of long sums nothing that could be told)."""
+FULL, NARROWER, ALONE = 64, 0.75, 1.12
+"""Columns of a tile below which warp groups take longer for each row of the left operand that they split, by which power, and how
+much longer one warp group takes that nobody multiplies beside."""
+TINY, SMALL = 256, 1.4
+"""Elements of a warp's part of a tile from which on fragments do not take so many times as long. This, and what is above it: of
+six products of float32 with long sums on an H100 (experiments/results/h100-regret/products.txt) first choices take 1.04 times the
+best of 22, not 1.19."""
 LEFT = 1.8
 """Times as long where rows are computed of what is loaded, not of another product: they become operands by way of shared memory
 (probabilities of scores that lie in memory: 1.5 to 1.7 times the estimate, in two programs that suggested it)."""
@@ -389,14 +396,17 @@ def _apart(f: Features, r: Resources, i: int, dtype: str, device: Device) -> Cou
         if here and made.access is not None:
             loose = ~described(f, made) & (moved_at_once(f, made) < ROW_BYTES)
             grouped = np.where(loose, LOOSE, 1.0) if made.at.along(stmt.reduce) else np.maximum(TURNED * mine, 1.0)
-        return np.where(d.groups, grouped, FRAGMENTS * readers * here) / np.minimum(others, SEEN)
+        slower = np.where(d.groups, grouped * np.maximum(FULL / others, 1.0) ** NARROWER, FRAGMENTS * readers * here)
+        return slower / np.minimum(others, SEEN)
 
     beside = np.where(d.groups & (d.warp_cols > 1), BESIDE, 1.0)
     each = lanes(d.left, d.rows, d.cols, d.warp_cols) + lanes(d.right, d.cols, d.rows, d.warp_rows)
     added = np.where(d.groups, ADDED * (RESCALED if stmt.rescale else 1.0) / d.inner, 0.0)
     computed = f.block.by_value[d.left].kind == "compute" and made_by(f, d.left, r.dots) is None
     passed = np.where(d.groups & computed, LEFT, 1.0)
-    return SPLIT * (1.0 + SPLITTING * each + added) * beside * passed
+    small = d.rows * d.cols <= TINY * d.warp_rows * d.warp_cols
+    alone = np.where(d.groups, np.where(d.warp_rows * d.warp_cols <= 4, ALONE, 1.0), np.where(small, SMALL, 1.0))
+    return SPLIT * (1.0 + SPLITTING * each + added) * beside * passed * alone
 
 
 def _again(f: Features, add: Add) -> None:
