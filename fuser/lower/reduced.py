@@ -159,7 +159,13 @@ def at_reduced_sizes(program: TensorProgram, graph: KernelGraph, schedule: Sched
         if set(called) & {b.name for b in whole.blocks} <= set(products(small)):
             return sizes, with_library(small, called), bool(_beside_windows(whole))
     sizes = reduced_extents(graph, schedule)
-    return sizes, graph.with_extents(sizes), bool(_beside_windows(graph))
+    return sizes, graph.with_extents(sizes), bool(_beside_windows(graph) or _cut_anew(program, graph))
+
+
+def _cut_anew(program: TensorProgram, graph: KernelGraph) -> bool:
+    """Whether a graph reads in windows what the program has no slices of: products with few terms are written out so."""
+    cut = any(s.at.window for b in graph.blocks for s in b.loads)
+    return cut and not any(n.op in ("slice", "concat", "pad") or n.entry.kind == "library" for n in program.nodes)
 
 
 def reduced_schedule(candidate: Candidate, small: KernelGraph) -> Schedule:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 
@@ -23,6 +24,7 @@ from fuser.ir.program import TensorProgram
 from fuser.ir.rows import pitch_of
 from fuser.ir.windows import windowed
 from fuser.superopt.rewrite.few_rows import of_few_rows
+from fuser.superopt.rewrite.few_terms import written_out
 from fuser.superopt.rewrite.maxima import softmaxes
 from fuser.superopt.rewrite.maxima import with_maxima
 from fuser.superopt.rewrite.maxima import without_maximum
@@ -97,6 +99,9 @@ def structures(program: TensorProgram, longer: bool = True) -> tuple[KernelGraph
         if len(spots) <= EVERY_CUT:
             further |= {boxes.attach(g): None for g in of_few_rows(bare)}
     found |= further
+    if (apart := written_out(program)) is not None:
+        with suppress(UnsupportedError):
+            found |= dict.fromkeys(structures(apart, longer))
     if not found:
         raise first or UnsupportedError(f"{program.name!r} has no operator that a kernel could do")
     found |= {g: None for one in tuple(found) for lay in (turned, aligned) if (g := lay(one))}
