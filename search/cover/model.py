@@ -41,6 +41,7 @@ from search.cover.heads import together
 from search.cover.ilp import Cover
 from search.cover.images import lean
 from search.cover.joint_price import joint_seconds
+from search.cover.lines import shifted
 from search.cover.neighbours import beside
 from search.cover.offers import Form
 from search.cover.offers import Offers
@@ -155,7 +156,7 @@ def compile_model(
     device, executor = pricing.device, pricing.executor
     stages = Stages(say)
     stages.begin("candidates", f"looking for candidates among {counted(len(program.nodes), 'operator')}")
-    images = lean(*folded(gathered(program), params), pricing.ours)
+    images = shifted(*lean(*folded(gathered(program), params), pricing.ours))
     images = folded(*channels_last(*images)) if pricing.ours else images
     images = picked(moved_once(images[0])), images[1]
     as_written = packed(*images)
