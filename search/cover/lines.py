@@ -24,7 +24,7 @@ from fuser.ir.program import TensorProgram
 from search.cover.rebuild import Rule
 from search.cover.rebuild import rebuild
 
-TAPS = 8
+TAPS = 16
 """Elements of a window up to which each is read by itself."""
 
 
