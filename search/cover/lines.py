@@ -24,7 +24,7 @@ from fuser.ir.program import TensorProgram
 from search.cover.rebuild import Rule
 from search.cover.rebuild import rebuild
 
-TAPS = 16
+TAPS = 32
 """Elements of a window up to which each is read by itself."""
 
 
