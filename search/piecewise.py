@@ -59,7 +59,8 @@ def _copy(x: Any) -> Any:
     with alone():
         held = [vars(part) for part in x.modules()] if isinstance(x, torch.nn.Module) else x
         computed = (t for t in tree_leaves(held) if isinstance(t, torch.Tensor) and not t.is_leaf)
-        return deepcopy(x, {id(t): t.detach().clone() for t in computed})
+        with torch.inference_mode(False):  # torch does not count what is written to a copy that is made there
+            return deepcopy(x, {id(t): t.detach().clone() for t in computed})
 
 
 def _states(module: Any) -> dict[str, tuple[int, int]]:

@@ -14,7 +14,9 @@ from functools import lru_cache
 from fuser.ir.builder import Builder
 from fuser.ir.builder import Ref
 from fuser.ir.composites import expand
+from fuser.ir.mugraph import BlockGraph
 from fuser.ir.mugraph import KernelGraph
+from fuser.ir.mugraph import Stmt
 from fuser.ir.program import TensorProgram
 from fuser.ir.scalar import renamed
 from fuser.superopt.rewrite.stabilize import bare_exponentials
@@ -69,13 +71,27 @@ def with_maxima(program: TensorProgram, names: Collection[str] | None = None) ->
 
 
 def without_maximum(program: TensorProgram, graph: KernelGraph) -> dict[str, str]:
-    """Exponentials of a µGraph from which no maximum is subtracted, though the softmaxes of its program do so, by their names in
-    the program, and why: kernels of it overflow where the program does not. What the program itself takes exponentials of is no
-    matter of these."""
+    """Exponentials of a µGraph from which no maximum is subtracted, or one of several rows, though the softmaxes of its program
+    do so, by their names in the program, and why: kernels of it overflow, or divide by zero, where the program does not. What
+    the program itself takes exponentials of is no matter of these."""
     if not (mine := softmaxes(program)):
         return {}
-    own = {n.output for n in expand(program).nodes if n.exponential} - mine.keys()
-    return {name: text for value, text in bare_exponentials(graph) if (name := named(value)) not in own}
+    whole = expand(program)
+    own, shifted = {n.output for n in whole.nodes if n.exponential} - mine.keys(), exponents(whole)
+    found = {name: text for value, text in bare_exponentials(graph) if (name := named(value)) not in own}
+    for block in graph.blocks:
+        for s in block.computes:
+            if s.exponential and named(s.value) not in own | shifted.keys() and _beyond_rows(block, s):
+                found[named(s.value)] = f"{block.name}.{s.value}: the maximum is one of several rows"
+    return found
+
+
+def _beyond_rows(block: BlockGraph, exponential: Stmt) -> bool:
+    """Whether the maximum that is subtracted is one of several rows, each of which is summed by itself."""
+    inner = block.by_value[exponential.args[0]]
+    top = block.by_value[inner.args[1]] if inner.kind == "compute" and inner.subtracts else None
+    summed = {a for u in block.users(exponential.value) if u.sums or u.contracts for a in u.reduce}
+    return top is not None and top.maximizes and bool(summed) and not set(exponential.axes) - summed <= set(top.axes)
 
 
 def as_written(program: TensorProgram, graph: KernelGraph) -> TensorProgram:

@@ -39,7 +39,9 @@ def _found(program: TensorProgram, graph: KernelGraph) -> Verdict:
 
     verdict = verify(program, graph, real_size=True, large=True)
     if verdict.accepted and (bare := without_maximum(program, graph)):
-        return Rejected(f"it overflows where the program does not, no maximum is subtracted in {'; '.join(bare.values())}")
+        return Rejected(
+            f"it overflows where the program does not, no maximum of its own is subtracted in {'; '.join(bare.values())}"
+        )
     return verdict
 
 

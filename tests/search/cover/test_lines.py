@@ -20,7 +20,9 @@ def lines(taps: int = 4, dtype: str = "float32", channels: int = 6, bias: bool =
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("attrs", [{"padding": (3,)}, {"padding": (2,), "dilation": (2,)}, {"taps": 1}, {"taps": 8, "bias": False}])
+@pytest.mark.parametrize(
+    "attrs", [{"padding": (3,)}, {"padding": (2,), "dilation": (2,)}, {"taps": 1}, {"taps": 8, "bias": False}]
+)
 def test_they_are_the_same(dtype: str, attrs: dict[str, Any]) -> None:
     program = lines(dtype=dtype, **attrs)
     made, params = shifted(program, {})

@@ -18,6 +18,7 @@ from fuser.superopt.verify.float_check import relative_error
 from fuser.superopt.verify.reduced import reduction
 from fuser.superopt.verify.verdict import Accepted
 from fuser.superopt.verify.verdict import Rejected
+from fuser.superopt.verify.verdicts import kept_verdict
 from fuser.superopt.verify.verifier import verify
 from fuser.workloads import workload
 from tests.builders import edit
@@ -181,3 +182,21 @@ def test_what_divides_by_what_may_be_zero_is_refused() -> None:
     }
     for name, (program, graph) in right.items():
         assert verify(made(program), fuse(made(graph)), rounds=1).accepted, name
+
+
+@pytest.mark.parametrize("tail", ["isnan", "gt"])
+def test_a_maximum_of_more_than_a_row_is_refused(tail: str) -> None:
+    """What follows hides that a row of small numbers is zero by zero."""
+
+    def made(top: tuple[int, ...]) -> TensorProgram:
+        b = Builder("hidden", "float32")
+        x, one = b.input("X", (64, 256)), b.input("one", (1,))
+        if top:
+            e = b.exp(x - b.op("max", x, axis=top, keepdims=True))
+        p = e / b.sum(e, 1, keepdims=True) if top else b.softmax(x)
+        return b.build(Y=b.op("where", b.op("isnan", p) if tail == "isnan" else b.op("gt", p, one), one, x))
+
+    program = made(())
+    assert kept_verdict(program, fuse(made((1,)))).accepted
+    found = kept_verdict(program, fuse(made((0, 1))))
+    assert isinstance(found, Rejected) and "no maximum of its own" in str(found)
