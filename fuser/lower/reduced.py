@@ -163,9 +163,9 @@ def at_reduced_sizes(program: TensorProgram, graph: KernelGraph, schedule: Sched
 
 
 def _cut_anew(program: TensorProgram, graph: KernelGraph) -> bool:
-    """Whether a graph reads in windows what the program has no slices of: products with few terms are written out so."""
+    """Whether a graph reads windows of what the program multiplies: products with few terms are written out so."""
     cut = any(s.at.window for b in graph.blocks for s in b.loads)
-    return cut and not any(n.op in ("slice", "concat", "pad") or n.entry.kind == "library" for n in program.nodes)
+    return cut and sum(s.contracts for b in graph.blocks for s in b.computes) < sum(n.products for n in program.nodes)
 
 
 def reduced_schedule(candidate: Candidate, small: KernelGraph) -> Schedule:

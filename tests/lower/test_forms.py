@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import triton.language as tl
+import triton.language.semantic  # a module of the language that only its interpreter loads
 from triton import knobs
 
 import fuser

@@ -38,3 +38,11 @@ def test_they_are_the_same(dtype: str, turned: bool) -> None:
 @pytest.mark.parametrize("terms", [1, 5])
 def test_others_stay(terms: int) -> None:
     assert written_out(product(terms)) is None
+
+
+def test_beside_slices_of_the_program() -> None:
+    b = Builder("beside", "float32")
+    x, r = b.input("X", (5, 40, 3)), b.input("R", (5, 3, 6))
+    program = b.build(Y=(x @ r) * b.op("slice", x, axis=2, start=1, stop=2))
+    (graph,) = (g for g in structures(program) if not any(s.contracts for k in g.blocks for s in k.computes))
+    checked(program, graph, tune_fast(program, load_device("h100"), graphs=(graph,)).winner.schedule)

@@ -28,14 +28,14 @@ def test_they_are_the_same(dtype: str, attrs: dict[str, Any]) -> None:
     made, params = shifted(program, {})
     assert not any(n.op == "conv1d" for n in made.nodes) and made[made.outputs[0]].dtype == dtype
     values = program.random_inputs(np.random.default_rng(0))
-    np.testing.assert_allclose(made.evaluate(values | params)["Y"], program.evaluate(values)["Y"], rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(made.evaluate(values | dict(params))["Y"], program.evaluate(values)["Y"], rtol=1e-6, atol=1e-6)
 
 
 def test_what_is_around_lines_is_zero_where_a_line_is_infinite() -> None:
     program = lines(padding=(3,))
     made, params = shifted(program, {})
     values = program.random_inputs(np.random.default_rng(0)) | {"X": np.full((2, 6, 11), np.inf), "W": np.ones((6, 1, 4))}
-    assert np.array_equal(made.evaluate(values | params)["Y"], program.evaluate(values)["Y"])
+    assert np.array_equal(made.evaluate(values | dict(params))["Y"], program.evaluate(values)["Y"])
 
 
 @pytest.mark.parametrize("attrs", [{"taps": 33, "padding": (16,)}, {"stride": (2,)}, {"groups": 3}, {"channels": 12}])

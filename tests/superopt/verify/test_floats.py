@@ -191,9 +191,11 @@ def test_a_maximum_of_more_than_a_row_is_refused(tail: str) -> None:
     def made(top: tuple[int, ...]) -> TensorProgram:
         b = Builder("hidden", "float32")
         x, one = b.input("X", (64, 256)), b.input("one", (1,))
-        if top:
+        if not top:
+            p = b.softmax(x)
+        else:
             e = b.exp(x - b.op("max", x, axis=top, keepdims=True))
-        p = e / b.sum(e, 1, keepdims=True) if top else b.softmax(x)
+            p = e / b.sum(e, 1, keepdims=True)
         return b.build(Y=b.op("where", b.op("isnan", p) if tail == "isnan" else b.op("gt", p, one), one, x))
 
     program = made(())
