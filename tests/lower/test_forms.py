@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 import triton.language as tl
-import triton.language.semantic  # a module of the language that only its interpreter loads
 from triton import knobs
+from triton.language import semantic  # noqa: F401 - a module of the language that only its interpreter loads
 
 import fuser
 from fuser.errors import FuserError
