@@ -126,11 +126,13 @@ class PiecewiseModule(AsFunction):
     def __copy__(self) -> PiecewiseModule:
         return self
 
-    def __deepcopy__(self, _: Any) -> PiecewiseModule:
+    def __deepcopy__(self, memo: dict[int, Any]) -> PiecewiseModule:
         """With a module of its own, whose graphs are compiled again."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", LeftToTorch)
-            return PiecewiseModule(self.module, self.target, self.device, self.options, self.why, self.gradients)
+            made = PiecewiseModule(self.module, self.target, self.device, self.options, self.why, self.gradients)
+        memo |= {id(self): made, id(self.module): made.module}
+        return made
 
     def __reduce_ex__(self, _: Any) -> Any:
         what = f"{self._said()} cannot be pickled: its kernels are loaded in this process"
