@@ -68,7 +68,9 @@ def _same_memory(node: Any) -> bool:
     """Whether a program has no operator for a call: copies, and views, of what it is given."""
     schema = getattr(node.target, "_schema", None)
     name = str(node.target).split(".")[-2:][0]
-    return name in IDENTITY or (schema is not None and bool(schema.returns) and schema.returns[0].alias_info is not None)
+    return name in {*IDENTITY, "dropout"} or (
+        schema is not None and bool(schema.returns) and schema.returns[0].alias_info is not None
+    )
 
 
 RECURRENT = frozenset({"gru", "lstm", "rnn_tanh", "rnn_relu"})
