@@ -19,7 +19,6 @@ import numpy as np
 from cost_model import streaming
 from cost_model.cuts import cuts
 from cost_model.cuts import pieces
-from cost_model.dots import WGMMA
 from cost_model.dots import vector
 from cost_model.execution import at_once
 from cost_model.execution import described
@@ -36,7 +35,6 @@ from cost_model.folds import folded
 from cost_model.lives import from_loads
 from cost_model.lives import home
 from cost_model.lives import made_by
-from cost_model.lives import made_here
 from cost_model.lives import real
 from cost_model.resources import Resources
 from cost_model.resources import crowd
@@ -48,12 +46,12 @@ from cost_model.rows import moved_at_once
 from cost_model.rows import partial
 from cost_model.rows import sectors
 from cost_model.rows import slower
+from cost_model.split_products import times_of_tensor_cores
 from cost_model.waits import Add
 from cost_model.waits import loops
 from fuser.device import Device
 from fuser.ir.mugraph import Stmt
 from fuser.ir.program import DTYPE_BYTES
-from fuser.ir.rows import ROW_BYTES
 from fuser.lower.options import PRECISION
 from fuser.lower.options import option_of
 
@@ -328,7 +326,7 @@ def _contraction(f: Features, r: Resources, i: int, runs: Counts, device: Device
     dtype = left.dtype if DTYPE_BYTES[left.dtype] == item else right.dtype
     peak = device.matmul_flops(dtype, PRECISION.read(f.options)) / device.sm_count
     flops = 2.0 * f.product(r.lanes, stmt.related) * runs
-    seconds = flops * d.repeat / peak * _apart(f, r, i, dtype, device)
+    seconds = flops * d.repeat / peak * times_of_tensor_cores(f, r, i, dtype, device)
     add(wgmma=np.where(d.groups, seconds, 0.0))
     # each instruction reads its 64 rows and its columns from shared memory
     read = (d.rows * d.warp_cols * (left.kind == "load") + d.cols * np.ceil(d.rows / 64)) * d.inner * item * runs
@@ -358,60 +356,9 @@ def _contraction(f: Features, r: Resources, i: int, runs: Counts, device: Device
 ODD = 12.0
 """Times that what a product leaves is stored again where rows begin at odd addresses: threads have pairs of columns, and store
 each by itself (8205 × 5921 elements of bfloat16 took an H100 655 µs, with rows of 5888 417)."""
-SPLIT, ADDED, RESCALED = 1.07, 7.0, 4.0
-"""Times what tensor cores need for three products of tf32 that one of float32 takes, the operands of which threads split, and so
-many lanes of a product for each trip in which they add it to the sum, and times as many where they rescale that: 1024 × 6144 by
-6144 × 6144 took an H200 795 µs with tiles of 128 × 128 × 64, 925 and 1246 with 32 and 16 along the sum. This and what is below:
-fitted to four programs, 100 schedules, of four others first choices are the fastest of 26, and estimates 6 to 13 % off, not 15 to
-27; what attention has besides to 253 schedules of six, the first choices of which took 1.11 times the best, not 1.7."""
-SPLITTING, FRAGMENTS, BESIDE, SEEN = 11.5, 0.85, 2.2, 128
-"""Operands are split once for each tile: so many lanes of a product for each row and column of it; of fragments by each warp that
-reads them, and twice as long where warp groups have other columns of the same rows. Sides beyond SEEN were not measured."""
-TURNED = 0.125
-"""Warp groups read tf32 along the sum alone. What lies otherwise is stored so, which takes longer by this for each row or column
-of it: 1024 × 2048 by 2048 × 2048 took an H200 165 µs with 64 columns a tile, 220 with 128."""
-LOOSE = 63.0
-"""Times as long for rows along the sum that are not read in whole vectors (one measurement: 6151 × 2933 by 2933 × 4211 in
-7.5 ms)."""
 PLACE = 1e-6
 """Seconds that each place of a persistent program waits besides, where nothing of the next one is under way (of 31 with one trip
 each 2.3 µs more than was estimated, of long sums nothing that could be told)."""
-FULL, NARROWER, ALONE = 64, 0.75, 1.12
-"""Columns of a tile below which warp groups take longer for each row of the left operand that they split, by which power, and how
-much longer one warp group takes that nobody multiplies beside."""
-TINY, SMALL = 256, 1.4
-"""Elements of a warp's part of a tile from which on fragments do not take so many times as long. This, and what is above it: of
-six products of float32 with long sums on an H100 (experiments/results/h100-regret/products.txt) first choices take 1.04 times the
-best of 22, not 1.19."""
-LEFT = 1.8
-"""Times as long where rows are computed of what is loaded, not of another product: they become operands by way of shared memory
-(probabilities of scores that lie in memory: 1.5 to 1.7 times the estimate, in two programs that suggested it)."""
-
-
-def _apart(f: Features, r: Resources, i: int, dtype: str, device: Device) -> Counts | float:
-    """How much longer a product of float32 takes than its tensor cores at their peak."""
-    if dtype != "float32" or device.arch < WGMMA or PRECISION.read(f.options) != "tf32x3":
-        return 1.0
-    d, stmt = r.dots[i], f.stmts[i].stmt
-
-    def lanes(value: str, mine: Counts, others: Counts, readers: Counts) -> Counts:
-        """What lies outside of the loop is split once; warp groups read it from registers for each few columns."""
-        made, here = f.block.by_value[value], made_here(f, i, value)
-        grouped: Counts | float = 1.0
-        if here and made.access is not None:
-            loose = ~described(f, made) & (moved_at_once(f, made) < ROW_BYTES)
-            grouped = np.where(loose, LOOSE, 1.0) if made.at.along(stmt.reduce) else np.maximum(TURNED * mine, 1.0)
-        slower = np.where(d.groups, grouped * np.maximum(FULL / others, 1.0) ** NARROWER, FRAGMENTS * readers * here)
-        return slower / np.minimum(others, SEEN)
-
-    beside = np.where(d.groups & (d.warp_cols > 1), BESIDE, 1.0)
-    each = lanes(d.left, d.rows, d.cols, d.warp_cols) + lanes(d.right, d.cols, d.rows, d.warp_rows)
-    added = np.where(d.groups, ADDED * (RESCALED if stmt.rescale else 1.0) / d.inner, 0.0)
-    computed = f.block.by_value[d.left].kind == "compute" and made_by(f, d.left, r.dots) is None
-    passed = np.where(d.groups & computed, LEFT, 1.0)
-    small = d.rows * d.cols <= TINY * d.warp_rows * d.warp_cols
-    alone = np.where(d.groups, np.where(d.warp_rows * d.warp_cols <= 4, ALONE, 1.0), np.where(small, SMALL, 1.0))
-    return SPLIT * (1.0 + SPLITTING * each + added) * beside * passed * alone
 
 
 def _again(f: Features, add: Add) -> None:
