@@ -208,7 +208,8 @@ class _Before:
         from torch.utils._pytree import tree_leaves
 
         buffers, parameters = ([x for named in states for x in named.values() if x is not None] for states in held)
-        tensors = [x for x in (*tree_leaves(arguments), *buffers) if isinstance(x, torch.Tensor)]
+        given = (x for x in (*tree_leaves(arguments), *buffers) if isinstance(x, torch.Tensor))
+        tensors = [x for x in given if not x.is_inference()]
         copies = [t.detach().clone() for t in tensors] if copied else []
         random = [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_available() else ())] if copied else []
         counts = [writes(t) for t in parameters]

@@ -210,8 +210,8 @@ def _folds_of_tiles() -> None:
             found = [x.reshape((1,) * rank) if self.keep_dims else x.item() for x in found]
         return [self.to_tensor(y, x.dtype) for y, x in zip(found, given, strict=True)]
 
-    interpreter.ScanOps.generic_scan = scan  # type: ignore[method-assign]
-    interpreter.ReduceOps.generic_reduce = reduce  # type: ignore[method-assign]
+    interpreter.ScanOps.generic_scan = scan
+    interpreter.ReduceOps.generic_reduce = reduce
 
 
 def _widened(bits: Array) -> Array:

@@ -30,7 +30,7 @@ WINDOWED, LOOKED_UP, JOINING, FEW = 40, 35, 10, 64
 up to which no loop goes through them. Products of rows that were looked up in pairs and joined took an H100 162 µs for 43 MB, and
 windows of 9 elements under weights 42."""
 SEVERAL, MANY = 2, 16
-"""Parts of a joined tensor from and up to which one kernel of ours reads all."""
+"""Parts of a joined tensor, more than and up to which one kernel of ours reads."""
 SECTOR, SPLIT = 32, 256
 """Bytes of which one element is used by a block that has one column; elements of an axis from which blocks have one."""
 NEAR = 0.5
