@@ -13,6 +13,7 @@ from experiments.suite.more import contests
 from experiments.suite.more import functionals
 from experiments.suite.more import galleries
 from experiments.suite.more import handbook
+from experiments.suite.more import harbours
 from experiments.suite.more import images
 from experiments.suite.more import laboratory
 from experiments.suite.more import language
@@ -38,6 +39,7 @@ ROOMS = (
     *(functionals, serving, sampling, objectives, sequences, transformers, algebra, pictures, science),
     *(operators, laboratory, worlds, workshop, contests, apprentices, galleries, chambers, handbook),
     *(arenas, benches, studios),
+    *(harbours,),
 )
 
 CASES: dict[str, Case] = {f"more_{name}": case for room in ROOMS for name, case in room.CASES.items()}
