@@ -23,6 +23,7 @@ from experiments.suite.more import numerics
 from experiments.suite.more import objectives
 from experiments.suite.more import operators
 from experiments.suite.more import pictures
+from experiments.suite.more import quarries
 from experiments.suite.more import sampling
 from experiments.suite.more import science
 from experiments.suite.more import scripts
@@ -39,7 +40,7 @@ ROOMS = (
     *(functionals, serving, sampling, objectives, sequences, transformers, algebra, pictures, science),
     *(operators, laboratory, worlds, workshop, contests, apprentices, galleries, chambers, handbook),
     *(arenas, benches, studios),
-    *(harbours,),
+    *(harbours, quarries),
 )
 
 CASES: dict[str, Case] = {f"more_{name}": case for room in ROOMS for name, case in room.CASES.items()}
