@@ -22,6 +22,7 @@ from experiments.suite.more import mixers
 from experiments.suite.more import numerics
 from experiments.suite.more import objectives
 from experiments.suite.more import operators
+from experiments.suite.more import orchards
 from experiments.suite.more import pictures
 from experiments.suite.more import quarries
 from experiments.suite.more import sampling
@@ -40,7 +41,7 @@ ROOMS = (
     *(functionals, serving, sampling, objectives, sequences, transformers, algebra, pictures, science),
     *(operators, laboratory, worlds, workshop, contests, apprentices, galleries, chambers, handbook),
     *(arenas, benches, studios),
-    *(harbours, quarries),
+    *(harbours, quarries, orchards),
 )
 
 CASES: dict[str, Case] = {f"more_{name}": case for room in ROOMS for name, case in room.CASES.items()}
