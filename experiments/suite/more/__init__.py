@@ -12,6 +12,7 @@ from experiments.suite.more import chambers
 from experiments.suite.more import contests
 from experiments.suite.more import functionals
 from experiments.suite.more import galleries
+from experiments.suite.more import groves
 from experiments.suite.more import handbook
 from experiments.suite.more import harbours
 from experiments.suite.more import images
@@ -24,6 +25,8 @@ from experiments.suite.more import objectives
 from experiments.suite.more import operators
 from experiments.suite.more import orchards
 from experiments.suite.more import pictures
+from experiments.suite.more import piers
+from experiments.suite.more import pits
 from experiments.suite.more import quarries
 from experiments.suite.more import sampling
 from experiments.suite.more import science
@@ -41,7 +44,7 @@ ROOMS = (
     *(functionals, serving, sampling, objectives, sequences, transformers, algebra, pictures, science),
     *(operators, laboratory, worlds, workshop, contests, apprentices, galleries, chambers, handbook),
     *(arenas, benches, studios),
-    *(harbours, quarries, orchards),
+    *(harbours, quarries, orchards, piers, pits, groves),
 )
 
 CASES: dict[str, Case] = {f"more_{name}": case for room in ROOMS for name, case in room.CASES.items()}
