@@ -53,6 +53,7 @@ def joint_seconds(program: TensorProgram, device: Device, doubted: bool = False)
     moved = [ends, *(min(2 * program[n.output].nbytes, more) for n, more in zip(folds, again, strict=True))]
     moved += [0.0] if by_rows and any(_total(program, n) for n in inner) else []
     moved += [SECTOR * program[n.output].elements for n in inner if _scans_across(program, n)]
+    moved += [SECTOR * x for n in inner if _folds(program, n) for x in _turned_beside(program, n)]
     waits = constants_of(device).wait * sum(_in_turn(program, n) for n in folds)
     memory = sum(refined.memory_kernel_seconds(n, device) for n in moved) + waits
     work = constants_of(device).base + _instructions(program) / (device.fp32_flops / 2)
@@ -86,6 +87,24 @@ def _scans_across(program: TensorProgram, node: Node) -> bool:
     """Whether an operator runs along a long axis that is not the last: a block of that compiler has one column."""
     shape = program[node.output].shape
     return node.op in SCANS and node.attr["dim"] % len(shape) != len(shape) - 1 and shape[node.attr["dim"]] >= SPLIT
+
+
+def _turned_beside(program: TensorProgram, node: Node) -> list[int]:
+    """Elements of large matrices that a fold of rows reads down their columns, beside others that it reads along them: a block of
+    that compiler has few rows. Of a matrix of 4000 rows and its transpose an H100 took 286 µs, 512 MB at its bandwidth."""
+    along, across, seen, left = False, list[int](), set[str](), list(node.inputs)
+    while left:
+        if (name := left.pop()) in seen:
+            continue
+        seen.add(name)
+        large, front = min(program[name].shape[-2:], default=0) >= SPLIT, program.producers.get(name)
+        if front is None or (front.output != node.output and _folds(program, front)):
+            along |= large
+        elif front.op == "transpose" and front.attr["perm"][-1] != len(front.attr["perm"]) - 1:
+            across += [program[name].elements] * large
+        else:
+            left += front.inputs
+    return across if along else []
 
 
 def _turned_windows(program: TensorProgram) -> bool:
