@@ -180,6 +180,8 @@ def priced(f: Features, w: Work, device: Device, c: Constants, given: Held | Non
 ROOF = 8.0
 """Exponent that joins resources: all but the largest."""
 SPILL_RAMP, STEPS = 40.0, 4.0
+CODE, WARPS, LANES = 16, 4, 32
+"""Bytes of an instruction, warps of a group and lanes of a warp."""
 
 
 def times(w: Work, g: GroupWork, device: Device, c: Constants, p: Costs = COSTS) -> dict[str, Counts]:
@@ -218,6 +220,12 @@ def times(w: Work, g: GroupWork, device: Device, c: Constants, p: Costs = COSTS)
         + (p.drain * h.parts / h.groups + p.direct * ~h.staged) * w.stored
         + p.pointed * g.pointed
     )
+    # all groups are behind their loops at about the same time, each with code of its own
+    behind = (g.late.trips == 0) & (g.plain.dots == 0)
+    tail = p.special_cost * g.plain.special + p.arithmetic_cost * g.plain.arithmetic
+    rest = rest + p.together * tail * (1.0 - 1.0 / h.groups) * (behind & (resident == 1))
+    code = CODE * p.arithmetic_cost * g.plain.arithmetic * device.fp32_flops / (2.0 * sm * WARPS * LANES)
+    rest = rest + np.where(behind & (code > p.cached), code / p.fetched, 0.0)
     chain = loops + rest
     special, flops = (sum((getattr(x, n) for x in g.kinds), 0.0 * chain) for n in ("special", "arithmetic"))
     tensor = h.groups * sum(map(multiplied, g.kinds))

@@ -62,7 +62,7 @@ BOUNDS = {
     "meet": (1.5, 6.0), "memory": (1.9, 8.0), "merged": (0.05, 0.97), "into": (0.3, 2.0), "arrive": (0.1, 6.0),
     "opening": (0.05, 4.0), "operands": (0.3, 2.0), "exposed": (0.01, 1.5), "spill": (0.001, 0.5),
 }  # fmt: skip
-GIVEN = ("direct", "refill", "sooner")
+GIVEN = ("direct", "refill", "sooner", "together", "cached", "fetched")
 """Taken from single comparisons, not fitted."""
 EMPHASIS, ROBUST, PRIOR = 2.0, 0.1, 0.03
 ENOUGH, EVEN = 12, 1.005

@@ -256,9 +256,9 @@ _ROUND = (
 
 FORMULAS: tuple[OpDef, ...] = (
     # functions
-    _function("log", np.log, "tl.log({0})", flops=7, relay=("log",), domain=(POSITIVE,), increasing=True),
-    _function("log2", np.log2, "tl.log2({0})", flops=7, relay=("log2",), domain=(POSITIVE,), increasing=True),
-    _function("log1p", np.log1p, _SERIES_LOG, flops=12, domain=(Domain(lo=-0.999),), increasing=True),
+    _function("log", np.log, "tl.log({0})", flops=11, relay=("log",), domain=(POSITIVE,), increasing=True),
+    _function("log2", np.log2, "tl.log2({0})", flops=11, relay=("log2",), domain=(POSITIVE,), increasing=True),
+    _function("log1p", np.log1p, _SERIES_LOG, flops=15, domain=(Domain(lo=-0.999),), increasing=True),
     _function("log1p_unit", np.log1p, _unit_log(), flops=5, domain=(Domain(0.0, 1.0),), image=NOT_NEGATIVE, increasing=True,
               torch=(), eager="log1p"),
     _function("expm1", np.expm1, _SERIES_EXP, flops=8, sfu=1.0, image=Domain(lo=-1.0), increasing=True),
