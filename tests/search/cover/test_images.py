@@ -43,6 +43,33 @@ def test_a_normalization_by_parameters_is_in_the_weights(kind: str, groups: int,
         np.testing.assert_allclose(got[n], wanted[n], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("rank", [2, 3])
+@pytest.mark.parametrize(("groups", "padding", "dilation"), [(1, 0, 1), (2, 1, 1), (1, 2, 2), (4, 1, 1)])
+def test_transposed_ones_that_move_one_by_one_are_plain(
+    rank: int, groups: int, padding: int, dilation: int, rng: np.random.Generator
+) -> None:
+    b = fuser.Builder("net", "float32")
+    x, w = b.input("x", (2, 4, *range(6, 6 + rank))), b.input("w", (4, 8 // groups, *range(2, 2 + rank)))
+    around = (min(padding, dilation),) * rank
+    y = b.op(f"conv_transpose{rank}d", x, w, b.input("b", (8,)), groups=groups, padding=around, dilation=(dilation,) * rank)
+    before = b.build(y=b.op("relu", y))
+    given = values(before, rng)
+    after, params = lean(before, {n: a for n, a in given.items() if n != "x"}, ours=True)
+    assert f"conv{rank}d" in [n.op for n in after.nodes]
+    (got,), (wanted,) = after.evaluate({"x": given["x"]} | params).values(), before.evaluate(given).values()
+    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
+    kept, _ = lean(before, {}, ours=True)  # weights that are no parameters stay
+    assert f"conv_transpose{rank}d" in [n.op for n in kept.nodes]
+
+
+@pytest.mark.parametrize("how", [{"stride": (2, 2)}, {"output_padding": (1, 1), "dilation": (2, 2)}, {"padding": (3, 3)}])
+def test_transposed_ones_that_plain_ones_are_not_stay(how: dict[str, Any]) -> None:
+    b = fuser.Builder("net", "float32")
+    y = b.op("conv_transpose2d", b.input("x", (2, 4, 7, 7)), b.input("w", (4, 6, 3, 3)), **how)
+    after, _ = lean(b.build(y=b.op("relu", y)), {"w": np.ones((4, 6, 3, 3), np.float32)}, ours=True)
+    assert after.nodes[0].op == "conv_transpose2d"
+
+
 def test_a_bias_leaves_where_element_wise_operators_are_all_that_reads(rng: np.random.Generator) -> None:
     before = program("conv2d")
     given = values(before, rng)
