@@ -17,6 +17,8 @@ from fuser.ir.builder import Builder
 from fuser.ir.builder import Ref
 from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram
+from fuser.ir.scalar import bound
+from fuser.ir.scalar import tied
 from fuser.ir.subprogram import living
 
 Rule = Callable[[Builder, dict[str, Ref]], Ref]
@@ -53,8 +55,11 @@ def shared(make: Rule) -> Rule:
 
 
 def copied(b: Builder, program: TensorProgram, node: Node, inputs: Sequence[Ref]) -> Ref:
-    """An operator of a program on other operands, under its name and with its dtype."""
-    attrs = {k: v for k, v in node.attrs if k != "dtype"}
+    """An operator of a program on other operands, under its name and with its dtype. Constants keep the extents of tensors that
+    are there under their names, and take the sizes of others."""
+    known = b.names if tied(node.attrs) else frozenset()
+    every = bound(node.attrs, lambda e: e if e.tensor in known else program.extent(e))
+    attrs = {k: v for k, v in every.items() if k != "dtype"}
     return b.op(node.op, *inputs, name=node.output, dtype=program[node.output].dtype, **attrs)
 
 

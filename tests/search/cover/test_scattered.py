@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from fuser.ir.builder import Builder
 from fuser.ir.builder import Ref
 from fuser.ir.program import TensorProgram
+from fuser.ir.scalar import Scalar
 from search.cover.scattered import gathered
 
 SHAPE = (5, 6)
@@ -73,6 +74,17 @@ def test_pieces_of_another_dtype_and_what_is_a_result_stay() -> None:
     before = b.build(Z=two, W=one)
     after = gathered(before)
     assert [n.op for n in after.nodes] == [n.op for n in before.nodes]
+    same(before, after)
+
+
+def test_constants_of_the_extents_of_what_is_gone_take_its_sizes() -> None:
+    b = Builder("scaled")
+    x, y = b.input("X", (4, 4)), b.input("Y", (1, 4))
+    whole = b.op("concat", b.op("slice", x, axis=0, start=0, stop=2), y, axis=0)
+    part = b.op("slice", whole, axis=0, start=0, stop=2)
+    before = b.build(Z=b.op("concat", part, y, axis=0), W=b.op("scale", y, scalar=Scalar.power(b.extent(part, 1), -1)))
+    after = gathered(before)
+    assert part.name not in after.table
     same(before, after)
 
 
