@@ -225,7 +225,7 @@ def times(w: Work, g: GroupWork, device: Device, c: Constants, p: Costs = COSTS)
     tail = p.special_cost * g.plain.special + p.arithmetic_cost * g.plain.arithmetic
     rest = rest + p.together * tail * (1.0 - 1.0 / h.groups) * (behind & (resident == 1))
     code = CODE * p.arithmetic_cost * g.plain.arithmetic * device.fp32_flops / (2.0 * sm * WARPS * LANES)
-    rest = rest + np.where(behind & (code > p.cached), code / p.fetched, 0.0)
+    rest = rest + code / p.fetched * (behind & (code > p.cached))
     chain = loops + rest
     special, flops = (sum((getattr(x, n) for x in g.kinds), 0.0 * chain) for n in ("special", "arithmetic"))
     tensor = h.groups * sum(map(multiplied, g.kinds))
