@@ -223,10 +223,10 @@ def times(w: Work, g: GroupWork, device: Device, c: Constants, p: Costs = COSTS)
     # all groups are behind their loops at about the same time, each with code of its own
     behind = (g.late.trips == 0) & (g.plain.dots == 0)
     tail = p.special_cost * g.plain.special + p.arithmetic_cost * g.plain.arithmetic
-    rest = rest + p.together * tail * (1.0 - 1.0 / h.groups) * (behind & (resident == 1))
     code = CODE * p.arithmetic_cost * g.plain.arithmetic * device.fp32_flops / (2.0 * sm * WARPS * LANES)
-    rest = rest + code / p.fetched * (behind & (code > p.cached))
-    chain = loops + rest
+    others = p.together * tail * (1.0 - 1.0 / h.groups) * (behind & (resident == 1))
+    rest = rest + others + code / p.fetched * (behind & (code > p.cached))
+    chain: Counts = loops + rest
     special, flops = (sum((getattr(x, n) for x in g.kinds), 0.0 * chain) for n in ("special", "arithmetic"))
     tensor = h.groups * sum(map(multiplied, g.kinds))
     special, flops = p.special_cost * special, p.arithmetic_cost * flops

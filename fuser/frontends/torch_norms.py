@@ -9,6 +9,7 @@ from fuser.frontends import composed
 from fuser.frontends.torch_call import Call
 from fuser.frontends.torch_call import dtype_name
 from fuser.frontends.torch_call import number_of
+from fuser.ir.builder import Builder
 from fuser.ir.builder import Ref
 
 
@@ -59,10 +60,26 @@ def clamp(c: Call) -> Ref:
 
 
 def along(c: Call) -> Ref:
-    """A softmax or its logarithm."""
-    x = c.ref(c["self"], c.dtype)
+    """A softmax or its logarithm, for which a maximum that was subtracted before is none: both subtract it themselves."""
+    x = c.tensor("self")
+    axis = c.axis(c["dim"], x)
     more: dict[str, Any] = {"strict": True} if c.table == "softmax" else {}
-    return c.b.op(c.table, x, axis=c.axis(c["dim"], x), **more)
+    return c.b.op(c.table, c.ref(_unshifted(c.b, x, axis), c.dtype), axis=axis, **more)
+
+
+def _unshifted(b: Builder, x: Ref, axis: int) -> Ref:
+    """The tensor from which its own maxima along an axis were subtracted, else ``x``."""
+    shifted = b.maker(x)
+    if shifted is None or not shifted[0].subtracts:
+        return x
+    whole, top = shifted[1]
+    kept = top.shape == (*x.shape[:axis], 1, *x.shape[axis + 1 :])
+    found = b.maker(top)
+    if found is not None and found[0].op == "reshape":
+        found = b.maker(found[1][0])
+    if found is None or not (found[0].maximizes and kept and found[1][0].name == whole.name and whole.shape == x.shape):
+        return x
+    return whole if [a % len(x.shape) for a in found[0].attr["axis"]] == [axis] else x
 
 
 def by_channels(c: Call) -> Any:

@@ -129,6 +129,11 @@ class Builder:
         self._nodes.append(Node(op, tuple(i.name for i in inputs), name, tuple(sorted(attrs.items()))))
         return Ref(self, tensor)
 
+    def maker(self, x: Ref) -> tuple[Node, tuple[Ref, ...]] | None:
+        """The operator that made a tensor, and its operands; None of an input."""
+        node = next((n for n in reversed(self._nodes) if n.output == x.name), None)
+        return node and (node, tuple(Ref(self, self._tensors[i]) for i in node.inputs))
+
     def extent(self, x: Ref, dim: int) -> Extent:
         """An extent that constants are tied to."""
         return Extent(x.name, dim % len(x.shape))
