@@ -14,7 +14,9 @@ from fuser.frontends.imported import Order
 from fuser.frontends.imported import Result
 from fuser.frontends.torch_views import order_of
 from fuser.ir.builder import Builder
+from fuser.ir.builder import Ref
 from fuser.ir.program import TensorProgram
+from fuser.ir.scalar import renamed
 
 
 def as_they_lie(known: Imported, examples: Sequence[Any]) -> Imported:
@@ -82,12 +84,13 @@ def _seen(program: TensorProgram, orders: Mapping[str, Order]) -> TensorProgram:
     from search.cover.rebuild import copied
 
     b = Builder(program.name, reserved=frozenset(program.table))
-    refs = {}
+    refs = dict[str, Ref]()
     for name in program.inputs:
         t, order = program[name], orders.get(name, ())
         x = b.input(name, tuple(t.shape[i] for i in order) or t.shape, t.dtype)
         back = tuple(order.index(i) for i in range(len(order)))
         refs[name] = b.op("transpose", x, perm=back, name=f"{name} as given") if order else x
-    for node in program.nodes:
-        refs[node.output] = copied(b, program, node, [refs[i] for i in node.inputs])
+    for node in program.nodes:  # constants of an input's extents follow what is seen of it
+        attrs = renamed(node.attrs, lambda n: refs[n].name)
+        refs[node.output] = copied(b, program, replace(node, attrs=tuple(attrs.items())), [refs[i] for i in node.inputs])
     return b.build(*(refs[n] for n in program.outputs))

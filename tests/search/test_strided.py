@@ -30,6 +30,15 @@ def test_a_transposed_matrix_is_read_where_it_lies(monkeypatch: pytest.MonkeyPat
         run(x.T, y)
 
 
+def test_constants_of_the_extents_of_an_input_are_those_of_the_input_as_the_module_sees_it() -> None:
+    q, k = torch.randn(1, 2, 16, 8).mT, torch.randn(1, 2, 5, 16)
+    for run in (
+        torch.nn.functional.scaled_dot_product_attention,
+        lambda q, k, v: torch.softmax(q @ k.mT / q.shape[-1] ** 0.5, -1) @ v,
+    ):
+        torch.testing.assert_close(fuser.compile(Fn(run), (q, k, k), device="cpu")(q, k, k), run(q, k, k))
+
+
 def test_a_transposed_input_that_a_program_of_several_results_does_not_read() -> None:
     module, (x, y) = Fn(lambda x, y: (torch.zeros_like(x), y + 1)), (torch.randn(6, 5).T, torch.randn(5, 6))
     run = fuser.compile(module, (x, y), device="cpu")
