@@ -98,7 +98,7 @@ def _turned_beside(program: TensorProgram, node: Node) -> list[int]:
             continue
         seen.add(name)
         large, front = min(program[name].shape[-2:], default=0) >= SPLIT, program.producers.get(name)
-        if front is None or (front.output != node.output and _folds(program, front)):
+        if front is None or _folds(program, front):
             along |= large
         elif front.op == "transpose" and front.attr["perm"][-1] != len(front.attr["perm"]) - 1:
             across += [program[name].elements] * large

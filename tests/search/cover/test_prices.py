@@ -190,6 +190,17 @@ def test_the_compiler_s_kernels_compute_places_for_each_element() -> None:
     assert folded(True) > 1.1 * folded(False)
 
 
+def test_rows_that_are_folded_beside_columns_are_read_by_sectors() -> None:
+    def us(turned: bool, beside: bool) -> float:
+        b = Builder("nearness", "float32")
+        x, y = b.input("X", (4096, 4096)), b.input("Y", (4096, 4096))
+        z = b.op("transpose", y, perm=(1, 0)) if turned else y
+        return 1e6 * (joint_seconds(b.build(Z=b.op("sum", b.op("abs", x + z if beside else z), axis=(1,))), H200) or 0.0)
+
+    assert us(True, True) > 3 * us(False, True)
+    assert us(True, False) == us(False, False)  # whose rows are columns is read along them
+
+
 def test_attention_step_by_step_moves_its_scores() -> None:
     b = Builder("attention", "float32")
     q, k, v = (b.input(n, (256, 400, 32)) for n in "QKV")
