@@ -33,6 +33,7 @@ from cost_model.features import Features
 from cost_model.group_costs import COSTS
 from cost_model.group_costs import Costs
 from cost_model.group_loops import kind_of_loop
+from cost_model.group_room import THREADS
 from cost_model.group_room import Held
 from cost_model.group_room import held
 from cost_model.group_room import ringed
@@ -180,8 +181,8 @@ def priced(f: Features, w: Work, device: Device, c: Constants, given: Held | Non
 ROOF = 8.0
 """Exponent that joins resources: all but the largest."""
 SPILL_RAMP, STEPS = 40.0, 4.0
-CODE, WARPS, LANES = 16, 4, 32
-"""Bytes of an instruction, warps of a group and lanes of a warp."""
+CODE = 16
+"""Bytes of an instruction."""
 
 
 def times(w: Work, g: GroupWork, device: Device, c: Constants, p: Costs = COSTS) -> dict[str, Counts]:
@@ -223,7 +224,7 @@ def times(w: Work, g: GroupWork, device: Device, c: Constants, p: Costs = COSTS)
     # all groups are behind their loops at about the same time, each with code of its own
     behind = (g.late.trips == 0) & (g.plain.dots == 0)
     tail = p.special_cost * g.plain.special + p.arithmetic_cost * g.plain.arithmetic
-    code = CODE * p.arithmetic_cost * g.plain.arithmetic * device.fp32_flops / (2.0 * sm * WARPS * LANES)
+    code = CODE * p.arithmetic_cost * g.plain.arithmetic * device.fp32_flops / (2.0 * sm * THREADS)
     others = p.together * tail * (1.0 - 1.0 / h.groups) * (behind & (resident == 1))
     rest = rest + others + code / p.fetched * (behind & (code > p.cached))
     chain: Counts = loops + rest

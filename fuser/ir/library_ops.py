@@ -123,9 +123,14 @@ def _conv_transpose(x: Array, weight: Array, *bias: Array, **attrs: Any) -> Arra
     spread = np.pad(spread, [(0, 0), (0, 0), *around])
     inner = [(max(-e, 0), n - max(-e - o, 0)) for e, o, n in zip(edge, further, spread.shape[2:], strict=True)]
     spread = spread[(..., *(slice(a, b) for a, b in inner))]
-    kernel = np.flip(weight, tuple(range(2, 2 + rank))).reshape(groups, weight.shape[0] // groups, *weight.shape[1:])
-    kernel = np.swapaxes(kernel, 1, 2).reshape(-1, weight.shape[0] // groups, *weight.shape[2:])
-    return _conv(spread, kernel, *bias, groups=groups, dilation=dilation)
+    return _conv(spread, from_last_to_first(weight, groups), *bias, groups=groups, dilation=dilation)
+
+
+def from_last_to_first(weight: Array, groups: int) -> Array:
+    """The weights of a transposed convolution as those of a plain one: both channels change places within each group."""
+    many = weight.shape[0] // groups
+    apart = np.flip(weight, tuple(range(2, weight.ndim))).reshape(groups, many, *weight.shape[1:])
+    return np.swapaxes(apart, 1, 2).reshape(-1, many, *weight.shape[2:])
 
 
 def _conv_transpose_shape(shapes: Sequence[Shape], attrs: Attrs) -> Shape:

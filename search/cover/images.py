@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from fuser.ir.builder import Ref
 from fuser.ir.dtypes import rounded
 from fuser.ir.element_windows import each
 from fuser.ir.library_ops import CONVOLUTIONS
+from fuser.ir.library_ops import from_last_to_first
 from fuser.ir.library_ops import moves
 from fuser.ir.ops import Array
 from fuser.ir.ops import op as op_def
@@ -85,7 +85,7 @@ def _straight(program: TensorProgram, values: dict[str, Array]) -> tuple[TensorP
     rules = dict[str, Rule]()
     for node in program.nodes:
         weight = values.get(node.inputs[1]) if CONVOLUTIONS.get(node.op) else None
-        if weight is None or not 3 < weight.ndim == len(program[node.inputs[0]].shape):
+        if weight is None or len(node.inputs) != 2 or not 3 < weight.ndim == len(program[node.inputs[0]].shape):
             continue
         window, attrs = weight.shape[2:], program.bound(node)
         _, (strides, padding, dilation) = moves(attrs, len(window), window)
@@ -93,19 +93,11 @@ def _straight(program: TensorProgram, values: dict[str, Array]) -> tuple[TensorP
         if set(strides) != {1} or any(each(attrs.get("output_padding"), len(window), 0)) or min(around) < 0:
             continue
         kept, groups = f"{node.output} from last to first", int(attrs.get("groups") or 1)
-        apart = np.flip(weight, tuple(range(2, weight.ndim))).reshape(groups, -1, *weight.shape[1:])
-        values[kept] = np.ascontiguousarray(apart.swapaxes(1, 2).reshape(-1, apart.shape[1], *window))
+        values[kept] = np.ascontiguousarray(from_last_to_first(weight, groups))
         how = {"padding": around, "dilation": dilation, "groups": groups}
-        rules[node.output] = _plain(node, kept, values[kept].shape, program[node.output].dtype, how)
+        plain = Node(node.op.replace("_transpose", ""), node.inputs, node.output, tuple(how.items()))
+        rules[node.output] = _bare(plain, kept, values[kept].shape, program[node.output].dtype, node.output)
     return _rebuilt(program, values, rules)
-
-
-def _plain(node: Node, weight: str, shape: tuple[int, ...], dtype: str, attrs: Mapping[str, Any]) -> Rule:
-    def rule(b: Builder, refs: dict[str, Ref]) -> Ref:
-        x, _, *bias = (refs[i] for i in node.inputs)
-        return b.op(node.op.replace("_transpose", ""), x, b.input(weight, shape, dtype), *bias, name=node.output, **attrs)
-
-    return rule
 
 
 def _whole_windows(program: TensorProgram, node: Node) -> tuple[int, ...]:
@@ -171,7 +163,7 @@ def _scaled(program: TensorProgram, node: Node, norm: Node, params: Mapping[str,
 
 
 def _bare(node: Node, weight: str, shape: tuple[int, ...], dtype: str, name: str) -> Rule:
-    """``name`` is another than the node's: so are its values."""
+    """By other weights, under another name where the values are others."""
 
     def rule(b: Builder, refs: dict[str, Ref]) -> Ref:
         return b.op(node.op, refs[node.inputs[0]], b.input(weight, shape, dtype), name=name, **dict(node.attrs))

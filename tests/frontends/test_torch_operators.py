@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -299,3 +300,27 @@ def test_equal_elements_may_change_places_that_nobody_reads(places: bool) -> Non
     program = imported(lambda x: tuple(x.sort(-1)) if places else x.sort(-1).values, (rand(4, 6),)).program
     (order,) = [n for n in program.nodes if n.op == "argsort"]
     assert order.attr.get("stable", True) is places
+
+
+SHIFTED: list[Callable[[Any], Any]] = [
+    lambda x: torch.softmax(x - x.amax(-1, keepdim=True), -1),
+    lambda x: torch.log_softmax(x - x.max(1).values.unsqueeze(1), 1),
+]
+OTHERWISE: list[Callable[[Any], Any]] = [
+    lambda x: torch.softmax(x - x.amax(1, keepdim=True), -1),
+    lambda x: torch.softmax(x - x.amax(), -1),
+    lambda x: torch.softmax(x.amax(-1, keepdim=True) - x, -1),
+    lambda x: torch.softmax(torch.sub(x, x.amax(-1, keepdim=True), alpha=2), -1),
+    lambda x: torch.softmax(x[..., :1] - x[..., :1].amax(-1, keepdim=True), -1),
+]
+
+
+@pytest.mark.parametrize(("run", "ops"), [(f, 1) for f in SHIFTED] + [(f, 3) for f in OTHERWISE])
+def test_a_softmax_needs_no_maximum_in_front_of_it(run: Callable[[Any], Any], ops: int) -> None:
+    x = 100 * rand(3, 5, 7).float()
+    x[0, 0], x[1, 1, 2], x[2, 2, 3] = -math.inf, -math.inf, math.inf if run is not SHIFTED[1] else 300.0
+    program = fuser.from_torch(Fn(run), (x,)).program
+    assert len(program.nodes) >= ops
+    assert ops > 1 or program.nodes[0].op in ("softmax", "log_softmax")
+    (got,) = program.evaluate({program.inputs[0]: x.double().numpy()}).values()
+    np.testing.assert_allclose(got, run(x.double()).numpy(), rtol=1e-6, atol=1e-12, equal_nan=True)
