@@ -277,10 +277,13 @@ def test_whole_numbers_stay_exact_beyond_those_of_float32(rng: np.random.Generat
     assert all(torch.equal(y, wanted[name]) for name, y in zip(program.outputs, got, strict=True))
 
 
-def test_a_part_that_takes_longer_than_its_price_once_it_is_compiled_is_chosen_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_that_takes_longer_than_its_price_once_it_is_compiled_is_chosen_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """All its candidates that would be as fast spill, say."""
     from search.cover import model as chosen
 
+    monkeypatch.setenv("MUFUSER_CACHE", str(tmp_path))  # what was chosen so is kept, and taken at once the next time
     real, products = chosen.verified, list[int]()
 
     def slow(tuned: Any) -> Any:
