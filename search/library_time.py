@@ -13,7 +13,7 @@ from cost_model.names import REFINED
 from cost_model.program_time import bias_seconds
 from fuser.device import Device
 from fuser.errors import UnsupportedError
-from fuser.ir.library_ops import CONVOLUTIONS
+from fuser.ir.library_ops import is_convolution
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.program import DTYPE_BYTES
@@ -41,7 +41,8 @@ def library_seconds(graph: KernelGraph, kernel: LibraryKernel, device: Device, m
     if kernel.op == "elements" or kernel.entry.element is not None:
         with suppress(UnsupportedError):
             attrs = constants(kernel, graph, tensors)
-            return element_seconds(recipe_of(kernel.op, kernel.args, kernel.output, attrs, tensors), device)
+            found = element_seconds(recipe_of(kernel.op, kernel.args, kernel.output, attrs, tensors), device)
+            return found + _turning(graph, kernel, device)
     if kernel.op == "attention":
         return _attention_seconds(graph, kernel, device, model == CHAINED)
     if not kernel.contracts:
@@ -82,8 +83,9 @@ def _attention_seconds(graph: KernelGraph, kernel: LibraryKernel, device: Device
 
 
 def _turning(graph: KernelGraph, kernel: LibraryKernel, device: Device) -> float:
-    """What a convolution takes besides for operands that do not lie row after row: they are copied."""
-    if kernel.op.removesuffix("_last") not in CONVOLUTIONS:
+    """What a convolution, or an operator whose elements only move, takes besides for operands that do not lie row after row: they
+    are copied, or torch goes through them one by one (to join 6.5 MB that lie turned with others took an H100 24 µs)."""
+    if not is_convolution(kernel.op) and kernel.entry.element is None:
         return 0.0
     sizes = (graph.device_tensors[a].nbytes for a in dict.fromkeys(kernel.args) if _strided(graph, a))
     return math.fsum(refined.memory_kernel_seconds(2 * TURNING * n, device) for n in sizes)

@@ -11,6 +11,7 @@ from fuser.frontends.torch_call import dtype_name
 from fuser.frontends.torch_call import number_of
 from fuser.ir.builder import Builder
 from fuser.ir.builder import Ref
+from fuser.ir.program import Node
 
 
 def axes_of(c: Call, x: Ref) -> tuple[int, ...]:
@@ -67,19 +68,41 @@ def along(c: Call) -> Ref:
     return c.b.op(c.table, c.ref(_unshifted(c.b, x, axis), c.dtype), axis=axis, **more)
 
 
+def exponential(c: Call) -> Ref:
+    """What is left of a row by the logarithm of its sum of exponentials is a softmax, which one pass over the row makes."""
+    x = c.tensor("self")
+    taken = _taken_from(c.b, x)
+    if taken is not None and taken[1].op == "logsumexp" and x.tensor.dtype == c.dtype and len(axes := _axes(taken[1], x)) == 1:
+        return c.b.op("softmax", taken[0], axis=axes[0], strict=True)
+    return c.b.op("exp", c.ref(x, c.dtype))
+
+
 def _unshifted(b: Builder, x: Ref, axis: int) -> Ref:
     """The tensor from which its own maxima along an axis were subtracted, else ``x``."""
+    taken = _taken_from(b, x)
+    return taken[0] if taken is not None and taken[1].maximizes and _axes(taken[1], x) == [axis] else x
+
+
+def _taken_from(b: Builder, x: Ref) -> tuple[Ref, Node] | None:
+    """The tensor of which ``x`` is what is left where something along its rows was subtracted, and the operator that made this of
+    it; None of what is otherwise."""
     shifted = b.maker(x)
     if shifted is None or not shifted[0].subtracts:
-        return x
-    whole, top = shifted[1]
-    kept = top.shape == (*x.shape[:axis], 1, *x.shape[axis + 1 :])
-    found = b.maker(top)
+        return None
+    whole, part = shifted[1]
+    found = b.maker(part)
     if found is not None and found[0].op == "reshape":
         found = b.maker(found[1][0])
-    if found is None or not (found[0].maximizes and kept and found[1][0].name == whole.name and whole.shape == x.shape):
-        return x
-    return whole if [a % len(x.shape) for a in found[0].attr["axis"]] == [axis] else x
+    if found is None or not found[1] or found[1][0].name != whole.name or whole.shape != x.shape or "axis" not in found[0].attr:
+        return None
+    axes = _axes(found[0], x)
+    return (whole, found[0]) if part.shape == tuple(1 if i in axes else n for i, n in enumerate(x.shape)) else None
+
+
+def _axes(fold: Node, x: Ref) -> list[int]:
+    """The axes of a tensor that a fold of it has folded."""
+    axis = fold.attr["axis"]
+    return [a % len(x.shape) for a in (axis if isinstance(axis, tuple) else (axis,))]
 
 
 def by_channels(c: Call) -> Any:

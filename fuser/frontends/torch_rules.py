@@ -24,6 +24,7 @@ from fuser.frontends.torch_norms import along
 from fuser.frontends.torch_norms import by_channels
 from fuser.frontends.torch_norms import clamp
 from fuser.frontends.torch_norms import einsum
+from fuser.frontends.torch_norms import exponential
 from fuser.frontends.torch_norms import extreme
 from fuser.frontends.torch_norms import variance
 from fuser.frontends.torch_norms import vector_norm
@@ -343,7 +344,8 @@ def _norm(c: Call) -> Any:
 BY_TABLE: dict[str, Callable[[Call], Any]] = {
     "add": _add, "sub": _add, "mul": _mul, "div": _div, "where": where, "gelu": _gelu, "matmul": _matmul,
     "var": variance, "std": variance, **dict.fromkeys(("isnan", "isfinite", "isinf"), _special),
-    "vector_norm": vector_norm, **dict.fromkeys(("softmax", "log_softmax"), along), "rms_norm": _norm, "layer_norm": _norm,
+    "vector_norm": vector_norm, **dict.fromkeys(("softmax", "log_softmax"), along), "exp": exponential,
+    "rms_norm": _norm, "layer_norm": _norm,
     **dict.fromkeys(("group_norm", "instance_norm", "batch_norm"), by_channels), "attention": attention,
     "tril": triangle, "triu": triangle,
     "reshape": lambda c: c.reshape(c.tensor("self"), c.shape), "transpose": _transpose, "broadcast": _broadcast,

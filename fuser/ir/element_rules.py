@@ -40,8 +40,11 @@ def _with(at: Sequence[Place], axis: int, p: Place) -> At:
 
 
 def reshape(_: Elements, xs: Sequence[Operand], attrs: Attrs, at: At) -> int:
-    shape = tuple(attrs["shape"])
-    return xs[0](split(flat(at, shape), xs[0].shape))
+    (x,), shape = xs, tuple(attrs["shape"])
+    if [n for n in shape if n > 1] == [n for n in x.shape if n > 1]:  # no division, which only holds inside of the tensor
+        longer = iter([p for p, n in zip(at, shape, strict=True) if n > 1])
+        return x([next(longer) if n > 1 else fixed(0) for n in x.shape])
+    return x(split(flat(at, shape), x.shape))
 
 
 def transpose(_: Elements, xs: Sequence[Operand], attrs: Attrs, at: At) -> int:

@@ -23,6 +23,7 @@ from typing import Literal
 import numpy as np
 
 from fuser.errors import UnsupportedError
+from fuser.ir.element_loads import loaded_once
 from fuser.ir.opdef import OPS
 from fuser.ir.opdef import Array
 from fuser.ir.opdef import OpDef
@@ -190,6 +191,9 @@ def tape_of(made: Elements, name: str, coordinates: Sequence[Place] | None = Non
     last = made.element(name, at, True)
     steps = list(made.steps)
     if last != len(steps) - 1:  # it was made on the way
+        steps.append(Step("choose", dtype, args=(last, last)))
+    steps, last = loaded_once(steps)
+    if last != len(steps) - 1:
         steps.append(Step("choose", dtype, args=(last, last)))
     return Tape(tuple(steps), shape, dtype)
 

@@ -170,10 +170,15 @@ CONVOLUTIONS = {f"conv{t}{n}d": t for t in ("", "_transpose") for n in (1, 2, 3)
 """Names of convolutions, and what those that are transposed have in them."""
 
 
+def is_convolution(op: str) -> bool:
+    """Whether an operator is a convolution, with its channels last or not."""
+    return op.removesuffix("_last") in CONVOLUTIONS
+
+
 def _convolution(rank: int) -> OpDef:
     attrs = ("stride", "padding", "dilation", "groups")
     return OpDef(f"conv{rank}d", "library", -1, _conv, attrs=attrs, optional=attrs, flops=2, torch=(f"conv{rank}d",),
-                 shape=_conv_shape, eager=f"nn.functional.conv{rank}d")  # fmt: skip
+                 shape=_conv_shape, eager=f".conv{rank}d")  # fmt: skip
 
 
 def _pooling(kind: str, rank: int) -> OpDef:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fuser.errors import UnsupportedError
+from fuser.ir.element_loads import for_all
 from fuser.ir.elements import Step
 from fuser.ir.elements import Tape
 from fuser.ir.opdef import evaluate
@@ -243,10 +244,11 @@ class Writer:
         if s.dtype not in TYPES:
             raise UnsupportedError(f"a tensor of {s.dtype} has no Triton form")
         mine = self.of(s.at)
-        place, mask = self.grouped(s.at), self.mask(s.under, mine)
-        if not self.of(s.under) <= mine:  # a mask has no more dimensions than pointers
+        under = s.under if self.of(s.under) <= mine else for_all(s)  # a mask has no more dimensions than pointers
+        place, mask = self.grouped(s.at), self.mask(under, mine)
+        if not self.of(under) <= mine:
             zero = self.named("zero", f"tl.zeros([{', '.join(map(str, self.block))}], tl.int32)")
-            place, mask = f"({place} + {zero})", self.mask(s.under, frozenset("xy"))
+            place, mask = f"({place} + {zero})", self.mask(under, frozenset("xy"))
         text = f"tl.load({self.arguments[s.op]} + {place}{f', {mask}, 0' if mask else ''})"
         if s.dtype in FLOAT_DTYPES or s.dtype == "bool":
             return f"{text}.to(tl.float32)"

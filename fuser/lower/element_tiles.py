@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from fuser.ir.element_loads import for_all
 from fuser.ir.elements import Elements
 from fuser.ir.elements import Recipe
 from fuser.ir.elements import Step
@@ -47,6 +48,9 @@ four, in float16 22, 14, 22; a bicubic size 10.6 with one and 7.7 with eight."""
 SMALL = 1 << 16
 """Bytes of a tensor that stays near each multiprocessor: a bias read for every row. To read it less often gains nothing: a
 maximum of two neighbours behind a sum with one took an H100 7.0 µs in tiles and 5.9 in rows."""
+SHARED = 1 / 3
+"""Of what neighbours ask for: so little tiles must ask for to be better where they read no less of what lies far (strided
+weights of a few taps, the same for every row)."""
 ALIGNED = 4
 """Elements at whose multiples vectors begin."""
 
@@ -178,20 +182,21 @@ def _times(p: Place, atom: Atom) -> int:
     return dict(p.terms).get(atom, 0)
 
 
-def tilings(tape: Tape) -> list[Tiling]:
-    """The ways to divide a result: neighbours by neighbours, and tiles along each dimension that is long."""
+def neighbours(tape: Tape) -> Tiling:
+    """A result divided by numbers of its elements."""
     count, loads = math.prod(tape.shape), len(tape.loads)
     each = 8 if loads <= SOME else 1
     if _apart(tape) > 2:  # a window: neighbouring threads read neighbours
         each = 2 if loads <= FEW or DTYPE_BYTES[tape.dtype] == 2 else 1
     while each > 1 and count < ENOUGH * 128 * each:
         each //= 2
-    found = [Tiling(tape, 128 * each if each > 1 else 256, 4 if each > 1 else 8)]
-    if sum(map(_far, tape.loads)) <= NARROW:
-        last = len(tape.shape) - 1
-        long = [i for i in range(last) if tape.shape[i] >= 8]
-        found += [Tiling(tape, 0, 8, i) for i in long if tape.shape[last] >= 8]
-    return found
+    return Tiling(tape, 128 * each if each > 1 else 256, 4 if each > 1 else 8)
+
+
+def tiles(tape: Tape) -> list[Tiling]:
+    """A result divided into tiles along each dimension that is long."""
+    *outer, last = tape.shape or (1,)
+    return [Tiling(tape, 0, 8, i) for i, n in enumerate(outer) if n >= 8 and last >= 8]
 
 
 def _apart(tape: Tape) -> int:
@@ -203,10 +208,17 @@ def _apart(tape: Tape) -> int:
 
 def best_tiling(tape: Tape) -> tuple[Tiling, Traffic]:
     """The tiling that reads least: neighbours alone where tiles gain little."""
-    ways = [(t, traffic(t)) for t in tilings(tape)]
-    plain = ways[0]
+    by_number = neighbours(tape)
+    plain = by_number, traffic(by_number)
+    many = sum(map(_far, tape.loads)) > NARROW
+    if many and plain[1].far > SHARED * plain[1].asked:
+        return plain
+    ways = [plain, *((t, traffic(t)) for t in tiles(tape))]
     other = min(ways, key=lambda w: w[1].far)
-    return other if other[1].far < 0.8 * plain[1].far else plain
+    if not many and other[1].far < 0.8 * plain[1].far:
+        return other
+    other = min(ways, key=lambda w: w[1].asked)
+    return other if other[1].asked < SHARED * plain[1].asked else plain
 
 
 def traffic(tiling: Tiling) -> Traffic:
@@ -266,14 +278,24 @@ def _read(tiling: Tiling, block: int) -> Iterator[tuple[Step, Any, Any]]:
     for i, s in enumerate(tape.steps):
         at: Any = 0
         if s.kind == "load":
-            at = np.broadcast_to(evaluated(s.at, known, np), there.shape)
-            inside = np.broadcast_to(holds(s.under, known, np), there.shape) & there
-            yield s, at, inside
+            yield s, *_block(s, known, there, tiling.across >= 0)
         elif s.kind != "number":
             at = sum((seen[j] for j in s.args), start=0)
         seen.append(at)
         for atom in (a for number, a in named if number == i and a.low == 0):
             known[atom] = np.abs(np.asarray(at, np.int64) * 2654435761 // 64) % (atom.high + 1)
+
+
+def _block(s: Step, known: Mapping[Atom, Any], there: Any, tile: bool) -> tuple[Any, Any]:
+    """The places of a load and where there are any; in a tile what all rows or columns share is loaded once."""
+    at = np.asarray(evaluated(s.at, known, np))
+    if tile and at.ndim == 2 and 1 in at.shape:
+        inside = holds(for_all(s), known, np)
+        if np.ndim(inside) == 0 or np.shape(inside) == at.shape:
+            over = tuple(i for i, n in enumerate(at.shape) if n == 1)
+            return at, np.broadcast_to(inside, at.shape) & there.any(over, keepdims=True)
+    at = np.broadcast_to(at, there.shape)
+    return at, np.broadcast_to(holds(s.under, known, np), there.shape) & there
 
 
 def operations(tape: Tape) -> tuple[float, float]:

@@ -100,8 +100,12 @@ def _dot(
     if len(layout) == 2:
         return f"tl.dot({a}, {b}, {acc}{precision})" if acc else f"tl.dot({a}, {b}{precision})"
     shape = ", ".join(str(by_axis[x].size) for x in layout)
-    flat = f"tl.reshape(tl.dot({a}, {b}{precision}), ({shape}))"
-    return f"{acc} + {flat}" if acc else flat
+    flat = (
+        f", tl.reshape({acc}, ({math.prod(by_axis[x].size for x in rows)}, {math.prod(by_axis[x].size for x in cols)}))"
+        if acc
+        else ""
+    )
+    return f"tl.reshape(tl.dot({a}, {b}{flat}{precision}), ({shape}))"
 
 
 def _product(w: Writer, stmt: Stmt, axes: Sequence[str], combo: Combo, layout: Sequence[str]) -> str:

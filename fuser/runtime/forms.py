@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
@@ -124,6 +125,41 @@ max_pool1d_places, max_pool2d_places, max_pool3d_places = (_places(f"max_pool{n}
 adaptive_max_pool1d_places, adaptive_max_pool2d_places, adaptive_max_pool3d_places = (
     _places(f"adaptive_max_pool{n}d") for n in (1, 2, 3)
 )
+
+
+def _convolved(name: str) -> Any:
+    def call(*xs: Any, **attrs: Any) -> Any:
+        import torch
+        from torch.nn import functional
+
+        if not _by_pixels(xs, attrs):
+            return getattr(functional, name)(*xs, **attrs)
+        x, weight = xs
+        y = torch.bmm(weight.flatten(1).expand(len(x), -1, -1), x.flatten(2))
+        return y.view(len(x), len(weight), *x.shape[2:])
+
+    return call
+
+
+def _by_pixels(xs: Sequence[Any], attrs: Mapping[str, Any]) -> bool:
+    """Whether a convolution of half precision is a product of matrices for each image, with rows at even addresses. cuDNN takes
+    it for one, or turns the image twice: 192 channels to 1024 of 6 images of 1000 pixels took an H100 27 µs, where two such
+    products took 13."""
+    x, *weights = xs
+    return (
+        len(weights) == 1
+        and x.is_cuda
+        and x.element_size() == 2
+        and x.is_contiguous()
+        and not math.prod(x.shape[2:]) % 8
+        and math.prod(weights[0].shape[2:]) == 1
+        and attrs.get("groups", 1) == 1
+        and set(_several(attrs.get("stride", ()))) <= {1}
+        and set(_several(attrs.get("padding", ()))) <= {0}
+    )
+
+
+conv1d, conv2d, conv3d = (_convolved(f"conv{n}d") for n in (1, 2, 3))
 
 
 def _last(name: str) -> Any:

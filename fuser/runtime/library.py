@@ -18,6 +18,7 @@ from typing import Any
 
 from fuser.files import counted
 from fuser.ir.dtypes import result_dtype
+from fuser.ir.library_ops import is_convolution
 from fuser.ir.mugraph import AXIS
 from fuser.ir.mugraph import Kernel
 from fuser.ir.mugraph import KernelGraph
@@ -67,14 +68,18 @@ def output_of(kernel: LibraryKernel, tensors: Mapping[str, Tensor]) -> Tensor:
 
 def views_of(graph: KernelGraph) -> dict[str, LibraryKernel]:
     """The library kernels that need no launch, by their output: views that are no output and that only library kernels read. A
-    strided tensor has no reshape without a copy, so that a reshape counts only where its operand is contiguous."""
+    strided tensor has no reshape without a copy, so that a reshape counts only where its operand is contiguous. A convolution
+    copies what lies otherwise, so that what torch's compiler makes for one it makes as it is read."""
     generated = {t for k in graph.kernels if not isinstance(k, LibraryKernel) for t in k.inputs}
+    convolved = {t for k in graph.kernels if isinstance(k, LibraryKernel) and is_convolution(k.op) for t in k.args}
     found: dict[str, LibraryKernel] = {}
     for kernel in graph.kernels:
         if not isinstance(kernel, LibraryKernel) or not kernel.entry.strided:
             continue
         strided = kernel.args[0] in found and not _contiguous(kernel.args[0], found)
         if kernel.output in (*graph.outputs, *generated) or (kernel.regroups and strided):
+            continue
+        if kernel.output in convolved and dict(kernel.attrs).get(JOINED) is True and not kernel.regroups:
             continue
         found[kernel.output] = kernel
     return found
@@ -234,7 +239,7 @@ def matmul_parts(a: Any, b: Any, out: Any) -> list[tuple[Any, Any, Any]]:
         # rows of any dimension, the longest: each batch reads all of the matrix
         for d in sorted(range(a.dim() - 1), key=lambda d: -a.shape[d]) if a.dim() == out.dim() else ():
             x, y = a.movedim(d, -2), out.movedim(d, -2)
-            if _mergeable(x, x.dim() - 2) and _mergeable(y, y.dim() - 2):
+            if all(_mergeable(z, z.dim() - 2) and _taken(z) for z in (x, y)):
                 x, y = (_merged(z, z.dim() - 2, rows // a.shape[d]) for z in (x, y))
                 return [(x, matrix.expand(len(x), -1, -1), y)]
     batch = out.shape[:-2]
@@ -247,6 +252,12 @@ def matmul_parts(a: Any, b: Any, out: Any) -> list[tuple[Any, Any, Any]]:
             count = math.prod(batch[outer:])
             return [tuple(_merged(x, inner, count) for x in part) for part in parts]  # type: ignore[misc]
     return []
+
+
+def _taken(x: Any) -> bool:
+    """Whether a library reads matrices of the last two dimensions as they lie: others are copied, an element at a time."""
+    (m, n), (down, along) = x.shape[-2:], x.stride()[-2:]
+    return (along == 1 and (down >= n or m == 1)) or (down == 1 and (along >= m or n == 1))
 
 
 def _mergeable(x: Any, dims: int) -> bool:

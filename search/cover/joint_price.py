@@ -29,10 +29,17 @@ WINDOWED, LOOKED_UP, JOINING, FEW = 40, 35, 10, 64
 """Instructions for an element of a window, one that is looked up, and of one that may be of several tensors; elements of a window
 up to which no loop goes through them. Products of rows that were looked up in pairs and joined took an H100 162 µs for 43 MB, and
 windows of 9 elements under weights 42."""
+TAPS, SPECIAL = 4, 8
+"""Elements that one of a resized image is made of, and instructions in whose time a thread is through with a special function. A
+mean of eight functions of an image that the same kernel made larger by sigmoids of a small one took an H100 350 µs for 13 MB."""
+DIVISIONS, DIVIDED = ("aten.remainder.", "aten.floor_divide.", "aten.fmod.", "aten.div."), 70
+"""Operators that divide, and the instructions of such a division of whole numbers of 64 bits."""
 SEVERAL, MANY = 2, 16
 """Parts of a joined tensor, more than and up to which one kernel of ours reads."""
 SECTOR, SPLIT = 32, 256
 """Bytes of which one element is used by a block that has one column; elements of an axis from which blocks have one."""
+READS = 4
+"""Loads of an element up to which torch's compiler computes it again for each that reads it."""
 NEAR = 0.5
 """Of the time of memory that it takes to read again what L2 holds."""
 
@@ -54,6 +61,7 @@ def joint_seconds(program: TensorProgram, device: Device, doubted: bool = False)
     moved += [0.0] if by_rows and any(_total(program, n) for n in inner) else []
     moved += [SECTOR * program[n.output].elements for n in inner if _scans_across(program, n)]
     moved += [SECTOR * x for n in inner if _folds(program, n) for x in _turned_beside(program, n)]
+    moved += [2 * program[n].nbytes for n in _cut_apart(program)]
     waits = constants_of(device).wait * sum(_in_turn(program, n) for n in folds)
     memory = sum(refined.memory_kernel_seconds(n, device) for n in moved) + waits
     work = constants_of(device).base + _instructions(program) / (device.fp32_flops / 2)
@@ -62,24 +70,51 @@ def joint_seconds(program: TensorProgram, device: Device, doubted: bool = False)
 
 def _instructions(program: TensorProgram) -> float:
     """Of all threads, where each has one element and computes its places anew: what tensors that are joined are made of is
-    computed for each element of the whole, or of all parts of it that are read, and what is folded within a window for a power of
-    two."""
+    computed for each element of the whole, or of all parts of it that are read, what is spread over others for each of these, and
+    what is folded within a window for a power of two."""
     lanes: dict[str, float] = {}
     parts: dict[str, float] = {}
     found = 0.0
     for node in reversed(program.nodes):
-        mine = float(program[node.output].elements)
-        lanes[node.output] = max(lanes.get(node.output, 0.0), mine)
-        among = lanes[node.output]
-        kind = (
-            WINDOWED if "kernel_size" in node.attr else LOOKED_UP if _looks_up(program, node) else JOINING * (node.op == "concat")
-        )
-        found += kind * among
-        few = program[node.inputs[0]].elements / mine if _folds(program, node) else 1.0
+        mine, folds = float(program[node.output].elements), _folds(program, node)
+        among = mine if folds and "kernel_size" not in node.attr else max(lanes.get(node.output, 0.0), mine)
+        found += _each(program, node) * among
+        few = program[node.inputs[0]].elements / mine if folds else 1.0
         for i in node.inputs:
             spread = program[i].elements * (2.0 ** math.ceil(math.log2(few)) / few if UNROLLED <= few <= FEW else 1.0)
             parts[i] = parts.get(i, 0.0) + among * (node.op == "slice")
-            lanes[i] = max(lanes.get(i, 0.0), spread, among if node.op == "concat" or among > mine else 0.0, parts[i])
+            wide = 0.0 if folds and among <= mine else among * (TAPS if node.op == "resize" else 1)
+            lanes[i] = max(lanes.get(i, 0.0), spread, wide, parts[i])
+    return found
+
+
+def _each(program: TensorProgram, node: Node) -> float:
+    """Instructions for an element of a result, what its operands are made of not among them."""
+    if "kernel_size" in node.attr:
+        return WINDOWED
+    if node.op == "resize":
+        return TAPS * LOOKED_UP
+    if node.attr.get("callee", "").startswith(DIVISIONS) and program[node.output].dtype in WIDE:
+        return DIVIDED
+    places = LOOKED_UP if _looks_up(program, node) else JOINING * (node.op == "concat")
+    return places + (node.entry.flops + SPECIAL * node.entry.sfu if node.entry.kind == "map" else 0.0)
+
+
+def _cut_apart(program: TensorProgram) -> list[str]:
+    """What that compiler writes to memory because it is long to compute and several read it, cut otherwise: it computes it once
+    where all are in one kernel, which has one shape."""
+    reads: dict[str, frozenset[tuple[str, ...]]] = {n: frozenset({(n,)}) for n in program.inputs}
+    found = []
+    for node in program.nodes:
+        mine = frozenset[tuple[str, ...]]().union(*(reads[i] for i in node.inputs))
+        if node.op == "slice":
+            mine = frozenset((*r, node.output) for r in mine)
+        users = program.consumers[node.output]
+        cut = [u for u in users if u.op == "slice"]
+        if _folds(program, node) or (len(mine) > READS and len(users) > 1 and cut and not moves_only(node)):
+            mine = frozenset({(node.output,)})
+            found += [] if _folds(program, node) or node.output in program.outputs else [node.output]
+        reads[node.output] = mine
     return found
 
 
@@ -138,12 +173,14 @@ def _in_turn(program: TensorProgram, node: Node) -> float:
 
 
 def _looked_up(program: TensorProgram, node: Node) -> bool:
-    """Whether what an operator reads comes of places that are read first."""
-    seen, left = set[str](), list(node.inputs)
+    """Whether what an operator reads comes of places that are read first, each of its elements of one of its own."""
+    seen, left, many = set[str](), list(node.inputs), program[node.inputs[0]].elements
     while left:
         if (name := left.pop()) in seen or (front := program.producers.get(name)) is None:
             continue
         seen.add(name)
+        if program[front.output].elements < many:
+            continue
         if _looks_up(program, front):
             return True
         left += front.inputs

@@ -34,6 +34,8 @@ from search.cover.shown import views_to
 
 LONGEST = 16
 """Most operators in front of one in one part, contractions not counted."""
+LARGEST = 48
+"""The same of all that are element by element, or along rows, where no further one of that kind follows."""
 FEW = 16
 """Rows up to which every block of a product may normalize them again: they are kilobytes beside its weights."""
 EPILOGUE = frozenset({"map"})
@@ -223,18 +225,19 @@ class _Finder:
 
     def cones(self, end: str, kinds: Collection[str]) -> Iterator[frozenset[str]]:
         core = {end}
-        while sum(n not in self.steps for n in core) <= LONGEST:
+        apart = kinds is BESIDE or any(self.made[r].entry.kind in kinds for r in self.readers[end])
+        while (many := sum(n not in self.steps for n in core)) <= (LONGEST if apart else LARGEST):
             front = {p for n in core for p in self.operands(n)} - core
             ready = [p for p in front if self.readers[p] <= core and p not in self.program.outputs]
             contractions = frozenset(p for p in ready if self.made[p].products)
             more = [p for p in ready if p not in contractions and (p not in self.sums or end in self.sums)]
             more = [p for p in more if self.made[p].entry.kind in kinds or (p in self.steps and kinds is not EPILOGUE)]
             whole = not any(p in self.steps for p in more)
-            if contractions and whole and (kinds is EPILOGUE or (kinds is BESIDE and not more)):
+            if contractions and whole and many <= LONGEST and (kinds is EPILOGUE or (kinds is BESIDE and not more)):
                 yield frozenset(core) | contractions
                 for one in contractions if len(contractions) > 1 else ():
                     yield frozenset(core) | {one}
-            if kinds is not BESIDE and whole and len(core) > 1:
+            if kinds is not BESIDE and whole and len(core) > 1 and (many <= LONGEST or many == LARGEST or not more):
                 yield frozenset(core)
             if not more:
                 return

@@ -11,6 +11,7 @@ from experiments.suite.more import benches
 from experiments.suite.more import chambers
 from experiments.suite.more import contests
 from experiments.suite.more import functionals
+from experiments.suite.more import gables
 from experiments.suite.more import galleries
 from experiments.suite.more import groves
 from experiments.suite.more import handbook
@@ -18,6 +19,7 @@ from experiments.suite.more import harbours
 from experiments.suite.more import images
 from experiments.suite.more import laboratory
 from experiments.suite.more import language
+from experiments.suite.more import lanterns
 from experiments.suite.more import learning
 from experiments.suite.more import mixers
 from experiments.suite.more import numerics
@@ -28,6 +30,7 @@ from experiments.suite.more import pictures
 from experiments.suite.more import piers
 from experiments.suite.more import pits
 from experiments.suite.more import quarries
+from experiments.suite.more import ramparts
 from experiments.suite.more import sampling
 from experiments.suite.more import science
 from experiments.suite.more import scripts
@@ -35,6 +38,7 @@ from experiments.suite.more import sequences
 from experiments.suite.more import serving
 from experiments.suite.more import speech
 from experiments.suite.more import studios
+from experiments.suite.more import terraces
 from experiments.suite.more import transformers
 from experiments.suite.more import workshop
 from experiments.suite.more import worlds
@@ -45,6 +49,8 @@ ROOMS = (
     *(operators, laboratory, worlds, workshop, contests, apprentices, galleries, chambers, handbook),
     *(arenas, benches, studios),
     *(harbours, quarries, orchards, piers, pits, groves),
+    *(terraces, ramparts),
+    *(gables, lanterns),
 )
 
 CASES: dict[str, Case] = {f"more_{name}": case for room in ROOMS for name, case in room.CASES.items()}
