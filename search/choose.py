@@ -37,6 +37,7 @@ from search.cover.model import compile_model
 from search.cover.offers import Pricing
 from search.cover.theirs import left
 from search.cover.theirs import limit
+from search.cover.theirs import only_theirs
 from search.cover.theirs import wholly
 from search.how import USUAL
 from search.how import How
@@ -68,9 +69,8 @@ def compile_imported(known: Imported, spec: Device, device: str | None, how: How
     check_products(known.program)
     jobs, waiting, model = cores() if how.jobs is None else how.jobs, None, None
     runs = device if how.compiled else None
-    theirs = (
-        wholly(known.program, spec) if how.theirs and device not in (None, "cpu") and not measures(how.tuning.effort) else None
-    )
+    may_leave = how.theirs and device not in (None, "cpu") and not measures(how.tuning.effort)
+    theirs = wholly(known.program, spec) if may_leave else None
     most = limit(theirs)
 
     def whole(tuned: Tuned) -> CompiledProgram:
@@ -111,6 +111,9 @@ def compile_imported(known: Imported, spec: Device, device: str | None, how: How
     if model is None:
         assert theirs is not None
         return whole(theirs)
+    if may_leave and (alone := only_theirs(known.program, spec, model.whole.candidate)) is not None:
+        theirs = alone
+        return whole(alone)
     more = (known.called, None, how.pool, known.orders)
     return CompiledProgram(model.program, spec, model.whole, runs, model.params, known.inputs, how.capture, model, *more)
 

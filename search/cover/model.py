@@ -60,6 +60,7 @@ from search.cover.scattered import gathered
 from search.cover.select import selected
 from search.cover.stitch import stitch
 from search.cover.turned import turned
+from search.cover.wider import widened
 from search.libraries import with_libraries
 from search.ranked import Ranked
 from search.ranked import Tuned
@@ -157,7 +158,7 @@ def compile_model(
     stages = Stages(say)
     stages.begin("candidates", f"looking for candidates among {counted(len(program.nodes), 'operator')}")
     images = shifted(*lean(*folded(gathered(program), params), pricing.ours))
-    images = folded(*channels_last(*images)) if pricing.ours else images
+    images = folded(*widened(*channels_last(*images))) if pricing.ours else images
     images = picked(moved_once(images[0])), images[1]
     as_written = packed(*images)
     # turned heads are a product, or places that a kernel loads from: whichever takes less
