@@ -56,3 +56,8 @@ def scaled(make: Callable[[Callable[[int, int], int]], Made]) -> Case:
 def images(n: Callable[[int, int], int], size: int = 64, small: int = 16, channels: int = 3, batch: int = 8) -> Tensor:
     """Random images; a check has smaller ones."""
     return torch.randn(n(batch, 1), channels, n(size, small), n(size, small))
+
+
+def further(run: Callable[..., Any], more: Callable[[Any], tuple[Any, ...]]) -> Callable[..., Any]:
+    """``run`` with further arguments, which follow from all that it is given."""
+    return lambda *given: run(*given, *more(given))

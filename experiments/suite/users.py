@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
 from typing import NamedTuple
 
 import torch
@@ -46,11 +44,6 @@ def call(run, *given, parts=()) -> Case:
         return Fn(run, *(p(n) for p in parts)), inputs
 
     return scaled(make)
-
-
-def further(run: Callable[..., Any], more: Callable[[Any], tuple[Any, ...]]) -> Callable[..., Any]:
-    """``run`` with further arguments, which follow from all that it is given."""
-    return lambda *given: run(*given, *more(given))
 
 
 def whole(most: int, *shape: Size):

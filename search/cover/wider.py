@@ -17,8 +17,8 @@ from search.cover.rebuild import Rule
 from search.cover.rebuild import rebuild
 
 SLOW, WIDE = range(65, 129), 160
-"""Channels of which a library makes lines slowly, and what it makes of more: of 64 channels to 128 by windows of three an H100 had
-398 µs, 176 with 160 results; of 128 by five 335 and 200, by eight in steps of four 65 and 38."""
+"""Channels of which a library makes lines slowly, and what it makes of more: of 64 channels to 128 by windows of three an H100
+took 398 µs, 176 with 160 results; of 128 by five 335 and 200, by eight in steps of four 65 and 38."""
 LEAST = 2e9
 """Operations of a convolution from which that pays: of 0.8 · 10⁹ it took 20 µs, and 24 with more results."""
 

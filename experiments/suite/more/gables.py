@@ -10,12 +10,12 @@ from torch import nn
 from torch.nn import functional
 
 from experiments.suite.case import Case
+from experiments.suite.case import further
 from experiments.suite.more.arenas import part
 from experiments.suite.more.arenas import weights
 from experiments.suite.more.operators import below
 from experiments.suite.more.operators import wide
 from experiments.suite.users import call
-from experiments.suite.users import further
 
 
 def split(x: Tensor, heads: int) -> Tensor:

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from experiments.suite.case import Case
+from experiments.suite.case import further
 from experiments.suite.more.arenas import one
 from experiments.suite.more.arenas import part
 from experiments.suite.more.arenas import weights
@@ -19,7 +20,6 @@ from experiments.suite.more.gables import split
 from experiments.suite.more.operators import below
 from experiments.suite.more.operators import wide
 from experiments.suite.users import call
-from experiments.suite.users import further
 
 
 class Unit(nn.Sequential):
