@@ -206,9 +206,13 @@ def work(f: Features, device: Device, known: Resources | None = None) -> Work:
     total["parted"] = np.where(parted, r.registers, 0.0)
     total["memory"] = sum(tensors.values(), zero)
     total["programs"], total["flattened"] = programs(f), flattened(f).astype(float)
+    repeated = [f.product(f.trips, unrolled(f, s)) for s in f.stmts]
+    if not f.block.contracts:
+        code = streaming.uncached(f, r.lanes, repeated)
+        total |= {name: total[name] * code for name in ("arithmetic", "special")}
     if streamed:
         add(memory=f.blocks * streaming.read_again(f), streams=zero + 1.0, in_turn=streaming.in_loops(f))
-        total["memory"] *= streaming.slower(f, r.lanes, [f.product(f.trips, unrolled(f, s)) for s in f.stmts], device)
+        total["memory"] *= streaming.slower(f, r.lanes, repeated, device)
     for name, value in f.options.items():
         option = option_of(name)
         if option is not None and option.counts:

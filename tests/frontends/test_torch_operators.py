@@ -324,3 +324,28 @@ def test_a_softmax_needs_no_maximum_in_front_of_it(run: Callable[[Any], Any], op
     assert ops > 1 or program.nodes[0].op in ("softmax", "log_softmax")
     (got,) = program.evaluate({program.inputs[0]: x.double().numpy()}).values()
     np.testing.assert_allclose(got, run(x.double()).numpy(), rtol=1e-6, atol=1e-12, equal_nan=True)
+
+
+LEFT: list[Callable[[Any], Any]] = [
+    lambda x: torch.exp(x - torch.logsumexp(x, -1, keepdim=True)),
+    lambda x: (x - x.logsumexp(1).unsqueeze(1)).exp(),
+]
+NOT_LEFT: list[Callable[[Any], Any]] = [
+    lambda x: torch.exp(x - torch.logsumexp(2 * x, -1, keepdim=True)),
+    lambda x: torch.exp(x - torch.logsumexp(x, (1, 2), keepdim=True)),
+    lambda x: torch.exp(torch.logsumexp(x, -1, keepdim=True) - x),
+    lambda x: torch.exp(x[..., :1] - torch.logsumexp(x, -1, keepdim=True)),
+    lambda x: torch.exp(x - torch.logsumexp(x, 0)),
+]
+
+
+@pytest.mark.parametrize(("run", "one"), [(f, True) for f in LEFT] + [(f, False) for f in NOT_LEFT])
+def test_what_is_left_by_the_logarithm_of_a_sum_is_a_softmax(run: Callable[[Any], Any], one: bool) -> None:
+    """(Where an element is infinite something of its row is no number either way; of a softmax nothing is.)"""
+    x = 100 * rand(3, 5, 7).float()
+    x[0, 0], x[1, 1, 2] = -math.inf, -math.inf
+    x[1, :, 3], x[2, 4, 4] = -math.inf, math.nan
+    program = fuser.from_torch(Fn(run), (x,)).program
+    assert [n.op for n in program.nodes if n.op in ("softmax", "exp")] == ["softmax" if one else "exp"]
+    (got,) = program.evaluate({program.inputs[0]: x.double().numpy()}).values()
+    np.testing.assert_allclose(got, run(x.double()).numpy(), rtol=1e-6, atol=1e-12, equal_nan=True)

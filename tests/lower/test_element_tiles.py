@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pytest
+
 from fuser.ir.builder import Builder
 from fuser.ir.element_program import by_elements
 from fuser.ir.elements import Recipe
+from fuser.ir.mugraph import KernelGraph
+from fuser.ir.program import TensorProgram
+from fuser.ir.schedule import Schedule
+from fuser.lower import element_tiles
 from fuser.lower.element_tiles import Tiling
 from fuser.lower.element_tiles import Traffic
 from fuser.lower.element_tiles import tiled
+from fuser.runtime.graph_executor import Executable
 
 
 def joined(batch: int, first: int, second: int, pixels: int) -> tuple[Tiling, Traffic]:
@@ -37,3 +45,42 @@ def test_a_bias_does_not_ask_for_tiles() -> None:
     tiling, traffic = tiled(Recipe.read(dict(by_elements(program)[0].attrs)["program"]))
     assert tiling.across < 0
     assert traffic.far < traffic.asked
+
+
+def causal(rows: int, columns: int, taps: int = 4) -> TensorProgram:
+    """A short convolution along rows by weights that lie a few elements apart, the same for all rows."""
+    b = Builder("causal", "float32")
+    x, w = b.input("X", (rows, columns)), b.input("W", (columns, taps))
+    weights = [b.op("slice", w, axis=1, start=i, stop=i + 1).reshape(columns) for i in range(taps)]
+    y = x * weights[0]
+    for i in range(1, taps):
+        more = b.op("slice", x, axis=0, start=0, stop=rows - i) * weights[i]
+        front, rest = (b.op("slice", y, axis=0, start=s, stop=e) for s, e in ((0, i), (i, rows)))
+        y = b.op("concat", front, rest + more, axis=0)
+    return b.build(Y=y)
+
+
+def test_weights_of_all_rows_are_loaded_once_for_a_tile() -> None:
+    """Row by row they ask for several times what the tensor itself does: each is a sector of its own."""
+    (kernel,) = by_elements(causal(4096, 512))
+    tiling, traffic = tiled(Recipe.read(dict(kernel.attrs)["program"]))
+    assert tiling.across == 0
+    rows = element_tiles.traffic(element_tiles.neighbours(tiling.tape))
+    assert traffic.asked < rows.asked / 3
+
+
+@pytest.mark.parametrize("shape", [(64, 64), (70, 33), (9, 130)])
+def test_a_tile_computes_what_rows_do(shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    monkeypatch.setattr(element_tiles, "SHARED", 1e9)  # tiles wherever there are some
+    element_tiles._tiled.cache_clear()
+    program = causal(*shape)
+    kernels = by_elements(program)
+    assert tiled(Recipe.read(dict(kernels[0].attrs)["program"]))[0].across == 0
+    ends = (*program.inputs, *program.outputs)
+    graph = KernelGraph(program.name, program.inputs, kernels, program.outputs, tuple(program[n] for n in ends)).validate()
+    values = program.random_inputs(np.random.default_rng(0))
+    run = Executable(graph, Schedule(()), device="cpu")
+    found = run.run({n: torch.from_numpy(np.asarray(x, np.float32)) for n, x in values.items()})["Y"]
+    np.testing.assert_allclose(found.numpy(), program.evaluate(values)["Y"], rtol=1e-5, atol=1e-5)
+    element_tiles._tiled.cache_clear()

@@ -13,12 +13,14 @@ from hypothesis import strategies as st
 from fuser.ir.candidate import Candidate
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
+from fuser.ir.opdef import JOINED
 from fuser.ir.ops import OPS
 from fuser.ir.program import Tensor
 from fuser.ir.scalar import Extent
 from fuser.ir.scalar import Scalar
 from fuser.ir.schedule import Schedule
 from fuser.runtime.graph_executor import Executable
+from fuser.runtime.library import WHOLE
 from fuser.runtime.library import allocates
 from fuser.runtime.library import bind_library
 from fuser.runtime.library import matmul_parts
@@ -103,6 +105,16 @@ def test_rows_that_are_turned_are_as_long_as_they_can_be() -> None:
     torch.testing.assert_close(out, a @ b)
 
 
+def test_rows_of_a_product_lie_as_a_library_reads_them() -> None:
+    """The longest dimension would leave matrices whose elements all lie apart, of which a library makes copies."""
+    a, b, out = torch.randn(64, 6, 8).mT, torch.randn(6, 4), torch.zeros(64, 8, 4)
+    ((x, y, z),) = matmul_parts(a, b, out)
+    assert (x.shape, y.shape, z.shape) == ((64, 8, 6), (64, 6, 4), (64, 8, 4))
+    assert all(1 in t.stride()[1:] for t in (x, y, z))
+    multiply(x, y, z)
+    torch.testing.assert_close(out, a @ b)
+
+
 def graph_of(*kernels: LibraryKernel, outputs: tuple[str, ...], **shapes: tuple[int, ...]) -> KernelGraph:
     tensors = tuple(Tensor(n, s, "float32") for n, s in shapes.items())
     return KernelGraph("g", tuple(n for n in shapes if n not in outputs), kernels, outputs, tensors).validate()
@@ -134,6 +146,22 @@ def test_views_are_no_kernels() -> None:
         exe(x, w, out=out)
     assert {n for n in called if n.endswith(".out")} == {"aten.mm.out", "aten.bmm.out"}
     assert not [n for n in called if "empty" in n or "clone" in n or "copy" in n]
+
+
+def test_a_view_that_a_convolution_would_copy_is_made_by_what_makes_the_tensor() -> None:
+    """Where torch's compiler makes it: a kernel of its own writes what it turns as it is read."""
+    for how, launched in ((True, ["r", "t", "c"]), (WHOLE, ["r", "c"])):
+        graph = graph_of(
+            LibraryKernel("r", "relu", ("X",), "R", ((JOINED, how),)),
+            LibraryKernel("t", "transpose", ("R",), "T", ((JOINED, how), ("perm", (0, 2, 1)))),
+            LibraryKernel("c", "conv1d_last", ("T", "W"), "C"),
+            outputs=("C",),
+            X=(2, 3, 9),
+            W=(4, 2, 3),
+            C=(2, 8, 4),
+        )
+        found = plan(Candidate(graph, Schedule(())))
+        assert [graph.kernels[i].name for i in found.launched] == launched
 
 
 def test_results_of_one_call_are_one_call() -> None:
