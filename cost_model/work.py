@@ -199,17 +199,16 @@ def work(f: Features, device: Device, known: Resources | None = None) -> Work:
     cuts(f, r, add)
     _again(f, add)
     total |= {"blocks": f.blocks, "warps": f.warps.astype(float), "boxes": np.minimum(total["boxes"], 1.0)}
-    ahead = sum((np.maximum(n, 1) * f.stmts[i].bytes for i, n in _operands(f, r).items()), zero)
     total["longest"], total["busiest"] = (x - 1.0 for x in f.busiest(together, device.sm_count, persistent(f)))
+    ahead = sum((np.maximum(n, 1) * f.stmts[i].bytes for i, n in _operands(f, r).items()), zero)
     total |= {"registers": r.registers, "shared": r.shared, "ahead": ahead, "crowd": crowd(f, r)}
     parted = np.logical_or.reduce([np.zeros(len(f), np.bool_), *(d.exact & ~d.groups for d in r.dots.values())])
     total["parted"] = np.where(parted, r.registers, 0.0)
     total["memory"] = sum(tensors.values(), zero)
     total["programs"], total["flattened"] = programs(f), flattened(f).astype(float)
     repeated = [f.product(f.trips, unrolled(f, s)) for s in f.stmts]
-    if not f.block.contracts:
-        code = streaming.uncached(f, r.lanes, repeated)
-        total |= {name: total[name] * code for name in ("arithmetic", "special")}
+    code = 1.0 if f.block.contracts else streaming.uncached(f, r.lanes, repeated)
+    total |= {name: total[name] * code for name in ("arithmetic", "special")}
     if streamed:
         add(memory=f.blocks * streaming.read_again(f), streams=zero + 1.0, in_turn=streaming.in_loops(f))
         total["memory"] *= streaming.slower(f, r.lanes, repeated, device)

@@ -23,6 +23,8 @@ from fuser.ir.program import WIDE
 
 HERE = str(Path(__file__).parent)
 """The folder of what calls a module while it is traced."""
+LARGE = 1 << 16
+"""Elements of a constant from which it is looked at whether all are equal."""
 
 
 def dtype_name(dtype: Any, what: str) -> str:
@@ -188,6 +190,11 @@ def is_tensor(value: Any) -> bool:
     import torch
 
     return isinstance(value, (Ref, torch.Tensor))
+
+
+def is_uniform(value: Any) -> bool:
+    """Whether all elements of a large constant are equal: zeros to add to, which need no memory."""
+    return value.numel() >= LARGE and value.is_contiguous() and bool((value == value.reshape(-1)[0]).all())
 
 
 def number_of(value: Any) -> float | int | None:

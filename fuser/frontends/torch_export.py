@@ -42,6 +42,7 @@ from fuser.frontends.torch_call import arguments
 from fuser.frontends.torch_call import dtype_name
 from fuser.frontends.torch_call import fields_read
 from fuser.frontends.torch_call import is_tensor
+from fuser.frontends.torch_call import is_uniform
 from fuser.frontends.torch_call import place_of
 from fuser.frontends.torch_call import to_numpy
 from fuser.frontends.torch_norms import fold
@@ -231,11 +232,11 @@ class _Importer:
 
     def _tensor(self, node: Any, value: Any) -> Ref:
         """A tensor of the program; a constant becomes an input with a value."""
-        if isinstance(value, Ref):
-            return value
-        return self._constant(value, node.name)
+        return value if isinstance(value, Ref) else self._constant(value, node.name)
 
     def _constant(self, value: Any, name: str) -> Ref:
+        if is_uniform(value):
+            return self.builder.op("broadcast", self._constant(value.reshape(-1)[:1], name), shape=_static(name, value.shape))
         unique, i = name, 0
         while unique in self.builder.names:
             i += 1
@@ -276,8 +277,7 @@ class _Importer:
         rule: Callable[[Call], Any] | None = BY_ATEN.get(aten) or BY_TABLE.get(table)
         if rule is None and table in OPS:
             rule = fold if OPS[table].over_axes else Call.by_entry
-        before = len(self.builder.since(0))
-        value = None
+        before, value = len(self.builder.since(0)), None
         if rule is not None:
             call = Call(self.builder, node, aten, table, arguments(node, args, kwargs), result, self._constant, place_of(node))
             try:
