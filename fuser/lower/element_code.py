@@ -97,6 +97,7 @@ class Writer:
         self.values: list[str] = []
         self.lanes: list[frozenset[str]] = []
         self.flat = not coordinates
+        self.one = "[1]" if self.flat else "[1, 1]"
 
     def steps(self) -> str:
         """Writes all; the name of the value."""
@@ -217,9 +218,10 @@ class Writer:
     # -- steps --------------------------------------------------------------------------------------------------------------
 
     def step(self, s: Step) -> str:
-        self.lanes.append(self.of(s.at) | self.of(s.under) | frozenset().union(*(self.lanes[i] for i in s.args)))
+        under = self.under(s)
+        self.lanes.append(self.of(s.at) | self.of(under) | frozenset().union(*(self.lanes[i] for i in s.args)))
         if s.kind == "load":
-            return self.load(s)
+            return self.load(s, under)
         if s.kind == "number":
             return self.constant(dict(s.attrs)["value"], s.dtype)
         if s.kind == "place":
@@ -232,23 +234,27 @@ class Writer:
         return self.applied(s)
 
     def constant(self, x: float, dtype: str) -> str:
-        shape = "[1]" if self.flat else "[1, 1]"
         if dtype in FLOAT_DTYPES or dtype == "bool":
             text = number_text(x) if math.isfinite(x) else f'float("{x}")'
-            return f"tl.full({shape}, {text}, tl.float32)"
+            return f"tl.full({self.one}, {text}, tl.float32)"
         limits = np.iinfo(dtype)
         whole = int(x) if math.isfinite(x) else limits.min if x < 0 else limits.max
-        return f"tl.full({shape}, {whole}, tl.{_held(dtype)})"
+        return f"tl.full({self.one}, {whole}, tl.{_held(dtype)})"
 
-    def load(self, s: Step) -> str:
+    def under(self, s: Step) -> Truth:
+        """The condition of a step: a mask has no more dimensions than the pointers of a load."""
+        return for_all(s) if s.kind == "load" and not self.of(s.under) <= self.of(s.at) else s.under
+
+    def load(self, s: Step, under: Truth) -> str:
         if s.dtype not in TYPES:
             raise UnsupportedError(f"a tensor of {s.dtype} has no Triton form")
         mine = self.of(s.at)
-        under = s.under if self.of(s.under) <= mine else for_all(s)  # a mask has no more dimensions than pointers
         place, mask = self.grouped(s.at), self.mask(under, mine)
         if not self.of(under) <= mine:
             zero = self.named("zero", f"tl.zeros([{', '.join(map(str, self.block))}], tl.int32)")
             place, mask = f"({place} + {zero})", self.mask(under, frozenset("xy"))
+        elif mask and not mine:  # what a condition compares may be a block of one
+            place = f"({place} + tl.zeros({self.one}, tl.int32))"
         text = f"tl.load({self.arguments[s.op]} + {place}{f', {mask}, 0' if mask else ''})"
         if s.dtype in FLOAT_DTYPES or s.dtype == "bool":
             return f"{text}.to(tl.float32)"

@@ -34,6 +34,8 @@ TAPS, SPECIAL = 4, 8
 mean of eight functions of an image that the same kernel made larger by sigmoids of a small one took an H100 350 µs for 13 MB."""
 DIVISIONS, DIVIDED = ("aten.remainder.", "aten.floor_divide.", "aten.fmod.", "aten.div."), 70
 """Operators that divide, and the instructions of such a division of whole numbers of 64 bits."""
+NEIGHBOURS = 4
+"""Elements of a row that a thread has."""
 SEVERAL, MANY = 2, 16
 """Parts of a joined tensor, more than and up to which one kernel of ours reads."""
 SECTOR, SPLIT = 32, 256
@@ -83,9 +85,18 @@ def _instructions(program: TensorProgram) -> float:
         for i in node.inputs:
             spread = program[i].elements * (2.0 ** math.ceil(math.log2(few)) / few if UNROLLED <= few <= FEW else 1.0)
             parts[i] = parts.get(i, 0.0) + among * (node.op == "slice")
-            wide = 0.0 if folds and among <= mine else among * (TAPS if node.op == "resize" else 1)
+            wide = 0.0 if folds and among <= mine else among * (TAPS if node.op == "resize" else 1) / _shared(program, node, i)
             lanes[i] = max(lanes.get(i, 0.0), spread, wide, parts[i])
     return found
+
+
+def _shared(program: TensorProgram, node: Node, operand: str) -> int:
+    """Elements of a result for which a thread computes one of an operand once: neighbours of a row that have it in common."""
+    mine, theirs = program[node.output].shape[-1:], program[operand].shape
+    named = _looks_up(program, node) and operand in node.inputs[1:]
+    if mine and (len(theirs) < len(program[node.output].shape) if named else theirs[-1:] == (1,)):
+        return min(NEIGHBOURS, mine[0])
+    return 1
 
 
 def _each(program: TensorProgram, node: Node) -> float:
@@ -96,7 +107,8 @@ def _each(program: TensorProgram, node: Node) -> float:
         return TAPS * LOOKED_UP
     if node.attr.get("callee", "").startswith(DIVISIONS) and program[node.output].dtype in WIDE:
         return DIVIDED
-    places = LOOKED_UP if _looks_up(program, node) else JOINING * (node.op == "concat")
+    looked_up = LOOKED_UP / (2.0 if len(node.inputs) > 1 and _shared(program, node, node.inputs[1]) > 1 else 1.0)
+    places = looked_up if _looks_up(program, node) else JOINING * (node.op == "concat")
     return places + (node.entry.flops + SPECIAL * node.entry.sfu if node.entry.kind == "map" else 0.0)
 
 

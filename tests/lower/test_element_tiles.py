@@ -84,3 +84,22 @@ def test_a_tile_computes_what_rows_do(shape: tuple[int, int], monkeypatch: pytes
     found = run.run({n: torch.from_numpy(np.asarray(x, np.float32)) for n, x in values.items()})["Y"]
     np.testing.assert_allclose(found.numpy(), program.evaluate(values)["Y"], rtol=1e-5, atol=1e-5)
     element_tiles._tiled.cache_clear()
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_place_that_all_of_a_part_have_in_common_is_loaded_without_a_mask(named: bool) -> None:
+    """A number that an index names, spread over a part: a pointer without dimensions has no mask with some, which a condition on
+    a place that was read (``named``) may have."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    b = Builder("named", "float32")
+    x, t, i = b.input("X", (37,)), b.input("T", (9,)), b.input("I", (1,), "int64")
+    y = b.op("concat", x, b.op("broadcast", b.op("index_select", t, i, dim=0), shape=(5,)), axis=0)
+    program = b.build(Y=b.op("square", b.op("index", y, b.input("J", (1,), "int64"), dims=(0,)) if named else y))
+    ends, kernels = (*program.inputs, *program.outputs), by_elements(program)
+    graph = KernelGraph(program.name, program.inputs, kernels, program.outputs, tuple(program[n] for n in ends)).validate()
+    for j in (-1, 12):
+        given = {"X": torch.randn(37), "T": torch.randn(9), "I": torch.tensor([4]), "J": torch.tensor([j])}
+        want = torch.cat([given["X"], given["T"][4].expand(5)]).square()
+        given = {n: x for n, x in given.items() if n in program.inputs}
+        found = Executable(graph, Schedule(()), device="cpu").run(given)["Y"]
+        torch.testing.assert_close(found, want[j : j + 1 or None] if named else want)
