@@ -16,6 +16,7 @@ import pytest
 
 from fuser.device import load_device
 from fuser.ir.builder import Builder
+from fuser.ir.builder import Ref
 from fuser.ir.mugraph import LibraryKernel
 from fuser.ir.opdef import JOINED
 from search.cover import prices
@@ -206,3 +207,43 @@ def test_attention_step_by_step_moves_its_scores() -> None:
     q, k, v = (b.input(n, (256, 400, 32)) for n in "QKV")
     found = by_library(b.build(Y=b.op("attention", q, k, v, scale=1.0)), H200)
     assert found is not None and found.winner.seconds > 5 * 256 * 400 * 400 * 4 / 4.8e12
+
+
+def us(b: Builder, y: Ref) -> float:
+    return 1e6 * (joint_seconds(b.build(Y=y), H200) or 0.0)
+
+
+def test_what_several_read_cut_otherwise_is_written_where_it_is_long_to_compute() -> None:
+    def parted(terms: int) -> float:
+        b = Builder("parted", "float32")
+        y = b.input("X", (8192, 1024))
+        for i in range(terms):
+            y = b.op("tanh", y) if terms < 5 and i else y + b.input(f"Z{i}", (1024,))
+        first, rest = (b.op("slice", y, axis=0, start=s, stop=e) for s, e in ((0, 4096), (4096, 8192)))
+        return us(b, b.op("concat", b.relu(rest), b.op("abs", first), axis=0))
+
+    assert parted(5) > parted(2) + 5  # 64 MB more, twice
+
+
+def test_what_is_spread_is_computed_for_each_and_once_for_neighbours() -> None:
+    def pairs(front: bool, special: int = 8) -> float:
+        b = Builder("pairs", "float32")
+        x = b.input("X", (2048,))
+        for _ in range(special):
+            x = b.op("log1p", b.op("square", x))
+        y = x.reshape(1, 2048) if front else x.reshape(2048, 1)
+        return us(b, b.op("sum", b.op("mul", y, b.input("Z", (2048, 2048))), axis=(1,), keepdims=False))
+
+    assert pairs(True) > 2 * pairs(True, 1)
+    assert pairs(True) > 1.5 * pairs(False)
+
+
+def test_resized_images_and_divisions_take_their_time() -> None:
+    def attracted(resized: bool) -> float:
+        b = Builder("attracted", "float16")
+        x, points = b.input("X", (2, 64, 96, 128)), b.input("P", (2, 8, 1, 192, 256))
+        larger = b.op("resize", x, output_size=(192, 256), mode="linear") if resized else b.input("L", (2, 64, 192, 256))
+        gap = b.op("sub", points, larger.reshape(2, 1, 64, 192, 256))
+        return us(b, b.op("mean", b.op("square", gap), axis=(1,), keepdims=False))
+
+    assert attracted(True) > 3 * attracted(False)

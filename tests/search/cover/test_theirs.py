@@ -20,8 +20,10 @@ from fuser.runtime.graph_executor import Executable
 from fuser.runtime.library import WHOLE
 from fuser.runtime.plan import plan
 from search.choose import compile_imported
+from search.cover.prices import by_library
 from search.cover.theirs import left
 from search.cover.theirs import limit
+from search.cover.theirs import only_theirs
 from search.cover.theirs import wholly
 from search.how import How
 
@@ -164,3 +166,19 @@ def test_kernels_that_spill_are_left() -> None:
     assert left(theirs, ours, [few, many])
     assert not left(theirs, ours, [few])
     assert not left(theirs, fast, [many]), "several times its estimate is still less"
+
+
+def test_what_is_one_piece_of_theirs_is_all_of_it_theirs() -> None:
+    """They see the module's operators then; where a kernel is ours, or a library's beside the piece, the plan stays."""
+    b = Builder("piece", "float32")
+    x = b.input("X", (64, 64))
+    piece = b.build(Y=b.op("concat", b.op("tanh", x), b.relu(x), axis=0))
+    joint = by_library(piece, H200, 1e-5)
+    assert joint is not None
+    found = only_theirs(piece, H200, joint.winner)
+    assert found is not None and found.winner.seconds == joint.winner.seconds
+    assert {dict(k.attrs)[JOINED] for k in found.winner.graph.kernels if isinstance(k, LibraryKernel)} == {WHOLE}
+    b = Builder("ours", "float32")
+    ours = b.build(Y=b.input("X", (64, 64)) @ b.input("W", (64, 64)))
+    alone = by_library(ours, H200)
+    assert alone is not None and only_theirs(ours, H200, alone.winner) is None
