@@ -6,6 +6,7 @@ from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from itertools import compress
+from operator import is_
 from operator import itemgetter
 from typing import Any
 
@@ -13,6 +14,7 @@ from fuser.aten import call as call_aten
 from fuser.ir.mugraph import LibraryKernel
 from fuser.lower.kernel_source import KernelSource
 from fuser.runtime.calls import Launch
+from fuser.runtime.calls import nothing
 from fuser.runtime.joined import Piece
 from fuser.runtime.launch import ALIGNMENT
 from fuser.runtime.launch import InterpretedKernel
@@ -61,11 +63,12 @@ def launches(
     shared, last = _shared(plan), _last_reads(plan)
     ends, inside = {p.numbers[-1]: p for p in pieces}, {n for p in pieces for n in p.numbers[:-1]}
     for p in pieces:
-        last[p.numbers[-1]] = tuple(name for n in p.numbers for name in last.pop(n, ()))
+        within = {t for n in p.numbers for t in plan.graph.kernels[plan.launched[n]].outputs}.difference(p.makes)
+        last[p.numbers[-1]] = tuple(name for n in p.numbers for name in last.pop(n, ()) if name not in within)
     for number, i in enumerate(plan.launched):
         kernel, loaded, source = plan.graph.kernels[i], kernels[i], plan.sources[i]
         if number in inside:
-            launch = _nothing
+            launch = nothing
         elif number in ends:
             launch = _joined(plan, ends[number], table, held, late)
         elif source is None:
@@ -81,12 +84,8 @@ def launches(
                 launch = _behind(loaded, source, table, moving, late, dependent)
             else:
                 launch = _generated(loaded, source, [table[n] for n in source.args], dependent)
-        found.append(_dropping(launch, last[number], late) if late is not None and number in last else launch)
+        found.append(_dropping(launch, last[number], late) if late is not None and last.get(number) else launch)
     return found
-
-
-def _nothing(_: int) -> None:
-    """Of a kernel that another launch does."""
 
 
 def _joined(plan: Plan, piece: Piece, table: Mapping[str, Any], held: frozenset[str], late: dict[str, Any] | None) -> Launch:
@@ -97,16 +96,23 @@ def _joined(plan: Plan, piece: Piece, table: Mapping[str, Any], held: frozenset[
         return lambda _: run(*values)
     roots = [root_of(n, plan.views) for n in names]
     getters = [_getter(x, r, table[r], r in held) for x, r in zip(values, roots, strict=True)]
-    makes = [(n, table[n]) for n in piece.makes]
+    makes = [table[n] for n in piece.makes]
     # weights lie where they lie: there are many, and a call is to be short
     fixed = {x.untyped_storage().data_ptr() for x, r in zip(values, roots, strict=True) if r not in held}
     moving = [r in held for r in roots]
+    as_it_is = False  # what the compiler made once it makes so at every call
 
     def call(_: int) -> None:
+        nonlocal as_it_is
         xs = [get(late) for get in getters]
+        made = run(*xs)
+        if as_it_is:
+            late.update(zip(piece.makes, made, strict=True))
+            return
         given = [x.untyped_storage().data_ptr() for x in compress(xs, moving)]
-        for (name, like), x in zip(makes, run(*xs), strict=True):
-            late[name] = taken_beside(x, like, given, fixed, ALIGNMENT)
+        found = [taken_beside(x, like, given, fixed, ALIGNMENT) for like, x in zip(makes, made, strict=True)]
+        late.update(zip(piece.makes, found, strict=True))
+        as_it_is = all(map(is_, found, made))
 
     return call
 

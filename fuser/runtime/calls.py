@@ -129,12 +129,16 @@ class Lanes:
         return call
 
 
+def nothing(_: int) -> None:
+    """Of a kernel that another launch does."""
+
+
 def in_turn(launches: Sequence[Launch], current: Callable[[], int]) -> Callable[[], None]:
     """One call of ``launches`` on the caller's stream alone, whose handle ``current`` gives."""
-    if len(launches) == 1:
-        (only,) = launches
+    every = tuple(x for x in launches if x is not nothing)
+    if len(every) == 1:
+        (only,) = every
         return lambda: only(current())
-    every = tuple(launches)
 
     def call() -> None:
         handle = current()
