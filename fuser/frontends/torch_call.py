@@ -74,7 +74,9 @@ class Call:
     def ref(self, value: Any, dtype: str | None = None) -> Ref:
         """A tensor of the program, in ``dtype`` if given (torch promotes operands)."""
         if not isinstance(value, Ref):
-            value = self.constant(value, f"{self.node.name}.constant")
+            one = value.reshape(-1)[:1] if is_uniform(value) else value
+            made = self.constant(one, f"{self.node.name}.constant")
+            value = made if one is value else self.b.op("broadcast", made, shape=tuple(value.shape))
         if dtype and value.tensor.dtype != dtype:
             return self.b.op("cast", value, dtype=dtype)
         return value
@@ -193,8 +195,13 @@ def is_tensor(value: Any) -> bool:
 
 
 def is_uniform(value: Any) -> bool:
-    """Whether all elements of a large constant are equal: zeros to add to, which need no memory."""
-    return value.numel() >= LARGE and value.is_contiguous() and bool((value == value.reshape(-1)[0]).all())
+    """Whether all elements of a large constant are the same bits: zeros to add to, which need no memory."""
+    import torch
+
+    if value.numel() < LARGE or value.layout is not torch.strided or not value.is_contiguous():
+        return False
+    bits = value.detach().reshape(-1).view(torch.uint8).reshape(value.numel(), -1)
+    return bool((bits == bits[0]).all())
 
 
 def number_of(value: Any) -> float | int | None:

@@ -42,7 +42,6 @@ from fuser.frontends.torch_call import arguments
 from fuser.frontends.torch_call import dtype_name
 from fuser.frontends.torch_call import fields_read
 from fuser.frontends.torch_call import is_tensor
-from fuser.frontends.torch_call import is_uniform
 from fuser.frontends.torch_call import place_of
 from fuser.frontends.torch_call import to_numpy
 from fuser.frontends.torch_norms import fold
@@ -235,8 +234,6 @@ class _Importer:
         return value if isinstance(value, Ref) else self._constant(value, node.name)
 
     def _constant(self, value: Any, name: str) -> Ref:
-        if is_uniform(value):
-            return self.builder.op("broadcast", self._constant(value.reshape(-1)[:1], name), shape=_static(name, value.shape))
         unique, i = name, 0
         while unique in self.builder.names:
             i += 1
