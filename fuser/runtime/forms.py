@@ -148,6 +148,7 @@ def _by_pixels(xs: Sequence[Any], attrs: Mapping[str, Any]) -> bool:
     x, *weights = xs
     return (
         len(weights) == 1
+        and x.dim() == weights[0].dim()
         and x.is_cuda
         and x.element_size() == 2
         and x.is_contiguous()

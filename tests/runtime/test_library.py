@@ -319,3 +319,17 @@ def test_whole_constants_of_any_size(value: float) -> None:
     assert apply("scale", [x], {"scalar": value}).dtype == torch.float32
     if abs(value) < 2.0**63:
         assert apply("scale", [x.long()], {"scalar": value}).dtype == torch.int64
+
+
+@pytest.mark.parametrize(("shape", "alike"), [((2, 8, 4, 4), True), ((8, 4, 8), False), ((2, 8, 3, 5), False)])
+def test_a_convolution_of_one_pixel_is_a_product_of_matrices_for_each_image(shape: tuple[int, ...], alike: bool) -> None:
+    """Of one image without a batch, or rows at odd addresses, it stays one."""
+    from torch._subclasses import FakeTensorMode
+
+    with FakeTensorMode(), torch.no_grad():  # a GPU's tensors, without one
+        x = torch.empty(shape, dtype=torch.float16, device="cuda")
+        weight = torch.empty(16, 8, 1, 1, dtype=torch.float16, device="cuda")
+        with operators() as called:
+            y = apply("conv2d", [x, weight], {})
+    assert tuple(y.shape) == (*shape[:-3], 16, *shape[-2:])
+    assert ("aten.bmm.default" in called) is alike
