@@ -13,6 +13,7 @@ from cost_model.refined import matmul_seconds
 from cost_model.refined import memory_kernel_seconds
 from fuser.device import Device
 from fuser.ir.library_ops import CONVOLUTIONS
+from fuser.ir.library_ops import is_convolution
 from fuser.ir.library_ops import moves
 from fuser.ir.ops import OPS
 from fuser.ir.program import DTYPE_BYTES
@@ -145,7 +146,7 @@ def side_by_side(program: TensorProgram, node: Node) -> bool:
 def bias_seconds(op: str, operands: int, nbytes: int, device: Device) -> float:
     """What the bias of a convolution takes: libraries add it to the result, of ``nbytes``, by a kernel of its own. Nothing of
     what has none."""
-    biased = operands == 3 and op.removesuffix("_last") in CONVOLUTIONS
+    biased = operands == 3 and is_convolution(op)
     return memory_kernel_seconds(2 * nbytes, device) if biased else 0.0
 
 

@@ -199,8 +199,8 @@ def work(f: Features, device: Device, known: Resources | None = None) -> Work:
     cuts(f, r, add)
     _again(f, add)
     total |= {"blocks": f.blocks, "warps": f.warps.astype(float), "boxes": np.minimum(total["boxes"], 1.0)}
-    total["longest"], total["busiest"] = (x - 1.0 for x in f.busiest(together, device.sm_count, persistent(f)))
     ahead = sum((np.maximum(n, 1) * f.stmts[i].bytes for i, n in _operands(f, r).items()), zero)
+    total["longest"], total["busiest"] = (x - 1.0 for x in f.busiest(together, device.sm_count, persistent(f)))
     total |= {"registers": r.registers, "shared": r.shared, "ahead": ahead, "crowd": crowd(f, r)}
     parted = np.logical_or.reduce([np.zeros(len(f), np.bool_), *(d.exact & ~d.groups for d in r.dots.values())])
     total["parted"] = np.where(parted, r.registers, 0.0)

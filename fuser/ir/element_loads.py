@@ -9,7 +9,6 @@ condition under which it was loaded, or a narrower one.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -37,26 +36,26 @@ class _Under:
     others: frozenset[Condition]
 
 
-def loaded_once(steps: Sequence[Step]) -> tuple[list[Step], int]:
-    """The steps with as few loads as the conditions allow, each step once, and the number of the last one among them."""
+def loaded_once(steps: list[Step], last: int) -> tuple[list[Step], int]:
+    """The steps with as few loads as the conditions allow, each step once, and the number of the ``last`` one among them."""
     several: dict[tuple[str, Place], list[Truth]] = {}
     for s in steps:
         if s.kind == "load":
             several.setdefault((s.op, s.at), []).append(s.under)
     ways = {key: wider(unders) for key, unders in several.items() if len(unders) > 1}
     if all(u == w for way in ways.values() for u, w in way.items()) or any(map(_reads_places, steps)):
-        return list(steps), len(steps) - 1
+        return steps, last
     made: dict[Step, int] = {}
     numbers: list[int] = []
     for s in steps:
         args = tuple(numbers[i] for i in s.args)
         if s.kind == "load":
             s = replace(s, under=ways.get((s.op, s.at), {}).get(s.under, s.under))
-        if s.kind == "choose" and args[0] == args[1] and s is not steps[-1]:
+        if s.kind == "choose" and args[0] == args[1]:
             numbers.append(args[0])
             continue
         numbers.append(made.setdefault(replace(s, args=args), len(made)))
-    return list(made), numbers[-1]
+    return list(made), numbers[last]
 
 
 def for_all(s: Step) -> Truth:

@@ -189,11 +189,8 @@ def tape_of(made: Elements, name: str, coordinates: Sequence[Place] | None = Non
     shape, dtype = made.tensors[name]
     at = tuple(coordinate(i, n) for i, n in enumerate(shape)) if coordinates is None else tuple(coordinates)
     last = made.element(name, at, True)
-    steps = list(made.steps)
+    steps, last = loaded_once(list(made.steps), last)
     if last != len(steps) - 1:  # it was made on the way
-        steps.append(Step("choose", dtype, args=(last, last)))
-    steps, last = loaded_once(steps)
-    if last != len(steps) - 1:
         steps.append(Step("choose", dtype, args=(last, last)))
     return Tape(tuple(steps), shape, dtype)
 

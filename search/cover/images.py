@@ -52,13 +52,14 @@ def lean(program: TensorProgram, params: Mapping[str, Array], ours: bool = False
             rules[reader.output] = _shifted(reader, node.output, bias, scaled[1].shape, dtype)
         elif len(node.inputs) == 3 and (ours or (reader and op_def(reader.op).kind == "map")):
             rules[node.output] = _apart(node, len(program[node.output].shape))
-    made, values = _rebuilt(program, values, rules)
+    made, values = rebuilt(program, values, rules)
     return _as_products(*_straight(made, values)) if ours else (made, values)
 
 
-def _rebuilt(
+def rebuilt(
     program: TensorProgram, values: dict[str, Array], rules: Mapping[str, Rule]
 ) -> tuple[TensorProgram, dict[str, Array]]:
+    """The program with what rules make, and the parameters that it reads; both as they are without rules."""
     if not rules:
         return program, values
     made = rebuild(program, rules)
@@ -75,7 +76,7 @@ def _as_products(program: TensorProgram, values: dict[str, Array]) -> tuple[Tens
         if weight is not None:
             values[kept] = np.ascontiguousarray(weight.reshape(len(weight), -1))
         rules[node.output] = _product(program, node, kept if weight is not None else "")
-    return _rebuilt(program, values, rules)
+    return rebuilt(program, values, rules)
 
 
 def _straight(program: TensorProgram, values: dict[str, Array]) -> tuple[TensorProgram, dict[str, Array]]:
@@ -97,7 +98,7 @@ def _straight(program: TensorProgram, values: dict[str, Array]) -> tuple[TensorP
         how = {"padding": around, "dilation": dilation, "groups": groups}
         plain = Node(node.op.replace("_transpose", ""), node.inputs, node.output, tuple(how.items()))
         rules[node.output] = _bare(plain, kept, values[kept].shape, program[node.output].dtype, node.output)
-    return _rebuilt(program, values, rules)
+    return rebuilt(program, values, rules)
 
 
 def _whole_windows(program: TensorProgram, node: Node) -> tuple[int, ...]:

@@ -121,12 +121,11 @@ def _cut_apart(program: TensorProgram) -> list[str]:
         mine = frozenset[tuple[str, ...]]().union(*(reads[i] for i in node.inputs))
         if node.op == "slice":
             mine = frozenset((*r, node.output) for r in mine)
-        users = program.consumers[node.output]
-        cut = [u for u in users if u.op == "slice"]
-        if _folds(program, node) or (len(mine) > READS and len(users) > 1 and cut and not moves_only(node)):
-            mine = frozenset({(node.output,)})
-            found += [] if _folds(program, node) or node.output in program.outputs else [node.output]
-        reads[node.output] = mine
+        users, folds = program.consumers[node.output], _folds(program, node)
+        cut = len(users) > 1 and any(u.op == "slice" for u in users) and not moves_only(node)
+        kept = len(mine) > READS and cut and not folds
+        reads[node.output] = frozenset({(node.output,)}) if folds or kept else mine
+        found += [node.output] * (kept and node.output not in program.outputs)
     return found
 
 

@@ -102,7 +102,8 @@ def wholly(program: TensorProgram, device: Device, images: bool = False) -> Tune
 def only_theirs(program: TensorProgram, device: Device, found: Ranked) -> Tuned | None:
     """All of it by torch's compiler where that is what was chosen, as one piece: the compiler then sees the operators that the
     module has, a turn as one and no concatenation. (24 turned images and their differences took an H100 2275 µs, not 1499.)"""
-    kernels = [k for k in found.graph.kernels if k.outputs[0] not in views_of(found.graph)]
+    views = views_of(found.graph)
+    kernels = [k for k in found.graph.kernels if k.outputs[0] not in views]
     ours = [k for k in kernels if not isinstance(k, LibraryKernel) or dict(k.attrs).get(JOINED) is not True]
     if ours or not kernels:
         return None

@@ -13,8 +13,8 @@ from fuser.ir.builder import Ref
 from fuser.ir.ops import Array
 from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram
+from search.cover.images import rebuilt
 from search.cover.rebuild import Rule
-from search.cover.rebuild import rebuild
 
 SLOW, WIDE = range(65, 129), 160
 """Channels of which a library makes lines slowly, and what it makes of more: of 64 channels to 128 by windows of three an H100
@@ -37,10 +37,7 @@ def widened(program: TensorProgram, params: Mapping[str, Array]) -> tuple[Tensor
         kept = f"{node.output} and more"
         values[kept] = np.pad(weight, ((0, WIDE - len(weight)), (0, 0), (0, 0)))
         rules[node.output] = partial(_first, program, node, kept, values[kept].shape)
-    if not rules:
-        return program, values
-    made = rebuild(program, rules)
-    return made, {n: x for n, x in values.items() if n in made.inputs or n not in program.table}
+    return rebuilt(program, values, rules)
 
 
 def _first(program: TensorProgram, node: Node, kept: str, shape: tuple[int, ...], b: Builder, refs: dict[str, Ref]) -> Ref:
