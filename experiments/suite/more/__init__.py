@@ -7,8 +7,11 @@ from experiments.suite.more import algebra
 from experiments.suite.more import apprentices
 from experiments.suite.more import arenas
 from experiments.suite.more import attention
+from experiments.suite.more import belfries
 from experiments.suite.more import benches
+from experiments.suite.more import bridges
 from experiments.suite.more import chambers
+from experiments.suite.more import cloisters
 from experiments.suite.more import contests
 from experiments.suite.more import functionals
 from experiments.suite.more import gables
@@ -40,6 +43,7 @@ from experiments.suite.more import speech
 from experiments.suite.more import studios
 from experiments.suite.more import terraces
 from experiments.suite.more import transformers
+from experiments.suite.more import wharves
 from experiments.suite.more import workshop
 from experiments.suite.more import worlds
 
@@ -51,6 +55,7 @@ ROOMS = (
     *(harbours, quarries, orchards, piers, pits, groves),
     *(terraces, ramparts),
     *(gables, lanterns),
+    *(belfries, bridges, cloisters, wharves),
 )
 
 CASES: dict[str, Case] = {f"more_{name}": case for room in ROOMS for name, case in room.CASES.items()}
