@@ -39,7 +39,24 @@ def inductor(graph: Any, run: Run, given: Sequence[Any]) -> Run | None:
                 wide += run(*wide)
                 if _agree(found, wide, other, counted) or all(map(_nearer, found, wanted, wide)):
                     return made
+            if all(map(_finite, wanted)):
+                continue
+            # what overflows in one order of operations may not in another: numbers near one say more
+            mine = [_gentle(x) for x in given]
+            wanted = [x.clone() for x in mine]
+            wanted += run(*wanted)
+            if all(map(_finite, wanted)) and _agree((*mine, *made(*mine)), wanted, other, counted):
+                return made
     return None
+
+
+def _finite(x: Any) -> bool:
+    return not x.is_floating_point() or bool(x.isfinite().all())
+
+
+def _gentle(x: Any) -> Any:
+    """A tensor that lies alike, of numbers between 0.5 and 1.5."""
+    return x.clone().tanh_().mul_(0.5).add_(1.0) if x.is_floating_point() else x.clone()
 
 
 def _nearer(x: Any, y: Any, exact: Any) -> bool:

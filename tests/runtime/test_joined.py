@@ -398,3 +398,20 @@ def test_strides_count_from_a_tensor_s_own_first_element() -> None:
         torch.testing.assert_close(found, torch.as_strided(x.clone(), (3, 2), (1, 2), int(first)))
     put = call("aten.as_strided_scatter.default", '[[{"tensor": 0}, {"tensor": 1}, [2], [5], 1], {}]', [x, torch.zeros(2)])
     torch.testing.assert_close(put, torch.as_strided_scatter(x.clone(), torch.zeros(2), (2,), (5,), 1))
+
+
+def test_numbers_near_one_decide_where_others_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tree of prices by powers of what is given: of any numbers one order of operations overflows, and another does not."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    from fuser.runtime import inductor
+
+    def powers(x: Any) -> Any:
+        return (x.abs() ** 20 * x.abs() ** 20 / x.abs() ** 38,)
+
+    x = 3 * torch.randn(64, 64)
+    assert not powers(x)[0].isfinite().all() and powers(x)[0].isfinite().any()
+    for other, taken in ((lambda x: (x * x,), True), (lambda x: (x.abs(),), False)):
+        monkeypatch.setattr(inductor, "_of_graph", lambda *_, other=other: other)
+        monkeypatch.setattr(inductor, "_of_module", lambda *_, other=other: other)
+        assert (inductor.inductor(make_fx(powers)(x), powers, [x]) is other) == taken
