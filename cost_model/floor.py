@@ -10,6 +10,7 @@ from cost_model.constants import constants_of
 from fuser.device import Device
 from fuser.ir.mugraph import BlockGraph
 from fuser.ir.program import DTYPE_BYTES
+from fuser.ir.program import FLOATS
 from fuser.ir.program import TensorProgram
 
 
@@ -51,3 +52,24 @@ def least_seconds(block: BlockGraph, splits: Mapping[str, int], device: Device) 
             size = math.prod(extents[a] for a in s.access.axes) * DTYPE_BYTES[s.dtype]
             sizes[s.access.tensor] = max(sizes.get(s.access.tensor, 0), size)
     return device.launch_latency + c.base - c.overlap + sum(sizes.values()) / (device.memory_bandwidth * c.memory_rate)
+
+
+def alone_seconds(block: BlockGraph, device: Device) -> float:
+    """A bound on any schedule of a block by what its results do not share out: of a product that every thread block needs as a
+    whole, no SM does a part. Axes of the results, and those that are split, are shared out among SMs; half of a product may be
+    left out (below a diagonal)."""
+    shared = {a for s in block.stmts if s.kind == "store" for a in s.axes} | {a for a, _ in block.splits}
+    found = 0.0
+    for s in block.stmts:
+        whole, ways = 1.0, 1
+        for a in s.related:
+            whole *= max(block.extents[a], 1)
+            ways *= max(block.extents[a], 1) if a in shared else 1
+        ways = min(ways, device.sm_count)
+        if s.contracts:
+            operand = block.by_value[s.args[0]].dtype
+            rate = device.matmul_flops(operand, "tf32") if operand in FLOATS else math.inf
+            found = max(found, whole / ways * device.sm_count / rate)
+        elif s.kind == "load":
+            found = max(found, whole * DTYPE_BYTES[s.dtype] / ways * device.sm_count / device.l2_bandwidth)
+    return found

@@ -35,7 +35,7 @@ class Effort:
     each: int = 0
 
 
-INSTANT = Effort("instant", 512, 8, 0.01, 40, 5, 400_000)
+INSTANT = Effort("instant", 512, 8, 0.01, 40, 5, 2_000_000)
 QUICK = Effort("quick", 128, 10, 0.01, 16, 5, 400_000)
 FULL = Effort("full", 256, 8, 0.002, 4000, 40, 4_000_000, 600.0)
 EFFORTS: Mapping[str, Effort] = {e.name: e for e in (INSTANT, QUICK, FULL)}

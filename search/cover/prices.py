@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from cost_model.element_time import element_seconds
+from cost_model.floor import alone_seconds
 from fuser import kept
 from fuser.device import Device
 from fuser.errors import FuserError
@@ -165,7 +166,7 @@ def _best(asked: _Asked, device: Device, libraries: bool, seed: int) -> Laid:
     worth = inf if asked.worth is None else asked.worth
     try:
         graphs = () if program.whole_numbers else structures(program, bool(weights) or any(several))
-        graphs = graphs if asked.worth is None else _together(program, graphs)
+        graphs = graphs if asked.worth is None else _together(program, graphs, device, worth)
     except FuserError:
         graphs = ()
     alone = _without_search(program, device, libraries, bool(graphs))
@@ -274,10 +275,12 @@ def _covered(graph: KernelGraph, schedule: Schedule) -> bool:
     )
 
 
-def _together(program: TensorProgram, graphs: Sequence[KernelGraph]) -> tuple[KernelGraph, ...]:
-    """Structures that have all products in one kernel: others are cut where smaller parts end."""
+def _together(program: TensorProgram, graphs: Sequence[KernelGraph], device: Device, worth: float) -> tuple[KernelGraph, ...]:
+    """Structures that have all products in one kernel, and could take less than ``worth`` seconds: others are cut where smaller
+    parts end."""
     wanted = sum(n.contracts for n in expand(program).nodes)
-    return tuple(g for g in graphs if any(sum(s.contracts for s in b.computes) >= wanted for b in g.blocks))
+    whole = (g for g in graphs if any(sum(s.contracts for s in b.computes) >= wanted for b in g.blocks))
+    return tuple(g for g in whole if max((alone_seconds(b, device) for b in g.blocks), default=0.0) < worth)
 
 
 def by_library(program: TensorProgram, device: Device, joint: float | None = None, how: bool | str = True) -> Tuned | None:

@@ -42,9 +42,12 @@ SAMPLED = 8192
 """Schedules that are drawn of a large space to see whether it is worth a search."""
 ENOUGH = 200
 """Of these so many must be able to run, for the best of them to mean something."""
-HOPELESS = 1.3
-"""How much longer the best of a sample may take than what is known, for a search. In the spaces of chains of a BERT and a LLaMA
-the best of all was at most 1.26 times faster than the best of the sample."""
+HOPELESS, RARE = 1.3, 2.0
+"""How much longer the best of a sample may take than what is known, for a search, and where few of the sample can run. In the
+spaces of chains of a BERT and a LLaMA the best of all was at most 1.26 times faster than the best of the sample; of 12 spaces in
+which under 200 of it ran at most 1.53 times."""
+FEWEST, FIRST = 10, 4
+"""Of those so many must be able to run at all; generations behind which nothing is left that is that much longer."""
 PRESSURE = 3
 """Power of 1/estimate by which parents are drawn. The paper's is 1, where a schedule twice as slow has half the children; a
 search by cubes ends in two thirds of the time with the same predictions."""
@@ -178,13 +181,14 @@ def evolution(
     effort: Effort,
     measure: Measure | None = None,
     first: tuple[Rows, np.ndarray] | None = None,
+    worth: float = np.inf,
 ) -> SearchResult:
     """Algorithm 1: estimate a population, measure its top n, stop when the best changes by less than epsilon, draw the next
     population weighted by 1/estimate (to the power of :data:`PRESSURE`) and mutate one knob of each.
 
     Two additions: the top n survive unchanged, and children that break rule 4 are replaced by their parents. Without
-    ``measure`` the estimate of the best stands for its time. ``first``: rows and their estimates in seconds, where a sample is at
-    hand; the best of them are the first population.
+    ``measure`` the estimate of the best stands for its time, and it ends early where that stays far above ``worth`` seconds.
+    ``first``: rows and their estimates in seconds, where a sample is at hand; the best of them are the first population.
     """
     counter = [0]
 
@@ -195,9 +199,11 @@ def evolution(
             best = np.argsort(first[1], kind="stable")[: effort.population]
             rows, seconds = first[0][best], first[1][best]
             counter[0] += len(first[1]) - len(best)
-        for _ in range(effort.generations):
+        for generation in range(effort.generations):
             counter[0] += len(rows)
             yield _ranked(space, rows, seconds, effort.top)
+            if measure is None and generation >= FIRST and seconds.min() > HOPELESS * worth:
+                break
             rows, seconds = _next(space, rows, seconds, estimate, rng, effort)
 
     found = _measured("evolution", pools(), effort, measure, 0, space.notes)
@@ -224,7 +230,8 @@ def search(
     if np.isfinite(worth) and space.work > SAMPLED and space.kernels:
         rows = space.sample_rows(SAMPLED, rng)
         seconds = space.estimate_rows(rows, estimate)
-        if np.isfinite(seconds).sum() >= ENOUGH and seconds.min() > HOPELESS * worth:
+        many = np.isfinite(seconds).sum()
+        if many >= FEWEST and seconds.min() > (HOPELESS if many >= ENOUGH else RARE) * worth:
             top = _ranked(space, rows, seconds, effort.top)
             return SearchResult("sample", tuple(top), len(rows), 0, "hopeless", notes=space.notes)
         if (runs := np.isfinite(seconds)).any():
@@ -236,7 +243,7 @@ def search(
     if not space.kernels:  # libraries alone have one schedule, the empty one
         strategy = "exhaustive"
     if strategy == "evolution":
-        return evolution(space, estimate, rng, effort, measure, first)
+        return evolution(space, estimate, rng, effort, measure, first, worth)
     return STRATEGIES[strategy](space, estimate, rng, effort, measure)
 
 
