@@ -114,10 +114,10 @@ def _seconds(program: TensorProgram, group: list[Node], device: Device) -> float
 
 def faster_last(program: TensorProgram, node: Node) -> bool:
     """Whether a convolution by a library is faster with channels last, where nothing in front of it or behind it is so: windows
-    of one element are as fast either way (but of images in half precision whose channels begin at odd addresses: 27 µs, not 9, for
-    1024 channels to 256 of 32 images of 14 × 14 pixels on an H100), those side by side are one product with channels outside, lines
-    of each channel apart take several times as long (19 µs, not 4.4, on an H200), and transposed ones of volumes in groups a
-    library turns back (2555, not 2345 µs)."""
+    of one element are as fast either way (but of images in half precision whose channels begin at odd addresses: 27 µs, not 9,
+    for 1024 channels to 256 of 32 images of 14 × 14 pixels on an H100), those side by side are one product with channels outside,
+    lines of each channel apart take several times as long (19 µs, not 4.4, on an H200), and transposed ones of volumes in groups
+    a library turns back (2555, not 2345 µs)."""
     x, weight = (program[n] for n in node.inputs[:2])
     window = weight.shape[2:]
     if node.op not in CONVOLUTIONS or len(x.shape) != len(window) + 2 or x.shape[1] == 1:
@@ -126,7 +126,8 @@ def faster_last(program: TensorProgram, node: Node) -> bool:
     groups = node.attr.get("groups", 1)
     lines = len(window) == 1 and groups == x.shape[1]
     volumes = len(window) == 3 and groups > 1 and CONVOLUTIONS[node.op]
-    odd = DTYPE_BYTES[x.dtype] == 2 and groups == 1 and math.prod(x.shape[2:]) % 8 > 0 and max(window) == 1 < math.prod(x.shape[2:])
+    pixels = math.prod(x.shape[2:])
+    odd = DTYPE_BYTES[x.dtype] == 2 and groups == 1 and max(window) == 1 < pixels and pixels % 8 > 0
     return x.dtype in FLOATS and (odd or max(window) > 1) and not (apart or lines or volumes)
 
 

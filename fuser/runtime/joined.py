@@ -257,6 +257,8 @@ def _fill_places(graph: Any, given: Sequence[Any]) -> None:
 
     for node, x in zip((n for n in graph.graph.nodes if n.op == "placeholder"), given, strict=True):
         extent = _extent(node)
+        if extent == math.inf and x.dim() and any(map(_sorts, node.users)) and not x.any():
+            extent = x.shape[-1]  # of equal numbers any order is right
         if extent is not None and 1 < extent < 2**62 and not x.any():
             memory, drawn = _memory(x), torch.Generator(x.device).manual_seed(0)
             places = x if memory.numel() > extent and x.is_contiguous() else memory  # row by row, or all of them
@@ -292,6 +294,9 @@ def _extent_there(node: Any, user: Any) -> float | None:
     name, args = str(user.target), user.args
     if name.startswith(INDIFFERENT):
         return math.inf
+    if _sorts(user):
+        inside = [_extent(u) for u in user.users if u.target is operator.getitem and u.args[1] == 0]
+        return None if None in inside else min((e for e in inside if e is not None), default=math.inf)
     if name.startswith(VIEWED) or (name.startswith("aten.where") and node is not args[0]):
         return _extent(user)
     if name.startswith(("aten.index.", "aten.index_put.", "aten.index_put_.")) and node in args[1]:
@@ -322,13 +327,16 @@ def _traced(run: Run, given: Sequence[Any], whole: bool = False) -> Any:
             # only then: it takes operators apart by rules of its own, which are not the compiler's
             graph = make_fx(torch.func.functionalize(graph, remove="mutations"), decomposition_table=table)(*fakes)
         _take_sorted(graph)
-        if whole:
-            return joint_graph_passes(graph)
+        return joint_graph_passes(graph) if whole or _taken(graph) else None
+
+
+def _taken(graph: Any) -> bool:
+    """Whether the compiler has kernels for a graph, which are not too long to make."""
     calls = [n for n in graph.graph.nodes if n.op == "call_function" and str(n.target).startswith("aten.")]
     theirs = [n for n in calls if apart(str(n.target)) and not _sorts_little(n)]
     beside = sum(not apart(str(n.target)) and not _placed(n) for n in calls)
     mixed = beside > 1 and all(any(word in str(n.target) for word in ORDERS) for n in theirs)
-    return None if beside > LARGEST or len(calls) > 4 * LARGEST or (theirs and not mixed) else graph
+    return beside <= LARGEST and len(calls) <= 4 * LARGEST and (not theirs or mixed)
 
 
 def _take_sorted(graph: Any) -> None:
@@ -347,6 +355,10 @@ def _take_sorted(graph: Any) -> None:
             node.replace_all_uses_with(found)
             graph.graph.erase_node(node)
     graph.recompile()
+
+
+def _sorts(node: Any) -> bool:
+    return str(node.target).startswith("aten.sort.")
 
 
 def _placed(node: Any) -> bool:

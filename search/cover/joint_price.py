@@ -32,6 +32,18 @@ windows of 9 elements under weights 42."""
 TAPS, SPECIAL = 4, 8
 """Elements that one of a resized image is made of, and instructions in whose time a thread is through with a special function. A
 mean of eight functions of an image that the same kernel made larger by sigmoids of a small one took an H100 350 µs for 13 MB."""
+LONG_WRITTEN = {
+    **dict.fromkeys(("power", "powf"), 118),
+    **dict.fromkeys(("sin", "cos"), 81),
+    **dict.fromkeys(("softplus", "log_sigmoid"), 37),
+    **dict.fromkeys(("log", "log2", "log10", "log1p"), 28),
+    **dict.fromkeys(("elu", "celu", "selu", "expm1", "erf", "gelu"), 28),
+    **dict.fromkeys(("asinh", "acosh", "atan"), 45),
+    **dict.fromkeys(("tan", "atan2"), 90),
+    "mish": 60,
+}
+"""Instructions of functions that torch's compiler takes from a library, as the assembler has them for an H100 (and of what is
+made of two of them)."""
 DIVISIONS, DIVIDED = ("aten.remainder.", "aten.floor_divide.", "aten.fmod.", "aten.div."), 70
 """Operators that divide, and the instructions of such a division of whole numbers of 64 bits."""
 NEIGHBOURS = 4
@@ -116,7 +128,8 @@ def _each(program: TensorProgram, node: Node) -> float:
         return DIVIDED
     looked_up = LOOKED_UP / (2.0 if len(node.inputs) > 1 and _shared(program, node, node.inputs[1]) > 1 else 1.0)
     places = looked_up if _looks_up(program, node) else JOINING * (node.op == "concat" and not _side_by_side(node))
-    return places + (node.entry.flops + SPECIAL * node.entry.sfu if node.entry.kind == "map" else 0.0)
+    arithmetic = max(node.entry.flops + SPECIAL * node.entry.sfu, LONG_WRITTEN.get(node.op, 0))
+    return places + (arithmetic if node.entry.kind == "map" else 0.0)
 
 
 def _side_by_side(node: Node) -> bool:
@@ -175,10 +188,16 @@ def _turned_windows(program: TensorProgram) -> bool:
 
 
 def _shifts(program: TensorProgram) -> int:
-    """How many parts of one joined tensor are put together, as in a convolution along lines. Where these are turned as well, a
-    kernel of that compiler reads each part far from the next: 59 µs for 32 × 192 × 400 elements of seven taps and their maxima on
-    an H100. Of many it computes what was joined again for each: 112 µs for 16 × 384 × 500 elements of 31."""
-    return max((sum(u.op == "slice" for u in program.consumers[n.output]) for n in program.nodes if n.op == "concat"), default=0)
+    """How many parts of one joined tensor, most of it each, are put together, as in a convolution along lines. Where these are
+    turned as well, a kernel of that compiler reads each part far from the next: 59 µs for 32 × 192 × 400 elements of seven taps
+    and their maxima on an H100. Of many it computes what was joined again for each: 112 µs for 16 × 384 × 500 elements of 31."""
+    joined = (n.output for n in program.nodes if n.op == "concat")
+    users = ([u.output for u in program.consumers[n] if u.op == "slice" and _most(program, u)] for n in joined)
+    return max(map(len, users), default=0)
+
+
+def _most(program: TensorProgram, part: Node) -> bool:
+    return 2 * program[part.output].elements > program[part.inputs[0]].elements
 
 
 def _normalizes(program: TensorProgram, node: Node) -> bool:

@@ -246,8 +246,8 @@ class _Finder:
                 return
             core.add(last)
 
-    def follows(self, name: str, core: Collection[str]) -> bool:
-        """Whether a result is better made by those that read it, which are all in the core: element by element, as many as there."""
+    def follows(self, name: str, core: frozenset[str] | set[str]) -> bool:
+        """Whether a result is better made by those that read it, all in the core: element by element, as many as there."""
         if not name or self.made[name].entry.kind != "map":
             return False
         readers = [self.made[r] for r in self.readers[name] & core]

@@ -415,3 +415,21 @@ def test_numbers_near_one_decide_where_others_overflow(monkeypatch: pytest.Monke
         monkeypatch.setattr(inductor, "_of_graph", lambda *_, other=other: other)
         monkeypatch.setattr(inductor, "_of_module", lambda *_, other=other: other)
         assert (inductor.inductor(make_fx(powers)(x), powers, [x]) is other) == taken
+
+
+def test_whole_numbers_that_are_sorted_are_different() -> None:
+    """Of equal ones the compiler's order is as right as torch's, and was taken for wrong."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    from fuser.runtime.joined import _fill_places
+
+    def order(x: Any) -> Any:
+        return (torch.argsort(x, -1),)
+
+    def moved(x: Any) -> Any:
+        return (torch.sort(x, -1)[0] + 1,)
+
+    for run, drawn in ((order, True), (moved, False)):
+        x = torch.zeros(3, 16, dtype=torch.int64)
+        _fill_places(make_fx(run)(x), [x])
+        assert all(len(row.unique()) == (16 if drawn else 1) for row in x)
