@@ -247,3 +247,51 @@ def test_resized_images_and_divisions_take_their_time() -> None:
         return us(b, b.op("mean", b.op("square", gap), axis=(1,), keepdims=False))
 
     assert attracted(True) > 3 * attracted(False)
+
+
+def test_parts_of_a_long_series_are_computed_once() -> None:
+    """A kernel that joins two computes both for each element; of 32 each is written to its place. What overlapping parts of one
+    tensor read is written before it is read too often: a tree of 28 steps is no 2 to the power of 28."""
+
+    def joined(many: int) -> float:
+        b = Builder("series")
+        x = b.input("X", (2**20,))
+        parts = [b.op("power", x, b.op("scale", x, scalar=float(i + 1))) for i in range(many)]
+        return joint_seconds(b.build(Y=b.op("concat", *parts, axis=0)), H200) or 0.0
+
+    assert joined(32) < 5 * joined(8)
+
+    def tree(steps: int) -> float:
+        b = Builder("tree")
+        x = b.input("X", (4096, steps + 1))
+        y = b.op("exp", x)
+        for n in range(steps, 0, -1):
+            y = b.op("tanh", b.op("slice", y, axis=1, start=1, stop=n + 1) + b.op("slice", y, axis=1, start=0, stop=n))
+        return joint_seconds(b.build(Y=y), H200) or 0.0
+
+    assert tree(24) < 6 * tree(8)
+
+
+def test_parts_that_lie_side_by_side_are_no_shifts() -> None:
+    """Steps of noise that was joined are read once each; 24 shifted parts of lines are not for torch's compiler."""
+
+    def priced(shifted: bool) -> bool:
+        b = Builder("steps")
+        x = b.op("concat", b.op("neg", b.input("X", (24, 4096))), b.input("Z", (24, 4096)), axis=1)
+        axis, size = (1, 8000) if shifted else (0, 1)
+        parts = [b.op("slice", x, axis=axis, start=i, stop=i + size) for i in range(24)]
+        y = parts[0]
+        for part in parts[1:]:
+            y = b.op("tanh", y + part)
+        return joint_seconds(b.build(Y=y), H200) is not None
+
+    assert priced(False) and not priced(True)
+
+
+def test_long_chains_are_parts_of_a_few_sizes() -> None:
+    b = Builder("chain")
+    y = b.input("X", (64, 64))
+    for _ in range(60):
+        y = b.op("tanh", y)
+    sizes = {len(p.nodes) for p in parts(b.build(Y=y)) if p.writes == ("Y",)}
+    assert sizes == {1, 2, 4, 8, 16, 48}
