@@ -21,6 +21,7 @@ def worth_parts(tuned: Tuned, spec: Device) -> bool:
         return False
     return (
         _exact(program)
+        or _cut(tuned)
         or moves_elements(program)
         or _masked(program)
         or (joint is not None and joint <= LESS * tuned.winner.seconds)
@@ -36,6 +37,11 @@ def _masked(program: TensorProgram) -> bool:
     """Whether an operand of a product is masked: a kernel that does both waits for the mask in each step of its loop."""
     operands = (program.producers.get(root(program, i)) for n in program.nodes if n.products for i in n.inputs)
     return any(n is not None and n.op == "where" for n in operands)
+
+
+def _cut(tuned: Tuned) -> bool:
+    """Whether several products are in several kernels anyway: parts may be cut, and parameters prepared, in more ways."""
+    return len(tuned.winner.candidate.graph.blocks) > 1 and sum(n.products > 0 for n in tuned.program.nodes) > 1
 
 
 def _exact(program: TensorProgram) -> bool:
