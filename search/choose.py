@@ -103,7 +103,7 @@ def compile_imported(known: Imported, spec: Device, device: str | None, how: How
         except (NoValidKernelError, UnsupportedError):
             if theirs is None:
                 raise
-    if waiting is not None and doubt(known.program) * waiting.winner.seconds <= (
+    if waiting is not None and doubt(waiting) * waiting.winner.seconds <= (
         model.whole.candidate.seconds if model else most
     ):
         with suppress(NoValidKernelError, UnsupportedError):
