@@ -13,8 +13,8 @@ from search.ranked import Tuned
 MASKED = 1.6
 """How many times its estimate a kernel takes that masks an operand of its product, 1.8 and 4.1 on an H200."""
 CUT = 1.1
-"""The same of several kernels with products, each of which does more than its parts would: classes by cosines behind a product and
-a batch norm took an H100 26 µs, priced at 11 and, once compiled, 13."""
+"""The same of several kernels with products, each of which does more than its parts would: classes by cosines behind a product
+and a batch norm took an H100 26 µs, priced at 11 and, once compiled, 13."""
 
 
 def worth_parts(tuned: Tuned, spec: Device) -> bool:

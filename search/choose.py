@@ -103,9 +103,7 @@ def compile_imported(known: Imported, spec: Device, device: str | None, how: How
         except (NoValidKernelError, UnsupportedError):
             if theirs is None:
                 raise
-    if waiting is not None and doubt(waiting) * waiting.winner.seconds <= (
-        model.whole.candidate.seconds if model else most
-    ):
+    if waiting is not None and doubt(waiting) * waiting.winner.seconds <= (model.whole.candidate.seconds if model else most):
         with suppress(NoValidKernelError, UnsupportedError):
             return whole(waiting)
     if model is None:
