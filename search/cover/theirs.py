@@ -57,8 +57,8 @@ LONG = 8192
 does not see: softmax and norms of 8 to 256 rows of 16384 to 131072 took 1.17 to 3 times as long as ours on an H200."""
 LARGEST, ATTENDING, ALONE_LARGEST = 200, 64, 1000
 """Most operators of a program that torch's compiler is given as a whole, of one with attention, and of one of which it leaves
-nothing to libraries. Of larger ones its price is too low: on an H200 four layers of a LLaMA took 1072 µs, not 906, a ViT 1084, not
-1023, with eight sentences and images."""
+nothing to libraries. Of larger ones its price is too low: on an H200 four layers of a LLaMA took 1072 µs, not 906, a ViT 1084,
+not 1023, with eight sentences and images."""
 
 
 def limit(theirs: Tuned | None) -> float:
