@@ -46,6 +46,8 @@ PLACED = ("copy", "clone", "view", "slice", "select", "permute", "squeeze", "exp
 """Operators that only say where elements are."""
 INDIFFERENT = "aten.eq.", "aten.ne.", "aten.lt.", "aten.le.", "aten.gt.", "aten.ge.", "aten.remainder.Scalar"
 """Operators to which any whole number is as good: comparisons, and what brings a place back into a range."""
+DIVISIONS = tuple(f"aten.{n}." for n in ("div", "floor_divide", "remainder", "fmod"))
+"""Operators that divide."""
 VIEWED = (*(f"aten.{n}." for n in (*PLACED, "unsqueeze", "reshape", "_to_copy")), "prims.convert_element_type.")
 """Operators whose results have the same whole numbers as what they read."""
 LARGEST = 1500
@@ -257,6 +259,8 @@ def _fill_places(graph: Any, given: Sequence[Any]) -> None:
 
     for node, x in zip((n for n in graph.graph.nodes if n.op == "placeholder"), given, strict=True):
         extent = _extent(node)
+        if any(_divides_by(node, u) for u in node.users) and not x.is_floating_point() and not x.any():
+            x.fill_(1)
         if extent == math.inf and x.dim() and any(map(_sorts, node.users)) and not x.any():
             extent = x.shape[-1]  # of equal numbers any order is right
         if extent is not None and 1 < extent < 2**62 and not x.any():
@@ -266,6 +270,11 @@ def _fill_places(graph: Any, given: Sequence[Any]) -> None:
                 places.copy_(torch.rand(places.shape, device=x.device, generator=drawn).argsort(-1))
             else:
                 memory.random_(0, int(extent), generator=drawn)
+
+
+def _divides_by(node: Any, user: Any) -> bool:
+    """Whether an operator divides by a node: what a whole number divided by zero is says nothing."""
+    return str(user.target).startswith(DIVISIONS) and len(user.args) > 1 and user.args[1] is node
 
 
 def _extent(node: Any) -> float | None:

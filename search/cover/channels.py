@@ -136,7 +136,7 @@ class _Turning:
             return None
         image, wanted = self.program[node.inputs[0]].shape, self.program[node.output].shape
         ends = [k for k in range(1, len(wanted) + 1) if math.prod(wanted[1:k]) == image[1]]
-        if wanted[0] != image[0] or not ends:
+        if wanted[:1] != image[:1] or not ends:
             return None
         channels, pixels = wanted[1 : ends[0]], wanted[ends[0] :]
         apart = self.b.op("reshape", self.last[node.inputs[0]], shape=(image[0], *pixels, *channels))

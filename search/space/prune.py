@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -233,14 +234,17 @@ def tile_grid(sets: Sequence[TileSet], chunk: int = CHUNK) -> Iterator[dict[str,
     yield from grid_of({t.axis: t.values for t in sets}, chunk)
 
 
-def grid_of(choices: dict[str, Sequence[int]], chunk: int = CHUNK) -> Iterator[dict[str, Sizes]]:
+def grid_of(choices: Mapping[str, Sequence[int]], chunk: int = CHUNK) -> Iterator[dict[str, Sizes]]:
     """Every combination of the choices, as :func:`tile_grid`."""
     names, sizes = list(choices), [len(v) for v in choices.values()]
     values = [np.asarray(v, np.int64) for v in choices.values()]
     total = math.prod(sizes)
     for start in range(0, total, chunk):
-        index = np.unravel_index(np.arange(start, min(total, start + chunk)), sizes) if sizes else ()
-        yield {n: v[i] for n, v, i in zip(names, values, index, strict=True)}
+        left, index = np.arange(start, min(total, start + chunk)), []
+        for size in reversed(sizes):  # numpy's own takes no more than 64 of them
+            left, mine = np.divmod(left, size)
+            index.append(mine)
+        yield {n: v[i] for n, v, i in zip(names, values, reversed(index), strict=True)}
 
 
 def funnel(block: BlockGraph, device: Device) -> Funnel:

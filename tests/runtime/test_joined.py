@@ -433,3 +433,16 @@ def test_whole_numbers_that_are_sorted_are_different() -> None:
         x = torch.zeros(3, 16, dtype=torch.int64)
         _fill_places(make_fx(run)(x), [x])
         assert all(len(row.unique()) == (16 if drawn else 1) for row in x)
+
+
+def test_examples_divide_by_no_zero() -> None:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    from fuser.runtime.joined import _fill_places
+
+    def parts(x: Any, y: Any) -> Any:
+        return x // y, torch.fmod(x, y)
+
+    x, y = (torch.zeros(3, 16, dtype=torch.int64) for _ in "xy")
+    _fill_places(make_fx(parts)(x, y + 1), [x, y])
+    assert not x.any() and y.all()

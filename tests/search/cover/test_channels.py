@@ -127,3 +127,9 @@ def test_steps_along_two_axes_that_no_block_takes_are_one_kernel_of_elements(rng
     assert len(run.graph.kernels) == 1
     given = rng.standard_normal((30, 40, 20)).astype(np.float32)
     np.testing.assert_allclose(run(given), np.exp(given[::3, :, ::2]), rtol=1e-5)
+
+
+def test_an_image_of_one_element_may_be_a_scalar(rng: np.random.Generator) -> None:
+    b = fuser.Builder("net", "float32")
+    y = b.op("conv2d", b.input("x", (1, 3, 3, 3)), b.input("w", (1, 3, 3, 3)))
+    agree(b.build(y=b.op("exp", b.op("reshape", y, shape=()))), rng)

@@ -31,6 +31,7 @@ from fuser.lower.triton_source import generate_graph
 from fuser.superopt.structures import structures
 from fuser.workloads import workload
 from search.space.prune import funnel
+from search.space.prune import grid_of
 from search.space.prune import multiples
 from search.space.prune import padding
 from search.space.prune import rule3
@@ -194,3 +195,11 @@ def test_axes_along_which_large_tensors_lie_are_tiled_beside_those_of_the_result
     program = b.build(Y=b.op("silu", y).transpose(0, 2, 3, 1))
     (behind,) = {g.blocks[1] for g in structures(program) if any("i" in s for b in g.blocks for s in b.splits)}
     assert max({t.axis: t.values for t in tile_sets(behind)}["i"]) >= 64
+
+
+def test_a_grid_may_have_more_axes_than_an_array() -> None:
+    """An unrolled recurrence of 32 steps in one kernel has 65."""
+    choices = {f"a{i}": [1] for i in range(70)} | {"x": [2, 3], "y": [4, 5, 6]}
+    (grid,) = grid_of(choices)
+    assert list(zip(grid["x"].tolist(), grid["y"].tolist(), strict=True)) == [(x, y) for x in (2, 3) for y in (4, 5, 6)]
+    assert grid["a69"].tolist() == [1] * 6
