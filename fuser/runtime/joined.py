@@ -377,7 +377,7 @@ def _placed(node: Any) -> bool:
 def _sorts_little(node: Any) -> bool:
     """Whether a node sorts along a short axis."""
     dim = node.kwargs.get("dim", next((a for a in node.args[1:] if type(a) is int), -1))
-    return "aten.sort." in str(node.target) and node.args[0].meta["val"].shape[dim] <= SHORT
+    return _sorts(node) and node.args[0].meta["val"].shape[dim] <= SHORT
 
 
 def _in_place(node: Any) -> bool:

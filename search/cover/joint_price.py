@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from math import inf
 
 from cost_model import refined
@@ -79,20 +80,21 @@ def joint_seconds(program: TensorProgram, device: Device, doubted: bool = False)
     moved += [0.0 for n in inner if _side_by_side(n) for i in n.inputs if i not in program.inputs]  # each is a kernel
     moved += [SECTOR * program[n.output].elements for n in inner if _scans_across(program, n)]
     moved += [SECTOR * x for n in inner if _folds(program, n) for x in _turned_beside(program, n)]
-    moved += [2 * program[n].nbytes for n in _cut_apart(program)]
+    written = _cut_apart(program)
+    moved += [2 * program[n].nbytes for n in written]
     waits = constants_of(device).wait * sum(_in_turn(program, n) for n in folds)
     memory = sum(refined.memory_kernel_seconds(n, device) for n in moved) + waits
-    work = constants_of(device).base + _instructions(program) / (device.fp32_flops / 2)
+    work = constants_of(device).base + _instructions(program, frozenset(written)) / (device.fp32_flops / 2)
     return max(memory * (DOUBT if doubted else 1.0), work)
 
 
-def _instructions(program: TensorProgram) -> float:
+def _instructions(program: TensorProgram, written: Collection[str]) -> float:
     """Of all threads, where each has one element and computes its places anew: what a few tensors that are joined are made of is
     computed for each element of the whole, or of all parts of it that are read, what is spread over others for each of these, and
-    what is folded within a window for a power of two."""
+    what is folded within a window for a power of two; what is ``written`` on the way once."""
     lanes: dict[str, float] = {}
     parts: dict[str, float] = {}
-    found, written = 0.0, set(_cut_apart(program))
+    found = 0.0
     for node in reversed(program.nodes):
         mine, folds = float(program[node.output].elements), _folds(program, node)
         once = (folds and "kernel_size" not in node.attr) or node.output in written

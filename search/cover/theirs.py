@@ -24,6 +24,7 @@ from fuser.ir.subprogram import subprogram
 from fuser.lower.compile import KernelArtifact
 from fuser.runtime.library import WHOLE
 from fuser.runtime.library import views_of
+from search.cover.joint import WHOLE_KERNEL
 from search.cover.joint import joins
 from search.cover.joint import joint_kernels
 from search.cover.joint_price import DOUBT
@@ -55,10 +56,10 @@ SPILLED, LONGER = 512, 2.0
 LONG = 8192
 """Elements of a row from which on torch's compiler reads it more than once, or adds parts by further kernels, which its price
 does not see: softmax and norms of 8 to 256 rows of 16384 to 131072 took 1.17 to 3 times as long as ours on an H200."""
-LARGEST, ATTENDING, ALONE_LARGEST = 200, 64, 1000
-"""Most operators of a program that torch's compiler is given as a whole, of one with attention, and of one of which it leaves
-nothing to libraries. Of larger ones its price is too low: on an H200 four layers of a LLaMA took 1072 µs, not 906, a ViT 1084,
-not 1023, with eight sentences and images."""
+LARGEST, ATTENDING = 200, 64
+"""Most operators of a program that torch's compiler is given as a whole, where it leaves some to libraries, and of one with
+attention. Of larger ones its price is too low: on an H200 four layers of a LLaMA took 1072 µs, not 906, a ViT 1084, not 1023,
+with eight sentences and images."""
 
 
 def limit(theirs: Tuned | None) -> float:
@@ -84,7 +85,7 @@ def wholly(program: TensorProgram, device: Device, images: bool = False) -> Tune
     """All of it by torch's compiler; None where that has no honest price (``images``: whatever their convolutions are), or where
     attention is none of torch's."""
     inner = [n for n in program.nodes if not moves_only(n)]
-    most = ATTENDING if any(n.products > 1 for n in inner) else ALONE_LARGEST if all(map(joins, inner)) else LARGEST
+    most = ATTENDING if any(n.products > 1 for n in inner) else WHOLE_KERNEL if all(map(joins, inner)) else LARGEST
     images = images or _adds_pixels(program)
     if not inner or len(inner) > most or not (images or all(_known(program, n) for n in inner if n.op in CONVOLUTIONS)):
         return None

@@ -41,8 +41,7 @@ from fuser.lower.places import operands
 from search.ranked import Ranked
 from search.space.kernels import Estimator
 from search.space.kernels import deeper
-from search.space.places import behind
-from search.space.places import place_of
+from search.space.places import places
 from search.space.variants import moves
 
 FEW = 8
@@ -62,9 +61,9 @@ def polished(ranked: Sequence[Ranked], device: Device, estimate: Estimator, best
     exact = not any(map(assumable, ranked[0].graph.blocks))
     most = (WITHIN if exact else NEAR) * min(best, ranked[0].seconds)
     near = next((i for i, r in enumerate(ranked) if i and (i >= FEW or r.seconds > most)), len(ranked))
-    folding = [any(s.folds for s in block.computes) for block in ranked[0].graph.blocks]
-    several = [_folding(r.candidate, folding, device) for r in ranked[:near]] if any(folding) else []
-    known = _with_options([pair for pairs in several for pair in pairs], estimate)
+    looked_at = ranked[:near] if any(map(_folding, ranked[0].graph.blocks)) else []
+    pairs = (pair for r in looked_at for pair in zip(r.candidate.blocks, places(r.candidate, device), strict=True))
+    known = _with_options([(block, place) for (block, _), place in pairs if _folding(block)], estimate)
     for r in ranked[:near]:
         kernels = [k for block, mine in r.candidate.blocks if (k := known.get((id(block), mine)))]
         plain = r if exact else replace(r, estimate=r.estimate + sum(k.plain - k.assumed for k in kernels))
@@ -77,13 +76,9 @@ def polished(ranked: Sequence[Ranked], device: Device, estimate: Estimator, best
     return sorted(found, key=lambda r: r.seconds)
 
 
-def _folding(candidate: Candidate, folding: Sequence[bool], device: Device) -> list[tuple[BlockGraph, Place]]:
-    """The kernels that fold and their places. Others gain by no option: of 1600 schedules none did."""
-    return [
-        (block, place_of(block, mine, device, follows))
-        for (block, mine), follows, folds in zip(candidate.blocks, behind(candidate.graph), folding, strict=True)
-        if folds
-    ]
+def _folding(block: BlockGraph) -> bool:
+    """Whether a kernel may gain by options: of 1600 schedules of kernels that fold nothing none did."""
+    return any(s.folds for s in block.computes)
 
 
 @dataclass(frozen=True)
