@@ -5,6 +5,7 @@ from __future__ import annotations
 from experiments.suite.case import Case
 from experiments.suite.more import algebra
 from experiments.suite.more import apprentices
+from experiments.suite.more import aqueducts
 from experiments.suite.more import arenas
 from experiments.suite.more import attention
 from experiments.suite.more import belfries
@@ -43,6 +44,7 @@ from experiments.suite.more import speech
 from experiments.suite.more import studios
 from experiments.suite.more import terraces
 from experiments.suite.more import transformers
+from experiments.suite.more import viaducts
 from experiments.suite.more import wharves
 from experiments.suite.more import workshop
 from experiments.suite.more import worlds
@@ -56,6 +58,7 @@ ROOMS = (
     *(terraces, ramparts),
     *(gables, lanterns),
     *(belfries, bridges, cloisters, wharves),
+    *(aqueducts, viaducts),
 )
 
 CASES: dict[str, Case] = {f"more_{name}": case for room in ROOMS for name, case in room.CASES.items()}
