@@ -31,8 +31,11 @@ TURNING = 3.0
 and 2.5 µs for 26, 3.2 and 1.1 MB."""
 
 
-def library_seconds(graph: KernelGraph, kernel: LibraryKernel, device: Device, model: str = REFINED) -> float:
-    """Estimate of a library kernel on tensors of the program; nothing for a view that needs no launch."""
+def library_seconds(
+    graph: KernelGraph, kernel: LibraryKernel, device: Device, model: str = REFINED, copied: bool = False
+) -> float:
+    """Estimate of a library kernel on tensors of the program; nothing for a view that needs no launch. ``copied``: operands of
+    which a product would need several calls may be copied for one."""
     if kernel.output in views_of(graph):
         return 0.0
     tensors = graph.device_tensors
@@ -51,10 +54,21 @@ def library_seconds(graph: KernelGraph, kernel: LibraryKernel, device: Device, m
         return moved + more + _turning(graph, kernel, device)
     a, b = (tensors[x].shape for x in kernel.args)
     product = refined.matmul_product(a, b, tensors[kernel.output].shape, tensors[kernel.args[0]].dtype)
-    calls = _calls(graph, kernel)
+    calls, chained = _calls(graph, kernel), model == CHAINED
     part = replace(product, batch=math.ceil(product.batch / calls))
-    multiplied = calls * refined.matmul_seconds(part, device, precision="ieee", chained=model == CHAINED)
+    multiplied = calls * refined.matmul_seconds(part, device, precision="ieee", chained=chained)
+    if copied and calls > 1:
+        once = refined.matmul_seconds(product, device, precision="ieee", chained=chained)
+        multiplied = min(multiplied, once + _spread_out(graph, kernel, device))
     return multiplied + _aligning(graph, kernel, device)
+
+
+def _spread_out(graph: KernelGraph, kernel: LibraryKernel, device: Device) -> float:
+    """What it takes to copy the operands of a batched product that are views as large as its batch asks for."""
+    tensors = graph.device_tensors
+    batch = math.prod(tensors[kernel.output].shape[:-2])
+    sizes = (math.prod(tensors[a].shape[-2:]) * DTYPE_BYTES[tensors[a].dtype] for a in kernel.args if _strided(graph, a))
+    return math.fsum(refined.memory_kernel_seconds(2 * batch * n, device) for n in sizes)
 
 
 def _aligning(graph: KernelGraph, kernel: LibraryKernel, device: Device) -> float:

@@ -8,24 +8,24 @@ from math import inf
 
 from cost_model import refined
 from cost_model.constants import constants_of
-from fuser.aten import operator
 from fuser.device import Device
-from fuser.ir.composites import expand
 from fuser.ir.element_program import SCANS
 from fuser.ir.program import WIDE
 from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram
+from search.cover.folds import UNROLLED
+from search.cover.folds import along_rows
+from search.cover.folds import at_the_end
+from search.cover.folds import further_passes
+from search.cover.folds import is_fold
+from search.cover.folds import kept_in_rows
+from search.cover.folds import row_by_row
+from search.cover.folds import total
 from search.cover.joint import joins
 from search.cover.shown import moves_only
 
 DOUBT = 1.2
 """How many times its floor a kernel of torch's compiler is expected to take, where there are searched kernels of ours."""
-ROW = 4096
-"""Elements of a row that a kernel of torch's compiler keeps from a fold to what follows."""
-UNROLLED = 8
-"""Elements of which torch's compiler writes a fold out."""
-CONVERSION = "aten.to."
-"""What elements are converted by; torch does not say that it treats each alone."""
 WINDOWED, LOOKED_UP, JOINING, FEW = 40, 35, 10, 64
 """Instructions for an element of a window, one that is looked up, and of one that may be of several tensors; elements of a window
 up to which no loop goes through them. Products of rows that were looked up in pairs and joined took an H100 162 µs for 43 MB, and
@@ -53,8 +53,11 @@ SEVERAL, MANY = 2, 16
 """Parts of a joined tensor from beyond which a kernel of torch's compiler is no match where they are turned, and at all."""
 JOINED = 8
 """Parts of a joined tensor up to which a kernel of torch's compiler computes them for each element of the whole."""
-SECTOR, SPLIT = 32, 256
-"""Bytes of which one element is used by a block that has one column; elements of an axis from which blocks have one."""
+SECTOR, SPLIT, COLUMNS = 32, 256, 64
+"""Bytes of which one element is used by a block that has one column; elements of an axis from which blocks have one, and columns
+for each multiprocessor from which they have several."""
+SCANNED = 80
+"""Instructions for an element of what runs along an axis: 65536 rows of 252 took an H100 43 µs, not 23."""
 READS = 4
 """Loads of an element up to which torch's compiler computes it again for each that reads it."""
 NEAR = 0.5
@@ -70,16 +73,19 @@ def joint_seconds(program: TensorProgram, device: Device, doubted: bool = False)
     shifts = _shifts(program)
     if shifts > MANY or (shifts > SEVERAL and any(n.op == "transpose" for n in program.nodes)):
         return None
-    by_rows = _row_by_row(program)
-    folds = () if by_rows else [n for n in inner if n.output not in program.outputs and _folds(program, n)]
+    by_rows = row_by_row(program)
+    inside = () if by_rows else [n for n in inner if n.output not in program.outputs and is_fold(program, n)]
+    folds = [n for n in inside if not kept_in_rows(program, n)]
     ends = sum(_read(program, n) for n in program.inputs) + sum(program[n].nbytes for n in program.outputs)
     near = NEAR if ends < device.l2_bytes / 2 else 1.0
     again = [near * program[n.inputs[0]].nbytes if doubted and _normalizes(program, n) else inf for n in folds]
     moved = [ends, *(min(2 * program[n.output].nbytes, more) for n, more in zip(folds, again, strict=True))]
-    moved += [0.0] if by_rows and any(_total(program, n) for n in inner) else []
+    moved += [0.0] if by_rows and any(total(program, n) for n in inner) else []
     moved += [0.0 for n in inner if _side_by_side(n) for i in n.inputs if i not in program.inputs]  # each is a kernel
-    moved += [SECTOR * program[n.output].elements for n in inner if _scans_across(program, n)]
-    moved += [SECTOR * x for n in inner if _folds(program, n) for x in _turned_beside(program, n)]
+    again_of_rows, more = further_passes(program, device.sm_count)
+    moved += [near * again_of_rows] * (again_of_rows > 0) + [0.0] * more
+    moved += [SECTOR * program[n.output].elements for n in inner if _scans_across(program, n, device)]
+    moved += [SECTOR * x for n in inner if is_fold(program, n) for x in _turned_beside(program, n)]
     written = _cut_apart(program)
     moved += [2 * program[n].nbytes for n in written]
     waits = constants_of(device).wait * sum(_in_turn(program, n) for n in folds)
@@ -96,7 +102,7 @@ def _instructions(program: TensorProgram, written: Collection[str]) -> float:
     parts: dict[str, float] = {}
     found = 0.0
     for node in reversed(program.nodes):
-        mine, folds = float(program[node.output].elements), _folds(program, node)
+        mine, folds = float(program[node.output].elements), is_fold(program, node)
         once = (folds and "kernel_size" not in node.attr) or node.output in written
         among = mine if once else max(lanes.get(node.output, 0.0), mine)
         found += _each(program, node) * among
@@ -130,6 +136,8 @@ def _each(program: TensorProgram, node: Node) -> float:
         return DIVIDED
     looked_up = LOOKED_UP / (2.0 if len(node.inputs) > 1 and _shared(program, node, node.inputs[1]) > 1 else 1.0)
     places = looked_up if _looks_up(program, node) else JOINING * (node.op == "concat" and not _side_by_side(node))
+    if node.op in SCANS:
+        return SCANNED
     arithmetic = max(node.entry.flops + SPECIAL * node.entry.sfu, LONG_WRITTEN.get(node.op, 0))
     return places + (arithmetic if node.entry.kind == "map" else 0.0)
 
@@ -148,7 +156,7 @@ def _cut_apart(program: TensorProgram) -> list[str]:
         mine = frozenset[tuple[str, ...]]().union(*(reads[i] for i in node.inputs))
         if node.op == "slice":
             mine = frozenset((*r, node.output) for r in mine)
-        users, folds = program.consumers[node.output], _folds(program, node)
+        users, folds = program.consumers[node.output], is_fold(program, node)
         cut = len(users) > 1 and any(u.op == "slice" for u in users) and not moves_only(node)
         kept = len(mine) > READS and cut and not folds
         reads[node.output] = frozenset({(node.output,)}) if folds or kept else mine
@@ -156,10 +164,12 @@ def _cut_apart(program: TensorProgram) -> list[str]:
     return found
 
 
-def _scans_across(program: TensorProgram, node: Node) -> bool:
-    """Whether an operator runs along a long axis that is not the last: a block of that compiler has one column."""
+def _scans_across(program: TensorProgram, node: Node, device: Device) -> bool:
+    """Whether an operator runs along a long axis that is not the last, of few columns: a block of that compiler has one."""
     shape = program[node.output].shape
-    return node.op in SCANS and node.attr["dim"] % len(shape) != len(shape) - 1 and shape[node.attr["dim"]] >= SPLIT
+    if node.op not in SCANS or (dim := node.attr["dim"] % len(shape)) == len(shape) - 1:
+        return False
+    return shape[dim] >= SPLIT and program[node.output].elements // shape[dim] < COLUMNS * device.sm_count
 
 
 def _turned_beside(program: TensorProgram, node: Node) -> list[int]:
@@ -171,7 +181,7 @@ def _turned_beside(program: TensorProgram, node: Node) -> list[int]:
             continue
         seen.add(name)
         large, front = min(program[name].shape[-2:], default=0) >= SPLIT, program.producers.get(name)
-        if front is None or _folds(program, front):
+        if front is None or is_fold(program, front):
             along |= large
         elif front.op == "transpose" and front.attr["perm"][-1] != len(front.attr["perm"]) - 1:
             across += [program[name].elements] * large
@@ -204,14 +214,14 @@ def _most(program: TensorProgram, part: Node) -> bool:
 
 def _normalizes(program: TensorProgram, node: Node) -> bool:
     """Whether each row becomes another one by a few numbers of it: the compiler reads it again and keeps those alone."""
-    return node.entry.kind == "composite" and _along_rows(program, node)
+    return node.entry.kind == "composite" and along_rows(program, node)
 
 
 def _in_turn(program: TensorProgram, node: Node) -> float:
     """Loads of a fold that come one after another: of rows that are looked up, and folded across. 64 rows for each of 256
     sentences took torch's compiler 61 µs on an H200."""
     whole, found = math.prod(program[node.inputs[0]].shape), math.prod(program[node.output].shape)
-    apart = found > 1 and not _along_rows(program, node) and _looked_up(program, node)
+    apart = found > 1 and not at_the_end(program, node) and _looked_up(program, node)
     return whole / found if apart else 0.0
 
 
@@ -242,38 +252,3 @@ def _read(program: TensorProgram, name: str) -> int:
         some = (user.entry.element is not None or user.op == "slice") and user.inputs[0] == name
         taken += program[user.output].nbytes if some else program[name].nbytes
     return min(taken, program[name].nbytes)
-
-
-def _row_by_row(program: TensorProgram) -> bool:
-    """Whether all that is folded are rows of one number, and what they leave to one element: one kernel keeps them."""
-    whole = expand(program)
-    inner = [n for n in whole.nodes if not moves_only(n) and (n.entry.kind != "library" or n.entry.flops > 0)]
-    folds = [n for n in inner if _folds(whole, n)]
-    folds = [n for n in folds if not _total(whole, n)] or folds
-    rows = {math.prod(whole[n.inputs[0]].shape[:-1]) if _along_rows(whole, n) else 0 for n in folds}
-    return len(rows) == 1 and 0 not in rows
-
-
-def _total(program: TensorProgram, node: Node) -> bool:
-    """Whether an operator folds all that it reads: each row's part leaves with the row, and a kernel folds these."""
-    return program[node.output].elements == 1 and _folds(program, node)
-
-
-def _along_rows(program: TensorProgram, node: Node) -> bool:
-    """Whether an operator folds the last axis alone, and rows that a block can keep."""
-    shape, axes = program[node.inputs[0]].shape, node.attr.get("axis", node.attr.get("dim"))
-    axes = axes if isinstance(axes, tuple) else () if axes is None else (axes,)
-    return [a % len(shape) for a in axes] == [len(shape) - 1] and shape[-1] <= ROW
-
-
-def _folds(program: TensorProgram, node: Node) -> bool:
-    """Whether elements of the result come of many of the operands: of a few they are arithmetic within a kernel."""
-    kind, many = node.entry.kind, program[node.output].elements
-    if "kernel_size" not in node.attr and many < program[node.inputs[0]].elements < UNROLLED * many:
-        return False
-    if kind != "opaque":
-        return kind in ("reduce", "composite") or (kind == "library" and node.entry.flops > 0)
-    import torch
-
-    callee = node.attr["callee"]
-    return not callee.startswith(CONVERSION) and torch.Tag.pointwise not in operator(callee).tags

@@ -242,9 +242,18 @@ class _Finder:
             last = max(more, key=lambda p: (p in self.steps, self.order[p]), default="")
             if kinds is not BESIDE and whole and len(core) > 1 and not (self.follows(last, core) and many not in SIZES):
                 yield frozenset(core)
-            if not more:
+            if more:
+                core.add(last)
+                continue
+            kept = {p for p in front if kinds is ROWS and p not in ready and self.folds(p)} - self.sums - set(self.steps)
+            if not kept:
                 return
-            core.add(last)
+            core |= kept  # the few numbers of a row that others read as well are left beside the result
+
+    def folds(self, name: str) -> bool:
+        """Whether a result is a few numbers of each row."""
+        node = self.made[name]
+        return node.entry.kind == "reduce" and self.program[name].elements < self.program[node.inputs[0]].elements
 
     def follows(self, name: str, core: frozenset[str] | set[str]) -> bool:
         """Whether a result is better made by those that read it, all in the core: element by element, as many as there."""

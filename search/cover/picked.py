@@ -7,14 +7,12 @@ kernel of their own, the rest is computed of the elements that are picked.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from functools import partial
 
 from fuser.ir.builder import Builder
 from fuser.ir.builder import Ref
 from fuser.ir.ops import op as op_def
-from fuser.ir.program import DTYPE_BYTES
 from fuser.ir.program import NARROW
 from fuser.ir.program import Node
 from fuser.ir.program import TensorProgram
@@ -38,25 +36,43 @@ def picked(program: TensorProgram) -> TensorProgram:
 
 
 def _softmaxes(program: TensorProgram, node: Node) -> Iterator[Node]:
-    """Those of which a gather picks elements along their rows, through operators element by element."""
-    if node.op != "gather":
+    """Those of which a gather picks elements along their rows, through operators element by element, and of which nobody else
+    needs all."""
+    if not _picks(program, node):
         return
-    of, result = program[node.inputs[0]], program[node.output]
-    dim = node.attr["dim"] % max(len(of.shape), 1)
-    rows = [(a, b) for i, (a, b) in enumerate(zip(of.shape, result.shape, strict=True)) if i != dim]
-    size = math.prod(of.shape)
-    if any(a != b for a, b in rows) or size * DTYPE_BYTES[of.dtype] < LARGE or size < FEWER * math.prod(result.shape):
-        return
-    todo = [of.name]
+    of = program[node.inputs[0]]
+    dim, todo = _along(program, node), [of.name]
     while todo:
-        name = todo.pop()
-        made = program.producers.get(name)
-        if made is None or len(program.consumers[name]) > 1 or name in program.outputs or program[name].shape != of.shape:
+        made = program.producers.get(name := todo.pop())
+        if made is None or program[name].shape != of.shape:
             continue
-        if made.op in ROWS and made.attr.get("axis", -1) % len(of.shape) == dim:
+        if made.op in ROWS and made.attr.get("axis", -1) % len(of.shape) == dim and _few_are_left(program, name, dim):
             yield made
         elif _by_element(made):
             todo += made.inputs
+
+
+def _picks(program: TensorProgram, node: Node) -> bool:
+    """Whether a gather takes a few elements of each row of a large tensor."""
+    if node.op != "gather" or not program[node.inputs[0]].shape:
+        return False
+    of, result, dim = program[node.inputs[0]], program[node.output], _along(program, node)
+    rows = [(a, b) for i, (a, b) in enumerate(zip(of.shape, result.shape, strict=True)) if i != dim]
+    return all(a == b for a, b in rows) and of.nbytes >= LARGE and of.elements >= FEWER * result.elements
+
+
+def _along(program: TensorProgram, node: Node) -> int:
+    return node.attr["dim"] % len(program[node.inputs[0]].shape)
+
+
+def _few_are_left(program: TensorProgram, name: str, dim: int) -> bool:
+    """Whether a few elements of each row are all that is left of a tensor: they are picked, or rows are folded."""
+    return name not in program.outputs and all(
+        (u.inputs[0] == name and _picks(program, u) and _along(program, u) == dim)
+        or (u.entry.kind == "reduce" and u.attr.get("axis") == (dim,))
+        or (_by_element(u) and program[u.output].shape == program[name].shape and _few_are_left(program, u.output, dim))
+        for u in program.consumers[name]
+    )
 
 
 def _by_element(node: Node) -> bool:

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from collections.abc import Sequence
 from contextlib import suppress
 
 from cost_model.names import CHAINED
 from fuser.device import Device
 from fuser.errors import FuserError
-from fuser.ir.composites import expand
 from fuser.ir.library_ops import CONVOLUTIONS
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
@@ -53,9 +51,6 @@ OURS = ("resize",)
 """Operators of which ours took an H200 0.6 to 0.8 times as long (bicubic and trilinear)."""
 SPILLED, LONGER = 512, 2.0
 """Bytes of local memory a thread beyond which a kernel takes so many times its estimate, or more (2224 bytes: 121 µs, not 41)."""
-LONG = 8192
-"""Elements of a row from which on torch's compiler reads it more than once, or adds parts by further kernels, which its price
-does not see: softmax and norms of 8 to 256 rows of 16384 to 131072 took 1.17 to 3 times as long as ours on an H200."""
 LARGEST, ATTENDING = 200, 64
 """Most operators of a program that torch's compiler is given as a whole, where it leaves some to libraries, and of one with
 attention. Of larger ones its price is too low: on an H200 four layers of a LLaMA took 1072 µs, not 906, a ViT 1084, not 1023,
@@ -89,11 +84,7 @@ def wholly(program: TensorProgram, device: Device, images: bool = False) -> Tune
     images = images or _adds_pixels(program)
     if not inner or len(inner) > most or not (images or all(_known(program, n) for n in inner if n.op in CONVOLUTIONS)):
         return None
-    if (
-        any(n.op in OURS for n in inner)
-        or _long_rows(program, inner)
-        or not all(_flash(program, n) for n in inner if n.products > 1)
-    ):
+    if any(n.op in OURS for n in inner) or not all(_flash(program, n) for n in inner if n.products > 1):
         return None
     try:
         return by_library(program, device, _seconds(program, device), WHOLE)
@@ -128,15 +119,6 @@ def _apart(program: TensorProgram) -> bool:
     """Whether a convolution is of each channel apart."""
     images = [n for n in program.nodes if n.op in CONVOLUTIONS]
     return any(n.attr.get("groups", 1) == program[n.inputs[0]].shape[1] > 1 for n in images)
-
-
-def _long_rows(program: TensorProgram, inner: Sequence[Node]) -> bool:
-    """Whether folds are along rows longer than a block of that compiler keeps, and all else is done element by element."""
-    if not all(map(joins, inner)):
-        return False
-    folds = [n for n in expand(program).nodes if n.entry.kind == "reduce"]
-    rows = [max((expand(program)[n.inputs[0]].shape[a] for a in n.attr["axis"]), default=0) for n in folds]
-    return bool(rows) and min(rows) >= LONG
 
 
 def _known(program: TensorProgram, node: Node) -> bool:
@@ -178,4 +160,4 @@ def _called(part: TensorProgram, device: Device) -> float:
     kernels = tuple(LibraryKernel(n.output, n.op, n.inputs, n.output, tuple(sorted(part.bound(n).items()))) for n in part.nodes)
     ends = (*part.inputs, *part.outputs)
     graph = KernelGraph(part.name, part.inputs, kernels, part.outputs, tuple(part[n] for n in ends)).validate()
-    return math.fsum(library_seconds(graph, k, device, CHAINED) for k in kernels)
+    return math.fsum(library_seconds(graph, k, device, CHAINED, copied=True) for k in kernels)
