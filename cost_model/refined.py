@@ -77,6 +77,9 @@ THIN = 0.3
 """What a further part of a line costs L2 that another row of an operand brings, of products on fragments, by pointers or by
 descriptors: each is a request of its own. Of 241 pairs of schedules on an H200 those of 16 columns were priced 14 % too low
 without it, those of 64 and more 1 % too high. Products by warp groups do not show it."""
+VECTORS, EACH_VECTOR = 0.9, 0.8e-9
+"""Part of the memory's rate at which a library multiplies matrices by vectors, and seconds that each of a batch takes besides: of
+34 shapes in float32 and bfloat16 an H100 took 0.6 to 2 times what these say, where tiles say up to 800 times as long."""
 SIDES, SPLITS, DEPTH = (64, 128, 256), (1, 2, 4), 64
 """Rows and columns, parts of the sum, and depth of the tiles of a library's matmul."""
 EXACT = 1.2
@@ -392,8 +395,12 @@ def _library_work(
 def matmul_seconds(
     p: Product, device: Device, constants: Constants | None = None, precision: str = "tf32", chained: bool = False
 ) -> float:
-    """Time of a library matmul: :func:`matmul_choice`."""
-    return matmul_choice(p, device, constants, precision, chained).seconds
+    """Time of a library matmul: :func:`matmul_choice`; of matrices by vectors also what it takes to read them."""
+    by_tiles = matmul_choice(p, device, constants, precision, chained).seconds
+    if min(p.m, p.n) > 1:
+        return by_tiles
+    nbytes = p.batch * (p.m * p.k + p.k * p.n + p.m * p.n) * DTYPE_BYTES[p.dtype]
+    return min(by_tiles, memory_kernel_seconds(nbytes / VECTORS, device, constants) + EACH_VECTOR * p.batch)
 
 
 def memory_kernel_seconds(nbytes: float, device: Device, constants: Constants | None = None) -> float:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from cost_model.names import CHAINED
+from cost_model.refined import memory_kernel_seconds
 from fuser.device import Device
 from fuser.errors import FuserError
 from fuser.ir.library_ops import CONVOLUTIONS
@@ -160,4 +161,8 @@ def _called(part: TensorProgram, device: Device) -> float:
     kernels = tuple(LibraryKernel(n.output, n.op, n.inputs, n.output, tuple(sorted(part.bound(n).items()))) for n in part.nodes)
     ends = (*part.inputs, *part.outputs)
     graph = KernelGraph(part.name, part.inputs, kernels, part.outputs, tuple(part[n] for n in ends)).validate()
-    return math.fsum(library_seconds(graph, k, device, CHAINED, copied=True) for k in kernels)
+    views, table = views_of(graph), graph.device_tensors
+    moved = (2 * table[k.output].nbytes for k in kernels if moves_only(part.producers[k.output]) and k.output not in views)
+    called = (k for k in kernels if not moves_only(part.producers[k.output]))
+    seconds = (library_seconds(graph, k, device, CHAINED, copied=True) for k in called)
+    return math.fsum((*(memory_kernel_seconds(n, device) for n in moved), *seconds))

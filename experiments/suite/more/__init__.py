@@ -14,6 +14,7 @@ from experiments.suite.more import bridges
 from experiments.suite.more import chambers
 from experiments.suite.more import cloisters
 from experiments.suite.more import contests
+from experiments.suite.more import fountains
 from experiments.suite.more import functionals
 from experiments.suite.more import gables
 from experiments.suite.more import galleries
@@ -58,7 +59,7 @@ ROOMS = (
     *(terraces, ramparts),
     *(gables, lanterns),
     *(belfries, bridges, cloisters, wharves),
-    *(aqueducts, viaducts),
+    *(aqueducts, viaducts, fountains),
 )
 
 CASES: dict[str, Case] = {f"more_{name}": case for room in ROOMS for name, case in room.CASES.items()}
