@@ -97,19 +97,18 @@ def further_passes(program: TensorProgram, multiprocessors: int) -> tuple[int, i
         return 0, 0
     outputs, whole = {n.output for n in folds}, max(program[n.inputs[0]].elements for n in folds)
     few = min(whole // program[n.inputs[0]].shape[-1] for n in folds) < 2 * multiprocessors
-    behind, passes, kernels = dict.fromkeys(program.inputs, 0), set[int](), set[int]()
+    behind, passes, kernels = dict.fromkeys(program.inputs, 0), dict[int, int](), set[int]()
     for node in program.nodes:
         level = max((behind[i] for i in node.inputs), default=0)
         if node.output in outputs:
             mine = range(level, level + (2 if few and node.entry.kind == "composite" and node.entry.degree == "exp" else 1))
-            passes.update(mine)
+            passes |= {i: max(passes.get(i, 0), program[node.inputs[0]].nbytes) for i in mine}
             kernels.update(mine)
             level = mine.stop
         behind[node.output] = level
         if program[node.output].elements >= whole and node.output in program.outputs:
-            passes.add(level)
-    size = max(program[n.inputs[0]].nbytes for n in folds)
-    return (len(passes) - 1) * size, (2 * len(kernels) - 1) * few
+            passes[level] = max(passes.get(level, 0), program[node.output].nbytes)
+    return sum(passes.values()) - max(passes.values()), (2 * len(kernels) - 1) * few
 
 
 def _long(program: TensorProgram, node: Node) -> bool:

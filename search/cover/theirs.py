@@ -8,11 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import partial
 
 from cost_model.names import CHAINED
 from cost_model.refined import memory_kernel_seconds
 from fuser.device import Device
 from fuser.errors import FuserError
+from fuser.ir.builder import Builder
+from fuser.ir.builder import Ref
 from fuser.ir.library_ops import CONVOLUTIONS
 from fuser.ir.mugraph import KernelGraph
 from fuser.ir.mugraph import LibraryKernel
@@ -30,6 +33,7 @@ from search.cover.joint_price import DOUBT
 from search.cover.joint_price import joint_seconds
 from search.cover.parts import FEW
 from search.cover.prices import by_library
+from search.cover.rebuild import rebuild
 from search.cover.shown import moves_only
 from search.cover.shown import views_to
 from search.library_attention import attention_seconds
@@ -80,15 +84,16 @@ def left(theirs: Tuned, ours: Tuned, kernels: Iterable[KernelArtifact]) -> bool:
 def wholly(program: TensorProgram, device: Device, images: bool = False) -> Tuned | None:
     """All of it by torch's compiler; None where that has no honest price (``images``: whatever their convolutions are), or where
     attention is none of torch's."""
-    inner = [n for n in program.nodes if not moves_only(n)]
+    seen = _dots_apart(program)
+    inner = [n for n in seen.nodes if not moves_only(n)]
     most = ATTENDING if any(n.products > 1 for n in inner) else WHOLE_KERNEL if all(map(joins, inner)) else LARGEST
-    images = images or _adds_pixels(program)
-    if not inner or len(inner) > most or not (images or all(_known(program, n) for n in inner if n.op in CONVOLUTIONS)):
+    images = images or _adds_pixels(seen)
+    if not inner or len(inner) > most or not (images or all(_known(seen, n) for n in inner if n.op in CONVOLUTIONS)):
         return None
-    if any(n.op in OURS for n in inner) or not all(_flash(program, n) for n in inner if n.products > 1):
+    if any(n.op in OURS for n in inner) or not all(_flash(seen, n) for n in inner if n.products > 1):
         return None
     try:
-        return by_library(program, device, _seconds(program, device), WHOLE)
+        return by_library(program, device, _seconds(seen, device), WHOLE)
     except FuserError:
         return None
 
@@ -114,6 +119,20 @@ def _seconds(program: TensorProgram, device: Device) -> float:
         joint = joint_seconds(part, device, doubted=True) if all(map(joins, nodes)) else None
         found.append(_called(part, device) if joint is None else joint / DOUBT)
     return math.fsum(found)
+
+
+def _dots_apart(program: TensorProgram) -> TensorProgram:
+    """The program with products of two vectors as torch's compiler takes them apart: elements are multiplied, then added, in one
+    kernel with those that make them."""
+    dots = (n for n in program.nodes if n.op == "matmul" and program[n.output].elements == 1)
+    rules = {n.output: partial(_dot, program, n) for n in dots if program[n.output].dtype == "float32"}
+    return rebuild(program, rules) if rules else program
+
+
+def _dot(program: TensorProgram, node: Node, b: Builder, refs: dict[str, Ref]) -> Ref:
+    x, y = (refs[i].reshape(program[i].elements) for i in node.inputs)
+    total = b.op("sum", b.op("mul", x, y), axis=(0,), keepdims=False)
+    return b.op("reshape", total, name=node.output, shape=program[node.output].shape)
 
 
 def _apart(program: TensorProgram) -> bool:

@@ -33,6 +33,7 @@ from fuser.device import parse_device
 from fuser.errors import UsageError
 from fuser.ir.builder import Builder
 from fuser.ir.mugraph import BlockGraph
+from fuser.ir.program import DTYPE_BYTES
 from fuser.ir.schedule import KernelSchedule
 from fuser.ir.tiling import TilingExpr
 from fuser.superopt.structures import one_kernel
@@ -322,3 +323,14 @@ def test_each_trip_of_a_softmax_costs_an_sm_that_is_full_of_blocks() -> None:
     # an H200 takes 23.3 µs with tiles of 32 keys; the products, and what is computed of each score, are the same
     assert many["seconds"] == pytest.approx(23.3e-6, rel=0.15)
     assert many["arithmetic"] > 1.1 * few["arithmetic"]
+
+
+@pytest.mark.parametrize("shape", [(1, 8192, 1024), (1024, 131072, 1), (1, 1048576, 1)])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_library_multiplies_by_vectors_as_fast_as_it_reads(shape: tuple[int, int, int], dtype: str) -> None:
+    m, k, n = shape
+    nbytes = (m * k + k * n) * DTYPE_BYTES[dtype]
+    device = load_device("h100")
+    taken = matmul_seconds(Product(1, m, n, k, dtype), device, precision="ieee")
+    assert nbytes / device.memory_bandwidth < taken < 1.5 * nbytes / device.memory_bandwidth + 5e-6
+    assert matmul_seconds(Product(10**5, 1, 1, 8, dtype), device) > 50e-6  # each of many little ones takes its time

@@ -68,3 +68,26 @@ def test_of_columns_as_of_rows() -> None:
 )
 def test_what_gains_nothing_stays(other: TensorProgram) -> None:
     assert picked(other) is other
+
+
+def test_what_several_pick_and_others_fold_is_never_written() -> None:
+    """Elements of each row for two losses, and its entropy: no softmax is left; one that a result needs whole stays."""
+
+    def made(whole: bool) -> TensorProgram:
+        b = Builder("losses")
+        x, first, second = b.input("X", (ROWS, COLUMNS)), b.input("I", (ROWS, 1), "int64"), b.input("J", (ROWS, 3), "int64")
+        y = b.op("log_softmax", x, axis=1)
+        entropy = b.op("sum", b.op("exp", y) * y, axis=(1,))
+        more = {"W": b.op("cumsum", y, dim=1)} if whole else {}
+        return b.build(A=b.op("gather", y, first, dim=1), B=b.op("exp", b.op("gather", y, second, dim=1)), E=entropy, **more)
+
+    before = made(False)
+    after, rng = picked(before), np.random.default_rng(0)
+    assert not any("softmax" in n.op for n in after.nodes) and sum(n.op == "gather" for n in after.nodes) == 2
+    assert {n.inputs[0] for n in after.nodes if n.op == "gather"} == {"X"}
+    given = {"X": 30 * rng.standard_normal((ROWS, COLUMNS))}
+    given |= {n: rng.integers(0, COLUMNS, (ROWS, k)) for n, k in (("I", 1), ("J", 3))}
+    for one, other in zip(before.evaluate(given).values(), after.evaluate(given).values(), strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-9, atol=1e-12)
+    needed = made(True)
+    assert picked(needed) is needed

@@ -295,3 +295,39 @@ def test_long_chains_are_parts_of_a_few_sizes() -> None:
         y = b.op("tanh", y)
     sizes = {len(p.nodes) for p in parts(b.build(Y=y)) if p.writes == ("Y",)}
     assert sizes == {1, 2, 4, 8, 16, 48}
+
+
+def test_long_rows_are_read_again_by_what_needs_their_fold() -> None:
+    def seconds(make: Callable[[Builder, Any], Any], rows: int) -> float:
+        b = Builder("long", "float32")
+        return joint_seconds(b.build(Y=make(b, b.input("X", (rows, 32000)))), H200, doubted=True) or 0.0
+
+    def summed(b: Builder, x: Any) -> Any:
+        return b.op("sum", b.op("square", x), axis=(1,))
+
+    def twice(b: Builder, x: Any) -> Any:
+        return b.op("sum", b.op("square", x - b.op("mean", x, axis=(1,), keepdims=True)), axis=(1,))
+
+    assert seconds(twice, 2048) > 1.8 * seconds(summed, 2048)
+    few = seconds(lambda b, x: b.op("logsumexp", x, axis=(1,)), 64)
+    assert few > seconds(summed, 64) + 4e-6  # maxima, sums, and what puts the parts of either together
+
+
+def test_scans_of_few_columns_read_sectors() -> None:
+    def scanned(rows: int, columns: int) -> float:
+        b = Builder("scanned", "float32")
+        x = b.input("X", (2**24 // (rows * columns), rows, columns))
+        return joint_seconds(b.build(Y=b.op("exp", b.op("cumsum", x, dim=1))), H200) or 0.0
+
+    assert scanned(8192, 256) > 1.5 * scanned(512, 1024)
+
+
+def test_rows_become_others_within_a_block() -> None:
+    """A sum so far along rows that are short is read where it is made; of long ones it goes to memory."""
+
+    def most(columns: int) -> float:
+        b = Builder("so_far", "float32")
+        y = b.op("exp", b.op("cumsum", b.input("X", (2**24 // columns, columns)), dim=1))
+        return joint_seconds(b.build(A=b.op("max", y, axis=(1,)), B=b.op("sum", y, axis=(0,))), H200) or 0.0
+
+    assert most(256) < 0.75 * most(8192)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from cost_model.features import schedule_features
 from fuser.device import load_device
@@ -102,3 +103,12 @@ def test_a_loop_over_places_loads_what_is_multiplied_as_it_is() -> None:
     assert refused(True, ("persistent", 132))
     assert not refused(True)
     assert not refused(False, ("persistent", 132))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize(("columns", "several"), [(208, True), (400, True), (320, False), (256, False)])
+def test_products_of_float32_have_two_pieces_at_most(columns: int, several: bool, dtype: str) -> None:
+    b = Builder("wide", dtype)
+    block = one_kernel(b.build(Y=b.input("X", (512, 128)) @ b.input("W", (128, columns)))).blocks[0]
+    (schedule,) = Schedule.parse(f"k [k=16 m=32 n={columns}] warps=4 stages=4", (block,)).kernels
+    assert unwieldy(schedule_features(block, schedule)).tolist() == [several and dtype == "float32"]
