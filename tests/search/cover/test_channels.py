@@ -70,6 +70,14 @@ def test_single_pixels_at_odd_addresses_have_their_channels_last(dtype: str, sid
     assert (channels_last(program, {})[0] is program) == stays
 
 
+@pytest.mark.parametrize(("dtype", "channels", "stays"), [("float16", 24, True), ("float16", 16, False), ("float32", 24, False)])
+def test_groups_of_half_precision_with_more_channels_behind_stay(dtype: str, channels: int, stays: bool) -> None:
+    b = fuser.Builder("net", dtype)
+    x, w = b.input("x", (2, 16, 8, 8)), b.input("w", (channels, 4, 3, 3))
+    program = b.build(y=b.op("conv2d", x, w, groups=4))
+    assert (channels_last(program, {})[0] is program) == stays
+
+
 @pytest.mark.parametrize("shape", [(2, 3, 4, 64), (2, 12, 64), (2, 3, 2, 2, 8, 8), (2, 12, 4, 16)])
 def test_heads_of_such_an_image_are_a_view(shape: tuple[int, ...], rng: np.random.Generator) -> None:
     """Turned back in memory, keys and values of 32 images of 14 × 14 pixels took an H100 28 µs."""
