@@ -226,3 +226,24 @@ def test_convolutions_in_groups_are_on_one_stream() -> None:
 
     assert streams(1) == 2
     assert streams(2) == 1
+
+
+@pytest.mark.parametrize(("rows", "beside"), [(64, False), (4096, True)])
+def test_what_is_over_at_once_needs_no_stream(rows: int, beside: bool) -> None:
+    """Logarithms beside a product: of few rows they are done before another stream has begun."""
+    from fuser.ir.builder import Builder
+    from fuser.ir.candidate import Candidate
+    from fuser.ir.mugraph import KernelGraph
+    from fuser.ir.mugraph import LibraryKernel
+    from fuser.ir.schedule import Schedule
+    from fuser.runtime.plan import plan
+
+    b = Builder("both", "float32")
+    x, w, g = b.input("X", (rows, 256)), b.input("W", (256, 256)), b.input("G", (rows, 256))
+    program = b.build(Y=x @ w, Z=b.op("cumsum", g, dim=1))
+    kernels = tuple(
+        LibraryKernel(n.output, n.op, n.inputs, n.output, tuple(sorted(program.bound(n).items()))) for n in program.nodes
+    )
+    ends = tuple(program[n] for n in (*program.inputs, *program.outputs))
+    made = KernelGraph("both", program.inputs, kernels, program.outputs, ends).validate()
+    assert plan(Candidate(made, Schedule(()))).streams.count == 1 + beside
