@@ -60,6 +60,7 @@ def mutual_information(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 def fuzzy_centres(x: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Fuzzy c-means, three rounds: memberships by inverse squared distances, centres weighed by their squares."""
+    u = w = d = torch.zeros_like(x[:, :1])
     for _ in range(3):
         u = 1.0 / (d := (x.square().sum(1, keepdim=True) - 2 * x @ c.T + c.square().sum(1)).clamp(min=1e-2))
         u = u / u.sum(1, keepdim=True)
@@ -107,7 +108,8 @@ def regrets_matched(a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         r = torch.relu(r) + 1e-3
         return r / r.sum(1, keepdim=True)
 
-    r, s, x_all, y_all = torch.zeros_like(a[:, :, 0]), torch.zeros_like(a[:, 0]), 0.0, 0.0
+    r, s = torch.zeros_like(a[:, :, 0]), torch.zeros_like(a[:, 0])
+    x_all, y_all = r, s
     for t in range(1, 13):
         x, y = play(r), play(s)
         u, v = torch.bmm(a, y.unsqueeze(2)).squeeze(2), -torch.bmm(x.unsqueeze(1), a).squeeze(1)
