@@ -74,7 +74,8 @@ class Call:
     def ref(self, value: Any, dtype: str | None = None) -> Ref:
         """A tensor of the program, in ``dtype`` if given (torch promotes operands)."""
         if not isinstance(value, Ref):
-            one = value.reshape(-1)[:1] if is_uniform(value) else value
+            one = once(value)
+            one = one.reshape(1) if one.numel() == 1 and one is not value else one
             made = self.constant(one, f"{self.node.name}.constant")
             value = made if one is value else self.b.op("broadcast", made, shape=tuple(value.shape))
         if dtype and value.tensor.dtype != dtype:
@@ -194,14 +195,24 @@ def is_tensor(value: Any) -> bool:
     return isinstance(value, (Ref, torch.Tensor))
 
 
-def is_uniform(value: Any) -> bool:
-    """Whether all elements of a large constant are the same bits: zeros to add to, which need no memory."""
+def once(value: Any) -> Any:
+    """A large constant with one of what repeats along an axis, by its bits: zeros to add to need no memory, nor do places or masks
+    that are alike for all heads."""
     import torch
 
-    if value.numel() < LARGE or value.layout is not torch.strided or not value.is_contiguous():
-        return False
-    bits = value.detach().reshape(-1).view(torch.uint8).reshape(value.numel(), -1)
-    return bool((bits == bits[0]).all())
+    if value.numel() < LARGE or value.layout is not torch.strided:
+        return value
+    for axis, (extent, step) in enumerate(zip(value.shape, value.stride(), strict=True)):
+        first = value.narrow(axis, 0, 1)
+        if extent > 1 and (step == 0 or torch.equal(_bits(value), _bits(first.expand_as(value)))):
+            value = first
+    return value
+
+
+def _bits(value: Any) -> Any:
+    import torch
+
+    return value.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
 def number_of(value: Any) -> float | int | None:
