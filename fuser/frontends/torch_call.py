@@ -196,8 +196,8 @@ def is_tensor(value: Any) -> bool:
 
 
 def once(value: Any) -> Any:
-    """A large constant with one of what repeats along an axis, by its bits: zeros to add to need no memory, nor do places or masks
-    that are alike for all heads."""
+    """A large constant with one of what repeats along an axis, by its bits: zeros to add to need no memory, places and masks that
+    heads share are not read for each."""
     import torch
 
     if value.numel() < LARGE or value.layout is not torch.strided:

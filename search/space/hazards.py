@@ -111,11 +111,11 @@ def unwieldy(f: Features) -> NDArray[np.bool_]:
     it through shared memory, compiles for minutes and spills thousands of bytes. One element of the extra axes at a time is
     fine. A loaded operand that is summed over several axes at once (heads and what is in them, say) goes the same way in every
     trip: such kernels took three to five times their estimate on an H200. Those that cut both the sum and a side of a product
-    into powers of two (160 into 128 and 32, 96 into 64 and 32) have four small products in each trip, and took twice theirs. So
-    did those that cut the sum where groups of warps stand side by side along the columns: more warps than the rows have. Products
-    of float32 in three pieces (208 as 128, 64 and 16) took an H100 1.5 to 4.5 times theirs, in two what was predicted. Those whose
-    threads load more than their registers hold for products without tensor cores took ten times theirs. And those that add a
-    product to a tile of a weight in every trip, to multiply by the sum, 1.4 to 2 times."""
+    into powers of two (160 into 128 and 32, 96 into 64 and 32) have four small products in each trip, and took twice theirs.
+    So did those that cut the sum where groups of warps stand side by side along the columns: more warps than the rows have.
+    Products of float32 in three pieces (208 as 128, 64 and 16) took an H100 1.5 to 4.5 times theirs, in two what was
+    predicted. Those whose threads load more than their registers hold for products without tensor cores took ten times
+    theirs. And those that add a product to a tile of a weight in every trip, to multiply by the sum, 1.4 to 2 times."""
     return np.logical_or.reduce([mask for _, mask in slow(f)]) & ~by_groups(f)
 
 
