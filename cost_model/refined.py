@@ -78,8 +78,7 @@ THIN = 0.3
 descriptors: each is a request of its own. Of 241 pairs of schedules on an H200 those of 16 columns were priced 14 % too low
 without it, those of 64 and more 1 % too high. Products by warp groups do not show it."""
 VECTORS, EACH_VECTOR = 0.9, 0.8e-9
-"""Part of the memory's rate at which a library multiplies matrices by vectors, and seconds that each of a batch takes besides: of
-34 shapes in float32 and bfloat16 an H100 took 0.6 to 2 times what these say, where tiles say up to 800 times as long."""
+"""Part of memory's rate at which a library multiplies by vectors, and seconds for each of a batch; 34 took 0.6 to 2 × it."""
 SIDES, SPLITS, DEPTH = (64, 128, 256), (1, 2, 4), 64
 """Rows and columns, parts of the sum, and depth of the tiles of a library's matmul."""
 EXACT = 1.2
@@ -217,8 +216,7 @@ def times(w: Work, device: Device, c: Constants, chained: bool = False, walk: Co
     alternating = ALTERNATING * w.in_turn / (w.warps * resident) * np.minimum(on_sm, outside)
     whole = np.where(w.streams > 0, _join(ROOF, turns, roof) + alternating, _join(MEMORY, blocked, outside))
     body = clusters(w, device, waves) + (waits + whole) * spills * cuts
-    launch = np.full(len(w), device.launch_latency)
-    base = c.base - c.overlap * w.dependent
+    launch, base = np.full(len(w), device.launch_latency), c.base - c.overlap * w.dependent
     return {
         "seconds": launch + base + body,
         "launch": launch,
@@ -395,12 +393,11 @@ def _library_work(
 def matmul_seconds(
     p: Product, device: Device, constants: Constants | None = None, precision: str = "tf32", chained: bool = False
 ) -> float:
-    """Time of a library matmul: :func:`matmul_choice`; of matrices by vectors also what it takes to read them."""
+    """Time of a library matmul: :func:`matmul_choice`, or what it takes to read a matrix that is multiplied by a vector."""
     by_tiles = matmul_choice(p, device, constants, precision, chained).seconds
-    if min(p.m, p.n) > 1:
-        return by_tiles
     nbytes = p.batch * (p.m * p.k + p.k * p.n + p.m * p.n) * DTYPE_BYTES[p.dtype]
-    return min(by_tiles, memory_kernel_seconds(nbytes / VECTORS, device, constants) + EACH_VECTOR * p.batch)
+    read = memory_kernel_seconds(nbytes / VECTORS, device, constants) + EACH_VECTOR * p.batch
+    return min(by_tiles, read) if min(p.m, p.n) == 1 else by_tiles
 
 
 def memory_kernel_seconds(nbytes: float, device: Device, constants: Constants | None = None) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from math import inf
 
 from fuser.aten import operator
 from fuser.ir.composites import expand
@@ -16,6 +17,8 @@ LONG = 8192
 """Elements of a row from which on it adds parts of few rows by further kernels."""
 UNROLLED = 8
 """Elements of which torch's compiler writes a fold out."""
+ROW_NORMS, GIVEN = ("layer_norm", "rms_norm"), "batch_norm"
+"""Norms of the last axis, and that of which mean and variance are given: it folds nothing."""
 CONVERSION = "aten.to."
 """What elements are converted by; torch does not say that it treats each alone."""
 
@@ -42,16 +45,16 @@ def along_rows(program: TensorProgram, node: Node) -> bool:
 
 
 def at_the_end(program: TensorProgram, node: Node) -> bool:
-    """Whether an operator folds the last axes: what lies side by side."""
+    """Whether an operator folds the last axes, what lies side by side; one that names none (a loss) does."""
     axes, rank = _axes(program, node), len(program[node.inputs[0]].shape)
     return axes == list(range(rank - len(axes), rank))
 
 
 def _axes(program: TensorProgram, node: Node) -> list[int]:
-    """The axes that an operator folds; norms say none, and fold the last."""
+    """The axes that an operator folds, as far as it says so; norms of rows fold the last."""
     rank, axes = len(program[node.inputs[0]].shape), node.attr.get("axis", node.attr.get("dim"))
-    if axes is None:
-        return [rank - 1] * (node.entry.kind == "composite")
+    if axes is None or rank == 0:
+        return [rank - 1] * (node.op in ROW_NORMS and rank > 0)
     return sorted(a % rank for a in (axes if isinstance(axes, tuple) else (axes,)))
 
 
@@ -61,7 +64,7 @@ def is_fold(program: TensorProgram, node: Node) -> bool:
     if "kernel_size" not in node.attr and many < program[node.inputs[0]].elements < UNROLLED * many:
         return False
     if kind != "opaque":
-        return kind in ("reduce", "composite") or (kind == "library" and node.entry.flops > 0)
+        return (kind in ("reduce", "composite") and node.op != GIVEN) or (kind == "library" and node.entry.flops > 0)
     import torch
 
     callee = node.attr["callee"]
@@ -78,40 +81,44 @@ def kept_in_rows(program: TensorProgram, node: Node) -> bool:
             continue
         seen.add(name)
         for u in program.consumers[name]:
-            if is_fold(program, u):
-                if not along_rows(program, u):
-                    return False
-            elif program[u.output].shape == rows:
-                todo.append(u.output)
-            elif u.op != "slice" or program[u.output].shape[:-1] != rows[:-1]:
+            within = (u.entry.kind == "map" and u.entry.element is None) or u.op == "slice"
+            if not (along_rows(program, u) if is_fold(program, u) else within and program[u.output].shape[:-1] == rows[:-1]):
                 return False
+            if 2 * program[u.output].elements >= program[node.output].elements and not is_fold(program, u):
+                todo.append(u.output)
     return True
 
 
-def further_passes(program: TensorProgram, multiprocessors: int) -> tuple[int, int]:
+def further_passes(program: TensorProgram, multiprocessors: int) -> tuple[float, int]:
     """Bytes of long rows that are read again, by folds of what others have left of them and by what is done with each element
     then; and kernels that put parts of rows together, where there are fewer than two rows a multiprocessor: maxima and sums of
-    exponentials are two then, else one."""
-    folds = [n for n in program.nodes if is_fold(program, n) and _long(program, n)]
+    exponentials are two folds then, else one."""
+    folds = [n for n in program.nodes if is_long(program, n)]
     if not folds:
         return 0, 0
     outputs, whole = {n.output for n in folds}, max(program[n.inputs[0]].elements for n in folds)
-    few = min(whole // program[n.inputs[0]].shape[-1] for n in folds) < 2 * multiprocessors
-    behind, passes, kernels = dict.fromkeys(program.inputs, 0), dict[int, int](), set[int]()
+    few = min(program[n.inputs[0]].elements // program[n.inputs[0]].shape[-1] for n in folds) < 2 * multiprocessors
+    behind, read = dict.fromkeys(program.inputs, 0), {n: frozenset((n,)) for n in program.inputs}
+    passes, kernels = dict[int, float](), set[int]()
     for node in program.nodes:
         level = max((behind[i] for i in node.inputs), default=0)
+        large = (i for i in node.inputs if 2 * program[i].elements >= program[node.inputs[0]].elements)
+        some = node.op == "slice" and 2 * program[node.output].elements <= program[node.inputs[0]].elements
+        read[node.output] = frozenset((node.output,)) if some else frozenset[str]().union(*(read[i] for i in large))
+        # what two tensors are made of was written where more than these are behind it
+        asked = min(sum(program[n].nbytes for n in read[node.output]) or inf, 2 * program[node.inputs[0]].nbytes)
         if node.output in outputs:
             mine = range(level, level + (2 if few and node.entry.kind == "composite" and node.entry.degree == "exp" else 1))
-            passes |= {i: max(passes.get(i, 0), program[node.inputs[0]].nbytes) for i in mine}
+            passes |= {i: max(passes.get(i, 0), asked) for i in mine}
             kernels.update(mine)
             level = mine.stop
         behind[node.output] = level
         if program[node.output].elements >= whole and node.output in program.outputs:
-            passes[level] = max(passes.get(level, 0), program[node.output].nbytes)
+            passes[level] = max(passes.get(level, 0), asked)
     return sum(passes.values()) - max(passes.values()), (2 * len(kernels) - 1) * few
 
 
-def _long(program: TensorProgram, node: Node) -> bool:
+def is_long(program: TensorProgram, node: Node) -> bool:
     """Whether an operator folds rows that are long."""
     shape = program[node.inputs[0]].shape
-    return _axes(program, node) == [len(shape) - 1] and shape[-1] >= LONG
+    return is_fold(program, node) and _axes(program, node) == [len(shape) - 1] and shape[-1] >= LONG

@@ -18,6 +18,7 @@ from search.cover.folds import along_rows
 from search.cover.folds import at_the_end
 from search.cover.folds import further_passes
 from search.cover.folds import is_fold
+from search.cover.folds import is_long
 from search.cover.folds import kept_in_rows
 from search.cover.folds import row_by_row
 from search.cover.folds import total
@@ -75,15 +76,16 @@ def joint_seconds(program: TensorProgram, device: Device, doubted: bool = False)
         return None
     by_rows = row_by_row(program)
     inside = () if by_rows else [n for n in inner if n.output not in program.outputs and is_fold(program, n)]
-    folds = [n for n in inside if not kept_in_rows(program, n)]
+    folds = [n for n in inside if not kept_in_rows(program, n) and not is_long(program, n)]
     ends = sum(_read(program, n) for n in program.inputs) + sum(program[n].nbytes for n in program.outputs)
     near = NEAR if ends < device.l2_bytes / 2 else 1.0
     again = [near * program[n.inputs[0]].nbytes if doubted and _normalizes(program, n) else inf for n in folds]
     moved = [ends, *(min(2 * program[n.output].nbytes, more) for n, more in zip(folds, again, strict=True))]
     moved += [0.0] if by_rows and any(total(program, n) for n in inner) else []
     moved += [0.0 for n in inner if _side_by_side(n) for i in n.inputs if i not in program.inputs]  # each is a kernel
-    again_of_rows, more = further_passes(program, device.sm_count)
-    moved += [near * again_of_rows] * (again_of_rows > 0) + [0.0] * more
+    long_rows, kernels = further_passes(program, device.sm_count)
+    moved[0] += near * long_rows  # within the same kernels
+    moved += [0.0] * kernels
     moved += [SECTOR * program[n.output].elements for n in inner if _scans_across(program, n, device)]
     moved += [SECTOR * x for n in inner if is_fold(program, n) for x in _turned_beside(program, n)]
     written = _cut_apart(program)
@@ -132,12 +134,12 @@ def _each(program: TensorProgram, node: Node) -> float:
         return WINDOWED
     if node.op == "resize":
         return TAPS * LOOKED_UP
+    if node.op in SCANS:
+        return SCANNED
     if node.attr.get("callee", "").startswith(DIVISIONS) and program[node.output].dtype in WIDE:
         return DIVIDED
     looked_up = LOOKED_UP / (2.0 if len(node.inputs) > 1 and _shared(program, node, node.inputs[1]) > 1 else 1.0)
     places = looked_up if _looks_up(program, node) else JOINING * (node.op == "concat" and not _side_by_side(node))
-    if node.op in SCANS:
-        return SCANNED
     arithmetic = max(node.entry.flops + SPECIAL * node.entry.sfu, LONG_WRITTEN.get(node.op, 0))
     return places + (arithmetic if node.entry.kind == "map" else 0.0)
 

@@ -245,15 +245,21 @@ class _Finder:
             if more:
                 core.add(last)
                 continue
-            kept = {p for p in front if kinds is ROWS and p not in ready and self.folds(p)} - self.sums - set(self.steps)
+            # what others read of a row as well is left beside the result
+            kept = [
+                p for p in front if kinds is ROWS and p not in ready and self.of_rows(p) and not self.apart(frozenset(core | {p}))
+            ]
             if not kept:
                 return
-            core |= kept  # the few numbers of a row that others read as well are left beside the result
+            core.add(max(kept, key=self.order.__getitem__))
 
-    def folds(self, name: str) -> bool:
-        """Whether a result is a few numbers of each row."""
+    def of_rows(self, name: str) -> bool:
+        """Whether a result is a number of each row, and no step on the way to others."""
         node = self.made[name]
-        return node.entry.kind == "reduce" and self.program[name].elements < self.program[node.inputs[0]].elements
+        rank = len(self.program[node.inputs[0]].shape) if node.inputs else 0
+        axes = node.attr.get("axis") or ()
+        folded = node.entry.kind == "reduce" and [a % rank for a in axes] == [rank - 1]
+        return folded and name not in self.sums and name not in self.steps
 
     def follows(self, name: str, core: frozenset[str] | set[str]) -> bool:
         """Whether a result is better made by those that read it, all in the core: element by element, as many as there."""

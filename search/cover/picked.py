@@ -8,6 +8,7 @@ kernel of their own, the rest is computed of the elements that are picked.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from collections.abc import Mapping
 from functools import partial
 
 from fuser.ir.builder import Builder
@@ -27,29 +28,50 @@ FEWER, LARGE = 4, 1 << 20
 
 def picked(program: TensorProgram) -> TensorProgram:
     """The program with elements of softmaxes picked from their operands."""
-    found = {node.output: ends for node in program.nodes if (ends := list(_softmaxes(program, node)))}
+    left = {n.output: ends for n in program.nodes if _picks(program, n) and (ends := frozenset(_softmaxes(program, n)))}
+    few = _few_are_left(program) if left else {}
+    found = {name: mine for name, ends in left.items() if (mine := ends & few.keys())}
     if not found:
         return program
-    rules: dict[str, Rule] = {n.output: partial(_taken_apart, program, n) for ends in found.values() for n in ends}
+    rules: dict[str, Rule] = {n: partial(_taken_apart, program, program.producers[n]) for ends in found.values() for n in ends}
     apart = rebuild(program, rules)
     return rebuild(apart, {name: partial(_from_operands, apart, apart.producers[name]) for name in found})
 
 
-def _softmaxes(program: TensorProgram, node: Node) -> Iterator[Node]:
-    """Those of which a gather picks elements along their rows, through operators element by element, and of which nobody else
-    needs all."""
-    if not _picks(program, node):
-        return
+def _softmaxes(program: TensorProgram, node: Node) -> Iterator[str]:
+    """Those of which a gather picks elements along their rows, through operators element by element."""
     of = program[node.inputs[0]]
-    dim, todo = _along(program, node), [of.name]
+    dim, todo, seen = _along(program, node), [of.name], set[str]()
     while todo:
         made = program.producers.get(name := todo.pop())
-        if made is None or program[name].shape != of.shape:
+        if name in seen or made is None or program[name].shape != of.shape:
             continue
-        if made.op in ROWS and made.attr.get("axis", -1) % len(of.shape) == dim and _few_are_left(program, name, dim):
-            yield made
+        seen.add(name)
+        if made.op in ROWS and made.attr.get("axis", -1) % len(of.shape) == dim:
+            yield name
         elif _by_element(made):
             todo += made.inputs
+
+
+def _few_are_left(program: TensorProgram) -> Mapping[str, int]:
+    """Of which results a few elements of each row are all that is left, and along which axis the rows are: they are picked, or
+    rows are folded."""
+    found: dict[str, int] = {}
+    for node in reversed(program.nodes):
+        name, rank = node.output, len(program[node.output].shape)
+        axes = {_left_along(program, u, name, found) for u in program.consumers[name]}
+        if rank and name not in program.outputs and len(axes) == 1 and (axis := axes.pop()) is not None:
+            found[name] = axis
+    return found
+
+
+def _left_along(program: TensorProgram, user: Node, name: str, found: Mapping[str, int]) -> int | None:
+    """The axis along which a few elements of each row of a tensor are all that is left of it where one operator reads it."""
+    if user.inputs[0] == name and _picks(program, user):
+        return _along(program, user)
+    if user.entry.kind == "reduce" and len(user.attr.get("axis") or ()) == 1:
+        return user.attr["axis"][0] % len(program[name].shape)
+    return found.get(user.output) if _by_element(user) and program[user.output].shape == program[name].shape else None
 
 
 def _picks(program: TensorProgram, node: Node) -> bool:
@@ -65,34 +87,26 @@ def _along(program: TensorProgram, node: Node) -> int:
     return node.attr["dim"] % len(program[node.inputs[0]].shape)
 
 
-def _few_are_left(program: TensorProgram, name: str, dim: int) -> bool:
-    """Whether a few elements of each row are all that is left of a tensor: they are picked, or rows are folded."""
-    return name not in program.outputs and all(
-        (u.inputs[0] == name and _picks(program, u) and _along(program, u) == dim)
-        or (u.entry.kind == "reduce" and u.attr.get("axis") == (dim,))
-        or (_by_element(u) and program[u.output].shape == program[name].shape and _few_are_left(program, u.output, dim))
-        for u in program.consumers[name]
-    )
-
-
 def _by_element(node: Node) -> bool:
     entry = op_def(node.op)
     return entry.kind == "map" and entry.element is None
 
 
 def _taken_apart(program: TensorProgram, node: Node, b: Builder, refs: dict[str, Ref]) -> Ref:
-    """A softmax as the operators that it is made of, between which nothing is rounded to half precision."""
+    """A softmax as the operators that its logarithm is made of, between which nothing is rounded to half precision, and nothing
+    overflows: the parts may be in different kernels."""
     (x,), dtype = (refs[i] for i in node.inputs), program[node.output].dtype
-    expansion = op_def(node.op).expansion
+    expansion = op_def("log_softmax").expansion
     assert expansion is not None
     narrow = dtype in NARROW
     found = expansion(b, b.op("cast", x, dtype="float32") if narrow else x, axis=node.attr.get("axis", -1))
+    found = b.op("exp", found) if node.op == "softmax" else found
     return b.op("cast", found, dtype=dtype) if narrow else found
 
 
 def _from_operands(program: TensorProgram, node: Node, b: Builder, refs: dict[str, Ref]) -> Ref:
     """A gather of what operators element by element make, as these of what is gathered of their operands."""
-    of, dim = program[node.inputs[0]], node.attr["dim"] % len(program[node.inputs[0]].shape)
+    of, dim = program[node.inputs[0]], _along(program, node)
 
     def picks(name: str) -> bool:
         """Whether elements of an operand are picked, not spread."""

@@ -125,7 +125,8 @@ def _dots_apart(program: TensorProgram) -> TensorProgram:
     """The program with products of two vectors as torch's compiler takes them apart: elements are multiplied, then added, in one
     kernel with those that make them."""
     dots = (n for n in program.nodes if n.op == "matmul" and program[n.output].elements == 1)
-    rules = {n.output: partial(_dot, program, n) for n in dots if program[n.output].dtype == "float32"}
+    exact = (n for n in dots if {program[t].dtype for t in (*n.inputs, n.output)} == {"float32"})
+    rules = {n.output: partial(_dot, program, n) for n in exact}
     return rebuild(program, rules) if rules else program
 
 

@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cost_model.cuts import pieces
 from cost_model.dots import vector
 from cost_model.execution import described
 from cost_model.execution import flattened
@@ -135,7 +136,8 @@ def slow(f: Features) -> list[tuple[str, NDArray[np.bool_]]]:
             cut = _cut(f, s.stmt.reduce) & (_cut(f, sides) | _side_by_side(f, s.stmt))
             found += [("a product sums over several axes at once", several), ("a product is cut into four small ones", cut)]
             if "float32" in {f.block.by_value[v].dtype for v in s.stmt.args}:
-                found.append(("a product of float32 is cut into three small ones", _pieces(f, sides) > TWO))
+                several = f.product(pieces(f), sides) > TWO
+                found.append(("a product of float32 is cut into three small ones or more", several))
             for value in s.stmt.args:
                 operand = f.block.by_value[value]
                 if operand.kind == "compute":
@@ -227,15 +229,6 @@ def _made_of(block: BlockGraph, value: Stmt) -> list[tuple[str, Stmt]]:
     if value.contracts:
         return [("product", value)]
     return [x for a in value.args for x in _made_of(block, block.by_value[a])]
-
-
-def _pieces(f: Features, axes: Sequence[str]) -> NDArray[np.int64]:
-    """The products of powers of two that lowering makes of one."""
-    count = np.ones(len(f), np.int64)
-    for a in axes:
-        n = f.tile[a].astype(np.int64)
-        count *= np.where(n % MMA == 0, np.add.reduce([(n >> bit) & 1 for bit in range(n.max(initial=1).item().bit_length())]), 1)
-    return count
 
 
 def _cut(f: Features, axes: Sequence[str]) -> NDArray[np.bool_]:

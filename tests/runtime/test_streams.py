@@ -230,7 +230,7 @@ def test_convolutions_in_groups_are_on_one_stream() -> None:
 
 @pytest.mark.parametrize(("rows", "beside"), [(64, False), (4096, True)])
 def test_what_is_over_at_once_needs_no_stream(rows: int, beside: bool) -> None:
-    """Logarithms beside a product: of few rows they are done before another stream has begun."""
+    """Sums so far beside a product: of few rows they are done before another stream has begun."""
     from fuser.ir.builder import Builder
     from fuser.ir.candidate import Candidate
     from fuser.ir.mugraph import KernelGraph

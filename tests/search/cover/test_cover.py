@@ -262,3 +262,16 @@ def test_a_norm_may_join_a_long_product_whose_rows_others_read(depth: int, wante
     norm = b.op("layer_norm", rows, b.input("G", (64,)), b.input("B", (64,)), eps=1e-5)
     found = parts(b.build(Y=b.op("relu", rows), Z=b.op("gelu", norm)))
     assert any({rows.name, norm.name} == set(p.writes) for p in found) == wanted
+
+
+def test_a_maximum_that_others_read_leaves_beside_the_sum_of_its_row() -> None:
+    """Not so a sum of columns: no kernel of rows has it."""
+    b = Builder("rows", "float32")
+    x, few = b.input("X", (64, 512)), b.input("F", (64, 1))
+    top = b.op("max", x, axis=(1,), keepdims=True)
+    across = b.op("sum", b.op("square", x), axis=(0,), keepdims=True)
+    total = b.op("sum", b.op("exp", x - top) + across, axis=(1,), keepdims=True)
+    program = b.build(Y=b.op("log", total) + few, Z=top * few, W=b.op("exp", across))
+    kept = [p for p in parts(program) if len(p.writes) > 1 and {"max", "exp", "sum"} <= {n.op for n in p.program.nodes}]
+    assert any(program.producers[w].op == "max" for p in kept for w in p.writes)
+    assert all(across.name not in p.writes for p in kept)

@@ -91,3 +91,29 @@ def test_what_several_pick_and_others_fold_is_never_written() -> None:
         np.testing.assert_allclose(other, one, rtol=1e-9, atol=1e-12)
     needed = made(True)
     assert picked(needed) is needed
+
+
+def test_large_logits_do_not_overflow_between_kernels() -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    import fuser
+
+    class Picked(torch.nn.Module):
+        def forward(self, x: Any, places: Any) -> Any:
+            return torch.softmax(x, -1).gather(1, places)
+
+    x = 300 * torch.randn(512, 1024, generator=torch.Generator().manual_seed(0))
+    places = x.topk(2, -1)[1]
+    found = fuser.compile(Picked(), (x, places), device="cpu")
+    torch.testing.assert_close(found(x, places).double(), Picked()(x.double(), places), rtol=1e-5, atol=1e-7)
+
+
+def test_what_is_read_twice_at_each_step_is_looked_at_once() -> None:
+    """A chain of 24 steps, each of which reads the one in front twice, has 2 to the 24 paths."""
+
+    def made(b: Builder, x: Ref) -> Ref:
+        y = b.op("log_softmax", x, axis=1)
+        for _ in range(24):
+            y = y * b.op("tanh", y)
+        return y
+
+    assert not any("softmax" in n.op for n in picked(program(made)).nodes)
