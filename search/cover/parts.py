@@ -258,7 +258,8 @@ class _Finder:
         node = self.made[name]
         rank = len(self.program[node.inputs[0]].shape) if node.inputs else 0
         axes = node.attr.get("axis") or ()
-        folded = node.entry.kind == "reduce" and [a % rank for a in axes] == [rank - 1]
+        fewer = self.program[name].elements < self.program[node.inputs[0]].elements if node.inputs else False
+        folded = node.entry.kind in ("reduce", "composite") and fewer and [a % rank for a in axes] == [rank - 1]
         return folded and name not in self.sums and name not in self.steps
 
     def follows(self, name: str, core: frozenset[str] | set[str]) -> bool:

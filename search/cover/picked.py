@@ -29,8 +29,8 @@ FEWER, LARGE = 4, 1 << 20
 def picked(program: TensorProgram) -> TensorProgram:
     """The program with elements of softmaxes picked from their operands."""
     left = {n.output: ends for n in program.nodes if _picks(program, n) and (ends := frozenset(_softmaxes(program, n)))}
-    few = _few_are_left(program) if left else {}
-    found = {name: mine for name, ends in left.items() if (mine := ends & few.keys())}
+    few = _few_are_left(program) if left else frozenset[str]()
+    found = {name: mine for name, ends in left.items() if (mine := ends & few)}
     if not found:
         return program
     rules: dict[str, Rule] = {n: partial(_taken_apart, program, program.producers[n]) for ends in found.values() for n in ends}
@@ -53,24 +53,26 @@ def _softmaxes(program: TensorProgram, node: Node) -> Iterator[str]:
             todo += made.inputs
 
 
-def _few_are_left(program: TensorProgram) -> Mapping[str, int]:
-    """Of which results a few elements of each row are all that is left, and along which axis the rows are: they are picked, or
-    rows are folded."""
-    found: dict[str, int] = {}
+def _few_are_left(program: TensorProgram) -> frozenset[str]:
+    """Of which results a few elements of each row are all that is left: they are picked, or rows are folded; of half precision,
+    which would be converted in memory for several folds, they are picked alone."""
+    found: dict[str, tuple[int, bool]] = {}
     for node in reversed(program.nodes):
-        name, rank = node.output, len(program[node.output].shape)
-        axes = {_left_along(program, u, name, found) for u in program.consumers[name]}
-        if rank and name not in program.outputs and len(axes) == 1 and (axis := axes.pop()) is not None:
-            found[name] = axis
-    return found
+        name = node.output
+        ways = [_left(program, u, name, found) for u in program.consumers[name]]
+        axes, folded = {way[0] for way in ways if way}, any(way[1] for way in ways if way)
+        if all(ways) and len(axes) == 1 and name not in program.outputs and not (folded and program[name].dtype in NARROW):
+            found[name] = axes.pop(), folded
+    return frozenset(found)
 
 
-def _left_along(program: TensorProgram, user: Node, name: str, found: Mapping[str, int]) -> int | None:
-    """The axis along which a few elements of each row of a tensor are all that is left of it where one operator reads it."""
+def _left(program: TensorProgram, user: Node, name: str, found: Mapping[str, tuple[int, bool]]) -> tuple[int, bool] | None:
+    """The axis along which a few elements of each row of a tensor are all that is left of it where one operator reads it, and
+    whether they are folded."""
     if user.inputs[0] == name and _picks(program, user):
-        return _along(program, user)
+        return _along(program, user), False
     if user.entry.kind == "reduce" and len(user.attr.get("axis") or ()) == 1:
-        return user.attr["axis"][0] % len(program[name].shape)
+        return user.attr["axis"][0] % len(program[name].shape), True
     return found.get(user.output) if _by_element(user) and program[user.output].shape == program[name].shape else None
 
 

@@ -74,7 +74,7 @@ def test_what_several_pick_and_others_fold_is_never_written() -> None:
     """Elements of each row for two losses, and its entropy: no softmax is left; one that a result needs whole stays."""
 
     def made(whole: bool) -> TensorProgram:
-        b = Builder("losses")
+        b = Builder("losses", "float32")
         x, first, second = b.input("X", (ROWS, COLUMNS)), b.input("I", (ROWS, 1), "int64"), b.input("J", (ROWS, 3), "int64")
         y = b.op("log_softmax", x, axis=1)
         entropy = b.op("sum", b.op("exp", y) * y, axis=(1,))
