@@ -1,7 +1,7 @@
 """Tiles as powers of two: Triton's blocks have power-of-two extents, a schedule's tiles need not.
 
-A tile of 80 becomes the pieces 64 and 16, or one padded and masked piece of 128; an axis whose accumulator keeps a tile for each
-trip of its loop has the pieces of all of its trips.
+A tile of 80 becomes the pieces 64 and 16, or one padded, masked piece of 128; where nothing is multiplied, one of 240 is a piece
+of 256 whose last lanes are no element. An axis whose accumulator keeps a tile for each trip of its loop has the pieces of all.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from fuser.ir.schedule import KernelSchedule
 from fuser.ir.schedule import Schedule
 from fuser.ir.tiling import TilingExpr
 from fuser.lower.compile import compile_kernel
+from fuser.lower.pieces import split_tile
 from fuser.lower.reduced import few_parts
 from fuser.lower.reduced import of_parts
 from fuser.lower.triton_source import generate_graph
@@ -125,3 +126,23 @@ def test_the_compiler_reorders_no_columns(
     compile_kernel(source, 90)
     assert "tt.reduce" in compiled[0]
     assert "allow_reorder" not in compiled[0]
+
+
+@pytest.mark.parametrize(
+    ("tile", "least", "pieces"),
+    [
+        (32000, 1, [(32768, 32000)]),
+        (12000, 1, [(8192, 8192), (4096, 3808)]),
+        (240, 1, [(256, 240)]),
+        (208, 1, [(128, 128), (64, 64), (16, 16)]),
+        (768, 1, [(512, 512), (256, 256)]),
+        (240, 16, [(128, 128), (64, 64), (32, 32), (16, 16)]),
+        (9, 1, [(16, 9)]),
+    ],
+)
+def test_a_tile_that_is_nearly_a_power_of_two_is_one_piece(tile: int, least: int, pieces: list[tuple[int, int]]) -> None:
+    """But of what is multiplied: lanes of no element cost a product as much as others."""
+    found = split_tile(tile, least, pad=False)
+    assert [(p.size, p.limit) for p in found] == pieces
+    assert [p.offset for p in found] == [sum(n for n, _ in pieces[:i]) for i in range(len(pieces))]
+    assert sum(p.limit for p in found) == tile
