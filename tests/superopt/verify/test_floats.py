@@ -202,3 +202,26 @@ def test_a_maximum_of_more_than_a_row_is_refused(tail: str) -> None:
     assert kept_verdict(program, fuse(made((1,)))).accepted
     found = kept_verdict(program, fuse(made((0, 1))))
     assert isinstance(found, Rejected) and "no maximum of its own" in str(found)
+
+
+@pytest.mark.parametrize(("op", "correction"), [("std", 1), ("std", 0), ("var", 1)])
+def test_rows_over_their_deviation_are_one_kernel(op: str, correction: int) -> None:
+    """Of equal elements the program has rounding errors by themselves, which says nothing of a µGraph."""
+    b = Builder("standard", "float32")
+    x = b.input("X", (64, 240))
+    mean = b.op("mean", x, axis=(1,), keepdims=True)
+    program = b.build(Y=(x - mean) / b.op(op, x, axis=(1,), keepdims=True, correction=correction))
+    assert all(isinstance(verify(program, g), Accepted) for g in structures(program))
+
+
+def test_a_quotient_of_what_is_equal_is_refused_where_the_program_has_none() -> None:
+    """Logarithms of equal numbers: (x - y)² / (x - y) is x - y but there."""
+
+    def made(quotient: bool) -> TensorProgram:
+        b = Builder("difference", "float32")
+        d = b.op("log", b.input("X", (64, 240))) - b.op("log", b.input("Y", (64, 240)))
+        return b.build(Z=b.sum(b.op("square", d) / d if quotient else d, 1))
+
+    program = made(False)
+    assert isinstance(verify(program, fuse(program)), Accepted)
+    assert not isinstance(verify(program, fuse(made(True))), Accepted)
