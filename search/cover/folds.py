@@ -40,8 +40,12 @@ def total(program: TensorProgram, node: Node) -> bool:
 
 def along_rows(program: TensorProgram, node: Node) -> bool:
     """Whether an operator folds the last axis alone, and rows that a block can keep."""
-    shape = program[node.inputs[0]].shape
-    return _axes(program, node) == [len(shape) - 1] and shape[-1] <= ROW
+    return folds_last(program, node) and program[node.inputs[0]].shape[-1] <= ROW
+
+
+def folds_last(program: TensorProgram, node: Node) -> bool:
+    """Whether an operator folds the last axis alone."""
+    return _axes(program, node) == [len(program[node.inputs[0]].shape) - 1]
 
 
 def at_the_end(program: TensorProgram, node: Node) -> bool:
@@ -120,5 +124,4 @@ def further_passes(program: TensorProgram, multiprocessors: int) -> tuple[float,
 
 def is_long(program: TensorProgram, node: Node) -> bool:
     """Whether an operator folds rows that are long."""
-    shape = program[node.inputs[0]].shape
-    return is_fold(program, node) and _axes(program, node) == [len(shape) - 1] and shape[-1] >= LONG
+    return is_fold(program, node) and folds_last(program, node) and program[node.inputs[0]].shape[-1] >= LONG

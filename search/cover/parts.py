@@ -23,6 +23,7 @@ from fuser.ir.program import TensorProgram
 from fuser.ir.subprogram import canonical
 from fuser.ir.subprogram import subprogram
 from fuser.superopt.rewrite.splits import LONG
+from search.cover.folds import folds_last
 from search.cover.joint import LEFT
 from search.cover.joint import MOST
 from search.cover.joint import WHOLE_KERNEL
@@ -256,11 +257,9 @@ class _Finder:
     def of_rows(self, name: str) -> bool:
         """Whether a result is a number of each row, and no step on the way to others."""
         node = self.made[name]
-        rank = len(self.program[node.inputs[0]].shape) if node.inputs else 0
-        axes = node.attr.get("axis") or ()
-        fewer = self.program[name].elements < self.program[node.inputs[0]].elements if node.inputs else False
-        folded = node.entry.kind in ("reduce", "composite") and fewer and [a % rank for a in axes] == [rank - 1]
-        return folded and name not in self.sums and name not in self.steps
+        if node.entry.kind not in ("reduce", "composite") or name in self.sums or name in self.steps:
+            return False
+        return self.program[name].elements < self.program[node.inputs[0]].elements and folds_last(self.program, node)
 
     def follows(self, name: str, core: frozenset[str] | set[str]) -> bool:
         """Whether a result is better made by those that read it, all in the core: element by element, as many as there."""

@@ -136,8 +136,7 @@ def slow(f: Features) -> list[tuple[str, NDArray[np.bool_]]]:
             cut = _cut(f, s.stmt.reduce) & (_cut(f, sides) | _side_by_side(f, s.stmt))
             found += [("a product sums over several axes at once", several), ("a product is cut into four small ones", cut)]
             if "float32" in {f.block.by_value[v].dtype for v in s.stmt.args}:
-                several = f.product(pieces(f), sides) > TWO
-                found.append(("a product of float32 is cut into three small ones or more", several))
+                found.append(("a product of float32 is cut into three small ones or more", f.product(pieces(f), sides) > TWO))
             for value in s.stmt.args:
                 operand = f.block.by_value[value]
                 if operand.kind == "compute":
